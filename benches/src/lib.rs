@@ -1,0 +1,1 @@
+//! Micro-benchmarks and load programs, with one way to print a result.

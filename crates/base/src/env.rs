@@ -1,0 +1,86 @@
+//! The register of environment variables: every name we read, once, with its meaning.
+//!
+//! Only the doors (the binaries and the Python binding) call [`EnvVar::read`]; libraries are
+//! handed values. The table in `docs/reference/environment.md` is generated from [`ALL`].
+
+/// A variable we honour.
+#[derive(Debug, Clone, Copy)]
+pub struct EnvVar {
+    /// Its name.
+    pub name: &'static str,
+    /// Older spellings, read when the name itself is not set.
+    pub aliases: &'static [&'static str],
+    /// What holds when it is not set, as text.
+    pub default: &'static str,
+    /// What it does, in a sentence.
+    pub help: &'static str,
+}
+
+impl EnvVar {
+    /// Its value, if it is set and is UTF-8.
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "this is the one place that reads the environment"
+    )]
+    pub fn read(&self) -> Option<String> {
+        std::iter::once(&self.name).chain(self.aliases).find_map(|name| std::env::var(name).ok())
+    }
+
+    /// Whether it is set to anything that does not say no.
+    pub fn is_on(&self) -> bool {
+        self.read().is_some_and(|text| crate::options::read_bool(&text).unwrap_or(true))
+    }
+}
+
+/// Declares the variables and the list of them.
+macro_rules! variables {
+    ($($name:ident $(($($alias:literal),+))? = $default:literal, $help:literal;)*) => {
+        $(
+            #[doc = $help]
+            pub static $name: EnvVar = EnvVar {
+                name: stringify!($name),
+                aliases: &[$($($alias),+)?],
+                default: $default,
+                help: $help,
+            };
+        )*
+        /// Every variable, in the order of the reference page.
+        pub static ALL: &[&EnvVar] = &[$(&$name),*];
+    };
+}
+
+// A macro because each variable must be a name in Rust and a row of the table, once.
+variables! {
+    MC_LOG_LEVEL = "warn", "Level of our log: trace, debug, info, warn, error (or TRACE INFO WARNING ERROR, or 0 info, 1 warning, 2 error).";
+    MOONCAKE_LOG = "", "Level of our log, with per-module filters in the form of tracing's EnvFilter; wins over MC_LOG_LEVEL.";
+    MC_FORCE_TCP = "off", "Move bytes over TCP only, also within one process and one host.";
+    MC_TRANSFER_TIMEOUT = "30", "Seconds that a transfer may take before it fails (at least 5).";
+    MC_TCP_BIND_ADDRESS = "", "Address that the transfer engine binds and publishes instead of the one it finds.";
+    MC_MIN_RPC_PORT ("MC_MIN_PRC_PORT") = "15000", "First port that the transfer engine tries to listen on.";
+    MC_MAX_RPC_PORT ("MC_MAX_PRC_PORT") = "17000", "Last port that the transfer engine tries to listen on.";
+    MC_LEGACY_RPC_PORT_BINDING = "off", "Bind exactly the port given in the local host name.";
+    MC_METADATA_CLUSTER_ID = "", "Puts metadata keys under mooncake/<id>/ instead of mooncake/.";
+    MC_TCP_LANES_PER_PEER ("MC_TCP_MAX_CONNECTIONS_PER_PEER") = "4", "Connections that the transfer engine opens to one peer at the most (1 to 16).";
+    MC_HANDSHAKE_CONNECT_TIMEOUT = "5", "Seconds to wait for a peer's handshake socket.";
+    MC_STORE_CLIENT_MIN_PORT = "12300", "First port that a store client without a port in its name takes for its name.";
+    MC_STORE_CLIENT_MAX_PORT = "14300", "Last port that a store client without a port in its name takes for its name.";
+    MC_STORE_MEMCPY = "on", "Copy within the process when the data is this client's own.";
+    MC_STORE_USE_HUGEPAGE = "off", "Take segments from huge pages of hugetlbfs.";
+    MC_RPC_TIMEOUT_MS = "30000", "Milliseconds that the master may take to answer a call.";
+    MC_RPC_CONNECT_TIMEOUT_MS = "5000", "Milliseconds to wait for a connection to the master.";
+    MOONCAKE_STORE_CHECKSUM = "off", "Keep a checksum with every object and check it at every read.";
+    MOONCAKE_STATE_DIR = "", "Directory for the master's log and snapshots.";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_variable_is_documented_and_stands_once() {
+        for (i, var) in ALL.iter().enumerate() {
+            assert!(var.help.ends_with('.'), "{}", var.name);
+            assert!(ALL[i + 1..].iter().all(|other| other.name != var.name), "{}", var.name);
+        }
+    }
+}

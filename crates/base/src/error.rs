@@ -1,0 +1,340 @@
+//! One error type for every crate, and the one table that joins the established numeric codes,
+//! our coarse kinds and the Python exceptions.
+
+use std::{fmt, sync::Arc};
+
+/// What a call gives back.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What a caller should do about a failure. A kind exists only if a caller would act differently.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// The call itself is wrong: fix the arguments.
+    InvalidArgument,
+    /// The handle is not set up, or was closed, or belongs to another process: set it up.
+    Closed,
+    /// The named thing does not exist.
+    NotFound,
+    /// The named thing exists already.
+    AlreadyExists,
+    /// The object is still being written: wait.
+    NotReady,
+    /// A lease, a task or a reader holds the object: wait, or use force.
+    Busy,
+    /// There is no room, and nothing may be evicted: add memory, unpin, or retry later.
+    NoSpace,
+    /// The tenant's quota does not allow it: raise the quota or remove objects.
+    QuotaExceeded,
+    /// The master or a metadata server cannot be reached: check the address, retry.
+    Unavailable,
+    /// The deadline passed: retry, or allow more time.
+    Timeout,
+    /// The bytes could not be moved: the peer died or refused the address; retry elsewhere.
+    TransferFailed,
+    /// The bytes do not match their checksum, or a file is damaged: do not use them.
+    Corrupt,
+    /// The caller may not do this: check token and owner.
+    PermissionDenied,
+    /// This build or configuration cannot do it.
+    NotSupported,
+    /// A file or a device refused: look at the message.
+    Storage,
+    /// A bug here. Report it.
+    Internal,
+}
+
+/// A number of the established API with its name. Code inside works with the names.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ErrorCode(i32);
+
+/// One row of the table of codes.
+#[derive(Debug, Clone, Copy)]
+pub struct CodeRow {
+    /// The code itself.
+    pub code: ErrorCode,
+    /// Its established name.
+    pub name: &'static str,
+    /// What to do about it.
+    pub kind: ErrorKind,
+    /// One sentence: what usually brings it about and what helps.
+    pub remedy: &'static str,
+}
+
+macro_rules! codes {
+    ($($name:ident = $number:literal, $kind:ident, $remedy:literal;)*) => {
+        impl ErrorCode {
+            $(#[doc = $remedy] pub const $name: Self = Self($number);)*
+        }
+        /// Every code, in the order of the reference page. The only place where numbers stand.
+        pub const CODES: &[CodeRow] = &[
+            $(CodeRow {
+                code: ErrorCode::$name,
+                name: stringify!($name),
+                kind: ErrorKind::$kind,
+                remedy: $remedy,
+            },)*
+        ];
+    };
+}
+
+// A macro because a row must become both a named constant and a line of data, once.
+codes! {
+    INTERNAL_ERROR = -1, Internal, "An unexpected failure inside; the message says where. Please report it.";
+    BUFFER_OVERFLOW = -10, InvalidArgument, "The destination is smaller than the data; give a larger buffer.";
+    SHARD_INDEX_OUT_OF_RANGE = -100, Internal, "A metadata shard does not exist. Please report it.";
+    SEGMENT_NOT_FOUND = -101, NotFound, "No segment of that name or id is mounted; check the name.";
+    SEGMENT_ALREADY_EXISTS = -102, AlreadyExists, "A segment with that id is mounted already; use it or unmount it first.";
+    CLIENT_NOT_FOUND = -103, NotFound, "The master does not know this client; it registers again by itself, then retry.";
+    NO_AVAILABLE_HANDLE = -200, NoSpace, "No segment has room and nothing may be evicted; add memory, wait for leases, or unpin.";
+    INVALID_VERSION = -300, NotSupported, "The two sides speak different protocol versions; upgrade the older one.";
+    INVALID_KEY = -400, InvalidArgument, "The key is not acceptable; keys are 1 byte to 64 KiB long.";
+    WRITE_FAIL = -500, TransferFailed, "Writing failed; retry.";
+    INVALID_PARAMS = -600, InvalidArgument, "An argument is wrong; the message names it.";
+    ILLEGAL_CLIENT = -601, PermissionDenied, "Only the client that began this may finish it.";
+    INVALID_WRITE = -700, InvalidArgument, "The write is outside of the object.";
+    INVALID_READ = -701, InvalidArgument, "The read is outside of the object.";
+    INVALID_REPLICA = -702, NotReady, "No replica is in a state that allows this; retry.";
+    REPLICA_IS_NOT_READY = -703, NotReady, "The object is still being written; wait for its writer.";
+    OBJECT_NOT_FOUND = -704, NotFound, "No object has that key; it was never put, or was removed, evicted or lost.";
+    OBJECT_ALREADY_EXISTS = -705, AlreadyExists, "An object has that key; use upsert to replace it.";
+    OBJECT_HAS_LEASE = -706, Busy, "Somebody read or probed the object a moment ago; wait for the lease to end or use force.";
+    LEASE_EXPIRED = -707, Timeout, "The read took longer than its lease and its bytes were thrown away; retry.";
+    OBJECT_HAS_REPLICATION_TASK = -708, Busy, "A copy or move of this object is running; wait for it.";
+    OBJECT_NO_REPLICATION_TASK = -709, NotFound, "No copy or move of this object is running.";
+    REPLICA_NOT_FOUND = -710, NotFound, "The object has no replica on that segment.";
+    REPLICA_ALREADY_EXISTS = -711, AlreadyExists, "The object has a replica on that segment already.";
+    REPLICA_IS_GONE = -712, NotFound, "The replica vanished meanwhile; retry.";
+    REPLICA_NOT_IN_LOCAL_MEMORY = -713, NotFound, "The replica is not in this client's memory.";
+    OBJECT_REPLICA_BUSY = -714, Busy, "Replicas of the object are in use; retry.";
+    TRANSFER_FAIL = -800, TransferFailed, "The bytes could not be moved; the process that holds them may be gone.";
+    CHECKSUM_MISMATCH = -801, Corrupt, "The bytes do not match their checksum; remove the object and put it again.";
+    RPC_FAIL = -900, Unavailable, "The master could not be reached; check that it runs at the address in the message.";
+    RPC_TIMEOUT = -901, Timeout, "The master did not answer in time; it may be overloaded or stopped.";
+    ETCD_OPERATION_ERROR = -1000, Unavailable, "etcd refused or could not be reached; check its address.";
+    ETCD_KEY_NOT_EXIST = -1001, NotFound, "etcd has no such key.";
+    ETCD_TRANSACTION_FAIL = -1002, Busy, "Somebody else changed the key in etcd; retry.";
+    ETCD_CTX_CANCELLED = -1003, Timeout, "The etcd call was cancelled.";
+    OPLOG_ENTRY_NOT_FOUND = -1004, NotFound, "The log has no such entry.";
+    K8S_LEASE_OPERATION_ERROR = -1005, Unavailable, "The Kubernetes lease could not be changed.";
+    K8S_LEASE_NOT_FOUND = -1006, NotFound, "The Kubernetes lease does not exist.";
+    INCOMPLETE_OPLOG_CATCH_UP = -1007, Unavailable, "The standby could not prove that it has the whole log.";
+    UNAVAILABLE_IN_CURRENT_STATUS = -1010, Unavailable, "Not possible in the present state; ask the leader, or wait.";
+    UNAVAILABLE_IN_CURRENT_MODE = -1011, NotSupported, "The master runs without the feature this needs.";
+    NOT_SUPPORTED = -1012, NotSupported, "This build or configuration cannot do that.";
+    FILE_NOT_FOUND = -1100, Storage, "The file does not exist.";
+    FILE_OPEN_FAIL = -1101, Storage, "The file could not be opened.";
+    FILE_READ_FAIL = -1102, Storage, "The file could not be read.";
+    FILE_WRITE_FAIL = -1103, Storage, "The file could not be written.";
+    FILE_INVALID_BUFFER = -1104, Storage, "The buffer for the file is not valid.";
+    FILE_LOCK_FAIL = -1105, Storage, "Somebody else has locked the file.";
+    FILE_INVALID_HANDLE = -1106, Storage, "The file handle is not valid.";
+    BUCKET_NOT_FOUND = -1200, Storage, "The bucket does not exist.";
+    BUCKET_ALREADY_EXISTS = -1201, Storage, "The bucket exists already.";
+    KEYS_EXCEED_BUCKET_LIMIT = -1202, Storage, "The bucket holds its limit of keys.";
+    KEYS_ULTRA_LIMIT = -1203, Storage, "The storage holds its limit of keys.";
+    UNABLE_OFFLOAD = -1300, NotSupported, "The master runs without offload; start it with --enable_offload.";
+    UNABLE_OFFLOADING = -1301, Busy, "Offload cannot run now; retry.";
+    TASK_NOT_FOUND = -1400, NotFound, "No task has that id, or it was forgotten.";
+    TASK_PENDING_LIMIT_EXCEEDED = -1401, Busy, "Too many tasks wait; retry later.";
+    JOB_NOT_FOUND = -1402, NotFound, "No drain job has that id.";
+    SERIALIZE_UNSUPPORTED = -1500, NotSupported, "The snapshot cannot hold this.";
+    SERIALIZE_FAIL = -1501, Storage, "The snapshot could not be encoded.";
+    DESERIALIZE_FAIL = -1502, Corrupt, "The snapshot could not be decoded.";
+    PERSISTENT_FAIL = -1503, Storage, "The snapshot could not be stored.";
+    DFS_NETWORK_TIMEOUT = -1600, Timeout, "The distributed file system did not answer.";
+    DFS_SERVICE_UNAVAILABLE = -1601, Unavailable, "No distributed file system is configured.";
+    DFS_QUOTA_EXCEEDED = -1602, QuotaExceeded, "The distributed file system's quota is used up.";
+    DFS_PERMISSION_DENIED = -1603, PermissionDenied, "The distributed file system denies access.";
+    DFS_STALE_HANDLE = -1604, Storage, "The file handle is stale; retry.";
+    DFS_PARTIAL_WRITE = -1605, Storage, "Only a part was written.";
+    TENANT_QUOTA_EXCEEDED = -1700, QuotaExceeded, "The tenant's quota is used up and nothing of its own may be evicted.";
+    TENANT_NOT_REGISTERED = -1701, PermissionDenied, "The tenant has no policy; add one.";
+    TENANT_NOT_EMPTY = -1702, Busy, "The tenant still owns objects; remove them first.";
+}
+
+impl ErrorCode {
+    /// The code of that number, if the table has it.
+    pub fn from_number(number: i32) -> Option<Self> {
+        CODES.iter().find(|row| row.code.0 == number).map(|row| row.code)
+    }
+
+    /// The bare number, for adapters and wires.
+    pub const fn number(self) -> i32 {
+        self.0
+    }
+
+    /// This code's row of the table.
+    pub fn row(self) -> &'static CodeRow {
+        CODES.iter().find(|row| row.code == self).expect("a code is made only from the table")
+    }
+
+    /// What to do about it.
+    pub fn kind(self) -> ErrorKind {
+        self.row().kind
+    }
+
+    /// The established name.
+    pub fn name(self) -> &'static str {
+        self.row().name
+    }
+}
+
+impl fmt::Debug for ErrorCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl fmt::Display for ErrorCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name(), self.0)
+    }
+}
+
+/// A failure: a code (and through it a kind), a sentence, the things involved, and its cause.
+///
+/// Messages are lower case without a full stop; values go into the context as `key=value`.
+/// Cloning is cheap, so that one failed connection can answer every entry of a batch.
+#[derive(Clone)]
+pub struct Error(Arc<Parts>);
+
+#[derive(Clone)]
+struct Parts {
+    kind: ErrorKind,
+    code: ErrorCode,
+    message: String,
+    context: Vec<(&'static str, String)>,
+    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
+}
+
+impl Error {
+    /// A failure with its code and sentence.
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self::with_kind(code.kind(), code, message.into())
+    }
+
+    /// An argument is wrong.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(ErrorCode::INVALID_PARAMS, message)
+    }
+
+    /// The handle is not set up or was closed.
+    ///
+    /// It carries the established code of a bad argument, which is what callers test for.
+    pub fn closed(message: impl Into<String>) -> Self {
+        Self::with_kind(ErrorKind::Closed, ErrorCode::INVALID_PARAMS, message.into())
+    }
+
+    /// Something that should not happen.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(ErrorCode::INTERNAL_ERROR, message)
+    }
+
+    /// Adds a name and a value to the context.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: impl fmt::Display) -> Self {
+        Arc::make_mut(&mut self.0).context.push((name, value.to_string()));
+        self
+    }
+
+    /// Keeps the cause.
+    #[must_use]
+    pub fn caused_by(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Arc::make_mut(&mut self.0).source = Some(Arc::new(source));
+        self
+    }
+
+    /// The established code.
+    pub fn code(&self) -> ErrorCode {
+        self.0.code
+    }
+
+    /// What to do about it.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The sentence, without context or cause.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// The things involved.
+    pub fn context(&self) -> &[(&'static str, String)] {
+        &self.0.context
+    }
+
+    /// What usually helps.
+    pub fn remedy(&self) -> &'static str {
+        match self.kind() {
+            ErrorKind::Closed => {
+                "The handle is not set up, was closed, or was made before a fork; set it up here."
+            }
+            _ => self.0.code.row().remedy,
+        }
+    }
+
+    fn with_kind(kind: ErrorKind, code: ErrorCode, message: String) -> Self {
+        Self(Arc::new(Parts { kind, code, message, context: Vec::new(), source: None }))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.message)?;
+        for (name, value) in &self.0.context {
+            write!(f, " {name}={value}")?;
+        }
+        let mut cause = std::error::Error::source(self);
+        while let Some(inner) = cause {
+            write!(f, ": {inner}")?;
+            cause = inner.source();
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {self}", self.0.code.name())
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_deref().map(|source| source as &(dyn std::error::Error + 'static))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_stands_once_and_finds_its_row() {
+        for (i, row) in CODES.iter().enumerate() {
+            assert_eq!(ErrorCode::from_number(row.code.number()), Some(row.code));
+            assert!(row.code.number() < 0, "{}", row.name);
+            assert!(CODES[i + 1..].iter().all(|other| other.code != row.code), "{}", row.name);
+            assert!(row.remedy.ends_with('.'), "{}", row.name);
+        }
+        assert_eq!(ErrorCode::from_number(-12345), None);
+    }
+
+    #[test]
+    fn an_error_says_what_and_names_the_things_involved() {
+        let error = Error::new(ErrorCode::OBJECT_NOT_FOUND, "object not found")
+            .with("key", "a")
+            .caused_by(std::io::Error::other("gone"));
+        assert_eq!(error.to_string(), "object not found key=a: gone");
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_closed_handle_keeps_the_established_number_but_has_its_own_kind() {
+        let error = Error::closed("the store is not set up");
+        assert_eq!(error.code(), ErrorCode::INVALID_PARAMS);
+        assert_eq!(error.kind(), ErrorKind::Closed);
+        assert_eq!(Error::invalid("x").kind(), ErrorKind::InvalidArgument);
+    }
+}

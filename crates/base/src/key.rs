@@ -1,0 +1,125 @@
+//! Keys of objects. The tenant is part of the key's type, not of its text.
+
+use std::{borrow::Borrow, fmt, sync::Arc};
+
+use crate::{Error, ErrorCode, Result};
+
+/// The longest key there may be, in bytes.
+pub const KEY_BYTES_MAX: usize = 64 * 1024;
+
+/// Whose namespace a key lives in.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TenantId(Arc<str>);
+
+impl TenantId {
+    /// The name of the tenant that everybody is unless they say otherwise.
+    pub const DEFAULT: &'static str = "default";
+
+    /// The tenant of that name; an empty name is the default tenant.
+    pub fn new(name: &str) -> Self {
+        Self(Arc::from(if name.is_empty() { Self::DEFAULT } else { name }))
+    }
+
+    /// Its name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Default for TenantId {
+    fn default() -> Self {
+        Self::new(Self::DEFAULT)
+    }
+}
+
+impl fmt::Display for TenantId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for TenantId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+/// The name of an object within its tenant: 1 byte to [`KEY_BYTES_MAX`] of anything.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ObjectKey(Box<[u8]>);
+
+impl ObjectKey {
+    /// Checks the length and takes the bytes.
+    ///
+    /// # Errors
+    /// An empty key or one that is too long.
+    pub fn new(bytes: impl Into<Box<[u8]>>) -> Result<Self> {
+        let bytes = bytes.into();
+        match bytes.len() {
+            0 => Err(Error::invalid("the key is empty")),
+            1..=KEY_BYTES_MAX => Ok(Self(bytes)),
+            length => Err(Error::new(ErrorCode::INVALID_KEY, "the key is too long")
+                .with("key_bytes", length)
+                .with("limit", KEY_BYTES_MAX)),
+        }
+    }
+
+    /// Its bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Borrow<[u8]> for ObjectKey {
+    fn borrow(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Printed(&self.0).fmt(f)
+    }
+}
+
+impl fmt::Debug for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// Key bytes as people may read them: quoted, escaped, and cut when long.
+#[derive(Debug, Clone, Copy)]
+pub struct Printed<'a>(pub &'a [u8]);
+
+impl fmt::Display for Printed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 128;
+        let shown = &self.0[..self.0.len().min(SHOWN)];
+        write!(f, "\"{}\"", shown.escape_ascii())?;
+        if shown.len() < self.0.len() {
+            write!(f, "… ({} bytes)", self.0.len())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_bytes_of_a_sane_length_are_a_key() {
+        assert!(ObjectKey::new(*b"a\0\xff").is_ok());
+        assert!(ObjectKey::new(vec![7; KEY_BYTES_MAX]).is_ok());
+        assert!(ObjectKey::new(vec![7; KEY_BYTES_MAX + 1]).is_err());
+        let empty = ObjectKey::new([]).unwrap_err();
+        assert_eq!(empty.code(), ErrorCode::INVALID_PARAMS);
+    }
+
+    #[test]
+    fn a_printed_key_is_short_and_has_no_control_characters() {
+        assert_eq!(Printed(b"a\nb").to_string(), "\"a\\nb\"");
+        assert!(Printed(&[b'x'; 1000]).to_string().len() < 200);
+    }
+}

@@ -1,0 +1,24 @@
+//! The words every other crate speaks: ids, keys, sizes, endpoints, errors, the clock, and the
+//! declarations of options and environment variables.
+//!
+//! No I/O beyond reading the clock and the random source, no async, nothing of ours below it.
+//! In reading order: [`error`] (one error type and the table of codes), [`id`], [`key`],
+//! [`size`], [`endpoint`], [`clock`], [`options`] (flags, files and environment from one
+//! declaration), [`env`](mod@env) (the register of environment variables).
+#![warn(missing_docs)]
+
+pub mod clock;
+pub mod endpoint;
+pub mod env;
+pub mod error;
+pub mod id;
+pub mod key;
+pub mod options;
+pub mod size;
+
+pub use clock::{Clock, Moment, SystemClock};
+pub use endpoint::Endpoint;
+pub use error::{Error, ErrorCode, ErrorKind, Result};
+pub use id::{ClientId, EngineId, Incarnation, ReplicaId, SegmentId, Version};
+pub use key::{ObjectKey, TenantId};
+pub use size::ByteSize;

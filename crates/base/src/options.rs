@@ -1,0 +1,367 @@
+//! Options declared once: flags, configuration files, environment names and the reference pages
+//! all come from one table of [`OptionSpec`] per component.
+//!
+//! The settings themselves are a plain struct with a `Default`; a spec says how one field of it is
+//! named, read and shown. Precedence: flag, environment, file, default.
+
+use std::{fmt::Write as _, time::Duration};
+
+use crate::{ByteSize, Error, Result, env::EnvVar};
+
+/// One option of a component whose settings are `S`.
+#[derive(Debug, Clone, Copy)]
+pub struct OptionSpec<S: 'static> {
+    /// Its flag and its key in a file.
+    pub name: &'static str,
+    /// Older or other spellings, read but not advertised first.
+    pub aliases: &'static [&'static str],
+    /// The environment variable that sets it, if any.
+    pub env: Option<&'static EnvVar>,
+    /// Whether it may stand without a value (`--name`, `--noname`).
+    pub is_switch: bool,
+    /// What it does, in a sentence.
+    pub help: &'static str,
+    /// Reads a text into the settings.
+    pub set: fn(&mut S, &str) -> Result<()>,
+    /// The present value, as `set` would read it.
+    pub show: fn(&S) -> String,
+}
+
+/// What a command line asks for.
+#[derive(Debug, PartialEq, Eq)]
+pub enum CommandLine {
+    /// To run with these options set, in order, and these words left over.
+    Run {
+        /// Name of the option as declared, and its text.
+        assignments: Vec<(&'static str, String)>,
+        /// Words that are not options.
+        words: Vec<String>,
+    },
+    /// `--help`, `-h`, `--helpfull`.
+    Help,
+    /// `--version`.
+    Version,
+}
+
+/// Reads a command line in every established spelling: one or two dashes, `=` or a space, `-` or
+/// `_` in names, `--switch` and `--noswitch`.
+///
+/// # Errors
+/// An unknown flag (with the nearest known one) or a missing value.
+pub fn read_command_line<S>(
+    specs: &'static [OptionSpec<S>],
+    arguments: impl IntoIterator<Item = String>,
+) -> Result<CommandLine> {
+    let mut assignments = Vec::new();
+    let mut words = Vec::new();
+    let mut arguments = arguments.into_iter();
+    while let Some(argument) = arguments.next() {
+        if argument == "--" {
+            words.extend(arguments.by_ref());
+            break;
+        }
+        let Some(flag) = argument.strip_prefix("--").or_else(|| argument.strip_prefix('-')) else {
+            words.push(argument);
+            continue;
+        };
+        if flag.is_empty() {
+            words.push(argument);
+            continue;
+        }
+        let (name, value) = match flag.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (flag, None),
+        };
+        match name {
+            "help" | "h" | "helpfull" | "helpshort" => return Ok(CommandLine::Help),
+            "version" => return Ok(CommandLine::Version),
+            _ => {}
+        }
+        if let Some(spec) = find(specs, name) {
+            let value = match value {
+                Some(value) => value,
+                None if spec.is_switch => "true".to_owned(),
+                None => arguments.next().ok_or_else(|| {
+                    Error::invalid("the flag needs a value")
+                        .with("flag", format_args!("--{}", spec.name))
+                })?,
+            };
+            assignments.push((spec.name, value));
+        } else if let Some(spec) = name
+            .strip_prefix("no")
+            .and_then(|name| find(specs, name))
+            .filter(|spec| spec.is_switch && value.is_none())
+        {
+            assignments.push((spec.name, "false".to_owned()));
+        } else {
+            return Err(unknown(specs, "unknown command line flag", name));
+        }
+    }
+    Ok(CommandLine::Run { assignments, words })
+}
+
+/// Lays flags over the environment over a file over the defaults.
+///
+/// # Errors
+/// An unknown key in the file, or a text that is no value of its option; the message names the
+/// option and where the text came from.
+pub fn resolve<S: Default>(
+    specs: &'static [OptionSpec<S>],
+    file: &[(String, String)],
+    environment: impl Fn(&EnvVar) -> Option<String>,
+    flags: &[(&'static str, String)],
+) -> Result<S> {
+    let mut settings = S::default();
+    for (key, text) in file {
+        let spec = find(specs, key)
+            .ok_or_else(|| unknown(specs, "unknown key in the configuration file", key))?;
+        assign(spec, &mut settings, text, "file")?;
+    }
+    for spec in specs {
+        if let Some(text) = spec.env.and_then(&environment) {
+            assign(spec, &mut settings, &text, "environment")?;
+        }
+    }
+    for (name, text) in flags {
+        let spec = find(specs, name).expect("the command line was read against the same table");
+        assign(spec, &mut settings, text, "flag")?;
+    }
+    Ok(settings)
+}
+
+/// The help text: every option with its default and its sentence.
+pub fn help<S: Default>(specs: &'static [OptionSpec<S>], program: &str, purpose: &str) -> String {
+    let defaults = S::default();
+    let mut text =
+        format!("{program}: {purpose}\n\nUsage: {program} [--option=value …]\n\nOptions:\n");
+    for spec in specs {
+        let default = (spec.show)(&defaults);
+        let default = if default.is_empty() { "\"\"" } else { &default };
+        let _ = writeln!(text, "  --{}  (default: {default})\n      {}", spec.name, spec.help);
+        if !spec.aliases.is_empty() {
+            let _ = writeln!(text, "      Also: --{}", spec.aliases.join(", --"));
+        }
+        if let Some(var) = spec.env {
+            let _ = writeln!(text, "      Environment: {}", var.name);
+        }
+    }
+    text.push_str("  --help\n      Prints this text.\n  --version\n      Prints the version.\n");
+    text
+}
+
+/// Reads a boolean as the established programs do.
+///
+/// # Errors
+/// A text that is none.
+pub fn read_bool(text: &str) -> Result<bool> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "1" | "true" | "t" | "yes" | "y" | "on" | "enable" => Ok(true),
+        "0" | "false" | "f" | "no" | "n" | "off" | "disable" => Ok(false),
+        _ => Err(Error::invalid("not a boolean; write true or false").with("text", text)),
+    }
+}
+
+/// Reads a number of any type that `FromStr` knows.
+///
+/// # Errors
+/// A text that is none, or does not fit.
+pub fn read_number<N: std::str::FromStr>(text: &str) -> Result<N> {
+    text.trim()
+        .parse()
+        .map_err(|_| Error::invalid("not a number in the range of this option").with("text", text))
+}
+
+/// Reads a size.
+///
+/// # Errors
+/// A text that is none.
+pub fn read_size(text: &str) -> Result<ByteSize> {
+    text.parse()
+}
+
+/// Reads a duration: bare milliseconds, or with `ms`, `s`, `m` or `h`.
+///
+/// # Errors
+/// A text that is none.
+pub fn read_millis(text: &str) -> Result<Duration> {
+    read_duration(text, Duration::from_millis(1))
+}
+
+/// Reads a duration: bare seconds, or with `ms`, `s`, `m` or `h`.
+///
+/// # Errors
+/// A text that is none.
+pub fn read_seconds(text: &str) -> Result<Duration> {
+    read_duration(text, Duration::from_secs(1))
+}
+
+fn read_duration(text: &str, bare: Duration) -> Result<Duration> {
+    let bad =
+        || Error::invalid("not a duration; write a number with ms, s, m or h").with("text", text);
+    let trimmed = text.trim();
+    let digits = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());
+    let (number, suffix) = trimmed.split_at(digits);
+    let number: u32 = number.parse().map_err(|_| bad())?;
+    let unit = match suffix.trim() {
+        "" => bare,
+        "ms" => Duration::from_millis(1),
+        "s" => Duration::from_secs(1),
+        "m" => Duration::from_secs(60),
+        "h" => Duration::from_secs(3600),
+        _ => return Err(bad()),
+    };
+    unit.checked_mul(number).ok_or_else(bad)
+}
+
+fn assign<S>(spec: &OptionSpec<S>, settings: &mut S, text: &str, from: &str) -> Result<()> {
+    (spec.set)(settings, text).map_err(|error| error.with("option", spec.name).with("from", from))
+}
+
+fn find<S>(specs: &'static [OptionSpec<S>], name: &str) -> Option<&'static OptionSpec<S>> {
+    let name = name.replace('-', "_");
+    specs.iter().find(|spec| spec.name == name || spec.aliases.contains(&name.as_str()))
+}
+
+fn unknown<S>(specs: &'static [OptionSpec<S>], what: &str, name: &str) -> Error {
+    let error = Error::invalid(format!("{what} '{name}'"));
+    match nearest(name, specs.iter().map(|spec| spec.name)) {
+        Some(near) => error.with("did_you_mean", near),
+        None => error,
+    }
+}
+
+/// The candidate that is fewest edits away, if it is near enough to be what was meant.
+pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    candidates
+        .into_iter()
+        .map(|candidate| (edits(name, candidate), candidate))
+        .min()
+        .filter(|(distance, candidate)| *distance <= candidate.len().div_ceil(3))
+        .map(|(_, candidate)| candidate)
+}
+
+/// Insertions, deletions and replacements between two words.
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, PartialEq)]
+    struct Settings {
+        port: u16,
+        quiet: bool,
+        ttl: Duration,
+    }
+
+    impl Default for Settings {
+        fn default() -> Self {
+            Self { port: 1, quiet: false, ttl: Duration::from_secs(10) }
+        }
+    }
+
+    static PORT: EnvVar = EnvVar { name: "TEST_PORT", aliases: &[], default: "", help: "" };
+
+    const SPECS: &[OptionSpec<Settings>] = &[
+        OptionSpec {
+            name: "rpc_port",
+            aliases: &["port"],
+            env: Some(&PORT),
+            is_switch: false,
+            help: "Where to listen.",
+            set: |s, text| read_number(text).map(|port| s.port = port),
+            show: |s| s.port.to_string(),
+        },
+        OptionSpec {
+            name: "quiet",
+            aliases: &[],
+            env: None,
+            is_switch: true,
+            help: "Say less.",
+            set: |s, text| read_bool(text).map(|quiet| s.quiet = quiet),
+            show: |s| s.quiet.to_string(),
+        },
+        OptionSpec {
+            name: "ttl",
+            aliases: &[],
+            env: None,
+            is_switch: false,
+            help: "How long.",
+            set: |s, text| read_millis(text).map(|ttl| s.ttl = ttl),
+            show: |s| s.ttl.as_millis().to_string(),
+        },
+    ];
+
+    fn read(line: &str) -> Result<CommandLine> {
+        read_command_line(SPECS, line.split_whitespace().map(str::to_owned))
+    }
+
+    fn settings(line: &str) -> Result<Settings> {
+        let CommandLine::Run { assignments, words } = read(line)? else { panic!("{line}") };
+        assert!(words.is_empty(), "{words:?}");
+        resolve(SPECS, &[], |_| None, &assignments)
+    }
+
+    #[test]
+    fn every_spelling_of_a_flag_is_read() {
+        for line in ["-rpc_port 7", "--rpc_port 7", "-rpc_port=7", "--rpc-port=7", "--port=7"] {
+            assert_eq!(settings(line).unwrap().port, 7, "{line}");
+        }
+        for (line, quiet) in [
+            ("--quiet", true),
+            ("-quiet", true),
+            ("--quiet=1", true),
+            ("--quiet=off", false),
+            ("--quiet --noquiet", false),
+            ("--noquiet --quiet=true", true),
+        ] {
+            assert_eq!(settings(line).unwrap().quiet, quiet, "{line}");
+        }
+        assert_eq!(settings("--ttl=30m").unwrap().ttl, Duration::from_secs(1800));
+        assert_eq!(settings("--ttl 250").unwrap().ttl, Duration::from_millis(250));
+    }
+
+    #[test]
+    fn a_wrong_flag_is_named_and_the_nearest_one_is_offered() {
+        let error = settings("--rpc_prt=7").unwrap_err().to_string();
+        assert!(error.contains("rpc_prt") && error.contains("rpc_port"), "{error}");
+        let error = settings("--rpc_port").unwrap_err().to_string();
+        assert!(error.contains("needs a value"), "{error}");
+        let error = settings("--rpc_port=70000").unwrap_err().to_string();
+        assert!(error.contains("70000") && error.contains("rpc_port"), "{error}");
+        assert!(read("--noport").is_err(), "a flag with a value has no negative form");
+    }
+
+    #[test]
+    fn help_and_version_win_over_all_else() {
+        assert_eq!(read("--rpc_port 7 --help").unwrap(), CommandLine::Help);
+        assert_eq!(read("-version").unwrap(), CommandLine::Version);
+        assert!(help(SPECS, "x", "does y").contains("--quiet"));
+    }
+
+    #[test]
+    fn flags_win_over_environment_over_file_over_default() {
+        let file =
+            [("rpc_port".to_owned(), "2".to_owned()), ("quiet".to_owned(), "true".to_owned())];
+        let flags = [("rpc_port", "4".to_owned())];
+        let environment = |_: &EnvVar| Some("3".to_owned());
+        assert_eq!(resolve(SPECS, &file, |_| None, &[]).unwrap().port, 2);
+        assert_eq!(resolve(SPECS, &file, environment, &[]).unwrap().port, 3);
+        let all = resolve(SPECS, &file, environment, &flags).unwrap();
+        assert_eq!((all.port, all.quiet), (4, true));
+        let unknown = [("prot".to_owned(), "2".to_owned())];
+        assert!(resolve(SPECS, &unknown, |_| None, &[]).is_err());
+    }
+}

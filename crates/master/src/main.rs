@@ -1,0 +1,3 @@
+//! The standalone binary: parse, run, report.
+
+fn main() {}

@@ -1,0 +1,156 @@
+//! The lean door's greeting and frames: a codec without I/O, driven by a blocking client and by
+//! the master's runtime.
+//!
+//! A connection begins with the client's greeting; the server answers with its own, which names
+//! the Unix socket that serves the same master on the same host. After that each side sends
+//! frames: a length of four bytes, little-endian, and that many bytes of a protobuf message, a
+//! [`Request`](crate::v1::Request) one way and a [`Response`](crate::v1::Response) the other, in
+//! the order of the requests.
+
+use bytes::{Buf, BufMut, BytesMut};
+use mooncake_base::{Error, ErrorCode, Result};
+use prost::Message;
+
+/// The first bytes of a lean connection. No HTTP method and no HTTP/2 preface begins so.
+pub const MAGIC: [u8; 8] = *b"MOONLEAN";
+
+/// The version of the frames. Messages grow by protobuf's rules and need no new one.
+pub const VERSION: u32 = 1;
+
+/// The largest frame either side accepts. Clients split batches to stay below it.
+pub const FRAME_BYTES_MAX: usize = 16 << 20;
+
+/// The largest greeting of a server.
+pub const GREETING_BYTES_MAX: usize = 1024;
+
+const LENGTH_BYTES: usize = 4;
+
+/// What a client sends first: [`MAGIC`], then [`VERSION`] in four bytes, little-endian.
+pub fn client_greeting() -> [u8; 12] {
+    let mut greeting = [0; 12];
+    greeting[..8].copy_from_slice(&MAGIC);
+    greeting[8..].copy_from_slice(&VERSION.to_le_bytes());
+    greeting
+}
+
+/// Checks a client's greeting.
+///
+/// # Errors
+/// Something else than a lean client, or one of another version.
+pub fn check_client_greeting(greeting: &[u8; 12]) -> Result<()> {
+    if greeting[..8] != MAGIC {
+        return Err(Error::new(ErrorCode::RPC_FAIL, "the peer does not speak the lean protocol"));
+    }
+    let version = u32::from_le_bytes([greeting[8], greeting[9], greeting[10], greeting[11]]);
+    if version == VERSION {
+        Ok(())
+    } else {
+        Err(Error::new(ErrorCode::INVALID_VERSION, "the client speaks another lean version")
+            .with("client_version", version)
+            .with("our_version", VERSION))
+    }
+}
+
+/// What a server answers, as a frame: who it is and where its Unix socket is.
+#[derive(Clone, PartialEq, Message)]
+pub struct ServerGreeting {
+    /// The server's [`VERSION`].
+    #[prost(uint32, tag = "1")]
+    pub version: u32,
+    /// The master's id: 16 random bytes, new at every start.
+    #[prost(bytes = "vec", tag = "2")]
+    pub master: Vec<u8>,
+    /// Name of the abstract Unix socket of the same master; empty if it has none.
+    #[prost(string, tag = "3")]
+    pub unix_socket: String,
+}
+
+/// Appends one message as a frame.
+///
+/// # Errors
+/// A message that is larger than [`FRAME_BYTES_MAX`]; nothing is appended.
+pub fn encode(message: &impl Message, into: &mut BytesMut) -> Result<()> {
+    let length = message.encoded_len();
+    if length > FRAME_BYTES_MAX {
+        return Err(Error::invalid("the message is larger than a frame may be")
+            .with("message_bytes", length)
+            .with("limit", FRAME_BYTES_MAX));
+    }
+    into.reserve(LENGTH_BYTES + length);
+    into.put_u32_le(u32::try_from(length).expect("the limit of a frame fits"));
+    message.encode_raw(into);
+    Ok(())
+}
+
+/// Takes one frame off the front, if all of it is there.
+///
+/// # Errors
+/// A length above `limit`, or bytes that are no such message; the connection is of no more use.
+pub fn decode<M: Message + Default>(from: &mut BytesMut, limit: usize) -> Result<Option<M>> {
+    let Some(length) = from.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
+    let length = u32::from_le_bytes(*length) as usize;
+    if length > limit {
+        return Err(Error::new(ErrorCode::RPC_FAIL, "the peer announces a frame above the limit")
+            .with("frame_bytes", length)
+            .with("limit", limit));
+    }
+    if from.len() < LENGTH_BYTES + length {
+        from.reserve(LENGTH_BYTES + length - from.len());
+        return Ok(None);
+    }
+    from.advance(LENGTH_BYTES);
+    let frame = from.split_to(length).freeze();
+    M::decode(frame).map(Some).map_err(|source| {
+        Error::new(ErrorCode::RPC_FAIL, "the peer sent a frame that is no message")
+            .caused_by(source)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::v1::{ProbeRequest, Request, request::Call};
+
+    fn request() -> Request {
+        let probe = ProbeRequest { caller: None, keys: vec![b"k".as_slice().into()], lease: true };
+        Request { call: Some(Call::Probe(probe)) }
+    }
+
+    #[test]
+    fn a_frame_comes_whole_or_not_at_all() {
+        let mut wire = BytesMut::new();
+        encode(&request(), &mut wire).unwrap();
+        for cut in 0..wire.len() {
+            let mut part = BytesMut::from(&wire[..cut]);
+            assert_eq!(decode::<Request>(&mut part, FRAME_BYTES_MAX).unwrap(), None);
+        }
+        wire.extend_from_slice(b"next");
+        assert_eq!(decode(&mut wire, FRAME_BYTES_MAX).unwrap(), Some(request()));
+        assert_eq!(&wire[..], b"next");
+    }
+
+    #[test]
+    fn a_frame_above_the_limit_is_refused_before_it_is_read() {
+        let mut wire = BytesMut::from(&u32::MAX.to_le_bytes()[..]);
+        assert!(decode::<Request>(&mut wire, FRAME_BYTES_MAX).is_err());
+    }
+
+    #[test]
+    fn only_our_greeting_is_a_greeting() {
+        assert!(check_client_greeting(&client_greeting()).is_ok());
+        assert!(check_client_greeting(b"GET / HTTP/1").is_err());
+        let mut newer = client_greeting();
+        newer[8] = 9;
+        assert_eq!(check_client_greeting(&newer).unwrap_err().code(), ErrorCode::INVALID_VERSION);
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes: Vec<u8>) {
+            let mut wire = BytesMut::from(&bytes[..]);
+            while let Ok(Some(_)) = decode::<Request>(&mut wire, 1 << 16) {}
+        }
+    }
+}

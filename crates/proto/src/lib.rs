@@ -1,0 +1,32 @@
+//! The messages between clients and the master (protobuf package `mooncake.v1`), and the lean
+//! frames that carry them.
+//!
+//! [`v1`] is generated from `proto/mooncake/v1/master.proto` by `make generate` and committed, so
+//! that no build needs `protoc`. [`lean`] is the codec of the lean door, without I/O. [`convert`]
+//! turns wire types into the checked types of `mooncake-base` and back.
+#![warn(missing_docs)]
+
+pub mod convert;
+pub mod lean;
+
+/// The generated messages, and with the feature `grpc` the service.
+pub mod v1 {
+    #![allow(
+        missing_docs,
+        unreachable_pub,
+        unused_qualifications,
+        elided_lifetimes_in_paths,
+        clippy::all,
+        clippy::pedantic,
+        clippy::restriction,
+        reason = "generated: the words stand in the .proto file"
+    )]
+
+    include!("generated/mooncake.v1.rs");
+
+    #[cfg(feature = "grpc")]
+    include!("generated/mooncake.v1.service.rs");
+}
+
+/// The compiled descriptors, for gRPC reflection.
+pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.bin");

@@ -1,0 +1,1 @@
+//! The extension module `mooncake._native`.

@@ -1,0 +1,97 @@
+//! The unit of work: so many bytes between a local range and a range of a peer.
+
+use mooncake_base::Result;
+
+/// Which way the bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Opcode {
+    /// From the peer into local memory.
+    Read,
+    /// From local memory to the peer.
+    Write,
+}
+
+/// How far a local address can be relied on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trust {
+    /// We hold what keeps it mapped: a buffer view, our own mapping, a registered region.
+    Held,
+    /// A bare number from a caller: touched only in ways that answer with an error when it is bad.
+    Foreign,
+}
+
+/// Local memory of one piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LocalRange {
+    address: usize,
+    length: usize,
+    trust: Trust,
+}
+
+// A range is an address and a promise made where it was created; it may go to another thread.
+impl LocalRange {
+    /// A range that stays mapped until the transfer that it is part of has returned.
+    ///
+    /// # Safety
+    /// `address..address + length` is mapped, readable (and writable, for [`Opcode::Read`]), and
+    /// stays so until the transfer has returned. Nobody holds a Rust reference to bytes that the
+    /// transfer writes.
+    pub unsafe fn held(address: *mut u8, length: usize) -> Self {
+        Self { address: address as usize, length, trust: Trust::Held }
+    }
+
+    /// A range somebody named by a number. If it is not mapped the piece fails, nothing crashes.
+    ///
+    /// # Safety
+    /// Nobody holds a Rust reference to bytes that the transfer writes.
+    pub const unsafe fn foreign(address: usize, length: usize) -> Self {
+        Self { address, length, trust: Trust::Foreign }
+    }
+
+    /// Where it begins.
+    pub const fn address(&self) -> usize {
+        self.address
+    }
+
+    /// How long it is.
+    pub const fn length(&self) -> usize {
+        self.length
+    }
+
+    /// How far it can be relied on.
+    pub const fn trust(&self) -> Trust {
+        self.trust
+    }
+}
+
+/// Memory of a peer, by its address in the peer's process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RemoteRange {
+    /// First byte.
+    pub address: u64,
+    /// How many.
+    pub length: u64,
+}
+
+/// One piece of a batch, and in the end what became of it.
+#[derive(Debug)]
+pub struct Piece {
+    /// Our side. Its length is the piece's length.
+    pub local: LocalRange,
+    /// The address on the peer's side.
+    pub remote: u64,
+    /// `None` until the piece is done.
+    pub outcome: Option<Result<()>>,
+}
+
+impl Piece {
+    /// A piece that is still to be done.
+    pub const fn new(local: LocalRange, remote: u64) -> Self {
+        Self { local, remote, outcome: None }
+    }
+
+    /// The peer's side.
+    pub const fn remote_range(&self) -> RemoteRange {
+        RemoteRange { address: self.remote, length: self.local.length as u64 }
+    }
+}

@@ -1,0 +1,262 @@
+//! Memory that peers may reach: the table of registered ranges, and pins on them.
+//!
+//! Every address that comes from outside is turned into a [`Pin`] once, on the owner's side, and
+//! travels as that pin. A region that is being unregistered takes no new pins, and unregistering
+//! returns when the last pin is gone or the deadline has passed.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use mooncake_base::{Error, ErrorCode, Result};
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use crate::piece::RemoteRange;
+
+/// What a region is made of, which decides who can reach it how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backing {
+    /// Memory of the user: anything that was mapped when it was registered.
+    User,
+    /// Our own shared memory: the descriptor `file` (kept open by whoever registered the region)
+    /// holds the region's bytes from `offset` on.
+    Shared {
+        /// A file descriptor of this process.
+        file: i32,
+        /// Where in the file the region begins; a multiple of the page size.
+        offset: u64,
+    },
+}
+
+/// A registered range.
+#[derive(Debug)]
+pub struct Region {
+    /// First byte, as an address of this process.
+    pub base: u64,
+    /// Length in bytes; at least 1.
+    pub length: u64,
+    /// `cpu:0`, `cuda:1`, `*`: where the memory is, as the caller said.
+    pub location: String,
+    /// What it is made of.
+    pub backing: Backing,
+    uses: Uses,
+}
+
+#[derive(Debug, Default)]
+struct Uses {
+    state: Mutex<UseState>,
+    idle: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct UseState {
+    pins: usize,
+    is_withdrawn: bool,
+}
+
+/// Proof that an address range lies in a region that stays registered while this lives.
+#[derive(Debug)]
+pub struct Pin {
+    region: Arc<Region>,
+    range: RemoteRange,
+}
+
+/// All registered ranges of one engine.
+#[derive(Debug, Default)]
+pub struct Regions {
+    by_base: RwLock<BTreeMap<u64, Arc<Region>>>,
+}
+
+impl Regions {
+    /// Registers a range without touching it.
+    ///
+    /// # Errors
+    /// An empty range, one that wraps around, or one that overlaps another
+    /// ([`ErrorCode::SEGMENT_ALREADY_EXISTS`]).
+    pub fn register(
+        &self,
+        base: u64,
+        length: u64,
+        location: &str,
+        backing: Backing,
+    ) -> Result<Arc<Region>> {
+        let named =
+            |error: Error| error.with("address", format_args!("{base:#x}")).with("length", length);
+        if length == 0 {
+            return Err(named(Error::invalid("the range is empty")));
+        }
+        let Some(end) = base.checked_add(length) else {
+            return Err(named(Error::invalid("the range wraps around")));
+        };
+        let mut by_base = self.by_base.write();
+        let before = by_base.range(..end).next_back();
+        if before.is_some_and(|(_, other)| other.base + other.length > base) {
+            let text = "the range overlaps one that is registered";
+            return Err(named(Error::new(ErrorCode::SEGMENT_ALREADY_EXISTS, text)));
+        }
+        let region = Arc::new(Region {
+            base,
+            length,
+            location: location.to_owned(),
+            backing,
+            uses: Uses::default(),
+        });
+        by_base.insert(base, Arc::clone(&region));
+        Ok(region)
+    }
+
+    /// Takes a region out, by its first address, and waits until nobody uses it any more.
+    ///
+    /// After the deadline the region is out of the table all the same; the error says that
+    /// somebody still used it.
+    ///
+    /// # Errors
+    /// No region begins there, or it was still in use at the deadline.
+    pub fn unregister(&self, base: u64, patience: Duration) -> Result<Arc<Region>> {
+        let region = self.by_base.write().remove(&base).ok_or_else(|| {
+            Error::new(ErrorCode::SEGMENT_NOT_FOUND, "no registered range begins there")
+                .with("address", format_args!("{base:#x}"))
+        })?;
+        let deadline = Instant::now() + patience;
+        let mut state = region.uses.state.lock();
+        state.is_withdrawn = true;
+        while state.pins > 0 {
+            if region.uses.idle.wait_until(&mut state, deadline).timed_out() && state.pins > 0 {
+                return Err(Error::new(
+                    ErrorCode::OBJECT_REPLICA_BUSY,
+                    "the range is still in use",
+                )
+                .with("address", format_args!("{base:#x}"))
+                .with("users", state.pins));
+            }
+        }
+        drop(state);
+        Ok(region)
+    }
+
+    /// Checks that the whole range lies in one region, and keeps that region registered.
+    ///
+    /// # Errors
+    /// The range is in no region, or not wholly.
+    pub fn pin(&self, range: RemoteRange) -> Result<Pin> {
+        self.find(range).and_then(|region| region.pin(range)).ok_or_else(|| {
+            Error::new(
+                ErrorCode::TRANSFER_FAIL,
+                "the address is not in a registered range of its owner",
+            )
+            .with("address", format_args!("{:#x}", range.address))
+            .with("length", range.length)
+        })
+    }
+
+    /// The region that wholly holds the range.
+    pub fn find(&self, range: RemoteRange) -> Option<Arc<Region>> {
+        let by_base = self.by_base.read();
+        let (_, region) = by_base.range(..=range.address).next_back()?;
+        region.holds(range).then(|| Arc::clone(region))
+    }
+
+    /// Every region, by address.
+    pub fn all(&self) -> Vec<Arc<Region>> {
+        self.by_base.read().values().cloned().collect()
+    }
+}
+
+impl Region {
+    /// Whether the whole range lies in it.
+    pub fn holds(&self, range: RemoteRange) -> bool {
+        let Some(offset) = range.address.checked_sub(self.base) else { return false };
+        range.length <= self.length && offset <= self.length - range.length
+    }
+
+    fn pin(self: Arc<Self>, range: RemoteRange) -> Option<Pin> {
+        let mut state = self.uses.state.lock();
+        if state.is_withdrawn {
+            return None;
+        }
+        state.pins += 1;
+        drop(state);
+        Some(Pin { region: self, range })
+    }
+}
+
+impl Pin {
+    /// The pinned range, as an address of this process.
+    pub fn address(&self) -> *mut u8 {
+        self.range.address as *mut u8
+    }
+
+    /// How many bytes of it are pinned.
+    pub fn length(&self) -> usize {
+        self.range.length as usize
+    }
+
+    /// The region it lies in.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        let mut state = self.region.uses.state.lock();
+        state.pins -= 1;
+        if state.pins == 0 && state.is_withdrawn {
+            self.region.uses.idle.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(address: u64, length: u64) -> RemoteRange {
+        RemoteRange { address, length }
+    }
+
+    #[test]
+    fn ranges_that_overlap_are_refused_and_neighbours_are_not() {
+        let regions = Regions::default();
+        regions.register(100, 50, "*", Backing::User).unwrap();
+        for (base, length) in [(100, 50), (149, 1), (99, 2), (0, 1000), (120, 5)] {
+            assert!(regions.register(base, length, "*", Backing::User).is_err(), "{base}+{length}");
+        }
+        regions.register(150, 1, "*", Backing::User).unwrap();
+        regions.register(99, 1, "*", Backing::User).unwrap();
+        assert!(regions.register(7, 0, "*", Backing::User).is_err());
+        assert!(regions.register(u64::MAX, 2, "*", Backing::User).is_err());
+    }
+
+    #[test]
+    fn a_pin_needs_the_whole_range_in_one_region() {
+        let regions = Regions::default();
+        regions.register(100, 50, "*", Backing::User).unwrap();
+        regions.register(150, 50, "*", Backing::User).unwrap();
+        assert!(regions.pin(range(100, 50)).is_ok());
+        assert!(regions.pin(range(149, 1)).is_ok());
+        for (address, length) in [(99, 1), (140, 20), (200, 1), (100, 51), (100, u64::MAX)] {
+            assert!(regions.pin(range(address, length)).is_err(), "{address}+{length}");
+        }
+    }
+
+    #[test]
+    fn unregistering_waits_for_the_pins_and_takes_no_new_ones() {
+        let regions = Arc::new(Regions::default());
+        regions.register(100, 50, "*", Backing::User).unwrap();
+        let pin = regions.pin(range(100, 1)).unwrap();
+        let late = regions.unregister(100, Duration::from_millis(1)).unwrap_err();
+        assert!(late.to_string().contains("in use"), "{late}");
+        assert!(regions.pin(range(100, 1)).is_err());
+        drop(pin);
+        regions.register(100, 50, "*", Backing::User).unwrap();
+        let pin = regions.pin(range(120, 1)).unwrap();
+        let other = Arc::clone(&regions);
+        let waiter = std::thread::spawn(move || other.unregister(100, Duration::from_secs(60)));
+        while regions.pin(range(100, 1)).is_ok() {}
+        drop(pin);
+        assert!(waiter.join().unwrap().is_ok());
+    }
+}

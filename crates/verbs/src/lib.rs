@@ -1,0 +1,1 @@
+//! Owning, safe types over ibverbs.

@@ -1,0 +1,1 @@
+//! Real processes on loopback: what the tests of this crate share.
