@@ -1,1 +1,13 @@
-//! The store client.
+//! Puts and gets objects: placement from the master, payload straight between processes.
+//!
+//! In reading order: [`object`] (what callers name and get back), [`config`].
+#![warn(missing_docs)]
+
+pub mod config;
+pub mod object;
+
+pub use config::{ClientConfig, LinkConfig};
+pub use object::{
+    Located, MasterStatus, ObjectPage, ObjectStatus, ObjectSummary, Place, PutItem, PutOptions,
+    PutOutcome, Read, SegmentInfo, SegmentUse, Selector, SoftPin, Span,
+};
