@@ -1,17 +1,24 @@
 //! Moves bytes between registered memory of processes: within one process, between processes of
 //! one host, and over TCP.
 //!
-//! In reading order: [`piece`] (what is moved), [`region`] (memory that others may reach),
-//! [`descriptor`] (what a segment says of itself), [`transport`] (the seam behind which the ways
-//! to move bytes sit).
+//! In reading order: [`config`] and [`process`] (what an engine is told, and what a fork does to
+//! it), [`piece`] (what is moved), [`region`] (memory that others may reach), [`memory`] (memory of
+//! our own that peers can map), [`descriptor`] (what a segment says of itself), [`transport`] (the
+//! seam behind which the ways to move bytes sit).
 #![warn(missing_docs)]
 
+pub mod config;
+pub(crate) mod copy;
 pub mod descriptor;
+pub mod memory;
 pub mod piece;
+pub mod process;
 pub mod region;
 pub mod transport;
 
+pub use config::EngineConfig;
 pub use descriptor::SegmentDescriptor;
+pub use memory::SharedMemory;
 pub use piece::{LocalRange, Opcode, Piece, RemoteRange};
 pub use region::{Region, Regions};
 pub use transport::{Capability, Path, Transport, TransportKind};

@@ -48,6 +48,12 @@ impl LocalRange {
         Self { address, length, trust: Trust::Foreign }
     }
 
+    /// So many bytes of it, `from` bytes after its beginning.
+    pub(crate) const fn part(&self, from: usize, length: usize) -> Self {
+        debug_assert!(from <= self.length && length <= self.length - from);
+        Self { address: self.address.wrapping_add(from), length, trust: self.trust }
+    }
+
     /// Where it begins.
     pub const fn address(&self) -> usize {
         self.address

@@ -1,0 +1,88 @@
+//! What an engine is told when it starts.
+
+use std::{ops::RangeInclusive, time::Duration};
+
+use mooncake_base::{Endpoint, Error, Result};
+
+/// The metadata address that means: ask the peer itself.
+pub const P2P: &str = "P2PHANDSHAKE";
+
+/// Settings of an engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// Name or address of this host as peers reach it, with an optional port. With a metadata
+    /// server it is also the name of the segment. Default: empty, which means the address that
+    /// this host uses towards others.
+    pub name: String,
+    /// `P2PHANDSHAKE`, or the URL of a metadata server (`http://host:port/metadata`).
+    pub metadata: String,
+    /// Put before `rpc_meta/` and `ram/` in the keys of a metadata server. Default: `mooncake/`.
+    pub metadata_prefix: String,
+    /// Moves bytes over TCP only, also within one process and one host.
+    pub is_tcp_forced: bool,
+    /// Address to bind and to publish instead of the one that was found.
+    pub bind_address: Option<String>,
+    /// Where the listeners look for a free port; when none is free the system chooses.
+    pub ports: RangeInclusive<u16>,
+    /// Binds exactly the port in `name`, or fails.
+    pub is_port_fixed: bool,
+    /// Connections to one peer, at the most. 1 to 16.
+    pub lanes_per_peer: usize,
+    /// How long to wait for a peer to accept a connection.
+    pub connect_timeout: Duration,
+    /// How long unregistering waits for those who use the memory.
+    pub withdraw_timeout: Duration,
+    /// Takes allocations from huge pages where the system has some reserved.
+    pub is_huge_page_wanted: bool,
+    /// Ways that are not to be used, so that a test reaches the others.
+    #[cfg(feature = "test-util")]
+    pub disabled: Vec<crate::TransportKind>,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            metadata: P2P.to_owned(),
+            metadata_prefix: "mooncake/".to_owned(),
+            is_tcp_forced: false,
+            bind_address: None,
+            ports: 15000..=17000,
+            is_port_fixed: false,
+            lanes_per_peer: 4,
+            connect_timeout: Duration::from_secs(5),
+            withdraw_timeout: Duration::from_secs(1),
+            is_huge_page_wanted: false,
+            #[cfg(feature = "test-util")]
+            disabled: Vec::new(),
+        }
+    }
+}
+
+impl EngineConfig {
+    /// Whether peers are asked for their descriptors, instead of a server.
+    pub fn is_p2p(&self) -> bool {
+        self.metadata == P2P
+    }
+
+    /// Host and port of `name`; no host if it is empty.
+    pub(crate) fn endpoint(&self) -> Result<Option<Endpoint>> {
+        match self.name.trim() {
+            "" => Ok(None),
+            name => name.parse().map(Some),
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.metadata.is_empty() {
+            return Err(Error::invalid(
+                "the metadata address is empty; P2PHANDSHAKE needs no server",
+            ));
+        }
+        if !(1..=16).contains(&self.lanes_per_peer) {
+            return Err(Error::invalid("a peer has 1 to 16 connections")
+                .with("lanes_per_peer", self.lanes_per_peer));
+        }
+        self.endpoint().map(drop)
+    }
+}

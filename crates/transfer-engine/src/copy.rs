@@ -1,0 +1,282 @@
+//! The only place where bytes are moved between addresses of this process.
+//!
+//! Memory somebody keeps mapped for us ([`Trust::Held`]) is simply copied. A bare number
+//! ([`Trust::Foreign`]) may point nowhere, so the kernel is asked first, block by block, or moves
+//! the bytes itself; both answer with an error where a plain copy would end the process.
+
+use std::{
+    io,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use mooncake_base::{Error, ErrorCode, Result};
+
+use crate::piece::{LocalRange, Trust};
+
+/// Up to this length one system call that checks and copies beats a check followed by a copy.
+const KERNEL_COPY_MAX: usize = 32 << 10;
+
+/// How much is checked at once, right before it is copied: little enough that the time in which
+/// another thread could unmap it stays short and the bytes are still in the cache.
+const BLOCK: usize = 2 << 20;
+
+/// Copies `from` over `to`, which are of one length and may overlap.
+///
+/// # Errors
+/// A foreign range is not mapped, or not readable (`from`) or writable (`to`). A part of the bytes
+/// may have been copied.
+pub(crate) fn copy(from: LocalRange, to: LocalRange) -> Result<()> {
+    debug_assert_eq!(from.length(), to.length(), "both sides of a copy are of one length");
+    let length = from.length().min(to.length());
+    if from.trust() == Trust::Held && to.trust() == Trust::Held {
+        move_bytes(from.address(), to.address(), length);
+        return Ok(());
+    }
+    if length <= KERNEL_COPY_MAX {
+        return copy_by_kernel(from.address(), to.address(), length);
+    }
+    let mut done = 0;
+    while done < length {
+        let part = BLOCK.min(length - done);
+        let (source, target) = (from.address() + done, to.address() + done);
+        let readable = probe_unless_held(&from, source, part, Access::Read);
+        let writable = probe_unless_held(&to, target, part, Access::Write);
+        match (readable, writable) {
+            (Probe::Mapped, Probe::Mapped) => move_bytes(source, target, part),
+            (Probe::Bad, _) => return Err(unreadable(from.address(), length)),
+            (_, Probe::Bad) => return Err(unwritable(to.address(), length)),
+            _ => copy_by_kernel(source, target, part)?,
+        }
+        done += part;
+    }
+    Ok(())
+}
+
+/// Which of the two kinds of touching is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+/// Whether the range can be touched like that now, without touching it. For words in errors.
+pub(crate) fn is_accessible(range: LocalRange, access: Access) -> bool {
+    range.trust() == Trust::Held || probe(range.address(), range.length(), access) != Probe::Bad
+}
+
+/// The error for local memory that cannot be read or written.
+pub(crate) fn inaccessible(range: LocalRange, access: Access) -> Error {
+    match access {
+        Access::Read => unreadable(range.address(), range.length()),
+        Access::Write => unwritable(range.address(), range.length()),
+    }
+}
+
+fn unreadable(address: usize, length: usize) -> Error {
+    Error::invalid("the memory is not mapped or cannot be read")
+        .with("address", format_args!("{address:#x}"))
+        .with("length", length)
+}
+
+fn unwritable(address: usize, length: usize) -> Error {
+    Error::invalid("the memory is not mapped or cannot be written")
+        .with("address", format_args!("{address:#x}"))
+        .with("length", length)
+}
+
+fn move_bytes(source: usize, target: usize, length: usize) {
+    // SAFETY: both ranges are held by somebody until the transfer returns, or were found mapped
+    // with these rights a moment ago. They may overlap, which this copy allows. Other processes
+    // and threads may write to shared memory meanwhile; then bytes are mixed, as with any
+    // one-sided transfer, and nothing here depends on their values.
+    unsafe { std::ptr::copy(source as *const u8, target as *mut u8, length) };
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Probe {
+    Mapped,
+    Bad,
+    /// The kernel cannot say (an old one, or device memory).
+    Unknown,
+}
+
+fn probe_unless_held(range: &LocalRange, address: usize, length: usize, access: Access) -> Probe {
+    match range.trust() {
+        Trust::Held => Probe::Mapped,
+        Trust::Foreign => probe(address, length, access),
+    }
+}
+
+/// Asks the kernel to make the pages present with these rights, which changes no byte.
+fn probe(address: usize, length: usize, access: Access) -> Probe {
+    static IS_UNSUPPORTED: AtomicBool = AtomicBool::new(false);
+    if IS_UNSUPPORTED.load(Ordering::Relaxed) {
+        return Probe::Unknown;
+    }
+    let first = address & !(page_size() - 1);
+    // What ends within a page of the last address there is would wrap around in the kernel too.
+    if address.checked_add(length).is_none_or(|end| end.checked_add(page_size()).is_none()) {
+        return Probe::Bad;
+    }
+    let span = address + length - first;
+    let advice = match access {
+        Access::Read => libc::MADV_POPULATE_READ,
+        Access::Write => libc::MADV_POPULATE_WRITE,
+    };
+    // SAFETY: this advice changes no byte and no mapping; a range that is not mapped is refused.
+    if unsafe { libc::madvise(first as *mut _, span, advice) } == 0 {
+        return Probe::Mapped;
+    }
+    match io::Error::last_os_error().raw_os_error() {
+        // An unknown advice, or a mapping of device memory: only the first is for good.
+        Some(libc::EINVAL) => {
+            let own = 0_u8;
+            let page = (&raw const own) as usize & !(page_size() - 1);
+            // SAFETY: as above; the page is one of our own stack.
+            let failed =
+                unsafe { libc::madvise(page as *mut _, page_size(), libc::MADV_POPULATE_READ) };
+            IS_UNSUPPORTED.store(failed != 0, Ordering::Relaxed);
+            Probe::Unknown
+        }
+        Some(libc::EAGAIN | libc::EINTR | libc::EBUSY) => Probe::Unknown,
+        _ => Probe::Bad,
+    }
+}
+
+/// Has the kernel copy from this process to this process.
+fn copy_by_kernel(source: usize, target: usize, length: usize) -> Result<()> {
+    let mut done = 0;
+    while done < length {
+        let from = libc::iovec { iov_base: (source + done) as *mut _, iov_len: length - done };
+        let to = libc::iovec { iov_base: (target + done) as *mut _, iov_len: length - done };
+        let own = std::process::id() as libc::pid_t;
+        // SAFETY: the kernel checks both ranges and answers with an error where they are not
+        // mapped; the two descriptions live during the call.
+        let moved = unsafe { libc::process_vm_readv(own, &raw const to, 1, &raw const from, 1, 0) };
+        match usize::try_from(moved) {
+            Ok(0) => return Err(refused(source, target, length)),
+            Ok(moved) => done += moved,
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                match error.raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    Some(libc::EFAULT) => return Err(refused(source, target, length)),
+                    _ => {
+                        let text = "this system has no way to copy from unchecked memory";
+                        return Err(Error::new(ErrorCode::TRANSFER_FAIL, text).caused_by(error));
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Which side of a copy was at fault, found out afterwards.
+fn refused(source: usize, target: usize, length: usize) -> Error {
+    match probe(source, length, Access::Read) {
+        Probe::Bad => unreadable(source, length),
+        _ => unwritable(target, length),
+    }
+}
+
+/// Bytes in a page.
+pub(crate) fn page_size() -> usize {
+    // SAFETY: reads a constant of the system.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).expect("every system has pages")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(bytes: &mut [u8]) -> LocalRange {
+        // SAFETY: the slice outlives the copy of the test.
+        unsafe { LocalRange::held(bytes.as_mut_ptr(), bytes.len()) }
+    }
+
+    fn foreign(address: usize, length: usize) -> LocalRange {
+        // SAFETY: the test holds no reference while it copies.
+        unsafe { LocalRange::foreign(address, length) }
+    }
+
+    /// Pages with these rights, unmapped again on drop.
+    struct Pages(usize, usize);
+
+    impl Pages {
+        fn new(length: usize, rights: i32) -> Self {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            // SAFETY: a new mapping where the kernel likes.
+            let base = unsafe { libc::mmap(std::ptr::null_mut(), length, rights, flags, -1, 0) };
+            assert_ne!(base, libc::MAP_FAILED);
+            Self(base as usize, length)
+        }
+    }
+
+    impl Drop for Pages {
+        fn drop(&mut self) {
+            // SAFETY: the mapping is this test's own.
+            unsafe { libc::munmap(self.0 as *mut _, self.1) };
+        }
+    }
+
+    #[test]
+    fn every_length_and_trust_copies_all_the_bytes_and_no_others() {
+        for length in [0, 1, 7, 4095, 4097, KERNEL_COPY_MAX, KERNEL_COPY_MAX + 1, BLOCK + 3] {
+            let mut from: Vec<u8> = (0..length + 2).map(|i| (i % 251) as u8).collect();
+            let wanted = from.clone();
+            for (source_foreign, target_foreign) in
+                [(false, false), (true, false), (false, true), (true, true)]
+            {
+                let mut to = vec![0; length + 2];
+                let pick = |range: LocalRange, is_foreign: bool| match is_foreign {
+                    true => foreign(range.address(), range.length()),
+                    false => range,
+                };
+                let source = pick(held(&mut from[1..=length]), source_foreign);
+                let target = pick(held(&mut to[1..=length]), target_foreign);
+                copy(source, target).unwrap();
+                assert_eq!(to[1..=length], wanted[1..=length]);
+                assert_eq!((to[0], to[length + 1]), (0, 0), "{length}");
+            }
+        }
+    }
+
+    #[test]
+    fn unmapped_and_protected_memory_is_an_error_that_names_it() {
+        let mut good = vec![7; 4 << 20];
+        let none = Pages::new(4 << 20, libc::PROT_NONE);
+        let constant = Pages::new(4 << 20, libc::PROT_READ);
+        for length in [1, 4096, KERNEL_COPY_MAX + 1, 4 << 20] {
+            for address in [0, 8, none.0, usize::MAX - length] {
+                let bad = foreign(address, length);
+                for (from, to) in
+                    [(bad, held(&mut good[..length])), (held(&mut good[..length]), bad)]
+                {
+                    let error = copy(from, to).unwrap_err();
+                    assert_eq!(error.code(), ErrorCode::INVALID_PARAMS);
+                    assert!(error.to_string().contains(&format!("{address:#x}")), "{error}");
+                }
+            }
+            let bad = foreign(constant.0, length);
+            copy(bad, held(&mut good[..length])).unwrap();
+            let error = copy(held(&mut good[..length]), bad).unwrap_err();
+            assert!(error.to_string().contains("cannot be written"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_range_that_ends_in_nothing_is_an_error() {
+        let pages = Pages::new(3 << 20, libc::PROT_READ | libc::PROT_WRITE);
+        // SAFETY: takes away the last page of the test's own mapping.
+        let failed = unsafe {
+            libc::mprotect((pages.0 + (3 << 20) - 4096) as *mut _, 4096, libc::PROT_NONE)
+        };
+        assert_eq!(failed, 0);
+        let mut good = vec![7; 3 << 20];
+        assert!(copy(foreign(pages.0, 3 << 20), held(&mut good)).is_err());
+        assert!(copy(held(&mut good), foreign(pages.0, 3 << 20)).is_err());
+        assert!(copy(held(&mut good[4096..]), foreign(pages.0, (3 << 20) - 4096)).is_ok());
+    }
+}

@@ -1,0 +1,179 @@
+//! Memory that we allocate so that peers of the same host can map it.
+
+pub(crate) mod lent;
+pub(crate) mod mapping;
+
+use std::{fmt, sync::Arc};
+
+use mooncake_base::Result;
+
+use crate::{
+    memory::mapping::{Mapping, open_gate},
+    piece::LocalRange,
+};
+
+/// Memory that is registered with an engine for as long as this lives.
+///
+/// Dropping it withdraws it from every peer and waits, up to the engine's `withdraw_timeout`, until
+/// each has confirmed or is gone.
+pub struct SharedMemory {
+    mapping: Arc<Mapping>,
+    withdraw: Option<Box<dyn FnOnce(u64) + Send + Sync>>,
+}
+
+impl SharedMemory {
+    /// New memory; huge pages are given up with a word in the log if there are none.
+    pub(crate) fn create(length: u64, is_huge_wanted: bool) -> Result<Self> {
+        let huge = is_huge_wanted.then(|| Mapping::create(length, true)).and_then(|huge| {
+            huge.inspect_err(|error| {
+                tracing::info!(%error, "no huge pages, taking pages of the usual size");
+            })
+            .ok()
+        });
+        let mapping = match huge {
+            Some(mapping) => mapping,
+            None => Mapping::create(length, false)?,
+        };
+        Ok(Self { mapping: Arc::new(mapping), withdraw: None })
+    }
+
+    /// Says what is to be done, with the first address, before the memory goes.
+    pub(crate) fn on_drop(&mut self, withdraw: impl FnOnce(u64) + Send + Sync + 'static) {
+        self.withdraw = Some(Box::new(withdraw));
+    }
+
+    pub(crate) const fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+
+    /// First byte, as an address of this process. It is what peers call the memory by.
+    pub fn base(&self) -> u64 {
+        self.mapping.base()
+    }
+
+    /// How many bytes: what was asked for, rounded up to whole pages.
+    pub fn length(&self) -> u64 {
+        self.mapping.length()
+    }
+
+    /// Copies bytes into it.
+    ///
+    /// # Errors
+    /// They do not fit behind `offset`, or the system has no memory left.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        // SAFETY: the slice outlives the call, which only reads it.
+        let from = unsafe { LocalRange::held(bytes.as_ptr().cast_mut(), bytes.len()) };
+        self.mapping.write(usize::try_from(offset).unwrap_or(usize::MAX), from, &open_gate)
+    }
+
+    /// Copies bytes out of it.
+    ///
+    /// # Errors
+    /// There are not so many behind `offset`.
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        // SAFETY: the slice outlives the call and is borrowed by nobody else.
+        let to = unsafe { LocalRange::held(bytes.as_mut_ptr(), bytes.len()) };
+        self.mapping.read(usize::try_from(offset).unwrap_or(usize::MAX), to, &open_gate)
+    }
+}
+
+impl fmt::Debug for SharedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedMemory")
+            .field("base", &format_args!("{:#x}", self.base()))
+            .field("length", &self.length())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        if let Some(withdraw) = self.withdraw.take() {
+            withdraw(self.base());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_back_on_both_sides_of_the_mapping_of_a_chunk() {
+        let memory = SharedMemory::create(5 << 20, false).unwrap();
+        assert_eq!(memory.length(), 5 << 20);
+        let mut back = vec![0; 3 << 20];
+        for round in 0..4_u8 {
+            let bytes: Vec<u8> = (0..3 << 20).map(|i| (i % 249) as u8 ^ round).collect();
+            memory.write(1_000_001, &bytes).unwrap();
+            memory.read(1_000_001, &mut back).unwrap();
+            assert!(back == bytes, "round {round}");
+        }
+        let mut edge = [1; 1];
+        memory.read(1_000_000, &mut edge).unwrap();
+        assert_eq!(edge, [0]);
+        memory.write((5 << 20) - 1, &[9]).unwrap();
+        assert!(memory.write(5 << 20, &[9]).is_err());
+        assert!(memory.write(u64::MAX, &[9]).is_err());
+        assert!(memory.read((5 << 20) - 1, &mut [0; 2]).is_err());
+    }
+
+    #[test]
+    fn bad_local_memory_is_an_error_before_and_after_a_chunk_is_mapped() {
+        let memory = SharedMemory::create(4 << 20, false).unwrap();
+        // SAFETY: nothing is there, so nobody has a reference to it.
+        let bad = |length| unsafe { LocalRange::foreign(8, length) };
+        for _ in 0..2 {
+            for length in [1, 100_000, 4 << 20] {
+                assert!(memory.mapping.write(0, bad(length), &open_gate).is_err());
+                assert!(memory.mapping.read(0, bad(length), &open_gate).is_err());
+            }
+            memory.write(0, &vec![1; 4 << 20]).unwrap();
+            memory.write(0, &vec![1; 4 << 20]).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_second_mapping_sees_the_same_bytes_and_the_size_is_sealed() {
+        let memory = SharedMemory::create(3 << 20, false).unwrap();
+        let file = memory.mapping.file().try_clone_to_owned().unwrap();
+        assert!(std::fs::File::from(file.try_clone().unwrap()).set_len(4096).is_err());
+        let other = Mapping::attach(file, 3 << 20, false).unwrap();
+        memory.write(77, b"hello").unwrap();
+        let mut bytes = [0; 5];
+        // SAFETY: the array outlives the call.
+        let to = unsafe { LocalRange::held(bytes.as_mut_ptr(), 5) };
+        other.read(77, to, &open_gate).unwrap();
+        assert_eq!(&bytes, b"hello");
+    }
+
+    #[test]
+    fn memory_that_is_not_sealed_or_too_small_is_not_mapped() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        let error = Mapping::attach(file.as_fd().try_clone_to_owned().unwrap(), 1 << 20, false);
+        assert!(error.unwrap_err().to_string().contains("not sealed"));
+        let memory = SharedMemory::create(1 << 20, false).unwrap();
+        let file = memory.mapping.file().try_clone_to_owned().unwrap();
+        let error = Mapping::attach(file, (1 << 20) + 1, false).unwrap_err();
+        assert!(error.to_string().contains("smaller"), "{error}");
+    }
+
+    #[test]
+    fn no_memory_has_no_bytes_or_more_than_there_are_addresses() {
+        for length in [0, u64::MAX, 1 << 63, 1 << 60] {
+            assert!(SharedMemory::create(length, false).is_err(), "{length}");
+        }
+    }
+
+    #[test]
+    fn wanting_huge_pages_where_there_are_none_gives_usual_ones() {
+        let memory = SharedMemory::create(100, true).unwrap();
+        memory.write(99, &[5]).unwrap();
+        let mut back = [0; 1];
+        memory.read(99, &mut back).unwrap();
+        assert_eq!(back, [5]);
+    }
+}

@@ -1,0 +1,59 @@
+//! What one engine lends to its peers: its registered ranges and its shared memory.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Weak},
+};
+
+use mooncake_base::EngineId;
+use parking_lot::RwLock;
+
+use crate::{
+    memory::mapping::Mapping,
+    region::{Region, Regions},
+};
+
+/// The lent memory of an engine of this process.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    pub(crate) id: EngineId,
+    pub(crate) regions: Arc<Regions>,
+    mappings: RwLock<BTreeMap<u64, Arc<Mapping>>>,
+}
+
+/// The engines of this process that are not closed.
+static LIVE: RwLock<Option<HashMap<EngineId, Weak<Lent>>>> = RwLock::new(None);
+
+impl Lent {
+    /// Enters a new engine into the list of this process.
+    pub(crate) fn enter(id: EngineId) -> Arc<Self> {
+        let lent = Arc::new(Self { id, regions: Arc::default(), mappings: RwLock::default() });
+        LIVE.write().get_or_insert_default().insert(id, Arc::downgrade(&lent));
+        lent
+    }
+
+    /// Takes it out of the list, after which no path to it is alive.
+    pub(crate) fn leave(&self) {
+        if let Some(live) = LIVE.write().as_mut() {
+            live.remove(&self.id);
+        }
+    }
+
+    /// An engine of this process.
+    pub(crate) fn of(id: EngineId) -> Option<Arc<Self>> {
+        LIVE.read().as_ref()?.get(&id)?.upgrade()
+    }
+
+    pub(crate) fn keep(&self, mapping: &Arc<Mapping>) {
+        self.mappings.write().insert(mapping.base(), Arc::clone(mapping));
+    }
+
+    pub(crate) fn release(&self, base: u64) {
+        self.mappings.write().remove(&base);
+    }
+
+    /// The shared memory that a region is made of, if it is.
+    pub(crate) fn mapping(&self, region: &Region) -> Option<Arc<Mapping>> {
+        self.mappings.read().get(&region.base).cloned()
+    }
+}
