@@ -1,1 +1,3 @@
 //! The master.
+
+pub mod state;
