@@ -61,7 +61,7 @@ pub(crate) enum Access {
 
 /// Whether the range can be touched like that now, without touching it. For words in errors.
 pub(crate) fn is_accessible(range: LocalRange, access: Access) -> bool {
-    range.trust() == Trust::Held || probe(range.address(), range.length(), access) != Probe::Bad
+    range.trust() == Trust::Held || probe(range.address(), range.length(), access) == Probe::Mapped
 }
 
 /// The error for local memory that cannot be read or written.
@@ -96,7 +96,7 @@ fn move_bytes(source: usize, target: usize, length: usize) {
 enum Probe {
     Mapped,
     Bad,
-    /// The kernel cannot say (an old one, or device memory).
+    /// The kernel cannot say (an old one, protected memory, or a device's).
     Unknown,
 }
 
@@ -128,7 +128,8 @@ fn probe(address: usize, length: usize, access: Access) -> Probe {
         return Probe::Mapped;
     }
     match io::Error::last_os_error().raw_os_error() {
-        // An unknown advice, or a mapping of device memory: only the first is for good.
+        // An unknown advice, or memory that is protected or a device's: only the first is for
+        // good.
         Some(libc::EINVAL) => {
             let own = 0_u8;
             let page = (&raw const own) as usize & !(page_size() - 1);
@@ -174,8 +175,9 @@ fn copy_by_kernel(source: usize, target: usize, length: usize) -> Result<()> {
 
 /// Which side of a copy was at fault, found out afterwards.
 fn refused(source: usize, target: usize, length: usize) -> Error {
-    match probe(source, length, Access::Read) {
-        Probe::Bad => unreadable(source, length),
+    // Protected memory is "unknown" like device memory, so only a yes is telling.
+    match probe(target, length, Access::Write) {
+        Probe::Mapped => unreadable(source, length),
         _ => unwritable(target, length),
     }
 }
