@@ -1,0 +1,241 @@
+"""Measures put and get between two processes, ours beside the established package, as ratios.
+
+    python benches/programs/put_get.py --theirs THEIR_VENV/bin/python --ours OUR_VENV/bin/python
+
+Each side gets a master of its own on free ports, a process that lends memory and puts, and a
+process that lends none and gets. The sides take turns, round by round, so that whatever else the
+machine does meets both. Every value read is compared with what was put before it is timed. The last
+column is our share of a plain copy of the same size, measured in the same run. With one side only,
+the table has no ratios. Ratios count; absolute figures are those of this machine at this hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB)
+SEGMENT_BYTES = 768 * MIB
+LOCAL_BUFFER_BYTES = 128 * MIB
+ROUND_BYTES_MAX = 128 * MIB
+START_SECONDS = 30.0
+
+
+def worker(master: str, segment_bytes: int) -> None:
+    """Serves commands from standard input: one JSON object a line, one JSON answer a line."""
+    from mooncake.store import MooncakeDistributedStore
+
+    store = MooncakeDistributedStore()
+    code = store.setup(
+        "127.0.0.1", "P2PHANDSHAKE", segment_bytes, LOCAL_BUFFER_BYTES, "tcp", "", master
+    )
+    print(json.dumps({"setup": code}), flush=True)
+    for line in sys.stdin:
+        command = json.loads(line)
+        print(json.dumps(run_round(store, **command)), flush=True)
+    store.close()
+
+
+def run_round(store: object, op: str, prefix: str, size: int, count: int) -> dict[str, object]:
+    """Runs one round and gives the seconds of each call, or how many calls failed."""
+    import ctypes
+
+    call = {
+        "put": lambda key, _: store.put(key, value) == 0,
+        "get": lambda key, _: len(store.get(key)) == size,
+        "put_from": lambda key, at: store.put_from(key, at, size) == 0,
+        "get_into": lambda key, at: store.get_into(key, at, size) == size,
+        "clear": None,
+        "is_exist": lambda key, _: store.is_exist(key) == 1,
+    }[op]
+    if call is None:
+        store.remove_all(True)
+        return {"failed": 0, "seconds": []}
+    value = bytes(range(256)) * (size // 256)
+    memory = ctypes.create_string_buffer(value, size)
+    address = ctypes.addressof(memory)
+    store.register_buffer(address, size)
+    if op == "get" and store.get(f"{prefix}0") != value:
+        return {"failed": count, "seconds": []}
+    if op == "get_into":
+        ctypes.memset(address, 0, size)
+        if store.get_into(f"{prefix}0", address, size) != size or memory.raw != value:
+            return {"failed": count, "seconds": []}
+    seconds, failed = [], 0
+    for i in range(count):
+        start = time.perf_counter()
+        is_done = call(f"{prefix}{i}", address)
+        seconds.append(time.perf_counter() - start)
+        failed += not is_done
+    store.unregister_buffer(address)
+    return {"failed": failed, "seconds": seconds}
+
+
+@dataclass
+class Side:
+    """One implementation: its interpreter, its master, and two workers."""
+
+    name: str
+    python: str
+    env: dict[str, str]
+    processes: list[subprocess.Popen[str]] = field(default_factory=list)
+    medians: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+
+    def start(self) -> None:
+        """Starts the master and both workers, and waits until they are set up."""
+        rpc, admin = free_port(), free_port()
+        program = Path(self.python).parent / "mooncake_master"
+        flags = (f"--rpc_port={rpc}", "--rpc_address=127.0.0.1", f"--metrics_port={admin}")
+        quiet = subprocess.DEVNULL
+        self.processes.append(
+            subprocess.Popen([str(program), *flags], stdout=quiet, stderr=quiet, text=True)
+        )
+        wait_for_port(rpc, self.processes[0])
+        for segment_bytes in (SEGMENT_BYTES, 0):
+            process = subprocess.Popen(
+                [self.python, __file__, "--worker", f"127.0.0.1:{rpc}", str(segment_bytes)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=quiet,
+                text=True,
+                env={**os.environ, **self.env},
+            )
+            self.processes.append(process)
+            if (answer := self.read(process))["setup"] != 0:
+                raise SystemExit(f"{self.name}: setup gave {answer['setup']}")
+
+    def ask(self, reader: bool, **command: object) -> dict[str, object]:
+        """Runs a round in the putting process or in the reading one."""
+        process = self.processes[2 if reader else 1]
+        assert process.stdin
+        process.stdin.write(json.dumps(command) + "\n")
+        process.stdin.flush()
+        return self.read(process)
+
+    def read(self, process: subprocess.Popen[str]) -> dict[str, object]:
+        """Reads one line of JSON; other lines are the implementation's own talk."""
+        assert process.stdout
+        for line in process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        raise SystemExit(f"{self.name}: the worker ended with {process.wait()}")
+
+    def stop(self) -> None:
+        """Ends the workers, then the master."""
+        for process in reversed(self.processes):
+            if process.stdin:
+                process.stdin.close()
+            else:
+                process.terminate()
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def free_port() -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for_port(port: int, process: subprocess.Popen[str]) -> None:
+    """Waits until somebody listens there."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), 0.5).close()
+            return
+        except OSError:
+            time.sleep(0.02)
+    raise SystemExit(f"the master does not listen on port {port}")
+
+
+def copy_seconds(size: int) -> float:
+    """The median time of a plain copy of that size."""
+    import ctypes
+
+    source = ctypes.create_string_buffer(os.urandom(min(size, MIB)) * max(1, size // MIB), size)
+    target = ctypes.create_string_buffer(size)
+    times = []
+    for _ in range(max(5, 64 * MIB // size // 8)):
+        start = time.perf_counter()
+        ctypes.memmove(target, source, size)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def measure(sides: list[Side], rounds: int) -> dict[int, float]:
+    """Goes through all rounds, taking turns; gives the copy times by size."""
+    copies: dict[int, float] = {}
+    for size in SIZES:
+        count = max(4, min(400, ROUND_BYTES_MAX // size))
+        copies[size] = copy_seconds(size)
+        for turn in range(rounds):
+            for side in sides if turn % 2 == 0 else reversed(sides):
+                for put, get in (("put", "get"), ("put_from", "get_into")):
+                    prefix = f"{put}-{size}-{turn}-"
+                    plan = [(put, False), (get, True)] + [("is_exist", True)] * (put == "put")
+                    for op, reader in plan:
+                        answer = side.ask(reader, op=op, prefix=prefix, size=size, count=count)
+                        if answer["failed"]:
+                            raise SystemExit(f"{side.name}: {answer['failed']} of {op} failed")
+                        times = answer["seconds"]
+                        assert isinstance(times, list)
+                        side.medians.setdefault((op, size), []).append(statistics.median(times))
+                    side.ask(False, op="clear", prefix="", size=256, count=0)
+    return copies
+
+
+def table(sides: list[Side], copies: dict[int, float]) -> str:
+    """The result as Markdown."""
+    head = ["call", "size"] + [f"{side.name} µs" for side in sides]
+    head += ["times as fast"] * (len(sides) == 2) + ["share of a copy"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for op, size in sides[-1].medians:
+        times = [statistics.median(side.medians[op, size]) for side in sides]
+        row = [op, f"{size // KIB} KiB"] + [f"{seconds * 1e6:.1f}" for seconds in times]
+        if len(sides) == 2:
+            pairs = zip(sides[0].medians[op, size], sides[1].medians[op, size], strict=True)
+            row.append(f"{statistics.median(theirs / ours for theirs, ours in pairs):.2f}")
+        row.append("" if op == "is_exist" else f"{copies[size] / times[-1]:.2f}")
+        lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Reads the command line and prints the table."""
+    if sys.argv[1:2] == ["--worker"]:
+        worker(sys.argv[2], int(sys.argv[3]))
+        return
+    summary = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(description=summary)
+    parser.add_argument("--ours", default=sys.executable, help="interpreter that has our package")
+    parser.add_argument("--theirs", help="interpreter that has the established package")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds a row (default 5)")
+    parser.add_argument("--tcp", action="store_true", help="force both sides to TCP")
+    options = parser.parse_args()
+    env = {"MC_FORCE_TCP": "1", "MC_STORE_MEMCPY": "0"} if options.tcp else {}
+    sides = [Side("theirs", options.theirs, env)] if options.theirs else []
+    sides.append(Side("ours", options.ours, env))
+    try:
+        for side in sides:
+            side.start()
+        print(table(sides, measure(sides, options.rounds)))
+    finally:
+        for side in sides:
+            side.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Every snippet of the README runs, and does what it says beside it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+READY = re.compile(r"mooncake_master ready rpc=(\S+).* metadata=(\S+)")
+
+
+def snippets(language: str) -> list[str]:
+    """The README's blocks of that language, in order."""
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def run(source: str) -> subprocess.CompletedProcess[str]:
+    """Runs a Python snippet as a user would."""
+    return subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_the_embedded_snippet_prints_what_it_stored_and_where_to_join() -> None:
+    done = run(snippets("python")[0])
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    greeting, address = done.stdout.splitlines()
+    assert greeting == "Hello, Mooncake!"
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", address), address
+
+
+@pytest.mark.parametrize("metadata", ["http", "P2PHANDSHAKE"])
+def test_the_snippet_with_a_master_prints_what_it_stored(metadata: str) -> None:
+    command = snippets("bash")[2].split()
+    assert command[0] == "mooncake_master"
+    flags = [*command[1:], "--rpc_port=0", "--metrics_port=0", "--http_metadata_server_port=0"]
+    master = subprocess.Popen(
+        [sys.executable, "-m", "mooncake.cli", *flags], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert master.stdout is not None
+        ready = READY.search(master.stdout.readline())
+        assert ready is not None
+        rpc, http = (address.rpartition(":")[2] for address in ready.groups())
+        source = snippets("python")[1].replace("localhost:50051", f"localhost:{rpc}")
+        source = source.replace("http://localhost:8080", f"http://localhost:{http}")
+        if metadata == "P2PHANDSHAKE":
+            source = re.sub(r'"http://[^"]*"', '"P2PHANDSHAKE"', source)
+        done = run(source)
+        assert done.returncode == 0, done.stderr
+        assert (done.stdout, done.stderr) == ("Hello, Mooncake Store!\n", "")
+    finally:
+        master.terminate()
+        assert master.wait(10) == 0
+
+
+def test_the_rust_snippet_is_the_example_that_the_cluster_tests_run() -> None:
+    example = ROOT / "crates/store-client/examples/hello.rs"
+    assert snippets("rust") == [example.read_text(encoding="utf-8")]
+
+
+def test_every_command_that_the_readme_names_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"^make (\w+)", "\n".join(snippets("bash")), re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_every_link_leads_somewhere() -> None:
+    for link in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / link).exists(), link
