@@ -1,0 +1,146 @@
+//! A listener on tokio whose tasks are owned: at most so many, all gone after `close`.
+
+use std::{
+    future::Future,
+    io,
+    net::SocketAddr,
+    sync::{Arc, mpsc::sync_channel},
+    time::Duration,
+};
+
+use mooncake_base::{Error, ErrorCode, Result};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    runtime::Handle,
+    sync::Semaphore,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// How long `close` waits for tasks that have been told to end; they end at their next wait.
+const CLOSE_PATIENCE: Duration = Duration::from_millis(200);
+
+/// How long accepting rests when the process has no descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What happens to connections above the limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Surplus {
+    /// They wait in the backlog: for requests that are over soon.
+    Wait,
+    /// They are closed: for connections that stay.
+    Close,
+}
+
+/// A running listener.
+#[derive(Debug)]
+pub(crate) struct Acceptor {
+    address: SocketAddr,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+    runtime: Handle,
+    process: u32,
+}
+
+impl Acceptor {
+    /// Serves every connection of the listener with `serve`, at most `limit` at a time.
+    pub(crate) fn start<Serve, Served>(
+        listener: std::net::TcpListener,
+        (limit, surplus): (usize, Surplus),
+        runtime: &Handle,
+        serve: Serve,
+    ) -> Result<Self>
+    where
+        Serve: Fn(TcpStream) -> Served + Send + Sync + 'static,
+        Served: Future<Output = io::Result<()>> + Send + 'static,
+    {
+        let adopt = || -> io::Result<(SocketAddr, TcpListener)> {
+            let address = listener.local_addr()?;
+            listener.set_nonblocking(true)?;
+            let _inside = runtime.enter();
+            Ok((address, TcpListener::from_std(listener)?))
+        };
+        let (address, listener) = adopt().map_err(|source| {
+            Error::new(ErrorCode::INTERNAL_ERROR, "the listener cannot be used").caused_by(source)
+        })?;
+        let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+        let pool = Pool { permits: Arc::new(Semaphore::new(limit)), surplus, stop: stop.clone() };
+        tasks.spawn_on(accept(listener, pool, tasks.clone(), serve), runtime);
+        let process = std::process::id();
+        Ok(Self { address, stop, tasks, runtime: runtime.clone(), process })
+    }
+
+    /// Where it listens.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Stops listening, closes every connection and waits until they are closed. Idempotent.
+    pub(crate) fn close(&self) {
+        if self.process != std::process::id() {
+            return; // after a fork the tasks and sockets belong to the parent
+        }
+        self.stop.cancel();
+        self.tasks.close();
+        // By a channel and not by `block_on`, which would panic on a thread of a runtime.
+        let (done, is_done) = sync_channel(1);
+        let tasks = self.tasks.clone();
+        drop(self.runtime.spawn(async move {
+            tasks.wait().await;
+            let _ = done.send(());
+        }));
+        // An error means that the runtime is gone, and the tasks with it, or that one is late.
+        let _ = is_done.recv_timeout(CLOSE_PATIENCE);
+    }
+}
+
+impl Drop for Acceptor {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+struct Pool {
+    permits: Arc<Semaphore>,
+    surplus: Surplus,
+    stop: CancellationToken,
+}
+
+async fn accept<Serve, Served>(
+    listener: TcpListener,
+    pool: Pool,
+    tasks: TaskTracker,
+    serve: Serve,
+) where
+    Serve: Fn(TcpStream) -> Served + Send + Sync + 'static,
+    Served: Future<Output = io::Result<()>> + Send + 'static,
+{
+    let accepting = async {
+        loop {
+            if pool.surplus == Surplus::Wait {
+                // The permit is taken again below, by the only task that takes any.
+                drop(pool.permits.acquire().await);
+            }
+            let stream = match listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(failure) => {
+                    tracing::warn!(%failure, "a connection could not be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let Ok(permit) = Arc::clone(&pool.permits).try_acquire_owned() else {
+                tracing::warn!("a connection was closed, there are as many as allowed");
+                continue;
+            };
+            let (served, stop) = (serve(stream), pool.stop.clone());
+            tasks.spawn(async move {
+                match stop.run_until_cancelled(served).await {
+                    Some(Err(failure)) => tracing::debug!(%failure, "a connection ended"),
+                    Some(Ok(())) | None => {}
+                }
+                drop(permit);
+            });
+        }
+    };
+    pool.stop.run_until_cancelled(accepting).await;
+}

@@ -1,0 +1,143 @@
+//! Connecting to a peer from the calling thread, within a deadline, whatever the name resolves to.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs},
+    sync::{
+        atomic::{AtomicUsize, Ordering},
+        mpsc::sync_channel,
+    },
+    thread,
+    time::Duration,
+};
+
+use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
+
+/// How many addresses of one name are tried.
+const ADDRESSES_MAX: usize = 16;
+
+/// How many names may be looked up at once; the system's resolver has no deadline of its own, so
+/// that a lookup may outlive the call that asked for it.
+const LOOKUPS_MAX: usize = 32;
+
+static LOOKUPS: AtomicUsize = AtomicUsize::new(0);
+
+/// Connects to the first address of the endpoint that answers.
+///
+/// # Errors
+/// None answered before the deadline; the error names the endpoint and why the last one failed.
+pub(crate) fn dial(endpoint: &Endpoint, deadline: Moment) -> Result<TcpStream> {
+    let addresses = resolve(endpoint, deadline)?;
+    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for (index, address) in addresses.iter().enumerate() {
+        let left = deadline.left(SystemClock.now());
+        if left.is_zero() {
+            last = io::ErrorKind::TimedOut.into();
+            break;
+        }
+        // A silent address must leave time for those after it.
+        let share = left / u32::try_from(addresses.len() - index).unwrap_or(1);
+        match TcpStream::connect_timeout(address, share.max(Duration::from_millis(1))) {
+            Ok(stream) => return Ok(stream),
+            Err(failure) => last = failure,
+        }
+    }
+    Err(unreachable(endpoint, last))
+}
+
+/// Whether the error says that the host is there and nobody listens at that port.
+pub(crate) fn is_refused(error: &Error) -> bool {
+    std::error::Error::source(error)
+        .and_then(|source| source.downcast_ref::<io::Error>())
+        .is_some_and(|source| source.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+/// The error for an input/output failure towards a peer: a timeout has a code of its own.
+pub(crate) fn peer_error(message: &str, endpoint: &Endpoint, source: io::Error) -> Error {
+    let code = match source.kind() {
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => ErrorCode::RPC_TIMEOUT,
+        _ => ErrorCode::TRANSFER_FAIL,
+    };
+    Error::new(code, message).with("peer", endpoint).caused_by(source)
+}
+
+fn unreachable(endpoint: &Endpoint, source: io::Error) -> Error {
+    peer_error("the peer cannot be reached", endpoint, source)
+}
+
+fn resolve(endpoint: &Endpoint, deadline: Moment) -> Result<Vec<SocketAddr>> {
+    let Some(port) = endpoint.port.filter(|port| *port != 0) else {
+        return Err(Error::invalid("the address of the peer has no port").with("peer", endpoint));
+    };
+    if let Ok(address) = endpoint.host.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(address, port)]);
+    }
+    let addresses = look_up(endpoint.host.clone(), port, deadline)
+        .map_err(|source| peer_error("the name of the peer cannot be resolved", endpoint, source))?;
+    if addresses.is_empty() {
+        return Err(unreachable(endpoint, io::ErrorKind::AddrNotAvailable.into()));
+    }
+    Ok(addresses)
+}
+
+/// Asks the system's resolver on a thread of its own, which ends with the lookup.
+fn look_up(host: String, port: u16, deadline: Moment) -> io::Result<Vec<SocketAddr>> {
+    if LOOKUPS.fetch_add(1, Ordering::Relaxed) >= LOOKUPS_MAX {
+        LOOKUPS.fetch_sub(1, Ordering::Relaxed);
+        return Err(io::Error::other("too many names are being looked up at once"));
+    }
+    let (answer, answered) = sync_channel(1);
+    let thread = thread::Builder::new().name("mooncake-lookup".into()).spawn(move || {
+        let found = (host.as_str(), port)
+            .to_socket_addrs()
+            .map(|addresses| addresses.take(ADDRESSES_MAX).collect::<Vec<_>>());
+        LOOKUPS.fetch_sub(1, Ordering::Relaxed);
+        // Nobody may be waiting any more; then the answer is of no use.
+        let _ = answer.send(found);
+    });
+    if let Err(failure) = thread {
+        LOOKUPS.fetch_sub(1, Ordering::Relaxed);
+        return Err(failure);
+    }
+    let left = deadline.left(SystemClock.now());
+    answered.recv_timeout(left).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    fn soon() -> Moment {
+        SystemClock.now() + Duration::from_secs(20)
+    }
+
+    #[test]
+    fn names_and_both_kinds_of_addresses_are_reached() {
+        for host in ["127.0.0.1", "::1", "localhost"] {
+            let Ok(listener) = TcpListener::bind((host, 0)) else { continue };
+            let port = listener.local_addr().unwrap().port();
+            dial(&Endpoint::new(host, port), soon()).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_name_with_several_addresses_is_tried_to_the_end() {
+        // Where `localhost` has two addresses only one of them listens here.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        dial(&Endpoint::new("localhost", port), soon()).unwrap();
+    }
+
+    #[test]
+    fn a_closed_port_is_told_from_other_failures() {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let refused = dial(&Endpoint::new("127.0.0.1", port), soon()).unwrap_err();
+        assert!(is_refused(&refused), "{refused}");
+        assert!(refused.to_string().contains("127.0.0.1"), "{refused}");
+        let late = dial(&Endpoint::new("127.0.0.1", port), SystemClock.now()).unwrap_err();
+        assert_eq!(late.code(), ErrorCode::RPC_TIMEOUT);
+        assert!(dial(&Endpoint { host: "127.0.0.1".into(), port: None }, soon()).is_err());
+    }
+}

@@ -1,0 +1,159 @@
+//! Answers the handshake socket, on tokio.
+
+use std::{collections::VecDeque, fmt, io, net::SocketAddr, sync::Arc, time::Duration};
+
+use mooncake_base::Result;
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    runtime::Handle,
+    time::timeout,
+};
+
+use super::{
+    acceptor::{Acceptor, Surplus},
+    codec::{self, MESSAGE_BYTES_MAX_DEFAULT, Message, MessageKind, Notification},
+};
+
+/// What the answer to a connection request of the established engine's RDMA transport says.
+const NO_QUEUE_PAIRS: &str = r#"{"local_nic_path":"","peer_nic_path":"","qp_num":[],"reply_msg":"this engine offers no RDMA transport, use tcp"}"#;
+
+/// How a handshake server behaves.
+#[derive(Debug, Clone)]
+pub struct HandshakeSettings {
+    /// How long a connection may take to bring its request, and to take the answer.
+    pub receive_timeout: Duration,
+    /// The longest request; at least the established 1 MiB.
+    pub message_bytes_max: usize,
+    /// How many connections are served at once; more wait.
+    pub connections_max: usize,
+    /// How many notifications are kept until somebody takes them; more are refused.
+    pub notifications_max: usize,
+}
+
+impl Default for HandshakeSettings {
+    fn default() -> Self {
+        Self {
+            receive_timeout: Duration::from_secs(5),
+            message_bytes_max: MESSAGE_BYTES_MAX_DEFAULT,
+            connections_max: 64,
+            notifications_max: 4096,
+        }
+    }
+}
+
+/// A running handshake socket. Dropping it closes it.
+#[derive(Debug)]
+pub struct HandshakeServer {
+    acceptor: Acceptor,
+    shared: Arc<Shared>,
+}
+
+/// Gives our descriptor, as JSON, whenever a peer asks.
+pub type Describe = Arc<dyn Fn() -> Vec<u8> + Send + Sync>;
+
+struct Shared {
+    settings: HandshakeSettings,
+    describe: Describe,
+    notifications: Mutex<VecDeque<Notification>>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl HandshakeServer {
+    /// Serves the listener; `describe` makes the answer to whoever asks for our descriptor.
+    ///
+    /// # Errors
+    /// The listener cannot be handed to the runtime.
+    pub fn start(
+        listener: std::net::TcpListener,
+        describe: Describe,
+        settings: HandshakeSettings,
+        runtime: &Handle,
+    ) -> Result<Self> {
+        let limit = (settings.connections_max, Surplus::Wait);
+        let shared = Arc::new(Shared { settings, describe, notifications: Mutex::default() });
+        let server = Arc::clone(&shared);
+        let serve = move |stream| serve(stream, Arc::clone(&server));
+        Ok(Self { acceptor: Acceptor::start(listener, limit, runtime, serve)?, shared })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.acceptor.address()
+    }
+
+    /// Takes all notifications that have come, oldest first; each is given out once.
+    pub fn take_notifications(&self) -> Vec<Notification> {
+        self.shared.notifications.lock().drain(..).collect()
+    }
+
+    /// Stops listening and ends every connection. Idempotent, at most 0.2 s.
+    pub fn close(&self) {
+        self.acceptor.close();
+    }
+}
+
+async fn serve(mut stream: TcpStream, shared: Arc<Shared>) -> io::Result<()> {
+    let patience = shared.settings.receive_timeout;
+    let request = timeout(patience, receive(&mut stream, &shared.settings)).await??;
+    let answer = shared.answer(request).encode();
+    timeout(patience, async {
+        stream.write_all(&answer).await?;
+        stream.shutdown().await?;
+        // The peer closes when it has read the answer. Closing before it does could destroy bytes
+        // that are still on their way.
+        stream.read(&mut [0; 64]).await.map(drop)
+    })
+    .await?
+}
+
+async fn receive(stream: &mut TcpStream, settings: &HandshakeSettings) -> io::Result<Message> {
+    let mut prefix = [0; codec::LENGTH_BYTES];
+    stream.read_exact(&mut prefix).await?;
+    let length =
+        codec::content_length(prefix, settings.message_bytes_max).map_err(io::Error::other)?;
+    // Grown as bytes come, not by what the peer claims.
+    let mut content = Vec::new();
+    stream.take(length as u64).read_to_end(&mut content).await?;
+    if content.len() < length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Message::decode(content).map_err(io::Error::other)
+}
+
+impl Shared {
+    fn answer(&self, request: Message) -> Message {
+        let body = match request.kind() {
+            MessageKind::Metadata => (self.describe)(),
+            MessageKind::Probe => br#"{"status":"success"}"#.to_vec(),
+            MessageKind::Notify => self.keep(&request.body),
+            MessageKind::Connection => NO_QUEUE_PAIRS.as_bytes().to_vec(),
+        };
+        Message { typed: request.typed, body }
+    }
+
+    fn keep(&self, body: &[u8]) -> Vec<u8> {
+        let verdict = match Notification::from_json(body) {
+            Err(_) => "the notification cannot be read",
+            Ok(notification) => {
+                let mut queue = self.notifications.lock();
+                if queue.len() < self.settings.notifications_max {
+                    queue.push_back(notification);
+                    "success"
+                } else {
+                    "too many notifications wait to be taken"
+                }
+            }
+        };
+        Notification { name: String::new(), message: verdict.to_owned() }.to_json()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,1 @@
+//! The HTTP store against a small server in the test.

@@ -1,0 +1,41 @@
+//! No server: a segment's name is `host:port` of its owner's handshake socket.
+
+use mooncake_base::{Endpoint, Error, Moment, Result};
+use parking_lot::RwLock;
+
+use super::MetadataStore;
+use crate::{descriptor::SegmentDescriptor, handshake};
+
+/// Finds segments by asking their owners.
+#[derive(Debug, Default)]
+pub struct P2pStore {
+    /// What we tell of ourselves when we ask.
+    own: RwLock<SegmentDescriptor>,
+}
+
+impl MetadataStore for P2pStore {
+    fn publish(&self, own: &SegmentDescriptor, _rpc: &Endpoint, _deadline: Moment) -> Result<()> {
+        *self.own.write() = own.clone();
+        Ok(())
+    }
+
+    fn resolve(&self, name: &str, deadline: Moment) -> Result<SegmentDescriptor> {
+        let endpoint = self.locate(name, deadline)?;
+        let own = self.own.read().clone();
+        handshake::fetch_descriptor(&endpoint, &own, deadline)
+    }
+
+    fn locate(&self, name: &str, _deadline: Moment) -> Result<Endpoint> {
+        let endpoint: Endpoint = name.parse()?;
+        if endpoint.port.is_none_or(|port| port == 0) {
+            let text = "with P2PHANDSHAKE a segment is named by its host and its engine's port";
+            return Err(Error::invalid(text).with("segment", name));
+        }
+        Ok(endpoint)
+    }
+
+    fn withdraw(&self, _deadline: Moment) -> Result<()> {
+        *self.own.write() = SegmentDescriptor::default();
+        Ok(())
+    }
+}
