@@ -1,0 +1,80 @@
+//! The way to the master: one call, one answer, within a deadline.
+//!
+//! [`LeanLink`] speaks the lean door over sockets, in the calling thread. [`CallLink`] calls a
+//! master of the same process.
+
+mod circuit;
+mod connection;
+mod dial;
+mod lean;
+mod pool;
+
+use std::{
+    fmt,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use mooncake_base::{Moment, Result};
+use mooncake_proto::v1;
+
+pub use lean::LeanLink;
+
+/// A way to the master.
+pub trait MasterLink: fmt::Debug + Send + Sync {
+    /// Sends one call and waits for its answer.
+    ///
+    /// # Errors
+    /// `RPC_FAIL` if the master cannot be reached or the connection breaks, `RPC_TIMEOUT` if it
+    /// does not answer in time, a closed error after [`close`](Self::close). A failure that the
+    /// master answers with is part of the response.
+    fn call(&self, request: v1::Request, deadline: Moment) -> Result<v1::Response>;
+
+    /// Where it leads, for people.
+    fn address(&self) -> String;
+
+    /// Ends the link. Calls that wait fail soon, later ones at once.
+    fn close(&self);
+}
+
+type Dispatch = dyn Fn(v1::Request) -> Result<v1::Response> + Send + Sync;
+
+/// A link that is a function: a master of the same process, called without a socket.
+pub struct CallLink {
+    address: String,
+    dispatch: Box<Dispatch>,
+    is_closed: AtomicBool,
+}
+
+impl CallLink {
+    /// A link that answers each call with the function. The function must be short, as the
+    /// master's dispatch is: no deadline can interrupt it.
+    pub fn new(
+        address: impl Into<String>,
+        dispatch: impl Fn(v1::Request) -> Result<v1::Response> + Send + Sync + 'static,
+    ) -> Self {
+        Self { address: address.into(), dispatch: Box::new(dispatch), is_closed: false.into() }
+    }
+}
+
+impl MasterLink for CallLink {
+    fn call(&self, request: v1::Request, _: Moment) -> Result<v1::Response> {
+        if self.is_closed.load(Ordering::Acquire) {
+            return Err(pool::closed());
+        }
+        (self.dispatch)(request)
+    }
+
+    fn address(&self) -> String {
+        self.address.clone()
+    }
+
+    fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+    }
+}
+
+impl fmt::Debug for CallLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CallLink").field("address", &self.address).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,191 @@
+//! One connection to the master: a frame out, a frame in, by the calling thread itself.
+
+use std::{
+    io::{self, Read, Write},
+    mem::MaybeUninit,
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::BytesMut;
+use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_proto::lean;
+use prost::Message;
+use socket2::Socket;
+
+/// How much is read at once when the length of the answer is not known yet.
+const READ_BYTES: usize = 4 << 10;
+const READ_BYTES_MAX: usize = 256 << 10;
+
+/// Buffers that grew beyond this are not kept.
+const BUFFER_BYTES_KEPT: usize = 1 << 20;
+
+/// An open connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    socket: Arc<Socket>,
+    incoming: BytesMut,
+    outgoing: BytesMut,
+    /// The socket's receive and send time-outs as they are set now.
+    patience: Duration,
+    /// When it was used last.
+    last_used: Moment,
+}
+
+/// Why a call over a connection brought no answer. The connection is of no more use.
+#[derive(Debug)]
+pub(super) enum Broken {
+    /// The call cannot have been seen whole by the master.
+    Unsent(io::Error),
+    /// The call may have been done; not a byte of an answer came.
+    Unanswered(io::Error),
+    /// The answer broke off, or was none.
+    Garbled(Error),
+    /// The deadline passed first.
+    Late,
+}
+
+impl Connection {
+    /// Takes a connected socket.
+    pub(super) fn new(socket: Socket) -> Self {
+        Self {
+            socket: Arc::new(socket),
+            incoming: BytesMut::new(),
+            outgoing: BytesMut::new(),
+            patience: Duration::ZERO,
+            last_used: SystemClock.now(),
+        }
+    }
+
+    /// The socket, so that another thread may shut it down.
+    pub(super) fn socket(&self) -> &Arc<Socket> {
+        &self.socket
+    }
+
+    /// Sends the greeting and reads the server's.
+    pub(super) fn greet(&mut self, deadline: Moment) -> Result<lean::ServerGreeting, Broken> {
+        self.outgoing.extend_from_slice(&lean::client_greeting());
+        self.send(deadline)?;
+        self.receive(lean::GREETING_BYTES_MAX, deadline)
+    }
+
+    /// Sends one message and reads the answer to it.
+    ///
+    /// # Errors
+    /// Outside: the message is too large to be sent, and the connection is as good as before.
+    pub(super) fn exchange<A: Message + Default>(
+        &mut self,
+        message: &impl Message,
+        deadline: Moment,
+    ) -> Result<Result<A, Broken>> {
+        lean::encode(message, &mut self.outgoing)?;
+        let answer =
+            self.send(deadline).and_then(|()| self.receive(lean::FRAME_BYTES_MAX, deadline));
+        self.last_used = SystemClock.now();
+        if self.outgoing.capacity() > BUFFER_BYTES_KEPT {
+            self.outgoing = BytesMut::new();
+        }
+        if self.incoming.capacity() > BUFFER_BYTES_KEPT && self.incoming.is_empty() {
+            self.incoming = BytesMut::new();
+        }
+        Ok(answer)
+    }
+
+    /// How long nobody has used it.
+    pub(super) fn idle(&self, now: Moment) -> Duration {
+        now.since(self.last_used)
+    }
+
+    /// Whether the master has hung up, as far as can be seen without waiting.
+    pub(super) fn has_ended(&self) -> bool {
+        let mut byte = [MaybeUninit::uninit()];
+        match self.socket.recv_with_flags(&mut byte, libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+            // A byte that nobody asked for is as bad as the end.
+            Ok(_) => true,
+            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+        }
+    }
+
+    fn send(&mut self, deadline: Moment) -> Result<(), Broken> {
+        let mut sent = 0;
+        let outcome = loop {
+            if sent == self.outgoing.len() {
+                break Ok(());
+            }
+            if let Err(late) = self.set_patience(deadline) {
+                break Err(late);
+            }
+            match (&*self.socket).write(&self.outgoing[sent..]) {
+                Ok(0) => break Err(Broken::Unsent(io::ErrorKind::WriteZero.into())),
+                Ok(count) => sent += count,
+                Err(error) if is_passing(&error) => {}
+                Err(error) => break Err(Broken::Unsent(error)),
+            }
+        };
+        self.outgoing.clear();
+        outcome
+    }
+
+    fn receive<A: Message + Default>(
+        &mut self,
+        limit: usize,
+        deadline: Moment,
+    ) -> Result<A, Broken> {
+        loop {
+            match lean::decode(&mut self.incoming, limit) {
+                Ok(Some(answer)) => return Ok(answer),
+                Ok(None) => {}
+                Err(error) => return Err(Broken::Garbled(error)),
+            }
+            self.set_patience(deadline)?;
+            let filled = self.incoming.len();
+            // After the length has come the decoder has reserved room for all of the frame.
+            let room = (self.incoming.capacity() - filled).clamp(READ_BYTES, READ_BYTES_MAX);
+            self.incoming.resize(filled + room, 0);
+            let read = (&*self.socket).read(&mut self.incoming[filled..]);
+            self.incoming.truncate(filled + *read.as_ref().unwrap_or(&0));
+            let ended = match read {
+                Ok(0) => io::ErrorKind::UnexpectedEof.into(),
+                Ok(_) => continue,
+                Err(error) if is_passing(&error) => continue,
+                Err(error) => error,
+            };
+            return Err(if filled == 0 {
+                Broken::Unanswered(ended)
+            } else {
+                let text = "the connection to the master broke within an answer";
+                Broken::Garbled(Error::new(ErrorCode::RPC_FAIL, text).caused_by(ended))
+            });
+        }
+    }
+
+    /// Bounds the next wait on the socket by the deadline.
+    ///
+    /// The time-out is rounded down to a power of two, so that calls in a row seldom set another
+    /// one; a wait that ends early is begun anew.
+    fn set_patience(&mut self, deadline: Moment) -> Result<(), Broken> {
+        let left = deadline.left(SystemClock.now());
+        if left.is_zero() {
+            return Err(Broken::Late);
+        }
+        let millis = u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1);
+        let patience = Duration::from_millis(1 << millis.ilog2().min(20));
+        if patience != self.patience {
+            let set = self
+                .socket
+                .set_read_timeout(Some(patience))
+                .and_then(|()| self.socket.set_write_timeout(Some(patience)));
+            set.map_err(Broken::Unsent)?;
+            self.patience = patience;
+        }
+        Ok(())
+    }
+}
+
+/// Whether the socket's own time-out or a signal ended the wait; the deadline decides what next.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
+    )
+}

@@ -1,0 +1,127 @@
+//! From an address to a connection: every resolved address in turn, then the master's Unix socket
+//! if it serves the same master.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, ToSocketAddrs},
+    sync::mpsc,
+    time::Duration,
+};
+
+use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_proto::lean::{self, ServerGreeting};
+use socket2::{Domain, SockAddr, Socket, Type};
+
+use super::connection::{Broken, Connection};
+
+/// How long the Unix socket may take to accept and to greet. It is on this host or it is not.
+const UNIX_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Connects and exchanges greetings.
+///
+/// # Errors
+/// No address of the name answers as a master; the message is that of the last one tried.
+pub(super) fn dial(to: &Endpoint, may_use_unix: bool, deadline: Moment) -> Result<Connection> {
+    let (tcp, greeting) = dial_tcp(to, deadline)?;
+    if may_use_unix
+        && !greeting.unix_socket.is_empty()
+        && let Some(unix) = dial_unix(&greeting, deadline)
+    {
+        return Ok(unix);
+    }
+    Ok(tcp)
+}
+
+fn dial_tcp(to: &Endpoint, deadline: Moment) -> Result<(Connection, ServerGreeting)> {
+    let mut last = unreachable("the name of the master has no address");
+    for address in resolve(to, deadline)? {
+        let left = deadline.left(SystemClock.now());
+        if left.is_zero() {
+            return Err(unreachable("no connection to the master in time"));
+        }
+        match connect_tcp(address, left) {
+            Ok(socket) => match greet(socket, deadline) {
+                Ok(greeted) => return Ok(greeted),
+                Err(error) => last = error.with("resolved", address),
+            },
+            Err(error) => {
+                let text = "no connection to the master";
+                last = unreachable(text).with("resolved", address).caused_by(error);
+            }
+        }
+    }
+    Err(last)
+}
+
+fn connect_tcp(address: SocketAddr, patience: Duration) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.connect_timeout(&address.into(), patience)?;
+    socket.set_tcp_nodelay(true)?;
+    Ok(socket)
+}
+
+/// The Unix socket that the greeting names, if it can be reached from here and the very same
+/// master answers there. Anybody may bind an abstract name: only the id makes it the master's.
+fn dial_unix(tcp: &ServerGreeting, deadline: Moment) -> Option<Connection> {
+    let deadline = deadline.min(SystemClock.now() + UNIX_PATIENCE);
+    let connect = || -> io::Result<Socket> {
+        let address = SockAddr::unix(format!("\0{}", tcp.unix_socket))?;
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        // Bounds the connect too: it waits when the listener's backlog is full.
+        socket.set_write_timeout(Some(UNIX_PATIENCE))?;
+        socket.connect(&address)?;
+        Ok(socket)
+    };
+    let (connection, greeting) = greet(connect().ok()?, deadline).ok()?;
+    (greeting.master == tcp.master).then_some(connection)
+}
+
+fn greet(socket: Socket, deadline: Moment) -> Result<(Connection, ServerGreeting)> {
+    let mut connection = Connection::new(socket);
+    let greeting = connection.greet(deadline).map_err(|broken| match broken {
+        Broken::Unsent(source) | Broken::Unanswered(source) => {
+            unreachable("whoever listens there hung up instead of greeting").caused_by(source)
+        }
+        Broken::Garbled(source) => {
+            unreachable("whoever listens there is no mooncake master").caused_by(source)
+        }
+        Broken::Late => unreachable("whoever listens there did not greet in time"),
+    })?;
+    if greeting.version == lean::VERSION {
+        Ok((connection, greeting))
+    } else {
+        Err(Error::new(ErrorCode::INVALID_VERSION, "the master speaks another lean version")
+            .with("master_version", greeting.version)
+            .with("our_version", lean::VERSION))
+    }
+}
+
+/// The addresses of the name, in the resolver's order. The resolver knows no deadline: a name
+/// that is no address is looked up by a thread that may be left behind.
+fn resolve(to: &Endpoint, deadline: Moment) -> Result<Vec<SocketAddr>> {
+    let port = to.port.unwrap_or(0);
+    if let Ok(address) = to.host.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(address, port)]);
+    }
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let host = to.host.clone();
+    let look_up = move || {
+        let found = (host.as_str(), port).to_socket_addrs().map(Iterator::collect);
+        // Nobody listens any more if it took too long.
+        let _ = sender.send(found);
+    };
+    std::thread::Builder::new()
+        .name("mc-resolve".to_owned())
+        .spawn(look_up)
+        .map_err(|source| unreachable("no thread for the resolver").caused_by(source))?;
+    match receiver.recv_timeout(deadline.left(SystemClock.now())) {
+        Ok(found) => found.map_err(|source: io::Error| {
+            unreachable("the name of the master cannot be resolved").caused_by(source)
+        }),
+        Err(_) => Err(unreachable("the name of the master was not resolved in time")),
+    }
+}
+
+fn unreachable(text: &str) -> Error {
+    Error::new(ErrorCode::RPC_FAIL, text)
+}

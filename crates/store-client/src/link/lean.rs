@@ -1,0 +1,156 @@
+//! The lean door from the client's side: blocking sockets, used by the calling thread itself.
+
+use std::time::Duration;
+
+use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_proto::v1::{self, request::Call};
+use mooncake_transfer_engine::process;
+use parking_lot::Mutex;
+
+use super::{
+    MasterLink,
+    circuit::Circuit,
+    connection::{Broken, Connection},
+    dial,
+    pool::{Pool, Slot},
+};
+use crate::config::LinkConfig;
+
+/// The port a master listens on unless told otherwise.
+const DEFAULT_PORT: u16 = 50051;
+
+/// A connection that nobody used for so long is looked at before it is used again.
+const TRUSTED_IDLE: Duration = Duration::from_millis(100);
+
+/// A link over sockets: TCP, or the Unix socket that the master names in its greeting.
+#[derive(Debug)]
+pub struct LeanLink {
+    address: Endpoint,
+    config: LinkConfig,
+    pool: Pool,
+    circuit: Mutex<Circuit>,
+    generation: u64,
+}
+
+impl LeanLink {
+    /// A link to `host`, `host:port`, `[v6]` or `[v6]:port`. Nothing is connected yet: the first
+    /// call does that.
+    ///
+    /// # Errors
+    /// A text that is no address.
+    pub fn new(address: &str, config: LinkConfig) -> Result<Self> {
+        Ok(Self {
+            address: address.parse::<Endpoint>()?.or_port(DEFAULT_PORT),
+            pool: Pool::new(config.connections_max),
+            config,
+            circuit: Mutex::default(),
+            generation: process::generation(),
+        })
+    }
+
+    /// Makes a connection, unless one failed a moment ago.
+    fn connect(&self, deadline: Moment) -> Result<Connection> {
+        let timeout = self.config.connect_timeout;
+        let start = SystemClock.now();
+        self.circuit.lock().may_try(start, timeout)?;
+        let until = deadline.min(start + timeout);
+        let dialed = dial::dial(&self.address, self.config.may_use_unix_socket, until);
+        let now = SystemClock.now();
+        match dialed {
+            Ok(connection) => {
+                self.circuit.lock().succeed();
+                self.pool.admit(&connection)?;
+                Ok(connection)
+            }
+            Err(error) => {
+                self.circuit.lock().fail(error.clone(), now, now.since(start));
+                Err(error)
+            }
+        }
+    }
+
+    /// One attempt. `None`: the pooled connection was dead and the call may be made again.
+    fn attempt(&self, request: &v1::Request, deadline: Moment) -> Result<Option<v1::Response>> {
+        let mut slot = self.pool.take(deadline)?;
+        let (mut connection, is_fresh) = self.connection(&mut slot, request, deadline)?;
+        let error = match connection.exchange(request, deadline) {
+            Ok(Ok(response)) => {
+                slot.connection = Some(connection);
+                return Ok(Some(response));
+            }
+            Err(too_large) => {
+                slot.connection = Some(connection);
+                return Err(too_large);
+            }
+            Ok(Err(Broken::Unsent(_))) if !is_fresh => return Ok(None),
+            Ok(Err(Broken::Unanswered(_))) if !is_fresh && is_repeatable(request) => {
+                return Ok(None);
+            }
+            Ok(Err(Broken::Unsent(source) | Broken::Unanswered(source))) => {
+                let text = "the connection to the master broke before an answer came";
+                Error::new(ErrorCode::RPC_FAIL, text).caused_by(source)
+            }
+            Ok(Err(Broken::Garbled(error))) => error,
+            Ok(Err(Broken::Late)) => {
+                Error::new(ErrorCode::RPC_TIMEOUT, "the master did not answer in time")
+            }
+        };
+        Err(error)
+    }
+
+    /// The slot's connection if it can be relied on, or a new one.
+    fn connection(
+        &self,
+        slot: &mut Slot<'_>,
+        request: &v1::Request,
+        deadline: Moment,
+    ) -> Result<(Connection, bool)> {
+        if let Some(pooled) = slot.connection.take() {
+            let is_trusted =
+                is_repeatable(request) && pooled.idle(SystemClock.now()) < TRUSTED_IDLE;
+            if is_trusted || !pooled.has_ended() {
+                return Ok((pooled, false));
+            }
+            self.pool.drop_idle();
+        }
+        self.connect(deadline).map(|connection| (connection, true))
+    }
+}
+
+impl MasterLink for LeanLink {
+    fn call(&self, request: v1::Request, deadline: Moment) -> Result<v1::Response> {
+        if process::is_forked_since(self.generation) {
+            let text = "the link to the master was made before a fork and is the parent's";
+            return Err(Error::closed(text).with("master", &self.address));
+        }
+        let named = |error: Error| error.with("master", &self.address);
+        if let Some(response) = self.attempt(&request, deadline).map_err(named)? {
+            return Ok(response);
+        }
+        self.pool.drop_idle();
+        if let Some(response) = self.attempt(&request, deadline).map_err(named)? {
+            return Ok(response);
+        }
+        let text = "connections to the master break as soon as they are made";
+        Err(named(Error::new(ErrorCode::RPC_FAIL, text)))
+    }
+
+    fn address(&self) -> String {
+        self.address.to_string()
+    }
+
+    fn close(&self) {
+        // In a forked child the sockets are the parent's too.
+        if !process::is_forked_since(self.generation) {
+            self.pool.close();
+        }
+    }
+}
+
+/// Whether the call does the same when the master has done it once already.
+///
+/// The start of a put does not: the second one meets the first one's unfinished object, whose
+/// version nobody was told, and takes it for another writer's.
+fn is_repeatable(request: &v1::Request) -> bool {
+    !matches!(request.call, Some(Call::PutStart(_)))
+}

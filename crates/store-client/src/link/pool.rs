@@ -1,0 +1,115 @@
+//! A bounded pool of connections: the one used last is taken first.
+
+use std::sync::{Arc, Weak};
+
+use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use parking_lot::{Condvar, Mutex};
+use socket2::Socket;
+
+use super::connection::Connection;
+
+/// The connections of one link.
+#[derive(Debug)]
+pub(super) struct Pool {
+    limit: usize,
+    state: Mutex<State>,
+    returned: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    idle: Vec<Connection>,
+    /// Slots that are taken, with or without a connection.
+    taken: usize,
+    /// Every connection there is, so that closing wakes those who wait on one.
+    sockets: Vec<Weak<Socket>>,
+    is_closed: bool,
+}
+
+/// The right to use one connection. The slot is free again when this is dropped.
+#[derive(Debug)]
+pub(super) struct Slot<'a> {
+    pool: &'a Pool,
+    /// The connection: taken from the pool, or to be made by the one who holds the slot. What is
+    /// here in the end goes back into the pool.
+    pub(super) connection: Option<Connection>,
+}
+
+impl Pool {
+    /// An empty pool of at most so many.
+    pub(super) fn new(limit: usize) -> Self {
+        Self { limit: limit.max(1), state: Mutex::default(), returned: Condvar::new() }
+    }
+
+    /// A slot, perhaps with an idle connection.
+    ///
+    /// # Errors
+    /// The pool is closed, or every connection was in use until the deadline.
+    pub(super) fn take(&self, deadline: Moment) -> Result<Slot<'_>> {
+        let mut state = self.state.lock();
+        loop {
+            if state.is_closed {
+                return Err(closed());
+            }
+            if state.taken < self.limit {
+                state.taken += 1;
+                let connection = state.idle.pop();
+                return Ok(Slot { pool: self, connection });
+            }
+            let left = deadline.left(SystemClock.now());
+            if left.is_zero() {
+                let text = "every connection to the master was busy until the deadline";
+                return Err(Error::new(ErrorCode::RPC_TIMEOUT, text).with("limit", self.limit));
+            }
+            self.returned.wait_for(&mut state, left);
+        }
+    }
+
+    /// Makes a new connection known, so that closing reaches it.
+    ///
+    /// # Errors
+    /// The pool was closed meanwhile.
+    pub(super) fn admit(&self, connection: &Connection) -> Result<()> {
+        let mut state = self.state.lock();
+        if state.is_closed {
+            return Err(closed());
+        }
+        state.sockets.retain(|socket| socket.strong_count() > 0);
+        state.sockets.push(Arc::downgrade(connection.socket()));
+        Ok(())
+    }
+
+    /// Forgets the idle connections: one of them was found dead, and the others are as old.
+    pub(super) fn drop_idle(&self) {
+        let idle = std::mem::take(&mut self.state.lock().idle);
+        drop(idle);
+    }
+
+    /// Ends every connection and wakes all who wait.
+    pub(super) fn close(&self) {
+        let mut state = self.state.lock();
+        state.is_closed = true;
+        state.idle.clear();
+        for socket in state.sockets.drain(..).filter_map(|socket| socket.upgrade()) {
+            // It fails if the other side was faster.
+            let _ = socket.shutdown(std::net::Shutdown::Both);
+        }
+        self.returned.notify_all();
+    }
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        let mut state = self.pool.state.lock();
+        state.taken -= 1;
+        if !state.is_closed {
+            state.idle.extend(self.connection.take());
+        }
+        self.pool.returned.notify_one();
+    }
+}
+
+/// The failure of a call on a link that was closed.
+pub(super) fn closed() -> Error {
+    Error::closed("the link to the master was closed")
+}
