@@ -10,7 +10,9 @@
 pub mod config;
 pub(crate) mod copy;
 pub mod descriptor;
+pub mod handshake;
 pub mod memory;
+pub mod metadata;
 pub mod piece;
 pub mod process;
 pub mod region;
