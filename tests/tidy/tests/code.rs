@@ -1,0 +1,127 @@
+//! What code may do where: unsafe, the environment, the purity of the rules, Python's `__all__`.
+
+use mooncake_tidy::{File, files, regex, report};
+
+/// The files that may hold `unsafe`, with the reason. Everywhere else it is forbidden.
+const UNSAFE: &[(&str, &str)] = &[
+    ("crates/base/src/clock.rs", "reads the clock that runs on through suspend"),
+    ("crates/verbs/src/context.rs", "calls ibverbs"),
+    ("crates/verbs/src/device.rs", "calls ibverbs"),
+    ("crates/verbs/src/domain.rs", "calls ibverbs"),
+    ("crates/verbs/src/library.rs", "loads ibverbs"),
+    ("crates/verbs/src/memory.rs", "calls ibverbs"),
+    ("crates/verbs/src/queue.rs", "calls ibverbs"),
+    ("crates/verbs/tests/devices.rs", "lends memory to a device"),
+    ("crates/transfer-engine/src/copy.rs", "copies between addresses that were checked"),
+    ("crates/transfer-engine/src/piece.rs", "carries addresses of memory that was lent"),
+    ("crates/transfer-engine/src/process.rs", "asks to be told of a fork"),
+];
+
+#[test]
+fn unsafe_stands_only_in_the_files_that_are_listed() {
+    let pattern = regex(r"\bunsafe\b");
+    let mut found = Vec::new();
+    for file in rust() {
+        let listed = UNSAFE.iter().find(|(path, _)| *path == file.path);
+        let lines = file.matches(&pattern);
+        match listed {
+            None => found.extend(lines),
+            Some((path, _)) if lines.is_empty() => {
+                found.push(format!("{path}: holds none any more"))
+            }
+            Some(_) => {}
+        }
+    }
+    for (path, reason) in UNSAFE {
+        assert!(reason.split(' ').count() >= 2, "{path} needs a reason");
+        if !mooncake_tidy::root().join(path).exists() {
+            found.push(format!("{path}: is listed but gone"));
+        }
+    }
+    report("unsafe in a file that is not listed, or a stale row of the list", &found);
+}
+
+#[test]
+fn the_environment_is_read_in_one_place() {
+    let pattern = regex(r"\benv::(var|vars|set_var|remove_var)(_os)?\b");
+    let found: Vec<_> = rust()
+        .iter()
+        .filter(|file| file.path != "crates/base/src/env.rs")
+        .flat_map(|file| file.matches(&pattern))
+        .collect();
+    report("reads of the environment outside of mooncake_base::env", &found);
+}
+
+#[test]
+fn the_rules_of_the_master_know_no_clock_no_chance_and_no_io() {
+    let pattern = regex(concat!(
+        r"\b(Instant|SystemTime|SystemClock|tokio|getrandom|thread_rng|async|parking_lot|Mutex|RwLock)\b",
+        r"|\.await\b|\bstd::(fs|net|io|thread|process|env)\b|\brand::|\btracing::|\bmpsc\b",
+    ));
+    let is_rule = |file: &&File| {
+        file.path == "crates/master/src/state.rs"
+            || file.path.starts_with("crates/master/src/state/")
+    };
+    let rules = rust();
+    assert!(rules.iter().filter(is_rule).count() >= 2, "the rules lie in crates/master/src/state");
+    let found: Vec<_> =
+        rules.iter().filter(is_rule).flat_map(|file| file.matches(&pattern)).collect();
+    report("clocks, chance or I/O in the rules", &found);
+}
+
+#[test]
+fn nothing_is_left_unfinished_or_switched_off() {
+    let pattern = regex(r"\b(todo|unimplemented)!|#\[ignore");
+    let found: Vec<_> = rust().iter().flat_map(|file| file.matches(&pattern)).collect();
+    report("unfinished code or ignored tests", &found);
+}
+
+#[test]
+fn every_list_of_public_python_names_is_sorted() {
+    let list = regex(r"(?ms)^__all__(?:: [^=]+)? = [\[(](.*?)[\])]");
+    let mut found = Vec::new();
+    for file in files().iter().filter(|file| file.is("py") || file.is("pyi")) {
+        for parts in list.captures_iter(&file.text) {
+            let names: Vec<_> = parts[1].split('"').skip(1).step_by(2).collect();
+            if !names.is_sorted_by_key(|name| (kind_of_name(name), *name)) {
+                found.push(format!("{}: {names:?}", file.path));
+            }
+        }
+    }
+    report("__all__ out of order (constants, classes, functions; each by name)", &found);
+}
+
+#[test]
+fn every_public_python_module_says_what_is_public() {
+    let found: Vec<_> = files()
+        .into_iter()
+        .filter(|file| file.path.starts_with("python/mooncake/") && file.is("py"))
+        .filter(|file| {
+            let name = file.path.rsplit('/').next().unwrap_or_default();
+            let is_private =
+                file.path.split('/').any(|part| part.starts_with('_') && part != "__init__.py");
+            !is_private && name != "__main__.py" && !file.text.contains("\n__all__")
+        })
+        .map(|file| file.path)
+        .collect();
+    report("public modules without __all__", &found);
+}
+
+/// Constants come first, then classes, then the rest, as `ruff` sorts them.
+fn kind_of_name(name: &str) -> u8 {
+    let has_lower = name.chars().any(char::is_lowercase);
+    match name.chars().next() {
+        Some(first) if first.is_uppercase() && !has_lower && name.len() > 1 => 0,
+        Some(first) if first.is_uppercase() => 1,
+        _ => 2,
+    }
+}
+
+fn rust() -> Vec<File> {
+    files()
+        .into_iter()
+        .filter(|file| {
+            file.is("rs") && !file.is_generated() && !file.path.starts_with("tests/tidy/")
+        })
+        .collect()
+}
