@@ -49,8 +49,11 @@ impl LocalRange {
     }
 
     /// So many bytes of it, `from` bytes after its beginning.
-    pub(crate) const fn part(&self, from: usize, length: usize) -> Self {
-        debug_assert!(from <= self.length && length <= self.length - from);
+    ///
+    /// # Panics
+    /// If they are not all in it.
+    pub const fn part(&self, from: usize, length: usize) -> Self {
+        assert!(from <= self.length && length <= self.length - from);
         Self { address: self.address.wrapping_add(from), length, trust: self.trust }
     }
 
