@@ -1,9 +1,11 @@
-//! Writes what is generated and committed: the wire code of `crates/proto`.
+//! Writes what is generated and committed: the wire code of `crates/proto` and the pages of
+//! `docs/reference/`.
 //!
 //! `mooncake-codegen` writes the files; `mooncake-codegen --check` changes nothing and fails if one
 //! of them is stale. No system `protoc` is needed: `protox` compiles the definitions.
 #![allow(clippy::print_stdout, reason = "a program that reports to a person")]
 
+mod pages;
 mod wire;
 
 use std::path::{Path, PathBuf};
@@ -19,7 +21,8 @@ pub(crate) struct Generated {
 fn main() -> Result<()> {
     let is_check = std::env::args().skip(1).any(|argument| argument == "--check");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let files = wire::generate(&root)?;
+    let mut files = wire::generate(&root)?;
+    files.extend(pages::generate());
     let mut stale = Vec::new();
     for file in &files {
         let path = root.join(&file.path);

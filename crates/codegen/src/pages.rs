@@ -1,0 +1,89 @@
+//! The pages of `docs/reference/`, from the tables that the code itself uses.
+
+use std::{fmt::Write as _, path::Path};
+
+use mooncake_base::{env, error::CODES};
+
+use crate::Generated;
+
+const OUT: &str = "docs/reference";
+const NOTICE: &str = "<!-- Written by `make generate` from the code; edit that instead. -->";
+
+/// Every page.
+pub(crate) fn generate() -> Vec<Generated> {
+    vec![page("environment.md", &environment()), page("error-codes.md", &error_codes())]
+}
+
+fn page(name: &str, text: &str) -> Generated {
+    let (title, rest) = text.split_once('\n').unwrap_or((text, ""));
+    let content = format!("{title}\n\n{NOTICE}\n{rest}");
+    Generated { path: Path::new(OUT).join(name), content: content.into_bytes() }
+}
+
+fn environment() -> String {
+    let mut text = "# Environment variables\n\n\
+        Read by `mooncake_master` and by the Python package, once, when they start. An argument or a \
+        flag wins over a variable.\n\n\
+        | Variable | Default | What it does |\n|---|---|---|\n"
+        .to_owned();
+    for variable in env::ALL {
+        let names = names(variable.name, variable.aliases);
+        let (default, help) = (code(variable.default), cell(variable.help));
+        let _ = writeln!(text, "| {names} | {default} | {help} |");
+    }
+    text
+}
+
+fn error_codes() -> String {
+    let mut text = "# Error codes\n\n\
+        The numbers that the established calls give back, the kind that our own errors carry, and \
+        what usually helps. `0` is success.\n\n\
+        | Number | Name | Kind | What it means and what helps |\n|---|---|---|---|\n"
+        .to_owned();
+    for row in CODES {
+        let (number, remedy) = (row.code.number(), cell(row.remedy));
+        let _ = writeln!(text, "| {number} | `{}` | `{:?}` | {remedy} |", row.name, row.kind);
+    }
+    text
+}
+
+/// A name, and the older spellings that are read too.
+fn names(name: &str, aliases: &[&str]) -> String {
+    let mut text = format!("`{name}`");
+    for alias in aliases {
+        let _ = write!(text, "<br>also `{alias}`");
+    }
+    text
+}
+
+/// A value; nothing stays nothing.
+fn code(value: &str) -> String {
+    if value.is_empty() { String::new() } else { format!("`{}`", cell(value)) }
+}
+
+/// Text that does not end its cell.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|").replace('<', "&lt;").replace('\n', " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_does_not_break_out_of_its_cell() {
+        assert_eq!(cell("a|b\n<c>"), "a\\|b &lt;c>");
+        assert_eq!(code(""), "");
+    }
+
+    #[test]
+    fn every_page_has_a_title_the_notice_and_a_row_for_each_entry() {
+        for file in generate() {
+            let text = String::from_utf8(file.content).unwrap();
+            assert!(text.starts_with("# ") && text.contains(NOTICE), "{}", file.path.display());
+            let rows =
+                text.lines().filter(|line| line.starts_with("| `") || line.starts_with("| -"));
+            assert!(rows.count() > 10, "{}", file.path.display());
+        }
+    }
+}
