@@ -1,0 +1,243 @@
+//! A client of the store: lends memory to the pool, puts objects and reads them.
+
+mod batch;
+mod call;
+mod look;
+mod mount;
+mod peers;
+mod put;
+mod read;
+mod session;
+mod transfer;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use mooncake_base::{ClientId, Clock, Error, Moment, Result, SystemClock};
+use mooncake_proto::{convert::Caller, v1};
+use mooncake_transfer_engine::{Engine, process};
+use parking_lot::{Condvar, Mutex};
+
+use crate::{
+    config::ClientConfig,
+    link::MasterLink,
+    metrics::{Metrics, MetricsSnapshot},
+};
+pub use put::{Reservation, Write};
+
+use self::{mount::Segments, peers::Suspects, session::Session};
+
+/// How long closing tries to tell the master.
+const FAREWELL: Duration = Duration::from_millis(300);
+
+/// How long closing waits for the heartbeat thread, which may be in the middle of a connect.
+const LAST_BEAT: Duration = Duration::from_millis(100);
+
+/// A client of the store. Closed when dropped.
+///
+/// All its calls may be made from many threads at once. Each has a deadline, and after
+/// [`close`](Self::close) or in a forked child each fails at once.
+pub struct Client {
+    shared: Arc<Shared>,
+}
+
+/// What the calls and the heartbeat thread share.
+pub(crate) struct Shared {
+    config: ClientConfig,
+    id: ClientId,
+    /// What every call begins with.
+    caller: v1::Caller,
+    /// The name of its segments.
+    name: String,
+    engine: Engine,
+    link: Arc<dyn MasterLink>,
+    session: Session,
+    segments: Segments,
+    suspects: Suspects,
+    life: Life,
+    generation: u64,
+    metrics: Metrics,
+}
+
+/// Whether the client lives, and waits that its end cuts short.
+#[derive(Debug, Default)]
+struct Life {
+    state: Mutex<LifeState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct LifeState {
+    is_closed: bool,
+    is_heart_stopped: bool,
+}
+
+impl Client {
+    /// Registers with the master, lends the configured memory and keeps a heartbeat.
+    ///
+    /// Blocks for as long as the link's connect and call time-outs allow. The link is the
+    /// client's own from here on and ends with it; the engine is not.
+    ///
+    /// # Errors
+    /// The master cannot be reached or refuses, or there is no memory to lend.
+    pub fn connect(
+        config: ClientConfig,
+        engine: Engine,
+        link: Arc<dyn MasterLink>,
+    ) -> Result<Self> {
+        let id = ClientId::random();
+        let caller = Caller { client: id, tenant: config.tenant.clone() };
+        let name = match config.name.as_str() {
+            "" => engine.segment_name().to_owned(),
+            name => name.to_owned(),
+        };
+        let segment_bytes = config.segment_bytes;
+        let shared = Arc::new(Shared {
+            config,
+            id,
+            caller: (&caller).into(),
+            name,
+            engine,
+            link,
+            session: Session::default(),
+            segments: Segments::default(),
+            suspects: Suspects::default(),
+            life: Life::default(),
+            generation: process::generation(),
+            metrics: Metrics::default(),
+        });
+        shared.register(shared.rpc_deadline())?;
+        // From here on dropping it takes back what was done.
+        let client = Self { shared };
+        session::start(&client.shared)?;
+        if segment_bytes > 0 {
+            client.mount(segment_bytes)?;
+        }
+        Ok(client)
+    }
+
+    /// Its id.
+    pub fn id(&self) -> ClientId {
+        self.shared.id
+    }
+
+    /// The name that its segments go by.
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    /// The settings it was made with.
+    pub fn config(&self) -> &ClientConfig {
+        &self.shared.config
+    }
+
+    /// The engine that moves its bytes.
+    pub fn engine(&self) -> &Engine {
+        &self.shared.engine
+    }
+
+    /// Where its master is.
+    pub fn master_address(&self) -> String {
+        self.shared.link.address()
+    }
+
+    /// What it has done so far.
+    pub fn metrics(&self) -> MetricsSnapshot {
+        self.shared.metrics.snapshot()
+    }
+
+    /// Leaves the pool: tells the master if it answers soon, and gives the lent memory back to
+    /// the system. Takes less than half a second, also with a dead master. Closing again does
+    /// nothing.
+    pub fn close(&self) {
+        self.shared.close();
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("id", &self.shared.id)
+            .field("name", &self.shared.name)
+            .field("master", &self.shared.link.address())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// Whether calls may be made.
+    ///
+    /// # Errors
+    /// After a fork and after closing, as a closed error that says which.
+    fn check_open(&self) -> Result<()> {
+        // First: after a fork a lock may be held for ever by a thread that is not here.
+        if self.is_forked() {
+            let text = "the client was made before a fork; make another one in this process";
+            return Err(Error::closed(text).with("client", &self.name));
+        }
+        if self.is_closed() {
+            return Err(Error::closed("the client was closed").with("client", &self.name));
+        }
+        Ok(())
+    }
+
+    fn is_forked(&self) -> bool {
+        process::is_forked_since(self.generation)
+    }
+
+    fn is_closed(&self) -> bool {
+        self.life.state.lock().is_closed
+    }
+
+    fn rpc_deadline(&self) -> Moment {
+        SystemClock.now() + self.config.rpc_timeout
+    }
+
+    fn transfer_deadline(&self) -> Moment {
+        SystemClock.now() + self.config.transfer_timeout
+    }
+
+    /// Waits so long, or until the client is closed. Says whether it still lives.
+    fn rest(&self, time: Duration) -> bool {
+        let until = SystemClock.now() + time;
+        let mut state = self.life.state.lock();
+        while !state.is_closed {
+            let left = until.left(SystemClock.now());
+            if left.is_zero() {
+                return true;
+            }
+            self.life.changed.wait_for(&mut state, left);
+        }
+        false
+    }
+
+    fn close(&self) {
+        if self.is_forked() {
+            // Everything belongs to the parent, which goes on using it.
+            return;
+        }
+        if std::mem::replace(&mut self.life.state.lock().is_closed, true) {
+            return;
+        }
+        self.life.changed.notify_all();
+        self.farewell(SystemClock.now() + FAREWELL);
+        self.link.close();
+        let until = SystemClock.now() + LAST_BEAT;
+        let mut state = self.life.state.lock();
+        while !state.is_heart_stopped {
+            let left = until.left(SystemClock.now());
+            if left.is_zero() {
+                // It ends by itself as soon as its call does, and finds the client closed.
+                break;
+            }
+            self.life.changed.wait_for(&mut state, left);
+        }
+        drop(state);
+        mount::free_soon(self.segments.take_all());
+    }
+}

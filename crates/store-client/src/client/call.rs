@@ -1,0 +1,105 @@
+//! One call to the master, typed, and what its answers mean.
+
+use std::sync::Arc;
+
+use mooncake_base::{Error, ErrorCode, Moment, ObjectKey, ReplicaId, Result, SegmentId};
+use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
+
+use super::Shared;
+use crate::object::{Place, SegmentInfo};
+
+impl Shared {
+    /// Makes a call with the usual deadline; `pick` takes the answer that belongs to it.
+    pub(super) fn call<A>(&self, call: Call, pick: impl FnOnce(Answer) -> Option<A>) -> Result<A> {
+        self.call_until(call, self.rpc_deadline(), pick)
+    }
+
+    /// Makes a call with a deadline of its own.
+    pub(super) fn call_until<A>(
+        &self,
+        call: Call,
+        deadline: Moment,
+        pick: impl FnOnce(Answer) -> Option<A>,
+    ) -> Result<A> {
+        self.check_open()?;
+        self.call_anyhow(call, deadline, pick)
+    }
+
+    /// Makes a call even if the client is about to end.
+    pub(super) fn call_anyhow<A>(
+        &self,
+        call: Call,
+        deadline: Moment,
+        pick: impl FnOnce(Answer) -> Option<A>,
+    ) -> Result<A> {
+        let response = self.link.call(v1::Request { call: Some(call) }, deadline);
+        self.metrics.count_call(response.is_ok());
+        match response?.call {
+            Some(Answer::Failure(failure)) => Err((&failure).into()),
+            Some(answer) => pick(answer).ok_or_else(|| nonsense("it answers another call")),
+            None => Err(nonsense("it is empty")),
+        }
+    }
+}
+
+/// A failure that the master gave for one key, with that key if its words do not have it.
+pub(super) fn item_error(failure: &v1::Failure, key: &ObjectKey) -> Error {
+    let error = Error::from(failure);
+    if failure.message.contains("key=") { error } else { error.with("key", key) }
+}
+
+/// An answer that no master of ours would give.
+pub(super) fn nonsense(what: &str) -> Error {
+    Error::new(ErrorCode::RPC_FAIL, "the master's answer makes no sense").with("because", what)
+}
+
+/// Checks that the answer has one result for each item.
+pub(super) fn check_count(results: usize, items: usize) -> Result<()> {
+    if results == items { Ok(()) } else { Err(nonsense("it has another number of results")) }
+}
+
+/// Reads the segments that the places of an answer point into.
+pub(super) fn read_segments(segments: Vec<v1::Segment>) -> Result<Vec<Arc<SegmentInfo>>> {
+    segments.into_iter().map(|segment| read_segment(segment).map(Arc::new)).collect()
+}
+
+/// Reads one segment.
+pub(super) fn read_segment(segment: v1::Segment) -> Result<SegmentInfo> {
+    let id = SegmentId::from_bytes(&segment.id).ok_or_else(|| nonsense("a segment has no id"))?;
+    if segment.base.checked_add(segment.length).is_none() {
+        return Err(nonsense("a segment wraps around"));
+    }
+    Ok(SegmentInfo {
+        id,
+        name: segment.name,
+        endpoint: segment.endpoint,
+        base: segment.base,
+        length: segment.length,
+        protocol: segment.protocol,
+    })
+}
+
+/// Reads the places of one object of that length.
+pub(super) fn read_places(
+    places: &[v1::Place],
+    segments: &[Arc<SegmentInfo>],
+    length: u64,
+) -> Result<Vec<Place>> {
+    let read = |place: &v1::Place| {
+        let segment = segments
+            .get(place.segment as usize)
+            .ok_or_else(|| nonsense("a place is in no segment"))?;
+        let fits = place.length == length
+            && place.offset.checked_add(length).is_some_and(|end| end <= segment.length);
+        if !fits {
+            return Err(nonsense("a place does not fit its segment or its object"));
+        }
+        Ok(Place {
+            segment: Arc::clone(segment),
+            offset: place.offset,
+            length,
+            replica: ReplicaId(place.replica),
+        })
+    };
+    places.iter().map(read).collect()
+}

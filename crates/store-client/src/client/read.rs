@@ -1,0 +1,364 @@
+//! Reading: where an object lies, then its bytes straight from there, counted only if the memory
+//! was the object's for as long as the read took.
+
+use std::{borrow::Cow, time::Duration};
+
+use bytes::Bytes;
+use mooncake_base::{
+    Clock, Error, ErrorCode, ErrorKind, Moment, ObjectKey, ReplicaId, Result, SystemClock, Version,
+};
+use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
+use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
+
+use super::{Client, Shared, batch, call, transfer::Job};
+use crate::object::{Located, Read, Span};
+
+/// Taken off each fence, beside a part of it: our clock and the master's run at different speeds.
+const FENCE_MARGIN: Duration = Duration::from_millis(5);
+
+/// The part: 1/50, far more than any two clocks drift apart.
+const FENCE_MARGIN_SHARE: u32 = 50;
+
+/// A read on its way.
+#[derive(Debug)]
+struct Attempt<'a> {
+    located: Cow<'a, Located>,
+    span: Span,
+    /// Offsets within the object, and where the bytes from there go.
+    ranges: Vec<(u64, LocalRange)>,
+    length: u64,
+    /// The copies still to be tried, the best one last.
+    candidates: Vec<usize>,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Open,
+    /// From that copy, complete at that moment.
+    Done(ReplicaId, Moment),
+    Failed(Error),
+}
+
+impl Client {
+    /// Finds objects, to be read soon: leases them and fences their memory for the reading.
+    ///
+    /// # Errors
+    /// By key: `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY` while it is being written, or the
+    /// master cannot be reached.
+    pub fn locate(&self, keys: &[ObjectKey]) -> Vec<Result<Located>> {
+        self.shared.locate(keys, true)
+    }
+
+    /// Finds objects without the intention to read them: leases them, fences nothing. Reading
+    /// them all the same costs one more call.
+    ///
+    /// # Errors
+    /// As [`locate`](Self::locate).
+    pub fn describe(&self, keys: &[ObjectKey]) -> Vec<Result<Located>> {
+        self.shared.locate(keys, false)
+    }
+
+    /// Reads located objects or parts of them into memory, one transfer per peer, and says how
+    /// many bytes each brought. Copies are tried in turn, and what was read too late to be sure
+    /// of is confirmed by the master or read again.
+    ///
+    /// A whole object that was replaced meanwhile may come as the newer one if that is as long.
+    ///
+    /// # Errors
+    /// By read: the destination is too small or the range outside of the object
+    /// (`INVALID_PARAMS`), no copy can be read (`TRANSFER_FAIL`), the object was replaced or
+    /// removed while it was read (`LEASE_EXPIRED`, `OBJECT_NOT_FOUND`). The destination then
+    /// holds nothing of meaning.
+    pub fn read(&self, reads: &[Read<'_>]) -> Vec<Result<u64>> {
+        let outcomes = self.shared.read(reads);
+        for outcome in &outcomes {
+            self.shared.metrics.count_read(outcome.as_ref().ok().copied());
+        }
+        outcomes
+    }
+}
+
+impl Shared {
+    fn locate(&self, keys: &[ObjectKey], has_fence: bool) -> Vec<Result<Located>> {
+        let located =
+            batch::for_keys(keys, |keys, packed| self.locate_part(keys, packed, has_fence));
+        for outcome in &located {
+            self.metrics.count_located(outcome.is_ok());
+        }
+        located
+    }
+
+    fn locate_part(
+        &self,
+        keys: &[ObjectKey],
+        packed: Vec<Bytes>,
+        has_fence: bool,
+    ) -> Result<Vec<Result<Located>>> {
+        let call = Call::Locate(v1::LocateRequest {
+            caller: Some(self.caller.clone()),
+            keys: packed,
+            lease: true,
+            fence: has_fence,
+        });
+        // The fence counts from before the call was sent: the master cannot have begun earlier.
+        let sent = SystemClock.now();
+        let response = self.call(call, |answer| match answer {
+            Answer::Locate(response) => Some(response),
+            _ => None,
+        })?;
+        call::check_count(response.results.len(), keys.len())?;
+        let segments = call::read_segments(response.segments)?;
+        let fence = Duration::from_millis(response.fence_ms);
+        let margin = FENCE_MARGIN + fence / FENCE_MARGIN_SHARE;
+        let fence = sent + fence.saturating_sub(margin);
+        let read = |(result, key): (v1::LocateResult, &ObjectKey)| match &result.failure {
+            Some(failure) => Err(call::item_error(failure, key)),
+            None => Ok(Located {
+                key: key.clone(),
+                version: Version(result.version),
+                length: result.length,
+                places: call::read_places(&result.places, &segments, result.length)?,
+                fence,
+            }),
+        };
+        Ok(response.results.into_iter().zip(keys).map(read).collect())
+    }
+
+    fn read(&self, reads: &[Read<'_>]) -> Vec<Result<u64>> {
+        if let Err(error) = self.check_open() {
+            return reads.iter().map(|_| Err(error.clone())).collect();
+        }
+        let deadline = self.transfer_deadline();
+        let now = SystemClock.now();
+        let mut attempts: Vec<Result<Attempt<'_>>> = reads
+            .iter()
+            .map(|read| self.attempt(Cow::Borrowed(read.located), read.span, read.into, now))
+            .collect();
+        self.pass(&mut attempts, deadline);
+        self.pass_again(reads, &mut attempts, deadline);
+        attempts.into_iter().map(|attempt| attempt.and_then(Attempt::finish)).collect()
+    }
+
+    /// Checks a read and decides where its bytes go.
+    fn attempt<'a>(
+        &self,
+        located: Cow<'a, Located>,
+        span: Span,
+        into: &[LocalRange],
+        now: Moment,
+    ) -> Result<Attempt<'a>> {
+        let (offset, length) = match span {
+            Span::Whole => (0, located.length),
+            Span::Range { offset, length } => (offset, length),
+        };
+        if offset.checked_add(length).is_none_or(|end| end > located.length) {
+            return Err(Error::invalid("the range ends outside of the object")
+                .with("key", &located.key)
+                .with("object_bytes", located.length)
+                .with("offset", offset)
+                .with("length", length));
+        }
+        let ranges = fill(offset, length, into).ok_or_else(|| {
+            let room: u64 = into.iter().map(|range| range.length() as u64).sum();
+            Error::invalid("the destination is smaller than what is to be read")
+                .with("key", &located.key)
+                .with("destination_bytes", room)
+                .with("bytes", length)
+        })?;
+        let mut candidates = self.preference(&located.key, &located.places, now);
+        candidates.reverse();
+        // Nothing is to be read from nowhere: that is done already.
+        let state = match length {
+            0 => State::Done(ReplicaId(0), Moment::default()),
+            _ => State::Open,
+        };
+        Ok(Attempt { located, span, ranges, length, candidates, state })
+    }
+
+    /// Tries the copies of every open read in turn, then has late reads confirmed.
+    fn pass(&self, attempts: &mut [Result<Attempt<'_>>], deadline: Moment) {
+        loop {
+            let mut jobs = Vec::new();
+            let mut running = Vec::new();
+            for attempt in attempts.iter_mut().filter_map(|attempt| attempt.as_mut().ok()) {
+                if let Some((job, replica)) = attempt.next_job() {
+                    jobs.push(job);
+                    running.push((attempt, replica));
+                }
+            }
+            if jobs.is_empty() {
+                break;
+            }
+            self.run(Opcode::Read, &mut jobs, deadline);
+            let now = SystemClock.now();
+            for ((attempt, replica), job) in running.into_iter().zip(jobs) {
+                match job.outcome {
+                    Ok(()) => attempt.state = State::Done(replica, now),
+                    Err(_) if !attempt.candidates.is_empty() && !deadline.has_passed(now) => {}
+                    Err(error) => {
+                        let key = &attempt.located.key;
+                        attempt.state = State::Failed(error.with("key", key));
+                    }
+                }
+            }
+        }
+        let late: Vec<_> = attempts
+            .iter_mut()
+            .filter_map(|attempt| attempt.as_mut().ok().filter(|attempt| attempt.is_late()))
+            .collect();
+        if !late.is_empty() {
+            self.metrics.count_late(late.len());
+            self.confirm(late);
+        }
+    }
+
+    /// Asks whether the copies that were read still stand, and throws away what does not.
+    fn confirm(&self, mut late: Vec<&mut Attempt<'_>>) {
+        let sizes = late.iter().map(|attempt| attempt.located.key.as_bytes().len());
+        for range in batch::cut(sizes, batch::KEY_BYTES_MAX) {
+            let part = &mut late[range];
+            let reads = part.iter().map(|attempt| attempt.reference()).collect();
+            let call = Call::Verify(v1::VerifyRequest { caller: Some(self.caller.clone()), reads });
+            let answer = self.call(call, |answer| match answer {
+                Answer::Verify(response) => Some(response.still_stands),
+                _ => None,
+            });
+            let answer = answer.and_then(|stands| {
+                call::check_count(stands.len(), part.len())?;
+                Ok(stands)
+            });
+            for (at, attempt) in part.iter_mut().enumerate() {
+                match &answer {
+                    Ok(stands) if stands[at] => {}
+                    Ok(_) => attempt.state = State::Failed(expired(&attempt.located.key)),
+                    Err(error) => attempt.state = State::Failed(error.clone()),
+                }
+            }
+        }
+    }
+
+    /// Finds anew what failed, and reads it once more if it is somewhere else now or was only too
+    /// late.
+    fn pass_again(
+        &self,
+        reads: &[Read<'_>],
+        attempts: &mut [Result<Attempt<'_>>],
+        deadline: Moment,
+    ) {
+        let failed: Vec<usize> = (0..attempts.len())
+            .filter(|&at| attempts[at].as_ref().is_ok_and(Attempt::is_worth_another))
+            .collect();
+        if failed.is_empty() || deadline.has_passed(SystemClock.now()) {
+            return;
+        }
+        let keys: Vec<_> = failed.iter().map(|&at| reads[at].located.key.clone()).collect();
+        let mut again = Vec::new();
+        let mut owners = Vec::new();
+        for (&at, located) in failed.iter().zip(self.locate(&keys, true)) {
+            let Ok(old) = &attempts[at] else { continue };
+            match located {
+                Ok(new) if old.may_become(&new) => {
+                    let now = SystemClock.now();
+                    again.push(self.attempt(Cow::Owned(new), old.span, reads[at].into, now));
+                    owners.push(at);
+                }
+                Ok(_) => {}
+                Err(error) => attempts[at] = Err(error),
+            }
+        }
+        self.pass(&mut again, deadline);
+        for (at, attempt) in owners.into_iter().zip(again) {
+            attempts[at] = attempt;
+        }
+    }
+}
+
+impl Attempt<'_> {
+    /// The transfer from the next copy, if the read is open.
+    fn next_job(&mut self) -> Option<(Job, ReplicaId)> {
+        if !matches!(self.state, State::Open) {
+            return None;
+        }
+        let Some(at) = self.candidates.pop() else {
+            let text = "no copy of the object can be read";
+            let error = Error::new(ErrorCode::TRANSFER_FAIL, text).with("key", &self.located.key);
+            self.state = State::Failed(error);
+            return None;
+        };
+        let place = &self.located.places[at];
+        let piece =
+            |(offset, range): &(u64, LocalRange)| Piece::new(*range, place.address() + offset);
+        let pieces = self.ranges.iter().map(piece).collect();
+        Some((Job::new(&place.segment, pieces), place.replica))
+    }
+
+    fn is_late(&self) -> bool {
+        matches!(&self.state, State::Done(_, at) if self.length > 0 && self.located.fence.has_passed(*at))
+    }
+
+    fn is_worth_another(&self) -> bool {
+        let State::Failed(error) = &self.state else { return false };
+        error.kind() == ErrorKind::TransferFailed || error.code() == ErrorCode::LEASE_EXPIRED
+    }
+
+    /// Whether the read may go on with what was located later.
+    ///
+    /// A part of an object is read from the same version only, since its caller puts it beside
+    /// other parts. The same copies that could not be read before are not tried again.
+    fn may_become(&self, new: &Located) -> bool {
+        let is_same_version = self.located.version == new.version;
+        let is_allowed = match self.span {
+            Span::Whole => self.located.length == new.length,
+            Span::Range { .. } => is_same_version,
+        };
+        let is_expired =
+            matches!(&self.state, State::Failed(e) if e.code() == ErrorCode::LEASE_EXPIRED);
+        let has_moved = !is_same_version
+            || new
+                .places
+                .iter()
+                .any(|place| self.located.places.iter().all(|old| old.replica != place.replica));
+        is_allowed && (is_expired || has_moved)
+    }
+
+    fn reference(&self) -> v1::ReadRef {
+        let replica = match self.state {
+            State::Done(replica, _) => replica.0,
+            State::Open | State::Failed(_) => 0,
+        };
+        v1::ReadRef {
+            key: self.located.key.as_bytes().to_vec().into(),
+            version: self.located.version.0,
+            replica,
+        }
+    }
+
+    fn finish(self) -> Result<u64> {
+        match self.state {
+            State::Done(..) => Ok(self.length),
+            State::Failed(error) => Err(error),
+            State::Open => Err(Error::internal("a read was left out of its batch")),
+        }
+    }
+}
+
+/// Lays so many bytes from an offset on into the ranges, in order; `None` if they do not fit.
+fn fill(offset: u64, length: u64, into: &[LocalRange]) -> Option<Vec<(u64, LocalRange)>> {
+    let mut ranges = Vec::with_capacity(into.len());
+    let mut done = 0;
+    for range in into {
+        let left = length - done;
+        let taken = left.min(range.length() as u64);
+        if taken > 0 {
+            ranges.push((offset + done, range.part(0, taken as usize)));
+        }
+        done += taken;
+    }
+    (done == length).then_some(ranges)
+}
+
+fn expired(key: &ObjectKey) -> Error {
+    let text = "the object was replaced or removed while it was read";
+    Error::new(ErrorCode::LEASE_EXPIRED, text).with("key", key)
+}

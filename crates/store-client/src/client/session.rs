@@ -1,0 +1,154 @@
+//! Being known to the master: registering, heartbeats, and coming back after it forgot us.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
+use parking_lot::Mutex;
+
+use super::Shared;
+
+/// The shortest time between two heartbeats, whatever the master says.
+const INTERVAL_MIN: Duration = Duration::from_millis(10);
+
+/// How long after a failed heartbeat the next one is tried, at the most.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// How long the master may take to answer a heartbeat.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What we agreed on with the master.
+#[derive(Debug, Default)]
+pub(super) struct Session {
+    /// Held by the one who registers or mounts, across its calls (which have deadlines), so that
+    /// no two announce segments in a different order. Taken before `terms`.
+    turn: Mutex<()>,
+    terms: Mutex<Terms>,
+}
+
+#[derive(Debug, Default, Clone)]
+struct Terms {
+    /// Which master it was: changes whenever one starts anew.
+    master: Bytes,
+    interval: Duration,
+    /// How often we have registered.
+    registrations: u64,
+}
+
+/// Starts the heartbeat thread. It ends with the client.
+pub(super) fn start(shared: &Arc<Shared>) -> Result<()> {
+    let shared = Arc::clone(shared);
+    std::thread::Builder::new()
+        .name("mc-heartbeat".to_owned())
+        .spawn(move || {
+            beat(&shared);
+            shared.life.state.lock().is_heart_stopped = true;
+            shared.life.changed.notify_all();
+        })
+        .map(drop)
+        .map_err(|source| Error::internal("no thread for the heartbeat").caused_by(source))
+}
+
+fn beat(shared: &Shared) {
+    let mut is_reachable = true;
+    let mut pause = shared.interval();
+    while shared.rest(pause) {
+        let outcome = shared.heartbeat();
+        pause = match &outcome {
+            Ok(()) => shared.interval(),
+            Err(_) => shared.interval().min(RETRY),
+        };
+        match outcome {
+            Ok(()) if !is_reachable => tracing::info!(client = %shared.name, "the master is back"),
+            Err(error) if is_reachable && !shared.is_closed() => {
+                tracing::warn!(client = %shared.name, %error, "heartbeat failed; trying again");
+            }
+            _ => {}
+        }
+        is_reachable = pause == shared.interval();
+    }
+}
+
+impl Shared {
+    /// Introduces the client and announces the segments it has.
+    pub(super) fn register(&self, deadline: Moment) -> Result<()> {
+        let _turn = self.turn(deadline)?;
+        self.register_now(deadline)
+    }
+
+    /// Registers again because the master did not know the client in a call made before; does
+    /// nothing if somebody else was faster.
+    pub(super) fn revive(&self, registrations: u64, deadline: Moment) -> Result<()> {
+        let _turn = self.turn(deadline)?;
+        if self.registrations() != registrations {
+            return Ok(());
+        }
+        self.register_now(deadline)
+    }
+
+    /// How often the client has registered: to be asked before a call that may find it unknown.
+    pub(super) fn registrations(&self) -> u64 {
+        self.session.terms.lock().registrations
+    }
+
+    /// The right to announce segments.
+    pub(super) fn turn(&self, deadline: Moment) -> Result<parking_lot::MutexGuard<'_, ()>> {
+        self.check_open()?;
+        self.session.turn.try_lock_for(deadline.left(SystemClock.now())).ok_or_else(|| {
+            Error::new(ErrorCode::RPC_TIMEOUT, "another thread is still registering the client")
+                .with("master", self.link.address())
+        })
+    }
+
+    /// Takes leave of the master, if it listens.
+    pub(super) fn farewell(&self, deadline: Moment) {
+        let call = Call::Unregister(v1::UnregisterRequest { caller: Some(self.caller.clone()) });
+        let told = self.call_anyhow(call, deadline, |answer| match answer {
+            Answer::Unregister(_) => Some(()),
+            _ => None,
+        });
+        if let Err(error) = told {
+            tracing::debug!(client = %self.name, %error, "left without the master knowing");
+        }
+    }
+
+    fn register_now(&self, deadline: Moment) -> Result<()> {
+        let call = Call::Register(v1::RegisterRequest {
+            caller: Some(self.caller.clone()),
+            name: self.name.clone(),
+            process: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        });
+        let response = self.call_until(call, deadline, |answer| match answer {
+            Answer::Register(response) => Some(response),
+            _ => None,
+        })?;
+        let interval = Duration::from_millis(response.heartbeat_interval_ms).max(INTERVAL_MIN);
+        self.announce(&self.segments.all(), deadline)?;
+        let mut terms = self.session.terms.lock();
+        let registrations = terms.registrations + 1;
+        *terms = Terms { master: response.master, interval, registrations };
+        Ok(())
+    }
+
+    fn heartbeat(&self) -> Result<()> {
+        let deadline = SystemClock.now() + PATIENCE.min(self.config.rpc_timeout);
+        let terms = self.session.terms.lock().clone();
+        let call = Call::Heartbeat(v1::HeartbeatRequest { caller: Some(self.caller.clone()) });
+        let response = self.call_until(call, deadline, |answer| match answer {
+            Answer::Heartbeat(response) => Some(response),
+            _ => None,
+        })?;
+        if response.is_known && response.master == terms.master {
+            return Ok(());
+        }
+        self.revive(terms.registrations, deadline)?;
+        tracing::info!(client = %self.name, "registered again with a master that did not know us");
+        Ok(())
+    }
+
+    fn interval(&self) -> Duration {
+        self.session.terms.lock().interval
+    }
+}

@@ -1,0 +1,152 @@
+//! Copies of objects on their way: one transfer per peer, however many objects.
+
+use std::sync::Arc;
+
+use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_transfer_engine::{Opcode, Piece, TransportKind};
+use rustc_hash::FxHashMap;
+
+use super::Shared;
+use crate::object::SegmentInfo;
+
+/// Transfers to several peers run at the same time if each has at least so much to do.
+const PARALLEL_BYTES_MIN: u64 = 1 << 20;
+
+/// How many peers are served at the same time, at the most.
+const PARALLEL_PEERS_MAX: usize = 8;
+
+/// One copy of one object, or a part of it, to be moved.
+#[derive(Debug)]
+pub(super) struct Job {
+    /// Where the peer's side is.
+    pub(super) segment: Arc<SegmentInfo>,
+    /// What is to be moved.
+    pub(super) pieces: Vec<Piece>,
+    /// How it went; open until it has run.
+    pub(super) outcome: Result<()>,
+}
+
+/// The jobs for one peer.
+struct Group<'a> {
+    jobs: Vec<&'a mut Job>,
+    bytes: u64,
+}
+
+impl Job {
+    /// A job to be done.
+    pub(super) fn new(segment: &Arc<SegmentInfo>, pieces: Vec<Piece>) -> Self {
+        Self { segment: Arc::clone(segment), pieces, outcome: Ok(()) }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.local.length() as u64).sum()
+    }
+}
+
+impl Shared {
+    /// Runs every job and gives each its outcome.
+    pub(super) fn run(&self, opcode: Opcode, jobs: &mut [Job], deadline: Moment) {
+        let mut groups = group(jobs);
+        let is_parallel = groups.len() > 1
+            && groups.iter().filter(|group| group.bytes >= PARALLEL_BYTES_MIN).count() > 1;
+        if !is_parallel {
+            for group in &mut groups {
+                self.run_group(opcode, group, deadline);
+            }
+            return;
+        }
+        let share = groups.len().div_ceil(PARALLEL_PEERS_MAX);
+        std::thread::scope(|scope| {
+            let mut shares = groups.chunks_mut(share);
+            let own = shares.next();
+            for share in shares {
+                scope.spawn(move || {
+                    for group in share {
+                        self.run_group(opcode, group, deadline);
+                    }
+                });
+            }
+            for group in own.into_iter().flatten() {
+                self.run_group(opcode, group, deadline);
+            }
+        });
+    }
+
+    fn run_group(&self, opcode: Opcode, group: &mut Group<'_>, deadline: Moment) {
+        let Some(first) = group.jobs.first() else { return };
+        let segment = Arc::clone(&first.segment);
+        let peer = match self.engine.open(&segment.endpoint, deadline) {
+            Ok(peer) => peer,
+            Err(error) => {
+                let error = self.blame(error, &segment);
+                for job in &mut group.jobs {
+                    job.outcome = Err(error.clone());
+                }
+                return;
+            }
+        };
+        let mut pieces: Vec<Piece> = Vec::new();
+        let counts: Vec<usize> = group.jobs.iter().map(|job| job.pieces.len()).collect();
+        for job in &mut group.jobs {
+            pieces.append(&mut job.pieces);
+        }
+        self.engine.transfer(&peer, opcode, &mut pieces, deadline);
+        let kind = peer.transport();
+        let mut pieces = pieces.into_iter();
+        for (job, count) in group.jobs.iter_mut().zip(counts) {
+            job.pieces.extend(pieces.by_ref().take(count));
+            self.settle(job, kind);
+        }
+    }
+
+    /// Takes the outcome of a job from that of its pieces.
+    fn settle(&self, job: &mut Job, kind: TransportKind) {
+        let failed = job.pieces.iter_mut().find_map(|piece| match piece.outcome.take() {
+            Some(Ok(())) => None,
+            Some(Err(error)) => Some(error),
+            None => Some(Error::new(ErrorCode::TRANSFER_FAIL, "the transfer did not happen")),
+        });
+        match failed {
+            None => {
+                self.metrics.count_copy(kind, Some(job.bytes()));
+                self.suspects.clear(&job.segment.endpoint);
+                job.outcome = Ok(());
+            }
+            Some(error) => {
+                self.metrics.count_copy(kind, None);
+                job.outcome = Err(self.blame(error, &job.segment));
+            }
+        }
+    }
+
+    /// Notes that a peer failed, and names it.
+    fn blame(&self, error: Error, segment: &SegmentInfo) -> Error {
+        // Memory of our own that is not there says nothing about the peer.
+        if error.code() != ErrorCode::INVALID_PARAMS {
+            self.suspects.add(&segment.endpoint, SystemClock.now());
+            self.metrics.count_peer_error(&segment.endpoint);
+        }
+        error.with("segment", &segment.name).with("peer", &segment.endpoint)
+    }
+}
+
+/// Sorts the jobs by peer. Peers are told apart by their endpoints: a peer has many segments.
+fn group(jobs: &mut [Job]) -> Vec<Group<'_>> {
+    let mut groups: Vec<Group<'_>> = Vec::new();
+    let mut by_endpoint: FxHashMap<String, usize> = FxHashMap::default();
+    let mut last = None;
+    for job in jobs {
+        let bytes = job.bytes();
+        let is_same = |at: &usize| groups[*at].jobs[0].segment.endpoint == job.segment.endpoint;
+        let at = last.filter(is_same).unwrap_or_else(|| {
+            *by_endpoint.entry(job.segment.endpoint.clone()).or_insert(groups.len())
+        });
+        if at == groups.len() {
+            groups.push(Group { jobs: Vec::new(), bytes: 0 });
+        }
+        groups[at].bytes += bytes;
+        groups[at].jobs.push(job);
+        last = Some(at);
+    }
+    groups
+}
