@@ -154,3 +154,6 @@ impl MasterLink for LeanLink {
 fn is_repeatable(request: &v1::Request) -> bool {
     !matches!(request.call, Some(Call::PutStart(_)))
 }
+
+#[cfg(test)]
+mod tests;
