@@ -4,6 +4,7 @@ use std::{
     future::Future,
     io,
     net::SocketAddr,
+    os::fd::{AsRawFd, RawFd},
     sync::{Arc, mpsc::sync_channel},
     time::Duration,
 };
@@ -15,6 +16,8 @@ use tokio::{
     sync::Semaphore,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::process;
 
 /// How long `close` waits for tasks that have been told to end; they end at their next wait.
 const CLOSE_PATIENCE: Duration = Duration::from_millis(200);
@@ -31,6 +34,15 @@ pub(crate) enum Surplus {
     Close,
 }
 
+/// A connection that was accepted. A forked child closes it at once, so that nobody takes the
+/// child for us; hence it is dropped whole.
+#[derive(Debug)]
+pub(crate) struct Accepted {
+    /// Dropped before the stream: a number that is closed may be another file's at once.
+    _guarded: Guarded,
+    pub(crate) stream: TcpStream,
+}
+
 /// A running listener.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
@@ -38,7 +50,7 @@ pub(crate) struct Acceptor {
     stop: CancellationToken,
     tasks: TaskTracker,
     runtime: Handle,
-    process: u32,
+    generation: u64,
 }
 
 impl Acceptor {
@@ -50,7 +62,7 @@ impl Acceptor {
         serve: Serve,
     ) -> Result<Self>
     where
-        Serve: Fn(TcpStream) -> Served + Send + Sync + 'static,
+        Serve: Fn(Accepted) -> Served + Send + Sync + 'static,
         Served: Future<Output = io::Result<()>> + Send + 'static,
     {
         let adopt = || -> io::Result<(SocketAddr, TcpListener)> {
@@ -62,11 +74,11 @@ impl Acceptor {
         let (address, listener) = adopt().map_err(|source| {
             Error::new(ErrorCode::INTERNAL_ERROR, "the listener cannot be used").caused_by(source)
         })?;
+        let generation = process::generation();
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         let pool = Pool { permits: Arc::new(Semaphore::new(limit)), surplus, stop: stop.clone() };
         tasks.spawn_on(accept(listener, pool, tasks.clone(), serve), runtime);
-        let process = std::process::id();
-        Ok(Self { address, stop, tasks, runtime: runtime.clone(), process })
+        Ok(Self { address, stop, tasks, runtime: runtime.clone(), generation })
     }
 
     /// Where it listens.
@@ -76,7 +88,7 @@ impl Acceptor {
 
     /// Stops listening, closes every connection and waits until they are closed. Idempotent.
     pub(crate) fn close(&self) {
-        if self.process != std::process::id() {
+        if process::is_forked_since(self.generation) {
             return; // after a fork the tasks and sockets belong to the parent
         }
         self.stop.cancel();
@@ -105,15 +117,12 @@ struct Pool {
     stop: CancellationToken,
 }
 
-async fn accept<Serve, Served>(
-    listener: TcpListener,
-    pool: Pool,
-    tasks: TaskTracker,
-    serve: Serve,
-) where
-    Serve: Fn(TcpStream) -> Served + Send + Sync + 'static,
+async fn accept<Serve, Served>(listener: TcpListener, pool: Pool, tasks: TaskTracker, serve: Serve)
+where
+    Serve: Fn(Accepted) -> Served + Send + Sync + 'static,
     Served: Future<Output = io::Result<()>> + Send + 'static,
 {
+    let guarded = Guarded::new(&listener);
     let accepting = async {
         loop {
             if pool.surplus == Surplus::Wait {
@@ -132,7 +141,8 @@ async fn accept<Serve, Served>(
                 tracing::warn!("a connection was closed, there are as many as allowed");
                 continue;
             };
-            let (served, stop) = (serve(stream), pool.stop.clone());
+            let accepted = Accepted { _guarded: Guarded::new(&stream), stream };
+            let (served, stop) = (serve(accepted), pool.stop.clone());
             tasks.spawn(async move {
                 match stop.run_until_cancelled(served).await {
                     Some(Err(failure)) => tracing::debug!(%failure, "a connection ended"),
@@ -143,4 +153,23 @@ async fn accept<Serve, Served>(
         }
     };
     pool.stop.run_until_cancelled(accepting).await;
+    drop(guarded);
+    drop(listener);
+}
+
+/// Has a forked child close a socket.
+#[derive(Debug)]
+struct Guarded(RawFd);
+
+impl Guarded {
+    fn new(socket: &impl AsRawFd) -> Self {
+        process::guard_socket(socket.as_raw_fd());
+        Self(socket.as_raw_fd())
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        process::unguard(self.0);
+    }
 }

@@ -72,8 +72,9 @@ fn resolve(endpoint: &Endpoint, deadline: Moment) -> Result<Vec<SocketAddr>> {
     if let Ok(address) = endpoint.host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, port)]);
     }
-    let addresses = look_up(endpoint.host.clone(), port, deadline)
-        .map_err(|source| peer_error("the name of the peer cannot be resolved", endpoint, source))?;
+    let addresses = look_up(endpoint.host.clone(), port, deadline).map_err(|source| {
+        peer_error("the name of the peer cannot be resolved", endpoint, source)
+    })?;
     if addresses.is_empty() {
         return Err(unreachable(endpoint, io::ErrorKind::AddrNotAvailable.into()));
     }

@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use super::{
-    acceptor::{Acceptor, Surplus},
+    acceptor::{Accepted, Acceptor, Surplus},
     codec::{self, MESSAGE_BYTES_MAX_DEFAULT, Message, MessageKind, Notification},
 };
 
@@ -79,7 +79,7 @@ impl HandshakeServer {
         let limit = (settings.connections_max, Surplus::Wait);
         let shared = Arc::new(Shared { settings, describe, notifications: Mutex::default() });
         let server = Arc::clone(&shared);
-        let serve = move |stream| serve(stream, Arc::clone(&server));
+        let serve = move |accepted| serve(accepted, Arc::clone(&server));
         Ok(Self { acceptor: Acceptor::start(listener, limit, runtime, serve)?, shared })
     }
 
@@ -99,9 +99,10 @@ impl HandshakeServer {
     }
 }
 
-async fn serve(mut stream: TcpStream, shared: Arc<Shared>) -> io::Result<()> {
+async fn serve(mut accepted: Accepted, shared: Arc<Shared>) -> io::Result<()> {
+    let stream = &mut accepted.stream;
     let patience = shared.settings.receive_timeout;
-    let request = timeout(patience, receive(&mut stream, &shared.settings)).await??;
+    let request = timeout(patience, receive(stream, &shared.settings)).await??;
     let answer = shared.answer(request).encode();
     timeout(patience, async {
         stream.write_all(&answer).await?;

@@ -139,10 +139,8 @@ impl HttpStore {
     }
 
     fn put_rpc(&self, own: &Published, deadline: Moment) -> Result<()> {
-        let meta = RpcMeta {
-            ip_or_host_name: own.rpc.host.clone(),
-            rpc_port: own.rpc.port.unwrap_or(0),
-        };
+        let meta =
+            RpcMeta { ip_or_host_name: own.rpc.host.clone(), rpc_port: own.rpc.port.unwrap_or(0) };
         let body = serde_json::to_vec(&meta).expect("a string and a number are always JSON");
         let key = self.rpc_key(&own.name);
         let answer = self.exchange(&Request::Put(&body), &key, deadline)?;

@@ -1,0 +1,76 @@
+//! TCP: works anywhere, at the price of the network stack.
+//!
+//! One listener speaks two protocols, told apart by the first 8 bytes of a connection: our own
+//! frames ([`frame`]), which carry thousands of ranges at a time, and those of the established
+//! engine ([`established`]), one range at a time. Payload goes between socket and registered
+//! memory without a copy in between ([`vector`]). [`server`] answers on tokio; a transfer is driven
+//! by the thread that asked for it, over one connection ([`lane`]) of a small pool.
+
+mod established;
+mod frame;
+mod lane;
+mod path;
+mod plan;
+mod server;
+mod vector;
+
+use std::{sync::Arc, time::Duration};
+
+use mooncake_base::{Moment, Result};
+
+pub use server::{TcpServer, TcpServerSettings};
+
+use super::{Capability, Path, Transport, TransportKind};
+use crate::{descriptor::SegmentDescriptor, handshake::dial::is_refused};
+
+/// How the client's side behaves.
+#[derive(Debug, Clone)]
+pub struct TcpSettings {
+    /// The most connections to one peer; at least 1. Callers beyond that wait their turn.
+    pub lanes_per_peer: usize,
+    /// How long connecting may take, however far the deadline of the transfer is.
+    pub connect_timeout: Duration,
+}
+
+impl Default for TcpSettings {
+    fn default() -> Self {
+        Self { lanes_per_peer: 4, connect_timeout: Duration::from_secs(5) }
+    }
+}
+
+/// Makes paths over TCP.
+#[derive(Debug)]
+pub struct TcpTransport {
+    settings: TcpSettings,
+}
+
+impl TcpTransport {
+    /// A transport; connects to nothing yet.
+    pub fn new(settings: TcpSettings) -> Self {
+        let lanes_per_peer = settings.lanes_per_peer.max(1);
+        Self { settings: TcpSettings { lanes_per_peer, ..settings } }
+    }
+}
+
+impl Transport for TcpTransport {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Tcp
+    }
+
+    fn capability(&self) -> Capability {
+        Capability {
+            crosses_hosts: true,
+            owner_checks: true,
+            needs_registered_local: false,
+            cost: 100,
+        }
+    }
+
+    fn connect(&self, peer: &SegmentDescriptor, deadline: Moment) -> Result<Arc<dyn Path>> {
+        let path = path::TcpPath::connect(peer, &self.settings, deadline)?;
+        Ok(Arc::new(path))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,349 @@
+//! Our own frames, without I/O.
+//!
+//! A connection begins with a greeting each way, by which both learn that the other is who they
+//! think. Then, one at a time: a request (header, table of ranges and, to write, their bytes back
+//! to back) and its answer (header, list of refused ranges and, to read, the bytes of the others).
+//! Integers are little endian.
+
+use std::fmt;
+
+use mooncake_base::ErrorCode;
+
+use crate::piece::{Opcode, RemoteRange};
+
+/// The first 8 bytes of a connection that speaks our frames. As the size in a header of the
+/// established engine it would be more than 2^63.
+pub(super) const MAGIC: [u8; 8] = *b"mncake1\xF7";
+
+/// The version of the frames.
+pub(super) const VERSION: u16 = 1;
+
+/// Length of a greeting, the magic included.
+pub(super) const GREETING_BYTES: usize = 32;
+
+/// Length of the header of a request.
+pub(super) const REQUEST_BYTES: usize = 24;
+
+/// Length of one range in a request's table.
+pub(super) const ENTRY_BYTES: usize = 16;
+
+/// Length of the header of an answer.
+pub(super) const ANSWER_BYTES: usize = 24;
+
+/// Length of one refusal in an answer's list.
+pub(super) const REFUSAL_BYTES: usize = 8;
+
+/// The most ranges in a request. A larger batch is split by the client.
+pub(super) const ENTRIES_MAX: usize = 4096;
+
+/// The most bytes that one request moves. A larger piece is cut by the client. It bounds how long
+/// memory stays pinned and how late a writer notices its deadline.
+pub(super) const PAYLOAD_BYTES_MAX: u64 = 16 << 20;
+
+/// Who is speaking, or who is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Greeting {
+    pub(super) version: u16,
+    /// From the client: whom it means to reach, 0 if it does not care. From the server: who it is.
+    pub(super) engine: u128,
+}
+
+/// The header of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RequestHeader {
+    pub(super) opcode: Opcode,
+    /// How many ranges follow; 1 to [`ENTRIES_MAX`].
+    pub(super) count: usize,
+    /// Comes back in the answer.
+    pub(super) sequence: u64,
+    /// The sum of the lengths of all ranges.
+    pub(super) payload: u64,
+}
+
+/// The header of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct AnswerHeader {
+    pub(super) sequence: u64,
+    /// How many refusals follow.
+    pub(super) refused: usize,
+    /// How many bytes follow those.
+    pub(super) payload: u64,
+}
+
+/// A range that was not moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Refusal {
+    /// Which entry of the request.
+    pub(super) index: usize,
+    pub(super) code: ErrorCode,
+}
+
+/// Bytes that are none of ours; the connection cannot go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Malformed(pub(super) &'static str);
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the peer broke the protocol: {}", self.0)
+    }
+}
+
+impl std::error::Error for Malformed {}
+
+impl From<Malformed> for std::io::Error {
+    fn from(malformed: Malformed) -> Self {
+        Self::new(std::io::ErrorKind::InvalidData, malformed)
+    }
+}
+
+impl Greeting {
+    pub(super) fn encode(self) -> [u8; GREETING_BYTES] {
+        let mut bytes = [0; GREETING_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..10].copy_from_slice(&self.version.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.engine.to_le_bytes());
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8; GREETING_BYTES]) -> Result<Self, Malformed> {
+        if bytes[..8] != MAGIC {
+            return Err(Malformed("no greeting"));
+        }
+        Ok(Self {
+            version: u16::from_le_bytes(array(bytes, 8)),
+            engine: u128::from_le_bytes(array(bytes, 16)),
+        })
+    }
+}
+
+impl RequestHeader {
+    /// Appends the header; the table follows with [`encode_entry`].
+    pub(super) fn encode(&self, wire: &mut Vec<u8>) {
+        let opcode = match self.opcode {
+            Opcode::Read => 0_u32,
+            Opcode::Write => 1,
+        };
+        wire.extend_from_slice(&(self.count as u32).to_le_bytes());
+        wire.extend_from_slice(&opcode.to_le_bytes());
+        wire.extend_from_slice(&self.sequence.to_le_bytes());
+        wire.extend_from_slice(&self.payload.to_le_bytes());
+    }
+
+    pub(super) fn decode(bytes: &[u8; REQUEST_BYTES]) -> Result<Self, Malformed> {
+        let count = u32::from_le_bytes(array(bytes, 0)) as usize;
+        if !(1..=ENTRIES_MAX).contains(&count) {
+            return Err(Malformed("number of ranges out of bounds"));
+        }
+        let opcode = match u32::from_le_bytes(array(bytes, 4)) {
+            0 => Opcode::Read,
+            1 => Opcode::Write,
+            _ => return Err(Malformed("unknown operation")),
+        };
+        let payload = u64::from_le_bytes(array(bytes, 16));
+        if payload > PAYLOAD_BYTES_MAX {
+            return Err(Malformed("too many bytes for one request"));
+        }
+        Ok(Self { opcode, count, sequence: u64::from_le_bytes(array(bytes, 8)), payload })
+    }
+}
+
+/// Appends one range.
+pub(super) fn encode_entry(range: RemoteRange, wire: &mut Vec<u8>) {
+    wire.extend_from_slice(&range.address.to_le_bytes());
+    wire.extend_from_slice(&range.length.to_le_bytes());
+}
+
+/// Reads a table into `ranges`, which is emptied before.
+///
+/// An empty range is as malformed as a sum that is not the header's: neither comes from a client
+/// that is right in its mind.
+pub(super) fn decode_entries(
+    header: &RequestHeader,
+    table: &[u8],
+    ranges: &mut Vec<RemoteRange>,
+) -> Result<(), Malformed> {
+    ranges.clear();
+    let (entries, rest) = table.as_chunks::<ENTRY_BYTES>();
+    if entries.len() != header.count || !rest.is_empty() {
+        return Err(Malformed("the table has another length"));
+    }
+    let mut sum = 0_u64;
+    for entry in entries {
+        let range = RemoteRange {
+            address: u64::from_le_bytes(array(entry, 0)),
+            length: u64::from_le_bytes(array(entry, 8)),
+        };
+        if range.length == 0 {
+            return Err(Malformed("an empty range"));
+        }
+        sum = sum.saturating_add(range.length);
+        ranges.push(range);
+    }
+    if sum == header.payload { Ok(()) } else { Err(Malformed("the lengths do not add up")) }
+}
+
+impl AnswerHeader {
+    /// Appends the header; the refusals follow with [`Refusal::encode`].
+    pub(super) fn encode(&self, wire: &mut Vec<u8>) {
+        wire.extend_from_slice(&self.sequence.to_le_bytes());
+        wire.extend_from_slice(&(self.refused as u64).to_le_bytes());
+        wire.extend_from_slice(&self.payload.to_le_bytes());
+    }
+
+    /// Reads the header of the answer to `request`.
+    pub(super) fn decode(
+        bytes: &[u8; ANSWER_BYTES],
+        request: &RequestHeader,
+    ) -> Result<Self, Malformed> {
+        let sequence = u64::from_le_bytes(array(bytes, 0));
+        if sequence != request.sequence {
+            return Err(Malformed("an answer to another request"));
+        }
+        let refused = u64::from_le_bytes(array(bytes, 8));
+        let payload = u64::from_le_bytes(array(bytes, 16));
+        let most = if request.opcode == Opcode::Read { request.payload } else { 0 };
+        if refused > request.count as u64 || payload > most {
+            return Err(Malformed("an answer larger than its request"));
+        }
+        Ok(Self { sequence, refused: refused as usize, payload })
+    }
+}
+
+impl Refusal {
+    pub(super) fn encode(&self, wire: &mut Vec<u8>) {
+        wire.extend_from_slice(&(self.index as u32).to_le_bytes());
+        wire.extend_from_slice(&self.code.number().to_le_bytes());
+    }
+
+    /// Reads a list; each index must be of the request and larger than the one before.
+    pub(super) fn decode_all(list: &[u8], count: usize) -> Result<Vec<Self>, Malformed> {
+        let (entries, rest) = list.as_chunks::<REFUSAL_BYTES>();
+        if !rest.is_empty() {
+            return Err(Malformed("the list of refusals is cut"));
+        }
+        let mut refusals = Vec::<Self>::with_capacity(entries.len());
+        for entry in entries {
+            let index = u32::from_le_bytes(array(entry, 0)) as usize;
+            let is_next = refusals.last().is_none_or(|before| before.index < index);
+            if index >= count || !is_next {
+                return Err(Malformed("a refusal of no entry"));
+            }
+            // A newer peer may have codes that we do not know.
+            let code = ErrorCode::from_number(i32::from_le_bytes(array(entry, 4)))
+                .unwrap_or(ErrorCode::TRANSFER_FAIL);
+            refusals.push(Self { index, code });
+        }
+        Ok(refusals)
+    }
+}
+
+/// Bytes `start..start + N`, which the caller knows to be there.
+pub(super) fn array<const N: usize>(bytes: &[u8], start: usize) -> [u8; N] {
+    bytes[start..start + N].try_into().expect("a slice of N bytes is an array of N bytes")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn opcodes() -> impl Strategy<Value = Opcode> {
+        prop_oneof![Just(Opcode::Read), Just(Opcode::Write)]
+    }
+
+    #[test]
+    fn no_size_of_an_established_header_is_taken_for_our_greeting() {
+        assert!(u64::from_le_bytes(MAGIC) > 1 << 63);
+        let greeting = Greeting { version: VERSION, engine: 7 << 100 };
+        assert_eq!(Greeting::decode(&greeting.encode()), Ok(greeting));
+        assert!(Greeting::decode(&[0; GREETING_BYTES]).is_err());
+    }
+
+    #[test]
+    fn the_limits_of_a_request_are_taken_and_one_more_is_not() {
+        let check = |count: usize, payload: u64, is_good: bool| {
+            let header = RequestHeader { opcode: Opcode::Read, count, sequence: 1, payload };
+            let mut wire = Vec::new();
+            header.encode(&mut wire);
+            let decoded = RequestHeader::decode(&array(&wire, 0));
+            assert_eq!(decoded.is_ok(), is_good, "{count} {payload}");
+        };
+        check(0, 1, false);
+        check(1, 1, true);
+        check(ENTRIES_MAX, PAYLOAD_BYTES_MAX, true);
+        check(ENTRIES_MAX + 1, 1, false);
+        check(1, PAYLOAD_BYTES_MAX + 1, false);
+    }
+
+    #[test]
+    fn a_table_that_does_not_add_up_is_refused() {
+        let check = |lengths: &[u64], payload: u64, is_good: bool| {
+            let count = lengths.len();
+            let header = RequestHeader { opcode: Opcode::Write, count, sequence: 1, payload };
+            let mut wire = Vec::new();
+            for &length in lengths {
+                encode_entry(RemoteRange { address: 1, length }, &mut wire);
+            }
+            let decoded = decode_entries(&header, &wire, &mut Vec::new());
+            assert_eq!(decoded.is_ok(), is_good, "{lengths:?} {payload}");
+        };
+        check(&[1, 2], 3, true);
+        check(&[1, 2], 4, false);
+        check(&[0, 3], 3, false);
+        check(&[u64::MAX, 4], 3, false);
+    }
+
+    proptest! {
+        #[test]
+        fn requests_survive_the_wire(
+            opcode in opcodes(), sequence: u64,
+            ranges in proptest::collection::vec((any::<u64>(), 1..5000_u64), 1..50),
+        ) {
+            let ranges: Vec<_> = ranges
+                .into_iter().map(|(address, length)| RemoteRange { address, length }).collect();
+            let payload = ranges.iter().map(|range| range.length).sum();
+            let header = RequestHeader { opcode, count: ranges.len(), sequence, payload };
+            let mut wire = Vec::new();
+            header.encode(&mut wire);
+            for range in &ranges {
+                encode_entry(*range, &mut wire);
+            }
+            let read = RequestHeader::decode(&array(&wire, 0)).unwrap();
+            prop_assert_eq!(read, header);
+            let mut table = Vec::new();
+            decode_entries(&read, &wire[REQUEST_BYTES..], &mut table).unwrap();
+            prop_assert_eq!(table, ranges);
+        }
+
+        #[test]
+        fn answers_survive_the_wire(
+            sequence: u64, payload in 0..5000_u64, indexes: std::collections::BTreeSet<u8>,
+        ) {
+            let request =
+                RequestHeader { opcode: Opcode::Read, count: 256, sequence, payload: 5000 };
+            let refusals: Vec<_> = indexes
+                .into_iter()
+                .map(|index| Refusal { index: index.into(), code: ErrorCode::TRANSFER_FAIL })
+                .collect();
+            let header = AnswerHeader { sequence, refused: refusals.len(), payload };
+            let mut wire = Vec::new();
+            header.encode(&mut wire);
+            for refusal in &refusals {
+                refusal.encode(&mut wire);
+            }
+            prop_assert_eq!(AnswerHeader::decode(&array(&wire, 0), &request), Ok(header));
+            prop_assert_eq!(Refusal::decode_all(&wire[ANSWER_BYTES..], 256), Ok(refusals));
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 32..200)) {
+            let _ = Greeting::decode(&array(&bytes, 0));
+            if let Ok(header) = RequestHeader::decode(&array(&bytes, 0)) {
+                let _ = decode_entries(&header, &bytes[REQUEST_BYTES..], &mut Vec::new());
+                let _ = AnswerHeader::decode(&array(&bytes, 8), &header);
+            }
+            let _ = Refusal::decode_all(&bytes, 10);
+        }
+    }
+}

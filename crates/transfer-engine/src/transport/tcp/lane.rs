@@ -1,0 +1,355 @@
+//! One connection to a peer's data listener, driven by the thread that transfers, and the pool of
+//! such connections.
+
+use std::{
+    io::{self, Read},
+    net::TcpStream,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd},
+    time::{Duration, Instant},
+};
+
+use mooncake_base::{Clock, Endpoint, EngineId, Error, ErrorCode, Moment, Result, SystemClock};
+use parking_lot::{Condvar, Mutex};
+use socket2::{SockRef, TcpKeepalive};
+
+use super::{
+    TcpSettings,
+    frame::{GREETING_BYTES, Greeting, VERSION},
+    vector::{self, Cursor, Readiness, Span, Void},
+};
+use crate::{
+    handshake::dial::{dial, peer_error},
+    process,
+};
+
+/// How long sent bytes may stay unacknowledged before the peer's host counts as dead.
+const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(20);
+
+/// A connection. It is in step with the peer as long as every exchange on it has been finished.
+#[derive(Debug)]
+pub(super) struct Lane {
+    socket: Socket,
+    /// The number of the last request.
+    pub(super) sequence: u64,
+    /// Kept from exchange to exchange so that none allocates.
+    pub(super) wire: Vec<u8>,
+    pub(super) spans: Vec<Span>,
+    void: Void,
+    /// Whether it has served before; such a one may have been closed by the peer meanwhile.
+    pub(super) is_used: bool,
+}
+
+/// Where the lanes of a pool lead.
+#[derive(Debug, Clone)]
+pub(super) struct Destination {
+    pub(super) endpoint: Endpoint,
+    /// Present if the peer speaks our frames: who it must be (nobody in particular if it did not
+    /// say).
+    pub(super) own: Option<Option<EngineId>>,
+}
+
+/// A bounded pool of lanes to one peer.
+#[derive(Debug)]
+pub(super) struct Lanes {
+    destination: Destination,
+    settings: TcpSettings,
+    generation: u64,
+    state: Mutex<LanesState>,
+    freed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct LanesState {
+    idle: Vec<Lane>,
+    /// All lanes there are, the idle ones included.
+    open: usize,
+}
+
+/// A lane for one caller. Dropped, it is closed; [`LaneLease::keep`] gives it back.
+#[derive(Debug)]
+pub(super) struct LaneLease<'a> {
+    lanes: &'a Lanes,
+    lane: Option<Lane>,
+}
+
+/// Why sending failed.
+#[derive(Debug)]
+pub(super) enum SendFailure {
+    /// The connection broke.
+    Broken(io::Error),
+    /// The memory of that span cannot be read; the peer still waits for its bytes.
+    BadSpan(usize),
+}
+
+impl Lanes {
+    pub(super) fn new(destination: Destination, settings: &TcpSettings) -> Self {
+        Self {
+            destination,
+            settings: settings.clone(),
+            generation: process::generation(),
+            state: Mutex::default(),
+            freed: Condvar::new(),
+        }
+    }
+
+    pub(super) fn destination(&self) -> &Destination {
+        &self.destination
+    }
+
+    /// An idle lane, a new one, or the next that is given back.
+    pub(super) fn take(&self, deadline: Moment) -> Result<LaneLease<'_>> {
+        if process::is_forked_since(self.generation) {
+            return Err(Error::closed("the connection belongs to the parent process"));
+        }
+        let left = deadline.left(SystemClock.now());
+        let until = Instant::now() + left;
+        let mut state = self.state.lock();
+        loop {
+            if let Some(lane) = state.idle.pop() {
+                return Ok(LaneLease { lanes: self, lane: Some(lane) });
+            }
+            if state.open < self.settings.lanes_per_peer {
+                state.open += 1;
+                break;
+            }
+            if self.freed.wait_until(&mut state, until).timed_out() {
+                let text = "every connection to the peer was busy until the deadline";
+                return Err(Error::new(ErrorCode::RPC_TIMEOUT, text)
+                    .with("peer", &self.destination.endpoint)
+                    .with("connections", state.open));
+            }
+        }
+        drop(state);
+        let mut lease = LaneLease { lanes: self, lane: None };
+        lease.lane = Some(self.connect(deadline)?);
+        Ok(lease)
+    }
+
+    /// Closes the lanes that nobody uses at the moment.
+    fn forget_idle(&self) {
+        let mut state = self.state.lock();
+        let stale = std::mem::take(&mut state.idle);
+        state.open -= stale.len();
+        drop(state);
+        self.freed.notify_all();
+    }
+
+    fn connect(&self, deadline: Moment) -> Result<Lane> {
+        let deadline = deadline.min(SystemClock.now() + self.settings.connect_timeout);
+        let endpoint = &self.destination.endpoint;
+        let stream = dial(endpoint, deadline)?;
+        let failed = |source| peer_error("the data connection failed", endpoint, source);
+        let mut lane = Lane::new(stream).map_err(failed)?;
+        if let Some(engine) = self.destination.own {
+            let engine = engine.map_or(0, EngineId::bits);
+            let theirs = lane.greet(Greeting { version: VERSION, engine }, deadline);
+            let theirs = theirs.map_err(failed)?;
+            if theirs.version != VERSION {
+                let text = "the peer speaks another version of the data frames";
+                return Err(Error::new(ErrorCode::INVALID_VERSION, text)
+                    .with("peer", endpoint)
+                    .with("theirs", theirs.version)
+                    .with("ours", VERSION));
+            }
+            if engine != 0 && theirs.engine != engine {
+                let text = "another engine listens there now, the peer has been restarted";
+                return Err(Error::new(ErrorCode::TRANSFER_FAIL, text).with("peer", endpoint));
+            }
+        }
+        Ok(lane)
+    }
+}
+
+impl LaneLease<'_> {
+    /// The lane itself.
+    pub(super) fn lane(&mut self) -> &mut Lane {
+        self.lane.as_mut().expect("a lease without a lane is not handed out")
+    }
+
+    /// Closes the connection; the place in the pool stays.
+    pub(super) fn close(&mut self) {
+        self.lane = None;
+    }
+
+    /// Whether there is a connection to keep.
+    pub(super) fn is_connected(&self) -> bool {
+        self.lane.is_some()
+    }
+
+    /// Puts a new connection in the place of one that broke.
+    pub(super) fn renew(&mut self, deadline: Moment) -> Result<()> {
+        let broken = self.lane.take();
+        if broken.is_some_and(|lane| lane.is_used) {
+            // What ended this one has most likely ended those that lie idle as well.
+            self.lanes.forget_idle();
+        }
+        self.lane = Some(self.lanes.connect(deadline)?);
+        Ok(())
+    }
+
+    /// Gives the lane back for others to use. Every exchange on it must have been finished.
+    pub(super) fn keep(mut self) {
+        if let Some(mut lane) = self.lane.take() {
+            lane.is_used = true;
+            self.lanes.state.lock().idle.push(lane);
+            self.lanes.freed.notify_one();
+            // The lane lives on: it must not be counted as closed.
+            std::mem::forget(self);
+        }
+    }
+}
+
+impl Drop for LaneLease<'_> {
+    fn drop(&mut self) {
+        drop(self.lane.take());
+        self.lanes.state.lock().open -= 1;
+        self.lanes.freed.notify_one();
+    }
+}
+
+impl Lane {
+    fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        let options = SockRef::from(&stream);
+        options.set_tcp_keepalive(&keepalive())?;
+        options.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX))?;
+        Ok(Self {
+            socket: Socket::new(stream),
+            sequence: 0,
+            wire: Vec::new(),
+            spans: Vec::new(),
+            void: Void::default(),
+            is_used: false,
+        })
+    }
+
+    fn greet(&mut self, ours: Greeting, deadline: Moment) -> io::Result<Greeting> {
+        self.wire.clear();
+        self.wire.extend_from_slice(&ours.encode());
+        self.spans.clear();
+        self.send(deadline).map_err(|failure| match failure {
+            SendFailure::Broken(source) => source,
+            SendFailure::BadSpan(_) => io::ErrorKind::InvalidInput.into(),
+        })?;
+        let mut theirs = [0; GREETING_BYTES];
+        self.read(&mut theirs, deadline)?;
+        Ok(Greeting::decode(&theirs)?)
+    }
+
+    /// Sends `wire` and then `spans`.
+    pub(super) fn send(&mut self, deadline: Moment) -> Result<(), SendFailure> {
+        let mut cursor = Cursor::default();
+        while !cursor.is_done(&self.wire, &self.spans) {
+            let sent = vector::send(self.socket.as_fd(), &self.wire, &self.spans, &mut cursor);
+            match sent {
+                Ok(()) => {}
+                Err(failure) if vector::is_fault(&failure) => {
+                    if let Some(index) = cursor.fault() {
+                        return Err(SendFailure::BadSpan(index));
+                    }
+                }
+                Err(failure) => self
+                    .wait_after(failure, Readiness::Write, deadline)
+                    .map_err(SendFailure::Broken)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives into `spans`. A span whose memory cannot be written is reported by its index, its
+    /// bytes are thrown away, and the others get theirs.
+    pub(super) fn receive(&mut self, deadline: Moment) -> io::Result<Vec<usize>> {
+        let mut cursor = Cursor::default();
+        let mut bad = Vec::new();
+        while !cursor.is_done(&[], &self.spans) {
+            let socket = self.socket.as_fd();
+            match vector::receive(socket, &self.spans, &mut cursor, &mut self.void) {
+                Ok(()) => {}
+                Err(failure) if vector::is_fault(&failure) => {
+                    if let Some(index) = cursor.fault() {
+                        self.spans[index] = self.spans[index].into_void();
+                        bad.push(index);
+                    }
+                }
+                Err(failure) => self.wait_after(failure, Readiness::Read, deadline)?,
+            }
+        }
+        Ok(bad)
+    }
+
+    /// Fills the buffer.
+    pub(super) fn read(&self, buffer: &mut [u8], deadline: Moment) -> io::Result<()> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match self.socket.stream().read(&mut buffer[filled..]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => filled += count,
+                Err(failure) => self.wait_after(failure, Readiness::Read, deadline)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until an answer begins to come.
+    pub(super) fn wait_for_answer(&self, deadline: Moment) -> io::Result<()> {
+        vector::wait(self.socket.as_fd(), Readiness::Read, deadline)
+    }
+
+    /// Waits if the failure says that waiting helps.
+    fn wait_after(
+        &self,
+        failure: io::Error,
+        readiness: Readiness,
+        deadline: Moment,
+    ) -> io::Result<()> {
+        match failure.kind() {
+            io::ErrorKind::Interrupted => Ok(()),
+            io::ErrorKind::WouldBlock => vector::wait(self.socket.as_fd(), readiness, deadline),
+            _ => Err(failure),
+        }
+    }
+}
+
+/// How the end of a host is noticed on a connection where nothing is under way.
+pub(super) fn keepalive() -> TcpKeepalive {
+    TcpKeepalive::new()
+        .with_time(Duration::from_secs(10))
+        .with_interval(Duration::from_secs(5))
+        .with_retries(3)
+}
+
+/// A socket that a forked child closes at once, so that the peer does not take it for us.
+#[derive(Debug)]
+struct Socket {
+    stream: Option<TcpStream>,
+    generation: u64,
+}
+
+impl Socket {
+    fn new(stream: TcpStream) -> Self {
+        let generation = process::generation();
+        process::guard_socket(stream.as_raw_fd());
+        Self { stream: Some(stream), generation }
+    }
+
+    fn stream(&self) -> &TcpStream {
+        self.stream.as_ref().expect("only dropping takes the stream out")
+    }
+
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream().as_fd()
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let Some(stream) = self.stream.take() else { return };
+        if process::is_forked_since(self.generation) {
+            // Closed already; the number may belong to another file by now.
+            let _ = stream.into_raw_fd();
+        } else {
+            process::unguard(stream.as_raw_fd());
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! The way to one peer over TCP: a batch becomes frames, one after another, on one lane.
+
+use std::{
+    io,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
+
+use super::{
+    TcpSettings, established,
+    frame::{self, AnswerHeader, Refusal, RequestHeader},
+    is_refused,
+    lane::{Destination, Lane, LaneLease, Lanes, SendFailure},
+    plan::{FrameLimits, Part, Plan, fail_open},
+    vector::Span,
+};
+use crate::{
+    descriptor::SegmentDescriptor,
+    handshake::dial::peer_error,
+    piece::{Opcode, Piece, RemoteRange},
+    transport::{Path, TransportKind},
+};
+
+/// How many bad local addresses a call may reveal one by one, each at the price of a connection,
+/// before the rest of it is given up.
+const BAD_SPANS_MAX: usize = 16;
+
+/// A path over TCP.
+#[derive(Debug)]
+pub(super) struct TcpPath {
+    lanes: Lanes,
+    language: Language,
+    is_alive: AtomicBool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Language {
+    Own,
+    Established { has_status: bool },
+}
+
+/// What became of one frame.
+enum Exchange {
+    /// Every part has its outcome, and the lane is in step.
+    Done,
+    /// Every part has its outcome, but the peer closes the connection.
+    Closing,
+    /// The local memory of one part cannot be read, and the request cannot be finished.
+    BadPart(usize),
+    /// The connection broke; `is_silent` if before any byte of the answer.
+    Broken { source: io::Error, is_silent: bool },
+}
+
+impl TcpPath {
+    pub(super) fn connect(
+        peer: &SegmentDescriptor,
+        settings: &TcpSettings,
+        deadline: Moment,
+    ) -> Result<Self> {
+        let destination = destination(peer)?;
+        let language = match destination.own {
+            Some(_) => Language::Own,
+            None => Language::Established { has_status: peer.tcp_proto_version >= 2 },
+        };
+        let lanes = Lanes::new(destination, settings);
+        lanes.take(deadline)?.keep();
+        Ok(Self { lanes, language, is_alive: AtomicBool::new(true) })
+    }
+
+    fn endpoint(&self) -> &Endpoint {
+        &self.lanes.destination().endpoint
+    }
+
+    /// Moves frame after frame. An error is for all pieces that are still open then.
+    fn move_all(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) -> Result<()> {
+        let limits = match self.language {
+            Language::Own => FrameLimits::OWN,
+            Language::Established { .. } => FrameLimits::ESTABLISHED,
+        };
+        let mut plan = Plan::new(pieces, limits);
+        let mut parts = Vec::new();
+        plan.next_frame(pieces, &mut parts);
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let mut lease = self.lanes.take(deadline)?;
+        let mut bad_spans = 0;
+        while !parts.is_empty() {
+            self.check_deadline(deadline)?;
+            match self.exchange(lease.lane(), opcode, &parts, pieces, deadline) {
+                Exchange::Done => plan.next_frame(pieces, &mut parts),
+                Exchange::Closing => {
+                    plan.next_frame(pieces, &mut parts);
+                    self.renew(&mut lease, &parts, deadline)?;
+                }
+                Exchange::BadPart(index) => {
+                    parts[index].settle(pieces, Err(bad_local(&parts[index])));
+                    bad_spans += 1;
+                    if bad_spans == BAD_SPANS_MAX {
+                        return Err(Error::invalid("too many local addresses cannot be read"));
+                    }
+                    parts.retain(|part| pieces[part.piece].outcome.is_none());
+                    if parts.is_empty() {
+                        plan.next_frame(pieces, &mut parts);
+                    }
+                    self.renew(&mut lease, &parts, deadline)?;
+                }
+                // Reading or writing the same bytes again does no harm, and a connection that lay
+                // idle says only now that the peer has closed it.
+                Exchange::Broken { is_silent: true, source }
+                    if lease.lane().is_used && source.kind() != io::ErrorKind::TimedOut =>
+                {
+                    lease.renew(deadline)?;
+                }
+                Exchange::Broken { source, .. } => {
+                    let text = "the connection broke during the transfer";
+                    return Err(peer_error(text, self.endpoint(), source));
+                }
+            }
+        }
+        if lease.is_connected() {
+            lease.keep();
+        }
+        Ok(())
+    }
+
+    fn exchange(
+        &self,
+        lane: &mut Lane,
+        opcode: Opcode,
+        parts: &[Part],
+        pieces: &mut [Piece],
+        deadline: Moment,
+    ) -> Exchange {
+        let mut frame = Frame { lane, opcode, parts, pieces, endpoint: self.endpoint(), deadline };
+        match self.language {
+            Language::Own => frame.own(),
+            Language::Established { has_status } => frame.established(has_status),
+        }
+    }
+
+    /// A new connection if there is more to do.
+    fn renew(&self, lease: &mut LaneLease<'_>, next: &[Part], deadline: Moment) -> Result<()> {
+        lease.close();
+        if next.is_empty() { Ok(()) } else { lease.renew(deadline) }
+    }
+
+    fn check_deadline(&self, deadline: Moment) -> Result<()> {
+        if deadline.has_passed(SystemClock.now()) {
+            let text = "the deadline of the transfer has passed";
+            return Err(Error::new(ErrorCode::RPC_TIMEOUT, text).with("peer", self.endpoint()));
+        }
+        Ok(())
+    }
+}
+
+impl Path for TcpPath {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Tcp
+    }
+
+    fn reaches(&self, _range: RemoteRange) -> bool {
+        true // the owner checks
+    }
+
+    fn transfer(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) {
+        if let Err(error) = self.move_all(opcode, pieces, deadline) {
+            if is_refused(&error) {
+                self.is_alive.store(false, Ordering::Relaxed);
+            }
+            fail_open(pieces, &error);
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        self.is_alive.load(Ordering::Relaxed)
+    }
+}
+
+/// One frame on its way.
+struct Frame<'a> {
+    lane: &'a mut Lane,
+    opcode: Opcode,
+    parts: &'a [Part],
+    pieces: &'a mut [Piece],
+    endpoint: &'a Endpoint,
+    deadline: Moment,
+}
+
+impl Frame<'_> {
+    /// All parts in one request of ours.
+    fn own(&mut self) -> Exchange {
+        self.lane.sequence += 1;
+        let payload = self.parts.iter().map(|part| part.remote.length).sum();
+        let (opcode, count, sequence) = (self.opcode, self.parts.len(), self.lane.sequence);
+        let request = RequestHeader { opcode, count, sequence, payload };
+        self.lane.wire.clear();
+        request.encode(&mut self.lane.wire);
+        for part in self.parts {
+            frame::encode_entry(part.remote, &mut self.lane.wire);
+        }
+        self.load_spans(self.opcode == Opcode::Write, &[]);
+        if let Err(failure) = self.lane.send(self.deadline) {
+            return failure.into();
+        }
+        if let Err(source) = self.lane.wait_for_answer(self.deadline) {
+            return Exchange::Broken { source, is_silent: true };
+        }
+        self.own_answer(&request)
+            .unwrap_or_else(|(source, is_silent)| Exchange::Broken { source, is_silent })
+    }
+
+    fn own_answer(&mut self, request: &RequestHeader) -> Result<Exchange, (io::Error, bool)> {
+        let mut header = [0; frame::ANSWER_BYTES];
+        self.lane.read(&mut header, self.deadline).map_err(|source| (source, true))?;
+        let loud = |source: io::Error| (source, false);
+        let answer = AnswerHeader::decode(&header, request).map_err(|bad| loud(bad.into()))?;
+        let mut list = vec![0; answer.refused * frame::REFUSAL_BYTES];
+        self.lane.read(&mut list, self.deadline).map_err(loud)?;
+        let refusals =
+            Refusal::decode_all(&list, self.parts.len()).map_err(|bad| loud(bad.into()))?;
+        for refusal in &refusals {
+            let part = &self.parts[refusal.index];
+            part.settle(self.pieces, Err(refused(part, refusal.code, self.endpoint)));
+        }
+        if self.opcode == Opcode::Read {
+            self.load_spans(true, &refusals);
+            let expected: u64 = self.lane.spans.iter().map(|span| span.length() as u64).sum();
+            if answer.payload != expected {
+                return Err(loud(frame::Malformed("the bytes do not add up").into()));
+            }
+            self.receive_parts().map_err(loud)?;
+        }
+        self.settle_rest();
+        Ok(Exchange::Done)
+    }
+
+    /// The one part in a request of the established engine.
+    fn established(&mut self, has_status: bool) -> Exchange {
+        self.established_exchange(has_status).unwrap_or_else(|exchange| exchange)
+    }
+
+    fn established_exchange(&mut self, has_status: bool) -> Result<Exchange, Exchange> {
+        let silent = |source| Exchange::Broken { source, is_silent: true };
+        let loud = |source| Exchange::Broken { source, is_silent: false };
+        // One range at a time; the frame was planned for one.
+        let header =
+            established::Header { opcode: self.opcode, range: self.parts[0].remote, has_status };
+        self.lane.wire.clear();
+        self.lane.wire.extend_from_slice(&header.encode());
+        self.load_spans(self.opcode == Opcode::Write, &[]);
+        let sent = self.lane.send(self.deadline);
+        if let Err(failure @ SendFailure::BadSpan(_)) = sent {
+            return Err(failure.into());
+        }
+        // A refusal may have come before everything was sent: it says more than the failure.
+        if has_status {
+            let mut status = [0; established::STATUS_BYTES];
+            let read = self.lane.read(&mut status, self.deadline);
+            if let (Err(SendFailure::Broken(source)), Err(_)) = (sent, &read) {
+                return Err(silent(source));
+            }
+            read.map_err(silent)?;
+            let status = established::Status::decode(status).map_err(|bad| loud(bad.into()))?;
+            if status == established::Status::Refused {
+                let part = &self.parts[0];
+                let error = refused(part, ErrorCode::TRANSFER_FAIL, self.endpoint);
+                part.settle(self.pieces, Err(error));
+                return Ok(Exchange::Closing);
+            }
+        } else {
+            sent.map_err(Exchange::from)?;
+        }
+        if self.opcode == Opcode::Read {
+            self.load_spans(true, &[]);
+            self.receive_parts().map_err(loud)?;
+        }
+        self.settle_rest();
+        Ok(Exchange::Done)
+    }
+
+    /// Lists the local memory of the parts that were not refused, or nothing.
+    fn load_spans(&mut self, is_wanted: bool, refusals: &[Refusal]) {
+        let spans = &mut self.lane.spans;
+        spans.clear();
+        if !is_wanted {
+            return;
+        }
+        let mut refusals = refusals.iter().peekable();
+        for (index, part) in self.parts.iter().enumerate() {
+            let is_refused = refusals.next_if(|refusal| refusal.index == index).is_some();
+            spans.push(if is_refused {
+                Span::void(0) // keeps the numbers of spans and parts the same
+            } else {
+                // SAFETY: whoever made the piece's `LocalRange` promised that nobody refers to
+                // what a transfer writes, and that a held range stays mapped until it is over.
+                unsafe { Span::new(part.address, part.length()) }
+            });
+        }
+    }
+
+    fn receive_parts(&mut self) -> io::Result<()> {
+        for index in self.lane.receive(self.deadline)? {
+            let part = &self.parts[index];
+            part.settle(self.pieces, Err(bad_local(part)));
+        }
+        Ok(())
+    }
+
+    fn settle_rest(&mut self) {
+        for part in self.parts {
+            part.settle(self.pieces, Ok(()));
+        }
+    }
+}
+
+impl From<SendFailure> for Exchange {
+    fn from(failure: SendFailure) -> Self {
+        match failure {
+            SendFailure::Broken(source) => Self::Broken { source, is_silent: true },
+            SendFailure::BadSpan(index) => Self::BadPart(index),
+        }
+    }
+}
+
+fn destination(peer: &SegmentDescriptor) -> Result<Destination> {
+    if peer.tcp_data_port == 0 {
+        let text = "the segment has no data listener for tcp";
+        return Err(Error::new(ErrorCode::NOT_SUPPORTED, text).with("segment", &peer.name));
+    }
+    let host = if peer.tcp_data_host.is_empty() { &peer.name } else { &peer.tcp_data_host };
+    let host = host.parse::<Endpoint>()?.host;
+    let own = peer.mooncake.as_ref().map(|own| own.engine());
+    Ok(Destination { endpoint: Endpoint::new(host, peer.tcp_data_port), own })
+}
+
+fn bad_local(part: &Part) -> Error {
+    Error::invalid("the local address is not accessible memory")
+        .with("address", format_args!("{:#x}", part.address))
+        .with("length", part.length())
+}
+
+fn refused(part: &Part, code: ErrorCode, endpoint: &Endpoint) -> Error {
+    Error::new(code, "the peer refused the address, it is not in a registered range")
+        .with("peer", endpoint)
+        .with("address", format_args!("{:#x}", part.remote.address))
+        .with("length", part.remote.length)
+}

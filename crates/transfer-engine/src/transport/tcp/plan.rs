@@ -1,0 +1,173 @@
+//! How a batch is cut into frames, and the outcomes put together again.
+
+use mooncake_base::{Error, Result};
+
+use super::frame::{ENTRIES_MAX, PAYLOAD_BYTES_MAX};
+use crate::piece::{Piece, RemoteRange};
+
+/// A part of a piece that goes into one frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Part {
+    /// Which piece of the batch.
+    pub(super) piece: usize,
+    /// The local side.
+    pub(super) address: usize,
+    /// The peer's side.
+    pub(super) remote: RemoteRange,
+    /// Whether the piece is done with it.
+    is_last: bool,
+}
+
+/// How much goes into one frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FrameLimits {
+    pub(super) parts: usize,
+    pub(super) bytes: usize,
+}
+
+/// How far a batch has been cut.
+#[derive(Debug)]
+pub(super) struct Plan {
+    limits: FrameLimits,
+    piece: usize,
+    offset: usize,
+}
+
+impl FrameLimits {
+    /// Our own frames.
+    pub(super) const OWN: Self = Self { parts: ENTRIES_MAX, bytes: PAYLOAD_BYTES_MAX as usize };
+    /// The established frames: one range, however long.
+    pub(super) const ESTABLISHED: Self = Self { parts: 1, bytes: usize::MAX };
+}
+
+impl Plan {
+    /// A plan for the open pieces; those that need no transfer get their outcome at once.
+    pub(super) fn new(pieces: &mut [Piece], limits: FrameLimits) -> Self {
+        for piece in pieces.iter_mut().filter(|piece| piece.outcome.is_none()) {
+            let range = piece.remote_range();
+            if range.length == 0 {
+                piece.outcome = Some(Ok(()));
+            } else if range.address.checked_add(range.length).is_none() {
+                let error = Error::invalid("the range of the peer wraps around")
+                    .with("address", format_args!("{:#x}", range.address))
+                    .with("length", range.length);
+                piece.outcome = Some(Err(error));
+            }
+        }
+        Self { limits, piece: 0, offset: 0 }
+    }
+
+    /// Puts the parts of the next frame into `parts`; none means that the batch is at its end.
+    pub(super) fn next_frame(&mut self, pieces: &[Piece], parts: &mut Vec<Part>) {
+        parts.clear();
+        let mut room = self.limits.bytes;
+        while let Some(piece) = pieces.get(self.piece) {
+            if piece.outcome.is_some() {
+                (self.piece, self.offset) = (self.piece + 1, 0);
+                continue;
+            }
+            if room == 0 || parts.len() == self.limits.parts {
+                break;
+            }
+            let left = piece.local.length() - self.offset;
+            let length = left.min(room);
+            let address = piece.remote + self.offset as u64;
+            parts.push(Part {
+                piece: self.piece,
+                address: piece.local.address() + self.offset,
+                remote: RemoteRange { address, length: length as u64 },
+                is_last: length == left,
+            });
+            room -= length;
+            self.offset += length;
+            if length == left {
+                (self.piece, self.offset) = (self.piece + 1, 0);
+            }
+        }
+    }
+}
+
+impl Part {
+    pub(super) fn length(&self) -> usize {
+        self.remote.length as usize
+    }
+
+    /// Says that the part was moved, or why not. The first failure of a piece stands.
+    pub(super) fn settle(&self, pieces: &mut [Piece], outcome: Result<()>) {
+        let piece = &mut pieces[self.piece];
+        if piece.outcome.is_none() && (self.is_last || outcome.is_err()) {
+            piece.outcome = Some(outcome);
+        }
+    }
+}
+
+/// Gives every piece that is still open this failure.
+pub(super) fn fail_open(pieces: &mut [Piece], error: &Error) {
+    for piece in pieces.iter_mut().filter(|piece| piece.outcome.is_none()) {
+        piece.outcome = Some(Err(error.clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::piece::LocalRange;
+
+    fn piece(address: usize, length: usize, remote: u64) -> Piece {
+        // SAFETY: no transfer is made of it.
+        Piece::new(unsafe { LocalRange::foreign(address, length) }, remote)
+    }
+
+    #[test]
+    fn empty_and_impossible_pieces_need_no_transfer() {
+        let mut pieces = [piece(1, 0, 5), piece(1, 2, u64::MAX)];
+        let mut parts = Vec::new();
+        Plan::new(&mut pieces, FrameLimits::OWN).next_frame(&pieces, &mut parts);
+        assert_eq!(parts, []);
+        assert!(matches!(pieces[0].outcome, Some(Ok(()))));
+        assert!(matches!(pieces[1].outcome, Some(Err(_))));
+    }
+
+    #[test]
+    fn a_piece_that_failed_is_not_gone_on_with() {
+        let mut pieces = [piece(1, 3 * PAYLOAD_BYTES_MAX as usize, 5), piece(9, 1, 9)];
+        let mut parts = Vec::new();
+        let mut plan = Plan::new(&mut pieces, FrameLimits::OWN);
+        plan.next_frame(&pieces, &mut parts);
+        parts[0].settle(&mut pieces, Err(Error::internal("test")));
+        plan.next_frame(&pieces, &mut parts);
+        assert_eq!(parts.iter().map(|part| part.piece).collect::<Vec<_>>(), [1]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_byte_is_in_exactly_one_part(
+            lengths in proptest::collection::vec(prop_oneof![0..5_usize, 0..40_000_000_usize], 0..20),
+        ) {
+            let mut pieces: Vec<_> =
+                lengths.iter().map(|&length| piece(1000, length, 5000)).collect();
+            let mut plan = Plan::new(&mut pieces, FrameLimits::OWN);
+            let (mut parts, mut moved) = (Vec::new(), vec![0; lengths.len()]);
+            loop {
+                plan.next_frame(&pieces, &mut parts);
+                if parts.is_empty() {
+                    break;
+                }
+                let bytes: usize = parts.iter().map(Part::length).sum();
+                prop_assert!(bytes <= PAYLOAD_BYTES_MAX as usize && parts.len() <= ENTRIES_MAX);
+                for part in &parts {
+                    prop_assert_eq!(part.address, 1000 + moved[part.piece]);
+                    prop_assert_eq!(part.remote.address, 5000 + moved[part.piece] as u64);
+                    moved[part.piece] += part.length();
+                    part.settle(&mut pieces, Ok(()));
+                    let is_done = moved[part.piece] == lengths[part.piece];
+                    prop_assert_eq!(pieces[part.piece].outcome.is_some(), is_done);
+                }
+            }
+            prop_assert_eq!(moved, lengths);
+            prop_assert!(pieces.iter().all(|piece| matches!(piece.outcome, Some(Ok(())))));
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! The established engine's frames, as the owner of the memory answers them.
+
+use std::io;
+
+use super::{
+    Shared,
+    connection::{Connection, Pace},
+};
+use crate::{
+    piece::Opcode,
+    transport::tcp::established::{HEADER_BYTES, Header, Status},
+};
+
+/// The most bytes of a refused write that are taken before the connection is closed. The peer
+/// reads the refusal only after it has sent them; closing earlier may destroy it on its way.
+const VOID_BYTES_MAX: u64 = 1 << 30;
+
+/// Answers request after request, the first 8 bytes of which have been read already.
+pub(super) async fn serve(
+    mut connection: Connection,
+    shared: &Shared,
+    first: [u8; 8],
+) -> io::Result<()> {
+    let mut bytes = [0; HEADER_BYTES];
+    bytes[..8].copy_from_slice(&first);
+    let mut filled = first.len();
+    loop {
+        let pace = Pace::of(shared.settings.progress_timeout, 0);
+        connection.read(&mut bytes[filled..], pace).await?;
+        let header = Header::decode(&bytes)?;
+        if !answer(&mut connection, shared, &header).await? {
+            return Ok(());
+        }
+        filled = connection.read_some(&mut bytes).await?;
+        if filled == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// Whether the connection goes on.
+async fn answer(connection: &mut Connection, shared: &Shared, header: &Header) -> io::Result<bool> {
+    let pace = Pace::of(shared.settings.progress_timeout, header.range.length);
+    let mut status = Status::Done;
+    if !connection.add(&shared.regions, header.range) {
+        status = Status::Refused;
+        if header.opcode == Opcode::Write && header.range.length <= VOID_BYTES_MAX {
+            connection.add_void(header.range.length as usize);
+        }
+    }
+    if header.opcode == Opcode::Write {
+        if !connection.receive(pace).await?.is_empty() {
+            status = Status::Refused;
+        }
+        connection.release();
+    }
+    if header.has_status {
+        connection.wire.extend_from_slice(&status.encode());
+    }
+    connection.send(pace).await?;
+    connection.release();
+    Ok(status == Status::Done)
+}

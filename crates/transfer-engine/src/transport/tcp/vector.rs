@@ -1,0 +1,262 @@
+//! The system calls between a socket and memory that is named by addresses.
+//!
+//! Addresses are only ever handed to the kernel, which answers `EFAULT` for one that is not
+//! mapped; no Rust reference to them is made. Which address it was is found by going on one span
+//! at a time.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, BorrowedFd},
+    ptr,
+    time::Duration,
+};
+
+use mooncake_base::{Clock, Moment, SystemClock};
+
+/// The most spans that one system call gets (the kernel takes 1024; this many lie on the stack).
+const WINDOW: usize = 256;
+
+/// The length of the buffer into which unwanted bytes go.
+const VOID_BYTES: usize = 64 << 10;
+
+/// Memory that bytes come from or go to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Span {
+    address: usize,
+    length: usize,
+    is_void: bool,
+}
+
+/// How far a message is sent or received: first its head, then its spans in order.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Cursor {
+    head: usize,
+    index: usize,
+    offset: usize,
+    /// After a fault: one span a call, to find the one that is bad.
+    is_single: bool,
+}
+
+/// Where bytes go that nobody wants. Made when first needed.
+#[derive(Debug, Default)]
+pub(super) struct Void(Vec<u8>);
+
+/// What a system call would have to wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Readiness {
+    Read,
+    Write,
+}
+
+impl Span {
+    /// Memory of this process.
+    ///
+    /// # Safety
+    /// If the address range is mapped, it stays so, and nobody holds a Rust reference to bytes of
+    /// it that are received into, until the span is used no more. (It need not be mapped.)
+    pub(super) const unsafe fn new(address: usize, length: usize) -> Self {
+        Self { address, length, is_void: false }
+    }
+
+    /// So many bytes that are received and thrown away. Cannot be sent.
+    pub(super) const fn void(length: usize) -> Self {
+        Self { address: 0, length, is_void: true }
+    }
+
+    /// The same, thrown away.
+    pub(super) const fn into_void(self) -> Self {
+        Self::void(self.length)
+    }
+
+    pub(super) const fn length(&self) -> usize {
+        self.length
+    }
+
+    const fn is_void(&self) -> bool {
+        self.is_void
+    }
+}
+
+impl Cursor {
+    /// Whether everything has been moved.
+    pub(super) fn is_done(&self, head: &[u8], spans: &[Span]) -> bool {
+        self.head == head.len() && self.index == spans.len()
+    }
+
+    /// Whether not a byte has been moved.
+    pub(super) const fn is_at_start(&self) -> bool {
+        self.head == 0 && self.index == 0 && self.offset == 0
+    }
+
+    /// To be called after `EFAULT`. The index of the bad span once it is known; until then the
+    /// call is to be made again.
+    pub(super) fn fault(&mut self) -> Option<usize> {
+        let culprit = self.is_single.then_some(self.index);
+        self.is_single = culprit.is_none();
+        culprit
+    }
+
+    fn advance(&mut self, mut moved: usize, head: &[u8], spans: &[Span]) {
+        let of_head = moved.min(head.len() - self.head);
+        self.head += of_head;
+        moved -= of_head;
+        while let Some(span) = spans.get(self.index) {
+            let step = moved.min(span.length - self.offset);
+            self.offset += step;
+            moved -= step;
+            if self.offset < span.length {
+                break;
+            }
+            self.index += 1;
+            self.offset = 0;
+        }
+        debug_assert_eq!(moved, 0, "the kernel moves no more than it was given");
+    }
+}
+
+/// Sends a part of what is left, in one system call.
+///
+/// # Errors
+/// Those of `sendmsg`, `EFAULT` and `EAGAIN` among them; nothing was sent then.
+pub(super) fn send(
+    socket: BorrowedFd<'_>,
+    head: &[u8],
+    spans: &[Span],
+    cursor: &mut Cursor,
+) -> io::Result<()> {
+    let mut window = Window::default();
+    window.push(head[cursor.head..].as_ptr().cast_mut(), head.len() - cursor.head);
+    window.extend(spans, cursor, ptr::null_mut(), 0);
+    let message = window.message();
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: the message points at `window`, which lives through the call; the kernel only reads
+    // the ranges in it: the head is borrowed, the spans are kept by the promise of `Span::new`,
+    // and an unmapped one gives `EFAULT`.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
+    let sent = usize::try_from(sent).map_err(|_| io::Error::last_os_error())?;
+    cursor.advance(sent, head, spans);
+    Ok(())
+}
+
+/// Receives a part of what is left, in one system call.
+///
+/// # Errors
+/// Those of `recvmsg`, `EFAULT` and `EAGAIN` among them, and the end of the stream; nothing was
+/// received then.
+pub(super) fn receive(
+    socket: BorrowedFd<'_>,
+    spans: &[Span],
+    cursor: &mut Cursor,
+    void: &mut Void,
+) -> io::Result<()> {
+    // Over empty spans, so that a fault is not laid to one of them.
+    cursor.advance(0, &[], spans);
+    if void.0.is_empty() && spans[cursor.index..].iter().any(Span::is_void) {
+        void.0.resize(VOID_BYTES, 0);
+    }
+    let mut window = Window::default();
+    window.extend(spans, cursor, void.0.as_mut_ptr(), void.0.len());
+    let mut message = window.message();
+    let flags = libc::MSG_DONTWAIT;
+    // SAFETY: the message points at `window`, which lives through the call; the kernel writes to
+    // the ranges in it: those of spans, kept and unreferenced by the promise of `Span::new`, where
+    // an unmapped one gives `EFAULT`, and the void, which is borrowed mutably here.
+    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
+    let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+    if received == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    cursor.advance(received, &[], spans);
+    Ok(())
+}
+
+/// Waits until the socket is ready or has failed.
+///
+/// # Errors
+/// The deadline has passed (`TimedOut`), or `poll` failed.
+pub(super) fn wait(
+    socket: BorrowedFd<'_>,
+    readiness: Readiness,
+    deadline: Moment,
+) -> io::Result<()> {
+    let events = match readiness {
+        Readiness::Read => libc::POLLIN,
+        Readiness::Write => libc::POLLOUT,
+    };
+    loop {
+        let left = deadline.left(SystemClock.now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        // Rounded up, so that the last millisecond is slept and not spun through.
+        let millis = (left + Duration::from_micros(999)).as_millis();
+        let millis = i32::try_from(millis).unwrap_or(i32::MAX);
+        let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 };
+        // SAFETY: the pointer is to one live entry, as the count says.
+        match unsafe { libc::poll(&raw mut entry, 1, millis) } {
+            1 => return Ok(()),
+            0 => {}
+            _ => {
+                let failure = io::Error::last_os_error();
+                if failure.kind() != io::ErrorKind::Interrupted {
+                    return Err(failure);
+                }
+            }
+        }
+    }
+}
+
+/// Whether the kernel refused an address.
+pub(super) fn is_fault(failure: &io::Error) -> bool {
+    failure.raw_os_error() == Some(libc::EFAULT)
+}
+
+/// The ranges of one system call.
+struct Window {
+    ranges: [libc::iovec; WINDOW],
+    count: usize,
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        let empty = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
+        Self { ranges: [empty; WINDOW], count: 0 }
+    }
+}
+
+impl Window {
+    fn push(&mut self, address: *mut u8, length: usize) {
+        if length > 0 {
+            self.ranges[self.count] = libc::iovec { iov_base: address.cast(), iov_len: length };
+            self.count += 1;
+        }
+    }
+
+    /// Adds what is left of the spans, as far as there is room.
+    fn extend(&mut self, spans: &[Span], cursor: &Cursor, void: *mut u8, void_length: usize) {
+        let mut offset = cursor.offset;
+        for span in &spans[cursor.index..] {
+            if self.count == WINDOW || (cursor.is_single && self.count > 0) {
+                break;
+            }
+            let left = span.length - offset;
+            if span.is_void {
+                self.push(void, left.min(void_length));
+                if left > void_length {
+                    break;
+                }
+            } else {
+                self.push(ptr::with_exposed_provenance_mut(span.address + offset), left);
+            }
+            offset = 0;
+        }
+    }
+
+    fn message(&mut self) -> libc::msghdr {
+        // SAFETY: `msghdr` is plain data of numbers and pointers for which zero is valid.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = self.ranges.as_mut_ptr();
+        message.msg_iovlen = self.count as _;
+        message
+    }
+}
