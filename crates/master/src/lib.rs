@@ -1,3 +1,19 @@
-//! The master.
+//! The master: where every object lies, for how long, and who may be given memory.
+//!
+//! In reading order: [`config`] (what may be set), [`state`] (the rules, pure), [`service`] (the
+//! calls and the doors they come in by), [`admin`] (HTTP for operators, and the metadata server),
+//! [`master`] (a running master, started and stopped) and [`run`](mod@run) (the whole program,
+//! which the binary and the Python package both call).
+#![warn(missing_docs)]
 
+pub mod admin;
+pub mod config;
+pub mod master;
+pub mod run;
+pub mod service;
 pub mod state;
+
+pub use config::{MasterConfig, OPTIONS};
+pub use master::{Addresses, Master, start};
+pub use run::run;
+pub use service::{Origin, Service};

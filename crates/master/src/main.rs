@@ -1,3 +1,7 @@
-//! The standalone binary: parse, run, report.
+//! The standalone binary: hands its arguments to `run`, and its exit code to the system.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ExitCode::from(mooncake_master::run(std::env::args().skip(1).collect()))
+}

@@ -1,0 +1,235 @@
+//! HTTP for operators: health, metrics, the established JSON endpoints, and a page for people.
+//!
+//! What changes anything answers to loopback peers only. [`metadata`] is the embedded metadata
+//! server of the transfer engines, on a port of its own.
+
+mod bounded;
+pub mod metadata;
+mod metrics;
+mod objects;
+mod page;
+mod segments;
+pub mod summary;
+
+use std::{convert::Infallible, sync::Arc};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::{ConnectInfo, RawQuery, State},
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use mooncake_base::{Error, ErrorCode};
+use mooncake_proto::v1::{self, request, response};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use self::{
+    bounded::{Bounded, Peer},
+    summary::Snapshot,
+};
+use crate::service::{Origin, Service};
+
+/// What the handlers share.
+#[derive(Debug)]
+struct Admin {
+    service: Arc<Service>,
+    /// Numbers of a moment ago, so that rates can be shown.
+    history: Mutex<summary::History>,
+}
+
+impl Admin {
+    /// Asks the master as any client does.
+    fn ask(&self, call: request::Call) -> response::Call {
+        let request = v1::Request { call: Some(call) };
+        let answer = self.service.dispatch(request, &Origin::in_process()).call;
+        answer.unwrap_or_else(|| {
+            response::Call::Failure((&Error::internal("the call has no answer")).into())
+        })
+    }
+
+    /// Numbers of a moment ago and of now.
+    fn snapshots(&self) -> (Snapshot, Snapshot) {
+        self.history.lock().step(Snapshot::take(&self.service))
+    }
+}
+
+type Shared = State<Arc<Admin>>;
+
+/// Serves the admin port until `stop`.
+pub(crate) async fn serve(listener: TcpListener, service: Arc<Service>, stop: CancellationToken) {
+    let history = Mutex::new(summary::History::new(Snapshot::take(&service)));
+    let router = router(Arc::new(Admin { service, history }));
+    let app = router.into_make_service_with_connect_info::<Peer>();
+    let served = axum::serve(Bounded::new(listener), app)
+        .with_graceful_shutdown(stop.cancelled_owned())
+        .await;
+    if let Err(error) = served {
+        tracing::error!(%error, "the admin server closed");
+    }
+}
+
+fn router(admin: Arc<Admin>) -> Router {
+    Router::new()
+        .route("/", get(page::show))
+        .route(
+            "/health",
+            get(|State(admin): Shared| async move { json_reply(&health(&admin.service)) }),
+        )
+        .route("/role", get(|| async { text_reply("leader") }))
+        .route("/ha_status", get(|| async { text_reply("serving") }))
+        .route("/leader", get(|| async { json_reply(&leader()) }))
+        .route("/kv_events/status", get(|| async { json_reply(&kv_events()) }))
+        .route("/metrics", get(metrics::show))
+        .route("/metrics/summary", get(summary::show))
+        .route("/get_all_keys", get(objects::all_keys))
+        .route("/query_key", get(objects::query_key))
+        .route("/batch_query_keys", get(objects::query_keys))
+        .route("/get_all_segments", get(segments::names))
+        .route("/get_segments_detail", get(segments::details))
+        .route("/query_segment", get(segments::query))
+        .route("/api/v1/segments/status", get(segments::status))
+        .route("/api/v1/remove_all", post(remove_all))
+        .fallback(|| async { not_found() })
+        .method_not_allowed_fallback(|| async { not_found() })
+        .with_state(admin)
+}
+
+/// What `/health` says, here and on the clients' port.
+pub(crate) fn health(_: &Service) -> Value {
+    json!({
+        "status": "ok",
+        "role": "leader",
+        "ha_state": "serving",
+        "service_ready": true,
+        "leader_address": null,
+        "view_version": null,
+    })
+}
+
+fn leader() -> Value {
+    json!({"present": false, "leader_address": null, "view_version": null})
+}
+
+fn kv_events() -> Value {
+    json!({
+        "enabled": false,
+        "published_batches": 0,
+        "published_events": 0,
+        "dropped_events": 0,
+        "skipped_unparsed_keys": 0,
+    })
+}
+
+async fn remove_all(
+    State(admin): Shared,
+    ConnectInfo(Peer(peer)): ConnectInfo<Peer>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    if !peer.ip().to_canonical().is_loopback() {
+        return failure(
+            StatusCode::FORBIDDEN,
+            &Error::new(ErrorCode::ILLEGAL_CLIENT, "only peers of this host may change anything"),
+        );
+    }
+    let query = query.unwrap_or_default();
+    let force = parameter(&query, "force")
+        .is_some_and(|text| mooncake_base::options::read_bool(text).unwrap_or(false));
+    let which = v1::KeySelector { by: Some(v1::key_selector::By::All(true)) };
+    let call = v1::RemoveMatchingRequest { caller: None, which: Some(which), force };
+    match admin.ask(request::Call::RemoveMatching(call)) {
+        response::Call::RemoveMatching(answer) => {
+            json_reply(&json!({"success": true, "removed_count": answer.removed}))
+        }
+        other => unexpected(other),
+    }
+}
+
+/// The value of a parameter as it stands in the query, not decoded.
+fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
+    query.split('&').find_map(|pair| {
+        let (found, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (found == name).then_some(value)
+    })
+}
+
+/// Takes percent signs and pluses out of a parameter; what is no code stays as it is.
+fn decoded(text: &str) -> Vec<u8> {
+    let digit = |byte: Option<&u8>| byte.and_then(|byte| char::from(*byte).to_digit(16));
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut i = 0;
+    while let Some(byte) = bytes.get(i) {
+        match (byte, digit(bytes.get(i + 1)), digit(bytes.get(i + 2))) {
+            (b'%', Some(high), Some(low)) => {
+                out.push(u8::try_from(high * 16 + low).expect("two hexadecimal digits"));
+                i += 2;
+            }
+            (b'+', _, _) => out.push(b' '),
+            _ => out.push(*byte),
+        }
+        i += 1;
+    }
+    out
+}
+
+fn text_reply(text: impl Into<Body>) -> Response {
+    ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text.into()).into_response()
+}
+
+fn json_reply(value: &Value) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+}
+
+fn not_found() -> Response {
+    (StatusCode::NOT_FOUND, text_reply("404 Not Found")).into_response()
+}
+
+/// The established form of a failure.
+fn failure(status: StatusCode, error: &Error) -> Response {
+    let body = json!({
+        "success": false,
+        "error_code": error.code().number(),
+        "error_message": error.message(),
+    });
+    (status, json_reply(&body)).into_response()
+}
+
+/// An answer that is a failure of the whole call.
+fn unexpected(answer: response::Call) -> Response {
+    let error = match answer {
+        response::Call::Failure(failure) => Error::from(&failure),
+        _ => Error::internal("the answer is not of the kind of the call"),
+    };
+    failure(StatusCode::INTERNAL_SERVER_ERROR, &error)
+}
+
+/// A body that is made piece by piece while it is sent.
+fn pieces(pieces: impl Iterator<Item = Bytes> + Send + 'static) -> Response {
+    let pieces = tokio_stream::iter(pieces.map(Ok::<_, Infallible>));
+    text_reply(Body::from_stream(pieces))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parameter_is_taken_as_it_stands() {
+        assert_eq!(parameter("key=a%2Fb&x=1", "key"), Some("a%2Fb"));
+        assert_eq!(parameter("key", "key"), Some(""));
+        assert_eq!(parameter("keys=1", "key"), None);
+        assert_eq!(parameter("", "key"), None);
+    }
+
+    #[test]
+    fn percent_codes_are_decoded_and_what_is_none_stays() {
+        assert_eq!(decoded("a%2Fb+c"), b"a/b c");
+        assert_eq!(decoded("%ff%"), b"\xff%");
+        assert_eq!(decoded("%zz%4"), b"%zz%4");
+    }
+}

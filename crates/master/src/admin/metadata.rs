@@ -1,0 +1,208 @@
+//! The embedded metadata server: small texts under names, for transfer engines.
+//!
+//! Keys are taken as they stand in the query, not decoded: engines always encode them the same way.
+
+use std::{collections::HashMap, sync::Arc};
+
+use axum::{
+    Router,
+    body::{Bytes, to_bytes},
+    extract::{RawQuery, Request, State},
+    http::{Method, StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::{any, get},
+};
+use parking_lot::Mutex;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    bounded::{Bounded, Peer},
+    decoded, not_found, parameter, text_reply,
+};
+
+/// The largest value.
+const VALUE_BYTES_MAX: usize = 16 << 20;
+
+/// The longest key.
+const KEY_BYTES_MAX: usize = 4096;
+
+/// The most keys.
+const KEYS_MAX: usize = 1 << 20;
+
+/// The most bytes of all values together.
+const STORED_BYTES_MAX: usize = 1 << 30;
+
+/// What the engines stored.
+#[derive(Debug, Default)]
+pub struct Metadata(Mutex<Entries>);
+
+#[derive(Debug, Default)]
+struct Entries {
+    values: HashMap<String, Bytes>,
+    bytes: usize,
+}
+
+/// What became of a PUT.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stored {
+    /// It is kept.
+    Updated,
+    /// The very same was there.
+    Unchanged,
+    /// A live engine's address must not be taken by another.
+    Duplicate,
+    /// The server is full.
+    Full,
+}
+
+impl Metadata {
+    /// Keeps the value, unless it would take the address of another engine or there is no room.
+    pub fn put(&self, key: &str, value: Bytes) -> Stored {
+        let mut entries = self.0.lock();
+        let old = entries.values.get(key);
+        if key.contains("rpc_meta")
+            && let Some(old) = old
+        {
+            return if *old == value { Stored::Unchanged } else { Stored::Duplicate };
+        }
+        let old_bytes = old.map_or(0, Bytes::len);
+        let bytes = entries.bytes - old_bytes + value.len();
+        let is_new = old.is_none();
+        if bytes > STORED_BYTES_MAX || (is_new && entries.values.len() >= KEYS_MAX) {
+            return Stored::Full;
+        }
+        entries.bytes = bytes;
+        entries.values.insert(key.to_owned(), value);
+        Stored::Updated
+    }
+
+    /// The value under that key.
+    pub fn get(&self, key: &str) -> Option<Bytes> {
+        self.0.lock().values.get(key).cloned()
+    }
+
+    /// Whether there was one.
+    pub fn delete(&self, key: &str) -> bool {
+        let mut entries = self.0.lock();
+        let old = entries.values.remove(key);
+        entries.bytes -= old.as_ref().map_or(0, Bytes::len);
+        old.is_some()
+    }
+
+    /// Deletes what an engine of that name stored about itself.
+    pub fn forget(&self, name: &str) {
+        let endings = [format!("/ram/{name}"), format!("/rpc_meta/{name}")];
+        let mut entries = self.0.lock();
+        let gone: Vec<String> = entries
+            .values
+            .keys()
+            .filter(|key| {
+                let key = decoded(key);
+                key.starts_with(b"mooncake/")
+                    && endings.iter().any(|ending| key.ends_with(ending.as_bytes()))
+            })
+            .cloned()
+            .collect();
+        for key in gone {
+            let old = entries.values.remove(&key);
+            entries.bytes -= old.as_ref().map_or(0, Bytes::len);
+        }
+    }
+}
+
+/// Serves the metadata port until `stop`.
+pub(crate) async fn serve(listener: TcpListener, store: Arc<Metadata>, stop: CancellationToken) {
+    let app = Router::new()
+        .route("/metadata", any(answer))
+        .route("/health", get(|| async { text_reply("OK") }))
+        .fallback(|| async { not_found() })
+        .method_not_allowed_fallback(|| async { not_found() })
+        .with_state(store)
+        .into_make_service_with_connect_info::<Peer>();
+    let served = axum::serve(Bounded::new(listener), app)
+        .with_graceful_shutdown(stop.cancelled_owned())
+        .await;
+    if let Err(error) = served {
+        tracing::error!(%error, "the metadata server closed");
+    }
+}
+
+async fn answer(
+    State(store): State<Arc<Metadata>>,
+    RawQuery(query): RawQuery,
+    request: Request,
+) -> Response {
+    let method = request.method().clone();
+    if ![Method::GET, Method::PUT, Method::DELETE].contains(&method) {
+        return not_found();
+    }
+    let query = query.unwrap_or_default();
+    let Some(key) = parameter(&query, "key").filter(|key| !key.is_empty()) else {
+        return say(StatusCode::BAD_REQUEST, "Missing key parameter");
+    };
+    if key.len() > KEY_BYTES_MAX {
+        return say(StatusCode::BAD_REQUEST, "the key is too long");
+    }
+    match method {
+        Method::GET => match store.get(key) {
+            Some(value) => ([(header::CONTENT_TYPE, "application/json")], value).into_response(),
+            None => say(StatusCode::NOT_FOUND, "metadata not found"),
+        },
+        Method::PUT => match to_bytes(request.into_body(), VALUE_BYTES_MAX).await {
+            Ok(value) => match store.put(key, value) {
+                Stored::Updated => say(StatusCode::OK, "metadata updated"),
+                Stored::Unchanged => say(StatusCode::OK, "metadata unchanged"),
+                Stored::Duplicate => {
+                    say(StatusCode::BAD_REQUEST, "Duplicate rpc_meta key not allowed")
+                }
+                Stored::Full => {
+                    say(StatusCode::INSUFFICIENT_STORAGE, "the metadata server is full")
+                }
+            },
+            Err(_) => say(StatusCode::PAYLOAD_TOO_LARGE, "the value is too large or was cut off"),
+        },
+        _ if store.delete(key) => say(StatusCode::OK, "metadata deleted"),
+        _ => say(StatusCode::NOT_FOUND, "metadata not found"),
+    }
+}
+
+fn say(status: StatusCode, text: &'static str) -> Response {
+    (status, text_reply(text)).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_gone_takes_its_own_entries_along_and_no_others() {
+        let store = Metadata::default();
+        for key in [
+            "mooncake%2Fram%2Fa%3A1",
+            "mooncake%2Frpc_meta%2Fa%3A1",
+            "mooncake/c1/ram/a:1",
+            "mooncake%2Fram%2Fba%3A1",
+            "other%2Fram%2Fa%3A1",
+        ] {
+            assert_eq!(store.put(key, Bytes::from_static(b"x")), Stored::Updated);
+        }
+        store.forget("a:1");
+        assert!(store.get("mooncake%2Fram%2Fa%3A1").is_none());
+        assert!(store.get("mooncake%2Frpc_meta%2Fa%3A1").is_none());
+        assert!(store.get("mooncake/c1/ram/a:1").is_none());
+        assert!(store.get("mooncake%2Fram%2Fba%3A1").is_some());
+        assert!(store.get("other%2Fram%2Fa%3A1").is_some());
+        assert_eq!(store.0.lock().bytes, 2);
+    }
+
+    #[test]
+    fn what_is_stored_is_counted_through_replacement_and_deletion() {
+        let store = Metadata::default();
+        store.put("a", Bytes::from_static(b"12345"));
+        store.put("a", Bytes::from_static(b"1"));
+        assert_eq!(store.0.lock().bytes, 1);
+        assert!(store.delete("a") && !store.delete("a"));
+        assert_eq!(store.0.lock().bytes, 0);
+    }
+}

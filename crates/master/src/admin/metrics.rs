@@ -1,0 +1,204 @@
+//! GET /metrics: Prometheus text under the established names.
+
+use std::fmt::{Display, Write as _};
+
+use axum::{
+    extract::State,
+    http::header,
+    response::{IntoResponse, Response},
+};
+use mooncake_proto::v1;
+
+use super::Shared;
+use crate::{
+    service::{
+        Service, VERSION,
+        calls::{Calls, Op},
+    },
+    state::Totals,
+};
+
+/// The text as it grows.
+#[derive(Debug, Default)]
+struct Exposition(String);
+
+impl Exposition {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: impl Display) {
+        self.head(name, "gauge", help);
+        let _ = writeln!(self.0, "{name} {value}");
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: impl Display) {
+        self.head(name, "counter", help);
+        let _ = writeln!(self.0, "{name} {value}");
+    }
+
+    /// A gauge for each segment name; segments of one name are summed by the caller.
+    fn segments(&mut self, name: &str, help: &str, values: &[(String, u64)]) {
+        self.head(name, "gauge", help);
+        for (segment, value) in values {
+            let segment = escape(segment);
+            let _ = writeln!(self.0, "{name}{{segment=\"{segment}\"}} {value}");
+        }
+    }
+}
+
+pub(super) async fn show(State(admin): Shared) -> Response {
+    let text = text(&admin.service);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
+}
+
+fn text(service: &Service) -> String {
+    let mut out = Exposition::default();
+    let totals = service.totals();
+    pool(&mut out, &totals);
+    segments(&mut out, service.segments());
+    calls(&mut out, service.calls());
+    history(&mut out, &totals);
+    out.head("mooncake_master_info", "gauge", "The version of the master.");
+    let _ = writeln!(out.0, "mooncake_master_info{{version=\"{VERSION}\"}} 1");
+    let uptime = service.now().since(service.started()).as_secs();
+    out.gauge("mooncake_master_uptime_seconds", "Seconds since the master started.", uptime);
+    out.0
+}
+
+fn pool(out: &mut Exposition, t: &Totals) {
+    out.gauge("master_allocated_bytes", "Bytes of the pool that are given away.", t.used);
+    out.gauge("master_total_capacity_bytes", "Bytes of the pool.", t.capacity);
+    out.gauge("master_key_count", "Objects that can be read.", t.keys);
+    out.gauge("master_soft_pin_key_count", "Soft-pinned objects.", t.soft_pinned_keys);
+    out.gauge("master_active_clients", "Clients that are registered.", t.clients);
+    out.gauge("mem_cache_nums_", "Objects that can be read from memory.", t.keys);
+    out.gauge(
+        "master_put_start_discarded_staging_size",
+        "Bytes of puts that have not ended.",
+        t.writing,
+    );
+    out.gauge(
+        "mooncake_master_fenced_bytes",
+        "Freed bytes that wait for the end of a fence.",
+        t.fenced,
+    );
+    out.gauge("mooncake_master_segments", "Segments that are mounted.", t.segments);
+}
+
+fn segments(out: &mut Exposition, summaries: Vec<v1::SegmentSummary>) {
+    let mut used: Vec<(String, u64)> = Vec::new();
+    let mut capacity: Vec<(String, u64)> = Vec::new();
+    // They come in the order of their names.
+    for summary in summaries {
+        let segment = summary.segment.unwrap_or_default();
+        for (values, value) in [(&mut used, summary.used), (&mut capacity, segment.length)] {
+            match values.last_mut() {
+                Some((name, sum)) if *name == segment.name => *sum += value,
+                _ => values.push((segment.name.clone(), value)),
+            }
+        }
+    }
+    out.segments("segment_allocated_bytes", "Bytes of the segment that are given away.", &used);
+    out.segments("segment_total_capacity_bytes", "Bytes of the segment.", &capacity);
+}
+
+fn calls(out: &mut Exposition, calls: &Calls) {
+    for (op, name, batch) in Op::ALL {
+        let count = calls.count(*op);
+        for (ending, value, help) in [
+            ("requests", count.single, "Calls with one item"),
+            ("failures", count.single_failed, "Failed calls with one item"),
+        ] {
+            out.counter(&format!("master_{name}_{ending}_total"), &format!("{help}."), value);
+        }
+        let Some(batch) = batch else { continue };
+        for (ending, value, help) in [
+            ("requests", count.batches, "Calls with several items"),
+            ("failures", count.batches_failed, "Calls of which every item failed"),
+            ("partial_successes", count.batches_partial, "Calls of which some items failed"),
+            ("items", count.items, "Items of calls with several"),
+            ("failed_items", count.items_failed, "Failed items of calls with several"),
+        ] {
+            let name = format!("master_batch_{batch}_{ending}_total");
+            out.counter(&name, &format!("{help}."), value);
+        }
+    }
+}
+
+fn history(out: &mut Exposition, totals: &Totals) {
+    let c = &totals.counters;
+    let rows: [(&str, &str, u64); 13] = [
+        ("master_attempted_evictions_total", "Evictions tried.", c.evictions_attempted),
+        ("master_attempted_evictions_mem", "Evictions tried in memory.", c.evictions_attempted),
+        ("master_successful_evictions_total", "Evictions that made room.", c.evictions_succeeded),
+        ("master_successful_evictions_mem", "Those in memory.", c.evictions_succeeded),
+        ("master_evicted_key_count", "Objects evicted.", c.evicted_keys),
+        ("master_evicted_key_count_mem", "Objects evicted from memory.", c.evicted_keys),
+        ("master_evicted_size_bytes", "Bytes evicted.", c.evicted_bytes),
+        ("master_evicted_size_bytes_mem", "Bytes evicted from memory.", c.evicted_bytes),
+        ("master_put_start_alloc_failures_total", "Puts without room.", c.puts_without_room),
+        (
+            "master_put_start_partial_allocations_total",
+            "Puts that got fewer copies than wished.",
+            c.puts_with_fewer_copies,
+        ),
+        ("master_put_start_discard_cnt", "Unfinished puts displaced.", c.puts_displaced),
+        ("master_put_start_release_cnt", "Unfinished puts taken back.", c.puts_released),
+        ("mooncake_master_expired_clients_total", "Clients that expired.", c.clients_expired),
+    ];
+    for (name, help, value) in rows {
+        out.counter(name, help, value);
+    }
+}
+
+/// A label's value as the format wants it.
+fn escape(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use mooncake_base::SystemClock;
+
+    use super::*;
+    use crate::state::Rules;
+
+    #[test]
+    fn every_sample_has_a_name_a_number_and_its_type_once() {
+        let service = Service::new(Rules::default(), SystemClock::shared());
+        let text = text(&service);
+        let mut types = Vec::new();
+        for line in text.lines() {
+            if let Some(rest) = line.strip_prefix("# TYPE ") {
+                types.push(rest.split_whitespace().next().unwrap().to_owned());
+            } else if !line.starts_with('#') {
+                let (name, value) = line.rsplit_once(' ').unwrap();
+                let name = name.split('{').next().unwrap();
+                assert!(types.iter().any(|known| known == name), "{line}");
+                value.parse::<f64>().expect(line);
+            }
+        }
+        let count = types.len();
+        types.sort();
+        types.dedup();
+        assert_eq!(types.len(), count);
+    }
+
+    #[test]
+    fn segments_of_one_name_are_summed() {
+        let summary = |name: &str, used| v1::SegmentSummary {
+            segment: Some(v1::Segment {
+                name: name.to_owned(),
+                length: 10,
+                ..v1::Segment::default()
+            }),
+            used,
+            ..v1::SegmentSummary::default()
+        };
+        let mut out = Exposition::default();
+        segments(&mut out, vec![summary("a", 1), summary("a", 2), summary("b\"", 4)]);
+        assert!(out.0.contains("segment_allocated_bytes{segment=\"a\"} 3\n"), "{}", out.0);
+        assert!(out.0.contains("segment_total_capacity_bytes{segment=\"b\\\"\"} 10\n"));
+    }
+}

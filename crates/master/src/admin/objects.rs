@@ -1,0 +1,151 @@
+//! The endpoints about objects.
+
+use axum::{
+    body::Bytes,
+    extract::{RawQuery, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use mooncake_base::Error;
+use mooncake_proto::v1::{self, request, response};
+use serde_json::{Map, Value, json};
+
+use super::{Shared, decoded, failure, json_reply, parameter, pieces, unexpected};
+
+/// The most keys that one query may name.
+const KEYS_MAX: usize = 10_000;
+
+/// GET /get_all_keys: one a line, page by page while they are sent.
+pub(super) async fn all_keys(State(admin): Shared) -> Response {
+    let mut after = Some(Bytes::new());
+    pieces(std::iter::from_fn(move || {
+        let which = v1::KeySelector { by: Some(v1::key_selector::By::All(true)) };
+        let call = v1::ListObjectsRequest {
+            caller: None,
+            which: Some(which),
+            after: after.take()?,
+            limit: 0,
+        };
+        let response::Call::ListObjects(page) = admin.ask(request::Call::ListObjects(call)) else {
+            return None;
+        };
+        if !page.is_last {
+            after = page.objects.last().map(|object| object.key.clone());
+        }
+        let mut text = Vec::new();
+        let complete = i32::from(v1::ObjectState::Complete);
+        for object in page.objects.iter().filter(|object| object.state == complete) {
+            text.extend_from_slice(&object.key);
+            text.push(b'\n');
+        }
+        Some(Bytes::from(text))
+    }))
+}
+
+/// GET /query_key?key=K: where the object lies; takes a lease. The key is not decoded.
+pub(super) async fn query_key(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
+    let query = query.unwrap_or_default();
+    let key = parameter(&query, "key").unwrap_or_default();
+    let keys = vec![Bytes::copy_from_slice(key.as_bytes())];
+    let call = v1::LocateRequest { caller: None, keys, lease: true, fence: false };
+    let answer = match admin.ask(request::Call::Locate(call)) {
+        response::Call::Locate(answer) => answer,
+        other => return unexpected(other),
+    };
+    match answer.results.first() {
+        Some(v1::LocateResult { failure: None, places, .. }) => {
+            json_reply(&json!({"success": true, "data": replicas(&answer.segments, places)}))
+        }
+        Some(v1::LocateResult { failure: Some(found), .. }) => {
+            let code = Error::from(found).code();
+            failure(StatusCode::NOT_FOUND, &Error::new(code, code.name()))
+        }
+        None => failure(StatusCode::INTERNAL_SERVER_ERROR, &Error::internal("no answer")),
+    }
+}
+
+/// GET /batch_query_keys?keys=a,b: where several objects lie; takes no lease.
+pub(super) async fn query_keys(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
+    let query = query.unwrap_or_default();
+    let text = decoded(parameter(&query, "keys").unwrap_or_default());
+    let keys: Vec<Bytes> = text
+        .split(|byte| *byte == b',')
+        .filter(|key| !key.is_empty())
+        .map(Bytes::copy_from_slice)
+        .collect();
+    if keys.is_empty() {
+        let body = json!({
+            "success": false,
+            "error": "No keys provided. Use ?keys=key1,key2,...",
+        });
+        return (StatusCode::BAD_REQUEST, json_reply(&body)).into_response();
+    }
+    if keys.len() > KEYS_MAX {
+        let error = Error::invalid("too many keys in one query").with("limit", KEYS_MAX);
+        return failure(StatusCode::BAD_REQUEST, &error);
+    }
+    let call = v1::LocateRequest { caller: None, keys: keys.clone(), lease: false, fence: false };
+    let answer = match admin.ask(request::Call::Locate(call)) {
+        response::Call::Locate(answer) => answer,
+        other => return unexpected(other),
+    };
+    let mut data = Map::new();
+    for (key, result) in keys.iter().zip(&answer.results) {
+        let (error, values) = match &result.failure {
+            None => (Value::Null, replicas(&answer.segments, &result.places)),
+            Some(failure) => (json!(Error::from(failure).code().name()), Value::Null),
+        };
+        let entry = json!({
+            "ok": result.failure.is_none(),
+            "error": error,
+            "values": values,
+            "disk_values": null,
+            "local_disk_values": null,
+            "nof_values": null,
+        });
+        data.insert(String::from_utf8_lossy(key).into_owned(), entry);
+    }
+    json_reply(&json!({"success": true, "data": data}))
+}
+
+/// The copies in the established form.
+fn replicas(segments: &[v1::Segment], places: &[v1::Place]) -> Value {
+    let place = |place: &v1::Place| {
+        let index = usize::try_from(place.segment).unwrap_or(usize::MAX);
+        let segment = segments.get(index)?;
+        Some(json!({
+            "size_": place.length,
+            "buffer_address_": segment.base.wrapping_add(place.offset),
+            "protocol_": segment.protocol,
+            "transport_endpoint_": segment.endpoint,
+        }))
+    };
+    places.iter().filter_map(place).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_is_shown_with_the_address_in_its_owners_memory() {
+        let segment = v1::Segment {
+            base: 0x1000,
+            protocol: "tcp".to_owned(),
+            endpoint: "h:1".to_owned(),
+            ..v1::Segment::default()
+        };
+        let known = v1::Place { segment: 0, offset: 0x10, length: 3, replica: 1 };
+        let unknown = v1::Place { segment: 7, ..known };
+        let shown = replicas(&[segment], &[known, unknown]);
+        assert_eq!(
+            shown,
+            json!([{
+                "size_": 3,
+                "buffer_address_": 0x1010,
+                "protocol_": "tcp",
+                "transport_endpoint_": "h:1",
+            }])
+        );
+    }
+}

@@ -1,0 +1,291 @@
+//! The settings of a master: what it listens on, how long things live, and when it evicts.
+//!
+//! [`MasterConfig`] is plain data with the established defaults. [`OPTIONS`] is the one
+//! declaration of flags, file keys and help texts. [`from_arguments`] reads a command line, its
+//! flag files and its configuration file; [`MasterConfig::check`] refuses what cannot work.
+
+mod file;
+mod later;
+mod options;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use mooncake_base::{
+    Error, Result,
+    options::{CommandLine, read_command_line, resolve},
+};
+
+pub use options::OPTIONS;
+
+use crate::state::{AllocationStrategy, Rules, Watermark};
+
+/// The port of the master when nobody says otherwise.
+pub const RPC_PORT: u16 = 50051;
+
+/// The port of the admin server when nobody says otherwise.
+pub const ADMIN_PORT: u16 = 9003;
+
+/// The port of the embedded metadata server when nobody says otherwise.
+pub const METADATA_PORT: u16 = 8080;
+
+/// How long before its put may be displaced a writer must have stopped, at the least.
+const WRITE_MARGIN: Duration = Duration::from_secs(3);
+
+/// The share of the pool above which the established master evicts in the background.
+const WATERMARK: f64 = 0.9;
+
+/// Everything that may be set about a master.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MasterConfig {
+    /// The file that the configuration was read from; empty for none.
+    pub config_path: String,
+    /// What the clients' port binds.
+    pub rpc_address: String,
+    /// Takes the IPv4 address of this network interface instead of `rpc_address`.
+    pub rpc_interface: String,
+    /// The clients' port; 0 takes a free one. Not given: `port`.
+    pub rpc_port: Option<u16>,
+    /// The older name of `rpc_port`.
+    pub port: Option<u16>,
+    /// Threads that serve; 0 takes four, or as many as there are cores.
+    pub rpc_threads: usize,
+    /// The older limit of threads, honoured when `rpc_threads` is 0.
+    pub threads_max: Option<usize>,
+    /// Closes a connection on which nothing came for so long; zero never does.
+    pub rpc_idle_timeout: Duration,
+    /// Sends small answers at once.
+    pub is_tcp_nodelay: bool,
+
+    /// Whether there is an admin server at all. Not a flag: the program always has one.
+    pub has_admin: bool,
+    /// What the admin port binds.
+    pub admin_host: String,
+    /// The admin port; 0 takes a free one. Not given: 9003, or a free one if that is taken.
+    pub admin_port: Option<u16>,
+    /// Writes a line of numbers to the log every ten seconds.
+    pub is_reporting: bool,
+
+    /// Whether the master also serves engines' metadata over HTTP.
+    pub has_metadata: bool,
+    /// What the metadata port binds.
+    pub metadata_host: String,
+    /// The metadata port; 0 takes a free one.
+    pub metadata_port: u16,
+    /// Deletes the metadata of clients that are gone.
+    pub is_metadata_cleaned: bool,
+
+    /// How long a read or a probe keeps an object.
+    pub lease_ttl: Duration,
+    /// How long a soft pin holds unless the put says.
+    pub soft_pin_ttl: Duration,
+    /// The longest soft pin that a put may ask for.
+    pub soft_pin_ttl_max: Duration,
+    /// Whether soft-pinned objects may be evicted when nothing else can be.
+    pub is_soft_pin_evictable: bool,
+    /// The share of objects that one round of eviction takes.
+    pub eviction_ratio: f64,
+    /// The share of the pool above which objects are evicted before anybody needs the room. Not
+    /// given: room is made only when a put needs it.
+    pub eviction_watermark: Option<f64>,
+    /// After so long without a heartbeat a client counts as gone.
+    pub client_ttl: Duration,
+    /// After so long an unfinished put may be displaced by another.
+    pub put_discard_timeout: Duration,
+    /// After so long the memory of an unfinished put is given to others.
+    pub put_release_timeout: Duration,
+    /// How segments are picked.
+    pub allocation: AllocationStrategy,
+    /// The name of the cluster.
+    pub cluster_id: String,
+
+    /// Options of features that are not here yet, as they were given.
+    pub later: BTreeMap<&'static str, String>,
+}
+
+impl Default for MasterConfig {
+    fn default() -> Self {
+        Self {
+            config_path: String::new(),
+            rpc_address: "0.0.0.0".to_owned(),
+            rpc_interface: String::new(),
+            rpc_port: None,
+            port: None,
+            rpc_threads: 0,
+            threads_max: None,
+            rpc_idle_timeout: Duration::ZERO,
+            is_tcp_nodelay: true,
+            has_admin: true,
+            admin_host: "0.0.0.0".to_owned(),
+            admin_port: None,
+            is_reporting: true,
+            has_metadata: false,
+            metadata_host: "0.0.0.0".to_owned(),
+            metadata_port: METADATA_PORT,
+            is_metadata_cleaned: false,
+            lease_ttl: Duration::from_secs(10),
+            soft_pin_ttl: Duration::from_secs(30 * 60),
+            soft_pin_ttl_max: Duration::from_secs(24 * 3600),
+            is_soft_pin_evictable: true,
+            eviction_ratio: 0.05,
+            eviction_watermark: None,
+            client_ttl: Duration::from_secs(10),
+            put_discard_timeout: Duration::from_secs(30),
+            put_release_timeout: Duration::from_secs(600),
+            allocation: AllocationStrategy::Random,
+            cluster_id: "mooncake_cluster".to_owned(),
+            later: BTreeMap::new(),
+        }
+    }
+}
+
+impl MasterConfig {
+    /// For a master inside another program: loopback, a free port, no admin server.
+    pub fn embedded() -> Self {
+        Self {
+            rpc_address: "127.0.0.1".to_owned(),
+            rpc_port: Some(0),
+            has_admin: false,
+            is_reporting: false,
+            ..Self::default()
+        }
+    }
+
+    /// Refuses what cannot work, naming the option.
+    ///
+    /// # Errors
+    /// The first option whose value is out of its range.
+    pub fn check(&self) -> Result<()> {
+        let ratio = |option: &'static str, value: f64| {
+            if (0.0..=1.0).contains(&value) {
+                return Ok(());
+            }
+            Err(Error::invalid("the ratio is not between 0 and 1")
+                .with("option", option)
+                .with("value", value))
+        };
+        ratio("eviction_ratio", self.eviction_ratio)?;
+        ratio("eviction_high_watermark_ratio", self.watermark())?;
+        if self.client_ttl.is_zero() {
+            return Err(Error::invalid("the time to live is zero").with("option", "client_ttl"));
+        }
+        if self.lease_ttl > self.soft_pin_ttl_max.max(Duration::from_secs(24 * 3600 * 365)) {
+            return Err(Error::invalid("the lease is longer than a year")
+                .with("option", "default_kv_lease_ttl"));
+        }
+        if self.soft_pin_ttl > self.soft_pin_ttl_max {
+            return Err(Error::invalid("the default soft pin is longer than the longest allowed")
+                .with("option", "default_kv_soft_pin_ttl")
+                .with("value_ms", self.soft_pin_ttl.as_millis())
+                .with("max_kv_soft_pin_ttl_ms", self.soft_pin_ttl_max.as_millis()));
+        }
+        let is_id = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
+        if !(1..=128).contains(&self.cluster_id.len()) || !self.cluster_id.chars().all(is_id) {
+            return Err(Error::invalid(
+                "a cluster id is 1 to 128 letters, digits, '_', '.' or '-'",
+            )
+            .with("option", "cluster_id")
+            .with("value", format_args!("{:?}", self.cluster_id)));
+        }
+        later::check(&self.later)
+    }
+
+    /// The clients' port: `rpc_port`, or else `port`, or else 50051. An explicit 0 asks for a free
+    /// one, unless the older name gives a number.
+    pub fn effective_rpc_port(&self) -> u16 {
+        match (self.rpc_port, self.port) {
+            (Some(port), None) => port,
+            (Some(0) | None, Some(port)) | (Some(port), Some(_)) => port,
+            (None, None) => RPC_PORT,
+        }
+    }
+
+    /// How many threads serve.
+    pub fn effective_threads(&self, cores: usize) -> usize {
+        match (self.rpc_threads, self.threads_max) {
+            (0, Some(limit)) => cores.min(4).min(limit).max(1),
+            (0, None) => cores.clamp(1, 4),
+            (threads, _) => threads.min(1024),
+        }
+    }
+
+    /// The numbers that the rules go by.
+    pub fn rules(&self) -> Rules {
+        let defaults = Rules::default();
+        // The writer must have stopped well before another may displace its put.
+        let window = self.put_discard_timeout.saturating_sub(WRITE_MARGIN) * 2 / 3;
+        Rules {
+            client_ttl: self.client_ttl,
+            lease_ttl: self.lease_ttl,
+            soft_pin_ttl: self.soft_pin_ttl,
+            soft_pin_ttl_max: self.soft_pin_ttl_max,
+            is_soft_pin_evictable: self.is_soft_pin_evictable,
+            write_window: window.max(self.put_discard_timeout / 4).min(defaults.write_window),
+            put_discard: self.put_discard_timeout,
+            put_release: self.put_release_timeout.max(self.put_discard_timeout),
+            watermark: self
+                .eviction_watermark
+                .filter(|high| *high < 1.0)
+                .map(|high| Watermark { high, ratio: self.eviction_ratio }),
+            allocation: self.allocation,
+            ..defaults
+        }
+    }
+
+    /// One sentence for every option that was given and does nothing here.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings: Vec<String> = later::ineffective(&self.later)
+            .map(|(name, value)| format!("--{name}={value} is accepted but has no effect yet"))
+            .collect();
+        if self.is_metadata_cleaned && !self.has_metadata {
+            warnings.push(
+                "--enable_metadata_cleanup_on_timeout has no effect without \
+                 --enable_http_metadata_server: only the embedded server is cleaned"
+                    .to_owned(),
+            );
+        }
+        warnings
+    }
+
+    /// The share of the pool above which objects are evicted ahead of need, as text shows it.
+    fn watermark(&self) -> f64 {
+        self.eviction_watermark.unwrap_or(WATERMARK)
+    }
+}
+
+/// What the program was asked to do.
+#[derive(Debug, PartialEq)]
+pub enum Asked {
+    /// To serve.
+    Serve(Box<MasterConfig>),
+    /// To print the help text.
+    Help,
+    /// To print the version.
+    Version,
+}
+
+/// Reads a command line with its flag files and its configuration file, and checks the result.
+///
+/// # Errors
+/// What is unknown, unreadable or out of range, in a sentence that names it.
+pub fn from_arguments(arguments: Vec<String>) -> Result<Asked> {
+    let arguments = file::expand_flag_files(arguments)?;
+    let assignments = match read_command_line(OPTIONS, arguments)? {
+        CommandLine::Help => return Ok(Asked::Help),
+        CommandLine::Version => return Ok(Asked::Version),
+        CommandLine::Run { assignments, words } => match words.first() {
+            Some(word) => return Err(Error::invalid("not an option").with("word", word)),
+            None => assignments,
+        },
+    };
+    let path = assignments.iter().rev().find(|(name, _)| *name == "config_path");
+    let entries = match path {
+        Some((_, path)) if !path.is_empty() => file::read(path)?,
+        _ => Vec::new(),
+    };
+    let config = resolve(OPTIONS, &entries, mooncake_base::env::EnvVar::read, &assignments)?;
+    config.check()?;
+    Ok(Asked::Serve(Box::new(config)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,194 @@
+//! Configuration files (JSON, flat YAML) and flag files, read into lists of texts.
+
+use std::{fs, path::Path};
+
+use mooncake_base::{Error, ErrorCode, Result};
+
+/// The largest file that is read.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// How deep flag files may name flag files.
+const DEPTH_MAX: usize = 8;
+
+/// Reads a configuration file; the ending of its name tells the format.
+pub(super) fn read(path: &str) -> Result<Vec<(String, String)>> {
+    let text = read_text(path)?;
+    let ending = Path::new(path).extension().and_then(|ending| ending.to_str()).unwrap_or("");
+    let entries = match ending.to_ascii_lowercase().as_str() {
+        "json" => read_json(&text),
+        "yaml" | "yml" => read_yaml(&text),
+        _ => Err(Error::invalid("a configuration file ends in .json, .yaml or .yml")),
+    };
+    entries.map_err(|error| error.with("file", path))
+}
+
+/// Puts the lines of each `--flagfile` in its place.
+pub(super) fn expand_flag_files(arguments: Vec<String>) -> Result<Vec<String>> {
+    expand(arguments, 0)
+}
+
+fn expand(arguments: Vec<String>, depth: usize) -> Result<Vec<String>> {
+    if depth > DEPTH_MAX {
+        return Err(Error::invalid("flag files name each other too deeply").with("depth", depth));
+    }
+    let mut expanded = Vec::new();
+    let mut arguments = arguments.into_iter();
+    while let Some(argument) = arguments.next() {
+        let flag = argument.trim_start_matches('-');
+        let paths = match flag.strip_prefix("flagfile") {
+            Some(rest) if flag.len() < argument.len() => match rest.strip_prefix('=') {
+                Some(paths) => paths.to_owned(),
+                None if rest.is_empty() => arguments
+                    .next()
+                    .ok_or_else(|| Error::invalid("the flag needs a value --flagfile"))?,
+                None => {
+                    expanded.push(argument);
+                    continue;
+                }
+            },
+            _ => {
+                expanded.push(argument);
+                continue;
+            }
+        };
+        for path in paths.split(',').filter(|path| !path.is_empty()) {
+            let lines = read_text(path)?
+                .lines()
+                .map(str::trim)
+                .filter(|line| line.starts_with('-'))
+                .map(str::to_owned)
+                .collect();
+            expanded.extend(expand(lines, depth + 1)?);
+        }
+    }
+    Ok(expanded)
+}
+
+fn read_text(path: &str) -> Result<String> {
+    let failed = |source: std::io::Error| {
+        Error::new(ErrorCode::FILE_READ_FAIL, "the file cannot be read")
+            .with("file", path)
+            .caused_by(source)
+    };
+    let length = fs::metadata(path).map_err(failed)?.len();
+    if length > FILE_BYTES_MAX {
+        return Err(Error::invalid("the file is too large for a configuration")
+            .with("file", path)
+            .with("file_bytes", length));
+    }
+    fs::read_to_string(path).map_err(failed)
+}
+
+fn read_json(text: &str) -> Result<Vec<(String, String)>> {
+    let value: serde_json::Value = serde_json::from_str(text)
+        .map_err(|source| Error::invalid("the file is no JSON").caused_by(source))?;
+    let serde_json::Value::Object(fields) = value else {
+        return Err(Error::invalid("the file is no JSON object"));
+    };
+    fields
+        .into_iter()
+        .map(|(name, value)| match value {
+            serde_json::Value::String(text) => Ok((name, text)),
+            serde_json::Value::Bool(_) | serde_json::Value::Number(_) => {
+                Ok((name, value.to_string()))
+            }
+            _ => Err(Error::invalid("the value is no text, number or boolean").with("key", name)),
+        })
+        .collect()
+}
+
+/// Reads `key: value` lines; comments, quotes and a leading `---` are understood, nesting is not.
+fn read_yaml(text: &str) -> Result<Vec<(String, String)>> {
+    let mut entries = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let bad = |why: &str| Err(Error::invalid(why).with("line", number + 1));
+        let content = line.trim_end();
+        if content.trim().is_empty() || content.trim_start().starts_with('#') || content == "---" {
+            continue;
+        }
+        if content.starts_with([' ', '\t', '-']) {
+            return bad("only flat `key: value` lines are understood");
+        }
+        let Some((name, value)) = content.split_once(':') else {
+            return bad("the line is no `key: value`");
+        };
+        let Some(value) = unquote(value.trim()) else {
+            return bad("the quote of the value is not closed");
+        };
+        if value.starts_with(['[', '{', '|', '>', '&', '*']) {
+            return bad("the value is no text, number or boolean");
+        }
+        let name = name.trim().trim_matches(['"', '\'']);
+        entries.push((name.to_owned(), value.to_owned()));
+    }
+    Ok(entries)
+}
+
+/// Takes quotes or a trailing comment away; `None` for a quote that is not closed.
+fn unquote(value: &str) -> Option<&str> {
+    for quote in ['"', '\''] {
+        if let Some(rest) = value.strip_prefix(quote) {
+            return rest.split_once(quote).map(|(inside, _)| inside);
+        }
+    }
+    if value.starts_with('#') {
+        return Some("");
+    }
+    Some(value.split_once(" #").map_or(value, |(before, _)| before.trim_end()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pairs(entries: &[(&str, &str)]) -> Vec<(String, String)> {
+        entries.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn flat_yaml_is_read_with_comments_and_quotes() {
+        let text = "---\n# a comment\nrpc_port: 50052 # ours\nrpc_address: \"0.0.0.0\"\n\
+                    enable_ha: false\ncluster_id: 'a b'\netcd_endpoints:\n";
+        let expected = [
+            ("rpc_port", "50052"),
+            ("rpc_address", "0.0.0.0"),
+            ("enable_ha", "false"),
+            ("cluster_id", "a b"),
+            ("etcd_endpoints", ""),
+        ];
+        assert_eq!(read_yaml(text).unwrap(), pairs(&expected));
+    }
+
+    #[test]
+    fn yaml_that_is_not_flat_is_refused_with_its_line() {
+        for text in ["a: 1\n  b: 2", "a: 1\n- b", "a: 1\nb", "a: 1\nb: [1]", "a: 1\nb: \"x"] {
+            let error = read_yaml(text).unwrap_err().to_string();
+            assert!(error.contains("line=2"), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn json_values_become_texts() {
+        let entries = read_json(r#"{"port": 1, "x": "y", "on": true, "ratio": 0.5}"#).unwrap();
+        let mut expected = pairs(&[("port", "1"), ("x", "y"), ("on", "true"), ("ratio", "0.5")]);
+        expected.sort();
+        let mut entries = entries;
+        entries.sort();
+        assert_eq!(entries, expected);
+        for text in ["", "[1]", r#"{"a": {}}"#, r#"{"a": null}"#] {
+            assert!(read_json(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_flag_file_that_names_itself_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("flags");
+        fs::write(&path, format!("# note\n--port=1\n--flagfile={}\n", path.display())).unwrap();
+        let arguments = vec!["--flagfile".to_owned(), path.display().to_string()];
+        assert!(expand_flag_files(arguments).is_err());
+        fs::write(&path, "# note\n--port=1\n-v 2\n").unwrap();
+        let arguments = vec![format!("-flagfile={}", path.display()), "--x".to_owned()];
+        assert_eq!(expand_flag_files(arguments).unwrap(), ["--port=1", "-v 2", "--x"]);
+    }
+}

@@ -1,0 +1,266 @@
+//! The table of options: flags, file keys and help texts from one declaration.
+
+use std::time::Duration;
+
+use mooncake_base::{
+    Error, Result,
+    options::{OptionSpec, read_bool, read_millis, read_number, read_seconds},
+};
+
+use super::{MasterConfig, RPC_PORT};
+use crate::state::AllocationStrategy;
+
+type Spec = OptionSpec<MasterConfig>;
+type Set = fn(&mut MasterConfig, &str) -> Result<()>;
+type Show = fn(&MasterConfig) -> String;
+
+const fn value(name: &'static str, help: &'static str, set: Set, show: Show) -> Spec {
+    OptionSpec { name, aliases: &[], env: None, is_switch: false, help, set, show }
+}
+
+const fn switch(name: &'static str, help: &'static str, set: Set, show: Show) -> Spec {
+    OptionSpec { name, aliases: &[], env: None, is_switch: true, help, set, show }
+}
+
+const fn also(spec: Spec, aliases: &'static [&'static str]) -> Spec {
+    OptionSpec { aliases, ..spec }
+}
+
+/// An option of a feature that is not here yet. A macro because `set` and `show` are plain
+/// functions that must know the option's name.
+macro_rules! later {
+    ($name:literal, $default:literal, $help:literal) => {
+        value($name, $help, |c, t| keep(c, $name, t.to_owned()), |c| kept(c, $name, $default))
+    };
+    ($name:literal, $default:literal, $help:literal, switch) => {
+        switch(
+            $name,
+            $help,
+            |c, t| read_bool(t).and_then(|on| keep(c, $name, on.to_string())),
+            |c| kept(c, $name, $default),
+        )
+    };
+    ($name:literal, $default:literal, $help:literal, $number:ty) => {
+        value(
+            $name,
+            $help,
+            |c, t| read_number::<$number>(t).and_then(|n| keep(c, $name, n.to_string())),
+            |c| kept(c, $name, $default),
+        )
+    };
+    ($name:literal, $default:literal, $help:literal, one_of $choices:expr) => {
+        value(
+            $name,
+            $help,
+            |c, t| one_of(t, $choices).and_then(|t| keep(c, $name, t.to_owned())),
+            |c| kept(c, $name, $default),
+        )
+    };
+}
+
+/// Every option of the master, in the order of the help text.
+#[rustfmt::skip] // A table: one option a line where it fits.
+pub const OPTIONS: &[Spec] = &[
+    value("config_path", "A configuration file, .json or flat .yaml, with the names of the flags.",
+        |c, t| { t.clone_into(&mut c.config_path); Ok(()) }, |c| c.config_path.clone()),
+    value("rpc_port", "The clients' port; 0 takes --port if given, else a free one. Not given: 50051.",
+        |c, t| read_number(t).map(|n| c.rpc_port = Some(n)),
+        |c| c.rpc_port.unwrap_or(0).to_string()),
+    value("port", "The older name of --rpc_port.",
+        |c, t| read_number(t).map(|n| c.port = Some(n)),
+        |c| c.port.unwrap_or(RPC_PORT).to_string()),
+    value("rpc_address", "What the clients' port binds: an address or a name, IPv6 too.",
+        |c, t| text(t, &mut c.rpc_address), |c| c.rpc_address.clone()),
+    value("rpc_interface", "Binds the IPv4 address of this network interface instead.",
+        |c, t| { t.clone_into(&mut c.rpc_interface); Ok(()) }, |c| c.rpc_interface.clone()),
+    value("rpc_thread_num", "Threads that serve; 0 takes four, or one a core where there are fewer.",
+        |c, t| read_number(t).map(|n| c.rpc_threads = n), |c| c.rpc_threads.to_string()),
+    value("max_threads", "An older limit of the threads, honoured when --rpc_thread_num is 0.",
+        |c, t| read_number(t).map(|n| c.threads_max = Some(n)),
+        |c| c.threads_max.unwrap_or(16).to_string()),
+    value("rpc_conn_timeout_seconds", "Closes a connection on which nothing came for so long; 0 never does.",
+        |c, t| read_seconds(t).map(|d| c.rpc_idle_timeout = d),
+        |c| c.rpc_idle_timeout.as_secs().to_string()),
+    switch("rpc_enable_tcp_no_delay", "Sends small answers at once.",
+        |c, t| read_bool(t).map(|on| c.is_tcp_nodelay = on), |c| c.is_tcp_nodelay.to_string()),
+    value("metrics_host", "What the admin port binds.",
+        |c, t| text(t, &mut c.admin_host), |c| c.admin_host.clone()),
+    value("metrics_port", "The admin port; 0 takes a free one. Not given: 9003, or a free one if that is taken.",
+        |c, t| read_number(t).map(|n| c.admin_port = Some(n)),
+        |c| c.admin_port.unwrap_or(super::ADMIN_PORT).to_string()),
+    switch("enable_metric_reporting", "Writes a line of numbers to the log every ten seconds (level info).",
+        |c, t| read_bool(t).map(|on| c.is_reporting = on), |c| c.is_reporting.to_string()),
+    switch("enable_http_metadata_server", "Serves the metadata of transfer engines over HTTP.",
+        |c, t| read_bool(t).map(|on| c.has_metadata = on), |c| c.has_metadata.to_string()),
+    value("http_metadata_server_host", "What the metadata port binds.",
+        |c, t| text(t, &mut c.metadata_host), |c| c.metadata_host.clone()),
+    value("http_metadata_server_port", "The metadata port; 0 takes a free one.",
+        |c, t| read_number(t).map(|n| c.metadata_port = n), |c| c.metadata_port.to_string()),
+    switch("enable_metadata_cleanup_on_timeout", "Deletes the metadata of clients that are gone from the embedded server.",
+        |c, t| read_bool(t).map(|on| c.is_metadata_cleaned = on),
+        |c| c.is_metadata_cleaned.to_string()),
+    value("default_kv_lease_ttl", "How long a read or a probe keeps an object: milliseconds, or with ms, s, m, h.",
+        |c, t| read_millis(t).map(|d| c.lease_ttl = d), |c| millis(c.lease_ttl)),
+    value("default_kv_soft_pin_ttl", "How long a soft pin holds unless the put says: milliseconds, or with ms, s, m, h.",
+        |c, t| read_millis(t).map(|d| c.soft_pin_ttl = d), |c| millis(c.soft_pin_ttl)),
+    value("max_kv_soft_pin_ttl", "The longest soft pin that a put may ask for: milliseconds, or with ms, s, m, h.",
+        |c, t| read_millis(t).map(|d| c.soft_pin_ttl_max = d), |c| millis(c.soft_pin_ttl_max)),
+    switch("allow_evict_soft_pinned_objects", "Evicts soft-pinned objects when nothing else can be.",
+        |c, t| read_bool(t).map(|on| c.is_soft_pin_evictable = on),
+        |c| c.is_soft_pin_evictable.to_string()),
+    value("eviction_ratio", "The share of objects that one round of eviction takes, 0 to 1.",
+        |c, t| read_number(t).map(|n| c.eviction_ratio = n), |c| c.eviction_ratio.to_string()),
+    value("eviction_high_watermark_ratio",
+        "The share of the pool above which objects are evicted ahead of need; 1 never. Only when given: \
+         a put makes the room it needs by itself.",
+        |c, t| read_number(t).map(|n| c.eviction_watermark = Some(n)), |c| c.watermark().to_string()),
+    also(value("client_ttl", "Seconds without a heartbeat after which a client counts as gone.",
+        |c, t| read_seconds(t).map(|d| c.client_ttl = d), |c| c.client_ttl.as_secs().to_string()),
+        &["client_live_ttl_sec"]),
+    value("put_start_discard_timeout_sec", "Seconds after which an unfinished put may be displaced by another.",
+        |c, t| read_seconds(t).map(|d| c.put_discard_timeout = d),
+        |c| c.put_discard_timeout.as_secs().to_string()),
+    value("put_start_release_timeout_sec", "Seconds after which the memory of an unfinished put is given to others.",
+        |c, t| read_seconds(t).map(|d| c.put_release_timeout = d),
+        |c| c.put_release_timeout.as_secs().to_string()),
+    value("allocation_strategy", "How segments are picked: random, free_ratio_first or local_first (cxl and ssd_free_ratio_first act as random).",
+        set_allocation, show_allocation),
+    value("cluster_id", "The name of the cluster: letters, digits, '_', '.', '-'.",
+        |c, t| { t.clone_into(&mut c.cluster_id); Ok(()) }, |c| c.cluster_id.clone()),
+
+    // Accepted, not effective yet.
+    later!("memory_allocator", "offset", "offset or cachelib; there is one allocator, both names choose it.", one_of &["offset", "cachelib"]),
+    later!("nof_eviction_ratio", "0.05", "Eviction ratio of the NVMe-oF tier.", f64),
+    later!("nof_eviction_high_watermark_ratio", "0.9", "Watermark of the NVMe-oF tier.", f64),
+    later!("nof_heartbeat_interval_sec", "10", "Heartbeat of NVMe-oF segments.", i64),
+    later!("nof_heartbeat_probe_timeout_ms", "1000", "Time-out of a probe of an NVMe-oF segment.", u32),
+    later!("nof_heartbeat_failures_threshold", "3", "Failed probes until an NVMe-oF segment is given up.", u32),
+    later!("enable_cxl", "false", "Uses CXL memory.", switch),
+    later!("cxl_path", "/dev/dax0.0", "The CXL device."),
+    later!("cxl_size", "8589934592", "Bytes of CXL memory.", u64),
+    later!("root_fs_dir", "", "Directory of the older shared-file-system replicas."),
+    later!("global_file_segment_size", "9223372036854775807", "Capacity figure of that directory.", i64),
+    later!("quota_bytes", "0", "Quota of the storage backend.", u64),
+    later!("enable_disk_eviction", "true", "Evicts from the storage backend.", switch),
+    later!("enable_offload", "false", "Moves objects to the clients' disks.", switch),
+    later!("offload_on_evict", "false", "Moves them at eviction instead of after the put.", switch),
+    later!("offload_force_evict", "false", "Drops objects beyond the limit of a round.", switch),
+    later!("offloading_queue_limit", "50000", "Objects that may wait for their move.", u64),
+    later!("offload_cap_ratio", "0.5", "Share of that limit that one round may move.", f64),
+    later!("promotion_on_hit", "false", "Brings objects back from disk after reads.", switch),
+    later!("promotion_admission_threshold", "2", "Reads until an object is brought back.", u32),
+    later!("promotion_max_per_heartbeat", "1", "Objects brought back per heartbeat.", u32),
+    later!("promotion_queue_limit", "50000", "Objects that may wait to be brought back.", u32),
+    later!("dynamic_replication_mode", "off", "off, observe or enforce.", one_of &["off", "observe", "enforce"]),
+    later!("dynamic_replication_heat_window_seconds", "10", "Window in which reads are counted.", u32),
+    later!("dynamic_replication_admission_qps_threshold", "0.8", "Reads per second that make an object hot.", f64),
+    later!("dynamic_replication_max_memory_replicas", "2", "Most replicas of a hot object.", u64),
+    later!("enable_multi_tenants", "false", "Strict namespaces and quotas.", switch),
+    later!("tenant_quota_connector_type", "file", "file or etcd.", one_of &["file", "etcd"]),
+    later!("tenant_quota_connector_uri", "", "Where the tenants' policy is."),
+    later!("max_total_finished_tasks", "10000", "Finished tasks that are remembered.", u32),
+    later!("max_total_pending_tasks", "10000", "Tasks that may wait.", u32),
+    later!("max_total_processing_tasks", "10000", "Tasks that may run.", u32),
+    later!("pending_task_timeout_sec", "300", "Seconds that a task may wait; 0 for ever.", u64),
+    later!("processing_task_timeout_sec", "300", "Seconds that a task may run; 0 for ever.", u64),
+    later!("max_retry_attempts", "10", "How often a task is tried again.", u32),
+    later!("enable_ha", "false", "Several masters with an elected leader.", switch),
+    later!("ha_backend_type", "etcd", "etcd, redis or k8s.", one_of &["etcd", "redis", "k8s"]),
+    later!("ha_backend_connstring", "", "Where that backend is."),
+    later!("etcd_endpoints", "", "The older form of it, separated by ';'."),
+    later!("pod_name", "", "Name of our pod."),
+    later!("pod_namespace", "", "Namespace of our pod."),
+    later!("enable_oplog", "false", "Keeps the log of changes in etcd.", switch),
+    later!("oplog_batch_max_entries", "1024", "Entries of one batch of the log.", u32),
+    later!("oplog_poll_interval_ms", "1000", "How often a standby looks at the log.", i32),
+    later!("batch_oplog_retry_timeout_sec", "180", "How long a batch of the log is tried again.", u32),
+    later!("enable_snapshot", "false", "Writes snapshots.", switch),
+    later!("snapshot_interval_seconds", "600", "Seconds between snapshots.", u64),
+    later!("snapshot_child_timeout_seconds", "300", "Seconds that a snapshot may take.", u64),
+    later!("snapshot_retention_count", "2", "Snapshots that are kept.", u32),
+    also(later!("snapshot_object_store_type", "", "local or s3."),
+        &["snapshot_payload_store_type", "snapshot_payload_backend_type"]),
+    also(later!("snapshot_catalog_store_type", "", "embedded or redis."), &["snapshot_catalog_backend_type"]),
+    also(later!("snapshot_catalog_store_connstring", "", "Where the catalogue is."),
+        &["snapshot_catalog_backend_connstring"]),
+    later!("snapshot_backup_dir", "", "An extra local copy of each snapshot."),
+    later!("enable_snapshot_restore", "false", "Restores the latest snapshot at the start.", switch),
+    later!("enable_kv_events", "false", "Publishes events of objects.", switch),
+    later!("kv_events_bind_endpoint", "", "Where events are published."),
+    later!("kv_events_backend_id", "", "Our name in events."),
+    later!("kv_events_emit_object_key", "true", "Puts the key into events.", switch),
+    later!("kv_events_emit_legacy_compat", "true", "Emits the older form of events too.", switch),
+    later!("kv_events_queue_capacity", "65536", "Events that may wait.", u32),
+    later!("kv_events_model_name", "", "Deprecated, ignored."),
+    later!("kv_events_tenant_id", "default", "Deprecated, ignored."),
+    later!("kv_events_additional_salt", "", "Deprecated, ignored."),
+    later!("kv_events_lora_name", "", "Deprecated, ignored."),
+    later!("kv_events_block_size", "0", "Deprecated, ignored.", u32),
+    later!("kv_events_dp_rank", "0", "Deprecated, ignored.", u32),
+    later!("mmap_arena_pool_size", "8589934592", "Arena of the older allocator.", u64),
+    later!("use_mmap_arena_allocator", "false", "Uses that arena.", switch),
+
+    // The log of the established programs; ours is set by MC_LOG_LEVEL and goes to stderr.
+    later!("logtostderr", "false", "Ignored: the log goes to stderr (see MC_LOG_LEVEL).", switch),
+    later!("alsologtostderr", "false", "Ignored.", switch),
+    later!("colorlogtostderr", "false", "Ignored.", switch),
+    later!("log_dir", "", "Ignored."),
+    later!("minloglevel", "0", "Ignored: see MC_LOG_LEVEL.", i32),
+    later!("stderrthreshold", "2", "Ignored.", i32),
+    later!("max_log_size", "1800", "Ignored.", u32),
+    later!("logbufsecs", "30", "Ignored.", i32),
+    later!("v", "0", "Ignored: see MC_LOG_LEVEL.", i32),
+    later!("vmodule", "", "Ignored."),
+];
+
+fn text(from: &str, into: &mut String) -> Result<()> {
+    let from = from.trim();
+    if from.is_empty() {
+        return Err(Error::invalid("the address is empty"));
+    }
+    from.clone_into(into);
+    Ok(())
+}
+
+fn millis(duration: Duration) -> String {
+    duration.as_millis().to_string()
+}
+
+fn set_allocation(config: &mut MasterConfig, text: &str) -> Result<()> {
+    config.allocation = match text {
+        "random" | "cxl" | "ssd_free_ratio_first" => AllocationStrategy::Random,
+        "free_ratio_first" => AllocationStrategy::FreeRatioFirst,
+        "local_first" => AllocationStrategy::LocalFirst,
+        _ => {
+            return Err(Error::invalid("not a strategy of allocation").with("text", text));
+        }
+    };
+    Ok(())
+}
+
+fn show_allocation(config: &MasterConfig) -> String {
+    let name = match config.allocation {
+        AllocationStrategy::Random => "random",
+        AllocationStrategy::FreeRatioFirst => "free_ratio_first",
+        AllocationStrategy::LocalFirst => "local_first",
+    };
+    name.to_owned()
+}
+
+fn one_of<'a>(text: &'a str, choices: &[&str]) -> Result<&'a str> {
+    if choices.contains(&text) {
+        return Ok(text);
+    }
+    Err(Error::invalid("not one of the choices")
+        .with("text", format_args!("{text:?}"))
+        .with("choices", choices.join(",")))
+}
+
+fn keep(config: &mut MasterConfig, name: &'static str, text: String) -> Result<()> {
+    config.later.insert(name, text);
+    Ok(())
+}
+
+fn kept(config: &MasterConfig, name: &str, default: &str) -> String {
+    config.later.get(name).map_or(default, String::as_str).to_owned()
+}

@@ -1,0 +1,186 @@
+//! The table of options against the established defaults, and the rules between options.
+
+use std::fs;
+
+use super::*;
+
+fn parse(line: &str) -> Result<MasterConfig> {
+    match from_arguments(line.split_whitespace().map(str::to_owned).collect())? {
+        Asked::Serve(config) => Ok(*config),
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+#[test]
+fn every_option_stands_once_and_is_documented() {
+    let mut names: Vec<&str> = Vec::new();
+    for spec in OPTIONS {
+        names.push(spec.name);
+        names.extend(spec.aliases);
+        assert!(spec.help.ends_with('.'), "{}", spec.name);
+    }
+    let count = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), count);
+}
+
+#[test]
+fn every_default_reads_back_as_itself() {
+    let defaults = MasterConfig::default();
+    for spec in OPTIONS {
+        let shown = (spec.show)(&defaults);
+        if shown.is_empty() {
+            continue;
+        }
+        let mut config = MasterConfig::default();
+        (spec.set)(&mut config, &shown).unwrap_or_else(|e| panic!("{}: {e}", spec.name));
+        assert_eq!((spec.show)(&config), shown, "{}", spec.name);
+    }
+}
+
+#[test]
+fn the_defaults_are_the_established_ones() {
+    let defaults = MasterConfig::default();
+    let check = |name: &str, expected: &str| {
+        let spec = OPTIONS.iter().find(|spec| spec.name == name).expect(name);
+        assert_eq!((spec.show)(&defaults), expected, "{name}");
+    };
+    check("rpc_port", "0");
+    check("port", "50051");
+    check("rpc_address", "0.0.0.0");
+    check("rpc_thread_num", "0");
+    check("max_threads", "16");
+    check("rpc_conn_timeout_seconds", "0");
+    check("rpc_enable_tcp_no_delay", "true");
+    check("metrics_host", "0.0.0.0");
+    check("metrics_port", "9003");
+    check("enable_metric_reporting", "true");
+    check("enable_http_metadata_server", "false");
+    check("http_metadata_server_host", "0.0.0.0");
+    check("http_metadata_server_port", "8080");
+    check("enable_metadata_cleanup_on_timeout", "false");
+    check("default_kv_lease_ttl", "10000");
+    check("default_kv_soft_pin_ttl", "1800000");
+    check("max_kv_soft_pin_ttl", "86400000");
+    check("allow_evict_soft_pinned_objects", "true");
+    check("eviction_ratio", "0.05");
+    check("eviction_high_watermark_ratio", "0.9");
+    check("client_ttl", "10");
+    check("put_start_discard_timeout_sec", "30");
+    check("put_start_release_timeout_sec", "600");
+    check("memory_allocator", "offset");
+    check("allocation_strategy", "random");
+    check("cluster_id", "mooncake_cluster");
+    check("global_file_segment_size", "9223372036854775807");
+    check("offloading_queue_limit", "50000");
+    check("snapshot_interval_seconds", "600");
+    check("kv_events_queue_capacity", "65536");
+}
+
+#[test]
+fn the_port_follows_both_names() {
+    let check = |line: &str, port: u16| {
+        assert_eq!(parse(line).unwrap().effective_rpc_port(), port, "{line}");
+    };
+    check("", 50051);
+    check("--port 7", 7);
+    check("-rpc_port=7", 7);
+    check("--rpc_port=7 --port=8", 7);
+    check("--rpc_port=0 --port=8", 8);
+    check("--rpc_port=0", 0);
+    check("--port=0", 0);
+}
+
+#[test]
+fn durations_are_read_as_the_established_program_reads_them() {
+    let config = parse("--default_kv_lease_ttl=500ms --default_kv_soft_pin_ttl 30m --client_ttl=3");
+    let config = config.unwrap();
+    assert_eq!(config.lease_ttl, Duration::from_millis(500));
+    assert_eq!(config.soft_pin_ttl, Duration::from_secs(1800));
+    assert_eq!(config.client_ttl, Duration::from_secs(3));
+    assert_eq!(parse("--default_kv_lease_ttl=5000").unwrap().lease_ttl, Duration::from_secs(5));
+}
+
+#[test]
+fn what_cannot_work_is_refused_with_the_name_of_the_option() {
+    for (line, name) in [
+        ("--eviction_ratio=1.5", "eviction_ratio"),
+        ("--eviction_ratio=-0.1", "eviction_ratio"),
+        ("--eviction_ratio=nan", "eviction_ratio"),
+        ("--eviction_high_watermark_ratio=2", "eviction_high_watermark_ratio"),
+        ("--memory_allocator=slab", "memory_allocator"),
+        ("--allocation_strategy=best", "allocation_strategy"),
+        ("--cluster_id=a/b", "cluster_id"),
+        ("--client_ttl=0", "client_ttl"),
+        ("--enable_ha", "enable_ha"),
+        ("--enable_oplog", "enable_oplog"),
+        ("--offload_cap_ratio=2", "offload_cap_ratio"),
+        ("--offloading_queue_limit=0", "offloading_queue_limit"),
+        ("--rpc_port=70000", "rpc_port"),
+        ("--rpc_port=x", "rpc_port"),
+        ("--max_kv_soft_pin_ttl=1s", "default_kv_soft_pin_ttl"),
+    ] {
+        let error = parse(line).expect_err(line).to_string();
+        assert!(error.contains(name), "{line}: {error}");
+    }
+    let stray = parse("50051").unwrap_err().to_string();
+    assert!(stray.contains("50051"), "{stray}");
+}
+
+#[test]
+fn what_has_no_effect_yet_is_said_once_and_what_changes_nothing_is_not() {
+    let check = |line: &str, expected: &[&str]| {
+        let warnings = parse(line).unwrap().warnings();
+        assert_eq!(warnings.len(), expected.len(), "{line}: {warnings:?}");
+        for (warning, name) in warnings.iter().zip(expected) {
+            assert!(warning.contains(name), "{line}: {warnings:?}");
+        }
+    };
+    check("", &[]);
+    check("--noenable_offload --logtostderr --v=1 --memory_allocator=cachelib", &[]);
+    check("--enable_offload --enable_offload", &["--enable_offload=true"]);
+    check("--snapshot_interval_seconds=5", &[]);
+    check("--enable_snapshot --snapshot_interval_seconds=5", &["enable_snapshot", "interval"]);
+    check("--dynamic_replication_mode=enforce", &["dynamic_replication_mode=enforce"]);
+    check("--enable_metadata_cleanup_on_timeout", &["enable_http_metadata_server"]);
+}
+
+#[test]
+fn the_watermark_counts_only_when_given() {
+    assert_eq!(parse("").unwrap().eviction_watermark, None);
+    let given = parse("--eviction_high_watermark_ratio=0.9").unwrap();
+    assert_eq!(given.eviction_watermark, Some(0.9));
+}
+
+#[test]
+fn flags_win_over_the_file_and_the_file_over_defaults() {
+    let folder = tempfile::tempdir().unwrap();
+    let yaml = folder.path().join("master.yaml");
+    fs::write(&yaml, "rpc_port: 7\nclient_live_ttl_sec: 60\neviction_ratio: 0.1\n").unwrap();
+    let config = parse(&format!("--eviction_ratio=0.2 --config_path={}", yaml.display())).unwrap();
+    assert_eq!((config.effective_rpc_port(), config.eviction_ratio), (7, 0.2));
+    assert_eq!(config.client_ttl, Duration::from_secs(60));
+
+    let json = folder.path().join("master.json");
+    fs::write(&json, r#"{"rpc_port": 8, "enable_http_metadata_server": true}"#).unwrap();
+    let config = parse(&format!("--config_path {}", json.display())).unwrap();
+    assert_eq!((config.effective_rpc_port(), config.has_metadata), (8, true));
+
+    fs::write(&json, r#"{"rpc_prt": 8}"#).unwrap();
+    let error = parse(&format!("--config_path {}", json.display())).unwrap_err().to_string();
+    assert!(error.contains("rpc_prt") && error.contains("rpc_port"), "{error}");
+    let error = parse("--config_path=/nowhere/master.json").unwrap_err().to_string();
+    assert!(error.contains("/nowhere/master.json"), "{error}");
+}
+
+#[test]
+fn threads_are_four_or_as_many_as_there_are_cores() {
+    let check = |line: &str, cores, threads| {
+        assert_eq!(parse(line).unwrap().effective_threads(cores), threads, "{line}");
+    };
+    check("", 2, 2);
+    check("", 64, 4);
+    check("--rpc_thread_num=9", 2, 9);
+    check("--max_threads=1", 64, 1);
+}

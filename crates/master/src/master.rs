@@ -1,0 +1,277 @@
+//! A running master: bound, served, stopped.
+
+use std::{io, net::SocketAddr, os::linux::net::SocketAddrExt, sync::Arc, time::Duration};
+
+use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
+use tokio::{
+    net::{TcpListener, TcpSocket, UnixListener},
+    sync::Semaphore,
+    time::timeout,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    admin::{self, metadata::Metadata},
+    config::{ADMIN_PORT, MasterConfig},
+    service::{
+        Service,
+        listen::{self, CONNECTIONS_MAX, Doors},
+    },
+};
+
+/// How long connections may take to end before they are cut.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Time's rules are looked at this often at the least while something is due…
+const TICK_MAX: Duration = Duration::from_millis(250);
+
+/// … and no more often than this.
+const TICK_MIN: Duration = Duration::from_millis(5);
+
+/// How often a line of numbers goes to the log.
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Connections that may wait to be accepted.
+const BACKLOG: u32 = 4096;
+
+/// Where a master listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Addresses {
+    /// The clients' port.
+    pub rpc: SocketAddr,
+    /// The admin server, if there is one.
+    pub admin: Option<SocketAddr>,
+    /// The metadata server, if there is one.
+    pub metadata: Option<SocketAddr>,
+}
+
+/// A master that serves until it is stopped or dropped.
+#[derive(Debug)]
+pub struct Master {
+    addresses: Addresses,
+    service: Arc<Service>,
+    stop: CancellationToken,
+    kill: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Master {
+    /// Where it listens: the ports that were really bound.
+    pub fn addresses(&self) -> &Addresses {
+        &self.addresses
+    }
+
+    /// Its calls, for callers in the same process.
+    pub fn service(&self) -> Arc<Service> {
+        self.service.clone()
+    }
+
+    /// Takes no more connections, lets calls in hand end for up to two seconds, and ends.
+    ///
+    /// Not cancel-safe: dropped half-way, it ends at once.
+    pub async fn stop(self) {
+        self.stop.cancel();
+        self.tasks.close();
+        if timeout(DRAIN_DEADLINE, self.tasks.wait()).await.is_err() {
+            tracing::info!(connections = self.tasks.len(), "cutting what did not end in time");
+            self.kill.cancel();
+            // Cut tasks end at their next step; one that computes is not waited for any longer.
+            let _ = timeout(DRAIN_DEADLINE, self.tasks.wait()).await;
+        }
+    }
+}
+
+impl Drop for Master {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        self.kill.cancel();
+        self.tasks.close();
+    }
+}
+
+/// Binds everything that the configuration asks for, then serves. Inside a tokio runtime.
+///
+/// # Errors
+/// A configuration that cannot work, or an address that cannot be bound; the message names it.
+///
+/// Cancel-safe: dropped before it returns, nothing is left behind.
+pub async fn start(config: MasterConfig) -> Result<Master> {
+    start_with(config, SystemClock::shared()).await
+}
+
+/// As [`start`], going by another clock.
+///
+/// # Errors
+/// As [`start`].
+pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<Master> {
+    config.check()?;
+    let rpc = bind(&config.rpc_address, config.effective_rpc_port(), "rpc_port").await?;
+    let admin = if config.has_admin { Some(bind_admin(&config).await?) } else { None };
+    let metadata = if config.has_metadata {
+        let option = "http_metadata_server_port";
+        Some(bind(&config.metadata_host, config.metadata_port, option).await?)
+    } else {
+        None
+    };
+    let addresses = Addresses {
+        rpc: local(&rpc)?,
+        admin: admin.as_ref().map(local).transpose()?,
+        metadata: metadata.as_ref().map(local).transpose()?,
+    };
+    let service = Arc::new(Service::new(config.rules(), clock));
+    service.set_addresses(addresses);
+    let (unix, unix_name) = bind_unix();
+    let master = Master {
+        addresses,
+        service: service.clone(),
+        stop: CancellationToken::new(),
+        kill: CancellationToken::new(),
+        tasks: TaskTracker::new(),
+    };
+    let doors = Doors {
+        service: service.clone(),
+        unix_name,
+        is_nodelay: config.is_tcp_nodelay,
+        idle: (!config.rpc_idle_timeout.is_zero()).then_some(config.rpc_idle_timeout),
+        stop: master.stop.clone(),
+        kill: master.kill.clone(),
+        tasks: master.tasks.clone(),
+        permits: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+    };
+    let store = Arc::new(Metadata::default());
+    let cleaned = (config.is_metadata_cleaned && config.has_metadata).then(|| store.clone());
+    master.own(keep_time(service.clone(), cleaned));
+    if config.is_reporting {
+        master.own(report(service.clone()));
+    }
+    if let Some(unix) = unix {
+        master.own(listen::serve_unix(unix, doors.clone()));
+    }
+    if let Some(listener) = admin {
+        master.own(admin::serve(listener, service, master.stop.clone()));
+    }
+    if let Some(listener) = metadata {
+        master.own(admin::metadata::serve(listener, store, master.stop.clone()));
+    }
+    master.own(listen::serve_tcp(rpc, doors));
+    Ok(master)
+}
+
+impl Master {
+    /// Runs a task that ends with the master at the latest.
+    fn own(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let (stop, kill) = (self.stop.clone(), self.kill.clone());
+        self.tasks.spawn(async move {
+            kill.run_until_cancelled(task).await;
+            // A task that ends by itself while nobody asked is a bug worth a line.
+            if !stop.is_cancelled() && !kill.is_cancelled() {
+                tracing::error!("a task of the master ended by itself");
+            }
+        });
+    }
+}
+
+/// Lets time do its work on the state, and forgets clients that are gone.
+async fn keep_time(service: Arc<Service>, cleaned: Option<Arc<Metadata>>) {
+    let mut expired = 0;
+    loop {
+        let due = service.advance();
+        let count = service.totals().counters.clients_expired;
+        if count != expired {
+            expired = count;
+            for name in service.take_gone() {
+                tracing::info!(client = name, "a client was not heard of for too long");
+                if let Some(metadata) = &cleaned {
+                    metadata.forget(&name);
+                }
+            }
+        }
+        let wait = due.map_or(TICK_MAX, |due: Moment| due.left(service.now()));
+        tokio::time::sleep(wait.clamp(TICK_MIN, TICK_MAX)).await;
+    }
+}
+
+async fn report(service: Arc<Service>) {
+    let mut previous = admin::summary::Snapshot::take(&service);
+    loop {
+        tokio::time::sleep(REPORT_INTERVAL).await;
+        let present = admin::summary::Snapshot::take(&service);
+        tracing::info!("{}", admin::summary::line(&previous, &present));
+        previous = present;
+    }
+}
+
+/// The admin port. A default that is taken is no reason to fail: two masters may share a host.
+async fn bind_admin(config: &MasterConfig) -> Result<TcpListener> {
+    if let Some(port) = config.admin_port {
+        return bind(&config.admin_host, port, "metrics_port").await;
+    }
+    match bind(&config.admin_host, ADMIN_PORT, "metrics_port").await {
+        Ok(listener) => Ok(listener),
+        Err(error) => {
+            let listener = bind(&config.admin_host, 0, "metrics_port").await?;
+            tracing::warn!(%error, taken = %local(&listener)?, "took a free admin port instead");
+            Ok(listener)
+        }
+    }
+}
+
+/// Binds the first address of the host that can be bound.
+async fn bind(host: &str, port: u16, option: &'static str) -> Result<TcpListener> {
+    let endpoint: Endpoint = host.parse()?;
+    if endpoint.port.is_some() {
+        return Err(Error::invalid("the host must not have a port; give that by its own option")
+            .with("host", host)
+            .with("option", format_args!("--{option}")));
+    }
+    let failed = |source: io::Error| {
+        let message = match source.kind() {
+            io::ErrorKind::AddrInUse => "the address is in use; choose another port",
+            _ => "the address cannot be bound",
+        };
+        Error::new(ErrorCode::RPC_FAIL, message)
+            .with("address", Endpoint::new(endpoint.host.clone(), port))
+            .with("option", format_args!("--{option}"))
+            .caused_by(source)
+    };
+    let addresses = tokio::net::lookup_host((&endpoint.host[..], port)).await.map_err(failed)?;
+    let mut last = io::Error::other("the name has no address");
+    for address in addresses {
+        match listen_at(address) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => last = error,
+        }
+    }
+    Err(failed(last))
+}
+
+fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // Connections of a former master that linger do not keep the port.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+fn local(listener: &TcpListener) -> Result<SocketAddr> {
+    listener.local_addr().map_err(|source| {
+        Error::internal("a bound socket does not know its address").caused_by(source)
+    })
+}
+
+/// The abstract Unix socket under a random name. Without one, clients stay on TCP.
+fn bind_unix() -> (Option<UnixListener>, Arc<str>) {
+    let (first, second) = mooncake_base::EngineId::random().halves();
+    let name = format!("mooncake-master-{first:016x}{second:016x}");
+    let bound = std::os::unix::net::SocketAddr::from_abstract_name(&name)
+        .and_then(|address| std::os::unix::net::UnixListener::bind_addr(&address))
+        .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+        .and_then(UnixListener::from_std);
+    match bound {
+        Ok(listener) => (Some(listener), Arc::from(name)),
+        Err(error) => {
+            tracing::warn!(%error, "no Unix socket: clients of this host will use TCP");
+            (None, Arc::from(""))
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! The calls: one dispatch function for every door, and who is connected.
+//!
+//! [`Service::dispatch`] is synchronous and short. It turns wire types into checked ones, takes
+//! the lock of the state for a slice at a time, and turns the answer back. The doors
+//! ([`listen`]: sniffing, `lean`, `grpc`) only move bytes.
+
+mod answer;
+pub mod calls;
+mod grpc;
+mod lean;
+pub mod listen;
+mod objects;
+mod session;
+
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use mooncake_base::{Clock, Error, Moment, Result, SegmentId, TenantId};
+use mooncake_proto::{
+    convert::Caller,
+    v1::{self, request, response},
+};
+use parking_lot::{Mutex, MutexGuard};
+
+pub use self::session::Origin;
+use self::{
+    answer::{segment_from_wire, segment_status, segment_to_wire},
+    calls::{Calls, Op},
+    session::Sessions,
+};
+use crate::{
+    master::Addresses,
+    state::{Rules, State, Totals},
+};
+
+/// The most items of one call. Their answers fit a frame.
+pub const BATCH_ITEMS_MAX: usize = 1 << 17;
+
+/// So many items are handled before others may have the state.
+const SLICE_ITEMS: usize = 512;
+
+/// The longest name, endpoint or protocol of a client or segment.
+const NAME_BYTES_MAX: usize = 1024;
+
+/// How many heartbeats fit a client's time to live.
+const HEARTBEATS_PER_TTL: u32 = 5;
+
+/// The master's calls, behind whichever door they come in by.
+#[derive(Debug)]
+pub struct Service {
+    identity: [u8; 16],
+    clock: Arc<dyn Clock>,
+    started: Moment,
+    tenant: TenantId,
+    /// Never locked while `sessions` is.
+    state: Mutex<State>,
+    sessions: Sessions,
+    calls: Calls,
+    addresses: OnceLock<Addresses>,
+}
+
+impl Service {
+    /// A service over an empty pool.
+    pub fn new(rules: Rules, clock: Arc<dyn Clock>) -> Self {
+        // Both come from the system's random source; they only must differ from start to start.
+        let identity = SegmentId::random().to_bytes();
+        let (seed, _) = SegmentId::random().halves();
+        Self {
+            identity,
+            started: clock.now(),
+            clock,
+            tenant: TenantId::default(),
+            state: Mutex::new(State::new(rules, seed)),
+            sessions: Sessions::default(),
+            calls: Calls::default(),
+            addresses: OnceLock::new(),
+        }
+    }
+
+    /// Answers one call. Errors are per item where there are items, else the answer is a failure.
+    pub fn dispatch(&self, request: v1::Request, origin: &Origin) -> v1::Response {
+        use request::Call;
+        let answer = match request.call {
+            Some(Call::Register(r)) => self.register(&r, origin).map(response::Call::Register),
+            Some(Call::Heartbeat(r)) => self.heartbeat(&r).map(response::Call::Heartbeat),
+            Some(Call::Unregister(r)) => self.unregister(&r).map(response::Call::Unregister),
+            Some(Call::Mount(r)) => self.mount(r).map(response::Call::Mount),
+            Some(Call::Unmount(r)) => self.unmount(&r).map(response::Call::Unmount),
+            Some(Call::PutStart(r)) => self.put_start(&r).map(response::Call::PutStart),
+            Some(Call::PutEnd(r)) => self.put_end(&r).map(response::Call::PutEnd),
+            Some(Call::PutRevoke(r)) => self.put_revoke(&r).map(response::Call::PutRevoke),
+            Some(Call::Locate(r)) => self.locate(&r).map(response::Call::Locate),
+            Some(Call::Verify(r)) => self.verify(&r).map(response::Call::Verify),
+            Some(Call::Probe(r)) => self.probe(&r).map(response::Call::Probe),
+            Some(Call::Remove(r)) => self.remove(&r).map(response::Call::Remove),
+            Some(Call::RemoveMatching(r)) => {
+                self.remove_matching(&r).map(response::Call::RemoveMatching)
+            }
+            Some(Call::ListObjects(r)) => self.list_objects(&r).map(response::Call::ListObjects),
+            Some(Call::ListSegments(r)) => self.list_segments(&r).map(response::Call::ListSegments),
+            Some(Call::Status(r)) => self.status(&r).map(response::Call::Status),
+            None => Err(Error::invalid("the request names no call that this master knows")),
+        };
+        let call = answer.unwrap_or_else(|error| response::Call::Failure((&error).into()));
+        v1::Response { call: Some(call) }
+    }
+
+    /// Does what time demands; says when to come again at the latest, if anything is to come.
+    pub fn advance(&self) -> Option<Moment> {
+        let now = self.clock.now();
+        self.lock().advance(now)
+    }
+
+    /// The sums over the pool.
+    pub fn totals(&self) -> Totals {
+        self.lock().totals()
+    }
+
+    /// The master's id: new at every start.
+    pub fn identity(&self) -> &[u8; 16] {
+        &self.identity
+    }
+
+    /// What was asked of this master.
+    pub fn calls(&self) -> &Calls {
+        &self.calls
+    }
+
+    /// The clock it goes by.
+    pub fn now(&self) -> Moment {
+        self.clock.now()
+    }
+
+    /// When it began.
+    pub fn started(&self) -> Moment {
+        self.started
+    }
+
+    /// Every segment as the wire shows it.
+    pub fn segments(&self) -> Vec<v1::SegmentSummary> {
+        let state = self.lock();
+        let summary = |view: &crate::state::SegmentView<'_>| v1::SegmentSummary {
+            segment: Some(segment_to_wire(view.spec)),
+            client: Bytes::copy_from_slice(&view.client.to_bytes()),
+            status: segment_status(view.status).into(),
+            used: view.used,
+        };
+        state.list_segments().iter().map(summary).collect()
+    }
+
+    /// The names of clients that were not heard of for so long that they count as gone; each once.
+    pub(crate) fn take_gone(&self) -> Vec<String> {
+        let ttl = self.lock().rules().client_ttl;
+        self.sessions.take_gone(self.clock.now(), ttl)
+    }
+
+    pub(crate) fn set_addresses(&self, addresses: Addresses) {
+        // Set once by `start`; an in-process service without doors has none.
+        let _ = self.addresses.set(addresses);
+    }
+
+    /// A new connection.
+    pub(crate) fn open_session(&self, is_local: bool) -> Origin {
+        self.sessions.open(is_local)
+    }
+
+    /// The connection closed: the clients that registered on it are suspects until heard of.
+    pub(crate) fn close_session(&self, origin: &Origin) {
+        let clients = self.sessions.close(origin);
+        if clients.is_empty() {
+            return;
+        }
+        let now = self.clock.now();
+        let mut state = self.lock();
+        for client in clients {
+            state.suspect(now, client);
+        }
+    }
+
+    fn register(&self, r: &v1::RegisterRequest, origin: &Origin) -> Result<v1::RegisterResponse> {
+        self.calls.one(Op::Register, || {
+            let caller = Caller::try_from(r.caller.as_ref())?;
+            check_name("name", &r.name)?;
+            let now = self.clock.now();
+            let ttl = {
+                let mut state = self.lock();
+                state.register(now, caller.client, &r.name)?;
+                state.rules().client_ttl
+            };
+            self.sessions.register(caller.client, &r.name, origin, now);
+            Ok(v1::RegisterResponse {
+                heartbeat_interval_ms: millis(ttl / HEARTBEATS_PER_TTL).max(1),
+                client_ttl_ms: millis(ttl),
+                master: Bytes::copy_from_slice(&self.identity),
+                version: VERSION.to_owned(),
+            })
+        })
+    }
+
+    fn heartbeat(&self, r: &v1::HeartbeatRequest) -> Result<v1::HeartbeatResponse> {
+        self.calls.one(Op::Heartbeat, || {
+            let caller = Caller::try_from(r.caller.as_ref())?;
+            let now = self.clock.now();
+            let is_known = self.lock().heartbeat(now, caller.client);
+            self.sessions.heard(caller.client, now);
+            let master = Bytes::copy_from_slice(&self.identity);
+            Ok(v1::HeartbeatResponse { is_known, master })
+        })
+    }
+
+    fn unregister(&self, r: &v1::UnregisterRequest) -> Result<v1::UnregisterResponse> {
+        self.calls.one(Op::Unregister, || {
+            let caller = Caller::try_from(r.caller.as_ref())?;
+            let now = self.clock.now();
+            self.lock().unregister(now, caller.client);
+            self.sessions.forget(caller.client);
+            Ok(v1::UnregisterResponse {})
+        })
+    }
+
+    fn mount(&self, r: v1::MountRequest) -> Result<v1::MountResponse> {
+        check_batch(r.segments.len())?;
+        let caller = Caller::try_from(r.caller.as_ref())?;
+        let now = self.clock.now();
+        let results = self.calls.each(
+            Op::Mount,
+            r.segments.into_iter().map(|segment| {
+                let spec = segment_from_wire(segment)?;
+                self.lock().mount(now, caller.client, spec)
+            }),
+        );
+        Ok(v1::MountResponse { results })
+    }
+
+    fn unmount(&self, r: &v1::UnmountRequest) -> Result<v1::UnmountResponse> {
+        check_batch(r.segments.len())?;
+        let caller = Caller::try_from(r.caller.as_ref())?;
+        let grace = std::time::Duration::from_millis(r.grace_period_ms);
+        let now = self.clock.now();
+        let results = self.calls.each(
+            Op::Unmount,
+            r.segments.iter().map(|id| {
+                let id = SegmentId::from_bytes(id).ok_or_else(|| {
+                    Error::invalid("a segment id has 16 bytes").with("bytes", id.len())
+                })?;
+                self.lock().unmount(now, caller.client, id, grace)
+            }),
+        );
+        Ok(v1::UnmountResponse { results })
+    }
+
+    fn list_segments(&self, _: &v1::ListSegmentsRequest) -> Result<v1::ListSegmentsResponse> {
+        self.calls
+            .one(Op::ListSegments, || Ok(v1::ListSegmentsResponse { segments: self.segments() }))
+    }
+
+    fn status(&self, _: &v1::StatusRequest) -> Result<v1::StatusResponse> {
+        self.calls.one(Op::Status, || {
+            let totals = self.totals();
+            let addresses = self.addresses.get();
+            let text = |address: Option<std::net::SocketAddr>| {
+                address.map(|address| address.to_string()).unwrap_or_default()
+            };
+            Ok(v1::StatusResponse {
+                version: VERSION.to_owned(),
+                master: Bytes::copy_from_slice(&self.identity),
+                uptime_ms: millis(self.clock.now().since(self.started)),
+                keys: totals.keys,
+                clients: totals.clients,
+                capacity: totals.capacity,
+                used: totals.used,
+                fenced: totals.fenced,
+                rpc_address: text(addresses.map(|a| a.rpc)),
+                admin_address: text(addresses.and_then(|a| a.admin)),
+                metadata_address: text(addresses.and_then(|a| a.metadata)),
+            })
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+}
+
+/// The version of this master.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+fn check_batch(items: usize) -> Result<()> {
+    if items <= BATCH_ITEMS_MAX {
+        return Ok(());
+    }
+    Err(Error::invalid("the batch has too many items; split it")
+        .with("items", items)
+        .with("limit", BATCH_ITEMS_MAX))
+}
+
+fn check_name(what: &'static str, name: &str) -> Result<()> {
+    if name.len() <= NAME_BYTES_MAX && !name.contains(|c: char| c.is_control()) {
+        return Ok(());
+    }
+    Err(Error::invalid("a name is at most 1024 bytes without control characters")
+        .with("which", what)
+        .with("bytes", name.len()))
+}
+
+fn millis(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,146 @@
+//! Wire types of the calls into the words of the state, and back.
+
+use bytes::Bytes;
+use mooncake_base::{Error, Incarnation, ReplicaId, Result, SegmentId};
+use mooncake_proto::v1;
+use rustc_hash::FxHashMap;
+
+use super::check_name;
+use crate::state::{
+    ObjectState, Place, PutOptions, SegmentSpec, SegmentStatus, Selector, SoftPin, State,
+};
+
+/// The most copies one object may have.
+const REPLICAS_MAX: u32 = 1024;
+
+/// The most segments a put may prefer.
+const PREFERRED_MAX: usize = 1024;
+
+/// The segments that the places of one answer point into, each once.
+#[derive(Debug, Default)]
+pub(super) struct SegmentTable {
+    indices: FxHashMap<(SegmentId, Incarnation), u32>,
+    segments: Vec<v1::Segment>,
+}
+
+impl SegmentTable {
+    /// The places as the wire shows them; the state must be the one that just gave them.
+    pub(super) fn places(&mut self, state: &State, places: &[Place]) -> Vec<v1::Place> {
+        places.iter().map(|place| self.place(state, place)).collect()
+    }
+
+    pub(super) fn into_segments(self) -> Vec<v1::Segment> {
+        self.segments
+    }
+
+    fn place(&mut self, state: &State, place: &Place) -> v1::Place {
+        let spec = state.segment(place.segment).spec;
+        let segments = &mut self.segments;
+        let index = *self.indices.entry((spec.id, spec.incarnation)).or_insert_with(|| {
+            segments.push(segment_to_wire(spec));
+            u32::try_from(segments.len() - 1).expect("segments are fewer than items")
+        });
+        v1::Place {
+            segment: index,
+            offset: place.offset,
+            length: place.length,
+            replica: place.replica.0,
+        }
+    }
+}
+
+pub(super) fn segment_to_wire(spec: &SegmentSpec) -> v1::Segment {
+    v1::Segment {
+        id: Bytes::copy_from_slice(&spec.id.to_bytes()),
+        incarnation: spec.incarnation.0,
+        name: spec.name.clone(),
+        endpoint: spec.endpoint.clone(),
+        base: spec.base,
+        length: spec.length,
+        protocol: spec.protocol.clone(),
+    }
+}
+
+pub(super) fn segment_from_wire(segment: v1::Segment) -> Result<SegmentSpec> {
+    let id = SegmentId::from_bytes(&segment.id).ok_or_else(|| {
+        Error::invalid("a segment id has 16 bytes").with("bytes", segment.id.len())
+    })?;
+    check_name("segment", &segment.name)?;
+    check_name("endpoint", &segment.endpoint)?;
+    check_name("protocol", &segment.protocol)?;
+    Ok(SegmentSpec {
+        id,
+        incarnation: Incarnation(segment.incarnation),
+        name: segment.name,
+        endpoint: segment.endpoint,
+        base: segment.base,
+        length: segment.length,
+        protocol: segment.protocol,
+    })
+}
+
+pub(super) fn segment_status(status: SegmentStatus) -> v1::SegmentStatus {
+    match status {
+        SegmentStatus::Ok => v1::SegmentStatus::Ok,
+        SegmentStatus::GracefullyUnmounting => v1::SegmentStatus::GracefullyUnmounting,
+        SegmentStatus::Unmounting => v1::SegmentStatus::Unmounting,
+    }
+}
+
+pub(super) fn object_state(state: ObjectState) -> v1::ObjectState {
+    match state {
+        ObjectState::Absent => v1::ObjectState::Absent,
+        ObjectState::Writing => v1::ObjectState::Writing,
+        ObjectState::Complete => v1::ObjectState::Complete,
+    }
+}
+
+/// How an object is to be kept; without a config, as the defaults say.
+pub(super) fn put_options(config: Option<&v1::ReplicateConfig>) -> Result<PutOptions> {
+    let Some(config) = config else { return Ok(PutOptions::default()) };
+    if config.replica_num > REPLICAS_MAX {
+        return Err(Error::invalid("too many copies are asked for")
+            .with("replica_num", config.replica_num)
+            .with("limit", REPLICAS_MAX));
+    }
+    if config.preferred_segments.len() > PREFERRED_MAX {
+        return Err(Error::invalid("too many segments are preferred")
+            .with("preferred_segments", config.preferred_segments.len())
+            .with("limit", PREFERRED_MAX));
+    }
+    let soft_pin = match v1::SoftPin::try_from(config.soft_pin) {
+        Ok(v1::SoftPin::Preserve) => SoftPin::Preserve,
+        Ok(v1::SoftPin::Enable) => {
+            SoftPin::Enable(config.soft_pin_ttl_ms.map(std::time::Duration::from_millis))
+        }
+        Ok(v1::SoftPin::Disable) => SoftPin::Disable,
+        Err(_) => {
+            return Err(Error::invalid("no such soft pin").with("soft_pin", config.soft_pin));
+        }
+    };
+    let data_type = u8::try_from(config.data_type)
+        .map_err(|_| Error::invalid("no such data type").with("data_type", config.data_type))?;
+    Ok(PutOptions {
+        replicas: config.replica_num.max(1),
+        soft_pin,
+        is_hard_pinned: config.with_hard_pin,
+        preferred_segments: config.preferred_segments.clone(),
+        is_same_node_preferred: config.prefer_same_node,
+        data_type,
+    })
+}
+
+pub(super) fn replicas(numbers: &[u64]) -> Vec<ReplicaId> {
+    numbers.iter().copied().map(ReplicaId).collect()
+}
+
+/// Which keys are meant; a selector that says nothing means nothing, and is refused.
+pub(super) fn selector(which: Option<&v1::KeySelector>) -> Result<Selector> {
+    use v1::key_selector::By;
+    match which.and_then(|which| which.by.as_ref()) {
+        Some(By::All(true)) => Ok(Selector::All),
+        Some(By::Regex(pattern)) => Selector::regex(pattern),
+        Some(By::Prefix(prefix)) => Ok(Selector::Prefix(Box::from(&prefix[..]))),
+        Some(By::All(false)) | None => Err(Error::invalid("the call does not say which keys")),
+    }
+}

@@ -1,0 +1,168 @@
+//! What was asked of the master: calls, items and failures, counted per operation.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use mooncake_base::Result;
+use mooncake_proto::v1::ItemResult;
+
+/// An operation as the counters know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each is the call of its name")]
+pub enum Op {
+    Register,
+    Heartbeat,
+    Unregister,
+    Mount,
+    Unmount,
+    PutStart,
+    PutEnd,
+    PutRevoke,
+    Locate,
+    Verify,
+    Probe,
+    Remove,
+    RemoveAll,
+    RemoveMatching,
+    ListObjects,
+    ListSegments,
+    Status,
+}
+
+impl Op {
+    /// Every operation with its name in the metrics (the established one where there is one), and
+    /// the name of its batches.
+    pub const ALL: &[(Self, &str, Option<&str>)] = &[
+        (Self::Register, "register_client", None),
+        (Self::Heartbeat, "ping", None),
+        (Self::Unregister, "unregister_client", None),
+        (Self::Mount, "mount_segment", None),
+        (Self::Unmount, "unmount_segment", None),
+        (Self::PutStart, "put_start", Some("put_start")),
+        (Self::PutEnd, "put_end", Some("put_end")),
+        (Self::PutRevoke, "put_revoke", Some("put_revoke")),
+        (Self::Locate, "get_replica_list", Some("get_replica_list")),
+        (Self::Verify, "verify", Some("verify")),
+        (Self::Probe, "exist_key", Some("exist_key")),
+        (Self::Remove, "remove", Some("remove")),
+        (Self::RemoveAll, "remove_all", None),
+        (Self::RemoveMatching, "remove_by_regex", None),
+        (Self::ListObjects, "list_objects", None),
+        (Self::ListSegments, "list_segments", None),
+        (Self::Status, "status", None),
+    ];
+}
+
+/// The counters of one operation. A call with one item counts as single, else as a batch.
+#[derive(Debug, Default)]
+struct Counter {
+    single: AtomicU64,
+    single_failed: AtomicU64,
+    batches: AtomicU64,
+    batches_failed: AtomicU64,
+    batches_partial: AtomicU64,
+    items: AtomicU64,
+    items_failed: AtomicU64,
+}
+
+/// What one operation counted up to now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Count {
+    /// Calls with one item.
+    pub single: u64,
+    /// Of them, failed.
+    pub single_failed: u64,
+    /// Calls with several items, or none.
+    pub batches: u64,
+    /// Of them, those of which every item failed.
+    pub batches_failed: u64,
+    /// Of them, those of which some items failed.
+    pub batches_partial: u64,
+    /// Items of batches.
+    pub items: u64,
+    /// Of them, failed.
+    pub items_failed: u64,
+}
+
+/// The counters of every operation.
+#[derive(Debug, Default)]
+pub struct Calls([Counter; Op::ALL.len()]);
+
+impl Calls {
+    /// What the operation counted up to now.
+    pub fn count(&self, op: Op) -> Count {
+        let counter = &self.0[op as usize];
+        let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        Count {
+            single: read(&counter.single),
+            single_failed: read(&counter.single_failed),
+            batches: read(&counter.batches),
+            batches_failed: read(&counter.batches_failed),
+            batches_partial: read(&counter.batches_partial),
+            items: read(&counter.items),
+            items_failed: read(&counter.items_failed),
+        }
+    }
+
+    /// Runs and counts a call that has no items.
+    pub(super) fn one<R>(&self, op: Op, call: impl FnOnce() -> Result<R>) -> Result<R> {
+        let result = call();
+        self.batch(op, 1, usize::from(result.is_err()));
+        result
+    }
+
+    /// Runs the items and counts them, each as a call of its own.
+    pub(super) fn each(&self, op: Op, items: impl Iterator<Item = Result<()>>) -> Vec<ItemResult> {
+        items
+            .map(|result| {
+                self.batch(op, 1, usize::from(result.is_err()));
+                ItemResult::from(result)
+            })
+            .collect()
+    }
+
+    /// Counts a call with so many items, of which so many failed.
+    pub(super) fn batch(&self, op: Op, items: usize, failed: usize) {
+        let counter = &self.0[op as usize];
+        let add = |value: &AtomicU64, by: usize| {
+            if by > 0 {
+                value.fetch_add(by as u64, Ordering::Relaxed);
+            }
+        };
+        if items == 1 {
+            add(&counter.single, 1);
+            add(&counter.single_failed, failed);
+            return;
+        }
+        add(&counter.batches, 1);
+        add(&counter.batches_failed, usize::from(failed > 0 && failed == items));
+        add(&counter.batches_partial, usize::from(failed > 0 && failed < items));
+        add(&counter.items, items);
+        add(&counter.items_failed, failed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_in_the_order_of_the_operations() {
+        for (i, (op, name, _)) in Op::ALL.iter().enumerate() {
+            assert_eq!(*op as usize, i, "{name}");
+        }
+    }
+
+    #[test]
+    fn one_item_is_a_single_call_and_several_are_a_batch() {
+        let calls = Calls::default();
+        calls.batch(Op::Probe, 1, 0);
+        calls.batch(Op::Probe, 1, 1);
+        calls.batch(Op::Probe, 3, 1);
+        calls.batch(Op::Probe, 2, 2);
+        let count = calls.count(Op::Probe);
+        assert_eq!((count.single, count.single_failed), (2, 1));
+        assert_eq!((count.batches, count.batches_partial, count.batches_failed), (2, 1, 1));
+        assert_eq!((count.items, count.items_failed), (5, 3));
+        assert_eq!(calls.count(Op::Remove), Count::default());
+    }
+}

@@ -1,0 +1,142 @@
+//! The gRPC door: the same calls by name, with health and reflection.
+
+use std::{io, sync::Arc, time::Duration};
+
+use mooncake_base::{Error, ErrorKind};
+use mooncake_proto::{
+    DESCRIPTORS,
+    lean::FRAME_BYTES_MAX,
+    v1::{self, master_server::MasterServer, request, response},
+};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Status, transport::Server};
+
+use super::{Origin, Service, listen::GrpcStream};
+
+/// A quiet peer is probed this often.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+
+/// The most calls of one connection at a time.
+const STREAMS_MAX: u32 = 256;
+
+/// Serves the connections that come until `stop`, then lets their calls end.
+pub(super) async fn serve(
+    service: Arc<Service>,
+    connections: mpsc::Receiver<io::Result<GrpcStream>>,
+    stop: CancellationToken,
+) {
+    let (health, health_server) = tonic_health::server::health_reporter();
+    health.set_serving::<MasterServer<Door>>().await;
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1();
+    let reflection = match reflection {
+        Ok(reflection) => Some(reflection),
+        Err(error) => {
+            tracing::error!(%error, "gRPC reflection is off: our own descriptors are damaged");
+            None
+        }
+    };
+    let door = MasterServer::new(Door { service })
+        .max_decoding_message_size(FRAME_BYTES_MAX)
+        .max_encoding_message_size(FRAME_BYTES_MAX);
+    let served = Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .max_concurrent_streams(STREAMS_MAX)
+        .add_service(health_server)
+        .add_optional_service(reflection)
+        .add_service(door)
+        .serve_with_incoming_shutdown(ReceiverStream::new(connections), stop.cancelled())
+        .await;
+    if let Err(error) = served {
+        tracing::error!(%error, "the gRPC door closed");
+    }
+}
+
+#[derive(Debug)]
+struct Door {
+    service: Arc<Service>,
+}
+
+impl Door {
+    fn call<Q, R>(
+        &self,
+        request: tonic::Request<Q>,
+        wrap: fn(Q) -> request::Call,
+        unwrap: fn(response::Call) -> Option<R>,
+    ) -> Result<tonic::Response<R>, Status> {
+        let origin = request.extensions().get::<Origin>().cloned();
+        let origin = origin.unwrap_or_else(|| self.service.open_session(false));
+        let call = Some(wrap(request.into_inner()));
+        match self.service.dispatch(v1::Request { call }, &origin).call {
+            Some(response::Call::Failure(failure)) => Err(status(&Error::from(&failure))),
+            Some(call) => unwrap(call).map(tonic::Response::new).ok_or_else(mismatch),
+            None => Err(mismatch()),
+        }
+    }
+}
+
+fn mismatch() -> Status {
+    Status::internal("the answer is not of the kind of the call")
+}
+
+/// The failure of a whole call as gRPC says it; the established code goes along in the text.
+fn status(error: &Error) -> Status {
+    let code = match error.kind() {
+        ErrorKind::InvalidArgument => Code::InvalidArgument,
+        ErrorKind::Closed | ErrorKind::NotReady | ErrorKind::Busy => Code::FailedPrecondition,
+        ErrorKind::NotFound => Code::NotFound,
+        ErrorKind::AlreadyExists => Code::AlreadyExists,
+        ErrorKind::NoSpace | ErrorKind::QuotaExceeded => Code::ResourceExhausted,
+        ErrorKind::Unavailable | ErrorKind::TransferFailed => Code::Unavailable,
+        ErrorKind::Timeout => Code::DeadlineExceeded,
+        ErrorKind::Corrupt | ErrorKind::Storage => Code::DataLoss,
+        ErrorKind::PermissionDenied => Code::PermissionDenied,
+        ErrorKind::NotSupported => Code::Unimplemented,
+        ErrorKind::Internal => Code::Internal,
+    };
+    Status::new(code, format!("{}: {}", error.code().name(), error.message()))
+}
+
+/// The service that tonic asks for. A macro because its sixteen methods differ in names only; it
+/// makes the whole block since `async_trait` must see the methods.
+macro_rules! door {
+    ($($method:ident($request:ident) -> $response:ident as $call:ident;)*) => {
+        #[tonic::async_trait]
+        impl v1::master_server::Master for Door {
+            $(
+                async fn $method(
+                    &self,
+                    request: tonic::Request<v1::$request>,
+                ) -> Result<tonic::Response<v1::$response>, Status> {
+                    self.call(request, request::Call::$call, |call| match call {
+                        response::Call::$call(answer) => Some(answer),
+                        _ => None,
+                    })
+                }
+            )*
+        }
+    };
+}
+
+door! {
+    register(RegisterRequest) -> RegisterResponse as Register;
+    heartbeat(HeartbeatRequest) -> HeartbeatResponse as Heartbeat;
+    unregister(UnregisterRequest) -> UnregisterResponse as Unregister;
+    mount(MountRequest) -> MountResponse as Mount;
+    unmount(UnmountRequest) -> UnmountResponse as Unmount;
+    put_start(PutStartRequest) -> PutStartResponse as PutStart;
+    put_end(PutEndRequest) -> PutEndResponse as PutEnd;
+    put_revoke(PutRevokeRequest) -> PutRevokeResponse as PutRevoke;
+    locate(LocateRequest) -> LocateResponse as Locate;
+    verify(VerifyRequest) -> VerifyResponse as Verify;
+    probe(ProbeRequest) -> ProbeResponse as Probe;
+    remove(RemoveRequest) -> RemoveResponse as Remove;
+    remove_matching(RemoveMatchingRequest) -> RemoveMatchingResponse as RemoveMatching;
+    list_objects(ListObjectsRequest) -> ListObjectsResponse as ListObjects;
+    list_segments(ListSegmentsRequest) -> ListSegmentsResponse as ListSegments;
+    status(StatusRequest) -> StatusResponse as Status;
+}

@@ -1,0 +1,168 @@
+//! The lean door on the runtime: frames in, answers out, in order. The codec is `mooncake-proto`'s.
+
+use std::{io, time::Duration};
+
+use bytes::{Buf, BytesMut};
+use mooncake_base::{Error, ErrorCode, Result};
+use mooncake_proto::{
+    lean::{self, FRAME_BYTES_MAX, ServerGreeting},
+    v1::{self, response},
+};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    time::timeout,
+};
+
+use super::listen::{Connection, Doors};
+
+/// How long a peer may take for its greeting and for taking ours.
+const GREETING_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long a peer may take for each next part of a frame that it began.
+const FRAME_DEADLINE: Duration = Duration::from_secs(30);
+
+/// How long a peer may leave our answer untaken.
+const WRITE_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Answers are written out when so many bytes of them have gathered.
+const GATHERED_BYTES_MAX: usize = 256 * 1024;
+
+/// A buffer that grew beyond this is given back once it is empty.
+const KEPT_BYTES_MAX: usize = 1 << 20;
+
+/// What a connection reads into at first.
+const READ_BYTES: usize = 8 * 1024;
+
+/// Serves one connection until it closes, errs, or the master stops.
+pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    prefix: BytesMut,
+    connection: Connection,
+    doors: Doors,
+) {
+    let mut driver = Driver { stream, input: prefix, output: BytesMut::new(), connection, doors };
+    // The peer's doing or the network's: of interest only to one who looks for it.
+    if let Err(error) = driver.run().await {
+        tracing::debug!(%error, "a connection ended early");
+    }
+}
+
+struct Driver<S> {
+    stream: S,
+    input: BytesMut,
+    output: BytesMut,
+    connection: Connection,
+    doors: Doors,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
+    async fn run(&mut self) -> Result<()> {
+        match timeout(GREETING_DEADLINE, self.greet()).await {
+            Ok(Ok(true)) => {}
+            Ok(Ok(false)) => return Ok(()),
+            Ok(Err(error)) => return Err(error),
+            Err(_) => return Err(late("the peer did not finish its greeting")),
+        }
+        loop {
+            self.answer_buffered().await?;
+            if self.doors.stop.is_cancelled() || !self.read().await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Checks the peer's greeting and sends ours. `false`: it closed before it had said anything.
+    async fn greet(&mut self) -> Result<bool> {
+        let greeting = loop {
+            if let Some(greeting) = self.input.first_chunk::<12>() {
+                break *greeting;
+            }
+            if !self.read().await? {
+                return Ok(false);
+            }
+        };
+        let checked = lean::check_client_greeting(&greeting);
+        self.input.advance(greeting.len());
+        if greeting[..8] != lean::MAGIC {
+            return checked.map(|()| false);
+        }
+        // A client of another version learns ours before we close.
+        let ours = ServerGreeting {
+            version: lean::VERSION,
+            master: self.doors.service.identity().to_vec(),
+            unix_socket: self.doors.unix_name.to_string(),
+        };
+        lean::encode(&ours, &mut self.output)?;
+        self.flush().await?;
+        checked.map(|()| true)
+    }
+
+    /// Answers every whole frame in the buffer; the answers go out together.
+    async fn answer_buffered(&mut self) -> Result<()> {
+        while let Some(request) = lean::decode::<v1::Request>(&mut self.input, FRAME_BYTES_MAX)? {
+            let answer = self.doors.service.dispatch(request, &self.connection.origin);
+            if let Err(error) = lean::encode(&answer, &mut self.output) {
+                let call = Some(response::Call::Failure((&error).into()));
+                lean::encode(&v1::Response { call }, &mut self.output)?;
+            }
+            if self.output.len() > GATHERED_BYTES_MAX {
+                self.flush().await?;
+            }
+        }
+        self.flush().await
+    }
+
+    /// Reads some bytes. `false`: the peer closed between frames, was idle too long, or the
+    /// master stops.
+    async fn read(&mut self) -> Result<bool> {
+        let is_between = self.input.is_empty();
+        if is_between && self.input.capacity() > KEPT_BYTES_MAX {
+            self.input = BytesMut::new();
+        }
+        if self.input.capacity() == self.input.len() {
+            self.input.reserve(READ_BYTES);
+        }
+        let limit = if is_between { self.doors.idle } else { Some(FRAME_DEADLINE) };
+        let read = self.stream.read_buf(&mut self.input);
+        let stop = self.doors.stop.cancelled();
+        let count = match limit {
+            None => tokio::select! { biased; count = read => count, () = stop => return Ok(false) },
+            Some(limit) => tokio::select! {
+                biased;
+                count = timeout(limit, read) => match count {
+                    Ok(count) => count,
+                    Err(_) if is_between => return Ok(false),
+                    Err(_) => return Err(late("the peer did not finish its frame")),
+                },
+                () = stop => return Ok(false),
+            },
+        };
+        match count.map_err(broken)? {
+            0 if is_between => Ok(false),
+            0 => Err(broken(io::ErrorKind::UnexpectedEof.into())),
+            _ => Ok(true),
+        }
+    }
+
+    async fn flush(&mut self) -> Result<()> {
+        if self.output.is_empty() {
+            return Ok(());
+        }
+        match timeout(WRITE_DEADLINE, self.stream.write_all_buf(&mut self.output)).await {
+            Ok(written) => written.map_err(broken)?,
+            Err(_) => return Err(late("the peer does not take its answers")),
+        }
+        if self.output.capacity() > KEPT_BYTES_MAX {
+            self.output = BytesMut::new();
+        }
+        Ok(())
+    }
+}
+
+fn broken(source: io::Error) -> Error {
+    Error::new(ErrorCode::RPC_FAIL, "the connection broke").caused_by(source)
+}
+
+fn late(what: &str) -> Error {
+    Error::new(ErrorCode::RPC_TIMEOUT, what)
+}

@@ -1,0 +1,349 @@
+//! The port: accepts connections, tells by their first bytes which door they take, and hands them
+//! on. A peer that says nothing, or nothing that we understand, is dropped.
+
+use std::{
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::{Buf, BytesMut};
+use mooncake_proto::lean::MAGIC;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
+    net::{TcpListener, TcpStream, UnixListener},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    time::timeout,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{Origin, Service, grpc, lean};
+
+/// The most connections at a time, over all doors.
+pub const CONNECTIONS_MAX: usize = 65_536;
+
+/// How long a peer may take to say what it speaks.
+const SNIFF_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long a peer may take to send its HTTP/1 request, and to take our answer.
+const HTTP_DEADLINE: Duration = Duration::from_secs(5);
+
+/// The largest head of an HTTP/1 request that is read.
+const HTTP_HEAD_BYTES_MAX: usize = 8 * 1024;
+
+/// How long to wait when the system has no more descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Idle TCP connections are probed after so long, so that those of dead hosts close.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+
+/// What every connection needs to know.
+#[derive(Debug, Clone)]
+pub struct Doors {
+    /// Where calls go.
+    pub service: Arc<Service>,
+    /// The name of our abstract Unix socket; empty for none.
+    pub unix_name: Arc<str>,
+    /// Sends small answers at once.
+    pub is_nodelay: bool,
+    /// Closes a lean connection on which nothing came for so long.
+    pub idle: Option<Duration>,
+    /// Asks connections to end after the call in hand.
+    pub stop: CancellationToken,
+    /// Ends them now.
+    pub kill: CancellationToken,
+    /// Owns the tasks of the connections.
+    pub tasks: TaskTracker,
+    /// One permit a connection.
+    pub permits: Arc<Semaphore>,
+}
+
+impl Doors {
+    fn spawn(&self, connection: impl Future<Output = ()> + Send + 'static) {
+        let kill = self.kill.clone();
+        self.tasks.spawn(async move {
+            kill.run_until_cancelled(connection).await;
+        });
+    }
+}
+
+/// A connection's session; dropped with the connection, in whatever way that ends.
+#[derive(Debug)]
+pub(super) struct Connection {
+    service: Arc<Service>,
+    pub(super) origin: Origin,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Connection {
+    fn new(doors: &Doors, is_local: bool, permit: OwnedSemaphorePermit) -> Self {
+        let origin = doors.service.open_session(is_local);
+        Self { service: doors.service.clone(), origin, _permit: permit }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.service.close_session(&self.origin);
+    }
+}
+
+/// Serves the port until `doors.stop`.
+pub async fn serve_tcp(listener: TcpListener, doors: Doors) {
+    let (to_grpc, from_sniffers) = mpsc::channel(128);
+    doors.spawn(grpc::serve(doors.service.clone(), from_sniffers, doors.stop.clone()));
+    while let Some(accepted) = doors.stop.run_until_cancelled(listener.accept()).await {
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                pause(&error).await;
+                continue;
+            }
+        };
+        let Ok(permit) = doors.permits.clone().try_acquire_owned() else {
+            tracing::warn!(%peer, limit = CONNECTIONS_MAX, "too many connections, one is refused");
+            continue;
+        };
+        prepare(&stream, doors.is_nodelay);
+        let connection = Connection::new(&doors, is_local(&stream, peer), permit);
+        let (to_grpc, inner) = (to_grpc.clone(), doors.clone());
+        doors.spawn(async move { route(stream, connection, inner, to_grpc).await });
+    }
+}
+
+/// Serves the abstract Unix socket until `doors.stop`. Only the lean protocol is spoken there.
+pub async fn serve_unix(listener: UnixListener, doors: Doors) {
+    while let Some(accepted) = doors.stop.run_until_cancelled(listener.accept()).await {
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                pause(&error).await;
+                continue;
+            }
+        };
+        let Ok(permit) = doors.permits.clone().try_acquire_owned() else {
+            tracing::warn!(limit = CONNECTIONS_MAX, "too many connections, one is refused");
+            continue;
+        };
+        let connection = Connection::new(&doors, true, permit);
+        let inner = doors.clone();
+        doors.spawn(async move {
+            lean::serve(stream, BytesMut::new(), connection, inner).await;
+        });
+    }
+}
+
+/// What a connection turned out to speak.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Door {
+    Lean,
+    Grpc,
+    Http,
+}
+
+/// Reads until the first bytes tell the door, and goes through it.
+async fn route(
+    mut stream: TcpStream,
+    connection: Connection,
+    doors: Doors,
+    to_grpc: mpsc::Sender<io::Result<GrpcStream>>,
+) {
+    let mut prefix = BytesMut::with_capacity(256);
+    let sniffing = async {
+        loop {
+            match tell(&prefix) {
+                Told::Door(door) => return Some(door),
+                Told::Nothing => return None,
+                Told::More => {}
+            }
+            match stream.read_buf(&mut prefix).await {
+                Ok(0) | Err(_) => return None,
+                Ok(_) => {}
+            }
+        }
+    };
+    let told = tokio::select! {
+        told = timeout(SNIFF_DEADLINE, sniffing) => told.ok().flatten(),
+        () = doors.stop.cancelled() => None,
+    };
+    match told {
+        Some(Door::Lean) => lean::serve(stream, prefix, connection, doors).await,
+        Some(Door::Grpc) => {
+            // The door ends with the master; then the stream is dropped, which closes it.
+            let _ = to_grpc.send(Ok(GrpcStream { prefix, stream, connection })).await;
+        }
+        Some(Door::Http) => {
+            let _ = timeout(HTTP_DEADLINE, answer_http(stream, prefix, &doors.service)).await;
+        }
+        None => tracing::debug!(first = %prefix.escape_ascii(), "not a protocol of ours"),
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Told {
+    More,
+    Door(Door),
+    Nothing,
+}
+
+/// Tells the door from the first bytes.
+fn tell(prefix: &[u8]) -> Told {
+    const BEGINNINGS: [(&[u8], Door); 9] = [
+        (&MAGIC, Door::Lean),
+        (b"PRI * HTTP/2.0", Door::Grpc),
+        (b"GET ", Door::Http),
+        (b"HEAD ", Door::Http),
+        (b"POST ", Door::Http),
+        (b"PUT ", Door::Http),
+        (b"DELETE ", Door::Http),
+        (b"OPTIONS ", Door::Http),
+        (b"PATCH ", Door::Http),
+    ];
+    if let Some((_, door)) = BEGINNINGS.iter().find(|(start, _)| prefix.starts_with(start)) {
+        return Told::Door(*door);
+    }
+    if BEGINNINGS.iter().any(|(start, _)| start.starts_with(prefix)) {
+        return Told::More;
+    }
+    Told::Nothing
+}
+
+/// Answers one HTTP/1 request with the health of the master, and closes.
+async fn answer_http(
+    mut stream: TcpStream,
+    mut head: BytesMut,
+    service: &Service,
+) -> io::Result<()> {
+    while !head.windows(4).any(|window| window == b"\r\n\r\n") {
+        if head.len() > HTTP_HEAD_BYTES_MAX || stream.read_buf(&mut head).await? == 0 {
+            return Ok(());
+        }
+    }
+    let line = head[..].split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let mut words = line.split(|byte| *byte == b' ');
+    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let is_read = matches!(method, b"GET" | b"HEAD");
+    let (status, kind, body) = if is_read && matches!(path, b"/" | b"/health") {
+        ("200 OK", "application/json", crate::admin::health(service).to_string())
+    } else {
+        let body =
+            "404 Not Found: this is the port of mooncake clients; it answers / and /health\n";
+        ("404 Not Found", "text/plain", body.to_owned())
+    };
+    let mut answer = format!(
+        "HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\
+         connection: close\r\n\r\n",
+        body.len()
+    );
+    if method != b"HEAD" {
+        answer.push_str(&body);
+    }
+    stream.write_all(answer.as_bytes()).await?;
+    stream.shutdown().await
+}
+
+fn prepare(stream: &TcpStream, is_nodelay: bool) {
+    // A socket that refuses these works all the same, only slower or longer.
+    let _ = stream.set_nodelay(is_nodelay);
+    let keepalive = socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 3);
+    let _ = socket2::SockRef::from(stream).set_tcp_keepalive(&keepalive);
+}
+
+fn is_local(stream: &TcpStream, peer: SocketAddr) -> bool {
+    let peer = peer.ip().to_canonical();
+    peer.is_loopback() || stream.local_addr().is_ok_and(|own| own.ip().to_canonical() == peer)
+}
+
+async fn pause(error: &io::Error) {
+    tracing::warn!(%error, "a connection could not be accepted");
+    tokio::time::sleep(ACCEPT_PAUSE).await;
+}
+
+/// A connection on its way to the gRPC door: what was read of it, then the rest.
+#[derive(Debug)]
+pub(super) struct GrpcStream {
+    prefix: BytesMut,
+    stream: TcpStream,
+    connection: Connection,
+}
+
+impl tonic::transport::server::Connected for GrpcStream {
+    type ConnectInfo = Origin;
+
+    fn connect_info(&self) -> Origin {
+        self.connection.origin.clone()
+    }
+}
+
+impl AsyncRead for GrpcStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.prefix.is_empty() {
+            return Pin::new(&mut self.stream).poll_read(context, into);
+        }
+        let count = self.prefix.len().min(into.remaining());
+        into.put_slice(&self.prefix[..count]);
+        self.prefix.advance(count);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for GrpcStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_bytes_tell_the_door_as_soon_as_they_can() {
+        let check = |prefix: &[u8], told: Told| {
+            assert_eq!(tell(prefix), told, "{}", prefix.escape_ascii());
+        };
+        check(b"", Told::More);
+        check(b"M", Told::More);
+        check(b"MOONLEA", Told::More);
+        check(b"MOONLEAN\x01", Told::Door(Door::Lean));
+        check(b"MOONLEAP", Told::Nothing);
+        check(b"P", Told::More);
+        check(b"PRI * HTTP/2.0\r\n", Told::Door(Door::Grpc));
+        check(b"PRI * HTTP/3", Told::Nothing);
+        check(b"PUT /", Told::Door(Door::Http));
+        check(b"GET /metrics", Told::Door(Door::Http));
+        check(b"\x16\x03\x01", Told::Nothing);
+        check(b"get /", Told::Nothing);
+    }
+}

@@ -1,0 +1,258 @@
+//! The calls about objects: writing, reading, removing and listing them.
+
+use bytes::Bytes;
+use mooncake_base::{Error, ObjectKey, ReplicaId, Result, Version};
+use mooncake_proto::{
+    convert::Caller,
+    v1::{self, ItemResult},
+};
+use parking_lot::MutexGuard;
+use prost::Message;
+
+use super::{
+    SLICE_ITEMS, Service,
+    answer::{SegmentTable, object_state, put_options, replicas, selector},
+    calls::Op,
+    check_batch, millis,
+};
+use crate::state::{
+    Grant, Listing, LocatedObject, ObjectSummary, Put, PutOptions, PutRef, Removal, State,
+};
+
+/// A page of a listing is cut when its objects take more than this on the wire.
+const PAGE_BYTES_MAX: usize = 8 << 20;
+
+/// The longest name of a group.
+const GROUP_BYTES_MAX: usize = 1024;
+
+impl Service {
+    pub(super) fn put_start(&self, r: &v1::PutStartRequest) -> Result<v1::PutStartResponse> {
+        check_batch(r.items.len())?;
+        let caller = Caller::try_from(r.caller.as_ref())?;
+        let options = put_options(r.config.as_ref())?;
+        let mut segments = SegmentTable::default();
+        let mut write_window_ms = 0;
+        let results = self.in_slices(&r.items, |state, item| {
+            write_window_ms = millis(state.rules().write_window);
+            match self.start_one(state, &caller, item, (&options, r.replace)) {
+                Ok(started) => v1::PutStartResult {
+                    failure: None,
+                    version: started.version.0,
+                    places: segments.places(state, &started.places),
+                },
+                Err(error) => v1::PutStartResult {
+                    failure: Some((&error).into()),
+                    ..v1::PutStartResult::default()
+                },
+            }
+        });
+        let failed = results.iter().filter(|result| result.failure.is_some()).count();
+        self.calls.batch(Op::PutStart, results.len(), failed);
+        Ok(v1::PutStartResponse { results, segments: segments.into_segments(), write_window_ms })
+    }
+
+    pub(super) fn put_end(&self, r: &v1::PutEndRequest) -> Result<v1::PutEndResponse> {
+        let results = self.close_puts(Op::PutEnd, r.caller.as_ref(), &r.puts)?;
+        Ok(v1::PutEndResponse { results })
+    }
+
+    pub(super) fn put_revoke(&self, r: &v1::PutRevokeRequest) -> Result<v1::PutRevokeResponse> {
+        let results = self.close_puts(Op::PutRevoke, r.caller.as_ref(), &r.puts)?;
+        Ok(v1::PutRevokeResponse { results })
+    }
+
+    /// One call of the state for all keys, since the fence is sized by the bytes of all of them.
+    pub(super) fn locate(&self, r: &v1::LocateRequest) -> Result<v1::LocateResponse> {
+        check_batch(r.keys.len())?;
+        let grant = Grant { has_lease: r.lease, has_fence: r.fence };
+        let mut segments = SegmentTable::default();
+        let (results, fence_ms) = {
+            let mut state = self.lock();
+            let located = state.locate(self.clock.now(), &self.tenant, &r.keys, grant);
+            let results: Vec<_> = located
+                .objects
+                .into_iter()
+                .map(|object| located_to_wire(&state, &mut segments, object))
+                .collect();
+            (results, millis(located.fence))
+        };
+        let failed = results.iter().filter(|result| result.failure.is_some()).count();
+        self.calls.batch(Op::Locate, results.len(), failed);
+        Ok(v1::LocateResponse { results, segments: segments.into_segments(), fence_ms })
+    }
+
+    pub(super) fn verify(&self, r: &v1::VerifyRequest) -> Result<v1::VerifyResponse> {
+        check_batch(r.reads.len())?;
+        let still_stands = self.in_slices(&r.reads, |state, read| {
+            let (version, replica) = (Version(read.version), ReplicaId(read.replica));
+            state.verify(&self.tenant, &read.key, version, replica)
+        });
+        self.calls.batch(Op::Verify, still_stands.len(), 0);
+        Ok(v1::VerifyResponse { still_stands })
+    }
+
+    pub(super) fn probe(&self, r: &v1::ProbeRequest) -> Result<v1::ProbeResponse> {
+        check_batch(r.keys.len())?;
+        let now = self.clock.now();
+        let results = self.in_slices(&r.keys, |state, key| {
+            let probed = state.probe(now, &self.tenant, key, r.lease);
+            v1::ProbeResult { state: object_state(probed.state).into(), length: probed.length }
+        });
+        self.calls.batch(Op::Probe, results.len(), 0);
+        Ok(v1::ProbeResponse { results })
+    }
+
+    pub(super) fn remove(&self, r: &v1::RemoveRequest) -> Result<v1::RemoveResponse> {
+        check_batch(r.keys.len())?;
+        let now = self.clock.now();
+        let results = self.in_slices(&r.keys, |state, key| {
+            ItemResult::from(state.remove(now, &self.tenant, key, r.force))
+        });
+        self.calls.batch(Op::Remove, results.len(), failed(&results));
+        Ok(v1::RemoveResponse { results })
+    }
+
+    pub(super) fn remove_matching(
+        &self,
+        r: &v1::RemoveMatchingRequest,
+    ) -> Result<v1::RemoveMatchingResponse> {
+        use v1::key_selector::By;
+        let is_all = matches!(r.which.as_ref().and_then(|w| w.by.as_ref()), Some(By::All(_)));
+        let op = if is_all { Op::RemoveAll } else { Op::RemoveMatching };
+        self.calls.one(op, || {
+            let mut removal =
+                Removal::new(self.tenant.clone(), selector(r.which.as_ref())?, r.force);
+            self.until_done(|state| state.remove_matching(self.clock.now(), &mut removal));
+            Ok(v1::RemoveMatchingResponse { removed: removal.removed() })
+        })
+    }
+
+    pub(super) fn list_objects(
+        &self,
+        r: &v1::ListObjectsRequest,
+    ) -> Result<v1::ListObjectsResponse> {
+        self.calls.one(Op::ListObjects, || {
+            let after = (!r.after.is_empty()).then_some(&r.after[..]);
+            let limit = usize::try_from(r.limit).unwrap_or(usize::MAX);
+            let mut listing =
+                Listing::new(self.tenant.clone(), selector(r.which.as_ref())?, after, limit);
+            self.until_done(|state| state.list_objects(&mut listing));
+            let page = listing.into_page();
+            let mut objects = Vec::with_capacity(page.objects.len());
+            let mut is_last = page.is_last;
+            let mut bytes = 0;
+            for object in &page.objects {
+                let object = summary_to_wire(object);
+                bytes += object.encoded_len();
+                if bytes > PAGE_BYTES_MAX && !objects.is_empty() {
+                    is_last = false;
+                    break;
+                }
+                objects.push(object);
+            }
+            Ok(v1::ListObjectsResponse { objects, is_last })
+        })
+    }
+
+    fn start_one(
+        &self,
+        state: &mut State,
+        caller: &Caller,
+        item: &v1::PutItem,
+        (options, is_replacing): (&PutOptions, bool),
+    ) -> Result<crate::state::Started> {
+        let key = ObjectKey::new(&item.key[..])?;
+        if item.group.len() > GROUP_BYTES_MAX {
+            return Err(Error::invalid("the name of the group is too long")
+                .with("group_bytes", item.group.len())
+                .with("limit", GROUP_BYTES_MAX));
+        }
+        let group = item.group.as_bytes();
+        let put = Put { key, length: item.length, group, options, is_replacing };
+        state.put_start(self.clock.now(), caller.client, &self.tenant, put)
+    }
+
+    fn close_puts(
+        &self,
+        op: Op,
+        caller: Option<&v1::Caller>,
+        puts: &[v1::PutRef],
+    ) -> Result<Vec<ItemResult>> {
+        check_batch(puts.len())?;
+        let caller = Caller::try_from(caller)?;
+        let now = self.clock.now();
+        let results = self.in_slices(puts, |state, put| {
+            let failed_replicas = replicas(&put.failed_replicas);
+            let put = PutRef {
+                key: &put.key,
+                version: Version(put.version),
+                failed_replicas: &failed_replicas,
+                checksum: put.checksum,
+            };
+            let client = caller.client;
+            ItemResult::from(match op {
+                Op::PutEnd => state.put_end(now, client, &self.tenant, put),
+                _ => state.put_revoke(now, client, &self.tenant, put),
+            })
+        });
+        self.calls.batch(op, results.len(), failed(&results));
+        Ok(results)
+    }
+
+    /// Handles the items in order, letting others at the state in between.
+    fn in_slices<T, R>(&self, items: &[T], mut handle: impl FnMut(&mut State, &T) -> R) -> Vec<R> {
+        let mut results = Vec::with_capacity(items.len());
+        for slice in items.chunks(SLICE_ITEMS) {
+            let mut state = self.lock();
+            results.extend(slice.iter().map(|item| handle(&mut state, item)));
+            if items.len() > SLICE_ITEMS {
+                MutexGuard::unlock_fair(state);
+            }
+        }
+        results
+    }
+
+    /// Runs a sweep slice by slice, letting others at the state in between.
+    fn until_done(&self, mut slice: impl FnMut(&mut State) -> bool) {
+        loop {
+            let mut state = self.lock();
+            let is_done = slice(&mut state);
+            MutexGuard::unlock_fair(state);
+            if is_done {
+                return;
+            }
+        }
+    }
+}
+
+fn located_to_wire(
+    state: &State,
+    segments: &mut SegmentTable,
+    object: Result<LocatedObject>,
+) -> v1::LocateResult {
+    match object {
+        Ok(object) => v1::LocateResult {
+            failure: None,
+            version: object.version.0,
+            length: object.length,
+            places: segments.places(state, &object.places),
+            checksum: object.checksum,
+        },
+        Err(error) => {
+            v1::LocateResult { failure: Some((&error).into()), ..v1::LocateResult::default() }
+        }
+    }
+}
+
+fn summary_to_wire(object: &ObjectSummary) -> v1::ObjectSummary {
+    v1::ObjectSummary {
+        key: Bytes::copy_from_slice(object.key.as_bytes()),
+        length: object.length,
+        state: object_state(object.state).into(),
+        replicas: object.replicas,
+    }
+}
+
+fn failed(results: &[ItemResult]) -> usize {
+    results.iter().filter(|result| result.failure.is_some()).count()
+}

@@ -1,0 +1,141 @@
+//! Who is connected: which client registered on which connection, and when it was last heard of.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use mooncake_base::{ClientId, Moment};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+/// Where a call came from.
+#[derive(Debug, Clone)]
+pub struct Origin {
+    is_local: bool,
+    session: Option<Arc<Session>>,
+}
+
+impl Origin {
+    /// A caller in the master's own process, without a connection that could close.
+    pub fn in_process() -> Self {
+        Self { is_local: true, session: None }
+    }
+
+    /// Whether the caller is on the master's host.
+    pub fn is_local(&self) -> bool {
+        self.is_local
+    }
+}
+
+#[derive(Debug)]
+struct Session {
+    number: u64,
+    /// Clients that registered here; usually one.
+    clients: Mutex<Vec<ClientId>>,
+}
+
+/// A client that registered and has not left.
+#[derive(Debug)]
+struct Known {
+    name: String,
+    /// The connection of its latest registration; `None`: in process.
+    session: Option<u64>,
+    heard: Moment,
+}
+
+/// The connections and the clients behind them.
+#[derive(Debug, Default)]
+pub(super) struct Sessions {
+    last_number: AtomicU64,
+    known: Mutex<FxHashMap<ClientId, Known>>,
+}
+
+impl Sessions {
+    pub(super) fn open(&self, is_local: bool) -> Origin {
+        let number = self.last_number.fetch_add(1, Ordering::Relaxed) + 1;
+        let session = Session { number, clients: Mutex::default() };
+        Origin { is_local, session: Some(Arc::new(session)) }
+    }
+
+    /// The clients whose latest registration came over this connection.
+    pub(super) fn close(&self, origin: &Origin) -> Vec<ClientId> {
+        let Some(session) = &origin.session else { return Vec::new() };
+        let mut clients = std::mem::take(&mut *session.clients.lock());
+        let known = self.known.lock();
+        clients.retain(|client| {
+            known.get(client).is_some_and(|known| known.session == Some(session.number))
+        });
+        clients
+    }
+
+    pub(super) fn register(&self, client: ClientId, name: &str, origin: &Origin, now: Moment) {
+        let session = origin.session.as_ref().map(|session| {
+            let mut clients = session.clients.lock();
+            if !clients.contains(&client) {
+                clients.push(client);
+            }
+            session.number
+        });
+        let known = Known { name: name.to_owned(), session, heard: now };
+        self.known.lock().insert(client, known);
+    }
+
+    pub(super) fn heard(&self, client: ClientId, now: Moment) {
+        if let Some(known) = self.known.lock().get_mut(&client) {
+            known.heard = now;
+        }
+    }
+
+    pub(super) fn forget(&self, client: ClientId) {
+        self.known.lock().remove(&client);
+    }
+
+    /// Forgets the clients that were not heard of for `ttl`, and gives their names.
+    pub(super) fn take_gone(&self, now: Moment, ttl: Duration) -> Vec<String> {
+        let mut known = self.known.lock();
+        let gone = known.extract_if(|_, known| (known.heard + ttl).has_passed(now));
+        gone.map(|(_, known)| known.name).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_connection_of_the_latest_registration_makes_a_suspect() {
+        let sessions = Sessions::default();
+        let client = ClientId::random();
+        let (first, second) = (sessions.open(true), sessions.open(true));
+        sessions.register(client, "a:1", &first, Moment::default());
+        sessions.register(client, "a:1", &second, Moment::default());
+        assert_eq!(sessions.close(&first), []);
+        assert_eq!(sessions.close(&second), [client]);
+        assert_eq!(sessions.close(&second), [], "a connection closes once");
+    }
+
+    #[test]
+    fn a_client_that_left_is_no_suspect() {
+        let sessions = Sessions::default();
+        let client = ClientId::random();
+        let origin = sessions.open(false);
+        sessions.register(client, "a:1", &origin, Moment::default());
+        sessions.forget(client);
+        assert_eq!(sessions.close(&origin), []);
+    }
+
+    #[test]
+    fn a_client_is_gone_once_and_only_after_its_time() {
+        let sessions = Sessions::default();
+        let ttl = Duration::from_secs(10);
+        let origin = Origin::in_process();
+        sessions.register(ClientId::random(), "a:1", &origin, Moment::default());
+        assert!(sessions.take_gone(Moment::default() + ttl / 2, ttl).is_empty());
+        assert_eq!(sessions.take_gone(Moment::default() + ttl, ttl), ["a:1"]);
+        assert!(sessions.take_gone(Moment::default() + ttl, ttl).is_empty());
+    }
+}
