@@ -1,0 +1,160 @@
+# Every command of the project; `make help` lists them.
+#
+# One virtual environment (.venv) holds the Python tools, one target folder what cargo builds.
+# Each command asks for what it needs and builds nothing twice.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VENV := $(abspath .venv)
+BIN := $(VENV)/bin
+ARCHITECTURE := $(shell uname -m)
+WHEEL_TARGET := $(ARCHITECTURE)-unknown-linux-gnu
+GLIBC := 2.28
+# Cargo's name for the linker of one target: capitals, and _ for -.
+WHEEL_LINKER := CARGO_TARGET_$(shell echo $(WHEEL_TARGET) | tr 'a-z-' 'A-Z_')_LINKER
+
+export VIRTUAL_ENV := $(VENV)
+export PYO3_PYTHON := $(BIN)/python
+export PYTHONDONTWRITEBYTECODE := 1
+
+# The extension is left out where cargo links tests: its symbols come from the interpreter, and its
+# tests are Python's.
+RUST_TESTED := --workspace --exclude mooncake-python --locked
+NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find crates -name '*.rs' -o -name Cargo.toml -o -name '*.proto')
+PYTHON_SOURCES := $(wildcard python tests/python scripts benches)
+
+##@ Start here
+
+.PHONY: help
+help: ## List every command
+	@awk 'BEGIN { FS = ":.*## " } \
+	  /^##@/ { printf "\n%s\n", substr($$0, 5) } \
+	  /^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(VENV)/.tools ## Install what building needs (system packages as root) and the tools into .venv
+
+$(VENV)/.tools: scripts/setup.sh scripts/tools.txt
+	@bash scripts/setup.sh $(VENV)
+	@touch $@
+
+.PHONY: dev
+dev: $(VENV)/.extension ## Build the extension and install it into .venv for work
+
+$(VENV)/.extension: $(VENV)/.tools $(NATIVE_SOURCES)
+	$(BIN)/maturin develop --locked --quiet
+	@touch $@
+
+.PHONY: demo
+demo: dev ## Put and get in two processes, and show what happened
+	@$(BIN)/mooncake demo
+
+##@ Before you commit
+
+.PHONY: check
+check: check-format check-words check-shape check-fresh check-rust check-docs check-python ## Format, lint, types, words, shape, generated files
+
+.PHONY: check-format
+check-format: setup ## Is the code formatted?
+	cargo fmt --all --check
+	$(BIN)/ruff format --check $(PYTHON_SOURCES)
+
+.PHONY: check-words
+check-words: setup ## Are words spelt right?
+	$(BIN)/typos
+
+.PHONY: check-shape
+check-shape: setup ## Has the tree the shape that docs/architecture.md gives it?
+	cargo test --locked --quiet -p mooncake-tidy
+	@if cargo deny --version >/dev/null 2>&1; then cargo deny check bans licenses sources; \
+	  else echo "cargo-deny is not installed: only licences were checked"; fi
+
+.PHONY: check-fresh
+check-fresh: setup ## Do generated files say what the code says?
+	cargo run --locked --quiet -p mooncake-codegen -- --check
+
+.PHONY: check-rust
+check-rust: setup ## Lint Rust, with and without RDMA
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy -p mooncake-verbs --all-targets --locked -- -D warnings
+	cargo clippy -p mooncake-python --no-default-features --locked -- -D warnings
+
+.PHONY: check-docs
+check-docs: setup ## Does the documentation of the crates build without a warning?
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+
+.PHONY: check-python
+check-python: dev ## Lint Python, check its types, compare the stubs with the module
+	$(BIN)/ruff check $(PYTHON_SOURCES)
+	$(BIN)/mypy --strict $(PYTHON_SOURCES)
+	$(BIN)/python -m mypy.stubtest mooncake._native $(addprefix --allowlist ,$(wildcard tests/python/stubtest-allowlist.txt))
+
+.PHONY: format
+format: setup ## Format Rust and Python
+	cargo fmt --all
+	$(BIN)/ruff check --fix-only --quiet $(PYTHON_SOURCES)
+	$(BIN)/ruff format $(PYTHON_SOURCES)
+
+.PHONY: generate
+generate: setup ## Write the wire code and the reference pages anew
+	cargo run --locked --quiet -p mooncake-codegen
+
+.PHONY: hooks
+hooks: ## Let git run the fast half of `make check` before each commit
+	git config core.hooksPath .githooks
+
+##@ Tests
+
+.PHONY: test
+test: test-rust test-python ## Rust tests, doc tests, Python tests
+
+.PHONY: test-rust
+test-rust: setup ## Rust tests and doc tests
+	if cargo nextest --version >/dev/null 2>&1; then \
+	  cargo nextest run $(RUST_TESTED) --no-fail-fast && cargo test --doc $(RUST_TESTED); \
+	else \
+	  cargo test $(RUST_TESTED) --no-fail-fast; \
+	fi
+
+.PHONY: test-python
+test-python: dev ## Python tests against the extension that `make dev` built
+	$(BIN)/pytest tests/python
+
+ROUNDS ?= 3
+CASES ?= 5000
+.PHONY: soak
+soak: setup dev ## The long tier: many random cases, the rest over and over (ROUNDS=3 CASES=5000)
+	for round in $$(seq $(ROUNDS)); do \
+	  echo "round $$round of $(ROUNDS), $(CASES) cases a property"; \
+	  PROPTEST_CASES=$(CASES) cargo test $(RUST_TESTED) --no-fail-fast; \
+	  $(BIN)/pytest tests/python; \
+	done
+
+.PHONY: bench
+bench: setup ## Micro-benchmarks
+	cargo bench -p mooncake-benches --locked
+
+##@ Ship
+
+# The linker is ours for the wheel's target only: docs/decisions/0002-wheel.md.
+.PHONY: wheel
+wheel: setup ## Build the wheel into dist/, and prove it in clean environments
+	rm -f dist/*.whl
+	ZIG="$$($(BIN)/python -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / "zig")')" \
+	ZIG_TARGET=$(ARCHITECTURE)-linux-gnu.$(GLIBC) \
+	$(WHEEL_LINKER)=$(CURDIR)/scripts/link-for-wheel.sh \
+	$(BIN)/maturin build --release --locked --target $(WHEEL_TARGET) \
+	  --compatibility manylinux_$(subst .,_,$(GLIBC)) --out dist
+	$(BIN)/python scripts/check_wheel.py dist/*.whl
+
+.PHONY: ci
+ci: ## Everything, as on a fresh machine
+	bash .ci/run
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf target dist .venv .mypy_cache .pytest_cache .ruff_cache python/mooncake/_native*.so
