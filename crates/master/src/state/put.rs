@@ -2,9 +2,24 @@
 
 use std::time::Duration;
 
-use mooncake_base::{ObjectKey, ReplicaId, Version};
+use mooncake_base::{
+    ClientId, Error, ErrorCode, Moment, ObjectKey, ReplicaId, Result, TenantId, Version,
+    key::Printed,
+};
 
-use super::segment::SegmentRef;
+use super::{
+    State,
+    lease::Stamp,
+    object::{Flags, NO_WRITE, REPLICAS_MAX, Replica, Replicas},
+    room::Want,
+    segment::SegmentRef,
+    write::Write,
+};
+
+/// The most puts of one key that may be under way at a time (upserts by several clients).
+const WRITERS_PER_KEY_MAX: usize = 64;
+/// The longest name of a group.
+const GROUP_BYTES_MAX: usize = 64 * 1024;
 
 /// What becomes of the soft pin of an object that is put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -63,6 +78,19 @@ pub struct Put<'a> {
     pub is_replacing: bool,
 }
 
+/// A put that was started, named by its writer.
+#[derive(Debug, Clone, Copy)]
+pub struct PutRef<'a> {
+    /// The key.
+    pub key: &'a [u8],
+    /// What [`State::put_start`] answered.
+    pub version: Version,
+    /// Copies that could not be written, or on which a write may still be under way.
+    pub failed_replicas: &'a [ReplicaId],
+    /// What readers may check the bytes against.
+    pub checksum: Option<u64>,
+}
+
 /// A put that may be written now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Started {
@@ -83,4 +111,390 @@ pub struct Place {
     pub length: u64,
     /// The copy.
     pub replica: ReplicaId,
+}
+
+/// Why the puts of a client will not be ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WritesOf {
+    /// Nothing was heard of it; it may still write.
+    Vanished,
+    /// It said that it leaves; bytes it sent before may still arrive.
+    Leaving,
+    /// Its process is dead.
+    Dead,
+}
+
+impl State {
+    /// Allocates the copies of an object and lets the client write them for the rules'
+    /// `write_window`. Evicts what it needs to.
+    ///
+    /// # Errors
+    /// `OBJECT_ALREADY_EXISTS` (unless replacing): there is such an object, or somebody is writing
+    /// it. `NO_AVAILABLE_HANDLE`: no room; the context says what holds it, and has `retry_after_ms`
+    /// if only the end of a fence is awaited. `CLIENT_NOT_FOUND`: register first.
+    /// `INVALID_PARAMS`: no bytes, no copies, or too long a pin. `OBJECT_REPLICA_BUSY`: too many
+    /// writers of one key.
+    pub fn put_start(
+        &mut self,
+        now: Moment,
+        client: ClientId,
+        tenant: &TenantId,
+        put: Put<'_>,
+    ) -> Result<Started> {
+        self.clients.check(client)?;
+        let soft_pin = self.check_put(&put)?;
+        let tenant = self.objects.enter_tenant(tenant)?;
+        let standing = self.find(tenant, put.key.as_bytes());
+        if let Some(slot) = standing {
+            self.discard_stale_writes(now, slot);
+        }
+        let standing = standing.filter(|&slot| self.objects.get(slot).is_some());
+        if let Some(slot) = standing {
+            self.check_standing(slot, put.is_replacing)?;
+        }
+        let want = Want {
+            length: put.length,
+            replicas: put.options.replicas.min(REPLICAS_MAX),
+            host: self.clients.host(client).into(),
+            options: put.options,
+            spared: standing,
+        };
+        let replicas = self.find_room(now, &want).map_err(|error| {
+            self.counters.puts_without_room += 1;
+            error.with("key", &put.key)
+        })?;
+        let slot = match standing {
+            Some(slot) => slot,
+            None => self.objects.insert(tenant, put.key).inspect_err(|_| {
+                // Nothing was promised to anybody yet.
+                for &replica in &replicas {
+                    self.release(now, replica, Stamp::default());
+                }
+            })?,
+        };
+        let version = self.next_version;
+        self.next_version += 1;
+        let started = Started {
+            version: Version(version),
+            places: self.places(version, put.length, &replicas),
+        };
+        for replica in &replicas {
+            let segment = self.segments.at_mut(replica.segment);
+            segment.writing += segment.allocator.size(replica.block);
+            segment.quiet = segment.quiet.max(now + self.rules.write_end());
+        }
+        let number = self.writes.insert(Write {
+            object: Some(slot),
+            next: self.objects.at(slot).writes,
+            version,
+            client,
+            started: now,
+            length: put.length,
+            replicas,
+            soft_pin,
+            is_hard_pinned: put.options.is_hard_pinned,
+            is_replacing: put.is_replacing,
+            data_type: put.options.data_type,
+            group: put.group.into(),
+        });
+        self.objects.at_mut(slot).writes = number;
+        Ok(started)
+    }
+
+    /// Publishes what was written, in the place of what stood there. `put.failed_replicas` are
+    /// given up; their memory rests until no late byte can arrive.
+    ///
+    /// A put that was not to replace anything, and is ended after another one was published,
+    /// counts as having stood just before that one.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`: no such put (any more): it was displaced, released or revoked.
+    /// `ILLEGAL_CLIENT`: somebody else's. `REPLICA_IS_GONE`: no copy is left.
+    pub fn put_end(
+        &mut self,
+        now: Moment,
+        client: ClientId,
+        tenant: &TenantId,
+        put: PutRef<'_>,
+    ) -> Result<()> {
+        let (slot, write) = self.take_write(now, client, tenant, &put)?;
+        let kept = self.give_up(now, &write, put.failed_replicas);
+        if kept.is_empty() {
+            self.vacate_if_empty(slot);
+            return Err(Error::new(ErrorCode::REPLICA_IS_GONE, "no copy of the object is left")
+                .with("key", Printed(put.key))
+                .with("version", put.version));
+        }
+        let is_late = !write.is_replacing && self.settle(slot);
+        if is_late {
+            for replica in kept {
+                self.release(now, replica, Stamp::default());
+            }
+            return Ok(());
+        }
+        self.publish(now, slot, write, kept, put.checksum);
+        Ok(())
+    }
+
+    /// Gives the space of an unfinished put back. `put.failed_replicas` names copies on which a
+    /// write may still be under way: their memory rests until no late byte can arrive.
+    ///
+    /// # Errors
+    /// As [`put_end`](Self::put_end), but for `REPLICA_IS_GONE`.
+    pub fn put_revoke(
+        &mut self,
+        now: Moment,
+        client: ClientId,
+        tenant: &TenantId,
+        put: PutRef<'_>,
+    ) -> Result<()> {
+        let (slot, write) = self.take_write(now, client, tenant, &put)?;
+        for replica in self.give_up(now, &write, put.failed_replicas) {
+            self.release(now, replica, Stamp::default());
+        }
+        self.vacate_if_empty(slot);
+        Ok(())
+    }
+
+    /// The puts of a client will not be ended: they are displaced, and their space comes back as
+    /// soon as is safe.
+    pub(super) fn abandon_writes(&mut self, now: Moment, client: ClientId, why: WritesOf) {
+        for number in self.writes.of(client) {
+            self.displace(number);
+            if why != WritesOf::Vanished {
+                let write = self.writes.remove(number);
+                let until = match why {
+                    WritesOf::Dead => Stamp::default(),
+                    _ => (write.started + self.rules.write_end()).into(),
+                };
+                self.release_written(now, &write.replicas, until);
+            }
+        }
+    }
+
+    /// The space of the oldest put under way is taken back if its time has come.
+    pub(super) fn release_oldest_write(&mut self, now: Moment) -> bool {
+        let Some(number) = self.writes.oldest() else { return false };
+        if !(self.writes.at(number).started + self.rules.put_release).has_passed(now) {
+            return false;
+        }
+        self.displace(number);
+        let write = self.writes.remove(number);
+        self.counters.puts_released += 1;
+        self.release_written(now, &write.replicas, Stamp::default());
+        true
+    }
+
+    /// Where the copies lie.
+    pub(super) fn places(&self, version: u64, length: u64, replicas: &[Replica]) -> Vec<Place> {
+        let place = |replica: &Replica| Place {
+            segment: SegmentRef(replica.segment),
+            offset: self.segments.at(replica.segment).allocator.offset(replica.block),
+            length,
+            replica: replica.id(version),
+        };
+        replicas.iter().map(place).collect()
+    }
+
+    /// What was asked for, checked; the time of the soft pin in it.
+    fn check_put(&self, put: &Put<'_>) -> Result<WishedPin> {
+        let refuse = |why: &str| Err(Error::invalid(why).with("key", &put.key));
+        if put.length == 0 {
+            return refuse("an object has at least one byte");
+        }
+        if put.options.replicas == 0 {
+            return refuse("an object has at least one copy");
+        }
+        if put.group.len() > GROUP_BYTES_MAX {
+            return refuse("the name of the group is too long");
+        }
+        match put.options.soft_pin {
+            SoftPin::Preserve => Ok(WishedPin::Preserve),
+            SoftPin::Disable => Ok(WishedPin::None),
+            SoftPin::Enable(None) => Ok(WishedPin::For(self.rules.soft_pin_ttl)),
+            SoftPin::Enable(Some(ttl)) if ttl <= self.rules.soft_pin_ttl_max => {
+                Ok(WishedPin::For(ttl))
+            }
+            SoftPin::Enable(Some(ttl)) => Err(Error::invalid("the soft pin is too long")
+                .with("key", &put.key)
+                .with("ttl_ms", ttl.as_millis())
+                .with("limit_ms", self.rules.soft_pin_ttl_max.as_millis())),
+        }
+    }
+
+    /// Whether a put may begin where something stands.
+    fn check_standing(&self, slot: u32, is_replacing: bool) -> Result<()> {
+        let object = self.objects.at(slot);
+        if !is_replacing {
+            let why = match object.is_complete() {
+                true => "there is an object of that key",
+                false => "somebody is writing an object of that key",
+            };
+            return Err(Error::new(ErrorCode::OBJECT_ALREADY_EXISTS, why).with("key", &object.key));
+        }
+        let writers = self.writes.chain(object.writes).count();
+        if writers >= WRITERS_PER_KEY_MAX {
+            return Err(Error::new(ErrorCode::OBJECT_REPLICA_BUSY, "too many writers of one key")
+                .with("key", &object.key)
+                .with("limit", WRITERS_PER_KEY_MAX));
+        }
+        Ok(())
+    }
+
+    /// Displaces puts of the object that are older than the rules allow. It may vanish.
+    fn discard_stale_writes(&mut self, now: Moment, slot: u32) {
+        let discard = self.rules.put_discard;
+        let stale: Vec<u32> = self
+            .writes
+            .chain(self.objects.at(slot).writes)
+            .filter(|&number| (self.writes.at(number).started + discard).has_passed(now))
+            .collect();
+        for number in stale {
+            self.displace(number);
+        }
+    }
+
+    /// The put can no longer be ended; its space is kept back.
+    fn displace(&mut self, number: u32) {
+        if let Some(slot) = self.writes.at_mut(number).object.take() {
+            self.counters.puts_displaced += 1;
+            self.unlink_write(slot, number);
+            self.vacate_if_empty(slot);
+        }
+    }
+
+    fn unlink_write(&mut self, slot: u32, number: u32) {
+        let next = self.writes.at(number).next;
+        let head = &mut self.objects.at_mut(slot).writes;
+        if *head == number {
+            *head = next;
+            return;
+        }
+        let before = self.writes.chain(*head).find(|&other| self.writes.at(other).next == number);
+        let before = before.expect("a put is linked from its object");
+        self.writes.at_mut(before).next = next;
+    }
+
+    /// Takes the put out that its writer names.
+    fn take_write(
+        &mut self,
+        now: Moment,
+        client: ClientId,
+        tenant: &TenantId,
+        put: &PutRef<'_>,
+    ) -> Result<(u32, Write)> {
+        let missing = || {
+            Error::new(
+                ErrorCode::OBJECT_NOT_FOUND,
+                "no such put is under way; it was ended, revoked, displaced or took too long",
+            )
+            .with("key", Printed(put.key))
+            .with("version", put.version)
+        };
+        let tenant = self.objects.tenant(tenant).ok_or_else(missing)?;
+        let slot = self.objects.find(tenant, put.key).ok_or_else(missing)?;
+        let number = self
+            .writes
+            .chain(self.objects.at(slot).writes)
+            .find(|&number| self.writes.at(number).version == put.version.0)
+            .ok_or_else(missing)?;
+        let write = self.writes.at(number);
+        if write.client != client {
+            return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, "the put is somebody else's")
+                .with("key", Printed(put.key)));
+        }
+        if (write.started + self.rules.put_release).has_passed(now) {
+            return Err(missing());
+        }
+        self.unlink_write(slot, number);
+        let write = self.writes.remove(number);
+        for replica in &write.replicas {
+            let segment = self.segments.at_mut(replica.segment);
+            segment.writing -= segment.allocator.size(replica.block);
+        }
+        Ok((slot, write))
+    }
+
+    /// The copies that were written; the memory of the others rests.
+    fn give_up(&mut self, now: Moment, write: &Write, failed: &[ReplicaId]) -> Vec<Replica> {
+        let mut kept = Vec::with_capacity(write.replicas.len());
+        for &replica in &write.replicas {
+            if failed.contains(&replica.id(write.version)) {
+                self.release(now, replica, (write.started + self.rules.write_end()).into());
+            } else {
+                kept.push(replica);
+            }
+        }
+        kept
+    }
+
+    /// Gives back what a put that is not in the books any more held.
+    fn release_written(&mut self, now: Moment, replicas: &[Replica], until: Stamp) {
+        for &replica in replicas {
+            let segment = self.segments.at_mut(replica.segment);
+            segment.writing -= segment.allocator.size(replica.block);
+            self.release(now, replica, until);
+        }
+    }
+
+    /// What was written stands under the key from now on, and nothing else does.
+    fn publish(
+        &mut self,
+        now: Moment,
+        slot: u32,
+        write: Write,
+        kept: Vec<Replica>,
+        checksum: Option<u64>,
+    ) {
+        let pin = match write.soft_pin {
+            WishedPin::Preserve => self.pins.ttl(now, slot),
+            WishedPin::None => None,
+            WishedPin::For(ttl) => Some(ttl),
+        };
+        self.drop_value(now, slot);
+        if write.is_hard_pinned {
+            for replica in &kept {
+                let segment = self.segments.at_mut(replica.segment);
+                segment.hard_pinned += segment.allocator.size(replica.block);
+            }
+        }
+        let object = self.objects.at_mut(slot);
+        object.version = write.version;
+        object.length = write.length;
+        object.data_type = write.data_type;
+        object.checksum = checksum.unwrap_or(0);
+        object.replicas = Replicas::from(kept);
+        object.flags.set(Flags::COMPLETE, true);
+        object.flags.set(Flags::CHECKSUM, checksum.is_some());
+        object.flags.set(Flags::HARD_PINNED, write.is_hard_pinned);
+        object.flags.set(Flags::GROUPED, !write.group.is_empty());
+        let tenant = object.tenant;
+        if !write.group.is_empty() {
+            self.groups.join(tenant, &write.group, slot);
+        }
+        self.objects.complete += 1;
+        if let Some(ttl) = pin {
+            self.pin(now, slot, ttl);
+        }
+        self.enqueue(slot);
+    }
+
+    /// Forgets an object with nothing to read and no writer.
+    pub(super) fn vacate_if_empty(&mut self, slot: u32) {
+        let object = self.objects.at(slot);
+        if !object.is_complete() && object.writes == NO_WRITE {
+            self.objects.remove(slot);
+        }
+    }
+}
+
+/// A soft pin that a put wishes, checked.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum WishedPin {
+    /// That of the object it replaces.
+    Preserve,
+    /// None.
+    None,
+    /// So long after the last access.
+    For(Duration),
 }

@@ -1,7 +1,16 @@
 //! Which objects are meant, and how they are listed: in byte order, in pages, in slices.
 
-use mooncake_base::{Error, ObjectKey, Result, TenantId};
+use mooncake_base::{Error, ErrorCode, Moment, ObjectKey, Result, TenantId};
 use regex::bytes::{Regex, RegexBuilder};
+
+use super::{
+    State,
+    object::Object,
+    read::{not_found, not_ready},
+};
+
+/// How many objects one slice of a listing or a removal looks at.
+const SLICE: u32 = 4096;
 
 /// The compiled form of a pattern may take so many bytes.
 const REGEX_BYTES_MAX: usize = 1 << 20;
@@ -142,5 +151,117 @@ impl Removal {
     /// How many objects were removed up to now.
     pub fn removed(&self) -> u64 {
         self.removed
+    }
+}
+
+impl State {
+    /// Removes the object.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY`: it is being written for the first time, forced
+    /// or not; `OBJECT_HAS_LEASE` unless forced.
+    pub fn remove(
+        &mut self,
+        now: Moment,
+        tenant: &TenantId,
+        key: &[u8],
+        is_forced: bool,
+    ) -> Result<()> {
+        let tenant = self.objects.tenant(tenant);
+        let slot = tenant.and_then(|tenant| self.find(tenant, key));
+        let slot = slot.ok_or_else(|| not_found(key))?;
+        let object = self.objects.at(slot);
+        if !object.is_complete() {
+            return Err(not_ready(key));
+        }
+        if object.holds.is_leased(now) && !is_forced {
+            return Err(Error::new(ErrorCode::OBJECT_HAS_LEASE, "the object has a lease")
+                .with("key", &object.key)
+                .with("lease_left_ms", object.holds.lease_left(now).as_millis()));
+        }
+        self.remove_value(now, slot);
+        Ok(())
+    }
+
+    /// One slice of a removal of many; `true` when it is done.
+    pub fn remove_matching(&mut self, now: Moment, removal: &mut Removal) -> bool {
+        let Some(tenant) = self.objects.tenant(&removal.tenant) else { return true };
+        let end = removal.next_slot.saturating_add(SLICE).min(self.objects.slots());
+        for slot in removal.next_slot..end {
+            let is_meant = self.objects.get(slot).is_some_and(|object| {
+                object.tenant == tenant
+                    && object.is_complete()
+                    && (removal.is_forced || !object.holds.is_leased(now))
+                    && removal.selector.matches(object.key.as_bytes())
+            });
+            // What was lost already is not counted as removed; the sweep forgets it.
+            if is_meant && self.settle(slot) {
+                self.remove_value(now, slot);
+                removal.removed += 1;
+            }
+        }
+        removal.next_slot = end;
+        end == self.objects.slots()
+    }
+
+    /// One slice of a listing; `true` when its page is complete. Takes no lease.
+    pub fn list_objects(&self, listing: &mut Listing) -> bool {
+        let Some(tenant) = self.objects.tenant(&listing.tenant) else { return true };
+        let end = listing.next_slot.saturating_add(SLICE).min(self.objects.slots());
+        for slot in listing.next_slot..end {
+            let Some(object) = self.objects.get(slot) else { continue };
+            if object.tenant == tenant && listing.wants(object.key.as_bytes()) {
+                if let Some(summary) = self.summary(object) {
+                    listing.add(summary);
+                }
+            }
+        }
+        listing.next_slot = end;
+        end == self.objects.slots()
+    }
+
+    fn remove_value(&mut self, now: Moment, slot: u32) {
+        self.drop_value(now, slot);
+        self.objects.at_mut(slot).holds = super::lease::Holds::default();
+        self.vacate_if_empty(slot);
+    }
+
+    /// The object as lists show it; `None` if all of it was lost.
+    fn summary(&self, object: &Object) -> Option<ObjectSummary> {
+        let key = object.key.clone();
+        let copies = object.replicas.as_slice().iter();
+        let standing = copies.filter(|copy| self.segments.at(copy.segment).is_standing()).count();
+        if standing > 0 {
+            let replicas = standing as u32;
+            let length = object.length;
+            return Some(ObjectSummary { key, length, state: ObjectState::Complete, replicas });
+        }
+        let newest = self.writes.at(self.writes.chain(object.writes).next()?);
+        let replicas = newest.replicas.len() as u32;
+        let length = newest.length;
+        Some(ObjectSummary { key, length, state: ObjectState::Writing, replicas })
+    }
+}
+
+impl Listing {
+    /// Whether the key belongs on the page, as far as is known.
+    fn wants(&mut self, key: &[u8]) -> bool {
+        if self.after.as_deref().is_some_and(|after| key <= after) {
+            return false;
+        }
+        let last = self.found.last_key_value().filter(|_| self.found.len() >= self.limit);
+        let is_beyond = last.is_some_and(|(last, _)| key > last.as_bytes());
+        if is_beyond && !self.is_last {
+            return false;
+        }
+        self.selector.matches(key)
+    }
+
+    fn add(&mut self, summary: ObjectSummary) {
+        self.found.insert(summary.key.clone(), summary);
+        if self.found.len() > self.limit {
+            self.found.pop_last();
+            self.is_last = false;
+        }
     }
 }

@@ -2,9 +2,14 @@
 
 use std::time::Duration;
 
-use mooncake_base::{Result, Version};
+use mooncake_base::{Error, ErrorCode, Moment, ReplicaId, Result, TenantId, Version, key::Printed};
 
-use super::{put::Place, query::ObjectState};
+use super::{
+    State,
+    object::{Object, Replica},
+    put::Place,
+    query::ObjectState,
+};
 
 /// What a locate asks for beside the places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -46,4 +51,128 @@ pub struct Probed {
     pub state: ObjectState,
     /// The length of a complete object, else 0.
     pub length: u64,
+}
+
+impl State {
+    /// Says where the objects lie. The fence is sized by the bytes of all of them together.
+    ///
+    /// # Errors
+    /// By object: `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY`: it is being written for the first
+    /// time; `TRANSFER_FAIL`: each process that holds a copy has just lost its connection.
+    pub fn locate<K: AsRef<[u8]>>(
+        &mut self,
+        now: Moment,
+        tenant: &TenantId,
+        keys: &[K],
+        grant: Grant,
+    ) -> Located {
+        let tenant = self.objects.tenant(tenant);
+        let found: Vec<Result<u32>> =
+            keys.iter().map(|key| self.readable(tenant, key.as_ref())).collect();
+        let bytes = |slot: &u32| self.objects.at(*slot).length;
+        let fence = match grant.has_fence {
+            true => {
+                self.rules.fence(found.iter().flatten().map(bytes).fold(0, u64::saturating_add))
+            }
+            false => Duration::ZERO,
+        };
+        let objects = found.into_iter().map(|slot| Ok(self.grant(now, slot?, grant, fence)));
+        Located { objects: objects.collect(), fence }
+    }
+
+    /// Whether that copy of that version still stands, and did all the time since it was located.
+    pub fn verify(
+        &self,
+        tenant: &TenantId,
+        key: &[u8],
+        version: Version,
+        replica: ReplicaId,
+    ) -> bool {
+        let slot = self.objects.tenant(tenant).and_then(|tenant| self.objects.find(tenant, key));
+        let Some(object) = slot.map(|slot| self.objects.at(slot)) else { return false };
+        object.is_complete()
+            && object.version() == version
+            && object.replicas.as_slice().iter().any(|copy| {
+                copy.id(version.0) == replica && self.segments.at(copy.segment).is_standing()
+            })
+    }
+
+    /// Whether there is such an object; grants the retention lease if asked to.
+    pub fn probe(&mut self, now: Moment, tenant: &TenantId, key: &[u8], has_lease: bool) -> Probed {
+        let tenant = self.objects.tenant(tenant);
+        let Some(slot) = tenant.and_then(|tenant| self.find(tenant, key)) else {
+            return Probed { state: ObjectState::Absent, length: 0 };
+        };
+        if !self.objects.at(slot).is_complete() {
+            return Probed { state: ObjectState::Writing, length: 0 };
+        }
+        if has_lease {
+            self.extend_lease(now, slot);
+        }
+        Probed { state: ObjectState::Complete, length: self.objects.at(slot).length }
+    }
+
+    /// An object with a copy that may be read.
+    fn readable(&mut self, tenant: Option<u16>, key: &[u8]) -> Result<u32> {
+        let Some(slot) = tenant.and_then(|tenant| self.find(tenant, key)) else {
+            return Err(not_found(key));
+        };
+        let object = self.objects.at(slot);
+        if !object.is_complete() {
+            return Err(not_ready(key));
+        }
+        if self.readable_copies(object).next().is_none() {
+            return Err(Error::new(
+                ErrorCode::TRANSFER_FAIL,
+                "each process that holds a copy has lost its connection",
+            )
+            .with("key", Printed(key)));
+        }
+        Ok(slot)
+    }
+
+    fn grant(&mut self, now: Moment, slot: u32, grant: Grant, fence: Duration) -> LocatedObject {
+        if grant.has_lease {
+            self.extend_lease(now, slot);
+        } else {
+            self.touch(now, slot);
+        }
+        if grant.has_fence {
+            let end = now + fence;
+            let object = self.objects.at_mut(slot);
+            object.holds.extend_fence(end);
+            for replica in object.replicas.as_slice() {
+                let segment = self.segments.at_mut(replica.segment);
+                segment.quiet = segment.quiet.max(end);
+            }
+        }
+        let object = self.objects.at(slot);
+        let copies: Vec<Replica> = self.readable_copies(object).copied().collect();
+        LocatedObject {
+            version: object.version(),
+            length: object.length,
+            places: self.places(object.version, object.length, &copies),
+            checksum: object.checksum(),
+            data_type: object.data_type,
+        }
+    }
+
+    fn extend_lease(&mut self, now: Moment, slot: u32) {
+        self.objects.at_mut(slot).holds.extend_lease(now + self.rules.lease_ttl);
+        self.touch(now, slot);
+    }
+
+    fn readable_copies<'a>(&'a self, object: &'a Object) -> impl Iterator<Item = &'a Replica> {
+        let copies = object.replicas.as_slice().iter();
+        copies.filter(|copy| self.segments.at(copy.segment).is_readable())
+    }
+}
+
+pub(super) fn not_found(key: &[u8]) -> Error {
+    Error::new(ErrorCode::OBJECT_NOT_FOUND, "no object has that key").with("key", Printed(key))
+}
+
+pub(super) fn not_ready(key: &[u8]) -> Error {
+    Error::new(ErrorCode::REPLICA_IS_NOT_READY, "the object is still being written")
+        .with("key", Printed(key))
 }

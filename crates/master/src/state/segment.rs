@@ -1,6 +1,16 @@
 //! Segments: memory that clients lend to the pool.
 
-use mooncake_base::{ClientId, Incarnation, SegmentId};
+use std::time::Duration;
+
+use mooncake_base::{ClientId, Error, ErrorCode, Incarnation, Moment, Result, SegmentId};
+use rustc_hash::FxHashMap;
+
+use super::{
+    State,
+    allocator::{Allocator, LENGTH_MAX},
+    placement::host_of,
+    timer::Timer,
+};
 
 /// A segment within the state; good only until the state is changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -47,4 +57,308 @@ pub struct SegmentView<'a> {
     pub status: SegmentStatus,
     /// Bytes given away: objects, objects being written, and memory under fences.
     pub used: u64,
+}
+
+/// One segment, and what is in it.
+#[derive(Debug)]
+pub(super) struct Segment {
+    pub(super) spec: SegmentSpec,
+    pub(super) client: ClientId,
+    pub(super) host: Box<str>,
+    pub(super) status: SegmentStatus,
+    /// Its client may be gone: not named to readers, not given to writers.
+    pub(super) is_suspect: bool,
+    pub(super) allocator: Allocator,
+    /// Taken back into the pool while somebody may still read or write what lay in it before.
+    pub(super) is_resting: bool,
+    /// When the last fence and the last write that were granted in it end.
+    pub(super) quiet: Moment,
+    /// Bytes under fences, of puts under way, and of hard-pinned objects: all that eviction
+    /// cannot win.
+    pub(super) fenced: u64,
+    pub(super) writing: u64,
+    pub(super) hard_pinned: u64,
+}
+
+impl Segment {
+    /// Whether copies in it may be named to readers.
+    pub(super) fn is_readable(&self) -> bool {
+        self.is_standing() && !self.is_suspect
+    }
+
+    /// Whether copies in it are still what they were.
+    pub(super) fn is_standing(&self) -> bool {
+        self.status != SegmentStatus::Unmounting
+    }
+
+    pub(super) fn takes_new(&self) -> bool {
+        self.status == SegmentStatus::Ok && !self.is_suspect && !self.is_resting
+    }
+
+    /// Bytes nobody has.
+    pub(super) fn free(&self) -> u64 {
+        self.allocator.length() - self.allocator.used()
+    }
+
+    /// Bytes that are free or could be by evicting everything that may ever be evicted.
+    pub(super) fn reach(&self) -> u64 {
+        self.allocator.length().saturating_sub(self.fenced + self.writing + self.hard_pinned)
+    }
+
+    fn view(&self) -> SegmentView<'_> {
+        SegmentView {
+            spec: &self.spec,
+            client: self.client,
+            status: self.status,
+            used: self.allocator.used(),
+        }
+    }
+}
+
+/// All segments, each under a number that stays until no copy names it any more.
+#[derive(Debug, Default)]
+pub struct Segments {
+    slots: Vec<Option<Segment>>,
+    by_id: FxHashMap<SegmentId, u32>,
+    by_name: FxHashMap<Box<str>, Vec<u32>>,
+    open: Vec<u32>,
+    /// Segments that went, and when the memory of each is quiet.
+    gone: FxHashMap<SegmentId, (Incarnation, Moment)>,
+}
+
+impl Segments {
+    /// Those that take new objects, in the order of their hosts.
+    pub fn open(&self) -> &[u32] {
+        &self.open
+    }
+
+    /// Those of that name.
+    pub(super) fn named(&self, name: &str) -> &[u32] {
+        self.by_name.get(name).map_or(&[], Vec::as_slice)
+    }
+
+    pub(super) fn by_id(&self, id: SegmentId) -> Option<u32> {
+        self.by_id.get(&id).copied()
+    }
+
+    pub(super) fn at(&self, slot: u32) -> &Segment {
+        self.slots[slot as usize].as_ref().expect("a copy names only segments that are kept")
+    }
+
+    pub(super) fn at_mut(&mut self, slot: u32) -> &mut Segment {
+        self.slots[slot as usize].as_mut().expect("a copy names only segments that are kept")
+    }
+
+    /// Every number is below this.
+    pub(super) fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The mounted ones.
+    pub(super) fn standing(&self) -> impl Iterator<Item = (u32, &Segment)> {
+        let numbered = self.slots.iter().enumerate();
+        numbered
+            .filter_map(|(slot, segment)| Some((slot as u32, segment.as_ref()?)))
+            .filter(|(_, segment)| segment.is_standing())
+    }
+
+    fn insert(&mut self, segment: Segment) {
+        let slot = match self.slots.iter().position(Option::is_none) {
+            Some(slot) => slot as u32,
+            None => {
+                self.slots.push(None);
+                (self.slots.len() - 1) as u32
+            }
+        };
+        self.by_id.insert(segment.spec.id, slot);
+        self.by_name.entry(segment.spec.name.as_str().into()).or_default().push(slot);
+        self.slots[slot as usize] = Some(segment);
+        self.reopen();
+    }
+
+    /// Until when somebody may still use what was granted in that memory before it went.
+    fn quiet(&mut self, now: Moment, id: SegmentId, incarnation: Incarnation) -> Option<Moment> {
+        self.gone.retain(|_, (_, quiet)| !quiet.has_passed(now));
+        let &(earlier, quiet) = self.gone.get(&id)?;
+        (earlier == incarnation).then_some(quiet)
+    }
+
+    /// Nothing finds it any more; its number stays taken until [`vacate`](Self::vacate).
+    fn close(&mut self, slot: u32) {
+        let segment = self.at_mut(slot);
+        segment.status = SegmentStatus::Unmounting;
+        (segment.fenced, segment.writing, segment.hard_pinned) = (0, 0, 0);
+        let (id, name) = (segment.spec.id, segment.spec.name.clone());
+        let gone = (segment.spec.incarnation, segment.quiet);
+        // Its books are of no more use, and may be large.
+        segment.allocator = Allocator::new(0);
+        self.gone.insert(id, gone);
+        self.by_id.remove(&id);
+        if let Some(named) = self.by_name.get_mut(name.as_str()) {
+            named.retain(|&other| other != slot);
+            if named.is_empty() {
+                self.by_name.remove(name.as_str());
+            }
+        }
+        self.reopen();
+    }
+
+    /// No copy names it any more.
+    pub(super) fn vacate(&mut self, slot: u32) {
+        self.slots[slot as usize] = None;
+    }
+
+    /// Looks again which segments take new objects.
+    pub(super) fn reopen(&mut self) {
+        let mut open: Vec<u32> = self
+            .standing()
+            .filter(|(_, segment)| segment.takes_new())
+            .map(|(slot, _)| slot)
+            .collect();
+        open.sort_by(|&a, &b| (&self.at(a).host, a).cmp(&(&self.at(b).host, b)));
+        self.open = open;
+    }
+}
+
+impl State {
+    /// Takes the segment into the pool. Again with the same identity, incarnation and memory:
+    /// nothing changes. With a later incarnation: what lay in the earlier one is gone. Memory that
+    /// left the pool and comes back takes nothing new before the fences and writes that were
+    /// granted in it have ended.
+    ///
+    /// # Errors
+    /// `CLIENT_NOT_FOUND`: register first. `SEGMENT_ALREADY_EXISTS`: another client or another
+    /// memory has that id. `INVALID_PARAMS`: no length, or memory that overlaps another segment
+    /// of the client or the end of the address space.
+    pub fn mount(&mut self, now: Moment, client: ClientId, segment: SegmentSpec) -> Result<()> {
+        self.clients.check(client)?;
+        let refuse = |why: &str| Err(Error::invalid(why).with("segment", segment.id));
+        if !(1..=LENGTH_MAX).contains(&segment.length) {
+            return refuse("the segment is empty or longer than 128 TiB");
+        }
+        let Some(end) = segment.base.checked_add(segment.length) else {
+            return refuse("the segment goes beyond the end of the address space");
+        };
+        if let Some(slot) = self.segments.by_id(segment.id) {
+            let old = self.segments.at(slot);
+            if old.client == client && old.spec == segment {
+                return Ok(());
+            }
+            if old.client != client || segment.incarnation <= old.spec.incarnation {
+                return Err(Error::new(
+                    ErrorCode::SEGMENT_ALREADY_EXISTS,
+                    "another segment has that id",
+                )
+                .with("segment", segment.id)
+                .with("owner", old.client));
+            }
+            self.drop_segment(slot);
+        }
+        let overlaps = self.segments.standing().any(|(_, other)| {
+            other.client == client
+                && other.spec.base < end
+                && segment.base < other.spec.base + other.spec.length
+        });
+        if overlaps {
+            return refuse("the memory overlaps another segment of the client");
+        }
+        let quiet = self.segments.quiet(now, segment.id, segment.incarnation);
+        if let Some(quiet) = quiet {
+            self.timers.push(quiet, Timer::Rested(segment.id, segment.incarnation));
+        }
+        self.segments.insert(Segment {
+            is_resting: quiet.is_some(),
+            quiet: quiet.unwrap_or(now),
+            host: host_of(&segment.name),
+            client,
+            status: SegmentStatus::Ok,
+            is_suspect: self.clients.is_suspect(client),
+            allocator: Allocator::new(segment.length),
+            fenced: 0,
+            writing: 0,
+            hard_pinned: 0,
+            spec: segment,
+        });
+        Ok(())
+    }
+
+    /// Takes the segment out of the pool: at once, or after a grace in which it can be read but
+    /// takes nothing new. A second call may shorten the grace, not lengthen it.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`, or `ILLEGAL_CLIENT` if it is somebody else's.
+    pub fn unmount(
+        &mut self,
+        now: Moment,
+        client: ClientId,
+        segment: SegmentId,
+        grace: Duration,
+    ) -> Result<()> {
+        let Some(slot) = self.segments.by_id(segment) else {
+            return Err(Error::new(ErrorCode::SEGMENT_NOT_FOUND, "no such segment is mounted")
+                .with("segment", segment));
+        };
+        let found = self.segments.at_mut(slot);
+        if found.client != client {
+            return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, "the segment is somebody else's")
+                .with("segment", segment)
+                .with("owner", found.client));
+        }
+        if grace.is_zero() {
+            self.drop_segment(slot);
+            return Ok(());
+        }
+        found.status = SegmentStatus::GracefullyUnmounting;
+        let incarnation = found.spec.incarnation;
+        self.segments.reopen();
+        self.timers.push(now + grace, Timer::Unmount(segment, incarnation));
+        Ok(())
+    }
+
+    /// What is known of a segment named by a [`Place`](super::Place) of a call just made.
+    pub fn segment(&self, segment: SegmentRef) -> SegmentView<'_> {
+        self.segments.at(segment.0).view()
+    }
+
+    /// Every mounted segment, in the order of their names.
+    pub fn list_segments(&self) -> Vec<SegmentView<'_>> {
+        let mut views: Vec<_> =
+            self.segments.standing().map(|(_, segment)| segment.view()).collect();
+        views.sort_by(|a, b| (&a.spec.name, a.spec.id).cmp(&(&b.spec.name, b.spec.id)));
+        views
+    }
+
+    /// The timer of a segment rang: its grace is over.
+    pub(super) fn end_grace(&mut self, id: SegmentId, incarnation: Incarnation) {
+        let Some(slot) = self.segments.by_id(id) else { return };
+        let segment = self.segments.at(slot);
+        if segment.spec.incarnation == incarnation
+            && segment.status == SegmentStatus::GracefullyUnmounting
+        {
+            self.drop_segment(slot);
+        }
+    }
+
+    /// The timer of a segment rang: what was granted in its memory before has ended.
+    pub(super) fn end_rest(&mut self, now: Moment, id: SegmentId, incarnation: Incarnation) {
+        let Some(slot) = self.segments.by_id(id) else { return };
+        let segment = self.segments.at_mut(slot);
+        if segment.spec.incarnation == incarnation && segment.quiet.has_passed(now) {
+            segment.is_resting = false;
+            self.segments.reopen();
+        }
+    }
+
+    /// The memory is gone, and with it every copy in it.
+    pub(super) fn drop_segment(&mut self, slot: u32) {
+        let is_used = self.segments.at(slot).allocator.used() > 0;
+        self.quarantine.forget(slot);
+        self.segments.close(slot);
+        self.writes.forget_segment(slot);
+        if is_used {
+            self.sweeps.begin(slot);
+        } else {
+            self.segments.vacate(slot);
+        }
+    }
 }

@@ -1,0 +1,319 @@
+//! Gives out the memory of one segment: two levels of bins of free blocks, O(1) for either way.
+//!
+//! Sizes are rounded only to the granule: 8 bytes, or 64 from 4 KiB up, where blocks also start
+//! at multiples of 64, so that copies and tensor views begin on a cache line. What describes a
+//! block lies here and not in the block: the memory belongs to another process.
+//!
+//! A search takes from the bin of its own size first, so that a hole of exactly the right size is
+//! used again before a larger one is split; a pool of one or few sizes then stays as dense as it
+//! was when filled. Sizes below the average are cut from the end of a block and others from its
+//! start, which keeps small objects from being strewn between large ones.
+
+#[cfg(test)]
+mod tests;
+
+/// No block.
+const NONE: u32 = u32::MAX;
+/// Every size and offset is a multiple of this.
+const GRANULE_BYTES: u64 = 8;
+/// From this size up blocks are whole cache lines.
+const LARGE_BYTES: u64 = 4096;
+const LARGE_GRANULE_BYTES: u64 = 64;
+/// Bins for each power of two: 32, which bounds what lies in one bin to 3 % of difference.
+const FINE_BITS: u32 = 5;
+const FINE: usize = 1 << FINE_BITS;
+/// Powers of two: enough for [`LENGTH_MAX`].
+const COARSE: usize = 44;
+/// The longest segment: 128 TiB, more than an address space gives to a process.
+pub(super) const LENGTH_MAX: u64 = 1 << 47;
+/// How many blocks of a bin are looked at before larger bins are.
+const GLANCE: usize = 16;
+/// How many blocks of the own bin are looked at before the answer is no.
+const SEARCH: usize = 1024;
+/// Marks a free block in its offset.
+const FREE: u64 = 1 << 63;
+
+/// A block that was given out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BlockId(u32);
+
+/// A stretch of the segment; it ends where the next one begins.
+#[derive(Debug, Clone, Copy)]
+struct Block {
+    /// Where it begins, and [`FREE`].
+    offset: u64,
+    /// The neighbours in memory.
+    before: u32,
+    after: u32,
+    /// The neighbours in the bin, of a free block; of an unused record only `later`.
+    earlier: u32,
+    later: u32,
+}
+
+/// The memory of one segment.
+#[derive(Debug)]
+pub struct Allocator {
+    blocks: Vec<Block>,
+    /// Records of `blocks` that describe nothing, linked by `later`.
+    unused: u32,
+    heads: Box<[[u32; FINE]; COARSE]>,
+    coarse_map: u64,
+    fine_maps: [u32; COARSE],
+    length: u64,
+    used: u64,
+    count: u64,
+}
+
+impl Allocator {
+    /// All of it free. Of `length` a rest below a granule is never given out, nor what lies beyond
+    /// 128 TiB.
+    pub fn new(length: u64) -> Self {
+        let length = length.min(LENGTH_MAX) / GRANULE_BYTES * GRANULE_BYTES;
+        let mut new = Self {
+            blocks: Vec::new(),
+            unused: NONE,
+            heads: Box::new([[NONE; FINE]; COARSE]),
+            coarse_map: 0,
+            fine_maps: [0; COARSE],
+            length,
+            used: 0,
+            count: 0,
+        };
+        if length > 0 {
+            let whole = new.record(Block {
+                offset: 0,
+                before: NONE,
+                after: NONE,
+                earlier: NONE,
+                later: NONE,
+            });
+            new.insert_free(whole);
+        }
+        new
+    }
+
+    /// Gives out a block of at least that length; `None` if there is no stretch for it.
+    pub fn allocate(&mut self, length: u64) -> Option<BlockId> {
+        let (need, align) = rounded(length)?;
+        let block = self.find(need, align)?;
+        self.remove_free(block);
+        let (start, end) = (self.offset_of(block), self.end_of(block));
+        let is_small = self.used > need * self.count;
+        let at =
+            if is_small { (end - need) / align * align } else { start.next_multiple_of(align) };
+        let block = self.cut(block, at, need);
+        self.used += need;
+        self.count += 1;
+        Some(BlockId(block))
+    }
+
+    /// Takes a block back and joins it with its free neighbours.
+    ///
+    /// # Panics
+    /// If the block was not given out: the books of the caller are wrong.
+    pub fn free(&mut self, block: BlockId) {
+        let mut block = block.0;
+        assert!(!self.is_free(block), "a block is given back once");
+        self.used -= self.size_of(block);
+        self.count -= 1;
+        let before = self.blocks[block as usize].before;
+        if before != NONE && self.is_free(before) {
+            self.remove_free(before);
+            self.swallow_next(before);
+            block = before;
+        }
+        let after = self.blocks[block as usize].after;
+        if after != NONE && self.is_free(after) {
+            self.remove_free(after);
+            self.swallow_next(block);
+        }
+        self.insert_free(block);
+    }
+
+    /// Where the block begins.
+    pub fn offset(&self, block: BlockId) -> u64 {
+        self.offset_of(block.0)
+    }
+
+    /// How long it is, rounding included.
+    pub fn size(&self, block: BlockId) -> u64 {
+        self.size_of(block.0)
+    }
+
+    /// Bytes given out, rounding included.
+    pub fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// Bytes it can give out altogether.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Splits what lies around `at..at + need` off; the block is in no bin.
+    fn cut(&mut self, mut block: u32, at: u64, need: u64) -> u32 {
+        if at > self.offset_of(block) {
+            let rest = self.split(block, at);
+            self.insert_free(block);
+            block = rest;
+        }
+        if at + need < self.end_of(block) {
+            let rest = self.split(block, at + need);
+            self.insert_free(rest);
+        }
+        block
+    }
+
+    /// A free block that holds `need` bytes from a multiple of `align` on.
+    fn find(&self, need: u64, align: u64) -> Option<u32> {
+        let own = bin_of(need);
+        let fits = |block: u32| {
+            let start = self.offset_of(block).next_multiple_of(align);
+            start + need <= self.end_of(block)
+        };
+        if let Some(block) = self.bin(own).take(GLANCE).find(|&block| fits(block)) {
+            return Some(block);
+        }
+        let mut bin = self.next_bin(own);
+        while let Some(found) = bin {
+            if let Some(block) = self.bin(found).take(GLANCE).find(|&block| fits(block)) {
+                return Some(block);
+            }
+            bin = self.next_bin(found);
+        }
+        self.bin(own).skip(GLANCE).take(SEARCH).find(|&block| fits(block))
+    }
+
+    fn bin(&self, (coarse, fine): (usize, usize)) -> impl Iterator<Item = u32> {
+        let head = self.heads[coarse][fine];
+        std::iter::successors((head != NONE).then_some(head), |&block| {
+            let later = self.blocks[block as usize].later;
+            (later != NONE).then_some(later)
+        })
+    }
+
+    /// The next bin with blocks in it, of larger sizes.
+    fn next_bin(&self, (coarse, fine): (usize, usize)) -> Option<(usize, usize)> {
+        let fines = self.fine_maps[coarse] & u32::MAX.checked_shl(fine as u32 + 1).unwrap_or(0);
+        if fines != 0 {
+            return Some((coarse, fines.trailing_zeros() as usize));
+        }
+        let coarses = self.coarse_map & (u64::MAX << (coarse + 1));
+        (coarses != 0).then(|| {
+            let coarse = coarses.trailing_zeros() as usize;
+            (coarse, self.fine_maps[coarse].trailing_zeros() as usize)
+        })
+    }
+
+    fn insert_free(&mut self, block: u32) {
+        let (coarse, fine) = bin_of(self.size_of(block));
+        let head = self.heads[coarse][fine];
+        if head != NONE {
+            self.blocks[head as usize].earlier = block;
+        }
+        let record = &mut self.blocks[block as usize];
+        record.offset |= FREE;
+        (record.earlier, record.later) = (NONE, head);
+        self.heads[coarse][fine] = block;
+        self.fine_maps[coarse] |= 1 << fine;
+        self.coarse_map |= 1 << coarse;
+    }
+
+    fn remove_free(&mut self, block: u32) {
+        let (coarse, fine) = bin_of(self.size_of(block));
+        let record = &mut self.blocks[block as usize];
+        record.offset &= !FREE;
+        let (earlier, later) = (record.earlier, record.later);
+        if later != NONE {
+            self.blocks[later as usize].earlier = earlier;
+        }
+        if earlier != NONE {
+            self.blocks[earlier as usize].later = later;
+            return;
+        }
+        self.heads[coarse][fine] = later;
+        if later == NONE {
+            self.fine_maps[coarse] &= !(1 << fine);
+            if self.fine_maps[coarse] == 0 {
+                self.coarse_map &= !(1 << coarse);
+            }
+        }
+    }
+
+    /// Ends the block at `at`; what follows is a new block, in no bin.
+    fn split(&mut self, block: u32, at: u64) -> u32 {
+        let after = self.blocks[block as usize].after;
+        let rest =
+            self.record(Block { offset: at, before: block, after, earlier: NONE, later: NONE });
+        self.blocks[block as usize].after = rest;
+        if after != NONE {
+            self.blocks[after as usize].before = rest;
+        }
+        rest
+    }
+
+    /// Makes the block end where the next one ends; neither is in a bin.
+    fn swallow_next(&mut self, block: u32) {
+        let next = self.blocks[block as usize].after;
+        let after = self.blocks[next as usize].after;
+        self.blocks[block as usize].after = after;
+        if after != NONE {
+            self.blocks[after as usize].before = block;
+        }
+        self.blocks[next as usize].later = self.unused;
+        self.unused = next;
+    }
+
+    fn record(&mut self, block: Block) -> u32 {
+        if self.unused == NONE {
+            let index = u32::try_from(self.blocks.len()).expect("blocks are counted in 32 bits");
+            assert_ne!(index, NONE, "blocks are counted in 32 bits");
+            self.blocks.push(block);
+            return index;
+        }
+        let index = self.unused;
+        self.unused = self.blocks[index as usize].later;
+        self.blocks[index as usize] = block;
+        index
+    }
+
+    fn offset_of(&self, block: u32) -> u64 {
+        self.blocks[block as usize].offset & !FREE
+    }
+
+    fn end_of(&self, block: u32) -> u64 {
+        match self.blocks[block as usize].after {
+            NONE => self.length,
+            after => self.offset_of(after),
+        }
+    }
+
+    fn size_of(&self, block: u32) -> u64 {
+        self.end_of(block) - self.offset_of(block)
+    }
+
+    fn is_free(&self, block: u32) -> bool {
+        self.blocks[block as usize].offset & FREE != 0
+    }
+}
+
+/// The bytes a block of that length takes up, and what its start is a multiple of.
+fn rounded(length: u64) -> Option<(u64, u64)> {
+    let align = if length >= LARGE_BYTES { LARGE_GRANULE_BYTES } else { GRANULE_BYTES };
+    (1..=LENGTH_MAX).contains(&length).then(|| (length.next_multiple_of(align), align))
+}
+
+/// The bytes an object of that length takes up in a segment; `None` if in none at all.
+pub(super) fn footprint(length: u64) -> Option<u64> {
+    rounded(length).map(|(need, _)| need)
+}
+
+/// Which bin blocks of that size lie in. Monotonous: a later bin has only larger blocks.
+fn bin_of(size: u64) -> (usize, usize) {
+    let granules = size / GRANULE_BYTES;
+    let Some(power) = granules.checked_ilog2().filter(|&power| power >= FINE_BITS) else {
+        return (0, granules as usize);
+    };
+    let fine = (granules >> (power - FINE_BITS)) as usize & (FINE - 1);
+    ((power - FINE_BITS + 1) as usize, fine)
+}

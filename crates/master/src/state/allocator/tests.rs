@@ -1,0 +1,166 @@
+//! The allocator against a model, and how densely it packs.
+
+use proptest::prelude::*;
+
+use super::*;
+
+impl Allocator {
+    /// Walks the whole segment and compares the books.
+    fn check(&self) {
+        let mut at = self.blocks.iter().position(|block| block.before == NONE).map(|i| i as u32);
+        let (mut end, mut used, mut was_free) = (0, 0, false);
+        while let Some(block) = at {
+            assert_eq!(self.offset_of(block), end, "no gap and no overlap");
+            assert!(self.size_of(block) > 0);
+            assert!(!(was_free && self.is_free(block)), "free neighbours are joined");
+            was_free = self.is_free(block);
+            if was_free {
+                let bin = bin_of(self.size_of(block));
+                assert!(self.bin(bin).any(|other| other == block), "a free block is in its bin");
+            } else {
+                used += self.size_of(block);
+            }
+            end = self.end_of(block);
+            let after = self.blocks[block as usize].after;
+            at = (after != NONE).then_some(after);
+        }
+        assert_eq!((end, used), (self.length, self.used));
+    }
+}
+
+fn fill(allocator: &mut Allocator, mut length: impl FnMut() -> u64) -> Vec<(BlockId, u64)> {
+    let mut held = Vec::new();
+    loop {
+        let length = length();
+        match allocator.allocate(length) {
+            Some(block) => held.push((block, length)),
+            None => return held,
+        }
+    }
+}
+
+fn density(allocator: &Allocator, held: &[(BlockId, u64)]) -> f64 {
+    held.iter().map(|(_, length)| length).sum::<u64>() as f64 / allocator.length() as f64
+}
+
+/// Numbers for tests; any seed but 0.
+fn random(seed: &mut u64) -> u64 {
+    *seed ^= *seed << 13;
+    *seed ^= *seed >> 7;
+    *seed ^= *seed << 17;
+    *seed
+}
+
+#[test]
+fn one_size_fills_the_segment_whatever_the_size() {
+    let mut seed = 7;
+    for round in 0..200 {
+        let length = 8192 + random(&mut seed) % if round % 2 == 0 { 60_000 } else { 2_000_000 };
+        let mut allocator = Allocator::new(length * 300 + random(&mut seed) % length);
+        let mut held = fill(&mut allocator, || length);
+        assert!(density(&allocator, &held) >= 0.99, "length={length}");
+        // And again, after half of it was given back in disorder.
+        for _ in 0..held.len() / 2 {
+            let index = random(&mut seed) as usize % held.len();
+            allocator.free(held.swap_remove(index).0);
+        }
+        held.extend(fill(&mut allocator, || length));
+        assert!(density(&allocator, &held) >= 0.99, "length={length}");
+        allocator.check();
+    }
+}
+
+#[test]
+fn small_sizes_waste_little() {
+    let mut seed = 3;
+    for _ in 0..100 {
+        let length = 160 + random(&mut seed) % 8032;
+        let mut allocator = Allocator::new(4 << 20);
+        let held = fill(&mut allocator, || length);
+        assert!(density(&allocator, &held) >= 0.95, "length={length}");
+    }
+}
+
+#[test]
+fn two_mixed_sizes_stay_dense_while_they_come_and_go() {
+    let mut seed = 11;
+    let mut allocator = Allocator::new(4 << 30);
+    let mut pick = || if random(&mut seed).is_multiple_of(2) { 3_274_752 } else { 658_432 };
+    let mut held = std::collections::VecDeque::from(fill(&mut allocator, &mut pick));
+    let filled = density(&allocator, held.make_contiguous());
+    let mut sum = 0.0;
+    const ROUNDS: u32 = 20_000;
+    // The oldest go until the newest has room, as in a pool that evicts.
+    for _ in 0..ROUNDS {
+        let length = pick();
+        let block = loop {
+            if let Some(block) = allocator.allocate(length) {
+                break block;
+            }
+            let (oldest, _) = held.pop_front().expect("an empty segment has room");
+            allocator.free(oldest);
+        };
+        held.push_back((block, length));
+        sum += allocator.used() as f64 / allocator.length() as f64;
+    }
+    allocator.check();
+    let mean = sum / f64::from(ROUNDS);
+    println!("filled={filled} mean={mean}");
+    assert!(filled >= 0.96 && mean >= 0.96, "filled={filled} mean={mean}");
+}
+
+#[test]
+fn large_blocks_begin_on_a_cache_line_even_among_small_ones() {
+    let mut allocator = Allocator::new(1 << 20);
+    let small: Vec<_> = (0..100).map(|_| allocator.allocate(24).unwrap()).collect();
+    for block in small.iter().step_by(2) {
+        allocator.free(*block);
+    }
+    for _ in 0..50 {
+        let block = allocator.allocate(5000).unwrap();
+        assert_eq!(allocator.offset(block) % 64, 0);
+        allocator.allocate(40).unwrap();
+    }
+    allocator.check();
+}
+
+#[test]
+fn nothing_and_too_much_are_refused() {
+    let mut allocator = Allocator::new(1000);
+    assert_eq!(allocator.allocate(0), None);
+    assert_eq!(allocator.allocate(1001), None);
+    assert_eq!(allocator.allocate(u64::MAX), None);
+    assert!(allocator.allocate(1000).is_some());
+    assert_eq!(Allocator::new(7).allocate(1), None);
+    assert_eq!(Allocator::new(u64::MAX).length(), LENGTH_MAX);
+    assert!(Allocator::new(u64::MAX).allocate(LENGTH_MAX).is_some());
+}
+
+proptest! {
+    #[test]
+    fn blocks_never_overlap_and_everything_joins_again(
+        length in 1_u64..200_000,
+        steps in prop::collection::vec((any::<bool>(), 1_u64..9000, any::<prop::sample::Index>()), 1..200),
+    ) {
+        let mut allocator = Allocator::new(length);
+        let mut held: Vec<(BlockId, u64)> = Vec::new();
+        for (is_freeing, length, index) in steps {
+            if is_freeing && !held.is_empty() {
+                let (block, length) = held.swap_remove(index.index(held.len()));
+                prop_assert!(allocator.size(block) >= length);
+                allocator.free(block);
+            } else if let Some(block) = allocator.allocate(length) {
+                held.push((block, length));
+            }
+            allocator.check();
+            let sum: u64 = held.iter().map(|(block, _)| allocator.size(*block)).sum();
+            prop_assert_eq!(sum, allocator.used());
+        }
+        for (block, _) in held {
+            allocator.free(block);
+        }
+        allocator.check();
+        let usable = length / LARGE_GRANULE_BYTES * LARGE_GRANULE_BYTES;
+        prop_assert!(usable == 0 || allocator.allocate(usable).is_some());
+    }
+}

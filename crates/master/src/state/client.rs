@@ -1,0 +1,149 @@
+//! Clients: who is there, and how sure we are of it.
+
+use mooncake_base::{ClientId, Error, ErrorCode, Moment, Result};
+use rustc_hash::FxHashMap;
+
+use super::{State, placement::host_of, put::WritesOf, timer::Timer};
+
+/// The most clients there may be.
+const CLIENTS_MAX: usize = 65_536;
+/// The longest name of a client.
+const NAME_BYTES_MAX: usize = 1024;
+
+/// The clients that are known.
+#[derive(Debug, Default)]
+pub(super) struct Clients {
+    by_id: FxHashMap<ClientId, Client>,
+    registrations: u64,
+}
+
+#[derive(Debug)]
+struct Client {
+    host: Box<str>,
+    heard: Moment,
+    is_suspect: bool,
+    registration: u64,
+}
+
+impl Clients {
+    /// # Errors
+    /// `CLIENT_NOT_FOUND`.
+    pub(super) fn check(&self, client: ClientId) -> Result<()> {
+        if self.by_id.contains_key(&client) {
+            return Ok(());
+        }
+        Err(Error::new(ErrorCode::CLIENT_NOT_FOUND, "the client is not registered")
+            .with("client", client))
+    }
+
+    pub(super) fn is_suspect(&self, client: ClientId) -> bool {
+        self.by_id.get(&client).is_some_and(|client| client.is_suspect)
+    }
+
+    /// Its host; empty if nothing is known of it.
+    pub(super) fn host(&self, client: ClientId) -> &str {
+        self.by_id.get(&client).map_or("", |client| &client.host)
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        self.by_id.len() as u64
+    }
+}
+
+impl State {
+    /// Makes the client known, or hears of it again under this name ("host:port").
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` if the name is longer than 1 KiB or 65536 clients are known.
+    pub fn register(&mut self, now: Moment, client: ClientId, name: &str) -> Result<()> {
+        if name.len() > NAME_BYTES_MAX {
+            return Err(Error::invalid("the name of the client is too long")
+                .with("name_bytes", name.len())
+                .with("limit", NAME_BYTES_MAX));
+        }
+        if self.heartbeat(now, client) {
+            if let Some(known) = self.clients.by_id.get_mut(&client) {
+                known.host = host_of(name);
+            }
+            return Ok(());
+        }
+        if self.clients.by_id.len() >= CLIENTS_MAX {
+            return Err(Error::invalid("there are too many clients").with("limit", CLIENTS_MAX));
+        }
+        self.clients.registrations += 1;
+        let registration = self.clients.registrations;
+        let new = Client { host: host_of(name), heard: now, is_suspect: false, registration };
+        self.clients.by_id.insert(client, new);
+        self.timers.push(now + self.rules.client_ttl, Timer::Client(client, registration));
+        Ok(())
+    }
+
+    /// Hears of the client. `false`: it is not known; it must register and mount again.
+    pub fn heartbeat(&mut self, now: Moment, client: ClientId) -> bool {
+        let Some(known) = self.clients.by_id.get_mut(&client) else { return false };
+        known.heard = known.heard.max(now);
+        if std::mem::take(&mut known.is_suspect) {
+            self.mark_segments(client, false);
+        }
+        true
+    }
+
+    /// The connection of the client closed: until its next heartbeat its copies are not named to
+    /// readers and its segments take nothing new. Nothing for an unknown client.
+    pub fn suspect(&mut self, _now: Moment, client: ClientId) {
+        let Some(known) = self.clients.by_id.get_mut(&client) else { return };
+        if !std::mem::replace(&mut known.is_suspect, true) {
+            self.mark_segments(client, true);
+        }
+    }
+
+    /// The client leaves in order: it neither reads nor writes any more. Its segments go, and the
+    /// space of its unfinished puts as soon as no late byte of them can arrive. Whether it was
+    /// known.
+    pub fn unregister(&mut self, now: Moment, client: ClientId) -> bool {
+        self.forget_client(now, client, WritesOf::Leaving)
+    }
+
+    /// The process of the client is known to be dead: as [`unregister`](Self::unregister), but the
+    /// space of its unfinished puts is free at once. Also frees what an expired client of that id
+    /// left; `false` if it was not known any more.
+    pub fn declare_dead(&mut self, now: Moment, client: ClientId) -> bool {
+        self.forget_client(now, client, WritesOf::Dead)
+    }
+
+    /// A client's timer rang: it has expired, or the timer is set again.
+    pub(super) fn check_client(&mut self, now: Moment, client: ClientId, registration: u64) {
+        let Some(known) = self.clients.by_id.get(&client) else { return };
+        if known.registration != registration {
+            return;
+        }
+        let end = known.heard + self.rules.client_ttl;
+        if end.has_passed(now) {
+            self.counters.clients_expired += 1;
+            self.forget_client(now, client, WritesOf::Vanished);
+        } else {
+            self.timers.push(end, Timer::Client(client, registration));
+        }
+    }
+
+    fn forget_client(&mut self, now: Moment, client: ClientId, writes: WritesOf) -> bool {
+        let was_known = self.clients.by_id.remove(&client).is_some();
+        self.abandon_writes(now, client, writes);
+        for slot in self.segments_of(client) {
+            self.drop_segment(slot);
+        }
+        was_known
+    }
+
+    fn mark_segments(&mut self, client: ClientId, is_suspect: bool) {
+        for slot in self.segments_of(client) {
+            self.segments.at_mut(slot).is_suspect = is_suspect;
+        }
+        self.segments.reopen();
+    }
+
+    fn segments_of(&self, client: ClientId) -> Vec<u32> {
+        let segments = self.segments.standing();
+        segments.filter(|(_, segment)| segment.client == client).map(|(slot, _)| slot).collect()
+    }
+}

@@ -1,0 +1,105 @@
+//! Which object goes first when room is needed.
+
+mod list;
+mod lru;
+mod s3fifo;
+
+pub(super) use self::list::{Chain, Links};
+pub use self::{lru::Lru, s3fifo::S3Fifo};
+use super::rules::EvictionKind;
+
+/// An order of eviction over objects, known by their number. Every call is O(1), `pop` on average.
+///
+/// The caller takes objects that may not be evicted out and puts them in again later, so that a
+/// policy never looks at one twice in vain.
+pub trait EvictionPolicy: std::fmt::Debug + Send {
+    /// The object may be evicted from now on. `hash` is the same for the same key. Nothing if it
+    /// is in already.
+    fn insert(&mut self, object: u32, hash: u64);
+
+    /// The object was used. Nothing if it is not in.
+    fn touch(&mut self, object: u32);
+
+    /// Takes the object out. Nothing if it is not in.
+    fn remove(&mut self, object: u32);
+
+    /// Takes the next victim out.
+    fn pop(&mut self) -> Option<u32>;
+
+    /// Puts an object in as the next victim: it was popped and is evicted after all not.
+    fn put_back(&mut self, object: u32);
+}
+
+/// The policy of that kind, empty.
+pub(super) fn policy(kind: EvictionKind) -> Box<dyn EvictionPolicy> {
+    match kind {
+        EvictionKind::Lru => Box::new(Lru::default()),
+        EvictionKind::S3Fifo => Box::new(S3Fifo::default()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What every policy must do.
+    fn behaves(mut policy: Box<dyn EvictionPolicy>) {
+        assert_eq!(policy.pop(), None);
+        policy.touch(3);
+        policy.remove(3);
+        for object in 0..100 {
+            policy.insert(object, u64::from(object) << 32);
+            policy.insert(object, u64::from(object) << 32);
+        }
+        policy.remove(50);
+        policy.touch(7);
+        let victim = policy.pop().unwrap();
+        policy.put_back(victim);
+        assert_eq!(policy.pop(), Some(victim), "what is put back is next");
+        let mut seen = vec![victim];
+        while let Some(object) = policy.pop() {
+            seen.push(object);
+        }
+        seen.sort_unstable();
+        let all: Vec<u32> = (0..100).filter(|&object| object != 50).collect();
+        assert_eq!(seen, all, "each once, and none that was taken out");
+        // Again, with what went out before.
+        policy.insert(7, 7);
+        policy.insert(200, 200);
+        let rest = [policy.pop(), policy.pop(), policy.pop()];
+        assert!(rest[2].is_none() && rest.contains(&Some(7)) && rest.contains(&Some(200)));
+    }
+
+    #[test]
+    fn every_policy_gives_each_object_once() {
+        behaves(policy(EvictionKind::Lru));
+        behaves(policy(EvictionKind::S3Fifo));
+    }
+
+    #[test]
+    fn lru_takes_what_was_not_used_for_longest() {
+        let mut lru = Lru::default();
+        for object in 0..3 {
+            lru.insert(object, 0);
+        }
+        lru.touch(0);
+        assert_eq!([lru.pop(), lru.pop(), lru.pop()], [Some(1), Some(2), Some(0)]);
+    }
+
+    #[test]
+    fn s3fifo_keeps_what_is_used_again_through_a_scan() {
+        let mut policy = S3Fifo::default();
+        for object in 0..10 {
+            policy.insert(object, u64::from(object) << 32);
+            policy.touch(object);
+        }
+        // A hundred objects that are used once pass through; room for 50 in all.
+        for object in 10..110 {
+            policy.insert(object, u64::from(object) << 32);
+            if object >= 50 {
+                let victim = policy.pop().unwrap();
+                assert!(victim >= 10, "victim={victim}");
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Groups: objects that are evicted together or not at all.
+
+use std::collections::HashMap;
+
+use rustc_hash::FxHashMap;
+
+/// Which objects belong together. Only objects of some group cost anything here.
+#[derive(Debug)]
+pub(super) struct Groups {
+    names: HashMap<(u16, Box<[u8]>), u32, rustc_hash::FxSeededState>,
+    groups: FxHashMap<u32, Group>,
+    /// Each object's group, and its place among the members.
+    places: FxHashMap<u32, (u32, usize)>,
+    next: u32,
+}
+
+#[derive(Debug)]
+struct Group {
+    name: (u16, Box<[u8]>),
+    members: Vec<u32>,
+}
+
+impl Groups {
+    pub(super) fn new(seed: u64) -> Self {
+        let names = HashMap::with_hasher(rustc_hash::FxSeededState::with_seed(seed as usize));
+        Self { names, groups: FxHashMap::default(), places: FxHashMap::default(), next: 0 }
+    }
+
+    /// The object, which is in none, joins the tenant's group of that name.
+    pub(super) fn join(&mut self, tenant: u16, name: &[u8], object: u32) {
+        let name = (tenant, Box::from(name));
+        let number = match self.names.get(&name) {
+            Some(&number) => number,
+            None => {
+                while self.groups.contains_key(&self.next) {
+                    self.next = self.next.wrapping_add(1);
+                }
+                let number = self.next;
+                self.next = number.wrapping_add(1);
+                self.names.insert(name.clone(), number);
+                self.groups.insert(number, Group { name, members: Vec::new() });
+                number
+            }
+        };
+        let group = self.groups.get_mut(&number).expect("a name has its group");
+        self.places.insert(object, (number, group.members.len()));
+        group.members.push(object);
+    }
+
+    /// The object leaves its group, if it is in one; a group goes with its last member.
+    pub(super) fn leave(&mut self, object: u32) {
+        let Some((number, place)) = self.places.remove(&object) else { return };
+        let group = self.groups.get_mut(&number).expect("a member has its group");
+        group.members.swap_remove(place);
+        if let Some(moved) = group.members.get(place) {
+            self.places.insert(*moved, (number, place));
+        }
+        if group.members.is_empty() {
+            let group = self.groups.remove(&number).expect("it was there a line ago");
+            self.names.remove(&group.name);
+        }
+    }
+
+    /// All members of the object's group, itself among them; none if it is in no group.
+    pub(super) fn siblings(&self, object: u32) -> &[u32] {
+        match self.places.get(&object) {
+            Some((number, _)) => &self.groups[number].members,
+            None => &[],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_come_and_go() {
+        let mut groups = Groups::new(5);
+        for object in 0..4 {
+            groups.join(0, b"a", object);
+        }
+        groups.join(1, b"a", 9);
+        groups.leave(0);
+        groups.leave(77);
+        let mut siblings = groups.siblings(1).to_vec();
+        siblings.sort_unstable();
+        assert_eq!((siblings, groups.siblings(9)), (vec![1, 2, 3], &[9][..]));
+        assert!(groups.siblings(0).is_empty());
+        for object in 1..4 {
+            groups.leave(object);
+        }
+        assert_eq!((groups.names.len(), groups.groups.len()), (1, 1));
+    }
+}

@@ -1,0 +1,314 @@
+//! The life of what can be read: found, swept of lost copies, queued for eviction, dropped.
+
+use std::{cmp::Reverse, collections::BinaryHeap, time::Duration};
+
+use mooncake_base::Moment;
+use rustc_hash::FxHashMap;
+
+use super::{
+    State,
+    eviction::{EvictionPolicy, Lru},
+    lease::Stamp,
+    object::{Flags, Replica, Replicas},
+    segment::SegmentStatus,
+    timer::Timer,
+};
+
+/// How many objects one slice of a sweep looks at.
+const SWEEP_SLICE: u32 = 4096;
+
+/// Which object is evicted next.
+#[derive(Debug)]
+pub(super) struct Queue {
+    pub(super) plain: Box<dyn EvictionPolicy>,
+    /// Evicted after all of the others.
+    pub(super) soft: Lru,
+    /// Objects that were met while leased or fenced wait here, so that none is met twice in vain:
+    /// until when, object, version.
+    parked: BinaryHeap<Reverse<(Stamp, u32, u64)>>,
+    /// Bytes of the objects that wait there.
+    pub(super) parked_bytes: u64,
+}
+
+impl Queue {
+    pub(super) fn new(plain: Box<dyn EvictionPolicy>) -> Self {
+        Self { plain, soft: Lru::default(), parked: BinaryHeap::new(), parked_bytes: 0 }
+    }
+}
+
+/// Soft pins, of which there are few.
+#[derive(Debug, Default)]
+pub(super) struct Pins(FxHashMap<u32, Pin>);
+
+#[derive(Debug, Clone, Copy)]
+struct Pin {
+    until: Moment,
+    ttl: Duration,
+}
+
+impl Pins {
+    /// How long the pin of the object lasts from each access on, if it has one.
+    pub(super) fn ttl(&self, now: Moment, object: u32) -> Option<Duration> {
+        self.0.get(&object).filter(|pin| !pin.until.has_passed(now)).map(|pin| pin.ttl)
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        self.0.len() as u64
+    }
+}
+
+/// Segments that went, whose copies are being forgotten.
+#[derive(Debug, Default)]
+pub(super) struct Sweeps {
+    segments: Vec<u32>,
+    next: u32,
+    /// Segments that went while a sweep was on its way, and wait for the next.
+    waiting: Vec<u32>,
+}
+
+impl Sweeps {
+    pub(super) fn begin(&mut self, segment: u32) {
+        if self.next == 0 {
+            self.segments.push(segment);
+        } else {
+            self.waiting.push(segment);
+        }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.segments.is_empty()
+    }
+}
+
+impl State {
+    /// The object of that key, without copies that were lost.
+    pub(super) fn find(&mut self, tenant: u16, key: &[u8]) -> Option<u32> {
+        let slot = self.objects.find(tenant, key)?;
+        if !self.settle(slot) {
+            let is_written = self.writes.chain(self.objects.at(slot).writes).next().is_some();
+            if !is_written {
+                self.objects.remove(slot);
+                return None;
+            }
+        }
+        Some(slot)
+    }
+
+    /// Forgets copies of the object that were lost; whether there is still something to read.
+    pub(super) fn settle(&mut self, slot: u32) -> bool {
+        let object = self.objects.at(slot);
+        if self.sweeps.is_idle() || !object.is_complete() {
+            return object.is_complete();
+        }
+        let is_standing = |replica: &&Replica| self.segments.at(replica.segment).is_standing();
+        let replicas = object.replicas.as_slice();
+        let kept: Vec<Replica> = replicas.iter().filter(is_standing).copied().collect();
+        if kept.len() == replicas.len() {
+            return true;
+        }
+        let is_kept = !kept.is_empty();
+        let before = object.bytes();
+        let object = self.objects.at_mut(slot);
+        object.replicas = Replicas::from(kept);
+        if object.flags.has(Flags::PARKED) {
+            self.queue.parked_bytes -= before - object.bytes();
+        }
+        if !is_kept {
+            self.forget_value(slot);
+        }
+        is_kept
+    }
+
+    /// Drops what can be read; its memory is free, or rests while a fence covers it.
+    pub(super) fn drop_value(&mut self, now: Moment, slot: u32) {
+        if !self.objects.at(slot).is_complete() {
+            return;
+        }
+        self.dequeue(slot);
+        let object = self.objects.at_mut(slot);
+        let fence = object.holds.fence();
+        object.holds.forget_fence();
+        let is_hard_pinned = object.flags.has(Flags::HARD_PINNED);
+        let replicas = std::mem::take(&mut object.replicas);
+        for &replica in replicas.as_slice() {
+            let segment = self.segments.at_mut(replica.segment);
+            if is_hard_pinned && segment.is_standing() {
+                segment.hard_pinned -= segment.allocator.size(replica.block);
+            }
+            self.release(now, replica, fence);
+        }
+        self.forget_value(slot);
+    }
+
+    /// Gives the memory of a copy back; until then it rests.
+    pub(super) fn release(&mut self, now: Moment, replica: Replica, until: Stamp) {
+        let segment = self.segments.at_mut(replica.segment);
+        if segment.status == SegmentStatus::Unmounting {
+            return;
+        }
+        if until > now.into() {
+            segment.fenced += segment.allocator.size(replica.block);
+            self.quarantine.push(until, replica.segment, replica.block);
+        } else {
+            segment.allocator.free(replica.block);
+        }
+    }
+
+    /// Frees a block whose rest is over.
+    pub(super) fn release_rested(&mut self, now: Moment) -> bool {
+        let Some((segment, block)) = self.quarantine.pop_due(now) else { return false };
+        let segment = self.segments.at_mut(segment);
+        segment.fenced -= segment.allocator.size(block);
+        segment.allocator.free(block);
+        true
+    }
+
+    /// The object may be evicted, if it ever may.
+    pub(super) fn enqueue(&mut self, slot: u32) {
+        let flags = self.objects.at(slot).flags;
+        if flags.has(Flags::SOFT_PINNED) && !flags.has(Flags::HARD_PINNED) {
+            self.queue.soft.insert(slot, 0);
+        } else if !flags.has(Flags::HARD_PINNED) {
+            self.queue.plain.insert(slot, self.objects.key_hash(slot));
+        }
+    }
+
+    /// The object is not to be evicted for now.
+    pub(super) fn dequeue(&mut self, slot: u32) {
+        self.queue.plain.remove(slot);
+        self.queue.soft.remove(slot);
+        self.unpark(slot);
+    }
+
+    /// The object, which is in no queue, waits until then.
+    pub(super) fn park(&mut self, slot: u32, until: Stamp) {
+        let object = self.objects.at_mut(slot);
+        object.flags.set(Flags::PARKED, true);
+        self.queue.parked_bytes += object.bytes();
+        self.queue.parked.push(Reverse((until, slot, object.version)));
+    }
+
+    /// Objects whose leases have ended may be evicted again.
+    pub(super) fn unpark_due(&mut self, now: Moment) {
+        while let Some(&Reverse((until, slot, version))) = self.queue.parked.peek() {
+            if until > now.into() {
+                return;
+            }
+            self.queue.parked.pop();
+            let parked = self
+                .objects
+                .get(slot)
+                .filter(|object| object.version == version && object.flags.has(Flags::PARKED));
+            let Some(object) = parked else { continue };
+            let end = object.holds.end();
+            if end > now.into() {
+                self.queue.parked.push(Reverse((end, slot, version)));
+            } else {
+                self.unpark(slot);
+                self.enqueue(slot);
+            }
+        }
+    }
+
+    /// Pins the object softly, or longer if it is pinned.
+    pub(super) fn pin(&mut self, now: Moment, slot: u32, ttl: Duration) {
+        let until = now + ttl;
+        let object = self.objects.at_mut(slot);
+        object.flags.set(Flags::SOFT_PINNED, true);
+        let version = object.version;
+        if self.pins.0.insert(slot, Pin { until, ttl }).is_none() {
+            self.timers.push(until, Timer::SoftPin(slot, version));
+        }
+    }
+
+    /// The object was used: it goes later, and its soft pin lasts anew.
+    pub(super) fn touch(&mut self, now: Moment, slot: u32) {
+        self.queue.plain.touch(slot);
+        if !self.objects.at(slot).flags.has(Flags::SOFT_PINNED) {
+            return;
+        }
+        self.queue.soft.touch(slot);
+        if let Some(ttl) = self.pins.ttl(now, slot) {
+            self.pin(now, slot, ttl);
+        }
+    }
+
+    /// A timer rang: the soft pin has run out, or the timer is set again.
+    pub(super) fn check_pin(&mut self, now: Moment, slot: u32, version: u64) {
+        let known = self.objects.get(slot).is_some_and(|object| object.version == version);
+        let Some(&Pin { until, .. }) = self.pins.0.get(&slot).filter(|_| known) else { return };
+        if !until.has_passed(now) {
+            self.timers.push(until, Timer::SoftPin(slot, version));
+            return;
+        }
+        self.pins.0.remove(&slot);
+        self.objects.at_mut(slot).flags.set(Flags::SOFT_PINNED, false);
+        // Members of its group may have been put behind the others on its account.
+        let siblings = self.groups.siblings(slot).to_vec();
+        for member in siblings.into_iter().chain([slot]) {
+            if self.queue.soft.contains(member) {
+                self.queue.soft.remove(member);
+                self.enqueue(member);
+            }
+        }
+    }
+
+    /// One slice of the sweep after segments went; whether there is more to do.
+    pub(super) fn sweep(&mut self) -> bool {
+        if self.sweeps.is_idle() {
+            return false;
+        }
+        let start = self.sweeps.next;
+        let end = start.saturating_add(SWEEP_SLICE).min(self.objects.slots());
+        for slot in start..end {
+            if self.objects.get(slot).is_some() {
+                self.settle(slot);
+                self.vacate_if_empty(slot);
+            }
+        }
+        self.sweeps.next = end;
+        if end == self.objects.slots() {
+            for segment in std::mem::take(&mut self.sweeps.segments) {
+                self.segments.vacate(segment);
+            }
+            self.sweeps.segments = std::mem::take(&mut self.sweeps.waiting);
+            self.sweeps.next = 0;
+        }
+        !self.sweeps.is_idle()
+    }
+
+    /// Nothing is to be read under the key any more; its copies are gone already.
+    fn forget_value(&mut self, slot: u32) {
+        self.dequeue(slot);
+        let object = self.objects.at_mut(slot);
+        let flags = object.flags;
+        object.flags = Flags::default();
+        self.objects.complete -= 1;
+        if flags.has(Flags::SOFT_PINNED) {
+            self.pins.0.remove(&slot);
+        }
+        if flags.has(Flags::GROUPED) {
+            self.leave_group(slot, flags.has(Flags::HARD_PINNED));
+        }
+    }
+
+    /// The others of its group wait no longer for a member that could never be evicted.
+    fn leave_group(&mut self, slot: u32, was_hard_pinned: bool) {
+        let siblings = if was_hard_pinned { self.groups.siblings(slot).to_vec() } else { vec![] };
+        self.groups.leave(slot);
+        for member in siblings.into_iter().filter(|&member| member != slot) {
+            if self.objects.at(member).flags.has(Flags::PARKED) {
+                self.unpark(member);
+                self.enqueue(member);
+            }
+        }
+    }
+
+    fn unpark(&mut self, slot: u32) {
+        let object = self.objects.at_mut(slot);
+        if object.flags.has(Flags::PARKED) {
+            object.flags.set(Flags::PARKED, false);
+            self.queue.parked_bytes -= object.bytes();
+        }
+    }
+}

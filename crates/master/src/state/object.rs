@@ -1,0 +1,291 @@
+//! Objects by tenant and key, kept small: there may be tens of millions of them.
+
+use std::{collections::HashMap, hash::Hasher};
+
+use hashbrown::HashTable;
+use mooncake_base::{Error, ObjectKey, ReplicaId, Result, TenantId, Version};
+
+use super::{allocator::BlockId, lease::Holds};
+
+/// No put under way.
+pub(super) const NO_WRITE: u32 = u32::MAX;
+/// The most tenants there may be.
+const TENANTS_MAX: usize = 1 << 16;
+/// The most objects there may be, and so the numbers that are never one.
+const OBJECTS_MAX: usize = u32::MAX as usize - 2;
+/// A replica's id is its version shifted by so much, and its number among the copies.
+const ORDINAL_BITS: u32 = 8;
+/// The most copies of one object.
+pub(super) const REPLICAS_MAX: u32 = 1 << (ORDINAL_BITS - 1);
+
+/// What stands under one key: something to read, puts under way, or both.
+#[derive(Debug)]
+pub(super) struct Object {
+    pub(super) key: ObjectKey,
+    pub(super) tenant: u16,
+    pub(super) data_type: u8,
+    pub(super) flags: Flags,
+    /// The newest put under way, which links to the others.
+    pub(super) writes: u32,
+    pub(super) version: u64,
+    pub(super) length: u64,
+    pub(super) checksum: u64,
+    pub(super) holds: Holds,
+    /// Empty unless complete.
+    pub(super) replicas: Replicas,
+}
+
+/// Yes-or-no facts of an object, a bit each.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Flags(u8);
+
+impl Flags {
+    /// There is something to read.
+    pub(super) const COMPLETE: Self = Self(1);
+    /// Never evicted.
+    pub(super) const HARD_PINNED: Self = Self(2);
+    /// Evicted after all others.
+    pub(super) const SOFT_PINNED: Self = Self(4);
+    /// Evicted with others or not at all.
+    pub(super) const GROUPED: Self = Self(8);
+    /// The writer gave a checksum.
+    pub(super) const CHECKSUM: Self = Self(16);
+    /// Waits outside the order of eviction for the end of a lease.
+    pub(super) const PARKED: Self = Self(32);
+
+    pub(super) fn has(self, flag: Self) -> bool {
+        self.0 & flag.0 != 0
+    }
+
+    pub(super) fn set(&mut self, flag: Self, is_set: bool) {
+        self.0 = if is_set { self.0 | flag.0 } else { self.0 & !flag.0 };
+    }
+}
+
+/// One copy: where its memory lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Replica {
+    pub(super) segment: u32,
+    pub(super) block: BlockId,
+    pub(super) ordinal: u8,
+}
+
+impl Replica {
+    pub(super) fn id(self, version: u64) -> ReplicaId {
+        ReplicaId(version << ORDINAL_BITS | u64::from(self.ordinal))
+    }
+}
+
+/// The copies of an object. One is the usual number and needs no memory of its own.
+#[derive(Debug, Default)]
+pub(super) enum Replicas {
+    #[default]
+    None,
+    One(Replica),
+    #[expect(clippy::box_collection, reason = "one pointer wide, which keeps every object small")]
+    Many(Box<Vec<Replica>>),
+}
+
+impl Replicas {
+    pub(super) fn as_slice(&self) -> &[Replica] {
+        match self {
+            Self::None => &[],
+            Self::One(replica) => std::slice::from_ref(replica),
+            Self::Many(replicas) => replicas,
+        }
+    }
+}
+
+impl From<Vec<Replica>> for Replicas {
+    fn from(mut replicas: Vec<Replica>) -> Self {
+        match replicas[..] {
+            [] => Self::None,
+            [replica] => Self::One(replica),
+            _ => {
+                replicas.shrink_to_fit();
+                Self::Many(Box::new(replicas))
+            }
+        }
+    }
+}
+
+impl Object {
+    pub(super) fn is_complete(&self) -> bool {
+        self.flags.has(Flags::COMPLETE)
+    }
+
+    pub(super) fn version(&self) -> Version {
+        Version(self.version)
+    }
+
+    pub(super) fn checksum(&self) -> Option<u64> {
+        self.flags.has(Flags::CHECKSUM).then_some(self.checksum)
+    }
+
+    /// Bytes of all its copies.
+    pub(super) fn bytes(&self) -> u64 {
+        self.length * self.replicas.as_slice().len() as u64
+    }
+}
+
+/// All objects, each under a number that stays while it exists.
+#[derive(Debug)]
+pub(super) struct Objects {
+    slots: Vec<Option<Object>>,
+    vacant: Vec<u32>,
+    by_key: HashTable<u32>,
+    tenants: HashMap<TenantId, u16, rustc_hash::FxSeededState>,
+    seed: u64,
+    /// How many have something to read.
+    pub(super) complete: u64,
+}
+
+impl Objects {
+    /// None. The seed keeps strangers from choosing keys that collide.
+    pub(super) fn new(seed: u64) -> Self {
+        let mut tenants = HashMap::with_hasher(rustc_hash::FxSeededState::with_seed(seed as usize));
+        tenants.insert(TenantId::default(), 0);
+        Self {
+            slots: Vec::new(),
+            vacant: Vec::new(),
+            by_key: HashTable::new(),
+            tenants,
+            seed,
+            complete: 0,
+        }
+    }
+
+    /// The number of a tenant, given to it if it is new.
+    pub(super) fn enter_tenant(&mut self, tenant: &TenantId) -> Result<u16> {
+        if let Some(number) = self.tenant(tenant) {
+            return Ok(number);
+        }
+        if self.tenants.len() >= TENANTS_MAX {
+            return Err(Error::invalid("there are too many tenants").with("limit", TENANTS_MAX));
+        }
+        let number = self.tenants.len() as u16;
+        self.tenants.insert(tenant.clone(), number);
+        Ok(number)
+    }
+
+    /// The number of a tenant that has put something before.
+    pub(super) fn tenant(&self, tenant: &TenantId) -> Option<u16> {
+        self.tenants.get(tenant).copied()
+    }
+
+    pub(super) fn find(&self, tenant: u16, key: &[u8]) -> Option<u32> {
+        let hash = self.hash(tenant, key);
+        let found = self.by_key.find(hash, |&slot| {
+            let object = self.at(slot);
+            object.tenant == tenant && object.key.as_bytes() == key
+        });
+        found.copied()
+    }
+
+    /// A new object with nothing in it, under a key that has none.
+    pub(super) fn insert(&mut self, tenant: u16, key: ObjectKey) -> Result<u32> {
+        let hash = self.hash(tenant, key.as_bytes());
+        let object = Object {
+            key,
+            tenant,
+            data_type: 0,
+            flags: Flags::default(),
+            writes: NO_WRITE,
+            version: 0,
+            length: 0,
+            checksum: 0,
+            holds: Holds::default(),
+            replicas: Replicas::None,
+        };
+        let slot = match self.vacant.pop() {
+            Some(slot) => slot,
+            None if self.slots.len() >= OBJECTS_MAX => {
+                return Err(Error::invalid("there are too many objects").with("limit", OBJECTS_MAX));
+            }
+            None => {
+                self.slots.push(None);
+                (self.slots.len() - 1) as u32
+            }
+        };
+        self.slots[slot as usize] = Some(object);
+        let Self { slots, by_key, seed, .. } = self;
+        by_key.insert_unique(hash, slot, |&slot| {
+            let object = slots[slot as usize].as_ref().expect("a number in the table is in use");
+            hash_of(*seed, object.tenant, object.key.as_bytes())
+        });
+        Ok(slot)
+    }
+
+    pub(super) fn remove(&mut self, slot: u32) {
+        let hash = self.key_hash(slot);
+        self.by_key
+            .find_entry(hash, |&other| other == slot)
+            .expect("every object is in the table")
+            .remove();
+        self.slots[slot as usize] = None;
+        self.vacant.push(slot);
+    }
+
+    pub(super) fn at_mut(&mut self, slot: u32) -> &mut Object {
+        self.slots[slot as usize].as_mut().expect("the caller has just found it")
+    }
+
+    pub(super) fn at(&self, slot: u32) -> &Object {
+        self.slots[slot as usize].as_ref().expect("the caller has just found it")
+    }
+
+    /// The object of that number, if there is one.
+    pub(super) fn get(&self, slot: u32) -> Option<&Object> {
+        self.slots.get(slot as usize)?.as_ref()
+    }
+
+    /// Every number is below this.
+    pub(super) fn slots(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    /// A number that is the same for the same key.
+    pub(super) fn key_hash(&self, slot: u32) -> u64 {
+        let object = self.at(slot);
+        self.hash(object.tenant, object.key.as_bytes())
+    }
+
+    fn hash(&self, tenant: u16, key: &[u8]) -> u64 {
+        hash_of(self.seed, tenant, key)
+    }
+}
+
+/// SipHash with a seed that no caller knows: keys come from strangers.
+fn hash_of(seed: u64, tenant: u16, key: &[u8]) -> u64 {
+    let mut hasher = std::hash::DefaultHasher::new();
+    hasher.write_u64(seed);
+    hasher.write_u16(tenant);
+    hasher.write(key);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_takes_80_bytes_beside_its_key() {
+        assert_eq!(size_of::<Option<Object>>(), 80);
+        assert_eq!(size_of::<Replicas>(), 16);
+    }
+
+    #[test]
+    fn keys_of_two_tenants_are_two_keys() {
+        let mut objects = Objects::new(1);
+        let other = objects.enter_tenant(&TenantId::new("other")).unwrap();
+        assert_eq!(objects.enter_tenant(&TenantId::new("")).unwrap(), 0);
+        assert_eq!(objects.tenant(&TenantId::new("unknown")), None);
+        let key = || ObjectKey::new(*b"k").unwrap();
+        let mine = objects.insert(0, key()).unwrap();
+        assert_eq!((objects.find(0, b"k"), objects.find(other, b"k")), (Some(mine), None));
+        let theirs = objects.insert(other, key()).unwrap();
+        objects.remove(mine);
+        assert_eq!((objects.find(0, b"k"), objects.find(other, b"k")), (None, Some(theirs)));
+        assert_eq!(objects.insert(0, ObjectKey::new(*b"l").unwrap()).unwrap(), mine);
+    }
+}

@@ -1,0 +1,120 @@
+//! Which segment a copy goes to.
+
+use super::{random::Random, rules::AllocationStrategy, segment::Segments};
+
+/// How many segments are offered at random before all are gone through.
+const RANDOM_OFFERS_MAX: usize = 100;
+/// How many segments are compared for each copy.
+const SAMPLES_PER_REPLICA: usize = 6;
+
+/// What is known of the put that asks.
+#[derive(Debug, Clone, Copy)]
+pub struct Ask<'a> {
+    /// The writer's host; empty if it is not known or says nothing ("localhost").
+    pub host: &'a str,
+    /// Wished copies.
+    pub replicas: u32,
+}
+
+/// A choice among the segments that take new objects.
+pub trait AllocationPolicy: std::fmt::Debug + Send {
+    /// Appends segments in the order in which they should be tried. It need not name all: those
+    /// left out are tried last. Twice the same does no harm.
+    fn order(&mut self, segments: &Segments, ask: &Ask<'_>, order: &mut Vec<u32>);
+}
+
+/// The policy of that name.
+pub(super) fn policy(strategy: AllocationStrategy, seed: u64) -> Box<dyn AllocationPolicy> {
+    let random = AnyFirst(Random::new(seed));
+    match strategy {
+        AllocationStrategy::Random => Box::new(random),
+        AllocationStrategy::FreeRatioFirst => Box::new(FreeRatioFirst(random.0)),
+        AllocationStrategy::LocalFirst => Box::new(LocalFirst(random)),
+    }
+}
+
+/// All alike: from a random one on.
+#[derive(Debug)]
+struct AnyFirst(Random);
+
+impl AllocationPolicy for AnyFirst {
+    fn order(&mut self, segments: &Segments, _ask: &Ask<'_>, order: &mut Vec<u32>) {
+        let open = segments.open();
+        if open.is_empty() {
+            return;
+        }
+        let start = self.0.below(open.len());
+        order.extend(open[start..].iter().chain(&open[..start]).take(RANDOM_OFFERS_MAX));
+    }
+}
+
+/// The emptiest of a random sample.
+#[derive(Debug)]
+struct FreeRatioFirst(Random);
+
+impl AllocationPolicy for FreeRatioFirst {
+    fn order(&mut self, segments: &Segments, ask: &Ask<'_>, order: &mut Vec<u32>) {
+        let open = segments.open();
+        if open.is_empty() {
+            return;
+        }
+        let start = order.len();
+        let samples = SAMPLES_PER_REPLICA * ask.replicas as usize;
+        if samples >= open.len() {
+            order.extend(open);
+        } else {
+            order.extend((0..samples).map(|_| open[self.0.below(open.len())]));
+        }
+        let free_ratio = |&segment: &u32| {
+            let allocator = &segments.at(segment).allocator;
+            let free = allocator.length() - allocator.used();
+            // In parts of a million: whole numbers have an order.
+            std::cmp::Reverse(u128::from(free) * 1_000_000 / u128::from(allocator.length().max(1)))
+        };
+        order[start..].sort_by_cached_key(free_ratio);
+    }
+}
+
+/// The writer's host, then those after it by name, around the circle.
+#[derive(Debug)]
+struct LocalFirst(AnyFirst);
+
+impl AllocationPolicy for LocalFirst {
+    fn order(&mut self, segments: &Segments, ask: &Ask<'_>, order: &mut Vec<u32>) {
+        if ask.replicas != 1 || ask.host.is_empty() {
+            return self.0.order(segments, ask, order);
+        }
+        let open = segments.open();
+        let start = open.partition_point(|&segment| &*segments.at(segment).host < ask.host);
+        order.extend(open[start..].iter().chain(&open[..start]));
+    }
+}
+
+/// The host of a client's name; empty where it says nothing about where that is.
+pub(super) fn host_of(name: &str) -> Box<str> {
+    let Ok(endpoint) = name.parse::<mooncake_base::Endpoint>() else { return Box::from(name) };
+    let is_nowhere = match endpoint.host.parse::<std::net::IpAddr>() {
+        Ok(address) => address.is_loopback() || address.is_unspecified(),
+        Err(_) => endpoint.host == "localhost",
+    };
+    if is_nowhere { Box::from("") } else { endpoint.host.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_a_name_without_port_that_says_where_it_is() {
+        for (name, host) in [
+            ("10.0.0.1:12300", "10.0.0.1"),
+            ("[fe80::1]:1", "fe80::1"),
+            ("node-a", "node-a"),
+            ("localhost:17000", ""),
+            ("127.0.0.1:1", ""),
+            ("0.0.0.0", ""),
+        ] {
+            assert_eq!(&*host_of(name), host, "{name}");
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! Finding room for an object, and making it.
+
+use std::time::Duration;
+
+use mooncake_base::{ByteSize, Error, ErrorCode, Moment, Result};
+
+use super::{
+    State,
+    allocator::footprint,
+    eviction::EvictionPolicy,
+    lease::Stamp,
+    object::{Flags, Replica},
+    placement::Ask,
+    put::PutOptions,
+};
+
+/// How soon a group with a hard-pinned member is looked at again.
+const GROUP_RETRY: Duration = Duration::from_secs(1);
+/// How many objects are evicted ahead of need at a time.
+const AHEAD_SLICE: usize = 64;
+/// How soon the watermark is looked at again while nothing can be evicted.
+const AHEAD_RETRY: Duration = Duration::from_secs(1);
+
+/// What a put needs.
+#[derive(Debug)]
+pub(super) struct Want<'a> {
+    pub(super) length: u64,
+    pub(super) replicas: u32,
+    /// The writer's host; empty if unknown.
+    pub(super) host: Box<str>,
+    pub(super) options: &'a PutOptions,
+    /// Must not be evicted: it is to be replaced.
+    pub(super) spared: Option<u32>,
+}
+
+/// A search for victims on its way.
+#[derive(Debug)]
+struct Hunt {
+    /// What a segment must reach.
+    need: u64,
+    /// By segment: bytes that are free or would be without the victims; `None` if it is no use.
+    room: Vec<Option<u64>>,
+    /// Taken from the queue to be evicted, if that is enough.
+    victims: Vec<u32>,
+    /// Taken from the queue in vain.
+    aside: Vec<u32>,
+}
+
+impl Hunt {
+    fn is_enough(&self) -> bool {
+        self.room.iter().flatten().any(|&room| room >= self.need)
+    }
+}
+
+/// The two orders of eviction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Plain,
+    Soft,
+}
+
+/// What becomes of an object that is next in the order.
+#[derive(Debug, Clone, Copy)]
+enum Verdict {
+    Evict,
+    /// Held until then.
+    Wait(Stamp),
+    /// To be evicted only after all others.
+    Later,
+    /// No use, or not to be touched by this put.
+    Pass,
+}
+
+impl State {
+    /// Allocates the copies, on distinct segments; at least one, all that are wished if possible.
+    ///
+    /// # Errors
+    /// `NO_AVAILABLE_HANDLE`, with what holds the memory.
+    pub(super) fn find_room(&mut self, now: Moment, want: &Want<'_>) -> Result<Vec<Replica>> {
+        let open = self.segments.open();
+        let Some(need) = footprint(want.length) else { return Err(self.too_large(want)) };
+        let possible =
+            open.iter().filter(|&&slot| self.segments.at(slot).allocator.length() >= need).count();
+        if possible == 0 {
+            return Err(self.too_large(want));
+        }
+        let wished = possible.min(want.replicas as usize);
+        let mut replicas = Vec::with_capacity(wished);
+        for segment in self.order(want) {
+            if replicas.len() == wished {
+                break;
+            }
+            self.try_segment(segment, want.length, &mut replicas);
+        }
+        while replicas.len() < wished && self.make_room(now, need, want, &mut replicas) {}
+        if replicas.is_empty() {
+            return Err(self.no_room(now, need, want));
+        }
+        if replicas.len() < want.replicas as usize {
+            self.counters.puts_with_fewer_copies += 1;
+        }
+        Ok(replicas)
+    }
+
+    /// Evicts ahead of need, a slice at a time. When it is to be called again.
+    pub(super) fn evict_ahead(&mut self, now: Moment) -> Option<Moment> {
+        let watermark = self.rules.watermark?;
+        let (used, capacity) = self.sums();
+        let limit =
+            if self.is_evicting { watermark.high - watermark.ratio } else { watermark.high };
+        self.is_evicting = used as f64 > limit * capacity as f64;
+        if !self.is_evicting {
+            return None;
+        }
+        self.unpark_due(now);
+        for _ in 0..AHEAD_SLICE {
+            let passes = [Pass::Plain, Pass::Soft];
+            let next = passes.into_iter().find_map(|pass| Some((pass, self.pop(pass)?)));
+            let Some((pass, object)) = next else { return Some(now + AHEAD_RETRY) };
+            match self.judge(now, object, pass, None) {
+                Verdict::Evict => {
+                    for member in self.unit(object) {
+                        self.dequeue(member);
+                        self.evict(now, member);
+                    }
+                }
+                Verdict::Wait(until) => self.park(object, until),
+                Verdict::Later => self.queue.soft.insert(object, 0),
+                Verdict::Pass => self.put_back(object),
+            }
+        }
+        Some(now)
+    }
+
+    /// Every segment that takes new objects, in the order in which they should be tried.
+    fn order(&mut self, want: &Want<'_>) -> Vec<u32> {
+        let mut order = Vec::new();
+        for name in &want.options.preferred_segments {
+            order.extend(self.segments.named(name));
+        }
+        let open = self.segments.open();
+        if want.options.is_same_node_preferred && !want.host.is_empty() {
+            order.extend(open.iter().filter(|&&slot| self.segments.at(slot).host == want.host));
+        }
+        let ask = Ask { host: &want.host, replicas: want.replicas };
+        self.placement.order(&self.segments, &ask, &mut order);
+        order.extend(self.segments.open());
+        order
+    }
+
+    fn try_segment(&mut self, slot: u32, length: u64, replicas: &mut Vec<Replica>) {
+        let segment = self.segments.at_mut(slot);
+        let is_taken = replicas.iter().any(|replica| replica.segment == slot);
+        if is_taken || !segment.takes_new() || segment.free() < length {
+            return;
+        }
+        if let Some(block) = segment.allocator.allocate(length) {
+            replicas.push(Replica { segment: slot, block, ordinal: replicas.len() as u8 });
+        }
+    }
+
+    /// Evicts until one more copy has room; nothing at all if that cannot help.
+    fn make_room(
+        &mut self,
+        now: Moment,
+        need: u64,
+        want: &Want<'_>,
+        replicas: &mut Vec<Replica>,
+    ) -> bool {
+        self.counters.evictions_attempted += 1;
+        let mut room = vec![None; self.segments.slots()];
+        for &slot in self.segments.open() {
+            let segment = self.segments.at(slot);
+            let is_taken = replicas.iter().any(|replica| replica.segment == slot);
+            if !is_taken && segment.reach() >= need {
+                room[slot as usize] = Some(segment.free());
+            }
+        }
+        if room.iter().all(Option::is_none) {
+            return false;
+        }
+        self.unpark_due(now);
+        let mut hunt = Hunt { need, room, victims: Vec::new(), aside: Vec::new() };
+        let mut is_found = self.hunt(now, Pass::Plain, want, &mut hunt, replicas);
+        if !is_found && self.rules.is_soft_pin_evictable {
+            is_found = self.hunt(now, Pass::Soft, want, &mut hunt, replicas);
+        }
+        for object in hunt.victims.into_iter().chain(hunt.aside).rev() {
+            self.put_back(object);
+        }
+        self.counters.evictions_succeeded += u64::from(is_found);
+        is_found
+    }
+
+    fn hunt(
+        &mut self,
+        now: Moment,
+        pass: Pass,
+        want: &Want<'_>,
+        hunt: &mut Hunt,
+        replicas: &mut Vec<Replica>,
+    ) -> bool {
+        while let Some(object) = self.pop(pass) {
+            match self.judge(now, object, pass, want.spared) {
+                Verdict::Wait(until) => self.park(object, until),
+                Verdict::Later => self.queue.soft.insert(object, 0),
+                Verdict::Pass => hunt.aside.push(object),
+                Verdict::Evict => {
+                    let unit = self.unit(object);
+                    if !self.count(hunt, &unit) {
+                        hunt.aside.push(object);
+                        continue;
+                    }
+                    for &member in &unit {
+                        self.dequeue(member);
+                    }
+                    hunt.victims.extend(unit);
+                    if hunt.is_enough() && self.strike(now, hunt, want.length, replicas) {
+                        return true;
+                    }
+                }
+            }
+        }
+        false
+    }
+
+    /// Evicts the victims and tries the segments in which there should be room now.
+    fn strike(
+        &mut self,
+        now: Moment,
+        hunt: &mut Hunt,
+        length: u64,
+        replicas: &mut Vec<Replica>,
+    ) -> bool {
+        for object in hunt.victims.drain(..) {
+            self.evict(now, object);
+        }
+        let before = replicas.len();
+        for (slot, room) in hunt.room.iter().enumerate() {
+            if room.is_some_and(|room| room >= hunt.need) && replicas.len() == before {
+                self.try_segment(slot as u32, length, replicas);
+            }
+        }
+        replicas.len() > before
+    }
+
+    /// Adds what evicting these would free; whether it helps.
+    fn count(&self, hunt: &mut Hunt, unit: &[u32]) -> bool {
+        let mut helps = false;
+        for &member in unit {
+            for replica in self.objects.at(member).replicas.as_slice() {
+                if let Some(Some(room)) = hunt.room.get_mut(replica.segment as usize) {
+                    *room += self.segments.at(replica.segment).allocator.size(replica.block);
+                    helps = true;
+                }
+            }
+        }
+        helps
+    }
+
+    fn judge(&mut self, now: Moment, object: u32, pass: Pass, spared: Option<u32>) -> Verdict {
+        if !self.settle(object) {
+            // Its copies are lost; the sweep forgets the rest of it.
+            return Verdict::Pass;
+        }
+        let unit = self.unit(object);
+        let mut end = Stamp::default();
+        let mut is_soft = false;
+        for &member in &unit {
+            let held = self.objects.at(member);
+            if held.flags.has(Flags::HARD_PINNED) {
+                end = end.max((now + GROUP_RETRY).into());
+            }
+            end = end.max(held.holds.end());
+            is_soft |= held.flags.has(Flags::SOFT_PINNED);
+        }
+        if spared.is_some_and(|spared| unit.contains(&spared)) {
+            Verdict::Pass
+        } else if end > now.into() {
+            Verdict::Wait(end)
+        } else if is_soft && pass == Pass::Plain {
+            Verdict::Later
+        } else {
+            Verdict::Evict
+        }
+    }
+
+    /// What is evicted together with the object, itself among it.
+    fn unit(&self, object: u32) -> Vec<u32> {
+        match self.groups.siblings(object) {
+            [] => vec![object],
+            siblings => siblings.to_vec(),
+        }
+    }
+
+    fn evict(&mut self, now: Moment, object: u32) {
+        self.counters.evicted_keys += 1;
+        self.counters.evicted_bytes += self.objects.at(object).bytes();
+        self.drop_value(now, object);
+        self.vacate_if_empty(object);
+    }
+
+    fn pop(&mut self, pass: Pass) -> Option<u32> {
+        match pass {
+            Pass::Plain => self.queue.plain.pop(),
+            Pass::Soft => self.queue.soft.pop(),
+        }
+    }
+
+    /// An object that was taken out of the order is next again.
+    fn put_back(&mut self, object: u32) {
+        let Some(flags) = self.objects.get(object).map(|object| object.flags) else { return };
+        if !flags.has(Flags::COMPLETE) {
+            return;
+        }
+        if flags.has(Flags::SOFT_PINNED) {
+            self.queue.soft.put_back(object);
+        } else {
+            self.queue.plain.put_back(object);
+        }
+    }
+
+    fn too_large(&self, want: &Want<'_>) -> Error {
+        let lengths = self.segments.open().iter().map(|&slot| self.segments.at(slot));
+        let largest = lengths.map(|segment| segment.allocator.length()).max();
+        let why = match largest {
+            Some(_) => "the object is larger than any segment",
+            None => "no segment takes objects; none is mounted, or their clients are not heard of",
+        };
+        Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
+            .with("bytes", want.length)
+            .with("largest_segment", ByteSize(largest.unwrap_or(0)))
+    }
+
+    fn no_room(&self, now: Moment, need: u64, want: &Want<'_>) -> Error {
+        let (mut free, mut fenced, mut writing, mut pinned) = (0, 0, 0, 0);
+        let mut waits_for_fence = false;
+        for &slot in self.segments.open() {
+            let segment = self.segments.at(slot);
+            free += segment.free();
+            fenced += segment.fenced;
+            writing += segment.writing;
+            pinned += segment.hard_pinned;
+            waits_for_fence |= segment.fenced > 0 && segment.free() + segment.fenced >= need;
+        }
+        let why = match waits_for_fence {
+            true => "the room is there once readers and late writers are done with it; retry",
+            false => "no segment has room, and nothing more may be evicted",
+        };
+        let error = Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
+            .with("bytes", want.length)
+            .with("free", free)
+            .with("leased", self.queue.parked_bytes)
+            .with("hard_pinned", pinned)
+            .with("writing", writing)
+            .with("fenced", fenced);
+        match self.quarantine.next().filter(|_| waits_for_fence) {
+            Some(end) => error.with("retry_after_ms", end.left(now).as_millis().max(1)),
+            None => error,
+        }
+    }
+}

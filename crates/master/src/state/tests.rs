@@ -1,0 +1,1 @@
+//! The rules, called as the service calls them.

@@ -1,0 +1,101 @@
+//! Puts under way, in the order in which they started.
+
+use mooncake_base::{ClientId, Moment};
+
+use super::{
+    eviction::{Chain, Links},
+    object::{NO_WRITE, Replica},
+    put::WishedPin,
+};
+
+/// A put that has started and not ended.
+#[derive(Debug)]
+pub(super) struct Write {
+    /// The object it is to be; none once it was displaced and only its space counts.
+    pub(super) object: Option<u32>,
+    /// The next put of the same object, or [`NO_WRITE`].
+    pub(super) next: u32,
+    pub(super) version: u64,
+    pub(super) client: ClientId,
+    pub(super) started: Moment,
+    pub(super) length: u64,
+    pub(super) replicas: Vec<Replica>,
+    pub(super) soft_pin: WishedPin,
+    pub(super) is_hard_pinned: bool,
+    pub(super) is_replacing: bool,
+    pub(super) data_type: u8,
+    pub(super) group: Box<[u8]>,
+}
+
+/// All puts under way, displaced ones among them until their space comes back.
+#[derive(Debug, Default)]
+pub(super) struct Writes {
+    slots: Vec<Option<Write>>,
+    vacant: Vec<u32>,
+    links: Links,
+    by_start: Chain,
+}
+
+impl Writes {
+    /// Adds the one that started last.
+    pub(super) fn insert(&mut self, write: Write) -> u32 {
+        let number = match self.vacant.pop() {
+            Some(number) => number,
+            None => {
+                self.slots.push(None);
+                (self.slots.len() - 1) as u32
+            }
+        };
+        self.slots[number as usize] = Some(write);
+        self.by_start.push_last(&mut self.links, number);
+        number
+    }
+
+    pub(super) fn remove(&mut self, number: u32) -> Write {
+        self.by_start.remove(&mut self.links, number);
+        self.vacant.push(number);
+        self.slots[number as usize].take().expect("the caller has just found it")
+    }
+
+    /// The memory of that segment is gone.
+    pub(super) fn forget_segment(&mut self, segment: u32) {
+        for write in self.slots.iter_mut().flatten() {
+            write.replicas.retain(|replica| replica.segment != segment);
+        }
+    }
+
+    pub(super) fn at_mut(&mut self, number: u32) -> &mut Write {
+        self.slots[number as usize].as_mut().expect("the caller has just found it")
+    }
+
+    pub(super) fn at(&self, number: u32) -> &Write {
+        self.slots[number as usize].as_ref().expect("the caller has just found it")
+    }
+
+    /// The one that started first.
+    pub(super) fn oldest(&self) -> Option<u32> {
+        self.by_start.first()
+    }
+
+    /// Those of a client.
+    pub(super) fn of(&self, client: ClientId) -> Vec<u32> {
+        let numbered = (0_u32..).zip(&self.slots);
+        numbered
+            .filter(|(_, write)| write.as_ref().is_some_and(|write| write.client == client))
+            .map(|(number, _)| number)
+            .collect()
+    }
+
+    /// Those of an object, from its newest on.
+    pub(super) fn chain(&self, newest: u32) -> impl Iterator<Item = u32> {
+        std::iter::successors((newest != NO_WRITE).then_some(newest), |&number| {
+            let next = self.at(number).next;
+            (next != NO_WRITE).then_some(next)
+        })
+    }
+
+    #[cfg(test)]
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Write> {
+        self.slots.iter().flatten()
+    }
+}
