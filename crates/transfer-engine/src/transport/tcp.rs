@@ -21,7 +21,7 @@ use mooncake_base::{Moment, Result};
 pub use server::{TcpServer, TcpServerSettings};
 
 use super::{Capability, Path, Transport, TransportKind};
-use crate::{descriptor::SegmentDescriptor, handshake::dial::is_refused};
+use crate::descriptor::SegmentDescriptor;
 
 /// How the client's side behaves.
 #[derive(Debug, Clone)]

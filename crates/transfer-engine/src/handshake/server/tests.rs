@@ -1,1 +1,226 @@
-//! Loopback tests of the handshake socket.
+//! Loopback tests of the handshake socket: our client with our server, and the server with
+//! hand-written bytes.
+
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
+    sync::LazyLock,
+    thread,
+    time::Instant,
+};
+
+use mooncake_base::{Clock, Endpoint, ErrorKind, Moment, SystemClock};
+use tokio::runtime::Runtime;
+
+use super::*;
+use crate::{
+    descriptor::{BufferDescriptor, SegmentDescriptor},
+    handshake,
+    metadata::{self, MetadataSettings},
+};
+
+static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+});
+
+fn soon() -> Moment {
+    SystemClock.now() + Duration::from_secs(20)
+}
+
+fn descriptor() -> SegmentDescriptor {
+    SegmentDescriptor {
+        name: "peer".into(),
+        protocol: "tcp".into(),
+        buffers: vec![BufferDescriptor { name: "*".into(), addr: 5, length: 6 }; 3],
+        ..SegmentDescriptor::default()
+    }
+}
+
+fn server_with(host: &str, settings: HandshakeSettings) -> (HandshakeServer, Endpoint) {
+    let listener = TcpListener::bind((host, 0)).unwrap();
+    let describe: Describe = Arc::new(|| descriptor().to_json());
+    let server = HandshakeServer::start(listener, describe, settings, RUNTIME.handle()).unwrap();
+    let endpoint = Endpoint::new(host, server.address().port());
+    (server, endpoint)
+}
+
+fn server() -> (HandshakeServer, Endpoint) {
+    server_with("127.0.0.1", HandshakeSettings::default())
+}
+
+fn notification(number: usize) -> Notification {
+    Notification { name: "me".into(), message: format!("{number}") }
+}
+
+#[test]
+fn a_peer_is_found_by_the_name_that_is_its_address() {
+    let store = metadata::open("P2PHANDSHAKE", MetadataSettings::default()).unwrap();
+    store.publish(&descriptor(), &Endpoint::new("h", 1), soon()).unwrap();
+    for host in ["127.0.0.1", "::1"] {
+        let (_server, endpoint) = server_with(host, HandshakeSettings::default());
+        assert_eq!(store.resolve(&endpoint.to_string(), soon()).unwrap(), descriptor());
+        assert_eq!(store.locate(&endpoint.to_string(), soon()).unwrap(), endpoint);
+    }
+    for bad in ["", "host", "127.0.0.1:0", "a:b", "x y:1"] {
+        assert!(store.resolve(bad, soon()).is_err(), "{bad:?}");
+    }
+    store.withdraw(soon()).unwrap();
+}
+
+#[test]
+fn a_probe_is_answered_by_the_living_only() {
+    let (server, endpoint) = server();
+    handshake::probe(&endpoint, soon()).unwrap();
+    server.close();
+    let error = handshake::probe(&endpoint, soon()).unwrap_err();
+    assert!(error.to_string().contains(&endpoint.to_string()), "{error}");
+}
+
+#[test]
+fn notifications_are_given_out_once_and_in_order() {
+    let (server, endpoint) = server();
+    for number in 0..3 {
+        handshake::notify(&endpoint, &notification(number), soon()).unwrap();
+    }
+    assert_eq!(server.take_notifications(), [0, 1, 2].map(notification));
+    assert_eq!(server.take_notifications(), []);
+}
+
+#[test]
+fn notifications_beyond_the_limit_are_refused_until_some_are_taken() {
+    let settings = HandshakeSettings { notifications_max: 2, ..HandshakeSettings::default() };
+    let (server, endpoint) = server_with("127.0.0.1", settings);
+    for number in 0..2 {
+        handshake::notify(&endpoint, &notification(number), soon()).unwrap();
+    }
+    let error = handshake::notify(&endpoint, &notification(2), soon()).unwrap_err();
+    assert!(error.to_string().contains("too many"), "{error}");
+    assert_eq!(server.take_notifications().len(), 2);
+    handshake::notify(&endpoint, &notification(3), soon()).unwrap();
+}
+
+#[test]
+fn a_connection_request_is_declined_in_both_forms() {
+    let (_server, endpoint) = server();
+    for typed in [Some(MessageKind::Connection), None] {
+        let question = Message { typed, body: br#"{"qp_num":[1]}"#.to_vec() };
+        let answer = handshake::ask(&endpoint, &question, soon()).unwrap();
+        assert_eq!(answer.typed, typed);
+        let json: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
+        assert!(json["reply_msg"].as_str().unwrap().contains("no RDMA"), "{json}");
+    }
+}
+
+#[test]
+fn the_answer_is_byte_for_byte_the_established_one_and_ends_the_connection() {
+    let (_server, endpoint) = server();
+    let mut stream = TcpStream::connect(endpoint.to_pair()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    // In pieces, to be put together again.
+    for bytes in [&[3, 0, 0][..], &[0, 0, 0, 0, 0, 3], b"{}"] {
+        stream.write_all(bytes).unwrap();
+    }
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let text = br#"{"status":"success"}"#;
+    assert_eq!(answer, [&[21, 0, 0, 0, 0, 0, 0, 0, 3][..], text].concat());
+}
+
+#[test]
+fn nonsense_and_silence_end_the_connection_and_nothing_else() {
+    let receive_timeout = Duration::from_millis(50);
+    let settings = HandshakeSettings { receive_timeout, ..HandshakeSettings::default() };
+    let (_server, endpoint) = server_with("127.0.0.1", settings);
+    let half = [&100_u64.to_le_bytes()[..], b"\x01{"].concat();
+    let too_long = [0xFF; 100];
+    for bytes in [&[][..], &[1, 2, 3], &[0; 8], &half, &too_long] {
+        let mut stream = TcpStream::connect(endpoint.to_pair()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.write_all(bytes).unwrap();
+        let mut answer = Vec::new();
+        if let Err(failure) = stream.read_to_end(&mut answer) {
+            assert_eq!(failure.kind(), io::ErrorKind::ConnectionReset);
+        }
+        assert!(answer.is_empty(), "{bytes:?}");
+    }
+    handshake::probe(&endpoint, soon()).unwrap();
+}
+
+#[test]
+fn more_peers_than_are_served_at_once_wait_their_turn() {
+    let settings = HandshakeSettings { connections_max: 1, ..HandshakeSettings::default() };
+    let (_server, endpoint) = server_with("127.0.0.1", settings);
+    thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| handshake::probe(&endpoint, soon()).unwrap());
+        }
+    });
+}
+
+/// A listener that does with its first connection as it is told.
+fn peer(serve: impl FnOnce(TcpStream) + Send + 'static) -> Endpoint {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || serve(listener.accept().unwrap().0));
+    Endpoint::new("127.0.0.1", port)
+}
+
+#[test]
+fn a_peer_that_never_answers_costs_the_deadline_and_not_more() {
+    // Silent, and one that trickles: each byte comes in time, the answer does not.
+    let silent = peer(|mut stream| drop(stream.read_to_end(&mut Vec::new())));
+    let trickling = peer(|mut stream| {
+        let _ = stream.write_all(&1000_u64.to_le_bytes());
+        let _ = stream.set_read_timeout(Some(Duration::from_millis(10)));
+        while stream.write_all(&[1]).is_ok() {
+            let _ = stream.read(&mut [0; 64]);
+        }
+    });
+    for endpoint in [silent, trickling] {
+        let begin = Instant::now();
+        let deadline = SystemClock.now() + Duration::from_millis(150);
+        let error = handshake::probe(&endpoint, deadline).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    }
+}
+
+#[test]
+fn an_answer_that_is_none_is_an_error() {
+    let answers: [&[u8]; 4] = [
+        b"",                                                // closed
+        &[0xFF; 8],                                         // too long
+        &[5, 0, 0, 0, 0, 0, 0, 0, 1, b'{'],                 // cut
+        &[3, 0, 0, 0, 0, 0, 0, 0, 2, b'{', b'}'],           // another type
+    ];
+    for answer in answers {
+        let endpoint = peer(move |mut stream| {
+            let _ = stream.read(&mut [0; 64]);
+            let _ = stream.write_all(answer);
+            let _ = stream.shutdown(Shutdown::Write);
+            let _ = stream.read_to_end(&mut Vec::new());
+        });
+        let error = handshake::probe(&endpoint, soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TransferFailed, "{error}");
+    }
+    let endpoint = peer(|mut stream| {
+        let _ = stream.read(&mut [0; 4096]);
+        let _ = stream.write_all(&Message::new(MessageKind::Metadata, *b"[no").encode());
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    let error = handshake::fetch_descriptor(&endpoint, &descriptor(), soon()).unwrap_err();
+    assert!(error.to_string().contains("descriptor cannot be read"), "{error}");
+}
+
+#[test]
+fn closing_does_not_wait_for_a_peer_that_holds_its_connection() {
+    let (server, endpoint) = server();
+    let mut held = TcpStream::connect(endpoint.to_pair()).unwrap();
+    held.write_all(&[1]).unwrap();
+    let begin = Instant::now();
+    server.close();
+    server.close();
+    assert!(begin.elapsed() < Duration::from_millis(600), "{:?}", begin.elapsed());
+    held.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    assert_eq!(held.read(&mut [0]).unwrap_or(0), 0);
+}

@@ -1,1 +1,222 @@
-//! The HTTP store against a small server in the test.
+//! The HTTP store against a small server in the test, which answers as the established one does.
+
+use std::{
+    collections::BTreeMap,
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    sync::Arc,
+    thread,
+    time::Instant,
+};
+
+use mooncake_base::ErrorKind;
+
+use super::*;
+
+type Entries = Arc<Mutex<BTreeMap<String, Vec<u8>>>>;
+
+/// Serves one connection after another; returns the URL and what is stored, by encoded key.
+fn server() -> (String, Entries) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/metadata", listener.local_addr().unwrap());
+    let entries = Entries::default();
+    let stored = Arc::clone(&entries);
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            serve(stream.unwrap(), &stored);
+        }
+    });
+    (url, entries)
+}
+
+fn serve(mut stream: TcpStream, entries: &Entries) {
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let mut first = String::new();
+    reader.read_line(&mut first).unwrap();
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        if line.trim().is_empty() {
+            break;
+        }
+        if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse().unwrap();
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).unwrap();
+    let mut words = first.split(' ');
+    let (method, path) = (words.next().unwrap(), words.next().unwrap());
+    let key = path.strip_prefix("/metadata?key=").unwrap().to_owned();
+    let (status, text) = answer(method, key, body, &mut entries.lock());
+    let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n", text.len());
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(b"Connection: close\r\n\r\n").unwrap();
+    stream.write_all(&text).unwrap();
+}
+
+fn answer(
+    method: &str,
+    key: String,
+    body: Vec<u8>,
+    entries: &mut BTreeMap<String, Vec<u8>>,
+) -> (u16, Vec<u8>) {
+    match (method, entries.get(&key)) {
+        ("GET", Some(value)) => (200, value.clone()),
+        ("GET" | "DELETE", None) => (404, b"metadata not found".to_vec()),
+        ("PUT", Some(value)) if key.contains("rpc_meta") && *value != body => {
+            (400, b"Duplicate rpc_meta key not allowed".to_vec())
+        }
+        ("PUT", _) => {
+            entries.insert(key, body);
+            (200, b"metadata updated".to_vec())
+        }
+        ("DELETE", Some(_)) => {
+            entries.remove(&key);
+            (200, b"metadata deleted".to_vec())
+        }
+        _ => (404, Vec::new()),
+    }
+}
+
+fn store(url: &str, prefix: &str) -> HttpStore {
+    let settings =
+        MetadataSettings { prefix: prefix.to_owned(), ..MetadataSettings::default() };
+    HttpStore::new(url, settings).unwrap()
+}
+
+fn soon() -> Moment {
+    SystemClock.now() + Duration::from_secs(20)
+}
+
+fn descriptor(name: &str) -> SegmentDescriptor {
+    SegmentDescriptor { name: name.into(), protocol: "tcp".into(), ..Default::default() }
+}
+
+#[test]
+fn what_is_published_is_found_under_the_established_keys() {
+    let check = |prefix: &str, name: &str, keys: [&str; 2]| {
+        let (url, entries) = server();
+        let store = store(&url, prefix);
+        let rpc = Endpoint::new("::1", 7);
+        store.publish(&descriptor(name), &rpc, soon()).unwrap();
+        assert_eq!(entries.lock().keys().collect::<Vec<_>>(), keys);
+        assert_eq!(store.resolve(name, soon()).unwrap(), descriptor(name));
+        assert_eq!(store.locate(name, soon()).unwrap(), rpc);
+        store.withdraw(soon()).unwrap();
+        store.withdraw(soon()).unwrap();
+        assert!(entries.lock().is_empty());
+    };
+    check("", "a:1", ["mooncake%2Fram%2Fa%3A1", "mooncake%2Frpc_meta%2Fa%3A1"]);
+    check("c1", "a b", ["mooncake%2Fc1%2Fram%2Fa%20b", "mooncake%2Fc1%2Frpc_meta%2Fa%20b"]);
+    check("", "x/a", ["mooncake%2Frpc_meta%2Fx%2Fa", "mooncake%2Fx%2Fa"]);
+}
+
+#[test]
+fn the_entry_of_the_handshake_socket_is_the_established_json() {
+    let (url, entries) = server();
+    store(&url, "").publish(&descriptor("a"), &Endpoint::new("h", 7), soon()).unwrap();
+    let text = entries.lock()["mooncake%2Frpc_meta%2Fa"].clone();
+    assert_eq!(text, br#"{"ip_or_host_name":"h","rpc_port":7}"#);
+}
+
+#[test]
+fn publishing_again_renews_and_a_new_address_replaces() {
+    let (url, _entries) = server();
+    let store = store(&url, "");
+    for (protocol, port) in [("tcp", 1), ("rdma", 1), ("tcp", 2)] {
+        let own = SegmentDescriptor { protocol: protocol.into(), ..descriptor("a") };
+        store.publish(&own, &Endpoint::new("h", port), soon()).unwrap();
+        assert_eq!(store.resolve("a", soon()).unwrap(), own);
+        assert_eq!(store.locate("a", soon()).unwrap(), Endpoint::new("h", port));
+    }
+}
+
+#[test]
+fn a_name_that_another_engine_holds_is_refused_and_its_entry_stays() {
+    let (url, entries) = server();
+    let first = store(&url, "");
+    first.publish(&descriptor("a"), &Endpoint::new("h", 1), soon()).unwrap();
+    let second = store(&url, "");
+    let error = second.publish(&descriptor("a"), &Endpoint::new("h", 2), soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+    for part in ["local_hostname", "name=a", &url, "Duplicate"] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    second.withdraw(soon()).unwrap();
+    assert_eq!(entries.lock().len(), 2);
+    first.withdraw(soon()).unwrap();
+    second.publish(&descriptor("a"), &Endpoint::new("h", 2), soon()).unwrap();
+}
+
+#[test]
+fn an_unknown_segment_is_not_found() {
+    let (url, _entries) = server();
+    for error in [
+        store(&url, "").resolve("nobody", soon()).unwrap_err(),
+        store(&url, "").locate("nobody", soon()).unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert!(error.to_string().contains("segment=nobody"), "{error}");
+    }
+}
+
+#[test]
+fn entries_that_cannot_be_read_are_errors() {
+    let (url, entries) = server();
+    entries.lock().insert("mooncake%2Fram%2Fa".into(), b"\xFF{".to_vec());
+    entries.lock().insert("mooncake%2Frpc_meta%2Fa".into(), b"{\"rpc_port\":99999}".to_vec());
+    assert!(store(&url, "").resolve("a", soon()).is_err());
+    assert!(store(&url, "").locate("a", soon()).is_err());
+}
+
+/// A server that answers every connection with these bytes, and hangs after them.
+fn odd_server(answer: &'static [u8]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/metadata", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        let mut held = Vec::new();
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = stream.write_all(answer);
+            held.push(stream);
+        }
+    });
+    url
+}
+
+#[test]
+fn a_server_that_hangs_costs_the_deadline_and_not_more() {
+    for answer in [&b""[..], b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"] {
+        let url = odd_server(answer);
+        let begin = Instant::now();
+        let deadline = SystemClock.now() + Duration::from_millis(200);
+        let error = store(&url, "").resolve("a", deadline).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        assert!(error.to_string().contains(&url), "{error}");
+        assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    }
+}
+
+#[test]
+fn a_server_that_speaks_no_http_or_fails_is_an_error_that_names_it() {
+    let failing = &b"HTTP/1.1 500 Oh\r\nContent-Length: 4\r\n\r\noops"[..];
+    for answer in [&b"SSH-2.0-x\r\n\r\n"[..], failing] {
+        let url = odd_server(answer);
+        let error = store(&url, "").resolve("a", soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(error.to_string().contains(&url), "{error}");
+    }
+}
+
+#[test]
+fn a_server_that_is_gone_is_named() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let url = format!("http://127.0.0.1:{port}/metadata");
+    let publish = store(&url, "").publish(&descriptor("a"), &Endpoint::new("h", 1), soon());
+    let error = publish.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains(&url), "{error}");
+}

@@ -5,6 +5,7 @@ use std::{
     io::{self, Read},
     net::TcpStream,
     os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd},
+    sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
@@ -18,7 +19,7 @@ use super::{
     vector::{self, Cursor, Readiness, Span, Void},
 };
 use crate::{
-    handshake::dial::{dial, peer_error},
+    handshake::dial::{dial, is_refused, peer_error},
     process,
 };
 
@@ -56,6 +57,8 @@ pub(super) struct Lanes {
     generation: u64,
     state: Mutex<LanesState>,
     freed: Condvar,
+    /// Cleared once nobody listens there, or somebody else.
+    is_alive: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -89,7 +92,13 @@ impl Lanes {
             generation: process::generation(),
             state: Mutex::default(),
             freed: Condvar::new(),
+            is_alive: AtomicBool::new(true),
         }
+    }
+
+    /// False once the peer is known to be gone.
+    pub(super) fn is_alive(&self) -> bool {
+        self.is_alive.load(Ordering::Relaxed)
     }
 
     pub(super) fn destination(&self) -> &Destination {
@@ -137,7 +146,11 @@ impl Lanes {
     fn connect(&self, deadline: Moment) -> Result<Lane> {
         let deadline = deadline.min(SystemClock.now() + self.settings.connect_timeout);
         let endpoint = &self.destination.endpoint;
-        let stream = dial(endpoint, deadline)?;
+        let stream = dial(endpoint, deadline).inspect_err(|error| {
+            if is_refused(error) {
+                self.is_alive.store(false, Ordering::Relaxed);
+            }
+        })?;
         let failed = |source| peer_error("the data connection failed", endpoint, source);
         let mut lane = Lane::new(stream).map_err(failed)?;
         if let Some(engine) = self.destination.own {
@@ -152,6 +165,7 @@ impl Lanes {
                     .with("ours", VERSION));
             }
             if engine != 0 && theirs.engine != engine {
+                self.is_alive.store(false, Ordering::Relaxed);
                 let text = "another engine listens there now, the peer has been restarted";
                 return Err(Error::new(ErrorCode::TRANSFER_FAIL, text).with("peer", endpoint));
             }

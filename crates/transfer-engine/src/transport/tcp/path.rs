@@ -1,16 +1,12 @@
 //! The way to one peer over TCP: a batch becomes frames, one after another, on one lane.
 
-use std::{
-    io,
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::io;
 
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
 
 use super::{
     TcpSettings, established,
     frame::{self, AnswerHeader, Refusal, RequestHeader},
-    is_refused,
     lane::{Destination, Lane, LaneLease, Lanes, SendFailure},
     plan::{FrameLimits, Part, Plan, fail_open},
     vector::Span,
@@ -31,7 +27,6 @@ const BAD_SPANS_MAX: usize = 16;
 pub(super) struct TcpPath {
     lanes: Lanes,
     language: Language,
-    is_alive: AtomicBool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +60,7 @@ impl TcpPath {
         };
         let lanes = Lanes::new(destination, settings);
         lanes.take(deadline)?.keep();
-        Ok(Self { lanes, language, is_alive: AtomicBool::new(true) })
+        Ok(Self { lanes, language })
     }
 
     fn endpoint(&self) -> &Endpoint {
@@ -166,15 +161,12 @@ impl Path for TcpPath {
 
     fn transfer(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) {
         if let Err(error) = self.move_all(opcode, pieces, deadline) {
-            if is_refused(&error) {
-                self.is_alive.store(false, Ordering::Relaxed);
-            }
             fail_open(pieces, &error);
         }
     }
 
     fn is_alive(&self) -> bool {
-        self.is_alive.load(Ordering::Relaxed)
+        self.lanes.is_alive()
     }
 }
 

@@ -1,1 +1,217 @@
-//! Loopback tests of both protocols.
+//! Loopback tests of both protocols: our client with our server, and each with a hand-written
+//! counterpart.
+
+mod faults;
+mod interplay;
+mod support;
+
+use std::{sync::Arc, time::Duration};
+
+use mooncake_base::{ErrorKind, SystemClock};
+
+use self::support::{Language, Memory, Owner, moved, outcomes, pieces, soon};
+use super::*;
+use crate::{
+    piece::{Opcode, Piece},
+    region::Regions,
+};
+
+#[test]
+fn bytes_of_every_size_arrive_in_both_directions() {
+    for language in Language::ALL {
+        let owner = Owner::start("127.0.0.1");
+        let path = owner.path(language);
+        let sizes = [1, 7, 4096, 65_537, 1 << 20, 8 << 20, PAYLOAD_BYTES_MAX + 3];
+        for length in sizes {
+            let theirs = Memory::patterned(length, 1);
+            let _region = owner.lend(&theirs);
+            let ours = Memory::patterned(length, 2);
+            path.transfer(Opcode::Write, &mut [ours.piece(0, length, &theirs, 0)], soon());
+            let back = Memory::zeroed(length);
+            let mut read = [back.piece(0, length, &theirs, 0)];
+            path.transfer(Opcode::Read, &mut read, soon());
+            assert!(moved(&read[0]), "{language:?} {length} {:?}", read[0].outcome);
+            assert!(back.bytes() == ours.bytes(), "{language:?} {length}");
+            assert!(theirs.bytes() == ours.bytes(), "{language:?} {length}");
+            owner.take_back(&theirs);
+        }
+    }
+}
+
+const PAYLOAD_BYTES_MAX: usize = frame::PAYLOAD_BYTES_MAX as usize;
+
+#[test]
+fn an_acknowledged_write_has_been_applied() {
+    for language in [Language::Own, Language::Established2] {
+        let (owner, theirs) = Owner::with_memory(100_000);
+        let path = owner.path(language);
+        for seed in 0..50 {
+            let ours = Memory::patterned(100_000, seed);
+            let mut batch = [ours.piece(0, 100_000, &theirs, 0)];
+            path.transfer(Opcode::Write, &mut batch, soon());
+            assert!(moved(&batch[0]));
+            assert!(theirs.bytes() == ours.bytes(), "{language:?}");
+        }
+    }
+}
+
+#[test]
+fn a_batch_may_have_any_number_of_pieces() {
+    const COUNT: usize = 20_000;
+    let length = |index: usize| 1 + index % 61;
+    let (owner, theirs) = Owner::with_memory(COUNT * 64);
+    let ours = Memory::patterned(COUNT * 64, 3);
+    let back = Memory::zeroed(COUNT * 64);
+    let path = owner.path(Language::Own);
+    let batch = |local: &Memory| -> Vec<Piece> {
+        (0..COUNT)
+            .map(|index| {
+                // The peer's ranges in another order than ours.
+                let theirs_at = (COUNT - 1 - index) * 64;
+                local.part(index * 64, length(index), theirs.address() + theirs_at as u64)
+            })
+            .collect()
+    };
+    for (opcode, local) in [(Opcode::Write, &ours), (Opcode::Read, &back)] {
+        let mut pieces = batch(local);
+        path.transfer(opcode, &mut pieces, soon());
+        assert!(pieces.iter().all(moved));
+    }
+    for index in 0..COUNT {
+        let range = index * 64..index * 64 + length(index);
+        assert_eq!(back.bytes()[range.clone()], ours.bytes()[range], "{index}");
+    }
+}
+
+#[test]
+fn refused_ranges_fail_alone() {
+    for language in [Language::Own, Language::Established2] {
+        let (owner, theirs) = Owner::with_memory(1000);
+        let path = owner.path(language);
+        for opcode in [Opcode::Write, Opcode::Read] {
+            let ours = Memory::patterned(500, 4);
+            let mut batch = pieces(&ours, 100, |index| match index {
+                1 => 8,                      // registered nowhere
+                3 => theirs.address() + 950, // begins inside and ends outside
+                _ => theirs.address() + 100 * index as u64,
+            });
+            path.transfer(opcode, &mut batch, soon());
+            assert_eq!(outcomes(&batch), [true, false, true, false, true], "{language:?}");
+            let error = batch[3].outcome.take().unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::TransferFailed);
+            assert!(error.to_string().contains("not in a registered range"), "{error}");
+            for index in [0, 2, 4] {
+                let range = index * 100..index * 100 + 100;
+                assert_eq!(ours.bytes()[range.clone()], theirs.bytes()[range], "{language:?}");
+            }
+            assert!(path.is_alive());
+        }
+    }
+}
+
+#[test]
+fn pieces_that_have_an_outcome_are_left_alone_and_empty_ones_succeed() {
+    let (owner, theirs) = Owner::with_memory(100);
+    let ours = Memory::patterned(100, 5);
+    let mut batch = pieces(&ours, 50, |_| theirs.address());
+    batch[0].outcome = Some(Ok(()));
+    batch.push(ours.part(0, 0, 8));
+    owner.path(Language::Own).transfer(Opcode::Write, &mut batch, soon());
+    assert_eq!(outcomes(&batch), [true, true, true]);
+    assert_eq!(theirs.bytes()[..50], ours.bytes()[50..]);
+}
+
+#[test]
+fn both_kinds_of_addresses_are_served() {
+    let owner = Owner::start("::1");
+    let theirs = Memory::patterned(10, 6);
+    let _region = owner.lend(&theirs);
+    for language in Language::ALL {
+        for host in ["::1", "[::1]"] {
+            let mut descriptor = owner.descriptor(language);
+            descriptor.tcp_data_host = host.to_owned();
+            let path =
+                TcpTransport::new(TcpSettings::default()).connect(&descriptor, soon()).unwrap();
+            let back = Memory::zeroed(10);
+            path.transfer(Opcode::Read, &mut [back.piece(0, 10, &theirs, 0)], soon());
+            assert_eq!(back.bytes(), theirs.bytes());
+        }
+    }
+}
+
+#[test]
+fn many_threads_share_few_connections() {
+    // A fifth connection would be closed, and its transfer would fail.
+    let settings = TcpServerSettings { connections_max: 4, ..TcpServerSettings::default() };
+    let owner = Owner::start_with("127.0.0.1:0", settings);
+    let theirs = Memory::patterned(64 * 1000, 7);
+    let _region = owner.lend(&theirs);
+    let path = owner.path(Language::Own);
+    std::thread::scope(|scope| {
+        for thread in 0..64 {
+            let (path, theirs) = (&path, &theirs);
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    let back = Memory::zeroed(1000);
+                    let mut batch = [back.piece(0, 1000, theirs, thread * 1000)];
+                    path.transfer(Opcode::Read, &mut batch, soon());
+                    assert!(moved(&batch[0]), "{:?}", batch[0].outcome);
+                    assert_eq!(back.bytes(), theirs.bytes()[thread * 1000..][..1000]);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_lane_that_is_not_free_is_waited_for_until_the_deadline() {
+    let (owner, theirs) = Owner::with_memory(10);
+    let settings = TcpSettings { lanes_per_peer: 1, ..TcpSettings::default() };
+    let lanes = lane::Lanes::new(support::destination(&owner), &settings);
+    let lease = lanes.take(soon()).unwrap();
+    let late = lanes.take(SystemClock::shared().now() + Duration::from_millis(20)).unwrap_err();
+    assert_eq!(late.kind(), ErrorKind::Timeout);
+    lease.keep();
+    lanes.take(soon()).unwrap().keep();
+    drop(theirs);
+}
+
+#[test]
+fn closing_the_server_ends_its_connections_at_once() {
+    let (owner, theirs) = Owner::with_memory(10);
+    let path = owner.path(Language::Own);
+    let begin = std::time::Instant::now();
+    owner.server.close();
+    owner.server.close();
+    assert!(begin.elapsed() < Duration::from_millis(600), "{:?}", begin.elapsed());
+    let back = Memory::zeroed(10);
+    let mut batch = [back.piece(0, 10, &theirs, 0)];
+    path.transfer(Opcode::Read, &mut batch, soon());
+    assert_eq!(outcomes(&batch), [false]);
+    assert!(!path.is_alive());
+    let refused = TcpTransport::new(TcpSettings::default())
+        .connect(&owner.descriptor(Language::Own), soon())
+        .unwrap_err();
+    assert!(refused.to_string().contains("127.0.0.1"), "{refused}");
+}
+
+#[test]
+fn a_segment_without_a_data_listener_has_no_path() {
+    let descriptor = SegmentDescriptor { name: "h:1".into(), ..SegmentDescriptor::default() };
+    let error = TcpTransport::new(TcpSettings::default()).connect(&descriptor, soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotSupported);
+}
+
+#[test]
+fn regions_can_be_taken_back_after_a_transfer() {
+    let (owner, theirs) = Owner::with_memory(10);
+    let path = owner.path(Language::Own);
+    let back = Memory::zeroed(10);
+    path.transfer(Opcode::Read, &mut [back.piece(0, 10, &theirs, 0)], soon());
+    // The pins are let go right after the answer is on its way.
+    owner.take_back(&theirs);
+    let mut batch = [back.piece(0, 10, &theirs, 0)];
+    path.transfer(Opcode::Read, &mut batch, soon());
+    assert_eq!(outcomes(&batch), [false]);
+    let _: &Arc<Regions> = &owner.regions;
+}

@@ -83,11 +83,6 @@ impl Cursor {
         self.head == head.len() && self.index == spans.len()
     }
 
-    /// Whether not a byte has been moved.
-    pub(super) const fn is_at_start(&self) -> bool {
-        self.head == 0 && self.index == 0 && self.offset == 0
-    }
-
     /// To be called after `EFAULT`. The index of the bad span once it is known; until then the
     /// call is to be made again.
     pub(super) fn fault(&mut self) -> Option<usize> {

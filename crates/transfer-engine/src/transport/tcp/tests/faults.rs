@@ -1,0 +1,259 @@
+//! What happens when memory is bad, peers are silent, gone, slow, or speak nonsense.
+
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+use mooncake_base::{Clock, ErrorKind, SystemClock};
+
+use super::support::{Language, Memory, Owner, moved, outcomes, pieces, soon};
+use crate::{
+    descriptor::SegmentDescriptor,
+    piece::{LocalRange, Opcode, Piece, RemoteRange},
+    region::Backing,
+    transport::{
+        Path, Transport,
+        tcp::{
+            TcpServerSettings, TcpSettings, TcpTransport,
+            frame::{GREETING_BYTES, Greeting, RequestHeader, VERSION, encode_entry},
+        },
+    },
+};
+
+/// An address where nothing is mapped.
+const NOWHERE: usize = 0x10;
+
+fn nowhere(length: usize, remote: u64) -> Piece {
+    // SAFETY: nothing can refer to memory that is not there.
+    Piece::new(unsafe { LocalRange::foreign(NOWHERE, length) }, remote)
+}
+
+#[test]
+fn a_bad_local_address_fails_its_piece_and_nothing_else() {
+    for language in [Language::Own, Language::Established2] {
+        let (owner, theirs) = Owner::with_memory(50_000);
+        let path = owner.path(language);
+        for opcode in [Opcode::Read, Opcode::Write, Opcode::Read] {
+            let ours = Memory::patterned(50_000, 4);
+            let mut batch = pieces(&ours, 10_000, |index| theirs.address() + index as u64 * 10_000);
+            batch[1] = nowhere(10_000, theirs.address() + 10_000);
+            batch[3] = nowhere(10_000, theirs.address() + 30_000);
+            path.transfer(opcode, &mut batch, soon());
+            assert_eq!(outcomes(&batch), [true, false, true, false, true], "{language:?}");
+            let error = batch[1].outcome.take().unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+            for index in [0, 2, 4] {
+                let range = index * 10_000..(index + 1) * 10_000;
+                assert!(ours.bytes()[range.clone()] == theirs.bytes()[range], "{language:?}");
+            }
+            assert!(path.is_alive());
+        }
+    }
+}
+
+#[test]
+fn memory_of_the_owner_that_is_not_mapped_harms_neither_side() {
+    let (owner, theirs) = Owner::with_memory(100);
+    owner.regions.register(NOWHERE as u64, 100, "*", Backing::User).unwrap();
+    let path = owner.path(Language::Own);
+    let ours = Memory::patterned(300, 4);
+    let remote = |index| if index == 1 { NOWHERE as u64 } else { theirs.address() };
+    let mut batch = pieces(&ours, 100, remote);
+    path.transfer(Opcode::Write, &mut batch, soon());
+    assert_eq!(outcomes(&batch), [true, false, true]);
+    let mut batch = [ours.part(0, 100, NOWHERE as u64)];
+    path.transfer(Opcode::Read, &mut batch, soon());
+    assert_eq!(outcomes(&batch), [false]);
+    let mut batch = [ours.piece(0, 100, &theirs, 0)];
+    path.transfer(Opcode::Read, &mut batch, soon());
+    assert_eq!(outcomes(&batch), [true]);
+}
+
+/// A listener that greets as we do and then does with each connection as it is told.
+fn greeting_peer(serve: impl Fn(TcpStream) + Send + 'static) -> SegmentDescriptor {
+    let owner = Owner::start("127.0.0.1");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let engine = owner.engine.bits();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            stream.read_exact(&mut [0; GREETING_BYTES]).unwrap();
+            stream.write_all(&Greeting { version: VERSION, engine }.encode()).unwrap();
+            serve(stream);
+        }
+    });
+    SegmentDescriptor { tcp_data_port: port, ..owner.descriptor(Language::Own) }
+}
+
+fn connect(descriptor: &SegmentDescriptor) -> std::sync::Arc<dyn Path> {
+    TcpTransport::new(TcpSettings::default()).connect(descriptor, soon()).unwrap()
+}
+
+#[test]
+fn a_peer_that_never_answers_costs_the_deadline_and_not_more() {
+    let held = std::sync::Mutex::new(Vec::new());
+    let path = connect(&greeting_peer(move |stream| held.lock().unwrap().push(stream)));
+    // A write of more than the sockets hold is stuck in sending, a read in waiting.
+    let ours = Memory::zeroed(PAYLOAD);
+    for opcode in [Opcode::Read, Opcode::Write] {
+        let begin = Instant::now();
+        let mut batch = [ours.part(0, PAYLOAD, 1 << 20)];
+        path.transfer(opcode, &mut batch, SystemClock.now() + Duration::from_millis(150));
+        let error = batch[0].outcome.take().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        let elapsed = begin.elapsed();
+        assert!(elapsed >= Duration::from_millis(140), "{elapsed:?}");
+        assert!(elapsed < Duration::from_secs(5), "{elapsed:?}");
+    }
+}
+
+const PAYLOAD: usize = 16 << 20;
+
+#[test]
+fn a_peer_that_closes_in_the_middle_is_an_error() {
+    let ways = [(Opcode::Read, 0), (Opcode::Read, 40), (Opcode::Write, 10), (Opcode::Write, 1 << 16)];
+    for (opcode, taken) in ways {
+        let path = connect(&greeting_peer(move |mut stream| {
+            let _ = stream.read_exact(&mut vec![0; taken]);
+            let _ = stream.write_all(&[1, 0, 0]); // of the answer, too, only a part
+        }));
+        let ours = Memory::zeroed(PAYLOAD);
+        let mut batch = [ours.part(0, PAYLOAD, 1 << 20)];
+        path.transfer(opcode, &mut batch, soon());
+        let error = batch[0].outcome.take().unwrap().unwrap_err();
+        assert_ne!(error.kind(), ErrorKind::Timeout, "{error}");
+    }
+}
+
+#[test]
+fn a_peer_that_answers_nonsense_is_an_error() {
+    let path = connect(&greeting_peer(|mut stream| {
+        let _ = stream.read_exact(&mut [0; 40]);
+        let _ = stream.write_all(&[0xFF; 4096]);
+    }));
+    let ours = Memory::patterned(100, 1);
+    let before = ours.bytes();
+    let mut batch = [ours.part(0, 100, 1 << 20)];
+    path.transfer(Opcode::Read, &mut batch, soon());
+    let error = batch[0].outcome.take().unwrap().unwrap_err();
+    assert!(error.to_string().contains("broke the protocol"), "{error}");
+    assert_eq!(ours.bytes(), before);
+}
+
+#[test]
+fn a_connection_that_died_while_idle_is_replaced_unseen() {
+    let (owner, theirs) = Owner::with_memory(100);
+    let path = owner.path(Language::Own);
+    let (address, engine) = (owner.server.address(), owner.engine);
+    owner.server.close();
+    let settings = TcpServerSettings { engine: Some(engine), ..TcpServerSettings::default() };
+    let again = Owner::start_with(&address.to_string(), settings);
+    drop(again.lend(&theirs));
+    let back = Memory::zeroed(100);
+    let mut batch = [back.piece(0, 100, &theirs, 0)];
+    path.transfer(Opcode::Read, &mut batch, soon());
+    assert!(moved(&batch[0]), "{:?}", batch[0].outcome);
+    assert_eq!(back.bytes(), theirs.bytes());
+}
+
+#[test]
+fn another_engine_at_the_same_address_is_not_taken_for_the_peer() {
+    let (owner, theirs) = Owner::with_memory(100);
+    let path = owner.path(Language::Own);
+    let address = owner.server.address();
+    owner.server.close();
+    let other = Owner::start_with(&address.to_string(), TcpServerSettings::default());
+    drop(other.lend(&theirs));
+    let ours = Memory::zeroed(100);
+    let before = theirs.bytes();
+    let mut batch = [ours.piece(0, 100, &theirs, 0)];
+    path.transfer(Opcode::Write, &mut batch, soon());
+    let error = batch[0].outcome.take().unwrap().unwrap_err();
+    assert!(error.to_string().contains("restarted"), "{error}");
+    assert_eq!(theirs.bytes(), before);
+    assert!(!path.is_alive());
+}
+
+/// A connection that has greeted and begun to write 100 bytes.
+fn half_a_write(owner: &Owner, theirs: &Memory) -> TcpStream {
+    let mut stream = TcpStream::connect(owner.server.address()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut wire = Greeting { version: VERSION, engine: 0 }.encode().to_vec();
+    let header = RequestHeader { opcode: Opcode::Write, count: 1, sequence: 1, payload: 100 };
+    header.encode(&mut wire);
+    encode_entry(RemoteRange { address: theirs.address(), length: 100 }, &mut wire);
+    wire.extend_from_slice(&[7; 50]);
+    stream.write_all(&wire).unwrap();
+    stream.read_exact(&mut [0; GREETING_BYTES]).unwrap();
+    stream
+}
+
+#[test]
+fn a_peer_that_stops_in_the_middle_does_not_hold_the_memory_for_ever() {
+    let progress_timeout = Duration::from_millis(50);
+    let settings = TcpServerSettings { progress_timeout, ..TcpServerSettings::default() };
+    let owner = Owner::start_with("127.0.0.1:0", settings);
+    let theirs = Memory::zeroed(100);
+    drop(owner.lend(&theirs));
+    let mut stuck = half_a_write(&owner, &theirs);
+    assert_eq!(stuck.read(&mut [0; 8]).unwrap_or(0), 0, "the server closes the connection");
+    owner.take_back(&theirs);
+}
+
+#[test]
+fn closing_the_server_lets_go_of_memory_that_is_being_written() {
+    let (owner, theirs) = Owner::with_memory(100);
+    let _stuck = half_a_write(&owner, &theirs);
+    let begin = Instant::now();
+    owner.server.close();
+    owner.take_back(&theirs);
+    assert!(begin.elapsed() < Duration::from_millis(600), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn nonsense_ends_its_own_connection_and_no_other() {
+    let (owner, theirs) = Owner::with_memory(100);
+    let path = owner.path(Language::Own);
+    let greeting = Greeting { version: VERSION, engine: 0 }.encode();
+    let with_greeting = |rest: &[u8]| [&greeting[..], rest].concat();
+    let nonsense = [
+        vec![0; 7],
+        vec![0xFF; 24],
+        [&[0; 16][..], &[9; 8]].concat(),
+        with_greeting(&[0; 40]),
+        with_greeting(&[0xFF; 40]),
+        with_greeting(&[1, 0, 0, 0, 7, 0, 0, 0]),
+        b"GET / HTTP/1.1\r\nhost: x\r\n\r\n".to_vec(),
+    ];
+    for bytes in nonsense {
+        let mut stream = TcpStream::connect(owner.server.address()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let _ = stream.write_all(&bytes);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let mut answer = Vec::new();
+        // Reset or ended, but over.
+        if let Err(failure) = stream.read_to_end(&mut answer) {
+            assert_eq!(failure.kind(), std::io::ErrorKind::ConnectionReset, "{bytes:?}");
+        }
+    }
+    let back = Memory::zeroed(100);
+    let mut batch = [back.piece(0, 100, &theirs, 0)];
+    path.transfer(Opcode::Read, &mut batch, soon());
+    assert!(moved(&batch[0]));
+}
+
+#[test]
+fn a_deadline_that_has_passed_moves_nothing() {
+    let (owner, theirs) = Owner::with_memory(100);
+    let path = owner.path(Language::Own);
+    let before = theirs.bytes();
+    let ours = Memory::zeroed(100);
+    let mut batch = [ours.piece(0, 100, &theirs, 0)];
+    path.transfer(Opcode::Write, &mut batch, SystemClock.now());
+    assert_eq!(batch[0].outcome.take().unwrap().unwrap_err().kind(), ErrorKind::Timeout);
+    assert_eq!(theirs.bytes(), before);
+}

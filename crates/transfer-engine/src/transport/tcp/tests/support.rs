@@ -1,0 +1,173 @@
+//! Memory, owners and descriptors for the tests of TCP.
+
+use std::{
+    net::TcpListener,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
+
+use mooncake_base::{Clock, Endpoint, EngineId, Moment, SystemClock};
+use tokio::runtime::Runtime;
+
+use crate::{
+    descriptor::{OwnDescriptor, SegmentDescriptor},
+    piece::{LocalRange, Piece},
+    region::{Backing, Region, Regions},
+    transport::{
+        Path, Transport,
+        tcp::{TcpServer, TcpServerSettings, TcpSettings, TcpTransport, lane::Destination},
+    },
+};
+
+pub(super) static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+});
+
+/// Which frames the client is to speak.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Language {
+    Own,
+    Established2,
+    Established1,
+}
+
+/// Memory that is only reached through its address, as that of users.
+#[derive(Debug)]
+pub(super) struct Memory {
+    base: *mut [u8],
+}
+
+/// A process that lends memory.
+#[derive(Debug)]
+pub(super) struct Owner {
+    pub(super) server: TcpServer,
+    pub(super) regions: Arc<Regions>,
+    pub(super) engine: EngineId,
+}
+
+impl Language {
+    pub(super) const ALL: [Self; 3] = [Self::Own, Self::Established2, Self::Established1];
+}
+
+// SAFETY: it is plain memory; the tests wait for a transfer before they look at what it wrote.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    pub(super) fn zeroed(length: usize) -> Self {
+        Self { base: Box::into_raw(vec![0; length].into_boxed_slice()) }
+    }
+
+    pub(super) fn patterned(length: usize, seed: usize) -> Self {
+        let bytes: Vec<u8> =
+            (0..length).map(|index| (index * 31 + index / 251 + seed * 7 + 1) as u8).collect();
+        Self { base: Box::into_raw(bytes.into_boxed_slice()) }
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.base.cast::<u8>().expose_provenance() as u64
+    }
+
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        // SAFETY: the memory is ours and no transfer is under way while a test looks at it.
+        unsafe { &*self.base }.to_vec()
+    }
+
+    /// A piece between bytes of this and any address of the peer.
+    pub(super) fn part(&self, offset: usize, length: usize, remote: u64) -> Piece {
+        assert!(offset + length <= self.base.len());
+        let base = self.base.cast::<u8>().wrapping_add(offset);
+        // SAFETY: the range is in the allocation, which tests keep until the transfer is over.
+        Piece::new(unsafe { LocalRange::held(base, length) }, remote)
+    }
+
+    /// A piece between bytes of this and bytes of the peer's memory.
+    pub(super) fn piece(&self, offset: usize, length: usize, peer: &Self, at: usize) -> Piece {
+        self.part(offset, length, peer.address() + at as u64)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: it came from `Box::into_raw` and is given back once.
+        drop(unsafe { Box::from_raw(self.base) });
+    }
+}
+
+impl Owner {
+    pub(super) fn start(host: &str) -> Self {
+        let address = Endpoint::new(host, 0).to_string();
+        Self::start_with(&address, TcpServerSettings::default())
+    }
+
+    pub(super) fn start_with(address: &str, settings: TcpServerSettings) -> Self {
+        let regions = Arc::new(Regions::default());
+        let engine = settings.engine.unwrap_or_else(EngineId::random);
+        let settings = TcpServerSettings { engine: Some(engine), ..settings };
+        let listener = TcpListener::bind(address).unwrap();
+        let server =
+            TcpServer::start(listener, Arc::clone(&regions), settings, RUNTIME.handle()).unwrap();
+        Self { server, regions, engine }
+    }
+
+    /// An owner with one piece of memory. It must be declared before the memory is dropped.
+    pub(super) fn with_memory(length: usize) -> (Self, Memory) {
+        let owner = Self::start("127.0.0.1");
+        let memory = Memory::patterned(length, 9);
+        drop(owner.lend(&memory));
+        (owner, memory)
+    }
+
+    pub(super) fn lend(&self, memory: &Memory) -> Arc<Region> {
+        let length = memory.base.len() as u64;
+        self.regions.register(memory.address(), length, "*", Backing::User).unwrap()
+    }
+
+    pub(super) fn take_back(&self, memory: &Memory) {
+        self.regions.unregister(memory.address(), Duration::from_secs(20)).unwrap();
+    }
+
+    pub(super) fn descriptor(&self, language: Language) -> SegmentDescriptor {
+        let address = self.server.address();
+        SegmentDescriptor {
+            name: "peer".into(),
+            protocol: "tcp".into(),
+            tcp_data_host: address.ip().to_string(),
+            tcp_data_port: address.port(),
+            tcp_proto_version: if language == Language::Established1 { 1 } else { 2 },
+            mooncake: (language == Language::Own).then(|| OwnDescriptor::new(self.engine, None)),
+            ..SegmentDescriptor::default()
+        }
+    }
+
+    pub(super) fn path(&self, language: Language) -> Arc<dyn Path> {
+        TcpTransport::new(TcpSettings::default())
+            .connect(&self.descriptor(language), soon())
+            .unwrap()
+    }
+}
+
+/// Equal pieces that cut the memory in order; `remote` gives the peer's address for each.
+pub(super) fn pieces(memory: &Memory, length: usize, remote: impl Fn(usize) -> u64) -> Vec<Piece> {
+    (0..memory.base.len() / length)
+        .map(|index| memory.part(index * length, length, remote(index)))
+        .collect()
+}
+
+pub(super) fn destination(owner: &Owner) -> Destination {
+    let address = owner.server.address();
+    let endpoint = Endpoint::new(address.ip().to_string(), address.port());
+    Destination { endpoint, own: Some(Some(owner.engine)) }
+}
+
+pub(super) fn moved(piece: &Piece) -> bool {
+    matches!(piece.outcome, Some(Ok(())))
+}
+
+pub(super) fn outcomes(pieces: &[Piece]) -> Vec<bool> {
+    pieces.iter().map(|piece| piece.outcome.as_ref().unwrap().is_ok()).collect()
+}
+
+/// A deadline that only a hanging test reaches.
+pub(super) fn soon() -> Moment {
+    SystemClock.now() + Duration::from_secs(30)
+}
