@@ -1,6 +1,7 @@
 //! A client of the store: lends memory to the pool, puts objects and reads them.
 
 mod batch;
+mod bytes;
 mod call;
 mod look;
 mod mount;

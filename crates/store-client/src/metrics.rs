@@ -88,8 +88,9 @@ impl Metrics {
         self.late_reads.fetch_add(reads as u64, Ordering::Relaxed);
     }
 
-    pub(crate) fn count_copy(&self, kind: TransportKind, copied: Option<u64>) {
-        if let Some(at) = KINDS.iter().position(|known| *known == kind) {
+    /// Over which transport, if any path was left.
+    pub(crate) fn count_copy(&self, kind: Option<TransportKind>, copied: Option<u64>) {
+        if let Some(at) = KINDS.iter().position(|known| Some(*known) == kind) {
             self.by_transport[at].count(copied.is_some(), copied.unwrap_or(0));
         }
     }

@@ -167,7 +167,7 @@ impl Client {
     /// An empty range, or one that overlaps another.
     pub fn register_memory(&self, address: u64, length: u64) -> Result<()> {
         self.shared.check_open()?;
-        self.shared.engine.register(address, length, "*")
+        self.shared.engine.regions().register(address, length, "*")
     }
 
     /// Takes memory of the caller out again; it begins where a registered range begins.
@@ -176,7 +176,7 @@ impl Client {
     /// No range begins there, or a peer still uses it.
     pub fn unregister_memory(&self, address: u64) -> Result<()> {
         self.shared.check_open()?;
-        self.shared.engine.unregister(address)
+        self.shared.engine.regions().unregister(address)
     }
 
     /// How long an object is.

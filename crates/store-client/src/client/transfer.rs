@@ -100,7 +100,7 @@ impl Shared {
     }
 
     /// Takes the outcome of a job from that of its pieces.
-    fn settle(&self, job: &mut Job, kind: TransportKind) {
+    fn settle(&self, job: &mut Job, kind: Option<TransportKind>) {
         let failed = job.pieces.iter_mut().find_map(|piece| match piece.outcome.take() {
             Some(Ok(())) => None,
             Some(Err(error)) => Some(error),

@@ -1,0 +1,60 @@
+//! Whole values as slices: the memory of the caller lent to a put or a read for as long as the
+//! call lasts.
+
+use mooncake_base::{Error, ErrorCode, ObjectKey, Result};
+use mooncake_transfer_engine::LocalRange;
+
+use super::Client;
+use crate::object::{PutItem, PutOptions, PutOutcome, Read};
+
+/// How often a value that was replaced while it was read is read again.
+const TRIES: usize = 3;
+
+impl Client {
+    /// Puts one value.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub fn put_bytes(
+        &self,
+        key: &ObjectKey,
+        value: &[u8],
+        options: &PutOptions,
+    ) -> Result<PutOutcome> {
+        // SAFETY: the slice is borrowed until the put has returned, and a put only reads it.
+        let part = unsafe { LocalRange::held(value.as_ptr().cast_mut(), value.len()) };
+        only(self.put(&[PutItem { key: key.clone(), parts: &[part] }], options))
+    }
+
+    /// Gets one value; `None` if no object has the key.
+    ///
+    /// # Errors
+    /// As [`locate`](Self::locate) and [`read`](Self::read).
+    pub fn get_bytes(&self, key: &ObjectKey) -> Result<Option<Vec<u8>>> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match self.read_value(key) {
+                Ok(value) => return Ok(Some(value)),
+                Err(error) if error.code() == ErrorCode::OBJECT_NOT_FOUND => return Ok(None),
+                Err(error) if error.code() == ErrorCode::LEASE_EXPIRED && tries < TRIES => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn read_value(&self, key: &ObjectKey) -> Result<Vec<u8>> {
+        let located = only(self.locate(std::slice::from_ref(key)))?;
+        let mut value = vec![0; located.length() as usize];
+        // SAFETY: the vector is ours alone and lives, unmoved, until the read has returned.
+        let into = unsafe { LocalRange::held(value.as_mut_ptr(), value.len()) };
+        only(self.read(&[Read::whole(&located, &[into])]))?;
+        Ok(value)
+    }
+}
+
+/// The one outcome of a batch of one.
+fn only<T>(outcomes: Vec<Result<T>>) -> Result<T> {
+    let mut outcomes = outcomes.into_iter();
+    outcomes.next().unwrap_or_else(|| Err(Error::internal("a batch of one gave no outcome")))
+}
