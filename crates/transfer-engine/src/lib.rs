@@ -10,9 +10,12 @@
 pub mod config;
 pub(crate) mod copy;
 pub mod descriptor;
+pub mod engine;
 pub mod handshake;
 pub mod memory;
 pub mod metadata;
+pub mod metrics;
+pub mod peer;
 pub mod piece;
 pub mod process;
 pub mod region;
@@ -20,7 +23,10 @@ pub mod transport;
 
 pub use config::EngineConfig;
 pub use descriptor::SegmentDescriptor;
+pub use engine::{Engine, Registry};
 pub use memory::SharedMemory;
+pub use metrics::{EngineSnapshot, PeerSnapshot, TransportSnapshot};
+pub use peer::Peer;
 pub use piece::{LocalRange, Opcode, Piece, RemoteRange};
 pub use region::{Region, Regions};
 pub use transport::{Capability, Path, Transport, TransportKind};

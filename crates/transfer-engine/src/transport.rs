@@ -5,6 +5,10 @@
 //! peer, sends every batch over the cheapest path that reaches its ranges, and goes on to the next
 //! path, inside the deadline, for the pieces that failed.
 
+pub(crate) mod memory;
+pub(crate) mod shm;
+pub mod tcp;
+
 use std::{fmt, sync::Arc};
 
 use mooncake_base::{Moment, Result};

@@ -2,7 +2,10 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use mooncake_base::EngineId;
@@ -19,6 +22,7 @@ pub(crate) struct Lent {
     pub(crate) id: EngineId,
     pub(crate) regions: Arc<Regions>,
     mappings: RwLock<BTreeMap<u64, Arc<Mapping>>>,
+    is_closed: AtomicBool,
 }
 
 /// The engines of this process that are not closed.
@@ -27,16 +31,26 @@ static LIVE: RwLock<Option<HashMap<EngineId, Weak<Lent>>>> = RwLock::new(None);
 impl Lent {
     /// Enters a new engine into the list of this process.
     pub(crate) fn enter(id: EngineId) -> Arc<Self> {
-        let lent = Arc::new(Self { id, regions: Arc::default(), mappings: RwLock::default() });
+        let lent = Arc::new(Self {
+            id,
+            regions: Arc::default(),
+            mappings: RwLock::default(),
+            is_closed: AtomicBool::new(false),
+        });
         LIVE.write().get_or_insert_default().insert(id, Arc::downgrade(&lent));
         lent
     }
 
     /// Takes it out of the list, after which no path to it is alive.
     pub(crate) fn leave(&self) {
+        self.is_closed.store(true, Ordering::Release);
         if let Some(live) = LIVE.write().as_mut() {
             live.remove(&self.id);
         }
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        !self.is_closed.load(Ordering::Acquire)
     }
 
     /// An engine of this process.

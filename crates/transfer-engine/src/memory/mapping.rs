@@ -17,7 +17,7 @@ use mooncake_base::{Error, ErrorCode, Result};
 
 use crate::{
     copy::{self, Access},
-    piece::LocalRange,
+    piece::{LocalRange, Opcode, Piece},
     process,
 };
 
@@ -139,7 +139,7 @@ impl Mapping {
         self.file.as_ref().expect("only dropping takes the file away").as_fd()
     }
 
-    /// Copies from local memory to `offset` on, in steps between which `may_go_on` is asked.
+    /// Copies from local memory to `offset` on, asking the gate before each step.
     pub(crate) fn write(&self, offset: usize, from: LocalRange, gate: Gate<'_>) -> Result<()> {
         self.each_part(offset, from, Access::Read, gate)
     }
@@ -147,6 +147,17 @@ impl Mapping {
     /// Copies from `offset` on to local memory.
     pub(crate) fn read(&self, offset: usize, to: LocalRange, gate: Gate<'_>) -> Result<()> {
         self.each_part(offset, to, Access::Write, gate)
+    }
+
+    /// Moves pieces that lie in this memory, whose first byte their owner calls `base`.
+    pub(crate) fn transfer(&self, opcode: Opcode, pieces: &mut [Piece], base: u64, gate: Gate<'_>) {
+        for piece in pieces.iter_mut().filter(|piece| piece.outcome.is_none()) {
+            let offset = (piece.remote - base) as usize;
+            piece.outcome = Some(match opcode {
+                Opcode::Write => self.write(offset, piece.local, gate),
+                Opcode::Read => self.read(offset, piece.local, gate),
+            });
+        }
     }
 
     /// Walks over the chunks; `access` is what is done to the local memory.

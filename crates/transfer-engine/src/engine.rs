@@ -1,0 +1,465 @@
+//! The engine: lends memory to peers, finds them, and moves bytes over the cheapest path.
+
+mod describe;
+mod listen;
+mod registry;
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use mooncake_base::{Clock, Endpoint, EngineId, Error, ErrorKind, Moment, Result, SystemClock};
+use parking_lot::RwLock;
+
+pub use self::registry::Registry;
+use self::{describe::Description, listen::Listeners};
+use crate::{
+    config::EngineConfig,
+    handshake::{HandshakeServer, HandshakeSettings, Notification},
+    memory::{SharedMemory, lent::Lent},
+    metadata::{self, MetadataSettings, MetadataStore},
+    metrics::{EngineSnapshot, Metrics, Progress},
+    peer::{Found, Peer, Ways},
+    piece::{Opcode, Piece},
+    process,
+    region::Backing,
+    transport::{
+        Transport, TransportKind,
+        memory::MemoryTransport,
+        shm::{ShmTransport, control::Control},
+        tcp::{TcpServer, TcpServerSettings, TcpSettings, TcpTransport},
+    },
+};
+
+/// How long closing waits for peers to leave our memory, and for a metadata server.
+const CLOSE_PATIENCE: Duration = Duration::from_millis(50);
+
+/// How long publishing a change may take.
+const PUBLISH_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A transfer engine. Clones are the same engine; it closes when the last one is dropped.
+#[derive(Debug, Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    config: EngineConfig,
+    generation: u64,
+    rpc: Endpoint,
+    description: Arc<Description>,
+    lent: Arc<Lent>,
+    /// Serves processes of this host; absent where the system lets us not.
+    control: Option<Arc<Control>>,
+    metadata: Arc<dyn MetadataStore>,
+    handshake: HandshakeServer,
+    data: TcpServer,
+    /// Cheapest first.
+    transports: Vec<Arc<dyn Transport>>,
+    peers: RwLock<HashMap<String, Arc<Peer>>>,
+    metrics: Metrics,
+    is_closed: AtomicBool,
+}
+
+impl Engine {
+    /// Starts an engine: listens, and publishes its segment. Blocks; not to be called from a task.
+    ///
+    /// # Errors
+    /// The configuration is wrong, no port is to be had, or the metadata server cannot be reached
+    /// or knows another live engine of that name. Nothing is left behind then.
+    pub fn start(config: EngineConfig, runtime: tokio::runtime::Handle) -> Result<Self> {
+        config.check()?;
+        let generation = process::generation();
+        let settings = MetadataSettings {
+            connect_timeout: config.connect_timeout,
+            prefix: config.metadata_prefix.clone(),
+        };
+        let metadata = metadata::open(&config.metadata, settings)?;
+        let Listeners { host, rpc, data } = Listeners::bind(&config)?;
+        let lent = Lent::enter(EngineId::random());
+        let control = start_control(&config, &lent);
+        let settings = TcpServerSettings { engine: Some(lent.id), ..TcpServerSettings::default() };
+        let data = TcpServer::start(data, Arc::clone(&lent.regions), settings, &runtime)?;
+        let port = rpc
+            .local_addr()
+            .map_err(|error| Error::internal("a listener has no address").caused_by(error))?;
+        let rpc_endpoint = Endpoint::new(host.clone(), port.port());
+        let description = Arc::new(Description {
+            name: segment_name(&config, &rpc_endpoint),
+            host,
+            data_port: data.address().port(),
+            local: control.as_ref().map(|control| control.name().to_owned()),
+            lent: Arc::clone(&lent),
+        });
+        let described = Arc::clone(&description);
+        let describe = Arc::new(move || described.segment().to_json());
+        let settings = HandshakeSettings::default();
+        let handshake = HandshakeServer::start(rpc, describe, settings, &runtime)?;
+        let transports = transports(&config, control.as_ref());
+        let inner = Arc::new(Inner {
+            config,
+            generation,
+            rpc: rpc_endpoint,
+            description,
+            lent,
+            control,
+            metadata,
+            handshake,
+            data,
+            transports,
+            peers: RwLock::default(),
+            metrics: Metrics::default(),
+            is_closed: AtomicBool::new(false),
+        });
+        let engine = Self { inner };
+        engine.inner.publish()?;
+        Ok(engine)
+    }
+
+    /// Ends it: peers leave its memory, paths and listeners are closed, threads joined. Takes less
+    /// than 0.2 s whatever the peers do. Idempotent.
+    pub fn close(&self, deadline: Moment) {
+        self.inner.close(deadline);
+    }
+
+    /// What peers pass to [`Engine::open`].
+    pub fn segment_name(&self) -> &str {
+        &self.inner.description.name
+    }
+
+    /// Who it is; another one after a restart.
+    pub fn id(&self) -> EngineId {
+        self.inner.lent.id
+    }
+
+    /// Where its handshake socket listens.
+    pub fn rpc_port(&self) -> u16 {
+        self.inner.rpc.port.expect("it was made with a port")
+    }
+
+    /// The table of memory that peers may reach.
+    pub fn regions(&self) -> Registry<'_> {
+        Registry { inner: &self.inner }
+    }
+
+    /// Makes memory that peers may reach, and that peers of this host map.
+    ///
+    /// It takes room only as it is written. Its first address is what peers call it by.
+    ///
+    /// # Errors
+    /// The system has no such memory, or the engine is closed.
+    pub fn allocate(&self, length: u64) -> Result<SharedMemory> {
+        self.inner.usable()?;
+        let mut memory = SharedMemory::create(length, self.inner.config.is_huge_page_wanted)?;
+        let mapping = Arc::clone(memory.mapping());
+        let file = std::os::fd::AsRawFd::as_raw_fd(&mapping.file());
+        let backing = Backing::Shared { file, offset: 0 };
+        self.inner.lent.keep(&mapping);
+        self.inner
+            .lent
+            .regions
+            .register(memory.base(), memory.length(), "cpu:0", backing)
+            .inspect_err(|_| self.inner.lent.release(memory.base()))?;
+        let (weak, generation) = (Arc::downgrade(&self.inner), self.inner.generation);
+        memory.on_drop(move |base| {
+            if process::is_forked_since(generation) {
+                return;
+            }
+            let Some(inner) = weak.upgrade() else { return };
+            let taken = inner.withdraw(base).and_then(|()| inner.announce());
+            if let Err(error) = taken {
+                tracing::warn!(%error, "shared memory was dropped while it was in use");
+            }
+        });
+        self.inner.announce()?;
+        Ok(memory)
+    }
+
+    /// Finds a segment and a path to its engine. The same name gives the same peer; its own name
+    /// gives the engine itself.
+    ///
+    /// # Errors
+    /// The segment is not known, or its engine cannot be reached on any path.
+    pub fn open(&self, segment_name: &str, deadline: Moment) -> Result<Arc<Peer>> {
+        let inner = &self.inner;
+        inner.usable()?;
+        let known = inner.peers.read().get(segment_name).cloned();
+        let peer = match known {
+            Some(peer) if peer.transport().is_some() => return Ok(peer),
+            Some(peer) => {
+                let version = peer.version();
+                let resolve = || inner.resolve(segment_name, deadline);
+                if let Err(error) = peer.refresh(version, deadline, resolve) {
+                    inner.peers.write().remove(segment_name);
+                    return Err(error);
+                }
+                peer
+            }
+            None => {
+                let descriptor = inner.resolve(segment_name, deadline)?;
+                Arc::new(Peer::new(segment_name, descriptor, inner.ways()))
+            }
+        };
+        let ways = inner.ways();
+        let is_reached = (0..ways.transports.len())
+            .any(|index| matches!(peer.path(index, ways, deadline), Found::Open(_)));
+        if !is_reached {
+            inner.peers.write().remove(segment_name);
+            return Err(peer.unreachable());
+        }
+        let mut peers = inner.peers.write();
+        Ok(Arc::clone(peers.entry(segment_name.to_owned()).or_insert(peer)))
+    }
+
+    /// Moves pieces between local memory and a peer's, and gives each its outcome.
+    ///
+    /// Blocks. A piece that fails on one path is tried on the next while the deadline lasts; if the
+    /// peer is gone it is looked for once more, since it may have been restarted. Pieces that have
+    /// an outcome already are left alone.
+    pub fn transfer(&self, peer: &Peer, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) {
+        if let Err(error) = self.inner.usable() {
+            fail_open(pieces, &error);
+            return;
+        }
+        for piece in pieces.iter_mut() {
+            if piece.local.length() == 0 && piece.outcome.is_none() {
+                piece.outcome = Some(Ok(()));
+            }
+        }
+        let before = Progress::of(pieces);
+        self.inner.transfer(peer, opcode, pieces, deadline);
+        peer.count_errors(Progress::of(pieces).errors() - before.errors());
+    }
+
+    /// Notifications that peers have sent here, oldest first; each is given out once.
+    pub fn take_notifications(&self) -> Vec<Notification> {
+        if process::is_forked_since(self.inner.generation) {
+            return Vec::new();
+        }
+        self.inner.handshake.take_notifications()
+    }
+
+    /// The store in which segments are found.
+    pub fn metadata(&self) -> &Arc<dyn MetadataStore> {
+        &self.inner.metadata
+    }
+
+    /// What it has moved up to now.
+    pub fn snapshot(&self) -> EngineSnapshot {
+        if process::is_forked_since(self.inner.generation) {
+            return EngineSnapshot::default();
+        }
+        let ways = self.inner.ways();
+        let mut peers: Vec<_> =
+            self.inner.peers.read().values().map(|peer| peer.snapshot(ways)).collect();
+        peers.sort_by(|a, b| a.name.cmp(&b.name));
+        EngineSnapshot { transports: self.inner.metrics.snapshot(), peers }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if process::is_forked_since(self.inner.generation) {
+            // Threads and sockets are the parent's: one count too many keeps all of it as it is.
+            std::mem::forget(Arc::clone(&self.inner));
+        }
+    }
+}
+
+/// The part of a batch that is being moved, once around the paths.
+enum Round {
+    Done,
+    /// A path has died: the peer may be found elsewhere.
+    PeerLost,
+}
+
+impl Inner {
+    fn transfer(&self, peer: &Peer, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) {
+        for is_last in [false, true] {
+            let version = peer.version();
+            match self.round(peer, opcode, pieces, deadline) {
+                Round::PeerLost if !is_last => {}
+                _ => break,
+            }
+            let resolve = || self.resolve(peer.name(), deadline);
+            if let Err(error) = peer.refresh(version, deadline, resolve) {
+                fail_open(pieces, &error);
+                return;
+            }
+        }
+        if pieces.iter().any(|piece| piece.outcome.is_none()) {
+            fail_open(pieces, &peer.unreachable());
+        }
+    }
+
+    /// Tries every path once, cheapest first, for what is not moved yet.
+    fn round(&self, peer: &Peer, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) -> Round {
+        let mut was_reached = false;
+        for index in 0..self.transports.len() {
+            if pieces.iter().all(is_settled) || deadline.has_passed(SystemClock.now()) {
+                return Round::Done;
+            }
+            let path = match peer.path(index, self.ways(), deadline) {
+                Found::Open(path) => path,
+                // Whoever has taken its place must be asked for before bytes go there.
+                Found::Dead => return Round::PeerLost,
+                Found::None => continue,
+            };
+            was_reached = true;
+            pieces.iter_mut().filter(|piece| !is_settled(piece)).for_each(|piece| {
+                piece.outcome = None;
+            });
+            let before = Progress::of(pieces);
+            path.transfer(opcode, pieces, deadline);
+            self.metrics.count_batch(path.kind(), opcode, (before, Progress::of(pieces)));
+            // The owner itself has spoken, in this very process.
+            if path.kind() == TransportKind::Memory && path.is_alive() {
+                return Round::Done;
+            }
+            if !path.is_alive() && !pieces.iter().all(is_settled) {
+                return Round::PeerLost;
+            }
+        }
+        if was_reached { Round::Done } else { Round::PeerLost }
+    }
+
+    fn ways(&self) -> Ways<'_> {
+        Ways {
+            transports: &self.transports,
+            metrics: &self.metrics,
+            connect_timeout: self.config.connect_timeout,
+        }
+    }
+
+    fn resolve(&self, name: &str, deadline: Moment) -> Result<crate::SegmentDescriptor> {
+        if name == self.description.name {
+            return Ok(self.description.segment());
+        }
+        self.metadata.resolve(name, deadline).map_err(|error| error.with("segment", name))
+    }
+
+    /// Whether it can be used here and now.
+    fn usable(&self) -> Result<()> {
+        if process::is_forked_since(self.generation) {
+            return Err(Error::closed("the engine was made before a fork; start another one here"));
+        }
+        if self.is_closed.load(Ordering::Acquire) {
+            return Err(Error::closed("the engine is closed"));
+        }
+        Ok(())
+    }
+
+    /// Has everybody leave a region and takes it out of the table.
+    fn withdraw(&self, base: u64) -> Result<()> {
+        let start = Instant::now();
+        let patience = self.config.withdraw_timeout;
+        let unpinned = self.lent.regions.unregister(base, patience);
+        if unpinned.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+            return unpinned.map(drop);
+        }
+        self.lent.release(base);
+        let left = patience.saturating_sub(start.elapsed());
+        let left_by_peers = match &self.control {
+            Some(control) => control.withdraw(base, left),
+            None => Ok(()),
+        };
+        unpinned.and(left_by_peers)
+    }
+
+    /// Tells a metadata server of a change. Who asks the engine itself gets fresh answers anyway.
+    fn announce(&self) -> Result<()> {
+        if self.config.is_p2p() || self.is_closed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.publish()
+    }
+
+    fn publish(&self) -> Result<()> {
+        let deadline = SystemClock.now() + PUBLISH_PATIENCE;
+        self.metadata.publish(&self.description.segment(), &self.rpc, deadline)
+    }
+
+    fn close(&self, deadline: Moment) {
+        if process::is_forked_since(self.generation) || self.is_closed.swap(true, Ordering::AcqRel)
+        {
+            return;
+        }
+        let soon = deadline.min(SystemClock.now() + CLOSE_PATIENCE);
+        self.lent.leave();
+        if let Err(error) = self.metadata.withdraw(soon) {
+            tracing::info!(%error, "the segment stays on the metadata server");
+        }
+        if let Some(control) = &self.control {
+            control.stop(CLOSE_PATIENCE);
+        }
+        let peers = std::mem::take(&mut *self.peers.write());
+        drop(peers);
+        self.handshake.close();
+        self.data.close();
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.close(SystemClock.now() + CLOSE_PATIENCE);
+    }
+}
+
+fn start_control(config: &EngineConfig, lent: &Arc<Lent>) -> Option<Arc<Control>> {
+    if config.is_tcp_forced {
+        return None;
+    }
+    match Control::start(Arc::clone(lent)) {
+        Ok(control) => Some(Arc::new(control)),
+        Err(error) => {
+            tracing::debug!(%error, "processes of this host will be served over the network");
+            None
+        }
+    }
+}
+
+fn transports(config: &EngineConfig, control: Option<&Arc<Control>>) -> Vec<Arc<dyn Transport>> {
+    let tcp = TcpSettings {
+        lanes_per_peer: config.lanes_per_peer,
+        connect_timeout: config.connect_timeout,
+    };
+    let mut transports: Vec<Arc<dyn Transport>> = vec![Arc::new(TcpTransport::new(tcp))];
+    if !config.is_tcp_forced {
+        transports.push(Arc::new(MemoryTransport));
+        let shm = control.map(|control| ShmTransport::new(Arc::clone(control)));
+        transports.extend(shm.map(|shm| Arc::new(shm) as Arc<dyn Transport>));
+    }
+    #[cfg(feature = "test-util")]
+    transports.retain(|transport| !config.disabled.contains(&transport.kind()));
+    transports.sort_by_key(|transport| transport.capability().cost);
+    transports
+}
+
+fn segment_name(config: &EngineConfig, rpc: &Endpoint) -> String {
+    match config.name.trim() {
+        name if !name.is_empty() && !config.is_p2p() => name.to_owned(),
+        _ => rpc.to_string(),
+    }
+}
+
+/// Moved, or not to be moved because the call itself is wrong.
+fn is_settled(piece: &Piece) -> bool {
+    match &piece.outcome {
+        Some(Ok(())) => true,
+        Some(Err(error)) => error.kind() == ErrorKind::InvalidArgument,
+        None => false,
+    }
+}
+
+/// Gives every piece that has no outcome this one.
+fn fail_open(pieces: &mut [Piece], error: &Error) {
+    for piece in pieces.iter_mut().filter(|piece| piece.outcome.is_none()) {
+        piece.outcome = Some(Err(error.clone()));
+    }
+}

@@ -1,0 +1,49 @@
+//! What an engine says of itself when it is asked.
+
+use std::{
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use crate::{
+    descriptor::{BufferDescriptor, LocalDescriptor, OwnDescriptor, SegmentDescriptor},
+    memory::lent::Lent,
+};
+
+/// The parts of a descriptor that stay, and the table of those that do not.
+#[derive(Debug)]
+pub(super) struct Description {
+    pub(super) name: String,
+    pub(super) host: String,
+    pub(super) data_port: u16,
+    /// Name of the socket for processes of this host.
+    pub(super) local: Option<String>,
+    pub(super) lent: Arc<Lent>,
+}
+
+impl Description {
+    /// The descriptor as it is now.
+    pub(super) fn segment(&self) -> SegmentDescriptor {
+        let buffers = self.lent.regions.all().into_iter().map(|region| BufferDescriptor {
+            name: region.location.clone(),
+            addr: region.base,
+            length: region.length,
+        });
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let local = self
+            .local
+            .clone()
+            .map(|unix_socket| LocalDescriptor { unix_socket, process: std::process::id() });
+        SegmentDescriptor {
+            name: self.name.clone(),
+            protocol: "tcp".to_owned(),
+            tcp_data_host: self.host.clone(),
+            tcp_data_port: self.data_port,
+            tcp_proto_version: 2,
+            rdma_server_name: String::new(),
+            timestamp: since.as_secs().to_string(),
+            buffers: buffers.collect(),
+            mooncake: Some(OwnDescriptor::new(self.lent.id, local)),
+        }
+    }
+}

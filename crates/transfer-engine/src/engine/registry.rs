@@ -1,0 +1,49 @@
+//! Registering memory of the user with an engine.
+
+use std::sync::Arc;
+
+use mooncake_base::Result;
+
+use super::Inner;
+use crate::region::{Backing, Region};
+
+/// The registered ranges of an engine.
+#[derive(Debug)]
+pub struct Registry<'a> {
+    pub(super) inner: &'a Inner,
+}
+
+impl Registry<'_> {
+    /// Lets peers reach a range of this process. Touches no page of it.
+    ///
+    /// The range must be mapped when peers reach for it, or their transfers fail; nobody may hold
+    /// Rust references into it while it is registered.
+    ///
+    /// # Errors
+    /// The range is empty, wraps around, or overlaps another; the engine is closed; or the metadata
+    /// server did not take the news.
+    pub fn register(&self, address: u64, length: u64, location: &str) -> Result<()> {
+        self.inner.usable()?;
+        self.inner.lent.regions.register(address, length, location, Backing::User)?;
+        self.inner.announce().inspect_err(|_| {
+            // It was just registered, and nobody was told of it.
+            let _ = self.inner.withdraw(address);
+        })
+    }
+
+    /// Takes a range back, by its first address: when this returns nobody touches it any more.
+    ///
+    /// # Errors
+    /// No range begins there; or somebody still used it when the engine's `withdraw_timeout` was
+    /// over, and it is taken back all the same.
+    pub fn unregister(&self, address: u64) -> Result<()> {
+        self.inner.usable()?;
+        self.inner.withdraw(address)?;
+        self.inner.announce()
+    }
+
+    /// Every range, by address, those of the engine's own memory among them.
+    pub fn all(&self) -> Vec<Arc<Region>> {
+        self.inner.lent.regions.all()
+    }
+}

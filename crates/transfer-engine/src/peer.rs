@@ -1,0 +1,246 @@
+//! A peer as an engine knows it: its descriptor, and the paths to it that were tried.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use parking_lot::{Mutex, RwLock};
+
+use crate::{
+    descriptor::SegmentDescriptor,
+    metrics::{Metrics, PeerSnapshot},
+    process,
+    transport::{Path, Transport, TransportKind},
+};
+
+/// After a peer could not be reached, how long the same answer is given without another try.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
+
+/// Another engine, or this one, under the name by which it was opened.
+#[derive(Debug)]
+pub struct Peer {
+    name: String,
+    generation: u64,
+    state: RwLock<State>,
+    /// Held by the one who looks for the peer or for a path to it.
+    repair: Mutex<Repair>,
+    errors: AtomicU64,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Goes up with each new descriptor.
+    version: u64,
+    descriptor: Arc<SegmentDescriptor>,
+    /// One for each of the engine's transports, in their order.
+    slots: Vec<Slot>,
+}
+
+#[derive(Debug, Clone)]
+enum Slot {
+    Untried,
+    Open(Arc<dyn Path>),
+    Refused(Error),
+}
+
+#[derive(Debug, Default)]
+struct Repair {
+    failed: Option<(Moment, Error)>,
+}
+
+/// What there is in one place of the list of paths.
+#[derive(Debug)]
+pub(crate) enum Found {
+    Open(Arc<dyn Path>),
+    /// There was one, and the peer is gone over it.
+    Dead,
+    None,
+}
+
+/// What is needed to make paths.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ways<'a> {
+    pub(crate) transports: &'a [Arc<dyn Transport>],
+    pub(crate) metrics: &'a Metrics,
+    pub(crate) connect_timeout: Duration,
+}
+
+impl Peer {
+    pub(crate) fn new(name: &str, descriptor: SegmentDescriptor, ways: Ways<'_>) -> Self {
+        Self {
+            name: name.to_owned(),
+            generation: process::generation(),
+            state: RwLock::new(State {
+                version: 0,
+                descriptor: Arc::new(descriptor),
+                slots: vec![Slot::Untried; ways.transports.len()],
+            }),
+            repair: Mutex::default(),
+            errors: AtomicU64::new(0),
+        }
+    }
+
+    /// The name by which it was opened.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it last said of itself.
+    pub fn descriptor(&self) -> Arc<SegmentDescriptor> {
+        Arc::clone(&self.state.read().descriptor)
+    }
+
+    /// The cheapest way to it that is open now.
+    pub fn transport(&self) -> Option<TransportKind> {
+        self.state.read().slots.iter().find_map(|slot| match slot {
+            Slot::Open(path) if path.is_alive() => Some(path.kind()),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn snapshot(&self, ways: Ways<'_>) -> PeerSnapshot {
+        let state = self.state.read();
+        let refusals =
+            ways.transports.iter().zip(&state.slots).filter_map(|(transport, slot)| match slot {
+                Slot::Refused(error) => Some((transport.kind(), error.to_string())),
+                _ => None,
+            });
+        let refusals = refusals.collect();
+        drop(state);
+        PeerSnapshot {
+            name: self.name.clone(),
+            transport: self.transport(),
+            errors: self.errors.load(Ordering::Relaxed),
+            refusals,
+        }
+    }
+
+    pub(crate) fn count_errors(&self, count: u64) {
+        self.errors.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// The version of the descriptor, to be handed to [`Peer::refresh`].
+    pub(crate) fn version(&self) -> u64 {
+        self.state.read().version
+    }
+
+    /// The path in that place, made now if it was not tried yet.
+    pub(crate) fn path(&self, index: usize, ways: Ways<'_>, deadline: Moment) -> Found {
+        if let Some(found) = self.known(index) {
+            return found;
+        }
+        let Some(_repair) = self.repair.try_lock_for(patience(deadline)) else {
+            return Found::None;
+        };
+        if let Some(found) = self.known(index) {
+            return found;
+        }
+        let (version, descriptor) = {
+            let state = self.state.read();
+            (state.version, Arc::clone(&state.descriptor))
+        };
+        let transport = &ways.transports[index];
+        let until = deadline.min(SystemClock.now() + ways.connect_timeout);
+        let slot = match transport.connect(&descriptor, until) {
+            Ok(path) => Slot::Open(path),
+            Err(error) => {
+                tracing::debug!(peer = self.name, over = %transport.kind(), %error, "no path");
+                ways.metrics.count_refusal(transport.kind());
+                Slot::Refused(error)
+            }
+        };
+        let mut state = self.state.write();
+        if state.version == version {
+            state.slots[index] = slot;
+        }
+        drop(state);
+        self.known(index).unwrap_or(Found::None)
+    }
+
+    fn known(&self, index: usize) -> Option<Found> {
+        match &self.state.read().slots[index] {
+            Slot::Untried => None,
+            Slot::Open(path) if path.is_alive() => Some(Found::Open(Arc::clone(path))),
+            Slot::Open(_) => Some(Found::Dead),
+            Slot::Refused(_) => Some(Found::None),
+        }
+    }
+
+    /// Looks for the peer again, unless somebody did so since `version`; all paths are tried anew.
+    pub(crate) fn refresh(
+        &self,
+        version: u64,
+        deadline: Moment,
+        resolve: impl FnOnce() -> Result<SegmentDescriptor>,
+    ) -> Result<()> {
+        let Some(mut repair) = self.repair.try_lock_for(patience(deadline)) else {
+            let text = "the deadline passed while the peer was looked for";
+            return Err(Error::new(ErrorCode::TRANSFER_FAIL, text).with("peer", &self.name));
+        };
+        if self.version() != version {
+            return Ok(());
+        }
+        if let Some((moment, error)) = &repair.failed
+            && SystemClock.now().since(*moment) < RETRY_PAUSE
+        {
+            return Err(error.clone());
+        }
+        let descriptor = resolve().inspect_err(|error| {
+            repair.failed = Some((SystemClock.now(), error.clone()));
+        })?;
+        repair.failed = None;
+        let mut state = self.state.write();
+        if let Some(was) = engine_of(&state.descriptor)
+            && engine_of(&descriptor) != Some(was)
+        {
+            tracing::debug!(peer = self.name, "another engine has taken the name");
+        }
+        state.version += 1;
+        state.descriptor = Arc::new(descriptor);
+        let old = state.slots.iter_mut().map(|slot| std::mem::replace(slot, Slot::Untried));
+        let old: Vec<Slot> = old.collect();
+        drop(state);
+        // Ending a path may take other locks.
+        drop(old);
+        Ok(())
+    }
+
+    /// Why there is no path, in one error.
+    pub(crate) fn unreachable(&self) -> Error {
+        let state = self.state.read();
+        let last = state.slots.iter().rev().find_map(|slot| match slot {
+            Slot::Refused(error) => Some(error.clone()),
+            _ => None,
+        });
+        drop(state);
+        let error = Error::new(ErrorCode::TRANSFER_FAIL, "there is no path to the peer")
+            .with("peer", &self.name);
+        match last {
+            Some(last) => error.caused_by(last),
+            None => error,
+        }
+    }
+}
+
+fn engine_of(descriptor: &SegmentDescriptor) -> Option<mooncake_base::EngineId> {
+    descriptor.mooncake.as_ref().and_then(|own| own.engine())
+}
+
+fn patience(deadline: Moment) -> Duration {
+    // Bounded, so that a deadline at the end of time does not overflow the clock.
+    deadline.left(SystemClock.now()).min(Duration::from_secs(3600))
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        if process::is_forked_since(self.generation) {
+            // The sockets are the parent's.
+            std::mem::forget(std::mem::take(&mut self.state.get_mut().slots));
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The peer is this engine, or another one of the same process: bytes are simply copied.
+
+use std::sync::{Arc, Weak};
+
+use mooncake_base::{Clock, EngineId, Error, ErrorCode, Moment, Result, SystemClock};
+
+use crate::{
+    copy,
+    descriptor::SegmentDescriptor,
+    memory::lent::Lent,
+    piece::{LocalRange, Opcode, Piece, RemoteRange},
+    region::Pin,
+    transport::{Capability, Path, Transport, TransportKind},
+};
+
+/// The way within one process.
+#[derive(Debug)]
+pub(crate) struct MemoryTransport;
+
+impl Transport for MemoryTransport {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Memory
+    }
+
+    fn capability(&self) -> Capability {
+        Capability {
+            crosses_hosts: false,
+            owner_checks: true,
+            needs_registered_local: false,
+            cost: 0,
+        }
+    }
+
+    fn connect(&self, peer: &SegmentDescriptor, _deadline: Moment) -> Result<Arc<dyn Path>> {
+        let id = peer.mooncake.as_ref().and_then(|own| own.engine());
+        let found = id.and_then(|id| Some((id, Lent::of(id)?)));
+        let Some((id, lent)) = found else {
+            let text = "the peer is not an engine of this process";
+            return Err(Error::new(ErrorCode::TRANSFER_FAIL, text));
+        };
+        Ok(Arc::new(MemoryPath { id, lent: Arc::downgrade(&lent) }))
+    }
+}
+
+/// The way to one engine of this process.
+#[derive(Debug)]
+struct MemoryPath {
+    id: EngineId,
+    lent: Weak<Lent>,
+}
+
+impl MemoryPath {
+    fn owner(&self) -> Option<Arc<Lent>> {
+        self.lent.upgrade().filter(|lent| lent.is_open())
+    }
+}
+
+impl Path for MemoryPath {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Memory
+    }
+
+    fn reaches(&self, range: RemoteRange) -> bool {
+        self.owner().is_some_and(|lent| lent.regions.find(range).is_some())
+    }
+
+    fn transfer(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) {
+        let owner = self.owner();
+        let mut rest = pieces;
+        loop {
+            let done = rest.iter().take_while(|piece| piece.outcome.is_some()).count();
+            rest = &mut rest[done..];
+            let Some(piece) = rest.first_mut() else { return };
+            let pinned = match &owner {
+                Some(lent) => pin_region(lent, piece.remote_range()),
+                None => Err(Error::new(ErrorCode::TRANSFER_FAIL, "the peer's engine is closed")
+                    .with("engine", self.id)),
+            };
+            let pin = match pinned {
+                Ok(pin) => pin,
+                Err(error) => {
+                    piece.outcome = Some(Err(error));
+                    continue;
+                }
+            };
+            // All that follow in the same region go under one pin.
+            let region = pin.region();
+            let count = rest
+                .iter()
+                .take_while(|piece| piece.outcome.is_some() || region.holds(piece.remote_range()))
+                .count();
+            let (run, behind) = rest.split_at_mut(count);
+            let gate = || in_time(deadline);
+            match owner.as_ref().and_then(|lent| lent.mapping(region)) {
+                Some(mapping) => mapping.transfer(opcode, run, region.base, &gate),
+                None => copy_each(opcode, run, &gate),
+            }
+            rest = behind;
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        self.owner().is_some()
+    }
+}
+
+/// Checks the range and pins all of the region that it lies in.
+fn pin_region(lent: &Lent, range: RemoteRange) -> Result<Pin> {
+    let pin = lent.regions.pin(range)?;
+    let region = pin.region();
+    lent.regions.pin(RemoteRange { address: region.base, length: region.length })
+}
+
+/// Copies pieces whose remote side is memory of the user, who may have unmapped it without a word.
+fn copy_each(opcode: Opcode, pieces: &mut [Piece], gate: &dyn Fn() -> Result<()>) {
+    for piece in pieces.iter_mut().filter(|piece| piece.outcome.is_none()) {
+        // SAFETY: nobody has references to bytes of a registered region; registering says so.
+        let remote = unsafe { LocalRange::foreign(piece.remote as usize, piece.local.length()) };
+        let (from, to) = match opcode {
+            Opcode::Write => (piece.local, remote),
+            Opcode::Read => (remote, piece.local),
+        };
+        piece.outcome = Some(gate().and_then(|()| copy::copy(from, to)));
+    }
+}
+
+fn in_time(deadline: Moment) -> Result<()> {
+    if deadline.has_passed(SystemClock.now()) {
+        let text = "the deadline passed before the bytes were moved";
+        return Err(Error::new(ErrorCode::TRANSFER_FAIL, text));
+    }
+    Ok(())
+}

@@ -1,0 +1,301 @@
+//! Processes of one host and user: shared memory is mapped, other memory is copied by the kernel.
+//!
+//! Each engine listens on an abstract Unix socket that its descriptor names. Who attaches proves
+//! by real exchanges which of two ways lead to the owner's memory ([`probe`]): mapping what the
+//! owner sends by descriptor, and `process_vm_readv`/`writev`. Where neither works (another host,
+//! user, or container) there is no path, which is no fault. The connection stays: over it the
+//! attached side asks once for each region that it meets and the owner withdraws regions; the
+//! end of a process is the end of its connections.
+
+mod attachment;
+pub(crate) mod control;
+mod link;
+mod message;
+mod owner;
+mod probe;
+
+use std::sync::{Arc, Weak};
+
+use mooncake_base::{Clock, EngineId, Error, ErrorCode, Moment, Result, SystemClock};
+
+use self::{
+    attachment::{Attachment, Way},
+    control::{Control, Shared},
+    link::Link,
+    message::{Message, Token, VERSION},
+    probe::{Direction, Ways},
+};
+use crate::{
+    copy::{self, Access},
+    descriptor::SegmentDescriptor,
+    piece::{Opcode, Piece, RemoteRange},
+    process,
+    transport::{Capability, Path, Transport, TransportKind},
+};
+
+/// How many pieces one system call moves.
+const PIECES_A_CALL: usize = 64;
+
+/// How many bytes one system call moves, about: between calls a withdrawal is noticed.
+const BYTES_A_CALL: usize = 4 << 20;
+
+/// The way to processes of the same host.
+#[derive(Debug)]
+pub(crate) struct ShmTransport {
+    control: Arc<Control>,
+}
+
+impl ShmTransport {
+    pub(crate) const fn new(control: Arc<Control>) -> Self {
+        Self { control }
+    }
+}
+
+impl Transport for ShmTransport {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Shm
+    }
+
+    fn capability(&self) -> Capability {
+        Capability {
+            crosses_hosts: false,
+            owner_checks: false,
+            needs_registered_local: false,
+            cost: 10,
+        }
+    }
+
+    fn connect(&self, peer: &SegmentDescriptor, deadline: Moment) -> Result<Arc<dyn Path>> {
+        let own = peer.mooncake.as_ref();
+        let local = own.and_then(|own| own.local.as_ref());
+        let (Some(engine), Some(local)) = (own.and_then(|own| own.engine()), local) else {
+            return Err(no_path("the peer offers no way for processes of its host"));
+        };
+        let patience = deadline.left(SystemClock.now());
+        let link = Link::connect(&local.unix_socket, patience)
+            .map_err(|error| no_path("the peer is not on this host").caused_by(error))?;
+        let peer = link
+            .credentials()
+            .map_err(|error| no_path("the peer cannot be identified").caused_by(error))?;
+        if peer.user != owner::own_user() {
+            return Err(no_path("the peer belongs to another user").with("user", peer.user));
+        }
+        let ways = introduce(&link, self.control.id(), engine, peer.process, deadline)?;
+        if ways == Ways::default() {
+            return Err(no_path("neither of the ways into the peer's memory works"));
+        }
+        let attachment = Arc::new(Attachment::new(link, peer.process, ways));
+        let id = self.control.shared().attach(&attachment);
+        let control = Arc::downgrade(self.control.shared());
+        let generation = process::generation();
+        Ok(Arc::new(ShmPath { attachment, id, control, generation }))
+    }
+}
+
+/// Tries the ways that the owner offers.
+fn introduce(
+    link: &Link,
+    from: EngineId,
+    to: EngineId,
+    process: i32,
+    deadline: Moment,
+) -> Result<Ways> {
+    let failed = |error: std::io::Error| no_path("the peer did not let us attach").caused_by(error);
+    link.send(Message::Hello { version: VERSION, from, to }, None).map_err(failed)?;
+    let (Message::Welcome { address }, file) = link.receive_until(deadline).map_err(failed)? else {
+        return Err(no_path("the peer answered out of turn"));
+    };
+    let shared: Token = probe::try_shared(file).unwrap_or_default();
+    let process: Token = probe::try_process(process, address).unwrap_or_default();
+    link.send(Message::Proof { shared, process }, None).map_err(failed)?;
+    match link.receive_until(deadline).map_err(failed)? {
+        (Message::Verdict { is_shared, is_process }, _) => Ok(Ways { is_shared, is_process }),
+        _ => Err(no_path("the peer answered out of turn")),
+    }
+}
+
+fn no_path(why: &str) -> Error {
+    Error::new(ErrorCode::TRANSFER_FAIL, why)
+}
+
+/// The way to one process of the same host.
+#[derive(Debug)]
+struct ShmPath {
+    attachment: Arc<Attachment>,
+    id: u64,
+    control: Weak<Shared>,
+    generation: u64,
+}
+
+impl Path for ShmPath {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Shm
+    }
+
+    fn reaches(&self, range: RemoteRange) -> bool {
+        let soon = SystemClock.now() + std::time::Duration::from_secs(1);
+        let entered = self.attachment.enter(range, soon);
+        entered.is_ok_and(|entered| !matches!(entered.region().way, Way::None(_)))
+    }
+
+    fn transfer(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) {
+        if self.attachment.link().is_closed() {
+            self.attachment.die();
+        }
+        let mut rest = pieces;
+        while let Some(piece) = rest.first_mut() {
+            if piece.outcome.is_some() {
+                rest = &mut rest[1..];
+                continue;
+            }
+            if !self.is_alive() {
+                piece.outcome = Some(Err(attachment::peer_gone()));
+                continue;
+            }
+            let entered = match self.attachment.enter(piece.remote_range(), deadline) {
+                Ok(entered) => entered,
+                Err(error) => {
+                    piece.outcome = Some(Err(error));
+                    continue;
+                }
+            };
+            let region = entered.region();
+            // All that follow in the same region go in one run.
+            let count = rest
+                .iter()
+                .take_while(|piece| piece.outcome.is_some() || region.holds(piece.remote_range()))
+                .count();
+            let (run, behind) = rest.split_at_mut(count);
+            let gate = || entered.may_go_on(deadline);
+            match &region.way {
+                Way::Mapped(mapping) => mapping.transfer(opcode, run, region.base, &gate),
+                Way::Process => copy_process(opcode, run, self.attachment.process(), &gate),
+                Way::None(error) => {
+                    for piece in run.iter_mut().filter(|piece| piece.outcome.is_none()) {
+                        piece.outcome = Some(Err(error.clone()));
+                    }
+                }
+            }
+            rest = behind;
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        self.attachment.is_alive()
+    }
+}
+
+impl Drop for ShmPath {
+    fn drop(&mut self) {
+        if process::is_forked_since(self.generation) {
+            return;
+        }
+        match self.control.upgrade() {
+            Some(control) => control.detach(self.id),
+            None => self.attachment.die(),
+        }
+    }
+}
+
+/// Moves pieces that lie in one region of another process, many with each call.
+fn copy_process(opcode: Opcode, pieces: &mut [Piece], process: i32, gate: &dyn Fn() -> Result<()>) {
+    let direction = match opcode {
+        Opcode::Read => Direction::In,
+        Opcode::Write => Direction::Out,
+    };
+    let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+    let mut at = 0;
+    while at < pieces.len() {
+        let (mut own, mut far) = ([empty; PIECES_A_CALL], [empty; PIECES_A_CALL]);
+        let (mut count, mut bytes, mut end) = (0, 0, at);
+        while end < pieces.len() && count < PIECES_A_CALL && bytes < BYTES_A_CALL {
+            let piece = &pieces[end];
+            if piece.outcome.is_none() {
+                // A long piece goes in parts, by itself.
+                if count > 0 && piece.local.length() > BYTES_A_CALL {
+                    break;
+                }
+                (own[count], far[count]) = vectors(piece, 0);
+                count += 1;
+                bytes += piece.local.length();
+            }
+            end += 1;
+        }
+        let group = &mut pieces[at..end];
+        let moved = match gate() {
+            // Nothing was moved by the call yet where a part at a time is moved below.
+            Ok(()) if bytes > BYTES_A_CALL => 0,
+            Ok(()) => {
+                probe::call(process, direction, &own[..count], &far[..count]).unwrap_or_default()
+            }
+            Err(error) => {
+                let open = pieces[at..].iter_mut().filter(|piece| piece.outcome.is_none());
+                open.for_each(|piece| piece.outcome = Some(Err(error.clone())));
+                return;
+            }
+        };
+        at += settle(group, moved, |piece, done| finish(piece, done, (process, direction), gate));
+    }
+}
+
+/// Marks what a call has moved as done and has the piece in which it stopped finished alone; says
+/// how many pieces need no further look.
+fn settle(
+    group: &mut [Piece],
+    mut moved: usize,
+    finish: impl FnOnce(&Piece, usize) -> Result<()>,
+) -> usize {
+    for (index, piece) in group.iter_mut().enumerate() {
+        if piece.outcome.is_some() {
+            continue;
+        }
+        if moved < piece.local.length() {
+            piece.outcome = Some(finish(piece, moved));
+            return index + 1;
+        }
+        moved -= piece.local.length();
+        piece.outcome = Some(Ok(()));
+    }
+    group.len()
+}
+
+/// Moves the rest of one piece, in parts.
+fn finish(
+    piece: &Piece,
+    mut done: usize,
+    (process, direction): (i32, Direction),
+    gate: &dyn Fn() -> Result<()>,
+) -> Result<()> {
+    while done < piece.local.length() {
+        gate()?;
+        let (own, far) = vectors(piece, done);
+        match probe::call(process, direction, &[own], &[far]) {
+            Ok(moved) if moved > 0 => done += moved,
+            answer => {
+                let access = match direction {
+                    Direction::In => Access::Write,
+                    Direction::Out => Access::Read,
+                };
+                if !copy::is_accessible(piece.local, access) {
+                    return Err(copy::inaccessible(piece.local, access));
+                }
+                let error = no_path("the owner's memory cannot be touched")
+                    .with("address", format_args!("{:#x}", piece.remote))
+                    .with("length", piece.local.length());
+                return Err(match answer {
+                    Err(cause) => error.caused_by(cause),
+                    Ok(_) => error,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The piece from `done` on, at most one part of it, here and there.
+fn vectors(piece: &Piece, done: usize) -> (libc::iovec, libc::iovec) {
+    let length = (piece.local.length() - done).min(BYTES_A_CALL);
+    let vector =
+        |address: usize| libc::iovec { iov_base: (address + done) as *mut _, iov_len: length };
+    (vector(piece.local.address()), vector(piece.remote as usize))
+}

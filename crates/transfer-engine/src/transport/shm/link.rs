@@ -1,0 +1,272 @@
+//! A Unix socket of packets between two processes of one host, over which descriptors travel too.
+
+use std::{
+    io::{self, IoSlice},
+    mem::{self, MaybeUninit},
+    os::{
+        fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+        linux::net::SocketAddrExt,
+        unix::net::SocketAddr,
+    },
+    time::Duration,
+};
+
+use mooncake_base::{Clock, Moment, SystemClock};
+use socket2::{Domain, MaybeUninitSlice, MsgHdr, MsgHdrMut, SockAddr, Socket, Type};
+
+use super::message::{MESSAGE_BYTES_MAX, Message};
+use crate::process;
+
+/// How many connections may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// One end of a connection, or a listener.
+#[derive(Debug)]
+pub(super) struct Link {
+    socket: Option<Socket>,
+    generation: u64,
+}
+
+/// What the other end is, as the kernel says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Credentials {
+    /// Its process id as this process must call it; 0 if it cannot.
+    pub(super) process: i32,
+    pub(super) user: u32,
+}
+
+/// What a look at the socket brought.
+#[derive(Debug)]
+pub(super) enum Received {
+    Message(Message, Option<OwnedFd>),
+    /// Something that is no message of ours.
+    Garbage,
+    Nothing,
+    Closed,
+}
+
+impl Link {
+    /// Listens under an abstract name.
+    pub(super) fn listen(name: &str) -> io::Result<Self> {
+        let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
+        socket.bind(&abstract_address(name)?)?;
+        socket.listen(BACKLOG)?;
+        socket.set_nonblocking(true)?;
+        Ok(Self::guard(socket))
+    }
+
+    /// Connects to the one that listens under the name.
+    pub(super) fn connect(name: &str, patience: Duration) -> io::Result<Self> {
+        let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
+        socket.set_write_timeout(Some(patience.max(Duration::from_millis(1))))?;
+        socket.connect(&abstract_address(name)?)?;
+        socket.set_nonblocking(true)?;
+        Ok(Self::guard(socket))
+    }
+
+    /// The next connection, if one waits.
+    pub(super) fn accept(&self) -> io::Result<Self> {
+        let (socket, _) = self.socket().accept()?;
+        socket.set_nonblocking(true)?;
+        Ok(Self::guard(socket))
+    }
+
+    fn guard(socket: Socket) -> Self {
+        let generation = process::generation();
+        process::guard_socket(socket.as_raw_fd());
+        Self { socket: Some(socket), generation }
+    }
+
+    fn socket(&self) -> &Socket {
+        self.socket.as_ref().expect("only dropping takes the socket away")
+    }
+
+    pub(super) fn descriptor(&self) -> RawFd {
+        self.socket().as_raw_fd()
+    }
+
+    /// Sends without waiting. A full socket is an error: the other end does not read.
+    pub(super) fn send(&self, message: Message, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let bytes = message.encode();
+        let buffers = [IoSlice::new(&bytes)];
+        let mut control = [0; RIGHTS_BYTES];
+        let mut header = MsgHdr::new().with_buffers(&buffers);
+        if let Some(file) = file {
+            control[..8].copy_from_slice(&RIGHTS_BYTES.to_ne_bytes());
+            control[8..12].copy_from_slice(&libc::SOL_SOCKET.to_ne_bytes());
+            control[12..16].copy_from_slice(&libc::SCM_RIGHTS.to_ne_bytes());
+            control[16..].copy_from_slice(&file.as_raw_fd().to_ne_bytes());
+            header = header.with_control(&control);
+        }
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        self.socket().sendmsg(&header, flags).map(drop)
+    }
+
+    /// Takes the next message without waiting.
+    pub(super) fn receive(&self) -> Received {
+        // One byte more than any message, so that a longer packet is seen to be too long.
+        let mut bytes = [MaybeUninit::zeroed(); MESSAGE_BYTES_MAX + 1];
+        let mut control = [MaybeUninit::zeroed(); RIGHTS_BYTES];
+        let mut buffers = [MaybeUninitSlice::new(&mut bytes)];
+        let mut header = MsgHdrMut::new().with_buffers(&mut buffers).with_control(&mut control);
+        let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+        let received = self.socket().recvmsg(&mut header, flags);
+        let control_length = header.control_len();
+        let length = match received {
+            Ok(0) => return Received::Closed,
+            Ok(length) => length,
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {
+                    return Received::Nothing;
+                }
+                _ => return Received::Closed,
+            },
+        };
+        // Both arrays were zeroed, so that all of their bytes are initialised.
+        // SAFETY: see above.
+        let control = control.map(|byte| unsafe { byte.assume_init() });
+        let file = (control_length == RIGHTS_BYTES).then(|| received_file(&control)).flatten();
+        // SAFETY: see above.
+        let bytes = bytes.map(|byte| unsafe { byte.assume_init() });
+        Message::decode(&bytes[..length])
+            .map_or(Received::Garbage, |message| Received::Message(message, file))
+    }
+
+    /// Waits for the next message.
+    pub(super) fn receive_until(&self, deadline: Moment) -> io::Result<(Message, Option<OwnedFd>)> {
+        loop {
+            match self.receive() {
+                Received::Message(message, file) => return Ok((message, file)),
+                Received::Garbage => return Err(io::ErrorKind::InvalidData.into()),
+                Received::Closed => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Received::Nothing => {}
+            }
+            let left = deadline.left(SystemClock.now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            let mut polled = [readable(self.descriptor())];
+            poll(&mut polled, left);
+        }
+    }
+
+    /// Whether the other end is known to be closed.
+    pub(super) fn is_closed(&self) -> bool {
+        let mut polled = [libc::pollfd { fd: self.descriptor(), events: 0, revents: 0 }];
+        poll(&mut polled, Duration::ZERO);
+        polled[0].revents & (libc::POLLHUP | libc::POLLERR) != 0
+    }
+
+    /// Ends the connection; both ends notice.
+    pub(super) fn shut_down(&self) {
+        // It may be shut already, which is as good.
+        let _ = self.socket().shutdown(std::net::Shutdown::Both);
+    }
+
+    pub(super) fn credentials(&self) -> io::Result<Credentials> {
+        let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+        let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+        // SAFETY: the socket is ours and open; the answer is written to a local of that size.
+        let failed = unsafe {
+            libc::getsockopt(
+                self.descriptor(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut found).cast(),
+                &raw mut length,
+            )
+        };
+        if failed != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Credentials { process: found.pid, user: found.uid })
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        let Some(socket) = self.socket.take() else { return };
+        if process::is_forked_since(self.generation) {
+            // The fork handler has closed it here already.
+            mem::forget(socket);
+        } else {
+            process::unguard(socket.as_raw_fd());
+        }
+    }
+}
+
+/// A control message with one descriptor, without padding: 8 bytes of length, 4 of level, 4 of
+/// type, and the number. Room for one only, so that the kernel closes any more by itself.
+const RIGHTS_BYTES: usize = 20;
+
+const _: () = assert!(size_of::<libc::cmsghdr>() == 16, "the layout on 64-bit Linux");
+
+fn received_file(control: &[u8; RIGHTS_BYTES]) -> Option<OwnedFd> {
+    let number = |at: usize| {
+        let bytes = control[at..].first_chunk().expect("the offsets are inside");
+        i32::from_ne_bytes(*bytes)
+    };
+    if (number(8), number(12)) != (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+        return None;
+    }
+    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    Some(unsafe { OwnedFd::from_raw_fd(number(16)) })
+}
+
+fn abstract_address(name: &str) -> io::Result<SockAddr> {
+    // Checks the name, which may come from a descriptor.
+    SocketAddr::from_abstract_name(name)?;
+    SockAddr::unix(format!("\0{name}"))
+}
+
+/// What to ask of [`poll`] for a socket that is read.
+pub(super) const fn readable(descriptor: RawFd) -> libc::pollfd {
+    libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 }
+}
+
+/// Waits until one of them has something, or so long. An interruption is a short wait.
+pub(super) fn poll(polled: &mut [libc::pollfd], patience: Duration) {
+    // Rounded up, so that a wait of less than a millisecond is no busy loop.
+    let millis = i32::try_from(patience.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX);
+    // SAFETY: the slice is valid for the call, which writes only `revents`.
+    let count = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, millis) };
+    if count < 0 {
+        polled.iter_mut().for_each(|one| one.revents = 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Read, os::fd::AsFd};
+
+    use super::*;
+
+    #[test]
+    fn a_message_and_a_descriptor_arrive_and_the_end_is_seen() {
+        let name = format!("mooncake-test-{}", mooncake_base::EngineId::random());
+        let listener = Link::listen(&name).unwrap();
+        assert!(Link::listen(&name).is_err());
+        let near = Link::connect(&name, Duration::from_secs(5)).unwrap();
+        let far = listener.accept().unwrap();
+        assert_eq!(far.credentials().unwrap().process as u32, std::process::id());
+        assert!(matches!(far.receive(), Received::Nothing));
+        let mut file = tempfile::tempfile().unwrap();
+        io::Write::write_all(&mut file, b"x").unwrap();
+        near.send(Message::Missing { id: 4 }, Some(file.as_fd())).unwrap();
+        near.send(Message::Confirm { base: 5 }, None).unwrap();
+        let deadline = SystemClock.now() + Duration::from_secs(5);
+        let (message, received) = far.receive_until(deadline).unwrap();
+        assert_eq!(message, Message::Missing { id: 4 });
+        let mut received = std::fs::File::from(received.unwrap());
+        io::Seek::rewind(&mut received).unwrap();
+        let mut text = String::new();
+        received.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "x");
+        let (message, none) = far.receive_until(deadline).unwrap();
+        assert!(message == Message::Confirm { base: 5 } && none.is_none());
+        assert!(!far.is_closed());
+        drop(near);
+        assert!(far.is_closed());
+        assert!(matches!(far.receive(), Received::Closed));
+    }
+}

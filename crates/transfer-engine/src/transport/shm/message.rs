@@ -1,0 +1,184 @@
+//! What two engines of one host say to each other: one message a packet, little-endian.
+
+use mooncake_base::EngineId;
+
+/// The version of these messages; both sides must have the same.
+pub(super) const VERSION: u32 = 1;
+
+/// No message is longer.
+pub(super) const MESSAGE_BYTES_MAX: usize = 64;
+
+/// Random bytes whose arrival proves that a way to the other's memory works.
+pub(super) type Token = [u8; 16];
+
+/// One packet. Some carry a descriptor beside their bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Message {
+    /// The attaching side begins: who it is and whom it means to talk to.
+    Hello { version: u32, from: EngineId, to: EngineId },
+    /// The owner offers two ways to try: a descriptor of sealed memory that begins with a token,
+    /// and the address of two tokens in its own memory, the first to be read, the second to be
+    /// overwritten with the first one turned around bit by bit.
+    Welcome { address: u64 },
+    /// What was read by each way; zeros where it did not work.
+    Proof { shared: Token, process: Token },
+    /// Which of the two the owner found proven.
+    Verdict { is_shared: bool, is_process: bool },
+    /// Which region holds this range?
+    Ask { id: u64, address: u64, length: u64 },
+    /// This one. Carries the descriptor if the region is shared memory.
+    Found { id: u64, base: u64, length: u64, kind: RegionKind },
+    /// None.
+    Missing { id: u64 },
+    /// The region that begins there is to be left alone.
+    Withdraw { base: u64 },
+    /// It is, and nobody is in it.
+    Confirm { base: u64 },
+}
+
+/// What a region is made of, to a peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RegionKind {
+    /// Memory of the user, for system calls only.
+    User,
+    /// Shared memory.
+    Shared,
+    /// Shared memory of huge pages.
+    Huge,
+}
+
+impl Message {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(MESSAGE_BYTES_MAX);
+        let mut put = |tag: u8, fields: &[&[u8]]| {
+            bytes.push(tag);
+            fields.iter().for_each(|field| bytes.extend_from_slice(field));
+        };
+        let le = u64::to_le_bytes;
+        match *self {
+            Self::Hello { version, from, to } => {
+                put(1, &[&version.to_le_bytes(), &from.to_bytes(), &to.to_bytes()]);
+            }
+            Self::Welcome { address } => put(2, &[&le(address)]),
+            Self::Proof { shared, process } => put(3, &[&shared, &process]),
+            Self::Verdict { is_shared, is_process } => {
+                put(4, &[&[u8::from(is_shared), u8::from(is_process)]]);
+            }
+            Self::Ask { id, address, length } => put(5, &[&le(id), &le(address), &le(length)]),
+            Self::Found { id, base, length, kind } => {
+                let kind = match kind {
+                    RegionKind::User => 0,
+                    RegionKind::Shared => 1,
+                    RegionKind::Huge => 2,
+                };
+                put(6, &[&le(id), &le(base), &le(length), &[kind]]);
+            }
+            Self::Missing { id } => put(7, &[&le(id)]),
+            Self::Withdraw { base } => put(8, &[&le(base)]),
+            Self::Confirm { base } => put(9, &[&le(base)]),
+        }
+        bytes
+    }
+
+    /// `None` for anything that is not exactly one message.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (tag, bytes) = bytes.split_first()?;
+        let mut fields = Fields(bytes);
+        let message = match tag {
+            1 => Self::Hello { version: fields.u32()?, from: fields.id()?, to: fields.id()? },
+            2 => Self::Welcome { address: fields.u64()? },
+            3 => Self::Proof { shared: fields.take()?, process: fields.take()? },
+            4 => Self::Verdict { is_shared: fields.bool()?, is_process: fields.bool()? },
+            5 => Self::Ask { id: fields.u64()?, address: fields.u64()?, length: fields.u64()? },
+            6 => Self::Found {
+                id: fields.u64()?,
+                base: fields.u64()?,
+                length: fields.u64()?,
+                kind: match fields.take()? {
+                    [0] => RegionKind::User,
+                    [1] => RegionKind::Shared,
+                    [2] => RegionKind::Huge,
+                    _ => return None,
+                },
+            },
+            7 => Self::Missing { id: fields.u64()? },
+            8 => Self::Withdraw { base: fields.u64()? },
+            9 => Self::Confirm { base: fields.u64()? },
+            _ => return None,
+        };
+        fields.0.is_empty().then_some(message)
+    }
+}
+
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (field, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*field)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    fn bool(&mut self) -> Option<bool> {
+        match self.take()? {
+            [0] => Some(false),
+            [1] => Some(true),
+            _ => None,
+        }
+    }
+
+    fn id(&mut self) -> Option<EngineId> {
+        self.take::<16>().and_then(|bytes| EngineId::from_bytes(&bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn every_message_is_read_back_and_no_shorter_or_longer_one_is() {
+        let id = EngineId::from_bits(7);
+        for message in [
+            Message::Hello { version: 3, from: id, to: EngineId::from_bits(u128::MAX) },
+            Message::Welcome { address: u64::MAX },
+            Message::Proof { shared: [1; 16], process: [2; 16] },
+            Message::Verdict { is_shared: true, is_process: false },
+            Message::Ask { id: 1, address: 2, length: 3 },
+            Message::Found { id: 1, base: 2, length: 3, kind: RegionKind::Huge },
+            Message::Found { id: 1, base: 2, length: 3, kind: RegionKind::Shared },
+            Message::Found { id: 1, base: 2, length: 3, kind: RegionKind::User },
+            Message::Missing { id: 9 },
+            Message::Withdraw { base: 4096 },
+            Message::Confirm { base: 4096 },
+        ] {
+            let mut bytes = message.encode();
+            assert!(bytes.len() <= MESSAGE_BYTES_MAX);
+            assert_eq!(Message::decode(&bytes), Some(message));
+            assert_eq!(Message::decode(&bytes[..bytes.len() - 1]), None);
+            bytes.push(0);
+            assert_eq!(Message::decode(&bytes), None);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_are_read_as_what_they_encode_or_refused(
+            bytes in proptest::collection::vec(any::<u8>(), 0..70),
+        ) {
+            if let Some(message) = Message::decode(&bytes) {
+                prop_assert_eq!(message.encode(), bytes);
+            }
+        }
+    }
+}

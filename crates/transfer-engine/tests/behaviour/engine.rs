@@ -1,0 +1,175 @@
+//! What an engine does with its paths, its peers and its end.
+
+use std::time::{Duration, Instant};
+
+use mooncake_base::{Clock, ErrorKind, SystemClock};
+use mooncake_transfer_engine::{Engine, EngineConfig, Opcode, Piece, TransportKind};
+
+use crate::pair::{Lent, held, move_one, runtime, soon, start};
+
+#[test]
+fn the_cheapest_way_is_taken_and_each_can_be_left_out() {
+    let runtime = runtime();
+    let far = start(None, &runtime);
+    let lent = Lent::shared(&far, 4096);
+    let ways = [TransportKind::Memory, TransportKind::Shm, TransportKind::Tcp];
+    for (count, expected) in ways.into_iter().enumerate() {
+        let config = EngineConfig {
+            name: "127.0.0.1".to_owned(),
+            disabled: ways[..count].to_vec(),
+            ..EngineConfig::default()
+        };
+        let near = Engine::start(config, runtime.handle().clone()).unwrap();
+        let peer = near.open(far.segment_name(), soon()).unwrap();
+        assert_eq!(peer.transport(), Some(expected));
+        move_one(&near, &peer, Opcode::Write, (held(&mut [1; 9]), lent.base())).unwrap();
+        let snapshot = near.snapshot();
+        let served = snapshot.transports.iter().find(|one| one.bytes_written == 9).unwrap();
+        assert_eq!((served.kind, served.pieces, served.errors), (expected, 1, 0));
+    }
+}
+
+#[test]
+fn forced_tcp_leaves_only_tcp() {
+    let runtime = runtime();
+    let engine = start(Some(TransportKind::Tcp), &runtime);
+    let other = start(None, &runtime);
+    for (from, to) in [(&engine, &other), (&engine, &engine)] {
+        let peer = from.open(to.segment_name(), soon()).unwrap();
+        assert_eq!(peer.transport(), Some(TransportKind::Tcp));
+    }
+}
+
+#[test]
+fn its_own_name_gives_the_engine_itself_and_the_same_name_the_same_peer() {
+    let runtime = runtime();
+    let engine = start(None, &runtime);
+    let peer = engine.open(engine.segment_name(), soon()).unwrap();
+    assert_eq!(peer.transport(), Some(TransportKind::Memory));
+    let again = engine.open(engine.segment_name(), soon()).unwrap();
+    assert!(std::sync::Arc::ptr_eq(&peer, &again));
+    let lent = Lent::shared(&engine, 4096);
+    move_one(&engine, &peer, Opcode::Write, (held(&mut [5; 5]), lent.base())).unwrap();
+    let mut back = [0; 5];
+    move_one(&engine, &peer, Opcode::Read, (held(&mut back), lent.base())).unwrap();
+    assert_eq!(back, [5; 5]);
+}
+
+#[test]
+fn a_segment_that_is_not_there_is_an_error_in_time() {
+    let runtime = runtime();
+    let engine = start(None, &runtime);
+    let start = Instant::now();
+    for name in ["127.0.0.1:1", "", "garbage", "127.0.0.1"] {
+        let error = engine.open(name, soon()).unwrap_err();
+        assert!(!error.to_string().is_empty(), "{name}");
+    }
+    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(engine.snapshot().peers.is_empty());
+}
+
+#[test]
+fn a_peer_that_comes_back_under_its_name_is_found_again() {
+    let runtime = runtime();
+    for kind in [None, Some(TransportKind::Shm), Some(TransportKind::Tcp)] {
+        let near = start(kind, &runtime);
+        let far = start(kind, &runtime);
+        let (name, port) = (far.segment_name().to_owned(), far.rpc_port());
+        let peer = near.open(&name, soon()).unwrap();
+        let before = peer.descriptor();
+        far.close(SystemClock.now() + Duration::from_secs(1));
+        drop(far);
+        let config = EngineConfig {
+            name: format!("127.0.0.1:{port}"),
+            is_port_fixed: true,
+            is_tcp_forced: kind == Some(TransportKind::Tcp),
+            ..EngineConfig::default()
+        };
+        let far = Engine::start(config, runtime.handle().clone()).unwrap();
+        assert_eq!(far.segment_name(), name);
+        let lent = Lent::shared(&far, 4096);
+        move_one(&near, &peer, Opcode::Write, (held(&mut [1; 9]), lent.base())).unwrap();
+        assert_ne!(peer.descriptor(), before);
+    }
+}
+
+#[test]
+fn a_closed_engine_says_so_and_closing_twice_is_once() {
+    let runtime = runtime();
+    let engine = start(None, &runtime);
+    let peer = engine.open(engine.segment_name(), soon()).unwrap();
+    let memory = engine.allocate(4096).unwrap();
+    let begin = Instant::now();
+    engine.close(SystemClock.now() + Duration::from_secs(1));
+    engine.close(SystemClock.now() + Duration::from_secs(1));
+    assert!(begin.elapsed() < Duration::from_millis(200), "{:?}", begin.elapsed());
+    assert_eq!(engine.open("127.0.0.1:1", soon()).unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(engine.allocate(1).unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(engine.regions().register(4096, 1, "*").unwrap_err().kind(), ErrorKind::Closed);
+    let mut pieces = [Piece::new(held(&mut [1]), memory.base())];
+    engine.transfer(&peer, Opcode::Write, &mut pieces, soon());
+    let error = pieces[0].outcome.take().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed);
+    // The memory is still there for who holds it.
+    memory.write(0, b"x").unwrap();
+}
+
+#[test]
+fn dropping_the_last_clone_frees_the_ports_and_ends_the_thread() {
+    let runtime = runtime();
+    let engine = start(None, &runtime);
+    let port = engine.rpc_port();
+    let clone = engine.clone();
+    drop(engine);
+    assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+    drop(clone);
+    assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_err());
+}
+
+#[test]
+fn a_wrong_configuration_is_refused_and_leaves_nothing() {
+    let runtime = runtime();
+    let bad = [
+        EngineConfig { metadata: String::new(), ..EngineConfig::default() },
+        EngineConfig { metadata: "foo://x".to_owned(), ..EngineConfig::default() },
+        EngineConfig { name: "a b".to_owned(), ..EngineConfig::default() },
+        EngineConfig { lanes_per_peer: 0, ..EngineConfig::default() },
+        EngineConfig { bind_address: Some("nowhere".to_owned()), ..EngineConfig::default() },
+        EngineConfig {
+            metadata: "http://127.0.0.1:1/metadata".to_owned(),
+            ..EngineConfig::default()
+        },
+    ];
+    for config in bad {
+        let text = format!("{config:?}");
+        assert!(Engine::start(config, runtime.handle().clone()).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn a_forked_child_can_use_nothing_and_harms_nothing() {
+    let runtime = runtime();
+    let engine = start(None, &runtime);
+    let memory = engine.allocate(4096).unwrap();
+    memory.write(0, b"parent").unwrap();
+    let peer = engine.open(engine.segment_name(), soon()).unwrap();
+    // SAFETY: the child does what a forked Python does: uses what it finds, and leaves.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let is_refused = engine.open("127.0.0.1:1", soon()).is_err();
+        // SAFETY: the memory is mapped in the child too, privately.
+        unsafe { std::ptr::write_bytes(memory.base() as *mut u8, b'c', 6) };
+        drop((peer, memory, engine));
+        // SAFETY: ends the child at once, without what the test harness would do at its end.
+        unsafe { libc::_exit(if is_refused { 0 } else { 7 }) };
+    }
+    let mut status = -1;
+    // SAFETY: waits for the child of this test; `status` is a live local.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!((waited, status), (child, 0));
+    let mut bytes = [0; 6];
+    memory.read(0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"parent");
+    move_one(&engine, &peer, Opcode::Write, (held(&mut [1; 9]), memory.base())).unwrap();
+}

@@ -1,0 +1,145 @@
+//! Two engines that reach each other over one way, and memory of both kinds to lend.
+
+use std::{sync::Arc, time::Duration};
+
+use mooncake_base::{Clock, Moment, Result, SystemClock};
+use mooncake_transfer_engine::{
+    Engine, EngineConfig, LocalRange, Opcode, Peer, Piece, SharedMemory, TransportKind,
+};
+
+/// Two engines in this process.
+pub(crate) struct Pair {
+    pub(crate) near: Engine,
+    pub(crate) far: Engine,
+    pub(crate) peer: Arc<Peer>,
+    _runtime: tokio::runtime::Runtime,
+}
+
+/// Memory that the far engine lends.
+pub(crate) enum Lent {
+    /// The engine's own.
+    Shared(SharedMemory),
+    /// Of the user, unregistered and freed on drop.
+    User(Engine, Vec<u8>),
+}
+
+impl Pair {
+    pub(crate) fn over_memory() -> Self {
+        Self::new(TransportKind::Memory)
+    }
+
+    pub(crate) fn over_shm() -> Self {
+        Self::new(TransportKind::Shm)
+    }
+
+    pub(crate) fn over_tcp() -> Self {
+        Self::new(TransportKind::Tcp)
+    }
+
+    fn new(kind: TransportKind) -> Self {
+        let runtime = runtime();
+        let (near, far) = (start(Some(kind), &runtime), start(Some(kind), &runtime));
+        let peer = near.open(far.segment_name(), soon()).unwrap();
+        assert_eq!(peer.transport(), Some(kind));
+        Self { near, far, peer, _runtime: runtime }
+    }
+
+    /// Both kinds of memory, of that many bytes.
+    pub(crate) fn lend(&self, length: usize) -> [Lent; 2] {
+        [Lent::shared(&self.far, length), Lent::user(&self.far, length)]
+    }
+
+    pub(crate) fn write(&self, address: u64, bytes: &mut [u8]) -> Result<()> {
+        move_one(&self.near, &self.peer, Opcode::Write, (held(bytes), address))
+    }
+
+    pub(crate) fn read(&self, address: u64, bytes: &mut [u8]) -> Result<()> {
+        move_one(&self.near, &self.peer, Opcode::Read, (held(bytes), address))
+    }
+}
+
+impl Lent {
+    pub(crate) fn shared(engine: &Engine, length: usize) -> Self {
+        Self::Shared(engine.allocate(length as u64).unwrap())
+    }
+
+    pub(crate) fn user(engine: &Engine, length: usize) -> Self {
+        let bytes = vec![0; length];
+        engine.regions().register(bytes.as_ptr() as u64, length as u64, "cpu:0").unwrap();
+        Self::User(engine.clone(), bytes)
+    }
+
+    pub(crate) fn base(&self) -> u64 {
+        match self {
+            Self::Shared(memory) => memory.base(),
+            Self::User(_, bytes) => bytes.as_ptr() as u64,
+        }
+    }
+
+    pub(crate) fn length(&self) -> u64 {
+        match self {
+            Self::Shared(memory) => memory.length(),
+            Self::User(_, bytes) => bytes.len() as u64,
+        }
+    }
+
+    /// Takes it back; afterwards nobody can reach it.
+    pub(crate) fn withdraw(self) -> Result<()> {
+        match self {
+            Self::Shared(memory) => drop(memory),
+            Self::User(engine, bytes) => engine.regions().unregister(bytes.as_ptr() as u64)?,
+        }
+        Ok(())
+    }
+}
+
+/// An engine that has only the one way, or all of them.
+pub(crate) fn start(only: Option<TransportKind>, runtime: &tokio::runtime::Runtime) -> Engine {
+    let all = [TransportKind::Memory, TransportKind::Shm, TransportKind::Tcp];
+    let disabled = match only {
+        Some(kind) => all.into_iter().filter(|other| *other != kind).collect(),
+        None => Vec::new(),
+    };
+    let config = EngineConfig {
+        name: "127.0.0.1".to_owned(),
+        is_tcp_forced: only == Some(TransportKind::Tcp),
+        disabled,
+        ..EngineConfig::default()
+    };
+    Engine::start(config, runtime.handle().clone()).unwrap()
+}
+
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+pub(crate) fn move_one(
+    engine: &Engine,
+    peer: &Peer,
+    opcode: Opcode,
+    (local, remote): (LocalRange, u64),
+) -> Result<()> {
+    let mut pieces = [Piece::new(local, remote)];
+    engine.transfer(peer, opcode, &mut pieces, soon());
+    let [piece] = pieces;
+    piece.outcome.expect("every piece has an outcome")
+}
+
+pub(crate) fn held(bytes: &mut [u8]) -> LocalRange {
+    // SAFETY: tests move bytes while they hold no other reference to them.
+    unsafe { LocalRange::held(bytes.as_mut_ptr(), bytes.len()) }
+}
+
+pub(crate) fn foreign(address: usize, length: usize) -> LocalRange {
+    // SAFETY: tests hold no reference to what such a range names.
+    unsafe { LocalRange::foreign(address, length) }
+}
+
+/// Bytes that differ at every place and by seed.
+pub(crate) fn pattern(length: usize, seed: usize) -> Vec<u8> {
+    (0..length).map(|i| ((i + seed) % 251) as u8 ^ (i >> 11) as u8).collect()
+}
+
+pub(crate) fn soon() -> Moment {
+    SystemClock.now() + Duration::from_secs(20)
+}

@@ -1,0 +1,101 @@
+//! What two processes of one host show each other.
+
+use std::time::{Duration, Instant};
+
+use mooncake_base::{Clock, SystemClock};
+use mooncake_transfer_engine::{Opcode, Piece, TransportKind};
+
+use crate::{
+    child::{ChildPeer, LENT_BYTES},
+    pair::{held, move_one, pattern, runtime, soon, start},
+};
+
+#[test]
+fn memory_of_another_process_is_read_and_written_without_a_socket() {
+    let runtime = runtime();
+    let engine = start(None, &runtime);
+    let child = ChildPeer::start();
+    let peer = engine.open(&child.segment, soon()).unwrap();
+    assert_eq!(peer.transport(), Some(TransportKind::Shm));
+    for address in [child.shared, child.user] {
+        for length in [1, 4097, LENT_BYTES] {
+            let mut bytes = pattern(length, 7);
+            let wanted = bytes.clone();
+            move_one(&engine, &peer, Opcode::Write, (held(&mut bytes), address)).unwrap();
+            bytes.fill(0);
+            move_one(&engine, &peer, Opcode::Read, (held(&mut bytes), address)).unwrap();
+            assert!(bytes == wanted, "{length}");
+        }
+        let beyond = (held(&mut [1; 2]), address + LENT_BYTES as u64 - 1);
+        move_one(&engine, &peer, Opcode::Write, beyond).unwrap_err();
+    }
+    let snapshot = engine.snapshot();
+    let moved = |kind| {
+        let one = snapshot.transports.iter().find(|one| one.kind == kind).unwrap();
+        (one.bytes_read, one.bytes_written)
+    };
+    let all = 2 * (1 + 4097 + LENT_BYTES as u64);
+    assert_eq!(moved(TransportKind::Shm), (all, all));
+    assert_eq!(moved(TransportKind::Tcp), (0, 0));
+}
+
+#[test]
+fn the_death_of_a_peer_is_an_error_within_the_deadline() {
+    let runtime = runtime();
+    let engine = start(None, &runtime);
+    let mut child = ChildPeer::start();
+    let peer = engine.open(&child.segment, soon()).unwrap();
+    let mut bytes = vec![1; 1000];
+    for address in [child.shared, child.user] {
+        move_one(&engine, &peer, Opcode::Write, (held(&mut bytes), address)).unwrap();
+    }
+    child.kill();
+    let start = Instant::now();
+    for address in [child.shared, child.user, child.shared] {
+        move_one(&engine, &peer, Opcode::Write, (held(&mut bytes), address)).unwrap_err();
+    }
+    engine.open(&child.segment, soon()).unwrap_err();
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert_eq!(peer.transport(), None);
+}
+
+#[test]
+fn a_peer_that_dies_in_the_middle_ends_the_batch_and_nothing_hangs() {
+    let runtime = runtime();
+    let engine = start(None, &runtime);
+    let mut child = ChildPeer::start();
+    let peer = engine.open(&child.segment, soon()).unwrap();
+    let addresses = [child.shared, child.user];
+    let deadline = SystemClock.now() + Duration::from_secs(20);
+    std::thread::scope(|scope| {
+        for address in addresses {
+            let (engine, peer) = (&engine, &peer);
+            scope.spawn(move || {
+                let mut bytes = vec![1; LENT_BYTES];
+                loop {
+                    let mut pieces = [Piece::new(held(&mut bytes), address)];
+                    engine.transfer(peer, Opcode::Read, &mut pieces, deadline);
+                    if let Some(Err(_)) = pieces[0].outcome {
+                        break;
+                    }
+                }
+            });
+        }
+        child.kill();
+    });
+    assert!(!deadline.has_passed(SystemClock.now()));
+}
+
+#[test]
+fn a_stopped_peer_does_not_hold_up_who_withdraws_memory() {
+    let runtime = runtime();
+    let engine = start(None, &runtime);
+    let child = ChildPeer::start();
+    let peer = engine.open(&child.segment, soon()).unwrap();
+    move_one(&engine, &peer, Opcode::Write, (held(&mut [1]), child.shared)).unwrap();
+    // Nothing of ours was given to the peer, so it need not be asked.
+    let memory = engine.allocate(1 << 20).unwrap();
+    let start = Instant::now();
+    drop(memory);
+    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+}

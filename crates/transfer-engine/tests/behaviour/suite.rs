@@ -1,0 +1,186 @@
+//! The claims that hold on every way.
+
+use std::time::{Duration, Instant};
+
+use mooncake_base::{Clock, SystemClock};
+use mooncake_transfer_engine::{Opcode, Piece};
+
+use crate::pair::{Lent, Pair, foreign, held, pattern};
+
+const MIB: usize = 1 << 20;
+
+pub(crate) fn every_size_and_alignment_arrives_whole(pair: &Pair) {
+    for lent in pair.lend(9 * MIB) {
+        let before = pattern(9 * MIB, 1);
+        pair.write(lent.base(), &mut before.clone()).unwrap();
+        let mut expected = before;
+        for (seed, length) in [1, 2, 63, 4096, 4097, 65_536, 65_537, MIB, 3 * MIB + 1, 8 * MIB]
+            .into_iter()
+            .enumerate()
+        {
+            for offset in [0, 1, 4095, MIB - 1] {
+                let mut bytes = pattern(length + 3, seed + offset);
+                pair.write(lent.base() + offset as u64, &mut bytes[3..]).unwrap();
+                expected[offset..offset + length].copy_from_slice(&bytes[3..]);
+                let mut back = vec![0; length + 2];
+                pair.read(lent.base() + offset as u64, &mut back[1..=length]).unwrap();
+                assert!(back[1..=length] == bytes[3..], "{length} at {offset}");
+                assert_eq!((back[0], back[length + 1]), (0, 0), "bytes beside were touched");
+            }
+        }
+        let mut all = vec![0; 9 * MIB];
+        pair.read(lent.base(), &mut all).unwrap();
+        assert!(all == expected, "bytes beside were touched");
+    }
+}
+
+pub(crate) fn a_batch_of_many_pieces_arrives_whole(pair: &Pair) {
+    const COUNT: usize = 20_000;
+    const LENGTH: usize = 129;
+    for lent in pair.lend(COUNT * LENGTH) {
+        let mut bytes = pattern(COUNT * LENGTH, 5);
+        let wanted = bytes.clone();
+        // The last piece first, so that neighbours are not simply joined.
+        let batch = |bytes: &mut [u8]| -> Vec<Piece> {
+            let pieces = bytes.chunks_mut(LENGTH).enumerate();
+            let mut pieces: Vec<Piece> = pieces
+                .map(|(i, part)| Piece::new(held(part), lent.base() + (i * LENGTH) as u64))
+                .collect();
+            pieces.reverse();
+            pieces
+        };
+        move_all(pair, Opcode::Write, batch(&mut bytes));
+        let mut back = vec![0; COUNT * LENGTH];
+        move_all(pair, Opcode::Read, batch(&mut back));
+        assert!(back == wanted);
+    }
+}
+
+fn move_all(pair: &Pair, opcode: Opcode, mut pieces: Vec<Piece>) {
+    pair.near.transfer(&pair.peer, opcode, &mut pieces, crate::pair::soon());
+    assert!(pieces.iter().all(|piece| matches!(piece.outcome, Some(Ok(())))));
+}
+
+pub(crate) fn a_range_outside_of_registered_memory_is_refused(pair: &Pair) {
+    for lent in pair.lend(64 << 10) {
+        let (base, end) = (lent.base(), lent.base() + lent.length());
+        let mut bytes = vec![1; 64 << 10];
+        for (address, length) in
+            [(end, 1), (end - 1, 2), (base - 1, 1), (base - 1, 2), (8, 1), (u64::MAX, 1)]
+        {
+            for opcode in [Opcode::Read, Opcode::Write] {
+                let local = held(&mut bytes[..length]);
+                let one = (local, address);
+                let error = crate::pair::move_one(&pair.near, &pair.peer, opcode, one).unwrap_err();
+                assert!(!error.to_string().is_empty(), "{address:#x}");
+            }
+        }
+        pair.write(end - 1, &mut bytes[..1]).unwrap();
+        pair.read(base, &mut bytes).unwrap();
+    }
+}
+
+pub(crate) fn bad_local_memory_is_an_error(pair: &Pair) {
+    for lent in pair.lend(4 * MIB) {
+        for length in [1, 5000, 4 * MIB] {
+            for opcode in [Opcode::Read, Opcode::Write] {
+                let one = (foreign(4096, length), lent.base());
+                crate::pair::move_one(&pair.near, &pair.peer, opcode, one).unwrap_err();
+            }
+        }
+        // And none of it has spoilt the path.
+        let mut bytes = pattern(4 * MIB, 3);
+        let wanted = bytes.clone();
+        let range = foreign(bytes.as_mut_ptr() as usize, bytes.len());
+        let one = (range, lent.base());
+        crate::pair::move_one(&pair.near, &pair.peer, Opcode::Write, one).unwrap();
+        let mut back = vec![0; 4 * MIB];
+        pair.read(lent.base(), &mut back).unwrap();
+        assert!(back == wanted);
+    }
+}
+
+pub(crate) fn after_unregistering_transfers_fail(pair: &Pair) {
+    for lent in pair.lend(MIB) {
+        let base = lent.base();
+        let mut bytes = vec![1; 1000];
+        pair.write(base, &mut bytes).unwrap();
+        let start = Instant::now();
+        lent.withdraw().unwrap();
+        assert!(start.elapsed() < Duration::from_millis(900), "{:?}", start.elapsed());
+        pair.write(base, &mut bytes).unwrap_err();
+        pair.read(base, &mut bytes).unwrap_err();
+    }
+    let lent = Lent::user(&pair.far, MIB);
+    pair.write(lent.base(), &mut [1]).unwrap();
+    let error = pair.far.regions().unregister(lent.base() + 1).unwrap_err();
+    assert!(error.to_string().contains("address="), "{error}");
+    pair.far.regions().unregister(lent.base()).unwrap();
+    pair.write(lent.base(), &mut [1]).unwrap_err();
+    pair.far.regions().register(lent.base(), lent.length(), "*").unwrap();
+    pair.write(lent.base(), &mut [7]).unwrap();
+}
+
+pub(crate) fn many_threads_share_an_engine(pair: &Pair) {
+    const LENGTH: usize = 200_000;
+    for lent in pair.lend(8 * LENGTH) {
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                let address = lent.base() + (thread * LENGTH) as u64;
+                scope.spawn(move || {
+                    for round in 0..20 {
+                        let mut bytes = pattern(LENGTH, thread * 31 + round);
+                        let wanted = bytes.clone();
+                        pair.write(address, &mut bytes).unwrap();
+                        bytes.fill(0);
+                        pair.read(address, &mut bytes).unwrap();
+                        assert!(bytes == wanted, "thread {thread} round {round}");
+                    }
+                });
+            }
+        });
+    }
+}
+
+pub(crate) fn a_passed_deadline_is_an_error(pair: &Pair) {
+    let [lent, _] = pair.lend(MIB);
+    let mut bytes = vec![1; MIB];
+    let mut pieces = [Piece::new(held(&mut bytes), lent.base())];
+    pair.near.transfer(&pair.peer, Opcode::Write, &mut pieces, SystemClock.now());
+    assert!(matches!(pieces[0].outcome, Some(Err(_))), "{pieces:?}");
+}
+
+pub(crate) fn pieces_that_fail_leave_the_others_alone(pair: &Pair) {
+    for lent in pair.lend(MIB) {
+        let mut bytes = pattern(300, 9);
+        let mut pieces: Vec<Piece> = bytes
+            .chunks_mut(100)
+            .zip([lent.base(), lent.base() + lent.length() - 99, lent.base() + 100])
+            .map(|(part, address)| Piece::new(held(part), address))
+            .collect();
+        pieces.push(Piece::new(foreign(8, 10), lent.base() + 500));
+        pair.near.transfer(&pair.peer, Opcode::Write, &mut pieces, crate::pair::soon());
+        let went: Vec<bool> =
+            pieces.iter().map(|piece| matches!(piece.outcome, Some(Ok(())))).collect();
+        assert_eq!(went, [true, false, true, false]);
+        let mut back = vec![0; 200];
+        pair.read(lent.base(), &mut back).unwrap();
+        assert!(back[..100] == bytes[..100] && back[100..] == bytes[200..]);
+    }
+}
+
+pub(crate) fn a_closed_peer_is_an_error_within_the_deadline(pair: &Pair) {
+    for lent in pair.lend(MIB) {
+        pair.write(lent.base(), &mut [1]).unwrap_or_default();
+        let base = lent.base();
+        let start = Instant::now();
+        pair.far.close(SystemClock.now() + Duration::from_secs(1));
+        assert!(start.elapsed() < Duration::from_millis(400), "{:?}", start.elapsed());
+        for _ in 0..3 {
+            pair.write(base, &mut [1]).unwrap_err();
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        std::mem::forget(lent);
+        return;
+    }
+}
