@@ -1,0 +1,72 @@
+//! Random numbers from a seed that a failing test prints.
+
+use mooncake_base::ClientId;
+
+/// A generator (SplitMix64). When a test panics while it holds one, the seed is printed.
+#[derive(Debug)]
+pub struct Random {
+    seed: u64,
+    state: u64,
+}
+
+impl Random {
+    /// From the system's random source.
+    pub fn new() -> Self {
+        Self::from_seed(ClientId::random().halves().0)
+    }
+
+    /// The same numbers again.
+    pub fn from_seed(seed: u64) -> Self {
+        Self { seed, state: seed }
+    }
+
+    /// Any number.
+    pub fn number(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below the limit, which is not 0.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.number() % limit
+    }
+
+    /// So many bytes.
+    pub fn bytes(&mut self, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        for chunk in bytes.chunks_mut(8) {
+            chunk.copy_from_slice(&self.number().to_le_bytes()[..chunk.len()]);
+        }
+        bytes
+    }
+}
+
+impl Default for Random {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Random {
+    #[allow(clippy::print_stderr, reason = "whoever reads the failure needs the seed")]
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("to see this again: Random::from_seed({})", self.seed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_seed_gives_the_same_bytes_and_another_seed_others() {
+        assert_eq!(Random::from_seed(7).bytes(100), Random::from_seed(7).bytes(100));
+        assert_ne!(Random::from_seed(7).bytes(100), Random::from_seed(8).bytes(100));
+        assert!((0..1000).all(|seed| Random::from_seed(seed).below(3) < 3));
+    }
+}
