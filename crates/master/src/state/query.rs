@@ -210,10 +210,11 @@ impl State {
         let end = listing.next_slot.saturating_add(SLICE).min(self.objects.slots());
         for slot in listing.next_slot..end {
             let Some(object) = self.objects.get(slot) else { continue };
-            if object.tenant == tenant && listing.wants(object.key.as_bytes()) {
-                if let Some(summary) = self.summary(object) {
-                    listing.add(summary);
-                }
+            if object.tenant == tenant
+                && listing.wants(object.key.as_bytes())
+                && let Some(summary) = self.summary(object)
+            {
+                listing.add(summary);
             }
         }
         listing.next_slot = end;

@@ -106,14 +106,18 @@ impl State {
     pub(super) fn evict_ahead(&mut self, now: Moment) -> Option<Moment> {
         let watermark = self.rules.watermark?;
         let (used, capacity) = self.sums();
-        let limit =
-            if self.is_evicting { watermark.high - watermark.ratio } else { watermark.high };
-        self.is_evicting = used as f64 > limit * capacity as f64;
+        let low = (watermark.high - watermark.ratio) * capacity as f64;
+        let limit = if self.is_evicting { low } else { watermark.high * capacity as f64 };
+        self.is_evicting = used as f64 > limit;
         if !self.is_evicting {
             return None;
         }
+        let goal = self.counters.evicted_bytes + (used as f64 - low).ceil() as u64;
         self.unpark_due(now);
         for _ in 0..AHEAD_SLICE {
+            if self.counters.evicted_bytes >= goal {
+                break;
+            }
             let passes = [Pass::Plain, Pass::Soft];
             let next = passes.into_iter().find_map(|pass| Some((pass, self.pop(pass)?)));
             let Some((pass, object)) = next else { return Some(now + AHEAD_RETRY) };

@@ -1,1 +1,172 @@
-//! The rules, called as the service calls them.
+//! The rules, called as the service calls them, under a time moved by hand.
+
+mod model;
+mod pool;
+mod puts;
+mod reads;
+
+use std::time::Duration;
+
+use mooncake_base::{
+    ClientId, Error, ErrorCode, Incarnation, Moment, ObjectKey, ReplicaId, Result, SegmentId,
+    TenantId,
+};
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+/// A client of the tests, and another.
+const A: ClientId = ClientId::from_bits(1);
+const B: ClientId = ClientId::from_bits(2);
+
+/// A pool, and what time it is there.
+struct Pool {
+    state: State,
+    now: Moment,
+    tenant: TenantId,
+}
+
+impl Pool {
+    /// Clients A and B, and a segment of so many MiB of A.
+    fn new(mib: u64) -> Self {
+        Self::with(Rules::default(), mib)
+    }
+
+    fn with(rules: Rules, mib: u64) -> Self {
+        let now = Moment::from_boot(Duration::from_secs(1000));
+        let mut pool = Self { state: State::new(rules, 42), now, tenant: TenantId::default() };
+        pool.state.register(now, A, "host-a:1").unwrap();
+        pool.state.register(now, B, "host-b:1").unwrap();
+        pool.mount(A, 1, mib).unwrap();
+        pool
+    }
+
+    fn mount(&mut self, client: ClientId, id: u128, mib: u64) -> Result<()> {
+        self.state.mount(self.now, client, spec(client, id, 1, mib))
+    }
+
+    /// Time goes on, the clients are heard of, and what is due is done.
+    fn wait(&mut self, seconds: u64) {
+        for _ in 0..seconds {
+            self.now = self.now + Duration::from_secs(1);
+            self.state.heartbeat(self.now, A);
+            self.state.heartbeat(self.now, B);
+            self.settle();
+        }
+    }
+
+    fn settle(&mut self) {
+        while self.state.advance(self.now).is_some_and(|due| due <= self.now) {}
+    }
+
+    fn start(&mut self, client: ClientId, key: &str, length: u64) -> Result<Started> {
+        self.start_with(client, key, length, false, &PutOptions::default())
+    }
+
+    fn start_with(
+        &mut self,
+        client: ClientId,
+        key: &str,
+        length: u64,
+        is_replacing: bool,
+        options: &PutOptions,
+    ) -> Result<Started> {
+        let put = Put {
+            key: ObjectKey::new(key.as_bytes()).unwrap(),
+            length,
+            group: key.split_once('/').map_or("", |(group, _)| group).as_bytes(),
+            options,
+            is_replacing,
+        };
+        self.state.put_start(self.now, client, &self.tenant, put)
+    }
+
+    fn end(&mut self, client: ClientId, key: &str, started: &Started) -> Result<()> {
+        let put = PutRef {
+            key: key.as_bytes(),
+            version: started.version,
+            failed_replicas: &[],
+            checksum: Some(7),
+        };
+        self.state.put_end(self.now, client, &self.tenant, put)
+    }
+
+    fn revoke(&mut self, client: ClientId, key: &str, started: &Started) -> Result<()> {
+        let put = PutRef {
+            key: key.as_bytes(),
+            version: started.version,
+            failed_replicas: &[],
+            checksum: None,
+        };
+        self.state.put_revoke(self.now, client, &self.tenant, put)
+    }
+
+    fn put(&mut self, key: &str, length: u64) -> Result<Started> {
+        self.put_with(key, length, false, &PutOptions::default())
+    }
+
+    fn put_with(
+        &mut self,
+        key: &str,
+        length: u64,
+        is_replacing: bool,
+        options: &PutOptions,
+    ) -> Result<Started> {
+        let started = self.start_with(A, key, length, is_replacing, options)?;
+        self.end(A, key, &started)?;
+        Ok(started)
+    }
+
+    fn upsert(&mut self, key: &str, length: u64) -> Result<Started> {
+        self.put_with(key, length, true, &PutOptions::default())
+    }
+
+    fn locate(&mut self, key: &str, has_lease: bool, has_fence: bool) -> Result<LocatedObject> {
+        let grant = Grant { has_lease, has_fence };
+        self.state.locate(self.now, &self.tenant, &[key], grant).objects.pop().unwrap()
+    }
+
+    fn remove(&mut self, key: &str, is_forced: bool) -> Result<()> {
+        self.state.remove(self.now, &self.tenant, key.as_bytes(), is_forced)
+    }
+
+    fn probe(&mut self, key: &str) -> ObjectState {
+        self.state.probe(self.now, &self.tenant, key.as_bytes(), false).state
+    }
+
+    fn exists(&mut self, key: &str) -> bool {
+        self.probe(key) == ObjectState::Complete
+    }
+
+    fn list(&self, selector: Selector, after: Option<&str>, limit: usize) -> (Vec<String>, bool) {
+        let after = after.map(str::as_bytes);
+        let mut listing = Listing::new(self.tenant.clone(), selector, after, limit);
+        while !self.state.list_objects(&mut listing) {}
+        let page = listing.into_page();
+        let names = page
+            .objects
+            .iter()
+            .map(|object| String::from_utf8(object.key.as_bytes().to_vec()).unwrap());
+        (names.collect(), page.is_last)
+    }
+}
+
+fn spec(client: ClientId, id: u128, incarnation: u64, mib: u64) -> SegmentSpec {
+    let host = if client == A { "host-a:1" } else { "host-b:1" };
+    SegmentSpec {
+        id: SegmentId::from_bits(id),
+        incarnation: Incarnation(incarnation),
+        name: host.to_owned(),
+        endpoint: host.to_owned(),
+        base: (id as u64) << 40,
+        length: mib * MIB,
+        protocol: "tcp".to_owned(),
+    }
+}
+
+#[track_caller]
+fn fails<T: std::fmt::Debug>(result: Result<T>, code: ErrorCode) -> Error {
+    let error = result.unwrap_err();
+    assert_eq!(error.code(), code, "{error}");
+    error
+}

@@ -1,0 +1,138 @@
+//! What the master's rules cost: the allocator, a put from start to end, a locate.
+//!
+//! `cargo bench -p mooncake-benches --bench state`
+#![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop")]
+
+use std::{hint::black_box, time::Duration};
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use mooncake_base::{ClientId, Incarnation, Moment, ObjectKey, SegmentId, TenantId};
+use mooncake_master::state::{
+    Grant, Put, PutOptions, PutRef, Rules, SegmentSpec, State, allocator::Allocator,
+};
+
+const CLIENT: ClientId = ClientId::from_bits(1);
+const NOW: Moment = Moment::from_boot(Duration::from_secs(1000));
+/// Two sizes of KV blocks that pools hold side by side.
+const SIZES: [u64; 2] = [3_274_752, 658_432];
+
+/// A pool with segments of so many GiB each.
+fn pool(segments: u64, gib: u64) -> State {
+    let mut state = State::new(Rules::default(), 1);
+    state.register(NOW, CLIENT, "host-a:1").unwrap();
+    for index in 0..segments {
+        let spec = SegmentSpec {
+            id: SegmentId::from_bits(u128::from(index)),
+            incarnation: Incarnation(1),
+            name: format!("host-{index}:1"),
+            endpoint: format!("host-{index}:1"),
+            base: index << 40,
+            length: gib << 30,
+            protocol: "tcp".to_owned(),
+        };
+        state.mount(NOW, CLIENT, spec).unwrap();
+    }
+    state
+}
+
+fn key(index: u64) -> ObjectKey {
+    ObjectKey::new(format!("{index:064}").into_bytes()).unwrap()
+}
+
+fn put(state: &mut State, index: u64, length: u64) {
+    let tenant = TenantId::default();
+    let options = PutOptions::default();
+    let key = key(index);
+    let named = key.as_bytes().to_vec();
+    let put = Put { key, length, group: b"", options: &options, is_replacing: false };
+    let started = state.put_start(NOW, CLIENT, &tenant, put).unwrap();
+    let put =
+        PutRef { key: &named, version: started.version, failed_replicas: &[], checksum: None };
+    state.put_end(NOW, CLIENT, &tenant, put).unwrap();
+}
+
+fn allocator(c: &mut Criterion) {
+    let mut group = c.benchmark_group("allocator");
+    for (name, sizes) in [("one size", &SIZES[..1]), ("two sizes", &SIZES[..])] {
+        // Full, as a pool is that evicts: the oldest block goes, then a new one comes.
+        let mut allocator = Allocator::new(64 << 30);
+        let mut held = std::collections::VecDeque::new();
+        let mut sizes = sizes.iter().copied().cycle();
+        while let Some(block) = allocator.allocate(sizes.next().unwrap()) {
+            held.push_back(block);
+        }
+        let mut next = sizes.next().unwrap();
+        group.bench_function(format!("free and allocate, {name}"), |b| {
+            b.iter(|| {
+                allocator.free(held.pop_front().unwrap());
+                while let Some(block) = allocator.allocate(next) {
+                    held.push_back(block);
+                    next = sizes.next().unwrap();
+                }
+            });
+        });
+    }
+    group.finish();
+}
+
+fn puts(c: &mut Criterion) {
+    let tenant = TenantId::default();
+    let mut group = c.benchmark_group("state");
+    for segments in [1, 64] {
+        let mut state = pool(segments, 64);
+        for index in 0..100_000 {
+            put(&mut state, index, 4096);
+        }
+        let mut index = 1 << 40;
+        group.bench_function(format!("put start, end, remove; {segments} segments"), |b| {
+            b.iter(|| {
+                index += 1;
+                put(&mut state, index, 65_536);
+                state.remove(NOW, &tenant, key(index).as_bytes(), false).unwrap();
+            });
+        });
+    }
+    // A full pool: each put evicts the oldest object.
+    let mut state = pool(1, 4);
+    let mut index = 0;
+    while state.totals().counters.evicted_keys == 0 {
+        put(&mut state, index, 65_536);
+        index += 1;
+    }
+    group.bench_function("put start, end into a full pool", |b| {
+        b.iter(|| {
+            index += 1;
+            put(&mut state, index, 65_536);
+        });
+    });
+    group.finish();
+}
+
+fn locate(c: &mut Criterion) {
+    let tenant = TenantId::default();
+    let mut state = pool(1, 64);
+    let objects = 1_000_000;
+    for index in 0..objects {
+        put(&mut state, index, 4096);
+    }
+    let grant = Grant { has_lease: true, has_fence: true };
+    let keys: Vec<[ObjectKey; 1]> = (0..4096).map(|index| [key(index * 7919 % objects)]).collect();
+    let mut next = 0;
+    c.bench_function("state/locate with lease and fence, 1M objects", |b| {
+        b.iter(|| {
+            next = (next + 1) % keys.len();
+            let keys = [keys[next][0].as_bytes()];
+            black_box(state.locate(NOW, &tenant, &keys, grant))
+        });
+    });
+    let mut next = 0;
+    c.bench_function("state/probe with lease, 1M objects", |b| {
+        b.iter(|| {
+            next = (next + 1) % keys.len();
+            black_box(state.probe(NOW, &tenant, keys[next][0].as_bytes(), true))
+        });
+    });
+}
+
+criterion_group!(benches, allocator, puts, locate);
+criterion_main!(benches);

@@ -1,0 +1,333 @@
+//! Random calls in a random order, with the books checked after each.
+
+use std::collections::{BTreeMap, HashMap};
+
+use mooncake_base::Version;
+use proptest::prelude::*;
+
+use super::*;
+
+const KEYS: [&str; 6] = ["a", "b", "c", "g/1", "g/2", "g/3"];
+const CLIENTS: [ClientId; 3] = [A, B, ClientId::from_bits(3)];
+
+#[derive(Debug, Clone)]
+enum Call {
+    Start { client: usize, key: usize, length: u64, replaces: bool, pin: u8, replicas: u32 },
+    End { nth: prop::sample::Index, fails: bool },
+    Revoke { nth: prop::sample::Index, fails: bool },
+    Locate { key: usize, has_lease: bool, has_fence: bool },
+    Remove { key: usize, is_forced: bool },
+    RemoveAll { is_forced: bool },
+    Wait { ms: u64 },
+    Suspect { client: usize },
+    Mount { client: usize },
+    Unmount { client: usize, grace_ms: u64 },
+    Leave { client: usize, is_dead: bool },
+}
+
+fn call() -> impl Strategy<Value = Call> {
+    let key = 0..KEYS.len();
+    let client = 0..CLIENTS.len();
+    prop_oneof![
+        8 => (client.clone(), key.clone(), 1_u64..400_000, any::<bool>(), 0_u8..6, 1_u32..4).prop_map(
+            |(client, key, length, replaces, pin, replicas)| Call::Start {
+                client, key, length, replaces, pin, replicas
+            }
+        ),
+        8 => (any::<prop::sample::Index>(), prop::bool::weighted(0.2))
+            .prop_map(|(nth, fails)| Call::End { nth, fails }),
+        1 => (any::<prop::sample::Index>(), any::<bool>())
+            .prop_map(|(nth, fails)| Call::Revoke { nth, fails }),
+        5 => (key.clone(), any::<bool>(), any::<bool>())
+            .prop_map(|(key, has_lease, has_fence)| Call::Locate { key, has_lease, has_fence }),
+        3 => (key, any::<bool>()).prop_map(|(key, is_forced)| Call::Remove { key, is_forced }),
+        1 => any::<bool>().prop_map(|is_forced| Call::RemoveAll { is_forced }),
+        4 => prop_oneof![1_u64..3000, Just(31_000), Just(601_000)].prop_map(|ms| Call::Wait { ms }),
+        1 => client.clone().prop_map(|client| Call::Suspect { client }),
+        2 => client.clone().prop_map(|client| Call::Mount { client }),
+        1 => (client.clone(), prop_oneof![Just(0), 1_u64..4000])
+            .prop_map(|(client, grace_ms)| Call::Unmount { client, grace_ms }),
+        1 => (client, any::<bool>()).prop_map(|(client, is_dead)| Call::Leave { client, is_dead }),
+    ]
+}
+
+/// What the test knows besides.
+struct Model {
+    pool: Pool,
+    /// Puts under way, as their writers see them.
+    started: Vec<(usize, usize, Started)>,
+    /// Until when stretches of memory are fenced: (incarnation, base + offset, length).
+    fences: HashMap<(u64, u64, u64), Moment>,
+    /// Until when keys are leased, and in which version.
+    leases: BTreeMap<usize, (Moment, Version)>,
+    incarnation: u64,
+}
+
+impl Model {
+    fn new(eviction: EvictionKind, allocation: AllocationStrategy) -> Self {
+        let mut pool = Pool::with(Rules { eviction, allocation, ..Rules::default() }, 1);
+        pool.state.register(pool.now, CLIENTS[2], "host-c:1").unwrap();
+        Self {
+            pool,
+            started: Vec::new(),
+            fences: HashMap::new(),
+            leases: BTreeMap::new(),
+            incarnation: 1,
+        }
+    }
+
+    fn run(&mut self, call: Call) {
+        match call {
+            Call::Start { client, key, length, replaces, pin, replicas } => {
+                self.start(client, key, length, replaces, pin, replicas);
+            }
+            Call::End { nth, fails } | Call::Revoke { nth, fails } => {
+                if !self.started.is_empty() {
+                    let (client, key, started) =
+                        self.started.swap_remove(nth.index(self.started.len()));
+                    self.finish(matches!(call, Call::End { .. }), client, key, &started, fails);
+                }
+            }
+            Call::Locate { key, has_lease, has_fence } => self.locate(key, has_lease, has_fence),
+            Call::Remove { key, is_forced } => {
+                let is_leased = self.lease_of(key).is_some();
+                if self.pool.remove(KEYS[key], is_forced).is_ok() {
+                    assert!(is_forced || !is_leased, "leased objects are not removed");
+                    self.leases.remove(&key);
+                }
+            }
+            Call::RemoveAll { is_forced } => {
+                let mut removal = Removal::new(TenantId::default(), Selector::All, is_forced);
+                while !self.pool.state.remove_matching(self.pool.now, &mut removal) {}
+                if is_forced {
+                    self.leases.clear();
+                }
+            }
+            Call::Wait { ms } => self.wait(ms),
+            Call::Suspect { client } => self.pool.state.suspect(self.pool.now, CLIENTS[client]),
+            Call::Mount { client } => self.mount(client),
+            Call::Unmount { client, grace_ms } => {
+                let id = SegmentId::from_bits(client as u128 + 1);
+                let grace = Duration::from_millis(grace_ms);
+                let now = self.pool.now;
+                if self.pool.state.unmount(now, CLIENTS[client], id, grace).is_ok() {
+                    self.leases.clear();
+                }
+            }
+            Call::Leave { client, is_dead } => {
+                let (now, client) = (self.pool.now, CLIENTS[client]);
+                match is_dead {
+                    true => self.pool.state.declare_dead(now, client),
+                    false => self.pool.state.unregister(now, client),
+                };
+                self.leases.clear();
+            }
+        }
+    }
+
+    fn start(
+        &mut self,
+        client: usize,
+        key: usize,
+        length: u64,
+        replaces: bool,
+        pin: u8,
+        replicas: u32,
+    ) {
+        let options = PutOptions {
+            replicas,
+            soft_pin: match pin {
+                0 => SoftPin::Enable(Some(Duration::from_secs(3))),
+                1 => SoftPin::Disable,
+                _ => SoftPin::Preserve,
+            },
+            is_hard_pinned: pin == 5,
+            ..PutOptions::default()
+        };
+        let before = self.standing(key);
+        let started = self.pool.start_with(CLIENTS[client], KEYS[key], length, replaces, &options);
+        let after = self.standing(key);
+        assert_eq!(before, after, "what can be read stays until the put has ended");
+        let Ok(started) = started else { return };
+        assert!(replaces || before.is_none());
+        for (start, end, incarnation) in self.stretches(&started.places) {
+            for (&(other, from, to), until) in &self.fences {
+                let overlaps = other == incarnation && start < to && from < end;
+                assert!(!overlaps || *until <= self.pool.now, "fenced memory was given away");
+            }
+        }
+        self.started.push((client, key, started));
+    }
+
+    fn finish(&mut self, is_end: bool, client: usize, key: usize, started: &Started, fails: bool) {
+        let failed: Vec<ReplicaId> =
+            started.places.iter().take(usize::from(fails)).map(|place| place.replica).collect();
+        let put = PutRef {
+            key: KEYS[key].as_bytes(),
+            version: started.version,
+            failed_replicas: &failed,
+            checksum: None,
+        };
+        let (now, client) = (self.pool.now, CLIENTS[client]);
+        let before = self.standing(key);
+        let state = &mut self.pool.state;
+        let result = match is_end {
+            true => state.put_end(now, client, &self.pool.tenant, put),
+            false => state.put_revoke(now, client, &self.pool.tenant, put),
+        };
+        let after = self.standing(key);
+        if result.is_err() || !is_end {
+            assert_eq!(before, after, "a put that fails changes nothing");
+        } else if let (Some((after, _)), Some((_, version))) = (after, self.leases.get_mut(&key)) {
+            *version = after;
+        }
+    }
+
+    fn locate(&mut self, key: usize, has_lease: bool, has_fence: bool) {
+        let Ok(located) = self.pool.locate(KEYS[key], has_lease, has_fence) else { return };
+        let now = self.pool.now;
+        if has_lease {
+            let until = now + self.pool.state.rules().lease_ttl;
+            self.leases.insert(key, (until, located.version));
+        }
+        if has_fence {
+            let until = now + self.pool.state.rules().fence(located.length);
+            for (start, end, incarnation) in self.stretches(&located.places) {
+                let fence = self.fences.entry((incarnation, start, end)).or_insert(until);
+                *fence = until.max(*fence);
+            }
+        }
+        for place in located.places {
+            assert!(self.pool.state.verify(
+                &self.pool.tenant,
+                KEYS[key].as_bytes(),
+                located.version,
+                place.replica
+            ));
+        }
+    }
+
+    fn wait(&mut self, ms: u64) {
+        self.pool.now = self.pool.now + Duration::from_millis(ms);
+        let expired = self.pool.state.counters.clients_expired;
+        if ms < 3000 {
+            for client in CLIENTS {
+                self.pool.state.heartbeat(self.pool.now, client);
+            }
+        }
+        let mounted = self.pool.state.totals().segments;
+        self.pool.settle();
+        let totals = self.pool.state.totals();
+        if totals.counters.clients_expired != expired || totals.segments != mounted {
+            self.leases.clear();
+        }
+    }
+
+    fn mount(&mut self, client: usize) {
+        let (now, id) = (self.pool.now, CLIENTS[client]);
+        self.pool.state.register(now, id, ["host-a:1", "host-b:1", "host-c:1"][client]).unwrap();
+        let mut segment = spec(id, client as u128 + 1, 1, 1);
+        // Now and then the owner made the memory anew.
+        if self.incarnation % 4 == 3 {
+            segment.incarnation = Incarnation(self.incarnation);
+        }
+        self.incarnation += 1;
+        if self.pool.state.mount(now, id, segment).is_ok() {
+            self.leases.retain(|key, _| self.pool.state.find(0, KEYS[*key].as_bytes()).is_some());
+        }
+    }
+
+    /// What can be read under the key: version and length.
+    fn standing(&mut self, key: usize) -> Option<(Version, u64)> {
+        let slot = self.pool.state.find(0, KEYS[key].as_bytes())?;
+        let object = self.pool.state.objects.at(slot);
+        object.is_complete().then(|| (object.version(), object.length))
+    }
+
+    fn lease_of(&self, key: usize) -> Option<Version> {
+        let &(until, version) = self.leases.get(&key)?;
+        (until > self.pool.now).then_some(version)
+    }
+
+    /// Where places begin and end in all memory, and in which making of it.
+    fn stretches(&self, places: &[Place]) -> Vec<(u64, u64, u64)> {
+        let stretch = |place: &Place| {
+            let spec = self.pool.state.segment(place.segment).spec;
+            let start = spec.base + place.offset;
+            (start, start + place.length, spec.incarnation.0)
+        };
+        places.iter().map(stretch).collect()
+    }
+
+    fn check(&mut self) {
+        let state = &self.pool.state;
+        let mut held: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
+        let objects = (0..state.objects.slots()).filter_map(|slot| state.objects.get(slot));
+        let complete = objects.clone().filter(|object| object.is_complete()).count() as u64;
+        assert_eq!(complete, state.objects.complete);
+        let copies = objects.flat_map(|object| object.replicas.as_slice());
+        let written = state.writes.iter().flat_map(|write| &write.replicas);
+        let blocks = copies.chain(written).map(|copy| (copy.segment, copy.block));
+        for (slot, block) in blocks.chain(state.quarantine.blocks()) {
+            let segment = state.segments.at(slot);
+            if segment.is_standing() {
+                let start = segment.allocator.offset(block);
+                let end = start + segment.allocator.size(block);
+                assert!(end <= segment.spec.length, "all lies inside");
+                held.entry(slot).or_default().push((start, end));
+            }
+        }
+        for (slot, segment) in state.segments.standing() {
+            let mut held = held.remove(&slot).unwrap_or_default();
+            held.sort_unstable();
+            assert!(held.windows(2).all(|pair| pair[0].1 <= pair[1].0), "nothing overlaps");
+            let used: u64 = held.iter().map(|(start, end)| end - start).sum();
+            assert_eq!(used, segment.allocator.used(), "used bytes are those in the books");
+            let block_bytes = |blocks: &mut dyn Iterator<Item = (u32, allocator::BlockId)>| {
+                blocks
+                    .filter(|(other, _)| *other == slot)
+                    .map(|(_, block)| segment.allocator.size(block))
+                    .sum::<u64>()
+            };
+            let written = state.writes.iter().flat_map(|write| &write.replicas);
+            let mut written = written.map(|copy| (copy.segment, copy.block));
+            assert_eq!(block_bytes(&mut written), segment.writing);
+            assert_eq!(block_bytes(&mut state.quarantine.blocks()), segment.fenced);
+        }
+        for key in 0..KEYS.len() {
+            let Some(version) = self.lease_of(key) else { continue };
+            let slot = self.pool.state.find(0, KEYS[key].as_bytes());
+            let slot = slot.expect("leased objects do not vanish");
+            assert_eq!(self.pool.state.objects.at(slot).version(), version);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn the_rules_hold_whatever_is_called(
+        calls in prop::collection::vec(call(), 1..120),
+        eviction in prop_oneof![Just(EvictionKind::Lru), Just(EvictionKind::S3Fifo)],
+        allocation in prop_oneof![
+            Just(AllocationStrategy::Random),
+            Just(AllocationStrategy::FreeRatioFirst),
+            Just(AllocationStrategy::LocalFirst),
+        ],
+    ) {
+        let mut model = Model::new(eviction, allocation);
+        for call in calls {
+            model.run(call);
+            model.check();
+        }
+        // In the end all memory comes back.
+        for client in CLIENTS {
+            model.pool.state.declare_dead(model.pool.now, client);
+        }
+        model.wait(601_000);
+        let totals = model.pool.state.totals();
+        prop_assert_eq!((totals.keys, totals.used, totals.soft_pinned_keys), (0, 0, 0));
+        prop_assert_eq!(model.pool.state.queue.parked_bytes, 0);
+    }
+}

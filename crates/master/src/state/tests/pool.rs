@@ -1,0 +1,135 @@
+//! Clients and their segments: mounting, silence, grace, placement.
+
+use super::*;
+
+#[test]
+fn an_expired_client_takes_its_objects_along() {
+    let mut pool = Pool::new(4);
+    pool.mount(B, 2, 4).unwrap();
+    let on_b = PutOptions {
+        preferred_segments: vec!["nowhere".to_owned(), "host-b:1".to_owned()],
+        ..PutOptions::default()
+    };
+    let both = PutOptions { replicas: 2, ..PutOptions::default() };
+    pool.put_with("b", MIB, false, &on_b).unwrap();
+    pool.put_with("both", MIB, false, &both).unwrap();
+    pool.put("a", MIB).unwrap();
+    for _ in 0..10 {
+        pool.now = pool.now + Duration::from_secs(1);
+        pool.state.heartbeat(pool.now, A);
+        pool.state.advance(pool.now);
+    }
+    assert_eq!(pool.state.totals().clients, 1);
+    pool.settle();
+    assert!(!pool.exists("b"));
+    assert_eq!(pool.locate("both", false, false).unwrap().places.len(), 1);
+    assert!(!pool.state.heartbeat(pool.now, B));
+    fails(pool.mount(B, 2, 4), ErrorCode::CLIENT_NOT_FOUND);
+    assert_eq!(pool.state.totals().capacity, 4 * MIB);
+    assert_eq!(pool.state.segments.slots(), 2, "and its number can be used again");
+    pool.state.register(pool.now, B, "host-b:1").unwrap();
+    pool.mount(B, 3, 4).unwrap();
+    assert_eq!(pool.state.segments.slots(), 2);
+}
+
+#[test]
+fn a_suspect_is_passed_over_until_it_is_heard_of() {
+    let mut pool = Pool::new(4);
+    pool.put("k", MIB).unwrap();
+    pool.state.suspect(pool.now, A);
+    fails(pool.locate("k", true, true), ErrorCode::TRANSFER_FAIL);
+    assert!(pool.exists("k"));
+    fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+    assert!(pool.state.heartbeat(pool.now, A));
+    pool.locate("k", true, true).unwrap();
+    pool.put("new", MIB).unwrap();
+}
+
+#[test]
+fn mounting_again_changes_nothing_and_a_new_incarnation_everything() {
+    let mut pool = Pool::new(4);
+    pool.put("k", MIB).unwrap();
+    pool.mount(A, 1, 4).unwrap();
+    assert!(pool.exists("k"));
+    fails(pool.mount(A, 1, 5), ErrorCode::SEGMENT_ALREADY_EXISTS);
+    fails(pool.mount(B, 1, 4), ErrorCode::SEGMENT_ALREADY_EXISTS);
+    pool.state.mount(pool.now, A, spec(A, 1, 2, 8)).unwrap();
+    assert_eq!(pool.probe("k"), ObjectState::Absent);
+    assert_eq!(pool.state.totals().capacity, 8 * MIB);
+    pool.put("k", 8 * MIB).unwrap();
+    let overlapping = SegmentSpec { base: spec(A, 1, 1, 1).base + 1, ..spec(A, 7, 1, 1) };
+    fails(pool.state.mount(pool.now, A, overlapping), ErrorCode::INVALID_PARAMS);
+    fails(pool.mount(A, 8, 0), ErrorCode::INVALID_PARAMS);
+    let beyond = SegmentSpec { base: u64::MAX, ..spec(A, 9, 1, 1) };
+    fails(pool.state.mount(pool.now, A, beyond), ErrorCode::INVALID_PARAMS);
+}
+
+#[test]
+fn memory_that_comes_back_takes_nothing_while_it_may_still_be_read() {
+    let mut pool = Pool::new(4);
+    pool.put("k", MIB).unwrap();
+    pool.wait(30);
+    pool.locate("k", false, true).unwrap();
+    pool.state.unmount(pool.now, A, SegmentId::from_bits(1), Duration::ZERO).unwrap();
+    pool.mount(A, 1, 4).unwrap();
+    fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+    pool.wait(3);
+    pool.put("new", MIB).unwrap();
+}
+
+#[test]
+fn a_segment_in_its_grace_is_read_but_not_written() {
+    let mut pool = Pool::new(4);
+    pool.put("k", MIB).unwrap();
+    let segment = SegmentId::from_bits(1);
+    let grace = Duration::from_secs(5);
+    fails(pool.state.unmount(pool.now, B, segment, grace), ErrorCode::ILLEGAL_CLIENT);
+    pool.state.unmount(pool.now, A, segment, grace).unwrap();
+    assert_eq!(pool.state.list_segments()[0].status, SegmentStatus::GracefullyUnmounting);
+    pool.locate("k", true, true).unwrap();
+    fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+    pool.wait(5);
+    assert!(pool.state.list_segments().is_empty());
+    assert_eq!((pool.probe("k"), pool.state.totals().keys), (ObjectState::Absent, 0));
+    let again = pool.state.unmount(pool.now, A, segment, grace);
+    fails(again, ErrorCode::SEGMENT_NOT_FOUND);
+}
+
+#[test]
+fn a_put_whose_segment_went_has_no_copy_left() {
+    let mut pool = Pool::new(4);
+    let started = pool.start(A, "k", MIB).unwrap();
+    pool.state.unmount(pool.now, A, SegmentId::from_bits(1), Duration::ZERO).unwrap();
+    fails(pool.end(A, "k", &started), ErrorCode::REPLICA_IS_GONE);
+    assert_eq!(pool.probe("k"), ObjectState::Absent);
+}
+
+#[test]
+fn each_strategy_places_as_it_says() {
+    let place = |allocation: AllocationStrategy| {
+        let mut pool = Pool::with(Rules { allocation, ..Rules::default() }, 8);
+        pool.mount(B, 2, 64).unwrap();
+        let mut hosts = std::collections::BTreeMap::<String, u32>::new();
+        for index in 0..8 {
+            let started = pool.put(&format!("k{index}"), MIB / 2).unwrap();
+            let segment = pool.state.segment(started.places[0].segment);
+            *hosts.entry(segment.spec.name.clone()).or_default() += 1;
+        }
+        (hosts.get("host-a:1").copied(), hosts.get("host-b:1").copied())
+    };
+    assert_eq!(place(AllocationStrategy::LocalFirst), (Some(8), None));
+    let (a, b) = place(AllocationStrategy::FreeRatioFirst);
+    assert!(a.unwrap_or(0) <= 2 && b.unwrap() >= 6);
+    let (a, b) = place(AllocationStrategy::Random);
+    assert!(a.is_some() && b.is_some());
+}
+
+#[test]
+fn the_same_calls_with_the_same_seed_give_the_same_answers() {
+    let run = || {
+        let mut pool = Pool::new(8);
+        pool.mount(B, 2, 8).unwrap();
+        (0..40).map(|index| pool.put(&format!("k{index}"), MIB).unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(run(), run());
+}

@@ -1,0 +1,254 @@
+//! Puts: start, end, revoke, displacement, upsert, room.
+
+use super::*;
+
+#[test]
+fn a_put_is_seen_when_it_has_ended_and_keeps_the_first_value() {
+    let mut pool = Pool::new(16);
+    let started = pool.start(A, "k", MIB).unwrap();
+    assert_eq!(pool.probe("k"), ObjectState::Writing);
+    fails(pool.locate("k", true, true), ErrorCode::REPLICA_IS_NOT_READY);
+    fails(pool.start(B, "k", MIB), ErrorCode::OBJECT_ALREADY_EXISTS);
+    fails(pool.end(B, "k", &started), ErrorCode::ILLEGAL_CLIENT);
+    pool.end(A, "k", &started).unwrap();
+    fails(pool.end(A, "k", &started), ErrorCode::OBJECT_NOT_FOUND);
+    let located = pool.locate("k", false, false).unwrap();
+    assert_eq!((located.version, located.length), (started.version, MIB));
+    assert_eq!((located.places, located.checksum), (started.places, Some(7)));
+    fails(pool.put("k", 2 * MIB), ErrorCode::OBJECT_ALREADY_EXISTS);
+}
+
+#[test]
+fn a_revoked_put_leaves_nothing() {
+    let mut pool = Pool::new(1);
+    let started = pool.start(A, "k", MIB).unwrap();
+    assert_eq!(pool.state.totals().writing, MIB);
+    pool.revoke(A, "k", &started).unwrap();
+    assert_eq!(pool.probe("k"), ObjectState::Absent);
+    assert_eq!((pool.state.totals().used, pool.state.totals().writing), (0, 0));
+    pool.put("k", MIB).unwrap();
+}
+
+#[test]
+fn a_stale_put_is_displaced_and_its_space_comes_back_later() {
+    let mut pool = Pool::new(4);
+    let old = pool.start(A, "k", MIB).unwrap();
+    pool.wait(29);
+    fails(pool.start(B, "k", MIB), ErrorCode::OBJECT_ALREADY_EXISTS);
+    pool.wait(1);
+    let new = pool.start(B, "k", MIB).unwrap();
+    fails(pool.end(A, "k", &old), ErrorCode::OBJECT_NOT_FOUND);
+    pool.end(B, "k", &new).unwrap();
+    pool.wait(569);
+    assert_eq!(pool.state.totals().used, 2 * MIB, "the space of the old writer is kept back");
+    pool.wait(1);
+    assert_eq!((pool.state.totals().used, pool.state.totals().writing), (MIB, 0));
+    assert_eq!(pool.state.totals().counters.puts_released, 1);
+}
+
+#[test]
+fn a_put_cannot_end_after_its_space_was_released() {
+    let mut pool = Pool::new(4);
+    let started = pool.start(A, "k", MIB).unwrap();
+    pool.wait(599);
+    pool.now = pool.now + Duration::from_secs(1);
+    fails(pool.end(A, "k", &started), ErrorCode::OBJECT_NOT_FOUND);
+    pool.settle();
+    fails(pool.end(A, "k", &started), ErrorCode::OBJECT_NOT_FOUND);
+    assert_eq!((pool.probe("k"), pool.state.totals().used), (ObjectState::Absent, 0));
+}
+
+#[test]
+fn the_space_of_a_writer_depends_on_how_it_went() {
+    let check = |how: fn(&mut Pool), at_once: u64, soon: u64| {
+        let mut pool = Pool::new(4);
+        pool.start(B, "k", MIB).unwrap();
+        how(&mut pool);
+        assert_eq!(pool.probe("k"), ObjectState::Absent);
+        assert_eq!(pool.state.totals().used, at_once);
+        pool.wait(30);
+        assert_eq!(pool.state.totals().used, soon);
+        pool.start(A, "k", MIB).unwrap();
+    };
+    check(|pool| assert!(pool.state.declare_dead(pool.now, B)), 0, 0);
+    check(|pool| assert!(pool.state.unregister(pool.now, B)), MIB, 0);
+    let silence = |pool: &mut Pool| {
+        for _ in 0..10 {
+            pool.now = pool.now + Duration::from_secs(1);
+            pool.state.heartbeat(pool.now, A);
+            pool.settle();
+        }
+    };
+    check(silence, MIB, MIB);
+}
+
+#[test]
+fn a_copy_that_failed_is_given_up_and_its_memory_rests() {
+    let mut pool = Pool::new(4);
+    pool.mount(B, 2, 4).unwrap();
+    let options = PutOptions { replicas: 2, ..PutOptions::default() };
+    let started = pool.start_with(A, "k", MIB, false, &options).unwrap();
+    let [first, second] = started.places[..] else { panic!("two copies") };
+    assert_ne!(first.segment, second.segment);
+    let put = PutRef {
+        key: b"k",
+        version: started.version,
+        failed_replicas: &[first.replica],
+        checksum: None,
+    };
+    pool.state.put_end(pool.now, A, &pool.tenant, put).unwrap();
+    assert_eq!(pool.locate("k", false, false).unwrap().places, [second]);
+    assert!(!pool.state.verify(&pool.tenant, b"k", started.version, first.replica));
+    assert_eq!(pool.state.totals().fenced, MIB);
+    pool.wait(22);
+    assert_eq!((pool.state.totals().fenced, pool.state.totals().used), (0, MIB));
+}
+
+#[test]
+fn an_upsert_replaces_at_its_end_and_the_later_end_wins() {
+    let mut pool = Pool::new(16);
+    let old = pool.put("k", MIB).unwrap();
+    let options = PutOptions::default();
+    let first = pool.start_with(A, "k", MIB, true, &options).unwrap();
+    let second = pool.start_with(B, "k", 2 * MIB, true, &options).unwrap();
+    assert_eq!(pool.locate("k", true, false).unwrap().version, old.version);
+    pool.end(B, "k", &second).unwrap();
+    assert_eq!(pool.locate("k", true, false).unwrap().length, 2 * MIB);
+    pool.end(A, "k", &first).unwrap();
+    assert_eq!(pool.locate("k", true, false).unwrap().version, first.version);
+    assert_eq!(pool.state.totals().used, MIB);
+    // It was leased and is still.
+    fails(pool.remove("k", false), ErrorCode::OBJECT_HAS_LEASE);
+}
+
+#[test]
+fn a_put_that_ends_after_an_upsert_counts_as_before_it() {
+    let mut pool = Pool::new(16);
+    let put = pool.start(A, "k", MIB).unwrap();
+    let upsert = pool.start_with(B, "k", MIB, true, &PutOptions::default()).unwrap();
+    pool.end(B, "k", &upsert).unwrap();
+    pool.end(A, "k", &put).unwrap();
+    assert_eq!(pool.locate("k", false, false).unwrap().version, upsert.version);
+    assert_eq!(pool.state.totals().used, MIB);
+}
+
+#[test]
+fn an_upsert_without_room_leaves_the_old_value() {
+    let mut pool = Pool::new(3);
+    let old = pool.put("k", 2 * MIB).unwrap();
+    fails(pool.upsert("k", 2 * MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+    fails(pool.upsert("k", 9 * MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+    assert_eq!(pool.locate("k", false, false).unwrap().version, old.version);
+    pool.upsert("k", MIB).unwrap();
+}
+
+#[test]
+fn a_full_pool_evicts_what_a_put_needs_the_oldest_first() {
+    let mut pool = Pool::new(8);
+    for index in 0..8 {
+        pool.put(&format!("k{index}"), MIB).unwrap();
+    }
+    pool.locate("k0", false, false).unwrap();
+    pool.put("new", 2 * MIB).unwrap();
+    let (names, _) = pool.list(Selector::All, None, 0);
+    assert_eq!(names, ["k0", "k3", "k4", "k5", "k6", "k7", "new"]);
+    assert_eq!(pool.state.totals().counters.evicted_keys, 2);
+}
+
+#[test]
+fn nothing_is_evicted_when_it_cannot_help() {
+    let mut pool = Pool::new(8);
+    for index in 0..4 {
+        pool.put(&format!("k{index}"), MIB).unwrap();
+    }
+    fails(pool.put("huge", 9 * MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+    let options = PutOptions { is_hard_pinned: true, ..PutOptions::default() };
+    pool.put_with("pinned", 2 * MIB, false, &options).unwrap();
+    fails(pool.put("large", 7 * MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+    pool.locate("k0", true, false).unwrap();
+    let error = fails(pool.put("large", 6 * MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+    assert!(error.to_string().contains("leased=1048576 hard_pinned=2097152"), "{error}");
+    assert_eq!(pool.state.totals().counters.evicted_keys, 0);
+    // What was looked at in vain is still in order: the oldest goes first.
+    pool.put("rest", 2 * MIB).unwrap();
+    pool.put("fits", MIB).unwrap();
+    assert!(!pool.exists("k1") && pool.exists("k0") && pool.exists("k2") && pool.exists("k3"));
+}
+
+#[test]
+fn hard_pins_stay_and_soft_pins_go_last() {
+    let mut pool = Pool::new(4);
+    let soft = PutOptions { soft_pin: SoftPin::Enable(None), ..PutOptions::default() };
+    let hard = PutOptions { is_hard_pinned: true, ..PutOptions::default() };
+    pool.put_with("hard", MIB, false, &hard).unwrap();
+    pool.put_with("soft", MIB, false, &soft).unwrap();
+    pool.put("plain", MIB).unwrap();
+    pool.put("new", 2 * MIB).unwrap();
+    assert!(pool.exists("soft") && !pool.exists("plain"), "the plain one is younger");
+    assert_eq!(pool.state.totals().soft_pinned_keys, 1);
+    pool.put("large", 3 * MIB).unwrap();
+    assert!(!pool.exists("soft") && pool.exists("hard"));
+    fails(pool.put("none", 4 * MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+    pool.remove("hard", false).unwrap();
+    pool.put("all", 4 * MIB).unwrap();
+}
+
+#[test]
+fn a_soft_pin_runs_out_unless_it_is_used() {
+    let mut pool = Pool::new(4);
+    let ttl = Some(Duration::from_secs(20));
+    let soft = PutOptions { soft_pin: SoftPin::Enable(ttl), ..PutOptions::default() };
+    pool.put_with("soft", MIB, false, &soft).unwrap();
+    pool.wait(15);
+    pool.locate("soft", false, false).unwrap();
+    pool.wait(15);
+    assert_eq!(pool.state.totals().soft_pinned_keys, 1);
+    // An upsert that does not say keeps it.
+    pool.upsert("soft", MIB).unwrap();
+    assert_eq!(pool.state.totals().soft_pinned_keys, 1);
+    pool.wait(20);
+    assert_eq!(pool.state.totals().soft_pinned_keys, 0);
+    let long = Some(Duration::from_secs(1 << 20));
+    let long = PutOptions { soft_pin: SoftPin::Enable(long), ..PutOptions::default() };
+    fails(pool.put_with("long", MIB, false, &long), ErrorCode::INVALID_PARAMS);
+}
+
+#[test]
+fn a_group_is_evicted_whole_and_only_when_no_member_is_held() {
+    let mut pool = Pool::new(4);
+    pool.put("g/1", MIB).unwrap();
+    pool.put("g/2", MIB).unwrap();
+    pool.put("alone", MIB).unwrap();
+    pool.locate("g/2", true, false).unwrap();
+    pool.put("new", 2 * MIB).unwrap();
+    assert!(pool.exists("g/1") && pool.exists("g/2") && !pool.exists("alone"));
+    pool.wait(10);
+    pool.locate("new", true, false).unwrap();
+    pool.put("newer", MIB).unwrap();
+    assert!(!pool.exists("g/1") && !pool.exists("g/2"));
+    assert!(pool.exists("new"));
+}
+
+#[test]
+fn a_watermark_keeps_room_ahead_of_need() {
+    let watermark = Some(Watermark { high: 0.75, ratio: 0.25 });
+    let mut pool = Pool::with(Rules { watermark, ..Rules::default() }, 8);
+    for index in 0..8 {
+        pool.put(&format!("k{index}"), MIB).unwrap();
+    }
+    pool.settle();
+    assert_eq!(pool.state.totals().used, 4 * MIB);
+    assert!(!pool.exists("k0") && pool.exists("k7"));
+}
+
+#[test]
+fn what_a_put_may_not_ask_is_refused() {
+    let mut pool = Pool::new(1);
+    fails(pool.put("k", 0), ErrorCode::INVALID_PARAMS);
+    let none = PutOptions { replicas: 0, ..PutOptions::default() };
+    fails(pool.put_with("k", 1, false, &none), ErrorCode::INVALID_PARAMS);
+    fails(pool.start(ClientId::from_bits(9), "k", 1), ErrorCode::CLIENT_NOT_FOUND);
+    fails(pool.put("k", u64::MAX), ErrorCode::NO_AVAILABLE_HANDLE);
+    let many = PutOptions { replicas: u32::MAX, ..PutOptions::default() };
+    assert_eq!(pool.put_with("k", 1, false, &many).unwrap().places.len(), 1);
+}

@@ -1,0 +1,129 @@
+//! Leases, fences, removals, listings.
+
+use super::*;
+
+#[test]
+fn a_lease_keeps_an_object_from_removal_until_it_ends() {
+    let mut pool = Pool::new(4);
+    pool.put("k", MIB).unwrap();
+    pool.locate("k", true, false).unwrap();
+    pool.wait(9);
+    fails(pool.remove("k", false), ErrorCode::OBJECT_HAS_LEASE);
+    let probed = pool.state.probe(pool.now, &pool.tenant, b"k", true);
+    assert_eq!(probed, Probed { state: ObjectState::Complete, length: MIB });
+    pool.wait(9);
+    fails(pool.remove("k", false), ErrorCode::OBJECT_HAS_LEASE);
+    pool.wait(1);
+    pool.remove("k", false).unwrap();
+    fails(pool.remove("k", false), ErrorCode::OBJECT_NOT_FOUND);
+    pool.put("k", MIB).unwrap();
+    pool.locate("k", true, false).unwrap();
+    pool.remove("k", true).unwrap();
+}
+
+#[test]
+fn what_is_being_written_cannot_be_removed() {
+    let mut pool = Pool::new(4);
+    pool.start(A, "k", MIB).unwrap();
+    fails(pool.remove("k", true), ErrorCode::REPLICA_IS_NOT_READY);
+}
+
+#[test]
+fn removing_under_an_upsert_removes_what_could_be_read() {
+    let mut pool = Pool::new(4);
+    pool.put("k", MIB).unwrap();
+    let upsert = pool.start_with(A, "k", MIB, true, &PutOptions::default()).unwrap();
+    pool.remove("k", false).unwrap();
+    assert_eq!(pool.probe("k"), ObjectState::Writing);
+    pool.end(A, "k", &upsert).unwrap();
+    assert!(pool.exists("k"));
+}
+
+#[test]
+fn fenced_memory_is_given_to_nobody_and_a_put_says_when_to_come_back() {
+    let mut pool = Pool::new(1);
+    let started = pool.put("k", MIB).unwrap();
+    let located = pool.locate("k", false, true).unwrap();
+    let replica = located.places[0].replica;
+    assert!(pool.state.verify(&pool.tenant, b"k", started.version, replica));
+    pool.remove("k", true).unwrap();
+    assert!(!pool.state.verify(&pool.tenant, b"k", started.version, replica));
+    let error = fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+    assert!(error.to_string().contains("fenced=1048576 retry_after_ms=2003"), "{error}");
+    pool.now = pool.now + Duration::from_millis(2003);
+    pool.settle();
+    fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+    pool.now = pool.now + Duration::from_millis(1);
+    pool.settle();
+    pool.put("new", MIB).unwrap();
+}
+
+#[test]
+fn eviction_passes_over_fenced_objects() {
+    let mut pool = Pool::new(2);
+    pool.put("read", MIB).unwrap();
+    pool.put("other", MIB).unwrap();
+    pool.locate("other", false, false).unwrap();
+    pool.locate("read", false, true).unwrap();
+    pool.locate("other", false, false).unwrap();
+    pool.put("new", MIB).unwrap();
+    assert!(pool.exists("read") && !pool.exists("other"));
+}
+
+#[test]
+fn the_fence_of_a_batch_covers_all_of_it() {
+    let mut pool = Pool::new(1024);
+    for key in ["a", "b"] {
+        pool.put(key, 256 * MIB).unwrap();
+    }
+    let grant = Grant { has_lease: false, has_fence: true };
+    let located = pool.state.locate(pool.now, &pool.tenant, &["a", "missing", "b"], grant);
+    assert_eq!(located.fence, Duration::from_secs(4));
+    assert!(located.objects[0].is_ok() && located.objects[1].is_err());
+}
+
+#[test]
+fn a_removal_of_many_skips_what_is_leased_and_what_is_written() {
+    let mut pool = Pool::new(16);
+    for key in ["a1", "a2", "b1"] {
+        pool.put(key, MIB).unwrap();
+    }
+    pool.start(A, "a3", MIB).unwrap();
+    pool.locate("a1", true, false).unwrap();
+    let remove = |pool: &mut Pool, selector: Selector, is_forced: bool| {
+        let mut removal = Removal::new(pool.tenant.clone(), selector, is_forced);
+        while !pool.state.remove_matching(pool.now, &mut removal) {}
+        removal.removed()
+    };
+    assert_eq!(remove(&mut pool, Selector::regex("^a").unwrap(), false), 1);
+    assert_eq!(remove(&mut pool, Selector::Prefix(Box::from(*b"a")), true), 1);
+    assert_eq!(remove(&mut pool, Selector::All, false), 1);
+    assert_eq!(pool.probe("a3"), ObjectState::Writing);
+    fails(Selector::regex("("), ErrorCode::INVALID_PARAMS);
+    fails(Selector::regex("(a{1000}){1000}"), ErrorCode::INVALID_PARAMS);
+    fails(Selector::regex(&"a".repeat(20_000)), ErrorCode::INVALID_PARAMS);
+}
+
+#[test]
+fn a_listing_comes_in_byte_order_and_in_pages() {
+    let mut pool = Pool::new(64);
+    for index in (0..20).rev() {
+        pool.put(&format!("k{index:02}"), MIB).unwrap();
+    }
+    let mut seen = Vec::new();
+    loop {
+        let (names, is_last) = pool.list(Selector::All, seen.last().map(String::as_str), 7);
+        assert!(names.len() <= 7);
+        seen.extend(names);
+        if is_last {
+            break;
+        }
+    }
+    let all: Vec<String> = (0..20).map(|index| format!("k{index:02}")).collect();
+    assert_eq!(seen, all);
+    let (names, is_last) = pool.list(Selector::regex("1$").unwrap(), None, 1);
+    assert_eq!((names, is_last), (vec!["k01".to_owned()], false));
+    assert_eq!(pool.list(Selector::Prefix(Box::from(*b"x")), None, 1), (vec![], true));
+    let mut other = Listing::new(TenantId::new("other"), Selector::All, None, 0);
+    assert!(pool.state.list_objects(&mut other) && other.into_page().objects.is_empty());
+}
