@@ -16,7 +16,8 @@ pub struct EngineConfig {
     pub name: String,
     /// `P2PHANDSHAKE`, or the URL of a metadata server (`http://host:port/metadata`).
     pub metadata: String,
-    /// Put before `rpc_meta/` and `ram/` in the keys of a metadata server. Default: `mooncake/`.
+    /// Part of every key on a metadata server (`mooncake/<prefix>/…`), so that clusters can share
+    /// one. Default: empty.
     pub metadata_prefix: String,
     /// Moves bytes over TCP only, also within one process and one host.
     pub is_tcp_forced: bool,
@@ -44,7 +45,7 @@ impl Default for EngineConfig {
         Self {
             name: String::new(),
             metadata: P2P.to_owned(),
-            metadata_prefix: "mooncake/".to_owned(),
+            metadata_prefix: String::new(),
             is_tcp_forced: false,
             bind_address: None,
             ports: 15000..=17000,
@@ -62,7 +63,7 @@ impl Default for EngineConfig {
 impl EngineConfig {
     /// Whether peers are asked for their descriptors, instead of a server.
     pub fn is_p2p(&self) -> bool {
-        self.metadata == P2P
+        self.metadata.trim().eq_ignore_ascii_case(P2P)
     }
 
     /// Host and port of `name`; no host if it is empty.

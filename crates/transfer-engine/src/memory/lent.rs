@@ -71,3 +71,9 @@ impl Lent {
         self.mappings.read().get(&region.base).cloned()
     }
 }
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}

@@ -1,15 +1,18 @@
 //! A peer in a process of its own: this very test program, started again for one test.
 
 use std::{
-    io::{BufRead, BufReader, Read},
-    process::{Child, Command, Stdio},
+    io::{BufRead, BufReader, Lines, Write},
+    process::{Child, ChildStdout, Command, Stdio},
 };
 
-use crate::pair::{Lent, runtime, start};
+use mooncake_transfer_engine::{Engine, Opcode};
+
+use crate::pair::{Lent, held, move_one, runtime, soon, start};
 
 /// A running peer, killed on drop.
 pub(crate) struct ChildPeer {
     child: Child,
+    output: Lines<BufReader<ChildStdout>>,
     pub(crate) segment: String,
     pub(crate) shared: u64,
     pub(crate) user: u64,
@@ -26,17 +29,24 @@ impl ChildPeer {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let told = lines.find_map(|line| {
-            let line = line.unwrap();
-            let (_, told) = line.split_once("lends ")?;
-            Some(told.to_owned())
-        });
-        let told = told.expect("the child says what it lends");
+        let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
+        let told = await_line(&mut output, "lends ");
         let words: Vec<&str> = told.split(' ').collect();
         let (shared, user) = (words[1].parse().unwrap(), words[2].parse().unwrap());
-        // Its output has no reader from here on, and it writes no more.
-        Self { child, segment: words[0].to_owned(), shared, user }
+        Self { child, output, segment: words[0].to_owned(), shared, user }
+    }
+
+    /// Has the peer read a byte of an engine here.
+    pub(crate) fn touch(&mut self, engine: &Engine, address: u64) {
+        let input = self.child.stdin.as_mut().unwrap();
+        writeln!(input, "{} {address}", engine.segment_name()).unwrap();
+        await_line(&mut self.output, "touched");
+    }
+
+    /// Has it do nothing more, as if the machine were stuck.
+    pub(crate) fn stop(&self) {
+        // SAFETY: a signal to a process that this test started and has not yet waited for.
+        assert_eq!(unsafe { libc::kill(self.child.id() as libc::pid_t, libc::SIGSTOP) }, 0);
     }
 
     pub(crate) fn kill(&mut self) {
@@ -60,5 +70,18 @@ fn serve_until_the_input_ends() {
     let engine = start(None, &runtime);
     let (shared, user) = (Lent::shared(&engine, LENT_BYTES), Lent::user(&engine, LENT_BYTES));
     println!("lends {} {} {}", engine.segment_name(), shared.base(), user.base());
-    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let (segment, address) = line.split_once(' ').unwrap();
+        let peer = engine.open(segment, soon()).unwrap();
+        let one = (held(&mut [0]), address.parse().unwrap());
+        move_one(&engine, &peer, Opcode::Read, one).unwrap();
+        println!("touched");
+    }
+}
+
+/// What follows these words, where the test program itself says things too.
+fn await_line(output: &mut Lines<BufReader<ChildStdout>>, words: &str) -> String {
+    let line = output.find_map(|line| Some(line.unwrap().split_once(words)?.1.to_owned()));
+    line.expect("the child says so before it ends")
 }

@@ -7,7 +7,7 @@ use mooncake_transfer_engine::{Opcode, Piece, TransportKind};
 
 use crate::{
     child::{ChildPeer, LENT_BYTES},
-    pair::{held, move_one, pattern, runtime, soon, start},
+    pair::{Lent, held, move_one, pattern, runtime, soon, start},
 };
 
 #[test]
@@ -87,15 +87,37 @@ fn a_peer_that_dies_in_the_middle_ends_the_batch_and_nothing_hangs() {
 }
 
 #[test]
-fn a_stopped_peer_does_not_hold_up_who_withdraws_memory() {
+fn memory_that_a_peer_has_attached_is_withdrawn_when_the_peer_has_confirmed() {
     let runtime = runtime();
     let engine = start(None, &runtime);
-    let child = ChildPeer::start();
-    let peer = engine.open(&child.segment, soon()).unwrap();
-    move_one(&engine, &peer, Opcode::Write, (held(&mut [1]), child.shared)).unwrap();
-    // Nothing of ours was given to the peer, so it need not be asked.
-    let memory = engine.allocate(1 << 20).unwrap();
+    let mut child = ChildPeer::start();
+    for lent in [Lent::shared(&engine, 1 << 20), Lent::user(&engine, 1 << 20)] {
+        child.touch(&engine, lent.base());
+        let start = Instant::now();
+        lent.withdraw().unwrap();
+        assert!(start.elapsed() < Duration::from_millis(900), "{:?}", start.elapsed());
+    }
+    // And the peer is still attached.
+    let lent = Lent::user(&engine, 1 << 20);
+    child.touch(&engine, lent.base());
+}
+
+#[test]
+fn a_peer_that_does_not_confirm_is_cut_off_at_the_deadline() {
+    let runtime = runtime();
+    let engine = start(None, &runtime);
+    let mut child = ChildPeer::start();
+    let lent = [Lent::user(&engine, 1 << 20), Lent::user(&engine, 1 << 20)];
+    lent.iter().for_each(|lent| child.touch(&engine, lent.base()));
+    child.stop();
+    let [first, second] = lent;
     let start = Instant::now();
-    drop(memory);
+    let error = first.withdraw().unwrap_err();
+    assert!(error.to_string().contains("did not leave"), "{error}");
+    let waited = start.elapsed();
+    assert!(waited >= Duration::from_secs(1) && waited < Duration::from_secs(3), "{waited:?}");
+    // It is gone for the engine, so that the next one does not wait.
+    let start = Instant::now();
+    second.withdraw().unwrap();
     assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
 }
