@@ -144,9 +144,8 @@ where
             let accepted = Accepted { _guarded: Guarded::new(&stream), stream };
             let (served, stop) = (serve(accepted), pool.stop.clone());
             tasks.spawn(async move {
-                match stop.run_until_cancelled(served).await {
-                    Some(Err(failure)) => tracing::debug!(%failure, "a connection ended"),
-                    Some(Ok(())) | None => {}
+                if let Some(Err(failure)) = stop.run_until_cancelled(served).await {
+                    tracing::debug!(%failure, "a connection ended");
                 }
                 drop(permit);
             });

@@ -188,10 +188,10 @@ fn a_peer_that_never_answers_costs_the_deadline_and_not_more() {
 #[test]
 fn an_answer_that_is_none_is_an_error() {
     let answers: [&[u8]; 4] = [
-        b"",                                                // closed
-        &[0xFF; 8],                                         // too long
-        &[5, 0, 0, 0, 0, 0, 0, 0, 1, b'{'],                 // cut
-        &[3, 0, 0, 0, 0, 0, 0, 0, 2, b'{', b'}'],           // another type
+        b"",                                      // closed
+        &[0xFF; 8],                               // too long
+        &[5, 0, 0, 0, 0, 0, 0, 0, 1, b'{'],       // cut
+        &[3, 0, 0, 0, 0, 0, 0, 0, 2, b'{', b'}'], // another type
     ];
     for answer in answers {
         let endpoint = peer(move |mut stream| {

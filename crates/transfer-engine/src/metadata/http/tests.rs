@@ -81,8 +81,7 @@ fn answer(
 }
 
 fn store(url: &str, prefix: &str) -> HttpStore {
-    let settings =
-        MetadataSettings { prefix: prefix.to_owned(), ..MetadataSettings::default() };
+    let settings = MetadataSettings { prefix: prefix.to_owned(), ..MetadataSettings::default() };
     HttpStore::new(url, settings).unwrap()
 }
 

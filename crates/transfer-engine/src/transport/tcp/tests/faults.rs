@@ -115,7 +115,8 @@ const PAYLOAD: usize = 16 << 20;
 
 #[test]
 fn a_peer_that_closes_in_the_middle_is_an_error() {
-    let ways = [(Opcode::Read, 0), (Opcode::Read, 40), (Opcode::Write, 10), (Opcode::Write, 1 << 16)];
+    let ways =
+        [(Opcode::Read, 0), (Opcode::Read, 40), (Opcode::Write, 10), (Opcode::Write, 1 << 16)];
     for (opcode, taken) in ways {
         let path = connect(&greeting_peer(move |mut stream| {
             let _ = stream.read_exact(&mut vec![0; taken]);
