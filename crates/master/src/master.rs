@@ -140,9 +140,9 @@ pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<M
     };
     let store = Arc::new(Metadata::default());
     let cleaned = (config.is_metadata_cleaned && config.has_metadata).then(|| store.clone());
-    master.own(keep_time(service.clone(), cleaned));
+    master.own_until_stop(keep_time(service.clone(), cleaned));
     if config.is_reporting {
-        master.own(report(service.clone()));
+        master.own_until_stop(report(service.clone()));
     }
     if let Some(unix) = unix {
         master.own(listen::serve_unix(unix, doors.clone()));
@@ -158,7 +158,15 @@ pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<M
 }
 
 impl Master {
-    /// Runs a task that ends with the master at the latest.
+    /// Runs a task that has nothing to finish when the master stops.
+    fn own_until_stop(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.stop.clone();
+        self.own(async move {
+            stop.run_until_cancelled(task).await;
+        });
+    }
+
+    /// Runs a task that ends by itself when the master stops, and is cut when that takes too long.
     fn own(&self, task: impl Future<Output = ()> + Send + 'static) {
         let (stop, kill) = (self.stop.clone(), self.kill.clone());
         self.tasks.spawn(async move {

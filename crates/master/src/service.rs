@@ -306,3 +306,6 @@ fn check_name(what: &'static str, name: &str) -> Result<()> {
 fn millis(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests;

@@ -17,6 +17,27 @@ use crate::{
 /// Rates are taken over at least this long.
 const STEP_MIN: Duration = Duration::from_secs(1);
 
+/// The single calls that the line shows.
+const SINGLE: [(&str, Op); 8] = [
+    ("PutStart", Op::PutStart),
+    ("PutEnd", Op::PutEnd),
+    ("PutRevoke", Op::PutRevoke),
+    ("Get", Op::Locate),
+    ("Exist", Op::Probe),
+    ("Del", Op::Remove),
+    ("DelAll", Op::RemoveAll),
+    ("Ping", Op::Heartbeat),
+];
+
+/// The batches that the line shows.
+const BATCH: [(&str, Op); 5] = [
+    ("PutStart", Op::PutStart),
+    ("PutEnd", Op::PutEnd),
+    ("PutRevoke", Op::PutRevoke),
+    ("Get", Op::Locate),
+    ("ExistKey", Op::Probe),
+];
+
 /// The numbers of a moment.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
@@ -76,23 +97,6 @@ pub(super) async fn show(State(admin): Shared) -> Response {
 
 /// The sums, and the calls a second since the earlier moment.
 pub fn line(before: &Snapshot, present: &Snapshot) -> String {
-    const SINGLE: [(&str, Op); 8] = [
-        ("PutStart", Op::PutStart),
-        ("PutEnd", Op::PutEnd),
-        ("PutRevoke", Op::PutRevoke),
-        ("Get", Op::Locate),
-        ("Exist", Op::Probe),
-        ("Del", Op::Remove),
-        ("DelAll", Op::RemoveAll),
-        ("Ping", Op::Heartbeat),
-    ];
-    const BATCH: [(&str, Op); 5] = [
-        ("PutStart", Op::PutStart),
-        ("PutEnd", Op::PutEnd),
-        ("PutRevoke", Op::PutRevoke),
-        ("Get", Op::Locate),
-        ("ExistKey", Op::Probe),
-    ];
     let t = &present.totals;
     let mut text = format!(
         "Mem Storage: {} / {} ({:.1}%) | Keys: {} (soft-pinned: {}) | Clients: {}",

@@ -1,0 +1,230 @@
+//! Arbitrary calls never bring the service down, and the rules of dispatch hold.
+
+use std::time::Duration;
+
+use bytes::{BufMut, BytesMut};
+use mooncake_base::{ClientId, ErrorCode, SystemClock};
+use mooncake_proto::v1::request::Call;
+use proptest::prelude::*;
+use prost::Message;
+
+use super::*;
+
+fn service() -> Service {
+    Service::new(Rules::default(), SystemClock::shared())
+}
+
+fn ask(service: &Service, call: Call) -> response::Call {
+    let request = v1::Request { call: Some(call) };
+    service.dispatch(request, &Origin::in_process()).call.expect("every call has an answer")
+}
+
+fn caller(id: ClientId) -> Option<v1::Caller> {
+    Some(v1::Caller { client: Bytes::copy_from_slice(&id.to_bytes()), tenant: String::new() })
+}
+
+/// A service with one client that lends some memory, and that client.
+fn lent() -> (Service, ClientId) {
+    let service = service();
+    let id = ClientId::from_bits(1);
+    let name = "h:1".to_owned();
+    let register = v1::RegisterRequest { caller: caller(id), name, ..Default::default() };
+    assert!(matches!(ask(&service, Call::Register(register)), response::Call::Register(_)));
+    let segment = v1::Segment {
+        id: Bytes::from_static(&[9; 16]),
+        incarnation: 1,
+        name: "h:1".to_owned(),
+        endpoint: "h:1".to_owned(),
+        base: 1 << 20,
+        length: 1 << 20,
+        protocol: "tcp".to_owned(),
+    };
+    let mount = v1::MountRequest { caller: caller(id), segments: vec![segment] };
+    assert!(matches!(ask(&service, Call::Mount(mount)), response::Call::Mount(_)));
+    (service, id)
+}
+
+/// Bytes of a message: fields of numbers, bytes and messages under small tags. Most of them are a
+/// request of some kind.
+fn wire(depth: u32) -> BoxedStrategy<Vec<u8>> {
+    let number = prop_oneof![Just(0), Just(1), Just(u64::MAX), any::<u64>(), 0_u64..2000];
+    let bytes = prop_oneof![
+        Just(vec![1; 16]),
+        Just(1_u128.to_le_bytes().to_vec()),
+        proptest::collection::vec(any::<u8>(), 0..20),
+        "[a-c]{1,3}".prop_map(String::into_bytes),
+    ];
+    let scalar = (1_u32..8, number).prop_map(|(tag, value)| {
+        let mut out = BytesMut::new();
+        prost::encoding::uint64::encode(tag, &value, &mut out);
+        out.to_vec()
+    });
+    let text = (1_u32..8, bytes).prop_map(|(tag, value)| field(tag, &value));
+    if depth == 0 {
+        return proptest::collection::vec(prop_oneof![scalar, text], 0..5)
+            .prop_map(|fields| fields.concat())
+            .boxed();
+    }
+    let nested = (1_u32..8, wire(depth - 1)).prop_map(|(tag, value)| field(tag, &value));
+    proptest::collection::vec(prop_oneof![scalar, text, nested], 0..6)
+        .prop_map(|fields| fields.concat())
+        .boxed()
+}
+
+/// A call: its tag in `Request`, and its message, which half of the time says who calls.
+fn call() -> impl Strategy<Value = (u32, Vec<u8>)> {
+    let known = field(1, &field(1, &1_u128.to_le_bytes()));
+    (1_u32..18, any::<bool>(), wire(2)).prop_map(move |(tag, is_known, body)| {
+        (tag, if is_known { [&known[..], &body].concat() } else { body })
+    })
+}
+
+fn field(tag: u32, value: &[u8]) -> Vec<u8> {
+    let mut out = BytesMut::new();
+    prost::encoding::encode_key(tag, prost::encoding::WireType::LengthDelimited, &mut out);
+    prost::encoding::encode_varint(value.len() as u64, &mut out);
+    out.put_slice(value);
+    out.to_vec()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_decodes_is_answered(calls in proptest::collection::vec(call(), 1..40)) {
+        let (service, _) = lent();
+        let origin = service.open_session(false);
+        for (tag, body) in calls {
+            let Ok(request) = v1::Request::decode(&field(tag, &body)[..]) else { continue };
+            let response = service.dispatch(request, &origin);
+            prop_assert!(response.call.is_some());
+            let back = v1::Response::decode(&response.encode_to_vec()[..]);
+            prop_assert_eq!(back.ok(), Some(response));
+            service.advance();
+        }
+        service.close_session(&origin);
+    }
+}
+
+#[test]
+fn the_arbitrary_calls_do_reach_the_state() {
+    use proptest::{strategy::ValueTree, test_runner::TestRunner};
+    let mut runner = TestRunner::deterministic();
+    let (service, _) = lent();
+    for _ in 0..20_000 {
+        let (tag, body) = call().new_tree(&mut runner).unwrap().current();
+        if let Ok(request) = v1::Request::decode(&field(tag, &body)[..]) {
+            service.dispatch(request, &Origin::in_process());
+        }
+    }
+    for (op, name, _) in Op::ALL {
+        let count = service.calls().count(*op);
+        assert!(count.single + count.batches > 0, "{name} was never reached");
+    }
+}
+
+#[test]
+fn an_answer_has_an_entry_for_every_item_and_errors_stay_with_theirs() {
+    let (service, id) = lent();
+    let item = |key: &'static [u8], length| v1::PutItem {
+        key: Bytes::from_static(key),
+        length,
+        group: String::new(),
+    };
+    let start = v1::PutStartRequest {
+        caller: caller(id),
+        items: vec![item(b"a", 10), item(b"", 10), item(b"b", 0), item(b"c", 10)],
+        config: None,
+        replace: false,
+    };
+    let response::Call::PutStart(answer) = ask(&service, Call::PutStart(start)) else {
+        panic!("not an answer to a put")
+    };
+    let codes: Vec<Option<i32>> =
+        answer.results.iter().map(|r| r.failure.as_ref().map(|f| f.code)).collect();
+    let invalid = Some(ErrorCode::INVALID_PARAMS.number());
+    assert_eq!(codes, [None, invalid, invalid, None]);
+    assert_eq!(answer.segments.len(), 1, "a segment is named once");
+    assert!(answer.write_window_ms > 0);
+    let count = service.calls().count(Op::PutStart);
+    assert_eq!((count.batches, count.batches_partial), (1, 1));
+    assert_eq!((count.items, count.items_failed), (4, 2));
+}
+
+#[test]
+fn tenants_share_one_namespace_while_there_are_none() {
+    let (service, id) = lent();
+    let probe = |tenant: &str| {
+        let client = Bytes::copy_from_slice(&id.to_bytes());
+        let caller = Some(v1::Caller { client, tenant: tenant.to_owned() });
+        let keys = vec![Bytes::from_static(b"a")];
+        match ask(&service, Call::Probe(v1::ProbeRequest { caller, keys, lease: false })) {
+            response::Call::Probe(answer) => answer.results[0].state(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let items =
+        vec![v1::PutItem { key: Bytes::from_static(b"a"), length: 1, group: String::new() }];
+    let start = v1::PutStartRequest { caller: caller(id), items, config: None, replace: false };
+    ask(&service, Call::PutStart(start));
+    assert_eq!(probe("x"), v1::ObjectState::Writing);
+    assert_eq!(probe(""), v1::ObjectState::Writing);
+}
+
+#[test]
+fn a_long_page_is_cut_by_bytes_and_goes_on_where_it_was_cut() {
+    let (service, id) = lent();
+    let key = |i: u16| {
+        let mut key = vec![b'k'; 60 * 1024];
+        key.extend_from_slice(&i.to_be_bytes());
+        Bytes::from(key)
+    };
+    let items =
+        (0..200).map(|i| v1::PutItem { key: key(i), length: 1, group: String::new() }).collect();
+    let start = v1::PutStartRequest { caller: caller(id), items, config: None, replace: false };
+    ask(&service, Call::PutStart(start));
+    let mut after = Bytes::new();
+    let mut found = Vec::new();
+    let mut pages = 0;
+    loop {
+        let which = Some(v1::KeySelector { by: Some(v1::key_selector::By::All(true)) });
+        let list = v1::ListObjectsRequest { caller: None, which, after, limit: 0 };
+        let response::Call::ListObjects(page) = ask(&service, Call::ListObjects(list)) else {
+            panic!("not a page")
+        };
+        assert!(page.encoded_len() < mooncake_proto::lean::FRAME_BYTES_MAX);
+        found.extend(page.objects.into_iter().map(|object| object.key));
+        pages += 1;
+        after = found.last().cloned().unwrap();
+        if page.is_last {
+            break;
+        }
+    }
+    assert!(pages > 1, "the page was not cut");
+    assert_eq!(found, (0..200).map(key).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_selector_that_says_nothing_removes_nothing() {
+    let (service, _) = lent();
+    for by in [None, Some(v1::key_selector::By::All(false))] {
+        let which = Some(v1::KeySelector { by });
+        let remove = v1::RemoveMatchingRequest { caller: None, which, force: true };
+        assert!(matches!(
+            ask(&service, Call::RemoveMatching(remove)),
+            response::Call::Failure(f) if f.code == -600
+        ));
+    }
+}
+
+#[test]
+fn heartbeats_are_asked_for_several_times_within_the_time_to_live() {
+    let service = service();
+    let register =
+        v1::RegisterRequest { caller: caller(ClientId::from_bits(1)), ..Default::default() };
+    let response::Call::Register(answer) = ask(&service, Call::Register(register)) else {
+        panic!("not registered")
+    };
+    assert_eq!(answer.client_ttl_ms, 10_000);
+    assert!(answer.heartbeat_interval_ms * 4 < Duration::from_secs(10).as_millis() as u64);
+}

@@ -1,0 +1,19 @@
+//! A started master over its wires: both doors, HTTP on the clients' port, admin and metadata.
+#![allow(
+    clippy::unwrap_used,
+    reason = "integration tests are tests as a whole, which the lint does not see"
+)]
+
+#[path = "wire/support.rs"]
+mod support;
+
+#[path = "wire/admin.rs"]
+mod admin;
+#[path = "wire/grpc.rs"]
+mod grpc;
+#[path = "wire/lean.rs"]
+mod lean;
+#[path = "wire/metadata.rs"]
+mod metadata;
+#[path = "wire/start.rs"]
+mod start;

@@ -1,0 +1,171 @@
+//! The admin endpoints: their established shapes.
+
+use serde_json::{Value, json};
+
+use crate::support::{Running, get, http};
+
+/// A master with one client, one segment of 64 MiB and two objects.
+fn filled() -> (Running, crate::support::LeanClient<std::net::TcpStream>) {
+    let running = Running::whole();
+    let mut client = running.lean();
+    client.join("127.0.0.1:1", 64 << 20);
+    client.put("a", 3);
+    client.put("b/c", 5);
+    (running, client)
+}
+
+#[test]
+fn health_and_role_are_those_of_a_single_master() {
+    let running = Running::whole();
+    let health = get(running.admin(), "/health");
+    assert!(health.head.contains("content-type: application/json"), "{}", health.head);
+    assert_eq!(
+        health.json(),
+        json!({
+            "status": "ok", "role": "leader", "ha_state": "serving", "service_ready": true,
+            "leader_address": null, "view_version": null,
+        })
+    );
+    assert_eq!(get(running.admin(), "/role").text(), "leader");
+    assert_eq!(get(running.admin(), "/ha_status").text(), "serving");
+    let leader = json!({"present": false, "leader_address": null, "view_version": null});
+    assert_eq!(get(running.admin(), "/leader").json(), leader);
+}
+
+#[test]
+fn what_is_not_there_is_a_plain_404() {
+    let running = Running::whole();
+    for (method, target) in [("GET", "/nothing"), ("GET", "/api/v1/remove_all"), ("PUT", "/health")]
+    {
+        let answer = http(running.admin(), method, target, b"");
+        assert_eq!((answer.status, answer.text()), (404, "404 Not Found"), "{method} {target}");
+    }
+}
+
+#[test]
+fn metrics_show_the_pool_under_the_established_names() {
+    let (running, _client) = filled();
+    let answer = get(running.admin(), "/metrics");
+    assert!(answer.head.contains("content-type: text/plain; version=0.0.4"), "{}", answer.head);
+    let has = |line: &str| assert!(answer.text().lines().any(|l| l == line), "{line}");
+    has("master_key_count 2");
+    has("master_active_clients 1");
+    has("master_total_capacity_bytes 67108864");
+    has("segment_total_capacity_bytes{segment=\"127.0.0.1:1\"} 67108864");
+    has("master_put_start_requests_total 2");
+    has("master_put_start_failures_total 0");
+    has("master_mount_segment_requests_total 1");
+    assert!(answer.text().contains("master_batch_exist_key_items_total"));
+}
+
+#[test]
+fn the_summary_is_one_line() {
+    let (running, _client) = filled();
+    let answer = get(running.admin(), "/metrics/summary");
+    let text = answer.text();
+    assert!(text.starts_with("role=leader, state=serving, service_ready=true, master={"), "{text}");
+    assert!(text.contains("Keys: 2 (soft-pinned: 0) | Clients: 1 |"), "{text}");
+    assert_eq!(text.lines().count(), 1);
+}
+
+#[test]
+fn keys_and_segments_are_listed_one_a_line() {
+    let (running, _client) = filled();
+    let text = get(running.admin(), "/get_all_keys");
+    let mut keys: Vec<&str> = text.text().lines().collect();
+    keys.sort_unstable();
+    assert_eq!(keys, ["a", "b/c"]);
+    assert_eq!(get(running.admin(), "/get_all_segments").text(), "127.0.0.1:1\n");
+}
+
+#[test]
+fn segments_are_shown_in_detail() {
+    let (running, client) = filled();
+    let detail = get(running.admin(), "/get_segments_detail").json();
+    assert_eq!(detail["total_segments"], 1);
+    let segment = &detail["segments"][0];
+    assert_eq!(segment["segment_name"], "127.0.0.1:1");
+    assert_eq!(segment["client_id"], client.id.to_string());
+    assert_eq!(segment["base_address"], "0x10000");
+    assert_eq!(segment["size_bytes"], 64 << 20);
+    assert_eq!(segment["size_human"], "0.0625 GiB");
+    assert_eq!(segment["te_endpoint"], "127.0.0.1:1");
+    assert_eq!((&segment["protocol"], &segment["status"]), (&json!("tcp"), &json!("OK")));
+    let used = segment["allocator_used_bytes"].as_u64().unwrap();
+    assert!(used >= 8, "{segment}");
+    let text = get(running.admin(), "/query_segment?segment=127.0.0.1:1");
+    let expected = format!("127.0.0.1:1\nUsed(bytes): {used}\nCapacity(bytes) : 67108864\n");
+    assert_eq!(text.text(), expected);
+    let unknown = get(running.admin(), "/query_segment?segment=x");
+    assert_eq!((unknown.status, unknown.text()), (500, "Failed to query segment"));
+}
+
+#[test]
+fn the_status_of_a_segment_is_a_number_and_a_name() {
+    let (running, _client) = filled();
+    let status = |target: &str| {
+        let answer = get(running.admin(), &format!("/api/v1/segments/status{target}"));
+        (answer.status, answer.json())
+    };
+    let expected = json!({
+        "success": true, "segment": "127.0.0.1:1", "status": 1, "status_name": "OK",
+        "error_code": 0, "error_message": "",
+    });
+    assert_eq!(status("?segment=127.0.0.1%3A1"), (200, expected));
+    let unknown =
+        json!({"success": false, "error_code": -101, "error_message": "SEGMENT_NOT_FOUND"});
+    assert_eq!(status("?segment=x"), (404, unknown));
+    let missing = json!({
+        "success": false, "error_code": -600, "error_message": "Missing segment query parameter",
+    });
+    assert_eq!(status(""), (400, missing));
+}
+
+#[test]
+fn a_key_is_shown_with_its_copies() {
+    let (running, _client) = filled();
+    let answer = get(running.admin(), "/query_key?key=b/c").json();
+    assert_eq!(answer["success"], true);
+    let copy = &answer["data"][0];
+    assert_eq!((&copy["size_"], &copy["protocol_"]), (&json!(5), &json!("tcp")));
+    assert_eq!(copy["transport_endpoint_"], "127.0.0.1:1");
+    assert!(copy["buffer_address_"].as_u64().unwrap() >= 0x10000);
+    let missing = get(running.admin(), "/query_key?key=b%2Fc");
+    let expected =
+        json!({"success": false, "error_code": -704, "error_message": "OBJECT_NOT_FOUND"});
+    assert_eq!((missing.status, missing.json()), (404, expected), "the key is not decoded");
+}
+
+#[test]
+fn several_keys_are_shown_by_name() {
+    let (running, _client) = filled();
+    let answer = get(running.admin(), "/batch_query_keys?keys=b%2Fc,x").json();
+    let (known, unknown) = (&answer["data"]["b/c"], &answer["data"]["x"]);
+    assert_eq!((&known["ok"], &known["error"]), (&json!(true), &Value::Null));
+    assert_eq!(known["values"][0]["size_"], 5);
+    assert_eq!((&unknown["ok"], &unknown["error"]), (&json!(false), &json!("OBJECT_NOT_FOUND")));
+    let none = get(running.admin(), "/batch_query_keys");
+    assert_eq!(none.status, 400);
+    assert_eq!(none.json()["error"], "No keys provided. Use ?keys=key1,key2,...");
+}
+
+#[test]
+fn remove_all_leaves_leased_objects_unless_forced() {
+    let (running, _client) = filled();
+    get(running.admin(), "/query_key?key=a");
+    let remove = |target: &str| http(running.admin(), "POST", target, b"").json();
+    assert_eq!(remove("/api/v1/remove_all"), json!({"success": true, "removed_count": 1}));
+    assert_eq!(get(running.admin(), "/get_all_keys").text(), "a\n");
+    let forced = remove("/api/v1/remove_all?force=true");
+    assert_eq!(forced, json!({"success": true, "removed_count": 1}));
+    assert_eq!(get(running.admin(), "/get_all_keys").text(), "");
+}
+
+#[test]
+fn the_page_for_people_shows_the_segment_and_needs_nothing_from_elsewhere() {
+    let (running, _client) = filled();
+    let page = get(running.admin(), "/");
+    assert!(page.head.contains("text/html"), "{}", page.head);
+    assert!(page.text().contains("127.0.0.1:1") && page.text().contains("refresh"));
+    assert!(!page.text().contains("http://") && !page.text().contains("https://"));
+}

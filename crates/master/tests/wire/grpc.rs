@@ -1,0 +1,86 @@
+//! The gRPC door with tonic's own client.
+
+use bytes::Bytes;
+use mooncake_proto::v1::{self, master_client::MasterClient, request, response};
+use tonic::Code;
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+
+use crate::support::{Running, eventually};
+
+async fn channel(running: &Running) -> tonic::transport::Channel {
+    let uri = format!("http://{}", running.addresses().rpc);
+    tonic::transport::Endpoint::from_shared(uri).unwrap().connect().await.unwrap()
+}
+
+#[test]
+fn the_same_calls_are_answered_by_name() {
+    let running = Running::whole();
+    let mut lean = running.lean();
+    lean.join("127.0.0.1:1", 1 << 20);
+    lean.put("a", 7);
+    running.block_on(async {
+        let mut client = MasterClient::new(channel(&running).await);
+        let status = client.status(v1::StatusRequest { caller: None }).await.unwrap().into_inner();
+        assert_eq!((status.keys, status.clients), (1, 1));
+        let keys = vec![Bytes::from_static(b"a"), Bytes::from_static(b"b")];
+        let probe = v1::ProbeRequest { caller: lean.caller(), keys, lease: false };
+        let results = client.probe(probe).await.unwrap().into_inner().results;
+        assert_eq!(results[0].length, 7);
+        assert_eq!(results[1].state(), v1::ObjectState::Absent);
+    });
+}
+
+#[test]
+fn the_failure_of_a_call_is_a_status_that_keeps_the_established_name() {
+    let running = Running::whole();
+    running.block_on(async {
+        let mut client = MasterClient::new(channel(&running).await);
+        let failure = client.heartbeat(v1::HeartbeatRequest { caller: None }).await.unwrap_err();
+        assert_eq!(failure.code(), Code::InvalidArgument);
+        assert!(failure.message().contains("INVALID_PARAMS"), "{failure}");
+    });
+}
+
+#[test]
+fn health_says_serving_for_the_server_and_the_service() {
+    let running = Running::whole();
+    running.block_on(async {
+        let mut client = HealthClient::new(channel(&running).await);
+        for service in ["", "mooncake.v1.Master"] {
+            let request = HealthCheckRequest { service: service.to_owned() };
+            let answer = client.check(request).await.unwrap().into_inner();
+            assert_eq!(answer.status, 1, "{service:?}");
+        }
+    });
+}
+
+#[test]
+fn a_client_whose_grpc_connection_closes_is_suspect() {
+    let running = Running::whole();
+    let mut owner = running.lean();
+    owner.join("127.0.0.1:1", 1 << 20);
+    owner.put("a", 7);
+    // The owner registers anew over gRPC; from then on that connection is its session.
+    let client = running.block_on(async {
+        let mut client = MasterClient::new(channel(&running).await);
+        let register = v1::RegisterRequest {
+            caller: owner.caller(),
+            name: "127.0.0.1:1".to_owned(),
+            process: 0,
+            version: String::new(),
+        };
+        client.register(register).await.unwrap();
+        client
+    });
+    let locate = |owner: &mut crate::support::LeanClient<_>| {
+        let keys = vec![Bytes::from_static(b"a")];
+        let call = v1::LocateRequest { caller: owner.caller(), keys, lease: false, fence: false };
+        match owner.call(request::Call::Locate(call)) {
+            response::Call::Locate(answer) => answer.results[0].failure.is_none(),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(locate(&mut owner));
+    running.block_on(async { drop(client) });
+    eventually("the object is not named any more", || !locate(&mut owner));
+}

@@ -1,0 +1,187 @@
+//! The lean door over TCP and Unix, and what is not let in.
+
+use std::io::{Read, Write};
+
+use mooncake_proto::{
+    lean,
+    v1::{self, request, response},
+};
+
+use crate::support::{Running, connect, eventually};
+
+/// Whether the peer closed: nothing more to read, or a reset.
+fn is_closed(stream: &mut impl Read) -> bool {
+    matches!(stream.read(&mut [0; 64]), Ok(0))
+        || stream.read(&mut [0; 64]).is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset)
+}
+
+#[test]
+fn the_greeting_names_the_master_and_a_unix_socket_that_is_the_same_master() {
+    let running = Running::whole();
+    let tcp = running.lean();
+    let unix = running.unix();
+    assert_eq!(tcp.greeting.version, lean::VERSION);
+    assert_eq!(tcp.greeting.master.len(), 16);
+    assert_eq!(tcp.greeting.master, unix.greeting.master);
+    assert_eq!(tcp.greeting.master, running.master().service().identity());
+}
+
+#[test]
+fn a_put_over_tcp_is_found_over_the_unix_socket() {
+    let running = Running::whole();
+    let mut writer = running.lean();
+    writer.join("127.0.0.1:1", 1 << 20);
+    writer.put("a", 100);
+    let mut reader = running.unix();
+    let results = reader.probe(&["a", "b"]);
+    assert_eq!(results[0].state(), v1::ObjectState::Complete);
+    assert_eq!(results[0].length, 100);
+    assert_eq!(results[1].state(), v1::ObjectState::Absent);
+    let status = reader.status();
+    assert_eq!((status.keys, status.clients, status.capacity), (1, 1, 1 << 20));
+    assert_eq!(status.rpc_address, running.addresses().rpc.to_string());
+}
+
+#[test]
+fn answers_come_in_the_order_of_the_calls_however_many_are_sent_at_once() {
+    let running = Running::whole();
+    let mut client = running.lean();
+    client.join("127.0.0.1:1", 1 << 20);
+    let known = request::Call::Heartbeat(v1::HeartbeatRequest { caller: client.caller() });
+    let status = request::Call::Status(v1::StatusRequest { caller: None });
+    let pick = |i| if i % 3 == 0 { known.clone() } else { status.clone() };
+    let calls: Vec<_> = (0..1000).map(pick).collect();
+    client.send(&calls);
+    for (i, call) in calls.iter().enumerate() {
+        match (call, client.receive()) {
+            (request::Call::Heartbeat(_), response::Call::Heartbeat(r)) => assert!(r.is_known),
+            (request::Call::Status(_), response::Call::Status(_)) => {}
+            (_, answer) => panic!("call {i}: {answer:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_frame_that_comes_in_pieces_is_one_call() {
+    let running = Running::whole();
+    let mut client = running.lean();
+    let mut wire = bytes::BytesMut::new();
+    let call = request::Call::Status(v1::StatusRequest { caller: client.caller() });
+    lean::encode(&v1::Request { call: Some(call) }, &mut wire).unwrap();
+    for byte in &wire {
+        client.stream.write_all(&[*byte]).unwrap();
+    }
+    assert!(matches!(client.receive(), response::Call::Status(_)));
+}
+
+#[test]
+fn a_call_without_caller_or_kind_fails_and_the_connection_lives_on() {
+    let running = Running::whole();
+    let mut client = running.lean();
+    let nobody = request::Call::Heartbeat(v1::HeartbeatRequest { caller: None });
+    assert!(matches!(client.call(nobody), response::Call::Failure(_)));
+    client.stream.write_all(&0_u32.to_le_bytes()).unwrap();
+    assert!(matches!(client.receive(), response::Call::Failure(f) if f.code == -600));
+    client.status();
+}
+
+#[test]
+fn a_frame_above_the_limit_closes_the_connection() {
+    let running = Running::whole();
+    let mut client = running.lean();
+    client.stream.write_all(&u32::MAX.to_le_bytes()).unwrap();
+    assert!(is_closed(&mut client.stream));
+}
+
+#[test]
+fn a_frame_that_is_no_message_closes_the_connection() {
+    let running = Running::whole();
+    let mut client = running.lean();
+    client.stream.write_all(&[4, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]).unwrap();
+    assert!(is_closed(&mut client.stream));
+}
+
+#[test]
+fn a_client_of_another_version_learns_ours_and_is_let_go() {
+    let running = Running::whole();
+    let mut stream = connect(running.addresses().rpc);
+    let mut greeting = lean::client_greeting();
+    greeting[8] = 99;
+    stream.write_all(&greeting).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let mut answer = bytes::BytesMut::from(&answer[..]);
+    let ours: lean::ServerGreeting =
+        lean::decode(&mut answer, lean::GREETING_BYTES_MAX).unwrap().unwrap();
+    assert_eq!(ours.version, lean::VERSION);
+}
+
+#[test]
+fn garbage_and_half_a_greeting_are_let_go_and_disturb_nobody() {
+    let running = Running::whole();
+    let address = running.addresses().rpc;
+    let mut half = connect(address);
+    half.write_all(b"MOON").unwrap();
+    for garbage in [&b"\x16\x03\x01\x02\x00"[..], b"MOONBEAM", b"hello\r\n", &[0; 64]] {
+        let mut stream = connect(address);
+        stream.write_all(garbage).unwrap();
+        assert!(is_closed(&mut stream), "{}", garbage.escape_ascii());
+    }
+    half.shutdown(std::net::Shutdown::Write).unwrap();
+    assert!(is_closed(&mut half));
+    running.lean().status();
+}
+
+#[test]
+fn a_client_whose_connection_closes_is_suspect_and_its_objects_are_not_named() {
+    let running = Running::whole();
+    let mut owner = running.lean();
+    owner.join("127.0.0.1:1", 1 << 20);
+    owner.put("a", 100);
+    let mut reader = running.unix();
+    let locate = |reader: &mut crate::support::LeanClient<_>| {
+        let keys = vec![bytes::Bytes::from_static(b"a")];
+        let caller = reader.caller();
+        let call = v1::LocateRequest { caller, keys, lease: false, fence: true };
+        match reader.call(request::Call::Locate(call)) {
+            response::Call::Locate(answer) => answer,
+            other => panic!("{other:?}"),
+        }
+    };
+    let found = locate(&mut reader);
+    assert_eq!(found.results[0].failure, None);
+    assert_eq!(found.results[0].places.len(), 1);
+    assert_eq!(found.segments[0].name, "127.0.0.1:1");
+    assert!(found.fence_ms > 0);
+    drop(owner);
+    eventually("the reader is told", || {
+        locate(&mut reader).results[0].failure.as_ref().is_some_and(|f| f.code == -800)
+    });
+}
+
+#[test]
+fn a_batch_above_the_limit_is_refused_whole_with_the_limit() {
+    let running = Running::whole();
+    let mut client = running.lean();
+    let keys = vec![bytes::Bytes::from_static(b"k"); mooncake_master::service::BATCH_ITEMS_MAX + 1];
+    let caller = client.caller();
+    let call = v1::ProbeRequest { caller, keys, lease: false };
+    let response::Call::Failure(failure) = client.call(request::Call::Probe(call)) else {
+        panic!("the batch was taken")
+    };
+    assert!(failure.message.contains("limit=131072"), "{}", failure.message);
+}
+
+#[test]
+fn the_clients_port_answers_curl_with_health() {
+    let running = Running::whole();
+    let address = running.addresses().rpc;
+    for target in ["/", "/health"] {
+        let answer = crate::support::get(address, target);
+        assert_eq!((answer.status, &answer.json()["status"]), (200, &"ok".into()));
+    }
+    assert_eq!(crate::support::get(address, "/metrics").status, 404);
+    assert_eq!(crate::support::http(address, "POST", "/", b"x").status, 404);
+    let head = crate::support::http(address, "HEAD", "/", b"");
+    assert_eq!((head.status, head.body.len()), (200, 0));
+}
