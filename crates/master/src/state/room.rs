@@ -86,11 +86,9 @@ impl State {
         }
         let wished = possible.min(want.replicas as usize);
         let mut replicas = Vec::with_capacity(wished);
-        for segment in self.order(want) {
-            if replicas.len() == wished {
-                break;
-            }
-            self.try_segment(segment, want.length, &mut replicas);
+        self.fill(want, wished, &mut replicas);
+        if replicas.len() < wished && self.take_back(now) {
+            self.fill(want, wished, &mut replicas);
         }
         while replicas.len() < wished && self.make_room(now, need, want, &mut replicas) {}
         if replicas.is_empty() {
@@ -134,6 +132,25 @@ impl State {
             }
         }
         Some(now)
+    }
+
+    /// Allocates copies where there is room.
+    fn fill(&mut self, want: &Want<'_>, wished: usize, replicas: &mut Vec<Replica>) {
+        for segment in self.order(want) {
+            if replicas.len() == wished {
+                return;
+            }
+            self.try_segment(segment, want.length, replicas);
+        }
+    }
+
+    /// Takes memory back that is due, should the driver be late with it; whether there was any.
+    fn take_back(&mut self, now: Moment) -> bool {
+        let mut has_any = false;
+        while self.release_rested(now) | self.release_oldest_write(now) {
+            has_any = true;
+        }
+        has_any
     }
 
     /// Every segment that takes new objects, in the order in which they should be tried.

@@ -51,6 +51,19 @@ fn call() -> impl Strategy<Value = Call> {
     ]
 }
 
+fn options(pin: u8, replicas: u32) -> PutOptions {
+    PutOptions {
+        replicas,
+        soft_pin: match pin {
+            0 => SoftPin::Enable(Some(Duration::from_secs(3))),
+            1 => SoftPin::Disable,
+            _ => SoftPin::Preserve,
+        },
+        is_hard_pinned: pin == 5,
+        ..PutOptions::default()
+    }
+}
+
 /// What the test knows besides.
 struct Model {
     pool: Pool,
@@ -79,7 +92,7 @@ impl Model {
     fn run(&mut self, call: Call) {
         match call {
             Call::Start { client, key, length, replaces, pin, replicas } => {
-                self.start(client, key, length, replaces, pin, replicas);
+                self.start(client, key, length, replaces, &options(pin, replicas));
             }
             Call::End { nth, fails } | Call::Revoke { nth, fails } => {
                 if !self.started.is_empty() {
@@ -131,21 +144,10 @@ impl Model {
         key: usize,
         length: u64,
         replaces: bool,
-        pin: u8,
-        replicas: u32,
+        options: &PutOptions,
     ) {
-        let options = PutOptions {
-            replicas,
-            soft_pin: match pin {
-                0 => SoftPin::Enable(Some(Duration::from_secs(3))),
-                1 => SoftPin::Disable,
-                _ => SoftPin::Preserve,
-            },
-            is_hard_pinned: pin == 5,
-            ..PutOptions::default()
-        };
         let before = self.standing(key);
-        let started = self.pool.start_with(CLIENTS[client], KEYS[key], length, replaces, &options);
+        let started = self.pool.start_with(CLIENTS[client], KEYS[key], length, replaces, options);
         let after = self.standing(key);
         assert_eq!(before, after, "what can be read stays until the put has ended");
         let Ok(started) = started else { return };
@@ -294,9 +296,9 @@ impl Model {
             assert_eq!(block_bytes(&mut written), segment.writing);
             assert_eq!(block_bytes(&mut state.quarantine.blocks()), segment.fenced);
         }
-        for key in 0..KEYS.len() {
+        for (key, name) in KEYS.iter().enumerate() {
             let Some(version) = self.lease_of(key) else { continue };
-            let slot = self.pool.state.find(0, KEYS[key].as_bytes());
+            let slot = self.pool.state.find(0, name.as_bytes());
             let slot = slot.expect("leased objects do not vanish");
             assert_eq!(self.pool.state.objects.at(slot).version(), version);
         }
