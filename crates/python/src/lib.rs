@@ -1,1 +1,33 @@
-//! The extension module `mooncake._native`.
+//! The extension module `mooncake._native`: convert, leave the interpreter, call, convert back.
+//!
+//! In reading order: [`store`] (a handle on a pool), [`options`], [`argument`] and [`buffer`]
+//! (what Python hands over), [`error`] (what it is told), [`detach`] (leaving the interpreter and
+//! coming back), [`runtime`], [`log`], [`process`] (exit, fork, and the master as a program).
+#![deny(unsafe_code)]
+
+mod argument;
+mod buffer;
+mod detach;
+mod error;
+mod log;
+mod options;
+mod process;
+mod runtime;
+mod store;
+
+/// What `mooncake` is made of.
+#[pyo3::pymodule]
+mod _native {
+    #[pymodule_export]
+    use crate::{
+        buffer::{Buffer, writable_range},
+        error::{codes, failure, last_error},
+        log::{log_to_queue, take_log_records},
+        options::PutOptions,
+        process::{after_fork_in_child, at_exit, environment, run_master},
+        store::Store,
+    };
+
+    #[pymodule_export]
+    const VERSION: &str = env!("CARGO_PKG_VERSION");
+}

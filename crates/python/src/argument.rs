@@ -1,0 +1,87 @@
+//! Arguments as Python writes them, turned into checked types.
+
+use mooncake_base::{Error, ErrorCode, ObjectKey, Result};
+use mooncake_store_client::Selector;
+use pyo3::{
+    Borrowed,
+    exceptions::{PyOverflowError, PyTypeError},
+    prelude::*,
+    types::{PyBytes, PyString},
+};
+
+/// An address or a length: an integer that is not negative.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Unsigned(pub(crate) usize);
+
+impl<'py> FromPyObject<'_, 'py> for Unsigned {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        object.extract::<usize>().map(Self).map_err(|error| {
+            if error.is_instance_of::<PyOverflowError>(object.py()) {
+                PyTypeError::new_err("addresses and sizes are integers from 0 to 2^64-1")
+            } else {
+                error
+            }
+        })
+    }
+}
+
+/// The ranges of each item of a batch.
+pub(crate) type Ranges = Vec<Vec<(Unsigned, Unsigned)>>;
+
+/// Reads keys; one that no object can have is a failure of its item.
+pub(crate) fn object_keys(keys: &[Bound<'_, PyAny>]) -> PyResult<Vec<Result<ObjectKey>>> {
+    keys.iter().map(object_key).collect()
+}
+
+fn object_key(key: &Bound<'_, PyAny>) -> PyResult<Result<ObjectKey>> {
+    if let Ok(text) = key.cast::<PyString>() {
+        return Ok(ObjectKey::new(text.to_cow()?.as_bytes()));
+    }
+    if let Ok(bytes) = key.cast::<PyBytes>() {
+        return Ok(ObjectKey::new(bytes.as_bytes()));
+    }
+    let kind = key.get_type().name()?;
+    Err(PyTypeError::new_err(format!("a key is str or bytes, not {kind}")))
+}
+
+/// What a reader learns of a key that no object can have: there is no such object.
+pub(crate) fn as_absent(keys: Vec<Result<ObjectKey>>) -> Vec<Result<ObjectKey>> {
+    let absent = |error: Error| Error::new(ErrorCode::OBJECT_NOT_FOUND, error.message().to_owned());
+    keys.into_iter().map(|key| key.map_err(absent)).collect()
+}
+
+/// Calls with the items that are good and puts the outcomes back in their places.
+pub(crate) fn among_good<I, O>(
+    items: Vec<Result<I>>,
+    call: impl FnOnce(Vec<I>) -> Vec<Result<O>>,
+) -> Vec<Result<O>> {
+    let mut good = Vec::with_capacity(items.len());
+    let refused: Vec<Option<Error>> =
+        items.into_iter().map(|item| item.map(|item| good.push(item)).err()).collect();
+    let mut outcomes = call(good).into_iter();
+    let missing = || Err(Error::internal("a batch was answered with too few outcomes"));
+    refused
+        .into_iter()
+        .map(|error| error.map_or_else(|| outcomes.next().unwrap_or_else(missing), Err))
+        .collect()
+}
+
+/// Refuses lists of which one is longer than the other.
+pub(crate) fn same_length(name: &'static str, length: usize, keys: usize) -> Result<()> {
+    if length == keys {
+        return Ok(());
+    }
+    Err(Error::invalid("the lists differ in length").with("keys", keys).with(name, length))
+}
+
+/// Which objects, from the arguments that name them in one of three ways.
+pub(crate) fn selector(regex: Option<String>, prefix: Option<Vec<u8>>) -> Result<Selector> {
+    match (regex, prefix) {
+        (None, None) => Ok(Selector::All),
+        (Some(regex), None) => Ok(Selector::Regex(regex)),
+        (None, Some(prefix)) => Ok(Selector::Prefix(prefix)),
+        (Some(_), Some(_)) => Err(Error::invalid("give a regex or a prefix, not both")),
+    }
+}

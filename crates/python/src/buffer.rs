@@ -1,0 +1,179 @@
+//! Memory that Python and transfers share: views of callers' buffers, bytes that are filled before
+//! anybody sees them, and [`Buffer`], which owns what a get brought.
+//!
+//! The only file of this crate with unsafe code.
+#![allow(unsafe_code, reason = "this is where the program meets Python's memory")]
+
+use std::{
+    ffi::{CStr, c_int},
+    ptr,
+};
+
+use mooncake_transfer_engine::LocalRange;
+use pyo3::{
+    buffer::PyUntypedBuffer,
+    exceptions::{PyBufferError, PyMemoryError, PyTypeError},
+    ffi,
+    prelude::*,
+    types::{PyBytes, PyList, PyString, PyTuple},
+};
+
+/// The buffers that make up one value, held for as long as a call reads them.
+#[derive(Debug)]
+pub(crate) struct Views {
+    // Held for their drop, which gives the memory back to its owner.
+    _views: Vec<PyUntypedBuffer>,
+    ranges: Vec<LocalRange>,
+}
+
+impl Views {
+    /// Takes a view of one buffer, or of each buffer of a list or tuple.
+    pub(crate) fn of(value: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let parts = if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
+            value.try_iter()?.map(|part| view(&part?)).collect::<PyResult<Vec<_>>>()?
+        } else {
+            vec![view(value)?]
+        };
+        let ranges = parts
+            .iter()
+            .filter(|part| part.len_bytes() > 0)
+            // SAFETY: the view keeps the memory mapped until it is dropped, which is after the
+            // call; a put reads the bytes, so nobody's reference is written through.
+            .map(|part| unsafe { LocalRange::held(part.buf_ptr().cast(), part.len_bytes()) })
+            .collect();
+        Ok(Self { _views: parts, ranges })
+    }
+
+    /// The memory, in order, without empty parts.
+    pub(crate) fn ranges(&self) -> &[LocalRange] {
+        &self.ranges
+    }
+}
+
+fn view(value: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
+    if value.is_instance_of::<PyString>() {
+        return Err(PyTypeError::new_err(
+            "a value is a bytes-like object, not str; encode the text first",
+        ));
+    }
+    let view = PyUntypedBuffer::get(value)?;
+    if !view.is_c_contiguous() {
+        return Err(PyBufferError::new_err(
+            "the value is not contiguous in memory; pass a copy, for instance \
+             numpy.ascontiguousarray(value)",
+        ));
+    }
+    Ok(view)
+}
+
+/// The address and the length of a writable, contiguous buffer, which the caller keeps alive.
+#[pyfunction]
+pub(crate) fn writable_range(buffer: &Bound<'_, PyAny>) -> PyResult<(usize, usize)> {
+    let view = view(buffer)?;
+    if view.readonly() {
+        return Err(PyBufferError::new_err("the memory is read-only"));
+    }
+    Ok((view.buf_ptr() as usize, view.len_bytes()))
+}
+
+/// Memory that a caller named by addresses and lengths.
+pub(crate) fn foreign(ranges: Vec<(usize, usize)>) -> Vec<LocalRange> {
+    ranges
+        .into_iter()
+        // SAFETY: the memory is the caller's; no Rust reference to it exists.
+        .map(|(address, length)| unsafe { LocalRange::foreign(address, length) })
+        .collect()
+}
+
+/// A `bytes` of that length whose content nobody has written yet, and the memory to write. The
+/// object must not be shown to Python before it is filled.
+pub(crate) fn blank_bytes(py: Python<'_>, length: u64) -> PyResult<(Py<PyBytes>, LocalRange)> {
+    let length = isize::try_from(length).map_err(|_| PyMemoryError::new_err("object too large"))?;
+    // SAFETY: a null source asks for uninitialised content, which is what the doc above demands to
+    // be filled; a null result is an error that is set.
+    let object = unsafe {
+        Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromStringAndSize(ptr::null(), length))
+    }?;
+    let bytes = object.cast_into::<PyBytes>()?;
+    // SAFETY: the object is a `bytes`, as just checked.
+    let address = unsafe { ffi::PyBytes_AsString(bytes.as_ptr()) };
+    // SAFETY: the object owns that many bytes and is alive until after the transfer; no reference
+    // to its content exists, since only this call knows it.
+    let range = unsafe { LocalRange::held(address.cast(), length.unsigned_abs()) };
+    Ok((bytes.unbind(), range))
+}
+
+/// Bytes in memory of their own, which Python may read and write without a copy.
+#[pyclass(frozen, module = "mooncake", name = "Buffer")]
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    /// Has the capacity and no length: its bytes are written and read through its address alone.
+    memory: Vec<u8>,
+    length: usize,
+    format: &'static CStr,
+}
+
+impl Buffer {
+    /// A buffer nobody has written yet, and the memory to write. It must not be shown to Python
+    /// before it is filled.
+    pub(crate) fn blank(length: u64, is_signed: bool) -> PyResult<(Self, LocalRange)> {
+        let refused =
+            || PyMemoryError::new_err(format!("no memory for an object of {length} bytes"));
+        let length = usize::try_from(length).map_err(|_| refused())?;
+        let mut memory = Vec::new();
+        memory.try_reserve_exact(length).map_err(|_| refused())?;
+        // SAFETY: the vector owns the bytes and does not move or free them while it is unchanged,
+        // which is until it is dropped; no reference to them exists.
+        let range = unsafe { LocalRange::held(memory.as_mut_ptr(), length) };
+        Ok((Self { memory, length, format: if is_signed { c"b" } else { c"B" } }, range))
+    }
+}
+
+#[pymethods]
+impl Buffer {
+    /// The address of the first byte.
+    fn ptr(&self) -> usize {
+        self.memory.as_ptr() as usize
+    }
+
+    /// The length in bytes.
+    fn size(&self) -> usize {
+        self.length
+    }
+
+    fn __len__(&self) -> usize {
+        self.length
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<mooncake.Buffer size={}>", self.length)
+    }
+
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let buffer = slf.get();
+        // SAFETY: Python hands a view to be filled; the object it keeps alive owns the memory, whose
+        // address and length do not change.
+        let failed = unsafe {
+            ffi::PyBuffer_FillInfo(
+                view,
+                slf.as_ptr(),
+                buffer.memory.as_ptr().cast_mut().cast(),
+                buffer.length.cast_signed(),
+                0,
+                flags,
+            )
+        };
+        if failed != 0 {
+            return Err(PyErr::fetch(slf.py()));
+        }
+        if flags & ffi::PyBUF_FORMAT != 0 {
+            // SAFETY: the view was filled just now; the text lives as long as the program.
+            unsafe { (*view).format = buffer.format.as_ptr().cast_mut() };
+        }
+        Ok(())
+    }
+}

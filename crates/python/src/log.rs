@@ -1,0 +1,159 @@
+//! Where our log goes: to standard error, or on request to Python's `logging`.
+//!
+//! A native thread must not wait for the interpreter in order to log (whoever holds the interpreter
+//! may be waiting for that thread), so records for Python go into a bounded queue that a Python
+//! thread drains. A record that finds the queue full, or taken, is counted and dropped.
+
+use std::{
+    collections::VecDeque,
+    fmt::Write as _,
+    fs::File,
+    io::{self, Write as _},
+    os::fd::AsFd,
+    sync::{
+        Once,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use mooncake_base::env;
+use parking_lot::{Condvar, Mutex};
+use pyo3::prelude::*;
+use tracing::{
+    Event, Level, Subscriber,
+    field::{Field, Visit},
+};
+use tracing_subscriber::{EnvFilter, Layer, layer::Context, prelude::*};
+
+use crate::{detach::detached, error::or_raise};
+
+/// Records that wait for Python's `logging` at the most.
+const QUEUE_MAX: usize = 4096;
+
+/// A record for Python: level as `logging` counts, logger, text.
+type Record = (u8, String, String);
+
+static TO_PYTHON: AtomicBool = AtomicBool::new(false);
+static DROPPED: AtomicU64 = AtomicU64::new(0);
+static QUEUE: Mutex<VecDeque<Record>> = Mutex::new(VecDeque::new());
+static ARRIVED: Condvar = Condvar::new();
+
+/// Installs the log, unless the program has one already.
+pub(crate) fn install() {
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
+        let filter = env::MOONCAKE_LOG.read().filter(|text| !text.is_empty());
+        let filter = filter
+            .unwrap_or_else(|| level(&env::MC_LOG_LEVEL.read().unwrap_or_default()).to_owned());
+        // A filter that cannot be read is no reason to be silent or to fail.
+        let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("warn"));
+        // Fails only where somebody installed a log before, which then is the one to use.
+        let _ = tracing_subscriber::registry().with(Log.with_filter(filter)).try_init();
+    });
+}
+
+/// Sends records into the queue for Python's `logging` from now on.
+#[pyfunction]
+pub(crate) fn log_to_queue() {
+    install();
+    TO_PYTHON.store(true, Ordering::Relaxed);
+}
+
+/// Waits for records and takes them: those that are there, and how many were dropped since the
+/// last time.
+#[pyfunction]
+#[pyo3(signature = (*, timeout_s))]
+pub(crate) fn take_log_records(py: Python<'_>, timeout_s: f64) -> PyResult<(Vec<Record>, u64)> {
+    let timeout = Duration::try_from_secs_f64(timeout_s).unwrap_or_default();
+    let records = detached(py, || {
+        let mut queue = QUEUE.lock();
+        if queue.is_empty() {
+            ARRIVED.wait_for(&mut queue, timeout);
+        }
+        queue.drain(..).collect()
+    });
+    Ok((or_raise(py, records)?, DROPPED.swap(0, Ordering::Relaxed)))
+}
+
+/// The established spellings of a level, and ours.
+fn level(text: &str) -> &'static str {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "trace" => "trace",
+        "debug" => "debug",
+        "info" | "0" => "info",
+        "error" | "fatal" | "2" | "3" => "error",
+        "off" | "none" => "off",
+        _ => "warn",
+    }
+}
+
+struct Log;
+
+impl<S: Subscriber> Layer<S> for Log {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut text = Text::default();
+        event.record(&mut text);
+        let text = text.finish();
+        let (level, target) = (event.metadata().level(), event.metadata().target());
+        if TO_PYTHON.load(Ordering::Relaxed) {
+            enqueue((python_level(level), target.replace("::", "."), text));
+        } else {
+            // A log that cannot be written has nowhere to say so.
+            let _ = write_line(&format!("{level:>5} {target}: {text}\n"));
+        }
+    }
+}
+
+fn enqueue(record: Record) {
+    let Some(mut queue) = QUEUE.try_lock().filter(|queue| queue.len() < QUEUE_MAX) else {
+        DROPPED.fetch_add(1, Ordering::Relaxed);
+        return;
+    };
+    queue.push_back(record);
+    ARRIVED.notify_one();
+}
+
+/// One `write` to whatever standard error is now, without the lock of `std::io::stderr`: a fork
+/// could leave that locked for ever in the child.
+fn write_line(line: &str) -> io::Result<()> {
+    File::from(io::stderr().as_fd().try_clone_to_owned()?).write_all(line.as_bytes())
+}
+
+fn python_level(level: &Level) -> u8 {
+    match *level {
+        Level::ERROR => 40,
+        Level::WARN => 30,
+        Level::INFO => 20,
+        Level::DEBUG => 10,
+        Level::TRACE => 5,
+    }
+}
+
+/// The message, then the fields as `name=value`.
+#[derive(Default)]
+struct Text {
+    message: String,
+    fields: String,
+}
+
+impl Text {
+    fn finish(self) -> String {
+        self.message + &self.fields
+    }
+}
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        // Writing into a string does not fail.
+        let _ = if field.name() == "message" {
+            write!(self.message, "{value:?}")
+        } else {
+            write!(self.fields, " {}={value:?}", field.name())
+        };
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.record_debug(field, &format_args!("{value}"));
+    }
+}

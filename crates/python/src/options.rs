@@ -1,0 +1,130 @@
+//! `PutOptions`: how objects are put, checked once where they are made.
+
+use std::time::Duration;
+
+use mooncake_base::{Error, Result};
+use mooncake_store_client as client;
+use mooncake_store_client::SoftPin;
+use pyo3::prelude::*;
+
+use crate::{argument, error::or_raise};
+
+/// How objects are put. It cannot be changed and may be used for any number of puts.
+#[pyclass(frozen, eq, module = "mooncake", name = "PutOptions", get_all)]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PutOptions {
+    replicas: u32,
+    soft_pin: String,
+    soft_pin_ttl_ms: Option<u64>,
+    is_hard_pinned: bool,
+    preferred_segments: Vec<String>,
+    prefers_own_segments: bool,
+    data_type: u32,
+    groups: Option<Vec<String>>,
+}
+
+#[pymethods]
+impl PutOptions {
+    #[new]
+    #[pyo3(signature = (
+        *,
+        replicas = 1,
+        soft_pin = "preserve",
+        soft_pin_ttl_ms = None,
+        is_hard_pinned = false,
+        preferred_segments = Vec::new(),
+        prefers_own_segments = false,
+        data_type = 0,
+        groups = None,
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "each option is a keyword of the constructor")]
+    fn new(
+        py: Python<'_>,
+        replicas: u32,
+        soft_pin: &str,
+        soft_pin_ttl_ms: Option<u64>,
+        is_hard_pinned: bool,
+        preferred_segments: Vec<String>,
+        prefers_own_segments: bool,
+        data_type: u32,
+        groups: Option<Vec<String>>,
+    ) -> PyResult<Self> {
+        let options = Self {
+            replicas,
+            soft_pin: soft_pin.to_owned(),
+            soft_pin_ttl_ms,
+            is_hard_pinned,
+            preferred_segments,
+            prefers_own_segments,
+            data_type,
+            groups,
+        };
+        or_raise(py, options.check())?;
+        Ok(options)
+    }
+
+    fn __repr__(&self) -> String {
+        let mut text =
+            format!("PutOptions(replicas={}, soft_pin={:?}", self.replicas, self.soft_pin);
+        if let Some(ttl) = self.soft_pin_ttl_ms {
+            text += &format!(", soft_pin_ttl_ms={ttl}");
+        }
+        if self.is_hard_pinned {
+            text += ", is_hard_pinned=True";
+        }
+        if !self.preferred_segments.is_empty() {
+            text += &format!(", preferred_segments={:?}", self.preferred_segments);
+        }
+        if self.prefers_own_segments {
+            text += ", prefers_own_segments=True";
+        }
+        if self.data_type != 0 {
+            text += &format!(", data_type={}", self.data_type);
+        }
+        if let Some(groups) = &self.groups {
+            text += &format!(", groups={groups:?}");
+        }
+        text + ")"
+    }
+}
+
+impl PutOptions {
+    /// The client's options for a batch of so many items.
+    pub(crate) fn for_batch(&self, is_upsert: bool, items: usize) -> Result<client::PutOptions> {
+        if let Some(groups) = &self.groups {
+            argument::same_length("groups", groups.len(), items)?;
+        }
+        Ok(client::PutOptions {
+            replicas: self.replicas,
+            is_upsert,
+            soft_pin: self.pin()?,
+            soft_pin_ttl: self.soft_pin_ttl_ms.map(Duration::from_millis),
+            is_hard_pinned: self.is_hard_pinned,
+            preferred_segments: self.preferred_segments.clone(),
+            prefers_own_segments: self.prefers_own_segments,
+            data_type: self.data_type,
+            groups: self.groups.clone().unwrap_or_default(),
+        })
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.replicas == 0 {
+            return Err(Error::invalid("an object has at least one replica").with("replicas", 0));
+        }
+        if self.pin()? != SoftPin::Enable && self.soft_pin_ttl_ms.is_some() {
+            return Err(Error::invalid("only a soft pin that is enabled has a time to live")
+                .with("soft_pin", &self.soft_pin));
+        }
+        Ok(())
+    }
+
+    fn pin(&self) -> Result<SoftPin> {
+        match self.soft_pin.as_str() {
+            "preserve" => Ok(SoftPin::Preserve),
+            "enable" => Ok(SoftPin::Enable),
+            "disable" => Ok(SoftPin::Disable),
+            other => Err(Error::invalid("a soft pin is 'preserve', 'enable' or 'disable'")
+                .with("soft_pin", other)),
+        }
+    }
+}

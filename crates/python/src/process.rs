@@ -1,0 +1,43 @@
+//! What concerns the process as a whole: its exit, its forks, its environment, and the master as a
+//! program.
+
+use mooncake_base::env;
+use pyo3::prelude::*;
+
+use crate::{
+    detach::{begin_exit, detached, forget_parent},
+    error::or_raise,
+    store::all_open,
+};
+
+/// An environment variable: name, older names, default, meaning, present value.
+type Variable = (&'static str, Vec<&'static str>, &'static str, &'static str, Option<String>);
+
+/// Refuses new calls of other threads and closes every store. To be called at interpreter exit.
+#[pyfunction]
+pub(crate) fn at_exit(py: Python<'_>) {
+    begin_exit(py);
+    let stores = all_open();
+    py.detach(|| stores.iter().for_each(|store| store.close()));
+}
+
+/// Forgets what only the parent has. To be called in a forked child.
+#[pyfunction]
+pub(crate) fn after_fork_in_child() {
+    forget_parent();
+}
+
+/// Runs the master until it is told to stop; its exit code.
+#[pyfunction]
+pub(crate) fn run_master(py: Python<'_>, arguments: Vec<String>) -> PyResult<u8> {
+    or_raise(py, detached(py, || mooncake_master::run(arguments)))
+}
+
+/// Every environment variable that we honour.
+#[pyfunction]
+pub(crate) fn environment() -> Vec<Variable> {
+    env::ALL
+        .iter()
+        .map(|var| (var.name, var.aliases.to_vec(), var.default, var.help, var.read()))
+        .collect()
+}

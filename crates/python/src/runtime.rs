@@ -1,0 +1,42 @@
+//! The one tokio runtime of the process: made when first wanted, anew in a forked child, and never
+//! dropped, since dropping it at interpreter exit would wait for tasks nobody needs any more.
+
+use mooncake_base::{Error, Result};
+use mooncake_transfer_engine::process;
+use parking_lot::Mutex;
+use tokio::runtime::{Builder, Runtime};
+
+/// The most threads that serve sockets; payload over shared memory is copied by its caller.
+const WORKERS_MAX: usize = 4;
+
+struct Made {
+    generation: u64,
+    runtime: &'static Runtime,
+}
+
+static MADE: Mutex<Option<Made>> = Mutex::new(None);
+
+/// The runtime of this process.
+///
+/// The lock is only ever taken by a thread that is attached to the interpreter, and so is never
+/// held by another thread at the moment of a fork.
+///
+/// # Errors
+/// The system gives no thread or no event queue.
+pub(crate) fn runtime() -> Result<&'static Runtime> {
+    let generation = process::generation();
+    let mut made = MADE.lock();
+    if let Some(made) = made.as_ref().filter(|made| made.generation == generation) {
+        return Ok(made.runtime);
+    }
+    let workers = std::thread::available_parallelism().map_or(1, usize::from).min(WORKERS_MAX);
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(workers)
+        .thread_name("mooncake-io")
+        .enable_all()
+        .build()
+        .map_err(|error| Error::internal("the runtime did not start").caused_by(error))?;
+    let runtime: &'static Runtime = Box::leak(Box::new(runtime));
+    *made = Some(Made { generation, runtime });
+    Ok(runtime)
+}

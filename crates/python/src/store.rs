@@ -1,0 +1,442 @@
+//! `Store`: a handle on a pool. Every call is a batch; an item that failed is an exception
+//! instance in its place of the result, a call that failed raises.
+
+mod describe;
+mod moves;
+mod open;
+mod settings;
+
+use std::sync::Arc;
+
+use mooncake_base::{Error, ErrorCode, ObjectKey, Result};
+use mooncake_store_client::{Client, Located, ObjectStatus, ObjectSummary, Selector};
+use mooncake_transfer_engine::LocalRange;
+use pyo3::{
+    prelude::*,
+    types::{PyBytes, PyDict, PyList},
+};
+
+pub(crate) use self::open::{Open, all_open};
+use self::{
+    moves::{Blank, Signed, Unsigned as UnsignedBuffer},
+    settings::{Arguments, Settings},
+};
+use crate::{
+    argument::{self, Ranges, Unsigned, among_good, as_absent, object_keys, same_length},
+    buffer::{Views, foreign},
+    detach::detached,
+    error::{exception, or_raise},
+    log,
+    options::PutOptions,
+    runtime::runtime,
+};
+
+type Keys<'py> = Vec<Bound<'py, PyAny>>;
+
+/// A handle on a pool of memory.
+#[pyclass(frozen, module = "mooncake._native", name = "Store")]
+#[derive(Debug)]
+pub(crate) struct Store(Option<Arc<Open>>);
+
+#[pymethods]
+impl Store {
+    /// Joins a pool, or begins one with a master in this process (`master="embedded"`).
+    #[staticmethod]
+    #[pyo3(signature = (
+        *,
+        master,
+        name = String::new(),
+        metadata = String::from("P2PHANDSHAKE"),
+        segment_bytes = 0,
+        tenant = String::from("default"),
+        is_tcp_forced = None,
+        rpc_timeout_s = None,
+        connect_timeout_s = None,
+        listen = String::new(),
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "each setting is a keyword")]
+    fn connect(
+        py: Python<'_>,
+        master: String,
+        name: String,
+        metadata: String,
+        segment_bytes: u64,
+        tenant: String,
+        is_tcp_forced: Option<bool>,
+        rpc_timeout_s: Option<f64>,
+        connect_timeout_s: Option<f64>,
+        listen: String,
+    ) -> PyResult<Self> {
+        log::install();
+        let arguments = Arguments {
+            master,
+            name,
+            metadata,
+            segment_bytes,
+            tenant,
+            is_tcp_forced,
+            rpc_timeout_s,
+            connect_timeout_s,
+            listen,
+        };
+        let settings = or_raise(py, Settings::read(arguments))?;
+        let runtime = or_raise(py, runtime())?;
+        let opened = detached(py, || Open::open(settings, runtime)).and_then(|opened| opened);
+        let store = Arc::new(or_raise(py, opened)?);
+        open::remember(&store);
+        Ok(Self(Some(store)))
+    }
+
+    /// Leaves the pool. Objects of which only this process held a copy are gone.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let open = self.open();
+        or_raise(py, detached(py, || open.close()))
+    }
+
+    /// Puts values; true where it was stored, false where the key had an object that was kept.
+    #[pyo3(signature = (keys, values, *, options = None, is_upsert = false))]
+    fn put<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        values: Vec<Bound<'py, PyAny>>,
+        options: Option<&Bound<'py, PutOptions>>,
+        is_upsert: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        or_raise(py, same_length("values", values.len(), keys.len()))?;
+        let views = values.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
+        let ranges: Vec<&[LocalRange]> = views.iter().map(Views::ranges).collect();
+        self.put_ranges(py, &keys, &ranges, (options, is_upsert))
+    }
+
+    /// Puts values that lie at addresses; true where it was stored, false where it was there.
+    #[pyo3(signature = (keys, ranges, *, options = None, is_upsert = false))]
+    fn put_from<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        ranges: Ranges,
+        options: Option<&Bound<'py, PutOptions>>,
+        is_upsert: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        or_raise(py, same_length("ranges", ranges.len(), keys.len()))?;
+        let ranges = local(ranges);
+        let ranges: Vec<&[LocalRange]> = ranges.iter().map(Vec::as_slice).collect();
+        self.put_ranges(py, &keys, &ranges, (options, is_upsert))
+    }
+
+    /// Gets objects as `bytes`.
+    fn get<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> PyResult<Bound<'py, PyList>> {
+        self.fetch::<Py<PyBytes>>(py, &keys, |py, bytes| Ok(bytes.into_bound(py).into_any()))
+    }
+
+    /// Gets objects as buffers that own their memory.
+    #[pyo3(signature = (keys, *, is_signed = false))]
+    fn get_buffers<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        is_signed: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        if is_signed {
+            self.fetch::<Signed>(py, &keys, |py, blank| Ok(Bound::new(py, blank.0)?.into_any()))
+        } else {
+            let bind = |py, blank: UnsignedBuffer| Ok(Bound::new(py, blank.0)?.into_any());
+            self.fetch::<UnsignedBuffer>(py, &keys, bind)
+        }
+    }
+
+    /// Gets objects into memory at addresses; how many bytes each has.
+    #[pyo3(signature = (keys, ranges, *, is_exact = false))]
+    fn get_into<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        ranges: Ranges,
+        is_exact: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        or_raise(py, same_length("ranges", ranges.len(), keys.len()))?;
+        let names = as_absent(object_keys(&keys)?);
+        let ranges = local(ranges);
+        let lengths = self.call(py, |client| moves::get_into(client, names, &ranges, is_exact))?;
+        outcomes(py, &keys, lengths)
+    }
+
+    /// Whether objects are there and complete. Leases those that are, unless told not to.
+    #[pyo3(signature = (keys, *, lease = true))]
+    fn exists<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        lease: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let names = as_absent(object_keys(&keys)?);
+        let found = self.call(py, |client| probe(client, names, lease))?;
+        let is_there = |found: Result<ObjectStatus>| match found {
+            Ok(status) => Ok(matches!(status, ObjectStatus::Complete { .. })),
+            Err(error) if error.code() == ErrorCode::OBJECT_NOT_FOUND => Ok(false),
+            Err(error) => Err(error),
+        };
+        outcomes(py, &keys, found.into_iter().map(is_there).collect())
+    }
+
+    /// The lengths of objects. Leases those that are there, unless told not to.
+    #[pyo3(signature = (keys, *, lease = true))]
+    fn sizes<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        lease: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let names = as_absent(object_keys(&keys)?);
+        let found = self.call(py, |client| probe(client, names, lease))?;
+        let size = |found: Result<ObjectStatus>| match found? {
+            ObjectStatus::Complete { length } => Ok(length),
+            ObjectStatus::Writing => {
+                Err(Error::new(ErrorCode::REPLICA_IS_NOT_READY, "the object is being written"))
+            }
+        };
+        outcomes(py, &keys, found.into_iter().map(size).collect())
+    }
+
+    /// Removes objects; with `force` also those that were read a moment ago.
+    #[pyo3(signature = (keys, *, force = false))]
+    fn remove<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        force: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let names = as_absent(object_keys(&keys)?);
+        let removed = self.call(py, |client| {
+            among_good(names, |names| client.remove(&names, force))
+                .into_iter()
+                .map(|removed| removed.map(|()| true))
+                .collect()
+        })?;
+        outcomes(py, &keys, removed)
+    }
+
+    /// Removes the objects that an expression or a prefix selects, or all; how many.
+    #[pyo3(signature = (*, regex = None, prefix = None, force = false))]
+    fn remove_matching(
+        &self,
+        py: Python<'_>,
+        regex: Option<String>,
+        prefix: Option<Vec<u8>>,
+        force: bool,
+    ) -> PyResult<u64> {
+        let which = or_raise(py, argument::selector(regex, prefix))?;
+        let removed = self.call(py, |client| client.remove_matching(&which, force))?;
+        or_raise(py, removed)
+    }
+
+    /// One page of the objects whose key has a prefix, in the order of keys.
+    #[pyo3(signature = (*, prefix = Vec::new(), after = None, limit = 0))]
+    fn list<'py>(
+        &self,
+        py: Python<'py>,
+        prefix: Vec<u8>,
+        after: Option<Vec<u8>>,
+        limit: u32,
+    ) -> PyResult<(Vec<Entry<'py>>, bool)> {
+        let after = or_raise(py, after.map(ObjectKey::new).transpose())?;
+        let prefix = Selector::Prefix(prefix);
+        let page = self.call(py, |client| client.list(&prefix, after.as_ref(), limit))?;
+        let page = or_raise(py, page)?;
+        let entry = |object: ObjectSummary| {
+            let key = PyBytes::new(py, object.key.as_bytes());
+            (key, object.length, object.is_complete, object.replicas)
+        };
+        Ok((page.objects.into_iter().map(entry).collect(), page.is_last))
+    }
+
+    /// The segments of the pool.
+    fn segments<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let segments = self.call(py, |client| client.segments())?;
+        or_raise(py, segments)?.iter().map(|segment| describe::segment(py, segment)).collect()
+    }
+
+    /// What the master says of itself.
+    fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let status = self.call(py, |client| client.status())?;
+        describe::status(py, &or_raise(py, status)?)
+    }
+
+    /// What this client has done so far.
+    fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let metrics = self.call(py, |client| client.metrics())?;
+        describe::metrics(py, &metrics)
+    }
+
+    /// Raises unless the master answers and knows this client.
+    fn health(&self, py: Python<'_>) -> PyResult<()> {
+        let health = self.call(py, |client| client.health())?;
+        or_raise(py, health)
+    }
+
+    /// Lets peers reach memory of this process. Touches no page of it.
+    fn register_buffer(&self, py: Python<'_>, address: Unsigned, length: Unsigned) -> PyResult<()> {
+        let open = self.open();
+        let registered = detached(py, || {
+            let (address, length) = (address.0 as u64, length.0 as u64);
+            open.engine()?.regions().register(address, length, "cpu:0")
+        });
+        or_raise(py, registered.and_then(|registered| registered))
+    }
+
+    /// Withdraws memory that was registered, by its first address.
+    fn unregister_buffer(&self, py: Python<'_>, address: Unsigned) -> PyResult<()> {
+        let open = self.open();
+        let withdrawn = detached(py, || open.engine()?.regions().unregister(address.0 as u64));
+        or_raise(py, withdrawn.and_then(|withdrawn| withdrawn))
+    }
+
+    /// The name that this client's segments go by.
+    #[getter]
+    fn hostname(&self) -> String {
+        self.open().names().0
+    }
+
+    /// Where the master is; other processes join there.
+    #[getter]
+    fn master_address(&self) -> String {
+        self.open().names().1
+    }
+
+    /// Whether the master runs in this process, for this store.
+    #[getter]
+    fn is_embedded(&self) -> bool {
+        self.open().is_embedded()
+    }
+
+    /// Whether the store was closed, or opened before this process was forked.
+    #[getter]
+    fn is_closed(&self) -> bool {
+        self.open().is_closed() || self.open().is_foreign()
+    }
+}
+
+impl Store {
+    fn open(&self) -> &Arc<Open> {
+        self.0.as_ref().expect("only drop takes what is inside")
+    }
+
+    /// Runs a call of the client without holding the interpreter.
+    fn call<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&Client) -> T + Send) -> PyResult<T> {
+        let open = self.open();
+        let answered = detached(py, || open.client().map(call));
+        or_raise(py, answered.and_then(|answered| answered))
+    }
+
+    fn put_ranges<'py>(
+        &self,
+        py: Python<'py>,
+        keys: &[Bound<'py, PyAny>],
+        values: &[&[LocalRange]],
+        (options, is_upsert): (Option<&Bound<'py, PutOptions>>, bool),
+    ) -> PyResult<Bound<'py, PyList>> {
+        let names = object_keys(keys)?;
+        let options = match options {
+            Some(options) => or_raise(py, options.get().for_batch(is_upsert, keys.len()))?,
+            None => mooncake_store_client::PutOptions { is_upsert, ..Default::default() },
+        };
+        let stored = self.call(py, |client| moves::put(client, names, values, &options))?;
+        outcomes(py, keys, stored)
+    }
+
+    /// Locates, makes what is to be filled, reads into it.
+    fn fetch<'py, B: Blank>(
+        &self,
+        py: Python<'py>,
+        keys: &[Bound<'py, PyAny>],
+        finish: impl Fn(Python<'py>, B) -> PyResult<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let names = as_absent(object_keys(keys)?);
+        let located = self.call(py, |client| moves::locate(client, names))?;
+        let mut blanks = Vec::with_capacity(keys.len());
+        let mut ranges = Vec::with_capacity(keys.len());
+        for located in located.iter().filter_map(|located| located.as_ref().ok()) {
+            let (blank, range) = B::blank(py, located.length())?;
+            blanks.push(blank);
+            ranges.push(range);
+        }
+        let wanted: Vec<Result<&Located>> =
+            located.iter().map(|located| located.as_ref().map_err(Clone::clone)).collect();
+        let read = self.call(py, |client| moves::read(client, wanted, &ranges))?;
+        let mut blanks = blanks.into_iter();
+        let result = PyList::empty(py);
+        for ((key, located), read) in keys.iter().zip(&located).zip(read) {
+            // One blank for each object that was found, also if it was not read in the end.
+            let blank = located.is_ok().then(|| blanks.next()).flatten();
+            match (read, blank) {
+                (Ok(_), Some(blank)) => result.append(finish(py, blank)?)?,
+                (Ok(_), None) => {
+                    let error = Error::internal("an object was read that was not located");
+                    result.append(exception(py, &error, Some(key))?)?;
+                }
+                (Err(error), _) => result.append(exception(py, &error, Some(key))?)?,
+            }
+        }
+        Ok(result)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        let Some(open) = self.0.take() else { return };
+        if open.is_foreign() {
+            // Its locks may be held by threads that this process does not have.
+            std::mem::forget(open);
+            return;
+        }
+        Python::attach(|py| {
+            // During exit there is nobody to tell, and the process ends anyway.
+            let _ = detached(py, || drop_last(open));
+        });
+    }
+}
+
+/// An object in a listing: key, length, whether it can be read, number of copies.
+type Entry<'py> = (Bound<'py, PyBytes>, u64, bool, u32);
+
+fn drop_last(open: Arc<Open>) {
+    if Arc::strong_count(&open) == 1 {
+        open.close();
+    }
+}
+
+fn probe(
+    client: &Client,
+    keys: Vec<Result<ObjectKey>>,
+    takes_lease: bool,
+) -> Vec<Result<ObjectStatus>> {
+    let absent = || Error::new(ErrorCode::OBJECT_NOT_FOUND, "no object has that key");
+    among_good(keys, |keys| client.exists(&keys, takes_lease))
+        .into_iter()
+        .map(|found| found?.ok_or_else(absent))
+        .collect()
+}
+
+fn local(ranges: Ranges) -> Vec<Vec<LocalRange>> {
+    ranges
+        .into_iter()
+        .map(|ranges| foreign(ranges.into_iter().map(|(at, length)| (at.0, length.0)).collect()))
+        .collect()
+}
+
+/// Each value, or the exception in its place.
+fn outcomes<'py, T: IntoPyObject<'py>>(
+    py: Python<'py>,
+    keys: &[Bound<'py, PyAny>],
+    results: Vec<Result<T>>,
+) -> PyResult<Bound<'py, PyList>> {
+    let list = PyList::empty(py);
+    for (key, result) in keys.iter().zip(results) {
+        match result {
+            Ok(value) => list.append(value)?,
+            Err(error) => list.append(exception(py, &error, Some(key))?)?,
+        }
+    }
+    Ok(list)
+}

@@ -1,0 +1,71 @@
+//! What the pool and the client say of themselves, as dictionaries.
+
+use mooncake_store_client::{MasterStatus, MetricsSnapshot, SegmentUse, metrics::Count};
+use pyo3::{prelude::*, types::PyDict};
+
+/// A segment and its use.
+pub(crate) fn segment<'py>(
+    py: Python<'py>,
+    described: &SegmentUse,
+) -> PyResult<Bound<'py, PyDict>> {
+    let SegmentUse { segment, used, takes_objects } = described;
+    let dict = PyDict::new(py);
+    dict.set_item("id", segment.id.to_string())?;
+    dict.set_item("name", &segment.name)?;
+    dict.set_item("endpoint", &segment.endpoint)?;
+    dict.set_item("protocol", &segment.protocol)?;
+    dict.set_item("base", segment.base)?;
+    dict.set_item("capacity_bytes", segment.length)?;
+    dict.set_item("used_bytes", used)?;
+    dict.set_item("takes_objects", takes_objects)?;
+    Ok(dict)
+}
+
+/// The master's sums.
+pub(crate) fn status<'py>(py: Python<'py>, status: &MasterStatus) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("version", &status.version)?;
+    dict.set_item("uptime_s", status.uptime.as_secs_f64())?;
+    dict.set_item("keys", status.keys)?;
+    dict.set_item("clients", status.clients)?;
+    dict.set_item("capacity_bytes", status.capacity)?;
+    dict.set_item("used_bytes", status.used)?;
+    dict.set_item("fenced_bytes", status.fenced)?;
+    dict.set_item("rpc_address", &status.rpc_address)?;
+    dict.set_item("admin_address", &status.admin_address)?;
+    dict.set_item("metadata_address", &status.metadata_address)?;
+    Ok(dict)
+}
+
+/// The client's counters.
+pub(crate) fn metrics<'py>(
+    py: Python<'py>,
+    metrics: &MetricsSnapshot,
+) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("calls", count(py, metrics.calls)?)?;
+    dict.set_item("puts", count(py, metrics.puts)?)?;
+    dict.set_item("reads", count(py, metrics.reads)?)?;
+    dict.set_item("hits", metrics.hits)?;
+    dict.set_item("misses", metrics.misses)?;
+    dict.set_item("late_reads", metrics.late_reads)?;
+    let by_transport = PyDict::new(py);
+    for (transport, counted) in &metrics.by_transport {
+        by_transport.set_item(transport, count(py, *counted)?)?;
+    }
+    dict.set_item("by_transport", by_transport)?;
+    let peer_errors = PyDict::new(py);
+    for (peer, errors) in &metrics.peer_errors {
+        peer_errors.set_item(peer, errors)?;
+    }
+    dict.set_item("peer_errors", peer_errors)?;
+    Ok(dict)
+}
+
+fn count(py: Python<'_>, count: Count) -> PyResult<Bound<'_, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("done", count.done)?;
+    dict.set_item("failed", count.failed)?;
+    dict.set_item("bytes", count.bytes)?;
+    Ok(dict)
+}

@@ -1,0 +1,161 @@
+//! Puts and gets: from Python's memory into the pool and back, each batch in one go.
+
+use mooncake_base::{Error, ErrorCode, ObjectKey, Result};
+use mooncake_store_client::{Client, Located, PutItem, PutOptions, PutOutcome, Read};
+use mooncake_transfer_engine::LocalRange;
+use pyo3::{prelude::*, types::PyBytes};
+
+use crate::{
+    argument::among_good,
+    buffer::{Buffer, blank_bytes},
+};
+
+/// An item of a put: its key, and the memory that holds its value.
+pub(crate) type Item<'a> = (ObjectKey, &'a [LocalRange]);
+
+/// Puts the items that can be put. True: stored; false: an object of that key was there and was
+/// kept.
+pub(crate) fn put(
+    client: &Client,
+    keys: Vec<Result<ObjectKey>>,
+    values: &[&[LocalRange]],
+    options: &PutOptions,
+) -> Vec<Result<bool>> {
+    let checked: Vec<Result<(usize, Item<'_>)>> = keys
+        .into_iter()
+        .zip(values)
+        .enumerate()
+        .map(|(i, (key, value))| {
+            let key = key?;
+            check_source(value)?;
+            Ok((i, (key, *value)))
+        })
+        .collect();
+    among_good(checked, |items| {
+        // Groups are one an item, so those of refused items go as well.
+        let mut options = options.clone();
+        if !options.groups.is_empty() {
+            options.groups = items.iter().map(|(i, _)| options.groups[*i].clone()).collect();
+        }
+        let items: Vec<PutItem<'_>> =
+            items.into_iter().map(|(_, (key, parts))| PutItem { key, parts }).collect();
+        let outcomes = client.put(&items, &options);
+        outcomes
+            .into_iter()
+            .map(|outcome| outcome.map(|outcome| matches!(outcome, PutOutcome::Stored { .. })))
+            .collect()
+    })
+}
+
+/// Finds objects; those found are read next.
+pub(crate) fn locate(client: &Client, keys: Vec<Result<ObjectKey>>) -> Vec<Result<Located>> {
+    among_good(keys, |keys| client.locate(&keys))
+}
+
+/// What a get makes to be filled.
+pub(crate) trait Blank: Sized {
+    /// Makes one of that length.
+    fn blank(py: Python<'_>, length: u64) -> PyResult<(Self, LocalRange)>;
+}
+
+impl Blank for Py<PyBytes> {
+    fn blank(py: Python<'_>, length: u64) -> PyResult<(Self, LocalRange)> {
+        blank_bytes(py, length)
+    }
+}
+
+/// A [`Buffer`] whose bytes Python sees as unsigned.
+pub(crate) struct Unsigned(pub(crate) Buffer);
+
+impl Blank for Unsigned {
+    fn blank(_: Python<'_>, length: u64) -> PyResult<(Self, LocalRange)> {
+        Buffer::blank(length, false).map(|(buffer, range)| (Self(buffer), range))
+    }
+}
+
+/// A [`Buffer`] whose bytes Python sees as signed.
+pub(crate) struct Signed(pub(crate) Buffer);
+
+impl Blank for Signed {
+    fn blank(_: Python<'_>, length: u64) -> PyResult<(Self, LocalRange)> {
+        Buffer::blank(length, true).map(|(buffer, range)| (Self(buffer), range))
+    }
+}
+
+/// Reads whole objects into memory; how many bytes each has.
+pub(crate) fn read(
+    client: &Client,
+    located: Vec<Result<&Located>>,
+    into: &[LocalRange],
+) -> Vec<Result<u64>> {
+    let mut ranges = into.iter();
+    among_good(located, |located| {
+        let mut reads: Vec<Read<'_>> = located
+            .into_iter()
+            .zip(ranges.by_ref())
+            .map(|(located, range)| Read::whole(located, std::slice::from_ref(range)))
+            .collect();
+        client.read(&mut reads)
+    })
+}
+
+/// Reads whole objects into memory that callers named. With `is_exact` the memory must not be
+/// larger than the object either.
+pub(crate) fn get_into(
+    client: &Client,
+    keys: Vec<Result<ObjectKey>>,
+    into: &[Vec<LocalRange>],
+    is_exact: bool,
+) -> Vec<Result<u64>> {
+    let located = locate(client, keys);
+    let fitting: Vec<Result<(&Located, &[LocalRange])>> = located
+        .iter()
+        .zip(into)
+        .map(|(located, into)| {
+            let located = located.as_ref().map_err(Clone::clone)?;
+            check_destination(located.length(), into, is_exact)?;
+            Ok((located, into.as_slice()))
+        })
+        .collect();
+    among_good(fitting, |fitting| {
+        let mut reads: Vec<Read<'_>> =
+            fitting.into_iter().map(|(located, into)| Read::whole(located, into)).collect();
+        client.read(&mut reads)
+    })
+}
+
+fn check_source(value: &[LocalRange]) -> Result<()> {
+    if length(value) == 0 {
+        return Err(Error::invalid("the value is empty; an object has at least one byte"));
+    }
+    check_addresses(value)
+}
+
+fn check_destination(object: u64, into: &[LocalRange], is_exact: bool) -> Result<()> {
+    let room = length(into);
+    if room < object {
+        return Err(Error::invalid("the destination is smaller than the object")
+            .with("object_bytes", object)
+            .with("destination_bytes", room));
+    }
+    if is_exact && room > object {
+        return Err(Error::new(
+            ErrorCode::TRANSFER_FAIL,
+            "the buffers together are larger than the object",
+        )
+        .with("object_bytes", object)
+        .with("destination_bytes", room));
+    }
+    check_addresses(into)
+}
+
+fn check_addresses(ranges: &[LocalRange]) -> Result<()> {
+    if ranges.iter().any(|range| range.address() == 0 && range.length() > 0) {
+        return Err(Error::invalid("a buffer address is null"));
+    }
+    Ok(())
+}
+
+fn length(ranges: &[LocalRange]) -> u64 {
+    ranges.iter().fold(0, |sum: u64, range| sum.saturating_add(range.length() as u64))
+}

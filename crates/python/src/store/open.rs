@@ -1,0 +1,180 @@
+//! An open store: a client with its engine, and the master where that is embedded.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use mooncake_base::{Clock, Error, Result, SystemClock};
+use mooncake_master::{Master, Origin};
+use mooncake_store_client::{CallLink, Client, LeanLink, MasterLink};
+use mooncake_transfer_engine::{Engine, process};
+use parking_lot::Mutex;
+use tokio::runtime::Runtime;
+
+use super::settings::{EMBEDDED, Settings};
+
+/// How long the engine may take to end.
+const ENGINE_CLOSE_MAX: Duration = Duration::from_millis(200);
+
+/// How long an embedded master may take to end.
+const MASTER_STOP_MAX: Duration = Duration::from_millis(500);
+
+/// The stores that are open, so that exit can close them. Touched only by threads that are
+/// attached to the interpreter, and so never taken by another thread at the moment of a fork.
+static OPEN: Mutex<Vec<Weak<Open>>> = Mutex::new(Vec::new());
+
+/// Everything behind one handle.
+pub(crate) struct Open {
+    client: Client,
+    engine: Engine,
+    master: Mutex<Option<Master>>,
+    runtime: &'static Runtime,
+    generation: u64,
+    is_closed: AtomicBool,
+}
+
+impl Open {
+    /// Starts what is to be started and joins the pool. Blocks; to be called detached.
+    ///
+    /// # Errors
+    /// The master cannot be reached, the metadata server refuses, or there is no memory. Nothing
+    /// is left behind.
+    pub(crate) fn open(settings: Settings, runtime: &'static Runtime) -> Result<Self> {
+        let engine = Engine::start(settings.engine, runtime.handle().clone())?;
+        let joined = link(&settings.master, settings.link, settings.embedded, runtime).and_then(
+            |(link, master)| match Client::connect(settings.client, engine.clone(), link) {
+                Ok(client) => Ok((client, master)),
+                Err(error) => {
+                    stop(runtime, master);
+                    Err(error)
+                }
+            },
+        );
+        let (client, master) = match joined {
+            Ok(joined) => joined,
+            Err(error) => {
+                engine.close(SystemClock.now() + ENGINE_CLOSE_MAX);
+                return Err(error);
+            }
+        };
+        Ok(Self {
+            client,
+            engine,
+            master: Mutex::new(master),
+            runtime,
+            generation: process::generation(),
+            is_closed: AtomicBool::new(false),
+        })
+    }
+
+    /// The client, if the store may still be used.
+    ///
+    /// # Errors
+    /// A closed error after [`close`](Self::close) and in a forked child.
+    pub(crate) fn client(&self) -> Result<&Client> {
+        self.check().map(|()| &self.client)
+    }
+
+    /// The engine, if the store may still be used.
+    ///
+    /// # Errors
+    /// As of [`client`](Self::client).
+    pub(crate) fn engine(&self) -> Result<&Engine> {
+        self.check().map(|()| &self.engine)
+    }
+
+    /// The name and the master's address, which stay known.
+    pub(crate) fn names(&self) -> (String, String) {
+        (self.client.name().to_owned(), self.client.master_address())
+    }
+
+    /// Whether the master runs in this process.
+    pub(crate) fn is_embedded(&self) -> bool {
+        self.master.lock().is_some()
+    }
+
+    /// Leaves the pool and stops what was started. Doing it again, or in a forked child, does
+    /// nothing.
+    pub(crate) fn close(&self) {
+        if self.is_foreign() || self.is_closed.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        self.client.close();
+        self.engine.close(SystemClock.now() + ENGINE_CLOSE_MAX);
+        stop(self.runtime, self.master.lock().take());
+    }
+
+    /// Whether this is a forked child of the process that opened it.
+    pub(crate) fn is_foreign(&self) -> bool {
+        process::is_forked_since(self.generation)
+    }
+
+    /// Whether [`close`](Self::close) was called.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::SeqCst)
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.is_foreign() {
+            return Err(Error::closed(
+                "the store was opened before this process was forked; open one here",
+            ));
+        }
+        if self.is_closed() {
+            return Err(Error::closed("the store is closed"));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Open {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Open").field("name", &self.client.name()).finish_non_exhaustive()
+    }
+}
+
+/// Remembers an open store for [`close_all`].
+pub(crate) fn remember(store: &Arc<Open>) {
+    let mut open = OPEN.lock();
+    open.retain(|store| store.strong_count() > 0);
+    open.push(Arc::downgrade(store));
+}
+
+/// The stores that are open in this process.
+pub(crate) fn all_open() -> Vec<Arc<Open>> {
+    OPEN.lock().iter().filter_map(Weak::upgrade).collect()
+}
+
+type Joined = (Arc<dyn MasterLink>, Option<Master>);
+
+fn link(
+    address: &str,
+    config: mooncake_store_client::LinkConfig,
+    embedded: mooncake_master::MasterConfig,
+    runtime: &'static Runtime,
+) -> Result<Joined> {
+    if address != EMBEDDED {
+        return Ok((Arc::new(LeanLink::new(address, config)?), None));
+    }
+    let master = runtime.block_on(mooncake_master::start(embedded))?;
+    let service = master.service();
+    let origin = Origin::in_process();
+    let link = CallLink::new(master.addresses().rpc.to_string(), move |request| {
+        Ok(service.dispatch(request, &origin))
+    });
+    Ok((Arc::new(link), Some(master)))
+}
+
+fn stop(runtime: &'static Runtime, master: Option<Master>) {
+    let Some(master) = master else { return };
+    let stopped =
+        runtime.block_on(async { tokio::time::timeout(MASTER_STOP_MAX, master.stop()).await });
+    if stopped.is_err() {
+        tracing::warn!(limit = ?MASTER_STOP_MAX, "the embedded master did not stop in time");
+    }
+}

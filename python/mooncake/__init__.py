@@ -1,0 +1,91 @@
+"""A pool of memory spread over processes and machines, for KV cache, weights and tensors.
+
+`mooncake.Store` is our own face: typed, with exceptions. `mooncake.store` answers to the
+established names with the established return values.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mooncake._logs import log_to_python
+    from mooncake._native import Buffer, PutOptions, last_error
+    from mooncake.errors import (
+        AlreadyExistsError,
+        BusyError,
+        ClosedError,
+        CorruptError,
+        DeadlineError,
+        DeniedError,
+        InternalError,
+        InvalidArgumentError,
+        MooncakeError,
+        NoSpaceError,
+        NotFoundError,
+        NotReadyError,
+        NotSupportedError,
+        QuotaExceededError,
+        StorageError,
+        TransferFailedError,
+        UnavailableError,
+    )
+    from mooncake.object_store import ObjectInfo, SegmentInfo, Store, StoreConfig
+
+    __version__: str
+
+__all__ = [
+    "AlreadyExistsError",
+    "Buffer",
+    "BusyError",
+    "ClosedError",
+    "CorruptError",
+    "DeadlineError",
+    "DeniedError",
+    "InternalError",
+    "InvalidArgumentError",
+    "MooncakeError",
+    "NoSpaceError",
+    "NotFoundError",
+    "NotReadyError",
+    "NotSupportedError",
+    "ObjectInfo",
+    "PutOptions",
+    "QuotaExceededError",
+    "SegmentInfo",
+    "StorageError",
+    "Store",
+    "StoreConfig",
+    "TransferFailedError",
+    "UnavailableError",
+    "__version__",
+    "last_error",
+    "log_to_python",
+]
+
+_HOMES = {
+    "Buffer": "mooncake._runtime",
+    "ObjectInfo": "mooncake.object_store",
+    "PutOptions": "mooncake._runtime",
+    "SegmentInfo": "mooncake.object_store",
+    "Store": "mooncake.object_store",
+    "StoreConfig": "mooncake.object_store",
+    "__version__": "mooncake._runtime",
+    "last_error": "mooncake._runtime",
+    "log_to_python": "mooncake._logs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for, so that ``import mooncake`` alone costs nothing."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_HOMES.get(name, "mooncake.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,60 @@
+"""Brings the native log into Python's ``logging``."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+
+from mooncake import errors
+from mooncake._runtime import _native
+
+__all__ = ["log_to_python"]
+
+_WAIT_S = 1.0
+
+_lock = threading.Lock()
+_logger = ""
+
+
+def log_to_python(logger: str = "mooncake") -> None:
+    """Send the native log to Python's ``logging`` instead of standard error.
+
+    A thread of its own hands the records on, so that no native thread ever waits for the
+    interpreter. At most 4096 records wait; more are dropped, and how many is logged. Which
+    records are made at all is decided at start by ``MOONCAKE_LOG`` or ``MC_LOG_LEVEL``.
+
+    Args:
+        logger: The logger under which the native parts appear, for instance
+            ``mooncake.mooncake_master.service``.
+    """
+    global _logger
+    with _lock:
+        is_first = not _logger
+        _logger = logger
+        if is_first:
+            _native.log_to_queue()
+            _start()
+            os.register_at_fork(after_in_child=_start)
+            atexit.register(_pass_on, 0.0)
+
+
+def _start() -> None:
+    threading.Thread(target=_run, name="mooncake-log", daemon=True).start()
+
+
+def _run() -> None:
+    while True:
+        try:
+            _pass_on(_WAIT_S)
+        except errors.ClosedError:
+            return
+
+
+def _pass_on(timeout_s: float) -> None:
+    records, dropped = _native.take_log_records(timeout_s=timeout_s)
+    for level, target, text in records:
+        logging.getLogger(f"{_logger}.{target}").log(level, "%s", text)
+    if dropped:
+        logging.getLogger(_logger).warning("%d log records were dropped", dropped)

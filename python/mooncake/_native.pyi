@@ -1,0 +1,263 @@
+"""The native core: batches in, batches out.
+
+An item that failed stands as an exception instance in its place of the result; a call that failed
+as a whole raises. Keys are ``str`` or ``bytes``; text counts as its UTF-8 bytes.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias, final
+
+from typing_extensions import Buffer as _Readable
+
+from mooncake.errors import MooncakeError
+
+VERSION: str
+"""The version of the package."""
+
+_Key: TypeAlias = str | bytes
+_Ranges: TypeAlias = Sequence[Sequence[tuple[int, int]]]
+
+@final
+class Buffer:
+    """Bytes in memory of their own, which speak the buffer protocol without a copy."""
+
+    def ptr(self) -> int:
+        """Return the address of the first byte."""
+
+    def size(self) -> int:
+        """Return the length in bytes."""
+
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __release_buffer__(self, buffer: memoryview, /) -> None: ...
+
+@final
+class PutOptions:
+    """How objects are put. It cannot be changed and may be used for any number of puts."""
+
+    def __new__(
+        cls,
+        *,
+        replicas: int = 1,
+        soft_pin: str = "preserve",
+        soft_pin_ttl_ms: int | None = None,
+        is_hard_pinned: bool = False,
+        preferred_segments: Sequence[str] = ...,
+        prefers_own_segments: bool = False,
+        data_type: int = 0,
+        groups: Sequence[str] | None = None,
+    ) -> PutOptions:
+        """Check the options.
+
+        Args:
+            replicas: How many copies, each on another segment; fewer if there are not so many.
+            soft_pin: ``"enable"`` spares the objects by eviction for a while, ``"disable"`` takes
+                that back, ``"preserve"`` leaves it as it was.
+            soft_pin_ttl_ms: How long a soft pin lasts; None: as long as the master says.
+            is_hard_pinned: The objects are never evicted.
+            preferred_segments: Names of segments to take first.
+            prefers_own_segments: The segments of this process are taken first.
+            data_type: What the bytes are, as a number that only callers understand.
+            groups: The group of each item of the batch, kept or evicted as a whole; "" for none.
+
+        Raises:
+            InvalidArgumentError: An option is out of its range.
+        """
+
+    @property
+    def replicas(self) -> int:
+        """How many copies."""
+
+    @property
+    def soft_pin(self) -> str:
+        """``"preserve"``, ``"enable"`` or ``"disable"``."""
+
+    @property
+    def soft_pin_ttl_ms(self) -> int | None:
+        """How long a soft pin lasts."""
+
+    @property
+    def is_hard_pinned(self) -> bool:
+        """Whether the objects are never evicted."""
+
+    @property
+    def preferred_segments(self) -> list[str]:
+        """Names of segments to take first."""
+
+    @property
+    def prefers_own_segments(self) -> bool:
+        """Whether the segments of this process are taken first."""
+
+    @property
+    def data_type(self) -> int:
+        """What the bytes are."""
+
+    @property
+    def groups(self) -> list[str] | None:
+        """The group of each item."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Store:
+    """A handle on a pool of memory."""
+
+    @staticmethod
+    def connect(
+        *,
+        master: str,
+        name: str = ...,
+        metadata: str = ...,
+        segment_bytes: int = 0,
+        tenant: str = ...,
+        is_tcp_forced: bool | None = None,
+        rpc_timeout_s: float | None = None,
+        connect_timeout_s: float | None = None,
+        listen: str = ...,
+    ) -> Store:
+        """Join a pool, or begin one with a master in this process.
+
+        Args:
+            master: ``host:port`` of the master, or ``"embedded"``.
+            name: ``host[:port]``, the name that this process's segments go by; "": chosen.
+            metadata: ``"P2PHANDSHAKE"`` or the URL of a metadata server.
+            segment_bytes: How much memory to lend to the pool.
+            tenant: Whose namespace the keys live in.
+            is_tcp_forced: Move bytes over TCP only; None: as ``MC_FORCE_TCP`` says.
+            rpc_timeout_s: How long the master may take to answer; None: as the environment says.
+            connect_timeout_s: How long to try to reach the master; None: as the environment says.
+            listen: ``host[:port]`` for an embedded master; "": loopback and a free port.
+
+        Raises:
+            MooncakeError: The master cannot be reached, an argument is wrong, or there is no
+                memory.
+        """
+
+    def close(self) -> None:
+        """Leave the pool. Closing again does nothing."""
+
+    def put(
+        self,
+        keys: Sequence[_Key],
+        values: Sequence[_Readable | Sequence[_Readable]],
+        *,
+        options: PutOptions | None = None,
+        is_upsert: bool = False,
+    ) -> list[bool | MooncakeError]:
+        """Put values: true where it was stored, false where the key had an object that was kept.
+
+        A value is a contiguous buffer, or a list or tuple of them that make up one object. The
+        memory is read in place during the call.
+        """
+
+    def put_from(
+        self,
+        keys: Sequence[_Key],
+        ranges: _Ranges,
+        *,
+        options: PutOptions | None = None,
+        is_upsert: bool = False,
+    ) -> list[bool | MooncakeError]:
+        """Put values that lie at ``(address, length)`` ranges."""
+
+    def get(self, keys: Sequence[_Key]) -> list[bytes | MooncakeError]:
+        """Get objects as bytes."""
+
+    def get_buffers(
+        self, keys: Sequence[_Key], *, is_signed: bool = False
+    ) -> list[Buffer | MooncakeError]:
+        """Get objects as buffers of unsigned (format B) or signed (format b) bytes."""
+
+    def get_into(
+        self, keys: Sequence[_Key], ranges: _Ranges, *, is_exact: bool = False
+    ) -> list[int | MooncakeError]:
+        """Get objects into memory at addresses: how many bytes each has.
+
+        With `is_exact` memory that is larger than the object is a failure too.
+        """
+
+    def exists(self, keys: Sequence[_Key], *, lease: bool = True) -> list[bool | MooncakeError]:
+        """Say whether objects are there and complete; lease those that are, unless told not to."""
+
+    def sizes(self, keys: Sequence[_Key], *, lease: bool = True) -> list[int | MooncakeError]:
+        """Return the lengths of objects; lease those that are there, unless told not to."""
+
+    def remove(self, keys: Sequence[_Key], *, force: bool = False) -> list[bool | MooncakeError]:
+        """Remove objects; with `force` also those that were read a moment ago."""
+
+    def remove_matching(
+        self, *, regex: str | None = None, prefix: bytes | None = None, force: bool = False
+    ) -> int:
+        """Remove the objects that an expression or a prefix selects, or all; return how many."""
+
+    def list(
+        self, *, prefix: bytes = ..., after: bytes | None = None, limit: int = 0
+    ) -> tuple[Sequence[tuple[bytes, int, bool, int]], bool]:
+        """Return a page of (key, length, is complete, replicas), and whether it is the last."""
+
+    def segments(self) -> Sequence[dict[str, Any]]:
+        """Return the segments of the pool."""
+
+    def status(self) -> dict[str, Any]:
+        """Return what the master says of itself."""
+
+    def metrics(self) -> dict[str, Any]:
+        """Return what this client has done so far."""
+
+    def health(self) -> None:
+        """Raise unless the master answers and knows this client."""
+
+    def register_buffer(self, address: int, length: int) -> None:
+        """Let peers reach memory of this process. Touches no page of it."""
+
+    def unregister_buffer(self, address: int) -> None:
+        """Withdraw memory that was registered, by its first address."""
+
+    @property
+    def hostname(self) -> str:
+        """The name that this client's segments go by."""
+
+    @property
+    def master_address(self) -> str:
+        """Where the master is; other processes join there."""
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the master runs in this process, for this store."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the store was closed, or opened before this process was forked."""
+
+def after_fork_in_child() -> None:
+    """Forget what only the parent has. To be called in a forked child."""
+
+def at_exit() -> None:
+    """Refuse new calls of other threads and close every store. To be called at exit."""
+
+def codes() -> list[tuple[int, str, str, str]]:
+    """Return every code: number, name, kind, remedy."""
+
+def environment() -> list[tuple[str, list[str], str, str, str | None]]:
+    """Return every environment variable: name, older names, default, meaning, present value."""
+
+def failure(
+    code: int, text: str, *, key: _Key | None = None, is_closed: bool = False
+) -> MooncakeError:
+    """Make the exception for a failure that was found in Python, and remember it."""
+
+def last_error() -> MooncakeError | None:
+    """Return the last failure in this thread, also of calls that returned it as a number."""
+
+def log_to_queue() -> None:
+    """Send the log into the queue that `take_log_records` empties."""
+
+def run_master(arguments: Sequence[str]) -> int:
+    """Run the master until it is told to stop; return its exit code."""
+
+def take_log_records(*, timeout_s: float) -> tuple[list[tuple[int, str, str]], int]:
+    """Wait for log records and take them, and how many were dropped."""
+
+def writable_range(buffer: _Readable) -> tuple[int, int]:
+    """Return address and length of writable, contiguous memory, which the caller keeps alive."""

@@ -1,0 +1,18 @@
+"""Loads the native module once and ties it to the life of the interpreter."""
+
+from __future__ import annotations
+
+import atexit
+import os
+
+from mooncake import _native
+from mooncake._native import VERSION, Buffer, PutOptions, last_error
+
+__all__ = ["Buffer", "PutOptions", "__version__", "_native", "last_error"]
+
+__version__ = VERSION
+
+# Registered at import, so that hooks of the program, which come later, run before it and may still
+# use a store.
+atexit.register(_native.at_exit)
+os.register_at_fork(after_in_child=_native.after_fork_in_child)

@@ -1,0 +1,270 @@
+"""The command `mooncake`: try a pool, look into one, and find out what works on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from mooncake._runtime import __version__, _native
+from mooncake.errors import MooncakeError, NotFoundError
+from mooncake.object_store import Store, StoreConfig
+
+__all__ = ["main"]
+
+_CHILD_S = 60
+_DEMO_BYTES = 64 << 20
+_PROBE_BYTES = 4 << 20
+
+# What the second process of `demo` and `doctor` runs: get one object, say how, put another.
+_CHILD = """
+import sys, time, zlib
+from mooncake import Store
+with Store(sys.argv[1]) as store:
+    buffer = bytearray(store.size("from-parent"))
+    best = float("inf")
+    for _ in range(3):
+        begin = time.perf_counter()
+        store.get_into("from-parent", buffer)
+        best = min(best, time.perf_counter() - begin)
+    store.put("from-child", zlib.crc32(buffer).to_bytes(4, "big"))
+    served = [name for name, count in store.stats()["store"]["by_transport"].items()
+              if count["bytes"]]
+    print(len(buffer), best, *served)
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: What stands behind the command's name; None takes the command line.
+
+    Returns:
+        The exit code: 0 success, 1 failure, 2 wrong usage.
+    """
+    options = _parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return run(options)
+    except BrokenPipeError:
+        # The reader of our output has left; that is its right.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        return 0
+    except (MooncakeError, ValueError, OSError) as error:
+        print(f"mooncake: {error}", file=sys.stderr)
+        remedy = getattr(error, "remedy", "")
+        if remedy:
+            print(f"mooncake: {remedy}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="mooncake", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"mooncake {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(
+        name: str, run: Callable[[argparse.Namespace], int], text: str, *, joins: bool = True
+    ) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(run=run)
+        if joins:
+            command.add_argument(
+                "--master",
+                default=os.environ.get("MOONCAKE_MASTER", "127.0.0.1:50051"),
+                help="host:port of the master (MOONCAKE_MASTER, or 127.0.0.1:50051)",
+            )
+        return command
+
+    add("demo", _demo, "begin a pool here, put and get from a second process", joins=False)
+    add("doctor", _doctor, "say what works on this machine, by trying it", joins=False)
+    put = add("put", _put, "store a file (or standard input) under a key")
+    put.add_argument("key")
+    put.add_argument("file", nargs="?", default="-")
+    put.add_argument("--overwrite", action="store_true", help="replace an object that is there")
+    get = add("get", _get, "write an object to a file (or standard output)")
+    get.add_argument("key")
+    get.add_argument("file", nargs="?", default="-")
+    ls = add("ls", _ls, "list objects")
+    ls.add_argument("prefix", nargs="?", default="")
+    rm = add("rm", _rm, "remove objects")
+    rm.add_argument("keys", nargs="+", metavar="key")
+    rm.add_argument("--force", action="store_true", help="also if somebody just read it")
+    add("stat", _stat, "show the pool: objects, memory, segments")
+    return parser
+
+
+def _demo(_: argparse.Namespace) -> int:
+    value = os.urandom(1 << 20) * (_DEMO_BYTES >> 20)
+    config = StoreConfig(segment_bytes=4 * _DEMO_BYTES)
+    with Store(config=config) as store:
+        print(f"this process {os.getpid()} is master, node and client")
+        print(f"  master at {store.master_address}, lends {_amount(4 * _DEMO_BYTES)}")
+        begin = time.perf_counter()
+        store.put("from-parent", value)
+        taken = time.perf_counter() - begin
+        print(f"  put {_amount(len(value))} in {taken * 1e3:.1f} ms ({_rate(len(value), taken)})")
+        length, seconds, served = _visit(store, {})
+        print("a second process joined by that address")
+        print(f"  get {_amount(length)} in {seconds * 1e3:.1f} ms ({_rate(length, seconds)})")
+        print(f"  the bytes went over: {', '.join(served)}")
+        _check_answer(store, value)
+        print("  the bytes it saw are the bytes that were put, and its answer was read here")
+        keys = ", ".join(str(key) for key in store.keys())
+        print(f"objects in the pool: {keys}")
+    print("closed; nothing is left running")
+    return 0
+
+
+def _doctor(_: argparse.Namespace) -> int:
+    print(f"mooncake {__version__}")
+    release = os.uname()
+    print(f"python {sys.version.split()[0]}, {release.sysname} {release.release} {release.machine}")
+    print("transports, each proven by moving bytes between two processes here:")
+    failures = 0
+    for name, environment in (("shm", {"MC_FORCE_TCP": "0"}), ("tcp", {"MC_FORCE_TCP": "1"})):
+        try:
+            print(f"  {name:<5} {_probe(name, environment)}")
+        except (MooncakeError, OSError, RuntimeError) as error:
+            failures += 1
+            print(f"  {name:<5} does not work: {error}")
+    print("limits:")
+    for name, value in _limits():
+        print(f"  {name:<17} {value}")
+    print("environment:")
+    told = [(name, value) for name, _, _, _, value in _native.environment() if value is not None]
+    for name, value in told:
+        print(f"  {name}={value}")
+    if not told:
+        print("  no variable of ours is set")
+    return 1 if failures else 0
+
+
+def _put(options: argparse.Namespace) -> int:
+    if options.file == "-":
+        value = sys.stdin.buffer.read()
+    else:
+        with open(options.file, "rb") as file:
+            value = file.read()
+    with Store(options.master) as store:
+        if not store.put(options.key, value, overwrite=options.overwrite):
+            print(f"mooncake: {options.key!r} exists and was kept", file=sys.stderr)
+            return 1
+    return 0
+
+
+def _get(options: argparse.Namespace) -> int:
+    with Store(options.master) as store:
+        value = store.get_buffer(options.key)
+    if options.file == "-":
+        sys.stdout.buffer.write(memoryview(value))
+        sys.stdout.buffer.flush()
+    else:
+        with open(options.file, "wb") as file:
+            file.write(memoryview(value))
+    return 0
+
+
+def _ls(options: argparse.Namespace) -> int:
+    with Store(options.master) as store:
+        for found in store.objects(options.prefix):
+            state = "" if found.is_complete else "  (being written)"
+            print(f"{found.size:>14}  {found.replicas:>2}  {found.key!s}{state}")
+    return 0
+
+
+def _rm(options: argparse.Namespace) -> int:
+    code = 0
+    with Store(options.master) as store:
+        for key in options.keys:
+            try:
+                store.delete(key, force=options.force)
+            except NotFoundError as error:
+                print(f"mooncake: {error}", file=sys.stderr)
+                code = 1
+    return code
+
+
+def _stat(options: argparse.Namespace) -> int:
+    with Store(options.master) as store:
+        pool = store.stats()["pool"]
+        print(f"master    {store.master_address}, version {pool['version']}")
+        print(f"up        {pool['uptime_s']:.0f} s, {pool['clients']} clients")
+        print(f"objects   {pool['keys']}")
+        print(f"memory    {_amount(pool['used_bytes'])} of {_amount(pool['capacity_bytes'])} used")
+        for segment in store.segments():
+            used, capacity = _amount(segment.used_bytes), _amount(segment.capacity_bytes)
+            print(f"segment   {segment.name}  {used} of {capacity}  at {segment.endpoint}")
+    return 0
+
+
+def _probe(name: str, environment: dict[str, str]) -> str:
+    """Move bytes to a second process, and say how; fail if another transport served."""
+    value = os.urandom(_PROBE_BYTES)
+    forced = environment["MC_FORCE_TCP"] == "1"
+    config = StoreConfig(segment_bytes=4 * _PROBE_BYTES, is_tcp_forced=forced)
+    with Store(config=config) as store:
+        store.put("from-parent", value)
+        length, seconds, served = _visit(store, environment)
+        _check_answer(store, value)
+    if name not in served:
+        raise RuntimeError(f"{', '.join(served) or 'nothing'} served instead")
+    return f"works: {_amount(length)} in {seconds * 1e3:.2f} ms ({_rate(length, seconds)})"
+
+
+def _visit(store: Store, environment: dict[str, str]) -> tuple[int, float, list[str]]:
+    """Have a second process get what is there and answer: bytes, seconds, transports."""
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD, store.master_address],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=_CHILD_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"the second process failed: {done.stderr.strip()}")
+    length, seconds, *served = done.stdout.split()
+    return int(length), float(seconds), served
+
+
+def _check_answer(store: Store, value: bytes) -> None:
+    import zlib
+
+    if store.get("from-child") != zlib.crc32(value).to_bytes(4, "big"):
+        raise RuntimeError("the second process saw other bytes")
+
+
+def _limits() -> list[tuple[str, str]]:
+    import resource
+
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    is_endless = locked == resource.RLIM_INFINITY
+    return [
+        ("cores", str(len(os.sched_getaffinity(0)))),
+        ("memory", _amount(memory)),
+        ("open files", str(files)),
+        ("locked memory", "unlimited" if is_endless else _amount(locked)),
+    ]
+
+
+def _amount(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:g} {unit}" if count == int(count) else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def _rate(count: int, seconds: float) -> str:
+    return f"{count / seconds / 1e9:.2f} GB/s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

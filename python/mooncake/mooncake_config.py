@@ -1,0 +1,168 @@
+"""`MooncakeConfig`: the settings of a store, from a file or the environment."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from mooncake._sizes import parse_size
+
+__all__ = ["DEFAULT_GLOBAL_SEGMENT_SIZE", "DEFAULT_LOCAL_BUFFER_SIZE", "MooncakeConfig"]
+
+DEFAULT_GLOBAL_SEGMENT_SIZE = 3355443200
+DEFAULT_LOCAL_BUFFER_SIZE = 1073741824
+
+_PROTOCOLS = frozenset(
+    "tcp rdma efa nvmeof nvlink musa nvlink_intra hip barex cxl ascend ub ubshmem maca "
+    "sunrise_link rpc_only".split()
+)
+_REQUIRED = ("local_hostname", "metadata_server", "master_server_address")
+_TRUE = ("true", "1", "yes", "on", "enable")
+_FALSE = ("false", "0", "no", "off", "disable", "")
+
+_log = logging.getLogger("mooncake.config")
+
+
+@dataclass
+class MooncakeConfig:
+    """The settings of a store.
+
+    Attributes:
+        local_hostname: ``host[:port]`` by which peers reach this process.
+        metadata_server: ``P2PHANDSHAKE``, or the URL of a metadata server.
+        global_segment_size: Bytes to lend to the pool.
+        local_buffer_size: Bytes for copying calls.
+        protocol: ``tcp`` or ``rdma``; other known names are accepted here.
+        device_name: Devices for ``rdma``.
+        master_server_address: ``host:port`` of the master.
+        enable_ssd_offload: Whether to use a local disk.
+        ssd_offload_path: The directory for that.
+        tenant_id: Whose namespace the keys live in.
+        enable_client_http_server: Whether the client serves its health and metrics.
+        client_http_port: Where it does.
+    """
+
+    local_hostname: str
+    metadata_server: str
+    global_segment_size: int
+    local_buffer_size: int
+    protocol: str
+    device_name: str | None
+    master_server_address: str
+    enable_ssd_offload: bool = False
+    ssd_offload_path: str = ""
+    tenant_id: str = "default"
+    enable_client_http_server: bool = False
+    client_http_port: int = 9300
+
+    def __post_init__(self) -> None:
+        """Check and tidy what was given."""
+        for field in _REQUIRED:
+            value = getattr(self, field)
+            if not isinstance(value, str) or not value.strip():
+                raise ValueError(
+                    f"Config field '{field}' must be a non-empty string, got {value!r}"
+                )
+        if not isinstance(self.protocol, str) or not self.protocol.strip():
+            raise ValueError(
+                f"Config field 'protocol' must be a non-empty string, got {self.protocol!r}"
+            )
+        self.protocol = self.protocol.strip().lower()
+        if self.protocol not in _PROTOCOLS:
+            _log.warning("unknown protocol %r", self.protocol)
+        for field in ("global_segment_size", "local_buffer_size"):
+            size = getattr(self, field)
+            if size < 0:
+                raise ValueError(f"Invalid {field}: {size}. Size must be non-negative.")
+
+    @staticmethod
+    def from_file(file_path: str) -> MooncakeConfig:
+        """Read a JSON file.
+
+        Args:
+            file_path: Its path.
+
+        Raises:
+            ValueError: A required field is missing, or a value cannot be.
+        """
+        with open(file_path, encoding="utf-8") as file:
+            settings: dict[str, Any] = json.load(file)
+        for field in _REQUIRED:
+            if field not in settings:
+                raise ValueError(f"Missing required config field: {field}")
+        return _from_settings(settings)
+
+    @staticmethod
+    def load_from_env() -> MooncakeConfig:
+        """Read the file that ``MOONCAKE_CONFIG_PATH`` names, or else the environment.
+
+        Raises:
+            ValueError: Neither that nor ``MOONCAKE_MASTER`` is set, or a value cannot be.
+        """
+        path = os.getenv("MOONCAKE_CONFIG_PATH")
+        if path:
+            return MooncakeConfig.from_file(path)
+        if not os.getenv("MOONCAKE_MASTER"):
+            raise ValueError(
+                "Neither the environment variable 'MOONCAKE_CONFIG_PATH' nor 'MOONCAKE_MASTER' "
+                "is set."
+            )
+        names = {
+            "local_hostname": "MOONCAKE_LOCAL_HOSTNAME",
+            "metadata_server": "MOONCAKE_TE_META_DATA_SERVER",
+            "global_segment_size": "MOONCAKE_GLOBAL_SEGMENT_SIZE",
+            "local_buffer_size": "MOONCAKE_LOCAL_BUFFER_SIZE",
+            "protocol": "MOONCAKE_PROTOCOL",
+            "device_name": "MOONCAKE_DEVICE",
+            "master_server_address": "MOONCAKE_MASTER",
+            "enable_ssd_offload": "MOONCAKE_OFFLOAD_ENABLED",
+            "ssd_offload_path": "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH",
+            "tenant_id": "MOONCAKE_TENANT_ID",
+            "enable_client_http_server": "MOONCAKE_ENABLE_CLIENT_HTTP_SERVER",
+            "client_http_port": "MOONCAKE_CLIENT_HTTP_PORT",
+        }
+        given = {field: os.getenv(name) for field, name in names.items()}
+        settings: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
+        settings.setdefault("local_hostname", "localhost")
+        settings.setdefault("metadata_server", "P2PHANDSHAKE")
+        return _from_settings(settings)
+
+
+def _from_settings(settings: dict[str, Any]) -> MooncakeConfig:
+    tenant = settings.get("tenant_id")
+    return MooncakeConfig(
+        local_hostname=settings["local_hostname"],
+        metadata_server=settings["metadata_server"],
+        global_segment_size=_size(settings, "global_segment_size", DEFAULT_GLOBAL_SEGMENT_SIZE),
+        local_buffer_size=_size(settings, "local_buffer_size", DEFAULT_LOCAL_BUFFER_SIZE),
+        protocol=settings.get("protocol", "tcp"),
+        device_name=settings.get("device_name", ""),
+        master_server_address=settings["master_server_address"],
+        enable_ssd_offload=_switch(settings.get("enable_ssd_offload", False)),
+        ssd_offload_path=settings.get("ssd_offload_path") or "",
+        tenant_id="default" if tenant is None else tenant,
+        enable_client_http_server=_switch(settings.get("enable_client_http_server", False)),
+        client_http_port=int(settings.get("client_http_port", 9300)),
+    )
+
+
+def _size(settings: dict[str, Any], field: str, default: int) -> int:
+    value = settings.get(field, default)
+    if not isinstance(value, str):
+        return int(value)
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise ValueError(f"Invalid {field}: {error}") from error
+
+
+def _switch(value: Any) -> bool:
+    if isinstance(value, str):
+        text = value.strip().lower()
+        if text not in _TRUE + _FALSE:
+            raise ValueError(f"Invalid boolean value: {value}")
+        return text in _TRUE
+    return bool(value)

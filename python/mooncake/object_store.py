@@ -1,0 +1,414 @@
+"""`Store`: our own face of the pool, typed and with exceptions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
+
+from mooncake._runtime import Buffer, PutOptions, _native
+from mooncake._sizes import parse_size
+from mooncake.errors import MooncakeError, NotFoundError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Buffer as Readable, Self
+
+__all__ = ["Key", "ObjectInfo", "SegmentInfo", "Store", "StoreConfig"]
+
+Key: TypeAlias = str | bytes
+T = TypeVar("T")
+
+_EMBEDDED_BYTES = 1 << 30
+_MISSING: Any = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """How a store joins its pool.
+
+    Attributes:
+        segment_bytes: How much memory to lend to the pool, as a number or as text like
+            ``"512MB"``. None lends 1 GiB to a pool that this store begins, and nothing to one
+            that it joins: what a process lends is gone when it ends. Memory is taken from the
+            system only where objects are put.
+        name: ``host[:port]`` by which peers reach this process; "" finds it out.
+        metadata: ``"P2PHANDSHAKE"``, or the URL of a metadata server.
+        tenant: Whose namespace the keys live in.
+        is_tcp_forced: Move bytes over TCP only; None does as ``MC_FORCE_TCP`` says.
+        rpc_timeout_s: How long the master may take to answer a call.
+        connect_timeout_s: How long to try to reach the master.
+        listen: Where the master of an embedded store listens, as ``host[:port]``; "" is loopback
+            and a free port.
+    """
+
+    segment_bytes: int | str | None = None
+    name: str = ""
+    metadata: str = "P2PHANDSHAKE"
+    tenant: str = "default"
+    is_tcp_forced: bool | None = None
+    rpc_timeout_s: float | None = None
+    connect_timeout_s: float | None = None
+    listen: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """An object in a listing.
+
+    Attributes:
+        key: Its key; as bytes where it is no UTF-8.
+        size: Its length in bytes.
+        is_complete: Whether it can be read; not while somebody writes it.
+        replicas: How many copies there are.
+    """
+
+    key: Key
+    size: int
+    is_complete: bool
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo:
+    """A piece of memory that a process lends to the pool.
+
+    Attributes:
+        id: Its identity.
+        name: The name of the process that lends it.
+        endpoint: Where its transfer engine is reached.
+        protocol: How bytes get there, at least.
+        base: Its first address in its process.
+        capacity_bytes: Its length.
+        used_bytes: How much of it objects hold.
+        takes_objects: Whether new objects may be put there.
+    """
+
+    id: str
+    name: str
+    endpoint: str
+    protocol: str
+    base: int
+    capacity_bytes: int
+    used_bytes: int
+    takes_objects: bool
+
+
+class Store:
+    """A handle on a pool of memory, in which objects are put and got by key.
+
+    Without an address it begins a pool of its own, with the master in this process; others join
+    at its `master_address`. It may be used by any number of threads. Close it, or use it as a
+    context manager.
+
+    Example:
+        >>> with Store() as store:
+        ...     store.put("greeting", b"Hello!")
+        ...     store.get("greeting")
+        True
+        b'Hello!'
+    """
+
+    __slots__ = ("__weakref__", "_config", "_native")
+
+    def __init__(self, master: str = "embedded", config: StoreConfig | None = None) -> None:
+        """Join the pool of a master, or begin one.
+
+        Args:
+            master: ``host:port`` of the master, or ``"embedded"``.
+            config: How to join.
+
+        Raises:
+            UnavailableError: The master cannot be reached.
+            InvalidArgumentError: An address or a setting is wrong.
+        """
+        config = config or StoreConfig()
+        lent = config.segment_bytes
+        if lent is None:
+            lent = _EMBEDDED_BYTES if master == "embedded" else 0
+        self._config = config
+        self._native = _native.Store.connect(
+            master=master,
+            name=config.name,
+            metadata=config.metadata,
+            segment_bytes=parse_size(lent),
+            tenant=config.tenant,
+            is_tcp_forced=config.is_tcp_forced,
+            rpc_timeout_s=config.rpc_timeout_s,
+            connect_timeout_s=config.connect_timeout_s,
+            listen=config.listen,
+        )
+
+    # Writing
+
+    def put(
+        self,
+        key: Key,
+        value: Readable,
+        *,
+        overwrite: bool = False,
+        options: PutOptions | None = None,
+    ) -> bool:
+        """Put bytes under a key.
+
+        The memory of `value` is read in place; it must be contiguous and must not change during
+        the call.
+
+        Args:
+            key: The name of the object.
+            value: Anything that speaks the buffer protocol; at least one byte.
+            overwrite: Replace an object that is there; otherwise it is kept.
+            options: Copies, pins, placement.
+
+        Returns:
+            Whether it was stored; false if an object of that key was there and was kept.
+
+        Raises:
+            NoSpaceError: No segment has room, and nothing may be evicted.
+        """
+        return _only(self._native.put([key], [value], options=options, is_upsert=overwrite))
+
+    def put_many(
+        self,
+        items: Mapping[Key, Readable] | Iterable[tuple[Key, Readable]],
+        *,
+        overwrite: bool = False,
+        options: PutOptions | None = None,
+    ) -> list[bool]:
+        """Put many objects in one go.
+
+        Returns:
+            For each item in order what `put` would say.
+
+        Raises:
+            MooncakeError: The first failure, after every item was tried.
+        """
+        pairs = list(items.items() if isinstance(items, Mapping) else items)
+        keys, values = [key for key, _ in pairs], [value for _, value in pairs]
+        return _all(self._native.put(keys, values, options=options, is_upsert=overwrite))
+
+    # Reading
+
+    @overload
+    def get(self, key: Key) -> bytes: ...
+    @overload
+    def get(self, key: Key, default: T) -> bytes | T: ...
+    def get(self, key: Key, default: Any = _MISSING) -> Any:
+        """Get an object as bytes.
+
+        Args:
+            key: The name of the object.
+            default: What to return where there is no such object.
+
+        Raises:
+            NotFoundError: There is no such object, and no default was given. Also a `KeyError`.
+        """
+        return _or_default(self._native.get([key])[0], default)
+
+    def get_many(self, keys: Iterable[Key], *, default: T | None = None) -> list[bytes | T | None]:
+        """Get many objects in one go; `default` stands where there is none.
+
+        Raises:
+            MooncakeError: The first failure that is not a missing object.
+        """
+        values = self._native.get(list(keys))
+        return _all([default if isinstance(value, NotFoundError) else value for value in values])
+
+    def get_buffer(self, key: Key) -> Buffer:
+        """Get an object as a buffer that owns its memory and can be written.
+
+        ``numpy.frombuffer`` and ``memoryview`` use that memory without a copy.
+
+        Raises:
+            NotFoundError: There is no such object.
+        """
+        return _only(self._native.get_buffers([key]))
+
+    def get_into(self, key: Key, buffer: Readable) -> int:
+        """Get an object into writable, contiguous memory; return its length.
+
+        Raises:
+            NotFoundError: There is no such object.
+            InvalidArgumentError: The memory is smaller than the object.
+        """
+        with memoryview(buffer) as view:
+            return _only(self._native.get_into([key], [[_native.writable_range(view)]]))
+
+    def exists(self, key: Key) -> bool:
+        """Say whether an object is there and complete, without leasing it."""
+        return _only(self._native.exists([key], lease=False))
+
+    def exists_many(self, keys: Iterable[Key]) -> list[bool]:
+        """Say for each key whether an object is there and complete, without leasing any."""
+        return _all(self._native.exists(list(keys), lease=False))
+
+    def size(self, key: Key) -> int:
+        """Return the length of an object in bytes.
+
+        Raises:
+            NotFoundError: There is no such object.
+        """
+        return _only(self._native.sizes([key], lease=False))
+
+    def objects(self, prefix: Key = b"") -> Iterator[ObjectInfo]:
+        """Go through the objects whose key has a prefix, in the byte order of keys.
+
+        Objects that come or go meanwhile may or may not be seen.
+        """
+        start = prefix.encode() if isinstance(prefix, str) else prefix
+        after: bytes | None = None
+        while True:
+            page, is_last = self._native.list(prefix=start, after=after)
+            for key, size, is_complete, replicas in page:
+                yield ObjectInfo(_text(key), size, is_complete, replicas)
+            if is_last or not page:
+                return
+            after = page[-1][0]
+
+    def keys(self, prefix: Key = b"") -> Iterator[Key]:
+        """Go through the keys of the objects that can be read, in byte order."""
+        return (found.key for found in self.objects(prefix) if found.is_complete)
+
+    # Removing
+
+    def delete(self, key: Key, *, force: bool = False, missing_ok: bool = False) -> None:
+        """Remove an object.
+
+        Args:
+            key: The name of the object.
+            force: Also one that was read a moment ago and is still leased.
+            missing_ok: A missing object is no failure.
+
+        Raises:
+            NotFoundError: There is no such object.
+            BusyError: Somebody read it a moment ago.
+        """
+        outcome = self._native.remove([key], force=force)[0]
+        if not (missing_ok and isinstance(outcome, NotFoundError)):
+            _only([outcome])
+
+    def clear(self, prefix: Key = b"", *, force: bool = False) -> int:
+        """Remove the objects whose key has a prefix, but not leased ones unless forced.
+
+        Returns:
+            How many were removed.
+        """
+        start = prefix.encode() if isinstance(prefix, str) else prefix
+        return self._native.remove_matching(prefix=start or None, force=force)
+
+    # Looking
+
+    def segments(self) -> list[SegmentInfo]:
+        """Return the memory that the pool is made of."""
+        return [SegmentInfo(**segment) for segment in self._native.segments()]
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the master says of the pool (``pool``) and what this store did (``store``).
+
+        ``store["by_transport"]`` says over which transport the bytes went.
+        """
+        return {"pool": self._native.status(), "store": self._native.metrics()}
+
+    def check(self) -> None:
+        """Raise unless the master answers and knows this store."""
+        self._native.health()
+
+    @property
+    def master_address(self) -> str:
+        """Where the master is; other processes join with ``Store(address)``."""
+        return self._native.master_address
+
+    @property
+    def name(self) -> str:
+        """The name by which the pool knows this process."""
+        return self._native.hostname
+
+    @property
+    def config(self) -> StoreConfig:
+        """How it joined."""
+        return self._config
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, or opened before this process was forked."""
+        return self._native.is_closed
+
+    # Life
+
+    def close(self) -> None:
+        """Leave the pool; what this process lent is gone. Closing again does nothing."""
+        self._native.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> Literal[False]:
+        self.close()
+        return False
+
+    def __del__(self) -> None:
+        native = getattr(self, "_native", None)
+        if native is not None and not native.is_closed:
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
+
+    # What a mapping would do, where a store honestly can
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str | bytes) and self.exists(key)
+
+    def __getitem__(self, key: Key) -> bytes:
+        return self.get(key)
+
+    def __setitem__(self, key: Key, value: Readable) -> None:
+        self.put(key, value, overwrite=True)
+
+    def __delitem__(self, key: Key) -> None:
+        self.delete(key)
+
+    def __repr__(self) -> str:
+        native = self._native
+        kind = "embedded" if native.is_embedded else "joined"
+        state = "closed" if native.is_closed else kind
+        return f"<mooncake.Store {native.hostname} master={native.master_address} {state}>"
+
+
+def _only(outcomes: list[T | MooncakeError]) -> T:
+    outcome = outcomes[0]
+    if isinstance(outcome, MooncakeError):
+        raise outcome
+    return outcome
+
+
+def _all(outcomes: list[T | MooncakeError]) -> list[T]:
+    values: list[T] = []
+    failures: list[MooncakeError] = []
+    for outcome in outcomes:
+        if isinstance(outcome, MooncakeError):
+            failures.append(outcome)
+        else:
+            values.append(outcome)
+    if failures:
+        failures[0].add_note(f"{len(failures)} of {len(outcomes)} items failed")
+        raise failures[0]
+    return values
+
+
+def _or_default(outcome: bytes | MooncakeError, default: Any) -> Any:
+    if isinstance(outcome, NotFoundError) and default is not _MISSING:
+        return default
+    return _only([outcome])
+
+
+def _text(key: bytes) -> Key:
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        return key

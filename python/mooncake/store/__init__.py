@@ -1,0 +1,70 @@
+"""The established names: a distributed store whose calls return numbers instead of raising."""
+
+from __future__ import annotations
+
+from mooncake._runtime import Buffer as BufferHandle
+from mooncake.store.config import (
+    ObjectDataType,
+    ReplicaStatus,
+    ReplicateConfig,
+    SoftPinAction,
+    TaskStatus,
+    TaskType,
+)
+from mooncake.store.distributed import MooncakeDistributedStore
+
+__all__ = [
+    "ACTIVATION",
+    "COMPLETE",
+    "FAILED",
+    "GENERAL",
+    "GRADIENT",
+    "INITIALIZED",
+    "KVCACHE",
+    "METADATA",
+    "OPTIMIZER_STATE",
+    "PENDING",
+    "PROCESSING",
+    "REMOVED",
+    "REPLICA_COPY",
+    "REPLICA_MOVE",
+    "SAMPLE",
+    "SUCCESS",
+    "TENSOR",
+    "UNDEFINED",
+    "UNKNOWN",
+    "WEIGHT",
+    "BufferHandle",
+    "MooncakeDistributedStore",
+    "ObjectDataType",
+    "ReplicaStatus",
+    "ReplicateConfig",
+    "SoftPinAction",
+    "TaskStatus",
+    "TaskType",
+]
+
+UNDEFINED = ReplicaStatus.UNDEFINED
+INITIALIZED = ReplicaStatus.INITIALIZED
+COMPLETE = ReplicaStatus.COMPLETE
+REMOVED = ReplicaStatus.REMOVED
+
+UNKNOWN = ObjectDataType.UNKNOWN
+KVCACHE = ObjectDataType.KVCACHE
+TENSOR = ObjectDataType.TENSOR
+WEIGHT = ObjectDataType.WEIGHT
+SAMPLE = ObjectDataType.SAMPLE
+ACTIVATION = ObjectDataType.ACTIVATION
+GRADIENT = ObjectDataType.GRADIENT
+OPTIMIZER_STATE = ObjectDataType.OPTIMIZER_STATE
+METADATA = ObjectDataType.METADATA
+GENERAL = ObjectDataType.GENERAL
+
+REPLICA_COPY = TaskType.REPLICA_COPY
+REPLICA_MOVE = TaskType.REPLICA_MOVE
+
+# Two enumerations share these names; the established module shows the tasks'.
+PENDING = TaskStatus.PENDING
+PROCESSING = TaskStatus.PROCESSING
+FAILED = TaskStatus.FAILED
+SUCCESS = TaskStatus.SUCCESS

@@ -1,0 +1,25 @@
+"""The established numbers that the adapter itself returns. They appear nowhere else."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = [
+    "BUFFER_OVERFLOW",
+    "DFS_SERVICE_UNAVAILABLE",
+    "INVALID_PARAMS",
+    "NOT_SUPPORTED",
+    "OK",
+    "RPC_FAIL",
+    "RPC_TIMEOUT",
+    "UNABLE_OFFLOAD",
+]
+
+OK: Final = 0
+BUFFER_OVERFLOW: Final = -10
+INVALID_PARAMS: Final = -600
+RPC_FAIL: Final = -900
+RPC_TIMEOUT: Final = -901
+NOT_SUPPORTED: Final = -1012
+UNABLE_OFFLOAD: Final = -1300
+DFS_SERVICE_UNAVAILABLE: Final = -1601

@@ -1,0 +1,344 @@
+"""`ReplicateConfig` and the enumerations of the established names."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+from mooncake._runtime import PutOptions, _native
+from mooncake.store.codes import DFS_SERVICE_UNAVAILABLE, INVALID_PARAMS
+
+__all__ = [
+    "ObjectDataType",
+    "ReplicaStatus",
+    "ReplicateConfig",
+    "SoftPinAction",
+    "TaskStatus",
+    "TaskType",
+    "put_options",
+]
+
+
+class _Named(Enum):
+    """Names with numbers that do not compare with numbers."""
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def __index__(self) -> int:
+        return int(self.value)
+
+    def __hash__(self) -> int:
+        return int(self.value)
+
+    @classmethod
+    def _missing_(cls, value: object) -> _Named:
+        # The established enumerations take any number and print it so.
+        member = object.__new__(cls)
+        member._name_ = "???"
+        member._value_ = operator.index(value)  # type: ignore[arg-type]
+        return member
+
+
+class ReplicaStatus(_Named):
+    """How far a copy of an object is."""
+
+    UNDEFINED = 0
+    INITIALIZED = 1
+    PROCESSING = 2
+    COMPLETE = 3
+    REMOVED = 4
+    FAILED = 5
+
+
+class TaskStatus(_Named):
+    """How far a task is."""
+
+    PENDING = 0
+    PROCESSING = 1
+    FAILED = 2
+    SUCCESS = 3
+
+
+class TaskType(_Named):
+    """What a task does."""
+
+    REPLICA_COPY = 0
+    REPLICA_MOVE = 1
+
+
+class SoftPinAction(_Named):
+    """What a put does to the soft pin of an object."""
+
+    PRESERVE = 0
+    ENABLE = 1
+    DISABLE = 2
+
+
+class ObjectDataType(_Named):
+    """What the bytes of an object are."""
+
+    UNKNOWN = 0
+    KVCACHE = 1
+    TENSOR = 2
+    WEIGHT = 3
+    SAMPLE = 4
+    ACTIVATION = 5
+    GRADIENT = 6
+    OPTIMIZER_STATE = 7
+    METADATA = 8
+    GENERAL = 9
+
+
+class ReplicateConfig:
+    """How objects are put: copies, pins and placement.
+
+    Attributes:
+        replica_num: How many copies, each on another segment; fewer if there are not so many.
+        soft_pin_action: Whether eviction spares the objects for a while.
+        soft_pin_ttl_ms: How long a soft pin lasts, with ``ENABLE``; None: as the master says.
+        with_soft_pin: The older form of `soft_pin_action`: true is ``ENABLE``.
+        with_hard_pin: The objects are never evicted.
+        preferred_segments: Names of segments to take first.
+        preferred_segment: The older form; wins over `preferred_segments` when set.
+        prefer_alloc_in_same_node: Take the segments of this process first. Only for
+            `batch_put_from_multi_buffers` with one replica.
+        group_ids: The group of each key of the call; "" for none.
+        data_type: What the bytes are.
+        nof_replica_num: Copies on NVMe over fabrics; there are none in this build.
+        preferred_nof_segments: Where those would go.
+        dfs_replica_num: Copies on a distributed file system; there are none in this build.
+    """
+
+    __slots__ = (
+        "_data_type",
+        "_dfs_replica_num",
+        "_group_ids",
+        "_nof_replica_num",
+        "_prefer_alloc_in_same_node",
+        "_preferred_nof_segments",
+        "_preferred_segment",
+        "_preferred_segments",
+        "_replica_num",
+        "_soft_pin_action",
+        "_soft_pin_ttl_ms",
+        "_with_hard_pin",
+    )
+
+    def __init__(self) -> None:
+        """Begin with the defaults; set what differs."""
+        self._replica_num = 1
+        self._nof_replica_num = 0
+        self._dfs_replica_num = 0
+        self._soft_pin_action = SoftPinAction.PRESERVE
+        self._soft_pin_ttl_ms: int | None = None
+        self._with_hard_pin = False
+        self._preferred_segments: list[str] = []
+        self._preferred_segment = ""
+        self._preferred_nof_segments: list[str] = []
+        self._prefer_alloc_in_same_node = False
+        self._group_ids: list[str] | None = None
+        self._data_type = ObjectDataType.UNKNOWN
+
+    @property
+    def replica_num(self) -> int:
+        """How many copies."""
+        return self._replica_num
+
+    @replica_num.setter
+    def replica_num(self, value: int) -> None:
+        self._replica_num = _count("replica_num", value)
+
+    @property
+    def nof_replica_num(self) -> int:
+        """Copies on NVMe over fabrics."""
+        return self._nof_replica_num
+
+    @nof_replica_num.setter
+    def nof_replica_num(self, value: int) -> None:
+        self._nof_replica_num = _count("nof_replica_num", value)
+
+    @property
+    def dfs_replica_num(self) -> int:
+        """Copies on a distributed file system."""
+        return self._dfs_replica_num
+
+    @dfs_replica_num.setter
+    def dfs_replica_num(self, value: int) -> None:
+        self._dfs_replica_num = _count("dfs_replica_num", value)
+
+    @property
+    def soft_pin_action(self) -> SoftPinAction:
+        """Whether eviction spares the objects for a while."""
+        return self._soft_pin_action
+
+    @soft_pin_action.setter
+    def soft_pin_action(self, value: SoftPinAction) -> None:
+        self._soft_pin_action = _instance("soft_pin_action", value, SoftPinAction)
+
+    @property
+    def with_soft_pin(self) -> bool:
+        """The older form of `soft_pin_action`."""
+        return self._soft_pin_action is SoftPinAction.ENABLE
+
+    @with_soft_pin.setter
+    def with_soft_pin(self, value: bool) -> None:
+        is_on = _instance("with_soft_pin", value, bool)
+        self._soft_pin_action = SoftPinAction.ENABLE if is_on else SoftPinAction.PRESERVE
+
+    @property
+    def soft_pin_ttl_ms(self) -> int | None:
+        """How long a soft pin lasts."""
+        return self._soft_pin_ttl_ms
+
+    @soft_pin_ttl_ms.setter
+    def soft_pin_ttl_ms(self, value: int | None) -> None:
+        self._soft_pin_ttl_ms = None if value is None else _count("soft_pin_ttl_ms", value)
+
+    @property
+    def with_hard_pin(self) -> bool:
+        """Whether the objects are never evicted."""
+        return self._with_hard_pin
+
+    @with_hard_pin.setter
+    def with_hard_pin(self, value: bool) -> None:
+        self._with_hard_pin = _instance("with_hard_pin", value, bool)
+
+    @property
+    def preferred_segments(self) -> list[str]:
+        """A copy of the names of segments to take first."""
+        return list(self._preferred_segments)
+
+    @preferred_segments.setter
+    def preferred_segments(self, value: Sequence[str]) -> None:
+        self._preferred_segments = _texts("preferred_segments", value)
+
+    @property
+    def preferred_segment(self) -> str:
+        """The name of the segment to take first."""
+        return self._preferred_segment
+
+    @preferred_segment.setter
+    def preferred_segment(self, value: str) -> None:
+        self._preferred_segment = _instance("preferred_segment", value, str)
+
+    @property
+    def preferred_nof_segments(self) -> list[str]:
+        """A copy of the names of segments on NVMe over fabrics."""
+        return list(self._preferred_nof_segments)
+
+    @preferred_nof_segments.setter
+    def preferred_nof_segments(self, value: Sequence[str]) -> None:
+        self._preferred_nof_segments = _texts("preferred_nof_segments", value)
+
+    @property
+    def prefer_alloc_in_same_node(self) -> bool:
+        """Whether the segments of this process are taken first."""
+        return self._prefer_alloc_in_same_node
+
+    @prefer_alloc_in_same_node.setter
+    def prefer_alloc_in_same_node(self, value: bool | str) -> None:
+        # Documented as text by some, used as a truth value by all.
+        if isinstance(value, str):
+            if value.lower() not in ("", "true", "false"):
+                raise TypeError("prefer_alloc_in_same_node must be a bool")
+            value = value.lower() == "true"
+        self._prefer_alloc_in_same_node = _instance("prefer_alloc_in_same_node", value, bool)
+
+    @property
+    def group_ids(self) -> list[str] | None:
+        """A copy of the group of each key."""
+        return None if self._group_ids is None else list(self._group_ids)
+
+    @group_ids.setter
+    def group_ids(self, value: Sequence[str] | None) -> None:
+        self._group_ids = None if value is None else _texts("group_ids", value)
+
+    @property
+    def data_type(self) -> ObjectDataType:
+        """What the bytes are."""
+        return self._data_type
+
+    @data_type.setter
+    def data_type(self, value: ObjectDataType) -> None:
+        self._data_type = _instance("data_type", value, ObjectDataType)
+
+    def __str__(self) -> str:
+        ttl = "default" if self._soft_pin_ttl_ms is None else str(self._soft_pin_ttl_ms)
+        older = self._preferred_segment
+        fields = [
+            f"replica_num: {self._replica_num}",
+            f"nof_replica_num: {self._nof_replica_num}",
+            f"dfs_replica_num: {self._dfs_replica_num}",
+            f"soft_pin_action: {self._soft_pin_action.name}",
+            f"soft_pin_ttl_ms: {ttl}",
+            f"with_hard_pin: {int(self._with_hard_pin)}",
+            f"preferred_segments: [{', '.join(self._preferred_segments)}]",
+            *([f"preferred_segment (deprecated): {older}"] if older else []),
+            f"preferred_nof_segments: [{', '.join(self._preferred_nof_segments)}]",
+            f"prefer_alloc_in_same_node: {int(self._prefer_alloc_in_same_node)}",
+            f"data_type: {self._data_type.name}",
+        ]
+        if self._group_ids is not None:
+            fields.append(f"group_ids: [{', '.join(self._group_ids)}]")
+        return f"ReplicateConfig: {{ {', '.join(fields)} }}"
+
+
+def put_options(
+    config: ReplicateConfig | None, *, may_prefer_own: bool = False
+) -> PutOptions | None:
+    """Turn a config into options; None where it is left out.
+
+    Raises:
+        TypeError: It is no `ReplicateConfig`.
+        MooncakeError: It asks for what cannot be, or what this build cannot do.
+    """
+    if config is None:
+        return None
+    config = _instance("config", config, ReplicateConfig)
+    if config.dfs_replica_num == 1:
+        raise _native.failure(
+            DFS_SERVICE_UNAVAILABLE, "no distributed file system is configured dfs_replica_num=1"
+        )
+    if config.dfs_replica_num > 1 or config.nof_replica_num > 0:
+        raise _native.failure(
+            INVALID_PARAMS, "there is no storage for dfs_replica_num or nof_replica_num"
+        )
+    own = config.prefer_alloc_in_same_node
+    if own and not (may_prefer_own and config.replica_num == 1):
+        raise _native.failure(
+            INVALID_PARAMS,
+            "prefer_alloc_in_same_node is for batch_put_from_multi_buffers with one replica",
+        )
+    older = config.preferred_segment
+    return PutOptions(
+        replicas=config.replica_num,
+        soft_pin=config.soft_pin_action.name.lower(),
+        soft_pin_ttl_ms=config.soft_pin_ttl_ms,
+        is_hard_pinned=config.with_hard_pin,
+        preferred_segments=[older] if older else config.preferred_segments,
+        prefers_own_segments=own,
+        data_type=config.data_type.value,
+        groups=config.group_ids,
+    )
+
+
+def _instance(name: str, value: Any, kind: type[Any]) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
+    return value
+
+
+def _count(name: str, value: Any) -> int:
+    count = operator.index(value)
+    if isinstance(value, Enum) or count < 0:
+        raise TypeError(f"{name} must be an integer that is not negative")
+    return count
+
+
+def _texts(name: str, value: Any) -> list[str]:
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise TypeError(f"{name} must be a list of str, not {type(value).__name__}")
+    return [_instance(f"each of {name}", text, str) for text in value]

@@ -1,0 +1,203 @@
+"""The rules of `setup`: what is accepted, under which names, and what is tried again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any, Final
+
+from mooncake._runtime import _native
+from mooncake._sizes import parse_size
+from mooncake.errors import AlreadyExistsError
+from mooncake.store.codes import INVALID_PARAMS, NOT_SUPPORTED, UNABLE_OFFLOAD
+
+__all__ = ["MASTER_ADDRESS", "SetupArguments", "connect"]
+
+MASTER_ADDRESS: Final = "127.0.0.1:50051"
+
+_ALIASES = {"master_server_address": "master_server_addr", "device_name": "rdma_devices"}
+_PROTOCOLS = ("tcp", "rdma")
+_SEGMENT_BYTES_MIN = 16 << 20
+_DICT_BYTES_MIN = 1024
+_DICT_BYTES_DEFAULT = 16 << 20
+_LOCAL_BUFFER_BYTES_MAX = 1 << 40
+_NAME_TRIES = 20
+_TRUE = ("true", "1", "yes", "on", "enable")
+_FALSE = ("false", "0", "no", "off", "disable", "")
+
+_log = logging.getLogger("mooncake.store")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetupArguments:
+    """What `setup` was told, in one form."""
+
+    local_hostname: str
+    metadata_server: str
+    global_segment_size: int = _DICT_BYTES_DEFAULT
+    local_buffer_size: int = _DICT_BYTES_DEFAULT
+    protocol: str = "tcp"
+    rdma_devices: str = ""
+    master_server_addr: str = MASTER_ADDRESS
+    enable_ssd_offload: bool = False
+    ssd_offload_path: str = ""
+    tenant_id: str = "default"
+    enable_client_http_server: bool = False
+    client_http_port: int = 9300
+    segment_bytes_min: int = _SEGMENT_BYTES_MIN
+
+    @classmethod
+    def from_dict(cls, config: dict[str, Any]) -> SetupArguments:
+        """Read a dictionary of settings, whose values may be text.
+
+        Raises:
+            MooncakeError: A value cannot be read.
+        """
+        known = {field.name for field in fields(cls)} - {"segment_bytes_min"}
+        known |= {"ipc_socket_path", *_ALIASES}
+        settings: dict[str, Any] = {}
+        for name, value in config.items():
+            if name not in known:
+                near = get_close_matches(str(name), known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                _log.warning("setup: unknown setting %r is ignored%s", name, hint)
+            elif value is not None and name != "ipc_socket_path":
+                settings.setdefault(_ALIASES.get(name, name), value)
+        for name in ("local_hostname", "metadata_server"):
+            settings.setdefault(name, "")
+        for name, value in settings.items():
+            settings[name] = _READERS.get(name, _read_text)(name, value)
+        return cls(segment_bytes_min=_DICT_BYTES_MIN, **settings)
+
+    def check(self) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            TypeError: A value has the wrong type.
+            ValueError: The directory for the SSD tier does not exist.
+            MooncakeError: A value is out of its range, or asks for what is not built.
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            kinds = {"str": str, "int": int, "bool": int}
+            if not isinstance(value, kinds[str(field.type)]):
+                raise TypeError(
+                    f"setup(): {field.name} must be {field.type}, not {type(value).__name__}"
+                )
+        if self.global_segment_size < 0 or self.local_buffer_size < 0:
+            raise TypeError("setup(): sizes are integers that are not negative")
+        for name in ("local_hostname", "metadata_server", "master_server_addr"):
+            if not getattr(self, name).strip():
+                raise _native.failure(INVALID_PARAMS, f"{name} is empty")
+        if self.protocol.lower() not in _PROTOCOLS:
+            known = " or ".join(_PROTOCOLS)
+            raise _native.failure(
+                INVALID_PARAMS, f"unknown protocol {self.protocol!r}; this build has {known}"
+            )
+        if 0 < self.global_segment_size < self.segment_bytes_min:
+            raise _native.failure(
+                INVALID_PARAMS,
+                f"global_segment_size={self.global_segment_size} is too small; lend nothing (0) "
+                f"or at least {self.segment_bytes_min} bytes",
+            )
+        if self.enable_ssd_offload:
+            if not os.path.isdir(self.ssd_offload_path):
+                raise ValueError("Invalid FileStorage configuration")
+            raise _native.failure(UNABLE_OFFLOAD, "this build has no SSD tier")
+        if self.enable_client_http_server:
+            raise _native.failure(NOT_SUPPORTED, "this build has no HTTP server in the client")
+
+
+def connect(arguments: SetupArguments) -> _native.Store:
+    """Join the pool. A host without a port gets one for its name, and another if that is taken.
+
+    Raises:
+        MooncakeError: The master or the metadata server cannot be reached, or refuses.
+    """
+    host = arguments.local_hostname.strip()
+    if _has_port(host):
+        return _join(arguments, host)
+    first, last = _name_ports()
+    for _ in range(_NAME_TRIES - 1):
+        try:
+            return _join(arguments, _with_port(host, random.randint(first, last)))
+        except AlreadyExistsError as error:
+            _log.debug("the name is taken, trying another: %s", error)
+    return _join(arguments, _with_port(host, random.randint(first, last)))
+
+
+def _join(arguments: SetupArguments, name: str) -> _native.Store:
+    return _native.Store.connect(
+        master=arguments.master_server_addr.strip(),
+        name=name,
+        metadata=arguments.metadata_server.strip(),
+        segment_bytes=arguments.global_segment_size,
+        tenant=arguments.tenant_id,
+    )
+
+
+def _name_ports() -> tuple[int, int]:
+    values = {name: value or default for name, _, default, _, value in _native.environment()}
+    try:
+        first = int(values["MC_STORE_CLIENT_MIN_PORT"])
+        last = int(values["MC_STORE_CLIENT_MAX_PORT"])
+    except ValueError as error:
+        raise _native.failure(
+            INVALID_PARAMS, f"MC_STORE_CLIENT_MIN_PORT or _MAX_PORT is no number: {error}"
+        ) from error
+    if first > last:
+        raise _native.failure(
+            INVALID_PARAMS, "MC_STORE_CLIENT_MIN_PORT is above MC_STORE_CLIENT_MAX_PORT"
+        )
+    return first, last
+
+
+def _has_port(name: str) -> bool:
+    if name.startswith("["):
+        return "]:" in name
+    return name.count(":") == 1
+
+
+def _with_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def _read_text(_: str, value: object) -> str:
+    return str(value)
+
+
+def _read_size(name: str, value: object) -> int:
+    try:
+        size = parse_size(value if isinstance(value, int) else str(value))
+    except ValueError as error:
+        raise _native.failure(INVALID_PARAMS, f"{name}: {error}") from error
+    most = _LOCAL_BUFFER_BYTES_MAX if name == "local_buffer_size" else size
+    if 0 < size < _DICT_BYTES_MIN or size > most:
+        raise _native.failure(INVALID_PARAMS, f"{name}={size} is out of range")
+    return size
+
+
+def _read_switch(name: str, value: object) -> bool:
+    text = str(value).strip().lower()
+    if text not in _TRUE + _FALSE:
+        _log.warning("setup: %s=%r is neither true nor false and is ignored", name, value)
+    return text in _TRUE
+
+
+def _read_port(name: str, value: object) -> int:
+    try:
+        return int(str(value))
+    except ValueError as error:
+        raise _native.failure(INVALID_PARAMS, f"{name}={value!r} is no port") from error
+
+
+_READERS: dict[str, Any] = {
+    "global_segment_size": _read_size,
+    "local_buffer_size": _read_size,
+    "enable_ssd_offload": _read_switch,
+    "enable_client_http_server": _read_switch,
+    "client_http_port": _read_port,
+}

@@ -1,0 +1,131 @@
+"""What the tests share: masters as real processes, stores, and scripts run as users run them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+import mooncake
+from mooncake.store import MooncakeDistributedStore
+
+READY = re.compile(r"mooncake_master ready rpc=(\S+)(?:.* metadata=(\S+))?")
+MIB = 1 << 20
+
+
+@dataclass
+class MasterProcess:
+    """A master in a process of its own, on free ports."""
+
+    process: subprocess.Popen[str]
+    address: str
+    metadata: str
+    log: list[str] = field(default_factory=list)
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(10)
+
+
+def start_master(*flags: str) -> MasterProcess:
+    """Starts a master and waits until it says where it listens."""
+    command = [
+        sys.executable,
+        "-m",
+        "mooncake.cli",
+        "--rpc_address=127.0.0.1",
+        "--rpc_port=0",
+        "--metrics_port=0",
+        "--enable_http_metadata_server=true",
+        "--http_metadata_server_host=127.0.0.1",
+        "--http_metadata_server_port=0",
+        *flags,
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if ready := READY.search(line):
+            return MasterProcess(process, ready[1], ready[2] or "")
+    process.kill()
+    raise AssertionError(f"the master did not start: exit code {process.wait(10)}")
+
+
+@pytest.fixture(scope="module")
+def master() -> Iterator[MasterProcess]:
+    """A master for the tests of a module, with a lease that a test can wait for."""
+    master = start_master("--default_kv_lease_ttl=200ms")
+    yield master
+    master.stop()
+    assert master.process.stdout is not None
+    master.process.stdout.close()
+
+
+@pytest.fixture
+def mortal_master() -> Iterator[MasterProcess]:
+    """A master that the test may kill."""
+    master = start_master()
+    yield master
+    if master.process.poll() is None:
+        master.stop()
+    assert master.process.stdout is not None
+    master.process.stdout.close()
+
+
+@pytest.fixture
+def store() -> Iterator[mooncake.Store]:
+    """A store of our own face, with a pool of its own."""
+    with mooncake.Store(config=mooncake.StoreConfig(segment_bytes=64 * MIB)) as store:
+        yield store
+
+
+@pytest.fixture
+def established() -> Iterator[MooncakeDistributedStore]:
+    """A store by the established names, with a pool of its own."""
+    store = MooncakeDistributedStore()
+    assert set_up(store, "embedded") == 0
+    yield store
+    store.close()
+
+
+def set_up(
+    store: MooncakeDistributedStore,
+    master: str,
+    *,
+    segment: int = 64 * MIB,
+    metadata: str = "P2PHANDSHAKE",
+    host: str = "localhost",
+) -> int:
+    """The usual `setup`."""
+    return store.setup(host, metadata, segment, 16 * MIB, "tcp", "", master)
+
+
+def run_script(
+    source: str, *arguments: str, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs a script in a new interpreter, as a user would."""
+    return subprocess.run(
+        [sys.executable, "-c", source, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        env={**os.environ, **(env or {})},
+    )
+
+
+def assert_quiet(done: subprocess.CompletedProcess[str]) -> None:
+    """The script ended well and said nothing where only trouble is told."""
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr

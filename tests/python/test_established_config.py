@@ -1,0 +1,131 @@
+"""`ReplicateConfig` and the enumerations behave as established."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from mooncake import store
+from mooncake.store import (
+    ObjectDataType,
+    ReplicaStatus,
+    ReplicateConfig,
+    SoftPinAction,
+    TaskStatus,
+    TaskType,
+)
+
+
+def test_the_defaults_and_their_text():
+    config = ReplicateConfig()
+    assert config.replica_num == 1
+    assert config.soft_pin_action is SoftPinAction.PRESERVE
+    assert config.group_ids is None
+    assert str(config) == (
+        "ReplicateConfig: { replica_num: 1, nof_replica_num: 0, dfs_replica_num: 0, "
+        "soft_pin_action: PRESERVE, soft_pin_ttl_ms: default, with_hard_pin: 0, "
+        "preferred_segments: [], preferred_nof_segments: [], prefer_alloc_in_same_node: 0, "
+        "data_type: UNKNOWN }"
+    )
+
+
+def test_every_field_shows_in_the_text():
+    config = ReplicateConfig()
+    config.preferred_segments = ["a:1", "b:2"]
+    config.preferred_segment = "c:3"
+    config.group_ids = ["g", "h"]
+    config.soft_pin_action = SoftPinAction.ENABLE
+    config.soft_pin_ttl_ms = 7
+    config.data_type = ObjectDataType.TENSOR
+    assert "preferred_segments: [a:1, b:2], preferred_segment (deprecated): c:3, " in str(config)
+    assert "soft_pin_action: ENABLE, soft_pin_ttl_ms: 7" in str(config)
+    assert str(config).endswith("data_type: TENSOR, group_ids: [g, h] }")
+
+
+def test_the_older_soft_pin_is_the_newer_action():
+    config = ReplicateConfig()
+    assert config.with_soft_pin is False
+    config.with_soft_pin = True
+    assert config.soft_pin_action is SoftPinAction.ENABLE
+    config.soft_pin_action = SoftPinAction.DISABLE
+    assert config.with_soft_pin is False
+
+
+def test_both_forms_of_the_same_node_are_read():
+    config = ReplicateConfig()
+    for given, is_on in ((True, True), ("", False), ("True", True), (False, False)):
+        config.prefer_alloc_in_same_node = given
+        assert config.prefer_alloc_in_same_node is is_on
+
+
+def test_lists_are_copied_out():
+    config = ReplicateConfig()
+    config.preferred_segments = ["a:1"]
+    config.preferred_segments.append("b:2")
+    assert config.preferred_segments == ["a:1"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("replica_num", "1"),
+        ("replica_num", -1),
+        ("with_hard_pin", "yes"),
+        ("soft_pin_action", 1),
+        ("soft_pin_ttl_ms", "x"),
+        ("data_type", 2),
+        ("preferred_segments", "a:1"),
+        ("preferred_segments", [1]),
+        ("preferred_segment", 1),
+        ("prefer_alloc_in_same_node", "node-7"),
+        ("group_ids", "g"),
+    ],
+)
+def test_a_field_of_a_wrong_type_raises(field, value):
+    with pytest.raises(TypeError):
+        setattr(ReplicateConfig(), field, value)
+
+
+def test_an_unknown_field_raises():
+    with pytest.raises(AttributeError):
+        ReplicateConfig().replicas = 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("member", "number"),
+    [
+        (ReplicaStatus.COMPLETE, 3),
+        (TaskStatus.SUCCESS, 3),
+        (TaskType.REPLICA_MOVE, 1),
+        (SoftPinAction.DISABLE, 2),
+        (ObjectDataType.GENERAL, 9),
+    ],
+)
+def test_members_have_numbers_and_are_no_numbers(member, number):
+    kind = type(member)
+    assert repr(member) == f"<{kind.__name__}.{member.name}: {number}>"
+    assert str(member) == f"{kind.__name__}.{member.name}"
+    assert (member.value, int(member), hash(member)) == (number, number, number)
+    assert [0] * 20 and list(range(20))[member] == number
+    assert member != number
+    with pytest.raises(TypeError):
+        assert member < member
+    assert pickle.loads(pickle.dumps(member)) is member
+    assert kind.__members__[member.name] is member
+    assert kind(number) is member
+
+
+def test_an_unknown_number_is_accepted_and_prints_so():
+    assert ReplicaStatus(77).value == 77
+    assert ReplicaStatus(77).name == "???"
+    with pytest.raises((TypeError, ValueError)):
+        ReplicaStatus("x")
+
+
+def test_members_stand_in_the_module_and_the_later_enumeration_wins():
+    assert store.COMPLETE is ReplicaStatus.COMPLETE
+    assert store.FAILED is TaskStatus.FAILED
+    assert store.PROCESSING is TaskStatus.PROCESSING
+    assert store.KVCACHE is ObjectDataType.KVCACHE
+    assert store.REPLICA_COPY is TaskType.REPLICA_COPY

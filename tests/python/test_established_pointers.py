@@ -1,0 +1,179 @@
+"""The calls that take addresses: right and wrong input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mooncake.store import MooncakeDistributedStore as Established, ReplicateConfig
+
+INVALID, MISSING, TRANSFER = -600, -704, -800
+
+
+def filled(length: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, length, dtype=np.uint8)
+
+
+def test_bytes_go_from_memory_into_the_pool_and_back(established: Established):
+    source, target = filled(1 << 20), np.zeros(1 << 20, np.uint8)
+    assert established.register_buffer(source.ctypes.data, source.nbytes) == 0
+    assert established.register_buffer(target.ctypes.data, target.nbytes) == 0
+    assert established.put_from("k", source.ctypes.data, source.nbytes) == 0
+    assert established.get_into("k", target.ctypes.data, target.nbytes) == source.nbytes
+    assert np.array_equal(source, target)
+    assert established.unregister_buffer(source.ctypes.data) == 0
+    assert established.unregister_buffer(target.ctypes.data) == 0
+
+
+def test_memory_need_not_be_registered(established: Established):
+    source, target = filled(1000), np.zeros(1000, np.uint8)
+    assert established.put_from("k", source.ctypes.data, 1000) == 0
+    assert established.get_into("k", target.ctypes.data, 1000) == 1000
+    assert np.array_equal(source, target)
+
+
+def test_registering_refuses_what_cannot_be(established: Established):
+    memory = filled(8192)
+    at = memory.ctypes.data
+    assert established.register_buffer(0, 10) == INVALID
+    assert established.register_buffer(at, 0) == INVALID
+    assert established.register_buffer(at, 4096) == 0
+    assert established.register_buffer(at, 4096) == INVALID
+    assert established.register_buffer(at + 100, 4096) == INVALID
+    assert established.unregister_buffer(at + 100) == INVALID
+    assert established.unregister_buffer(at) == 0
+    assert established.unregister_buffer(at) == INVALID
+    with pytest.raises(TypeError):
+        established.register_buffer(-1, 10)
+    with pytest.raises(TypeError):
+        established.register_buffer("x", 10)  # type: ignore[arg-type]
+
+
+def test_put_from_of_nothing_stores_nothing(established: Established):
+    assert established.put_from("k", 4096, 0) == 0
+    assert established.upsert_from("k", 4096, 0) == 0
+    assert established.is_exist("k") == 0
+
+
+def test_put_from_keeps_and_upsert_from_replaces(established: Established):
+    first, second = filled(100, 1), filled(50, 2)
+    assert established.put_from("k", first.ctypes.data, 100) == 0
+    assert established.put_from("k", second.ctypes.data, 50, ReplicateConfig()) == 0
+    assert established.get("k") == first.tobytes()
+    assert established.upsert_from("k", second.ctypes.data, 50) == 0
+    assert established.get("k") == second.tobytes()
+
+
+def test_a_bad_address_is_an_error_and_no_crash(established: Established):
+    assert established.put("k", b"0123456789") == 0
+    for address in (0, 4096, 2**47 + 4096):
+        assert established.put_from("bad", address, 4096) < 0
+        assert established.is_exist("bad") == 0
+        assert established.get_into("k", address, 4096) < 0
+    assert established.get("k") == b"0123456789"
+    with pytest.raises(TypeError):
+        established.put_from("k", -8, 8)
+
+
+def test_read_only_memory_is_an_error_and_no_crash(established: Established):
+    import ctypes
+    import mmap
+
+    page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    libc = ctypes.CDLL(None)
+    assert libc.mprotect(ctypes.c_void_p(address), 4096, mmap.PROT_READ) == 0
+    assert established.put("k", b"0123456789") == 0
+    assert established.get_into("k", address, 4096) < 0
+    assert libc.mprotect(ctypes.c_void_p(address), 4096, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+
+
+def test_get_into_wants_room_for_the_whole_object(established: Established):
+    target = np.zeros(20, np.uint8)
+    at = target.ctypes.data
+    assert established.put("k", b"0123456789") == 0
+    assert established.get_into("k", at, 20) == 10
+    assert target[:10].tobytes() == b"0123456789"
+    assert established.get_into("k", at, 10) == 10
+    assert established.get_into("k", at, 9) == INVALID
+    assert established.get_into("k", at, 0) == INVALID
+    assert established.get_into("nope", at, 20) == MISSING
+
+
+def test_a_batch_answers_for_each_item(established: Established):
+    source, target = filled(300), np.zeros(300, np.uint8)
+    at, to = source.ctypes.data, target.ctypes.data
+    keys = ["a", "b", "", "d"]
+    sizes = [100, 0, 100, 100]
+    codes = established.batch_put_from(keys, [at, at + 100, at, at + 200], sizes)
+    assert codes == [0, INVALID, INVALID, 0]
+    got = established.batch_get_into(["a", "nope", "d", "d"], [to, to, to + 100, to], [100] * 3 + [9])
+    assert got == [100, MISSING, 100, INVALID]
+    assert target[:100].tobytes() == source[:100].tobytes()
+    assert target[100:200].tobytes() == source[200:].tobytes()
+    for code in (*codes, *got):
+        assert type(code) is int
+
+
+def test_lists_of_different_length_fail_as_a_whole(established: Established):
+    assert established.batch_put_from(["a", "b"], [4096], [1, 1]) == [INVALID] * 2
+    assert established.batch_upsert_from(["a"], [4096], []) == [INVALID]
+    assert established.batch_get_into(["a", "b"], [4096, 4096], [1]) == [INVALID] * 2
+    assert established.batch_put_from_multi_buffers(["a"], [], []) == [INVALID]
+    assert established.batch_get_into_multi_buffers(["a"], [[1]], []) == [INVALID]
+    assert established.batch_get_into([], [], []) == []
+    with pytest.raises(TypeError):
+        established.batch_put_from(["a"], {4096}, [1])  # type: ignore[arg-type]
+
+
+def test_upsert_from_in_batches_replaces(established: Established):
+    first, second = filled(64, 1), filled(64, 2)
+    for source in (first, second):
+        assert established.batch_upsert_from(["k"], [source.ctypes.data], [64]) == [0]
+    assert established.get("k") == second.tobytes()
+
+
+def test_several_buffers_make_one_object(established: Established):
+    source = filled(100)
+    at = source.ctypes.data
+    keys = ["joined", "uneven", "none"]
+    codes = established.batch_put_from_multi_buffers(
+        keys, [[at, at + 50], [at], []], [[10, 20], [1, 2], []]
+    )
+    assert codes == [0, INVALID, INVALID]
+    assert established.get("joined") == source[:10].tobytes() + source[50:70].tobytes()
+
+
+def test_an_object_is_spread_over_several_buffers(established: Established):
+    target = np.zeros(30, np.uint8)
+    to = target.ctypes.data
+    assert established.put("k", b"0123456789") == 0
+    read = established.batch_get_into_multi_buffers
+    assert read(["k"], [[to, to + 20]], [[4, 6]]) == [10]
+    assert target[:4].tobytes() + target[20:26].tobytes() == b"0123456789"
+    assert read(["k"], [[to, to + 20]], [[4, 5]]) == [INVALID]
+    assert read(["k"], [[to, to + 20]], [[4, 7]]) == [TRANSFER]
+    assert read(["nope"], [[to]], [[10]], True) == [MISSING]
+
+
+def test_own_memory_is_preferred_only_where_that_is_offered(established: Established):
+    source = filled(10)
+    config = ReplicateConfig()
+    config.prefer_alloc_in_same_node = True
+    put = established.batch_put_from_multi_buffers
+    assert put(["k"], [[source.ctypes.data]], [[10]], config) == [0]
+    assert established.batch_put_from(["l"], [source.ctypes.data], [10], config) == [INVALID]
+    config.replica_num = 2
+    assert put(["m"], [[source.ctypes.data]], [[10]], config) == [INVALID]
+
+
+def test_a_large_batch_is_one_call(established: Established):
+    count = 5000
+    source, target = filled(count * 8), np.zeros(count * 8, np.uint8)
+    keys = [f"key-{i}" for i in range(count)]
+    at = [source.ctypes.data + 8 * i for i in range(count)]
+    to = [target.ctypes.data + 8 * i for i in range(count)]
+    assert established.batch_put_from(keys, at, [8] * count) == [0] * count
+    assert established.batch_is_exist(keys) == [1] * count
+    assert established.batch_get_into(keys, to, [8] * count) == [8] * count
+    assert np.array_equal(source, target)

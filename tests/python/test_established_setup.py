@@ -1,0 +1,252 @@
+"""`setup`, `close` and the state of a store before, between and after them."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from conftest import MIB, MasterProcess, set_up
+
+import mooncake
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+
+INVALID = -600
+
+
+@pytest.fixture
+def fresh():
+    store = MooncakeDistributedStore()
+    yield store
+    assert store.close() == 0
+
+
+# What every call answers on a store that is not set up.
+UNREADY = [
+    (lambda s: s.put("k", b"v"), INVALID),
+    (lambda s: s.upsert("k", b"v"), INVALID),
+    (lambda s: s.put_batch(["k"], [b"v"]), INVALID),
+    (lambda s: s.upsert_batch(["k"], [b"v"]), INVALID),
+    (lambda s: s.put_parts("k", b"v"), INVALID),
+    (lambda s: s.upsert_parts("k", b"v"), INVALID),
+    (lambda s: s.get("k"), b""),
+    (lambda s: s.get_batch(["k"]), [b""]),
+    (lambda s: s.get_batch([]), [b""]),
+    (lambda s: s.get_buffer("k"), None),
+    (lambda s: s.batch_get_buffer(["k", "l"]), [None, None]),
+    (lambda s: s.is_exist("k"), INVALID),
+    (lambda s: s.batch_is_exist(["k", "l"]), [INVALID] * 2),
+    (lambda s: s.get_size("k"), INVALID),
+    (lambda s: s.remove("k"), INVALID),
+    (lambda s: s.batch_remove(["k", "l"]), [INVALID] * 2),
+    (lambda s: s.remove_by_regex("k"), INVALID),
+    (lambda s: s.remove_all(), INVALID),
+    (lambda s: s.register_buffer(4096, 10), INVALID),
+    (lambda s: s.unregister_buffer(4096), INVALID),
+    (lambda s: s.put_from("k", 4096, 10), INVALID),
+    (lambda s: s.upsert_from("k", 4096, 10), INVALID),
+    (lambda s: s.get_into("k", 4096, 10), INVALID),
+    (lambda s: s.batch_put_from(["k"], [4096], [10]), [INVALID]),
+    (lambda s: s.batch_upsert_from(["k"], [4096], [10]), [INVALID]),
+    (lambda s: s.batch_get_into(["k"], [4096], [10]), [INVALID]),
+    (lambda s: s.batch_put_from_multi_buffers(["k"], [[4096]], [[10]]), []),
+    (lambda s: s.batch_get_into_multi_buffers(["k"], [[4096]], [[10]]), [INVALID]),
+    (lambda s: s.health_check(), 1),
+    (lambda s: s.get_hostname(), ""),
+    (lambda s: s.close(), 0),
+]
+
+
+@pytest.mark.parametrize("call", UNREADY, ids=range(len(UNREADY)))
+def test_before_setup_every_call_fails_softly(call):
+    action, answer = call
+    assert action(MooncakeDistributedStore()) == answer
+
+
+def test_after_close_every_call_fails_softly(fresh):
+    assert set_up(fresh, "embedded") == 0
+    assert fresh.close() == 0
+    for action, answer in UNREADY:
+        assert action(fresh) == answer
+
+
+def test_a_call_before_setup_says_so_in_words(fresh):
+    assert fresh.put("k", b"v") == INVALID
+    error = mooncake.last_error()
+    assert isinstance(error, mooncake.ClosedError)
+    assert "setup()" in str(error)
+
+
+def test_after_a_failed_setup_the_store_knows_its_name_and_nothing_else(fresh):
+    assert fresh.setup("localhost:7777", "P2PHANDSHAKE", 0, 0, "foo", "", "embedded") == INVALID
+    assert (fresh.put("k", b"v"), fresh.get("k"), fresh.health_check()) == (INVALID, b"", 1)
+    assert fresh.get_hostname() == "localhost:7777"
+    assert fresh.close() == 0
+
+
+def test_close_twice_and_a_second_setup_work(fresh):
+    assert set_up(fresh, "embedded") == 0
+    assert fresh.put("k", b"v") == 0
+    assert set_up(fresh, "embedded") == 0
+    assert fresh.get("k") == b"", "a second setup begins a new pool"
+    assert fresh.put("k", b"w") == 0
+    assert (fresh.close(), fresh.close()) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("", "P2PHANDSHAKE", 0, 0, "tcp", "", "embedded"), INVALID),
+        (("localhost", "", 0, 0, "tcp", "", "embedded"), INVALID),
+        (("localhost", "P2PHANDSHAKE", 0, 0, "foo", "", "embedded"), INVALID),
+        (("localhost", "P2PHANDSHAKE", 1, 0, "tcp", "", "embedded"), INVALID),
+        (("localhost", "P2PHANDSHAKE", 16 * MIB - 1, 0, "tcp", "", "embedded"), INVALID),
+        (("localhost", "P2PHANDSHAKE", 16 * MIB, 100, "tcp", "", "embedded"), 0),
+        (("localhost", "P2PHANDSHAKE", 0, 0, "rdma", "", "embedded"), 0),
+        (("localhost:99999", "P2PHANDSHAKE", 0, 0, "tcp", "", "embedded"), 0),
+        (("localhost", "http://127.0.0.1:1/metadata", 0, 0, "tcp", "", "embedded"), INVALID),
+        (("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", "no address"), INVALID),
+    ],
+)
+def test_setup_accepts_and_refuses_as_established(fresh, arguments, code):
+    assert fresh.setup(*arguments) == code
+
+
+def test_the_defaults_of_the_documents_are_accepted(fresh):
+    assert fresh.setup("localhost", "P2PHANDSHAKE", master_server_addr="embedded") == 0
+    assert fresh.put("k", b"v") == 0
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"master_server_addr": "embedded"},
+        {"master_server_address": "embedded", "device_name": "", "global_segment_size": "32 mb"},
+        {"master_server_addr": "embedded", "global_segment_size": "16777216.0", "tenant_id": ""},
+        {"master_server_addr": "embedded", "local_buffer_size": 0, "rdma_devices": None},
+    ],
+)
+def test_a_dictionary_sets_up_too(fresh, config):
+    config = {"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE", **config}
+    assert fresh.setup(config) == 0
+    assert (fresh.put("k", b"v"), fresh.get("k")) == (0, b"v")
+    assert fresh.setup(config=config) == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"local_hostname": None},
+        {"metadata_server": ""},
+        {"global_segment_size": "abc"},
+        {"global_segment_size": 100},
+        {"local_buffer_size": 100},
+        {"local_buffer_size": "2tb"},
+        {"client_http_port": "x"},
+        {"protocol": "foo"},
+    ],
+)
+def test_a_dictionary_with_a_wrong_value_is_refused(fresh, change):
+    config = {
+        "local_hostname": "localhost",
+        "metadata_server": "P2PHANDSHAKE",
+        "master_server_addr": "embedded",
+        **change,
+    }
+    assert fresh.setup(config) == INVALID
+
+
+def test_an_unknown_setting_is_logged_with_the_nearest_name(fresh, caplog):
+    config = {
+        "local_hostname": "localhost",
+        "metadata_server": "P2PHANDSHAKE",
+        "master_server_addr": "embedded",
+        "globl_segment_size": 5,
+    }
+    assert fresh.setup(config) == 0
+    assert "globl_segment_size" in caplog.text
+    assert "'global_segment_size'" in caplog.text
+
+
+def test_arguments_of_a_wrong_type_raise(fresh):
+    with pytest.raises(TypeError, match="metadata_server"):
+        fresh.setup("localhost")
+    with pytest.raises(TypeError, match="local_hostname"):
+        fresh.setup()
+    with pytest.raises(TypeError, match="global_segment_size"):
+        fresh.setup("localhost", "P2PHANDSHAKE", "16MB")
+    with pytest.raises(TypeError, match="'engine'"):
+        fresh.setup("localhost", "P2PHANDSHAKE", engine=object())
+    with pytest.raises(TypeError, match="nonsense"):
+        fresh.setup("localhost", "P2PHANDSHAKE", nonsense=1)
+
+
+def test_what_is_not_built_is_refused_and_not_faked(fresh, tmp_path):
+    with pytest.raises(ValueError, match="Invalid FileStorage configuration"):
+        fresh.setup("localhost", "P2PHANDSHAKE", enable_ssd_offload=True, ssd_offload_path="/nowhere")
+    path = str(tmp_path)
+    assert fresh.setup("h", "P2PHANDSHAKE", enable_ssd_offload=True, ssd_offload_path=path) == -1300
+    assert fresh.setup("h", "P2PHANDSHAKE", enable_client_http_server=True) == -1012
+    for name in ("put_tensor", "setup_dummy", "mount_segment", "get_into_ranges"):
+        assert not hasattr(MooncakeDistributedStore, name)
+
+
+def test_a_host_without_a_port_gets_one_for_its_name(fresh):
+    assert set_up(fresh, "embedded") == 0
+    name = re.fullmatch(r"localhost:(\d+)", fresh.get_hostname())
+    assert name
+    assert 12300 <= int(name[1]) <= 14300
+
+
+def test_the_range_of_ports_for_names_comes_from_the_environment(fresh, monkeypatch):
+    monkeypatch.setenv("MC_STORE_CLIENT_MIN_PORT", "20001")
+    monkeypatch.setenv("MC_STORE_CLIENT_MAX_PORT", "20001")
+    assert set_up(fresh, "embedded") == 0
+    assert fresh.get_hostname() == "localhost:20001"
+    fresh.close()
+    monkeypatch.setenv("MC_STORE_CLIENT_MAX_PORT", "nonsense")
+    assert set_up(fresh, "embedded") == INVALID
+
+
+def test_two_stores_of_one_name_are_refused_by_a_metadata_server(
+    fresh, master: MasterProcess
+):
+    metadata = f"http://{master.metadata}/metadata"
+    other = MooncakeDistributedStore()
+    try:
+        assert set_up(fresh, master.address, metadata=metadata, host="localhost:13579") == 0
+        assert set_up(other, master.address, metadata=metadata, host="localhost:13579") == INVALID
+        assert set_up(other, master.address, metadata=metadata, host="localhost") == 0
+    finally:
+        other.close()
+
+
+def test_an_unreachable_master_is_named_within_five_seconds(fresh, caplog):
+    begin = time.monotonic()
+    assert set_up(fresh, "127.0.0.1:1") == INVALID
+    assert time.monotonic() - begin < 5.5
+    assert "127.0.0.1:1" in caplog.text
+    assert "127.0.0.1:1" in str(mooncake.last_error())
+
+
+def test_a_subclass_may_have_attributes_and_the_class_itself_may_not():
+    class Sub(MooncakeDistributedStore):
+        pass
+
+    sub = Sub()
+    sub.note = 1
+    with pytest.raises(AttributeError):
+        MooncakeDistributedStore().note = 1  # type: ignore[attr-defined]
+
+
+def test_every_parameter_is_documented_in_the_docstring():
+    import inspect
+
+    for name, call in inspect.getmembers(MooncakeDistributedStore, inspect.isfunction):
+        if name.startswith("_") or name in ("get", "is_exist", "get_size", "get_buffer"):
+            continue
+        for parameter in inspect.signature(call).parameters:
+            if parameter not in ("self", "key", "keys"):
+                assert parameter in (call.__doc__ or ""), (name, parameter)
+    assert "force" in (MooncakeDistributedStore.batch_remove.__doc__ or "")
+    assert isinstance(ReplicateConfig.__doc__, str)

@@ -1,0 +1,263 @@
+"""Misuse in every order ends with exit code 0 and nothing on standard error."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import assert_quiet, run_script
+
+OPEN = """
+import mooncake, os, sys, threading, time
+from mooncake.store import MooncakeDistributedStore
+def opened():
+    store = MooncakeDistributedStore()
+    assert store.setup("localhost", "P2PHANDSHAKE", 64 << 20, 1 << 20, "tcp", "", "embedded") == 0
+    return store
+"""
+
+# A child that hangs would hang the test: it is given so long.
+WAIT = """
+def wait_for(child):
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return "hung"
+"""
+
+SCRIPTS = {
+    "left_open": """
+store = opened()
+assert store.put("k", b"v") == 0
+""",
+    "left_open_own_face": """
+store = mooncake.Store()
+store.put("k", b"v")
+""",
+    "left_open_in_a_cycle": """
+store = mooncake.Store()
+holder = [store]; holder.append(holder); del store, holder
+""",
+    "never_set_up": """
+store = MooncakeDistributedStore()
+assert store.put("k", b"v") == -600
+""",
+    "closed_twice_then_used": """
+store = opened()
+store.close(); store.close()
+assert store.get("k") == b""
+""",
+    "closed_by_an_exit_hook_of_the_program": """
+import atexit
+store = opened()
+atexit.register(lambda: print(store.put("late", b"v"), store.close()))
+""",
+    "used_in_del_at_exit": """
+class Late:
+    def __init__(self): self.store = opened()
+    def __del__(self): self.store.put("late", b"v"); self.store.close()
+late = Late()
+""",
+    "buffers_outlive_everything": """
+store = opened()
+store.put("k", b"v" * 1000)
+view = memoryview(store.get_buffer("k"))
+store.close(); del store
+assert bytes(view) == b"v" * 1000
+""",
+    "daemon_threads_in_put_and_get": """
+store = opened()
+value = bytes(1 << 20)
+count = [0]
+def work(name):
+    while True:
+        store.upsert(name, value); store.get(name); store.is_exist("nope"); store.get("nope")
+        count[0] += 1
+for i in range(6):
+    threading.Thread(target=work, args=(f"k{i}",), daemon=True).start()
+while count[0] < 20:
+    time.sleep(0.001)
+""",
+    "daemon_threads_in_our_face": """
+store = mooncake.Store()
+count = [0]
+def work(name):
+    while True:
+        try:
+            store[name] = b"v" * 100000; store[name]; store.get(name + "nope", None)
+        except mooncake.MooncakeError:
+            pass
+        count[0] += 1
+for i in range(6):
+    threading.Thread(target=work, args=(f"k{i}",), daemon=True).start()
+while count[0] < 20:
+    time.sleep(0.001)
+""",
+    "log_thread_at_exit": """
+import logging
+mooncake.log_to_python()
+store = opened()
+store.put("k", b"v")
+""",
+    "forked_child_uses_the_parents_store": """
+store = opened()
+store.put("k", b"v")
+child = os.fork()
+if child == 0:
+    assert store.put("l", b"w") == -600
+    assert store.get("k") == b""
+    assert store.is_exist("k") == -600
+    assert store.health_check() == 1
+    assert isinstance(mooncake.last_error(), mooncake.ClosedError)
+    assert store.close() == 0
+    sys.exit(0)
+assert wait_for(child) == 0
+assert store.get("k") == b"v"
+assert store.put("l", b"w") == 0
+assert store.close() == 0
+""",
+    "forked_child_sets_up_anew": """
+store = opened()
+store.put("k", b"v")
+child = os.fork()
+if child == 0:
+    assert store.setup("localhost", "P2PHANDSHAKE", 64 << 20, 0, "tcp", "", "embedded") == 0
+    assert store.put("k", b"child") == 0
+    assert store.get("k") == b"child"
+    other = opened()
+    assert other.put("k", b"other") == 0
+    sys.exit(0)
+assert wait_for(child) == 0
+assert store.get("k") == b"v"
+""",
+    "forked_child_joins_the_parents_pool": """
+store = opened()
+store.put("k", b"v" * 100000)
+address = mooncake.Store and store._native.master_address
+child = os.fork()
+if child == 0:
+    with mooncake.Store(address) as own:
+        assert own.get("k") == b"v" * 100000
+        own.put("from-child", b"c")
+    sys.exit(0)
+assert wait_for(child) == 0
+assert store.get("from-child") == b"c"
+""",
+    "forked_child_drops_the_store": """
+store = mooncake.Store()
+store.put("k", b"v")
+child = os.fork()
+if child == 0:
+    del store
+    sys.exit(0)
+assert wait_for(child) == 0
+assert store["k"] == b"v"
+store.close()
+""",
+    "forked_while_threads_work": """
+store = opened()
+is_done = threading.Event()
+def work(name):
+    while not is_done.is_set():
+        store.upsert(name, b"v" * 100000); store.get(name)
+threads = [threading.Thread(target=work, args=(f"k{i}",)) for i in range(4)]
+for thread in threads: thread.start()
+for _ in range(5):
+    child = os.fork()
+    if child == 0:
+        assert store.get("k0") == b""
+        os._exit(0 if store.put("k", b"v") == -600 else 1)
+    assert wait_for(child) == 0
+is_done.set()
+for thread in threads: thread.join()
+store.close()
+""",
+    "multiprocessing_fork_with_a_store_of_its_own": """
+import multiprocessing
+def work(address, queue):
+    with mooncake.Store(address) as own:
+        queue.put(own.get("k"))
+with mooncake.Store() as store:
+    store.put("k", b"v")
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=work, args=(store.master_address, queue))
+    process.start()
+    assert queue.get(timeout=20) == b"v"
+    process.join(20)
+    assert process.exitcode == 0
+""",
+    "os_exit_with_an_open_store": """
+store = opened()
+store.put("k", b"v")
+sys.stdout.flush()
+os._exit(0)
+""",
+    "system_exit_in_a_thread": """
+store = opened()
+def work():
+    store.put("k", b"v")
+    raise SystemExit
+thread = threading.Thread(target=work); thread.start(); thread.join()
+assert store.get("k") == b"v"
+""",
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_it_ends_quietly(name):
+    done = run_script(OPEN + WAIT + SCRIPTS[name])
+    assert_quiet(done)
+
+
+def test_a_program_hook_at_exit_may_still_use_the_store():
+    done = run_script(OPEN + SCRIPTS["closed_by_an_exit_hook_of_the_program"])
+    assert done.stdout == "0 0\n"
+
+
+def test_an_interrupt_ends_a_program_as_python_does():
+    source = """
+print("ready", flush=True)
+store = opened()
+try:
+    while True:
+        store.upsert("k", b"v" * 100000); store.get("k")
+except KeyboardInterrupt:
+    print("interrupted", store.put("l", b"v"), flush=True)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", OPEN + source],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    while process.poll() is None:
+        os.kill(process.pid, signal.SIGINT)
+        try:
+            process.wait(2)
+        except subprocess.TimeoutExpired:
+            continue
+    out, err = process.communicate(timeout=20)
+    # Interrupted inside `setup` it is Python's own traceback, which is right too.
+    assert "interrupted 0" in out or "KeyboardInterrupt" in err
+
+
+def test_a_terminated_program_dies_by_the_signal():
+    source = "store = opened()\nprint('ready', flush=True)\ntime.sleep(60)\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", OPEN + source], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.wait(10) == -signal.SIGTERM

@@ -1,0 +1,209 @@
+"""Several processes, real masters, dead masters."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+from conftest import MIB, MasterProcess, assert_quiet, run_script, set_up, start_master
+
+import mooncake
+from mooncake.store import MooncakeDistributedStore
+
+READ = """
+import sys
+import mooncake
+with mooncake.Store(sys.argv[1]) as store:
+    assert store.get("k") == bytes(range(256)) * 4096
+    assert store.put("answer", b"seen")
+    count = store.stats()["store"]["by_transport"]
+    print(*sorted(name for name in count if count[name]["bytes"]))
+"""
+
+
+@pytest.mark.parametrize(("forced", "transport"), [("0", "shm"), ("1", "tcp")])
+def test_a_second_process_joins_an_embedded_pool(monkeypatch, forced, transport):
+    monkeypatch.setenv("MC_FORCE_TCP", forced)
+    with mooncake.Store(config=mooncake.StoreConfig(segment_bytes=64 * MIB)) as store:
+        store.put("k", bytes(range(256)) * 4096)
+        done = run_script(READ, store.master_address)
+        assert_quiet(done)
+        assert done.stdout.split() == [transport]
+        assert store.get("answer") == b"seen"
+
+
+@pytest.mark.parametrize("metadata", ["P2PHANDSHAKE", "http"])
+def test_two_stores_share_the_pool_of_a_master(master: MasterProcess, metadata):
+    server = f"http://{master.metadata}/metadata" if metadata == "http" else metadata
+    lender, reader = MooncakeDistributedStore(), MooncakeDistributedStore()
+    try:
+        assert set_up(lender, master.address, metadata=server) == 0
+        assert set_up(reader, master.address, metadata=server, segment=0) == 0
+        assert reader.put("shared", b"v" * 100_000) == 0
+        assert lender.get("shared") == b"v" * 100_000
+        assert reader.get("shared") == b"v" * 100_000
+        assert lender.remove("shared", force=True) == 0
+    finally:
+        assert (reader.close(), lender.close()) == (0, 0)
+
+
+def has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as probe:
+        probe.bind(("::1", 0))
+        return True
+    return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_everything_works_over_ipv6(host, monkeypatch):
+    monkeypatch.setenv("MC_FORCE_TCP", "1")
+    master = start_master("--rpc_address=::1")
+    try:
+        assert master.address.startswith("[::1]:")
+        lender, reader = MooncakeDistributedStore(), MooncakeDistributedStore()
+        assert set_up(lender, master.address, host=host) == 0
+        assert set_up(reader, f"::1:{master.port}", host=host) < 0, "a port needs brackets"
+        assert set_up(reader, master.address, host=host, segment=0) == 0
+        assert reader.put("six", b"v" * 100_000) == 0
+        assert reader.get("six") == b"v" * 100_000
+        reader.close()
+        lender.close()
+    finally:
+        assert master.stop() == 0
+        assert master.process.stdout is not None
+        master.process.stdout.close()
+
+
+def test_the_master_program_ends_with_zero_when_told_to():
+    for tell in ("terminate", "interrupt"):
+        master = start_master()
+        if tell == "terminate":
+            assert master.stop() == 0
+        else:
+            import signal
+
+            master.process.send_signal(signal.SIGINT)
+            assert master.process.wait(10) == 0
+        assert master.process.stdout is not None
+        master.process.stdout.close()
+
+
+def test_an_unreachable_master_raises_soon_and_is_named():
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = "127.0.0.1:%d" % closed.getsockname()[1]
+    begin = time.monotonic()
+    with pytest.raises(mooncake.UnavailableError, match=address) as caught:
+        mooncake.Store(address)
+    assert time.monotonic() - begin < 5.5
+    assert isinstance(caught.value, ConnectionError)
+
+
+def test_a_master_that_never_answers_is_given_up_in_time():
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = "127.0.0.1:%d" % silent.getsockname()[1]
+        begin = time.monotonic()
+        with pytest.raises(mooncake.MooncakeError, match=address):
+            mooncake.Store(address, mooncake.StoreConfig(rpc_timeout_s=2, connect_timeout_s=2))
+        assert time.monotonic() - begin < 6
+
+
+def test_a_dead_master_is_an_error_for_calls_and_no_wait_for_close(
+    mortal_master: MasterProcess,
+):
+    store = MooncakeDistributedStore()
+    assert set_up(store, mortal_master.address) == 0
+    assert store.put("k", b"v") == 0
+    mortal_master.kill()
+    begin = time.monotonic()
+    assert store.put("l", b"v") == -900
+    assert store.get("k") == b""
+    assert store.get_batch(["k", "l"]) == [b"", b""]
+    assert store.is_exist("k") == -900
+    assert store.batch_is_exist(["k", "l"]) == [-900, -900]
+    assert store.get_size("k") == -900
+    assert store.remove("k") == -900
+    assert store.remove_all() == -900
+    assert store.get_buffer("k") is None
+    assert store.health_check() == 2
+    error = mooncake.last_error()
+    assert isinstance(error, mooncake.UnavailableError)
+    assert mortal_master.address in str(error)
+    assert time.monotonic() - begin < 10
+    begin = time.monotonic()
+    assert store.close() == 0
+    assert time.monotonic() - begin < 0.5
+    assert store.health_check() == 1
+
+
+def test_a_master_that_dies_is_logged_once(mortal_master: MasterProcess, caplog):
+    store = MooncakeDistributedStore()
+    assert set_up(store, mortal_master.address) == 0
+    mortal_master.kill()
+    for _ in range(3):
+        assert store.is_exist("k") == -900
+    assert caplog.text.count(mortal_master.address) == 1
+    store.close()
+
+
+def test_what_a_process_lent_is_gone_with_it(master: MasterProcess):
+    lender, reader = MooncakeDistributedStore(), MooncakeDistributedStore()
+    assert set_up(lender, master.address) == 0
+    assert set_up(reader, master.address, segment=0) == 0
+    assert reader.put("lost", b"v") == 0
+    assert lender.close() == 0
+    assert reader.get("lost") == b""
+    assert reader.is_exist("lost") == 0
+    assert reader.close() == 0
+
+
+def test_many_threads_share_one_store():
+    with mooncake.Store(config=mooncake.StoreConfig(segment_bytes=64 * MIB)) as store:
+        failures: list[object] = []
+
+        def work(number: int) -> None:
+            try:
+                for turn in range(50):
+                    key, value = f"{number}/{turn}", bytes([number]) * (1 + 997 * turn)
+                    assert store.put(key, value)
+                    assert store.get(key) == value
+                    target = bytearray(len(value))
+                    assert store.get_into(key, target) == len(value)
+                    assert target == value
+                    store.delete(key, force=True)
+            except BaseException as error:  # noqa: BLE001
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        assert list(store.keys()) == []
+
+
+def test_the_interpreter_runs_on_while_a_call_waits():
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = "127.0.0.1:%d" % silent.getsockname()[1]
+        config = mooncake.StoreConfig(rpc_timeout_s=1, connect_timeout_s=1)
+
+        def join() -> None:
+            with contextlib.suppress(mooncake.MooncakeError):
+                mooncake.Store(address, config)
+
+        waiting = threading.Thread(target=join)
+        waiting.start()
+        turns = 0
+        while waiting.is_alive():
+            turns += 1
+        waiting.join()
+        assert turns > 1000

@@ -1,0 +1,193 @@
+"""`mooncake.Store`: right and wrong use of our own face."""
+
+from __future__ import annotations
+
+import array
+import pickle
+
+import numpy as np
+import pytest
+
+import mooncake
+from mooncake import PutOptions, Store, StoreConfig
+
+
+def test_put_says_whether_it_stored(store: Store):
+    assert store.put("k", b"first") is True
+    assert store.put("k", b"second") is False
+    assert store.get("k") == b"first"
+    assert store.put("k", b"second", overwrite=True) is True
+    assert store.get("k") == b"second"
+
+
+def test_a_missing_object_is_a_key_error_or_the_default(store: Store):
+    with pytest.raises(mooncake.NotFoundError, match="nope") as caught:
+        store.get("nope")
+    assert isinstance(caught.value, KeyError)
+    assert caught.value.key == "nope"
+    assert caught.value.remedy in caught.value.__notes__
+    assert store.get("nope", None) is None
+    assert store.get("nope", default=7) == 7
+
+
+def test_a_store_reads_like_a_mapping_where_it_is_one(store: Store):
+    store["k"] = b"v"
+    store["k"] = b"w"
+    assert store["k"] == b"w"
+    assert "k" in store
+    assert "nope" not in store
+    assert 5 not in store
+    with pytest.raises(KeyError):
+        store["nope"]
+
+
+def test_deleting_says_what_is_in_the_way(store: Store):
+    store.put("k", b"v")
+    store.get("k")
+    with pytest.raises(mooncake.BusyError):
+        store.delete("k")
+    store.delete("k", force=True)
+    with pytest.raises(mooncake.NotFoundError):
+        store.delete("k")
+    store.delete("k", missing_ok=True)
+
+
+def test_looking_takes_no_lease(store: Store):
+    store.put("k", b"v")
+    assert store.exists("k")
+    assert store.exists_many(["k", "nope"]) == [True, False]
+    assert store.size("k") == 1
+    store.delete("k")
+
+
+def test_many_objects_go_at_once(store: Store):
+    values = {f"k{i}": bytes([i]) * 10 for i in range(1, 100)}
+    assert store.put_many(values) == [True] * 99
+    assert store.put_many([("k1", b"x"), (b"new", b"y")]) == [False, True]
+    got = store.get_many([*values, "nope"])
+    assert got == [*values.values(), None]
+    assert store.get_many(["nope"], default=b"-") == [b"-"]
+
+
+def test_a_batch_raises_its_first_failure_after_trying_all(store: Store):
+    with pytest.raises(mooncake.InvalidArgumentError) as caught:
+        store.put_many({"a": b"1", "": b"2", "b": b""})
+    assert "2 of 3 items failed" in caught.value.__notes__
+    assert store.get("a") == b"1"
+
+
+def test_a_buffer_is_read_and_written_without_a_copy(store: Store):
+    numbers = np.arange(1000, dtype=np.float32)
+    store.put("a", numbers)
+    buffer = store.get_buffer("a")
+    assert np.array_equal(np.frombuffer(buffer, np.float32), numbers)
+    assert np.frombuffer(buffer, np.uint8).ctypes.data == buffer.ptr()
+    assert memoryview(buffer).format == "B"
+    with pytest.raises(mooncake.NotFoundError):
+        store.get_buffer("nope")
+
+
+def test_get_into_fills_the_callers_memory(store: Store):
+    store.put("k", b"0123456789")
+    for target in (bytearray(12), array.array("i", [0] * 3), np.zeros((3, 4), np.uint8)):
+        assert store.get_into("k", target) == 10
+        assert bytes(target)[:10] == b"0123456789"
+    with pytest.raises(mooncake.InvalidArgumentError, match="smaller"):
+        store.get_into("k", bytearray(9))
+    with pytest.raises(BufferError):
+        store.get_into("k", b"0" * 10)
+    with pytest.raises(BufferError):
+        store.get_into("k", np.zeros((4, 4), np.uint8)[:, ::2])
+
+
+def test_a_value_with_gaps_is_refused_with_advice(store: Store):
+    with pytest.raises(BufferError, match="ascontiguousarray"):
+        store.put("a", np.arange(10)[::2])
+    with pytest.raises(TypeError, match="encode"):
+        store.put("a", "text")  # type: ignore[arg-type]
+    with pytest.raises(mooncake.InvalidArgumentError, match="empty"):
+        store.put("a", b"")
+
+
+def test_listing_goes_in_order_and_by_prefix(store: Store):
+    store.put_many({"b/2": b"22", "a": b"1", "b/1": b"1", b"\xff": b"r"})
+    assert list(store.keys()) == ["a", "b/1", "b/2", b"\xff"]
+    found = list(store.objects("b/"))
+    assert [(each.key, each.size, each.is_complete) for each in found] == [
+        ("b/1", 1, True),
+        ("b/2", 2, True),
+    ]
+    assert store.clear("b/") == 2
+    assert list(store.keys()) == ["a", b"\xff"]
+    assert store.clear() == 2
+
+
+def test_stats_say_what_happened_and_over_what(store: Store):
+    store.put("k", bytes(100))
+    store.get("k")
+    stats = store.stats()
+    assert stats["pool"]["keys"] == 1
+    assert stats["store"]["hits"] == 1
+    assert sum(count["bytes"] for count in stats["store"]["by_transport"].values()) >= 200
+    (segment,) = store.segments()
+    assert segment.capacity_bytes == 64 << 20
+    assert segment.used_bytes >= 100
+    assert segment.name == store.name
+
+
+def test_options_are_checked_where_they_are_made():
+    options = PutOptions(replicas=2, groups=["g"])
+    assert options == PutOptions(replicas=2, groups=["g"])
+    assert repr(options) == 'PutOptions(replicas=2, soft_pin="preserve", groups=["g"])'
+    for wrong in ({"replicas": 0}, {"soft_pin": "maybe"}, {"soft_pin_ttl_ms": 5}):
+        with pytest.raises(mooncake.InvalidArgumentError):
+            PutOptions(**wrong)
+    with pytest.raises(AttributeError):
+        options.replicas = 3  # type: ignore[misc]
+
+
+def test_options_reach_the_put(store: Store):
+    assert store.put("k", b"v", options=PutOptions(replicas=3, is_hard_pinned=True))
+    with pytest.raises(mooncake.InvalidArgumentError, match="groups"):
+        store.put("l", b"v", options=PutOptions(groups=["a", "b"]))
+
+
+def test_a_closed_store_says_so():
+    store = Store(config=StoreConfig(segment_bytes="16mb"))
+    assert "embedded" in repr(store)
+    store.close()
+    store.close()
+    assert store.is_closed
+    assert "closed" in repr(store)
+    for call in (lambda: store.get("k"), lambda: store.put("k", b"v"), store.check, store.stats):
+        with pytest.raises(mooncake.ClosedError, match="closed"):
+            call()
+
+
+def test_a_store_that_was_not_closed_warns_when_it_goes():
+    store = Store(config=StoreConfig(segment_bytes=0))
+    with pytest.warns(ResourceWarning, match=r"unclosed <mooncake\.Store"):
+        del store
+
+
+def test_wrong_settings_are_named():
+    with pytest.raises(ValueError, match="not a size"):
+        Store(config=StoreConfig(segment_bytes="lots"))
+    with pytest.raises(mooncake.InvalidArgumentError, match="rpc_timeout_s"):
+        Store(config=StoreConfig(rpc_timeout_s=-1.0))
+    with pytest.raises(mooncake.MooncakeError, match="nonsense"):
+        Store("nonsense with spaces")
+
+
+def test_an_error_survives_pickling(store: Store):
+    with pytest.raises(mooncake.NotFoundError) as caught:
+        store.get("nope")
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert type(copy) is mooncake.NotFoundError
+    assert (str(copy), copy.code, copy.key) == (str(caught.value), -704, "nope")
+
+
+def test_two_tenants_do_not_see_each_other(store: Store):
+    with Store(store.master_address, StoreConfig(tenant="other")) as other:
+        store.put("k", b"mine")
+        assert "k" not in other
