@@ -34,7 +34,7 @@ const SEARCH: usize = 1024;
 const FREE: u64 = 1 << 63;
 
 /// A block that was given out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(u32);
 
 /// A stretch of the segment; it ends where the next one begins.
@@ -128,6 +128,37 @@ impl Allocator {
             self.swallow_next(block);
         }
         self.insert_free(block);
+    }
+
+    /// Whether a block of that length would fit if `taken` blocks around this one were free, and
+    /// which of them; this one is the first.
+    pub(super) fn run(
+        &self,
+        around: BlockId,
+        length: u64,
+        taken: impl Fn(BlockId) -> bool,
+    ) -> Option<Vec<BlockId>> {
+        let (need, align) = rounded(length)?;
+        let mut blocks = vec![around];
+        let (mut first, mut last) = (around.0, around.0);
+        let fits = |first: u32, last: u32| {
+            self.offset_of(first).next_multiple_of(align) + need <= self.end_of(last)
+        };
+        for is_back in [true, false] {
+            while !fits(first, last) {
+                let end = if is_back { &mut first } else { &mut last };
+                let record = self.blocks[*end as usize];
+                let next = if is_back { record.before } else { record.after };
+                if next == NONE || !(self.is_free(next) || taken(BlockId(next))) {
+                    break;
+                }
+                if !self.is_free(next) {
+                    blocks.push(BlockId(next));
+                }
+                *end = next;
+            }
+        }
+        fits(first, last).then_some(blocks)
     }
 
     /// Where the block begins.

@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use mooncake_base::{ByteSize, Error, ErrorCode, Moment, Result};
 
+use rustc_hash::FxHashMap;
+
 use super::{
     State,
-    allocator::footprint,
+    allocator::{BlockId, footprint},
     eviction::EvictionPolicy,
     lease::Stamp,
     object::{Flags, Replica},
@@ -40,16 +42,12 @@ struct Hunt {
     need: u64,
     /// By segment: bytes that are free or would be without the victims; `None` if it is no use.
     room: Vec<Option<u64>>,
-    /// Taken from the queue to be evicted, if that is enough.
+    /// Taken from the queue to be evicted, if they lie so that it helps.
     victims: Vec<u32>,
+    /// The memory of the victims: segment and block, and whose it is.
+    taken: FxHashMap<(u32, BlockId), u32>,
     /// Taken from the queue in vain.
     aside: Vec<u32>,
-}
-
-impl Hunt {
-    fn is_enough(&self) -> bool {
-        self.room.iter().flatten().any(|&room| room >= self.need)
-    }
 }
 
 /// The two orders of eviction.
@@ -201,7 +199,13 @@ impl State {
             return false;
         }
         self.unpark_due(now);
-        let mut hunt = Hunt { need, room, victims: Vec::new(), aside: Vec::new() };
+        let mut hunt = Hunt {
+            need,
+            room,
+            victims: Vec::new(),
+            taken: FxHashMap::default(),
+            aside: Vec::new(),
+        };
         let mut is_found = self.hunt(now, Pass::Plain, want, &mut hunt, replicas);
         if !is_found && self.rules.is_soft_pin_evictable {
             is_found = self.hunt(now, Pass::Soft, want, &mut hunt, replicas);
@@ -235,8 +239,8 @@ impl State {
                     for &member in &unit {
                         self.dequeue(member);
                     }
-                    hunt.victims.extend(unit);
-                    if hunt.is_enough() && self.strike(now, hunt, want.length, replicas) {
+                    hunt.victims.extend(&unit);
+                    if self.strike(now, hunt, &unit, want.length, replicas) {
                         return true;
                     }
                 }
@@ -245,23 +249,37 @@ impl State {
         false
     }
 
-    /// Evicts the victims and tries the segments in which there should be room now.
+    /// Evicts victims if some of them, the latest among them, lie so that the object fits where
+    /// they were; only those, and the groups they are of.
     fn strike(
         &mut self,
         now: Moment,
         hunt: &mut Hunt,
+        latest: &[u32],
         length: u64,
         replicas: &mut Vec<Replica>,
     ) -> bool {
-        for object in hunt.victims.drain(..) {
-            self.evict(now, object);
-        }
-        let before = replicas.len();
-        for (slot, room) in hunt.room.iter().enumerate() {
-            if room.is_some_and(|room| room >= hunt.need) && replicas.len() == before {
-                self.try_segment(slot as u32, length, replicas);
+        let copies = latest.iter().flat_map(|&object| self.objects.at(object).replicas.as_slice());
+        let found = copies.into_iter().find_map(|copy| {
+            let segment = copy.segment;
+            hunt.room.get(segment as usize)?.filter(|&room| room >= hunt.need)?;
+            let is_taken = |block| hunt.taken.contains_key(&(segment, block));
+            let run = self.segments.at(segment).allocator.run(copy.block, length, is_taken)?;
+            Some((segment, run))
+        });
+        let Some((segment, run)) = found else { return false };
+        for block in run {
+            // A block whose object went with another one's group is gone already.
+            let Some(&object) = hunt.taken.get(&(segment, block)) else { continue };
+            for member in self.unit(object) {
+                for copy in self.objects.at(member).replicas.as_slice() {
+                    hunt.taken.remove(&(copy.segment, copy.block));
+                }
+                self.evict(now, member);
             }
         }
+        let before = replicas.len();
+        self.try_segment(segment, length, replicas);
         replicas.len() > before
     }
 
@@ -271,6 +289,7 @@ impl State {
         for &member in unit {
             for replica in self.objects.at(member).replicas.as_slice() {
                 if let Some(Some(room)) = hunt.room.get_mut(replica.segment as usize) {
+                    hunt.taken.insert((replica.segment, replica.block), member);
                     *room += self.segments.at(replica.segment).allocator.size(replica.block);
                     helps = true;
                 }

@@ -176,6 +176,22 @@ fn nothing_is_evicted_when_it_cannot_help() {
 }
 
 #[test]
+fn nothing_is_evicted_for_a_hole_that_a_held_object_divides() {
+    let mut pool = Pool::new(5);
+    for key in ["a", "b", "held", "c", "d"] {
+        pool.put(key, MIB).unwrap();
+    }
+    pool.locate("held", true, false).unwrap();
+    fails(pool.put("large", 3 * MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+    assert_eq!(pool.state.totals().keys, 5);
+    // Only those go that make one hole, though an older one is spared.
+    pool.locate("b", false, false).unwrap();
+    pool.put("large", 2 * MIB).unwrap();
+    let (names, _) = pool.list(Selector::All, None, 0);
+    assert_eq!(names, ["a", "b", "held", "large"]);
+}
+
+#[test]
 fn hard_pins_stay_and_soft_pins_go_last() {
     let mut pool = Pool::new(4);
     let soft = PutOptions { soft_pin: SoftPin::Enable(None), ..PutOptions::default() };
