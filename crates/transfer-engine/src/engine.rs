@@ -13,7 +13,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mooncake_base::{Clock, Endpoint, EngineId, Error, ErrorKind, Moment, Result, SystemClock};
+use mooncake_base::{
+    Clock, Endpoint, EngineId, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock,
+};
 use parking_lot::RwLock;
 
 pub use self::registry::Registry;
@@ -63,6 +65,9 @@ struct Inner {
     /// Cheapest first.
     transports: Vec<Arc<dyn Transport>>,
     peers: RwLock<HashMap<String, Arc<Peer>>>,
+    /// Read by those who take memory back, written by those who lend some: a range must not be lent
+    /// anew while peers are still leaving it.
+    leaving: RwLock<()>,
     metrics: Metrics,
     is_closed: AtomicBool,
 }
@@ -114,6 +119,7 @@ impl Engine {
             data,
             transports,
             peers: RwLock::default(),
+            leaving: RwLock::default(),
             metrics: Metrics::default(),
             is_closed: AtomicBool::new(false),
         });
@@ -294,7 +300,13 @@ impl Inner {
             }
         }
         if pieces.iter().any(|piece| piece.outcome.is_none()) {
-            fail_open(pieces, &peer.unreachable());
+            let error = if deadline.has_passed(SystemClock.now()) {
+                let text = "the deadline passed before the bytes were moved";
+                Error::new(ErrorCode::TRANSFER_FAIL, text).with("peer", peer.name())
+            } else {
+                peer.unreachable()
+            };
+            fail_open(pieces, &error);
         }
     }
 
@@ -357,6 +369,7 @@ impl Inner {
 
     /// Has everybody leave a region and takes it out of the table.
     fn withdraw(&self, base: u64) -> Result<()> {
+        let _leaving = self.leaving.read();
         let start = Instant::now();
         let patience = self.config.withdraw_timeout;
         let unpinned = self.lent.regions.unregister(base, patience);

@@ -1,10 +1,12 @@
 //! Moves bytes between registered memory of processes: within one process, between processes of
 //! one host, and over TCP.
 //!
-//! In reading order: [`config`] and [`process`] (what an engine is told, and what a fork does to
-//! it), [`piece`] (what is moved), [`region`] (memory that others may reach), [`memory`] (memory of
-//! our own that peers can map), [`descriptor`] (what a segment says of itself), [`transport`] (the
-//! seam behind which the ways to move bytes sit).
+//! In reading order: [`engine`] (the whole), [`peer`] (another engine, and the paths to it),
+//! [`config`] and [`process`] (what an engine is told, and what a fork does to it), [`piece`] (what
+//! is moved), [`region`] (memory that others may reach), [`memory`] (memory of our own that peers
+//! can map), [`descriptor`] (what a segment says of itself), [`metadata`] and [`handshake`] (where
+//! segments are found, and the socket on which they are asked), [`transport`] (the seam behind
+//! which the ways to move bytes sit), [`metrics`] (what was moved over which way).
 #![warn(missing_docs)]
 
 pub mod config;

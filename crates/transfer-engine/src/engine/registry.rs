@@ -24,7 +24,10 @@ impl Registry<'_> {
     /// server did not take the news.
     pub fn register(&self, address: u64, length: u64, location: &str) -> Result<()> {
         self.inner.usable()?;
+        // A wait no longer than the engine's `withdraw_timeout`.
+        let leaving = self.inner.leaving.write();
         self.inner.lent.regions.register(address, length, location, Backing::User)?;
+        drop(leaving);
         self.inner.announce().inspect_err(|_| {
             // It was just registered, and nobody was told of it.
             let _ = self.inner.withdraw(address);
