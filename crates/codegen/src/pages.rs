@@ -3,6 +3,7 @@
 use std::{fmt::Write as _, path::Path};
 
 use mooncake_base::{env, error::CODES};
+use mooncake_master::{MasterConfig, OPTIONS};
 
 use crate::Generated;
 
@@ -11,7 +12,11 @@ const NOTICE: &str = "<!-- Written by `make generate` from the code; edit that i
 
 /// Every page.
 pub(crate) fn generate() -> Vec<Generated> {
-    vec![page("environment.md", &environment()), page("error-codes.md", &error_codes())]
+    vec![
+        page("environment.md", &environment()),
+        page("error-codes.md", &error_codes()),
+        page("options-master.md", &options_of_the_master()),
+    ]
 }
 
 fn page(name: &str, text: &str) -> Generated {
@@ -43,6 +48,25 @@ fn error_codes() -> String {
     for row in CODES {
         let (number, remedy) = (row.code.number(), cell(row.remedy));
         let _ = writeln!(text, "| {number} | `{}` | `{:?}` | {remedy} |", row.name, row.kind);
+    }
+    text
+}
+
+fn options_of_the_master() -> String {
+    let mut text = "# Options of the master\n\n\
+        Flags of `mooncake_master`, and keys of the file that `--config_path` names. A flag wins over \
+        the environment, that over the file. One dash or two, `=` or a space, `-` or `_` in names; a \
+        switch also as `--name` and `--noname`.\n\n\
+        | Option | Default | What it does |\n|---|---|---|\n"
+        .to_owned();
+    let defaults = MasterConfig::default();
+    for spec in OPTIONS {
+        let mut names = names(spec.name, spec.aliases);
+        if let Some(variable) = spec.env {
+            let _ = write!(names, "<br>environment: `{}`", variable.name);
+        }
+        let default = code(&(spec.show)(&defaults));
+        let _ = writeln!(text, "| {names} | {default} | {} |", cell(spec.help));
     }
     text
 }
