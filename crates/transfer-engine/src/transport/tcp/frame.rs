@@ -36,8 +36,8 @@ pub(super) const REFUSAL_BYTES: usize = 8;
 /// The most ranges in a request. A larger batch is split by the client.
 pub(super) const ENTRIES_MAX: usize = 4096;
 
-/// The most bytes that one request moves. A larger piece is cut by the client. It bounds how long
-/// memory stays pinned and how late a writer notices its deadline.
+/// The most bytes that a request may move. A larger piece is cut by the client. It bounds how long
+/// memory stays pinned.
 pub(super) const PAYLOAD_BYTES_MAX: u64 = 16 << 20;
 
 /// Who is speaking, or who is meant.

@@ -223,11 +223,8 @@ impl Drop for LaneLease<'_> {
 
 impl Lane {
     fn new(stream: TcpStream) -> io::Result<Self> {
-        stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
-        let options = SockRef::from(&stream);
-        options.set_tcp_keepalive(&keepalive())?;
-        options.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX))?;
+        tune(SockRef::from(&stream))?;
         Ok(Self {
             socket: Socket::new(stream),
             sequence: 0,
@@ -325,12 +322,17 @@ impl Lane {
     }
 }
 
-/// How the end of a host is noticed on a connection where nothing is under way.
-pub(super) fn keepalive() -> TcpKeepalive {
-    TcpKeepalive::new()
+/// Sets what both ends of a connection need, whether bytes are under way (acknowledgements are
+/// missed) or not (probes are): the end of a host is noticed.
+pub(super) fn tune(socket: SockRef<'_>) -> io::Result<()> {
+    let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(10))
         .with_interval(Duration::from_secs(5))
-        .with_retries(3)
+        .with_retries(3);
+    socket.set_tcp_keepalive(&keepalive)?;
+    socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX))?;
+    socket.set_tcp_nodelay(true)?;
+    Ok(())
 }
 
 /// A socket that a forked child closes at once, so that the peer does not take it for us.

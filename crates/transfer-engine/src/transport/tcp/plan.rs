@@ -2,7 +2,7 @@
 
 use mooncake_base::{Error, Result};
 
-use super::frame::{ENTRIES_MAX, PAYLOAD_BYTES_MAX};
+use super::frame::ENTRIES_MAX;
 use crate::piece::{Piece, RemoteRange};
 
 /// A part of a piece that goes into one frame.
@@ -17,6 +17,11 @@ pub(super) struct Part {
     /// Whether the piece is done with it.
     is_last: bool,
 }
+
+/// How many bytes go into one of our frames. Less than a request may have: what is under way then
+/// stays in the cache, which made large transfers faster on loopback than frames of the full size
+/// did, and a writer looks at its deadline before each frame.
+const FRAME_BYTES: usize = 4 << 20;
 
 /// How much goes into one frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +40,7 @@ pub(super) struct Plan {
 
 impl FrameLimits {
     /// Our own frames.
-    pub(super) const OWN: Self = Self { parts: ENTRIES_MAX, bytes: PAYLOAD_BYTES_MAX as usize };
+    pub(super) const OWN: Self = Self { parts: ENTRIES_MAX, bytes: FRAME_BYTES };
     /// The established frames: one range, however long.
     pub(super) const ESTABLISHED: Self = Self { parts: 1, bytes: usize::MAX };
 }
@@ -108,6 +113,8 @@ pub(super) fn fail_open(pieces: &mut [Piece], error: &Error) {
     }
 }
 
+const _: () = assert!(FRAME_BYTES as u64 <= super::frame::PAYLOAD_BYTES_MAX);
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -132,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_piece_that_failed_is_not_gone_on_with() {
-        let mut pieces = [piece(1, 3 * PAYLOAD_BYTES_MAX as usize, 5), piece(9, 1, 9)];
+        let mut pieces = [piece(1, 3 * FRAME_BYTES, 5), piece(9, 1, 9)];
         let mut parts = Vec::new();
         let mut plan = Plan::new(&mut pieces, FrameLimits::OWN);
         plan.next_frame(&pieces, &mut parts);
@@ -156,7 +163,7 @@ mod tests {
                     break;
                 }
                 let bytes: usize = parts.iter().map(Part::length).sum();
-                prop_assert!(bytes <= PAYLOAD_BYTES_MAX as usize && parts.len() <= ENTRIES_MAX);
+                prop_assert!(bytes <= FRAME_BYTES && parts.len() <= ENTRIES_MAX);
                 for part in &parts {
                     prop_assert_eq!(part.address, 1000 + moved[part.piece]);
                     prop_assert_eq!(part.remote.address, 5000 + moved[part.piece] as u64);

@@ -13,7 +13,7 @@ use tokio::{runtime::Handle, time::Instant};
 use self::connection::{Connection, Pace};
 use super::{
     frame::{GREETING_BYTES, Greeting, MAGIC, VERSION},
-    lane::keepalive,
+    lane::tune,
 };
 use crate::{
     handshake::acceptor::{Accepted, Acceptor, Surplus},
@@ -80,8 +80,7 @@ impl TcpServer {
 }
 
 async fn serve(accepted: Accepted, shared: Arc<Shared>) -> io::Result<()> {
-    accepted.stream.set_nodelay(true)?;
-    SockRef::from(&accepted.stream).set_tcp_keepalive(&keepalive())?;
+    tune(SockRef::from(&accepted.stream))?;
     let mut connection = Connection::new(accepted);
     // Whoever connects wants something; idle is a connection only after its first request.
     let pace = Pace::until(Instant::now() + shared.settings.progress_timeout);
