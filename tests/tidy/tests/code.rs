@@ -89,9 +89,9 @@ fn nothing_is_left_unfinished_or_switched_off() {
     let pattern = regex(r"\b(todo|unimplemented)!|#\[ignore");
     // What another test starts in a process of its own must look like a test to be found.
     let is_entry = |line: &String| line.contains("#[ignore = \"not a test: ");
-    let found =
-        rust().iter().flat_map(|file| file.matches(&pattern)).filter(|line| !is_entry(line));
-    let found: Vec<_> = found.collect();
+    let files = rust();
+    let lines = files.iter().flat_map(|file| file.matches(&pattern));
+    let found: Vec<_> = lines.filter(|line| !is_entry(line)).collect();
     report("unfinished code or ignored tests", &found);
 }
 
