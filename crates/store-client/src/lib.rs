@@ -1,7 +1,8 @@
 //! Puts and gets objects: placement from the master, payload straight between processes.
 //!
-//! In reading order: [`object`] (what callers name and get back), [`client`] (what they call),
-//! [`config`], [`link`] (the way to the master), [`metrics`].
+//! In reading order: [`store`] (the short way in), [`client`] (the long one, with batches and
+//! memory of the caller's own), [`object`] (what callers name and get back), [`config`], [`link`]
+//! (the way to the master), [`metrics`].
 #![warn(missing_docs)]
 
 pub mod client;
@@ -9,6 +10,7 @@ pub mod config;
 pub mod link;
 pub mod metrics;
 pub mod object;
+pub mod store;
 
 pub use client::{Client, Reservation, Write};
 pub use config::{ClientConfig, LinkConfig};
@@ -18,3 +20,4 @@ pub use object::{
     Located, MasterStatus, ObjectPage, ObjectStatus, ObjectSummary, Place, PutItem, PutOptions,
     PutOutcome, Read, SegmentInfo, SegmentUse, Selector, SoftPin, Span,
 };
+pub use store::Store;

@@ -3,11 +3,12 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use mooncake_base::{ByteSize, Clock, Error, ObjectKey, Result, SystemClock};
-use mooncake_master::{Master, MasterConfig};
+use mooncake_master::{Master, MasterConfig, Origin};
+use mooncake_proto::v1;
 use mooncake_store_client::{
-    Client, ClientConfig, LeanLink, LinkConfig, MasterLink, PutOptions, PutOutcome,
+    CallLink, Client, ClientConfig, LeanLink, LinkConfig, MasterLink, PutOptions, PutOutcome,
 };
-use mooncake_transfer_engine::{Engine, EngineConfig};
+use mooncake_transfer_engine::{Engine, EngineConfig, LocalRange, SharedMemory};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::faulty::FaultyLink;
@@ -96,14 +97,22 @@ impl Cluster {
     /// # Errors
     /// Whatever the master or the engine says.
     pub fn join_with(&self, config: ClientConfig) -> Result<Node> {
+        let link = LeanLink::new(&self.address.to_string(), LinkConfig::default())?;
+        self.join_by(config, Arc::new(link))
+    }
+
+    /// A new member that reaches the master its own way.
+    ///
+    /// # Errors
+    /// Whatever the master or the engine says.
+    pub fn join_by(&self, config: ClientConfig, link: Arc<dyn MasterLink>) -> Result<Node> {
         let engine = EngineConfig {
             name: "127.0.0.1".to_owned(),
             is_tcp_forced: self.settings.is_tcp_forced,
             ..EngineConfig::default()
         };
         let engine = Engine::start(engine, self.runtime.handle().clone())?;
-        let lean = LeanLink::new(&self.address.to_string(), LinkConfig::default())?;
-        let link = FaultyLink::new(Arc::new(lean));
+        let link = FaultyLink::new(link);
         let client =
             Client::connect(config, engine.clone(), Arc::clone(&link) as Arc<dyn MasterLink>)?;
         Ok(Node { client, link, engine })
@@ -112,6 +121,22 @@ impl Cluster {
     /// Where the master answers.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// A link that calls the master directly and has each answer pass through `tamper`.
+    ///
+    /// # Panics
+    /// If there is no master.
+    pub fn tampering_link(
+        &self,
+        tamper: impl Fn(&mut v1::Response) + Send + Sync + 'static,
+    ) -> Arc<dyn MasterLink> {
+        let service = self.master.as_ref().expect("the test did not stop the master").service();
+        Arc::new(CallLink::new("this process", move |request| {
+            let mut response = service.dispatch(request, &Origin::in_process());
+            tamper(&mut response);
+            Ok(response)
+        }))
     }
 
     /// Stops the master; the nodes go on without.
@@ -178,4 +203,15 @@ impl Drop for Node {
 /// If it is empty or too long.
 pub fn key(text: &str) -> ObjectKey {
     ObjectKey::new(text.as_bytes()).expect("tests use keys that are keys")
+}
+
+/// A part of shared memory, as a local range.
+///
+/// # Panics
+/// If it is not all in it.
+pub fn range(memory: &SharedMemory, offset: usize, length: usize) -> LocalRange {
+    assert!(offset + length <= memory.length() as usize, "the range lies in the memory");
+    // SAFETY: nothing of ours holds a reference into shared memory: it is read and written by
+    // copies only. Should it be unmapped too early, the transfer fails and nothing is touched.
+    unsafe { LocalRange::foreign(memory.base() as usize + offset, length) }
 }

@@ -1,0 +1,285 @@
+//! Clients, engines and a master in one process: what puts and reads promise, and what is left of
+//! it when calls, copies and masters are lost.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use mooncake_base::{ErrorCode, ErrorKind, Result};
+use mooncake_proto::v1::{request::Call, response::Call as Answer};
+use mooncake_store_client::{
+    ClientConfig, ObjectStatus, PutItem, PutOptions, PutOutcome, Read, Selector, Span,
+};
+use mooncake_testkit::{
+    Cluster, ClusterSettings, Fault, Gate, Node, Random,
+    cluster::{key, range},
+    until,
+};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn cluster(nodes: usize) -> Cluster {
+    Cluster::start(ClusterSettings { nodes, ..ClusterSettings::default() })
+        .expect("a cluster of one process starts")
+}
+
+fn upsert() -> PutOptions {
+    PutOptions { is_upsert: true, ..PutOptions::default() }
+}
+
+fn lender() -> ClientConfig {
+    ClientConfig { segment_bytes: 16 << 20, ..ClientConfig::default() }
+}
+
+fn code<T: std::fmt::Debug>(outcome: Result<T>) -> ErrorCode {
+    outcome.expect_err("it must fail").code()
+}
+
+/// A node whose fences are over before they begin, while the switch is on.
+fn late_node(cluster: &Cluster) -> (Node, Arc<AtomicBool>) {
+    let switch = Arc::new(AtomicBool::new(true));
+    let is_on = Arc::clone(&switch);
+    let link = cluster.tampering_link(move |response| {
+        if let Some(Answer::Locate(located)) = &mut response.call
+            && is_on.load(Ordering::SeqCst)
+        {
+            located.fence_ms = 0;
+        }
+    });
+    (cluster.join_by(lender(), link).expect("the node joins"), switch)
+}
+
+#[test]
+fn what_is_put_is_got_until_it_is_removed() {
+    let cluster = cluster(2);
+    let [a, b] = &cluster.nodes[..] else { panic!() };
+    let mut random = Random::new();
+    for length in [1, 100, 4097, 3_000_000] {
+        let name = format!("k{length}");
+        let value = random.bytes(length);
+        assert_eq!(a.put(&name, &value).unwrap(), PutOutcome::Stored { replicas: 1 });
+        assert_eq!(b.put(&name, b"other").unwrap(), PutOutcome::Existed);
+        assert_eq!(b.get(&name).unwrap().as_deref(), Some(&value[..]));
+        let status = b.client.exists(&[key(&name)], false).remove(0).unwrap();
+        assert_eq!(status, Some(ObjectStatus::Complete { length: length as u64 }));
+        a.client.remove(&[key(&name)], true).remove(0).unwrap();
+        assert_eq!(a.get(&name).unwrap(), None);
+        assert_eq!(
+            code(a.client.remove(&[key(&name)], true).remove(0)),
+            ErrorCode::OBJECT_NOT_FOUND
+        );
+    }
+    assert_eq!(code(a.put("empty", b"")), ErrorCode::INVALID_PARAMS);
+}
+
+#[test]
+fn a_batch_larger_than_a_message_is_cut_unseen() {
+    let cluster = cluster(1);
+    let client = &cluster.nodes[0].client;
+    let keys: Vec<_> = (0..9000).map(|i| key(&format!("key {i}"))).collect();
+    let reservations = client.reserve(
+        &keys.iter().map(|key| (key.clone(), 16)).collect::<Vec<_>>(),
+        &PutOptions::default(),
+    );
+    let reservations: Vec<_> = reservations.into_iter().map(|r| r.unwrap().unwrap()).collect();
+    assert!(reservations.iter().zip(&keys).all(|(r, key)| r.key() == key));
+    assert!(
+        client
+            .exists(&keys, false)
+            .iter()
+            .all(|s| *s.as_ref().unwrap() == Some(ObjectStatus::Writing))
+    );
+    assert!(client.revoke(reservations).iter().all(Result::is_ok));
+    assert!(client.exists(&keys, false).iter().all(|s| s.as_ref().unwrap().is_none()));
+}
+
+#[test]
+fn the_same_key_twice_in_a_batch_is_put_in_order() {
+    let cluster = cluster(1);
+    let node = &cluster.nodes[0];
+    node.put("source", b"one").unwrap();
+    let memory = node.engine().allocate(4096).unwrap();
+    memory.write(0, b"onetwo").unwrap();
+    // Twice the same memory, at two lengths: their lengths tell the two puts apart.
+    let item = |parts| PutItem { key: key("k"), parts };
+    let (one, two) = ([range(&memory, 0, 3)], [range(&memory, 0, 6)]);
+    let kept = node.client.put(&[item(&one), item(&two)], &PutOptions::default());
+    assert!(
+        matches!(kept[..], [Ok(PutOutcome::Stored { .. }), Ok(PutOutcome::Existed)]),
+        "{kept:?}"
+    );
+    assert_eq!(node.get("k").unwrap().unwrap(), b"one");
+    let replaced = node.client.put(&[item(&one), item(&two)], &upsert());
+    assert!(replaced.iter().all(Result::is_ok), "{replaced:?}");
+    assert_eq!(node.get("k").unwrap().unwrap(), b"onetwo");
+}
+
+#[test]
+fn a_late_read_counts_if_the_object_stood_all_the_time() {
+    let cluster = cluster(0);
+    let (node, _) = late_node(&cluster);
+    node.put("k", b"value").unwrap();
+    assert_eq!(node.get("k").unwrap().unwrap(), b"value");
+    assert_eq!(node.client.metrics().late_reads, 1);
+}
+
+#[test]
+fn a_late_read_of_an_object_that_went_is_thrown_away() {
+    let cluster = cluster(0);
+    let (node, _) = late_node(&cluster);
+    node.put("k", b"value").unwrap();
+    let located = node.client.locate(&[key("k")]).remove(0).unwrap();
+    node.client.remove(&[key("k")], true).remove(0).unwrap();
+    let memory = node.engine().allocate(4096).unwrap();
+    let read = Read::whole(&located, &[]);
+    assert_eq!(code(node.client.read(&[read]).remove(0)), ErrorCode::INVALID_PARAMS);
+    let into = [range(&memory, 0, 4096)];
+    let read = Read::whole(&located, &into);
+    assert_eq!(code(node.client.read(&[read]).remove(0)), ErrorCode::OBJECT_NOT_FOUND);
+    node.put("k", b"VALUE").unwrap();
+    let read = Read::whole(&located, &into);
+    let outcome = node.client.read(&[read]).remove(0);
+    let mut bytes = [0; 5];
+    memory.read(0, &mut bytes).unwrap();
+    match outcome {
+        Ok(length) => assert_eq!((length, &bytes), (5, b"VALUE"), "the newer one or nothing"),
+        Err(error) => assert_eq!(error.code(), ErrorCode::LEASE_EXPIRED),
+    }
+}
+
+#[test]
+fn a_destination_that_is_too_small_is_named_with_both_sizes() {
+    let cluster = cluster(1);
+    let node = &cluster.nodes[0];
+    node.put("k", &[7; 1000]).unwrap();
+    let located = node.client.locate(&[key("k")]).remove(0).unwrap();
+    let memory = node.engine().allocate(4096).unwrap();
+    let read =
+        |span, into: &[_]| node.client.read(&[Read { located: &located, span, into }]).remove(0);
+    let error = read(Span::Whole, &[range(&memory, 0, 999)]).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::INVALID_PARAMS);
+    assert!(error.to_string().contains("999") && error.to_string().contains("1000"), "{error}");
+    let scattered = [range(&memory, 0, 500), range(&memory, 2000, 500), range(&memory, 3000, 9)];
+    assert_eq!(read(Span::Whole, &scattered).unwrap(), 1000);
+    let part = Span::Range { offset: 990, length: 10 };
+    assert_eq!(read(part, &[range(&memory, 0, 10)]).unwrap(), 10);
+    let outside = Span::Range { offset: 990, length: 11 };
+    assert_eq!(code(read(outside, &[range(&memory, 0, 11)])), ErrorCode::INVALID_PARAMS);
+}
+
+#[test]
+fn a_put_after_its_window_leaves_nothing_behind() {
+    let cluster = cluster(1);
+    let link = cluster.tampering_link(|response| {
+        if let Some(Answer::PutStart(started)) = &mut response.call {
+            started.write_window_ms = 0;
+        }
+    });
+    let late = cluster.join_by(ClientConfig::default(), link).unwrap();
+    assert_eq!(code(late.put("k", b"late")), ErrorCode::WRITE_FAIL);
+    assert_eq!(cluster.nodes[0].get("k").unwrap(), None);
+    cluster.nodes[0].put("k", b"again").unwrap();
+    assert_eq!(cluster.nodes[0].get("k").unwrap().unwrap(), b"again");
+}
+
+#[test]
+fn a_copy_that_is_lost_is_read_from_another() {
+    let cluster = cluster(3);
+    let options = PutOptions { replicas: 2, ..PutOptions::default() };
+    let value = Random::new().bytes(10_000);
+    let stored = cluster.nodes[0].client.put_bytes(&key("k"), &value, &options).unwrap();
+    assert_eq!(stored, PutOutcome::Stored { replicas: 2 });
+    let reader = cluster.join(0).unwrap();
+    let located = reader.client.locate(&[key("k")]).remove(0).unwrap();
+    let lost = &located.places()[0].segment.endpoint;
+    let holder = cluster.nodes.iter().find(|node| node.engine().segment_name() == lost).unwrap();
+    // Its process lives on for the master, but no byte can be had from it any more.
+    holder.engine().close(mooncake_base::Moment::default());
+    for _ in 0..2 {
+        assert_eq!(reader.get("k").unwrap().unwrap(), value);
+    }
+}
+
+#[test]
+fn a_master_that_forgot_us_is_told_again_by_the_next_put() {
+    let mut cluster = cluster(1);
+    cluster.nodes[0].put("before", b"1").unwrap();
+    let mounted = cluster.nodes[0].client.mounted();
+    cluster.start_master().unwrap();
+    let node = &cluster.nodes[0];
+    until(LIMIT, "a put succeeds", || node.put("after", b"2").ok());
+    assert_eq!(node.get("after").unwrap().unwrap(), b"2");
+    let segments = node.client.segments().unwrap();
+    assert_eq!(segments.iter().map(|s| s.segment.id).collect::<Vec<_>>(), mounted);
+}
+
+#[test]
+fn a_lost_answer_is_an_error_and_no_half_object() {
+    let cluster = cluster(1);
+    let node = &cluster.nodes[0];
+    node.link.inject(1, Fault::LoseAnswer, |call| matches!(call, Call::PutEnd(_)));
+    assert_eq!(code(node.put("ended", b"whole")), ErrorCode::RPC_TIMEOUT);
+    assert_eq!(node.get("ended").unwrap().unwrap(), b"whole", "the end was done");
+    node.link.inject(1, Fault::LoseRequest, |call| matches!(call, Call::PutEnd(_)));
+    assert_eq!(code(node.put("open", b"whole")), ErrorCode::RPC_TIMEOUT);
+    let status = node.client.exists(&[key("open")], false).remove(0).unwrap();
+    assert_eq!(status, Some(ObjectStatus::Writing));
+    assert!(node.get("open").is_err(), "it is not there yet and must not look so");
+}
+
+#[test]
+fn closing_does_not_wait_for_a_master_that_hangs() {
+    let cluster = cluster(1);
+    let node = &cluster.nodes[0];
+    let gate = Gate::new();
+    node.link.inject(usize::MAX, Fault::Hold(gate.clone()), |_| true);
+    let start = Instant::now();
+    node.client.close();
+    assert!(start.elapsed() < Duration::from_millis(900), "{:?}", start.elapsed());
+    node.client.close();
+    gate.open();
+    assert_eq!(node.get("k").unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(node.put("k", b"v").unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(node.client.health().unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(node.client.mount(4096).unwrap_err().kind(), ErrorKind::Closed);
+}
+
+#[test]
+fn memory_can_be_lent_and_taken_back() {
+    let cluster = cluster(1);
+    let node = cluster
+        .join_with(ClientConfig { segment_bytes_max: 8 << 20, ..ClientConfig::default() })
+        .unwrap();
+    assert_eq!(node.client.segments().unwrap().len(), 1);
+    let mounted = node.client.mount(20 << 20).unwrap();
+    assert_eq!(mounted.len(), 3, "cut at the largest size");
+    assert_eq!(node.client.segments().unwrap().len(), 4);
+    for segment in &mounted {
+        node.client.unmount(*segment).unwrap();
+    }
+    assert_eq!(code(node.client.unmount(mounted[0])), ErrorCode::SEGMENT_NOT_FOUND);
+    assert_eq!(node.client.segments().unwrap().len(), 1);
+}
+
+#[test]
+fn objects_are_listed_and_removed_by_what_their_keys_are() {
+    let cluster = cluster(1);
+    let node = &cluster.nodes[0];
+    for name in ["a/1", "a/2", "b/1"] {
+        node.put(name, b"x").unwrap();
+    }
+    let page = node.client.list(&Selector::Prefix(b"a/".to_vec()), None, 1).unwrap();
+    assert_eq!((page.objects[0].key.clone(), page.is_last), (key("a/1"), false));
+    let page = node.client.list(&Selector::Prefix(b"a/".to_vec()), Some(&key("a/1")), 0).unwrap();
+    assert_eq!((page.objects.len(), page.is_last), (1, true));
+    assert_eq!(node.client.remove_matching(&Selector::Regex("/1$".into()), false).unwrap(), 2);
+    assert_eq!(node.client.remove_matching(&Selector::All, false).unwrap(), 1);
+    assert_eq!(
+        code(node.client.remove_matching(&Selector::Regex("(".into()), false)),
+        ErrorCode::INVALID_PARAMS
+    );
+}
