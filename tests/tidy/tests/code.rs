@@ -31,7 +31,6 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/transfer-engine/tests/", "lends buffers of the tests"),
     ("crates/transfer-engine/examples/", "lends buffers of the example"),
     ("crates/store-client/src/client/bytes.rs", "lends the caller's slices to transfers"),
-    ("crates/store-client/src/store.rs", "lends the caller's slices to transfers"),
     ("crates/testkit/src/cluster.rs", "lends buffers of the tests"),
     ("crates/python/src/buffer.rs", "the buffer protocol"),
 ];
