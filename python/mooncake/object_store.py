@@ -36,7 +36,7 @@ class StoreConfig:
             system only where objects are put.
         name: ``host[:port]`` by which peers reach this process; "" finds it out.
         metadata: ``"P2PHANDSHAKE"``, or the URL of a metadata server.
-        tenant: Whose namespace the keys live in.
+        tenant: Whose namespace the keys live in. A master without tenants has one for all.
         is_tcp_forced: Move bytes over TCP only; None does as ``MC_FORCE_TCP`` says.
         rpc_timeout_s: How long the master may take to answer a call.
         connect_timeout_s: How long to try to reach the master.

@@ -185,9 +185,3 @@ def test_an_error_survives_pickling(store: Store):
     copy = pickle.loads(pickle.dumps(caught.value))
     assert type(copy) is mooncake.NotFoundError
     assert (str(copy), copy.code, copy.key) == (str(caught.value), -704, "nope")
-
-
-def test_two_tenants_do_not_see_each_other(store: Store):
-    with Store(store.master_address, StoreConfig(tenant="other")) as other:
-        store.put("k", b"mine")
-        assert "k" not in other

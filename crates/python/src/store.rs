@@ -81,7 +81,7 @@ impl Store {
         };
         let settings = or_raise(py, Settings::read(arguments))?;
         let runtime = or_raise(py, runtime())?;
-        let opened = detached(py, || Open::open(settings, runtime)).and_then(|opened| opened);
+        let opened = detached(py, || Open::start(settings, runtime)).and_then(|opened| opened);
         let store = Arc::new(or_raise(py, opened)?);
         open::remember(&store);
         Ok(Self(Some(store)))
@@ -192,9 +192,10 @@ impl Store {
         let found = self.call(py, |client| probe(client, names, lease))?;
         let size = |found: Result<ObjectStatus>| match found? {
             ObjectStatus::Complete { length } => Ok(length),
-            ObjectStatus::Writing => {
-                Err(Error::new(ErrorCode::REPLICA_IS_NOT_READY, "the object is being written"))
-            }
+            ObjectStatus::Writing => Err(Error::new(
+                ErrorCode::REPLICA_IS_NOT_READY,
+                "the object is still being written",
+            )),
         };
         outcomes(py, &keys, found.into_iter().map(size).collect())
     }
@@ -280,6 +281,9 @@ impl Store {
         let open = self.open();
         let registered = detached(py, || {
             let (address, length) = (address.0 as u64, length.0 as u64);
+            if address == 0 {
+                return Err(Error::invalid("the buffer address is null"));
+            }
             open.engine()?.regions().register(address, length, "cpu:0")
         });
         or_raise(py, registered.and_then(|registered| registered))
@@ -411,11 +415,13 @@ fn probe(
     keys: Vec<Result<ObjectKey>>,
     takes_lease: bool,
 ) -> Vec<Result<ObjectStatus>> {
-    let absent = || Error::new(ErrorCode::OBJECT_NOT_FOUND, "no object has that key");
-    among_good(keys, |keys| client.exists(&keys, takes_lease))
-        .into_iter()
-        .map(|found| found?.ok_or_else(absent))
-        .collect()
+    among_good(keys, |keys| {
+        let found = client.exists(&keys, takes_lease);
+        let absent = |key: &ObjectKey| {
+            Error::new(ErrorCode::OBJECT_NOT_FOUND, "no object has that key").with("key", key)
+        };
+        found.into_iter().zip(&keys).map(|(found, key)| found?.ok_or_else(|| absent(key))).collect()
+    })
 }
 
 fn local(ranges: Ranges) -> Vec<Vec<LocalRange>> {

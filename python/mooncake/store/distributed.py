@@ -675,7 +675,7 @@ def _refuse_unready() -> MooncakeError:
 
 def _contiguous(value: Readable | Sequence[Readable]) -> Readable:
     view = memoryview(value)  # type: ignore[arg-type]
-    return view if view.contiguous and view.ndim > 0 else view.tobytes()
+    return view if view.c_contiguous and view.ndim > 0 else view.tobytes()
 
 
 def _paired(

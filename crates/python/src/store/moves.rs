@@ -90,12 +90,12 @@ pub(crate) fn read(
 ) -> Vec<Result<u64>> {
     let mut ranges = into.iter();
     among_good(located, |located| {
-        let mut reads: Vec<Read<'_>> = located
+        let reads: Vec<Read<'_>> = located
             .into_iter()
             .zip(ranges.by_ref())
             .map(|(located, range)| Read::whole(located, std::slice::from_ref(range)))
             .collect();
-        client.read(&mut reads)
+        client.read(&reads)
     })
 }
 
@@ -118,9 +118,9 @@ pub(crate) fn get_into(
         })
         .collect();
     among_good(fitting, |fitting| {
-        let mut reads: Vec<Read<'_>> =
+        let reads: Vec<Read<'_>> =
             fitting.into_iter().map(|(located, into)| Read::whole(located, into)).collect();
-        client.read(&mut reads)
+        client.read(&reads)
     })
 }
 

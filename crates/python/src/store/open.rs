@@ -44,7 +44,7 @@ impl Open {
     /// # Errors
     /// The master cannot be reached, the metadata server refuses, or there is no memory. Nothing
     /// is left behind.
-    pub(crate) fn open(settings: Settings, runtime: &'static Runtime) -> Result<Self> {
+    pub(crate) fn start(settings: Settings, runtime: &'static Runtime) -> Result<Self> {
         let engine = Engine::start(settings.engine, runtime.handle().clone())?;
         let joined = link(&settings.master, settings.link, settings.embedded, runtime).and_then(
             |(link, master)| match Client::connect(settings.client, engine.clone(), link) {

@@ -71,16 +71,21 @@ impl Settings {
 }
 
 fn engine(arguments: &Arguments) -> Result<EngineConfig> {
+    let is_port_fixed = env::MC_LEGACY_RPC_PORT_BINDING.is_on();
     let mut config = EngineConfig {
         name: arguments.name.clone(),
         metadata: arguments.metadata.clone(),
         is_tcp_forced: arguments.is_tcp_forced.unwrap_or_else(|| env::MC_FORCE_TCP.is_on()),
         bind_address: env::MC_TCP_BIND_ADDRESS.read().filter(|address| !address.is_empty()),
-        is_port_fixed: env::MC_LEGACY_RPC_PORT_BINDING.is_on(),
+        is_port_fixed,
         is_huge_page_wanted: env::MC_STORE_USE_HUGEPAGE.is_on(),
         ..EngineConfig::default()
     };
-    config.ports = ports(&env::MC_MIN_RPC_PORT, &env::MC_MAX_RPC_PORT, config.ports)?;
+    if config.is_p2p() && !is_port_fixed {
+        // The port only tells stores apart here; the engine finds one, and names itself by it.
+        config.name = host(&arguments.name).to_owned();
+    }
+    config.ports = ports(&env::MC_MIN_RPC_PORT, &env::MC_MAX_RPC_PORT, &config.ports)?;
     if let Some(cluster) = env::MC_METADATA_CLUSTER_ID.read().filter(|id| !id.is_empty()) {
         config.metadata_prefix = format!("mooncake/{cluster}/");
     }
@@ -91,6 +96,14 @@ fn engine(arguments: &Arguments) -> Result<EngineConfig> {
         config.connect_timeout = timeout;
     }
     Ok(config)
+}
+
+/// The name without what follows a colon that is no part of an IPv6 address.
+fn host(name: &str) -> &str {
+    match name.rsplit_once(':') {
+        Some((host, _)) if !host.contains(':') || host.ends_with(']') => host,
+        _ => name,
+    }
 }
 
 fn embedded(listen: &str) -> Result<MasterConfig> {
@@ -106,10 +119,11 @@ fn embedded(listen: &str) -> Result<MasterConfig> {
 fn ports(
     first: &'static EnvVar,
     last: &'static EnvVar,
-    default: RangeInclusive<u16>,
+    default: &RangeInclusive<u16>,
 ) -> Result<RangeInclusive<u16>> {
-    let first_port = value(first, read_number)?.unwrap_or(*default.start());
-    let last_port = value(last, read_number)?.unwrap_or(*default.end());
+    let (lowest, highest) = (*default.start(), *default.end());
+    let first_port = value(first, read_number)?.unwrap_or(lowest);
+    let last_port = value(last, read_number)?.unwrap_or(highest);
     if first_port <= last_port {
         return Ok(first_port..=last_port);
     }

@@ -1,0 +1,167 @@
+"""The package as a whole: import, names, types, the table of codes."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import assert_quiet, run_script
+
+import mooncake
+from mooncake import _native, errors
+
+MODULES = sorted(
+    found.name
+    for found in pkgutil.walk_packages(mooncake.__path__, "mooncake.")
+    if not found.name.startswith("mooncake._native")
+)
+
+
+def test_import_is_quick():
+    source = "import time; begin = time.perf_counter(); import {}; print(time.perf_counter() - begin)"
+    for module, limit_s in (("mooncake", 0.1), ("mooncake.store", 0.5)):
+        best = min(float(run_script(source.format(module)).stdout) for _ in range(5))
+        assert best < limit_s, module
+
+
+def test_nothing_outside_of_the_standard_library_is_needed():
+    source = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in {*sys.stdlib_module_names, "mooncake"}:
+            raise ImportError(f"{name} is not installed here")
+sys.meta_path.insert(0, Blocker())
+import mooncake.store, mooncake.async_store, mooncake.cli, mooncake.command, mooncake.mooncake_config
+with mooncake.Store() as store:
+    store.put("k", b"v")
+    assert store.get("k") == b"v"
+store = mooncake.store.MooncakeDistributedStore()
+assert store.setup("localhost", "P2PHANDSHAKE", master_server_addr="embedded") == 0
+assert store.put("k", bytearray(b"v")) == 0
+assert sys.modules.keys().isdisjoint({"numpy", "torch"})
+"""
+    assert_quiet(run_script(source))
+
+
+@pytest.mark.parametrize("name", ["mooncake", *MODULES])
+def test_the_public_names_are_sorted_and_exist(name):
+    module = importlib.import_module(name)
+    assert module.__doc__
+    public = module.__all__
+    assert public == sorted(public, key=isort_key)
+    for each in public:
+        assert getattr(module, each) is not None
+
+
+def isort_key(name: str) -> tuple[int, str]:
+    """Constants, then classes, then the rest."""
+    if name.isupper() and len(name) > 1:
+        return (0, name)
+    return (1, name) if name[:1].isupper() else (2, name)
+
+
+def test_lazy_names_are_listed_and_unknown_ones_refused():
+    assert set(mooncake.__all__) <= set(dir(mooncake))
+    with pytest.raises(AttributeError, match="nonsense"):
+        mooncake.nonsense  # noqa: B018
+
+
+def test_the_version_is_that_of_the_distribution():
+    from importlib.metadata import version
+
+    assert mooncake.__version__ == version("mooncake-transfer-engine")
+
+
+def test_every_kind_of_failure_has_a_class_and_every_class_a_kind():
+    kinds = {kind for _, _, kind, _ in _native.codes()} | {"Closed"}
+    assert kinds == set(errors.CLASSES)
+    named = {getattr(errors, name) for name in errors.__all__} - {errors.MooncakeError}
+    classes = {each for each in named if isinstance(each, type)}
+    assert classes == set(errors.CLASSES.values())
+    assert len(classes) == len(errors.CLASSES)
+
+
+def test_every_code_makes_an_exception_of_its_kind():
+    for number, name, kind, remedy in _native.codes():
+        error = _native.failure(number, "what happened", key="k")
+        assert type(error) is errors.CLASSES[kind]
+        assert (error.code, error.code_name, error.remedy) == (number, name, remedy)
+        assert (str(error), error.key) == ("what happened", "k")
+        assert str(mooncake.last_error()) == "what happened"
+
+
+def test_the_tree_in_the_docstring_is_the_tree():
+    drawn = [line for line in (errors.__doc__ or "").splitlines() if line[:1] in "├└"]
+    for line, each in zip(drawn, errors.CLASSES.values(), strict=True):
+        name, _, rest = line.removeprefix("├── ").removeprefix("└── ").partition(" ")
+        second = rest[1 : rest.index(")")] if rest.startswith("(") else ""
+        assert name == each.__name__
+        bases = [base.__name__ for base in each.__bases__]
+        assert bases == ["MooncakeError", *([second] if second else [])]
+
+
+def test_the_numbers_of_the_adapter_are_those_of_the_table():
+    from mooncake.store import codes
+
+    table = {name: number for number, name, _, _ in _native.codes()}
+    for name in codes.__all__:
+        assert getattr(codes, name) == table.get(name, 0), name
+
+
+def test_the_environment_is_documented():
+    for name, _, _, help_text, _ in _native.environment():
+        assert name.startswith(("MC_", "MOONCAKE_"))
+        assert help_text
+
+
+@pytest.mark.timeout(300)
+def test_the_types_are_true():
+    for command in (
+        ["mypy", "--no-error-summary"],
+        ["mypy.stubtest", "mooncake._native", "--ignore-disjoint-bases"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", *command], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_logs_go_to_python_on_request():
+    source = """
+import logging, time
+records = []
+class Keep(logging.Handler):
+    def emit(self, record): records.append((record.levelno, record.name, record.getMessage()))
+logging.getLogger("there").addHandler(Keep())
+logging.getLogger("there").setLevel(1)
+import mooncake
+mooncake.log_to_python("there")
+mooncake.log_to_python("there")
+with mooncake.Store() as store:
+    store.put("k", b"v")
+deadline = time.monotonic() + 10
+while not records and time.monotonic() < deadline:
+    time.sleep(0.01)
+level, name, text = records[0]
+assert name.startswith("there.mooncake_"), name
+assert level <= logging.DEBUG and text, records[0]
+"""
+    assert_quiet(run_script(source, env={"MOONCAKE_LOG": "trace"}))
+
+
+def test_logs_go_to_standard_error_otherwise():
+    source = "import mooncake\nwith mooncake.Store(): pass"
+    loud = run_script(source, env={"MC_LOG_LEVEL": "TRACE"})
+    assert "mooncake" in loud.stderr
+    assert_quiet(run_script(source, env={"MC_LOG_LEVEL": "1"}))
+
+
+def test_a_silent_second_is_not_part_of_any_close():
+    begin = time.monotonic()
+    mooncake.Store().close()
+    assert time.monotonic() - begin < 1.0

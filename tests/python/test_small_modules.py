@@ -1,0 +1,177 @@
+"""The configuration, the coroutines and the commands."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import MIB, MasterProcess, set_up
+
+import mooncake
+from mooncake._sizes import parse_size
+from mooncake.async_store import MooncakeDistributedStoreAsync
+from mooncake.mooncake_config import MooncakeConfig
+
+REQUIRED = {
+    "local_hostname": "localhost",
+    "metadata_server": "P2PHANDSHAKE",
+    "master_server_address": "localhost:50051",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("1024", 1024), ("16 mb", 16 * MIB), ("1.5gb", 3 << 29), ("2KiB", 2048), ("7b", 7)],
+)
+def test_sizes_are_read_as_people_write_them(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "mb", "-1", "1 pb", "1.2.3", "ten", -1])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ValueError, match="not a size"):
+        parse_size(text)
+
+
+def test_a_file_is_read_with_the_established_defaults(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**REQUIRED, "global_segment_size": "1gb", "tenant_id": None}))
+    config = MooncakeConfig.from_file(str(path))
+    assert (config.global_segment_size, config.local_buffer_size) == (1 << 30, 1073741824)
+    assert (config.protocol, config.device_name, config.tenant_id) == ("tcp", "", "default")
+
+
+@pytest.mark.parametrize("field", REQUIRED)
+def test_a_file_without_a_required_field_is_refused(tmp_path, field):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({k: v for k, v in REQUIRED.items() if k != field}))
+    with pytest.raises(ValueError, match=f"Missing required config field: {field}"):
+        MooncakeConfig.from_file(str(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"local_hostname": " "}, "Config field 'local_hostname' must be a non-empty string"),
+        ({"protocol": ""}, "protocol"),
+        ({"global_segment_size": -1}, "Invalid global_segment_size: -1. Size must be non-negative"),
+        ({"global_segment_size": ""}, "global_segment_size"),
+        ({"enable_ssd_offload": "maybe"}, "Invalid boolean value: maybe"),
+    ],
+)
+def test_a_file_with_a_wrong_value_is_refused(tmp_path, change, text):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**REQUIRED, **change}))
+    with pytest.raises(ValueError, match=text):
+        MooncakeConfig.from_file(str(path))
+
+
+def test_the_environment_is_read(monkeypatch, tmp_path):
+    for name in list(os.environ):
+        if name.startswith("MOONCAKE_"):
+            monkeypatch.delenv(name)
+    with pytest.raises(ValueError, match="Neither the environment variable"):
+        MooncakeConfig.load_from_env()
+    monkeypatch.setenv("MOONCAKE_MASTER", "m:1")
+    monkeypatch.setenv("MOONCAKE_GLOBAL_SEGMENT_SIZE", "4gb")
+    monkeypatch.setenv("MOONCAKE_PROTOCOL", " TCP ")
+    config = MooncakeConfig.load_from_env()
+    assert (config.master_server_address, config.local_hostname) == ("m:1", "localhost")
+    assert (config.global_segment_size, config.protocol) == (4 << 30, "tcp")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(REQUIRED))
+    monkeypatch.setenv("MOONCAKE_CONFIG_PATH", str(path))
+    assert MooncakeConfig.load_from_env().master_server_address == "localhost:50051"
+
+
+def test_every_call_is_also_a_coroutine():
+    async def talk() -> tuple[int, bytes, list[int]]:
+        store = MooncakeDistributedStoreAsync()
+        assert await store.async_setup(
+            "localhost", "P2PHANDSHAKE", 64 * MIB, 0, "tcp", "", master_server_addr="embedded"
+        ) == 0
+        stored = await store.async_put("k", b"v")
+        got, exist = await asyncio.gather(
+            store.async_get("k"), store.async_batch_is_exist(["k", "nope"])
+        )
+        await store.async_close()
+        return stored, got, exist
+
+    assert asyncio.run(talk()) == (0, b"v", [1, 0])
+
+
+def test_an_unknown_coroutine_is_no_attribute():
+    store = MooncakeDistributedStoreAsync()
+    for name in ("async_nonsense", "nonsense", "async__put", "async_"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(store, name)
+    assert set_up(store, "embedded") == 0
+    store.note = "an attribute of an instance"
+    store.close()
+
+
+def command(*arguments: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "mooncake.command", *arguments],
+        input=data,
+        capture_output=True,
+        timeout=50,
+        check=False,
+    )
+
+
+def test_the_demo_shows_two_processes():
+    done = command("demo")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"a second process joined" in done.stdout
+    assert b"from-child, from-parent" in done.stdout
+
+
+def test_the_doctor_proves_the_transports():
+    done = command("doctor")
+    assert b"shm   works" in done.stdout, done.stdout + done.stderr
+    assert b"tcp   works" in done.stdout
+    assert done.returncode == 0
+
+
+def test_objects_are_put_listed_read_and_removed_from_the_shell(master: MasterProcess, tmp_path):
+    path = tmp_path / "value"
+    path.write_bytes(b"from a file")
+    to = f"--master={master.address}"
+    config = mooncake.StoreConfig(segment_bytes="32mb")
+    with mooncake.Store(master.address, config):
+        assert command("put", to, "a/1", str(path)).returncode == 0
+        assert command("put", to, "a/2", data=b"from a pipe").returncode == 0
+        kept = command("put", to, "a/1", data=b"other")
+        assert (kept.returncode, b"kept" in kept.stderr) == (1, True)
+        assert command("put", to, "--overwrite", "a/1", data=b"other").returncode == 0
+        assert command("get", to, "a/1").stdout == b"other"
+        assert command("get", to, "a/2", str(path)).returncode == 0
+        assert path.read_bytes() == b"from a pipe"
+        listed = command("ls", to, "a/").stdout.decode().split()
+        assert listed == ["5", "1", "a/1", "11", "1", "a/2"]
+        assert b"objects   2" in command("stat", to).stdout
+        assert command("rm", to, "--force", "a/1", "a/2").returncode == 0
+        gone = command("rm", to, "a/1")
+        assert (gone.returncode, b"a/1" in gone.stderr) == (1, True)
+        assert command("get", to, "a/1").returncode == 1
+
+
+def test_a_command_without_a_master_says_what_to_check():
+    done = command("ls", "--master=127.0.0.1:1")
+    assert done.returncode == 1
+    assert b"127.0.0.1:1" in done.stderr
+    assert b"check that it runs" in done.stderr
+    assert command("nonsense").returncode == 2
+
+
+def test_the_master_refuses_an_unknown_flag():
+    done = subprocess.run(
+        [sys.executable, "-m", "mooncake.cli", "--rpc_prt=1"], capture_output=True, check=False
+    )
+    assert done.returncode == 1
+    assert b"rpc_port" in done.stderr
