@@ -157,20 +157,28 @@ impl Drop for Process {
 fn master_binary() -> PathBuf {
     static BUILT: Once = Once::new();
     let binary = beside_tests("mooncake_master");
-    BUILT.call_once(|| {
-        let profile = binary.parent().expect("a program lies in a folder");
-        let target = profile.parent().expect("and that in the target folder");
-        let mut build = Command::new(env!("CARGO"));
-        build
-            .args(["build", "--quiet", "--package", "mooncake-master", "--target-dir"])
-            .arg(target);
-        if profile.ends_with("release") {
-            build.arg("--release");
-        }
-        let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status();
-        assert!(status.is_ok_and(|status| status.success()), "the master does not build");
-    });
+    BUILT.call_once(|| build(&["--package", "mooncake-master"]));
     binary
+}
+
+/// The program of the README, built.
+pub fn hello_example() -> PathBuf {
+    static BUILT: Once = Once::new();
+    BUILT.call_once(|| build(&["--package", "mooncake-store-client", "--example", "hello"]));
+    beside_tests("examples").join("hello")
+}
+
+/// Builds where the tests were built.
+fn build(what: &[&str]) {
+    let profile = beside_tests("");
+    let target = profile.parent().expect("the profile's folder lies in the target folder");
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet"]).args(what).arg("--target-dir").arg(target);
+    if profile.ends_with("release") {
+        build.arg("--release");
+    }
+    let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status();
+    assert!(status.is_ok_and(|status| status.success()), "{what:?} does not build");
 }
 
 /// A program of this workspace: tests lie in `deps`, one folder below.

@@ -1,8 +1,11 @@
 //! A master and nodes as real processes: what they share, and what is left when one is killed.
 
-use std::time::{Duration, Instant};
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
 
-use mooncake_cluster_tests::{MasterProcess, NodeProcess};
+use mooncake_cluster_tests::{MasterProcess, NodeProcess, hello_example};
 use mooncake_testkit::until;
 
 /// No call of a node may take longer, whoever is dead: its own limits are 5 s.
@@ -53,15 +56,10 @@ fn a_killed_node_takes_its_own_keys_with_it_and_nothing_else() {
     let mut dying = NodeProcess::start(&master.address, &[]);
     assert_eq!(ask(&mut dying, "put lost 100000 1"), "stored 1");
     let mut living = NodeProcess::start(&master.address, &[]);
-    until(CALL, "a put lands on the living node", {
-        let mut round = 0;
-        let living = &mut living;
-        move || {
-            round += 1;
-            assert_eq!(ask(living, &format!("put copied{round} 100000 {round} 2")), "stored 2");
-            (round == 5).then_some(())
-        }
-    });
+    for round in 1..=5 {
+        let put = format!("put copied{round} 100000 {round} 2");
+        assert_eq!(ask(&mut living, &put), "stored 2");
+    }
     dying.kill();
     let start = Instant::now();
     let answer = ask(&mut living, "get lost 100000 1");
@@ -106,4 +104,11 @@ fn closing_is_quick_though_the_master_is_dead() {
     assert!(millis < 500, "{millis} ms");
     assert!(ask(&mut node, "get k 1000 1").contains("closed"));
     assert!(node.ends(CALL));
+}
+
+#[test]
+fn the_program_of_the_readme_runs() {
+    let master = MasterProcess::start(ANYWHERE, &[]);
+    let ended = Command::new(hello_example()).arg(&master.address).status().unwrap();
+    assert!(ended.success(), "{ended}");
 }
