@@ -1,5 +1,7 @@
 //! A running master: bound, served, stopped.
 
+mod interface;
+
 use std::{io, net::SocketAddr, os::linux::net::SocketAddrExt, sync::Arc, time::Duration};
 
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
@@ -105,7 +107,11 @@ pub async fn start(config: MasterConfig) -> Result<Master> {
 /// As [`start`].
 pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<Master> {
     config.check()?;
-    let rpc = bind(&config.rpc_address, config.effective_rpc_port(), "rpc_port").await?;
+    let host = match &config.rpc_interface[..] {
+        "" => config.rpc_address.clone(),
+        name => interface::address_of(name)?.to_string(),
+    };
+    let rpc = bind(&host, config.effective_rpc_port(), "rpc_port").await?;
     let admin = if config.has_admin { Some(bind_admin(&config).await?) } else { None };
     let metadata = if config.has_metadata {
         let option = "http_metadata_server_port";
