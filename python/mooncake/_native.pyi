@@ -11,6 +11,24 @@ from typing_extensions import Buffer as _Readable
 
 from mooncake.errors import MooncakeError
 
+__all__ = [
+    "VERSION",
+    "Buffer",
+    "PutOptions",
+    "Store",
+    "after_fork_in_child",
+    "at_exit",
+    "codes",
+    "environment",
+    "failure",
+    "last_error",
+    "log_to_queue",
+    "run_master",
+    "take_log_records",
+    "use_exceptions",
+    "writable_range",
+]
+
 VERSION: str
 """The version of the package."""
 
@@ -258,6 +276,9 @@ def run_master(arguments: Sequence[str]) -> int:
 
 def take_log_records(*, timeout_s: float) -> tuple[list[tuple[int, str, str]], int]:
     """Wait for log records and take them, and how many were dropped."""
+
+def use_exceptions(classes: dict[str, type[MooncakeError]]) -> None:
+    """Say which class of exceptions is for which kind of failure. The first time counts."""
 
 def writable_range(buffer: _Readable) -> tuple[int, int]:
     """Return address and length of writable, contiguous memory, which the caller keeps alive."""

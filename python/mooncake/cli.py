@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from mooncake._runtime import _native
@@ -15,6 +16,8 @@ def main() -> int:
     Returns:
         Its exit code: 0 after SIGTERM or SIGINT.
     """
+    # The master ends on SIGINT by itself; Python must not make an exception of it as well.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _native.run_master(sys.argv[1:])
 
 

@@ -114,7 +114,7 @@ def _demo(_: argparse.Namespace) -> int:
         print(f"  the bytes went over: {', '.join(served)}")
         _check_answer(store, value)
         print("  the bytes it saw are the bytes that were put, and its answer was read here")
-        keys = ", ".join(str(key) for key in store.keys())
+        keys = ", ".join(str(found.key) for found in store.objects())
         print(f"objects in the pool: {keys}")
     print("closed; nothing is left running")
     return 0

@@ -16,8 +16,10 @@ DEFAULT_GLOBAL_SEGMENT_SIZE = 3355443200
 DEFAULT_LOCAL_BUFFER_SIZE = 1073741824
 
 _PROTOCOLS = frozenset(
-    "tcp rdma efa nvmeof nvlink musa nvlink_intra hip barex cxl ascend ub ubshmem maca "
-    "sunrise_link rpc_only".split()
+    {
+        *("tcp", "rdma", "efa", "nvmeof", "nvlink", "musa", "nvlink_intra", "hip", "barex"),
+        *("cxl", "ascend", "ub", "ubshmem", "maca", "sunrise_link", "rpc_only"),
+    }
 )
 _REQUIRED = ("local_hostname", "metadata_server", "master_server_address")
 _TRUE = ("true", "1", "yes", "on", "enable")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
 
 from mooncake._runtime import Buffer, PutOptions, _native
 from mooncake._sizes import parse_size
@@ -14,7 +14,7 @@ from mooncake.errors import MooncakeError, NotFoundError
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from typing_extensions import Buffer as Readable, Self
+    from typing_extensions import Buffer as Readable
 
 __all__ = ["Key", "ObjectInfo", "SegmentInfo", "Store", "StoreConfig"]
 

@@ -116,8 +116,10 @@ def run_script(
     source: str, *arguments: str, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Runs a script in a new interpreter, as a user would."""
+    # From CPython 3.12 on, every fork of a process with threads warns; that is not our say.
+    calm = "ignore:This process:DeprecationWarning"
     return subprocess.run(
-        [sys.executable, "-c", source, *arguments],
+        [sys.executable, "-W", calm, "-c", source, *arguments],
         capture_output=True,
         text=True,
         timeout=50,

@@ -107,7 +107,9 @@ def test_a_batch_answers_for_each_item(established: Established):
     sizes = [100, 0, 100, 100]
     codes = established.batch_put_from(keys, [at, at + 100, at, at + 200], sizes)
     assert codes == [0, INVALID, INVALID, 0]
-    got = established.batch_get_into(["a", "nope", "d", "d"], [to, to, to + 100, to], [100] * 3 + [9])
+    got = established.batch_get_into(
+        ["a", "nope", "d", "d"], [to, to, to + 100, to], [100] * 3 + [9]
+    )
     assert got == [100, MISSING, 100, INVALID]
     assert target[:100].tobytes() == source[:100].tobytes()
     assert target[100:200].tobytes() == source[200:].tobytes()

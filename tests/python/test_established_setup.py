@@ -183,7 +183,9 @@ def test_arguments_of_a_wrong_type_raise(fresh):
 
 def test_what_is_not_built_is_refused_and_not_faked(fresh, tmp_path):
     with pytest.raises(ValueError, match="Invalid FileStorage configuration"):
-        fresh.setup("localhost", "P2PHANDSHAKE", enable_ssd_offload=True, ssd_offload_path="/nowhere")
+        fresh.setup(
+            "localhost", "P2PHANDSHAKE", enable_ssd_offload=True, ssd_offload_path="/nowhere"
+        )
     path = str(tmp_path)
     assert fresh.setup("h", "P2PHANDSHAKE", enable_ssd_offload=True, ssd_offload_path=path) == -1300
     assert fresh.setup("h", "P2PHANDSHAKE", enable_client_http_server=True) == -1012
@@ -208,9 +210,7 @@ def test_the_range_of_ports_for_names_comes_from_the_environment(fresh, monkeypa
     assert set_up(fresh, "embedded") == INVALID
 
 
-def test_two_stores_of_one_name_are_refused_by_a_metadata_server(
-    fresh, master: MasterProcess
-):
+def test_two_stores_of_one_name_are_refused_by_a_metadata_server(fresh, master: MasterProcess):
     metadata = f"http://{master.metadata}/metadata"
     other = MooncakeDistributedStore()
     try:

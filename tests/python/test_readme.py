@@ -58,6 +58,8 @@ def test_the_snippet_with_a_master_prints_what_it_stored(metadata: str) -> None:
     finally:
         master.terminate()
         assert master.wait(10) == 0
+        assert master.stdout is not None
+        master.stdout.close()
 
 
 def test_the_rust_snippet_is_the_example_that_the_cluster_tests_run() -> None:

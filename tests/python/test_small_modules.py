@@ -91,9 +91,12 @@ def test_the_environment_is_read(monkeypatch, tmp_path):
 def test_every_call_is_also_a_coroutine():
     async def talk() -> tuple[int, bytes, list[int]]:
         store = MooncakeDistributedStoreAsync()
-        assert await store.async_setup(
-            "localhost", "P2PHANDSHAKE", 64 * MIB, 0, "tcp", "", master_server_addr="embedded"
-        ) == 0
+        assert (
+            await store.async_setup(
+                "localhost", "P2PHANDSHAKE", 64 * MIB, 0, "tcp", "", master_server_addr="embedded"
+            )
+            == 0
+        )
         stored = await store.async_put("k", b"v")
         got, exist = await asyncio.gather(
             store.async_get("k"), store.async_batch_is_exist(["k", "nope"])

@@ -90,10 +90,10 @@ pub(crate) fn foreign(ranges: Vec<(usize, usize)>) -> Vec<LocalRange> {
 pub(crate) fn blank_bytes(py: Python<'_>, length: u64) -> PyResult<(Py<PyBytes>, LocalRange)> {
     let length = isize::try_from(length).map_err(|_| PyMemoryError::new_err("object too large"))?;
     // SAFETY: a null source asks for uninitialised content, which is what the doc above demands to
-    // be filled; a null result is an error that is set.
-    let object = unsafe {
-        Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromStringAndSize(ptr::null(), length))
-    }?;
+    // be filled.
+    let object = unsafe { ffi::PyBytes_FromStringAndSize(ptr::null(), length) };
+    // SAFETY: the reference is new and ours; null means an error that is set.
+    let object = unsafe { Bound::from_owned_ptr_or_err(py, object) }?;
     let bytes = object.cast_into::<PyBytes>()?;
     // SAFETY: the object is a `bytes`, as just checked.
     let address = unsafe { ffi::PyBytes_AsString(bytes.as_ptr()) };

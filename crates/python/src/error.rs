@@ -4,10 +4,13 @@
 use std::cell::RefCell;
 
 use mooncake_base::{Error, ErrorCode, ErrorKind, Result, error::CODES};
-use pyo3::{prelude::*, sync::PyOnceLock, types::PyDict};
+use pyo3::{exceptions::PyRuntimeError, prelude::*, sync::PyOnceLock, types::PyDict};
 
 /// A row of the table of codes: number, name, kind, remedy.
 type Row = (i32, &'static str, String, &'static str);
+
+/// The class of each kind, once the package has told.
+static CLASSES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
 
 thread_local! {
     static LAST: RefCell<Option<Error>> = const { RefCell::new(None) };
@@ -62,6 +65,13 @@ pub(crate) fn failure<'py>(
     exception(py, &error, key.as_ref())
 }
 
+/// Says which class of exceptions is for which kind of failure. The first time counts.
+#[pyfunction]
+pub(crate) fn use_exceptions(py: Python<'_>, classes: Py<PyDict>) {
+    // Given at import and not looked up when wanted: late in the exit nothing can be imported.
+    let _ = CLASSES.set(py, classes);
+}
+
 /// Every code: number, name, kind, remedy.
 #[pyfunction]
 pub(crate) fn codes() -> Vec<Row> {
@@ -75,11 +85,9 @@ fn build<'py>(
     error: &Error,
     key: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    static CLASSES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
-    let classes = CLASSES.get_or_try_init(py, || -> PyResult<_> {
-        let classes = py.import("mooncake.errors")?.getattr("CLASSES")?;
-        Ok(classes.cast_into::<PyDict>()?.unbind())
-    })?;
+    let Some(classes) = CLASSES.get(py) else {
+        return Err(PyRuntimeError::new_err(error.to_string()));
+    };
     let class = classes.bind(py).as_any().get_item(kind_name(error.kind()))?;
     let instance = class.call1((error.to_string(),))?;
     instance.setattr("code", error.code().number())?;

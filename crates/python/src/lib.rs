@@ -21,7 +21,7 @@ mod _native {
     #[pymodule_export]
     use crate::{
         buffer::{Buffer, writable_range},
-        error::{codes, failure, last_error},
+        error::{codes, failure, last_error, use_exceptions},
         log::{log_to_queue, take_log_records},
         options::PutOptions,
         process::{after_fork_in_child, at_exit, environment, run_master},

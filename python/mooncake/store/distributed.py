@@ -275,7 +275,8 @@ class MooncakeDistributedStore:
 
     def batch_is_exist(self, keys: Sequence[Key]) -> list[int]:
         """Return for each key 1, 0, or a negative number."""
-        return _numbers(self._each(len(keys), lambda native: native.exists(keys)))
+        found = self._each(len(keys), lambda native: native.exists(keys))
+        return _numbers(found)
 
     def get_size(self, key: Key) -> int:
         """Return the length of an object in bytes, or a negative number."""
@@ -495,7 +496,7 @@ class MooncakeDistributedStore:
         keys: Sequence[Key],
         all_buffer_ptrs: Sequence[Sequence[int]],
         all_sizes: Sequence[Sequence[int]],
-        prefer_alloc_in_same_node: bool = False,
+        prefer_alloc_in_same_node: bool = False,  # noqa: ARG002
     ) -> list[int]:
         """Read many objects, each into buffers that are filled in order.
 
@@ -537,7 +538,10 @@ class MooncakeDistributedStore:
         return outcomes
 
     def _whole(self, call: Callable[[_native.Store], int]) -> int:
-        return _numbers(self._each(1, lambda native: [call(native)]))[0]
+        def alone(native: _native.Store) -> list[int | MooncakeError]:
+            return [call(native)]
+
+        return _numbers(self._each(1, alone))[0]
 
     def _done(self, call: Callable[[_native.Store], None]) -> int:
         """Make a call that says nothing; established callers know one number of its failure."""
