@@ -190,7 +190,7 @@ fn a_put_after_its_window_leaves_nothing_behind() {
 fn a_copy_that_is_lost_is_read_from_another() {
     let cluster = cluster(3);
     let options = PutOptions { replicas: 2, ..PutOptions::default() };
-    let value = Random::new().bytes(10_000);
+    let value = Random::new().bytes(3_000_000);
     let stored = cluster.nodes[0].client.put_bytes(&key("k"), &value, &options).unwrap();
     assert_eq!(stored, PutOutcome::Stored { replicas: 2 });
     let reader = cluster.join(0).unwrap();
@@ -282,4 +282,30 @@ fn objects_are_listed_and_removed_by_what_their_keys_are() {
         code(node.client.remove_matching(&Selector::Regex("(".into()), false)),
         ErrorCode::INVALID_PARAMS
     );
+}
+
+#[test]
+fn a_put_waits_for_memory_that_only_a_reader_still_holds() {
+    let cluster = cluster(0);
+    let node = cluster.join(16 << 20).unwrap();
+    let value = vec![1; 10 << 20];
+    node.put("old", &value).unwrap();
+    assert_eq!(code(node.put("new", &vec![2; 17 << 20])), ErrorCode::NO_AVAILABLE_HANDLE);
+    let located = node.client.locate(&[key("old")]).remove(0).unwrap();
+    node.client.remove(&[key("old")], true).remove(0).unwrap();
+    // Until the fence of that read is over the memory is given to nobody; then the put goes on.
+    assert_eq!(node.put("new", &value).unwrap(), PutOutcome::Stored { replicas: 1 });
+    assert_eq!(node.get("new").unwrap().unwrap(), value);
+    drop(located);
+}
+
+#[test]
+fn an_upsert_that_finds_no_room_keeps_the_old_value() {
+    let cluster = cluster(0);
+    let node = cluster.join(16 << 20).unwrap();
+    node.put("k", b"old").unwrap();
+    let too_much = vec![2; 17 << 20];
+    let outcome = node.client.put_bytes(&key("k"), &too_much, &upsert());
+    assert_eq!(code(outcome), ErrorCode::NO_AVAILABLE_HANDLE);
+    assert_eq!(node.get("k").unwrap().unwrap(), b"old");
 }

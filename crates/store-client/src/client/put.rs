@@ -316,7 +316,7 @@ impl Shared {
         }
         self.run(Opcode::Write, &mut jobs, until);
         for (job, (at, replica)) in jobs.into_iter().zip(owners) {
-            if let Err(error) = job.outcome {
+            if let Err(error) = job.finish() {
                 let reservation = &mut *writes[at].reservation;
                 reservation.fail(replica, error);
                 if reservation.live().next().is_none() {

@@ -193,7 +193,7 @@ impl Shared {
             self.run(Opcode::Read, &mut jobs, deadline);
             let now = SystemClock.now();
             for ((attempt, replica), job) in running.into_iter().zip(jobs) {
-                match job.outcome {
+                match job.finish() {
                     Ok(()) => attempt.state = State::Done(replica, now),
                     Err(_) if !attempt.candidates.is_empty() && !deadline.has_passed(now) => {}
                     Err(error) => {
@@ -299,7 +299,7 @@ impl Attempt<'_> {
 
     fn is_worth_another(&self) -> bool {
         let State::Failed(error) = &self.state else { return false };
-        error.kind() == ErrorKind::TransferFailed || error.code() == ErrorCode::LEASE_EXPIRED
+        !matches!(error.kind(), ErrorKind::InvalidArgument | ErrorKind::Closed)
     }
 
     /// Whether the read may go on with what was located later.

@@ -22,8 +22,8 @@ pub(super) struct Job {
     pub(super) segment: Arc<SegmentInfo>,
     /// What is to be moved.
     pub(super) pieces: Vec<Piece>,
-    /// How it went; open until it has run.
-    pub(super) outcome: Result<()>,
+    /// How it went; `None` until it has run.
+    outcome: Option<Result<()>>,
 }
 
 /// The jobs for one peer.
@@ -35,7 +35,12 @@ struct Group<'a> {
 impl Job {
     /// A job to be done.
     pub(super) fn new(segment: &Arc<SegmentInfo>, pieces: Vec<Piece>) -> Self {
-        Self { segment: Arc::clone(segment), pieces, outcome: Ok(()) }
+        Self { segment: Arc::clone(segment), pieces, outcome: None }
+    }
+
+    /// How it went. A job that never ran has failed.
+    pub(super) fn finish(self) -> Result<()> {
+        self.outcome.unwrap_or_else(|| Err(unmoved()))
     }
 
     fn bytes(&self) -> u64 {
@@ -60,11 +65,16 @@ impl Shared {
             let mut shares = groups.chunks_mut(share);
             let own = shares.next();
             for share in shares {
-                scope.spawn(move || {
+                let thread = std::thread::Builder::new().name("mc-transfer".to_owned());
+                let spawned = thread.spawn_scoped(scope, move || {
                     for group in share {
                         self.run_group(opcode, group, deadline);
                     }
                 });
+                if let Err(error) = spawned {
+                    // Its jobs have no outcome and count as failed.
+                    tracing::warn!(%error, "no thread for a transfer");
+                }
             }
             for group in own.into_iter().flatten() {
                 self.run_group(opcode, group, deadline);
@@ -80,7 +90,7 @@ impl Shared {
             Err(error) => {
                 let error = self.blame(error, &segment);
                 for job in &mut group.jobs {
-                    job.outcome = Err(error.clone());
+                    job.outcome = Some(Err(error.clone()));
                 }
                 return;
             }
@@ -104,17 +114,17 @@ impl Shared {
         let failed = job.pieces.iter_mut().find_map(|piece| match piece.outcome.take() {
             Some(Ok(())) => None,
             Some(Err(error)) => Some(error),
-            None => Some(Error::new(ErrorCode::TRANSFER_FAIL, "the transfer did not happen")),
+            None => Some(unmoved()),
         });
         match failed {
             None => {
                 self.metrics.count_copy(kind, Some(job.bytes()));
                 self.suspects.clear(&job.segment.endpoint);
-                job.outcome = Ok(());
+                job.outcome = Some(Ok(()));
             }
             Some(error) => {
                 self.metrics.count_copy(kind, None);
-                job.outcome = Err(self.blame(error, &job.segment));
+                job.outcome = Some(Err(self.blame(error, &job.segment)));
             }
         }
     }
@@ -128,6 +138,10 @@ impl Shared {
         }
         error.with("segment", &segment.name).with("peer", &segment.endpoint)
     }
+}
+
+fn unmoved() -> Error {
+    Error::new(ErrorCode::TRANSFER_FAIL, "the transfer did not happen")
 }
 
 /// Sorts the jobs by peer. Peers are told apart by their endpoints: a peer has many segments.
