@@ -95,7 +95,8 @@ impl Open {
 
     /// Whether the master runs in this process.
     pub(crate) fn is_embedded(&self) -> bool {
-        self.master.lock().is_some()
+        // A forked child may have inherited the lock from a thread it does not have.
+        !self.is_foreign() && self.master.lock().is_some()
     }
 
     /// Leaves the pool and stops what was started. Doing it again, or in a forked child, does
@@ -106,7 +107,9 @@ impl Open {
         }
         self.client.close();
         self.engine.close(SystemClock.now() + ENGINE_CLOSE_MAX);
-        stop(self.runtime, self.master.lock().take());
+        // Taken on a line of its own, so that the lock is free while the master stops.
+        let master = self.master.lock().take();
+        stop(self.runtime, master);
     }
 
     /// Whether this is a forked child of the process that opened it.
