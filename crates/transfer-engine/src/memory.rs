@@ -2,6 +2,7 @@
 
 pub(crate) mod lent;
 pub(crate) mod mapping;
+mod rest;
 
 use std::{fmt, sync::Arc};
 
@@ -99,6 +100,17 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
+
+    #[test]
+    fn addresses_of_memory_that_went_are_not_given_out_again_for_a_while() {
+        let old: Vec<_> = (0..8).map(|_| SharedMemory::create(1 << 20, false).unwrap()).collect();
+        let resting: Vec<u64> = old.iter().map(SharedMemory::base).collect();
+        drop(old);
+        let new: Vec<_> = (0..16).map(|_| SharedMemory::create(1 << 20, false).unwrap()).collect();
+        for memory in &new {
+            assert!(!resting.contains(&memory.base()), "{memory:?}");
+        }
+    }
 
     #[test]
     fn what_is_written_is_read_back_on_both_sides_of_the_mapping_of_a_chunk() {

@@ -16,7 +16,7 @@ const FREE_PATIENCE: Duration = Duration::from_millis(100);
 #[derive(Debug, Default)]
 pub(super) struct Segments(Mutex<Vec<Mounted>>);
 
-/// A segment of ours: what the master was told, and the memory, which outlives the master.
+/// A segment of ours: what the master was told, and the memory.
 #[derive(Debug)]
 pub(super) struct Mounted {
     segment: v1::Segment,
@@ -59,7 +59,11 @@ impl Segments {
 
     /// Hands all of them out; none is left.
     pub(super) fn take_all(&self) -> Vec<Mounted> {
-        std::mem::take(&mut *self.0.lock())
+        self.replace_all(Vec::new())
+    }
+
+    fn replace_all(&self, by: Vec<Mounted>) -> Vec<Mounted> {
+        std::mem::replace(&mut *self.0.lock(), by)
     }
 
     fn ids(&self) -> Vec<SegmentId> {
@@ -103,6 +107,20 @@ impl Shared {
             }
         }
         Ok(())
+    }
+
+    /// Fresh memory, under new ids, in the place of every segment; hands out what they were.
+    ///
+    /// For a master that forgot us: it knows neither the objects in the old memory nor who may
+    /// still read and write there by its predecessor's leave. What it gives away next must be
+    /// memory that nobody else was ever told of.
+    ///
+    /// # Errors
+    /// The system has no such memory; nothing is changed.
+    pub(super) fn renew_segments(&self) -> Result<Vec<Mounted>> {
+        let lengths: Vec<u64> = self.segments.all().iter().map(|segment| segment.length).collect();
+        let fresh: Result<Vec<_>> = lengths.into_iter().map(|bytes| self.allocate(bytes)).collect();
+        Ok(self.segments.replace_all(fresh?))
     }
 
     fn mount(&self, bytes: u64) -> Result<Vec<SegmentId>> {

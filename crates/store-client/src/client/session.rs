@@ -7,7 +7,7 @@ use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
 use parking_lot::Mutex;
 
-use super::Shared;
+use super::{Shared, mount};
 
 /// The shortest time between two heartbeats, whatever the master says.
 const INTERVAL_MIN: Duration = Duration::from_millis(10);
@@ -71,7 +71,7 @@ fn beat(shared: &Shared) {
 }
 
 impl Shared {
-    /// Introduces the client and announces the segments it has.
+    /// Introduces the client.
     pub(super) fn register(&self, deadline: Moment) -> Result<()> {
         let _turn = self.turn(deadline)?;
         self.register_now(deadline)
@@ -125,7 +125,13 @@ impl Shared {
             _ => None,
         })?;
         let interval = Duration::from_millis(response.heartbeat_interval_ms).max(INTERVAL_MIN);
-        self.announce(&self.segments.all(), deadline)?;
+        let earlier = match self.registrations() {
+            0 => Vec::new(),
+            _ => self.renew_segments()?,
+        };
+        let announced = self.announce(&self.segments.all(), deadline);
+        mount::free_soon(earlier);
+        announced?;
         let mut terms = self.session.terms.lock();
         let registrations = terms.registrations + 1;
         *terms = Terms { master: response.master, interval, registrations };

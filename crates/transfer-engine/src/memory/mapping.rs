@@ -15,6 +15,7 @@ use std::{
 
 use mooncake_base::{Error, ErrorCode, Result};
 
+use super::rest;
 use crate::{
     copy::{self, Access},
     piece::{LocalRange, Opcode, Piece},
@@ -274,6 +275,6 @@ impl Drop for Mapping {
         }
         process::unguard(file.as_ref().map_or(-1, AsRawFd::as_raw_fd));
         // SAFETY: the mapping is ours, and whoever copies to or from it borrows `self`.
-        unsafe { libc::munmap(self.base as *mut _, self.length) };
+        unsafe { rest::retire(self.base, self.length) };
     }
 }
