@@ -28,7 +28,7 @@ impl EnvVar {
 
     /// Whether it is set to anything that does not say no.
     pub fn is_on(&self) -> bool {
-        self.read().is_some_and(|text| crate::options::read_bool(&text).unwrap_or(true))
+        self.read().is_some_and(|text| crate::text::read_bool(&text).unwrap_or(true))
     }
 }
 

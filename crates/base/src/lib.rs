@@ -4,7 +4,8 @@
 //! No I/O beyond reading the clock and the random source, no async, nothing of ours below it.
 //! In reading order: [`error`] (one error type and the table of codes), [`id`], [`key`],
 //! [`size`], [`endpoint`], [`clock`], [`options`] (flags, files and environment from one
-//! declaration), [`env`](mod@env) (the register of environment variables).
+//! declaration), [`env`](mod@env) (the register of environment variables), [`text`] (values as
+//! people write them).
 #![warn(missing_docs)]
 
 pub mod clock;
@@ -15,6 +16,7 @@ pub mod id;
 pub mod key;
 pub mod options;
 pub mod size;
+pub mod text;
 
 pub use clock::{Clock, Moment, SystemClock};
 pub use endpoint::Endpoint;

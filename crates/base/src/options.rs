@@ -4,9 +4,9 @@
 //! The settings themselves are a plain struct with a `Default`; a spec says how one field of it is
 //! named, read and shown. Precedence: flag, environment, file, default.
 
-use std::{fmt::Write as _, time::Duration};
+use std::fmt::Write as _;
 
-use crate::{ByteSize, Error, Result, env::EnvVar};
+use crate::{Error, Result, env::EnvVar};
 
 /// One option of a component whose settings are `S`.
 #[derive(Debug, Clone, Copy)]
@@ -149,70 +149,6 @@ pub fn help<S: Default>(specs: &'static [OptionSpec<S>], program: &str, purpose:
     text
 }
 
-/// Reads a boolean as the established programs do.
-///
-/// # Errors
-/// A text that is none.
-pub fn read_bool(text: &str) -> Result<bool> {
-    match text.trim().to_ascii_lowercase().as_str() {
-        "1" | "true" | "t" | "yes" | "y" | "on" | "enable" => Ok(true),
-        "0" | "false" | "f" | "no" | "n" | "off" | "disable" => Ok(false),
-        _ => Err(Error::invalid("not a boolean; write true or false").with("text", text)),
-    }
-}
-
-/// Reads a number of any type that `FromStr` knows.
-///
-/// # Errors
-/// A text that is none, or does not fit.
-pub fn read_number<N: std::str::FromStr>(text: &str) -> Result<N> {
-    text.trim()
-        .parse()
-        .map_err(|_| Error::invalid("not a number in the range of this option").with("text", text))
-}
-
-/// Reads a size.
-///
-/// # Errors
-/// A text that is none.
-pub fn read_size(text: &str) -> Result<ByteSize> {
-    text.parse()
-}
-
-/// Reads a duration: bare milliseconds, or with `ms`, `s`, `m` or `h`.
-///
-/// # Errors
-/// A text that is none.
-pub fn read_millis(text: &str) -> Result<Duration> {
-    read_duration(text, Duration::from_millis(1))
-}
-
-/// Reads a duration: bare seconds, or with `ms`, `s`, `m` or `h`.
-///
-/// # Errors
-/// A text that is none.
-pub fn read_seconds(text: &str) -> Result<Duration> {
-    read_duration(text, Duration::from_secs(1))
-}
-
-fn read_duration(text: &str, bare: Duration) -> Result<Duration> {
-    let bad =
-        || Error::invalid("not a duration; write a number with ms, s, m or h").with("text", text);
-    let trimmed = text.trim();
-    let digits = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());
-    let (number, suffix) = trimmed.split_at(digits);
-    let number: u32 = number.parse().map_err(|_| bad())?;
-    let unit = match suffix.trim() {
-        "" => bare,
-        "ms" => Duration::from_millis(1),
-        "s" => Duration::from_secs(1),
-        "m" => Duration::from_secs(60),
-        "h" => Duration::from_secs(3600),
-        _ => return Err(bad()),
-    };
-    unit.checked_mul(number).ok_or_else(bad)
-}
-
 fn assign<S>(spec: &OptionSpec<S>, settings: &mut S, text: &str, from: &str) -> Result<()> {
     (spec.set)(settings, text).map_err(|error| error.with("option", spec.name).with("from", from))
 }
@@ -257,7 +193,10 @@ fn edits(a: &str, b: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::text::{read_bool, read_millis, read_number};
 
     #[derive(Debug, PartialEq)]
     struct Settings {

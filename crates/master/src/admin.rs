@@ -138,7 +138,7 @@ async fn remove_all(
     }
     let query = query.unwrap_or_default();
     let force = parameter(&query, "force")
-        .is_some_and(|text| mooncake_base::options::read_bool(text).unwrap_or(false));
+        .is_some_and(|text| mooncake_base::text::read_bool(text).unwrap_or(false));
     let which = v1::KeySelector { by: Some(v1::key_selector::By::All(true)) };
     let call = v1::RemoveMatchingRequest { caller: None, which: Some(which), force };
     match admin.ask(request::Call::RemoveMatching(call)) {

@@ -6,6 +6,7 @@
 //! which the binary and the Python package both call).
 #![warn(missing_docs)]
 
+mod addresses;
 pub mod admin;
 pub mod config;
 pub mod master;
@@ -13,7 +14,8 @@ pub mod run;
 pub mod service;
 pub mod state;
 
+pub use addresses::Addresses;
 pub use config::{MasterConfig, OPTIONS};
-pub use master::{Addresses, Master, start};
+pub use master::{Master, start};
 pub use run::run;
 pub use service::{Origin, Service};

@@ -13,6 +13,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    addresses::Addresses,
     admin::{self, metadata::Metadata},
     config::{ADMIN_PORT, MasterConfig},
     service::{
@@ -35,17 +36,6 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 4096;
-
-/// Where a master listens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Addresses {
-    /// The clients' port.
-    pub rpc: SocketAddr,
-    /// The admin server, if there is one.
-    pub admin: Option<SocketAddr>,
-    /// The metadata server, if there is one.
-    pub metadata: Option<SocketAddr>,
-}
 
 /// A master that serves until it is stopped or dropped.
 #[derive(Debug)]

@@ -8,8 +8,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
+    addresses::Addresses,
     config::{Asked, MasterConfig, OPTIONS, from_arguments},
-    master::{Addresses, start},
+    master::start,
     service::VERSION,
 };
 

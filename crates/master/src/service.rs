@@ -29,7 +29,7 @@ use self::{
     session::Sessions,
 };
 use crate::{
-    master::Addresses,
+    addresses::Addresses,
     state::{Rules, State, Totals},
 };
 

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use mooncake_base::{
     Error, Result,
-    options::{OptionSpec, read_bool, read_millis, read_number, read_seconds},
+    options::OptionSpec,
+    text::{read_bool, read_millis, read_number, read_seconds},
 };
 
 use super::{MasterConfig, RPC_PORT};

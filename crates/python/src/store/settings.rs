@@ -5,7 +5,7 @@ use std::{ops::RangeInclusive, time::Duration};
 use mooncake_base::{
     Error, Result, TenantId,
     env::{self, EnvVar},
-    options::{read_number, read_seconds},
+    text::{read_number, read_seconds},
 };
 use mooncake_master::MasterConfig;
 use mooncake_store_client::{ClientConfig, LinkConfig};

@@ -1,0 +1,94 @@
+//! Values as people write them in flags, files and variables.
+
+use std::time::Duration;
+
+use crate::{ByteSize, Error, Result};
+
+/// Reads a boolean as the established programs do.
+///
+/// # Errors
+/// A text that is none.
+pub fn read_bool(text: &str) -> Result<bool> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "1" | "true" | "t" | "yes" | "y" | "on" | "enable" => Ok(true),
+        "0" | "false" | "f" | "no" | "n" | "off" | "disable" => Ok(false),
+        _ => Err(Error::invalid("not a boolean; write true or false").with("text", text)),
+    }
+}
+
+/// Reads a number of any type that `FromStr` knows.
+///
+/// # Errors
+/// A text that is none, or does not fit.
+pub fn read_number<N: std::str::FromStr>(text: &str) -> Result<N> {
+    text.trim()
+        .parse()
+        .map_err(|_| Error::invalid("not a number in the range of this option").with("text", text))
+}
+
+/// Reads a size.
+///
+/// # Errors
+/// A text that is none.
+pub fn read_size(text: &str) -> Result<ByteSize> {
+    text.parse()
+}
+
+/// Reads a duration: bare milliseconds, or with `ms`, `s`, `m` or `h`.
+///
+/// # Errors
+/// A text that is none.
+pub fn read_millis(text: &str) -> Result<Duration> {
+    read_duration(text, Duration::from_millis(1))
+}
+
+/// Reads a duration: bare seconds, or with `ms`, `s`, `m` or `h`.
+///
+/// # Errors
+/// A text that is none.
+pub fn read_seconds(text: &str) -> Result<Duration> {
+    read_duration(text, Duration::from_secs(1))
+}
+
+fn read_duration(text: &str, bare: Duration) -> Result<Duration> {
+    let bad =
+        || Error::invalid("not a duration; write a number with ms, s, m or h").with("text", text);
+    let trimmed = text.trim();
+    let digits = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());
+    let (number, suffix) = trimmed.split_at(digits);
+    let number: u32 = number.parse().map_err(|_| bad())?;
+    let unit = match suffix.trim() {
+        "" => bare,
+        "ms" => Duration::from_millis(1),
+        "s" => Duration::from_secs(1),
+        "m" => Duration::from_secs(60),
+        "h" => Duration::from_secs(3600),
+        _ => return Err(bad()),
+    };
+    unit.checked_mul(number).ok_or_else(bad)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bare_duration_takes_its_unit_from_the_option() {
+        assert_eq!(read_millis("250").unwrap(), Duration::from_millis(250));
+        assert_eq!(read_seconds("250").unwrap(), Duration::from_secs(250));
+        for (text, seconds) in [("5s", 5), ("30m", 1800), ("1 h", 3600)] {
+            assert_eq!(read_millis(text).unwrap(), Duration::from_secs(seconds), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_value_is_refused_and_named() {
+        for text in ["", "maybe", "2"] {
+            assert!(read_bool(text).unwrap_err().to_string().contains(text), "{text:?}");
+        }
+        for text in ["", "-1", "5 parsecs", "99999999999s"] {
+            assert!(read_millis(text).is_err(), "{text:?}");
+        }
+        assert!(read_number::<u8>("256").is_err());
+    }
+}
