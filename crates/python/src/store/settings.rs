@@ -1,11 +1,15 @@
 //! What a store is told when it opens: arguments over environment over defaults.
 
-use std::{ops::RangeInclusive, time::Duration};
+use std::{
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket},
+    ops::RangeInclusive,
+    time::Duration,
+};
 
 use mooncake_base::{
-    Error, Result, TenantId,
+    Endpoint, Error, Result, TenantId,
     env::{self, EnvVar},
-    text::{read_number, read_seconds},
+    text::{read_millis, read_number, read_seconds},
 };
 use mooncake_master::MasterConfig;
 use mooncake_store_client::{ClientConfig, LinkConfig};
@@ -44,7 +48,10 @@ pub(crate) struct Settings {
 impl Settings {
     /// # Errors
     /// A value, from the caller or the environment, that cannot be.
-    pub(crate) fn read(arguments: Arguments) -> Result<Self> {
+    pub(crate) fn read(mut arguments: Arguments) -> Result<Self> {
+        if arguments.name.is_empty() {
+            arguments.name = own_name(&arguments);
+        }
         let rpc_timeout = seconds("rpc_timeout_s", arguments.rpc_timeout_s)?;
         let connect_timeout = seconds("connect_timeout_s", arguments.connect_timeout_s)?;
         let engine = engine(&arguments)?;
@@ -98,6 +105,30 @@ fn engine(arguments: &Arguments) -> Result<EngineConfig> {
     Ok(config)
 }
 
+/// The address of this host on the network on which its master is: loopback for a master here.
+/// Empty, which leaves the choice to the engine, if the master's address is none.
+fn own_name(arguments: &Arguments) -> String {
+    let master = match arguments.master.as_str() {
+        EMBEDDED if arguments.listen.is_empty() => return Ipv4Addr::LOCALHOST.to_string(),
+        EMBEDDED => &arguments.listen,
+        address => address,
+    };
+    let facing = |master: &Endpoint| {
+        // Only the choice of a route matters; no packet is sent.
+        let port = master.port.filter(|port| *port > 0).unwrap_or(9);
+        (master.host.as_str(), port).to_socket_addrs().ok()?.find_map(|address| {
+            let any = match address {
+                SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+                SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
+            };
+            let socket = UdpSocket::bind(any).ok()?;
+            socket.connect(address).ok()?;
+            socket.local_addr().ok().map(|own| own.ip().to_string())
+        })
+    };
+    master.parse().ok().as_ref().and_then(facing).unwrap_or_default()
+}
+
 /// The name without what follows a colon that is no part of an IPv6 address.
 fn host(name: &str) -> &str {
     match name.rsplit_once(':') {
@@ -109,7 +140,7 @@ fn host(name: &str) -> &str {
 fn embedded(listen: &str) -> Result<MasterConfig> {
     let mut config = MasterConfig::embedded();
     if !listen.is_empty() {
-        let endpoint: mooncake_base::Endpoint = listen.parse()?;
+        let endpoint: Endpoint = listen.parse()?;
         config.rpc_port = Some(endpoint.port.unwrap_or(0));
         config.rpc_address = endpoint.host;
     }
@@ -133,7 +164,7 @@ fn ports(
 }
 
 fn millis(var: &'static EnvVar) -> Result<Option<Duration>> {
-    value(var, mooncake_base::options::read_millis)
+    value(var, read_millis)
 }
 
 /// The value of a variable that is set to anything.
