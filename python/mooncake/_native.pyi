@@ -16,7 +16,6 @@ __all__ = [
     "Buffer",
     "PutOptions",
     "Store",
-    "after_fork_in_child",
     "at_exit",
     "codes",
     "environment",
@@ -247,9 +246,6 @@ class Store:
     @property
     def is_closed(self) -> bool:
         """Whether the store was closed, or opened before this process was forked."""
-
-def after_fork_in_child() -> None:
-    """Forget what only the parent has. To be called in a forked child."""
 
 def at_exit() -> None:
     """Refuse new calls of other threads and close every store. To be called at exit."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 
 from mooncake import _native, errors
 from mooncake._native import VERSION, Buffer, PutOptions, last_error
@@ -17,4 +16,3 @@ _native.use_exceptions(errors.CLASSES)
 # Registered at import, so that hooks of the program, which come later, run before it and may still
 # use a store.
 atexit.register(_native.at_exit)
-os.register_at_fork(after_in_child=_native.after_fork_in_child)

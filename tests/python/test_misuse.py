@@ -101,6 +101,24 @@ for i in range(6):
 while count[0] < 20:
     time.sleep(0.001)
 """,
+    "daemon_thread_in_a_call_that_ends_during_finalization": """
+import socket
+silent = socket.socket()
+silent.bind(("127.0.0.1", 0))
+silent.listen()
+address = "127.0.0.1:%d" % silent.getsockname()[1]
+config = mooncake.StoreConfig(rpc_timeout_s=0.5, connect_timeout_s=0.5)
+threading.Thread(target=lambda: mooncake.Store(address, config), daemon=True).start()
+class Slow:
+    # Flushed after the hooks at exit, when a thread that wants the interpreter is ended.
+    closed = is_over = False
+    def flush(self): time.sleep(1.5 * self.is_over)
+    def write(self, text): pass
+connection = silent.accept()  # the thread is in the native call now, for half a second
+sys.stdout = Slow()
+import atexit
+atexit.register(setattr, Slow, "is_over", True)
+""",
     "log_thread_at_exit": """
 import logging
 mooncake.log_to_python()

@@ -2,7 +2,7 @@
 //!
 //! In reading order: [`store`] (a handle on a pool), [`options`], [`argument`] and [`buffer`]
 //! (what Python hands over), [`error`] (what it is told), [`detach`] (leaving the interpreter and
-//! coming back), [`runtime`], [`log`], [`process`] (exit, fork, and the master as a program).
+//! coming back), [`runtime`], [`log`], [`process`] (exit, and the master as a program).
 #![deny(unsafe_code)]
 
 mod argument;
@@ -24,7 +24,7 @@ mod _native {
         error::{codes, failure, last_error, use_exceptions},
         log::{log_to_queue, take_log_records},
         options::PutOptions,
-        process::{after_fork_in_child, at_exit, environment, run_master},
+        process::{at_exit, environment, run_master},
         store::Store,
     };
 

@@ -1,11 +1,11 @@
-//! What concerns the process as a whole: its exit, its forks, its environment, and the master as a
+//! What concerns the process as a whole: its exit, its environment, and the master as a
 //! program.
 
 use mooncake_base::env;
 use pyo3::prelude::*;
 
 use crate::{
-    detach::{begin_exit, detached, forget_parent},
+    detach::{begin_exit, detached},
     error::or_raise,
     store::all_open,
 };
@@ -16,15 +16,9 @@ type Variable = (&'static str, Vec<&'static str>, &'static str, &'static str, Op
 /// Refuses new calls of other threads and closes every store. To be called at interpreter exit.
 #[pyfunction]
 pub(crate) fn at_exit(py: Python<'_>) {
-    begin_exit(py);
+    begin_exit();
     let stores = all_open();
     py.detach(|| stores.iter().for_each(|store| store.close()));
-}
-
-/// Forgets what only the parent has. To be called in a forked child.
-#[pyfunction]
-pub(crate) fn after_fork_in_child() {
-    forget_parent();
 }
 
 /// Runs the master until it is told to stop; its exit code.

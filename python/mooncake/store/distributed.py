@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake._runtime import Buffer as BufferHandle, _native
 from mooncake.errors import MooncakeError, NotSupportedError
-from mooncake.store.codes import BUFFER_OVERFLOW, INVALID_PARAMS, OK, RPC_FAIL, RPC_TIMEOUT
+from mooncake.store.batch import (
+    Key,
+    as_bytes,
+    as_codes,
+    as_numbers,
+    contiguous,
+    paired,
+    ranges_of,
+    refuse,
+    refuse_unready,
+)
+from mooncake.store.codes import INVALID_PARAMS, OK, RPC_FAIL, RPC_TIMEOUT
 from mooncake.store.config import ReplicateConfig, put_options
 from mooncake.store.setup import MASTER_ADDRESS, SetupArguments, connect
 
@@ -18,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["MooncakeDistributedStore"]
 
 T = TypeVar("T")
-Key = str | bytes
 
 _log = logging.getLogger("mooncake.store")
 
@@ -169,7 +179,7 @@ class MooncakeDistributedStore:
         Returns:
             0, or a negative number.
         """
-        return _first(self._put([key], [value], config, is_upsert=False))
+        return self._put([key], [value], config, is_upsert=False)[0]
 
     def upsert(self, key: Key, value: Readable, config: ReplicateConfig | None = None) -> int:
         """Store bytes under a key, replacing an object that is there.
@@ -182,7 +192,7 @@ class MooncakeDistributedStore:
         Returns:
             0, or a negative number; then the old object is still there.
         """
-        return _first(self._put([key], [value], config, is_upsert=True))
+        return self._put([key], [value], config, is_upsert=True)[0]
 
     def put_batch(
         self, keys: Sequence[Key], values: Sequence[Readable], config: ReplicateConfig | None = None
@@ -247,7 +257,7 @@ class MooncakeDistributedStore:
 
     def get(self, key: Key) -> bytes:
         """Return the bytes of an object; ``b""`` if there is none or it could not be read."""
-        return _bytes(self._each(1, lambda native: native.get([key]))[0])
+        return as_bytes(self._each(1, lambda native: native.get([key]))[0])
 
     def get_batch(self, keys: Sequence[Key]) -> list[bytes]:
         """Return the bytes of many objects; ``b""`` for each that could not be read.
@@ -256,7 +266,7 @@ class MooncakeDistributedStore:
         """
         if len(keys) == 0:
             return [b""]
-        return [_bytes(value) for value in self._each(len(keys), lambda native: native.get(keys))]
+        return [as_bytes(value) for value in self._each(len(keys), lambda native: native.get(keys))]
 
     def get_buffer(self, key: Key) -> BufferHandle | None:
         """Return an object as memory of its own (`BufferHandle`); None if it could not be read."""
@@ -276,11 +286,11 @@ class MooncakeDistributedStore:
     def batch_is_exist(self, keys: Sequence[Key]) -> list[int]:
         """Return for each key 1, 0, or a negative number."""
         found = self._each(len(keys), lambda native: native.exists(keys))
-        return _numbers(found)
+        return as_numbers(found)
 
     def get_size(self, key: Key) -> int:
         """Return the length of an object in bytes, or a negative number."""
-        return _numbers(self._each(1, lambda native: native.sizes([key])))[0]
+        return as_numbers(self._each(1, lambda native: native.sizes([key])))[0]
 
     def remove(self, key: Key, force: bool = False) -> int:
         """Remove an object.
@@ -304,7 +314,7 @@ class MooncakeDistributedStore:
         Returns:
             For each key 0 or a negative number.
         """
-        return _codes(self._each(len(keys), lambda native: native.remove(keys, force=force)))
+        return as_codes(self._each(len(keys), lambda native: native.remove(keys, force=force)))
 
     def remove_by_regex(
         self, regex_pattern: str | None = None, force: bool = False, *, regex: str | None = None
@@ -451,12 +461,12 @@ class MooncakeDistributedStore:
             For each key 0 or a negative number; nothing before `setup`.
         """
         if self._native is None:
-            _refuse_unready()
+            refuse_unready()
             return []
-        ranges = _ranges(keys, all_buffer_ptrs, all_sizes)
+        ranges = ranges_of(keys, all_buffer_ptrs, all_sizes)
         if ranges is None:
             return [INVALID_PARAMS] * len(keys)
-        return _codes(self._put_from(keys, ranges, config, may_prefer_own=True))
+        return as_codes(self._put_from(keys, ranges, config, may_prefer_own=True))
 
     def get_into(self, key: Key, buffer_ptr: int, size: int) -> int:
         """Read an object into memory.
@@ -485,11 +495,11 @@ class MooncakeDistributedStore:
             For each key the length of the object or a negative number; -600 for all if the lists
             differ in length.
         """
-        pairs = _paired(keys, buffer_ptrs, sizes)
+        pairs = paired(keys, buffer_ptrs, sizes)
         if pairs is None:
             return [INVALID_PARAMS] * len(keys)
         ranges = [[pair] for pair in pairs]
-        return _numbers(self._each(len(keys), lambda native: native.get_into(keys, ranges)))
+        return as_numbers(self._each(len(keys), lambda native: native.get_into(keys, ranges)))
 
     def batch_get_into_multi_buffers(
         self,
@@ -510,10 +520,10 @@ class MooncakeDistributedStore:
             For each key the length of the object or a negative number: -600 if the buffers are
             too small, -800 if they are too large.
         """
-        ranges = _ranges(keys, all_buffer_ptrs, all_sizes)
+        ranges = ranges_of(keys, all_buffer_ptrs, all_sizes)
         if ranges is None:
             return [INVALID_PARAMS] * len(keys)
-        return _numbers(
+        return as_numbers(
             self._each(len(keys), lambda native: native.get_into(keys, ranges, is_exact=True))
         )
 
@@ -525,7 +535,7 @@ class MooncakeDistributedStore:
         """Make a call; a failure of the whole stands for each item."""
         native = self._native
         if native is None:
-            return [_refuse_unready()] * count
+            return [refuse_unready()] * count
         try:
             outcomes = call(native)
         except MooncakeError as error:
@@ -541,7 +551,7 @@ class MooncakeDistributedStore:
         def alone(native: _native.Store) -> list[int | MooncakeError]:
             return [call(native)]
 
-        return _numbers(self._each(1, alone))[0]
+        return as_numbers(self._each(1, alone))[0]
 
     def _done(self, call: Callable[[_native.Store], None]) -> int:
         """Make a call that says nothing; established callers know one number of its failure."""
@@ -565,10 +575,10 @@ class MooncakeDistributedStore:
             try:
                 return native.put(keys, values, options=options, is_upsert=is_upsert)
             except BufferError:
-                copies = [_contiguous(value) for value in values]
+                copies = [contiguous(value) for value in values]
                 return native.put(keys, copies, options=options, is_upsert=is_upsert)
 
-        return _codes(self._each(len(keys), call))
+        return as_codes(self._each(len(keys), call))
 
     def _put_all(
         self,
@@ -579,11 +589,11 @@ class MooncakeDistributedStore:
         is_upsert: bool,
     ) -> int:
         if len(keys) != len(values):
-            return _refuse(f"the lists differ in length keys={len(keys)} values={len(values)}").code
+            return refuse(f"the lists differ in length keys={len(keys)} values={len(values)}").code
         if any(memoryview(value).nbytes == 0 for value in values):
-            return _refuse("a value is empty; nothing was stored").code
-        codes = self._put(keys, values, config, is_upsert=is_upsert)
-        return next((code for code in codes if code != OK), OK)
+            return refuse("a value is empty; nothing was stored").code
+        outcomes = self._put(keys, values, config, is_upsert=is_upsert)
+        return next((code for code in outcomes if code != OK), OK)
 
     def _put_parts(
         self,
@@ -598,7 +608,7 @@ class MooncakeDistributedStore:
             raise RuntimeError("parts must be 1-D bytes-like")
         if self._native is not None and all(view.nbytes == 0 for view in views):
             return OK
-        return _first(self._put([key], [views], config, is_upsert=is_upsert))
+        return self._put([key], [views], config, is_upsert=is_upsert)[0]
 
     def _put_from(
         self,
@@ -621,7 +631,7 @@ class MooncakeDistributedStore:
         if size == 0 and self._native is not None:
             return OK
         ranges = [[(address, size)]]
-        return _first(_codes(self._put_from([key], ranges, config, is_upsert=is_upsert)))
+        return as_codes(self._put_from([key], ranges, config, is_upsert=is_upsert))[0]
 
     def _put_each_from(
         self,
@@ -632,90 +642,14 @@ class MooncakeDistributedStore:
         *,
         is_upsert: bool,
     ) -> list[int]:
-        pairs = _paired(keys, addresses, sizes)
+        pairs = paired(keys, addresses, sizes)
         if pairs is None:
             return [INVALID_PARAMS] * len(keys)
         ranges = [[pair] for pair in pairs]
-        return _codes(self._put_from(keys, ranges, config, is_upsert=is_upsert))
+        return as_codes(self._put_from(keys, ranges, config, is_upsert=is_upsert))
 
     def _warn(self, error: MooncakeError) -> None:
         """Log that the master is out of reach, once until it is back."""
         if error.code in (RPC_FAIL, RPC_TIMEOUT) and not self._is_warned:
             self._is_warned = True
             _log.warning("%s (%s)", error, error.remedy)
-
-
-def _codes(outcomes: list[T | MooncakeError]) -> list[int]:
-    """Return 0 for each success."""
-    return [_code(value) if isinstance(value, MooncakeError) else OK for value in outcomes]
-
-
-def _numbers(outcomes: Sequence[int | MooncakeError]) -> list[int]:
-    """Return the number of each success. `int` also makes plain ints of booleans."""
-    return [_code(value) if isinstance(value, MooncakeError) else int(value) for value in outcomes]
-
-
-def _code(error: MooncakeError) -> int:
-    # Established callers know a destination that is too small by the number of a bad argument.
-    return INVALID_PARAMS if error.code == BUFFER_OVERFLOW else error.code
-
-
-def _first(codes: list[int]) -> int:
-    return codes[0]
-
-
-def _bytes(value: bytes | MooncakeError) -> bytes:
-    return value if isinstance(value, bytes) else b""
-
-
-def _refuse(text: str) -> MooncakeError:
-    return _native.failure(INVALID_PARAMS, text)
-
-
-def _refuse_unready() -> MooncakeError:
-    text = "the store is not set up; call setup() first"
-    return _native.failure(INVALID_PARAMS, text, is_closed=True)
-
-
-def _contiguous(value: Readable | Sequence[Readable]) -> Readable:
-    view = memoryview(value)  # type: ignore[arg-type]
-    return view if view.c_contiguous and view.ndim > 0 else view.tobytes()
-
-
-def _paired(
-    keys: Sequence[Key], addresses: Sequence[int], sizes: Sequence[int]
-) -> list[tuple[int, int]] | None:
-    """Join addresses and sizes; None, noted as a failure, if the lists differ in length."""
-    _check_lists(keys, addresses, sizes)
-    if len(keys) == len(addresses) == len(sizes):
-        return list(zip(addresses, sizes, strict=True))
-    _refuse(
-        f"the lists differ in length keys={len(keys)} buffer_ptrs={len(addresses)} "
-        f"sizes={len(sizes)}"
-    )
-    return None
-
-
-def _ranges(
-    keys: Sequence[Key],
-    all_addresses: Sequence[Sequence[int]],
-    all_sizes: Sequence[Sequence[int]],
-) -> list[list[tuple[int, int]]] | None:
-    """Join buffers; an item whose lists differ in length has none, which fails on its own."""
-    _check_lists(keys, all_addresses, all_sizes)
-    if not len(keys) == len(all_addresses) == len(all_sizes):
-        _refuse(
-            f"the lists differ in length keys={len(keys)} all_buffer_ptrs={len(all_addresses)} "
-            f"all_sizes={len(all_sizes)}"
-        )
-        return None
-    return [
-        list(zip(addresses, sizes, strict=True)) if len(addresses) == len(sizes) else []
-        for addresses, sizes in zip(all_addresses, all_sizes, strict=True)
-    ]
-
-
-def _check_lists(*lists: object) -> None:
-    for given in lists:
-        if isinstance(given, str | bytes | dict | set | frozenset) or not hasattr(given, "__len__"):
-            raise TypeError(f"expected a list, not {type(given).__name__}")

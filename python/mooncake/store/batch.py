@@ -1,0 +1,104 @@
+"""What a batch is given and what it gives back, in the form that the established calls have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from mooncake._runtime import _native
+from mooncake.errors import MooncakeError
+from mooncake.store.codes import BUFFER_OVERFLOW, INVALID_PARAMS, OK
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer as Readable
+
+__all__ = [
+    "Key",
+    "as_bytes",
+    "as_codes",
+    "as_numbers",
+    "contiguous",
+    "paired",
+    "ranges_of",
+    "refuse",
+    "refuse_unready",
+]
+
+T = TypeVar("T")
+Key = str | bytes
+
+
+def as_codes(outcomes: list[T | MooncakeError]) -> list[int]:
+    """Return 0 for each success."""
+    return [_code(value) if isinstance(value, MooncakeError) else OK for value in outcomes]
+
+
+def as_numbers(outcomes: Sequence[int | MooncakeError]) -> list[int]:
+    """Return the number of each success. `int` also makes plain ints of booleans."""
+    return [_code(value) if isinstance(value, MooncakeError) else int(value) for value in outcomes]
+
+
+def _code(error: MooncakeError) -> int:
+    # Established callers know a destination that is too small by the number of a bad argument.
+    return INVALID_PARAMS if error.code == BUFFER_OVERFLOW else error.code
+
+
+def as_bytes(value: bytes | MooncakeError) -> bytes:
+    """Return the bytes, or none of them for a failure."""
+    return value if isinstance(value, bytes) else b""
+
+
+def refuse(text: str) -> MooncakeError:
+    """Note that an argument is wrong."""
+    return _native.failure(INVALID_PARAMS, text)
+
+
+def refuse_unready() -> MooncakeError:
+    """Note that the store is not set up."""
+    text = "the store is not set up; call setup() first"
+    return _native.failure(INVALID_PARAMS, text, is_closed=True)
+
+
+def contiguous(value: Readable | Sequence[Readable]) -> Readable:
+    """Return the value itself if its memory has no gaps, or else a copy."""
+    view = memoryview(value)  # type: ignore[arg-type]
+    return view if view.c_contiguous and view.ndim > 0 else view.tobytes()
+
+
+def paired(
+    keys: Sequence[Key], addresses: Sequence[int], sizes: Sequence[int]
+) -> list[tuple[int, int]] | None:
+    """Join addresses and sizes; None, noted as a failure, if the lists differ in length."""
+    _check_lists(keys, addresses, sizes)
+    if len(keys) == len(addresses) == len(sizes):
+        return list(zip(addresses, sizes, strict=True))
+    refuse(
+        f"the lists differ in length keys={len(keys)} buffer_ptrs={len(addresses)} "
+        f"sizes={len(sizes)}"
+    )
+    return None
+
+
+def ranges_of(
+    keys: Sequence[Key],
+    all_addresses: Sequence[Sequence[int]],
+    all_sizes: Sequence[Sequence[int]],
+) -> list[list[tuple[int, int]]] | None:
+    """Join buffers; an item whose lists differ in length has none, which fails on its own."""
+    _check_lists(keys, all_addresses, all_sizes)
+    if not len(keys) == len(all_addresses) == len(all_sizes):
+        refuse(
+            f"the lists differ in length keys={len(keys)} all_buffer_ptrs={len(all_addresses)} "
+            f"all_sizes={len(all_sizes)}"
+        )
+        return None
+    return [
+        list(zip(addresses, sizes, strict=True)) if len(addresses) == len(sizes) else []
+        for addresses, sizes in zip(all_addresses, all_sizes, strict=True)
+    ]
+
+
+def _check_lists(*lists: object) -> None:
+    for given in lists:
+        if isinstance(given, str | bytes | dict | set | frozenset) or not hasattr(given, "__len__"):
+            raise TypeError(f"expected a list, not {type(given).__name__}")
