@@ -25,7 +25,7 @@ const BLOCK: usize = 2 << 20;
 /// # Errors
 /// A foreign range is not mapped, or not readable (`from`) or writable (`to`). A part of the bytes
 /// may have been copied.
-pub(crate) fn copy(from: LocalRange, to: LocalRange) -> Result<()> {
+pub fn copy(from: LocalRange, to: LocalRange) -> Result<()> {
     debug_assert_eq!(from.length(), to.length(), "both sides of a copy are of one length");
     let length = from.length().min(to.length());
     if from.trust() == Trust::Held && to.trust() == Trust::Held {

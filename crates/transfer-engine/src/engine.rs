@@ -7,7 +7,7 @@ mod registry;
 use std::{
     collections::HashMap,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -30,6 +30,7 @@ use crate::{
     piece::{Opcode, Piece},
     process,
     region::Backing,
+    submit::Movers,
     transport::{
         Transport, TransportKind,
         memory::MemoryTransport,
@@ -50,8 +51,9 @@ pub struct Engine {
     inner: Arc<Inner>,
 }
 
+/// What all clones of an engine share.
 #[derive(Debug)]
-struct Inner {
+pub(crate) struct Inner {
     config: EngineConfig,
     generation: u64,
     rpc: Endpoint,
@@ -69,6 +71,8 @@ struct Inner {
     /// anew while peers are still leaving it.
     leaving: RwLock<()>,
     metrics: Metrics,
+    /// For batches that their callers do not wait for.
+    movers: Movers,
     is_closed: AtomicBool,
 }
 
@@ -121,6 +125,7 @@ impl Engine {
             peers: RwLock::default(),
             leaving: RwLock::default(),
             metrics: Metrics::default(),
+            movers: Movers::default(),
             is_closed: AtomicBool::new(false),
         });
         let engine = Self { inner };
@@ -266,6 +271,23 @@ impl Engine {
             self.inner.peers.read().values().map(|peer| peer.snapshot(ways)).collect();
         peers.sort_by(|a, b| a.name.cmp(&b.name));
         EngineSnapshot { transports: self.inner.metrics.snapshot(), peers }
+    }
+
+    /// Whether it can be used here and now.
+    pub(crate) fn usable(&self) -> Result<()> {
+        self.inner.usable()
+    }
+
+    pub(crate) fn movers(&self) -> &Movers {
+        &self.inner.movers
+    }
+
+    pub(crate) fn downgrade(&self) -> Weak<Inner> {
+        Arc::downgrade(&self.inner)
+    }
+
+    pub(crate) fn upgrade(inner: &Weak<Inner>) -> Option<Self> {
+        inner.upgrade().map(|inner| Self { inner })
     }
 }
 
@@ -413,6 +435,7 @@ impl Inner {
         }
         let peers = std::mem::take(&mut *self.peers.write());
         drop(peers);
+        self.movers.close(CLOSE_PATIENCE);
         self.handshake.close();
         self.data.close();
     }

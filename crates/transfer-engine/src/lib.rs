@@ -3,17 +3,19 @@
 //!
 //! In reading order: [`engine`] (the whole), [`peer`] (another engine, and the paths to it),
 //! [`config`] and [`process`] (what an engine is told, and what a fork does to it), [`piece`] (what
-//! is moved), [`region`] (memory that others may reach), [`memory`] (memory of our own that peers
-//! can map), [`descriptor`] (what a segment says of itself), [`metadata`] and [`handshake`] (where
+//! is moved), [`submit`] (transfers that their caller does not wait for), [`region`] (memory that others may reach), [`memory`] (memory of our own that peers
+//! can map), [`managed`] (buffers cut from it), [`copy`] (bytes between addresses that may be bad),
+//! [`descriptor`] (what a segment says of itself), [`metadata`] and [`handshake`] (where
 //! segments are found, and the socket on which they are asked), [`transport`] (the seam behind
 //! which the ways to move bytes sit), [`metrics`] (what was moved over which way).
 #![warn(missing_docs)]
 
 pub mod config;
-pub(crate) mod copy;
+pub mod copy;
 pub mod descriptor;
 pub mod engine;
 pub mod handshake;
+pub mod managed;
 pub mod memory;
 pub mod metadata;
 pub mod metrics;
@@ -21,14 +23,17 @@ pub mod peer;
 pub mod piece;
 pub mod process;
 pub mod region;
+pub mod submit;
 pub mod transport;
 
 pub use config::EngineConfig;
 pub use descriptor::SegmentDescriptor;
 pub use engine::{Engine, Registry};
+pub use managed::ManagedBuffers;
 pub use memory::SharedMemory;
 pub use metrics::{EngineSnapshot, PeerSnapshot, TransportSnapshot};
 pub use peer::Peer;
 pub use piece::{LocalRange, Opcode, Piece, RemoteRange};
 pub use region::{Region, Regions};
+pub use submit::{BatchId, BatchStatus};
 pub use transport::{Capability, Path, Transport, TransportKind};

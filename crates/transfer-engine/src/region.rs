@@ -6,7 +6,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -41,6 +44,8 @@ pub struct Region {
     pub location: String,
     /// What it is made of.
     pub backing: Backing,
+    /// How many were registered before it.
+    pub(crate) order: u64,
     uses: Uses,
 }
 
@@ -67,6 +72,7 @@ pub struct Pin {
 #[derive(Debug, Default)]
 pub struct Regions {
     by_base: RwLock<BTreeMap<u64, Arc<Region>>>,
+    registered: AtomicU64,
 }
 
 impl Regions {
@@ -101,6 +107,7 @@ impl Regions {
             length,
             location: location.to_owned(),
             backing,
+            order: self.registered.fetch_add(1, Ordering::Relaxed),
             uses: Uses::default(),
         });
         by_base.insert(base, Arc::clone(&region));

@@ -24,7 +24,10 @@ pub(super) struct Description {
 impl Description {
     /// The descriptor as it is now.
     pub(super) fn segment(&self) -> SegmentDescriptor {
-        let buffers = self.lent.regions.all().into_iter().map(|region| BufferDescriptor {
+        // As they were registered: peers ask for the first buffer of a segment.
+        let mut regions = self.lent.regions.all();
+        regions.sort_by_key(|region| region.order);
+        let buffers = regions.into_iter().map(|region| BufferDescriptor {
             name: region.location.clone(),
             addr: region.base,
             length: region.length,

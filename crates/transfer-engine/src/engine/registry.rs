@@ -23,14 +23,31 @@ impl Registry<'_> {
     /// The range is empty, wraps around, or overlaps another; the engine is closed; or the metadata
     /// server did not take the news.
     pub fn register(&self, address: u64, length: u64, location: &str) -> Result<()> {
+        self.register_all(&[(address, length)], location)
+    }
+
+    /// Registers many ranges, given by first address and length, and tells the metadata server
+    /// once. All of them or none.
+    ///
+    /// # Errors
+    /// Those of [`Registry::register`], for one of them.
+    pub fn register_all(&self, ranges: &[(u64, u64)], location: &str) -> Result<()> {
         self.inner.usable()?;
+        let regions = &self.inner.lent.regions;
         // A wait no longer than the engine's `withdraw_timeout`.
         let leaving = self.inner.leaving.write();
-        self.inner.lent.regions.register(address, length, location, Backing::User)?;
+        let mut registered = Vec::with_capacity(ranges.len());
+        let entered = ranges.iter().try_for_each(|(address, length)| {
+            regions.register(*address, *length, location, Backing::User)?;
+            registered.push(*address);
+            Ok(())
+        });
         drop(leaving);
-        self.inner.announce().inspect_err(|_| {
-            // It was just registered, and nobody was told of it.
-            let _ = self.inner.withdraw(address);
+        entered.and_then(|()| self.inner.announce()).inspect_err(|_| {
+            for address in registered {
+                // It was just registered, and nobody was told of it.
+                let _ = self.inner.withdraw(address);
+            }
         })
     }
 
@@ -40,9 +57,18 @@ impl Registry<'_> {
     /// No range begins there; or somebody still used it when the engine's `withdraw_timeout` was
     /// over, and it is taken back all the same.
     pub fn unregister(&self, address: u64) -> Result<()> {
+        self.unregister_all(&[address])
+    }
+
+    /// Takes many ranges back and tells the metadata server once. Every one of them is tried.
+    ///
+    /// # Errors
+    /// The first of those of [`Registry::unregister`].
+    pub fn unregister_all(&self, addresses: &[u64]) -> Result<()> {
         self.inner.usable()?;
-        self.inner.withdraw(address)?;
-        self.inner.announce()
+        let withdraw = |address: &u64| self.inner.withdraw(*address);
+        let withdrawn = addresses.iter().map(withdraw).fold(Ok(()), Result::and);
+        withdrawn.and(self.inner.announce())
     }
 
     /// Every range, by address, those of the engine's own memory among them.

@@ -6,6 +6,7 @@ mod child;
 mod engine;
 mod pair;
 mod process;
+mod submit;
 mod suite;
 
 /// One test a claim and way.

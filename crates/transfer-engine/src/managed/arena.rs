@@ -1,0 +1,145 @@
+//! Which addresses are lent out, without any memory: buddies in slabs.
+//!
+//! A slab is one block of the largest class. A block is split into two halves until it fits; two
+//! free halves become one block again. The lowest address is taken first, so that what is lent
+//! stays together and the slabs above become free.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mooncake_base::{Error, Result};
+
+/// The smallest block.
+const BLOCK_BYTES_MIN: u64 = 8 << 10;
+
+/// The classes: each twice the one before.
+const CLASSES: usize = 16;
+
+/// The largest block, and the length of a slab.
+pub(super) const BLOCK_BYTES_MAX: u64 = BLOCK_BYTES_MIN << (CLASSES - 1);
+
+const CLASS_LAST: usize = CLASSES - 1;
+
+/// The books of an allocator.
+#[derive(Debug, Default)]
+pub(super) struct Arena {
+    slabs: BTreeSet<u64>,
+    /// Free blocks of each class.
+    free: [BTreeSet<u64>; CLASSES],
+    lent: BTreeMap<u64, Lent>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lent {
+    /// A block of this class.
+    Block(usize),
+    /// Memory of its own, of that many bytes.
+    Whole(u64),
+}
+
+/// What became of memory that was given back.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Freed {
+    /// It waits for the next who needs some.
+    Kept,
+    /// The slab, or the memory, that begins there is not needed any more.
+    Gone(u64),
+}
+
+impl Arena {
+    /// Adds a slab of [`BLOCK_BYTES_MAX`] bytes.
+    ///
+    /// # Errors
+    /// It overlaps another.
+    pub(super) fn enter_slab(&mut self, base: u64) -> Result<()> {
+        let before = self.slabs.range(..base.saturating_add(BLOCK_BYTES_MAX)).next_back();
+        if before.is_some_and(|other| other + BLOCK_BYTES_MAX > base) {
+            return Err(Error::internal("two slabs overlap"));
+        }
+        self.slabs.insert(base);
+        self.free[CLASS_LAST].insert(base);
+        Ok(())
+    }
+
+    /// Notes memory that is lent as a whole.
+    ///
+    /// # Errors
+    /// Something that begins there is lent already.
+    pub(super) fn enter_whole(&mut self, base: u64, length: u64) -> Result<()> {
+        if self.lent.insert(base, Lent::Whole(length)).is_some() {
+            return Err(Error::internal("two buffers begin at one address"));
+        }
+        Ok(())
+    }
+
+    /// A block for that many bytes; none if a slab is needed first.
+    pub(super) fn allocate(&mut self, length: u64) -> Option<u64> {
+        let wanted = class_of(length)?;
+        let found = (wanted..CLASSES).find(|class| !self.free[*class].is_empty())?;
+        let address = self.free[found].pop_first()?;
+        // The upper half of each split stays free.
+        for class in wanted..found {
+            self.free[class].insert(address + bytes_of(class));
+        }
+        self.lent.insert(address, Lent::Block(wanted));
+        Some(address)
+    }
+
+    /// Takes a block back and joins it with its free neighbours.
+    ///
+    /// # Errors
+    /// Nothing of such a length is lent there; nothing has changed.
+    pub(super) fn free(&mut self, address: u64, length: u64) -> Result<Freed> {
+        let wrong = |text: &str| {
+            Error::invalid(text)
+                .with("address", format_args!("{address:#x}"))
+                .with("length", length)
+        };
+        let lent = self
+            .lent
+            .get(&address)
+            .copied()
+            .ok_or_else(|| wrong("no managed buffer begins there, or it was freed before"))?;
+        match lent {
+            Lent::Whole(whole) if length > BLOCK_BYTES_MAX && length <= whole => {
+                self.lent.remove(&address);
+                Ok(Freed::Gone(address))
+            }
+            Lent::Block(class) if class_of(length) == Some(class) => {
+                self.lent.remove(&address);
+                Ok(self.join(address, class))
+            }
+            _ => Err(wrong("the managed buffer there has another length")),
+        }
+    }
+
+    fn join(&mut self, mut address: u64, mut class: usize) -> Freed {
+        let slab = *self.slabs.range(..=address).next_back().expect("blocks lie in slabs");
+        while class < CLASS_LAST {
+            let buddy = slab + ((address - slab) ^ bytes_of(class));
+            if !self.free[class].remove(&buddy) {
+                break;
+            }
+            address = address.min(buddy);
+            class += 1;
+        }
+        // One free slab is kept, so that a buffer that comes and goes does not make one each time.
+        if class == CLASS_LAST && !self.free[CLASS_LAST].is_empty() {
+            self.slabs.remove(&slab);
+            return Freed::Gone(slab);
+        }
+        self.free[class].insert(address);
+        Freed::Kept
+    }
+}
+
+const fn bytes_of(class: usize) -> u64 {
+    BLOCK_BYTES_MIN << class
+}
+
+/// The smallest class that holds so many bytes; none above the largest.
+fn class_of(length: u64) -> Option<usize> {
+    (0..CLASSES).find(|class| length <= bytes_of(*class))
+}
+
+#[cfg(test)]
+mod tests;

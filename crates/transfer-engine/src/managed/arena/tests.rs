@@ -1,0 +1,164 @@
+//! The books against a plain list of what is lent.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const SLAB: u64 = BLOCK_BYTES_MAX;
+
+/// An arena that gets a slab whenever it wants one.
+#[derive(Default)]
+struct Grown {
+    arena: Arena,
+    slabs: BTreeSet<u64>,
+    next: u64,
+}
+
+impl Grown {
+    fn allocate(&mut self, length: u64) -> u64 {
+        if let Some(address) = self.arena.allocate(length) {
+            return address;
+        }
+        // Slabs with and without a gap between them, none at a multiple of its length.
+        self.next += SLAB + (self.next % 3) * 4096 + 4096;
+        self.slabs.insert(self.next);
+        self.arena.enter_slab(self.next).unwrap();
+        self.arena.allocate(length).unwrap()
+    }
+
+    fn free(&mut self, address: u64, length: u64) -> Result<()> {
+        if let Freed::Gone(slab) = self.arena.free(address, length)? {
+            assert!(self.slabs.remove(&slab), "{slab:#x} is no slab");
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn lengths_are_rounded_up_to_their_class() {
+    let class_bytes = |length| class_of(length).map(bytes_of);
+    assert_eq!(class_bytes(0), Some(8 << 10));
+    assert_eq!(class_bytes(8 << 10), Some(8 << 10));
+    assert_eq!(class_bytes((8 << 10) + 1), Some(16 << 10));
+    assert_eq!(class_bytes(256 << 20), Some(256 << 20));
+    assert_eq!(class_bytes((256 << 20) + 1), None);
+}
+
+#[test]
+fn without_a_slab_there_is_nothing() {
+    assert_eq!(Arena::default().allocate(1), None);
+}
+
+#[test]
+fn what_is_freed_twice_or_was_never_lent_is_refused_and_changes_nothing() {
+    let mut grown = Grown::default();
+    let first = grown.allocate(100);
+    let second = grown.allocate(100);
+    let third = grown.allocate(40_000);
+    for (address, length) in [
+        (first + 1, 100),
+        (0, 100),
+        (u64::MAX, 100),
+        (first, 9000),
+        (first, SLAB + 1),
+        (third, 100),
+    ] {
+        assert!(grown.free(address, length).is_err(), "{address:#x}+{length}");
+    }
+    grown.free(first, 100).unwrap();
+    assert!(grown.free(first, 100).is_err());
+    assert_eq!(grown.allocate(1), first);
+    grown.free(second, 8192).unwrap();
+    grown.free(third, 65536).unwrap();
+}
+
+#[test]
+fn one_free_slab_is_kept_and_others_go() {
+    let mut grown = Grown::default();
+    let blocks: Vec<_> = (0..3).map(|_| grown.allocate(SLAB)).collect();
+    assert_eq!(grown.slabs.len(), 3);
+    for block in blocks {
+        grown.free(block, SLAB).unwrap();
+    }
+    assert_eq!(grown.slabs.len(), 1);
+    let again = grown.allocate(1);
+    assert!(grown.slabs.contains(&again));
+}
+
+#[test]
+fn memory_lent_as_a_whole_goes_when_it_is_freed() {
+    let mut arena = Arena::default();
+    arena.enter_whole(4096, SLAB + 4096).unwrap();
+    assert!(arena.free(4096, 100).is_err());
+    assert!(arena.free(4096, SLAB + 4097).is_err());
+    assert_eq!(arena.free(4096, SLAB + 1).unwrap(), Freed::Gone(4096));
+    assert!(arena.free(4096, SLAB + 1).is_err());
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Allocate(u64),
+    /// Of the lent ones, the one at this place.
+    Free(usize),
+    FreeAgain(usize),
+    FreeForeign(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let length = prop_oneof![0..100_000_u64, 0..(4_u64 << 20), 0..=SLAB];
+    prop_oneof![
+        4 => length.prop_map(Step::Allocate),
+        3 => any::<usize>().prop_map(Step::Free),
+        1 => any::<usize>().prop_map(Step::FreeAgain),
+        1 => any::<u64>().prop_map(Step::FreeForeign),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn lent_blocks_never_overlap_and_all_of_it_comes_back(
+        steps in proptest::collection::vec(step(), 1..200),
+    ) {
+        let mut grown = Grown::default();
+        let mut lent: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut freed: Vec<(u64, u64)> = Vec::new();
+        for step in steps {
+            match step {
+                Step::Allocate(length) => {
+                    let address = grown.allocate(length);
+                    let end = address + length.max(1);
+                    let before = lent.range(..end).next_back();
+                    prop_assert!(before.is_none_or(|(base, length)| base + (*length).max(1) <= address));
+                    let slab = grown.slabs.range(..=address).next_back();
+                    prop_assert!(slab.is_some_and(|slab| end <= slab + SLAB));
+                    lent.insert(address, length);
+                }
+                Step::Free(index) if !lent.is_empty() => {
+                    let (address, length) = lent.iter().nth(index % lent.len()).map(|(a, l)| (*a, *l)).unwrap();
+                    lent.remove(&address);
+                    freed.push((address, length));
+                    prop_assert!(grown.free(address, length).is_ok());
+                }
+                Step::FreeAgain(index) if !freed.is_empty() => {
+                    let (address, length) = freed[index % freed.len()];
+                    if !lent.contains_key(&address) {
+                        prop_assert!(grown.free(address, length).is_err());
+                    }
+                }
+                Step::FreeForeign(address) if !lent.contains_key(&address) => {
+                    prop_assert!(grown.free(address, 1).is_err());
+                }
+                _ => {}
+            }
+        }
+        for (address, length) in lent {
+            prop_assert!(grown.free(address, length).is_ok());
+        }
+        prop_assert!(grown.slabs.len() <= 1, "slabs that nobody uses are given back");
+        let whole = grown.slabs.iter().all(|slab| grown.arena.free[CLASS_LAST].contains(slab));
+        prop_assert!(whole, "free halves are joined");
+        prop_assert!(grown.arena.free[..CLASS_LAST].iter().all(BTreeSet::is_empty));
+    }
+}

@@ -1,0 +1,256 @@
+//! The threads that move submitted batches, and the queue before them.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Weak},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use parking_lot::{Condvar, Mutex};
+
+use super::{BatchId, BatchStatus, ledger::Ledger, unknown};
+use crate::{
+    Engine, Peer,
+    engine::Inner,
+    piece::{Opcode, Piece},
+    process,
+};
+
+/// Threads that move submitted batches, at the most.
+const THREADS_MAX: usize = 4;
+
+/// Batches that wait for a thread, at the most.
+const QUEUE_MAX: usize = 1024;
+
+/// Answers that are kept for callers who never ask, at the most.
+const ANSWERS_MAX: usize = 65_536;
+
+/// How long a thread waits for work before it ends.
+const IDLE_MAX: Duration = Duration::from_secs(30);
+
+/// Work for a mover.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) peer: Arc<Peer>,
+    pub(crate) opcode: Opcode,
+    pub(crate) pieces: Vec<Piece>,
+    pub(crate) deadline: Moment,
+}
+
+/// The movers of one engine.
+#[derive(Debug)]
+pub(crate) struct Movers {
+    shared: Arc<Shared>,
+    generation: u64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// There is work, or none will come.
+    work: Condvar,
+    /// There is room in the queue, a batch has ended, or a thread.
+    change: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    queue: VecDeque<(BatchId, Job)>,
+    ledger: Ledger,
+    threads: Vec<JoinHandle<()>>,
+    idle: usize,
+    alive: usize,
+    is_closed: bool,
+}
+
+impl Default for Movers {
+    fn default() -> Self {
+        let state = State {
+            queue: VecDeque::new(),
+            ledger: Ledger::new(ANSWERS_MAX),
+            threads: Vec::new(),
+            idle: 0,
+            alive: 0,
+            is_closed: false,
+        };
+        let shared =
+            Shared { state: Mutex::new(state), work: Condvar::new(), change: Condvar::new() };
+        Self { shared: Arc::new(shared), generation: process::generation() }
+    }
+}
+
+impl Movers {
+    /// Queues a batch, after waiting for room.
+    pub(super) fn submit(&self, engine: &Engine, job: Job) -> Result<BatchId> {
+        let mut state = self.shared.state.lock();
+        while state.queue.len() >= QUEUE_MAX && !state.is_closed {
+            let left = job.deadline.left(SystemClock.now());
+            if left.is_zero() {
+                return Err(Error::new(
+                    ErrorCode::RPC_TIMEOUT,
+                    "too many batches waited until the deadline",
+                )
+                .with("batches", state.queue.len()));
+            }
+            self.shared.change.wait_for(&mut state, left);
+        }
+        if state.is_closed {
+            return Err(closed());
+        }
+        let batch = state.ledger.enter(job.deadline);
+        if state.idle <= state.queue.len() && state.alive < THREADS_MAX {
+            let started = self.start_thread(&mut state, engine);
+            if let Err(error) = started
+                && state.alive == 0
+            {
+                state.ledger.forget(batch);
+                return Err(error);
+            }
+        }
+        state.queue.push_back((batch, job));
+        drop(state);
+        self.shared.work.notify_one();
+        Ok(batch)
+    }
+
+    /// Enters a batch that its caller has moved.
+    pub(super) fn enter_ended(&self, status: BatchStatus) -> BatchId {
+        let mut state = self.shared.state.lock();
+        let batch = state.ledger.enter(Moment::default());
+        state.ledger.end(batch, status);
+        batch
+    }
+
+    pub(super) fn take(&self, batch: BatchId) -> Result<BatchStatus> {
+        self.shared.state.lock().ledger.take(batch)
+    }
+
+    /// Waits for the end of a batch, for as long as it has and `grace` more.
+    pub(super) fn wait(&self, batch: BatchId, grace: Duration) -> Result<BatchStatus> {
+        let mut state = self.shared.state.lock();
+        while let Some(deadline) = state.ledger.deadline(batch) {
+            let left = (deadline + grace).left(SystemClock.now());
+            if left.is_zero() {
+                state.ledger.forget(batch);
+                let text = "the batch did not end although its deadline has passed";
+                let error = Error::new(ErrorCode::RPC_TIMEOUT, text).with("batch", batch);
+                return Ok(BatchStatus::TimedOut(error));
+            }
+            self.shared.change.wait_for(&mut state, left);
+        }
+        state.ledger.take(batch).map_err(|_| unknown(batch))
+    }
+
+    /// Ends every batch that waits and joins the threads. A thread whose transfer outlasts
+    /// `patience` is left to end by itself, at the deadline of its batch.
+    pub(crate) fn close(&self, patience: Duration) {
+        if process::is_forked_since(self.generation) {
+            return;
+        }
+        let mut state = self.shared.state.lock();
+        state.is_closed = true;
+        let waiting = std::mem::take(&mut state.queue);
+        state.ledger.end_all(&BatchStatus::Failed(closed()));
+        let threads = std::mem::take(&mut state.threads);
+        self.shared.work.notify_all();
+        self.shared.change.notify_all();
+        let until = Instant::now() + patience;
+        // The last handle of an engine may be dropped by a mover itself.
+        let own = threads.iter().any(|thread| thread.thread().id() == thread::current().id());
+        while state.alive > usize::from(own) {
+            if self.shared.change.wait_until(&mut state, until).timed_out() {
+                tracing::info!(movers = state.alive, "a transfer goes on after its engine");
+                return;
+            }
+        }
+        drop(state);
+        drop(waiting);
+        for thread in threads {
+            if thread.thread().id() != thread::current().id() && thread.join().is_err() {
+                tracing::error!("a mover thread panicked");
+            }
+        }
+    }
+
+    fn start_thread(&self, state: &mut State, engine: &Engine) -> Result<()> {
+        state.threads.retain(|thread| !thread.is_finished());
+        let mover = Mover { shared: Arc::clone(&self.shared), engine: engine.downgrade() };
+        let number = state.alive;
+        let thread = thread::Builder::new()
+            .name(format!("mooncake-move{number}"))
+            .spawn(move || mover.run())
+            .map_err(|error| {
+                Error::new(ErrorCode::INTERNAL_ERROR, "no thread for transfers").caused_by(error)
+            })?;
+        state.threads.push(thread);
+        state.alive += 1;
+        Ok(())
+    }
+}
+
+impl Drop for Movers {
+    fn drop(&mut self) {
+        self.close(Duration::ZERO);
+    }
+}
+
+/// One of the threads.
+struct Mover {
+    shared: Arc<Shared>,
+    /// Weak: a thread that waits for work keeps no engine open.
+    engine: Weak<Inner>,
+}
+
+impl Mover {
+    fn run(self) {
+        let leaving = Leaving(&self.shared);
+        while let Some((batch, job)) = self.next() {
+            let status = self.perform(job);
+            self.shared.state.lock().ledger.end(batch, status);
+            self.shared.change.notify_all();
+        }
+        drop(leaving);
+    }
+
+    fn next(&self) -> Option<(BatchId, Job)> {
+        let mut state = self.shared.state.lock();
+        let until = Instant::now() + IDLE_MAX;
+        loop {
+            if let Some(work) = state.queue.pop_front() {
+                drop(state);
+                self.shared.change.notify_all();
+                return Some(work);
+            }
+            if state.is_closed || Instant::now() >= until {
+                return None;
+            }
+            state.idle += 1;
+            self.shared.work.wait_until(&mut state, until);
+            state.idle -= 1;
+        }
+    }
+
+    fn perform(&self, mut job: Job) -> BatchStatus {
+        let Some(engine) = Engine::upgrade(&self.engine) else {
+            return BatchStatus::Failed(closed());
+        };
+        engine.transfer(&job.peer, job.opcode, &mut job.pieces, job.deadline);
+        BatchStatus::of(&job.pieces, job.deadline)
+    }
+}
+
+/// Counts a thread out, also when it panics.
+struct Leaving<'a>(&'a Shared);
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().alive -= 1;
+        self.0.change.notify_all();
+    }
+}
+
+fn closed() -> Error {
+    Error::closed("the engine is closed")
+}

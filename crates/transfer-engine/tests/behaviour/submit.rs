@@ -1,0 +1,182 @@
+//! Batches that their caller does not wait for, and notifications.
+
+use mooncake_base::{Clock, ErrorKind, SystemClock};
+use mooncake_transfer_engine::{
+    BatchId, BatchStatus, ManagedBuffers, Opcode, Piece, handshake::Notification,
+};
+
+use crate::pair::{Pair, foreign, held, pattern, soon, start};
+
+const LENGTH: usize = 1 << 20;
+
+fn check_batches(pair: &Pair) {
+    let [lent, _other] = pair.lend(LENGTH);
+    let mut bytes = pattern(LENGTH, 3);
+    for parts in [1, 64, 256] {
+        let length = LENGTH / parts;
+        let pieces = |bytes: &mut [u8]| -> Vec<Piece> {
+            let chunks = bytes.chunks_exact_mut(length).enumerate();
+            chunks
+                .map(|(i, part)| Piece::new(held(part), lent.base() + (i * length) as u64))
+                .collect()
+        };
+        let peer = || std::sync::Arc::clone(&pair.peer);
+        let write = pair.near.submit(peer(), Opcode::Write, pieces(&mut bytes), soon()).unwrap();
+        assert!(matches!(pair.near.wait(&[write]).unwrap()[..], [BatchStatus::Done]));
+        let mut back = vec![0; LENGTH];
+        let read = pair.near.submit(peer(), Opcode::Read, pieces(&mut back), soon()).unwrap();
+        while !pair.near.status(read).unwrap().has_ended() {
+            std::thread::yield_now();
+        }
+        assert!(back == bytes, "{parts} parts");
+        assert!(pair.near.status(read).is_err(), "the answer was given out");
+    }
+    pair.near.close(soon());
+}
+
+#[test]
+fn a_submitted_batch_is_moved_in_one_process() {
+    check_batches(&Pair::over_memory());
+}
+
+#[test]
+fn a_submitted_batch_is_moved_over_shared_memory() {
+    check_batches(&Pair::over_shm());
+}
+
+#[test]
+fn a_submitted_batch_is_moved_over_tcp() {
+    check_batches(&Pair::over_tcp());
+}
+
+#[test]
+fn many_batches_of_many_threads_all_end() {
+    let pair = Pair::over_tcp();
+    let [lent, _other] = pair.lend(LENGTH);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (pair, base) = (&pair, lent.base());
+            scope.spawn(move || {
+                let mut bytes = vec![thread as u8 + 1; 4096];
+                let at = base + thread * 4096;
+                let batches: Vec<BatchId> = (0..400)
+                    .map(|_| {
+                        let pieces = vec![Piece::new(held(&mut bytes), at)];
+                        let peer = std::sync::Arc::clone(&pair.peer);
+                        pair.near.submit(peer, Opcode::Write, pieces, soon()).unwrap()
+                    })
+                    .collect();
+                let ends = pair.near.wait(&batches).unwrap();
+                assert!(ends.iter().all(|end| matches!(end, BatchStatus::Done)));
+            });
+        }
+    });
+    let mut back = vec![0; 4 * 4096];
+    pair.read(lent.base(), &mut back).unwrap();
+    assert!(back.chunks(4096).zip(1..).all(|(part, mark)| part.iter().all(|byte| *byte == mark)));
+}
+
+#[test]
+fn a_batch_with_a_bad_piece_fails_and_moves_the_others() {
+    let pair = Pair::over_tcp();
+    let [lent, _other] = pair.lend(4096);
+    let mut bytes = vec![7; 10];
+    let beyond = lent.base() + lent.length();
+    for bad in [Piece::new(held(&mut [1; 10]), beyond), Piece::new(foreign(8, 10), lent.base())] {
+        let pieces = vec![Piece::new(held(&mut bytes), lent.base() + 100), bad];
+        let peer = std::sync::Arc::clone(&pair.peer);
+        let batch = pair.near.submit(peer, Opcode::Write, pieces, soon()).unwrap();
+        assert!(matches!(pair.near.wait(&[batch]).unwrap()[..], [BatchStatus::Failed(_)]));
+    }
+    let mut back = vec![0; 10];
+    pair.read(lent.base() + 100, &mut back).unwrap();
+    assert_eq!(back, bytes);
+}
+
+#[test]
+fn a_batch_whose_deadline_has_passed_has_timed_out() {
+    let pair = Pair::over_tcp();
+    let [lent, _other] = pair.lend(4096);
+    let pieces = vec![Piece::new(held(&mut [1; 10]), lent.base())];
+    let peer = std::sync::Arc::clone(&pair.peer);
+    let batch = pair.near.submit(peer, Opcode::Write, pieces, SystemClock.now()).unwrap();
+    assert!(matches!(pair.near.wait(&[batch]).unwrap()[..], [BatchStatus::TimedOut(_)]));
+}
+
+#[test]
+fn batches_nobody_submitted_are_unknown_and_an_empty_one_is_done() {
+    let pair = Pair::over_tcp();
+    for number in [0, 1, 77, u64::MAX] {
+        let batch = BatchId::from_number(number);
+        assert!(pair.near.status(batch).is_err());
+        assert!(matches!(pair.near.wait(&[batch]).unwrap()[..], [BatchStatus::Failed(_)]));
+    }
+    assert!(pair.near.wait(&[]).unwrap().is_empty());
+    let peer = std::sync::Arc::clone(&pair.peer);
+    let batch = pair.near.submit(peer, Opcode::Write, Vec::new(), soon()).unwrap();
+    assert!(matches!(pair.near.status(batch), Ok(BatchStatus::Done)));
+}
+
+#[test]
+fn a_closed_engine_takes_no_batch_and_tells_of_none() {
+    let pair = Pair::over_tcp();
+    let peer = std::sync::Arc::clone(&pair.peer);
+    let batch = pair.near.submit(peer, Opcode::Write, Vec::new(), soon()).unwrap();
+    pair.near.close(soon());
+    let peer = std::sync::Arc::clone(&pair.peer);
+    let refused = pair.near.submit(peer, Opcode::Write, Vec::new(), soon()).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Closed);
+    assert_eq!(pair.near.status(batch).unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(pair.near.wait(&[batch]).unwrap_err().kind(), ErrorKind::Closed);
+}
+
+#[test]
+fn notifications_come_in_order_and_once() {
+    let pair = Pair::over_tcp();
+    for i in 0..20 {
+        let notification = Notification { name: "n".to_owned(), message: i.to_string() };
+        pair.near.notify(pair.far.segment_name(), &notification, soon()).unwrap();
+    }
+    let taken = pair.far.take_notifications();
+    let messages: Vec<_> = taken.into_iter().map(|taken| taken.message).collect();
+    assert_eq!(messages, (0..20).map(|i| i.to_string()).collect::<Vec<_>>());
+    assert!(pair.far.take_notifications().is_empty());
+    pair.near.probe(pair.far.segment_name(), soon()).unwrap();
+    pair.far.close(soon());
+    assert!(pair.near.probe(pair.far.segment_name(), soon()).is_err());
+}
+
+#[test]
+fn managed_buffers_are_in_reach_of_peers_until_they_are_freed() {
+    let pair = Pair::over_shm();
+    let buffers = ManagedBuffers::new(pair.far.clone());
+    let address = buffers.allocate(10_000).unwrap();
+    let mut bytes = pattern(10_000, 9);
+    pair.write(address, &mut bytes).unwrap();
+    let mut back = vec![0; 10_000];
+    pair.read(address, &mut back).unwrap();
+    assert!(back == bytes);
+    let large = buffers.allocate((256 << 20) + 1).unwrap();
+    pair.write(large + (256 << 20), &mut [1]).unwrap();
+    buffers.free(large, (256 << 20) + 1).unwrap();
+    assert!(pair.write(large, &mut [1]).is_err());
+    assert!(buffers.free(large, (256 << 20) + 1).is_err());
+    buffers.free(address, 10_000).unwrap();
+    assert!(buffers.free(address, 10_000).is_err());
+    drop(buffers);
+    assert!(pair.write(address, &mut [1]).is_err());
+}
+
+#[test]
+fn ranges_registered_together_are_lent_all_or_none_and_described_in_order() {
+    let runtime = crate::pair::runtime();
+    let engine = start(None, &runtime);
+    let registry = engine.regions();
+    registry.register_all(&[(8192, 10), (4096, 10)], "*").unwrap();
+    assert!(registry.register_all(&[(100, 10), (8195, 1)], "*").is_err());
+    let described = engine.metadata().resolve(engine.segment_name(), soon()).unwrap();
+    let bases: Vec<_> = described.buffers.iter().map(|buffer| buffer.addr).collect();
+    assert_eq!(bases, [8192, 4096]);
+    assert!(registry.unregister_all(&[8192, 77, 4096]).is_err());
+    assert!(registry.all().is_empty());
+}
