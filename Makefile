@@ -85,7 +85,7 @@ check-rust: setup ## Lint Rust, with and without RDMA
 
 .PHONY: check-docs
 check-docs: setup ## Does the documentation of the crates build without a warning?
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps --locked --quiet
 
 .PHONY: check-python
 check-python: dev ## Lint Python, check its types, compare the stubs with the module

@@ -59,7 +59,7 @@ variables! {
     MC_MIN_RPC_PORT ("MC_MIN_PRC_PORT") = "15000", "First port that the transfer engine tries to listen on.";
     MC_MAX_RPC_PORT ("MC_MAX_PRC_PORT") = "17000", "Last port that the transfer engine tries to listen on.";
     MC_LEGACY_RPC_PORT_BINDING = "off", "Bind exactly the port given in the local host name.";
-    MC_METADATA_CLUSTER_ID = "", "Puts metadata keys under mooncake/<id>/ instead of mooncake/.";
+    MC_METADATA_CLUSTER_ID = "", "Puts metadata keys under `mooncake/ID/` instead of `mooncake/`.";
     MC_TCP_LANES_PER_PEER ("MC_TCP_MAX_CONNECTIONS_PER_PEER") = "4", "Connections that the transfer engine opens to one peer at the most (1 to 16).";
     MC_HANDSHAKE_CONNECT_TIMEOUT = "5", "Seconds to wait for a peer's handshake socket.";
     MC_STORE_CLIENT_MIN_PORT = "12300", "First port that a store client without a port in its name takes for its name.";

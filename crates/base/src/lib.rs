@@ -5,7 +5,7 @@
 //! In reading order: [`error`] (one error type and the table of codes), [`id`], [`key`],
 //! [`size`], [`endpoint`], [`clock`], [`options`] (flags, files and environment from one
 //! declaration), [`env`](mod@env) (the register of environment variables), [`text`] (values as
-//! people write them).
+//! people write them), [`sync`] (locks that a forked child can live with).
 #![warn(missing_docs)]
 
 pub mod clock;
@@ -16,6 +16,7 @@ pub mod id;
 pub mod key;
 pub mod options;
 pub mod size;
+pub mod sync;
 pub mod text;
 
 pub use clock::{Clock, Moment, SystemClock};

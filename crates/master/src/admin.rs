@@ -21,9 +21,9 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
+use mooncake_base::sync::Mutex;
 use mooncake_base::{Error, ErrorCode};
 use mooncake_proto::v1::{self, request, response};
-use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;

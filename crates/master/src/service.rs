@@ -15,12 +15,12 @@ mod session;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
+use mooncake_base::sync::{Mutex, MutexGuard};
 use mooncake_base::{Clock, Error, Moment, Result, SegmentId, TenantId};
 use mooncake_proto::{
     convert::Caller,
     v1::{self, request, response},
 };
-use parking_lot::{Mutex, MutexGuard};
 
 pub use self::session::Origin;
 use self::{

@@ -10,8 +10,8 @@ use std::{
     thread::{self, ThreadId},
 };
 
+use mooncake_base::sync::Mutex;
 use mooncake_base::{Error, Result};
-use parking_lot::Mutex;
 use pyo3::Python;
 
 static IS_EXITING: AtomicBool = AtomicBool::new(false);

@@ -1,13 +1,14 @@
 //! The extension module `mooncake._native`: convert, leave the interpreter, call, convert back.
 //!
-//! In reading order: [`store`] (a handle on a pool), [`options`], [`argument`] and [`buffer`]
-//! (what Python hands over), [`error`] (what it is told), [`detach`] (leaving the interpreter and
+//! In reading order: [`store`] (a handle on a pool), [`engine`] (a transfer engine alone),
+//! [`options`], [`argument`] and [`buffer`] (what Python hands over), [`error`] (what it is told), [`detach`] (leaving the interpreter and
 //! coming back), [`runtime`], [`log`], [`process`] (exit, and the master as a program).
 #![deny(unsafe_code)]
 
 mod argument;
 mod buffer;
 mod detach;
+mod engine;
 mod error;
 mod log;
 mod options;
@@ -21,6 +22,7 @@ mod _native {
     #[pymodule_export]
     use crate::{
         buffer::{Buffer, writable_range},
+        engine::{Engine, read_memory, write_memory},
         error::{codes, failure, last_error, use_exceptions},
         log::{log_to_queue, take_log_records},
         options::PutOptions,

@@ -18,7 +18,7 @@ use std::{
 };
 
 use mooncake_base::env;
-use parking_lot::{Condvar, Mutex};
+use mooncake_base::sync::{Condvar, Mutex};
 use pyo3::prelude::*;
 use tracing::{
     Event, Level, Subscriber,

@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 
 use crate::{
     detach::{begin_exit, detached},
+    engine::close_all,
     error::or_raise,
     store::all_open,
 };
@@ -13,12 +14,17 @@ use crate::{
 /// An environment variable: name, older names, default, meaning, present value.
 type Variable = (&'static str, Vec<&'static str>, &'static str, &'static str, Option<String>);
 
-/// Refuses new calls of other threads and closes every store. To be called at interpreter exit.
+/// Refuses new calls of other threads and closes every store and engine. To be called at
+/// interpreter exit.
 #[pyfunction]
 pub(crate) fn at_exit(py: Python<'_>) {
     begin_exit();
     let stores = all_open();
-    py.detach(|| stores.iter().for_each(|store| store.close()));
+    let close_engines = close_all();
+    py.detach(|| {
+        stores.iter().for_each(|store| store.close());
+        close_engines();
+    });
 }
 
 /// Runs the master until it is told to stop; its exit code.

@@ -1,9 +1,9 @@
 //! The one tokio runtime of the process: made when first wanted, anew in a forked child, and never
 //! dropped, since dropping it at interpreter exit would wait for tasks nobody needs any more.
 
+use mooncake_base::sync::Mutex;
 use mooncake_base::{Error, Result};
 use mooncake_transfer_engine::process;
-use parking_lot::Mutex;
 use tokio::runtime::{Builder, Runtime};
 
 /// The most threads that serve sockets; payload over shared memory is copied by its caller.

@@ -16,15 +16,19 @@ use pyo3::{
     types::{PyBytes, PyDict, PyList},
 };
 
-pub(crate) use self::open::{Open, all_open};
 use self::{
     moves::{Blank, Signed, Unsigned as UnsignedBuffer},
     settings::{Arguments, Settings},
+};
+pub(crate) use self::{
+    open::{Open, all_open},
+    settings::engine_config,
 };
 use crate::{
     argument::{self, Ranges, Unsigned, among_good, as_absent, object_keys, same_length},
     buffer::{Views, foreign},
     detach::detached,
+    engine::Engine,
     error::{exception, or_raise},
     log,
     options::PutOptions,
@@ -53,6 +57,7 @@ impl Store {
         rpc_timeout_s = None,
         connect_timeout_s = None,
         listen = String::new(),
+        engine = None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "each setting is a keyword")]
     fn connect(
@@ -66,6 +71,7 @@ impl Store {
         rpc_timeout_s: Option<f64>,
         connect_timeout_s: Option<f64>,
         listen: String,
+        engine: Option<&Bound<'_, Engine>>,
     ) -> PyResult<Self> {
         log::install();
         let arguments = Arguments {
@@ -81,7 +87,9 @@ impl Store {
         };
         let settings = or_raise(py, Settings::read(arguments))?;
         let runtime = or_raise(py, runtime())?;
-        let opened = detached(py, || Open::start(settings, runtime)).and_then(|opened| opened);
+        let shared = engine.map(|engine| Arc::clone(engine.get().running()));
+        let opened = detached(py, || Open::start(settings, shared, runtime));
+        let opened = opened.and_then(|opened| opened);
         let store = Arc::new(or_raise(py, opened)?);
         open::remember(&store);
         Ok(Self(Some(store)))

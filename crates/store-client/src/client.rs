@@ -13,10 +13,10 @@ mod transfer;
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{ClientId, Clock, Error, Moment, Result, SystemClock};
 use mooncake_proto::{convert::Caller, v1};
 use mooncake_transfer_engine::{Engine, process};
-use parking_lot::{Condvar, Mutex};
 
 use crate::{
     config::ClientConfig,

@@ -5,8 +5,8 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
+use mooncake_base::sync::Mutex;
 use mooncake_transfer_engine::TransportKind;
-use parking_lot::Mutex;
 
 /// The most peers that are counted by name.
 const PEERS_MAX: usize = 256;

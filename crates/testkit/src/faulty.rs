@@ -6,10 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_proto::v1::{self, request::Call};
 use mooncake_store_client::MasterLink;
-use parking_lot::{Condvar, Mutex};
 
 /// What happens to a call.
 #[derive(Debug, Clone)]

@@ -13,10 +13,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use mooncake_base::sync::RwLock;
 use mooncake_base::{
     Clock, Endpoint, EngineId, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock,
 };
-use parking_lot::RwLock;
 
 pub use self::registry::Registry;
 use self::{describe::Description, listen::Listeners};

@@ -6,8 +6,8 @@
 
 mod arena;
 
+use mooncake_base::sync::Mutex;
 use mooncake_base::{Error, Result};
-use parking_lot::Mutex;
 
 use self::arena::{Arena, BLOCK_BYTES_MAX, Freed};
 use crate::{Engine, SharedMemory};

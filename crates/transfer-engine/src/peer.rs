@@ -8,8 +8,8 @@ use std::{
     time::Duration,
 };
 
+use mooncake_base::sync::{RwLock, Turn};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
-use parking_lot::{Mutex, RwLock};
 
 use crate::{
     descriptor::SegmentDescriptor,
@@ -28,7 +28,7 @@ pub struct Peer {
     generation: u64,
     state: RwLock<State>,
     /// Held by the one who looks for the peer or for a path to it.
-    repair: Mutex<Repair>,
+    repair: Turn<Repair>,
     errors: AtomicU64,
 }
 
@@ -80,7 +80,7 @@ impl Peer {
                 descriptor: Arc::new(descriptor),
                 slots: vec![Slot::Untried; ways.transports.len()],
             }),
-            repair: Mutex::default(),
+            repair: Turn::default(),
             errors: AtomicU64::new(0),
         }
     }
@@ -134,7 +134,7 @@ impl Peer {
         if let Some(found) = self.known(index) {
             return found;
         }
-        let Some(_repair) = self.repair.try_lock_for(patience(deadline)) else {
+        let Some(_repair) = self.repair.take_within(patience(deadline)) else {
             return Found::None;
         };
         if let Some(found) = self.known(index) {
@@ -178,7 +178,7 @@ impl Peer {
         deadline: Moment,
         resolve: impl FnOnce() -> Result<SegmentDescriptor>,
     ) -> Result<()> {
-        let Some(mut repair) = self.repair.try_lock_for(patience(deadline)) else {
+        let Some(mut repair) = self.repair.take_within(patience(deadline)) else {
             let text = "the deadline passed while the peer was looked for";
             return Err(Error::new(ErrorCode::TRANSFER_FAIL, text).with("peer", &self.name));
         };

@@ -13,8 +13,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use mooncake_base::sync::{Condvar, Mutex, RwLock};
 use mooncake_base::{Error, ErrorCode, Result};
-use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::piece::RemoteRange;
 

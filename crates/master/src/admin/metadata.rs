@@ -12,7 +12,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{any, get},
 };
-use parking_lot::Mutex;
+use mooncake_base::sync::Mutex;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 

@@ -6,7 +6,6 @@ use mooncake_proto::{
     convert::Caller,
     v1::{self, ItemResult},
 };
-use parking_lot::MutexGuard;
 use prost::Message;
 
 use super::{
@@ -206,7 +205,7 @@ impl Service {
             let mut state = self.lock();
             results.extend(slice.iter().map(|item| handle(&mut state, item)));
             if items.len() > SLICE_ITEMS {
-                MutexGuard::unlock_fair(state);
+                state.unlock_fair();
             }
         }
         results
@@ -217,7 +216,7 @@ impl Service {
         loop {
             let mut state = self.lock();
             let is_done = slice(&mut state);
-            MutexGuard::unlock_fair(state);
+            state.unlock_fair();
             if is_done {
                 return;
             }

@@ -8,8 +8,8 @@ use std::{
     time::Duration,
 };
 
+use mooncake_base::sync::Mutex;
 use mooncake_base::{ClientId, Moment};
-use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 /// Where a call came from.

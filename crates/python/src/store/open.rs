@@ -9,14 +9,15 @@ use std::{
     time::Duration,
 };
 
+use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, Result, SystemClock};
 use mooncake_master::{Master, Origin};
 use mooncake_store_client::{CallLink, Client, LeanLink, MasterLink};
 use mooncake_transfer_engine::{Engine, process};
-use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 
 use super::settings::{EMBEDDED, Settings};
+use crate::engine::Running;
 
 /// How long the engine may take to end.
 const ENGINE_CLOSE_MAX: Duration = Duration::from_millis(200);
@@ -32,6 +33,8 @@ static OPEN: Mutex<Vec<Weak<Open>>> = Mutex::new(Vec::new());
 pub(crate) struct Open {
     client: Client,
     engine: Engine,
+    /// The engine's owner, if that is not this store.
+    shared: Option<Arc<Running>>,
     master: Mutex<Option<Master>>,
     runtime: &'static Runtime,
     generation: u64,
@@ -44,8 +47,15 @@ impl Open {
     /// # Errors
     /// The master cannot be reached, the metadata server refuses, or there is no memory. Nothing
     /// is left behind.
-    pub(crate) fn start(settings: Settings, runtime: &'static Runtime) -> Result<Self> {
-        let engine = Engine::start(settings.engine, runtime.handle().clone())?;
+    pub(crate) fn start(
+        settings: Settings,
+        shared: Option<Arc<Running>>,
+        runtime: &'static Runtime,
+    ) -> Result<Self> {
+        let engine = match &shared {
+            Some(shared) => shared.engine()?.clone(),
+            None => Engine::start(settings.engine, runtime.handle().clone())?,
+        };
         let joined = link(&settings.master, settings.link, settings.embedded, runtime).and_then(
             |(link, master)| match Client::connect(settings.client, engine.clone(), link) {
                 Ok(client) => Ok((client, master)),
@@ -58,13 +68,16 @@ impl Open {
         let (client, master) = match joined {
             Ok(joined) => joined,
             Err(error) => {
-                engine.close(SystemClock.now() + ENGINE_CLOSE_MAX);
+                if shared.is_none() {
+                    engine.close(SystemClock.now() + ENGINE_CLOSE_MAX);
+                }
                 return Err(error);
             }
         };
         Ok(Self {
             client,
             engine,
+            shared,
             master: Mutex::new(master),
             runtime,
             generation: process::generation(),
@@ -106,7 +119,9 @@ impl Open {
             return;
         }
         self.client.close();
-        self.engine.close(SystemClock.now() + ENGINE_CLOSE_MAX);
+        if self.shared.is_none() {
+            self.engine.close(SystemClock.now() + ENGINE_CLOSE_MAX);
+        }
         // Taken on a line of its own, so that the lock is free while the master stops.
         let master = self.master.lock().take();
         stop(self.runtime, master);

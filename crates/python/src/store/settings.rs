@@ -54,7 +54,7 @@ impl Settings {
         }
         let rpc_timeout = seconds("rpc_timeout_s", arguments.rpc_timeout_s)?;
         let connect_timeout = seconds("connect_timeout_s", arguments.connect_timeout_s)?;
-        let engine = engine(&arguments)?;
+        let engine = engine_config(&arguments.name, &arguments.metadata, arguments.is_tcp_forced)?;
         let mut client = ClientConfig {
             name: arguments.name,
             tenant: TenantId::new(&arguments.tenant),
@@ -77,12 +77,20 @@ impl Settings {
     }
 }
 
-fn engine(arguments: &Arguments) -> Result<EngineConfig> {
+/// The settings of an engine of that name, the rest from the environment.
+///
+/// # Errors
+/// A value of the environment that cannot be.
+pub(crate) fn engine_config(
+    name: &str,
+    metadata: &str,
+    is_tcp_forced: Option<bool>,
+) -> Result<EngineConfig> {
     let is_port_fixed = env::MC_LEGACY_RPC_PORT_BINDING.is_on();
     let mut config = EngineConfig {
-        name: arguments.name.clone(),
-        metadata: arguments.metadata.clone(),
-        is_tcp_forced: arguments.is_tcp_forced.unwrap_or_else(|| env::MC_FORCE_TCP.is_on()),
+        name: name.to_owned(),
+        metadata: metadata.to_owned(),
+        is_tcp_forced: is_tcp_forced.unwrap_or_else(|| env::MC_FORCE_TCP.is_on()),
         bind_address: env::MC_TCP_BIND_ADDRESS.read().filter(|address| !address.is_empty()),
         is_port_fixed,
         is_huge_page_wanted: env::MC_STORE_USE_HUGEPAGE.is_on(),
@@ -90,7 +98,7 @@ fn engine(arguments: &Arguments) -> Result<EngineConfig> {
     };
     if config.is_p2p() && !is_port_fixed {
         // The port only tells stores apart here; the engine finds one, and names itself by it.
-        config.name = host(&arguments.name).to_owned();
+        config.name = host(name).to_owned();
     }
     config.ports = ports(&env::MC_MIN_RPC_PORT, &env::MC_MAX_RPC_PORT, &config.ports)?;
     if let Some(cluster) = env::MC_METADATA_CLUSTER_ID.read().filter(|id| !id.is_empty()) {

@@ -2,10 +2,10 @@
 
 use std::{sync::mpsc, time::Duration};
 
+use mooncake_base::sync::Mutex;
 use mooncake_base::{Error, ErrorCode, Moment, Result, SegmentId};
 use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
 use mooncake_transfer_engine::SharedMemory;
-use parking_lot::Mutex;
 
 use super::{Client, Shared, call};
 

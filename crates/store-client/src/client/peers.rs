@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use mooncake_base::sync::Mutex;
 use mooncake_base::{Moment, ObjectKey};
-use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHasher};
 use std::hash::{Hash, Hasher};
 

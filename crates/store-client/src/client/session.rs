@@ -3,9 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use mooncake_base::sync::{Mutex, Turn, TurnGuard};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
-use parking_lot::Mutex;
 
 use super::{Shared, mount};
 
@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) struct Session {
     /// Held by the one who registers or mounts, across its calls (which have deadlines), so that
     /// no two announce segments in a different order. Taken before `terms`.
-    turn: Mutex<()>,
+    turn: Turn<()>,
     terms: Mutex<Terms>,
 }
 
@@ -93,9 +93,9 @@ impl Shared {
     }
 
     /// The right to announce segments.
-    pub(super) fn turn(&self, deadline: Moment) -> Result<parking_lot::MutexGuard<'_, ()>> {
+    pub(super) fn turn(&self, deadline: Moment) -> Result<TurnGuard<'_, ()>> {
         self.check_open()?;
-        self.session.turn.try_lock_for(deadline.left(SystemClock.now())).ok_or_else(|| {
+        self.session.turn.take_within(deadline.left(SystemClock.now())).ok_or_else(|| {
             Error::new(ErrorCode::RPC_TIMEOUT, "another thread is still registering the client")
                 .with("master", self.link.address())
         })

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_proto::v1::{self, request::Call};
 use mooncake_transfer_engine::process;
-use parking_lot::Mutex;
 
 use super::{
     MasterLink,

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Weak};
 
+use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
-use parking_lot::{Condvar, Mutex};
 use socket2::Socket;
 
 use super::connection::Connection;

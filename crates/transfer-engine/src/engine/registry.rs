@@ -68,7 +68,8 @@ impl Registry<'_> {
         self.inner.usable()?;
         let withdraw = |address: &u64| self.inner.withdraw(*address);
         let withdrawn = addresses.iter().map(withdraw).fold(Ok(()), Result::and);
-        withdrawn.and(self.inner.announce())
+        let announced = self.inner.announce();
+        withdrawn.and(announced)
     }
 
     /// Every range, by address, those of the engine's own memory among them.

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use mooncake_base::Result;
-use parking_lot::Mutex;
+use mooncake_base::sync::Mutex;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,

@@ -9,7 +9,7 @@ use std::{
 };
 
 use mooncake_base::EngineId;
-use parking_lot::RwLock;
+use mooncake_base::sync::RwLock;
 
 use crate::{
     memory::mapping::Mapping,

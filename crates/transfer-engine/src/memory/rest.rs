@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
+use mooncake_base::sync::Mutex;
 
 /// How long addresses rest: longer than any fence and any write window.
 const REST: Duration = Duration::from_secs(120);

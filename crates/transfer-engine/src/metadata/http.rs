@@ -2,8 +2,8 @@
 
 use std::{io, time::Duration};
 
+use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use ureq::{Agent, http::Uri};
 

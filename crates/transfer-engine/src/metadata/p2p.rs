@@ -1,7 +1,7 @@
 //! No server: a segment's name is `host:port` of its owner's handshake socket.
 
+use mooncake_base::sync::RwLock;
 use mooncake_base::{Endpoint, Error, Moment, Result};
-use parking_lot::RwLock;
 
 use super::MetadataStore;
 use crate::{descriptor::SegmentDescriptor, handshake};

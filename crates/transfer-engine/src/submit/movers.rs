@@ -7,8 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
-use parking_lot::{Condvar, Mutex};
 
 use super::{BatchId, BatchStatus, ledger::Ledger, unknown};
 use crate::{

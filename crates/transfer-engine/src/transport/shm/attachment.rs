@@ -10,8 +10,8 @@ use std::{
     time::Duration,
 };
 
+use mooncake_base::sync::{Condvar, Mutex, RwLock};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
-use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::{
     link::Link,

@@ -13,8 +13,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{EngineId, Error, ErrorCode, Result};
-use parking_lot::{Condvar, Mutex};
 
 use super::{
     attachment::Attachment,

@@ -9,8 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Endpoint, EngineId, Error, ErrorCode, Moment, Result, SystemClock};
-use parking_lot::{Condvar, Mutex};
 use socket2::{SockRef, TcpKeepalive};
 
 use super::{

@@ -1,0 +1,289 @@
+//! `Engine`: a transfer engine of its own, without a pool. A transfer is a batch; what failed is
+//! raised.
+
+mod batch;
+mod open;
+
+use std::{sync::Arc, time::Duration};
+
+use mooncake_base::{Clock, Error, Moment, Result, SystemClock};
+use mooncake_transfer_engine::{BatchId, BatchStatus, Opcode, copy::copy, handshake::Notification};
+use pyo3::{prelude::*, types::PyBytes};
+
+use self::batch::{Batch, Numbers};
+pub(crate) use self::open::{Running, close_all};
+use crate::{
+    argument::Unsigned,
+    buffer::{Views, blank_bytes, foreign},
+    detach::detached,
+    error::or_raise,
+    log,
+    runtime::runtime,
+    store::engine_config,
+};
+
+/// A transfer may take a nanosecond longer for each byte.
+const BYTES_PER_SECOND: u64 = 1_000_000_000;
+
+/// A transfer engine.
+#[pyclass(frozen, module = "mooncake._native", name = "Engine")]
+#[derive(Debug)]
+pub(crate) struct Engine(Option<Arc<Running>>);
+
+#[pymethods]
+impl Engine {
+    /// Starts an engine: it listens, and peers can find its segment.
+    #[staticmethod]
+    #[pyo3(signature = (*, name, metadata, is_tcp_forced = None))]
+    fn start(
+        py: Python<'_>,
+        name: &str,
+        metadata: &str,
+        is_tcp_forced: Option<bool>,
+    ) -> PyResult<Self> {
+        log::install();
+        let config = or_raise(py, engine_config(name, metadata, is_tcp_forced))?;
+        let runtime = or_raise(py, runtime())?;
+        let started = detached(py, || Running::start(config, runtime)).and_then(|started| started);
+        let running = Arc::new(or_raise(py, started)?);
+        open::remember(&running);
+        Ok(Self(Some(running)))
+    }
+
+    /// Lets peers reach ranges of this process, all of them or none. Touches no page of them.
+    #[pyo3(signature = (addresses, lengths, *, location = "*"))]
+    fn register(
+        &self,
+        py: Python<'_>,
+        addresses: Numbers,
+        lengths: Numbers,
+        location: &str,
+    ) -> PyResult<()> {
+        let ranges = or_raise(py, addresses.ranges(&lengths))?;
+        self.call(py, |running| running.engine()?.regions().register_all(&ranges, location))
+    }
+
+    /// Withdraws ranges, by their first addresses. Every one of them is tried.
+    fn unregister(&self, py: Python<'_>, addresses: Numbers) -> PyResult<()> {
+        let addresses = addresses.as_u64();
+        self.call(py, |running| running.engine()?.regions().unregister_all(&addresses))
+    }
+
+    /// Moves a batch between this process and a segment, then notifies its owner.
+    #[pyo3(signature = (segment, addresses, peer_addresses, lengths, *, is_write, timeout_s, notify = None))]
+    #[allow(clippy::too_many_arguments, reason = "each setting is a keyword")]
+    fn transfer(
+        &self,
+        py: Python<'_>,
+        segment: &str,
+        addresses: Numbers,
+        peer_addresses: Numbers,
+        lengths: Numbers,
+        is_write: bool,
+        timeout_s: f64,
+        notify: Option<(String, String)>,
+    ) -> PyResult<()> {
+        let batch = or_raise(py, Batch::new(addresses, peer_addresses, lengths))?;
+        let deadline = or_raise(py, deadline(timeout_s, batch.bytes()))?;
+        let notification = notify.map(|(name, message)| Notification { name, message });
+        self.call(py, |running| {
+            let engine = running.engine()?;
+            let peer = engine.open(segment, deadline)?;
+            let mut pieces = batch.into_pieces();
+            engine.transfer(&peer, opcode(is_write), &mut pieces, deadline);
+            pieces.into_iter().try_for_each(|piece| piece.outcome.unwrap_or(Ok(())))?;
+            let Some(notification) = notification else { return Ok(()) };
+            engine.notify(segment, &notification, deadline)
+        })
+    }
+
+    /// Begins to move a batch; its number.
+    #[pyo3(signature = (segment, addresses, peer_addresses, lengths, *, is_write, timeout_s))]
+    #[allow(clippy::too_many_arguments, reason = "each setting is a keyword")]
+    fn submit(
+        &self,
+        py: Python<'_>,
+        segment: &str,
+        addresses: Numbers,
+        peer_addresses: Numbers,
+        lengths: Numbers,
+        is_write: bool,
+        timeout_s: f64,
+    ) -> PyResult<u64> {
+        let batch = or_raise(py, Batch::new(addresses, peer_addresses, lengths))?;
+        let deadline = or_raise(py, deadline(timeout_s, batch.bytes()))?;
+        self.call(py, |running| {
+            let engine = running.engine()?;
+            let peer = engine.open(segment, deadline)?;
+            let batch = engine.submit(peer, opcode(is_write), batch.into_pieces(), deadline)?;
+            Ok(batch.number())
+        })
+    }
+
+    /// Whether a submitted batch has ended; how it ended is told once.
+    fn is_done(&self, py: Python<'_>, batch: Unsigned) -> PyResult<bool> {
+        let batch = BatchId::from_number(batch.0 as u64);
+        self.call(py, |running| has_ended(running.engine()?.status(batch)?))
+    }
+
+    /// Waits until every one of the batches has ended.
+    fn wait(&self, py: Python<'_>, batches: Numbers) -> PyResult<()> {
+        let batches: Vec<_> = batches.as_u64().into_iter().map(BatchId::from_number).collect();
+        self.call(py, |running| {
+            let ends = running.engine()?.wait(&batches)?;
+            ends.into_iter().try_for_each(|end| has_ended(end).map(drop))
+        })
+    }
+
+    /// A buffer of at least that many bytes, in reach of peers; its address.
+    fn allocate(&self, py: Python<'_>, length: Unsigned) -> PyResult<u64> {
+        self.call(py, |running| running.buffers()?.allocate(length.0 as u64))
+    }
+
+    /// Takes a buffer back.
+    fn free(&self, py: Python<'_>, address: Unsigned, length: Unsigned) -> PyResult<()> {
+        self.call(py, |running| running.buffers()?.free(address.0 as u64, length.0 as u64))
+    }
+
+    /// The notifications that have come, oldest first, each once: name and message.
+    fn take_notifications(&self, py: Python<'_>) -> PyResult<Vec<(String, String)>> {
+        let taken = self.call(py, |running| Ok(running.engine()?.take_notifications()))?;
+        Ok(taken.into_iter().map(|taken| (taken.name, taken.message)).collect())
+    }
+
+    /// The ranges of a segment, in the order of their registration: address and length.
+    #[pyo3(signature = (segment, *, timeout_s))]
+    fn ranges(&self, py: Python<'_>, segment: &str, timeout_s: f64) -> PyResult<Vec<(u64, u64)>> {
+        let deadline = or_raise(py, deadline(timeout_s, 0))?;
+        let found = self
+            .call(py, |running| running.engine()?.metadata().resolve(segment, deadline))?
+            .buffers;
+        Ok(found.into_iter().map(|buffer| (buffer.addr, buffer.length)).collect())
+    }
+
+    /// Raises unless the owner of a segment answers.
+    #[pyo3(signature = (segment, *, timeout_s))]
+    fn probe(&self, py: Python<'_>, segment: &str, timeout_s: f64) -> PyResult<()> {
+        let deadline = or_raise(py, deadline(timeout_s, 0))?;
+        self.call(py, |running| running.engine()?.probe(segment, deadline))
+    }
+
+    /// What peers call its segment.
+    #[getter]
+    fn segment(&self) -> String {
+        self.running().segment().to_owned()
+    }
+
+    /// Where it answers peers that ask for its segment.
+    #[getter]
+    fn rpc_port(&self) -> u16 {
+        self.running().rpc_port()
+    }
+
+    /// A number that no other engine of this process has while this one lives.
+    #[getter]
+    fn identity(&self) -> usize {
+        Arc::as_ptr(self.running()) as usize
+    }
+
+    /// Whether it was started before this process was forked.
+    #[getter]
+    fn is_closed(&self) -> bool {
+        self.running().engine().is_err()
+    }
+}
+
+/// Copies bytes to an address, which may be a bad one.
+#[pyfunction]
+pub(crate) fn write_memory(
+    py: Python<'_>,
+    address: Unsigned,
+    data: &Bound<'_, PyAny>,
+    length: Unsigned,
+) -> PyResult<()> {
+    let view = Views::of(data)?;
+    let given = view.ranges().first().map_or(0, |range| range.length());
+    if length.0 > given {
+        let error = Error::invalid("there are fewer bytes than are to be written")
+            .with("length", length.0)
+            .with("given", given);
+        return or_raise(py, Err(error));
+    }
+    let Some(from) = view.ranges().first().filter(|_| length.0 > 0) else { return Ok(()) };
+    let from = from.part(0, length.0);
+    let to = foreign(vec![(address.0, length.0)]);
+    let copied = detached(py, || to.into_iter().try_for_each(|to| copy(from, to)));
+    or_raise(py, copied.and_then(|copied| copied))
+}
+
+/// The bytes at an address, which may be a bad one.
+#[pyfunction]
+pub(crate) fn read_memory(
+    py: Python<'_>,
+    address: Unsigned,
+    length: Unsigned,
+) -> PyResult<Py<PyBytes>> {
+    let (bytes, to) = blank_bytes(py, length.0 as u64)?;
+    let from = foreign(vec![(address.0, length.0)]);
+    let copied = detached(py, || from.into_iter().try_for_each(|from| copy(from, to)));
+    or_raise(py, copied.and_then(|copied| copied))?;
+    Ok(bytes)
+}
+
+impl Engine {
+    /// The engine itself, for those who share it.
+    pub(crate) fn running(&self) -> &Arc<Running> {
+        self.0.as_ref().expect("only drop takes what is inside")
+    }
+
+    /// Calls without holding the interpreter; a failure is raised.
+    fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&Running) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        let running = self.running();
+        or_raise(py, detached(py, || call(running)).and_then(|answer| answer))
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let Some(running) = self.0.take() else { return };
+        if running.is_foreign() {
+            // Its locks may be held by threads that this process does not have.
+            std::mem::forget(running);
+            return;
+        }
+        Python::attach(|py| {
+            // During exit there is nobody to tell, and the process ends anyway.
+            let _ = detached(py, || drop(running));
+        });
+    }
+}
+
+fn opcode(is_write: bool) -> Opcode {
+    if is_write { Opcode::Write } else { Opcode::Read }
+}
+
+fn deadline(timeout_s: f64, bytes: u64) -> Result<Moment> {
+    let timeout = Duration::try_from_secs_f64(timeout_s).map_err(|_| {
+        Error::invalid("a time-out is a number of seconds").with("timeout_s", timeout_s)
+    })?;
+    Ok(SystemClock.now()
+        + timeout
+        + Duration::from_secs_f64(bytes as f64 / BYTES_PER_SECOND as f64))
+}
+
+fn has_ended(status: BatchStatus) -> Result<bool> {
+    match status {
+        BatchStatus::Running => Ok(false),
+        BatchStatus::Done => Ok(true),
+        BatchStatus::Failed(error) => Err(error),
+        BatchStatus::TimedOut(error) => Err(Error::new(
+            mooncake_base::ErrorCode::RPC_TIMEOUT,
+            "the deadline of the batch passed",
+        )
+        .caused_by(error)),
+    }
+}

@@ -1,0 +1,101 @@
+//! Batches as Python writes them: lists of numbers, read in one pass each.
+
+use mooncake_base::{Error, Result};
+use mooncake_transfer_engine::Piece;
+use pyo3::{
+    Borrowed,
+    exceptions::PyTypeError,
+    prelude::*,
+    types::{PyBytes, PyList, PyString, PyTuple},
+};
+
+use crate::{argument::Unsigned, buffer::foreign};
+
+/// Addresses, lengths or ids: a sequence of integers that are not negative.
+#[derive(Debug, Clone)]
+pub(crate) struct Numbers(Vec<usize>);
+
+impl<'py> FromPyObject<'_, 'py> for Numbers {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(list) = object.cast::<PyList>() {
+            return list.iter().map(|number| one(&number)).collect::<PyResult<_>>().map(Self);
+        }
+        if let Ok(tuple) = object.cast::<PyTuple>() {
+            return tuple.iter().map(|number| one(&number)).collect::<PyResult<_>>().map(Self);
+        }
+        let is_text = object.is_instance_of::<PyString>() || object.is_instance_of::<PyBytes>();
+        let Some(length) = object.len().ok().filter(|_| !is_text) else {
+            let kind = object.get_type().name()?;
+            return Err(PyTypeError::new_err(format!(
+                "expected a sequence of integers, not {kind}"
+            )));
+        };
+        let mut numbers = Vec::with_capacity(length);
+        for number in object.try_iter()? {
+            numbers.push(one(&number?)?);
+        }
+        Ok(Self(numbers))
+    }
+}
+
+fn one(number: &Bound<'_, PyAny>) -> PyResult<usize> {
+    number.extract::<Unsigned>().map(|number| number.0)
+}
+
+impl Numbers {
+    /// As ids or addresses.
+    pub(super) fn as_u64(&self) -> Vec<u64> {
+        self.0.iter().map(|number| *number as u64).collect()
+    }
+
+    /// With their lengths.
+    pub(super) fn ranges(&self, lengths: &Self) -> Result<Vec<(u64, u64)>> {
+        same_length(self, lengths, "lengths")?;
+        Ok(self.0.iter().zip(&lengths.0).map(|(at, length)| (*at as u64, *length as u64)).collect())
+    }
+}
+
+/// Three lists of one length.
+#[derive(Debug)]
+pub(super) struct Batch {
+    addresses: Numbers,
+    peer_addresses: Numbers,
+    lengths: Numbers,
+}
+
+impl Batch {
+    /// # Errors
+    /// One list is longer than another.
+    pub(super) fn new(
+        addresses: Numbers,
+        peer_addresses: Numbers,
+        lengths: Numbers,
+    ) -> Result<Self> {
+        same_length(&addresses, &peer_addresses, "peer_addresses")?;
+        same_length(&addresses, &lengths, "lengths")?;
+        Ok(Self { addresses, peer_addresses, lengths })
+    }
+
+    /// All bytes of it.
+    pub(super) fn bytes(&self) -> u64 {
+        self.lengths.0.iter().fold(0, |sum: u64, length| sum.saturating_add(*length as u64))
+    }
+
+    /// As the engine takes it.
+    pub(super) fn into_pieces(self) -> Vec<Piece> {
+        let local = foreign(self.addresses.0.into_iter().zip(self.lengths.0).collect());
+        let remote = self.peer_addresses.0;
+        local.into_iter().zip(remote).map(|(local, at)| Piece::new(local, at as u64)).collect()
+    }
+}
+
+fn same_length(addresses: &Numbers, other: &Numbers, name: &'static str) -> Result<()> {
+    if addresses.0.len() == other.0.len() {
+        return Ok(());
+    }
+    Err(Error::invalid("the lists differ in length")
+        .with("addresses", addresses.0.len())
+        .with(name, other.0.len()))
+}
