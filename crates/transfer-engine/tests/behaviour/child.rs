@@ -43,10 +43,16 @@ impl ChildPeer {
         await_line(&mut self.output, "touched");
     }
 
-    /// Has it do nothing more, as if the machine were stuck.
+    /// Has it do nothing more, as if the machine were stuck. Returns once it has stopped, which is
+    /// some time after the signal.
     pub(crate) fn stop(&self) {
+        let process = self.child.id() as libc::pid_t;
         // SAFETY: a signal to a process that this test started and has not yet waited for.
-        assert_eq!(unsafe { libc::kill(self.child.id() as libc::pid_t, libc::SIGSTOP) }, 0);
+        assert_eq!(unsafe { libc::kill(process, libc::SIGSTOP) }, 0);
+        let mut status = 0;
+        // SAFETY: the pointer is to a live local; a stopped child is reported, not reaped.
+        assert_eq!(unsafe { libc::waitpid(process, &raw mut status, libc::WUNTRACED) }, process);
+        assert!(libc::WIFSTOPPED(status), "{status}");
     }
 
     pub(crate) fn kill(&mut self) {
