@@ -14,6 +14,7 @@ from mooncake.errors import MooncakeError
 __all__ = [
     "VERSION",
     "Buffer",
+    "Engine",
     "PutOptions",
     "Store",
     "at_exit",
@@ -22,10 +23,12 @@ __all__ = [
     "failure",
     "last_error",
     "log_to_queue",
+    "read_memory",
     "run_master",
     "take_log_records",
     "use_exceptions",
     "writable_range",
+    "write_memory",
 ]
 
 VERSION: str
@@ -47,6 +50,107 @@ class Buffer:
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __release_buffer__(self, buffer: memoryview, /) -> None: ...
+
+@final
+class Engine:
+    """A transfer engine. It ends when nobody holds it, no store either."""
+
+    @staticmethod
+    def start(*, name: str, metadata: str, is_tcp_forced: bool | None = None) -> Engine:
+        """Start an engine: it listens, and peers can find its segment.
+
+        Args:
+            name: ``host[:port]`` by which peers reach this process; "": chosen.
+            metadata: ``"P2PHANDSHAKE"`` or the URL of a metadata server.
+            is_tcp_forced: Move bytes over TCP only; None: as ``MC_FORCE_TCP`` says.
+
+        Raises:
+            MooncakeError: No port is to be had, or the metadata server cannot be reached or knows
+                another live engine of that name.
+        """
+
+    def register(
+        self, addresses: Sequence[int], lengths: Sequence[int], *, location: str = "*"
+    ) -> None:
+        """Let peers reach ranges of this process, all of them or none. Touches no page of them."""
+
+    def unregister(self, addresses: Sequence[int]) -> None:
+        """Withdraw ranges, by their first addresses. Every one of them is tried."""
+
+    def transfer(
+        self,
+        segment: str,
+        addresses: Sequence[int],
+        peer_addresses: Sequence[int],
+        lengths: Sequence[int],
+        *,
+        is_write: bool,
+        timeout_s: float,
+        notify: tuple[str, str] | None = None,
+    ) -> None:
+        """Move a batch between this process and a segment, then notify its owner.
+
+        Args:
+            segment: The name by which peers open it.
+            addresses: The addresses here.
+            peer_addresses: The addresses there.
+            lengths: How many bytes each has.
+            is_write: From here to there, or the other way.
+            timeout_s: How long it may take, besides a nanosecond for each byte.
+            notify: Name and message for the owner, after the bytes.
+
+        Raises:
+            MooncakeError: The segment cannot be reached, or a range of it is not registered.
+        """
+
+    def submit(
+        self,
+        segment: str,
+        addresses: Sequence[int],
+        peer_addresses: Sequence[int],
+        lengths: Sequence[int],
+        *,
+        is_write: bool,
+        timeout_s: float,
+    ) -> int:
+        """Begin to move a batch; return its number, at least 1."""
+
+    def is_done(self, batch: int) -> bool:
+        """Say whether a batch has ended; raise if it failed. How it ended is told once."""
+
+    def wait(self, batches: Sequence[int]) -> None:
+        """Wait until all of the batches have ended; raise if one failed."""
+
+    def allocate(self, length: int) -> int:
+        """Return the address of a buffer of at least that many bytes, in reach of peers."""
+
+    def free(self, address: int, length: int) -> None:
+        """Take a buffer back."""
+
+    def take_notifications(self) -> list[tuple[str, str]]:
+        """Return the notifications that have come, oldest first, each once."""
+
+    def ranges(self, segment: str, *, timeout_s: float) -> list[tuple[int, int]]:
+        """Return address and length of a segment's ranges, in the order of registration."""
+
+    def probe(self, segment: str, *, timeout_s: float) -> None:
+        """Raise unless the owner of a segment answers."""
+
+    @property
+    def segment(self) -> str:
+        """What peers call its segment."""
+
+    @property
+    def rpc_port(self) -> int:
+        """Where it answers peers that ask for its segment."""
+
+    @property
+    def identity(self) -> int:
+        """A number that no other engine of this process has while this one lives."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was started before this process was forked."""
 
 @final
 class PutOptions:
@@ -132,6 +236,7 @@ class Store:
         rpc_timeout_s: float | None = None,
         connect_timeout_s: float | None = None,
         listen: str = ...,
+        engine: Engine | None = None,
     ) -> Store:
         """Join a pool, or begin one with a master in this process.
 
@@ -145,6 +250,7 @@ class Store:
             rpc_timeout_s: How long the master may take to answer; None: as the environment says.
             connect_timeout_s: How long to try to reach the master; None: as the environment says.
             listen: ``host[:port]`` for an embedded master; "": loopback and a free port.
+            engine: The engine to share; None: one of its own.
 
         Raises:
             MooncakeError: The master cannot be reached, an argument is wrong, or there is no
@@ -267,6 +373,9 @@ def last_error() -> MooncakeError | None:
 def log_to_queue() -> None:
     """Send the log into the queue that `take_log_records` empties."""
 
+def read_memory(address: int, length: int) -> bytes:
+    """Return the bytes at an address of this process; raise where there are none."""
+
 def run_master(arguments: Sequence[str]) -> int:
     """Run the master until it is told to stop; return its exit code."""
 
@@ -278,3 +387,6 @@ def use_exceptions(classes: dict[str, type[MooncakeError]]) -> None:
 
 def writable_range(buffer: _Readable) -> tuple[int, int]:
     """Return address and length of writable, contiguous memory, which the caller keeps alive."""
+
+def write_memory(address: int, data: _Readable, length: int) -> None:
+    """Copy so many bytes to an address of this process; raise where none can be written."""

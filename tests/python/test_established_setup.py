@@ -175,7 +175,7 @@ def test_arguments_of_a_wrong_type_raise(fresh):
         fresh.setup()
     with pytest.raises(TypeError, match="global_segment_size"):
         fresh.setup("localhost", "P2PHANDSHAKE", "16MB")
-    with pytest.raises(TypeError, match="'engine'"):
+    with pytest.raises(RuntimeError, match="Unable to cast"):
         fresh.setup("localhost", "P2PHANDSHAKE", engine=object())
     with pytest.raises(TypeError, match="nonsense"):
         fresh.setup("localhost", "P2PHANDSHAKE", nonsense=1)

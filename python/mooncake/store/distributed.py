@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake._runtime import Buffer as BufferHandle, _native
+from mooncake.engine.types import shared_engine
 from mooncake.errors import MooncakeError, NotSupportedError
 from mooncake.store.batch import (
     Key,
@@ -86,7 +87,8 @@ class MooncakeDistributedStore:
             rdma_devices: Names of devices, for ``"rdma"``; "" chooses.
             master_server_addr: ``host:port`` of the master, or ``"embedded"`` for one in this
                 process.
-            engine: A transfer engine to share; not in this build, only None is taken.
+            engine: What `TransferEngine.get_engine` returned, to share that engine; None for one of
+                its own.
             enable_ssd_offload: Not in this build: true fails with -1300.
             ssd_offload_path: A directory, with `enable_ssd_offload`.
             tenant_id: Whose namespace the keys live in; "" is the default tenant.
@@ -104,10 +106,7 @@ class MooncakeDistributedStore:
         if config is None and (local_hostname is None or metadata_server is None):
             missing = "local_hostname" if local_hostname is None else "metadata_server"
             raise TypeError(f"setup() missing required argument: {missing!r}")
-        if engine is not None:
-            raise TypeError(
-                "setup() got an unexpected keyword argument 'engine': this build shares no engine"
-            )
+        shared = shared_engine(engine)
         self.close()
         try:
             if config is not None:
@@ -129,7 +128,7 @@ class MooncakeDistributedStore:
                 )
             self._name = arguments.local_hostname
             arguments.check()
-            self._native = connect(arguments)
+            self._native = connect(arguments, shared)
         except MooncakeError as error:
             _log.error("setup failed: %s (%s)", error, error.remedy)
             # Callers know a setup that failed by one number, but for what a build cannot do.

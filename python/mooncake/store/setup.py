@@ -111,7 +111,7 @@ class SetupArguments:
             raise _native.failure(NOT_SUPPORTED, "this build has no HTTP server in the client")
 
 
-def connect(arguments: SetupArguments) -> _native.Store:
+def connect(arguments: SetupArguments, engine: _native.Engine | None = None) -> _native.Store:
     """Join the pool. A host without a port gets one for its name, and another if that is taken.
 
     Raises:
@@ -119,23 +119,24 @@ def connect(arguments: SetupArguments) -> _native.Store:
     """
     host = arguments.local_hostname.strip()
     if _has_port(host):
-        return _join(arguments, host)
+        return _join(arguments, host, engine)
     first, last = _name_ports()
     for _ in range(_NAME_TRIES - 1):
         try:
-            return _join(arguments, _with_port(host, random.randint(first, last)))
+            return _join(arguments, _with_port(host, random.randint(first, last)), engine)
         except AlreadyExistsError as error:
             _log.debug("the name is taken, trying another: %s", error)
-    return _join(arguments, _with_port(host, random.randint(first, last)))
+    return _join(arguments, _with_port(host, random.randint(first, last)), engine)
 
 
-def _join(arguments: SetupArguments, name: str) -> _native.Store:
+def _join(arguments: SetupArguments, name: str, engine: _native.Engine | None) -> _native.Store:
     return _native.Store.connect(
         master=arguments.master_server_addr.strip(),
         name=name,
         metadata=arguments.metadata_server.strip(),
         segment_bytes=arguments.global_segment_size,
         tenant=arguments.tenant_id,
+        engine=engine,
     )
 
 

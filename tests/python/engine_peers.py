@@ -1,0 +1,111 @@
+"""Transfer engines in processes of their own, which lend memory and answer questions about it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from mooncake.engine import TransferEngine
+
+PEER = """
+import ctypes, json, sys
+from mooncake.engine import TransferEngine
+
+name, metadata, length = sys.argv[1], sys.argv[2], int(sys.argv[3])
+engine = TransferEngine()
+assert engine.initialize(name, metadata, "tcp", "") == 0
+memory = ctypes.create_string_buffer(length)
+address = ctypes.addressof(memory)
+assert engine.register_memory(address, length) == 0
+managed = engine.allocate_managed_buffer(length)
+print(json.dumps([engine.get_rpc_port(), address, managed]), flush=True)
+for line in sys.stdin:
+    what, *rest = json.loads(line)
+    if what == "bytes":
+        answer = engine.read_bytes_from_buffer(*rest).hex()
+    elif what == "write":
+        answer = engine.write_bytes_to_buffer(rest[0], bytes.fromhex(rest[1]), len(rest[1]) // 2)
+    elif what == "notifies":
+        answer = [[n.name, n.msg] for n in engine.get_notifies()]
+    elif what == "unregister":
+        answer = engine.unregister_memory(address)
+    print(json.dumps(answer), flush=True)
+"""
+
+
+@dataclass
+class EnginePeer:
+    """An engine in a process of its own, with memory of the user and a managed buffer."""
+
+    process: subprocess.Popen[str]
+    segment: str
+    address: int
+    managed: int
+
+    def ask(self, *question: Any) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(question) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def bytes_at(self, address: int, length: int) -> bytes:
+        return bytes.fromhex(self.ask("bytes", address, length))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=10)
+
+
+def start_peer(
+    *, name: str = "127.0.0.1:1", metadata: str = "P2PHANDSHAKE", length: int = 8 << 20
+) -> EnginePeer:
+    """Starts an engine in another process, which sees the environment of this moment."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PEER, name, metadata, str(length)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
+    )
+    assert process.stdout is not None
+    ready = process.stdout.readline()
+    if not ready:
+        process.communicate(timeout=10)
+        raise AssertionError(f"the peer did not start: exit code {process.returncode}")
+    port, address, managed = json.loads(ready)
+    segment = f"127.0.0.1:{port}" if metadata == "P2PHANDSHAKE" else name
+    return EnginePeer(process, segment, address, managed)
+
+
+def start_engine(*, name: str = "127.0.0.1:2", metadata: str = "P2PHANDSHAKE") -> TransferEngine:
+    """An engine in this process."""
+    engine = TransferEngine()
+    assert engine.initialize(name, metadata, "tcp", "") == 0
+    return engine
+
+
+@dataclass
+class Memory:
+    """Memory of this process, with its address."""
+
+    buffer: Any
+    address: int
+
+    @classmethod
+    def of(cls, content: bytes) -> Memory:
+        buffer = ctypes.create_string_buffer(content, len(content))
+        return cls(buffer, ctypes.addressof(buffer))
+
+    @property
+    def content(self) -> bytes:
+        return bytes(self.buffer.raw)

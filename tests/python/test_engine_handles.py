@@ -1,0 +1,354 @@
+"""What a transfer engine answers before it runs, while it is misused, and when it is shared."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import time
+
+import pytest
+from conftest import MIB, MasterProcess, assert_quiet, run_script
+from engine_peers import Memory, start_engine, start_peer
+
+import mooncake.engine
+from mooncake.engine import (
+    InnerTransferEngine,
+    TransferEngine,
+    TransferNotify,
+    TransferOpcode,
+)
+from mooncake.errors import InvalidArgumentError
+from mooncake.store import MooncakeDistributedStore
+
+# What every call answers on an engine that does not run.
+IDLE = [
+    (lambda e: e.get_rpc_port(), -1),
+    (lambda e: e.get_engine(), None),
+    (lambda e: e.get_engine_ptr(), 0),
+    (lambda e: e.register_memory(4096, 10), -1),
+    (lambda e: e.unregister_memory(4096), -1),
+    (lambda e: e.batch_register_memory([4096], [10]), -1),
+    (lambda e: e.batch_unregister_memory([4096]), -1),
+    (lambda e: e.allocate_managed_buffer(10), 0),
+    (lambda e: e.free_managed_buffer(4096, 10), -1),
+    (lambda e: e.get_first_buffer_address("s"), 0),
+    (lambda e: e.transfer_sync_write("s", 1, 2, 3), -1),
+    (lambda e: e.transfer_sync_read("s", 1, 2, 3), -1),
+    (lambda e: e.transfer_sync("s", 1, 2, 3, TransferOpcode.Read), -1),
+    (lambda e: e.transfer_submit_write("s", 1, 2, 3), 0),
+    (lambda e: e.transfer_check_status(1), -1),
+    (lambda e: e.batch_transfer_sync_write("s", [1], [2], [3]), -1),
+    (lambda e: e.batch_transfer_sync_read("s", [1], [2], [3]), -1),
+    (lambda e: e.batch_transfer_sync("s", [1], [2], [3], TransferOpcode.Write), -1),
+    (lambda e: e.batch_transfer_async_write("s", [1], [2], [3]), 0),
+    (lambda e: e.batch_transfer_async_read("s", [1], [2], [3]), 0),
+    (lambda e: e.batch_transfer_async("s", [1], [2], [3], TransferOpcode.Write), 0),
+    (lambda e: e.get_batch_transfer_status([1]), -1),
+    (lambda e: e.get_notifies(), []),
+    (lambda e: e.send_probe("127.0.0.1:1"), -1),
+    (lambda e: e.warmup_efa_segment("s"), -1),
+]
+
+
+@pytest.mark.parametrize("call", IDLE, ids=range(len(IDLE)))
+def test_an_engine_that_does_not_run_fails_every_call(call):
+    ask, answer = call
+    assert ask(TransferEngine()) == answer
+    failed = TransferEngine()
+    assert failed.initialize("localhost", "", "tcp", "") == -1
+    assert ask(failed) == answer
+
+
+def test_what_initialize_takes_and_refuses():
+    engine = TransferEngine()
+    start = time.monotonic()
+    for metadata in ("", "foo://x", "redis://h:1", "h:2379", "http://127.0.0.1:1/metadata"):
+        assert engine.initialize("127.0.0.1:1", metadata, "tcp", "") == -1, metadata
+    assert engine.initialize("127.0.0.1:1", "P2PHANDSHAKE", "xgmi", "") == -1
+    assert engine.initialize("a:b:c:d", "P2PHANDSHAKE", "tcp", "") == -1
+    assert time.monotonic() - start < 5
+    for protocol, device in (("tcp", ""), ("rdma", None), ("", ""), ("nonsense", "mlx5_0")):
+        assert engine.initialize("127.0.0.1:1", "P2PHANDSHAKE", protocol, device) == 0
+    for name in ("127.0.0.1", ""):
+        assert engine.initialize(name, "P2PHANDSHAKE", "tcp", "") == 0
+        assert engine.get_rpc_port() > 0
+    assert engine.initialize_ext("127.0.0.1:1", "P2PHANDSHAKE", "tcp", "", "etcd") == 0
+    with pytest.raises(TypeError, match="protocol"):
+        engine.initialize("127.0.0.1:1", "P2PHANDSHAKE", None, "")
+    with pytest.raises(TypeError):
+        engine.initialize("127.0.0.1:1", "P2PHANDSHAKE", "tcp")
+
+
+def test_ports_come_from_the_range_that_the_environment_gives(monkeypatch):
+    monkeypatch.setenv("MC_MIN_RPC_PORT", "23100")
+    monkeypatch.setenv("MC_MAX_RPC_PORT", "23199")
+    monkeypatch.setenv("MC_TCP_BIND_ADDRESS", "127.0.0.1")
+    engine = start_engine(name="")
+    assert 23100 <= engine.get_rpc_port() <= 23199
+    assert engine.send_probe(f"127.0.0.1:{engine.get_rpc_port()}") == 0
+    monkeypatch.setenv("MC_LEGACY_RPC_PORT_BINDING", "1")
+    port = engine.get_rpc_port()
+    del engine
+    assert start_engine(name=f"127.0.0.1:{port}").get_rpc_port() == port
+
+
+def test_a_second_initialize_replaces_the_engine():
+    engine = start_engine()
+    memory = Memory.of(bytes(100))
+    assert engine.register_memory(memory.address, 100) == 0
+    old = f"127.0.0.1:{engine.get_rpc_port()}"
+    assert engine.initialize("127.0.0.1:3", "P2PHANDSHAKE", "tcp", "") == 0
+    assert engine.unregister_memory(memory.address) == -3
+    assert f"127.0.0.1:{engine.get_rpc_port()}" != old
+    assert engine.send_probe(old) == -102
+
+
+def test_a_name_on_a_metadata_server_belongs_to_one_live_engine(master: MasterProcess):
+    server = f"http://{master.metadata}/metadata"
+    first = start_engine(name="127.0.0.1:501", metadata=server)
+    second = TransferEngine()
+    assert second.initialize("127.0.0.1:501", server, "tcp", "") == -1
+    assert first.initialize("127.0.0.1:501", server, "tcp", "") == 0
+    assert first.send_probe("127.0.0.1:501") == 0
+    assert first.send_probe("127.0.0.1:502") == -200
+    del first
+    assert second.initialize("127.0.0.1:501", server, "tcp", "") == 0
+
+
+def test_registration_answers_by_number():
+    engine = start_engine()
+    memory = Memory.of(bytes(1000))
+    at = memory.address
+    assert engine.register_memory(buffer_addr=at, capacity=500, location="cpu:0") == 0
+    assert engine.register_memory(at, 500) == -7
+    assert engine.register_memory(at + 499, 10) == -7
+    assert engine.register_memory(at + 500, 0) == -1
+    assert engine.register_memory(at + 500, 2**64 - 1) == -1
+    assert engine.register_memory(at + 500, 100) == 0
+    assert engine.unregister_memory(at + 1) == -3
+    assert engine.unregister_memory(at) == 0
+    assert engine.unregister_memory(at) == -3
+    assert engine.batch_register_memory([], []) == 0
+    assert engine.batch_unregister_memory([]) == 0
+    assert engine.batch_register_memory([at, at + 100], [100]) == -1
+    # One of them overlaps: none is registered.
+    assert engine.batch_register_memory([at, at + 550], [100, 10]) == -7
+    assert engine.batch_register_memory((at, at + 100), (100, 100)) == 0
+    assert engine.batch_unregister_memory([at, at + 300, at + 100]) == -3
+    assert engine.register_memory(at, 500) == 0
+
+
+def test_arguments_of_a_wrong_type_raise():
+    engine = start_engine()
+    with pytest.raises(TypeError):
+        engine.register_memory("here", 10)
+    with pytest.raises(TypeError, match="0 to 2"):
+        engine.register_memory(-1, 10)
+    with pytest.raises(TypeError, match="sequence of integers"):
+        engine.batch_register_memory(b"bytes", [10])
+    with pytest.raises(TypeError):
+        engine.transfer_sync_write("s", b"bytes", 1, 1)
+    with pytest.raises(TypeError):
+        engine.transfer_sync_write(None, 1, 1, 1)
+    with pytest.raises(TypeError, match="nonsense"):
+        engine.register_memory(1, 1, nonsense=1)
+    with pytest.raises(TypeError):
+        engine.transfer_check_status("7")
+
+
+def test_managed_buffers_are_apart_and_freed_once():
+    engine = start_engine()
+    lengths = [0, 1, 8192, 8193, 100_000, MIB, 256 * MIB, 256 * MIB + 1]
+    buffers = [(engine.allocate_managed_buffer(length), length) for length in lengths]
+    ordered = sorted(buffers)
+    assert all(at > 0 for at, _ in buffers)
+    assert all(at + length <= after for (at, length), (after, _) in itertools.pairwise(ordered))
+    for at, length in buffers:
+        text = f"{length}".encode()[:length]
+        assert engine.write_bytes_to_buffer(at, text, len(text)) == 0
+        assert engine.read_bytes_from_buffer(at, len(text)) == text
+    for at, length in buffers:
+        assert engine.free_managed_buffer(at + 1, length) == -1
+        assert engine.free_managed_buffer(buffer_addr=at, length=length) == 0
+        assert engine.free_managed_buffer(at, length) == -1
+    assert engine.allocate_managed_buffer(1 << 60) == 0
+
+
+def test_bytes_are_copied_to_good_addresses_only():
+    engine = TransferEngine()
+    memory = Memory.of(bytes(10))
+    assert engine.write_bytes_to_buffer(memory.address, b"a\0b", 3) == 0
+    assert engine.write_bytes_to_buffer(memory.address + 3, bytearray(b"cdef"), 2) == 0
+    assert (
+        engine.write_bytes_to_buffer(dest_address=memory.address + 5, src_ptr="\u00e9", length=2)
+        == 0
+    )
+    assert memory.content == b"a\0bcd" + "\u00e9".encode() + bytes(3)
+    assert engine.read_bytes_from_buffer(source_address=memory.address, length=5) == b"a\0bcd"
+    assert engine.write_bytes_to_buffer(memory.address, b"xy", 3) == -1
+    assert engine.read_bytes_from_buffer(8, 0) == b""
+    for bad in (0, 8, 2**47, 2**64 - 8):
+        for length in (1, 100_000):
+            assert engine.write_bytes_to_buffer(bad, bytes(length), length) == -1
+            with pytest.raises(InvalidArgumentError):
+                engine.read_bytes_from_buffer(bad, length)
+
+
+def test_a_topology_names_what_the_kernel_lists(tmp_path):
+    topology = json.loads(TransferEngine().get_local_topology())
+    assert "cpu:0" in topology
+    assert all(len(lists) == 2 for lists in topology.values())
+    from mooncake.engine.topology import local_topology
+
+    for node in ("node0", "node1"):
+        (tmp_path / "nodes" / node).mkdir(parents=True)
+    for name, node in (("mlx5_0", 0), ("mlx5_1", 1), ("mlx5_2", -1)):
+        (tmp_path / "devices" / name / "device").mkdir(parents=True)
+        (tmp_path / "devices" / name / "device" / "numa_node").write_text(f"{node}\n")
+    places = {"nodes": tmp_path / "nodes", "devices": tmp_path / "devices"}
+    assert json.loads(local_topology(**places)) == {
+        "cpu:0": [["mlx5_0", "mlx5_2"], ["mlx5_1"]],
+        "cpu:1": [["mlx5_1"], ["mlx5_0", "mlx5_2"]],
+    }
+    assert json.loads(local_topology("mlx5_1, none", **places))["cpu:0"] == [[], ["mlx5_1"]]
+
+
+def test_opcodes_and_messages_look_as_established():
+    assert repr(TransferOpcode.Read) == "<TransferOpcode.Read: 0>"
+    assert TransferOpcode.Read is TransferOpcode.READ is mooncake.engine.Read
+    assert TransferOpcode.Write is TransferOpcode.WRITE is mooncake.engine.Write
+    assert TransferEngine.TransferOpcode is TransferOpcode
+    assert int(TransferOpcode.Write) == 1
+    assert TransferOpcode.Read != 0
+    empty, message = TransferNotify(), TransferNotify(name="n", msg="m")
+    assert (empty.name, empty.msg, message.name, message.msg) == ("", "", "n", "m")
+    message.msg = "other"
+    assert message.msg == "other"
+    with pytest.raises(TypeError, match="msg"):
+        TransferNotify("n", 1)
+    with pytest.raises(TypeError):
+        InnerTransferEngine()
+    flags = [name for name in mooncake.engine.__all__ if name.startswith("SUPPORT_")]
+    assert len(flags) == 6
+    assert not any(getattr(mooncake.engine, name) for name in flags)
+
+
+def test_what_is_not_built_says_so():
+    engine = start_engine()
+    for name in ("transfer_write_on_cuda", "transfer_read_on_cuda"):
+        with pytest.raises(RuntimeError, match="no CUDA driver"):
+            getattr(engine, name)("s", 1, 2, 3)
+        with pytest.raises(RuntimeError, match="no CUDA driver"):
+            getattr(engine, f"batch_{name}")("s", [1], [2], [3], stream_ptr=0)
+    for name in ("SharedSegment", "RpcInterface"):
+        assert not hasattr(mooncake.engine, name)
+
+
+def test_every_call_lists_its_parameters():
+    for name, call in inspect.getmembers(TransferEngine, inspect.isfunction):
+        if not name.startswith("_"):
+            parameters = list(inspect.signature(call).parameters)[1:]
+            assert all(f"{parameter}:" in (call.__doc__ or "") for parameter in parameters), name
+
+
+def test_a_store_shares_the_engine_and_leaves_it_running():
+    engine = start_engine()
+    memory = Memory.of(b"0123456789")
+    assert engine.register_memory(memory.address, 10) == 0
+    store = MooncakeDistributedStore()
+    with pytest.raises(RuntimeError, match="Unable to cast"):
+        store.setup("localhost", "P2PHANDSHAKE", 64 * MIB, MIB, "tcp", "", "embedded", engine)
+    inner = engine.get_engine()
+    assert isinstance(inner, InnerTransferEngine)
+    args = ("localhost", "P2PHANDSHAKE", 64 * MIB, MIB, "tcp", "", "embedded")
+    assert store.setup(*args, engine=inner) == 0
+    assert store.put("k", b"value") == 0
+    assert store.get("k") == b"value"
+    # It is the same engine: the store's segment is what peers of the engine see.
+    segment = f"127.0.0.1:{engine.get_rpc_port()}"
+    assert store.register_buffer(memory.address, 10) != 0
+    assert store.close() == 0
+    back = Memory.of(bytes(10))
+    assert engine.transfer_sync_read(segment, back.address, memory.address, 10) == 0
+    assert back.content == memory.content
+    assert store.setup(*args, engine=inner) == 0
+    del engine, inner
+    assert store.put("k", b"value") == 0
+    assert store.get("k") == b"value"
+    assert store.close() == 0
+
+
+def test_a_store_that_shares_an_engine_is_reached_by_others(master: MasterProcess):
+    engine = start_engine()
+    store, other = MooncakeDistributedStore(), MooncakeDistributedStore()
+    args = ("127.0.0.1", "P2PHANDSHAKE")
+    rest = (MIB, "tcp", "", master.address)
+    assert store.setup(*args, 64 * MIB, *rest, engine=engine.get_engine()) == 0
+    assert other.setup(*args, 0, *rest) == 0
+    assert other.put("shared-engine", b"x" * 100_000) == 0
+    assert store.get("shared-engine") == b"x" * 100_000
+    assert other.close() == 0
+    assert store.close() == 0
+
+
+FORK = """
+import os, sys
+from mooncake.engine import TransferEngine
+engine = TransferEngine()
+assert engine.initialize("127.0.0.1:1", "P2PHANDSHAKE", "tcp", "") == 0
+name = f"127.0.0.1:{engine.get_rpc_port()}"
+buffer = engine.allocate_managed_buffer(100)
+assert engine.write_bytes_to_buffer(buffer, b"parent", 6) == 0
+child = os.fork()
+if child == 0:
+    assert engine.register_memory(4096, 10) == -1
+    assert engine.transfer_sync_write(name, buffer, buffer, 6) == -1
+    assert engine.transfer_submit_write(name, buffer, buffer, 6) == 0
+    assert engine.get_batch_transfer_status([1]) == -1
+    assert engine.allocate_managed_buffer(10) == 0
+    assert engine.get_notifies() == []
+    assert engine.read_bytes_from_buffer(buffer, 6) == b"parent"
+    assert engine.write_bytes_to_buffer(buffer, b"childs", 6) == 0
+    assert engine.initialize("127.0.0.1:1", "P2PHANDSHAKE", "tcp", "") == 0
+    own = f"127.0.0.1:{engine.get_rpc_port()}"
+    other = engine.allocate_managed_buffer(100)
+    assert engine.transfer_sync_write(own, other, other + 50, 6) == 0
+    assert engine.transfer_sync_read(name, other, buffer, 6) == 0
+    assert engine.read_bytes_from_buffer(other, 6) == b"parent"
+    del engine
+    sys.exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert engine.read_bytes_from_buffer(buffer, 6) == b"parent"
+assert engine.transfer_sync_write(name, buffer, buffer + 50, 6) == 0
+"""
+
+
+def test_a_forked_child_starts_an_engine_of_its_own_and_harms_none():
+    assert_quiet(run_script(FORK))
+
+
+EXIT = """
+from mooncake.engine import TransferEngine
+engine = TransferEngine()
+assert engine.initialize("127.0.0.1:1", "P2PHANDSHAKE", "tcp", "") == 0
+buffer = engine.allocate_managed_buffer(1 << 20)
+name = f"127.0.0.1:{engine.get_rpc_port()}"
+assert engine.transfer_submit_write(name, buffer, buffer, 1 << 20) > 0
+"""
+
+
+def test_a_program_ends_at_once_with_an_engine_running():
+    start = time.monotonic()
+    assert_quiet(run_script(EXIT))
+    assert time.monotonic() - start < 5
+
+
+def test_an_engine_ends_while_a_peer_is_attached():
+    peer, engine = start_peer(), start_engine()
+    memory = Memory.of(bytes(10))
+    assert engine.transfer_sync_read(peer.segment, memory.address, peer.managed, 10) == 0
+    start = time.monotonic()
+    del engine
+    assert time.monotonic() - start < 1
+    peer.end()
