@@ -74,9 +74,7 @@ def check_library(wheel: Path, scratch: Path) -> None:
     """The extension needs nothing but glibc, and no newer symbol of it than 2.28."""
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name.endswith(".so")]
-        demand(
-            names == ["mooncake/_native.abi3.so"], f"libraries in the wheel: {names}"
-        )
+        demand(names == ["mooncake/_native.abi3.so"], f"libraries in the wheel: {names}")
         library = archive.extract(names[0], scratch)
         demand("mooncake/py.typed" in archive.namelist(), "the wheel has no py.typed")
     dynamic = output("readelf", "--wide", "--dynamic", library)
@@ -90,8 +88,7 @@ def check_library(wheel: Path, scratch: Path) -> None:
     )
     symbols = output("readelf", "--wide", "--version-info", library)
     versions = {
-        (int(major), int(minor))
-        for major, minor in re.findall(r"GLIBC_(\d+)\.(\d+)", symbols)
+        (int(major), int(minor)) for major, minor in re.findall(r"GLIBC_(\d+)\.(\d+)", symbols)
     }
     newest = max(versions)
     demand(newest <= GLIBC_MAX, f"the extension needs glibc {newest}")
@@ -100,9 +97,7 @@ def check_library(wheel: Path, scratch: Path) -> None:
 
 def check_in_clean_environment(wheel: Path, python: Path, scratch: Path) -> None:
     """Installs the wheel alone, imports it, starts a master, puts and gets."""
-    version = output(
-        str(python), "-c", "import sys; print('%d.%d.%d' % sys.version_info[:3])"
-    )
+    version = output(str(python), "-c", "import sys; print('%d.%d.%d' % sys.version_info[:3])")
     environment = scratch / version.strip()
     run(str(python), "-m", "venv", str(environment))
     program = environment / "bin" / "python"
@@ -116,9 +111,7 @@ def check_in_clean_environment(wheel: Path, python: Path, scratch: Path) -> None
     ]
     run(*pip, "--no-index", "--no-deps", str(wheel))
     took = min(float(output(str(program), "-c", IMPORT)) for _ in range(5))
-    demand(
-        took < IMPORT_MS_MAX, f"importing took {took:.0f} ms, more than {IMPORT_MS_MAX}"
-    )
+    demand(took < IMPORT_MS_MAX, f"importing took {took:.0f} ms, more than {IMPORT_MS_MAX}")
     command = [
         str(environment / "bin" / "mooncake_master"),
         "--rpc_port=0",
@@ -129,12 +122,8 @@ def check_in_clean_environment(wheel: Path, python: Path, scratch: Path) -> None
             run(str(program), "-c", PUT_AND_GET, wait_for_address(master))
         finally:
             master.terminate()
-        demand(
-            master.wait(timeout=10) == 0, f"the master ended with {master.returncode}"
-        )
-    say(
-        f"Python {version.strip()}: imported in {took:.0f} ms, put and got 1 MiB through a master"
-    )
+        demand(master.wait(timeout=10) == 0, f"the master ended with {master.returncode}")
+    say(f"Python {version.strip()}: imported in {took:.0f} ms, put and got 1 MiB through a master")
 
 
 def wait_for_address(master: subprocess.Popen[bytes]) -> str:
@@ -180,9 +169,7 @@ def run(*command: str) -> None:
 
 def output(*command: str) -> str:
     """What a command that must succeed prints."""
-    return subprocess.run(
-        command, check=True, capture_output=True, text=True, timeout=120
-    ).stdout
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
 
 
 def demand(is_met: bool, complaint: str) -> None:

@@ -19,8 +19,12 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+Answer = dict[str, Any]
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB)
@@ -45,22 +49,22 @@ def worker(master: str, segment_bytes: int) -> None:
     store.close()
 
 
-def run_round(store: object, op: str, prefix: str, size: int, count: int) -> dict[str, object]:
+def run_round(store: Any, op: str, prefix: str, size: int, count: int) -> Answer:
     """Runs one round and gives the seconds of each call, or how many calls failed."""
     import ctypes
 
-    call = {
-        "put": lambda key, _: store.put(key, value) == 0,
-        "get": lambda key, _: len(store.get(key)) == size,
-        "put_from": lambda key, at: store.put_from(key, at, size) == 0,
-        "get_into": lambda key, at: store.get_into(key, at, size) == size,
-        "clear": None,
-        "is_exist": lambda key, _: store.is_exist(key) == 1,
-    }[op]
-    if call is None:
+    if op == "clear":
         store.remove_all(True)
         return {"failed": 0, "seconds": []}
     value = bytes(range(256)) * (size // 256)
+    calls: dict[str, Callable[[str, int], bool]] = {
+        "put": lambda key, _: bool(store.put(key, value) == 0),
+        "get": lambda key, _: len(store.get(key)) == size,
+        "put_from": lambda key, at: bool(store.put_from(key, at, size) == 0),
+        "get_into": lambda key, at: bool(store.get_into(key, at, size) == size),
+        "is_exist": lambda key, _: bool(store.is_exist(key) == 1),
+    }
+    call = calls[op]
     memory = ctypes.create_string_buffer(value, size)
     address = ctypes.addressof(memory)
     store.register_buffer(address, size)
@@ -113,7 +117,7 @@ class Side:
             if (answer := self.read(process))["setup"] != 0:
                 raise SystemExit(f"{self.name}: setup gave {answer['setup']}")
 
-    def ask(self, reader: bool, **command: object) -> dict[str, object]:
+    def ask(self, reader: bool, **command: object) -> Answer:
         """Runs a round in the putting process or in the reading one."""
         process = self.processes[2 if reader else 1]
         assert process.stdin
@@ -121,12 +125,13 @@ class Side:
         process.stdin.flush()
         return self.read(process)
 
-    def read(self, process: subprocess.Popen[str]) -> dict[str, object]:
+    def read(self, process: subprocess.Popen[str]) -> Answer:
         """Reads one line of JSON; other lines are the implementation's own talk."""
         assert process.stdout
         for line in process.stdout:
             if line.startswith("{"):
-                return json.loads(line)
+                answer: Answer = json.loads(line)
+                return answer
         raise SystemExit(f"{self.name}: the worker ended with {process.wait()}")
 
     def stop(self) -> None:
@@ -191,7 +196,6 @@ def measure(sides: list[Side], rounds: int) -> dict[int, float]:
                         if answer["failed"]:
                             raise SystemExit(f"{side.name}: {answer['failed']} of {op} failed")
                         times = answer["seconds"]
-                        assert isinstance(times, list)
                         side.medians.setdefault((op, size), []).append(statistics.median(times))
                     side.ask(False, op="clear", prefix="", size=256, count=0)
     return copies
