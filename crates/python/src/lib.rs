@@ -1,8 +1,9 @@
 //! The extension module `mooncake._native`: convert, leave the interpreter, call, convert back.
 //!
 //! In reading order: [`store`] (a handle on a pool), [`engine`] (a transfer engine alone),
-//! [`options`], [`argument`] and [`buffer`] (what Python hands over), [`error`] (what it is told), [`detach`] (leaving the interpreter and
-//! coming back), [`runtime`], [`log`], [`process`] (exit, and the master as a program).
+//! [`options`], [`argument`] and [`buffer`] (what Python hands over), [`error`] (what it is told),
+//! [`detach`] (leaving the interpreter and coming back), [`runtime`], [`log`], [`process`] (exit,
+//! and the master as a program).
 #![deny(unsafe_code)]
 
 mod argument;
