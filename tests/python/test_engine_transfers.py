@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -238,6 +239,40 @@ def test_a_killed_peer_is_a_failure_within_the_deadline(way, monkeypatch):
         assert time.monotonic() - start < 6
     finally:
         peer.end()
+
+
+@pytest.fixture
+def stuck(monkeypatch, mortal: EnginePeer) -> tuple[TransferEngine, int, Memory]:
+    """An engine, and a batch of it to a peer that has stopped reading."""
+    monkeypatch.setenv("MC_FORCE_TCP", "1")
+    near, here = start_engine(), Memory.of(bytes(8 << 20))
+    assert near.transfer_sync_write(mortal.segment, here.address, mortal.address, 10) == 0
+    mortal.process.send_signal(signal.SIGSTOP)
+    near._timeout_s = 1.0
+    lists = ([here.address] * 8, [mortal.address] * 8, [8 << 20] * 8)
+    batch = near.batch_transfer_async_write(mortal.segment, *lists)
+    assert batch > 0
+    return near, batch, here
+
+
+def test_a_batch_that_takes_too_long_has_timed_out(stuck):
+    near, batch, _here = stuck
+    assert near.transfer_check_status(batch) == 0
+    deadline = time.monotonic() + 10
+    while (status := near.transfer_check_status(batch)) == 0:
+        assert time.monotonic() < deadline
+    assert status == -2
+    assert near.transfer_check_status(batch) == -1
+
+
+def test_an_engine_ends_at_once_while_a_batch_is_stuck(stuck):
+    near, _batch, _here = stuck
+    segment = f"127.0.0.1:{near.get_rpc_port()}"
+    start = time.monotonic()
+    # The old engine ends before the new one begins.
+    assert near.initialize("127.0.0.1:5", "P2PHANDSHAKE", "tcp", "") == 0
+    assert time.monotonic() - start < 0.5
+    assert near.send_probe(segment) == -102
 
 
 def test_memory_that_the_peer_has_withdrawn_is_out_of_reach(mortal):

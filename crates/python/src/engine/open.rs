@@ -69,6 +69,15 @@ impl Running {
     }
 }
 
+impl Drop for Running {
+    fn drop(&mut self) {
+        // A batch that is still being moved holds the engine itself; it is not to outlive us.
+        if !self.is_foreign() {
+            self.engine.close(SystemClock.now() + CLOSE_MAX);
+        }
+    }
+}
+
 impl fmt::Debug for Running {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Running").field("segment", &self.segment()).finish_non_exhaustive()
