@@ -4,8 +4,11 @@ use std::time::Duration;
 
 /// How fast a reader is taken to be at the least, when a fence is sized.
 const FENCE_BYTES_PER_SECOND: u64 = 256 << 20;
-/// What every fence lasts, however few bytes it covers: a round trip and a pause of the reader.
-const FENCE_BASE: Duration = Duration::from_secs(2);
+/// What every fence lasts, however few bytes it covers: a round trip and a pause of the reader. A
+/// reader that needs longer asks once more, which costs less than memory that rests for long.
+const FENCE_BASE: Duration = Duration::from_millis(250);
+/// What a write that began inside its window may take longer.
+const WRITE_MARGIN: Duration = Duration::from_secs(2);
 /// No fence lasts longer. A reader that needs more asks afterwards whether its replica stands.
 const FENCE_MAX: Duration = Duration::from_secs(60);
 
@@ -56,7 +59,7 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// How long memory is fenced for a reader of so many bytes: 2 s and the time the bytes take
+    /// How long memory is fenced for a reader of so many bytes: 250 ms and the time the bytes take
     /// at 256 MiB/s, at most 60 s.
     pub fn fence(&self, bytes: u64) -> Duration {
         let seconds = bytes as f64 / FENCE_BYTES_PER_SECOND as f64;
@@ -65,7 +68,7 @@ impl Rules {
 
     /// How long after its start a writer that keeps its window cannot touch its memory any more.
     pub(super) fn write_end(&self) -> Duration {
-        self.write_window + FENCE_BASE
+        self.write_window + WRITE_MARGIN
     }
 }
 
@@ -107,8 +110,8 @@ mod tests {
     #[test]
     fn a_fence_grows_with_the_bytes_up_to_its_limit() {
         let rules = Rules::default();
-        assert_eq!(rules.fence(0), Duration::from_secs(2));
-        assert_eq!(rules.fence(512 << 20), Duration::from_secs(4));
+        assert_eq!(rules.fence(0), Duration::from_millis(250));
+        assert_eq!(rules.fence(512 << 20), Duration::from_millis(2250));
         assert_eq!(rules.fence(u64::MAX), Duration::from_secs(60));
     }
 

@@ -49,8 +49,8 @@ fn fenced_memory_is_given_to_nobody_and_a_put_says_when_to_come_back() {
     pool.remove("k", true).unwrap();
     assert!(!pool.state.verify(&pool.tenant, b"k", started.version, replica));
     let error = fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
-    assert!(error.to_string().contains("fenced=1048576 retry_after_ms=2003"), "{error}");
-    pool.now = pool.now + Duration::from_millis(2003);
+    assert!(error.to_string().contains("fenced=1048576 retry_after_ms=253"), "{error}");
+    pool.now = pool.now + Duration::from_millis(253);
     pool.settle();
     fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
     pool.now = pool.now + Duration::from_millis(1);
@@ -77,7 +77,7 @@ fn the_fence_of_a_batch_covers_all_of_it() {
     }
     let grant = Grant { has_lease: false, has_fence: true };
     let located = pool.state.locate(pool.now, &pool.tenant, &["a", "missing", "b"], grant);
-    assert_eq!(located.fence, Duration::from_secs(4));
+    assert_eq!(located.fence, Duration::from_millis(2250));
     assert!(located.objects[0].is_ok() && located.objects[1].is_err());
 }
 
