@@ -309,7 +309,7 @@ if child == 0:
     assert engine.allocate_managed_buffer(10) == 0
     assert engine.get_notifies() == []
     assert engine.read_bytes_from_buffer(buffer, 6) == b"parent"
-    assert engine.write_bytes_to_buffer(buffer, b"childs", 6) == 0
+    assert engine.write_bytes_to_buffer(buffer, b"theirs", 6) == 0
     assert engine.initialize("127.0.0.1:1", "P2PHANDSHAKE", "tcp", "") == 0
     own = f"127.0.0.1:{engine.get_rpc_port()}"
     other = engine.allocate_managed_buffer(100)

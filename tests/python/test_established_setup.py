@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
+import urllib.error
+import urllib.request
 
 import pytest
 from conftest import MIB, MasterProcess, set_up
@@ -250,3 +253,17 @@ def test_every_parameter_is_documented_in_the_docstring():
                 assert parameter in (call.__doc__ or ""), (name, parameter)
     assert "force" in (MooncakeDistributedStore.batch_remove.__doc__ or "")
     assert isinstance(ReplicateConfig.__doc__, str)
+
+
+def test_a_cluster_id_keeps_clusters_apart_on_one_metadata_server(
+    fresh, master: MasterProcess, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MC_METADATA_CLUSTER_ID", "blue")
+    metadata = f"http://{master.metadata}/metadata"
+    assert set_up(fresh, master.address, metadata=metadata, host="localhost:13581") == 0
+    name = "localhost%3A13581"
+    found = urllib.request.urlopen(f"{metadata}?key=mooncake%2Fblue%2Fram%2F{name}", timeout=10)
+    with found:
+        assert json.loads(found.read())["protocol"] == "tcp"
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"{metadata}?key=mooncake%2Fram%2F{name}", timeout=10)

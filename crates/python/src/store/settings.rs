@@ -102,7 +102,7 @@ pub(crate) fn engine_config(
     }
     config.ports = ports(&env::MC_MIN_RPC_PORT, &env::MC_MAX_RPC_PORT, &config.ports)?;
     if let Some(cluster) = env::MC_METADATA_CLUSTER_ID.read().filter(|id| !id.is_empty()) {
-        config.metadata_prefix = format!("mooncake/{cluster}/");
+        config.metadata_prefix = cluster;
     }
     if let Some(lanes) = value(&env::MC_TCP_LANES_PER_PEER, read_number::<usize>)? {
         config.lanes_per_peer = lanes;

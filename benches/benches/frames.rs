@@ -1,0 +1,51 @@
+//! What a call costs before and after the wire: frames of the lean door, made and read.
+//!
+//! `cargo bench -p mooncake-benches --bench frames`
+#![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop")]
+
+use std::time::Duration;
+
+use bytes::BytesMut;
+use criterion::{Criterion, criterion_group, criterion_main};
+use mooncake_proto::{
+    lean::{self, FRAME_BYTES_MAX},
+    v1::{Caller, LocateRequest, Request, request::Call},
+};
+
+fn request(keys: usize) -> Request {
+    let keys = (0..keys).map(|index| format!("{index:064}").into_bytes().into()).collect();
+    let caller = Some(Caller { client: vec![7; 16].into(), tenant: String::new() });
+    Request { call: Some(Call::Locate(LocateRequest { caller, keys, lease: true, fence: true })) }
+}
+
+fn frames(c: &mut Criterion) {
+    let mut group = c.benchmark_group("locate");
+    for keys in [1, 1000] {
+        let request = request(keys);
+        let mut wire = BytesMut::new();
+        group.bench_function(format!("encode {keys} keys"), |b| {
+            b.iter(|| {
+                wire.clear();
+                lean::encode(&request, &mut wire).unwrap();
+            });
+        });
+        wire.clear();
+        lean::encode(&request, &mut wire).unwrap();
+        group.bench_function(format!("decode {keys} keys"), |b| {
+            b.iter(|| {
+                let mut frame = wire.clone();
+                lean::decode::<Request>(&mut frame, FRAME_BYTES_MAX).unwrap().unwrap()
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default()
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_secs(1));
+    targets = frames
+}
+criterion_main!(benches);
