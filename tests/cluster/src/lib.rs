@@ -1,5 +1,9 @@
 //! Real processes on loopback: a master and nodes that are told what to do over their stdin.
 
+pub mod load;
+pub mod pattern;
+pub mod tally;
+
 use std::{
     env::current_exe,
     io::{BufRead, BufReader, Write},

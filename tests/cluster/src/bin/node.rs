@@ -10,11 +10,21 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use mooncake_base::ObjectKey;
+use mooncake_cluster_tests::{load::Loads, pattern};
 use mooncake_store_client::{
-    Client, ClientConfig, LeanLink, LinkConfig, MetricsSnapshot, PutOptions, PutOutcome, Selector,
+    Client, ClientConfig, LeanLink, LinkConfig, MetricsSnapshot, ObjectStatus, PutOptions,
+    PutOutcome, Read, Reservation, Selector, Write,
 };
-use mooncake_testkit::Random;
-use mooncake_transfer_engine::{Engine, EngineConfig};
+use mooncake_testkit::{Random, cluster::range};
+use mooncake_transfer_engine::{Engine, EngineConfig, SharedMemory};
+
+/// What the orders of a node work with.
+struct Node {
+    client: Arc<Client>,
+    loads: Loads,
+    /// Puts that were begun and are neither ended nor revoked, and what their bytes lie in.
+    begun: Vec<(SharedMemory, Reservation)>,
+}
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -38,6 +48,7 @@ fn main() -> Result<()> {
     let engine = Engine::start(engine, runtime.handle().clone())?;
     let link = LeanLink::new(&master, LinkConfig::default())?;
     let client = Client::connect(config, engine, Arc::new(link))?;
+    let mut node = Node { client: Arc::new(client), loads: Loads::default(), begun: Vec::new() };
     println!("ready");
     for order in std::io::stdin().lock().lines() {
         let order = order?;
@@ -45,17 +56,60 @@ fn main() -> Result<()> {
         if words == ["quit"] {
             break;
         }
-        match follow(&client, &words) {
+        match follow(&mut node, &words) {
             Ok(answer) => println!("{answer}"),
             Err(error) => println!("error {error:#}"),
         }
     }
-    client.close();
+    node.client.close();
     Ok(())
 }
 
-fn follow(client: &Client, words: &[&str]) -> Result<String> {
+fn follow(node: &mut Node, words: &[&str]) -> Result<String> {
     match *words {
+        ["read-loop", name, keys] => {
+            node.loads.read(&node.client, name, keys.parse()?)?;
+            Ok("started".to_owned())
+        }
+        ["write-loop", name, keys, length, ref segment @ ..] => {
+            let options = preferring(segment);
+            let (keys, length) = (keys.parse()?, length.parse()?);
+            node.loads.write(&node.client, name, keys, length, options)?;
+            Ok("started".to_owned())
+        }
+        ["tally"] => Ok(node.loads.tally().to_string()),
+        ["stop"] => Ok(node.loads.stop()?.to_string()),
+        ["begin", key, length, version] => {
+            node.begun.push(begin(&node.client, key, length.parse()?, version.parse()?)?);
+            Ok("begun".to_owned())
+        }
+        _ => follow_once(&node.client, words),
+    }
+}
+
+fn follow_once(client: &Client, words: &[&str]) -> Result<String> {
+    match *words {
+        // Bytes that tell what they are: see `pattern`.
+        ["fill", key, length, version, ref segment @ ..] => {
+            let value = pattern::value(key, version.parse()?, length.parse()?);
+            put_value(client, key, &value, &preferring(segment))
+        }
+        ["version", key] => match client.get_bytes(&self::key(key)?)? {
+            None => Ok("missing".to_owned()),
+            Some(value) => match pattern::version_of(key, &value) {
+                Ok(version) => Ok(version.to_string()),
+                Err(what) => Ok(format!("wrong {what}")),
+            },
+        },
+        ["status", key] => match client.exists(&[self::key(key)?], false).pop() {
+            Some(status) => Ok(match status? {
+                None => "missing".to_owned(),
+                Some(ObjectStatus::Writing) => "writing".to_owned(),
+                Some(ObjectStatus::Complete { .. }) => "complete".to_owned(),
+            }),
+            None => bail!("a batch of one gave no outcome"),
+        },
+        ["name"] => Ok(client.name().to_owned()),
         // Bytes made from a seed, so that another process can tell whether they are the same.
         ["put", key, length, seed] => put(client, key, length, seed, &PutOptions::default()),
         ["put", key, length, seed, copies] => {
@@ -90,11 +144,45 @@ fn put(
     seed: &str,
     options: &PutOptions,
 ) -> Result<String> {
-    let value = Random::from_seed(seed.parse()?).bytes(length.parse()?);
-    Ok(match client.put_bytes(&self::key(key)?, &value, options)? {
+    put_value(client, key, &Random::from_seed(seed.parse()?).bytes(length.parse()?), options)
+}
+
+fn put_value(client: &Client, key: &str, value: &[u8], options: &PutOptions) -> Result<String> {
+    Ok(match client.put_bytes(&self::key(key)?, value, options)? {
         PutOutcome::Stored { replicas } => format!("stored {replicas}"),
         PutOutcome::Existed => "existed".to_owned(),
     })
+}
+
+/// Begins a put and writes the first half of it.
+fn begin(
+    client: &Client,
+    key: &str,
+    length: usize,
+    version: u64,
+) -> Result<(SharedMemory, Reservation)> {
+    // The bytes come from another object, because they are written from memory of the engine's.
+    let source = format!("{key}-source");
+    put_value(client, &source, &pattern::value(key, version, length), &PutOptions::default())?;
+    let source = client.locate(&[self::key(&source)?]).pop().context("one outcome")??;
+    let memory = client.engine().allocate(length as u64)?;
+    let half = range(&memory, 0, length / 2);
+    client
+        .read(&[Read::range(&source, 0, length as u64 / 2, &[half])])
+        .pop()
+        .context("one outcome")??;
+    let item = (self::key(key)?, length as u64);
+    let reserved = client.reserve(&[item], &PutOptions::default()).pop();
+    let mut reservation = reserved.context("one outcome")??.context("the key is free")?;
+    let mut writes = [Write { reservation: &mut reservation, ranges: vec![(0, half)] }];
+    client.write(&mut writes).pop().context("one outcome")??;
+    Ok((memory, reservation))
+}
+
+/// Pinned, so that only a death takes it away, and on that segment if one is named.
+fn preferring(segment: &[&str]) -> PutOptions {
+    let preferred_segments = segment.iter().map(|&name| name.to_owned()).collect();
+    PutOptions { preferred_segments, is_hard_pinned: true, ..PutOptions::default() }
 }
 
 /// Over which transports bytes went.
