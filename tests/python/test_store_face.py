@@ -185,3 +185,12 @@ def test_an_error_survives_pickling(store: Store):
     copy = pickle.loads(pickle.dumps(caught.value))
     assert type(copy) is mooncake.NotFoundError
     assert (str(copy), copy.code, copy.key) == (str(caught.value), -704, "nope")
+
+
+def test_a_store_without_a_name_is_named_by_where_it_is_reached():
+    lent = StoreConfig(segment_bytes="16MB")
+    with Store(config=lent) as first, Store(first.master_address, lent) as second:
+        segments = second.segments()
+        assert len({segment.name for segment in segments}) == 2
+        assert all(segment.name == segment.endpoint for segment in segments)
+        assert all(segment.name.startswith("127.0.0.1:") for segment in segments)

@@ -48,13 +48,14 @@ pub(crate) struct Settings {
 impl Settings {
     /// # Errors
     /// A value, from the caller or the environment, that cannot be.
-    pub(crate) fn read(mut arguments: Arguments) -> Result<Self> {
-        if arguments.name.is_empty() {
-            arguments.name = own_name(&arguments);
-        }
+    pub(crate) fn read(arguments: Arguments) -> Result<Self> {
         let rpc_timeout = seconds("rpc_timeout_s", arguments.rpc_timeout_s)?;
         let connect_timeout = seconds("connect_timeout_s", arguments.connect_timeout_s)?;
-        let engine = engine_config(&arguments.name, &arguments.metadata, arguments.is_tcp_forced)?;
+        let mut engine =
+            engine_config(&arguments.name, &arguments.metadata, arguments.is_tcp_forced)?;
+        if engine.name.is_empty() && engine.is_p2p() {
+            engine.name = own_name(&arguments);
+        }
         let mut client = ClientConfig {
             name: arguments.name,
             tenant: TenantId::new(&arguments.tenant),
