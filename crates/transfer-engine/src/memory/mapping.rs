@@ -2,9 +2,9 @@
 //!
 //! Pages of shared memory are dear when a plain copy touches them for the first time in a process
 //! (each one is a fault; 0.4 GB/s for new ones where this was measured, against 2.8 GB/s by
-//! `pwrite`), and free afterwards. So the bytes of a chunk first go through the descriptor; when
-//! as many have gone as the chunk has, its pages are mapped by one call (17 GB/s) and from then on
-//! it is plain memory.
+//! `pwrite`), and free afterwards. So the system makes the pages of a chunk at once, and the bytes
+//! first go through the descriptor; when as many have gone as the chunk has, its pages are mapped
+//! by one call (17 GB/s) and from then on it is plain memory.
 
 use std::{
     fs::File,
@@ -191,6 +191,9 @@ impl Mapping {
                     Access::Write => copy::copy(shared, local)?,
                 }
             } else {
+                if access == Access::Read && chunk.load(Ordering::Relaxed) == 0 {
+                    self.provide(at / CHUNK);
+                }
                 self.through_file(at, local, access)?;
                 chunk.fetch_add(part as u32, Ordering::Relaxed);
             }
@@ -220,6 +223,17 @@ impl Mapping {
         }
         chunk.store(IS_MAPPED, Ordering::Relaxed);
         true
+    }
+
+    /// Has the system make the pages of a chunk at once, before the first bytes go there: three
+    /// times as fast as one by one where this was measured (8 GB/s against 2.6).
+    fn provide(&self, index: usize) {
+        let start = index * CHUNK;
+        let length = CHUNK.min(self.length - start);
+        let file = self.file().as_raw_fd();
+        // SAFETY: only makes room in a file of ours, within its size. Should it fail, the pages
+        // come one by one, and the write that needs them says what is wrong.
+        unsafe { libc::fallocate(file, 0, start as libc::off_t, length as libc::off_t) };
     }
 
     fn through_file(&self, at: usize, local: LocalRange, access: Access) -> Result<()> {
