@@ -23,6 +23,7 @@ __all__ = [
     "failure",
     "last_error",
     "log_to_queue",
+    "rdma_devices",
     "read_memory",
     "run_master",
     "take_log_records",
@@ -361,6 +362,9 @@ def codes() -> list[tuple[int, str, str, str]]:
 
 def environment() -> list[tuple[str, list[str], str, str, str | None]]:
     """Return every environment variable: name, older names, default, meaning, present value."""
+
+def rdma_devices() -> tuple[list[str], str | None]:
+    """Return the RDMA devices of this machine, and why none can be used where that is so."""
 
 def failure(
     code: int, text: str, *, key: _Key | None = None, is_closed: bool = False

@@ -132,6 +132,9 @@ def _doctor(_: argparse.Namespace) -> int:
         except (MooncakeError, OSError, RuntimeError) as error:
             failures += 1
             print(f"  {name:<5} does not work: {error}")
+    devices, reason = _native.rdma_devices()
+    seen = f"not used by this version; devices here: {', '.join(devices) or 'none'}"
+    print(f"  rdma  {reason or seen}")
     print("limits:")
     for name, value in _limits():
         print(f"  {name:<17} {value}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -138,6 +139,7 @@ def test_the_doctor_proves_the_transports():
     done = command("doctor")
     assert b"shm   works" in done.stdout, done.stdout + done.stderr
     assert b"tcp   works" in done.stdout
+    assert b"\n  rdma  " in done.stdout, "it says which devices there are, or why it cannot tell"
     assert done.returncode == 0
 
 

@@ -27,7 +27,7 @@ mod _native {
         error::{codes, failure, last_error, use_exceptions},
         log::{log_to_queue, take_log_records},
         options::PutOptions,
-        process::{at_exit, environment, run_master},
+        process::{at_exit, environment, rdma_devices, run_master},
         store::Store,
     };
 

@@ -1,5 +1,5 @@
-//! What concerns the process as a whole: its exit, its environment, and the master as a
-//! program.
+//! What concerns the process as a whole: its exit, its environment, the devices it sees, and the
+//! master as a program.
 
 use mooncake_base::env;
 use pyo3::prelude::*;
@@ -40,4 +40,13 @@ pub(crate) fn environment() -> Vec<Variable> {
         .iter()
         .map(|var| (var.name, var.aliases.to_vec(), var.default, var.help, var.read()))
         .collect()
+}
+
+/// The RDMA devices of this machine, or why none can be used.
+#[pyfunction]
+pub(crate) fn rdma_devices(py: Python<'_>) -> (Vec<String>, Option<String>) {
+    match py.detach(mooncake_verbs::device_names) {
+        Ok(names) => (names, None),
+        Err(reason) => (Vec::new(), Some(reason.to_string())),
+    }
 }
