@@ -18,8 +18,8 @@ use mooncake_base::{
     Clock, Endpoint, EngineId, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock,
 };
 
-pub use self::registry::Registry;
 use self::{describe::Description, listen::Listeners};
+pub use self::{listen::address_facing, registry::Registry};
 use crate::{
     config::EngineConfig,
     handshake::{HandshakeServer, HandshakeSettings, Notification},

@@ -28,7 +28,7 @@ pub mod transport;
 
 pub use config::EngineConfig;
 pub use descriptor::SegmentDescriptor;
-pub use engine::{Engine, Registry};
+pub use engine::{Engine, Registry, address_facing};
 pub use managed::ManagedBuffers;
 pub use memory::SharedMemory;
 pub use metrics::{EngineSnapshot, PeerSnapshot, TransportSnapshot};

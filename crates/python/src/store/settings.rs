@@ -1,7 +1,7 @@
 //! What a store is told when it opens: arguments over environment over defaults.
 
 use std::{
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket},
+    net::{Ipv4Addr, ToSocketAddrs},
     ops::RangeInclusive,
     time::Duration,
 };
@@ -13,7 +13,7 @@ use mooncake_base::{
 };
 use mooncake_master::MasterConfig;
 use mooncake_store_client::{ClientConfig, LinkConfig};
-use mooncake_transfer_engine::EngineConfig;
+use mooncake_transfer_engine::{EngineConfig, address_facing};
 
 /// The word that asks for a master in this process.
 pub(crate) const EMBEDDED: &str = "embedded";
@@ -123,17 +123,10 @@ fn own_name(arguments: &Arguments) -> String {
         address => address,
     };
     let facing = |master: &Endpoint| {
-        // Only the choice of a route matters; no packet is sent.
+        // A port that is not known yet does not matter to the route.
         let port = master.port.filter(|port| *port > 0).unwrap_or(9);
-        (master.host.as_str(), port).to_socket_addrs().ok()?.find_map(|address| {
-            let any = match address {
-                SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
-                SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
-            };
-            let socket = UdpSocket::bind(any).ok()?;
-            socket.connect(address).ok()?;
-            socket.local_addr().ok().map(|own| own.ip().to_string())
-        })
+        let mut addresses = (master.host.as_str(), port).to_socket_addrs().ok()?;
+        addresses.find_map(|address| address_facing(address).ok()).map(|own| own.to_string())
     };
     master.parse().ok().as_ref().and_then(facing).unwrap_or_default()
 }

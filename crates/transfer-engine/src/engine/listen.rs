@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
 };
 
 use mooncake_base::{EngineId, Error, ErrorCode, Result};
@@ -95,18 +95,28 @@ fn loopback(host: &str) -> IpAddr {
 /// Every address, of the family that the host's name shows. Peers may come over any network.
 fn wildcard(host: &str) -> IpAddr {
     match host.parse() {
-        Ok(IpAddr::V6(_)) => IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED),
+        Ok(IpAddr::V6(_)) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
         _ => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
     }
 }
 
-/// The address that this host uses towards others; no packet is sent to find it.
+/// The address that this host uses towards others.
 fn own_address() -> IpAddr {
-    let outward = || -> io::Result<IpAddr> {
-        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-        // An address for documentation: only the choice of a route matters.
-        socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9))?;
-        Ok(socket.local_addr()?.ip())
+    // An address for documentation: only the choice of a route matters.
+    let outward = SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 9));
+    address_facing(outward).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+}
+
+/// The address of this host on the network that leads to another; no packet is sent to find it.
+///
+/// # Errors
+/// No route leads there.
+pub fn address_facing(other: SocketAddr) -> io::Result<IpAddr> {
+    let any: IpAddr = match other {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    outward().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(other)?;
+    Ok(socket.local_addr()?.ip())
 }
