@@ -12,6 +12,8 @@
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+
 /// No block.
 const NONE: u32 = u32::MAX;
 /// Every size and offset is a multiple of this.
@@ -59,6 +61,9 @@ pub struct Allocator {
     heads: Box<[[u32; FINE]; COARSE]>,
     coarse_map: u64,
     fine_maps: [u32; COARSE],
+    /// The free blocks by where they begin; kept only while [`allocate_at`](Self::allocate_at)
+    /// is asked again and again.
+    by_offset: Option<BTreeMap<u64, u32>>,
     length: u64,
     used: u64,
     count: u64,
@@ -75,6 +80,7 @@ impl Allocator {
             heads: Box::new([[NONE; FINE]; COARSE]),
             coarse_map: 0,
             fine_maps: [0; COARSE],
+            by_offset: None,
             length,
             used: 0,
             count: 0,
@@ -95,6 +101,7 @@ impl Allocator {
     /// Gives out a block of at least that length; `None` if there is no stretch for it.
     pub fn allocate(&mut self, length: u64) -> Option<BlockId> {
         let (need, align) = rounded(length)?;
+        self.by_offset = None;
         let block = self.find(need, align)?;
         self.remove_free(block);
         let (start, end) = (self.offset_of(block), self.end_of(block));
@@ -102,6 +109,37 @@ impl Allocator {
         let at =
             if is_small { (end - need) / align * align } else { start.next_multiple_of(align) };
         let block = self.cut(block, at, need);
+        self.used += need;
+        self.count += 1;
+        Some(BlockId(block))
+    }
+
+    /// Gives out the block that [`allocate`](Self::allocate) gave out at that offset for that
+    /// length, in this allocator or in an earlier one of the same length; `None` if not all of it
+    /// is free, or if `allocate` never gives out such a block.
+    ///
+    /// In any order, and between calls of [`free`](Self::free), it takes the logarithm of the
+    /// number of free blocks; the first one after an `allocate` goes through all blocks.
+    pub fn allocate_at(&mut self, offset: u64, length: u64) -> Option<BlockId> {
+        let (need, align) = rounded(length)?;
+        let end = offset.checked_add(need)?;
+        if !offset.is_multiple_of(align) {
+            return None;
+        }
+        if self.by_offset.is_none() {
+            let blocks = std::iter::successors(self.first(), |&block| {
+                let after = self.blocks[block as usize].after;
+                (after != NONE).then_some(after)
+            });
+            let free = blocks.filter(|&block| self.is_free(block));
+            self.by_offset = Some(free.map(|block| (self.offset_of(block), block)).collect());
+        }
+        let (_, &block) = self.by_offset.as_ref()?.range(..=offset).next_back()?;
+        if end > self.end_of(block) {
+            return None;
+        }
+        self.remove_free(block);
+        let block = self.cut(block, offset, need);
         self.used += need;
         self.count += 1;
         Some(BlockId(block))
@@ -248,6 +286,9 @@ impl Allocator {
         self.heads[coarse][fine] = block;
         self.fine_maps[coarse] |= 1 << fine;
         self.coarse_map |= 1 << coarse;
+        if let Some(by_offset) = &mut self.by_offset {
+            by_offset.insert(self.blocks[block as usize].offset & !FREE, block);
+        }
     }
 
     fn remove_free(&mut self, block: u32) {
@@ -255,6 +296,9 @@ impl Allocator {
         let record = &mut self.blocks[block as usize];
         record.offset &= !FREE;
         let (earlier, later) = (record.earlier, record.later);
+        if let Some(by_offset) = &mut self.by_offset {
+            by_offset.remove(&record.offset);
+        }
         if later != NONE {
             self.blocks[later as usize].earlier = earlier;
         }
@@ -306,6 +350,12 @@ impl Allocator {
         self.unused = self.blocks[index as usize].later;
         self.blocks[index as usize] = block;
         index
+    }
+
+    /// The block that begins the segment. Its record never moves: blocks are joined into the
+    /// earlier of two, and split off behind it.
+    fn first(&self) -> Option<u32> {
+        (self.length > 0).then_some(0)
     }
 
     fn offset_of(&self, block: u32) -> u64 {

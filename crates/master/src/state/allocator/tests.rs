@@ -7,7 +7,7 @@ use super::*;
 impl Allocator {
     /// Walks the whole segment and compares the books.
     fn check(&self) {
-        let mut at = self.blocks.iter().position(|block| block.before == NONE).map(|i| i as u32);
+        let mut at = self.first();
         let (mut end, mut used, mut was_free) = (0, 0, false);
         while let Some(block) = at {
             assert_eq!(self.offset_of(block), end, "no gap and no overlap");
@@ -136,20 +136,80 @@ fn nothing_and_too_much_are_refused() {
     assert!(Allocator::new(u64::MAX).allocate(LENGTH_MAX).is_some());
 }
 
+#[test]
+fn powers_of_two_and_their_neighbours_stay_dense_while_they_come_and_go() {
+    let mut seed = 5;
+    let mut allocator = Allocator::new(1 << 30);
+    let mut pick = || {
+        let power = 13 + random(&mut seed) % 8;
+        (1 << power) + random(&mut seed) % 35 - 17
+    };
+    let mut held = std::collections::VecDeque::from(fill(&mut allocator, &mut pick));
+    let mut sum = 0.0;
+    const ROUNDS: u32 = 50_000;
+    for _ in 0..ROUNDS {
+        let length = pick();
+        let block = loop {
+            if let Some(block) = allocator.allocate(length) {
+                break block;
+            }
+            let (oldest, _) = held.pop_front().expect("an empty segment has room");
+            allocator.free(oldest);
+        };
+        held.push_back((block, length));
+        sum += allocator.used() as f64 / allocator.length() as f64;
+    }
+    allocator.check();
+    let mean = sum / f64::from(ROUNDS);
+    println!("mean={mean}");
+    assert!(mean >= 0.96, "mean={mean}");
+}
+
+#[test]
+fn what_was_given_out_is_found_again_in_any_order() {
+    let mut seed = 9;
+    let mut original = Allocator::new(8 << 20);
+    let mut held = fill(&mut original, || 1 + random(&mut seed) % 20_000);
+    for _ in 0..held.len() / 2 {
+        let index = random(&mut seed) as usize % held.len();
+        original.free(held.swap_remove(index).0);
+    }
+    let mut again = Allocator::new(8 << 20);
+    for (block, length) in held {
+        let offset = original.offset(block);
+        let found = again.allocate_at(offset, length).unwrap();
+        assert_eq!((again.offset(found), again.size(found)), (offset, original.size(block)));
+        assert_eq!(again.allocate_at(offset, 1), None, "it is given out once");
+    }
+    again.check();
+    assert_eq!(again.used(), original.used());
+    again.allocate(100).unwrap();
+    assert_eq!(again.allocate_at(4, 100), None, "no block begins there");
+    assert_eq!(again.allocate_at(u64::MAX - 7, 100), None);
+    assert_eq!(again.allocate_at((8 << 20) - 64, 5000), None);
+    again.check();
+}
+
 proptest! {
     #[test]
     fn blocks_never_overlap_and_everything_joins_again(
         length in 1_u64..200_000,
-        steps in prop::collection::vec((any::<bool>(), 1_u64..9000, any::<prop::sample::Index>()), 1..200),
+        steps in prop::collection::vec(
+            (any::<bool>(), 1_u64..9000, any::<prop::sample::Index>(), prop::option::of(0_u64..3000)),
+            1..200,
+        ),
     ) {
         let mut allocator = Allocator::new(length);
         let mut held: Vec<(BlockId, u64)> = Vec::new();
-        for (is_freeing, length, index) in steps {
+        for (is_freeing, length, index, at) in steps {
             if is_freeing && !held.is_empty() {
                 let (block, length) = held.swap_remove(index.index(held.len()));
                 prop_assert!(allocator.size(block) >= length);
                 allocator.free(block);
-            } else if let Some(block) = allocator.allocate(length) {
+            } else if let Some(block) = match at {
+                Some(at) => allocator.allocate_at(at * LARGE_GRANULE_BYTES, length),
+                None => allocator.allocate(length),
+            } {
                 held.push((block, length));
             }
             allocator.check();
