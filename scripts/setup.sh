@@ -39,9 +39,11 @@ command -v readelf >/dev/null || missing+=(binutils)
 command -v pkg-config >/dev/null || missing+=(pkg-config)
 [ -e /usr/include/infiniband/verbs.h ] || missing+=(libibverbs-dev)
 [ -e /usr/include/rdma/rdma_cma.h ] || missing+=(librdmacm-dev)
+# Not libclang-cpp, which comes with other things and is of no use to bindgen.
 has_libclang() {
-  [ -n "${LIBCLANG_PATH:-}" ] || ldconfig -p 2>/dev/null | grep -q libclang ||
-    compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null
+  [ -n "${LIBCLANG_PATH:-}" ] || ldconfig -p 2>/dev/null | grep -qE 'libclang(-[0-9.]+)?\.so' ||
+    compgen -G '/usr/lib/llvm-*/lib/libclang.so*' >/dev/null ||
+    compgen -G '/usr/lib/llvm-*/lib/libclang-[0-9]*.so*' >/dev/null
 }
 has_libclang || missing+=(libclang-dev)
 "$python" -c 'import ensurepip, venv' 2>/dev/null || missing+=("${python##*/}-venv")
