@@ -110,6 +110,7 @@ class ReplicateConfig:
         nof_replica_num: Copies on NVMe over fabrics; there are none in this build.
         preferred_nof_segments: Where those would go.
         dfs_replica_num: Copies on a distributed file system; there are none in this build.
+        session_ids: Kept for callers that set it; without effect.
     """
 
     __slots__ = (
@@ -122,6 +123,7 @@ class ReplicateConfig:
         "_preferred_segment",
         "_preferred_segments",
         "_replica_num",
+        "_session_ids",
         "_soft_pin_action",
         "_soft_pin_ttl_ms",
         "_with_hard_pin",
@@ -141,6 +143,7 @@ class ReplicateConfig:
         self._prefer_alloc_in_same_node = False
         self._group_ids: list[str] | None = None
         self._data_type = ObjectDataType.UNKNOWN
+        self._session_ids: Any = None
 
     @property
     def replica_num(self) -> int:
@@ -264,6 +267,15 @@ class ReplicateConfig:
     @data_type.setter
     def data_type(self, value: ObjectDataType) -> None:
         self._data_type = _instance("data_type", value, ObjectDataType)
+
+    @property
+    def session_ids(self) -> Any:
+        """Whatever a caller keeps here; no document says what it means."""
+        return self._session_ids
+
+    @session_ids.setter
+    def session_ids(self, value: Any) -> None:
+        self._session_ids = value
 
     def __str__(self) -> str:
         ttl = "default" if self._soft_pin_ttl_ms is None else str(self._soft_pin_ttl_ms)

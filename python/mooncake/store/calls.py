@@ -1,0 +1,75 @@
+"""What all established calls have in common: the native store, and failures as numbers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from mooncake.errors import MooncakeError
+from mooncake.store.batch import as_numbers, refuse_unready
+from mooncake.store.codes import INVALID_PARAMS, OK, RPC_FAIL, RPC_TIMEOUT
+
+if TYPE_CHECKING:
+    from mooncake._runtime import _native
+
+__all__ = ["Calls"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger("mooncake.store")
+
+
+class Calls:
+    """A store that may or may not be set up, and the ways to call it.
+
+    The calls themselves are added by classes that are cut by noun.
+    """
+
+    __slots__ = ("__weakref__", "_is_warned", "_local_bytes", "_name", "_native")
+
+    def __init__(self) -> None:
+        """Make a store that is not set up yet."""
+        self._native: _native.Store | None = None
+        self._name = ""
+        self._local_bytes = 0
+        self._is_warned = False
+
+    def _each(
+        self, count: int, call: Callable[[_native.Store], list[T | MooncakeError]]
+    ) -> list[T | MooncakeError]:
+        """Make a call; a failure of the whole stands for each item."""
+        native = self._native
+        if native is None:
+            return [refuse_unready()] * count
+        try:
+            outcomes = call(native)
+        except MooncakeError as error:
+            self._warn(error)
+            return [error] * count
+        if outcomes and isinstance(outcomes[0], MooncakeError):
+            self._warn(outcomes[0])
+        else:
+            self._is_warned = False
+        return outcomes
+
+    def _whole(self, call: Callable[[_native.Store], int]) -> int:
+        def alone(native: _native.Store) -> list[int | MooncakeError]:
+            return [call(native)]
+
+        return as_numbers(self._each(1, alone))[0]
+
+    def _done(self, call: Callable[[_native.Store], None]) -> int:
+        """Make a call that says nothing; established callers know one number of its failure."""
+
+        def ok(native: _native.Store) -> list[bool | MooncakeError]:
+            call(native)
+            return [True]
+
+        return OK if self._each(1, ok)[0] is True else INVALID_PARAMS
+
+    def _warn(self, error: MooncakeError) -> None:
+        """Log that the master is out of reach, once until it is back."""
+        if error.code in (RPC_FAIL, RPC_TIMEOUT) and not self._is_warned:
+            self._is_warned = True
+            _log.warning("%s (%s)", error, error.remedy)

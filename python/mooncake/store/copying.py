@@ -1,0 +1,183 @@
+"""Puts and gets that copy: a value is a bytes-like object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mooncake._runtime import Buffer as BufferHandle, _native
+from mooncake.store.batch import Key, as_bytes, as_codes, contiguous, refuse
+from mooncake.store.calls import Calls
+from mooncake.store.codes import OK
+from mooncake.store.config import ReplicateConfig, put_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer as Readable
+
+    from mooncake.errors import MooncakeError
+
+__all__ = ["CopyingCalls"]
+
+
+class CopyingCalls(Calls):
+    """Puts and gets that copy."""
+
+    __slots__ = ()
+
+    def put(self, key: Key, value: Readable, config: ReplicateConfig | None = None) -> int:
+        """Store bytes under a key. An object that is there is kept, and that counts as success.
+
+        Args:
+            key: The name of the object.
+            value: Anything that speaks the buffer protocol, stored whole; it is copied first only
+                if it is not contiguous.
+            config: Copies, pins and placement.
+
+        Returns:
+            0, or a negative number.
+        """
+        return self._put([key], [value], config, is_upsert=False)[0]
+
+    def upsert(self, key: Key, value: Readable, config: ReplicateConfig | None = None) -> int:
+        """Store bytes under a key, replacing an object that is there.
+
+        Args:
+            key: The name of the object.
+            value: Anything that speaks the buffer protocol, stored whole.
+            config: Copies, pins and placement.
+
+        Returns:
+            0, or a negative number; then the old object is still there.
+        """
+        return self._put([key], [value], config, is_upsert=True)[0]
+
+    def put_batch(
+        self, keys: Sequence[Key], values: Sequence[Readable], config: ReplicateConfig | None = None
+    ) -> int:
+        """Store many objects. Those that are there are kept, and that counts as success.
+
+        Args:
+            keys: Their names.
+            values: Their bytes, one for each key; none may be empty.
+            config: Copies, pins and placement.
+
+        Returns:
+            0, or the first failure.
+        """
+        return self._put_all(keys, values, config, is_upsert=False)
+
+    def upsert_batch(
+        self, keys: Sequence[Key], values: Sequence[Readable], config: ReplicateConfig | None = None
+    ) -> int:
+        """Store many objects, replacing those that are there.
+
+        Args:
+            keys: Their names.
+            values: Their bytes, one for each key; none may be empty.
+            config: Copies, pins and placement.
+
+        Returns:
+            0, or the first failure.
+        """
+        return self._put_all(keys, values, config, is_upsert=True)
+
+    def put_parts(self, key: Key, *parts: Readable, config: ReplicateConfig | None = None) -> int:
+        """Store the concatenation of parts under a key.
+
+        Args:
+            key: The name of the object.
+            parts: One-dimensional bytes-like objects; empty ones are skipped.
+            config: Copies, pins and placement.
+
+        Returns:
+            0 (also if there was nothing to store), or a negative number.
+
+        Raises:
+            RuntimeError: A part is not one-dimensional or its items are not bytes.
+        """
+        return self._put_parts(key, parts, config, is_upsert=False)
+
+    def upsert_parts(
+        self, key: Key, *parts: Readable, config: ReplicateConfig | None = None
+    ) -> int:
+        """Store the concatenation of parts under a key, replacing an object that is there.
+
+        Args:
+            key: The name of the object.
+            parts: One-dimensional bytes-like objects; empty ones are skipped.
+            config: Copies, pins and placement.
+
+        Returns:
+            0 (also if there was nothing to store), or a negative number.
+        """
+        return self._put_parts(key, parts, config, is_upsert=True)
+
+    def get(self, key: Key) -> bytes:
+        """Return the bytes of an object; ``b""`` if there is none or it could not be read."""
+        return as_bytes(self._each(1, lambda native: native.get([key]))[0])
+
+    def get_batch(self, keys: Sequence[Key]) -> list[bytes]:
+        """Return the bytes of many objects; ``b""`` for each that could not be read.
+
+        For no keys at all it returns ``[b""]``, as callers have come to know it.
+        """
+        if len(keys) == 0:
+            return [b""]
+        return [as_bytes(value) for value in self._each(len(keys), lambda native: native.get(keys))]
+
+    def get_buffer(self, key: Key) -> BufferHandle | None:
+        """Return an object as memory of its own (`BufferHandle`); None if it could not be read."""
+        return self.batch_get_buffer([key])[0]
+
+    def batch_get_buffer(self, keys: Sequence[Key]) -> list[BufferHandle | None]:
+        """Return many objects as memory of their own; None for each that could not be read."""
+        fetched = self._each(len(keys), lambda native: native.get_buffers(keys, is_signed=True))
+        return [value if isinstance(value, BufferHandle) else None for value in fetched]
+
+    def _put(
+        self,
+        keys: Sequence[Key],
+        values: Sequence[Readable | Sequence[Readable]],
+        config: ReplicateConfig | None,
+        *,
+        is_upsert: bool,
+    ) -> list[int]:
+        def call(native: _native.Store) -> list[bool | MooncakeError]:
+            options = put_options(config)
+            try:
+                return native.put(keys, values, options=options, is_upsert=is_upsert)
+            except BufferError:
+                copies = [contiguous(value) for value in values]
+                return native.put(keys, copies, options=options, is_upsert=is_upsert)
+
+        return as_codes(self._each(len(keys), call))
+
+    def _put_all(
+        self,
+        keys: Sequence[Key],
+        values: Sequence[Readable],
+        config: ReplicateConfig | None,
+        *,
+        is_upsert: bool,
+    ) -> int:
+        if len(keys) != len(values):
+            return refuse(f"the lists differ in length keys={len(keys)} values={len(values)}").code
+        if any(memoryview(value).nbytes == 0 for value in values):
+            return refuse("a value is empty; nothing was stored").code
+        outcomes = self._put(keys, values, config, is_upsert=is_upsert)
+        return next((code for code in outcomes if code != OK), OK)
+
+    def _put_parts(
+        self,
+        key: Key,
+        parts: Sequence[Readable],
+        config: ReplicateConfig | None,
+        *,
+        is_upsert: bool,
+    ) -> int:
+        views = [memoryview(part) for part in parts]
+        if any(view.ndim != 1 or view.itemsize != 1 for view in views):
+            raise RuntimeError("parts must be 1-D bytes-like")
+        if self._native is not None and all(view.nbytes == 0 for view in views):
+            return OK
+        return self._put([key], [views], config, is_upsert=is_upsert)[0]

@@ -1,0 +1,80 @@
+"""Looking for objects and removing them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mooncake.store.aliases import also_named
+from mooncake.store.batch import Key, as_codes, as_numbers
+from mooncake.store.calls import Calls
+
+__all__ = ["LookingCalls"]
+
+
+class LookingCalls(Calls):
+    """Looking and removing."""
+
+    __slots__ = ()
+
+    def is_exist(self, key: Key) -> int:
+        """Return 1 if an object is there and complete, 0 if not, a negative number if unknown."""
+        return self.batch_is_exist([key])[0]
+
+    def batch_is_exist(self, keys: Sequence[Key]) -> list[int]:
+        """Return for each key 1, 0, or a negative number."""
+        found = self._each(len(keys), lambda native: native.exists(keys))
+        return as_numbers(found)
+
+    def get_size(self, key: Key) -> int:
+        """Return the length of an object in bytes, or a negative number."""
+        return as_numbers(self._each(1, lambda native: native.sizes([key])))[0]
+
+    def remove(self, key: Key, force: bool = False) -> int:
+        """Remove an object.
+
+        Args:
+            key: The name of the object.
+            force: Also one that was read or probed a moment ago.
+
+        Returns:
+            0, or a negative number: -704 if there is none, -706 if it is leased.
+        """
+        return self.batch_remove([key], force)[0]
+
+    def batch_remove(self, keys: Sequence[Key], force: bool = False) -> list[int]:
+        """Remove many objects.
+
+        Args:
+            keys: Their names.
+            force: Also those that were read or probed a moment ago.
+
+        Returns:
+            For each key 0 or a negative number.
+        """
+        return as_codes(self._each(len(keys), lambda native: native.remove(keys, force=force)))
+
+    @also_named(regex="regex_pattern", pattern="regex_pattern")
+    def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
+        """Remove the objects whose key has a match of an expression anywhere.
+
+        Args:
+            regex_pattern: The expression; also named ``regex`` or ``pattern``.
+            force: Also objects that were read or probed a moment ago; they are skipped otherwise.
+
+        Returns:
+            How many were removed, or a negative number.
+        """
+        if not isinstance(regex_pattern, str):
+            raise TypeError(f"regex_pattern must be a str, not {type(regex_pattern).__name__}")
+        return self._whole(lambda native: native.remove_matching(regex=regex_pattern, force=force))
+
+    def remove_all(self, force: bool = False) -> int:
+        """Remove every object of the tenant.
+
+        Args:
+            force: Also objects that were read or probed a moment ago; they are skipped otherwise.
+
+        Returns:
+            How many were removed, or a negative number.
+        """
+        return self._whole(lambda native: native.remove_matching(force=force))

@@ -1,0 +1,273 @@
+"""Puts and gets at addresses: memory of the caller, read and written in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mooncake.store.aliases import also_named
+from mooncake.store.batch import Key, as_codes, as_numbers, paired, ranges_of, refuse_unready
+from mooncake.store.calls import Calls
+from mooncake.store.codes import INVALID_PARAMS, OK
+from mooncake.store.config import ReplicateConfig, put_options
+
+if TYPE_CHECKING:
+    from mooncake._runtime import _native
+    from mooncake.errors import MooncakeError
+
+__all__ = ["PointerCalls"]
+
+
+class PointerCalls(Calls):
+    """Puts and gets at addresses."""
+
+    __slots__ = ()
+
+    def register_buffer(self, buffer_ptr: int, size: int) -> int:
+        """Let peers reach memory of this process directly. Touches no page of it.
+
+        Args:
+            buffer_ptr: Its first address.
+            size: Its length in bytes.
+
+        Returns:
+            0, or -600 if it is null, empty or overlaps with memory that is registered.
+        """
+        return self._done(lambda native: native.register_buffer(buffer_ptr, size))
+
+    def unregister_buffer(self, buffer_ptr: int) -> int:
+        """Withdraw memory that was registered.
+
+        Args:
+            buffer_ptr: Its first address.
+
+        Returns:
+            0, or -600 if no memory was registered there.
+        """
+        return self._done(lambda native: native.unregister_buffer(buffer_ptr))
+
+    def put_from(
+        self, key: Key, buffer_ptr: int, size: int, config: ReplicateConfig | None = None
+    ) -> int:
+        """Store the bytes at an address. An object that is there is kept.
+
+        Args:
+            key: The name of the object.
+            buffer_ptr: Where the bytes begin.
+            size: How many; 0 stores nothing and succeeds.
+            config: Copies, pins and placement.
+
+        Returns:
+            0, or a negative number.
+        """
+        return self._put_one_from(key, buffer_ptr, size, config, is_upsert=False)
+
+    def upsert_from(
+        self, key: Key, buffer_ptr: int, size: int, config: ReplicateConfig | None = None
+    ) -> int:
+        """Store the bytes at an address, replacing an object that is there.
+
+        Args:
+            key: The name of the object.
+            buffer_ptr: Where the bytes begin.
+            size: How many; 0 changes nothing and succeeds.
+            config: Copies, pins and placement.
+
+        Returns:
+            0, or a negative number.
+        """
+        return self._put_one_from(key, buffer_ptr, size, config, is_upsert=True)
+
+    def put_from_with_metadata(
+        self,
+        key: Key,
+        buffer_ptr: int,
+        metadata_buffer_ptr: int,
+        size: int,
+        metadata_size: int,
+        config: ReplicateConfig | None = None,
+    ) -> int:
+        """Store metadata, followed by data, as one object. An object that is there is kept.
+
+        Args:
+            key: The name of the object.
+            buffer_ptr: Where the data begin.
+            metadata_buffer_ptr: Where the metadata begin.
+            size: How many bytes the data have; 0 stores nothing and succeeds.
+            metadata_size: How many bytes the metadata have; 0 for none.
+            config: Copies, pins and placement.
+
+        Returns:
+            0, or a negative number.
+        """
+        if size == 0 and self._native is not None:
+            return OK
+        parts = [(metadata_buffer_ptr, metadata_size), (buffer_ptr, size)]
+        ranges = [parts if metadata_size else parts[1:]]
+        return as_codes(self._put_from([key], ranges, config))[0]
+
+    def batch_put_from(
+        self,
+        keys: Sequence[Key],
+        buffer_ptrs: Sequence[int],
+        sizes: Sequence[int],
+        config: ReplicateConfig | None = None,
+    ) -> list[int]:
+        """Store many objects from addresses. Those that are there are kept.
+
+        Args:
+            keys: Their names.
+            buffer_ptrs: Where the bytes of each begin.
+            sizes: How many each has.
+            config: Copies, pins and placement.
+
+        Returns:
+            For each key 0 or a negative number; -600 for all if the lists differ in length.
+        """
+        return self._put_each_from(keys, buffer_ptrs, sizes, config, is_upsert=False)
+
+    def batch_upsert_from(
+        self,
+        keys: Sequence[Key],
+        buffer_ptrs: Sequence[int],
+        sizes: Sequence[int],
+        config: ReplicateConfig | None = None,
+    ) -> list[int]:
+        """Store many objects from addresses, replacing those that are there.
+
+        Args:
+            keys: Their names.
+            buffer_ptrs: Where the bytes of each begin.
+            sizes: How many each has.
+            config: Copies, pins and placement.
+
+        Returns:
+            For each key 0 or a negative number; -600 for all if the lists differ in length.
+        """
+        return self._put_each_from(keys, buffer_ptrs, sizes, config, is_upsert=True)
+
+    @also_named(all_ptrs="all_buffer_ptrs", sizes="all_sizes")
+    def batch_put_from_multi_buffers(
+        self,
+        keys: Sequence[Key],
+        all_buffer_ptrs: Sequence[Sequence[int]],
+        all_sizes: Sequence[Sequence[int]],
+        config: ReplicateConfig | None = None,
+    ) -> list[int]:
+        """Store many objects, each the concatenation of buffers. Those that are there are kept.
+
+        Args:
+            keys: Their names.
+            all_buffer_ptrs: For each key where its buffers begin; also named ``all_ptrs``.
+            all_sizes: For each key how long its buffers are; also named ``sizes``.
+            config: Copies, pins and placement.
+
+        Returns:
+            For each key 0 or a negative number; nothing before `setup`.
+        """
+        if self._native is None:
+            refuse_unready()
+            return []
+        ranges = ranges_of(keys, all_buffer_ptrs, all_sizes)
+        if ranges is None:
+            return [INVALID_PARAMS] * len(keys)
+        return as_codes(self._put_from(keys, ranges, config, may_prefer_own=True))
+
+    def get_into(self, key: Key, buffer_ptr: int, size: int) -> int:
+        """Read an object into memory.
+
+        Args:
+            key: The name of the object.
+            buffer_ptr: Where the memory begins.
+            size: How long it is; at least as long as the object.
+
+        Returns:
+            The length of the object, or a negative number.
+        """
+        return self.batch_get_into([key], [buffer_ptr], [size])[0]
+
+    def batch_get_into(
+        self, keys: Sequence[Key], buffer_ptrs: Sequence[int], sizes: Sequence[int]
+    ) -> list[int]:
+        """Read many objects into memory.
+
+        Args:
+            keys: Their names.
+            buffer_ptrs: Where the memory for each begins.
+            sizes: How long it is.
+
+        Returns:
+            For each key the length of the object or a negative number; -600 for all if the lists
+            differ in length.
+        """
+        pairs = paired(keys, buffer_ptrs, sizes)
+        if pairs is None:
+            return [INVALID_PARAMS] * len(keys)
+        ranges = [[pair] for pair in pairs]
+        return as_numbers(self._each(len(keys), lambda native: native.get_into(keys, ranges)))
+
+    @also_named(all_ptrs="all_buffer_ptrs", sizes="all_sizes")
+    def batch_get_into_multi_buffers(
+        self,
+        keys: Sequence[Key],
+        all_buffer_ptrs: Sequence[Sequence[int]],
+        all_sizes: Sequence[Sequence[int]],
+        prefer_alloc_in_same_node: bool = False,  # noqa: ARG002
+    ) -> list[int]:
+        """Read many objects, each into buffers that are filled in order.
+
+        Args:
+            keys: Their names.
+            all_buffer_ptrs: For each key where its buffers begin; also named ``all_ptrs``.
+            all_sizes: For each key how long its buffers are, together as long as the object; also
+                named ``sizes``.
+            prefer_alloc_in_same_node: Accepted; the nearest copy is read anyway.
+
+        Returns:
+            For each key the length of the object or a negative number: -600 if the buffers are
+            too small, -800 if they are too large.
+        """
+        ranges = ranges_of(keys, all_buffer_ptrs, all_sizes)
+        if ranges is None:
+            return [INVALID_PARAMS] * len(keys)
+        return as_numbers(
+            self._each(len(keys), lambda native: native.get_into(keys, ranges, is_exact=True))
+        )
+
+    def _put_from(
+        self,
+        keys: Sequence[Key],
+        ranges: Sequence[Sequence[tuple[int, int]]],
+        config: ReplicateConfig | None,
+        *,
+        is_upsert: bool = False,
+        may_prefer_own: bool = False,
+    ) -> list[bool | MooncakeError]:
+        def call(native: _native.Store) -> list[bool | MooncakeError]:
+            options = put_options(config, may_prefer_own=may_prefer_own)
+            return native.put_from(keys, ranges, options=options, is_upsert=is_upsert)
+
+        return self._each(len(keys), call)
+
+    def _put_one_from(
+        self, key: Key, address: int, size: int, config: ReplicateConfig | None, *, is_upsert: bool
+    ) -> int:
+        if size == 0 and self._native is not None:
+            return OK
+        ranges = [[(address, size)]]
+        return as_codes(self._put_from([key], ranges, config, is_upsert=is_upsert))[0]
+
+    def _put_each_from(
+        self,
+        keys: Sequence[Key],
+        addresses: Sequence[int],
+        sizes: Sequence[int],
+        config: ReplicateConfig | None,
+        *,
+        is_upsert: bool,
+    ) -> list[int]:
+        pairs = paired(keys, addresses, sizes)
+        if pairs is None:
+            return [INVALID_PARAMS] * len(keys)
+        ranges = [[pair] for pair in pairs]
+        return as_codes(self._put_from(keys, ranges, config, is_upsert=is_upsert))

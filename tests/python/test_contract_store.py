@@ -1,0 +1,166 @@
+"""Every established call and name of `mooncake.store`, held against the table of the contract."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+from contract_store import ABSENT, CALLS, CLASSES, ENUMS, EXPORTED, FIELDS, REQUIRED
+
+from mooncake import store as module
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+
+PRESENT = [name for name in CALLS if name not in ABSENT or hasattr(MooncakeDistributedStore, name)]
+NAMES = [name for name in CLASSES if name not in ABSENT or hasattr(module, name)]
+# Calls whose parameters the documents leave positional; a docstring of one line may do.
+SHORT = {"get", "get_batch", "get_buffer", "batch_get_buffer", "is_exist", "batch_is_exist"}
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_the_parameters_have_their_names_order_and_defaults(name):
+    call = CALLS[name]
+    found = inspect.signature(getattr(MooncakeDistributedStore, name)).parameters
+    named = [p for p in found.values() if p.kind is p.POSITIONAL_OR_KEYWORD][1:]
+    keywords = {p.name: p for p in found.values() if p.kind is p.KEYWORD_ONLY}
+    assert any(p.kind is p.VAR_POSITIONAL for p in found.values()) == call.variadic
+    assert not any(p.kind is p.VAR_KEYWORD for p in found.values())
+    positional = [p for p in call.parameters if not (call.variadic and p == "config")]
+    assert [p.name for p in named[: len(positional)]] == positional
+    for parameter in (*named, *(keywords[n] for n in keywords if n in call.parameters)):
+        default = call.parameters[parameter.name]
+        if name == "setup" and default is REQUIRED:
+            continue  # the dictionary form has neither
+        expected = parameter.empty if default is REQUIRED else default
+        assert parameter.default == expected, parameter.name
+        if parameter.default is not parameter.empty:
+            assert type(parameter.default) is type(default)
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_the_result_has_its_kind(name):
+    annotation = str(inspect.signature(getattr(MooncakeDistributedStore, name)).return_annotation)
+    assert annotation == CALLS[name].returns
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_before_setup_and_after_close_the_result_is_soft(name):
+    store = MooncakeDistributedStore()
+    for _ in range(2):
+        result = getattr(store, name)(*CALLS[name].arguments)
+        assert result == CALLS[name].unready
+        assert_plain(result)
+        assert store.close() == 0
+
+
+def assert_plain(value):
+    """Integers are `int` and lists are `list`: callers compare types."""
+    assert type(value) in (int, str, bytes, list, dict, tuple, type(None))
+    if isinstance(value, list | tuple):
+        for each in value:
+            assert_plain(each)
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_every_parameter_works_as_a_keyword(name):
+    call = CALLS[name]
+    if call.variadic:
+        return
+    keywords = dict(zip(call.parameters, call.arguments, strict=False))
+    assert getattr(MooncakeDistributedStore(), name)(**keywords) == call.unready
+    for alias, canonical in call.aliases.items():
+        renamed = {alias if n == canonical else n: v for n, v in keywords.items()}
+        assert getattr(MooncakeDistributedStore(), name)(**renamed) == call.unready
+        with pytest.raises(TypeError, match=f"{alias}|{canonical}"):
+            getattr(MooncakeDistributedStore(), name)(**keywords, **{alias: keywords[canonical]})
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_a_keyword_that_is_not_known_is_named_in_the_error(name):
+    with pytest.raises(TypeError, match="no_such_keyword"):
+        getattr(MooncakeDistributedStore(), name)(*CALLS[name].arguments, no_such_keyword=1)
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_the_docstring_lists_the_parameters(name):
+    text = getattr(MooncakeDistributedStore, name).__doc__
+    assert text
+    if name not in SHORT:
+        for parameter in set(CALLS[name].parameters) - {"key", "keys"}:
+            assert parameter in text, parameter
+    for alias in CALLS[name].aliases:
+        assert alias in text
+
+
+def test_no_call_is_outside_of_the_contract():
+    public = {name for name in dir(MooncakeDistributedStore) if not name.startswith("_")}
+    assert public <= set(CALLS)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_of_the_config_has_its_default_and_its_type(name):
+    default, other, wrong = FIELDS[name]
+    config = ReplicateConfig()
+    assert getattr(config, name) == default
+    assert type(getattr(config, name)) is type(default)
+    setattr(config, name, other)
+    assert getattr(config, name) == other
+    with pytest.raises(TypeError):
+        setattr(config, name, wrong)
+    assert getattr(config, name) == other
+    assert name in str(inspect.getdoc(ReplicateConfig))
+
+
+def test_the_config_refuses_other_fields_and_takes_no_keywords():
+    with pytest.raises(AttributeError):
+        ReplicateConfig().replicas = 1  # type: ignore[attr-defined]
+    with pytest.raises(TypeError):
+        ReplicateConfig(replica_num=2)  # type: ignore[call-arg]
+    assert ReplicateConfig() != ReplicateConfig()
+
+
+def test_fields_that_only_callers_know_are_kept_and_change_nothing():
+    assert hasattr(ReplicateConfig, "session_ids")
+    config = ReplicateConfig()
+    before = str(config)
+    assert config.session_ids is None
+    config.session_ids = ["s", "t"]
+    assert config.session_ids == ["s", "t"]
+    assert str(config) == before
+    store = MooncakeDistributedStore()
+    assert store.setup("localhost", "P2PHANDSHAKE", master_server_addr="embedded") == 0
+    assert store.put("k", b"v", config) == 0
+    assert store.get("k") == b"v"
+    assert store.close() == 0
+
+
+@pytest.mark.parametrize("name", ENUMS)
+def test_an_enumeration_behaves_as_established(name):
+    kind = getattr(module, name)
+    assert list(kind.__members__) == ENUMS[name]
+    for value, (text, member) in enumerate(kind.__members__.items()):
+        assert (member.name, member.value, int(member), hash(member)) == (text, value, value, value)
+        assert (repr(member), str(member)) == (f"<{name}.{text}: {value}>", f"{name}.{text}")
+        assert member != value
+        assert range(100)[member] == value
+        assert pickle.loads(pickle.dumps(member)) is member
+        with pytest.raises(TypeError):
+            member < member  # noqa: B015
+    assert "???" in str(kind(77))
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_members_are_attributes_of_the_module(name):
+    assert getattr(module, name) is getattr(getattr(module, EXPORTED[name]), name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_module_has_its_names(name):
+    assert getattr(module, name).__doc__
+    assert name in module.__all__
+
+
+def test_the_aliases_are_the_same_classes():
+    for name in ("Pool", "Lease", "LeaseView"):
+        if f"Buffer{name}" in NAMES:
+            assert getattr(module, f"RegisteredBuffer{name}") is getattr(module, f"Buffer{name}")
