@@ -7,6 +7,7 @@
 
 pub mod allocator;
 mod client;
+mod effect;
 pub mod eviction;
 mod group;
 mod keep;
@@ -31,21 +32,24 @@ use mooncake_base::Moment;
 
 use self::{
     client::Clients,
+    effect::Effects,
     group::Groups,
     keep::{Pins, Queue, Sweeps},
     object::Objects,
     placement::AllocationPolicy,
     quarantine::Quarantine,
     random::Random,
+    read::Horizon,
     timer::{Timer, Timers},
     write::Writes,
 };
 pub use self::{
+    effect::{Copy, Effect, LoggedPin, NotAnEffect, ObjectName, Value},
     put::{Place, Put, PutOptions, PutRef, SoftPin, Started},
     query::{Listing, ObjectState, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
     read::{Grant, Located, LocatedObject, Probed},
     rules::{AllocationStrategy, EvictionKind, Rules, Watermark},
-    segment::{SegmentRef, SegmentSpec, SegmentStatus, SegmentView, Segments},
+    segment::{SegmentNumber, SegmentRef, SegmentSpec, SegmentStatus, SegmentView, Segments},
 };
 
 /// How many things that are due one call of [`State::advance`] does.
@@ -69,6 +73,8 @@ pub struct State {
     /// Eviction ahead of need has begun and not reached its end.
     is_evicting: bool,
     next_version: u64,
+    horizon: Horizon,
+    effects: Effects,
     counters: Counters,
 }
 
@@ -139,6 +145,8 @@ impl State {
             is_evicting: false,
             // 48 bits, which leaves room to count and for a replica's number beside it.
             next_version: (random.next() >> 16) + 1,
+            horizon: Horizon::default(),
+            effects: Effects::default(),
             counters: Counters::default(),
             rules,
         }

@@ -6,7 +6,7 @@ use mooncake_base::Moment;
 use rustc_hash::FxHashMap;
 
 use super::{
-    State,
+    Effect, State,
     eviction::{EvictionPolicy, Lru},
     lease::Stamp,
     object::{Flags, Replica, Replicas},
@@ -125,6 +125,8 @@ impl State {
             return;
         }
         self.dequeue(slot);
+        let object = self.objects.at(slot);
+        self.effects.record(|| Effect::Dropped { object: self.objects.logged_name(object) });
         let object = self.objects.at_mut(slot);
         let fence = object.holds.fence();
         object.holds.forget_fence();
@@ -148,6 +150,14 @@ impl State {
         }
         if until > now.into() {
             segment.fenced += segment.allocator.size(replica.block);
+            let time = until.left(now);
+            // What fences may cover rests after a restart anyhow.
+            if time > self.horizon.fence {
+                let number = segment.number;
+                let offset = segment.allocator.offset(replica.block);
+                let length = segment.allocator.size(replica.block);
+                self.effects.record(|| Effect::Resting { number, offset, length, time });
+            }
             self.quarantine.push(until, replica.segment, replica.block);
         } else {
             segment.allocator.free(replica.block);
@@ -243,6 +253,9 @@ impl State {
         }
         self.pins.0.remove(&slot);
         self.objects.at_mut(slot).flags.set(Flags::SOFT_PINNED, false);
+        let object = self.objects.at(slot);
+        self.effects
+            .record(|| Effect::Pinned { object: self.objects.logged_name(object), pin: None });
         // Members of its group may have been put behind the others on its account.
         let siblings = self.groups.siblings(slot).to_vec();
         for member in siblings.into_iter().chain([slot]) {

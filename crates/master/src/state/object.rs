@@ -76,6 +76,11 @@ impl Replica {
     }
 }
 
+/// The number that the replica has among the copies of that version, if it is one of them.
+pub(super) fn ordinal_of(replica: ReplicaId, version: u64) -> Option<u8> {
+    (replica.0 >> ORDINAL_BITS == version).then_some(replica.0 as u8)
+}
+
 /// The copies of an object. One is the usual number and needs no memory of its own.
 #[derive(Debug, Default)]
 pub(super) enum Replicas {
@@ -135,6 +140,7 @@ pub(super) struct Objects {
     vacant: Vec<u32>,
     by_key: HashTable<u32>,
     tenants: HashMap<TenantId, u16, rustc_hash::FxSeededState>,
+    tenant_names: Vec<TenantId>,
     seed: u64,
     /// How many have something to read.
     pub(super) complete: u64,
@@ -150,6 +156,7 @@ impl Objects {
             vacant: Vec::new(),
             by_key: HashTable::new(),
             tenants,
+            tenant_names: vec![TenantId::default()],
             seed,
             complete: 0,
         }
@@ -165,12 +172,18 @@ impl Objects {
         }
         let number = self.tenants.len() as u16;
         self.tenants.insert(tenant.clone(), number);
+        self.tenant_names.push(tenant.clone());
         Ok(number)
     }
 
     /// The number of a tenant that has put something before.
     pub(super) fn tenant(&self, tenant: &TenantId) -> Option<u16> {
         self.tenants.get(tenant).copied()
+    }
+
+    /// The tenant of that number.
+    pub(super) fn tenant_name(&self, number: u16) -> &TenantId {
+        &self.tenant_names[usize::from(number)]
     }
 
     pub(super) fn find(&self, tenant: u16, key: &[u8]) -> Option<u32> {

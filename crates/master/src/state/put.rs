@@ -8,9 +8,9 @@ use mooncake_base::{
 };
 
 use super::{
-    State,
+    Effect, LoggedPin, State, Value,
     lease::Stamp,
-    object::{Flags, NO_WRITE, REPLICAS_MAX, Replica, Replicas},
+    object::{Flags, NO_WRITE, REPLICAS_MAX, Replica, Replicas, ordinal_of},
     room::Want,
     segment::SegmentRef,
     write::Write,
@@ -198,6 +198,7 @@ impl State {
             group: put.group.into(),
         });
         self.objects.at_mut(slot).writes = number;
+        self.record_write(number);
         Ok(started)
     }
 
@@ -220,6 +221,7 @@ impl State {
         let (slot, write) = self.take_write(now, client, tenant, &put)?;
         let kept = self.give_up(now, &write, put.failed_replicas);
         if kept.is_empty() {
+            self.record_write_dropped(write.version);
             self.vacate_if_empty(slot);
             return Err(Error::new(ErrorCode::REPLICA_IS_GONE, "no copy of the object is left")
                 .with("key", Printed(put.key))
@@ -227,12 +229,13 @@ impl State {
         }
         let is_late = !write.is_replacing && self.settle(slot);
         if is_late {
+            self.record_write_dropped(write.version);
             for replica in kept {
                 self.release(now, replica, Stamp::default());
             }
             return Ok(());
         }
-        self.publish(now, slot, write, kept, put.checksum);
+        self.publish(now, slot, write, kept, &put);
         Ok(())
     }
 
@@ -249,6 +252,7 @@ impl State {
         put: PutRef<'_>,
     ) -> Result<()> {
         let (slot, write) = self.take_write(now, client, tenant, &put)?;
+        self.record_write_dropped(write.version);
         for replica in self.give_up(now, &write, put.failed_replicas) {
             self.release(now, replica, Stamp::default());
         }
@@ -263,6 +267,7 @@ impl State {
             self.displace(number);
             if why != WritesOf::Vanished {
                 let write = self.writes.remove(number);
+                self.record_write_dropped(write.version);
                 let until = match why {
                     WritesOf::Dead => Stamp::default(),
                     _ => (write.started + self.rules.write_end()).into(),
@@ -280,6 +285,7 @@ impl State {
         }
         self.displace(number);
         let write = self.writes.remove(number);
+        self.record_write_dropped(write.version);
         self.counters.puts_released += 1;
         self.release_written(now, &write.replicas, Stamp::default());
         true
@@ -358,6 +364,8 @@ impl State {
     fn displace(&mut self, number: u32) {
         if let Some(slot) = self.writes.at_mut(number).object.take() {
             self.counters.puts_displaced += 1;
+            let version = self.writes.at(number).version;
+            self.effects.record(|| Effect::Displaced { version });
             self.unlink_write(slot, number);
             self.vacate_if_empty(slot);
         }
@@ -444,14 +452,16 @@ impl State {
         slot: u32,
         write: Write,
         kept: Vec<Replica>,
-        checksum: Option<u64>,
+        put: &PutRef<'_>,
     ) {
+        let checksum = put.checksum;
         let pin = match write.soft_pin {
             WishedPin::Preserve => self.pins.ttl(now, slot),
             WishedPin::None => None,
             WishedPin::For(ttl) => Some(ttl),
         };
         self.drop_value(now, slot);
+        self.record_published(write.version, put, pin);
         if write.is_hard_pinned {
             for replica in &kept {
                 let segment = self.segments.at_mut(replica.segment);
@@ -477,6 +487,45 @@ impl State {
             self.pin(now, slot, ttl);
         }
         self.enqueue(slot);
+    }
+
+    /// Tells the log of a put that began.
+    pub(super) fn record_write(&mut self, number: u32) {
+        if !self.effects.is_recording() {
+            return;
+        }
+        let write = self.writes.at(number);
+        let Some(object) = write.object.map(|slot| self.objects.at(slot)) else { return };
+        let value = Value {
+            tenant: self.objects.logged_tenant(object.tenant),
+            key: object.key.as_bytes(),
+            length: write.length,
+            copies: self.logged_copies(&write.replicas),
+            data_type: write.data_type,
+            is_hard_pinned: write.is_hard_pinned,
+            group: &write.group,
+            pin: match write.soft_pin {
+                WishedPin::Preserve => LoggedPin::Preserve,
+                WishedPin::None => LoggedPin::None,
+                WishedPin::For(ttl) => LoggedPin::For(ttl),
+            },
+        };
+        let (version, client, is_replacing) = (write.version, write.client, write.is_replacing);
+        self.effects.record(|| Effect::Started { version, client, value, is_replacing });
+    }
+
+    fn record_write_dropped(&mut self, version: u64) {
+        self.effects.record(|| Effect::WriteDropped { version });
+    }
+
+    fn record_published(&mut self, version: u64, put: &PutRef<'_>, pin: Option<Duration>) {
+        if self.effects.is_recording() {
+            let failed: Vec<u8> =
+                put.failed_replicas.iter().filter_map(|&id| ordinal_of(id, version)).collect();
+            let checksum = put.checksum;
+            let failed = &failed[..];
+            self.effects.record(|| Effect::Published { version, failed, checksum, pin });
+        }
     }
 
     /// Forgets an object with nothing to read and no writer.

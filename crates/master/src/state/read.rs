@@ -5,11 +5,18 @@ use std::time::Duration;
 use mooncake_base::{Error, ErrorCode, Moment, ReplicaId, Result, TenantId, Version, key::Printed};
 
 use super::{
-    State,
+    Effect, State,
     object::{Object, Replica},
     put::Place,
     query::ObjectState,
 };
+
+/// What every fence that was granted stays below, as the log knows it: raised in leaps, so that it
+/// is logged seldom.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Horizon {
+    pub(super) fence: Duration,
+}
 
 /// What a locate asks for beside the places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -76,6 +83,9 @@ impl State {
             }
             false => Duration::ZERO,
         };
+        if fence > self.horizon.fence {
+            self.raise_horizon(fence);
+        }
         let objects = found.into_iter().map(|slot| Ok(self.grant(now, slot?, grant, fence)));
         Located { objects: objects.collect(), fence }
     }
@@ -110,6 +120,12 @@ impl State {
             self.extend_lease(now, slot);
         }
         Probed { state: ObjectState::Complete, length: self.objects.at(slot).length }
+    }
+
+    fn raise_horizon(&mut self, fence: Duration) {
+        self.horizon.fence = self.rules.fence_max().min(fence * 2);
+        let (fence, lease) = (self.horizon.fence, self.rules.lease_ttl);
+        self.effects.record(|| Effect::Horizon { fence, lease });
     }
 
     /// An object with a copy that may be read.

@@ -66,6 +66,11 @@ impl Rules {
         FENCE_MAX.min(FENCE_BASE + Duration::from_secs_f64(seconds.min(FENCE_MAX.as_secs_f64())))
     }
 
+    /// The longest fence there may be.
+    pub(super) fn fence_max(&self) -> Duration {
+        FENCE_MAX
+    }
+
     /// How long after its start a writer that keeps its window cannot touch its memory any more.
     pub(super) fn write_end(&self) -> Duration {
         self.write_window + WRITE_MARGIN

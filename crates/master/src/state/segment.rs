@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 use super::{
     State,
     allocator::{Allocator, LENGTH_MAX},
+    effect::Effect,
     placement::host_of,
     timer::Timer,
 };
@@ -15,6 +16,10 @@ use super::{
 /// A segment within the state; good only until the state is changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SegmentRef(pub(super) u32);
+
+/// What the log calls a segment. Never used again, unlike a [`SegmentRef`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SegmentNumber(pub u32);
 
 /// What the owner of a segment says of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,6 +51,17 @@ pub enum SegmentStatus {
     Unmounting,
 }
 
+impl SegmentStatus {
+    /// How the log writes it.
+    pub(super) fn code(self) -> u8 {
+        match self {
+            Self::Ok => 0,
+            Self::GracefullyUnmounting => 1,
+            Self::Unmounting => 2,
+        }
+    }
+}
+
 /// A segment as others may see it.
 #[derive(Debug, Clone, Copy)]
 pub struct SegmentView<'a> {
@@ -62,6 +78,7 @@ pub struct SegmentView<'a> {
 /// One segment, and what is in it.
 #[derive(Debug)]
 pub(super) struct Segment {
+    pub(super) number: SegmentNumber,
     pub(super) spec: SegmentSpec,
     pub(super) client: ClientId,
     pub(super) host: Box<str>,
@@ -122,7 +139,8 @@ pub struct Segments {
     by_id: FxHashMap<SegmentId, u32>,
     by_name: FxHashMap<Box<str>, Vec<u32>>,
     open: Vec<u32>,
-    /// Segments that went, and when the memory of each is quiet.
+    next_number: u32,
+    /// Segments that went, the latest making of each, and when all its memory is quiet.
     gone: FxHashMap<SegmentId, (Incarnation, Moment)>,
 }
 
@@ -130,6 +148,11 @@ impl Segments {
     /// Those that take new objects, in the order of their hosts.
     pub fn open(&self) -> &[u32] {
         &self.open
+    }
+
+    /// The number of the next segment.
+    pub(super) fn next_number(&self) -> SegmentNumber {
+        SegmentNumber(self.next_number)
     }
 
     /// Those of that name.
@@ -163,6 +186,7 @@ impl Segments {
     }
 
     fn insert(&mut self, segment: Segment) {
+        self.next_number = self.next_number.max(segment.number.0 + 1);
         let slot = match self.slots.iter().position(Option::is_none) {
             Some(slot) => slot as u32,
             None => {
@@ -180,7 +204,8 @@ impl Segments {
     fn quiet(&mut self, now: Moment, id: SegmentId, incarnation: Incarnation) -> Option<Moment> {
         self.gone.retain(|_, (_, quiet)| !quiet.has_passed(now));
         let &(earlier, quiet) = self.gone.get(&id)?;
-        (earlier == incarnation).then_some(quiet)
+        // An owner that goes back to an earlier making of the memory has it rest as well.
+        (incarnation <= earlier).then_some(quiet)
     }
 
     /// Nothing finds it any more; its number stays taken until [`vacate`](Self::vacate).
@@ -189,10 +214,11 @@ impl Segments {
         segment.status = SegmentStatus::Unmounting;
         (segment.fenced, segment.writing, segment.hard_pinned) = (0, 0, 0);
         let (id, name) = (segment.spec.id, segment.spec.name.clone());
-        let gone = (segment.spec.incarnation, segment.quiet);
+        let (incarnation, quiet) = (segment.spec.incarnation, segment.quiet);
         // Its books are of no more use, and may be large.
         segment.allocator = Allocator::new(0);
-        self.gone.insert(id, gone);
+        let gone = self.gone.entry(id).or_insert((incarnation, quiet));
+        *gone = (incarnation.max(gone.0), quiet.max(gone.1));
         self.by_id.remove(&id);
         if let Some(named) = self.by_name.get_mut(name.as_str()) {
             named.retain(|&other| other != slot);
@@ -266,7 +292,10 @@ impl State {
         if let Some(quiet) = quiet {
             self.timers.push(quiet, Timer::Rested(segment.id, segment.incarnation));
         }
+        let number = self.segments.next_number();
+        self.effects.record(|| Effect::Mounted { number, client, spec: segment.clone() });
         self.segments.insert(Segment {
+            number,
             is_resting: quiet.is_some(),
             quiet: quiet.unwrap_or(now),
             host: host_of(&segment.name),
@@ -309,6 +338,8 @@ impl State {
             return Ok(());
         }
         found.status = SegmentStatus::GracefullyUnmounting;
+        let (number, status) = (found.number, found.status.code());
+        self.effects.record(|| Effect::SegmentStatus { number, status, grace });
         let incarnation = found.spec.incarnation;
         self.segments.reopen();
         self.timers.push(now + grace, Timer::Unmount(segment, incarnation));
@@ -352,6 +383,8 @@ impl State {
     /// The memory is gone, and with it every copy in it.
     pub(super) fn drop_segment(&mut self, slot: u32) {
         let is_used = self.segments.at(slot).allocator.used() > 0;
+        let number = self.segments.at(slot).number;
+        self.effects.record(|| Effect::SegmentDropped { number });
         self.quarantine.forget(slot);
         self.segments.close(slot);
         self.writes.forget_segment(slot);

@@ -1,0 +1,298 @@
+//! What the log records: every change of what exists and where it lies, and nothing else.
+//!
+//! The state appends its effects while it changes; whoever replays them in their order gets the
+//! same objects in the same places. Each names what it is about by
+//! itself, so that replaying one that a snapshot already contains changes nothing in the end.
+//! Leases, fences and the order of eviction are no effects.
+
+mod codec;
+
+use std::time::Duration;
+
+use mooncake_base::{ClientId, ErrorCode, TenantId};
+
+use super::{
+    State,
+    object::{Object, Replica},
+    segment::{SegmentNumber, SegmentSpec},
+};
+
+/// One change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect<'a> {
+    /// A segment came into the pool. Its number is never used again.
+    Mounted {
+        /// What copies name it by.
+        number: SegmentNumber,
+        /// Its owner.
+        client: ClientId,
+        /// What its owner says of it.
+        spec: SegmentSpec,
+    },
+    /// A segment went another step in its life; `status` by its code.
+    SegmentStatus {
+        /// Which.
+        number: SegmentNumber,
+        /// The step.
+        status: u8,
+        /// How long it may last; zero if for ever.
+        grace: Duration,
+    },
+    /// A segment went, and every copy in it.
+    SegmentDropped {
+        /// Which.
+        number: SegmentNumber,
+    },
+    /// A put began: its memory is given away.
+    Started {
+        /// The put, by which all later effects name it.
+        version: u64,
+        /// Who writes.
+        client: ClientId,
+        /// What it will be when it is published.
+        value: Value<'a>,
+        /// Whether it replaces what is published meanwhile.
+        is_replacing: bool,
+    },
+    /// A put ended: its value stands under its key from now on, and nothing else does.
+    Published {
+        /// The put.
+        version: u64,
+        /// Copies that were given up, by their ordinals.
+        failed: &'a [u8],
+        /// What readers may check the bytes against.
+        checksum: Option<u64>,
+        /// The soft pin.
+        pin: Option<Duration>,
+    },
+    /// A put can no longer be ended; its memory is still kept.
+    Displaced {
+        /// The put.
+        version: u64,
+    },
+    /// A put is no more, and its memory is free.
+    WriteDropped {
+        /// The put.
+        version: u64,
+    },
+    /// What stands under a key, all in one: how snapshots tell it.
+    Stands {
+        /// Which life of the object.
+        version: u64,
+        /// All of it.
+        value: Value<'a>,
+        /// What readers may check the bytes against.
+        checksum: Option<u64>,
+        /// The soft pin.
+        pin: Option<Duration>,
+    },
+    /// An object is no more: removed, evicted, or lost otherwise than with its segment.
+    Dropped {
+        /// Which.
+        object: ObjectName<'a>,
+    },
+    /// An object has one more copy.
+    ReplicaAdded {
+        /// Which.
+        object: ObjectName<'a>,
+        /// The copy.
+        copy: Copy,
+    },
+    /// An object has one copy less.
+    ReplicaDropped {
+        /// Which.
+        object: ObjectName<'a>,
+        /// The copy.
+        ordinal: u8,
+    },
+    /// The soft pin of an object began or ended.
+    Pinned {
+        /// Which.
+        object: ObjectName<'a>,
+        /// How long it lasts after an access; none: no more.
+        pin: Option<Duration>,
+    },
+    /// Freed memory that a late write may reach must rest.
+    Resting {
+        /// Where.
+        number: SegmentNumber,
+        /// From its base.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// How long from now.
+        time: Duration,
+    },
+    /// No fence and no lease lasts longer than this.
+    Horizon {
+        /// The longest fence.
+        fence: Duration,
+        /// The longest lease.
+        lease: Duration,
+    },
+    /// Every version up to this one may have been used.
+    Versions {
+        /// The highest.
+        last: u64,
+    },
+    /// A record of a task, in the words of the tasks; none: forgotten.
+    Task {
+        /// Which.
+        id: u128,
+        /// What there is to know of it.
+        record: Option<&'a [u8]>,
+    },
+    /// The quota of a tenant; none: without.
+    Quota {
+        /// Whose; empty: the default tenant.
+        tenant: &'a str,
+        /// Bytes.
+        bytes: Option<u64>,
+    },
+}
+
+/// What a key stands for, or will.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Value<'a> {
+    /// Whose; empty: the default tenant.
+    pub tenant: &'a str,
+    /// Under which key.
+    pub key: &'a [u8],
+    /// Bytes.
+    pub length: u64,
+    /// Where its copies lie.
+    pub copies: Vec<Copy>,
+    /// What its writer says it is.
+    pub data_type: u8,
+    /// Never evicted.
+    pub is_hard_pinned: bool,
+    /// Evicted together with others of that name; empty: with none.
+    pub group: &'a [u8],
+    /// What becomes of the soft pin, as the put wished it; meaningless once it stands.
+    pub pin: LoggedPin,
+}
+
+/// The soft pin that a put wished.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum LoggedPin {
+    /// That of the object it replaces.
+    #[default]
+    Preserve,
+    /// None.
+    None,
+    /// So long after the last access.
+    For(Duration),
+}
+
+/// One copy of an object.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Copy {
+    /// In which segment.
+    pub segment: SegmentNumber,
+    /// From its base.
+    pub offset: u64,
+    /// Which of the copies it is.
+    pub ordinal: u8,
+}
+
+/// One life of an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectName<'a> {
+    /// Whose; empty: the default tenant.
+    pub tenant: &'a str,
+    /// Under which key.
+    pub key: &'a [u8],
+    /// Which life.
+    pub version: u64,
+}
+
+/// Bytes that are no effects: damaged, or written by a later version of the master.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NotAnEffect {
+    /// Where in the bytes.
+    pub at: usize,
+}
+
+impl From<NotAnEffect> for mooncake_base::Error {
+    fn from(error: NotAnEffect) -> Self {
+        Self::new(ErrorCode::INTERNAL_ERROR, "the record is damaged or of a later version")
+            .with("at", error.at)
+    }
+}
+
+/// The effects since they were last taken. Costs nothing while nobody records.
+#[derive(Debug, Default)]
+pub(super) struct Effects {
+    is_recording: bool,
+    bytes: Vec<u8>,
+    count: u64,
+}
+
+impl Effects {
+    pub(super) fn is_recording(&self) -> bool {
+        self.is_recording
+    }
+
+    /// Appends an effect, which is made only if somebody records.
+    pub(super) fn record<'a>(&mut self, effect: impl FnOnce() -> Effect<'a>) {
+        if self.is_recording {
+            effect().encode(&mut self.bytes);
+            self.count += 1;
+        }
+    }
+}
+
+impl State {
+    /// Keeps a record of effects from now on.
+    pub fn record_effects(&mut self) {
+        self.effects.is_recording = true;
+        let (fence, lease) = (self.horizon.fence, self.rules.lease_ttl);
+        self.effects.record(|| Effect::Horizon { fence, lease });
+    }
+
+    /// Moves the effects since the last call, in their order, to the end of `into`; says how many.
+    pub fn take_effects(&mut self, into: &mut Vec<u8>) -> u64 {
+        into.append(&mut self.effects.bytes);
+        std::mem::take(&mut self.effects.count)
+    }
+
+    /// Whether there are effects to take.
+    pub fn has_effects(&self) -> bool {
+        self.effects.count > 0
+    }
+
+    /// A copy in the words of the log.
+    pub(super) fn logged_copy(&self, replica: &Replica) -> Copy {
+        let segment = self.segments.at(replica.segment);
+        Copy {
+            segment: segment.number,
+            offset: segment.allocator.offset(replica.block),
+            ordinal: replica.ordinal,
+        }
+    }
+
+    /// Copies in the words of the log, those that were lost left out.
+    pub(super) fn logged_copies(&self, replicas: &[Replica]) -> Vec<Copy> {
+        let standing = replicas.iter().filter(|copy| self.segments.at(copy.segment).is_standing());
+        standing.map(|copy| self.logged_copy(copy)).collect()
+    }
+}
+
+impl super::object::Objects {
+    /// An object in the words of the log.
+    pub(super) fn logged_name<'a>(&'a self, object: &'a Object) -> ObjectName<'a> {
+        ObjectName {
+            tenant: self.logged_tenant(object.tenant),
+            key: object.key.as_bytes(),
+            version: object.version,
+        }
+    }
+
+    /// A tenant in the words of the log: the default one has no name there.
+    pub(super) fn logged_tenant(&self, tenant: u16) -> &str {
+        match self.tenant_name(tenant).as_str() {
+            TenantId::DEFAULT => "",
+            name => name,
+        }
+    }
+}
