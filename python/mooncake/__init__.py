@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mooncake._logs import log_to_python
     from mooncake._native import Buffer, PutOptions, last_error
+    from mooncake.async_object_store import AsyncStore
     from mooncake.errors import (
         AlreadyExistsError,
         BusyError,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyExistsError",
+    "AsyncStore",
     "Buffer",
     "BusyError",
     "ClosedError",
@@ -64,6 +66,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncStore": "mooncake.async_object_store",
     "Buffer": "mooncake._runtime",
     "ObjectInfo": "mooncake.object_store",
     "PutOptions": "mooncake._runtime",

@@ -15,6 +15,7 @@ __all__ = [
     "VERSION",
     "Buffer",
     "Engine",
+    "Pending",
     "PutOptions",
     "Store",
     "at_exit",
@@ -152,6 +153,61 @@ class Engine:
     @property
     def is_closed(self) -> bool:
         """Whether it was started before this process was forked."""
+
+@final
+class Pending:
+    """Calls of a store for one event loop: begun here, made by native threads, taken later.
+
+    Each call returns a number; `take` tells its outcome under that number.
+    """
+
+    def __new__(cls, store: Store) -> Pending:
+        """Prepare for a loop. What is never taken is kept until then."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when outcomes can be taken."""
+
+    def take(self) -> Sequence[tuple[int, Any]]:
+        """Return number and value of the calls that have ended; an exception if one failed."""
+
+    def put(
+        self,
+        keys: Sequence[_Key],
+        values: Sequence[_Readable | Sequence[_Readable]],
+        *,
+        options: PutOptions | None = None,
+        is_upsert: bool = False,
+    ) -> int:
+        """Begin what `Store.put` does. The memory is held until the outcome is taken."""
+
+    def get(self, keys: Sequence[_Key], *, as_bytes: bool = False) -> int:
+        """Begin to get objects as buffers, or as bytes, which `take` copies."""
+
+    def get_into(self, keys: Sequence[_Key], buffers: Sequence[_Readable]) -> int:
+        """Begin to get objects into writable memory, held until the outcome is taken."""
+
+    def exists(self, keys: Sequence[_Key], *, lease: bool = True) -> int:
+        """Begin what `Store.exists` does."""
+
+    def sizes(self, keys: Sequence[_Key], *, lease: bool = True) -> int:
+        """Begin what `Store.sizes` does."""
+
+    def remove(self, keys: Sequence[_Key], *, force: bool = False) -> int:
+        """Begin what `Store.remove` does."""
+
+    def remove_matching(
+        self, *, regex: str | None = None, prefix: bytes | None = None, force: bool = False
+    ) -> int:
+        """Begin what `Store.remove_matching` does."""
+
+    def list(self, *, prefix: bytes = ..., after: bytes | None = None, limit: int = 0) -> int:
+        """Begin what `Store.list` does."""
+
+    def segments(self) -> int:
+        """Begin what `Store.segments` does."""
+
+    def status(self) -> int:
+        """Begin what `Store.status` does."""
 
 @final
 class PutOptions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
 
@@ -16,13 +16,25 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer as Readable
 
-__all__ = ["Key", "ObjectInfo", "SegmentInfo", "Store", "StoreConfig"]
+__all__ = [
+    "MISSING",
+    "Key",
+    "ObjectInfo",
+    "SegmentInfo",
+    "Store",
+    "StoreConfig",
+    "all_of",
+    "decoded",
+    "encoded",
+    "only",
+    "or_default",
+]
 
 Key: TypeAlias = str | bytes
 T = TypeVar("T")
 
 _EMBEDDED_BYTES = 1 << 30
-_MISSING: Any = object()
+MISSING: Any = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +180,7 @@ class Store:
         Raises:
             NoSpaceError: No segment has room, and nothing may be evicted.
         """
-        return _only(self._native.put([key], [value], options=options, is_upsert=overwrite))
+        return only(self._native.put([key], [value], options=options, is_upsert=overwrite))
 
     def put_many(
         self,
@@ -187,7 +199,7 @@ class Store:
         """
         pairs = list(items.items() if isinstance(items, Mapping) else items)
         keys, values = [key for key, _ in pairs], [value for _, value in pairs]
-        return _all(self._native.put(keys, values, options=options, is_upsert=overwrite))
+        return all_of(self._native.put(keys, values, options=options, is_upsert=overwrite))
 
     # Reading
 
@@ -195,7 +207,7 @@ class Store:
     def get(self, key: Key) -> bytes: ...
     @overload
     def get(self, key: Key, default: T) -> bytes | T: ...
-    def get(self, key: Key, default: Any = _MISSING) -> Any:
+    def get(self, key: Key, default: Any = MISSING) -> Any:
         """Get an object as bytes.
 
         Args:
@@ -205,7 +217,7 @@ class Store:
         Raises:
             NotFoundError: There is no such object, and no default was given. Also a `KeyError`.
         """
-        return _or_default(self._native.get([key])[0], default)
+        return or_default(self._native.get([key])[0], default)
 
     def get_many(self, keys: Iterable[Key], *, default: T | None = None) -> list[bytes | T | None]:
         """Get many objects in one go; `default` stands where there is none.
@@ -214,7 +226,7 @@ class Store:
             MooncakeError: The first failure that is not a missing object.
         """
         values = self._native.get(list(keys))
-        return _all([default if isinstance(value, NotFoundError) else value for value in values])
+        return all_of([default if isinstance(value, NotFoundError) else value for value in values])
 
     def get_buffer(self, key: Key) -> Buffer:
         """Get an object as a buffer that owns its memory and can be written.
@@ -224,7 +236,7 @@ class Store:
         Raises:
             NotFoundError: There is no such object.
         """
-        return _only(self._native.get_buffers([key]))
+        return only(self._native.get_buffers([key]))
 
     def get_into(self, key: Key, buffer: Readable) -> int:
         """Get an object into writable, contiguous memory; return its length.
@@ -234,15 +246,15 @@ class Store:
             InvalidArgumentError: The memory is smaller than the object.
         """
         with memoryview(buffer) as view:
-            return _only(self._native.get_into([key], [[_native.writable_range(view)]]))
+            return only(self._native.get_into([key], [[_native.writable_range(view)]]))
 
     def exists(self, key: Key) -> bool:
         """Say whether an object is there and complete, without leasing it."""
-        return _only(self._native.exists([key], lease=False))
+        return only(self._native.exists([key], lease=False))
 
     def exists_many(self, keys: Iterable[Key]) -> list[bool]:
         """Say for each key whether an object is there and complete, without leasing any."""
-        return _all(self._native.exists(list(keys), lease=False))
+        return all_of(self._native.exists(list(keys), lease=False))
 
     def size(self, key: Key) -> int:
         """Return the length of an object in bytes.
@@ -250,19 +262,18 @@ class Store:
         Raises:
             NotFoundError: There is no such object.
         """
-        return _only(self._native.sizes([key], lease=False))
+        return only(self._native.sizes([key], lease=False))
 
     def objects(self, prefix: Key = b"") -> Iterator[ObjectInfo]:
         """Go through the objects whose key has a prefix, in the byte order of keys.
 
         Objects that come or go meanwhile may or may not be seen.
         """
-        start = prefix.encode() if isinstance(prefix, str) else prefix
-        after: bytes | None = None
+        start, after = encoded(prefix), None
         while True:
             page, is_last = self._native.list(prefix=start, after=after)
             for key, size, is_complete, replicas in page:
-                yield ObjectInfo(_text(key), size, is_complete, replicas)
+                yield ObjectInfo(decoded(key), size, is_complete, replicas)
             if is_last or not page:
                 return
             after = page[-1][0]
@@ -287,7 +298,7 @@ class Store:
         """
         outcome = self._native.remove([key], force=force)[0]
         if not (missing_ok and isinstance(outcome, NotFoundError)):
-            _only([outcome])
+            only([outcome])
 
     def clear(self, prefix: Key = b"", *, force: bool = False) -> int:
         """Remove the objects whose key has a prefix, but not leased ones unless forced.
@@ -295,8 +306,7 @@ class Store:
         Returns:
             How many were removed.
         """
-        start = prefix.encode() if isinstance(prefix, str) else prefix
-        return self._native.remove_matching(prefix=start or None, force=force)
+        return self._native.remove_matching(prefix=encoded(prefix) or None, force=force)
 
     # Looking
 
@@ -380,14 +390,16 @@ class Store:
         return f"<mooncake.Store {native.hostname} master={native.master_address} {state}>"
 
 
-def _only(outcomes: list[T | MooncakeError]) -> T:
+def only(outcomes: Sequence[T | MooncakeError]) -> T:
+    """Return the one value of a batch of one, or raise its failure."""
     outcome = outcomes[0]
     if isinstance(outcome, MooncakeError):
         raise outcome
     return outcome
 
 
-def _all(outcomes: list[T | MooncakeError]) -> list[T]:
+def all_of(outcomes: Sequence[T | MooncakeError]) -> list[T]:
+    """Return the values of a batch, or raise its first failure."""
     values: list[T] = []
     failures: list[MooncakeError] = []
     for outcome in outcomes:
@@ -401,13 +413,20 @@ def _all(outcomes: list[T | MooncakeError]) -> list[T]:
     return values
 
 
-def _or_default(outcome: bytes | MooncakeError, default: Any) -> Any:
-    if isinstance(outcome, NotFoundError) and default is not _MISSING:
+def or_default(outcome: bytes | MooncakeError, default: Any) -> Any:
+    """Return a value, or the default where there is no object, or raise the failure."""
+    if isinstance(outcome, NotFoundError) and default is not MISSING:
         return default
-    return _only([outcome])
+    return only([outcome])
 
 
-def _text(key: bytes) -> Key:
+def encoded(key: Key) -> bytes:
+    """Return the bytes of a key or of a prefix."""
+    return key.encode() if isinstance(key, str) else key
+
+
+def decoded(key: bytes) -> Key:
+    """Return a key as text, or as it is where it is none."""
     try:
         return key.decode()
     except UnicodeDecodeError:

@@ -22,7 +22,7 @@ use pyo3::{
 #[derive(Debug)]
 pub(crate) struct Views {
     // Held for their drop, which gives the memory back to its owner.
-    _views: Vec<PyUntypedBuffer>,
+    views: Vec<PyUntypedBuffer>,
     ranges: Vec<LocalRange>,
 }
 
@@ -41,7 +41,12 @@ impl Views {
             // call; a put reads the bytes, so nobody's reference is written through.
             .map(|part| unsafe { LocalRange::held(part.buf_ptr().cast(), part.len_bytes()) })
             .collect();
-        Ok(Self { _views: parts, ranges })
+        Ok(Self { views: parts, ranges })
+    }
+
+    /// Whether some of the memory must not be written.
+    pub(crate) fn is_readonly(&self) -> bool {
+        self.views.iter().any(PyUntypedBuffer::readonly)
     }
 
     /// The memory, in order, without empty parts.
@@ -126,6 +131,14 @@ impl Buffer {
         // which is until it is dropped; no reference to them exists.
         let range = unsafe { LocalRange::held(memory.as_mut_ptr(), length) };
         Ok((Self { memory, length, format: if is_signed { c"b" } else { c"B" } }, range))
+    }
+
+    /// A copy, for those who must have `bytes`. The buffer is filled and nobody has seen it.
+    pub(crate) fn to_bytes(&self, py: Python<'_>) -> Py<PyBytes> {
+        // SAFETY: the vector owns the bytes, which the transfer that is over has written; nobody
+        // else can write them, since Python has not seen the buffer.
+        let bytes = unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.length) };
+        PyBytes::new(py, bytes).unbind()
     }
 }
 

@@ -1,6 +1,7 @@
 //! The extension module `mooncake._native`: convert, leave the interpreter, call, convert back.
 //!
-//! In reading order: [`store`] (a handle on a pool), [`engine`] (a transfer engine alone),
+//! In reading order: [`store`] (a handle on a pool), [`pending`] and [`workers`] (its calls for
+//! event loops), [`engine`] (a transfer engine alone),
 //! [`options`], [`argument`] and [`buffer`] (what Python hands over), [`error`] (what it is told),
 //! [`detach`] (leaving the interpreter and coming back), [`runtime`], [`log`], [`process`] (exit,
 //! and the master as a program).
@@ -13,9 +14,11 @@ mod engine;
 mod error;
 mod log;
 mod options;
+mod pending;
 mod process;
 mod runtime;
 mod store;
+mod workers;
 
 /// What `mooncake` is made of.
 #[pyo3::pymodule]
@@ -27,6 +30,7 @@ mod _native {
         error::{codes, failure, last_error, use_exceptions},
         log::{log_to_queue, take_log_records},
         options::PutOptions,
+        pending::Pending,
         process::{at_exit, environment, rdma_devices, run_master},
         store::Store,
     };

@@ -1,15 +1,15 @@
 //! `Store`: a handle on a pool. Every call is a batch; an item that failed is an exception
 //! instance in its place of the result, a call that failed raises.
 
-mod describe;
-mod moves;
+pub(crate) mod describe;
+pub(crate) mod moves;
 mod open;
 mod settings;
 
 use std::sync::Arc;
 
 use mooncake_base::{Error, ErrorCode, ObjectKey, Result};
-use mooncake_store_client::{Client, Located, ObjectStatus, ObjectSummary, Selector};
+use mooncake_store_client::{Client, Located, ObjectPage, ObjectStatus, ObjectSummary, Selector};
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{
     prelude::*,
@@ -35,7 +35,7 @@ use crate::{
     runtime::runtime,
 };
 
-type Keys<'py> = Vec<Bound<'py, PyAny>>;
+pub(crate) type Keys<'py> = Vec<Bound<'py, PyAny>>;
 
 /// A handle on a pool of memory.
 #[pyclass(frozen, module = "mooncake._native", name = "Store")]
@@ -180,11 +180,6 @@ impl Store {
     ) -> PyResult<Bound<'py, PyList>> {
         let names = as_absent(object_keys(&keys)?);
         let found = self.call(py, |client| probe(client, names, lease))?;
-        let is_there = |found: Result<ObjectStatus>| match found {
-            Ok(status) => Ok(matches!(status, ObjectStatus::Complete { .. })),
-            Err(error) if error.code() == ErrorCode::OBJECT_NOT_FOUND => Ok(false),
-            Err(error) => Err(error),
-        };
         outcomes(py, &keys, found.into_iter().map(is_there).collect())
     }
 
@@ -198,14 +193,7 @@ impl Store {
     ) -> PyResult<Bound<'py, PyList>> {
         let names = as_absent(object_keys(&keys)?);
         let found = self.call(py, |client| probe(client, names, lease))?;
-        let size = |found: Result<ObjectStatus>| match found? {
-            ObjectStatus::Complete { length } => Ok(length),
-            ObjectStatus::Writing => Err(Error::new(
-                ErrorCode::REPLICA_IS_NOT_READY,
-                "the object is still being written",
-            )),
-        };
-        outcomes(py, &keys, found.into_iter().map(size).collect())
+        outcomes(py, &keys, found.into_iter().map(length_of).collect())
     }
 
     /// Removes objects; with `force` also those that were read a moment ago.
@@ -252,12 +240,7 @@ impl Store {
         let after = or_raise(py, after.map(ObjectKey::new).transpose())?;
         let prefix = Selector::Prefix(prefix);
         let page = self.call(py, |client| client.list(&prefix, after.as_ref(), limit))?;
-        let page = or_raise(py, page)?;
-        let entry = |object: ObjectSummary| {
-            let key = PyBytes::new(py, object.key.as_bytes());
-            (key, object.length, object.is_complete, object.replicas)
-        };
-        Ok((page.objects.into_iter().map(entry).collect(), page.is_last))
+        Ok(listing(py, or_raise(py, page)?))
     }
 
     /// The segments of the pool.
@@ -330,7 +313,7 @@ impl Store {
 }
 
 impl Store {
-    fn open(&self) -> &Arc<Open> {
+    pub(crate) fn open(&self) -> &Arc<Open> {
         self.0.as_ref().expect("only drop takes what is inside")
     }
 
@@ -410,7 +393,7 @@ impl Drop for Store {
 }
 
 /// An object in a listing: key, length, whether it can be read, number of copies.
-type Entry<'py> = (Bound<'py, PyBytes>, u64, bool, u32);
+pub(crate) type Entry<'py> = (Bound<'py, PyBytes>, u64, bool, u32);
 
 fn drop_last(open: Arc<Open>) {
     if Arc::strong_count(&open) == 1 {
@@ -418,7 +401,7 @@ fn drop_last(open: Arc<Open>) {
     }
 }
 
-fn probe(
+pub(crate) fn probe(
     client: &Client,
     keys: Vec<Result<ObjectKey>>,
     takes_lease: bool,
@@ -432,6 +415,34 @@ fn probe(
     })
 }
 
+/// Whether an object that was asked for is there and complete.
+pub(crate) fn is_there(found: Result<ObjectStatus>) -> Result<bool> {
+    match found {
+        Ok(status) => Ok(matches!(status, ObjectStatus::Complete { .. })),
+        Err(error) if error.code() == ErrorCode::OBJECT_NOT_FOUND => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// How long an object that was asked for is.
+pub(crate) fn length_of(found: Result<ObjectStatus>) -> Result<u64> {
+    match found? {
+        ObjectStatus::Complete { length } => Ok(length),
+        ObjectStatus::Writing => {
+            Err(Error::new(ErrorCode::REPLICA_IS_NOT_READY, "the object is still being written"))
+        }
+    }
+}
+
+/// A page of a listing, and whether it is the last.
+pub(crate) fn listing(py: Python<'_>, page: ObjectPage) -> (Vec<Entry<'_>>, bool) {
+    let entry = |object: ObjectSummary| {
+        let key = PyBytes::new(py, object.key.as_bytes());
+        (key, object.length, object.is_complete, object.replicas)
+    };
+    (page.objects.into_iter().map(entry).collect(), page.is_last)
+}
+
 fn local(ranges: Ranges) -> Vec<Vec<LocalRange>> {
     ranges
         .into_iter()
@@ -440,7 +451,7 @@ fn local(ranges: Ranges) -> Vec<Vec<LocalRange>> {
 }
 
 /// Each value, or the exception in its place.
-fn outcomes<'py, T: IntoPyObject<'py>>(
+pub(crate) fn outcomes<'py, T: IntoPyObject<'py>>(
     py: Python<'py>,
     keys: &[Bound<'py, PyAny>],
     results: Vec<Result<T>>,

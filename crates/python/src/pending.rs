@@ -1,0 +1,396 @@
+//! `Pending`: calls under way for one event loop. A call is begun by a thread that is attached to
+//! the interpreter, made by a worker that is not, and taken by the loop when a descriptor becomes
+//! readable.
+//!
+//! What a call reads or writes is kept until its outcome is taken, also if nobody waits any more.
+
+use std::{
+    io::{Read as _, Write as _},
+    os::{fd::AsRawFd, unix::net::UnixStream},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use mooncake_base::sync::Mutex;
+use mooncake_base::{Error, ObjectKey, Result};
+use mooncake_store_client::{Client, Selector};
+use mooncake_transfer_engine::LocalRange;
+use pyo3::{IntoPyObjectExt, exceptions::PyBufferError, prelude::*};
+
+use crate::{
+    argument::{among_good, as_absent, object_keys, same_length, selector},
+    buffer::{Buffer, Views},
+    error::{or_raise, raised},
+    options::PutOptions,
+    store::{Keys, Open, Store, describe, is_there, length_of, listing, moves, outcomes, probe},
+    workers::{self, Attic},
+};
+
+/// The outcome of a call, to be made into objects of Python by a thread that is attached.
+type Outcome = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
+
+/// Calls under way for one event loop.
+#[pyclass(frozen, module = "mooncake._native", name = "Pending")]
+#[derive(Debug)]
+pub(crate) struct Pending {
+    store: Arc<Open>,
+    inbox: Option<Arc<Inbox>>,
+    bell: UnixStream,
+    begun: AtomicU64,
+}
+
+/// Where workers leave outcomes.
+struct Inbox {
+    state: Mutex<State>,
+    /// Written to when the first outcome is left, so that the other end becomes readable.
+    bell: UnixStream,
+}
+
+#[derive(Default)]
+struct State {
+    done: Vec<(u64, Outcome)>,
+    is_abandoned: bool,
+}
+
+#[pymethods]
+impl Pending {
+    /// Prepares calls of a store for one event loop.
+    #[new]
+    fn new(py: Python<'_>, store: &Bound<'_, Store>) -> PyResult<Self> {
+        let (near, far) = or_raise(py, bell())?;
+        let inbox = Inbox { state: Mutex::default(), bell: far };
+        Ok(Self {
+            store: Arc::clone(store.get().open()),
+            inbox: Some(Arc::new(inbox)),
+            bell: near,
+            begun: AtomicU64::new(0),
+        })
+    }
+
+    /// The descriptor that becomes readable when outcomes can be taken.
+    fn fileno(&self) -> i32 {
+        self.bell.as_raw_fd()
+    }
+
+    /// The outcomes since the last time: the number of the call, and its value or its exception.
+    fn take(&self, py: Python<'_>) -> PyResult<Vec<(u64, Py<PyAny>)>> {
+        or_raise(py, self.check())?;
+        // First the bell, so that an outcome that is left meanwhile rings it again.
+        let mut rung = [0; 64];
+        while (&self.bell).read(&mut rung).is_ok_and(|count| count == rung.len()) {}
+        let done = std::mem::take(&mut self.inbox().state.lock().done);
+        let told = |(number, outcome): (u64, Outcome)| match outcome(py) {
+            Ok(value) => (number, value),
+            Err(error) => (number, error.into_value(py).into_any()),
+        };
+        Ok(done.into_iter().map(told).collect())
+    }
+
+    /// Begins to put values; where they are true it was stored.
+    #[pyo3(signature = (keys, values, *, options = None, is_upsert = false))]
+    fn put<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        values: Vec<Bound<'py, PyAny>>,
+        options: Option<&Bound<'py, PutOptions>>,
+        is_upsert: bool,
+    ) -> PyResult<u64> {
+        or_raise(py, same_length("values", values.len(), keys.len()))?;
+        let views = values.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
+        let names = object_keys(&keys)?;
+        let options = match options {
+            Some(options) => or_raise(py, options.get().for_batch(is_upsert, keys.len()))?,
+            None => mooncake_store_client::PutOptions { is_upsert, ..Default::default() },
+        };
+        let keys = unbound(keys);
+        self.begin(py, move |client| {
+            let stored = client.map(|client| {
+                let ranges: Vec<&[LocalRange]> = views.iter().map(Views::ranges).collect();
+                moves::put(client, names, &ranges, &options)
+            });
+            Box::new(move |py| {
+                drop(views);
+                told(py, &keys, stored)
+            })
+        })
+    }
+
+    /// Begins to get objects, as bytes or as buffers.
+    #[pyo3(signature = (keys, *, as_bytes = false))]
+    fn get<'py>(&self, py: Python<'py>, keys: Keys<'py>, as_bytes: bool) -> PyResult<u64> {
+        let names = as_absent(object_keys(&keys)?);
+        let keys = unbound(keys);
+        self.begin(py, move |client| {
+            let fetched = client.map(|client| fetch(client, names));
+            Box::new(move |py| {
+                if !as_bytes {
+                    return told(py, &keys, fetched);
+                }
+                let bytes = |got: Result<Buffer>| got.map(|buffer| buffer.to_bytes(py));
+                told(py, &keys, fetched.map(|fetched| fetched.into_iter().map(bytes).collect()))
+            })
+        })
+    }
+
+    /// Begins to get objects into writable buffers; how many bytes each has.
+    fn get_into<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        buffers: Vec<Bound<'py, PyAny>>,
+    ) -> PyResult<u64> {
+        or_raise(py, same_length("buffers", buffers.len(), keys.len()))?;
+        let views = buffers.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
+        if views.iter().any(Views::is_readonly) {
+            return Err(PyBufferError::new_err("the memory is read-only"));
+        }
+        let names = as_absent(object_keys(&keys)?);
+        let keys = unbound(keys);
+        self.begin(py, move |client| {
+            let lengths = client.map(|client| {
+                let ranges: Vec<_> = views.iter().map(|view| view.ranges().to_vec()).collect();
+                moves::get_into(client, names, &ranges, false)
+            });
+            Box::new(move |py| {
+                drop(views);
+                told(py, &keys, lengths)
+            })
+        })
+    }
+
+    /// Begins to ask whether objects are there.
+    #[pyo3(signature = (keys, *, lease = true))]
+    fn exists<'py>(&self, py: Python<'py>, keys: Keys<'py>, lease: bool) -> PyResult<u64> {
+        self.for_keys(py, keys, move |client, names| {
+            probe(client, names, lease).into_iter().map(is_there).collect()
+        })
+    }
+
+    /// Begins to ask how long objects are.
+    #[pyo3(signature = (keys, *, lease = true))]
+    fn sizes<'py>(&self, py: Python<'py>, keys: Keys<'py>, lease: bool) -> PyResult<u64> {
+        self.for_keys(py, keys, move |client, names| {
+            probe(client, names, lease).into_iter().map(length_of).collect()
+        })
+    }
+
+    /// Begins to remove objects.
+    #[pyo3(signature = (keys, *, force = false))]
+    fn remove<'py>(&self, py: Python<'py>, keys: Keys<'py>, force: bool) -> PyResult<u64> {
+        self.for_keys(py, keys, move |client, names| {
+            let removed = among_good(names, |names| client.remove(&names, force));
+            removed.into_iter().map(|removed| removed.map(|()| true)).collect()
+        })
+    }
+
+    /// Begins to remove the objects that an expression or a prefix selects, or all; how many.
+    #[pyo3(signature = (*, regex = None, prefix = None, force = false))]
+    fn remove_matching(
+        &self,
+        py: Python<'_>,
+        regex: Option<String>,
+        prefix: Option<Vec<u8>>,
+        force: bool,
+    ) -> PyResult<u64> {
+        let which = or_raise(py, selector(regex, prefix))?;
+        self.begin(py, move |client| {
+            let removed = client.and_then(|client| client.remove_matching(&which, force));
+            Box::new(move |py| whole(py, or_raise(py, removed)?))
+        })
+    }
+
+    /// Begins to get one page of the objects whose key has a prefix.
+    #[pyo3(signature = (*, prefix = Vec::new(), after = None, limit = 0))]
+    fn list(
+        &self,
+        py: Python<'_>,
+        prefix: Vec<u8>,
+        after: Option<Vec<u8>>,
+        limit: u32,
+    ) -> PyResult<u64> {
+        let after = or_raise(py, after.map(ObjectKey::new).transpose())?;
+        let prefix = Selector::Prefix(prefix);
+        self.begin(py, move |client| {
+            let page = client.and_then(|client| client.list(&prefix, after.as_ref(), limit));
+            Box::new(move |py| whole(py, listing(py, or_raise(py, page)?)))
+        })
+    }
+
+    /// Begins to ask for the segments of the pool.
+    fn segments(&self, py: Python<'_>) -> PyResult<u64> {
+        self.begin(py, move |client| {
+            let segments = client.and_then(Client::segments);
+            Box::new(move |py| {
+                let segments = or_raise(py, segments)?;
+                let described: PyResult<Vec<_>> =
+                    segments.iter().map(|segment| describe::segment(py, segment)).collect();
+                whole(py, described?)
+            })
+        })
+    }
+
+    /// Begins to ask what the master says of itself.
+    fn status(&self, py: Python<'_>) -> PyResult<u64> {
+        self.begin(py, move |client| {
+            let status = client.and_then(Client::status);
+            Box::new(move |py| whole(py, describe::status(py, &or_raise(py, status)?)?))
+        })
+    }
+}
+
+impl Pending {
+    /// Has a call made by a worker; its number.
+    fn begin(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(Result<&Client>) -> Outcome + Send + 'static,
+    ) -> PyResult<u64> {
+        or_raise(py, self.check())?;
+        workers::sweep();
+        let number = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
+        let store = Arc::clone(&self.store);
+        let inbox = Arc::clone(self.inbox());
+        let job = move |attic: &Attic| {
+            let made = catch_unwind(AssertUnwindSafe(|| call(store.client())));
+            inbox.leave(number, made.unwrap_or_else(|_| broken()), attic);
+        };
+        or_raise(py, workers::submit(Box::new(job)))?;
+        Ok(number)
+    }
+
+    /// Begins a call that has an outcome for each key.
+    fn for_keys<'py, T>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        call: impl FnOnce(&Client, Vec<Result<ObjectKey>>) -> Vec<Result<T>> + Send + 'static,
+    ) -> PyResult<u64>
+    where
+        T: for<'a> IntoPyObject<'a> + Send + 'static,
+    {
+        let names = as_absent(object_keys(&keys)?);
+        let keys = unbound(keys);
+        self.begin(py, move |client| {
+            let results = client.map(|client| call(client, names));
+            Box::new(move |py| told(py, &keys, results))
+        })
+    }
+
+    /// Before any lock: in a forked child one may be held for ever.
+    fn check(&self) -> Result<()> {
+        if self.store.is_foreign() {
+            let text = "the store was opened before this process was forked; open one here";
+            return Err(Error::closed(text));
+        }
+        Ok(())
+    }
+
+    fn inbox(&self) -> &Arc<Inbox> {
+        self.inbox.as_ref().expect("only drop takes what is inside")
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        let Some(inbox) = self.inbox.take() else { return };
+        if self.store.is_foreign() {
+            std::mem::forget(inbox);
+            return;
+        }
+        let mut state = inbox.state.lock();
+        state.is_abandoned = true;
+        let done = std::mem::take(&mut state.done);
+        drop(state);
+        drop(done);
+    }
+}
+
+impl Inbox {
+    fn leave(&self, number: u64, outcome: Outcome, attic: &Attic) {
+        let mut state = self.state.lock();
+        if state.is_abandoned {
+            drop(state);
+            attic.keep(Box::new(outcome));
+            return;
+        }
+        let is_first = state.done.is_empty();
+        state.done.push((number, outcome));
+        drop(state);
+        if is_first {
+            // A bell that is full has rung.
+            let _ = (&self.bell).write(&[1]);
+        }
+    }
+}
+
+impl std::fmt::Debug for Inbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inbox").finish_non_exhaustive()
+    }
+}
+
+fn bell() -> Result<(UnixStream, UnixStream)> {
+    let pair = UnixStream::pair().and_then(|(near, far)| {
+        near.set_nonblocking(true)?;
+        far.set_nonblocking(true)?;
+        Ok((near, far))
+    });
+    pair.map_err(|error| Error::internal("no descriptor for an event loop").caused_by(error))
+}
+
+/// Gets objects into memory of their own.
+fn fetch(client: &Client, names: Vec<Result<ObjectKey>>) -> Vec<Result<Buffer>> {
+    let blank = |length| {
+        Buffer::blank(length, false).map_err(|_| {
+            Error::internal("there is no memory for the object").with("length", length)
+        })
+    };
+    let located = moves::locate(client, names);
+    let blanks: Vec<Result<(Buffer, LocalRange)>> = located
+        .iter()
+        .map(|located| located.as_ref().map_err(Clone::clone).and_then(|l| blank(l.length())))
+        .collect();
+    let wanted = located
+        .iter()
+        .zip(&blanks)
+        .map(|(located, blank)| match blank {
+            Ok(_) => located.as_ref().map_err(Clone::clone),
+            Err(error) => Err(error.clone()),
+        })
+        .collect();
+    let ranges: Vec<_> = blanks.iter().flatten().map(|(_, range)| *range).collect();
+    let read = moves::read(client, wanted, &ranges);
+    let filled = |(blank, read): (Result<(Buffer, LocalRange)>, Result<u64>)| {
+        let (buffer, _) = blank?;
+        read.map(|_| buffer)
+    };
+    blanks.into_iter().zip(read).map(filled).collect()
+}
+
+/// Each value, or the exception in its place; the failure of the whole is raised.
+fn told<'py, T: IntoPyObject<'py>>(
+    py: Python<'py>,
+    keys: &[Py<PyAny>],
+    results: Result<Vec<Result<T>>>,
+) -> PyResult<Py<PyAny>> {
+    let results = or_raise(py, results)?;
+    let keys: Vec<_> = keys.iter().map(|key| key.bind(py).clone()).collect();
+    Ok(outcomes(py, &keys, results)?.into_any().unbind())
+}
+
+fn whole<'py, T: IntoPyObject<'py>>(py: Python<'py>, value: T) -> PyResult<Py<PyAny>> {
+    value.into_py_any(py)
+}
+
+fn unbound(keys: Keys<'_>) -> Vec<Py<PyAny>> {
+    keys.into_iter().map(Bound::unbind).collect()
+}
+
+/// The outcome of a call that did not come to its end.
+fn broken() -> Outcome {
+    Box::new(|py| Err(raised(py, &Error::internal("a call broke off"))))
+}

@@ -1,0 +1,267 @@
+"""`AsyncStore`: calls that are awaited, cancelled, left alone, and made from several loops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import selectors
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import MIB, assert_quiet, run_script
+
+import mooncake
+from mooncake import AsyncStore, StoreConfig
+
+CONFIG = StoreConfig(segment_bytes=64 * MIB)
+
+
+def run_in(loop: asyncio.AbstractEventLoop, main):
+    try:
+        return loop.run_until_complete(main)
+    finally:
+        loop.close()
+
+
+def loops():
+    yield "default", asyncio.new_event_loop
+    yield "poll", lambda: asyncio.SelectorEventLoop(selectors.PollSelector())
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        yield "uvloop", uvloop.new_event_loop
+
+
+@pytest.mark.parametrize(("name", "make"), [pytest.param(*each, id=each[0]) for each in loops()])
+def test_every_call_does_what_the_store_does(name, make):
+    async def main():
+        async with AsyncStore(config=CONFIG) as store:
+            assert await store.put("a/1", b"one")
+            assert not await store.put("a/1", b"other")
+            assert await store.put("a/1", b"ONE", overwrite=True)
+            assert await store.put_many({"a/2": bytearray(b"two"), b"\xff": b"raw"}) == [True, True]
+            assert await store.get("a/1") == b"ONE"
+            assert await store.get("nope", None) is None
+            with pytest.raises(KeyError):
+                await store.get("nope")
+            assert await store.get_many(["a/1", "nope", "a/2"]) == [b"ONE", None, b"two"]
+            assert bytes(await store.get_buffer("a/2")) == b"two"
+            first, missing = await store.get_buffers(["a/1", "nope"])
+            assert bytes(first) == b"ONE"
+            assert missing is None
+            target = bytearray(5)
+            assert await store.get_into("a/1", target) == 3
+            assert target == b"ONE\0\0"
+            with pytest.raises(mooncake.InvalidArgumentError):
+                await store.get_into("a/1", bytearray(2))
+            with pytest.raises(BufferError):
+                await store.get_into("a/1", b"read only")
+            assert await store.exists("a/1")
+            assert await store.exists_many(["nope", "a/2"]) == [False, True]
+            assert await store.size("a/2") == 3
+            assert [key async for key in store.keys("a/")] == ["a/1", "a/2"]
+            assert [found.size async for found in store.objects()] == [3, 3, 3]
+            (segment,) = await store.segments()
+            assert segment.capacity_bytes == 64 * MIB
+            assert (await store.stats())["pool"]["keys"] == 3
+            await store.check()
+            await store.delete("a/1", force=True)
+            await store.delete("a/1", missing_ok=True)
+            with pytest.raises(mooncake.NotFoundError):
+                await store.delete("a/1")
+            assert await store.clear("a/", force=True) == 1
+        assert store.is_closed
+
+    run_in(make(), main())
+
+
+def test_many_calls_at_once_need_few_threads():
+    async def main():
+        async with AsyncStore(config=CONFIG) as store:
+            value = bytes(range(256)) * 16
+            assert all(await asyncio.gather(*(store.put(str(i), value) for i in range(500))))
+            got = await asyncio.gather(*(store.get(str(i)) for i in range(500)))
+            assert got == [value] * 500
+            names = threads_named("mooncake-async")
+            assert 1 <= names <= 16
+
+    asyncio.run(main())
+
+
+def threads_named(name: str) -> int:
+    """How many threads of this process have that name, which is cut to 15 characters."""
+    count = 0
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            count += (task / "comm").read_text().strip() == name[:15]
+    return count
+
+
+def test_one_store_serves_several_loops_at_once():
+    async def prepare(store):
+        await store.open()
+        await store.put("k", b"v" * 1000)
+
+    async def work(store, number):
+        for turn in range(30):
+            assert await store.get("k") == b"v" * 1000
+            assert await store.put(f"{number}/{turn}", b"w")
+
+    store = AsyncStore(config=CONFIG)
+    asyncio.run(prepare(store))
+    failures = []
+
+    def run(number):
+        try:
+            asyncio.run(work(store, number))
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    asyncio.run(store.close())
+
+
+def test_memory_of_a_cancelled_call_is_held_until_the_call_has_ended(mortal_master):
+    async def main():
+        config = StoreConfig(segment_bytes=64 * MIB, rpc_timeout_s=3)
+        async with AsyncStore(mortal_master.address, config) as store:
+            await store.put("k", b"v")
+            mortal_master.process.send_signal(signal.SIGSTOP)
+            try:
+                value = bytearray(b"w" * 1000)
+                task = asyncio.create_task(store.put("slow", value))
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                with pytest.raises(BufferError):
+                    value.append(1)
+            finally:
+                mortal_master.process.send_signal(signal.SIGCONT)
+            # Closing waits for the call; its memory is free again then.
+        value.append(1)
+
+    asyncio.run(main())
+
+
+def test_a_timeout_ends_the_wait(mortal_master):
+    async def main():
+        config = StoreConfig(segment_bytes=64 * MIB, rpc_timeout_s=3)
+        async with AsyncStore(mortal_master.address, config) as store:
+            mortal_master.process.send_signal(signal.SIGSTOP)
+            try:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(store.exists("k"), 0.05)
+            finally:
+                mortal_master.process.send_signal(signal.SIGCONT)
+            assert not await store.exists("k")
+
+    asyncio.run(main())
+
+
+def test_a_store_that_is_not_open_says_so():
+    async def main():
+        store = AsyncStore()
+        assert store.is_closed
+        with pytest.raises(mooncake.ClosedError, match="async with"):
+            await store.get("k")
+        await store.close()
+        async with AsyncStore(config=CONFIG) as store:
+            await store.put("k", b"v")
+        with pytest.raises(mooncake.ClosedError):
+            await store.get("k")
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_both_faces_share_a_store(store):
+    async def main():
+        face = AsyncStore.of(store)
+        await face.put("k", b"v")
+        assert store.get("k") == b"v"
+        assert face.master_address == store.master_address
+        await face.close()
+
+    asyncio.run(main())
+    assert store.is_closed
+
+
+def test_loops_that_are_left_behind_leave_nothing_open():
+    store = mooncake.Store(config=CONFIG)
+    face = AsyncStore.of(store)
+
+    async def once():
+        await face.put("k", b"v", overwrite=True)
+
+    asyncio.run(once())
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        asyncio.run(once())
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
+    store.close()
+
+
+SCRIPTS = {
+    "left_open": """
+async def main():
+    store = await AsyncStore().open()
+    await store.put("k", b"v")
+    import warnings; warnings.simplefilter("ignore")
+asyncio.run(main())
+""",
+    "exit_in_the_middle_of_calls": """
+async def main():
+    store = await AsyncStore().open()
+    value = bytearray(8 << 20)
+    tasks = [asyncio.create_task(store.put(str(i), value)) for i in range(40)]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    import warnings; warnings.simplefilter("ignore")
+asyncio.run(main())
+""",
+    "system_exit_in_a_task": """
+async def main():
+    async with AsyncStore() as store:
+        await store.put("k", b"v")
+        raise SystemExit(0)
+asyncio.run(main())
+""",
+    "forked_child_uses_the_parents_store": """
+import os
+store = AsyncStore()
+asyncio.run(store.open())
+async def put():
+    return await store.put("k", b"v", overwrite=True)
+assert asyncio.run(put())
+child = os.fork()
+if child == 0:
+    try:
+        asyncio.run(put())
+    except mooncake.ClosedError:
+        async def anew():
+            async with AsyncStore() as own:
+                return await own.put("k", b"v")
+        os._exit(0 if asyncio.run(anew()) else 2)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert asyncio.run(put())
+asyncio.run(store.close())
+""",
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_it_ends_quietly(name):
+    opening = "import asyncio, mooncake\nfrom mooncake import AsyncStore\n"
+    assert_quiet(run_script(opening + SCRIPTS[name]))
