@@ -83,6 +83,15 @@ random_id! {
     EngineId
 }
 
+random_id! {
+    /// A copy or a move of an object that a client carries out for the master.
+    TaskId
+}
+random_id! {
+    /// A drain of segments.
+    JobId
+}
+
 /// Declares a number that its maker counts up and never reuses.
 macro_rules! counted_id {
     ($(#[$doc:meta])* $name:ident) => {

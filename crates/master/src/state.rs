@@ -6,7 +6,9 @@
 //! behind one lock; whatever could take long goes in slices.
 
 pub mod allocator;
+mod clear;
 mod client;
+mod drain;
 mod effect;
 pub mod eviction;
 mod group;
@@ -22,6 +24,8 @@ mod read;
 mod room;
 mod rules;
 mod segment;
+mod task;
+mod tenant;
 mod timer;
 mod write;
 
@@ -32,6 +36,7 @@ use mooncake_base::Moment;
 
 use self::{
     client::Clients,
+    drain::Jobs,
     effect::Effects,
     group::Groups,
     keep::{Pins, Queue, Sweeps},
@@ -40,16 +45,21 @@ use self::{
     quarantine::Quarantine,
     random::Random,
     read::Horizon,
+    task::Tasks,
+    tenant::Tenants,
     timer::{Timer, Timers},
     write::Writes,
 };
 pub use self::{
+    drain::{JobStatus, JobView, NewJob},
     effect::{Copy, Effect, LoggedPin, NotAnEffect, ObjectName, Value},
     put::{Place, Put, PutOptions, PutRef, SoftPin, Started},
     query::{Listing, ObjectState, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
     read::{Grant, Located, LocatedObject, Probed},
-    rules::{AllocationStrategy, EvictionKind, Rules, Watermark},
+    rules::{AllocationStrategy, EvictionKind, Rules, TaskRules, Watermark},
     segment::{SegmentNumber, SegmentRef, SegmentSpec, SegmentStatus, SegmentView, Segments},
+    task::{NewTask, TaskEnd, TaskKind, TaskStatus, TaskView, Work},
+    tenant::TenantQuota,
 };
 
 /// How many things that are due one call of [`State::advance`] does.
@@ -64,6 +74,9 @@ pub struct State {
     objects: Objects,
     writes: Writes,
     groups: Groups,
+    tasks: Tasks,
+    jobs: Jobs,
+    tenants: Tenants,
     pins: Pins,
     queue: Queue,
     placement: Box<dyn AllocationPolicy>,
@@ -136,6 +149,9 @@ impl State {
             objects: Objects::new(random.next()),
             writes: Writes::default(),
             groups: Groups::new(random.next()),
+            tasks: Tasks::new(random.next()),
+            jobs: Jobs::new(random.next()),
+            tenants: Tenants::new(rules.is_multi_tenant),
             pins: Pins::default(),
             queue: Queue::new(eviction::policy(rules.eviction)),
             placement: placement::policy(rules.allocation, random.next()),
@@ -143,8 +159,8 @@ impl State {
             timers: Timers::default(),
             sweeps: Sweeps::default(),
             is_evicting: false,
-            // 48 bits, which leaves room to count and for a replica's number beside it.
-            next_version: (random.next() >> 16) + 1,
+            // 47 bits, which leaves room to count and for a replica's number beside it.
+            next_version: (random.next() >> 17) + 1,
             horizon: Horizon::default(),
             effects: Effects::default(),
             counters: Counters::default(),
@@ -209,6 +225,8 @@ impl State {
             Timer::SoftPin(object, version) => self.check_pin(now, object, version),
             Timer::Unmount(segment, incarnation) => self.end_grace(segment, incarnation),
             Timer::Rested(segment, incarnation) => self.end_rest(now, segment, incarnation),
+            Timer::Task(task, phase) => self.check_task(now, task, phase),
+            Timer::Drain(job) => self.plan_job(now, job),
         }
         true
     }

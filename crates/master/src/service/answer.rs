@@ -82,6 +82,8 @@ pub(super) fn segment_from_wire(segment: v1::Segment) -> Result<SegmentSpec> {
 pub(super) fn segment_status(status: SegmentStatus) -> v1::SegmentStatus {
     match status {
         SegmentStatus::Ok => v1::SegmentStatus::Ok,
+        SegmentStatus::Draining => v1::SegmentStatus::Draining,
+        SegmentStatus::Drained => v1::SegmentStatus::Drained,
         SegmentStatus::GracefullyUnmounting => v1::SegmentStatus::GracefullyUnmounting,
         SegmentStatus::Unmounting => v1::SegmentStatus::Unmounting,
     }

@@ -132,6 +132,7 @@ impl State {
         for slot in self.segments_of(client) {
             self.drop_segment(slot);
         }
+        self.abandon_tasks(now, client, writes == WritesOf::Dead);
         was_known
     }
 

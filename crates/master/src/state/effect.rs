@@ -103,7 +103,7 @@ pub enum Effect<'a> {
         /// Which.
         object: ObjectName<'a>,
         /// The copy.
-        ordinal: u8,
+        ordinal: u16,
     },
     /// The soft pin of an object began or ended.
     Pinned {
@@ -192,7 +192,7 @@ pub struct Copy {
     /// From its base.
     pub offset: u64,
     /// Which of the copies it is.
-    pub ordinal: u8,
+    pub ordinal: u16,
 }
 
 /// One life of an object.

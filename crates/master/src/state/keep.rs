@@ -6,7 +6,7 @@ use mooncake_base::Moment;
 use rustc_hash::FxHashMap;
 
 use super::{
-    Effect, State,
+    Copy, Effect, State,
     eviction::{EvictionPolicy, Lru},
     lease::Stamp,
     object::{Flags, Replica, Replicas},
@@ -110,6 +110,7 @@ impl State {
         let before = object.bytes();
         let object = self.objects.at_mut(slot);
         object.replicas = Replicas::from(kept);
+        self.tenants.uncharge(object.tenant, before - object.bytes());
         if object.flags.has(Flags::PARKED) {
             self.queue.parked_bytes -= before - object.bytes();
         }
@@ -125,11 +126,13 @@ impl State {
             return;
         }
         self.dequeue(slot);
+        let copied = self.copied_until(slot);
         let object = self.objects.at(slot);
         self.effects.record(|| Effect::Dropped { object: self.objects.logged_name(object) });
         let object = self.objects.at_mut(slot);
-        let fence = object.holds.fence();
+        let fence = object.holds.fence().max(copied);
         object.holds.forget_fence();
+        self.tenants.uncharge(object.tenant, object.bytes());
         let is_hard_pinned = object.flags.has(Flags::HARD_PINNED);
         let replicas = std::mem::take(&mut object.replicas);
         for &replica in replicas.as_slice() {
@@ -234,6 +237,7 @@ impl State {
     /// The object was used: it goes later, and its soft pin lasts anew.
     pub(super) fn touch(&mut self, now: Moment, slot: u32) {
         self.queue.plain.touch(slot);
+        self.tenants.touch(self.objects.at(slot).tenant, slot);
         if !self.objects.at(slot).flags.has(Flags::SOFT_PINNED) {
             return;
         }
@@ -296,7 +300,11 @@ impl State {
         let object = self.objects.at_mut(slot);
         let flags = object.flags;
         object.flags = Flags::default();
+        self.tenants.leave(object.tenant, slot);
         self.objects.complete -= 1;
+        if flags.has(Flags::COPIED) {
+            self.tasks.forget_object(slot);
+        }
         if flags.has(Flags::SOFT_PINNED) {
             self.pins.0.remove(&slot);
         }
@@ -310,11 +318,81 @@ impl State {
         let siblings = if was_hard_pinned { self.groups.siblings(slot).to_vec() } else { vec![] };
         self.groups.leave(slot);
         for member in siblings.into_iter().filter(|&member| member != slot) {
-            if self.objects.at(member).flags.has(Flags::PARKED) {
-                self.unpark(member);
-                self.enqueue(member);
-            }
+            self.wake(member);
         }
+    }
+
+    /// What held the object has ended early: it waits no longer.
+    pub(super) fn wake(&mut self, slot: u32) {
+        if self.objects.at(slot).flags.has(Flags::PARKED) {
+            self.unpark(slot);
+            self.enqueue(slot);
+        }
+    }
+
+    /// One more copy of an object that can be read.
+    pub(super) fn add_copy(&mut self, slot: u32, replica: Replica) {
+        let object = self.objects.at_mut(slot);
+        let mut copies = object.replicas.as_slice().to_vec();
+        copies.push(replica);
+        object.replicas = Replicas::from(copies);
+        let length = object.length;
+        let flags = object.flags;
+        let object = self.objects.at(slot);
+        self.effects.record(|| Effect::ReplicaAdded {
+            object: self.objects.logged_name(object),
+            copy: Copy {
+                segment: self.segments.at(replica.segment).number,
+                offset: self.segments.at(replica.segment).allocator.offset(replica.block),
+                ordinal: replica.ordinal,
+            },
+        });
+        if flags.has(Flags::PARKED) {
+            self.queue.parked_bytes += length;
+        }
+        if flags.has(Flags::HARD_PINNED) {
+            let segment = self.segments.at_mut(replica.segment);
+            segment.hard_pinned += segment.allocator.size(replica.block);
+        }
+    }
+
+    /// Drops the copies of an object that lie in these segments; with the last one it is gone.
+    /// How many were dropped.
+    pub(super) fn drop_copies(&mut self, now: Moment, slot: u32, segments: &[u32]) -> usize {
+        let object = self.objects.at(slot);
+        let copies = object.replicas.as_slice().iter().copied();
+        let (dropped, kept): (Vec<_>, Vec<_>) =
+            copies.partition(|copy| segments.contains(&copy.segment));
+        if dropped.is_empty() {
+            return 0;
+        }
+        if kept.is_empty() {
+            self.drop_value(now, slot);
+            self.vacate_if_empty(slot);
+            return dropped.len();
+        }
+        let fence = object.holds.fence().max(self.copied_until(slot));
+        let object = self.objects.at_mut(slot);
+        object.replicas = Replicas::from(kept);
+        let freed = object.length * dropped.len() as u64;
+        self.tenants.uncharge(object.tenant, freed);
+        let flags = object.flags;
+        if flags.has(Flags::PARKED) {
+            self.queue.parked_bytes -= freed;
+        }
+        for &replica in &dropped {
+            let object = self.objects.at(slot);
+            self.effects.record(|| Effect::ReplicaDropped {
+                object: self.objects.logged_name(object),
+                ordinal: replica.ordinal,
+            });
+            let segment = self.segments.at_mut(replica.segment);
+            if flags.has(Flags::HARD_PINNED) && segment.is_standing() {
+                segment.hard_pinned -= segment.allocator.size(replica.block);
+            }
+            self.release(now, replica, fence);
+        }
+        dropped.len()
     }
 
     fn unpark(&mut self, slot: u32) {

@@ -14,9 +14,10 @@ const TENANTS_MAX: usize = 1 << 16;
 /// The most objects there may be, and so the numbers that are never one.
 const OBJECTS_MAX: usize = u32::MAX as usize - 2;
 /// A replica's id is its version shifted by so much, and its number among the copies.
-const ORDINAL_BITS: u32 = 8;
-/// The most copies of one object.
-pub(super) const REPLICAS_MAX: u32 = 1 << (ORDINAL_BITS - 1);
+const ORDINAL_BITS: u32 = 16;
+/// The most copies of one object. Copies that a put makes are numbered below this, copies that a
+/// task adds above it.
+pub(super) const REPLICAS_MAX: u32 = 128;
 
 /// What stands under one key: something to read, puts under way, or both.
 #[derive(Debug)]
@@ -52,6 +53,8 @@ impl Flags {
     pub(super) const CHECKSUM: Self = Self(16);
     /// Waits outside the order of eviction for the end of a lease.
     pub(super) const PARKED: Self = Self(32);
+    /// A client is copying it: neither evicted nor plainly removed.
+    pub(super) const COPIED: Self = Self(64);
 
     pub(super) fn has(self, flag: Self) -> bool {
         self.0 & flag.0 != 0
@@ -67,7 +70,7 @@ impl Flags {
 pub(super) struct Replica {
     pub(super) segment: u32,
     pub(super) block: BlockId,
-    pub(super) ordinal: u8,
+    pub(super) ordinal: u16,
 }
 
 impl Replica {

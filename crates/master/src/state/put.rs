@@ -11,7 +11,7 @@ use super::{
     Effect, LoggedPin, State, Value,
     lease::Stamp,
     object::{Flags, NO_WRITE, REPLICAS_MAX, Replica, Replicas, ordinal_of},
-    room::Want,
+    room::{Want, Within},
     segment::SegmentRef,
     write::Write,
 };
@@ -143,6 +143,7 @@ impl State {
     ) -> Result<Started> {
         self.clients.check(client)?;
         let soft_pin = self.check_put(&put)?;
+        self.check_tenant(tenant)?;
         let tenant = self.objects.enter_tenant(tenant)?;
         let standing = self.find(tenant, put.key.as_bytes());
         if let Some(slot) = standing {
@@ -152,9 +153,13 @@ impl State {
         if let Some(slot) = standing {
             self.check_standing(slot, put.is_replacing)?;
         }
+        let copies = put.options.replicas.min(REPLICAS_MAX);
+        let growth = self.growth(put.length, copies, standing);
+        self.admit(now, tenant, growth, standing).map_err(|error| error.with("key", &put.key))?;
         let want = Want {
             length: put.length,
-            replicas: put.options.replicas.min(REPLICAS_MAX),
+            replicas: copies,
+            within: Within::All,
             host: self.clients.host(client).into(),
             options: put.options,
             spared: standing,
@@ -172,6 +177,7 @@ impl State {
                 }
             })?,
         };
+        self.tenants.charge(tenant, put.length * replicas.len() as u64);
         let version = self.next_version;
         self.next_version += 1;
         let started = Started {
@@ -185,6 +191,7 @@ impl State {
         }
         let number = self.writes.insert(Write {
             object: Some(slot),
+            tenant,
             next: self.objects.at(slot).writes,
             version,
             client,
@@ -230,6 +237,7 @@ impl State {
         let is_late = !write.is_replacing && self.settle(slot);
         if is_late {
             self.record_write_dropped(write.version);
+            self.tenants.uncharge(write.tenant, write.length * kept.len() as u64);
             for replica in kept {
                 self.release(now, replica, Stamp::default());
             }
@@ -253,7 +261,9 @@ impl State {
     ) -> Result<()> {
         let (slot, write) = self.take_write(now, client, tenant, &put)?;
         self.record_write_dropped(write.version);
-        for replica in self.give_up(now, &write, put.failed_replicas) {
+        let kept = self.give_up(now, &write, put.failed_replicas);
+        self.tenants.uncharge(write.tenant, write.length * kept.len() as u64);
+        for replica in kept {
             self.release(now, replica, Stamp::default());
         }
         self.vacate_if_empty(slot);
@@ -272,7 +282,7 @@ impl State {
                     WritesOf::Dead => Stamp::default(),
                     _ => (write.started + self.rules.write_end()).into(),
                 };
-                self.release_written(now, &write.replicas, until);
+                self.release_written(now, &write, until);
             }
         }
     }
@@ -287,7 +297,7 @@ impl State {
         let write = self.writes.remove(number);
         self.record_write_dropped(write.version);
         self.counters.puts_released += 1;
-        self.release_written(now, &write.replicas, Stamp::default());
+        self.release_written(now, &write, Stamp::default());
         true
     }
 
@@ -428,6 +438,7 @@ impl State {
         let mut kept = Vec::with_capacity(write.replicas.len());
         for &replica in &write.replicas {
             if failed.contains(&replica.id(write.version)) {
+                self.tenants.uncharge(write.tenant, write.length);
                 self.release(now, replica, (write.started + self.rules.write_end()).into());
             } else {
                 kept.push(replica);
@@ -437,8 +448,9 @@ impl State {
     }
 
     /// Gives back what a put that is not in the books any more held.
-    fn release_written(&mut self, now: Moment, replicas: &[Replica], until: Stamp) {
-        for &replica in replicas {
+    fn release_written(&mut self, now: Moment, write: &Write, until: Stamp) {
+        self.tenants.uncharge(write.tenant, write.length * write.replicas.len() as u64);
+        for &replica in &write.replicas {
             let segment = self.segments.at_mut(replica.segment);
             segment.writing -= segment.allocator.size(replica.block);
             self.release(now, replica, until);
@@ -483,6 +495,7 @@ impl State {
             self.groups.join(tenant, &write.group, slot);
         }
         self.objects.complete += 1;
+        self.tenants.enter(tenant, slot);
         if let Some(ttl) = pin {
             self.pin(now, slot, ttl);
         }

@@ -5,7 +5,7 @@ use regex::bytes::{Regex, RegexBuilder};
 
 use super::{
     State,
-    object::Object,
+    object::{Flags, Object},
     read::{not_found, not_ready},
 };
 
@@ -159,7 +159,7 @@ impl State {
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY`: it is being written for the first time, forced
-    /// or not; `OBJECT_HAS_LEASE` unless forced.
+    /// or not; `OBJECT_HAS_LEASE` and `OBJECT_HAS_REPLICATION_TASK` unless forced.
     pub fn remove(
         &mut self,
         now: Moment,
@@ -179,6 +179,11 @@ impl State {
                 .with("key", &object.key)
                 .with("lease_left_ms", object.holds.lease_left(now).as_millis()));
         }
+        if object.flags.has(Flags::COPIED) && !is_forced {
+            let why = "a client is copying the object";
+            let code = ErrorCode::OBJECT_HAS_REPLICATION_TASK;
+            return Err(Error::new(code, why).with("key", &object.key));
+        }
         self.remove_value(now, slot);
         Ok(())
     }
@@ -191,7 +196,7 @@ impl State {
             let is_meant = self.objects.get(slot).is_some_and(|object| {
                 object.tenant == tenant
                     && object.is_complete()
-                    && (removal.is_forced || !object.holds.is_leased(now))
+                    && (removal.is_forced || !self.is_held(now, object))
                     && removal.selector.matches(object.key.as_bytes())
             });
             // What was lost already is not counted as removed; the sweep forgets it.
@@ -219,6 +224,11 @@ impl State {
         }
         listing.next_slot = end;
         end == self.objects.slots()
+    }
+
+    /// Whether a lease or a copy under way keeps the object from plain removal.
+    fn is_held(&self, now: Moment, object: &Object) -> bool {
+        object.holds.is_leased(now) || object.flags.has(Flags::COPIED)
     }
 
     fn remove_value(&mut self, now: Moment, slot: u32) {

@@ -28,11 +28,34 @@ const AHEAD_RETRY: Duration = Duration::from_secs(1);
 pub(super) struct Want<'a> {
     pub(super) length: u64,
     pub(super) replicas: u32,
+    /// Where the copies may lie.
+    pub(super) within: Within<'a>,
     /// The writer's host; empty if unknown.
     pub(super) host: Box<str>,
     pub(super) options: &'a PutOptions,
     /// Must not be evicted: it is to be replaced.
     pub(super) spared: Option<u32>,
+}
+
+/// Segments that come into question, of those that take new objects.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Within<'a> {
+    /// All.
+    All,
+    /// These.
+    Only(&'a [u32]),
+    /// All but these.
+    Except(&'a [u32]),
+}
+
+impl Within<'_> {
+    fn has(&self, segment: u32) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only(these) => these.contains(&segment),
+            Self::Except(these) => !these.contains(&segment),
+        }
+    }
 }
 
 /// A search for victims on its way.
@@ -52,14 +75,14 @@ struct Hunt {
 
 /// The two orders of eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pass {
+pub(super) enum Pass {
     Plain,
     Soft,
 }
 
 /// What becomes of an object that is next in the order.
 #[derive(Debug, Clone, Copy)]
-enum Verdict {
+pub(super) enum Verdict {
     Evict,
     /// Held until then.
     Wait(Stamp),
@@ -75,10 +98,10 @@ impl State {
     /// # Errors
     /// `NO_AVAILABLE_HANDLE`, with what holds the memory.
     pub(super) fn find_room(&mut self, now: Moment, want: &Want<'_>) -> Result<Vec<Replica>> {
-        let open = self.segments.open();
+        let open = self.segments.open().iter().filter(|&&slot| want.within.has(slot));
         let Some(need) = footprint(want.length) else { return Err(self.too_large(want)) };
         let possible =
-            open.iter().filter(|&&slot| self.segments.at(slot).allocator.length() >= need).count();
+            open.filter(|&&slot| self.segments.at(slot).allocator.length() >= need).count();
         if possible == 0 {
             return Err(self.too_large(want));
         }
@@ -134,7 +157,7 @@ impl State {
 
     /// Allocates copies where there is room.
     fn fill(&mut self, want: &Want<'_>, wished: usize, replicas: &mut Vec<Replica>) {
-        for segment in self.order(want) {
+        for segment in self.order(want).into_iter().filter(|&slot| want.within.has(slot)) {
             if replicas.len() == wished {
                 return;
             }
@@ -174,7 +197,7 @@ impl State {
             return;
         }
         if let Some(block) = segment.allocator.allocate(length) {
-            replicas.push(Replica { segment: slot, block, ordinal: replicas.len() as u8 });
+            replicas.push(Replica { segment: slot, block, ordinal: replicas.len() as u16 });
         }
     }
 
@@ -191,7 +214,7 @@ impl State {
         for &slot in self.segments.open() {
             let segment = self.segments.at(slot);
             let is_taken = replicas.iter().any(|replica| replica.segment == slot);
-            if !is_taken && segment.reach() >= need {
+            if !is_taken && want.within.has(slot) && segment.reach() >= need {
                 room[slot as usize] = Some(segment.free());
             }
         }
@@ -298,7 +321,13 @@ impl State {
         helps
     }
 
-    fn judge(&mut self, now: Moment, object: u32, pass: Pass, spared: Option<u32>) -> Verdict {
+    pub(super) fn judge(
+        &mut self,
+        now: Moment,
+        object: u32,
+        pass: Pass,
+        spared: Option<u32>,
+    ) -> Verdict {
         if !self.settle(object) {
             // Its copies are lost; the sweep forgets the rest of it.
             return Verdict::Pass;
@@ -311,7 +340,7 @@ impl State {
             if held.flags.has(Flags::HARD_PINNED) {
                 end = end.max((now + GROUP_RETRY).into());
             }
-            end = end.max(held.holds.end());
+            end = end.max(held.holds.end()).max(self.copied_until(member));
             is_soft |= held.flags.has(Flags::SOFT_PINNED);
         }
         if spared.is_some_and(|spared| unit.contains(&spared)) {
@@ -326,14 +355,14 @@ impl State {
     }
 
     /// What is evicted together with the object, itself among it.
-    fn unit(&self, object: u32) -> Vec<u32> {
+    pub(super) fn unit(&self, object: u32) -> Vec<u32> {
         match self.groups.siblings(object) {
             [] => vec![object],
             siblings => siblings.to_vec(),
         }
     }
 
-    fn evict(&mut self, now: Moment, object: u32) {
+    pub(super) fn evict(&mut self, now: Moment, object: u32) {
         self.counters.evicted_keys += 1;
         self.counters.evicted_bytes += self.objects.at(object).bytes();
         self.drop_value(now, object);

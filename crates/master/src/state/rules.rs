@@ -38,6 +38,40 @@ pub struct Rules {
     pub allocation: AllocationStrategy,
     /// Which object goes first.
     pub eviction: EvictionKind,
+    /// Limits of copies and moves.
+    pub tasks: TaskRules,
+    /// Only tenants with a quota may write, and no more than that.
+    pub is_multi_tenant: bool,
+}
+
+/// Limits of the copies and moves that clients carry out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaskRules {
+    /// Finished ones that are remembered.
+    pub finished_max: usize,
+    /// The most that may wait.
+    pub pending_max: usize,
+    /// The most that may run.
+    pub processing_max: usize,
+    /// How long one may wait; zero: for ever.
+    pub pending_timeout: Duration,
+    /// How long one may run, all tries together; zero: for ever.
+    pub processing_timeout: Duration,
+    /// How often one is tried again.
+    pub retries_max: u32,
+}
+
+impl Default for TaskRules {
+    fn default() -> Self {
+        Self {
+            finished_max: 10_000,
+            pending_max: 10_000,
+            processing_max: 10_000,
+            pending_timeout: Duration::from_secs(300),
+            processing_timeout: Duration::from_secs(300),
+            retries_max: 10,
+        }
+    }
 }
 
 impl Default for Rules {
@@ -54,6 +88,8 @@ impl Default for Rules {
             watermark: None,
             allocation: AllocationStrategy::Random,
             eviction: EvictionKind::Lru,
+            tasks: TaskRules::default(),
+            is_multi_tenant: false,
         }
     }
 }

@@ -45,6 +45,10 @@ pub struct SegmentSpec {
 pub enum SegmentStatus {
     /// In use.
     Ok,
+    /// Readable, but takes no new objects; those in it are being moved elsewhere.
+    Draining,
+    /// All of it was moved elsewhere; it takes nothing new.
+    Drained,
     /// Readable, but takes no new objects; goes at the end of its grace.
     GracefullyUnmounting,
     /// Gone; the objects that were in it are being forgotten.
@@ -58,6 +62,8 @@ impl SegmentStatus {
             Self::Ok => 0,
             Self::GracefullyUnmounting => 1,
             Self::Unmounting => 2,
+            Self::Draining => 3,
+            Self::Drained => 4,
         }
     }
 }
@@ -139,6 +145,8 @@ pub struct Segments {
     by_id: FxHashMap<SegmentId, u32>,
     by_name: FxHashMap<Box<str>, Vec<u32>>,
     open: Vec<u32>,
+    /// Bytes of all that are mounted.
+    pub(super) lent: u64,
     next_number: u32,
     /// Segments that went, the latest making of each, and when all its memory is quiet.
     gone: FxHashMap<SegmentId, (Incarnation, Moment)>,
@@ -194,6 +202,7 @@ impl Segments {
                 (self.slots.len() - 1) as u32
             }
         };
+        self.lent += segment.spec.length;
         self.by_id.insert(segment.spec.id, slot);
         self.by_name.entry(segment.spec.name.as_str().into()).or_default().push(slot);
         self.slots[slot as usize] = Some(segment);
@@ -214,9 +223,11 @@ impl Segments {
         segment.status = SegmentStatus::Unmounting;
         (segment.fenced, segment.writing, segment.hard_pinned) = (0, 0, 0);
         let (id, name) = (segment.spec.id, segment.spec.name.clone());
+        let length = segment.spec.length;
         let (incarnation, quiet) = (segment.spec.incarnation, segment.quiet);
         // Its books are of no more use, and may be large.
         segment.allocator = Allocator::new(0);
+        self.lent -= length;
         let gone = self.gone.entry(id).or_insert((incarnation, quiet));
         *gone = (incarnation.max(gone.0), quiet.max(gone.1));
         self.by_id.remove(&id);
@@ -387,7 +398,10 @@ impl State {
         self.effects.record(|| Effect::SegmentDropped { number });
         self.quarantine.forget(slot);
         self.segments.close(slot);
-        self.writes.forget_segment(slot);
+        for (tenant, bytes) in self.writes.forget_segment(slot) {
+            self.tenants.uncharge(tenant, bytes);
+        }
+        self.forget_task_places(slot);
         if is_used {
             self.sweeps.begin(slot);
         } else {

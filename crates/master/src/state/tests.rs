@@ -4,12 +4,14 @@ mod model;
 mod pool;
 mod puts;
 mod reads;
+mod tasks;
+mod tenants;
 
 use std::time::Duration;
 
 use mooncake_base::{
-    ClientId, Error, ErrorCode, Incarnation, Moment, ObjectKey, ReplicaId, Result, SegmentId,
-    TenantId,
+    ClientId, Error, ErrorCode, Incarnation, JobId, Moment, ObjectKey, ReplicaId, Result,
+    SegmentId, TaskId, TenantId,
 };
 
 use super::*;

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use mooncake_base::{ClientId, Incarnation, Moment, SegmentId};
+use mooncake_base::{ClientId, Incarnation, JobId, Moment, SegmentId, TaskId};
 
 /// Something to look at. What it is about may have changed or gone meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,6 +15,10 @@ pub(super) enum Timer {
     Unmount(SegmentId, Incarnation),
     /// Memory that came back into the pool is quiet.
     Rested(SegmentId, Incarnation),
+    /// A task may have waited or run for too long: which, and which phase of it.
+    Task(TaskId, u64),
+    /// A drain job looks for more to move.
+    Drain(JobId),
 }
 
 /// Timers in the order in which they are due. One thing has one timer at a time.

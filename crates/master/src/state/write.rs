@@ -13,6 +13,8 @@ use super::{
 pub(super) struct Write {
     /// The object it is to be; none once it was displaced and only its space counts.
     pub(super) object: Option<u32>,
+    /// Who is charged for it.
+    pub(super) tenant: u16,
     /// The next put of the same object, or [`NO_WRITE`].
     pub(super) next: u32,
     pub(super) version: u64,
@@ -57,11 +59,18 @@ impl Writes {
         self.slots[number as usize].take().expect("the caller has just found it")
     }
 
-    /// The memory of that segment is gone.
-    pub(super) fn forget_segment(&mut self, segment: u32) {
+    /// The memory of that segment is gone; who is charged for so many bytes less.
+    pub(super) fn forget_segment(&mut self, segment: u32) -> Vec<(u16, u64)> {
+        let mut freed = Vec::new();
         for write in self.slots.iter_mut().flatten() {
+            let before = write.replicas.len();
             write.replicas.retain(|replica| replica.segment != segment);
+            let lost = (before - write.replicas.len()) as u64;
+            if lost > 0 {
+                freed.push((write.tenant, write.length * lost));
+            }
         }
+        freed
     }
 
     pub(super) fn at_mut(&mut self, number: u32) -> &mut Write {

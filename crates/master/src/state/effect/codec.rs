@@ -45,7 +45,7 @@ impl<'a> Effect<'a> {
                 out.tag(10).object(object).copy(copy);
             }
             Self::ReplicaDropped { object, ordinal } => {
-                out.tag(11).object(object).byte(*ordinal);
+                out.tag(11).object(object).int(u64::from(*ordinal));
             }
             Self::Pinned { object, pin } => {
                 out.tag(12).object(object).maybe_time(*pin);
@@ -152,7 +152,7 @@ impl Writer<'_> {
     }
 
     fn copy(&mut self, copy: &Copy) -> &mut Self {
-        self.number(copy.segment.0).int(copy.offset).byte(copy.ordinal)
+        self.number(copy.segment.0).int(copy.offset).int(u64::from(copy.ordinal))
     }
 
     fn value(&mut self, value: &Value<'_>) -> &mut Self {
@@ -211,7 +211,7 @@ impl<'a> Reader<'a> {
             },
             9 => Effect::Dropped { object: self.object()? },
             10 => Effect::ReplicaAdded { object: self.object()?, copy: self.copy()? },
-            11 => Effect::ReplicaDropped { object: self.object()?, ordinal: self.byte()? },
+            11 => Effect::ReplicaDropped { object: self.object()?, ordinal: self.ordinal()? },
             12 => Effect::Pinned { object: self.object()?, pin: self.maybe_time()? },
             13 => Effect::Resting {
                 number: self.number()?,
@@ -241,6 +241,10 @@ impl<'a> Reader<'a> {
 
     fn byte(&mut self) -> Option<u8> {
         Some(self.raw(1)?[0])
+    }
+
+    fn ordinal(&mut self) -> Option<u16> {
+        u16::try_from(self.int()?).ok()
     }
 
     fn bool(&mut self) -> Option<bool> {
@@ -304,7 +308,7 @@ impl<'a> Reader<'a> {
     }
 
     fn copy(&mut self) -> Option<Copy> {
-        Some(Copy { segment: self.number()?, offset: self.int()?, ordinal: self.byte()? })
+        Some(Copy { segment: self.number()?, offset: self.int()?, ordinal: self.ordinal()? })
     }
 
     fn spec(&mut self) -> Option<SegmentSpec> {
@@ -347,7 +351,7 @@ mod tests {
     fn each() -> Vec<Effect<'static>> {
         let copies = vec![
             Copy { segment: SegmentNumber(0), offset: 0, ordinal: 0 },
-            Copy { segment: SegmentNumber(u32::MAX), offset: u64::MAX, ordinal: 255 },
+            Copy { segment: SegmentNumber(u32::MAX), offset: u64::MAX, ordinal: u16::MAX },
         ];
         let value = Value {
             tenant: "t",

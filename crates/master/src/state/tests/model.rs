@@ -23,7 +23,16 @@ enum Call {
     Mount { client: usize },
     Unmount { client: usize, grace_ms: u64 },
     Leave { client: usize, is_dead: bool },
+    Copy { key: usize, target: usize },
+    Shift { key: usize, source: usize, target: usize },
+    Fetch { client: usize },
+    Report { nth: prop::sample::Index, fails: bool },
+    Clear { key: usize, segment: usize },
+    Drain { segment: usize },
+    Cancel { nth: prop::sample::Index },
 }
+
+const HOSTS: [&str; 3] = ["host-a:1", "host-b:1", "host-c:1"];
 
 fn call() -> impl Strategy<Value = Call> {
     let key = 0..KEYS.len();
@@ -47,7 +56,17 @@ fn call() -> impl Strategy<Value = Call> {
         2 => client.clone().prop_map(|client| Call::Mount { client }),
         1 => (client.clone(), prop_oneof![Just(0), 1_u64..4000])
             .prop_map(|(client, grace_ms)| Call::Unmount { client, grace_ms }),
-        1 => (client, any::<bool>()).prop_map(|(client, is_dead)| Call::Leave { client, is_dead }),
+        1 => (client.clone(), any::<bool>())
+            .prop_map(|(client, is_dead)| Call::Leave { client, is_dead }),
+        3 => (0..KEYS.len(), client.clone()).prop_map(|(key, target)| Call::Copy { key, target }),
+        2 => (0..KEYS.len(), client.clone(), client.clone())
+            .prop_map(|(key, source, target)| Call::Shift { key, source, target }),
+        5 => client.clone().prop_map(|client| Call::Fetch { client }),
+        4 => (any::<prop::sample::Index>(), prop::bool::weighted(0.2))
+            .prop_map(|(nth, fails)| Call::Report { nth, fails }),
+        1 => (0..KEYS.len(), 0..4_usize).prop_map(|(key, segment)| Call::Clear { key, segment }),
+        1 => client.prop_map(|segment| Call::Drain { segment }),
+        1 => any::<prop::sample::Index>().prop_map(|nth| Call::Cancel { nth }),
     ]
 }
 
@@ -73,18 +92,25 @@ struct Model {
     fences: HashMap<(u64, u64, u64), Moment>,
     /// Until when keys are leased, and in which version.
     leases: BTreeMap<usize, (Moment, Version)>,
+    /// Tasks that clients have, and drains that were begun.
+    work: Vec<(ClientId, Work)>,
+    jobs: Vec<JobId>,
     incarnation: u64,
 }
 
 impl Model {
     fn new(eviction: EvictionKind, allocation: AllocationStrategy) -> Self {
-        let mut pool = Pool::with(Rules { eviction, allocation, ..Rules::default() }, 1);
-        pool.state.register(pool.now, CLIENTS[2], "host-c:1").unwrap();
+        let rules = Rules { eviction, allocation, is_multi_tenant: true, ..Rules::default() };
+        let mut pool = Pool::with(rules, 1);
+        pool.state.set_quota(&TenantId::default(), 2 * MIB).unwrap();
+        pool.state.register(pool.now, CLIENTS[2], HOSTS[2]).unwrap();
         Self {
             pool,
             started: Vec::new(),
             fences: HashMap::new(),
             leases: BTreeMap::new(),
+            work: Vec::new(),
+            jobs: Vec::new(),
             incarnation: 1,
         }
     }
@@ -135,6 +161,64 @@ impl Model {
                 };
                 self.leases.clear();
             }
+            call => self.run_task(call),
+        }
+    }
+
+    fn run_task(&mut self, call: Call) {
+        let now = self.pool.now;
+        let state = &mut self.pool.state;
+        let tenant = &self.pool.tenant;
+        match call {
+            Call::Copy { key, target } => {
+                let targets = [HOSTS[target].to_owned()];
+                let new = NewTask::Copy { key: KEYS[key].as_bytes(), targets: &targets };
+                let _ = state.create_task(now, tenant, new);
+            }
+            Call::Shift { key, source, target } => {
+                let (source, target) = (HOSTS[source], HOSTS[target]);
+                let new = NewTask::Move { key: KEYS[key].as_bytes(), source, target };
+                let _ = state.create_task(now, tenant, new);
+            }
+            Call::Fetch { client } => {
+                let client = CLIENTS[client];
+                let Ok(work) = state.fetch_tasks(now, client, 2) else { return };
+                for work in work {
+                    for (start, end, incarnation) in self.stretches(&work.targets) {
+                        for (&(other, from, to), until) in &self.fences {
+                            let overlaps = other == incarnation && start < to && from < end;
+                            assert!(!overlaps || *until <= now, "fenced memory was given away");
+                        }
+                    }
+                    self.work.push((client, work));
+                }
+            }
+            Call::Report { nth, fails } if !self.work.is_empty() => {
+                let (client, work) = self.work.swap_remove(nth.index(self.work.len()));
+                let failed: Vec<ReplicaId> =
+                    work.targets.iter().take(usize::from(fails)).map(|p| p.replica).collect();
+                let (id, attempt) = (work.id, work.attempt);
+                let end = TaskEnd { id, attempt, failed_replicas: &failed, why: "" };
+                let _ = state.end_task(now, client, end);
+            }
+            Call::Clear { key, segment } => {
+                let name = HOSTS.get(segment).unwrap_or(&"");
+                let is_cleared = state.clear_copies(now, tenant, KEYS[key].as_bytes(), name);
+                assert!(!is_cleared || self.lease_of(key).is_none(), "leased copies stay");
+                if is_cleared {
+                    self.leases.remove(&key);
+                }
+            }
+            Call::Drain { segment } => {
+                let segments = [HOSTS[segment].to_owned()];
+                let new = NewJob { segments: &segments, targets: &[], concurrency: 2 };
+                self.jobs.extend(state.create_job(now, new));
+            }
+            Call::Cancel { nth } if !self.jobs.is_empty() => {
+                let job = self.jobs.swap_remove(nth.index(self.jobs.len()));
+                let _ = state.cancel_job(now, job);
+            }
+            _ => {}
         }
     }
 
@@ -266,9 +350,21 @@ impl Model {
         let mut held: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
         let objects = (0..state.objects.slots()).filter_map(|slot| state.objects.get(slot));
         let complete = objects.clone().filter(|object| object.is_complete()).count() as u64;
+        let stored: u64 = objects.clone().map(|object| object.bytes()).sum();
+        let writes = state.writes.iter();
+        let put: u64 = writes.map(|write| write.length * write.replicas.len() as u64).sum();
+        let copied: u64 = state.tasks.charges().map(|(_, bytes)| bytes).sum();
+        let charged = state.quota(&self.pool.tenant).unwrap().charged;
+        assert_eq!(charged, stored + put + copied, "what is charged is what there is");
+        for object in objects.clone().filter(|object| object.is_complete()) {
+            let mut ids: Vec<u16> = object.replicas.as_slice().iter().map(|c| c.ordinal).collect();
+            ids.sort_unstable();
+            assert!(ids.windows(2).all(|pair| pair[0] != pair[1]), "copies have numbers");
+        }
         assert_eq!(complete, state.objects.complete);
         let copies = objects.flat_map(|object| object.replicas.as_slice());
         let written = state.writes.iter().flat_map(|write| &write.replicas);
+        let written = written.chain(state.tasks.placed());
         let blocks = copies.chain(written).map(|copy| (copy.segment, copy.block));
         for (slot, block) in blocks.chain(state.quarantine.blocks()) {
             let segment = state.segments.at(slot);
@@ -292,6 +388,7 @@ impl Model {
                     .sum::<u64>()
             };
             let written = state.writes.iter().flat_map(|write| &write.replicas);
+            let written = written.chain(state.tasks.placed());
             let mut written = written.map(|copy| (copy.segment, copy.block));
             assert_eq!(block_bytes(&mut written), segment.writing);
             assert_eq!(block_bytes(&mut state.quarantine.blocks()), segment.fenced);
@@ -330,6 +427,8 @@ proptest! {
         model.wait(601_000);
         let totals = model.pool.state.totals();
         prop_assert_eq!((totals.keys, totals.used, totals.soft_pinned_keys), (0, 0, 0));
+        prop_assert_eq!(model.pool.state.tasks_underway(), (0, 0));
+        prop_assert_eq!(model.pool.state.running_jobs(), 0);
         prop_assert_eq!(model.pool.state.queue.parked_bytes, 0);
     }
 }

@@ -1,0 +1,31 @@
+//! Clearing: copies of objects given up, all of them or those in one segment.
+
+use mooncake_base::{Moment, TenantId};
+
+use super::{State, object::Flags};
+
+impl State {
+    /// Drops the copies of the object that lie in segments of that name, or all if the name is
+    /// empty; with its last copy the object is gone. Whether a copy was dropped: not of an object
+    /// that is leased, being written for the first time, or being copied.
+    pub fn clear_copies(
+        &mut self,
+        now: Moment,
+        tenant: &TenantId,
+        key: &[u8],
+        segment: &str,
+    ) -> bool {
+        let tenant = self.objects.tenant(tenant);
+        let Some(slot) = tenant.and_then(|tenant| self.find(tenant, key)) else { return false };
+        let object = self.objects.at(slot);
+        let is_held = object.holds.is_leased(now) || object.flags.has(Flags::COPIED);
+        if !object.is_complete() || is_held {
+            return false;
+        }
+        let segments = match segment {
+            "" => object.replicas.as_slice().iter().map(|copy| copy.segment).collect(),
+            name => self.segments.named(name).to_vec(),
+        };
+        self.drop_copies(now, slot, &segments) > 0
+    }
+}

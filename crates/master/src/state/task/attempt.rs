@@ -1,0 +1,362 @@
+//! One try of a task: what is still wanted, room for it, and what becomes of it at the end.
+
+use std::time::Duration;
+
+use mooncake_base::{ClientId, Error, Moment, ReplicaId, Result, TaskId, Version};
+
+use super::{
+    CHANGED, TaskKind, TaskStatus, Work,
+    book::{Attempt, Goal, Task},
+    nearest,
+};
+use crate::state::{
+    State,
+    lease::Stamp,
+    object::{Flags, Object, Replica},
+    put::PutOptions,
+    room::{Want, Within},
+    timer::Timer,
+};
+
+/// How long a task waits after its first failure; twice as long after each further one…
+const PAUSE: Duration = Duration::from_millis(250);
+/// … but no longer than this.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// How often a part of a drain is tried again.
+const UNIT_RETRIES_MAX: u32 = 3;
+
+/// What is to be done for a task.
+enum Plan {
+    /// All that is wanted stands; what the task drops may go.
+    Finish,
+    /// Copies are to be made: of this one, one in each of those.
+    Copy(Replica, Vec<Spot>),
+    /// The client holds no copy any more.
+    Elsewhere,
+    /// Not now.
+    Later(&'static str),
+    /// Never.
+    Fail(&'static str),
+}
+
+/// Where one copy is wanted.
+enum Spot {
+    Only(Vec<u32>),
+    Except(Vec<u32>),
+}
+
+impl Spot {
+    fn within(&self) -> Within<'_> {
+        match self {
+            Self::Only(these) => Within::Only(these),
+            Self::Except(these) => Within::Except(these),
+        }
+    }
+}
+
+impl State {
+    /// Begins a task that waits for the client; nothing if there is nothing for it to do.
+    pub(super) fn begin_task(&mut self, now: Moment, client: ClientId, id: TaskId) -> Option<Work> {
+        let slot = self.tasks.get(id)?.slot;
+        if self.objects.get(slot).is_some() {
+            self.settle(slot);
+        }
+        let task = self.tasks.get(id)?;
+        let subject = self.subject(task);
+        if subject.is_some_and(|object| object.flags.has(Flags::COPIED)) {
+            // Another task copies it; this one's turn comes.
+            return None;
+        }
+        let plan = subject.map_or(Plan::Fail(CHANGED), |object| self.plan(task, object, client));
+        self.tasks.unqueue(id);
+        match plan {
+            Plan::Copy(source, spots) => self.start_attempt(now, id, source, &spots),
+            Plan::Finish => {
+                self.conclude(now, id, 0);
+                None
+            }
+            Plan::Elsewhere => {
+                self.assign_task(now, id, now, Some(client));
+                None
+            }
+            Plan::Later(why) => {
+                self.retry_task(now, id, why);
+                None
+            }
+            Plan::Fail(why) => {
+                self.fail_task(now, id, why);
+                None
+            }
+        }
+    }
+
+    fn plan(&self, task: &Task, object: &Object, client: ClientId) -> Plan {
+        let copies = object.replicas.as_slice();
+        let readable: Vec<(Replica, ClientId)> = copies
+            .iter()
+            .map(|copy| (*copy, self.segments.at(copy.segment)))
+            .filter(|(_, segment)| segment.is_readable())
+            .map(|(copy, segment)| (copy, segment.client))
+            .collect();
+        let Some(source) = nearest(&readable, client) else {
+            return Plan::Later("nobody who holds a copy is heard of");
+        };
+        let sources = self.sources(&task.goal);
+        let is_on = |slots: &[u32]| {
+            let mut stays = readable.iter().filter(|(copy, _)| !sources.contains(&copy.segment));
+            stays.any(|(copy, _)| slots.contains(&copy.segment))
+        };
+        let spots = match &task.goal {
+            Goal::Copy { targets } => {
+                let slots = targets.iter().map(|name| self.segments.named(name).to_vec());
+                slots.filter(|slots| !is_on(slots)).map(Spot::Only).collect()
+            }
+            Goal::Move { target, .. } => {
+                if !copies.iter().any(|copy| sources.contains(&copy.segment)) {
+                    return Plan::Fail("the object has no copy in the source any more");
+                }
+                let slots = self.segments.named(target).to_vec();
+                if is_on(&slots) { Vec::new() } else { vec![Spot::Only(slots)] }
+            }
+            Goal::Leave { targets, .. } => match self.way_out(copies, &sources, targets, &is_on) {
+                Ok(spot) => spot.into_iter().collect(),
+                Err(why) => return Plan::Later(why),
+            },
+        };
+        let is_gone = |spot: &Spot| matches!(spot, Spot::Only(slots) if slots.is_empty());
+        if spots.iter().any(is_gone) {
+            Plan::Fail("the target is not mounted any more")
+        } else if spots.is_empty() {
+            Plan::Finish
+        } else if !readable.iter().any(|(_, owner)| *owner == client) {
+            Plan::Elsewhere
+        } else {
+            Plan::Copy(source, spots)
+        }
+    }
+
+    /// Where a copy is wanted so that another may leave its segment; nowhere if there is one
+    /// already, or if no other segment could take it and another copy can be read.
+    fn way_out(
+        &self,
+        copies: &[Replica],
+        sources: &[u32],
+        targets: &[Box<str>],
+        is_on: &dyn Fn(&[u32]) -> bool,
+    ) -> Result<Option<Spot>, &'static str> {
+        if !copies.iter().any(|copy| sources.contains(&copy.segment)) {
+            return Ok(None);
+        }
+        if !targets.is_empty() {
+            let named = targets.iter().flat_map(|name| self.segments.named(name));
+            let slots: Vec<u32> = named.copied().collect();
+            return Ok((!is_on(&slots)).then_some(Spot::Only(slots)));
+        }
+        let holders: Vec<u32> = copies.iter().map(|copy| copy.segment).collect();
+        if self.segments.open().iter().any(|slot| !holders.contains(slot)) {
+            return Ok(Some(Spot::Except(holders)));
+        }
+        if is_on(&holders) { Ok(None) } else { Err("no other segment takes objects") }
+    }
+
+    /// Takes room for the copies and lets the client write them.
+    fn start_attempt(
+        &mut self,
+        now: Moment,
+        id: TaskId,
+        source: Replica,
+        spots: &[Spot],
+    ) -> Option<Work> {
+        let task = self.tasks.get(id)?;
+        let (slot, key, kind) = (task.slot, task.key.clone(), task.kind);
+        let object = self.objects.at(slot);
+        let (tenant, version, length) = (object.tenant, object.version, object.length);
+        let checksum = object.checksum();
+        let placed = self.place_copies(now, slot, kind, spots).map_err(|error| error.to_string());
+        let (placed, why) = match placed {
+            Ok(placed) => placed,
+            Err(why) => {
+                self.retry_task(now, id, &why);
+                return None;
+            }
+        };
+        let until = now + self.rules.write_end();
+        for replica in &placed {
+            let segment = self.segments.at_mut(replica.segment);
+            segment.writing += segment.allocator.size(replica.block);
+            segment.quiet = segment.quiet.max(until);
+        }
+        let segment = self.segments.at_mut(source.segment);
+        segment.quiet = segment.quiet.max(until);
+        self.tenants.charge(tenant, length * placed.len() as u64);
+        self.objects.at_mut(slot).flags.set(Flags::COPIED, true);
+        let is_whole = why.is_none();
+        let targets = self.places(version, length, &placed);
+        let source = self.places(version, length, &[source]).pop()?;
+        self.tasks.run(id, Attempt { until, tenant, length, placed, is_whole });
+        let task = self.tasks.get_mut(id)?;
+        task.begun.get_or_insert(now);
+        task.updated = now;
+        task.message = why.unwrap_or_default();
+        let attempt = task.phase;
+        self.watch(id, until);
+        let version = Version(version);
+        Some(Work { id, attempt, key, version, length, checksum, source, targets })
+    }
+
+    /// Room for as many of the copies as there is room for, at least one; and why not for more.
+    fn place_copies(
+        &mut self,
+        now: Moment,
+        slot: u32,
+        kind: TaskKind,
+        spots: &[Spot],
+    ) -> Result<(Vec<Replica>, Option<String>)> {
+        let object = self.objects.at(slot);
+        let (tenant, length) = (object.tenant, object.length);
+        if kind == TaskKind::Copy {
+            let need = length.saturating_mul(spots.len() as u64);
+            self.admit(now, tenant, need, Some(slot))?;
+        }
+        let options = PutOptions::default();
+        let mut placed = Vec::with_capacity(spots.len());
+        let mut failure: Option<Error> = None;
+        for spot in spots {
+            let want = Want {
+                length,
+                replicas: 1,
+                within: spot.within(),
+                host: Box::from(""),
+                options: &options,
+                spared: Some(slot),
+            };
+            match self.find_room(now, &want) {
+                Ok(found) => {
+                    let ordinal = self.tasks.ordinal();
+                    placed.extend(found.into_iter().map(|copy| Replica { ordinal, ..copy }));
+                }
+                Err(error) => failure = Some(error),
+            }
+        }
+        match failure {
+            Some(error) if placed.is_empty() => Err(error),
+            failure => Ok((placed, failure.map(|error| error.to_string()))),
+        }
+    }
+
+    /// A try is over. Copies that `failed` names are given up, their memory rests until then.
+    pub(super) fn end_attempt(
+        &mut self,
+        now: Moment,
+        id: TaskId,
+        why: &str,
+        failed: &dyn Fn(ReplicaId) -> bool,
+        until: Stamp,
+    ) {
+        let Some(attempt) = self.tasks.halt(id) else { return };
+        let Some(task) = self.tasks.get(id) else { return };
+        let (slot, version) = (task.slot, task.version);
+        let is_same = self.subject(task).is_some();
+        if is_same {
+            self.objects.at_mut(slot).flags.set(Flags::COPIED, false);
+            self.wake(slot);
+        }
+        let mut is_whole = attempt.is_whole;
+        let mut copied = 0;
+        for replica in attempt.placed {
+            let segment = self.segments.at_mut(replica.segment);
+            segment.writing -= segment.allocator.size(replica.block);
+            let has_failed = failed(replica.id(version));
+            is_whole &= !has_failed;
+            if is_same && !has_failed {
+                self.add_copy(slot, replica);
+                copied += attempt.length;
+            } else {
+                self.tenants.uncharge(attempt.tenant, attempt.length);
+                self.release(now, replica, if has_failed { until } else { Stamp::default() });
+            }
+        }
+        if !is_same {
+            self.fail_task(now, id, CHANGED);
+        } else if is_whole {
+            self.conclude(now, id, copied);
+        } else {
+            let why = if why.is_empty() { "not every copy was written" } else { why };
+            self.retry_task(now, id, why);
+        }
+    }
+
+    /// What the task wanted stands: what it drops goes.
+    fn conclude(&mut self, now: Moment, id: TaskId, copied: u64) {
+        let Some(task) = self.tasks.get(id) else { return };
+        let (slot, sources) = (task.slot, self.sources(&task.goal));
+        self.drop_copies(now, slot, &sources);
+        self.finish_task(now, id, Ok(copied));
+    }
+
+    /// The task, which is in no queue, is tried again later, unless it was tried often enough.
+    fn retry_task(&mut self, now: Moment, id: TaskId, why: &str) {
+        let limits = &self.rules.tasks;
+        let Some(task) = self.tasks.get_mut(id) else { return };
+        let retries_max = task.job.map_or(limits.retries_max, |_| UNIT_RETRIES_MAX);
+        let timeout = limits.processing_timeout;
+        let is_late =
+            !timeout.is_zero() && task.begun.is_some_and(|begun| (begun + timeout).has_passed(now));
+        if task.retries >= retries_max || is_late {
+            let why = format!("given up after {} tries: {why}", task.retries + 1);
+            return self.fail_task(now, id, &why);
+        }
+        task.retries += 1;
+        task.updated = now;
+        why.clone_into(&mut task.message);
+        let client = task.client;
+        let pause = PAUSE_MAX.min(PAUSE * (1 << task.retries.min(8)));
+        self.assign_task(now, id, now + pause, Some(client));
+    }
+
+    /// The task, which is in no queue, will not be done.
+    pub(super) fn fail_task(&mut self, now: Moment, id: TaskId, why: &str) {
+        self.finish_task(now, id, Err(why));
+    }
+
+    fn finish_task(&mut self, now: Moment, id: TaskId, outcome: Result<u64, &str>) {
+        let Some(task) = self.tasks.get_mut(id) else { return };
+        task.updated = now;
+        (task.status, task.message) = match outcome {
+            Ok(_) => (TaskStatus::Success, "Task completed successfully".to_owned()),
+            Err(why) => (TaskStatus::Failed, why.to_owned()),
+        };
+        let (slot, version, job) = (task.slot, task.version, task.job);
+        match job {
+            Some(job) => {
+                self.tasks.remove(id);
+                self.end_unit(now, job, (slot, version), outcome);
+            }
+            None => self.tasks.finish(id, self.rules.tasks.finished_max),
+        }
+    }
+
+    /// A timer is set for the present phase of the task.
+    pub(super) fn watch(&mut self, id: TaskId, at: Moment) {
+        if let Some(task) = self.tasks.get(id) {
+            self.timers.push(at, Timer::Task(id, task.phase));
+        }
+    }
+
+    /// The timer of a task rang: its client said nothing, or nobody ever fetched it.
+    pub(in super::super) fn check_task(&mut self, now: Moment, id: TaskId, phase: u64) {
+        let task = self.tasks.get(id).filter(|task| task.phase == phase);
+        let Some(task) = task else { return };
+        match task.status {
+            TaskStatus::Processing => {
+                let why = "the client did not say in time how it went";
+                self.end_attempt(now, id, why, &|_| true, Stamp::default());
+            }
+            TaskStatus::Pending => {
+                self.tasks.unqueue(id);
+                self.fail_task(now, id, "no client fetched the task in time");
+            }
+            TaskStatus::Failed | TaskStatus::Success => {}
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! Tenants: what each one's copies take up, and how much that may be.
+
+use mooncake_base::{Error, ErrorCode, Moment, Result, TenantId};
+use rustc_hash::FxHashMap;
+
+use super::{
+    State,
+    eviction::{Chain, Links},
+    object::NO_WRITE,
+    room::{Pass, Verdict},
+};
+
+/// The largest quota.
+const QUOTA_MAX: u64 = i64::MAX as u64;
+/// How many objects that may not be evicted yet one put passes over.
+const PASSED_MAX: usize = 1024;
+
+/// What is known of the tenants.
+#[derive(Debug)]
+pub(super) struct Tenants {
+    is_enforced: bool,
+    /// By the number of the tenant.
+    used: Vec<Used>,
+    /// Those with a quota.
+    numbers: FxHashMap<TenantId, u16>,
+    /// The sum of all quotas.
+    requested: u128,
+    links: Links,
+}
+
+#[derive(Debug, Default)]
+struct Used {
+    /// Bytes that its policy grants; none without a policy.
+    quota: u64,
+    /// Bytes of all its copies, those that are being written among them.
+    charged: u64,
+    /// What it can read, the longest unused first. Kept only where quotas count.
+    order: Chain,
+    refused: u64,
+    evicted_bytes: u64,
+}
+
+/// A tenant, its quota, and its use of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TenantQuota {
+    /// The tenant.
+    pub tenant: TenantId,
+    /// Bytes that its policy grants.
+    pub requested: u64,
+    /// Bytes it may use now: its share where the pool is smaller than all quotas together.
+    pub effective: u64,
+    /// Bytes of its copies, those that are being written among them.
+    pub charged: u64,
+    /// Puts that were refused for want of quota.
+    pub refused: u64,
+    /// Bytes of its objects that made room for its own puts.
+    pub evicted_bytes: u64,
+}
+
+impl Tenants {
+    pub(super) fn new(is_enforced: bool) -> Self {
+        Self {
+            is_enforced,
+            used: Vec::new(),
+            numbers: FxHashMap::default(),
+            requested: 0,
+            links: Links::default(),
+        }
+    }
+
+    pub(super) fn charge(&mut self, tenant: u16, bytes: u64) {
+        self.used(tenant).charged += bytes;
+    }
+
+    pub(super) fn uncharge(&mut self, tenant: u16, bytes: u64) {
+        self.used(tenant).charged -= bytes;
+    }
+
+    /// The tenant has something more to read.
+    pub(super) fn enter(&mut self, tenant: u16, object: u32) {
+        if self.is_enforced {
+            let links = &mut self.links;
+            at(&mut self.used, tenant).order.push_last(links, object);
+        }
+    }
+
+    /// The object was used.
+    pub(super) fn touch(&mut self, tenant: u16, object: u32) {
+        if self.is_enforced {
+            let links = &mut self.links;
+            let order = &mut at(&mut self.used, tenant).order;
+            order.remove(links, object);
+            order.push_last(links, object);
+        }
+    }
+
+    /// The object cannot be read any more.
+    pub(super) fn leave(&mut self, tenant: u16, object: u32) {
+        if self.is_enforced {
+            let links = &mut self.links;
+            at(&mut self.used, tenant).order.remove(links, object);
+        }
+    }
+
+    fn used(&mut self, tenant: u16) -> &mut Used {
+        at(&mut self.used, tenant)
+    }
+
+    /// What a tenant with that quota may use of so much memory.
+    fn effective(&self, requested: u64, lent: u64) -> u64 {
+        let share = match self.requested {
+            sum if sum <= u128::from(lent) => return requested,
+            sum => u128::from(requested) * u128::from(lent) / sum,
+        };
+        u64::try_from(share).unwrap_or(u64::MAX)
+    }
+}
+
+fn at(used: &mut Vec<Used>, tenant: u16) -> &mut Used {
+    let index = usize::from(tenant);
+    if index >= used.len() {
+        used.resize_with(index + 1, Used::default);
+    }
+    &mut used[index]
+}
+
+impl State {
+    /// Grants a tenant so many bytes.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy. `INVALID_PARAMS`: a name that none may
+    /// have, or a quota that is not in 1 to 2^63 - 1.
+    pub fn set_quota(&mut self, tenant: &TenantId, bytes: u64) -> Result<()> {
+        self.check_quotas()?;
+        let name = tenant.as_str();
+        if name.starts_with('_') || name.contains(|c: char| c.is_control()) {
+            let why = "the name of a tenant neither begins with '_' nor has control characters";
+            return Err(Error::invalid(why).with("tenant", name));
+        }
+        if !(1..=QUOTA_MAX).contains(&bytes) {
+            let why = "Tenant quota must be in [1, 2^63 - 1] bytes";
+            return Err(Error::invalid(why));
+        }
+        let number = self.objects.enter_tenant(tenant)?;
+        self.tenants.numbers.insert(tenant.clone(), number);
+        let before = std::mem::replace(&mut self.tenants.used(number).quota, bytes);
+        self.tenants.requested += u128::from(bytes);
+        self.tenants.requested -= u128::from(before);
+        Ok(())
+    }
+
+    /// Takes a tenant's quota, and with it the right to write.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy, `OBJECT_NOT_FOUND` if it has none,
+    /// `TENANT_NOT_EMPTY` while it has objects or writes some.
+    pub fn remove_quota(&mut self, tenant: &TenantId) -> Result<()> {
+        let quota = self.quota(tenant)?;
+        if quota.charged > 0 {
+            let why = "the tenant still owns objects";
+            return Err(Error::new(ErrorCode::TENANT_NOT_EMPTY, why)
+                .with("tenant", tenant)
+                .with("charged", quota.charged));
+        }
+        if let Some(number) = self.tenants.numbers.remove(tenant) {
+            let bytes = std::mem::take(&mut self.tenants.used(number).quota);
+            self.tenants.requested -= u128::from(bytes);
+        }
+        Ok(())
+    }
+
+    /// A tenant's quota.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy, `OBJECT_NOT_FOUND` if it has none.
+    pub fn quota(&self, tenant: &TenantId) -> Result<TenantQuota> {
+        self.check_quotas()?;
+        let missing = || {
+            Error::new(ErrorCode::OBJECT_NOT_FOUND, "the tenant has no quota")
+                .with("tenant", tenant)
+        };
+        let &number = self.tenants.numbers.get(tenant).ok_or_else(missing)?;
+        Ok(self.show_quota(tenant, number))
+    }
+
+    /// Every quota, in the order of the names.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy.
+    pub fn quotas(&self) -> Result<Vec<TenantQuota>> {
+        self.check_quotas()?;
+        let numbers = self.tenants.numbers.iter();
+        let mut shown: Vec<_> =
+            numbers.map(|(tenant, &number)| self.show_quota(tenant, number)).collect();
+        shown.sort_by(|a, b| a.tenant.as_str().cmp(b.tenant.as_str()));
+        Ok(shown)
+    }
+
+    fn show_quota(&self, tenant: &TenantId, number: u16) -> TenantQuota {
+        let used = &self.tenants.used[usize::from(number)];
+        TenantQuota {
+            tenant: tenant.clone(),
+            requested: used.quota,
+            effective: self.tenants.effective(used.quota, self.segments.lent),
+            charged: used.charged,
+            refused: used.refused,
+            evicted_bytes: used.evicted_bytes,
+        }
+    }
+
+    fn check_quotas(&self) -> Result<()> {
+        if self.tenants.is_enforced {
+            return Ok(());
+        }
+        let why = "the master runs without --enable_multi_tenants";
+        Err(Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE, why))
+    }
+
+    /// Whether the tenant may write at all.
+    pub(super) fn check_tenant(&self, tenant: &TenantId) -> Result<()> {
+        if !self.tenants.is_enforced || self.tenants.numbers.contains_key(tenant) {
+            return Ok(());
+        }
+        Err(Error::new(ErrorCode::TENANT_NOT_REGISTERED, "the tenant has no quota")
+            .with("tenant", tenant))
+    }
+
+    /// What a put adds to the tenant's use: its copies, without what it replaces (unless others
+    /// are writing that too).
+    pub(super) fn growth(&self, length: u64, copies: u32, standing: Option<u32>) -> u64 {
+        let copies = u64::from(copies).min(self.segments.open().len() as u64).max(1);
+        let replaced = standing.map_or(0, |slot| {
+            let object = self.objects.at(slot);
+            if object.writes == NO_WRITE { object.bytes() } else { 0 }
+        });
+        length.saturating_mul(copies).saturating_sub(replaced)
+    }
+
+    /// Makes sure that the quota has room for so many bytes more, evicting what is the tenant's own
+    /// but for one object.
+    pub(super) fn admit(
+        &mut self,
+        now: Moment,
+        tenant: u16,
+        need: u64,
+        spared: Option<u32>,
+    ) -> Result<()> {
+        if !self.tenants.is_enforced {
+            return Ok(());
+        }
+        let requested = self.tenants.used(tenant).quota;
+        let limit = self.tenants.effective(requested, self.segments.lent);
+        if need <= limit {
+            self.evict_own(now, tenant, limit - need, spared);
+        }
+        let charged = self.tenants.used(tenant).charged;
+        if charged.saturating_add(need) <= limit {
+            return Ok(());
+        }
+        self.tenants.used(tenant).refused += 1;
+        let why = "the tenant's quota is used up, and nothing more of its own may be evicted";
+        Err(Error::new(ErrorCode::TENANT_QUOTA_EXCEEDED, why)
+            .with("bytes", need)
+            .with("charged", charged)
+            .with("quota", limit))
+    }
+
+    /// Evicts the tenant's objects, the longest unused first, until it uses no more than that.
+    fn evict_own(&mut self, now: Moment, tenant: u16, limit: u64, spared: Option<u32>) {
+        let passes = [Pass::Plain, Pass::Soft];
+        let passes = &passes[..1 + usize::from(self.rules.is_soft_pin_evictable)];
+        for &pass in passes {
+            let count = self.tenants.used(tenant).order.count();
+            for _ in 0..count.min(PASSED_MAX) {
+                if self.tenants.used(tenant).charged <= limit {
+                    return;
+                }
+                while let Some(object) = self.tenants.used(tenant).order.first() {
+                    // What is passed over goes to the end, so that the next put looks further.
+                    if !matches!(self.judge(now, object, pass, spared), Verdict::Evict) {
+                        if self.objects.get(object).is_some_and(|object| object.is_complete()) {
+                            self.tenants.touch(tenant, object);
+                        }
+                        break;
+                    }
+                    let before = self.tenants.used(tenant).charged;
+                    for member in self.unit(object) {
+                        self.dequeue(member);
+                        self.evict(now, member);
+                    }
+                    let used = self.tenants.used(tenant);
+                    used.evicted_bytes += before - used.charged;
+                    if used.charged <= limit {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,487 @@
+//! Copies, moves, drains and clearing: made, carried out, failed, interrupted.
+
+use super::*;
+
+/// A pool in which A and B lend memory; B also to a segment of its own name `host-b:1`.
+fn two() -> Pool {
+    let mut pool = Pool::new(4);
+    pool.mount(B, 2, 4).unwrap();
+    pool
+}
+
+fn on(name: &str) -> PutOptions {
+    PutOptions { preferred_segments: vec![name.to_owned()], ..PutOptions::default() }
+}
+
+impl Pool {
+    fn copy(&mut self, key: &str, targets: &[&str]) -> Result<TaskId> {
+        let targets: Vec<String> = targets.iter().map(|&name| name.to_owned()).collect();
+        let new = NewTask::Copy { key: key.as_bytes(), targets: &targets };
+        self.state.create_task(self.now, &self.tenant, new)
+    }
+
+    fn shift(&mut self, key: &str, source: &str, target: &str) -> Result<TaskId> {
+        let new = NewTask::Move { key: key.as_bytes(), source, target };
+        self.state.create_task(self.now, &self.tenant, new)
+    }
+
+    fn fetch(&mut self, client: ClientId) -> Vec<Work> {
+        self.state.fetch_tasks(self.now, client, 100).unwrap()
+    }
+
+    fn done(&mut self, client: ClientId, work: &Work) -> Result<()> {
+        self.report(client, work, &[])
+    }
+
+    fn report(&mut self, client: ClientId, work: &Work, failed: &[ReplicaId]) -> Result<()> {
+        let end = TaskEnd {
+            id: work.id,
+            attempt: work.attempt,
+            failed_replicas: failed,
+            why: if failed.is_empty() { "" } else { "the peer is gone" },
+        };
+        self.state.end_task(self.now, client, end)
+    }
+
+    fn status(&self, id: TaskId) -> (TaskStatus, String) {
+        let view = self.state.task(id).unwrap();
+        (view.status, view.message)
+    }
+
+    /// The names of the segments that hold a copy.
+    fn holders(&mut self, key: &str) -> Vec<String> {
+        let Ok(found) = self.locate(key, false, false) else { return Vec::new() };
+        let name = |place: &Place| self.state.segment(place.segment).spec.name.clone();
+        let mut names: Vec<String> = found.places.iter().map(name).collect();
+        names.sort();
+        names
+    }
+
+    /// Clients do what they are asked to until there is nothing more, for so long at the most.
+    fn work_off(&mut self, seconds: u64) {
+        for _ in 0..seconds * 10 {
+            for client in [A, B] {
+                for work in self.fetch(client) {
+                    self.done(client, &work).unwrap();
+                }
+            }
+            self.now = self.now + Duration::from_millis(100);
+            self.state.heartbeat(self.now, A);
+            self.state.heartbeat(self.now, B);
+            self.settle();
+        }
+    }
+}
+
+#[test]
+fn a_copy_stands_beside_the_first_once_it_was_reported() {
+    let mut pool = two();
+    pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
+    let id = pool.copy("k", &["host-b:1"]).unwrap();
+    assert_eq!(pool.status(id).0, TaskStatus::Pending);
+    assert!(pool.state.has_tasks(pool.now, A) && !pool.state.has_tasks(pool.now, B));
+    assert!(pool.fetch(B).is_empty(), "the holder of a copy carries it out");
+    let work = pool.fetch(A).remove(0);
+    assert_eq!((work.length, work.targets.len(), work.checksum), (MIB, 1, Some(7)));
+    assert_eq!(pool.status(id).0, TaskStatus::Processing);
+    assert_eq!(pool.holders("k"), ["host-a:1"], "nobody reads what is not written yet");
+    fails(pool.done(B, &work), ErrorCode::ILLEGAL_CLIENT);
+    pool.done(A, &work).unwrap();
+    assert_eq!(pool.holders("k"), ["host-a:1", "host-b:1"]);
+    assert_eq!(pool.status(id), (TaskStatus::Success, "Task completed successfully".to_owned()));
+    fails(pool.done(A, &work), ErrorCode::TASK_NOT_FOUND);
+    pool.state.declare_dead(pool.now, A);
+    assert_eq!(pool.holders("k"), ["host-b:1"], "the loss of the first loses nothing");
+}
+
+#[test]
+fn a_move_leaves_one_copy_and_its_source_rests_under_the_fences_of_readers() {
+    let mut pool = two();
+    pool.put_with("k", 4 * MIB, false, &on("host-a:1")).unwrap();
+    pool.wait(30);
+    pool.locate("k", false, true).unwrap();
+    let id = pool.shift("k", "host-a:1", "host-b:1").unwrap();
+    let work = pool.fetch(A).remove(0);
+    pool.done(A, &work).unwrap();
+    assert_eq!(
+        (pool.holders("k"), pool.status(id).0),
+        (vec!["host-b:1".into()], TaskStatus::Success)
+    );
+    assert_eq!(pool.state.totals().fenced, 4 * MIB);
+    fails(
+        pool.put_with("new", 4 * MIB, false, &on("host-a:1"))
+            .map(|started| {
+                let segment = pool.state.segment(started.places[0].segment);
+                assert_ne!(segment.spec.name, "host-a:1", "a reader may still be at it");
+            })
+            .and_then(|()| pool.put_with("more", 4 * MIB, false, &on("host-a:1"))),
+        ErrorCode::NO_AVAILABLE_HANDLE,
+    );
+    pool.wait(1);
+    pool.put_with("more", 4 * MIB, false, &on("host-a:1")).unwrap();
+}
+
+#[test]
+fn what_cannot_be_a_task_is_refused_with_its_code() {
+    let mut pool = two();
+    pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
+    pool.start(A, "half", MIB).unwrap();
+    fails(pool.copy("none", &["host-b:1"]), ErrorCode::OBJECT_NOT_FOUND);
+    fails(pool.copy("half", &["host-b:1"]), ErrorCode::REPLICA_IS_NOT_READY);
+    fails(pool.copy("k", &[]), ErrorCode::INVALID_PARAMS);
+    fails(pool.copy("k", &["host-b:1", "nowhere"]), ErrorCode::INVALID_PARAMS);
+    fails(pool.shift("k", "host-a:1", "host-a:1"), ErrorCode::INVALID_PARAMS);
+    fails(pool.shift("k", "host-b:1", "host-a:1"), ErrorCode::INVALID_PARAMS);
+    fails(pool.shift("k", "host-a:1", "nowhere"), ErrorCode::INVALID_PARAMS);
+    fails(pool.shift("none", "host-a:1", "host-b:1"), ErrorCode::OBJECT_NOT_FOUND);
+    fails(pool.state.task(TaskId::from_bits(1)), ErrorCode::TASK_NOT_FOUND);
+    fails(pool.state.fetch_tasks(pool.now, ClientId::from_bits(9), 1), ErrorCode::CLIENT_NOT_FOUND);
+}
+
+#[test]
+fn a_target_that_has_a_copy_needs_no_other() {
+    let mut pool = two();
+    pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
+    let id = pool.copy("k", &["host-a:1"]).unwrap();
+    assert!(pool.fetch(A).is_empty());
+    assert_eq!(pool.status(id).0, TaskStatus::Success);
+    assert_eq!(pool.holders("k"), ["host-a:1"]);
+}
+
+#[test]
+fn an_object_that_is_copied_is_neither_evicted_nor_removed_unless_forced() {
+    let mut pool = two();
+    pool.put_with("k", 2 * MIB, false, &on("host-a:1")).unwrap();
+    let id = pool.copy("k", &["host-b:1"]).unwrap();
+    let work = pool.fetch(A).remove(0);
+    fails(pool.remove("k", false), ErrorCode::OBJECT_HAS_REPLICATION_TASK);
+    assert!(!pool.state.clear_copies(pool.now, &pool.tenant, b"k", ""));
+    for index in 0..8 {
+        pool.put(&format!("other{index}"), MIB).unwrap();
+    }
+    assert!(pool.exists("k"));
+    pool.remove("k", true).unwrap();
+    let fenced = pool.state.totals().fenced;
+    assert_eq!(fenced, 2 * MIB, "the client may still read what it copies");
+    pool.done(A, &work).unwrap();
+    let (status, why) = pool.status(id);
+    assert_eq!(status, TaskStatus::Failed);
+    assert!(why.contains("removed"), "{why}");
+    pool.wait(30);
+    let totals = pool.state.totals();
+    assert_eq!((totals.fenced, totals.writing), (0, 0));
+}
+
+#[test]
+fn a_task_whose_object_was_rewritten_fails_and_leaves_the_new_one_alone() {
+    let mut pool = two();
+    pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
+    let id = pool.copy("k", &["host-b:1"]).unwrap();
+    let later = pool.copy("k", &["host-b:1"]).unwrap();
+    let work = pool.fetch(A);
+    assert_eq!(work.len(), 1, "one at a time");
+    let new = pool.put_with("k", MIB / 2, true, &on("host-a:1")).unwrap();
+    pool.done(A, &work[0]).unwrap();
+    assert!(pool.fetch(A).is_empty());
+    for task in [id, later] {
+        let (status, why) = pool.status(task);
+        assert_eq!(status, TaskStatus::Failed);
+        assert!(why.contains("replaced"), "{why}");
+    }
+    let found = pool.locate("k", false, false).unwrap();
+    assert_eq!((found.version, found.places.len()), (new.version, 1));
+}
+
+#[test]
+fn what_failed_is_tried_again_and_given_up_in_the_end() {
+    let rules =
+        Rules { tasks: TaskRules { retries_max: 2, ..TaskRules::default() }, ..Rules::default() };
+    let mut pool = Pool::with(rules, 4);
+    pool.mount(B, 2, 4).unwrap();
+    pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
+    let id = pool.copy("k", &["host-b:1"]).unwrap();
+    for tries in 1..=3 {
+        let work = pool.fetch(A).remove(0);
+        let failed: Vec<ReplicaId> = work.targets.iter().map(|place| place.replica).collect();
+        pool.report(A, &work, &failed).unwrap();
+        if tries < 3 {
+            assert_eq!(pool.status(id), (TaskStatus::Pending, "the peer is gone".to_owned()));
+            assert!(!pool.state.has_tasks(pool.now, A), "not at once");
+            pool.wait(2);
+        }
+    }
+    let (status, why) = pool.status(id);
+    assert_eq!(status, TaskStatus::Failed);
+    assert!(why.contains("3 tries") && why.contains("the peer is gone"), "{why}");
+    assert!(pool.state.totals().fenced > 0, "a late byte may still arrive");
+    pool.wait(25);
+    assert_eq!(pool.state.totals().fenced, 0);
+}
+
+#[test]
+fn a_client_that_says_nothing_loses_the_task_to_another_holder() {
+    let mut pool = two();
+    let both = PutOptions { replicas: 2, ..PutOptions::default() };
+    pool.state.register(pool.now, ClientId::from_bits(3), "host-c:1").unwrap();
+    let third = SegmentSpec { name: "host-c:1".into(), ..spec(B, 3, 1, 4) };
+    pool.put_with("k", MIB, false, &both).unwrap();
+    pool.state.mount(pool.now, ClientId::from_bits(3), third).unwrap();
+    let id = pool.copy("k", &["host-c:1"]).unwrap();
+    let first = if pool.state.has_tasks(pool.now, A) { A } else { B };
+    let second = if first == A { B } else { A };
+    let work = pool.fetch(first).remove(0);
+    let begun = pool.now;
+    while pool.status(id).0 == TaskStatus::Processing {
+        pool.wait(1);
+        pool.state.heartbeat(pool.now, ClientId::from_bits(3));
+    }
+    assert!(pool.now.since(begun) >= pool.state.rules().write_window);
+    fails(pool.done(first, &work), ErrorCode::TASK_NOT_FOUND);
+    pool.wait(2);
+    let again = pool.fetch(second).remove(0);
+    assert_ne!(again.attempt, work.attempt);
+    pool.done(second, &again).unwrap();
+    assert_eq!(pool.status(id).0, TaskStatus::Success);
+    assert_eq!(pool.holders("k").len(), 3);
+}
+
+#[test]
+fn a_client_that_is_gone_leaves_its_tasks_to_others_or_fails_them() {
+    let mut pool = two();
+    let both = PutOptions { replicas: 2, ..PutOptions::default() };
+    pool.put_with("both", MIB, false, &both).unwrap();
+    pool.put_with("alone", MIB, false, &on("host-a:1")).unwrap();
+    pool.state.register(pool.now, ClientId::from_bits(3), "host-c:1").unwrap();
+    let third = SegmentSpec { name: "host-c:1".into(), ..spec(B, 3, 1, 4) };
+    pool.state.mount(pool.now, ClientId::from_bits(3), third).unwrap();
+    let tasks = ["both", "both", "alone"].map(|key| pool.copy(key, &["host-c:1"]).unwrap());
+    pool.fetch(A);
+    pool.state.declare_dead(pool.now, A);
+    pool.wait(1);
+    assert_eq!(pool.status(tasks[2]).0, TaskStatus::Failed);
+    for work in pool.fetch(B) {
+        pool.done(B, &work).unwrap();
+    }
+    pool.fetch(B);
+    assert_eq!(pool.status(tasks[0]).0, TaskStatus::Success);
+    assert_eq!(pool.holders("both"), ["host-b:1", "host-c:1"]);
+    assert_eq!(pool.state.totals().writing, 0);
+}
+
+#[test]
+fn a_full_target_makes_room_and_a_pinned_one_is_tried_again() {
+    let mut pool = two();
+    pool.put_with("k", 2 * MIB, false, &on("host-a:1")).unwrap();
+    for index in 0..4 {
+        pool.put_with(&format!("old{index}"), MIB, false, &on("host-b:1")).unwrap();
+    }
+    let id = pool.copy("k", &["host-b:1"]).unwrap();
+    let work = pool.fetch(A).remove(0);
+    pool.done(A, &work).unwrap();
+    assert_eq!(pool.status(id).0, TaskStatus::Success);
+    let pinned = PutOptions { is_hard_pinned: true, ..on("host-b:1") };
+    pool.state.clear_copies(pool.now, &pool.tenant, b"k", "host-b:1");
+    for index in 0..4 {
+        // Those that are left after the copy evicted some.
+        let _ = pool.remove(&format!("old{index}"), true);
+    }
+    pool.put_with("pin", 3 * MIB, false, &pinned).unwrap();
+    let id = pool.copy("k", &["host-b:1"]).unwrap();
+    assert!(pool.fetch(A).is_empty());
+    let (status, why) = pool.status(id);
+    assert_eq!(status, TaskStatus::Pending);
+    assert!(why.contains("hard_pinned"), "{why}");
+    pool.remove("pin", true).unwrap();
+    pool.wait(1);
+    let work = pool.fetch(A).remove(0);
+    pool.done(A, &work).unwrap();
+    assert_eq!(pool.status(id).0, TaskStatus::Success);
+}
+
+#[test]
+fn the_limits_of_tasks_hold() {
+    let rules = Rules {
+        tasks: TaskRules {
+            pending_max: 2,
+            processing_max: 1,
+            finished_max: 1,
+            pending_timeout: Duration::from_secs(60),
+            ..TaskRules::default()
+        },
+        ..Rules::default()
+    };
+    let mut pool = Pool::with(rules, 4);
+    pool.mount(B, 2, 4).unwrap();
+    let keys = ["a", "b", "c"];
+    for key in keys {
+        pool.put_with(key, MIB, false, &on("host-a:1")).unwrap();
+    }
+    let a = pool.copy("a", &["host-b:1"]).unwrap();
+    let b = pool.copy("b", &["host-b:1"]).unwrap();
+    fails(pool.copy("c", &["host-b:1"]), ErrorCode::TASK_PENDING_LIMIT_EXCEEDED);
+    let work = pool.fetch(A);
+    assert_eq!((work.len(), pool.state.tasks_underway()), (1, (1, 1)));
+    assert!(pool.fetch(A).is_empty(), "one runs already");
+    pool.done(A, &work[0]).unwrap();
+    let c = pool.copy("c", &["host-b:1"]).unwrap();
+    pool.wait(60);
+    assert!(pool.state.task(a).is_err() && pool.state.task(b).is_err(), "the oldest is forgotten");
+    let (status, why) = pool.status(c);
+    assert_eq!(status, TaskStatus::Failed);
+    assert!(why.contains("fetched"), "{why}");
+}
+
+#[test]
+fn a_replica_number_is_not_used_again_for_the_same_object() {
+    let mut pool = two();
+    pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..4 {
+        pool.copy("k", &["host-b:1"]).unwrap();
+        let work = pool.fetch(A).remove(0);
+        pool.done(A, &work).unwrap();
+        let found = pool.locate("k", false, false).unwrap();
+        seen.extend(found.places.iter().map(|place| place.replica));
+        assert!(pool.state.clear_copies(pool.now, &pool.tenant, b"k", "host-b:1"));
+        let gone = work.targets[0].replica;
+        assert!(!pool.state.verify(&pool.tenant, b"k", found.version, gone));
+    }
+    assert_eq!(seen.len(), 5);
+}
+
+#[test]
+fn copies_are_cleared_in_one_segment_or_everywhere_but_not_while_leased() {
+    let mut pool = two();
+    let both = PutOptions { replicas: 2, ..PutOptions::default() };
+    pool.put_with("k", MIB, false, &both).unwrap();
+    let clear = |pool: &mut Pool, key: &str, segment: &str| {
+        pool.state.clear_copies(pool.now, &pool.tenant, key.as_bytes(), segment)
+    };
+    pool.locate("k", true, false).unwrap();
+    assert!(!clear(&mut pool, "k", ""), "leased");
+    pool.wait(11);
+    assert!(!clear(&mut pool, "k", "nowhere") && !clear(&mut pool, "none", ""));
+    assert!(clear(&mut pool, "k", "host-a:1"));
+    assert!(!clear(&mut pool, "k", "host-a:1"), "there is none there any more");
+    assert_eq!(pool.holders("k"), ["host-b:1"]);
+    assert!(clear(&mut pool, "k", "host-b:1"));
+    assert!(!pool.exists("k"), "with the last copy it is gone");
+    pool.put_with("k", MIB, false, &both).unwrap();
+    assert!(clear(&mut pool, "k", ""));
+    assert_eq!((pool.exists("k"), pool.state.totals().used), (false, 0));
+}
+
+fn drain(pool: &mut Pool, segments: &[&str], targets: &[&str]) -> Result<JobId> {
+    let names = |names: &[&str]| -> Vec<String> { names.iter().map(|&n| n.to_owned()).collect() };
+    let (segments, targets) = (names(segments), names(targets));
+    let new = NewJob { segments: &segments, targets: &targets, concurrency: 2 };
+    pool.state.create_job(pool.now, new)
+}
+
+fn segment_status(pool: &Pool, name: &str) -> SegmentStatus {
+    let all = pool.state.list_segments();
+    all.iter().find(|view| view.spec.name == name).unwrap().status
+}
+
+#[test]
+fn a_drained_segment_is_empty_and_everything_is_still_there() {
+    let mut pool = two();
+    for index in 0..20 {
+        pool.put_with(&format!("k{index}"), 100_000, false, &on("host-a:1")).unwrap();
+    }
+    let job = drain(&mut pool, &["host-a:1"], &[]).unwrap();
+    assert_eq!(pool.state.job(job).unwrap().status, JobStatus::Created);
+    assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::Draining);
+    fails(drain(&mut pool, &["host-a:1"], &[]), ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS);
+    pool.settle();
+    assert_eq!(pool.state.tasks_underway().0, 2, "no more at once than may be");
+    let written = pool.put_with("new", 1000, false, &on("host-a:1")).unwrap();
+    let name = &pool.state.segment(written.places[0].segment).spec.name;
+    assert_eq!(name, "host-b:1", "it takes nothing new");
+    pool.work_off(5);
+    let view = pool.state.job(job).unwrap();
+    assert_eq!(
+        (view.status, view.succeeded, view.failed, view.active),
+        (JobStatus::Succeeded, 20, 0, 0)
+    );
+    assert_eq!(view.moved_bytes, 2_000_000);
+    assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::Drained);
+    assert!(pool.state.list_segments().iter().any(|v| v.spec.name == "host-a:1" && v.used == 0));
+    for index in 0..20 {
+        assert_eq!(pool.holders(&format!("k{index}")), ["host-b:1"]);
+    }
+}
+
+#[test]
+fn an_object_that_is_written_while_its_segment_drains_leaves_too() {
+    let mut pool = two();
+    let started = pool.start_with(A, "late", MIB, false, &on("host-a:1")).unwrap();
+    let job = drain(&mut pool, &["host-a:1"], &["host-b:1"]).unwrap();
+    pool.work_off(2);
+    assert_eq!(pool.state.job(job).unwrap().status, JobStatus::Running);
+    pool.end(A, "late", &started).unwrap();
+    pool.work_off(3);
+    assert_eq!(pool.state.job(job).unwrap().status, JobStatus::Succeeded);
+    assert_eq!(pool.holders("late"), ["host-b:1"]);
+}
+
+#[test]
+fn a_drain_that_finds_no_room_fails_and_gives_the_segment_back() {
+    let mut pool = two();
+    let pinned = PutOptions { is_hard_pinned: true, ..on("host-b:1") };
+    pool.put_with("pin", 3 * MIB, false, &pinned).unwrap();
+    pool.put_with("large", 2 * MIB, false, &on("host-a:1")).unwrap();
+    pool.put_with("small", 1000, false, &on("host-a:1")).unwrap();
+    let job = drain(&mut pool, &["host-a:1"], &[]).unwrap();
+    pool.work_off(20);
+    let view = pool.state.job(job).unwrap();
+    assert_eq!((view.status, view.succeeded, view.failed), (JobStatus::Failed, 1, 1));
+    assert!(view.message.contains("1 objects") && view.message.contains("hard_pinned"), "{view:?}");
+    assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::Ok);
+    assert!(pool.exists("large"));
+}
+
+#[test]
+fn a_cancelled_drain_gives_the_segment_back() {
+    let mut pool = two();
+    pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
+    let job = drain(&mut pool, &["host-a:1"], &[]).unwrap();
+    pool.settle();
+    let work = pool.fetch(A).remove(0);
+    pool.state.cancel_job(pool.now, job).unwrap();
+    pool.state.cancel_job(pool.now, job).unwrap();
+    assert_eq!(pool.state.job(job).unwrap().status, JobStatus::Canceled);
+    assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::Ok);
+    pool.done(A, &work).unwrap();
+    assert_eq!(pool.holders("k"), ["host-b:1"], "what was being moved is moved");
+    fails(pool.state.cancel_job(pool.now, JobId::from_bits(3)), ErrorCode::JOB_NOT_FOUND);
+    fails(pool.state.job(JobId::from_bits(3)), ErrorCode::JOB_NOT_FOUND);
+}
+
+#[test]
+fn a_drain_job_is_checked() {
+    let mut pool = two();
+    fails(drain(&mut pool, &[], &[]), ErrorCode::INVALID_PARAMS);
+    fails(drain(&mut pool, &["nowhere"], &[]), ErrorCode::SEGMENT_NOT_FOUND);
+    fails(drain(&mut pool, &["host-a:1"], &["nowhere"]), ErrorCode::SEGMENT_NOT_FOUND);
+    fails(drain(&mut pool, &["host-a:1"], &["host-a:1"]), ErrorCode::INVALID_PARAMS);
+    assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::Ok);
+    let job = drain(&mut pool, &["host-a:1"], &[]).unwrap();
+    pool.settle();
+    let view = pool.state.job(job).unwrap();
+    assert!((view.created, view.succeeded) == (pool.now, 0) && view.segments == ["host-a:1"]);
+    assert_eq!(pool.state.job(job).unwrap().status, JobStatus::Succeeded, "nothing lay in it");
+    fails(pool.state.cancel_job(pool.now, job), ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS);
+}
+
+#[test]
+fn copies_that_have_nowhere_to_go_are_dropped_if_others_can_be_read() {
+    let mut pool = two();
+    let both = PutOptions { replicas: 2, ..PutOptions::default() };
+    pool.put_with("k", MIB, false, &both).unwrap();
+    let job = drain(&mut pool, &["host-a:1"], &[]).unwrap();
+    pool.work_off(2);
+    let view = pool.state.job(job).unwrap();
+    assert_eq!((view.status, view.succeeded, view.moved_bytes), (JobStatus::Succeeded, 1, 0));
+    assert_eq!(pool.holders("k"), ["host-b:1"]);
+}
