@@ -60,8 +60,12 @@ variables! {
     MC_MAX_RPC_PORT ("MC_MAX_PRC_PORT") = "17000", "Last port that the transfer engine tries to listen on.";
     MC_LEGACY_RPC_PORT_BINDING = "off", "Bind exactly the port given in the local host name.";
     MC_METADATA_CLUSTER_ID = "", "Puts metadata keys under `mooncake/ID/` instead of `mooncake/`.";
+    MC_REDIS_USERNAME = "", "Who we are to a Redis metadata server; empty for its default user.";
+    MC_REDIS_PASSWORD = "", "The password for a Redis metadata server.";
+    MC_REDIS_DB_INDEX = "0", "The database of a Redis metadata server.";
     MC_TCP_LANES_PER_PEER ("MC_TCP_MAX_CONNECTIONS_PER_PEER") = "4", "Connections that the transfer engine opens to one peer at the most (1 to 16).";
     MC_HANDSHAKE_CONNECT_TIMEOUT = "5", "Seconds to wait for a peer's handshake socket.";
+    MC_CUSTOM_TOPO_JSON = "", "File that says which network devices are near which memory, instead of what the kernel tells.";
     MC_STORE_CLIENT_MIN_PORT = "12300", "First port that a store client without a port in its name takes for its name.";
     MC_STORE_CLIENT_MAX_PORT = "14300", "Last port that a store client without a port in its name takes for its name.";
     MC_STORE_MEMCPY = "on", "Copy within the process when the data is this client's own.";

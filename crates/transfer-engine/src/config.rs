@@ -4,6 +4,8 @@ use std::{ops::RangeInclusive, time::Duration};
 
 use mooncake_base::{Endpoint, Error, Result};
 
+use crate::metadata::RedisLogin;
+
 /// The metadata address that means: ask the peer itself.
 pub const P2P: &str = "P2PHANDSHAKE";
 
@@ -14,11 +16,14 @@ pub struct EngineConfig {
     /// server it is also the name of the segment. Default: empty, which means the address that
     /// this host uses towards others.
     pub name: String,
-    /// `P2PHANDSHAKE`, or the URL of a metadata server (`http://host:port/metadata`).
+    /// `P2PHANDSHAKE`, or the address of a metadata server (`http://host:port/metadata`,
+    /// `etcd://host:port`, `redis://host:port`).
     pub metadata: String,
     /// Part of every key on a metadata server (`mooncake/<prefix>/…`), so that clusters can share
     /// one. Default: empty.
     pub metadata_prefix: String,
+    /// Who we are to a Redis metadata server. Default: nobody, and database 0.
+    pub redis: RedisLogin,
     /// Moves bytes over TCP only, also within one process and one host.
     pub is_tcp_forced: bool,
     /// Address to bind and to publish instead of the one that was found.
@@ -46,6 +51,7 @@ impl Default for EngineConfig {
             name: String::new(),
             metadata: P2P.to_owned(),
             metadata_prefix: String::new(),
+            redis: RedisLogin::default(),
             is_tcp_forced: false,
             bind_address: None,
             ports: 15000..=17000,

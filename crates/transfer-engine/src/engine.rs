@@ -88,6 +88,7 @@ impl Engine {
         let settings = MetadataSettings {
             connect_timeout: config.connect_timeout,
             prefix: config.metadata_prefix.clone(),
+            redis: config.redis.clone(),
         };
         let metadata = metadata::open(&config.metadata, settings)?;
         let Listeners { host, rpc, data } = Listeners::bind(&config)?;

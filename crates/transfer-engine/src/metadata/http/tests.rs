@@ -6,12 +6,17 @@ use std::{
     net::{TcpListener, TcpStream},
     sync::Arc,
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-use mooncake_base::ErrorKind;
+use mooncake_base::sync::Mutex;
+use mooncake_base::{Clock, Endpoint, ErrorKind, SystemClock};
 
 use super::*;
+use crate::{
+    SegmentDescriptor,
+    metadata::{MetadataStore, keyed::KeyedStore},
+};
 
 type Entries = Arc<Mutex<BTreeMap<String, Vec<u8>>>>;
 
@@ -80,9 +85,8 @@ fn answer(
     }
 }
 
-fn store(url: &str, prefix: &str) -> HttpStore {
-    let settings = MetadataSettings { prefix: prefix.to_owned(), ..MetadataSettings::default() };
-    HttpStore::new(url, settings).unwrap()
+fn store(url: &str, prefix: &str) -> KeyedStore<HttpServer> {
+    KeyedStore::new(HttpServer::new(url, &MetadataSettings::default()).unwrap(), prefix)
 }
 
 fn soon() -> Moment {
@@ -140,7 +144,7 @@ fn a_name_that_another_engine_holds_is_refused_and_its_entry_stays() {
     let second = store(&url, "");
     let error = second.publish(&descriptor("a"), &Endpoint::new("h", 2), soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyExists);
-    for part in ["local_hostname", "name=a", &url, "Duplicate"] {
+    for part in ["local_hostname", "name=a", &url, "held_by=h:1"] {
         assert!(error.to_string().contains(part), "{error}");
     }
     second.withdraw(soon()).unwrap();

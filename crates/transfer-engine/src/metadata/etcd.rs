@@ -1,0 +1,181 @@
+//! etcd, over the JSON gateway that every server of version 3.4 and later has.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
+use serde_json::{Value, json};
+
+use super::{
+    MetadataSettings,
+    keyed::{Claim, Server},
+    web::{Answer, Request, Web},
+};
+use crate::descriptor::DESCRIPTOR_BYTES_MAX;
+
+/// The port of a member that is named without one.
+const PORT: u16 = 2379;
+
+/// The most members that one address may name.
+const MEMBERS_MAX: usize = 16;
+
+/// The members of a cluster, each of which answers for all.
+#[derive(Debug)]
+pub(super) struct EtcdServer {
+    address: String,
+    /// URLs without a path.
+    members: Vec<String>,
+    /// The one that answered last.
+    preferred: AtomicUsize,
+    web: Web,
+}
+
+impl EtcdServer {
+    /// The members in a list with `,` or `;` between them.
+    ///
+    /// # Errors
+    /// One of them is no address.
+    pub(super) fn new(address: &str, settings: &MetadataSettings) -> Result<Self> {
+        let bad = |text| Error::invalid(text).with("address", address);
+        let mut members = Vec::new();
+        for member in address.split([',', ';']).map(str::trim) {
+            let member = member.strip_prefix("http://").unwrap_or(member).trim_end_matches('/');
+            let endpoint: Endpoint =
+                member.parse().map_err(|_| bad("not the address of an etcd server"))?;
+            members.push(format!("http://{}", endpoint.or_port(PORT)));
+        }
+        if members.len() > MEMBERS_MAX {
+            return Err(bad("at most 16 members of an etcd cluster can be named"));
+        }
+        // Values come as base64, which takes a third more, in a little JSON.
+        let web = Web::new(settings.connect_timeout, DESCRIPTOR_BYTES_MAX as u64 * 3 / 2);
+        Ok(Self { address: address.to_owned(), members, preferred: AtomicUsize::new(0), web })
+    }
+
+    /// Asks one member after the other, beginning with the one that answered last.
+    fn call(&self, method: &str, question: &Value, deadline: Moment) -> Result<Value> {
+        let body = question.to_string().into_bytes();
+        let first = self.preferred.load(Ordering::Relaxed);
+        let count = self.members.len();
+        let mut failure = None;
+        for turn in 0..count {
+            let member = (first + turn) % count;
+            let url = format!("{}/v3/kv/{method}", self.members[member]);
+            let now = SystemClock.now();
+            // A silent member must leave time for those after it.
+            let share = deadline.left(now) / u32::try_from(count - turn).unwrap_or(1);
+            match self.web.call(Request::Post(&body), &url, now + share) {
+                Ok(answer) => {
+                    self.preferred.store(member, Ordering::Relaxed);
+                    return read(&answer, &url);
+                }
+                Err(error) => failure = Some(error),
+            }
+        }
+        Err(failure.expect("an address names at least one member"))
+    }
+
+    /// A transaction; whether its conditions held, and what the first step of its branch found.
+    fn transaction(
+        &self,
+        condition: &Value,
+        success: &Value,
+        failure: &Value,
+        deadline: Moment,
+    ) -> Result<(bool, Option<Vec<u8>>)> {
+        let question = json!({ "compare": [condition], "success": success, "failure": failure });
+        let answer = self.call("txn", &question, deadline)?;
+        let has_held = answer["succeeded"].as_bool().unwrap_or(false);
+        let found = self.first_value(&answer["responses"][0]["response_range"])?;
+        Ok((has_held, found))
+    }
+
+    fn first_value(&self, range: &Value) -> Result<Option<Vec<u8>>> {
+        let Some(entry) = range["kvs"].as_array().and_then(|entries| entries.first()) else {
+            return Ok(None);
+        };
+        // An empty value is left out of the JSON.
+        let text = entry["value"].as_str().unwrap_or("");
+        BASE64.decode(text).map(Some).map_err(|source| {
+            Error::new(ErrorCode::ETCD_OPERATION_ERROR, "an answer of etcd cannot be read")
+                .with("url", &self.address)
+                .caused_by(source)
+        })
+    }
+}
+
+impl Server for EtcdServer {
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    fn compares(&self) -> bool {
+        true
+    }
+
+    fn get(&self, key: &str, deadline: Moment) -> Result<Option<Vec<u8>>> {
+        let answer = self.call("range", &json!({ "key": BASE64.encode(key) }), deadline)?;
+        self.first_value(&answer)
+    }
+
+    fn claim(
+        &self,
+        claim: Claim<'_>,
+        in_place_of: Option<&[u8]>,
+        deadline: Moment,
+    ) -> Result<Option<Vec<u8>>> {
+        let key = BASE64.encode(claim.key);
+        let condition = match in_place_of {
+            Some(value) => says(claim.key, value),
+            // A key that was never made, or was removed, has no revision.
+            None => json!({ "target": "CREATE", "key": key, "create_revision": "0" }),
+        };
+        let steps = json!([put(claim.key, claim.value)]);
+        let look = json!([{ "request_range": { "key": key } }]);
+        let (is_ours, found) = self.transaction(&condition, &steps, &look, deadline)?;
+        // Not ours, and gone a moment later: an empty entry tells of nobody.
+        Ok(if is_ours { None } else { Some(found.unwrap_or_default()) })
+    }
+
+    fn put(&self, claim: Claim<'_>, key: &str, value: &[u8], deadline: Moment) -> Result<bool> {
+        let steps = json!([put(key, value)]);
+        let condition = says(claim.key, claim.value);
+        Ok(self.transaction(&condition, &steps, &json!([]), deadline)?.0)
+    }
+
+    fn release(&self, claim: Claim<'_>, key: &str, deadline: Moment) -> Result<()> {
+        let steps = json!([delete(key), delete(claim.key)]);
+        let condition = says(claim.key, claim.value);
+        self.transaction(&condition, &steps, &json!([]), deadline).map(drop)
+    }
+}
+
+fn says(key: &str, value: &[u8]) -> Value {
+    let (key, value) = (BASE64.encode(key), BASE64.encode(value));
+    json!({ "target": "VALUE", "result": "EQUAL", "key": key, "value": value })
+}
+
+fn put(key: &str, value: &[u8]) -> Value {
+    json!({ "request_put": { "key": BASE64.encode(key), "value": BASE64.encode(value) } })
+}
+
+fn delete(key: &str) -> Value {
+    json!({ "request_delete_range": { "key": BASE64.encode(key) } })
+}
+
+/// The JSON of an answer that is none of a refusal.
+fn read(answer: &Answer, url: &str) -> Result<Value> {
+    let refused = |text: &str| {
+        Error::new(ErrorCode::ETCD_OPERATION_ERROR, text)
+            .with("url", url)
+            .with("status", answer.status)
+            .with("answer", answer.quoted())
+    };
+    if !(200..300).contains(&answer.status) {
+        return Err(refused("etcd refused"));
+    }
+    match serde_json::from_slice(&answer.body) {
+        Ok(value @ Value::Object(_)) => Ok(value),
+        _ => Err(refused("this is no etcd server of version 3.4 or later")),
+    }
+}

@@ -1,0 +1,227 @@
+//! Segments as entries on a server of keys and values: which keys, and who may hold a name.
+//!
+//! A segment has two entries, as the established engine has them: where its handshake socket is,
+//! and its descriptor. The first is also the claim to the name: whoever wrote it holds the name
+//! until the entry goes.
+
+use std::{fmt, time::Duration};
+
+use mooncake_base::sync::Mutex;
+use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
+use serde::{Deserialize, Serialize};
+
+use super::MetadataStore;
+use crate::{descriptor::SegmentDescriptor, handshake};
+
+/// How long the holder of a name has to show that it lives.
+const HOLDER_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The entry by which a name is held, and what it says while it is ours.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Claim<'a> {
+    pub(super) key: &'a str,
+    pub(super) value: &'a [u8],
+}
+
+/// A server of keys and values. Calls block, up to their deadline; errors name the server.
+pub(super) trait Server: fmt::Debug + Send + Sync {
+    /// The server as it is told to people, without secrets.
+    fn address(&self) -> &str;
+
+    /// Whether it can change an entry on the condition that it still says what it said. One that
+    /// cannot keeps a name for its holder also when that one is dead.
+    fn compares(&self) -> bool;
+
+    /// What lies under a key.
+    fn get(&self, key: &str, deadline: Moment) -> Result<Option<Vec<u8>>>;
+
+    /// Makes the entry of a claim unless there is one. If it says `in_place_of`, and the server
+    /// compares, it is replaced. What the entry of somebody else says, if that is in the way.
+    fn claim(
+        &self,
+        claim: Claim<'_>,
+        in_place_of: Option<&[u8]>,
+        deadline: Moment,
+    ) -> Result<Option<Vec<u8>>>;
+
+    /// Writes another entry, while the claim stands; whether it does, as far as the server can
+    /// tell.
+    fn put(&self, claim: Claim<'_>, key: &str, value: &[u8], deadline: Moment) -> Result<bool>;
+
+    /// Removes the entry of the claim and another one, unless the claim is somebody else's, as far
+    /// as the server can tell.
+    fn release(&self, claim: Claim<'_>, key: &str, deadline: Moment) -> Result<()>;
+}
+
+/// What lies under the key of a segment's handshake socket.
+#[derive(Debug, Serialize, Deserialize)]
+struct RpcMeta {
+    ip_or_host_name: String,
+    rpc_port: u16,
+}
+
+/// Segments on such a server.
+#[derive(Debug)]
+pub(super) struct KeyedStore<S> {
+    server: S,
+    /// What every key begins with.
+    prefix: String,
+    published: Mutex<Option<Published>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Published {
+    name: String,
+    rpc: Endpoint,
+}
+
+impl<S: Server> KeyedStore<S> {
+    /// Entries on that server, under `mooncake/<cluster>/` if the cluster has a name.
+    pub(super) fn new(server: S, cluster: &str) -> Self {
+        let prefix = match cluster.trim_matches('/') {
+            "" => "mooncake/".to_owned(),
+            cluster => format!("mooncake/{cluster}/"),
+        };
+        Self { server, prefix, published: Mutex::default() }
+    }
+
+    fn rpc_key(&self, name: &str) -> String {
+        format!("{}rpc_meta/{name}", self.prefix)
+    }
+
+    fn descriptor_key(&self, name: &str) -> String {
+        // The established rule: a name with a slash brings its own folder.
+        let folder = if name.contains('/') { "" } else { "ram/" };
+        format!("{}{folder}{name}", self.prefix)
+    }
+
+    fn get(&self, key: &str, name: &str, deadline: Moment) -> Result<Vec<u8>> {
+        self.server.get(key, deadline)?.ok_or_else(|| {
+            let text = "the metadata server knows no segment of that name";
+            Error::new(ErrorCode::SEGMENT_NOT_FOUND, text)
+                .with("segment", name)
+                .with("url", self.server.address())
+        })
+    }
+
+    /// Takes the name for this engine.
+    fn claim(&self, own: &Published, deadline: Moment) -> Result<()> {
+        let (key, value) = (self.rpc_key(&own.name), own.entry());
+        let claim = Claim { key: &key, value: &value };
+        let Some(mut holder) = self.server.claim(claim, None, deadline)? else { return Ok(()) };
+        if holder == value {
+            return Ok(());
+        }
+        if self.server.compares() && !is_alive(&holder, deadline) {
+            match self.server.claim(claim, Some(&holder), deadline)? {
+                None => {
+                    tracing::info!(name = own.name, "took the name of an engine that is gone");
+                    return Ok(());
+                }
+                Some(other) => holder = other,
+            }
+        }
+        Err(self.taken(own, &key, &holder))
+    }
+
+    fn taken(&self, own: &Published, key: &str, holder: &[u8]) -> Error {
+        let holder = read_rpc(holder).map_or_else(|_| "unreadable".to_owned(), |at| at.to_string());
+        Error::new(
+            ErrorCode::SEGMENT_ALREADY_EXISTS,
+            "another engine is published under this name; give this one a local_hostname of its \
+             own, or stop the other one, or delete its entry if it is dead",
+        )
+        .with("name", &own.name)
+        .with("url", self.server.address())
+        .with("key", key)
+        .with("held_by", holder)
+    }
+
+    /// Writes the descriptor; whether the name is still ours.
+    fn put(&self, own: &Published, descriptor: &[u8], deadline: Moment) -> Result<bool> {
+        let (rpc_key, value) = (self.rpc_key(&own.name), own.entry());
+        let claim = Claim { key: &rpc_key, value: &value };
+        self.server.put(claim, &self.descriptor_key(&own.name), descriptor, deadline)
+    }
+}
+
+impl<S: Server> MetadataStore for KeyedStore<S> {
+    fn publish(&self, own: &SegmentDescriptor, rpc: &Endpoint, deadline: Moment) -> Result<()> {
+        let entry = Published { name: own.name.clone(), rpc: rpc.clone() };
+        let is_new = self.published.lock().as_ref() != Some(&entry);
+        if is_new {
+            // A name or an address that changed: the old entry would be refused as a duplicate.
+            self.withdraw(deadline)?;
+            self.claim(&entry, deadline)?;
+            *self.published.lock() = Some(entry.clone());
+        }
+        let descriptor = own.to_json();
+        let put = || {
+            if self.put(&entry, &descriptor, deadline)? {
+                return Ok(());
+            }
+            // The server has lost the entry, or somebody else has it.
+            self.claim(&entry, deadline)?;
+            if self.put(&entry, &descriptor, deadline)? {
+                return Ok(());
+            }
+            Err(self.taken(&entry, &self.rpc_key(&entry.name), b""))
+        };
+        let done = put();
+        if done.is_err() && is_new {
+            // Half an entry would keep the name taken. If this fails too, the first failure says
+            // more.
+            let _ = self.withdraw(deadline);
+        }
+        done
+    }
+
+    fn resolve(&self, name: &str, deadline: Moment) -> Result<SegmentDescriptor> {
+        let text = self.get(&self.descriptor_key(name), name, deadline)?;
+        SegmentDescriptor::from_json(&text)
+            .map_err(|error| error.with("segment", name).with("url", self.server.address()))
+    }
+
+    fn locate(&self, name: &str, deadline: Moment) -> Result<Endpoint> {
+        let text = self.get(&self.rpc_key(name), name, deadline)?;
+        read_rpc(&text)
+            .map_err(|error| error.with("segment", name).with("url", self.server.address()))
+    }
+
+    fn withdraw(&self, deadline: Moment) -> Result<()> {
+        let Some(entry) = self.published.lock().clone() else { return Ok(()) };
+        let (key, value) = (self.rpc_key(&entry.name), entry.entry());
+        let claim = Claim { key: &key, value: &value };
+        self.server.release(claim, &self.descriptor_key(&entry.name), deadline)?;
+        *self.published.lock() = None;
+        Ok(())
+    }
+}
+
+impl Published {
+    /// The entry of the handshake socket, as the established engine writes it.
+    fn entry(&self) -> Vec<u8> {
+        let rpc_port = self.rpc.port.unwrap_or(0);
+        let meta = RpcMeta { ip_or_host_name: self.rpc.host.clone(), rpc_port };
+        serde_json::to_vec(&meta).expect("a string and a number are always JSON")
+    }
+}
+
+fn read_rpc(text: &[u8]) -> Result<Endpoint> {
+    let meta: RpcMeta = serde_json::from_slice(text).map_err(|source| {
+        Error::new(ErrorCode::TRANSFER_FAIL, "the entry of the segment cannot be read")
+            .caused_by(source)
+    })?;
+    Ok(Endpoint::new(meta.ip_or_host_name.trim_matches(['[', ']']), meta.rpc_port))
+}
+
+/// Whether somebody answers where an entry says.
+fn is_alive(entry: &[u8], deadline: Moment) -> bool {
+    let soon = deadline.min(SystemClock.now() + HOLDER_PATIENCE);
+    read_rpc(entry).is_ok_and(|at| handshake::probe(&at, soon).is_ok())
+}
+
+#[cfg(test)]
+mod servers;
+#[cfg(test)]
+mod tests;

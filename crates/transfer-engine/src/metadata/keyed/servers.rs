@@ -1,0 +1,120 @@
+//! Real metadata servers for the tests, where the machine has them: each in a process of its own.
+
+use std::{
+    io::Read,
+    net::{TcpListener, TcpStream},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+/// A server that runs until it is dropped.
+#[derive(Debug)]
+pub(super) struct RealServer {
+    process: Child,
+    pub(super) port: u16,
+    _folder: TempDir,
+}
+
+/// How to start a server: its program, and the arguments for a folder and two ports.
+pub(super) type Recipe = fn(&str, u16, u16) -> Vec<String>;
+
+/// Arguments of etcd.
+pub(super) fn etcd(folder: &str, port: u16, peer_port: u16) -> Vec<String> {
+    let (own, peer) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{peer_port}"));
+    [
+        ("--data-dir", folder),
+        ("--listen-client-urls", &own),
+        ("--advertise-client-urls", &own),
+        ("--listen-peer-urls", &peer),
+        ("--initial-advertise-peer-urls", &peer),
+        ("--initial-cluster", &format!("default={peer}")),
+        ("--log-level", "error"),
+    ]
+    .iter()
+    .flat_map(|(flag, value)| [(*flag).to_owned(), (*value).to_owned()])
+    .collect()
+}
+
+/// Arguments of Redis.
+pub(super) fn redis(folder: &str, port: u16, _: u16) -> Vec<String> {
+    let port = port.to_string();
+    [("--port", &port[..]), ("--bind", "127.0.0.1"), ("--dir", folder), ("--save", "")]
+        .iter()
+        .flat_map(|(flag, value)| [(*flag).to_owned(), (*value).to_owned()])
+        .collect()
+}
+
+impl RealServer {
+    /// Starts a server and waits until it listens; nothing where it is not installed.
+    pub(super) fn start(program: &str, recipe: Recipe, more: &[&str]) -> Option<Self> {
+        // Another process may take a port between our look and the server's.
+        (0..5).find_map(|_| Self::try_start(program, recipe, more).transpose())?.ok()
+    }
+
+    fn try_start(program: &str, recipe: Recipe, more: &[&str]) -> Result<Option<Self>, ()> {
+        let folder = tempfile::tempdir().unwrap();
+        let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let [port, peer_port] = listeners.map(|listener| listener.local_addr().unwrap().port());
+        let started = Command::new(program)
+            .args(recipe(folder.path().to_str().unwrap(), port, peer_port))
+            .args(more)
+            .current_dir(folder.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let Ok(process) = started else {
+            eprintln!("skipped: {program} is not installed");
+            return Err(());
+        };
+        let mut server = Self { process, port, _folder: folder };
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_secs(60) {
+            if server.process.try_wait().unwrap().is_some() {
+                return Ok(None);
+            }
+            if TcpStream::connect(("127.0.0.1", port)).is_ok() {
+                return Ok(Some(server));
+            }
+            thread::yield_now();
+        }
+        panic!("{program} did not listen within a minute");
+    }
+
+    /// Ends it at once.
+    pub(super) fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    /// Has the system stop it: it accepts connections and says nothing.
+    pub(super) fn freeze(&self) {
+        let process = self.process.id().to_string();
+        assert!(Command::new("kill").args(["-STOP", &process]).status().unwrap().success());
+    }
+}
+
+impl Drop for RealServer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A server that answers every connection with these bytes, and hangs after them; its port.
+pub(super) fn odd_server(answer: &'static [u8]) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        let mut held = Vec::new();
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = std::io::Write::write_all(&mut stream, answer);
+            held.push(stream);
+        }
+    });
+    port
+}

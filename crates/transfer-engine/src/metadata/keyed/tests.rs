@@ -1,0 +1,249 @@
+//! One suite over etcd and Redis as they really answer, and servers that are gone, silent or odd.
+
+use std::{net::TcpListener, sync::Arc, time::Instant};
+
+use mooncake_base::ErrorKind;
+
+use super::{
+    servers::{RealServer, etcd, odd_server, redis},
+    *,
+};
+use crate::metadata::{MetadataSettings, RedisLogin, open};
+
+fn soon() -> Moment {
+    SystemClock.now() + Duration::from_secs(20)
+}
+
+fn descriptor(name: &str) -> SegmentDescriptor {
+    SegmentDescriptor { name: name.into(), protocol: "tcp".into(), ..Default::default() }
+}
+
+fn store(url: &str) -> Arc<dyn MetadataStore> {
+    open(url, MetadataSettings::default()).unwrap()
+}
+
+/// A port on which nobody listens.
+fn dead_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Something that answers probes, and where.
+fn living() -> (tokio::runtime::Runtime, handshake::HandshakeServer, Endpoint) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = Endpoint::new("127.0.0.1", listener.local_addr().unwrap().port());
+    let settings = handshake::HandshakeSettings::default();
+    let server =
+        handshake::HandshakeServer::start(listener, Arc::new(Vec::new), settings, runtime.handle());
+    (runtime, server.unwrap(), at)
+}
+
+/// Everything that holds for each of them.
+fn suite(url: &str) {
+    what_is_published_is_found_and_renewed(url);
+    clusters_are_apart(url);
+    large_descriptors_fit(url);
+    a_name_belongs_to_one_living_engine(url);
+    a_dead_engine_keeps_no_name(url);
+    who_lost_the_name_touches_nothing(url);
+}
+
+fn what_is_published_is_found_and_renewed(url: &str) {
+    let store = store(url);
+    for name in ["a:1", "x/a", "ä b"] {
+        for (protocol, port) in [("tcp", 1), ("rdma", 1), ("tcp", 2)] {
+            let own = SegmentDescriptor { protocol: protocol.into(), ..descriptor(name) };
+            store.publish(&own, &Endpoint::new("::1", port), soon()).unwrap();
+            assert_eq!(store.resolve(name, soon()).unwrap(), own);
+            assert_eq!(store.locate(name, soon()).unwrap(), Endpoint::new("::1", port));
+        }
+        store.withdraw(soon()).unwrap();
+        store.withdraw(soon()).unwrap();
+        for error in
+            [store.resolve(name, soon()).unwrap_err(), store.locate(name, soon()).unwrap_err()]
+        {
+            assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+            assert!(error.to_string().contains(&format!("segment={name}")), "{error}");
+        }
+    }
+}
+
+fn clusters_are_apart(url: &str) {
+    let in_cluster = |prefix: &str| {
+        open(url, MetadataSettings { prefix: prefix.into(), ..MetadataSettings::default() })
+    };
+    let (one, two) = (in_cluster("one").unwrap(), in_cluster("two").unwrap());
+    one.publish(&descriptor("c"), &Endpoint::new("h", 1), soon()).unwrap();
+    assert_eq!(two.resolve("c", soon()).unwrap_err().kind(), ErrorKind::NotFound);
+    two.publish(&descriptor("c"), &Endpoint::new("h", 2), soon()).unwrap();
+    one.withdraw(soon()).unwrap();
+    assert!(two.resolve("c", soon()).is_ok());
+    two.withdraw(soon()).unwrap();
+}
+
+fn large_descriptors_fit(url: &str) {
+    let store = store(url);
+    let buffer = crate::descriptor::BufferDescriptor { name: "cpu:0".into(), addr: 1, length: 2 };
+    let own = SegmentDescriptor { buffers: vec![buffer; 10_000], ..descriptor("large") };
+    store.publish(&own, &Endpoint::new("h", 1), soon()).unwrap();
+    assert_eq!(store.resolve("large", soon()).unwrap(), own);
+    store.withdraw(soon()).unwrap();
+}
+
+fn a_name_belongs_to_one_living_engine(url: &str) {
+    let (_runtime, _server, alive) = living();
+    let (first, second) = (store(url), store(url));
+    first.publish(&descriptor("n"), &alive, soon()).unwrap();
+    let error = second.publish(&descriptor("n"), &Endpoint::new("h", 2), soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+    for part in ["local_hostname", "name=n", &format!("held_by={alive}")] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    second.withdraw(soon()).unwrap();
+    assert_eq!(first.locate("n", soon()).unwrap(), alive);
+    first.withdraw(soon()).unwrap();
+    second.publish(&descriptor("n"), &Endpoint::new("h", 2), soon()).unwrap();
+    second.withdraw(soon()).unwrap();
+}
+
+fn a_dead_engine_keeps_no_name(url: &str) {
+    let (dead, heir) = (store(url), store(url));
+    let at = |port| Endpoint::new("127.0.0.1", port);
+    dead.publish(&descriptor("d"), &at(dead_port()), soon()).unwrap();
+    heir.publish(&descriptor("d"), &at(2), soon()).unwrap();
+    assert_eq!(heir.locate("d", soon()).unwrap(), at(2));
+    heir.withdraw(soon()).unwrap();
+}
+
+fn who_lost_the_name_touches_nothing(url: &str) {
+    let (_runtime, _server, alive) = living();
+    let (lost, heir) = (store(url), store(url));
+    lost.publish(&descriptor("l"), &Endpoint::new("127.0.0.1", dead_port()), soon()).unwrap();
+    let own = SegmentDescriptor { protocol: "rdma".into(), ..descriptor("l") };
+    heir.publish(&own, &alive, soon()).unwrap();
+    let was = Endpoint::new("127.0.0.1", dead_port());
+    let error = lost.publish(&descriptor("l"), &was, soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+    lost.withdraw(soon()).unwrap();
+    assert_eq!(heir.resolve("l", soon()).unwrap(), own);
+    assert_eq!(heir.locate("l", soon()).unwrap(), alive);
+    heir.withdraw(soon()).unwrap();
+}
+
+/// A server that goes, or says nothing more, is an error that names it, in time.
+fn trouble(url: &str, server: &mut RealServer) {
+    let store = store(url);
+    store.publish(&descriptor("t"), &Endpoint::new("h", 1), soon()).unwrap();
+    server.freeze();
+    let begin = Instant::now();
+    let deadline = SystemClock.now() + Duration::from_millis(200);
+    let error = store.resolve("t", deadline).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    server.kill();
+    for error in [
+        store.resolve("t", soon()).unwrap_err(),
+        store.publish(&descriptor("t"), &Endpoint::new("h", 1), soon()).unwrap_err(),
+        store.withdraw(soon()).unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(error.to_string().contains(&server.port.to_string()), "{error}");
+    }
+}
+
+#[test]
+fn etcd_holds_segments() {
+    let Some(mut server) = RealServer::start("etcd", etcd, &[]) else { return };
+    let url = format!("etcd://127.0.0.1:{}", server.port);
+    suite(&url);
+    // A member that is gone is passed over; the scheme may be left out.
+    suite(&format!("127.0.0.1:{},127.0.0.1:{}", dead_port(), server.port));
+    trouble(&url, &mut server);
+}
+
+#[test]
+fn redis_holds_segments() {
+    let Some(mut server) = RealServer::start("redis-server", redis, &[]) else { return };
+    let url = format!("redis://127.0.0.1:{}", server.port);
+    suite(&url);
+    trouble(&url, &mut server);
+}
+
+#[test]
+fn redis_asks_who_we_are_and_has_several_databases() {
+    let password = ["--requirepass", "open sesame"];
+    let Some(server) = RealServer::start("redis-server", redis, &password) else { return };
+    let url = format!("redis://127.0.0.1:{}", server.port);
+    let error = store(&url).resolve("a", soon()).unwrap_err();
+    assert!(error.to_string().contains("NOAUTH"), "{error}");
+    let login = |username: &str, password: &str, database| {
+        let (username, password) = (username.into(), password.into());
+        let redis = RedisLogin { username, password, database };
+        open(&url, MetadataSettings { redis, ..MetadataSettings::default() }).unwrap()
+    };
+    let error = login("", "closed", 0).resolve("a", soon()).unwrap_err();
+    assert!(error.to_string().contains("WRONGPASS"), "{error}");
+    assert!(!error.to_string().contains("closed"), "{error}");
+    let third = login("default", "open sesame", 3);
+    third.publish(&descriptor("a"), &Endpoint::new("h", 1), soon()).unwrap();
+    assert!(login("", "open sesame", 3).resolve("a", soon()).is_ok());
+    let other = login("", "open sesame", 0).resolve("a", soon()).unwrap_err();
+    assert_eq!(other.kind(), ErrorKind::NotFound);
+    let named = format!("redis://:open sesame@127.0.0.1:{}/3", server.port);
+    assert!(store(&named).resolve("a", soon()).is_ok());
+    let none = login("", "open sesame", 99).resolve("a", soon()).unwrap_err();
+    assert!(none.to_string().contains("out of range"), "{none}");
+    suite(&named);
+}
+
+#[test]
+fn what_is_no_segment_is_an_error() {
+    let Some(server) = RealServer::start("redis-server", redis, &[]) else { return };
+    let url = format!("redis://127.0.0.1:{}", server.port);
+    let raw = crate::metadata::redis::RedisServer::new(&url[8..], &MetadataSettings::default());
+    let claim = Claim { key: "mooncake/rpc_meta/a", value: b"{\"rpc_port\":99999}" };
+    let raw = raw.unwrap();
+    raw.claim(claim, None, soon()).unwrap();
+    assert!(raw.put(claim, "mooncake/ram/a", b"\xFF{", soon()).unwrap());
+    for error in [
+        store(&url).resolve("a", soon()).unwrap_err(),
+        store(&url).locate("a", soon()).unwrap_err(),
+    ] {
+        assert!(error.to_string().contains("cannot be read"), "{error}");
+    }
+    // Nobody can be asked whether it lives, so that nobody has the name.
+    store(&url).publish(&descriptor("a"), &Endpoint::new("h", 1), soon()).unwrap();
+}
+
+#[test]
+fn a_server_that_hangs_costs_the_deadline_and_not_more() {
+    for scheme in ["etcd", "redis"] {
+        for answer in [&b""[..], b"$100\r\nab", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"]
+        {
+            let url = format!("{scheme}://127.0.0.1:{}", odd_server(answer));
+            let begin = Instant::now();
+            let deadline = SystemClock.now() + Duration::from_millis(200);
+            let error = store(&url).resolve("a", deadline).unwrap_err();
+            assert!(
+                matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unavailable),
+                "{url} {error}"
+            );
+            assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+        }
+    }
+}
+
+#[test]
+fn a_server_of_another_kind_is_named() {
+    let page = &b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\noops"[..];
+    for scheme in ["etcd", "redis"] {
+        for answer in [page, b"SSH-2.0-x\r\n", b"HTTP/1.1 500 Oh\r\nContent-Length: 0\r\n\r\n"] {
+            let port = odd_server(answer);
+            let error = store(&format!("{scheme}://127.0.0.1:{port}"))
+                .resolve("a", SystemClock.now() + Duration::from_secs(5))
+                .unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            assert!(error.to_string().contains(&port.to_string()), "{error}");
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! The protocol of Redis (RESP 2): commands as lists of byte strings, replies of five kinds.
+
+use std::{
+    io::{self, Read, Write},
+    net::TcpStream,
+};
+
+use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+
+use crate::descriptor::DESCRIPTOR_BYTES_MAX;
+
+/// The longest line: a number, or a refusal in words.
+const LINE_BYTES_MAX: usize = 4096;
+
+/// The longest list, and how deep lists may lie in lists. Ours are answers of short transactions.
+const LIST_MAX: usize = 64;
+const DEPTH_MAX: usize = 2;
+
+/// What the server says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Reply {
+    /// A word that all is well.
+    Word(String),
+    /// Why it will not.
+    Refusal(String),
+    Number(i64),
+    Bytes(Vec<u8>),
+    Nothing,
+    List(Vec<Self>),
+}
+
+/// A connection on which commands and replies take turns, all before one deadline.
+#[derive(Debug)]
+pub(super) struct Wire<S> {
+    stream: S,
+    deadline: Moment,
+    /// Bytes that were received and not read yet, and where they begin.
+    buffer: Vec<u8>,
+    at: usize,
+}
+
+/// A stream whose reads and writes can be given an end.
+pub(super) trait Timed: Read + Write {
+    fn limit(&self, left: std::time::Duration) -> io::Result<()>;
+}
+
+impl Timed for TcpStream {
+    fn limit(&self, left: std::time::Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(left))?;
+        self.set_write_timeout(Some(left))
+    }
+}
+
+impl<S: Timed> Wire<S> {
+    pub(super) fn new(stream: S, deadline: Moment) -> Self {
+        Self { stream, deadline, buffer: Vec::new(), at: 0 }
+    }
+
+    /// Sends a command and reads its reply.
+    ///
+    /// # Errors
+    /// The connection ends, the deadline passes, or what comes is no reply.
+    pub(super) fn ask(&mut self, words: &[&[u8]]) -> Result<Reply> {
+        let command = encoded(words);
+        let mut rest = &command[..];
+        while !rest.is_empty() {
+            self.limit()?;
+            match self.stream.write(rest) {
+                Ok(0) => return Err(broken(io::ErrorKind::WriteZero.into())),
+                Ok(written) => rest = &rest[written..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(broken(error)),
+            }
+        }
+        self.reply(0)
+    }
+
+    fn reply(&mut self, depth: usize) -> Result<Reply> {
+        let line = self.line()?;
+        let (kind, text) = line.split_at_checked(1).ok_or_else(|| garbled(&line))?;
+        match kind {
+            "+" => Ok(Reply::Word(text.to_owned())),
+            "-" => Ok(Reply::Refusal(text.to_owned())),
+            ":" => text.parse().map(Reply::Number).map_err(|_| garbled(&line)),
+            "$" => match length(text, DESCRIPTOR_BYTES_MAX).ok_or_else(|| garbled(&line))? {
+                None => Ok(Reply::Nothing),
+                Some(length) => self.bytes(length).map(Reply::Bytes),
+            },
+            "*" if depth < DEPTH_MAX => {
+                let Some(count) = length(text, LIST_MAX).ok_or_else(|| garbled(&line))? else {
+                    return Ok(Reply::Nothing);
+                };
+                (0..count).map(|_| self.reply(depth + 1)).collect::<Result<_>>().map(Reply::List)
+            }
+            _ => Err(garbled(&line)),
+        }
+    }
+
+    /// Up to the next line end, without it.
+    fn line(&mut self) -> Result<String> {
+        loop {
+            let seen = &self.buffer[self.at..];
+            if let Some(end) = seen.windows(2).position(|pair| pair == b"\r\n") {
+                let line = String::from_utf8_lossy(&seen[..end]).into_owned();
+                self.at += end + 2;
+                return Ok(line);
+            }
+            if seen.len() > LINE_BYTES_MAX {
+                return Err(garbled(&String::from_utf8_lossy(&seen[..64])));
+            }
+            self.receive()?;
+        }
+    }
+
+    /// So many bytes and a line end.
+    fn bytes(&mut self, length: usize) -> Result<Vec<u8>> {
+        while self.buffer.len() - self.at < length + 2 {
+            self.receive()?;
+        }
+        let bytes = self.buffer[self.at..self.at + length].to_vec();
+        let end = &self.buffer[self.at + length..self.at + length + 2];
+        if end != b"\r\n" {
+            return Err(garbled("a string without an end"));
+        }
+        self.at += length + 2;
+        Ok(bytes)
+    }
+
+    fn receive(&mut self) -> Result<()> {
+        self.buffer.drain(..self.at);
+        self.at = 0;
+        let mut part = [0; 16 << 10];
+        loop {
+            self.limit()?;
+            match self.stream.read(&mut part) {
+                Ok(0) => return Err(broken(io::ErrorKind::UnexpectedEof.into())),
+                Ok(count) => {
+                    self.buffer.extend_from_slice(&part[..count]);
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(broken(error)),
+            }
+        }
+    }
+
+    fn limit(&self) -> Result<()> {
+        let left = self.deadline.left(SystemClock.now());
+        if left.is_zero() {
+            return Err(broken(io::ErrorKind::TimedOut.into()));
+        }
+        self.stream.limit(left).map_err(broken)
+    }
+}
+
+fn encoded(words: &[&[u8]]) -> Vec<u8> {
+    let mut command = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words {
+        command.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+        command.extend_from_slice(word);
+        command.extend_from_slice(b"\r\n");
+    }
+    command
+}
+
+/// A length up to a limit; -1 is the length of what is not there. None: it is no such number.
+fn length(text: &str, limit: usize) -> Option<Option<usize>> {
+    if text == "-1" {
+        return Some(None);
+    }
+    text.parse().ok().filter(|length| *length <= limit).map(Some)
+}
+
+fn broken(source: io::Error) -> Error {
+    let (code, text) = match source.kind() {
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
+            (ErrorCode::RPC_TIMEOUT, "the metadata server did not answer in time")
+        }
+        _ => (ErrorCode::RPC_FAIL, "the connection to the metadata server broke"),
+    };
+    Error::new(code, text).caused_by(source)
+}
+
+fn garbled(what: &str) -> Error {
+    let what: String = what.chars().take(64).collect();
+    Error::new(ErrorCode::RPC_FAIL, "this is no Redis server").with("answer", what)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A server that has said all it will ever say, a few bytes at a time.
+    #[derive(Debug)]
+    struct Script {
+        said: Vec<u8>,
+        step: usize,
+        heard: Vec<u8>,
+    }
+
+    impl Read for Script {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let count = self.step.min(self.said.len()).min(buffer.len());
+            buffer[..count].copy_from_slice(&self.said[..count]);
+            self.said.drain(..count);
+            Ok(count)
+        }
+    }
+
+    impl Write for Script {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let count = bytes.len().min(self.step);
+            self.heard.extend_from_slice(&bytes[..count]);
+            Ok(count)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Timed for Script {
+        fn limit(&self, _: Duration) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn wire(said: &[u8], step: usize) -> Wire<Script> {
+        let script = Script { said: said.to_vec(), step, heard: Vec::new() };
+        Wire::new(script, SystemClock.now() + Duration::from_secs(60))
+    }
+
+    #[test]
+    fn replies_of_every_kind_are_read_however_they_are_cut() {
+        let said = b"+OK\r\n-ERR no\r\n:-7\r\n$-1\r\n$0\r\n\r\n$4\r\na\r\nb\r\n*2\r\n:1\r\n$1\r\nx\r\n*-1\r\n*0\r\n";
+        let wanted = [
+            Reply::Word("OK".into()),
+            Reply::Refusal("ERR no".into()),
+            Reply::Number(-7),
+            Reply::Nothing,
+            Reply::Bytes(Vec::new()),
+            Reply::Bytes(b"a\r\nb".to_vec()),
+            Reply::List(vec![Reply::Number(1), Reply::Bytes(b"x".to_vec())]),
+            Reply::Nothing,
+            Reply::List(Vec::new()),
+        ];
+        for step in [1, 2, 3, 7, 1000] {
+            let mut wire = wire(said, step);
+            for wanted in &wanted {
+                assert_eq!(wire.ask(&[b"PING"]).unwrap(), *wanted);
+            }
+            let ended = wire.ask(&[b"PING"]).unwrap_err();
+            assert!(ended.to_string().contains("broke"), "{ended}");
+        }
+    }
+
+    #[test]
+    fn a_command_is_a_list_of_strings() {
+        let mut wire = wire(b"+OK\r\n", 2);
+        wire.ask(&[b"SET", b"k\r\n", b""]).unwrap();
+        assert_eq!(wire.stream.heard, b"*3\r\n$3\r\nSET\r\n$3\r\nk\r\n\r\n$0\r\n\r\n");
+    }
+
+    #[test]
+    fn what_is_no_reply_is_refused_without_taking_memory_for_it() {
+        let huge = format!("${}\r\n", DESCRIPTOR_BYTES_MAX + 1);
+        let endless = vec![b'x'; 100_000];
+        let nested = b"*1\r\n*1\r\n*1\r\n:1\r\n".to_vec();
+        for said in [
+            b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(),
+            b"\r\n".to_vec(),
+            b":x\r\n".to_vec(),
+            b"$-2\r\n".to_vec(),
+            b"*65\r\n".to_vec(),
+            b"$1\r\nabc\r\n".to_vec(),
+            "é\r\n".as_bytes().to_vec(),
+            b"\xFF\xFF\r\n".to_vec(),
+            huge.into_bytes(),
+            endless,
+            nested,
+        ] {
+            let error = wire(&said, 1000).ask(&[b"GET", b"k"]).unwrap_err();
+            assert!(error.to_string().contains("no Redis server"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! One HTTP exchange with a metadata server, inside a deadline.
+
+use std::{io, time::Duration};
+
+use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use ureq::{Agent, http::Uri};
+
+/// The most of an error page that is quoted.
+const QUOTE_CHARS_MAX: usize = 200;
+
+/// What is asked.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Request<'a> {
+    Get,
+    Put(&'a [u8]),
+    Post(&'a [u8]),
+    Delete,
+}
+
+/// What the server said, whatever its status.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) status: u16,
+    pub(super) body: Vec<u8>,
+}
+
+/// An HTTP client for small bodies.
+#[derive(Debug)]
+pub(super) struct Web {
+    agent: Agent,
+    bytes_max: u64,
+}
+
+impl Web {
+    /// One that reads answers up to a limit.
+    pub(super) fn new(connect_timeout: Duration, bytes_max: u64) -> Self {
+        let agent = Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_connect(Some(connect_timeout))
+            // Descriptors are of this cluster; a proxy from the environment does not know it.
+            .proxy(None)
+            .build()
+            .new_agent();
+        Self { agent, bytes_max }
+    }
+
+    /// # Errors
+    /// The server cannot be reached, or does not answer before the deadline.
+    pub(super) fn call(&self, request: Request<'_>, url: &str, deadline: Moment) -> Result<Answer> {
+        let failed = |failure| unreachable(failure, url);
+        let left = Some(deadline.left(SystemClock.now()).max(Duration::from_millis(1)));
+        let agent = &self.agent;
+        let sent = match request {
+            Request::Get => agent.get(url).config().timeout_global(left).build().call(),
+            Request::Delete => agent.delete(url).config().timeout_global(left).build().call(),
+            Request::Put(body) => agent.put(url).config().timeout_global(left).build().send(body),
+            Request::Post(body) => agent
+                .post(url)
+                .content_type("application/json")
+                .config()
+                .timeout_global(left)
+                .build()
+                .send(body),
+        };
+        let mut response = sent.map_err(failed)?;
+        let status = response.status().as_u16();
+        let body = response.body_mut().with_config().limit(self.bytes_max);
+        let body = body.read_to_vec().map_err(failed)?;
+        Ok(Answer { status, body })
+    }
+}
+
+impl Answer {
+    /// The beginning of the body, for an error.
+    pub(super) fn quoted(&self) -> String {
+        String::from_utf8_lossy(&self.body).trim().chars().take(QUOTE_CHARS_MAX).collect()
+    }
+}
+
+/// Whether the text is a URL that names a host.
+pub(super) fn has_host(url: &str) -> bool {
+    url.parse::<Uri>()
+        .is_ok_and(|uri| uri.authority().is_some_and(|authority| !authority.host().is_empty()))
+}
+
+fn unreachable(failure: ureq::Error, url: &str) -> Error {
+    let is_late = match &failure {
+        ureq::Error::Timeout(_) => true,
+        ureq::Error::Io(source) => source.kind() == io::ErrorKind::TimedOut,
+        _ => false,
+    };
+    let (code, text) = if is_late {
+        (ErrorCode::RPC_TIMEOUT, "the metadata server did not answer in time")
+    } else {
+        (ErrorCode::RPC_FAIL, "the metadata server cannot be reached")
+    };
+    // A key is of no use to the reader of this.
+    let url = url.split_once('?').map_or(url, |(url, _)| url);
+    Error::new(code, text).with("url", url).caused_by(failure)
+}
