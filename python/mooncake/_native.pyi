@@ -23,10 +23,13 @@ __all__ = [
     "environment",
     "failure",
     "last_error",
+    "local_topology",
     "log_to_queue",
     "rdma_devices",
     "read_memory",
     "run_master",
+    "run_topology_dump",
+    "run_transfer_bench",
     "take_log_records",
     "use_exceptions",
     "writable_range",
@@ -419,6 +422,9 @@ def codes() -> list[tuple[int, str, str, str]]:
 def environment() -> list[tuple[str, list[str], str, str, str | None]]:
     """Return every environment variable: name, older names, default, meaning, present value."""
 
+def local_topology(wanted: str, *, is_custom: bool = True) -> str:
+    """Return which devices are near which memory, as JSON."""
+
 def rdma_devices() -> tuple[list[str], str | None]:
     """Return the RDMA devices of this machine, and why none can be used where that is so."""
 
@@ -438,6 +444,12 @@ def read_memory(address: int, length: int) -> bytes:
 
 def run_master(arguments: Sequence[str]) -> int:
     """Run the master until it is told to stop; return its exit code."""
+
+def run_topology_dump(arguments: Sequence[str]) -> int:
+    """Print the topology of this machine; return the exit code."""
+
+def run_transfer_bench(arguments: Sequence[str]) -> int:
+    """Run the benchmark of the transfer engine; return its exit code."""
 
 def take_log_records(*, timeout_s: float) -> tuple[list[tuple[int, str, str]], int]:
     """Wait for log records and take them, and how many were dropped."""

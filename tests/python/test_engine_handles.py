@@ -63,7 +63,15 @@ def test_an_engine_that_does_not_run_fails_every_call(call):
 def test_what_initialize_takes_and_refuses():
     engine = TransferEngine()
     start = time.monotonic()
-    for metadata in ("", "foo://x", "redis://h:1", "h:2379", "http://127.0.0.1:1/metadata"):
+    here = "127.0.0.1:1"
+    for metadata in (
+        "",
+        "foo://x",
+        f"redis://{here}",
+        here,
+        f"http://{here}/metadata",
+        "https://h",
+    ):
         assert engine.initialize("127.0.0.1:1", metadata, "tcp", "") == -1, metadata
     assert engine.initialize("127.0.0.1:1", "P2PHANDSHAKE", "xgmi", "") == -1
     assert engine.initialize("a:b:c:d", "P2PHANDSHAKE", "tcp", "") == -1
@@ -195,23 +203,17 @@ def test_bytes_are_copied_to_good_addresses_only():
                 engine.read_bytes_from_buffer(bad, length)
 
 
-def test_a_topology_names_what_the_kernel_lists(tmp_path):
+def test_a_topology_names_what_the_kernel_lists_or_what_a_file_says(monkeypatch, tmp_path):
     topology = json.loads(TransferEngine().get_local_topology())
     assert "cpu:0" in topology
     assert all(len(lists) == 2 for lists in topology.values())
-    from mooncake.engine.topology import local_topology
-
-    for node in ("node0", "node1"):
-        (tmp_path / "nodes" / node).mkdir(parents=True)
-    for name, node in (("mlx5_0", 0), ("mlx5_1", 1), ("mlx5_2", -1)):
-        (tmp_path / "devices" / name / "device").mkdir(parents=True)
-        (tmp_path / "devices" / name / "device" / "numa_node").write_text(f"{node}\n")
-    places = {"nodes": tmp_path / "nodes", "devices": tmp_path / "devices"}
-    assert json.loads(local_topology(**places)) == {
-        "cpu:0": [["mlx5_0", "mlx5_2"], ["mlx5_1"]],
-        "cpu:1": [["mlx5_1"], ["mlx5_0", "mlx5_2"]],
-    }
-    assert json.loads(local_topology("mlx5_1, none", **places))["cpu:0"] == [[], ["mlx5_1"]]
+    assert TransferEngine().get_local_topology(device_name="none") is not None
+    path = tmp_path / "topology.json"
+    path.write_text('{"cpu:0": [["mlx5_0"], ["mlx5_1"]]}')
+    monkeypatch.setenv("MC_CUSTOM_TOPO_JSON", str(path))
+    assert json.loads(TransferEngine().get_local_topology()) == {"cpu:0": [["mlx5_0"], ["mlx5_1"]]}
+    path.write_text("nonsense")
+    assert json.loads(TransferEngine().get_local_topology()) == topology
 
 
 def test_opcodes_and_messages_look_as_established():

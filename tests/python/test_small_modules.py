@@ -179,3 +179,62 @@ def test_the_master_refuses_an_unknown_flag():
     )
     assert done.returncode == 1
     assert b"rpc_port" in done.stderr
+
+
+def program(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", f"mooncake.{module}", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+def test_the_topology_is_printed_by_a_program(tmp_path):
+    done = program("transfer_engine_topology_dump", "--device-name", "")
+    assert done.returncode == 0, done.stderr
+    where, _, text = done.stdout.partition(": ")
+    assert where == "Local topology [te/discover]"
+    assert "cpu:0" in json.loads(text)
+    path = tmp_path / "t.json"
+    path.write_text('{"cpu:0": [[], []]}')
+    done = program(
+        "transfer_engine_topology_dump", "--use-custom-topo", f"--custom-topo-json={path}"
+    )
+    assert done.stdout.startswith("Local topology [te/custom]: {")
+    done = program("transfer_engine_topology_dump", "--custom-topo-json=/nowhere")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "/nowhere" in done.stderr
+
+
+def test_the_benchmark_moves_bytes_between_two_processes():
+    size = "--buffer_size=1048576"
+    own = (
+        "--metadata_server=P2PHANDSHAKE",
+        "--local_server_name=127.0.0.1",
+        "--protocol=tcp",
+        size,
+    )
+    command = [sys.executable, "-m", "mooncake.cli_bench", "--mode=target", *own]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as target:
+        try:
+            assert target.stderr is not None
+            said = target.stderr.readline()
+            segment = said.rpartition("listening on ")[2].strip()
+            done = program(
+                "cli_bench",
+                *own,
+                f"--segment_id={segment}",
+                "--duration=1",
+                "--block_size=4096",
+                "--batch_size=8",
+                "--threads=2",
+                "--json",
+            )
+        finally:
+            target.terminate()
+        assert target.wait(10) == 0
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("Test completed: duration 1.")
+    assert json.loads(done.stdout)["batch_count"] > 0

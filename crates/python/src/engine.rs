@@ -8,6 +8,7 @@ use std::{sync::Arc, time::Duration};
 
 use mooncake_base::{Clock, Error, Moment, Result, SystemClock};
 use mooncake_transfer_engine::{BatchId, BatchStatus, Opcode, copy::copy, handshake::Notification};
+use mooncake_transfer_tools::settings::engine_config;
 use pyo3::{prelude::*, types::PyBytes};
 
 use self::batch::{Batch, Numbers};
@@ -19,7 +20,6 @@ use crate::{
     error::or_raise,
     log,
     runtime::runtime,
-    store::engine_config,
 };
 
 /// A transfer may take a nanosecond longer for each byte.

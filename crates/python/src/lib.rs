@@ -31,7 +31,10 @@ mod _native {
         log::{log_to_queue, take_log_records},
         options::PutOptions,
         pending::Pending,
-        process::{at_exit, environment, rdma_devices, run_master},
+        process::{
+            at_exit, environment, local_topology, rdma_devices, run_master, run_topology_dump,
+            run_transfer_bench,
+        },
         store::Store,
     };
 

@@ -2,6 +2,7 @@
 //! master as a program.
 
 use mooncake_base::env;
+use mooncake_transfer_engine::Topology;
 use pyo3::prelude::*;
 
 use crate::{
@@ -31,6 +32,30 @@ pub(crate) fn at_exit(py: Python<'_>) {
 #[pyfunction]
 pub(crate) fn run_master(py: Python<'_>, arguments: Vec<String>) -> PyResult<u8> {
     or_raise(py, detached(py, || mooncake_master::run(arguments)))
+}
+
+/// Runs the benchmark of the transfer engine; its exit code.
+#[pyfunction]
+pub(crate) fn run_transfer_bench(py: Python<'_>, arguments: Vec<String>) -> PyResult<u8> {
+    or_raise(py, detached(py, || mooncake_transfer_tools::bench::run(arguments)))
+}
+
+/// Prints the topology of this machine; the exit code.
+#[pyfunction]
+pub(crate) fn run_topology_dump(py: Python<'_>, arguments: Vec<String>) -> PyResult<u8> {
+    or_raise(py, detached(py, || mooncake_transfer_tools::topology_dump::run(arguments)))
+}
+
+/// Which devices are near which memory, as JSON: of the file that the environment names, or of
+/// what the kernel tells.
+#[pyfunction]
+#[pyo3(signature = (wanted, *, is_custom = true))]
+pub(crate) fn local_topology(py: Python<'_>, wanted: &str, is_custom: bool) -> PyResult<String> {
+    let found = detached(py, || match is_custom {
+        true => mooncake_transfer_tools::settings::topology(wanted),
+        false => Ok(Topology::local(wanted)),
+    });
+    or_raise(py, found.and_then(|found| found)).map(|topology| topology.to_json())
 }
 
 /// Every environment variable that we honour.

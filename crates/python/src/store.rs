@@ -16,13 +16,10 @@ use pyo3::{
     types::{PyBytes, PyDict, PyList},
 };
 
+pub(crate) use self::open::{Open, all_open};
 use self::{
     moves::{Blank, Signed, Unsigned as UnsignedBuffer},
     settings::{Arguments, Settings},
-};
-pub(crate) use self::{
-    open::{Open, all_open},
-    settings::engine_config,
 };
 use crate::{
     argument::{self, Ranges, Unsigned, among_good, as_absent, object_keys, same_length},

@@ -7,7 +7,8 @@
 //! can map), [`managed`] (buffers cut from it), [`copy`] (bytes between addresses that may be bad),
 //! [`descriptor`] (what a segment says of itself), [`metadata`] and [`handshake`] (where
 //! segments are found, and the socket on which they are asked), [`transport`] (the seam behind
-//! which the ways to move bytes sit), [`metrics`] (what was moved over which way).
+//! which the ways to move bytes sit), [`metrics`] (what was moved over which way), [`topology`]
+//! (which network devices are near which memory).
 #![warn(missing_docs)]
 
 pub mod config;
@@ -24,6 +25,7 @@ pub mod piece;
 pub mod process;
 pub mod region;
 pub mod submit;
+pub mod topology;
 pub mod transport;
 
 pub use config::EngineConfig;
@@ -36,4 +38,5 @@ pub use peer::Peer;
 pub use piece::{LocalRange, Opcode, Piece, RemoteRange};
 pub use region::{Region, Regions};
 pub use submit::{BatchId, BatchStatus};
+pub use topology::Topology;
 pub use transport::{Capability, Path, Transport, TransportKind};

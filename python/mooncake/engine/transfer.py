@@ -12,7 +12,6 @@ from typing import TypeVar
 from mooncake._runtime import _native
 from mooncake.engine import codes
 from mooncake.engine.device import DeviceTransfers
-from mooncake.engine.topology import local_topology
 from mooncake.engine.types import (
     InnerTransferEngine,
     TransferNotify,
@@ -77,7 +76,8 @@ class TransferEngine(DeviceTransfers):
             local_hostname: ``host`` or ``host:port`` by which peers reach this process. With a
                 metadata server it is the name of the segment; with ``"P2PHANDSHAKE"`` the port is
                 ignored, and the segment is ``host:get_rpc_port()``.
-            metadata_server: ``"P2PHANDSHAKE"`` or ``"http://host:port/metadata"``.
+            metadata_server: ``"P2PHANDSHAKE"``, ``"http://host:port/metadata"``,
+                ``"etcd://host:port"`` (also without the scheme) or ``"redis://host:port"``.
             protocol: ``"tcp"``, or another word, which means TCP too in this build.
             device_name: Names of devices; unused without RDMA.
 
@@ -147,12 +147,21 @@ class TransferEngine(DeviceTransfers):
         return 0 if self._native is None else self._native.identity
 
     def get_local_topology(self, device_name: str | None = None) -> str:
-        """Return which RDMA devices are near which memory, as JSON text.
+        """Return which network devices are near which memory, as JSON text.
+
+        The file that ``MC_CUSTOM_TOPO_JSON`` names comes first, then what the kernel tells.
 
         Args:
             device_name: Names of devices, with commas between them; None for all.
+
+        Returns:
+            ``{"cpu:0": [[those beside it], [the others]], …}``, also before `initialize`.
         """
-        return local_topology(device_name)
+        try:
+            return _native.local_topology(device_name or "")
+        except MooncakeError as error:
+            _log.warning("%s; the topology is what the kernel tells", error)
+            return _native.local_topology(device_name or "", is_custom=False)
 
     # Memory
 

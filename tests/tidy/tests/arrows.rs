@@ -14,7 +14,11 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("transfer-engine", &["base", "verbs"]),
     ("master", &["base", "proto"]),
     ("store-client", &["base", "proto", "transfer-engine"]),
-    ("python", &["base", "proto", "verbs", "transfer-engine", "master", "store-client"]),
+    ("transfer-tools", &["base", "transfer-engine"]),
+    (
+        "python",
+        &["base", "proto", "verbs", "transfer-engine", "transfer-tools", "master", "store-client"],
+    ),
     ("testkit", &["base", "proto", "verbs", "transfer-engine", "master", "store-client"]),
     ("codegen", &["base", "master", "transfer-engine"]),
     ("cluster-tests", &["base", "proto", "transfer-engine", "master", "store-client", "testkit"]),

@@ -32,6 +32,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/transfer-engine/src/transport/tcp/vector.rs", "sendmsg and recvmsg over many ranges"),
     ("crates/transfer-engine/tests/", "lends buffers of the tests"),
     ("crates/transfer-engine/examples/", "lends buffers of the example"),
+    ("crates/transfer-tools/src/bench/worker.rs", "lends its own memory to transfers"),
     ("crates/store-client/src/client/bytes.rs", "lends the caller's slices to transfers"),
     ("crates/testkit/src/cluster.rs", "lends buffers of the tests"),
     ("crates/python/src/buffer.rs", "the buffer protocol"),

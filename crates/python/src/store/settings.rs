@@ -2,18 +2,18 @@
 
 use std::{
     net::{Ipv4Addr, ToSocketAddrs},
-    ops::RangeInclusive,
     time::Duration,
 };
 
 use mooncake_base::{
     Endpoint, Error, Result, TenantId,
     env::{self, EnvVar},
-    text::{read_millis, read_number, read_seconds},
+    text::{read_millis, read_seconds},
 };
 use mooncake_master::MasterConfig;
 use mooncake_store_client::{ClientConfig, LinkConfig};
 use mooncake_transfer_engine::{EngineConfig, address_facing};
+use mooncake_transfer_tools::settings::{engine_config, value};
 
 /// The word that asks for a master in this process.
 pub(crate) const EMBEDDED: &str = "embedded";
@@ -78,42 +78,6 @@ impl Settings {
     }
 }
 
-/// The settings of an engine of that name, the rest from the environment.
-///
-/// # Errors
-/// A value of the environment that cannot be.
-pub(crate) fn engine_config(
-    name: &str,
-    metadata: &str,
-    is_tcp_forced: Option<bool>,
-) -> Result<EngineConfig> {
-    let is_port_fixed = env::MC_LEGACY_RPC_PORT_BINDING.is_on();
-    let mut config = EngineConfig {
-        name: name.to_owned(),
-        metadata: metadata.to_owned(),
-        is_tcp_forced: is_tcp_forced.unwrap_or_else(|| env::MC_FORCE_TCP.is_on()),
-        bind_address: env::MC_TCP_BIND_ADDRESS.read().filter(|address| !address.is_empty()),
-        is_port_fixed,
-        is_huge_page_wanted: env::MC_STORE_USE_HUGEPAGE.is_on(),
-        ..EngineConfig::default()
-    };
-    if config.is_p2p() && !is_port_fixed {
-        // The port only tells stores apart here; the engine finds one, and names itself by it.
-        config.name = host(name).to_owned();
-    }
-    config.ports = ports(&env::MC_MIN_RPC_PORT, &env::MC_MAX_RPC_PORT, &config.ports)?;
-    if let Some(cluster) = env::MC_METADATA_CLUSTER_ID.read().filter(|id| !id.is_empty()) {
-        config.metadata_prefix = cluster;
-    }
-    if let Some(lanes) = value(&env::MC_TCP_LANES_PER_PEER, read_number::<usize>)? {
-        config.lanes_per_peer = lanes;
-    }
-    if let Some(timeout) = value(&env::MC_HANDSHAKE_CONNECT_TIMEOUT, read_seconds)? {
-        config.connect_timeout = timeout;
-    }
-    Ok(config)
-}
-
 /// The address of this host on the network on which its master is: loopback for a master here.
 /// Empty, which leaves the choice to the engine, if the master's address is none.
 fn own_name(arguments: &Arguments) -> String {
@@ -131,14 +95,6 @@ fn own_name(arguments: &Arguments) -> String {
     master.parse().ok().as_ref().and_then(facing).unwrap_or_default()
 }
 
-/// The name without what follows a colon that is no part of an IPv6 address.
-fn host(name: &str) -> &str {
-    match name.rsplit_once(':') {
-        Some((host, _)) if !host.contains(':') || host.ends_with(']') => host,
-        _ => name,
-    }
-}
-
 fn embedded(listen: &str) -> Result<MasterConfig> {
     let mut config = MasterConfig::embedded();
     if !listen.is_empty() {
@@ -149,30 +105,8 @@ fn embedded(listen: &str) -> Result<MasterConfig> {
     Ok(config)
 }
 
-fn ports(
-    first: &'static EnvVar,
-    last: &'static EnvVar,
-    default: &RangeInclusive<u16>,
-) -> Result<RangeInclusive<u16>> {
-    let (lowest, highest) = (*default.start(), *default.end());
-    let first_port = value(first, read_number)?.unwrap_or(lowest);
-    let last_port = value(last, read_number)?.unwrap_or(highest);
-    if first_port <= last_port {
-        return Ok(first_port..=last_port);
-    }
-    Err(Error::invalid("the first port is above the last")
-        .with(first.name, first_port)
-        .with(last.name, last_port))
-}
-
 fn millis(var: &'static EnvVar) -> Result<Option<Duration>> {
     value(var, read_millis)
-}
-
-/// The value of a variable that is set to anything.
-fn value<T>(var: &'static EnvVar, read: fn(&str) -> Result<T>) -> Result<Option<T>> {
-    let text = var.read().filter(|text| !text.trim().is_empty());
-    text.map(|text| read(&text)).transpose().map_err(|error| error.with("variable", var.name))
 }
 
 fn seconds(name: &'static str, seconds: Option<f64>) -> Result<Option<Duration>> {

@@ -1,0 +1,179 @@
+//! The program `transfer_engine_bench`: how fast bytes move between two processes.
+//!
+//! One process is the target and lends memory; another is the initiator, whose threads move batches
+//! from or to it, one after the other, for some seconds.
+
+mod latency;
+mod options;
+mod outcome;
+mod plot;
+mod worker;
+
+use std::{
+    fs,
+    io::Write as _,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use mooncake_base::{
+    Clock, Error, ErrorCode, Result, SystemClock,
+    options::{CommandLine, help, read_command_line, resolve},
+};
+use mooncake_transfer_engine::{Engine, SharedMemory};
+use tokio::{
+    runtime::{Builder, Runtime},
+    signal::unix::{SignalKind, signal},
+};
+
+use self::{
+    options::{BenchConfig, Mode, OPTIONS},
+    outcome::Outcome,
+    worker::{Plan, Tally},
+};
+use crate::settings::engine_config;
+
+const PROGRAM: &str = "transfer_engine_bench";
+const PURPOSE: &str = "moves batches between two processes and tells how fast that went";
+
+/// How long the target may take to be found.
+const OPEN_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Runs the program with these arguments (without its own name) and returns its exit code: 0 when
+/// the time is over, or after SIGTERM or SIGINT as a target; 1 after an error.
+///
+/// Must not be called from within a tokio runtime.
+pub fn run(arguments: Vec<String>) -> u8 {
+    let asked = match read_command_line(OPTIONS, arguments) {
+        Ok(CommandLine::Help) => return say(&help(OPTIONS, PROGRAM, PURPOSE)),
+        Ok(CommandLine::Version) => {
+            return say(&format!("{PROGRAM} {}", env!("CARGO_PKG_VERSION")));
+        }
+        Ok(CommandLine::Run { assignments, words }) if words.is_empty() => Ok(assignments),
+        Ok(CommandLine::Run { words, .. }) => {
+            Err(Error::invalid("unknown argument").with("argument", &words[0]))
+        }
+        Err(error) => Err(error),
+    };
+    let done = asked
+        .and_then(|assignments| resolve(OPTIONS, &[], |_| None, &assignments))
+        .and_then(|config: BenchConfig| {
+            config.check()?;
+            let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build();
+            let runtime = runtime.map_err(|source| {
+                Error::internal("the threads of the engine cannot start").caused_by(source)
+            })?;
+            match config.mode {
+                Mode::Target => lend(&config, &runtime),
+                Mode::Initiator => measure(&config, &runtime),
+            }
+        });
+    match done {
+        Ok(()) => 0,
+        Err(error) => {
+            log(&format!("{PROGRAM}: {error}"));
+            1
+        }
+    }
+}
+
+/// The target: lends memory until a signal asks to end.
+fn lend(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
+    let failed = |source| Error::internal("signals cannot be waited for").caused_by(source);
+    // Before anything is announced, so that no signal finds us without a handler.
+    let (mut terminate, mut interrupt) = {
+        let _inside = runtime.enter();
+        (
+            signal(SignalKind::terminate()).map_err(failed)?,
+            signal(SignalKind::interrupt()).map_err(failed)?,
+        )
+    };
+    let (engine, _memory) = start(config, runtime)?;
+    if config.metadata_server.trim().eq_ignore_ascii_case("P2PHANDSHAKE") {
+        log(&format!(
+            "Transfer Engine RPC using P2P handshake, listening on {}",
+            engine.segment_name()
+        ));
+    } else {
+        log(&format!("Transfer Engine listening as segment {}", engine.segment_name()));
+    }
+    runtime.block_on(async {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    });
+    Ok(())
+}
+
+/// The initiator: moves batches for as long as it is told, and reports.
+fn measure(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
+    let (engine, memory) = start(config, runtime)?;
+    let opened = engine.open(&config.segment_id, SystemClock.now() + OPEN_PATIENCE);
+    let peer = opened
+        .inspect_err(|_| log("Unable to get target segment ID, please recheck"))
+        .map_err(|error| error.with("segment", &config.segment_id))?;
+    let descriptor = peer.descriptor();
+    let lent = descriptor.buffers.iter().max_by_key(|buffer| buffer.length).ok_or_else(|| {
+        let text = "the target lends no memory";
+        Error::new(ErrorCode::SEGMENT_NOT_FOUND, text).with("segment", &config.segment_id)
+    })?;
+    let plan = Plan::new(config, (memory.base(), memory.length()), (lent.addr, lent.length))?;
+    let (begin, is_failed) = (Instant::now(), AtomicBool::new(false));
+    let tallies: Vec<Result<Tally>> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..config.threads)
+            .map(|number| {
+                let (engine, peer, plan, is_failed) = (&engine, &peer, &plan, &is_failed);
+                scope.spawn(move || {
+                    let worked = worker::work(engine, peer, plan, number, begin, is_failed);
+                    worked.inspect_err(|_| is_failed.store(true, Ordering::Relaxed))
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("no worker panics")).collect()
+    });
+    let took = begin.elapsed();
+    let tallies = tallies.into_iter().collect::<Result<Vec<_>>>()?;
+    let transport = peer.transport().map_or("none", |kind| kind.name());
+    let outcome = Outcome::new(config, transport, took, &tallies);
+    if !config.report.is_empty() {
+        let path = &config.report;
+        fs::write(path, plot::page(&outcome)).map_err(|source| {
+            let text = "the report cannot be written";
+            Error::new(ErrorCode::FILE_WRITE_FAIL, text).with("path", path).caused_by(source)
+        })?;
+    }
+    if config.is_json {
+        say(&outcome.json().to_string());
+    }
+    log(&outcome.latency_line());
+    log(&outcome.closing_line());
+    Ok(())
+}
+
+/// An engine with memory that is touched already.
+fn start(config: &BenchConfig, runtime: &Runtime) -> Result<(Engine, SharedMemory)> {
+    let settings = engine_config(config.local_server_name.trim(), &config.metadata_server, None)?;
+    let engine = Engine::start(settings, runtime.handle().clone())?;
+    let memory = engine.allocate(config.buffer_bytes)?;
+    // Pages that are touched for the first time would be measured instead.
+    let ones = vec![1_u8; 1 << 20];
+    for offset in (0..memory.length()).step_by(ones.len()) {
+        let length = (memory.length() - offset).min(ones.len() as u64) as usize;
+        memory.write(offset, &ones[..length])?;
+    }
+    Ok((engine, memory))
+}
+
+fn say(text: &str) -> u8 {
+    let mut stdout = std::io::stdout().lock();
+    // A closed stdout is the reader's choice.
+    let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+    0
+}
+
+#[allow(clippy::print_stderr, reason = "it is a program; the established one logs there too")]
+fn log(line: &str) {
+    eprintln!("{line}");
+}

@@ -1,0 +1,203 @@
+//! What the benchmark is told: the established flags, and ours for reports.
+//!
+//! The established defaults of the four addresses are those of one laboratory; here they are what
+//! works on one host, and nothing for the segment, which must be given.
+
+use std::time::Duration;
+
+use mooncake_base::{
+    Error, Result,
+    options::OptionSpec,
+    text::{read_bool, read_number, read_seconds, read_size},
+};
+
+/// Which end of the transfers this process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    Initiator,
+    Target,
+}
+
+/// Everything that may be set.
+#[derive(Debug, Clone)]
+pub(super) struct BenchConfig {
+    pub(super) mode: Mode,
+    pub(super) local_server_name: String,
+    pub(super) metadata_server: String,
+    pub(super) segment_id: String,
+    pub(super) protocol: String,
+    pub(super) device_name: String,
+    pub(super) nic_priority_matrix: String,
+    pub(super) is_auto_discovering: bool,
+    pub(super) is_writing: bool,
+    pub(super) block_bytes: u64,
+    pub(super) batch_size: usize,
+    pub(super) threads: usize,
+    pub(super) buffer_bytes: u64,
+    pub(super) duration: Duration,
+    pub(super) unit: Unit,
+    pub(super) precision: usize,
+    pub(super) backend: String,
+    pub(super) is_json: bool,
+    pub(super) report: String,
+}
+
+/// A unit of throughput: its name, and how many bytes it has.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Unit {
+    pub(super) name: &'static str,
+    pub(super) bytes: f64,
+}
+
+const UNITS: [Unit; 9] = [
+    Unit { name: "GB", bytes: 1e9 },
+    Unit { name: "GiB", bytes: 1073741824.0 },
+    Unit { name: "Gb", bytes: 1e9 / 8.0 },
+    Unit { name: "MB", bytes: 1e6 },
+    Unit { name: "MiB", bytes: 1048576.0 },
+    Unit { name: "Mb", bytes: 1e6 / 8.0 },
+    Unit { name: "KB", bytes: 1e3 },
+    Unit { name: "KiB", bytes: 1024.0 },
+    Unit { name: "Kb", bytes: 1e3 / 8.0 },
+];
+
+/// The most of each: what a machine could still hold, and a mistake would not be.
+const THREADS_MAX: usize = 1024;
+const BATCH_MAX: usize = 1 << 20;
+const PRECISION_MAX: usize = 12;
+
+impl Default for BenchConfig {
+    fn default() -> Self {
+        Self {
+            mode: Mode::Initiator,
+            local_server_name: String::new(),
+            metadata_server: "P2PHANDSHAKE".to_owned(),
+            segment_id: String::new(),
+            protocol: "tcp".to_owned(),
+            device_name: String::new(),
+            nic_priority_matrix: String::new(),
+            is_auto_discovering: false,
+            is_writing: false,
+            block_bytes: 65536,
+            batch_size: 128,
+            threads: 12,
+            buffer_bytes: 1 << 30,
+            duration: Duration::from_secs(10),
+            unit: UNITS[0],
+            precision: 2,
+            backend: "classic".to_owned(),
+            is_json: false,
+            report: String::new(),
+        }
+    }
+}
+
+impl BenchConfig {
+    /// # Errors
+    /// Values that cannot go together.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.mode == Mode::Target {
+            return Ok(());
+        }
+        let wanted = self.block_bytes.saturating_mul(self.batch_size as u64);
+        if wanted > self.buffer_bytes {
+            return Err(Error::invalid("a batch does not fit into the buffer")
+                .with("block_size", self.block_bytes)
+                .with("batch_size", self.batch_size)
+                .with("buffer_size", self.buffer_bytes));
+        }
+        if self.segment_id.is_empty() {
+            let text = "name the target's segment: --segment_id=ADDRESS, which it prints";
+            return Err(Error::invalid(text));
+        }
+        Ok(())
+    }
+}
+
+type Spec = OptionSpec<BenchConfig>;
+type Set = fn(&mut BenchConfig, &str) -> Result<()>;
+type Show = fn(&BenchConfig) -> String;
+
+const fn value(name: &'static str, help: &'static str, set: Set, show: Show) -> Spec {
+    OptionSpec { name, aliases: &[], env: None, is_switch: false, help, set, show }
+}
+
+const fn switch(name: &'static str, help: &'static str, set: Set, show: Show) -> Spec {
+    OptionSpec { name, aliases: &[], env: None, is_switch: true, help, set, show }
+}
+
+/// Every option, in the order of the help text.
+#[rustfmt::skip] // A table: one option a line where it fits.
+pub(super) const OPTIONS: &[Spec] = &[
+    value("mode", "initiator moves bytes; target lends memory until it is told to stop.",
+        |c, t| one_of(t, &["initiator", "target"]).map(|at| c.mode = [Mode::Initiator, Mode::Target][at]),
+        |c| if c.mode == Mode::Initiator { "initiator" } else { "target" }.to_owned()),
+    value("local_server_name", "This process's name: host or host:port; empty for its address.",
+        |c, t| text(t, &mut c.local_server_name), |c| c.local_server_name.clone()),
+    value("metadata_server", "P2PHANDSHAKE, or the address of a metadata server.",
+        |c, t| text(t, &mut c.metadata_server), |c| c.metadata_server.clone()),
+    value("segment_id", "The target's segment: the address it prints, or its name.",
+        |c, t| text(t, &mut c.segment_id), |c| c.segment_id.clone()),
+    value("protocol", "Accepted: the cheapest way that reaches the target is taken. MC_FORCE_TCP=1 leaves TCP only.",
+        |c, t| text(t, &mut c.protocol), |c| c.protocol.clone()),
+    value("device_name", "Accepted; there is no transport here that uses a device.",
+        |c, t| text(t, &mut c.device_name), |c| c.device_name.clone()),
+    value("nic_priority_matrix", "Accepted; as device_name.",
+        |c, t| text(t, &mut c.nic_priority_matrix), |c| c.nic_priority_matrix.clone()),
+    switch("auto_discovery", "Accepted; as device_name.",
+        |c, t| read_bool(t).map(|on| c.is_auto_discovering = on),
+        |c| c.is_auto_discovering.to_string()),
+    value("operation", "read or write.",
+        |c, t| one_of(t, &["read", "write"]).map(|at| c.is_writing = at == 1),
+        |c| if c.is_writing { "write" } else { "read" }.to_owned()),
+    value("block_size", "Bytes of one piece.",
+        |c, t| bytes(t).map(|n| c.block_bytes = n), |c| c.block_bytes.to_string()),
+    value("batch_size", "Pieces of one batch.",
+        |c, t| count(t, BATCH_MAX).map(|n| c.batch_size = n), |c| c.batch_size.to_string()),
+    value("threads", "Threads that move batches, each one after the other.",
+        |c, t| count(t, THREADS_MAX).map(|n| c.threads = n), |c| c.threads.to_string()),
+    value("buffer_size", "Bytes of memory on each side.",
+        |c, t| bytes(t).map(|n| c.buffer_bytes = n), |c| c.buffer_bytes.to_string()),
+    value("duration", "How long batches are begun, in seconds.",
+        |c, t| read_seconds(t).map(|n| c.duration = n), |c| c.duration.as_secs().to_string()),
+    value("report_unit", "GB, GiB, Gb, MB, MiB, Mb, KB, KiB or Kb a second.",
+        |c, t| one_of(t, &UNITS.map(|unit| unit.name)).map(|at| c.unit = UNITS[at]),
+        |c| c.unit.name.to_owned()),
+    value("report_precision", "Digits after the point of the throughput.",
+        |c, t| read_number(t).map(|n: usize| c.precision = n.min(PRECISION_MAX)),
+        |c| c.precision.to_string()),
+    value("backend", "classic; another engine (tent) is not supported.",
+        |c, t| one_of(t, &["classic"]).and_then(|_| text(t, &mut c.backend)), |c| c.backend.clone()),
+    switch("json", "Also writes one JSON object with everything measured to standard output.",
+        |c, t| read_bool(t).map(|on| c.is_json = on), |c| c.is_json.to_string()),
+    value("report", "Also writes a page with plots to this file (HTML that needs nothing else).",
+        |c, t| text(t, &mut c.report), |c| c.report.clone()),
+];
+
+#[allow(clippy::unnecessary_wraps, reason = "the type that a row of the table has")]
+fn text(text: &str, to: &mut String) -> Result<()> {
+    text.clone_into(to);
+    Ok(())
+}
+
+fn bytes(text: &str) -> Result<u64> {
+    match read_size(text)?.bytes() {
+        0 => Err(Error::invalid("at least one byte")),
+        bytes => Ok(bytes),
+    }
+}
+
+fn count(text: &str, most: usize) -> Result<usize> {
+    let number = read_number(text)?;
+    if (1..=most).contains(&number) {
+        return Ok(number);
+    }
+    Err(Error::invalid("out of range").with("text", text).with("most", most))
+}
+
+/// Where in the list the word stands.
+fn one_of(text: &str, words: &[&'static str]) -> Result<usize> {
+    words.iter().position(|word| *word == text).ok_or_else(|| {
+        Error::invalid(format!("use one of {}", words.join(", "))).with("text", text)
+    })
+}

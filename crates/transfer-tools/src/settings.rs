@@ -1,0 +1,115 @@
+//! What the environment says of an engine.
+
+use std::{ops::RangeInclusive, path::Path};
+
+use mooncake_base::{
+    Error, Result,
+    env::{self, EnvVar},
+    text::{read_number, read_seconds},
+};
+use mooncake_transfer_engine::{EngineConfig, Topology};
+
+/// The settings of an engine of that name, the rest from the environment.
+///
+/// # Errors
+/// A value of the environment that cannot be.
+pub fn engine_config(
+    name: &str,
+    metadata: &str,
+    is_tcp_forced: Option<bool>,
+) -> Result<EngineConfig> {
+    let is_port_fixed = env::MC_LEGACY_RPC_PORT_BINDING.is_on();
+    let mut config = EngineConfig {
+        name: name.to_owned(),
+        metadata: metadata.to_owned(),
+        is_tcp_forced: is_tcp_forced.unwrap_or_else(|| env::MC_FORCE_TCP.is_on()),
+        bind_address: env::MC_TCP_BIND_ADDRESS.read().filter(|address| !address.is_empty()),
+        is_port_fixed,
+        is_huge_page_wanted: env::MC_STORE_USE_HUGEPAGE.is_on(),
+        ..EngineConfig::default()
+    };
+    if config.is_p2p() && !is_port_fixed {
+        // The port only tells stores apart here; the engine finds one, and names itself by it.
+        config.name = host(name).to_owned();
+    }
+    config.ports = ports(&env::MC_MIN_RPC_PORT, &env::MC_MAX_RPC_PORT, &config.ports)?;
+    if let Some(cluster) = env::MC_METADATA_CLUSTER_ID.read().filter(|id| !id.is_empty()) {
+        config.metadata_prefix = cluster;
+    }
+    config.redis.username = env::MC_REDIS_USERNAME.read().unwrap_or_default();
+    config.redis.password = env::MC_REDIS_PASSWORD.read().unwrap_or_default();
+    if let Some(database) = value(&env::MC_REDIS_DB_INDEX, read_number)? {
+        config.redis.database = database;
+    }
+    if let Some(lanes) = value(&env::MC_TCP_LANES_PER_PEER, read_number::<usize>)? {
+        config.lanes_per_peer = lanes;
+    }
+    if let Some(timeout) = value(&env::MC_HANDSHAKE_CONNECT_TIMEOUT, read_seconds)? {
+        config.connect_timeout = timeout;
+    }
+    Ok(config)
+}
+
+/// This machine's topology, or that of the file that the environment names.
+///
+/// # Errors
+/// The file that is named cannot be used.
+pub fn topology(wanted: &str) -> Result<Topology> {
+    match custom_topology() {
+        Some(path) => Topology::from_file(Path::new(&path)),
+        None => Ok(Topology::local(wanted)),
+    }
+}
+
+/// The file that the environment names for a topology.
+pub(crate) fn custom_topology() -> Option<String> {
+    env::MC_CUSTOM_TOPO_JSON.read().filter(|path| !path.is_empty())
+}
+
+/// The value of a variable that is set to anything.
+///
+/// # Errors
+/// It is set to what `read` does not read; the error names the variable.
+pub fn value<T>(var: &'static EnvVar, read: fn(&str) -> Result<T>) -> Result<Option<T>> {
+    let text = var.read().filter(|text| !text.trim().is_empty());
+    text.map(|text| read(&text)).transpose().map_err(|error| error.with("variable", var.name))
+}
+
+/// The name without what follows a colon that is no part of an IPv6 address.
+fn host(name: &str) -> &str {
+    match name.rsplit_once(':') {
+        Some((host, _)) if !host.contains(':') || host.ends_with(']') => host,
+        _ => name,
+    }
+}
+
+fn ports(
+    first: &'static EnvVar,
+    last: &'static EnvVar,
+    default: &RangeInclusive<u16>,
+) -> Result<RangeInclusive<u16>> {
+    let (lowest, highest) = (*default.start(), *default.end());
+    let first_port = value(first, read_number)?.unwrap_or(lowest);
+    let last_port = value(last, read_number)?.unwrap_or(highest);
+    if first_port <= last_port {
+        return Ok(first_port..=last_port);
+    }
+    Err(Error::invalid("the first port is above the last")
+        .with(first.name, first_port)
+        .with(last.name, last_port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_in_a_name_is_told_from_a_part_of_an_address() {
+        let check = |name: &str, wanted: &str| assert_eq!(host(name), wanted);
+        check("h:1", "h");
+        check("h", "h");
+        check("[::1]:1", "[::1]");
+        check("::1", "::1");
+        check("", "");
+    }
+}

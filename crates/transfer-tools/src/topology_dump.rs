@@ -1,0 +1,137 @@
+//! The program `transfer_engine_topology_dump`: prints which devices are near which memory.
+
+use std::path::Path;
+
+use mooncake_base::{
+    Error, Result,
+    options::{self, CommandLine, OptionSpec, read_command_line, resolve},
+    text::read_bool,
+};
+use mooncake_transfer_engine::Topology;
+
+use crate::settings::custom_topology;
+
+const PROGRAM: &str = "transfer_engine_topology_dump";
+const PURPOSE: &str = "prints which network devices are near which memory of this machine";
+
+#[derive(Debug, Default)]
+struct Settings {
+    device_name: String,
+    backend: String,
+    is_custom: bool,
+    custom_path: String,
+}
+
+const fn text(
+    name: &'static str,
+    help: &'static str,
+    set: fn(&mut Settings, &str) -> Result<()>,
+    show: fn(&Settings) -> String,
+) -> OptionSpec<Settings> {
+    OptionSpec { name, aliases: &[], env: None, is_switch: false, help, set, show }
+}
+
+#[rustfmt::skip] // A table: one option a line where it fits.
+const OPTIONS: &[OptionSpec<Settings>] = &[
+    text("device_name", "Shows only these network devices; names with commas between them.",
+        |s, t| { t.clone_into(&mut s.device_name); Ok(()) }, |s| s.device_name.clone()),
+    text("backend", "auto or te; the form of another engine (tent) is not supported.",
+        |s, t| { s.backend = backend(t)?; Ok(()) },
+        |s| if s.backend.is_empty() { "auto".to_owned() } else { s.backend.clone() }),
+    OptionSpec {
+        is_switch: true,
+        ..text("use_custom_topo", "Shows the file that MC_CUSTOM_TOPO_JSON names.",
+            |s, t| { s.is_custom = read_bool(t)?; Ok(()) }, |s| s.is_custom.to_string())
+    },
+    text("custom_topo_json", "Shows this file.",
+        |s, t| { t.clone_into(&mut s.custom_path); Ok(()) }, |s| s.custom_path.clone()),
+];
+
+/// Runs the program with these arguments (without its own name) and returns its exit code.
+#[allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a program; this is its output")]
+pub fn run(arguments: Vec<String>) -> u8 {
+    match dump(arguments) {
+        Ok(text) => {
+            println!("{text}");
+            0
+        }
+        Err(error) => {
+            eprintln!("{PROGRAM}: {error}");
+            1
+        }
+    }
+}
+
+fn dump(arguments: Vec<String>) -> Result<String> {
+    let assignments = match read_command_line(OPTIONS, arguments)? {
+        CommandLine::Help => return Ok(options::help(OPTIONS, PROGRAM, PURPOSE)),
+        CommandLine::Version => return Ok(format!("{PROGRAM} {}", env!("CARGO_PKG_VERSION"))),
+        CommandLine::Run { assignments, words } => match words.first() {
+            None => assignments,
+            Some(word) => return Err(Error::invalid("unknown argument").with("argument", word)),
+        },
+    };
+    let settings: Settings = resolve(OPTIONS, &[], |_| None, &assignments)?;
+    let (topology, from) = match (settings.custom_path.as_str(), settings.is_custom) {
+        ("", false) => (Topology::local(&settings.device_name), "discover"),
+        ("", true) => {
+            let path = custom_topology().ok_or_else(|| {
+                Error::invalid("--use-custom-topo needs MC_CUSTOM_TOPO_JSON or --custom-topo-json")
+            })?;
+            (Topology::from_file(Path::new(&path))?, "custom")
+        }
+        (path, _) => (Topology::from_file(Path::new(path))?, "custom"),
+    };
+    Ok(format!("Local topology [te/{from}]: {}", topology.to_json()))
+}
+
+fn backend(text: &str) -> Result<String> {
+    match text {
+        "auto" | "te" => Ok(text.to_owned()),
+        _ => Err(Error::invalid("the backend is auto or te").with("backend", text)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dumped(arguments: &[&str]) -> Result<String> {
+        dump(arguments.iter().map(|word| (*word).to_owned()).collect())
+    }
+
+    #[test]
+    fn what_the_kernel_tells_is_printed_as_json_after_where_it_is_from() {
+        for arguments in [&[][..], &["--backend", "te", "--device-name="], &["--backend=auto"]] {
+            let text = dumped(arguments).unwrap();
+            let json = text.strip_prefix("Local topology [te/discover]: ").unwrap();
+            let topology = Topology::from_json(json.as_bytes()).unwrap();
+            assert!(topology.locations().any(|(name, _, _)| name == "cpu:0"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_shown_instead() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.json");
+        std::fs::write(&path, r#"{"cpu:0":[["a"],["b"]]}"#).unwrap();
+        let path = path.to_str().unwrap();
+        let text = dumped(&["--use-custom-topo", "--custom-topo-json", path]).unwrap();
+        assert!(text.starts_with("Local topology [te/custom]: {"), "{text}");
+        assert!(text.contains("\"a\""), "{text}");
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        for arguments in [
+            &["--backend=tent"][..],
+            &["--custom-topo-json=/nowhere/t.json"],
+            &["word"],
+            &["--devices=x"],
+        ] {
+            assert!(dumped(arguments).is_err(), "{arguments:?}");
+        }
+        assert_eq!(run(vec!["--backend=tent".to_owned()]), 1);
+        assert!(dumped(&["--help"]).unwrap().contains("--custom_topo_json"));
+    }
+}
