@@ -32,6 +32,12 @@ impl EnvVar {
     }
 }
 
+/// The value that a flag has in the environment, for those who ask for it by `--fromenv`.
+#[allow(clippy::disallowed_methods, reason = "this is the one place that reads the environment")]
+pub fn read_flag(name: &str) -> Option<String> {
+    std::env::var(format!("FLAGS_{name}")).ok()
+}
+
 /// Declares the variables and the list of them.
 macro_rules! variables {
     ($($name:ident $(($($alias:literal),+))? = $default:literal, $help:literal;)*) => {
@@ -73,6 +79,7 @@ variables! {
     MC_RPC_TIMEOUT_MS = "30000", "Milliseconds that the master may take to answer a call.";
     MC_RPC_CONNECT_TIMEOUT_MS = "5000", "Milliseconds to wait for a connection to the master.";
     MOONCAKE_STORE_CHECKSUM = "off", "Keep a checksum with every object and check it at every read.";
+    MOONCAKE_ADMIN_TOKEN = "", "Token that lets its holders change something through the master's admin port from other hosts.";
     MOONCAKE_STATE_DIR = "", "Directory for the master's log and snapshots.";
 }
 

@@ -1,12 +1,16 @@
 //! HTTP for operators: health, metrics, the established JSON endpoints, and a page for people.
 //!
-//! What changes anything answers to loopback peers only. [`metadata`] is the embedded metadata
+//! What changes anything answers to peers of this host, and to whoever shows the admin token. [`metadata`] is the embedded metadata
 //! server of the transfer engines, on a port of its own.
 
+mod access;
 mod bounded;
+mod browse;
+mod history;
 pub mod metadata;
 mod metrics;
 mod objects;
+mod overview;
 mod page;
 mod segments;
 pub mod summary;
@@ -16,30 +20,41 @@ use std::{convert::Infallible, sync::Arc};
 use axum::{
     Router,
     body::{Body, Bytes},
-    extract::{ConnectInfo, RawQuery, State},
+    extract::{RawQuery, State},
     http::{StatusCode, header},
+    middleware,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
+use mooncake_base::Error;
 use mooncake_base::sync::Mutex;
-use mooncake_base::{Error, ErrorCode};
 use mooncake_proto::v1::{self, request, response};
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use self::{
     bounded::{Bounded, Peer},
+    history::Samples,
     summary::Snapshot,
 };
-use crate::service::{Origin, Service};
+use crate::{
+    config::Secret,
+    service::{Origin, Service},
+};
 
 /// What the handlers share.
 #[derive(Debug)]
 struct Admin {
     service: Arc<Service>,
+    /// What lets others than peers of this host change something.
+    token: Secret,
     /// Numbers of a moment ago, so that rates can be shown.
     history: Mutex<summary::History>,
+    /// Numbers of the last minutes, for the curves of the page.
+    samples: Mutex<Samples>,
+    /// One permit for each request that may go through all objects.
+    sweeps: Arc<Semaphore>,
 }
 
 impl Admin {
@@ -61,19 +76,51 @@ impl Admin {
 type Shared = State<Arc<Admin>>;
 
 /// Serves the admin port until `stop`.
-pub(crate) async fn serve(listener: TcpListener, service: Arc<Service>, stop: CancellationToken) {
+pub(crate) async fn serve(
+    listener: TcpListener,
+    service: Arc<Service>,
+    token: Secret,
+    stop: CancellationToken,
+) {
     let history = Mutex::new(summary::History::new(Snapshot::take(&service)));
-    let router = router(Arc::new(Admin { service, history }));
+    let samples = Mutex::default();
+    let sweeps = Arc::new(Semaphore::new(browse::SWEEPS_MAX));
+    let admin = Arc::new(Admin { service, token, history, samples, sweeps });
+    let sampling = stop.clone().run_until_cancelled_owned(sample(admin.clone()));
+    let router = router(admin);
     let app = router.into_make_service_with_connect_info::<Peer>();
-    let served = axum::serve(Bounded::new(listener), app)
-        .with_graceful_shutdown(stop.cancelled_owned())
-        .await;
+    let serving =
+        axum::serve(Bounded::new(listener), app).with_graceful_shutdown(stop.cancelled_owned());
+    let (served, _) = tokio::join!(serving, sampling);
     if let Err(error) = served {
         tracing::error!(%error, "the admin server closed");
     }
 }
 
+/// Takes numbers at a steady pace.
+async fn sample(admin: Arc<Admin>) {
+    loop {
+        admin.samples.lock().take(&admin.service);
+        tokio::time::sleep(history::STEP).await;
+    }
+}
+
 fn router(admin: Arc<Admin>) -> Router {
+    changes(&admin)
+        .merge(looks())
+        .fallback(|| async { not_found() })
+        .method_not_allowed_fallback(|| async { not_found() })
+        .with_state(admin)
+}
+
+/// What changes something. Anything that does belongs here, behind the guard.
+fn changes(admin: &Arc<Admin>) -> Router<Arc<Admin>> {
+    let guard = middleware::from_fn_with_state(admin.clone(), access::guard);
+    Router::new().route("/api/v1/remove_all", post(remove_all)).route_layer(guard)
+}
+
+/// What only looks.
+fn looks() -> Router<Arc<Admin>> {
     Router::new()
         .route("/", get(page::show))
         .route(
@@ -93,10 +140,9 @@ fn router(admin: Arc<Admin>) -> Router {
         .route("/get_segments_detail", get(segments::details))
         .route("/query_segment", get(segments::query))
         .route("/api/v1/segments/status", get(segments::status))
-        .route("/api/v1/remove_all", post(remove_all))
-        .fallback(|| async { not_found() })
-        .method_not_allowed_fallback(|| async { not_found() })
-        .with_state(admin)
+        .route("/api/v1/overview", get(overview::show))
+        .route("/api/v1/keys", get(browse::keys))
+        .route("/api/v1/key_groups", get(browse::groups))
 }
 
 /// What `/health` says, here and on the clients' port.
@@ -125,17 +171,7 @@ fn kv_events() -> Value {
     })
 }
 
-async fn remove_all(
-    State(admin): Shared,
-    ConnectInfo(Peer(peer)): ConnectInfo<Peer>,
-    RawQuery(query): RawQuery,
-) -> Response {
-    if !peer.ip().to_canonical().is_loopback() {
-        return failure(
-            StatusCode::FORBIDDEN,
-            &Error::new(ErrorCode::ILLEGAL_CLIENT, "only peers of this host may change anything"),
-        );
-    }
+async fn remove_all(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
     let force = parameter(&query, "force")
         .is_some_and(|text| mooncake_base::text::read_bool(text).unwrap_or(false));
@@ -182,7 +218,7 @@ fn text_reply(text: impl Into<Body>) -> Response {
 }
 
 fn json_reply(value: &Value) -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+    ([(header::CONTENT_TYPE, "application/json; charset=utf-8")], value.to_string()).into_response()
 }
 
 fn not_found() -> Response {

@@ -5,17 +5,20 @@
 //! flag files and its configuration file; [`MasterConfig::check`] refuses what cannot work.
 
 mod file;
+pub(crate) mod help;
 mod later;
 mod options;
+mod secret;
 
 use std::{collections::BTreeMap, time::Duration};
 
 use mooncake_base::{
-    Error, Result,
+    Error, Result, env,
     options::{CommandLine, read_command_line, resolve},
 };
 
 pub use options::OPTIONS;
+pub use secret::Secret;
 
 use crate::state::{AllocationStrategy, Rules, Watermark};
 
@@ -64,6 +67,12 @@ pub struct MasterConfig {
     pub admin_port: Option<u16>,
     /// Writes a line of numbers to the log every ten seconds.
     pub is_reporting: bool,
+    /// Lets those who show it change something through the admin port from other hosts.
+    pub admin_token: Secret,
+    /// The file that the bound addresses are written to; empty for none.
+    pub ports_file: String,
+    /// From how long on a call is kept in the record of slow calls; zero: none is.
+    pub slow_call: Duration,
 
     /// Whether the master also serves engines' metadata over HTTP.
     pub has_metadata: bool,
@@ -118,6 +127,9 @@ impl Default for MasterConfig {
             admin_host: "0.0.0.0".to_owned(),
             admin_port: None,
             is_reporting: true,
+            admin_token: Secret::default(),
+            ports_file: String::new(),
+            slow_call: Duration::from_millis(100),
             has_metadata: false,
             metadata_host: "0.0.0.0".to_owned(),
             metadata_port: METADATA_PORT,
@@ -269,6 +281,7 @@ pub enum Asked {
 /// What is unknown, unreadable or out of range, in a sentence that names it.
 pub fn from_arguments(arguments: Vec<String>) -> Result<Asked> {
     let arguments = file::expand_flag_files(arguments)?;
+    let arguments = from_environment(arguments, env::read_flag)?;
     let assignments = match read_command_line(OPTIONS, arguments)? {
         CommandLine::Help => return Ok(Asked::Help),
         CommandLine::Version => return Ok(Asked::Version),
@@ -282,9 +295,45 @@ pub fn from_arguments(arguments: Vec<String>) -> Result<Asked> {
         Some((_, path)) if !path.is_empty() => file::read(path)?,
         _ => Vec::new(),
     };
-    let config = resolve(OPTIONS, &entries, mooncake_base::env::EnvVar::read, &assignments)?;
+    let config = resolve(OPTIONS, &entries, env::EnvVar::read, &assignments)?;
     config.check()?;
     Ok(Asked::Serve(Box::new(config)))
+}
+
+/// Puts `--name=value` in the place of the `--fromenv=name,…` and `--tryfromenv=name,…` of gflags:
+/// the value is that of the variable `FLAGS_name`.
+fn from_environment(
+    arguments: Vec<String>,
+    read: impl Fn(&str) -> Option<String>,
+) -> Result<Vec<String>> {
+    let mut expanded = Vec::new();
+    let mut arguments = arguments.into_iter();
+    while let Some(argument) = arguments.next() {
+        let flag = argument.strip_prefix('-').map(|flag| flag.strip_prefix('-').unwrap_or(flag));
+        let parts = flag.map(|flag| flag.split_once('=').unwrap_or((flag, "")));
+        let Some((name @ ("fromenv" | "tryfromenv"), value)) = parts else {
+            expanded.push(argument);
+            continue;
+        };
+        let names = match argument.contains('=') {
+            true => value.to_owned(),
+            false => arguments.next().ok_or_else(|| {
+                Error::invalid("the flag needs a value").with("flag", format_args!("--{name}"))
+            })?,
+        };
+        for wanted in names.split(',').filter(|wanted| !wanted.is_empty()) {
+            match read(wanted) {
+                Some(value) => expanded.push(format!("--{wanted}={value}")),
+                None if name == "tryfromenv" => {}
+                None => {
+                    return Err(Error::invalid("the variable of the flag is not set")
+                        .with("flag", wanted)
+                        .with("variable", format_args!("FLAGS_{wanted}")));
+                }
+            }
+        }
+    }
+    Ok(expanded)
 }
 
 #[cfg(test)]

@@ -9,7 +9,9 @@
 mod addresses;
 pub mod admin;
 pub mod config;
+mod descriptors;
 pub mod master;
+mod ports;
 pub mod run;
 pub mod service;
 pub mod state;

@@ -16,6 +16,7 @@ use crate::{
     addresses::Addresses,
     admin::{self, metadata::Metadata},
     config::{ADMIN_PORT, MasterConfig},
+    descriptors::{self, connections},
     service::{
         Service,
         listen::{self, CONNECTIONS_MAX, Doors},
@@ -116,6 +117,7 @@ pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<M
     };
     let service = Arc::new(Service::new(config.rules(), clock));
     service.set_addresses(addresses);
+    service.slow_calls().set_threshold(config.slow_call);
     let (unix, unix_name) = bind_unix();
     let master = Master {
         addresses,
@@ -132,7 +134,7 @@ pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<M
         stop: master.stop.clone(),
         kill: master.kill.clone(),
         tasks: master.tasks.clone(),
-        permits: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+        permits: Arc::new(Semaphore::new(connections(CONNECTIONS_MAX, descriptors::limit()))),
     };
     let store = Arc::new(Metadata::default());
     let cleaned = (config.is_metadata_cleaned && config.has_metadata).then(|| store.clone());
@@ -144,7 +146,8 @@ pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<M
         master.own(listen::serve_unix(unix, doors.clone()));
     }
     if let Some(listener) = admin {
-        master.own(admin::serve(listener, service, master.stop.clone()));
+        let token = config.admin_token.clone();
+        master.own(admin::serve(listener, service, token, master.stop.clone()));
     }
     if let Some(listener) = metadata {
         master.own(admin::metadata::serve(listener, store, master.stop.clone()));

@@ -3,14 +3,16 @@
 
 use std::{io::Write as _, process::id};
 
-use mooncake_base::{Error, Result, env, options};
+use mooncake_base::{Error, Result, env};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
     addresses::Addresses,
-    config::{Asked, MasterConfig, OPTIONS, from_arguments},
+    config::{Asked, MasterConfig, from_arguments, help},
+    descriptors,
     master::start,
+    ports::PortsFile,
     service::VERSION,
 };
 
@@ -23,10 +25,7 @@ const PROGRAM: &str = "mooncake_master";
 pub fn run(arguments: Vec<String>) -> u8 {
     let config = match from_arguments(arguments) {
         Ok(Asked::Serve(config)) => config,
-        Ok(Asked::Help) => {
-            let purpose = "knows where every object of the pool lies and decides how long";
-            return say(&options::help(OPTIONS, PROGRAM, purpose));
-        }
+        Ok(Asked::Help) => return say(&help::text(PROGRAM)),
         Ok(Asked::Version) => return say(&format!("{PROGRAM} {VERSION}\n")),
         Err(error) => return fail(&error),
     };
@@ -34,6 +33,7 @@ pub fn run(arguments: Vec<String>) -> u8 {
     for warning in config.warnings() {
         tracing::warn!("{warning}");
     }
+    descriptors::raise();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.effective_threads(cores))
@@ -57,7 +57,9 @@ async fn serve(config: MasterConfig) -> Result<()> {
     // Before anything is announced, so that no signal finds us without a handler.
     let mut terminate = on(SignalKind::terminate())?;
     let mut interrupt = on(SignalKind::interrupt())?;
+    let ports_file = config.ports_file.clone();
     let master = start(config).await?;
+    let _ports = PortsFile::write(&ports_file, master.addresses())?;
     say(&format!("{}\n", ready_line(master.addresses())));
     tracing::info!(version = VERSION, addresses = ?master.addresses(), "ready");
     let name = tokio::select! {

@@ -11,6 +11,8 @@ mod lean;
 pub mod listen;
 mod objects;
 mod session;
+pub mod slow;
+mod traffic;
 
 use std::sync::{Arc, OnceLock};
 
@@ -22,11 +24,16 @@ use mooncake_proto::{
     v1::{self, request, response},
 };
 
-pub use self::session::Origin;
 use self::{
     answer::{segment_from_wire, segment_status, segment_to_wire},
     calls::{Calls, Op},
     session::Sessions,
+    slow::SlowCalls,
+    traffic::Traffic,
+};
+pub use self::{
+    session::{ConnectedClient, Origin},
+    traffic::{SIZE_BOUNDS, TrafficCount},
 };
 use crate::{
     addresses::Addresses,
@@ -56,6 +63,8 @@ pub struct Service {
     state: Mutex<State>,
     sessions: Sessions,
     calls: Calls,
+    slow: SlowCalls,
+    traffic: Traffic,
     addresses: OnceLock<Addresses>,
 }
 
@@ -73,6 +82,8 @@ impl Service {
             state: Mutex::new(State::new(rules, seed)),
             sessions: Sessions::default(),
             calls: Calls::default(),
+            slow: SlowCalls::default(),
+            traffic: Traffic::default(),
             addresses: OnceLock::new(),
         }
     }
@@ -80,6 +91,7 @@ impl Service {
     /// Answers one call. Errors are per item where there are items, else the answer is a failure.
     pub fn dispatch(&self, request: v1::Request, origin: &Origin) -> v1::Response {
         use request::Call;
+        let watched = self.slow.begin(request.call.as_ref());
         let answer = match request.call {
             Some(Call::Register(r)) => self.register(&r, origin).map(response::Call::Register),
             Some(Call::Heartbeat(r)) => self.heartbeat(&r).map(response::Call::Heartbeat),
@@ -102,6 +114,7 @@ impl Service {
             None => Err(Error::invalid("the request names no call that this master knows")),
         };
         let call = answer.unwrap_or_else(|error| response::Call::Failure((&error).into()));
+        self.slow.end(watched, &call);
         v1::Response { call: Some(call) }
     }
 
@@ -124,6 +137,26 @@ impl Service {
     /// What was asked of this master.
     pub fn calls(&self) -> &Calls {
         &self.calls
+    }
+
+    /// The calls that took long.
+    pub fn slow_calls(&self) -> &SlowCalls {
+        &self.slow
+    }
+
+    /// What went through the pool.
+    pub fn traffic(&self) -> TrafficCount {
+        self.traffic.count()
+    }
+
+    /// Where it listens, as far as it does.
+    pub fn addresses(&self) -> Option<&Addresses> {
+        self.addresses.get()
+    }
+
+    /// The clients that are registered, in the order of their names.
+    pub fn clients(&self) -> Vec<ConnectedClient> {
+        self.sessions.list(self.clock.now())
     }
 
     /// The clock it goes by.

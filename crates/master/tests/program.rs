@@ -73,7 +73,7 @@ const FREE: [&str; 4] =
 fn help_and_version_end_well() {
     let (code, help, _) = ended(&["--help"]);
     assert_eq!(code, 0);
-    assert!(help.contains("--default_kv_lease_ttl") && help.contains("(default: 10000)"), "{help}");
+    assert!(help.contains("--default_kv_lease_ttl=…  (default: 10000)"), "{help}");
     let (code, version, _) = ended(&["--version"]);
     assert_eq!((code, version.trim()), (0, concat!("mooncake_master ", env!("CARGO_PKG_VERSION"))));
 }
@@ -141,4 +141,98 @@ fn a_feature_that_is_not_here_yet_is_accepted_with_one_warning() {
     let lines: Vec<String> = BufReader::new(stderr).lines().map(Result::unwrap).collect();
     let said = lines.iter().filter(|line| line.contains("enable_offload=true")).count();
     assert_eq!((said, lines.len()), (1, 1), "{lines:?}");
+}
+
+#[test]
+fn the_ports_file_names_free_ports_and_goes_with_the_master() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ports.json");
+    let flag = format!("--ports-file={}", path.display());
+    let mut started = Started::new(&[&FREE[..], &[flag.as_str()]].concat());
+    // It is written before the ready line or after it, but soon.
+    let end = Instant::now() + DEADLINE;
+    let text = loop {
+        if let Ok(text) = std::fs::read_to_string(&path) {
+            break text;
+        }
+        assert!(Instant::now() < end, "no file of ports");
+        std::thread::yield_now();
+    };
+    let ports: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(ports["rpc"], started.address("rpc").to_string());
+    assert_eq!(ports["metrics_port"], started.address("admin").port());
+    assert_eq!(ports["pid"], started.child.id());
+    assert_eq!(started.end("-TERM"), Some(0));
+    assert!(!path.exists());
+}
+
+#[test]
+fn flags_come_from_the_environment_when_asked_for() {
+    let mut command =
+        program(&["--fromenv=rpc_port", "--tryfromenv=port,metrics_port", "--version"]);
+    let output = command.env("FLAGS_rpc_port", "1").output().unwrap();
+    assert!(output.status.success());
+    let (code, _, error) = ended(&["--fromenv=rpc_port"]);
+    assert_eq!(code, 1);
+    assert!(error.contains("FLAGS_rpc_port"), "{error}");
+    let output = program(&["--fromenv", "rpc_port"]).env("FLAGS_rpc_port", "x").output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("rpc_port") && error.contains("not a number"), "{error}");
+}
+
+/// The program under limits of descriptors that a shell sets.
+fn started_under(limits: &str) -> (Started, BufReader<std::process::ChildStderr>) {
+    let script = format!("{limits}; exec \"$0\" \"$@\"");
+    let mut child = Command::new("sh")
+        .args(["-c", &script, env!("CARGO_BIN_EXE_mooncake_master")])
+        .args(FREE)
+        .env_remove("MC_LOG_LEVEL")
+        .env_remove("MOONCAKE_LOG")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ready = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+    let stderr = BufReader::new(child.stderr.take().unwrap());
+    (Started { child, ready }, stderr)
+}
+
+#[test]
+fn the_limit_of_descriptors_is_raised_at_the_start() {
+    let (started, _) = started_under("ulimit -Sn 64");
+    let limits = format!("/proc/{}/limits", started.child.id());
+    let limits = std::fs::read_to_string(limits).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let words: Vec<&str> = line.split_whitespace().collect();
+    assert_eq!(words[3], words[4], "{line}");
+}
+
+#[test]
+fn with_few_descriptors_the_log_says_so_and_connections_beyond_them_are_turned_away() {
+    let (mut started, mut stderr) = started_under("ulimit -n 300");
+    let mut said = String::new();
+    stderr.read_line(&mut said).unwrap();
+    assert!(said.contains("descriptors=300") && said.contains("connections=75"), "{said}");
+    let rpc = started.address("rpc");
+    let greeted = |mut stream: TcpStream| {
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        let _ = std::io::Write::write_all(&mut stream, b"MOONLEAN\x01\0\0\0");
+        let got = std::io::Read::read(&mut stream, &mut [0; 64]).is_ok_and(|count| count > 0);
+        (stream, got)
+    };
+    let mut open = Vec::new();
+    let refused = (0..200).find(|_| {
+        let (stream, got) = greeted(TcpStream::connect(rpc).unwrap());
+        open.push(stream);
+        !got
+    });
+    assert_eq!(refused, Some(75));
+    // Those that are in are served on, and a place that comes free is given again.
+    drop(open.drain(..40));
+    let end = Instant::now() + DEADLINE;
+    while !greeted(TcpStream::connect(rpc).unwrap()).1 {
+        assert!(Instant::now() < end, "no place comes free");
+    }
+    assert_eq!(started.end("-TERM"), Some(0));
 }

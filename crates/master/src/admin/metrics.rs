@@ -1,6 +1,11 @@
 //! GET /metrics: Prometheus text under the established names.
 
-use std::fmt::{Display, Write as _};
+mod absent;
+
+use std::{
+    collections::HashSet,
+    fmt::{Display, Write as _},
+};
 
 use axum::{
     extract::State,
@@ -12,19 +17,20 @@ use mooncake_proto::v1;
 use super::Shared;
 use crate::{
     service::{
-        Service, VERSION,
+        SIZE_BOUNDS, Service, TrafficCount, VERSION,
         calls::{Calls, Op},
     },
     state::Totals,
 };
 
-/// The text as it grows.
+/// The text as it grows, and the names in it.
 #[derive(Debug, Default)]
-struct Exposition(String);
+struct Exposition(String, HashSet<String>);
 
 impl Exposition {
     fn head(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        self.1.insert(name.to_owned());
     }
 
     fn gauge(&mut self, name: &str, help: &str, value: impl Display) {
@@ -59,6 +65,9 @@ fn text(service: &Service) -> String {
     segments(&mut out, service.segments());
     calls(&mut out, service.calls());
     history(&mut out, &totals);
+    traffic(&mut out, &service.traffic());
+    slow(&mut out, service);
+    absent::add(&mut out);
     out.head("mooncake_master_info", "gauge", "The version of the master.");
     let _ = writeln!(out.0, "mooncake_master_info{{version=\"{VERSION}\"}} 1");
     let uptime = service.now().since(service.started()).as_secs();
@@ -126,6 +135,32 @@ fn calls(out: &mut Exposition, calls: &Calls) {
     }
 }
 
+fn traffic(out: &mut Exposition, t: &TrafficCount) {
+    out.counter("total_get_nums_", "Keys that were asked for in order to read them.", t.gets);
+    out.counter("valid_get_nums_", "Of them, found.", t.hits);
+    out.counter("mem_cache_hit_nums_", "Of them, found in memory.", t.hits);
+    out.counter("mem_cache_hit_bytes_total", "Bytes of those found in memory.", t.hit_bytes);
+    let name = "master_value_size_bytes";
+    out.head(name, "histogram", "Sizes of the values that were given room.");
+    let mut count = 0;
+    for (class, values) in t.sizes.iter().enumerate() {
+        count += values;
+        let bound = SIZE_BOUNDS.get(class).map_or_else(|| "+Inf".to_owned(), u64::to_string);
+        let _ = writeln!(out.0, "{name}_bucket{{le=\"{bound}\"}} {count}");
+    }
+    let _ = writeln!(out.0, "{name}_sum {}\n{name}_count {count}", t.size_sum);
+}
+
+fn slow(out: &mut Exposition, service: &Service) {
+    let slow = service.slow_calls();
+    out.counter("mooncake_master_slow_calls_total", "Calls that took long.", slow.total());
+    out.gauge(
+        "mooncake_master_slow_call_threshold_seconds",
+        "From how long on a call counts as slow; 0: none does.",
+        slow.threshold().as_secs_f64(),
+    );
+}
+
 fn history(out: &mut Exposition, totals: &Totals) {
     let c = &totals.counters;
     let rows: [(&str, &str, u64); 13] = [
@@ -171,7 +206,12 @@ mod tests {
         let mut types = Vec::new();
         for line in text.lines() {
             if let Some(rest) = line.strip_prefix("# TYPE ") {
-                types.push(rest.split_whitespace().next().unwrap().to_owned());
+                let mut words = rest.split_whitespace();
+                let name = words.next().unwrap().to_owned();
+                if words.next() == Some("histogram") {
+                    types.extend(["bucket", "sum", "count"].map(|end| format!("{name}_{end}")));
+                }
+                types.push(name);
             } else if !line.starts_with('#') {
                 let (name, value) = line.rsplit_once(' ').unwrap();
                 let name = name.split('{').next().unwrap();
@@ -183,6 +223,53 @@ mod tests {
         types.sort();
         types.dedup();
         assert_eq!(types.len(), count);
+    }
+
+    #[test]
+    fn every_name_of_the_established_master_is_there() {
+        let service = Service::new(Rules::default(), SystemClock::shared());
+        let text = text(&service);
+        let is_there = |name: &str| text.contains(&format!("\n# TYPE {name} "));
+        let singles = "exist_key put_start put_end put_revoke get_replica_list \
+            get_replica_list_by_regex remove remove_by_regex remove_all mount_segment \
+            unmount_segment remount_segment mount_nof_segment unmount_nof_segment \
+            remount_nof_segment ping copy_start copy_end copy_revoke move_start move_end \
+            move_revoke evict_disk_replica create_copy_task create_move_task update_task \
+            query_task fetch_tasks";
+        for op in singles.split_whitespace() {
+            for ending in ["requests", "failures"] {
+                let name = format!("master_{op}_{ending}_total");
+                assert!(is_there(&name), "{name}");
+            }
+        }
+        let batches =
+            "exist_key query_ip replica_clear get_replica_list put_start put_end put_revoke";
+        for op in batches.split_whitespace() {
+            for ending in ["requests", "failures", "partial_successes", "items", "failed_items"] {
+                let name = format!("master_batch_{op}_{ending}_total");
+                assert!(is_there(&name), "{name}");
+            }
+        }
+        for name in ["total_get_nums_", "file_cache_nums_", "master_value_size_bytes"] {
+            assert!(is_there(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_histogram_of_sizes_adds_up() {
+        let sizes = [1, 0, 2, 0, 0, 0, 0, 1];
+        let mut out = Exposition::default();
+        traffic(&mut out, &TrafficCount { sizes, size_sum: 9, ..TrafficCount::default() });
+        for line in [
+            "master_value_size_bytes_bucket{le=\"4096\"} 1",
+            "master_value_size_bytes_bucket{le=\"262144\"} 3",
+            "master_value_size_bytes_bucket{le=\"67108864\"} 3",
+            "master_value_size_bytes_bucket{le=\"+Inf\"} 4",
+            "master_value_size_bytes_sum 9",
+            "master_value_size_bytes_count 4",
+        ] {
+            assert!(out.0.lines().any(|found| found == line), "{line}");
+        }
     }
 
     #[test]

@@ -15,43 +15,38 @@ use super::{Shared, decoded, failure, json_reply, parameter, pieces, unexpected}
 /// The most keys that one query may name.
 const KEYS_MAX: usize = 10_000;
 
-/// GET /get_all_keys: one a line, page by page while they are sent.
+/// GET /get_all_keys: one a line, in no order, slice by slice while they are sent.
 pub(super) async fn all_keys(State(admin): Shared) -> Response {
-    let mut after = Some(Bytes::new());
+    let mut from = Some(0);
     pieces(std::iter::from_fn(move || {
-        let which = v1::KeySelector { by: Some(v1::key_selector::By::All(true)) };
-        let call = v1::ListObjectsRequest {
-            caller: None,
-            which: Some(which),
-            after: after.take()?,
-            limit: 0,
-        };
-        let response::Call::ListObjects(page) = admin.ask(request::Call::ListObjects(call)) else {
-            return None;
-        };
-        if !page.is_last {
-            after = page.objects.last().map(|object| object.key.clone());
-        }
         let mut text = Vec::new();
-        let complete = i32::from(v1::ObjectState::Complete);
-        for object in page.objects.iter().filter(|object| object.state == complete) {
-            text.extend_from_slice(&object.key);
+        from = admin.service.walk(from?, &mut |key, _| {
+            text.extend_from_slice(key);
             text.push(b'\n');
-        }
+        });
         Some(Bytes::from(text))
     }))
 }
 
-/// GET /query_key?key=K: where the object lies; takes a lease. The key is not decoded.
+/// GET /query_key?key=K: where the object lies; takes a lease. The key is taken as it stands, as
+/// the established master does; if there is no such object, as it is once decoded.
 pub(super) async fn query_key(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
     let key = parameter(&query, "key").unwrap_or_default();
-    let keys = vec![Bytes::copy_from_slice(key.as_bytes())];
-    let call = v1::LocateRequest { caller: None, keys, lease: true, fence: false };
-    let answer = match admin.ask(request::Call::Locate(call)) {
-        response::Call::Locate(answer) => answer,
-        other => return unexpected(other),
+    let ask = |key: &[u8]| {
+        let keys = vec![Bytes::copy_from_slice(key)];
+        let call = v1::LocateRequest { caller: None, keys, lease: true, fence: false };
+        admin.ask(request::Call::Locate(call))
     };
+    let plain = decoded(key);
+    let mut answer = ask(key.as_bytes());
+    if plain != key.as_bytes()
+        && let response::Call::Locate(found) = &answer
+        && found.results.iter().all(|result| result.failure.is_some())
+    {
+        answer = ask(&plain);
+    }
+    let response::Call::Locate(answer) = answer else { return unexpected(answer) };
     match answer.results.first() {
         Some(v1::LocateResult { failure: None, places, .. }) => {
             json_reply(&json!({"success": true, "data": replicas(&answer.segments, places)}))
@@ -68,12 +63,8 @@ pub(super) async fn query_key(State(admin): Shared, RawQuery(query): RawQuery) -
 pub(super) async fn query_keys(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
     let text = decoded(parameter(&query, "keys").unwrap_or_default());
-    let keys: Vec<Bytes> = text
-        .split(|byte| *byte == b',')
-        .filter(|key| !key.is_empty())
-        .map(Bytes::copy_from_slice)
-        .collect();
-    if keys.is_empty() {
+    let keys: Vec<Bytes> = text.split(|byte| *byte == b',').map(Bytes::copy_from_slice).collect();
+    if text.is_empty() {
         let body = json!({
             "success": false,
             "error": "No keys provided. Use ?keys=key1,key2,...",

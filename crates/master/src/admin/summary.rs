@@ -17,6 +17,27 @@ use crate::{
 /// Rates are taken over at least this long.
 const STEP_MIN: Duration = Duration::from_secs(1);
 
+/// What a master without followers has to say of them.
+const ALONE: &str = "HA Metrics Summary: last_seq=0, applied_seq=0, lag=0, pending=0, \
+    mutation_queue=0, batch_commits=0, sync_commits=0, skipped=0, checksum_fail=0, etcd_fail=0, \
+    watch_disconn=0, state=0";
+
+/// Of calls that this master does not have, the line shows zeros.
+const NO_SINGLES: [&str; 7] = [
+    "CopyStart",
+    "CopyEnd",
+    "CopyRevoke",
+    "MoveStart",
+    "MoveEnd",
+    "MoveRevoke",
+    "EvictDiskReplica",
+];
+
+const NO_BATCHES: [&str; 2] = ["QueryIp", "Clear"];
+
+const NO_TASKS: [&str; 5] =
+    ["CreateMoveTask", "CreateCopyTask", "QueryTask", "FetchTasks", "MarkTaskToComplete"];
+
 /// The single calls that the line shows.
 const SINGLE: [(&str, Op); 8] = [
     ("PutStart", Op::PutStart),
@@ -82,24 +103,20 @@ impl History {
     }
 }
 
-/// Calls a second, single and batched ones, between two moments.
-pub(super) fn rate(before: &Snapshot, present: &Snapshot, op: Op) -> f64 {
-    let (old, new) = (before.count(op), present.count(op));
-    per_second(before, present, new.single + new.batches - old.single - old.batches)
-}
-
 /// GET /metrics/summary
 pub(super) async fn show(State(admin): Shared) -> Response {
     let (before, present) = admin.snapshots();
     let master = line(&before, &present);
-    text_reply(format!("role=leader, state=serving, service_ready=true, master={{{master}}}"))
+    text_reply(format!(
+        "role=leader, state=serving, service_ready=true, master={{{master}}}, ha={{{ALONE}}}"
+    ))
 }
 
 /// The sums, and the calls a second since the earlier moment.
 pub fn line(before: &Snapshot, present: &Snapshot) -> String {
     let t = &present.totals;
     let mut text = format!(
-        "Mem Storage: {} / {} ({:.1}%) | Keys: {} (soft-pinned: {}) | Clients: {}",
+        "Mem Storage: {} / {} ({:.1}%) | NVMe-oF SSD: 0 B / 0 B | SSD Storage: 0 B / 0 B | Keys: {} (soft-pinned: {}) | Clients: {}",
         ByteSize(t.used),
         ByteSize(t.capacity),
         share(t.used, t.capacity),
@@ -115,6 +132,9 @@ pub fn line(before: &Snapshot, present: &Snapshot) -> String {
         let separator = if i == 0 { "" } else { ", " };
         let (good, total) = (per_second(before, present, good), per_second(before, present, total));
         let _ = write!(text, "{separator}{name}={good:.1}/{total:.1}");
+    }
+    for name in NO_SINGLES {
+        let _ = write!(text, ", {name}=0.0/0.0");
     }
     text.push_str(
         " | Batch Requests (per sec, Req=Success/PartialSuccess/Total, Item=Success/Total): ",
@@ -135,11 +155,28 @@ pub fn line(before: &Snapshot, present: &Snapshot) -> String {
             each(|c| c.items),
         );
     }
+    for name in NO_BATCHES {
+        let _ = write!(text, ", {name}:(Req=0.0/0.0/0.0, Item=0.0/0.0)");
+    }
+    for name in NO_TASKS {
+        let _ = write!(text, ", {name}:(Req=0.0/0.0)");
+    }
+    evictions(&mut text, t);
+    text.push_str(
+        " | Promotion: in_flight=0, admitted=0, completed=0, failed=0, cancelled=0, expired=0, \
+         bytes=0 B, rejected(freq/wm/cap)=0/0/0 | Snapshots: Success=0, Fail=0",
+    );
+    text
+}
+
+fn evictions(text: &mut String, t: &Totals) {
     let c = &t.counters;
     let _ = write!(
         text,
-        " | Eviction: Success/Attempts={}/{}, AllocFail={}, PartialAlloc={}, keys={}, size={} \
-         | Discard: Released/Total={}/{}, StagingSize={}",
+        " | Eviction: Success/Attempts={0}/{1}, AllocFail={2}, PartialAlloc={3}, keys={4}, \
+         size={5} | Mem Eviction: Success/Attempts={0}/{1}, keys={4}, size={5} | NoF Eviction: \
+         Success/Attempts=0/0, keys=0, size=0 B | Discard: Released/Total={6}/{7}, \
+         StagingSize={8}",
         c.evictions_succeeded,
         c.evictions_attempted,
         c.puts_without_room,
@@ -150,10 +187,9 @@ pub fn line(before: &Snapshot, present: &Snapshot) -> String {
         c.puts_displaced,
         ByteSize(t.writing),
     );
-    text
 }
 
-pub(super) fn share(part: u64, whole: u64) -> f64 {
+fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 }
 }
 

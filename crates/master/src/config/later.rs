@@ -11,7 +11,6 @@ use super::{MasterConfig, OPTIONS};
 const QUIET: &[&str] = &[
     "alsologtostderr",
     "colorlogtostderr",
-    "fromenv",
     "kv_events_additional_salt",
     "kv_events_block_size",
     "kv_events_dp_rank",

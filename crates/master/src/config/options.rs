@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use mooncake_base::{
     Error, Result,
+    env::{self, EnvVar},
     options::OptionSpec,
     text::{read_bool, read_millis, read_number, read_seconds},
 };
 
-use super::{MasterConfig, RPC_PORT};
+use super::{MasterConfig, RPC_PORT, Secret};
 use crate::state::AllocationStrategy;
 
 type Spec = OptionSpec<MasterConfig>;
@@ -25,6 +26,10 @@ const fn switch(name: &'static str, help: &'static str, set: Set, show: Show) ->
 
 const fn also(spec: Spec, aliases: &'static [&'static str]) -> Spec {
     OptionSpec { aliases, ..spec }
+}
+
+const fn from(spec: Spec, variable: &'static EnvVar) -> Spec {
+    OptionSpec { env: Some(variable), ..spec }
 }
 
 /// An option of a feature that is not here yet. A macro because `set` and `show` are plain
@@ -91,6 +96,13 @@ pub const OPTIONS: &[Spec] = &[
         |c| c.admin_port.unwrap_or(super::ADMIN_PORT).to_string()),
     switch("enable_metric_reporting", "Writes a line of numbers to the log every ten seconds (level info).",
         |c, t| read_bool(t).map(|on| c.is_reporting = on), |c| c.is_reporting.to_string()),
+    from(value("admin_token", "Lets those who show it as `Authorization: Bearer TOKEN` change something through the \
+         admin port from other hosts; peers of this host need none.",
+        |c, t| { c.admin_token = Secret::new(t); Ok(()) }, |_| String::new()), &env::MOONCAKE_ADMIN_TOKEN),
+    value("ports_file", "A file that the bound addresses are written to, as JSON, once the master is ready.",
+        |c, t| { t.clone_into(&mut c.ports_file); Ok(()) }, |c| c.ports_file.clone()),
+    value("slow_call_ms", "From how many milliseconds on a call is kept in the record of slow calls; 0 keeps none.",
+        |c, t| read_millis(t).map(|d| c.slow_call = d), |c| millis(c.slow_call)),
     switch("enable_http_metadata_server", "Serves the metadata of transfer engines over HTTP.",
         |c, t| read_bool(t).map(|on| c.has_metadata = on), |c| c.has_metadata.to_string()),
     value("http_metadata_server_host", "What the metadata port binds.",

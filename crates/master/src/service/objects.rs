@@ -34,11 +34,14 @@ impl Service {
         let results = self.in_slices(&r.items, |state, item| {
             write_window_ms = millis(state.rules().write_window);
             match self.start_one(state, &caller, item, (&options, r.replace)) {
-                Ok(started) => v1::PutStartResult {
-                    failure: None,
-                    version: started.version.0,
-                    places: segments.places(state, &started.places),
-                },
+                Ok(started) => {
+                    self.traffic.put(item.length);
+                    v1::PutStartResult {
+                        failure: None,
+                        version: started.version.0,
+                        places: segments.places(state, &started.places),
+                    }
+                }
                 Err(error) => v1::PutStartResult {
                     failure: Some((&error).into()),
                     ..v1::PutStartResult::default()
@@ -68,6 +71,11 @@ impl Service {
         let (results, fence_ms) = {
             let mut state = self.lock();
             let located = state.locate(self.clock.now(), &self.tenant, &r.keys, grant);
+            let found = located.objects.iter().flatten();
+            let (hits, bytes) = found.fold((0, 0), |(n, b), object| (n + 1, b + object.length));
+            if r.lease || r.fence {
+                self.traffic.looked_up(r.keys.len(), hits, bytes);
+            }
             let results: Vec<_> = located
                 .objects
                 .into_iter()
@@ -151,6 +159,12 @@ impl Service {
             }
             Ok(v1::ListObjectsResponse { objects, is_last })
         })
+    }
+
+    /// One slice of a walk over the complete objects, in no order: key and length of each. From
+    /// where to go on, if there is more. An object that exists all the while is met once.
+    pub(crate) fn walk(&self, from: u32, visit: &mut dyn FnMut(&[u8], u64)) -> Option<u32> {
+        self.lock().walk(&self.tenant, from, visit)
     }
 
     fn start_one(

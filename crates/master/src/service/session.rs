@@ -47,6 +47,17 @@ struct Known {
     heard: Moment,
 }
 
+/// A registered client, as pages show it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConnectedClient {
+    /// Its id.
+    pub id: ClientId,
+    /// Its name, "host:port".
+    pub name: String,
+    /// How long ago it was heard of.
+    pub heard_ago: Duration,
+}
+
 /// The connections and the clients behind them.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
@@ -88,6 +99,20 @@ impl Sessions {
         if let Some(known) = self.known.lock().get_mut(&client) {
             known.heard = now;
         }
+    }
+
+    pub(super) fn list(&self, now: Moment) -> Vec<ConnectedClient> {
+        let known = self.known.lock();
+        let mut clients: Vec<_> = known
+            .iter()
+            .map(|(id, known)| ConnectedClient {
+                id: *id,
+                name: known.name.clone(),
+                heard_ago: now.since(known.heard),
+            })
+            .collect();
+        clients.sort_by(|a, b| a.name.cmp(&b.name).then(a.id.to_bytes().cmp(&b.id.to_bytes())));
+        clients
     }
 
     pub(super) fn forget(&self, client: ClientId) {

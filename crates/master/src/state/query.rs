@@ -231,6 +231,29 @@ impl State {
         object.holds.is_leased(now) || object.flags.has(Flags::COPIED)
     }
 
+    /// One slice of a walk over the complete objects of a tenant, in no order. From where to go
+    /// on, if there is more. Takes no lease.
+    pub fn walk(
+        &self,
+        tenant: &TenantId,
+        from: u32,
+        visit: &mut dyn FnMut(&[u8], u64),
+    ) -> Option<u32> {
+        let tenant = self.objects.tenant(tenant)?;
+        let end = from.saturating_add(SLICE).min(self.objects.slots());
+        for slot in from..end {
+            let Some(object) = self.objects.get(slot) else { continue };
+            let mut copies = object.replicas.as_slice().iter();
+            if object.tenant == tenant
+                && object.is_complete()
+                && copies.any(|copy| self.segments.at(copy.segment).is_standing())
+            {
+                visit(object.key.as_bytes(), object.length);
+            }
+        }
+        (end < self.objects.slots()).then_some(end)
+    }
+
     fn remove_value(&mut self, now: Moment, slot: u32) {
         self.drop_value(now, slot);
         self.objects.at_mut(slot).holds = super::lease::Holds::default();

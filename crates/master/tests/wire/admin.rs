@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Running, get, http};
+use mooncake_master::{MasterConfig, config::Secret};
+
+use crate::support::{Running, get, http, http_with, whole_config};
 
 /// A master with one client, one segment of 64 MiB and two objects.
 fn filled() -> (Running, crate::support::LeanClient<std::net::TcpStream>) {
@@ -55,6 +57,9 @@ fn metrics_show_the_pool_under_the_established_names() {
     has("master_put_start_requests_total 2");
     has("master_put_start_failures_total 0");
     has("master_mount_segment_requests_total 1");
+    has("master_value_size_bytes_bucket{le=\"4096\"} 2");
+    has("master_value_size_bytes_sum 8");
+    has("total_get_nums_ 0");
     assert!(answer.text().contains("master_batch_exist_key_items_total"));
 }
 
@@ -130,10 +135,12 @@ fn a_key_is_shown_with_its_copies() {
     assert_eq!((&copy["size_"], &copy["protocol_"]), (&json!(5), &json!("tcp")));
     assert_eq!(copy["transport_endpoint_"], "127.0.0.1:1");
     assert!(copy["buffer_address_"].as_u64().unwrap() >= 0x10000);
-    let missing = get(running.admin(), "/query_key?key=b%2Fc");
+    let decoded = get(running.admin(), "/query_key?key=b%2Fc").json();
+    assert_eq!(decoded, answer, "a key that is not there as it stands is decoded");
+    let missing = get(running.admin(), "/query_key?key=b%252Fc");
     let expected =
         json!({"success": false, "error_code": -704, "error_message": "OBJECT_NOT_FOUND"});
-    assert_eq!((missing.status, missing.json()), (404, expected), "the key is not decoded");
+    assert_eq!((missing.status, missing.json()), (404, expected), "it is decoded once only");
 }
 
 #[test]
@@ -150,6 +157,58 @@ fn several_keys_are_shown_by_name() {
 }
 
 #[test]
+fn reads_count_as_hits_and_misses_and_looking_does_not() {
+    let (running, _client) = filled();
+    for target in ["/query_key?key=a", "/query_key?key=none", "/batch_query_keys?keys=a,none"] {
+        get(running.admin(), target);
+    }
+    let metrics = get(running.admin(), "/metrics");
+    for line in ["total_get_nums_ 2", "valid_get_nums_ 1", "mem_cache_hit_bytes_total 3"] {
+        assert!(metrics.text().lines().any(|l| l == line), "{line}");
+    }
+}
+
+#[test]
+fn a_head_request_is_answered_as_a_get_without_its_body() {
+    let running = Running::whole();
+    let answer = http(running.admin(), "HEAD", "/health", b"");
+    assert_eq!((answer.status, &answer.body[..]), (200, &b""[..]));
+    assert!(answer.head.contains("content-length: 115"), "{}", answer.head);
+}
+
+#[test]
+fn a_key_of_any_bytes_is_listed_and_found() {
+    let running = Running::whole();
+    let mut client = running.lean();
+    client.join("127.0.0.1:1", 1 << 20);
+    client.put("sp ace+%41&=\u{fc}", 1);
+    assert_eq!(get(running.admin(), "/get_all_keys").text(), "sp ace+%41&=\u{fc}\n");
+    let target = "/query_key?key=sp%20ace%2B%2541%26%3D%C3%BC";
+    assert_eq!(get(running.admin(), target).status, 200);
+    let target = "/batch_query_keys?keys=sp+ace%2B%2541%26%3D%c3%bc,,x";
+    let data = get(running.admin(), target).json()["data"].clone();
+    assert_eq!(data["sp ace+%41&=\u{fc}"]["ok"], true);
+    assert_eq!((&data[""]["ok"], data.as_object().unwrap().len()), (&json!(false), 3));
+}
+
+#[test]
+fn what_changes_anything_asks_for_the_token_unless_it_comes_from_this_host() {
+    let admin_token = Secret::new("s3cret");
+    let running = Running::new(MasterConfig { admin_token, ..whole_config() });
+    let remove = |headers: &str| {
+        http_with(running.admin(), "POST", "/api/v1/remove_all", headers, b"").status
+    };
+    assert_eq!(remove("host: localhost\r\n"), 200);
+    assert_eq!(remove("host: localhost\r\norigin: https://elsewhere.example\r\n"), 403);
+    assert_eq!(remove("host: localhost\r\nx-forwarded-for: 192.0.2.1\r\n"), 403);
+    assert_eq!(remove("host: elsewhere.example\r\n"), 403);
+    assert_eq!(remove("host: elsewhere.example\r\nauthorization: Bearer s3cret\r\n"), 200);
+    let wrong = "host: localhost\r\nauthorization: Bearer wrong\r\n";
+    let refused = http_with(running.admin(), "POST", "/api/v1/remove_all", wrong, b"");
+    assert_eq!((refused.status, &refused.json()["success"]), (403, &json!(false)));
+}
+
+#[test]
 fn remove_all_leaves_leased_objects_unless_forced() {
     let (running, _client) = filled();
     get(running.admin(), "/query_key?key=a");
@@ -162,10 +221,73 @@ fn remove_all_leaves_leased_objects_unless_forced() {
 }
 
 #[test]
-fn the_page_for_people_shows_the_segment_and_needs_nothing_from_elsewhere() {
-    let (running, _client) = filled();
+fn the_page_for_people_may_load_nothing_from_elsewhere() {
+    let running = Running::whole();
     let page = get(running.admin(), "/");
-    assert!(page.head.contains("text/html"), "{}", page.head);
-    assert!(page.text().contains("127.0.0.1:1") && page.text().contains("refresh"));
-    assert!(!page.text().contains("http://") && !page.text().contains("https://"));
+    assert!(page.head.contains("text/html; charset=utf-8"), "{}", page.head);
+    assert!(page.head.contains("content-security-policy: default-src 'none'"), "{}", page.head);
+    assert!(page.text().starts_with("<!doctype html>"));
+}
+
+#[test]
+fn the_overview_shows_the_pool_its_clients_and_what_was_called() {
+    let (running, client) = filled();
+    let shown = get(running.admin(), "/api/v1/overview").json();
+    assert_eq!((&shown["pool"]["keys"], &shown["pool"]["clients"]), (&json!(2), &json!(1)));
+    assert_eq!(shown["segments"][0]["name"], "127.0.0.1:1");
+    assert_eq!(shown["segments"][0]["size"], 64 << 20);
+    assert_eq!(shown["clients"][0]["id"], client.id.to_string());
+    assert_eq!(shown["segments"][0]["client"], shown["clients"][0]["id"]);
+    assert_eq!(shown["addresses"]["rpc"], running.addresses().rpc.to_string());
+    let calls = shown["calls"].as_array().unwrap();
+    let puts = calls.iter().find(|call| call["name"] == "put_start").unwrap();
+    assert_eq!((&puts["calls"], &puts["failed"]), (&json!(2), &json!(0)));
+    assert!(!shown["history"]["at_ms"].as_array().unwrap().is_empty(), "{shown}");
+    let later = format!("/api/v1/overview?since={}", u64::MAX);
+    assert_eq!(get(running.admin(), &later).json()["history"]["at_ms"], json!([]));
+}
+
+#[test]
+fn slow_calls_are_shown_with_their_key() {
+    let slow_call = std::time::Duration::from_micros(1);
+    let running = Running::new(MasterConfig { slow_call, ..whole_config() });
+    let mut client = running.lean();
+    client.join("127.0.0.1:1", 1 << 20);
+    crate::support::eventually("a probe takes a microsecond", || {
+        client.probe(&["a \"key\""]);
+        let slow = get(running.admin(), "/api/v1/overview").json()["slow"].clone();
+        let latest = slow["latest"].as_array().unwrap();
+        slow["threshold_ms"] == 0
+            && latest.iter().any(|call| {
+                call["call"] == "probe"
+                    && call["key"] == r#"a \"key\""#
+                    && call["client"] == client.id.to_string()
+            })
+    });
+}
+
+#[test]
+fn keys_are_found_by_prefix_and_search_page_by_page() {
+    let running = Running::whole();
+    let mut client = running.lean();
+    client.join("127.0.0.1:1", 1 << 20);
+    for key in ["m/a/1", "m/a/2", "m/b/1", "n/a/1", "m/.*"] {
+        client.put(key, 7);
+    }
+    let find = |query: &str| get(running.admin(), &format!("/api/v1/keys?{query}")).json();
+    let names = |page: &Value| -> Vec<String> {
+        let keys = page["keys"].as_array().unwrap().iter();
+        keys.map(|key| key["key"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(names(&find("prefix=m%2Fa")), ["m/a/1", "m/a/2"]);
+    assert_eq!(names(&find("search=a%2F1")), ["m/a/1", "n/a/1"]);
+    assert_eq!(names(&find("prefix=m/&search=.*")), ["m/.*"], "a search is no pattern");
+    assert_eq!(names(&find("prefix=x")), Vec::<String>::new());
+    let first = find("limit=2");
+    assert_eq!((names(&first).len(), &first["is_last"]), (2, &json!(false)));
+    let next = first["next"].as_str().unwrap();
+    let rest = find(&format!("limit=9&after={next}"));
+    assert_eq!((names(&rest).len(), &rest["is_last"]), (3, &json!(true)));
+    let groups = get(running.admin(), "/api/v1/key_groups?prefix=m/").json()["groups"].clone();
+    assert_eq!(groups[0], json!({"group": "a/", "keys": 2, "bytes": 14, "is_key": false}));
 }

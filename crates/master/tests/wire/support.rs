@@ -248,9 +248,20 @@ impl Answer {
 
 /// Sends one HTTP/1.0 request, to which the answer ends with the connection.
 pub(crate) fn http(address: SocketAddr, method: &str, target: &str, body: &[u8]) -> Answer {
+    http_with(address, method, target, "host: localhost\r\n", body)
+}
+
+/// The same with these header lines.
+pub(crate) fn http_with(
+    address: SocketAddr,
+    method: &str,
+    target: &str,
+    headers: &str,
+    body: &[u8],
+) -> Answer {
     let mut stream = connect(address);
     let head =
-        format!("{method} {target} HTTP/1.0\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+        format!("{method} {target} HTTP/1.0\r\n{headers}content-length: {}\r\n\r\n", body.len());
     stream.write_all(head.as_bytes()).unwrap();
     // A server that refuses a large body may close before it has read all of it.
     let _ = stream.write_all(body);

@@ -1,0 +1,116 @@
+//! Who may change anything through the admin port: peers of this host, and whoever shows the token.
+
+use std::net::IpAddr;
+
+use axum::{
+    extract::{ConnectInfo, Request, State},
+    http::{HeaderMap, StatusCode, header},
+    middleware::Next,
+    response::Response,
+};
+use mooncake_base::{Error, ErrorCode};
+
+use super::{Shared, bounded::Peer, failure};
+use crate::config::Secret;
+
+/// Headers that a proxy adds: behind one, the peer's address is not the asker's.
+const FORWARDED: [&str; 3] = ["forwarded", "x-forwarded-for", "x-real-ip"];
+
+/// Lets a request that changes something through, or refuses it.
+pub(super) async fn guard(
+    State(admin): Shared,
+    ConnectInfo(Peer(peer)): ConnectInfo<Peer>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match check(&admin.token, peer.ip(), request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(error) => failure(StatusCode::FORBIDDEN, &error),
+    }
+}
+
+/// # Errors
+/// `ILLEGAL_CLIENT`: neither of this host nor with the token.
+fn check(token: &Secret, peer: IpAddr, headers: &HeaderMap) -> Result<(), Error> {
+    let refuse = |why: &str| Err(Error::new(ErrorCode::ILLEGAL_CLIENT, why));
+    if let Some(shown) = headers.get(header::AUTHORIZATION) {
+        let shown = shown.as_bytes().strip_prefix(b"Bearer ").unwrap_or_default();
+        return match token.is(shown) {
+            true => Ok(()),
+            false => refuse("the token is not the admin token"),
+        };
+    }
+    if !peer.to_canonical().is_loopback() {
+        return refuse(
+            "only peers of this host and holders of the admin token may change anything",
+        );
+    }
+    if FORWARDED.iter().any(|name| headers.contains_key(*name)) {
+        return refuse("a forwarded request needs the admin token");
+    }
+    // A page from elsewhere, in a browser on this host, names where it comes from; one that had
+    // its own name lead here names itself as the host.
+    let own = |name| headers.get(name).is_none_or(|value| is_this_host(value.as_bytes()));
+    if own(header::ORIGIN) && own(header::HOST) {
+        return Ok(());
+    }
+    refuse("a page of another site may not change anything; show the admin token")
+}
+
+/// Whether the value of an `Origin` or `Host` header names the loopback.
+fn is_this_host(value: &[u8]) -> bool {
+    let value = value.strip_prefix(b"http://").unwrap_or(value);
+    let host = match value.strip_prefix(b"[") {
+        Some(rest) => rest.split(|byte| *byte == b']').next(),
+        None => value.split(|byte| *byte == b':').next(),
+    };
+    let host = str::from_utf8(host.unwrap_or_default()).unwrap_or_default();
+    host.eq_ignore_ascii_case("localhost")
+        || host.parse().is_ok_and(|address: IpAddr| address.to_canonical().is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HERE: &str = "127.0.0.1";
+    const AWAY: &str = "192.0.2.7";
+
+    fn is_let(token: &str, peer: &str, headers: &[(&'static str, &str)]) -> bool {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.insert(*name, value.parse().unwrap());
+        }
+        check(&Secret::new(token), peer.parse().unwrap(), &map).is_ok()
+    }
+
+    #[test]
+    fn peers_of_this_host_need_no_token() {
+        for peer in [HERE, "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
+            assert!(is_let("", peer, &[("host", "localhost:9003")]), "{peer}");
+            assert!(is_let("secret", peer, &[]), "{peer}");
+        }
+        assert!(is_let("", HERE, &[("host", "[::1]:9003"), ("origin", "http://[::1]:9003")]));
+    }
+
+    #[test]
+    fn others_need_the_very_token() {
+        assert!(!is_let("", AWAY, &[]));
+        assert!(!is_let("secret", AWAY, &[]));
+        assert!(is_let("secret", AWAY, &[("authorization", "Bearer secret")]));
+        for shown in ["Bearer secre", "Bearer secrets", "Bearer ", "secret", "Basic secret"] {
+            assert!(!is_let("secret", AWAY, &[("authorization", shown)]), "{shown}");
+        }
+        assert!(!is_let("", AWAY, &[("authorization", "Bearer ")]), "no token is no key");
+    }
+
+    #[test]
+    fn what_only_seems_to_come_from_this_host_needs_the_token() {
+        assert!(!is_let("secret", HERE, &[("x-forwarded-for", AWAY)]));
+        assert!(!is_let("", HERE, &[("origin", "https://evil.example")]));
+        assert!(!is_let("", HERE, &[("origin", "null")]));
+        assert!(!is_let("", HERE, &[("host", "evil.example:9003")]), "a name that was led here");
+        assert!(!is_let("", HERE, &[("host", "127.0.0.1.evil.example")]));
+        assert!(is_let("t", HERE, &[("x-real-ip", AWAY), ("authorization", "Bearer t")]));
+    }
+}

@@ -1,0 +1,209 @@
+//! GET /api/v1/keys and /api/v1/key_groups: keys by prefix and search, as the page shows them.
+//!
+//! Both look at every object, slice by slice, on a thread of their own. Few may do so at a time;
+//! one more is told to come again.
+
+use std::{collections::HashMap, sync::Arc};
+
+use axum::{
+    extract::{RawQuery, State},
+    http::StatusCode,
+    response::Response,
+};
+use bytes::Bytes;
+use mooncake_base::{Error, ErrorCode};
+use mooncake_proto::v1::{self, request, response};
+use serde_json::{Value, json};
+
+use super::{Admin, Shared, decoded, failure, json_reply, parameter, unexpected};
+
+/// The most requests that may go through all objects at a time.
+pub(super) const SWEEPS_MAX: usize = 2;
+
+/// The most keys of one answer.
+const KEYS_MAX: u32 = 500;
+
+/// The most groups of one answer; keys of further ones are counted together.
+const GROUPS_MAX: usize = 200;
+
+/// The longest prefix or search that is taken.
+const QUERY_BYTES_MAX: usize = 4096;
+
+/// What a group of keys ends with, unless the request says.
+const DELIMITERS: &[u8] = b"/@:|";
+
+/// GET /api/v1/keys?prefix=P&search=S&after=K&limit=N: keys that begin with P and hold S, in byte
+/// order after K.
+pub(super) async fn keys(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
+    let query = query.unwrap_or_default();
+    let take = |name| decoded(parameter(&query, name).unwrap_or_default());
+    let (prefix, search, after) = (take("prefix"), take("search"), take("after"));
+    let limit = parameter(&query, "limit").and_then(|text| text.parse().ok()).unwrap_or(100);
+    if prefix.len().max(search.len()) > QUERY_BYTES_MAX {
+        return failure(StatusCode::BAD_REQUEST, &Error::invalid("the search is too long"));
+    }
+    let call = v1::ListObjectsRequest {
+        caller: None,
+        which: Some(v1::KeySelector { by: Some(selector(&prefix, &search)) }),
+        after: Bytes::from(after),
+        limit: u32::clamp(limit, 1, KEYS_MAX),
+    };
+    sweep(admin, move |admin| match admin.ask(request::Call::ListObjects(call)) {
+        response::Call::ListObjects(page) => {
+            let objects: Vec<Value> = page.objects.iter().map(object).collect();
+            // The last key byte by byte, since a key need not be text.
+            let next = page.objects.last().map(|last| percent_coded(&last.key));
+            json_reply(&json!({
+                "success": true, "keys": objects, "is_last": page.is_last, "next": next,
+            }))
+        }
+        other => unexpected(other),
+    })
+    .await
+}
+
+/// GET /api/v1/key_groups?prefix=P: what follows P up to the next delimiter, with the number of
+/// keys and their bytes, largest first.
+pub(super) async fn groups(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
+    let query = query.unwrap_or_default();
+    let prefix = decoded(parameter(&query, "prefix").unwrap_or_default());
+    sweep(admin, move |admin| {
+        let mut groups = Groups::new(prefix);
+        let mut from = Some(0);
+        while let Some(start) = from {
+            from = admin.service.walk(start, &mut |key, length| groups.add(key, length));
+        }
+        json_reply(&groups.json())
+    })
+    .await
+}
+
+/// Runs what goes through all objects on a thread of its own.
+async fn sweep(
+    admin: Arc<Admin>,
+    run: impl FnOnce(&Admin) -> Response + Send + 'static,
+) -> Response {
+    let Ok(permit) = admin.sweeps.clone().try_acquire_owned() else {
+        let error = Error::new(ErrorCode::RPC_FAIL, "others are going through all keys; retry");
+        return failure(StatusCode::SERVICE_UNAVAILABLE, &error);
+    };
+    let swept = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        run(&admin)
+    });
+    swept.await.unwrap_or_else(|source| {
+        let error = Error::internal("the search did not end").caused_by(source);
+        failure(StatusCode::INTERNAL_SERVER_ERROR, &error)
+    })
+}
+
+fn selector(prefix: &[u8], search: &[u8]) -> v1::key_selector::By {
+    if search.is_empty() {
+        return v1::key_selector::By::Prefix(Bytes::copy_from_slice(prefix));
+    }
+    let (prefix, search) = (exactly(prefix), exactly(search));
+    v1::key_selector::By::Regex(format!("(?s-u)^{prefix}.*?{search}"))
+}
+
+fn percent_coded(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("%{byte:02x}")).collect()
+}
+
+/// A pattern that matches these bytes and nothing else.
+fn exactly(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect()
+}
+
+fn object(object: &v1::ObjectSummary) -> Value {
+    json!({
+        "key": String::from_utf8_lossy(&object.key),
+        "bytes": object.length,
+        "replicas": object.replicas,
+        "is_complete": object.state() == v1::ObjectState::Complete,
+    })
+}
+
+/// Keys and bytes by what comes next after a prefix.
+#[derive(Debug)]
+struct Groups {
+    prefix: Vec<u8>,
+    counts: HashMap<Box<[u8]>, (u64, u64)>,
+    others: (u64, u64),
+}
+
+impl Groups {
+    fn new(prefix: Vec<u8>) -> Self {
+        Self { prefix, counts: HashMap::new(), others: (0, 0) }
+    }
+
+    fn add(&mut self, key: &[u8], length: u64) {
+        let Some(rest) = key.strip_prefix(&self.prefix[..]) else { return };
+        let end = rest.iter().position(|byte| DELIMITERS.contains(byte));
+        let group = &rest[..end.map_or(rest.len(), |end| end + 1)];
+        let is_new = !self.counts.contains_key(group);
+        let count = match is_new && self.counts.len() >= GROUPS_MAX {
+            true => &mut self.others,
+            false if is_new => self.counts.entry(Box::from(group)).or_default(),
+            false => self.counts.get_mut(group).expect("it was just found"),
+        };
+        count.0 += 1;
+        count.1 += length;
+    }
+
+    fn json(self) -> Value {
+        let mut groups: Vec<_> = self.counts.into_iter().collect();
+        groups.sort_by(|(a, (_, m)), (b, (_, n))| n.cmp(m).then(a.cmp(b)));
+        let rows: Vec<Value> = groups
+            .iter()
+            .map(|(group, (keys, bytes))| {
+                json!({
+                    "group": String::from_utf8_lossy(group),
+                    "keys": keys,
+                    "bytes": bytes,
+                    "is_key": !group.last().is_some_and(|byte| DELIMITERS.contains(byte)),
+                })
+            })
+            .collect();
+        json!({
+            "success": true,
+            "groups": rows,
+            "others": {"keys": self.others.0, "bytes": self.others.1},
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_grouped_up_to_the_next_delimiter() {
+        let mut groups = Groups::new(b"m/".to_vec());
+        for (key, length) in [("m/a/1", 1), ("m/a/2", 2), ("m/b@1", 4), ("m/c", 8), ("x/a", 9)] {
+            groups.add(key.as_bytes(), length);
+        }
+        let shown = groups.json();
+        let rows: Vec<_> = shown["groups"].as_array().unwrap().iter().collect();
+        let row =
+            |at: usize| (rows[at]["group"].as_str().unwrap(), rows[at]["keys"].as_u64().unwrap());
+        assert_eq!((rows.len(), row(0), row(1), row(2)), (3, ("c", 1), ("b@", 1), ("a/", 2)));
+        assert_eq!((&rows[0]["is_key"], &rows[2]["bytes"]), (&json!(true), &json!(3)));
+    }
+
+    #[test]
+    fn groups_beyond_the_limit_are_counted_together() {
+        let mut groups = Groups::new(Vec::new());
+        for number in 0..GROUPS_MAX + 5 {
+            groups.add(format!("{number}/k").as_bytes(), 1);
+        }
+        assert_eq!(groups.json()["others"], json!({"keys": 5, "bytes": 5}));
+    }
+
+    #[test]
+    fn a_search_is_no_pattern() {
+        let v1::key_selector::By::Regex(text) = selector(b"a.", b"(\xff") else { panic!() };
+        let pattern = regex::bytes::Regex::new(&text).unwrap();
+        assert!(pattern.is_match(b"a.\n.(\xff!"));
+        assert!(!pattern.is_match(b"ab(\xff") && !pattern.is_match(b"a.("));
+    }
+}

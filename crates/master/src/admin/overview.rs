@@ -1,0 +1,141 @@
+//! GET /api/v1/overview: everything that the page shows, in one JSON.
+
+use axum::{
+    extract::{RawQuery, State},
+    response::Response,
+};
+use serde_json::{Value, json};
+
+use super::{
+    Shared,
+    history::{STEP, now_ms},
+    json_reply, parameter,
+    segments::{Shown, status_name},
+};
+use crate::service::{
+    SIZE_BOUNDS, Service, VERSION,
+    calls::{Count, Op},
+    slow::SlowCall,
+};
+
+/// Segments and clients beyond this are only counted.
+const ROWS_MAX: usize = 500;
+
+/// So many slow calls are shown.
+const SLOW_SHOWN: usize = 50;
+
+/// Samples later than `since` (milliseconds since 1970) come along; without it, all.
+pub(super) async fn show(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
+    let query = query.unwrap_or_default();
+    let since = parameter(&query, "since").and_then(|text| text.parse().ok()).unwrap_or(0);
+    let mut shown = overview(&admin.service);
+    shown["history"] = admin.samples.lock().since(since);
+    json_reply(&shown)
+}
+
+fn overview(service: &Service) -> Value {
+    let t = service.totals();
+    let c = &t.counters;
+    let traffic = service.traffic();
+    let slow = service.slow_calls();
+    json!({
+        "version": VERSION,
+        "now_ms": now_ms(),
+        "step_ms": u64::try_from(STEP.as_millis()).unwrap_or(u64::MAX),
+        "uptime_ms": millis(service.now().since(service.started())),
+        "addresses": addresses(service),
+        "pool": {
+            "used": t.used, "capacity": t.capacity, "writing": t.writing, "fenced": t.fenced,
+            "keys": t.keys, "soft_pinned_keys": t.soft_pinned_keys,
+            "clients": t.clients, "segments": t.segments,
+        },
+        "reads": {"gets": traffic.gets, "hits": traffic.hits, "hit_bytes": traffic.hit_bytes},
+        "sizes": {"bounds": SIZE_BOUNDS, "counts": traffic.sizes},
+        "evictions": {
+            "attempted": c.evictions_attempted, "succeeded": c.evictions_succeeded,
+            "keys": c.evicted_keys, "bytes": c.evicted_bytes,
+        },
+        "puts": {
+            "without_room": c.puts_without_room, "with_fewer_copies": c.puts_with_fewer_copies,
+            "displaced": c.puts_displaced, "released": c.puts_released,
+        },
+        "clients_expired": c.clients_expired,
+        "segments": segments(service),
+        "clients": clients(service),
+        "calls": calls(service),
+        "slow": {
+            "threshold_ms": millis(slow.threshold()),
+            "total": slow.total(),
+            "latest": slow.latest().iter().take(SLOW_SHOWN).map(slow_call).collect::<Vec<_>>(),
+        },
+    })
+}
+
+fn addresses(service: &Service) -> Value {
+    let addresses = service.addresses();
+    let text = |address: Option<std::net::SocketAddr>| address.map(|address| address.to_string());
+    json!({
+        "rpc": text(addresses.map(|a| a.rpc)),
+        "admin": text(addresses.and_then(|a| a.admin)),
+        "metadata": text(addresses.and_then(|a| a.metadata)),
+    })
+}
+
+fn segments(service: &Service) -> Value {
+    let row = |summary| {
+        let shown = Shown::new(summary);
+        json!({
+            "name": shown.segment.name,
+            "endpoint": shown.segment.endpoint,
+            "protocol": shown.segment.protocol,
+            "client": shown.client,
+            "status": status_name(shown.status),
+            "used": shown.used,
+            "size": shown.segment.length,
+        })
+    };
+    service.segments().into_iter().take(ROWS_MAX).map(row).collect()
+}
+
+fn clients(service: &Service) -> Value {
+    let row = |client: crate::service::ConnectedClient| {
+        json!({
+            "id": client.id.to_string(),
+            "name": client.name,
+            "heard_ms_ago": millis(client.heard_ago),
+        })
+    };
+    service.clients().into_iter().take(ROWS_MAX).map(row).collect()
+}
+
+/// What was called at all, with the sums over single calls and batches.
+fn calls(service: &Service) -> Value {
+    let row = |(op, name, _): &(Op, &str, Option<&str>)| {
+        let count = service.calls().count(*op);
+        (count != Count::default()).then(|| {
+            json!({
+                "name": name,
+                "calls": count.single + count.batches,
+                "items": count.single + count.items,
+                "failed": count.single_failed + count.items_failed,
+            })
+        })
+    };
+    Op::ALL.iter().filter_map(row).collect()
+}
+
+fn slow_call(call: &SlowCall) -> Value {
+    json!({
+        "ended_ms": call.ended_ms,
+        "call": call.call,
+        "items": call.items,
+        "key": call.key,
+        "client": call.client,
+        "took_ms": call.took.as_secs_f64() * 1e3,
+        "failure": call.failure,
+    })
+}
+
+fn millis(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,54 @@
+//! How many descriptors the process may have: raised at the start, and what follows from it.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Descriptors kept for listeners, files, HTTP and the runtime itself.
+const RESERVED: u64 = 256;
+
+/// Below this the log says that clients may be turned away.
+const LOW: u64 = 8192;
+
+/// How many descriptors this process may have now.
+pub(crate) fn limit() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// Raises the limit as far as it may be raised, and says so when that is not far.
+pub(crate) fn raise() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+    {
+        tracing::warn!(%error, "the limit of descriptors cannot be raised");
+    }
+    let limit = limit();
+    if limit < LOW {
+        let connections = connections(usize::MAX, limit);
+        tracing::warn!(
+            descriptors = limit,
+            connections,
+            "few descriptors: more clients than that are turned away; raise the hard limit (ulimit -Hn)"
+        );
+    } else {
+        tracing::info!(descriptors = limit, was = current, "the limit of descriptors");
+    }
+}
+
+/// How many connections may be open at a time: as many as wished, or as the descriptors allow.
+pub(crate) fn connections(wished: usize, descriptors: u64) -> usize {
+    let possible = descriptors.saturating_sub(RESERVED).max(descriptors / 4).max(1);
+    wished.min(usize::try_from(possible).unwrap_or(usize::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_leave_room_for_what_else_is_open() {
+        assert_eq!(connections(65_536, 1 << 20), 65_536);
+        assert_eq!(connections(65_536, 1024), 768);
+        assert_eq!(connections(65_536, 64), 16);
+        assert_eq!(connections(65_536, 0), 1);
+    }
+}

@@ -1,0 +1,238 @@
+//! Calls that took long: counted, and the latest of them kept in a ring of fixed size.
+
+use std::{
+    collections::VecDeque,
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use bytes::Bytes;
+use mooncake_base::ClientId;
+use mooncake_base::sync::Mutex;
+use mooncake_proto::v1::{self, request::Call, response};
+
+/// How many are kept.
+pub const KEPT_MAX: usize = 128;
+
+/// So many bytes of a key are shown.
+const KEY_BYTES_SHOWN: usize = 120;
+
+/// From how long on a call is kept unless the settings say.
+const THRESHOLD: Duration = Duration::from_millis(100);
+
+/// A call that took long.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlowCall {
+    /// When it ended, in milliseconds since 1970.
+    pub ended_ms: u64,
+    /// What was called.
+    pub call: &'static str,
+    /// Keys, segments or the like in it.
+    pub items: usize,
+    /// The first key, as text.
+    pub key: String,
+    /// Who called; empty if the call does not say.
+    pub client: String,
+    /// How long the master took, waiting for others included.
+    pub took: Duration,
+    /// Why the whole call failed; empty if it did not.
+    pub failure: String,
+}
+
+/// The record of slow calls.
+#[derive(Debug)]
+pub struct SlowCalls {
+    threshold_us: AtomicU64,
+    total: AtomicU64,
+    latest: Mutex<VecDeque<SlowCall>>,
+}
+
+impl Default for SlowCalls {
+    fn default() -> Self {
+        let slow = Self {
+            threshold_us: AtomicU64::new(0),
+            total: AtomicU64::new(0),
+            latest: Mutex::default(),
+        };
+        slow.set_threshold(THRESHOLD);
+        slow
+    }
+}
+
+impl SlowCalls {
+    /// From how long on a call counts as slow; zero: none does.
+    pub fn threshold(&self) -> Duration {
+        Duration::from_micros(self.threshold_us.load(Ordering::Relaxed))
+    }
+
+    /// Changes that.
+    pub fn set_threshold(&self, threshold: Duration) {
+        let micros = u64::try_from(threshold.as_micros()).unwrap_or(u64::MAX);
+        self.threshold_us.store(micros, Ordering::Relaxed);
+    }
+
+    /// How many there were since the start.
+    pub fn total(&self) -> u64 {
+        self.total.load(Ordering::Relaxed)
+    }
+
+    /// The latest, newest first.
+    pub fn latest(&self) -> Vec<SlowCall> {
+        self.latest.lock().iter().rev().cloned().collect()
+    }
+
+    /// Takes note of a call about to be answered.
+    pub(super) fn begin(&self, call: Option<&Call>) -> Option<Watched> {
+        if self.threshold_us.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        Some(Watched { outline: call.map(Outline::of)?, began: Instant::now() })
+    }
+
+    /// Keeps the call if it took long.
+    pub(super) fn end(&self, watched: Option<Watched>, answer: &response::Call) {
+        let Some(Watched { outline, began }) = watched else { return };
+        let took = began.elapsed();
+        if took < self.threshold() {
+            return;
+        }
+        self.total.fetch_add(1, Ordering::Relaxed);
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let shown = &outline.key[..outline.key.len().min(KEY_BYTES_SHOWN)];
+        let slow = SlowCall {
+            ended_ms: u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX),
+            call: outline.call,
+            items: outline.items,
+            key: shown.escape_ascii().to_string(),
+            client: outline.client.map(|client| client.to_string()).unwrap_or_default(),
+            took,
+            failure: match answer {
+                response::Call::Failure(failure) => failure.message.clone(),
+                _ => String::new(),
+            },
+        };
+        tracing::debug!(?slow, "a call took long");
+        let mut latest = self.latest.lock();
+        if latest.len() == KEPT_MAX {
+            latest.pop_front();
+        }
+        latest.push_back(slow);
+    }
+}
+
+/// A call on its way.
+#[derive(Debug)]
+pub(super) struct Watched {
+    outline: Outline,
+    began: Instant,
+}
+
+/// What is remembered of a call while it is answered.
+#[derive(Debug)]
+struct Outline {
+    call: &'static str,
+    items: usize,
+    key: Bytes,
+    client: Option<ClientId>,
+}
+
+impl Outline {
+    fn of(call: &Call) -> Self {
+        let none = Bytes::new;
+        let first = |keys: &[Bytes]| keys.first().cloned().unwrap_or_default();
+        match call {
+            Call::Register(r) => Self::new("register", &r.caller, 1, none()),
+            Call::Heartbeat(r) => Self::new("heartbeat", &r.caller, 1, none()),
+            Call::Unregister(r) => Self::new("unregister", &r.caller, 1, none()),
+            Call::Mount(r) => Self::new("mount", &r.caller, r.segments.len(), none()),
+            Call::Unmount(r) => Self::new("unmount", &r.caller, r.segments.len(), none()),
+            Call::PutStart(r) => {
+                let key = r.items.first().map(|item| item.key.clone()).unwrap_or_default();
+                Self::new("put_start", &r.caller, r.items.len(), key)
+            }
+            Call::PutEnd(r) => Self::of_puts("put_end", &r.caller, &r.puts),
+            Call::PutRevoke(r) => Self::of_puts("put_revoke", &r.caller, &r.puts),
+            Call::Locate(r) => Self::new("locate", &r.caller, r.keys.len(), first(&r.keys)),
+            Call::Verify(r) => {
+                let key = r.reads.first().map(|read| read.key.clone()).unwrap_or_default();
+                Self::new("verify", &r.caller, r.reads.len(), key)
+            }
+            Call::Probe(r) => Self::new("probe", &r.caller, r.keys.len(), first(&r.keys)),
+            Call::Remove(r) => Self::new("remove", &r.caller, r.keys.len(), first(&r.keys)),
+            Call::RemoveMatching(r) => Self::new("remove_matching", &r.caller, 1, none()),
+            Call::ListObjects(r) => Self::new("list_objects", &r.caller, 1, none()),
+            Call::ListSegments(r) => Self::new("list_segments", &r.caller, 1, none()),
+            Call::Status(r) => Self::new("status", &r.caller, 1, none()),
+            #[allow(unreachable_patterns, reason = "calls that are new here have no outline yet")]
+            _ => Self::new("other", &None, 1, none()),
+        }
+    }
+
+    fn of_puts(call: &'static str, caller: &Option<v1::Caller>, puts: &[v1::PutRef]) -> Self {
+        let key = puts.first().map(|put| put.key.clone()).unwrap_or_default();
+        Self::new(call, caller, puts.len(), key)
+    }
+
+    fn new(call: &'static str, caller: &Option<v1::Caller>, items: usize, key: Bytes) -> Self {
+        let client = caller.as_ref().and_then(|caller| ClientId::from_bytes(&caller.client));
+        Self { call, items, key, client }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn probe(key: &str) -> Call {
+        let keys = vec![Bytes::copy_from_slice(key.as_bytes())];
+        Call::Probe(v1::ProbeRequest { caller: None, keys, lease: false })
+    }
+
+    fn answered(slow: &SlowCalls, key: &str) {
+        let watched = slow.begin(Some(&probe(key)));
+        slow.end(watched, &response::Call::Probe(v1::ProbeResponse::default()));
+    }
+
+    #[test]
+    fn only_calls_above_the_threshold_are_kept() {
+        let slow = SlowCalls::default();
+        slow.set_threshold(Duration::from_secs(3600));
+        answered(&slow, "quick");
+        assert_eq!((slow.total(), slow.latest().len()), (0, 0));
+        slow.set_threshold(Duration::ZERO);
+        answered(&slow, "off");
+        assert_eq!(slow.total(), 0, "zero switches the record off");
+        slow.set_threshold(Duration::from_micros(1));
+        while slow.total() == 0 {
+            answered(&slow, "k");
+        }
+        let kept = &slow.latest()[0];
+        assert_eq!((kept.call, kept.items, &kept.key[..]), ("probe", 1, "k"));
+        assert!(kept.took >= Duration::from_micros(1) && kept.failure.is_empty());
+    }
+
+    #[test]
+    fn the_ring_keeps_the_latest_and_counts_all() {
+        let slow = SlowCalls::default();
+        slow.set_threshold(Duration::from_micros(1));
+        while slow.total() < KEPT_MAX as u64 + 5 {
+            let key = slow.total().to_string();
+            answered(&slow, &key);
+        }
+        let latest = slow.latest();
+        assert_eq!(latest.len(), KEPT_MAX);
+        assert_eq!(latest[0].key, (slow.total() - 1).to_string(), "newest first");
+    }
+
+    #[test]
+    fn a_key_from_outside_is_shown_in_a_bounded_printable_form() {
+        let slow = SlowCalls::default();
+        slow.set_threshold(Duration::from_micros(1));
+        let long = "\u{1b}[31m".to_owned() + &"x".repeat(10_000);
+        while slow.total() == 0 {
+            answered(&slow, &long);
+        }
+        let key = &slow.latest()[0].key;
+        assert!(key.len() < 1000 && !key.contains('\u{1b}'), "{key}");
+    }
+}
