@@ -9,13 +9,12 @@ use axum::{
 const PAGE: &str = include_str!("page/index.html");
 
 /// The page may load nothing and talk to nobody but the master it came from.
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
-    connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+const POLICY: &str = include_str!("page/policy.txt");
 
 pub(super) async fn show() -> Response {
     let headers = [
         (header::CONTENT_TYPE, "text/html; charset=utf-8"),
-        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::CONTENT_SECURITY_POLICY, POLICY.trim_end()),
         (header::CACHE_CONTROL, "no-cache"),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
