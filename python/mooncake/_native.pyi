@@ -41,6 +41,7 @@ VERSION: str
 
 _Key: TypeAlias = str | bytes
 _Ranges: TypeAlias = Sequence[Sequence[tuple[int, int]]]
+_Columns: TypeAlias = Sequence[Sequence[int]]
 
 @final
 class Buffer:
@@ -296,6 +297,7 @@ class Store:
         rpc_timeout_s: float | None = None,
         connect_timeout_s: float | None = None,
         listen: str = ...,
+        has_checksums: bool | None = None,
         engine: Engine | None = None,
     ) -> Store:
         """Join a pool, or begin one with a master in this process.
@@ -310,6 +312,8 @@ class Store:
             rpc_timeout_s: How long the master may take to answer; None: as the environment says.
             connect_timeout_s: How long to try to reach the master; None: as the environment says.
             listen: ``host[:port]`` for an embedded master; "": loopback and a free port.
+            has_checksums: Keep a checksum with objects and check it at reads of whole ones; None:
+                as ``MOONCAKE_STORE_CHECKSUM`` says.
             engine: The engine to share; None: one of its own.
 
         Raises:
@@ -358,6 +362,69 @@ class Store:
         """Get objects into memory at addresses: how many bytes each has.
 
         With `is_exact` memory that is larger than the object is a failure too.
+        """
+
+    def get_parts(
+        self,
+        keys: Sequence[_Key],
+        bases: Sequence[int],
+        destinations: _Columns,
+        offsets: _Columns,
+        lengths: _Columns,
+        *,
+        is_registered: bool = False,
+    ) -> list[list[int | MooncakeError] | MooncakeError]:
+        """Get parts of objects into memory: one call to the master, one transfer per peer.
+
+        Args:
+            keys: The object of each row; it may stand in many rows.
+            bases: The address that the row's destinations count from.
+            destinations: Where each part of the row goes, from its base on.
+            offsets: Where each part begins in the object.
+            lengths: How many bytes each part has; 0 reads nothing and succeeds.
+            is_registered: Refuse parts whose destination is not in one registered range.
+
+        Returns:
+            For each row how many bytes each part brought, or the failure of the whole row.
+        """
+
+    def begin_reads(self, keys: Sequence[_Key]) -> list[bool | MooncakeError]:
+        """Locate objects, for `read_begun`. What was begun before is located again."""
+
+    def read_begun(
+        self, keys: Sequence[_Key], addresses: _Columns, offsets: _Columns, lengths: _Columns
+    ) -> list[int | MooncakeError]:
+        """Get parts of objects whose read has begun; return the bytes of each object."""
+
+    def end_reads(self, keys: Sequence[_Key]) -> None:
+        """Forget where objects lie whose read has begun; others are passed over."""
+
+    def begin_writes(
+        self,
+        keys: Sequence[_Key],
+        lengths: Sequence[int],
+        *,
+        options: PutOptions | None = None,
+        is_upsert: bool = False,
+    ) -> list[bool | MooncakeError]:
+        """Reserve space for objects, for `write_begun`; an object that exists is a failure."""
+
+    def write_begun(
+        self, keys: Sequence[_Key], addresses: _Columns, offsets: _Columns, lengths: _Columns
+    ) -> list[int | MooncakeError]:
+        """Write parts of objects whose write has begun; return the bytes of each object."""
+
+    def end_writes(
+        self, keys: Sequence[_Key], *, is_revoked: bool = False
+    ) -> list[bool | MooncakeError]:
+        """Make objects readable whose write has begun, or give their space back."""
+
+    def replicas(self, keys: Sequence[_Key]) -> list[list[dict[str, Any]] | MooncakeError]:
+        """Describe the copies of objects and lease the objects.
+
+        Returns:
+            For each copy ``replica``, ``segment_id``, ``segment``, ``endpoint``, ``address`` (in
+            its owner's memory) and ``size``.
         """
 
     def exists(self, keys: Sequence[_Key], *, lease: bool = True) -> list[bool | MooncakeError]:

@@ -54,6 +54,9 @@ class StoreConfig:
         connect_timeout_s: How long to try to reach the master.
         listen: Where the master of an embedded store listens, as ``host[:port]``; "" is loopback
             and a free port.
+        has_checksums: Keep a checksum with every object that is put whole, and check it when one
+            is read whole; None does as ``MOONCAKE_STORE_CHECKSUM`` says. Parts of objects are
+            read and written without.
     """
 
     segment_bytes: int | str | None = None
@@ -64,6 +67,7 @@ class StoreConfig:
     rpc_timeout_s: float | None = None
     connect_timeout_s: float | None = None
     listen: str = ""
+    has_checksums: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,7 @@ class Store:
             rpc_timeout_s=config.rpc_timeout_s,
             connect_timeout_s=config.connect_timeout_s,
             listen=config.listen,
+            has_checksums=config.has_checksums,
         )
 
     # Writing

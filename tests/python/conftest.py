@@ -14,6 +14,9 @@ import pytest
 import mooncake
 from mooncake.store import MooncakeDistributedStore
 
+# In the stores of these tests, and in those of the scripts that they run.
+os.environ.setdefault("MOONCAKE_STORE_CHECKSUM", "1")
+
 READY = re.compile(r"mooncake_master ready rpc=(\S+)(?:.* metadata=(\S+))?")
 MIB = 1 << 20
 

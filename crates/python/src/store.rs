@@ -4,6 +4,7 @@
 pub(crate) mod describe;
 pub(crate) mod moves;
 mod open;
+mod parts;
 mod settings;
 
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use pyo3::{
 pub(crate) use self::open::{Open, all_open};
 use self::{
     moves::{Blank, Signed, Unsigned as UnsignedBuffer},
+    parts::{Columns, Table},
     settings::{Arguments, Settings},
 };
 use crate::{
@@ -54,6 +56,7 @@ impl Store {
         rpc_timeout_s = None,
         connect_timeout_s = None,
         listen = String::new(),
+        has_checksums = None,
         engine = None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "each setting is a keyword")]
@@ -68,6 +71,7 @@ impl Store {
         rpc_timeout_s: Option<f64>,
         connect_timeout_s: Option<f64>,
         listen: String,
+        has_checksums: Option<bool>,
         engine: Option<&Bound<'_, Engine>>,
     ) -> PyResult<Self> {
         log::install();
@@ -81,6 +85,7 @@ impl Store {
             rpc_timeout_s,
             connect_timeout_s,
             listen,
+            has_checksums,
         };
         let settings = or_raise(py, Settings::read(arguments))?;
         let runtime = or_raise(py, runtime())?;
@@ -165,6 +170,120 @@ impl Store {
         let ranges = local(ranges);
         let lengths = self.call(py, |client| moves::get_into(client, names, &ranges, is_exact))?;
         outcomes(py, &keys, lengths)
+    }
+
+    /// Gets parts of objects into memory: for each key a list, of how many bytes each part has.
+    #[pyo3(signature = (keys, bases, destinations, offsets, lengths, *, is_registered = false))]
+    #[allow(clippy::too_many_arguments, reason = "columns of one table")]
+    fn get_parts<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        bases: Vec<Unsigned>,
+        destinations: Columns,
+        offsets: Columns,
+        lengths: Columns,
+        is_registered: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let names = as_absent(object_keys(&keys)?);
+        let table = Table::new(names, Some(bases), destinations, offsets, lengths);
+        let table = or_raise(py, table)?;
+        let read = self.call(py, |client| table.get(client, is_registered))?;
+        parts::lists(py, &keys, read)
+    }
+
+    /// Locates objects, for `read_begun`.
+    fn begin_reads<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> PyResult<Bound<'py, PyList>> {
+        let names = as_absent(object_keys(&keys)?);
+        let begin = |client: &Client| among_good(names, |keys| client.begin_reads(&keys));
+        let begun = self.call(py, begin)?;
+        outcomes(py, &keys, begun.into_iter().map(|begun| begun.map(|()| true)).collect())
+    }
+
+    /// Gets parts of objects whose read has begun; how many bytes came of each object.
+    fn read_begun<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        addresses: Columns,
+        offsets: Columns,
+        lengths: Columns,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let table = Table::new(object_keys(&keys)?, None, addresses, offsets, lengths);
+        let table = or_raise(py, table)?;
+        let read = self.call(py, |client| table.read_begun(client))?;
+        outcomes(py, &keys, read)
+    }
+
+    /// Forgets where objects lie whose read has begun.
+    fn end_reads(&self, py: Python<'_>, keys: Keys<'_>) -> PyResult<()> {
+        let names: Vec<ObjectKey> = object_keys(&keys)?.into_iter().flatten().collect();
+        self.call(py, |client| client.end_reads(&names))
+    }
+
+    /// Reserves space for objects of these lengths, for `write_begun`.
+    #[pyo3(signature = (keys, lengths, *, options = None, is_upsert = false))]
+    fn begin_writes<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        lengths: Vec<Unsigned>,
+        options: Option<&Bound<'py, PutOptions>>,
+        is_upsert: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        or_raise(py, same_length("lengths", lengths.len(), keys.len()))?;
+        let names = object_keys(&keys)?;
+        let options = batch_options(py, options, is_upsert, keys.len())?;
+        let begun =
+            self.call(py, |client| parts::begin_writes(client, names, &lengths, options))?;
+        outcomes(py, &keys, begun)
+    }
+
+    /// Writes parts of objects whose write has begun; how many bytes went to each object.
+    fn write_begun<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        addresses: Columns,
+        offsets: Columns,
+        lengths: Columns,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let table = Table::new(object_keys(&keys)?, None, addresses, offsets, lengths);
+        let table = or_raise(py, table)?;
+        let written = self.call(py, |client| table.write_begun(client))?;
+        outcomes(py, &keys, written)
+    }
+
+    /// Makes objects readable whose write has begun, or gives their space back.
+    #[pyo3(signature = (keys, *, is_revoked = false))]
+    fn end_writes<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        is_revoked: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let names = object_keys(&keys)?;
+        let ended = self.call(py, |client| {
+            among_good(names, |keys| match is_revoked {
+                true => client.revoke_writes(&keys),
+                false => client.end_writes(&keys),
+            })
+        })?;
+        outcomes(py, &keys, ended.into_iter().map(|ended| ended.map(|()| true)).collect())
+    }
+
+    /// Where the copies of objects lie. Leases the objects.
+    fn replicas<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> PyResult<Bound<'py, PyList>> {
+        let names = as_absent(object_keys(&keys)?);
+        let described = self.call(py, |client| among_good(names, |keys| client.describe(&keys)))?;
+        let mut places = Vec::with_capacity(described.len());
+        for located in described {
+            places.push(match located {
+                Ok(located) => Ok(describe::places(py, &located)?),
+                Err(error) => Err(error),
+            });
+        }
+        outcomes(py, &keys, places)
     }
 
     /// Whether objects are there and complete. Leases those that are, unless told not to.
@@ -329,10 +448,7 @@ impl Store {
         (options, is_upsert): (Option<&Bound<'py, PutOptions>>, bool),
     ) -> PyResult<Bound<'py, PyList>> {
         let names = object_keys(keys)?;
-        let options = match options {
-            Some(options) => or_raise(py, options.get().for_batch(is_upsert, keys.len()))?,
-            None => mooncake_store_client::PutOptions { is_upsert, ..Default::default() },
-        };
+        let options = batch_options(py, options, is_upsert, keys.len())?;
         let stored = self.call(py, |client| moves::put(client, names, values, &options))?;
         outcomes(py, keys, stored)
     }
@@ -386,6 +502,18 @@ impl Drop for Store {
             // During exit there is nobody to tell, and the process ends anyway.
             let _ = detached(py, || drop_last(open));
         });
+    }
+}
+
+fn batch_options(
+    py: Python<'_>,
+    options: Option<&Bound<'_, PutOptions>>,
+    is_upsert: bool,
+    items: usize,
+) -> PyResult<mooncake_store_client::PutOptions> {
+    match options {
+        Some(options) => or_raise(py, options.get().for_batch(is_upsert, items)),
+        None => Ok(mooncake_store_client::PutOptions { is_upsert, ..Default::default() }),
     }
 }
 
@@ -448,13 +576,13 @@ fn local(ranges: Ranges) -> Vec<Vec<LocalRange>> {
 }
 
 /// Each value, or the exception in its place.
-pub(crate) fn outcomes<'py, T: IntoPyObject<'py>>(
+pub(crate) fn outcomes<'a, 'py: 'a, T: IntoPyObject<'py>>(
     py: Python<'py>,
-    keys: &[Bound<'py, PyAny>],
+    keys: impl IntoIterator<Item = &'a Bound<'py, PyAny>>,
     results: Vec<Result<T>>,
 ) -> PyResult<Bound<'py, PyList>> {
     let list = PyList::empty(py);
-    for (key, result) in keys.iter().zip(results) {
+    for (key, result) in keys.into_iter().zip(results) {
         match result {
             Ok(value) => list.append(value)?,
             Err(error) => list.append(exception(py, &error, Some(key))?)?,

@@ -3,12 +3,15 @@
 mod batch;
 mod bytes;
 mod call;
+mod checksum;
 mod look;
 mod mount;
+mod parts;
 mod peers;
 mod put;
 mod read;
 mod session;
+mod steps;
 mod transfer;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -18,14 +21,16 @@ use mooncake_base::{ClientId, Clock, Error, Moment, Result, SystemClock};
 use mooncake_proto::{convert::Caller, v1};
 use mooncake_transfer_engine::{Engine, process};
 
+use self::{mount::Segments, peers::Suspects, session::Session, steps::Steps};
+pub use self::{
+    parts::PartOutcomes,
+    put::{Reservation, Write},
+};
 use crate::{
     config::ClientConfig,
     link::MasterLink,
     metrics::{Metrics, MetricsSnapshot},
 };
-pub use put::{Reservation, Write};
-
-use self::{mount::Segments, peers::Suspects, session::Session};
 
 /// How long closing tries to tell the master.
 const FAREWELL: Duration = Duration::from_millis(300);
@@ -57,6 +62,7 @@ pub(crate) struct Shared {
     life: Life,
     generation: u64,
     metrics: Metrics,
+    steps: Steps,
 }
 
 /// Whether the client lives, and waits that its end cuts short.
@@ -105,6 +111,7 @@ impl Client {
             life: Life::default(),
             generation: process::generation(),
             metrics: Metrics::default(),
+            steps: Steps::default(),
         });
         shared.register(shared.rpc_deadline())?;
         // From here on dropping it takes back what was done.

@@ -23,6 +23,10 @@ pub struct ClientConfig {
     /// How long a put waits for memory that is held only by readers who are about to end.
     /// Default: 3 s.
     pub fenced_wait: Duration,
+    /// Whether a checksum is kept with every object that is put whole, and checked when an object
+    /// that has one is read whole. Reading costs a second look at the bytes, putting another.
+    /// Default: no.
+    pub has_checksums: bool,
 }
 
 impl Default for ClientConfig {
@@ -35,6 +39,7 @@ impl Default for ClientConfig {
             rpc_timeout: Duration::from_secs(30),
             transfer_timeout: Duration::from_secs(30),
             fenced_wait: Duration::from_secs(3),
+            has_checksums: false,
         }
     }
 }

@@ -12,12 +12,12 @@ pub mod metrics;
 pub mod object;
 pub mod store;
 
-pub use client::{Client, Reservation, Write};
+pub use client::{Client, PartOutcomes, Reservation, Write};
 pub use config::{ClientConfig, LinkConfig};
 pub use link::{CallLink, LeanLink, MasterLink};
 pub use metrics::MetricsSnapshot;
 pub use object::{
-    Located, MasterStatus, ObjectPage, ObjectStatus, ObjectSummary, Place, PutItem, PutOptions,
-    PutOutcome, Read, SegmentInfo, SegmentUse, Selector, SoftPin, Span,
+    Located, MasterStatus, ObjectPage, ObjectStatus, ObjectSummary, Parts, Place, PutItem,
+    PutOptions, PutOutcome, Reach, Read, SegmentInfo, SegmentUse, Selector, SoftPin, Span,
 };
 pub use store::Store;

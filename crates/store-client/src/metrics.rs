@@ -24,6 +24,7 @@ pub(crate) struct Metrics {
     hits: AtomicU64,
     misses: AtomicU64,
     late_reads: AtomicU64,
+    checksum_mismatches: AtomicU64,
     by_transport: [Tally; KINDS.len()],
     peer_errors: Mutex<BTreeMap<String, u64>>,
 }
@@ -50,6 +51,8 @@ pub struct MetricsSnapshot {
     pub misses: u64,
     /// Reads that ended after their fence and had to be confirmed by the master.
     pub late_reads: u64,
+    /// Copies whose bytes did not match the checksum of their object.
+    pub checksum_mismatches: u64,
     /// Copies that were read or written, by the name of the transport that served.
     pub by_transport: BTreeMap<&'static str, Count>,
     /// Failed transfers by the peer's endpoint; the first 256 peers only.
@@ -88,6 +91,10 @@ impl Metrics {
         self.late_reads.fetch_add(reads as u64, Ordering::Relaxed);
     }
 
+    pub(crate) fn count_mismatch(&self) {
+        self.checksum_mismatches.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Over which transport, if any path was left.
     pub(crate) fn count_copy(&self, kind: Option<TransportKind>, copied: Option<u64>) {
         if let Some(at) = KINDS.iter().position(|known| Some(*known) == kind) {
@@ -113,6 +120,7 @@ impl Metrics {
             hits: self.hits.load(Ordering::Relaxed),
             misses: self.misses.load(Ordering::Relaxed),
             late_reads: self.late_reads.load(Ordering::Relaxed),
+            checksum_mismatches: self.checksum_mismatches.load(Ordering::Relaxed),
             by_transport: by_transport
                 .map(|(kind, tally)| (kind.name(), tally.read()))
                 .filter(|(_, count)| *count != Count::default())

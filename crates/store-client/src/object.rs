@@ -133,6 +133,7 @@ pub struct Located {
     pub(crate) version: Version,
     pub(crate) length: u64,
     pub(crate) places: Vec<Place>,
+    pub(crate) checksum: Option<u64>,
     /// Bytes that were read before this moment count without asking again.
     pub(crate) fence: Moment,
 }
@@ -157,6 +158,11 @@ impl Located {
     pub fn places(&self) -> &[Place] {
         &self.places
     }
+
+    /// The checksum of its bytes, if its writer gave one.
+    pub fn checksum(&self) -> Option<u64> {
+        self.checksum
+    }
 }
 
 /// A read: which bytes of a located object go where.
@@ -165,7 +171,7 @@ pub struct Read<'a> {
     /// The object.
     pub located: &'a Located,
     /// Which of its bytes.
-    pub span: Span,
+    pub span: Span<'a>,
     /// The memory they go into, filled in order. It may be larger than the span.
     pub into: &'a [LocalRange],
 }
@@ -180,11 +186,16 @@ impl<'a> Read<'a> {
     pub fn range(located: &'a Located, offset: u64, length: u64, into: &'a [LocalRange]) -> Self {
         Self { located, span: Span::Range { offset, length }, into }
     }
+
+    /// From each of the offsets as many bytes as its destination is long.
+    pub fn scattered(located: &'a Located, offsets: &'a [u64], into: &'a [LocalRange]) -> Self {
+        Self { located, span: Span::Scattered(offsets), into }
+    }
 }
 
 /// Which bytes of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Span {
+pub enum Span<'a> {
     /// All of them.
     Whole,
     /// A part.
@@ -194,6 +205,30 @@ pub enum Span {
         /// How many; 0 reads nothing and succeeds.
         length: u64,
     },
+    /// Many parts: the first byte of each. As many as there are destinations, each of which is
+    /// filled.
+    Scattered(&'a [u64]),
+}
+
+/// Parts of one object, and where each of them goes or comes from.
+#[derive(Debug, Clone, Copy)]
+pub struct Parts<'a> {
+    /// The object.
+    pub key: &'a ObjectKey,
+    /// The first byte of each part, within the object.
+    pub offsets: &'a [u64],
+    /// The memory of each part, as long as it.
+    pub memory: &'a [LocalRange],
+}
+
+/// Where the memory of the caller may lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Reach {
+    /// Anywhere in the process.
+    #[default]
+    Anywhere,
+    /// Only in ranges that were registered with the engine.
+    Registered,
 }
 
 /// What is known of an object without locating it.

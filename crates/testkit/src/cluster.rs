@@ -101,7 +101,7 @@ impl Cluster {
         self.join_by(config, Arc::new(link))
     }
 
-    /// A new member that reaches the master its own way.
+    /// A new member that reaches the master its own way. Its client keeps and checks checksums.
     ///
     /// # Errors
     /// Whatever the master or the engine says.
@@ -111,6 +111,7 @@ impl Cluster {
             is_tcp_forced: self.settings.is_tcp_forced,
             ..EngineConfig::default()
         };
+        let config = ClientConfig { has_checksums: true, ..config };
         let engine = Engine::start(engine, self.runtime.handle().clone())?;
         let link = FaultyLink::new(link);
         let client =

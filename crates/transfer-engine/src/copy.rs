@@ -52,6 +52,15 @@ pub fn copy(from: LocalRange, to: LocalRange) -> Result<()> {
     Ok(())
 }
 
+/// Copies memory into a slice of the same length.
+///
+/// # Errors
+/// The range is foreign, and not mapped or not readable.
+pub fn read(from: LocalRange, into: &mut [u8]) -> Result<()> {
+    // SAFETY: the slice is borrowed alone until the copy has returned.
+    copy(from, unsafe { LocalRange::held(into.as_mut_ptr(), into.len()) })
+}
+
 /// Which of the two kinds of touching is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {

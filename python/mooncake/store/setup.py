@@ -47,6 +47,7 @@ class SetupArguments:
     tenant_id: str = "default"
     enable_client_http_server: bool = False
     client_http_port: int = 9300
+    enable_checksum: bool = False
     segment_bytes_min: int = _SEGMENT_BYTES_MIN
 
     @classmethod
@@ -136,6 +137,7 @@ def _join(arguments: SetupArguments, name: str, engine: _native.Engine | None) -
         metadata=arguments.metadata_server.strip(),
         segment_bytes=arguments.global_segment_size,
         tenant=arguments.tenant_id,
+        has_checksums=arguments.enable_checksum or None,
         engine=engine,
     )
 
@@ -200,5 +202,6 @@ _READERS: dict[str, Any] = {
     "local_buffer_size": _read_size,
     "enable_ssd_offload": _read_switch,
     "enable_client_http_server": _read_switch,
+    "enable_checksum": _read_switch,
     "client_http_port": _read_port,
 }

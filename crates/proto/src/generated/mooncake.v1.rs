@@ -296,6 +296,7 @@ pub struct PutRef {
     /// Copies that could not be written and are given up; the object lives on in the others.
     #[prost(uint64, repeated, tag = "3")]
     pub failed_replicas: ::prost::alloc::vec::Vec<u64>,
+    /// XXH3 with 64 bits of the whole object; kept, and handed to readers.
     #[prost(uint64, optional, tag = "4")]
     pub checksum: ::core::option::Option<u64>,
 }

@@ -1,7 +1,10 @@
 //! What the pool and the client say of themselves, as dictionaries.
 
-use mooncake_store_client::{MasterStatus, MetricsSnapshot, SegmentUse, metrics::Count};
-use pyo3::{prelude::*, types::PyDict};
+use mooncake_store_client::{Located, MasterStatus, MetricsSnapshot, SegmentUse, metrics::Count};
+use pyo3::{
+    prelude::*,
+    types::{PyDict, PyList},
+};
 
 /// A segment and its use.
 pub(crate) fn segment<'py>(
@@ -19,6 +22,22 @@ pub(crate) fn segment<'py>(
     dict.set_item("used_bytes", used)?;
     dict.set_item("takes_objects", takes_objects)?;
     Ok(dict)
+}
+
+/// The copies of an object.
+pub(crate) fn places<'py>(py: Python<'py>, located: &Located) -> PyResult<Bound<'py, PyList>> {
+    let list = PyList::empty(py);
+    for place in located.places() {
+        let dict = PyDict::new(py);
+        dict.set_item("replica", place.replica.0)?;
+        dict.set_item("segment_id", place.segment.id.to_string())?;
+        dict.set_item("segment", &place.segment.name)?;
+        dict.set_item("endpoint", &place.segment.endpoint)?;
+        dict.set_item("address", place.segment.base + place.offset)?;
+        dict.set_item("size", place.length)?;
+        list.append(dict)?;
+    }
+    Ok(list)
 }
 
 /// The master's sums.
@@ -49,6 +68,7 @@ pub(crate) fn metrics<'py>(
     dict.set_item("hits", metrics.hits)?;
     dict.set_item("misses", metrics.misses)?;
     dict.set_item("late_reads", metrics.late_reads)?;
+    dict.set_item("checksum_mismatches", metrics.checksum_mismatches)?;
     let by_transport = PyDict::new(py);
     for (transport, counted) in &metrics.by_transport {
         by_transport.set_item(transport, count(py, *counted)?)?;

@@ -33,6 +33,7 @@ pub(crate) struct Arguments {
     pub(crate) rpc_timeout_s: Option<f64>,
     pub(crate) connect_timeout_s: Option<f64>,
     pub(crate) listen: String,
+    pub(crate) has_checksums: Option<bool>,
 }
 
 /// The settings of each part.
@@ -60,6 +61,9 @@ impl Settings {
             name: arguments.name,
             tenant: TenantId::new(&arguments.tenant),
             segment_bytes: arguments.segment_bytes,
+            has_checksums: arguments
+                .has_checksums
+                .unwrap_or_else(|| env::MOONCAKE_STORE_CHECKSUM.is_on()),
             ..ClientConfig::default()
         };
         if let Some(timeout) = rpc_timeout.map_or_else(|| millis(&env::MC_RPC_TIMEOUT_MS), some)? {

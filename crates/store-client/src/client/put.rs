@@ -9,7 +9,7 @@ use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
 use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
 use rustc_hash::FxHashSet;
 
-use super::{Client, Shared, batch, call, mount::is_unknown, transfer::Job};
+use super::{Client, Shared, batch, call, checksum::Summer, mount::is_unknown, transfer::Job};
 use crate::object::{Place, PutItem, PutOptions, PutOutcome, SoftPin};
 
 /// Taken off the write window: our clock and the master's may run at different speeds.
@@ -26,12 +26,13 @@ const PART_BYTES_MAX: usize = 1 << 30;
 /// Space for an object that is not there yet: to be written, then published or revoked.
 ///
 /// Dropped without either, it is taken back by the master after its time-out.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Reservation {
     key: ObjectKey,
     version: Version,
     length: u64,
     places: Vec<Place>,
+    checksum: Option<u64>,
     /// Copies that could not be written, and why the last one could not.
     failed: Vec<ReplicaId>,
     error: Option<Error>,
@@ -63,9 +64,25 @@ impl Reservation {
         self.places.iter().filter(|place| !self.failed.contains(&place.replica))
     }
 
+    /// Takes over which copies failed in a write through a clone of this.
+    pub(super) fn learn(&mut self, other: Self) {
+        for replica in other.failed {
+            if !self.failed.contains(&replica) {
+                self.failed.push(replica);
+            }
+        }
+        self.error = self.error.take().or(other.error);
+    }
+
     fn fail(&mut self, replica: ReplicaId, error: Error) {
         self.failed.push(replica);
         self.error = Some(error.with("key", &self.key));
+    }
+
+    fn fail_all(&mut self, error: &Error) {
+        for at in 0..self.places.len() {
+            self.fail(self.places[at].replica, error.clone());
+        }
     }
 
     /// Why no copy is left.
@@ -80,7 +97,7 @@ impl Reservation {
             key: self.key.as_bytes().to_vec().into(),
             version: self.version.0,
             failed_replicas: self.failed.iter().map(|replica| replica.0).collect(),
-            checksum: None,
+            checksum: self.checksum,
         }
     }
 }
@@ -220,6 +237,15 @@ impl Shared {
                 Err(error) => outcomes[at] = Some(Err(error)),
             }
         }
+        if self.config.has_checksums {
+            let mut summer = Summer::default();
+            for (reservation, &at) in reservations.iter_mut().zip(&owners) {
+                match summer.sum(items[at].parts.iter()) {
+                    Ok(sum) => reservation.checksum = Some(sum),
+                    Err(error) => reservation.fail_all(&error),
+                }
+            }
+        }
         let mut writes: Vec<_> = reservations
             .iter_mut()
             .zip(&owners)
@@ -289,6 +315,7 @@ impl Shared {
                     version: Version(result.version),
                     length: *length,
                     places: call::read_places(&result.places, &segments, *length)?,
+                    checksum: None,
                     failed: Vec::new(),
                     error: None,
                     until,

@@ -10,7 +10,7 @@ use mooncake_base::{
 use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
 use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
 
-use super::{Client, Shared, batch, call, transfer::Job};
+use super::{Client, Shared, batch, call, checksum::Summer, transfer::Job};
 use crate::object::{Located, Read, Span};
 
 /// Taken off each fence, beside a part of it: our clock and the master's run at different speeds.
@@ -23,13 +23,15 @@ const FENCE_MARGIN_SHARE: u32 = 50;
 #[derive(Debug)]
 struct Attempt<'a> {
     located: Cow<'a, Located>,
-    span: Span,
+    span: Span<'a>,
     /// Offsets within the object, and where the bytes from there go.
     ranges: Vec<(u64, LocalRange)>,
     length: u64,
     /// The copies still to be tried, the best one last.
     candidates: Vec<usize>,
     state: State,
+    /// What was read is the object's: in time or confirmed, and by its checksum.
+    is_sound: bool,
 }
 
 #[derive(Debug)]
@@ -119,6 +121,7 @@ impl Shared {
                 version: Version(result.version),
                 length: result.length,
                 places: call::read_places(&result.places, &segments, result.length)?,
+                checksum: result.checksum,
                 fence,
             }),
         };
@@ -144,28 +147,12 @@ impl Shared {
     fn attempt<'a>(
         &self,
         located: Cow<'a, Located>,
-        span: Span,
+        span: Span<'a>,
         into: &[LocalRange],
         now: Moment,
     ) -> Result<Attempt<'a>> {
-        let (offset, length) = match span {
-            Span::Whole => (0, located.length),
-            Span::Range { offset, length } => (offset, length),
-        };
-        if offset.checked_add(length).is_none_or(|end| end > located.length) {
-            return Err(Error::invalid("the range ends outside of the object")
-                .with("key", &located.key)
-                .with("object_bytes", located.length)
-                .with("offset", offset)
-                .with("length", length));
-        }
-        let ranges = fill(offset, length, into).ok_or_else(|| {
-            let room: u64 = into.iter().map(|range| range.length() as u64).sum();
-            Error::invalid("the destination is smaller than what is to be read")
-                .with("key", &located.key)
-                .with("destination_bytes", room)
-                .with("bytes", length)
-        })?;
+        let ranges = lay(&located, span, into)?;
+        let length = ranges.iter().map(|(_, range)| range.length() as u64).sum();
         let mut candidates = self.preference(&located.key, &located.places, now);
         candidates.reverse();
         // Nothing is to be read from nowhere: that is done already.
@@ -173,15 +160,32 @@ impl Shared {
             0 => State::Done(ReplicaId(0), Moment::default()),
             _ => State::Open,
         };
-        Ok(Attempt { located, span, ranges, length, candidates, state })
+        Ok(Attempt { located, span, ranges, length, candidates, state, is_sound: false })
     }
 
-    /// Tries the copies of every open read in turn, then has late reads confirmed.
+    /// Reads what is open, has late reads confirmed, and reads from another copy what does not
+    /// match its checksum.
     fn pass(&self, attempts: &mut [Result<Attempt<'_>>], deadline: Moment) {
+        loop {
+            self.bring(attempts, deadline);
+            let mut late: Vec<_> =
+                attempts.iter_mut().flatten().filter(|attempt| attempt.is_late()).collect();
+            if !late.is_empty() {
+                self.metrics.count_late(late.len());
+                self.confirm(&mut late);
+            }
+            if !self.check_sums(attempts) {
+                return;
+            }
+        }
+    }
+
+    /// Tries the copies of every open read in turn.
+    fn bring(&self, attempts: &mut [Result<Attempt<'_>>], deadline: Moment) {
         loop {
             let mut jobs = Vec::new();
             let mut running = Vec::new();
-            for attempt in attempts.iter_mut().filter_map(|attempt| attempt.as_mut().ok()) {
+            for attempt in attempts.iter_mut().flatten() {
                 if let Some((job, replica)) = attempt.next_job() {
                     jobs.push(job);
                     running.push((attempt, replica));
@@ -203,18 +207,58 @@ impl Shared {
                 }
             }
         }
-        let late: Vec<_> = attempts
-            .iter_mut()
-            .filter_map(|attempt| attempt.as_mut().ok().filter(|attempt| attempt.is_late()))
-            .collect();
-        if !late.is_empty() {
-            self.metrics.count_late(late.len());
-            self.confirm(late);
+    }
+
+    /// Compares what came with the checksums that the writers gave. Says whether something is to be
+    /// read again.
+    fn check_sums(&self, attempts: &mut [Result<Attempt<'_>>]) -> bool {
+        let mut is_again = false;
+        let mut summer = Summer::default();
+        for attempt in attempts.iter_mut().flatten() {
+            let State::Done(replica, _) = attempt.state else { continue };
+            if attempt.is_sound {
+                continue;
+            }
+            let is_wanted = self.config.has_checksums && attempt.span == Span::Whole;
+            let Some(expected) = attempt.located.checksum.filter(|_| is_wanted) else {
+                attempt.is_sound = true;
+                continue;
+            };
+            match summer.sum(attempt.ranges.iter().map(|(_, range)| range)) {
+                Ok(sum) if sum == expected => attempt.is_sound = true,
+                Ok(_) => {
+                    let error = self.mismatch(&attempt.located, replica);
+                    tracing::error!(%error, "a copy of an object is damaged");
+                    attempt.state = match attempt.candidates.is_empty() {
+                        true => State::Failed(error),
+                        false => State::Open,
+                    };
+                    is_again |= !attempt.candidates.is_empty();
+                }
+                Err(error) => attempt.state = State::Failed(error),
+            }
+        }
+        is_again
+    }
+
+    /// Counts a copy that is not what was put.
+    fn mismatch(&self, located: &Located, replica: ReplicaId) -> Error {
+        self.metrics.count_mismatch();
+        let text = "the bytes do not match the checksum that was kept with them";
+        let error = Error::new(ErrorCode::CHECKSUM_MISMATCH, text).with("key", &located.key);
+        match located.places.iter().find(|place| place.replica == replica) {
+            Some(place) => {
+                self.metrics.count_peer_error(&place.segment.endpoint);
+                error
+                    .with("segment", &place.segment.name)
+                    .with("address", format_args!("{:#x}", place.address()))
+            }
+            None => error,
         }
     }
 
     /// Asks whether the copies that were read still stand, and throws away what does not.
-    fn confirm(&self, mut late: Vec<&mut Attempt<'_>>) {
+    fn confirm(&self, late: &mut [&mut Attempt<'_>]) {
         let sizes = late.iter().map(|attempt| attempt.located.key.as_bytes().len());
         for range in batch::cut(sizes, batch::KEY_BYTES_MAX) {
             let part = &mut late[range];
@@ -294,7 +338,9 @@ impl Attempt<'_> {
     }
 
     fn is_late(&self) -> bool {
-        matches!(&self.state, State::Done(_, at) if self.length > 0 && self.located.fence.has_passed(*at))
+        !self.is_sound
+            && matches!(&self.state, State::Done(_, at)
+                if self.length > 0 && self.located.fence.has_passed(*at))
     }
 
     fn is_worth_another(&self) -> bool {
@@ -310,7 +356,7 @@ impl Attempt<'_> {
         let is_same_version = self.located.version == new.version;
         let is_allowed = match self.span {
             Span::Whole => self.located.length == new.length,
-            Span::Range { .. } => is_same_version,
+            Span::Range { .. } | Span::Scattered(_) => is_same_version,
         };
         let is_expired =
             matches!(&self.state, State::Failed(e) if e.code() == ErrorCode::LEASE_EXPIRED);
@@ -341,6 +387,56 @@ impl Attempt<'_> {
             State::Open => Err(Error::internal("a read was left out of its batch")),
         }
     }
+}
+
+/// Decides which bytes of the object go where: offsets within it, and memory.
+fn lay(located: &Located, span: Span<'_>, into: &[LocalRange]) -> Result<Vec<(u64, LocalRange)>> {
+    let (offset, length) = match span {
+        Span::Whole => (0, located.length),
+        Span::Range { offset, length } => (offset, length),
+        Span::Scattered(offsets) => return scatter(located, offsets, into),
+    };
+    check_part(located, offset, length)?;
+    fill(offset, length, into).ok_or_else(|| {
+        let room: u64 = into.iter().map(|range| range.length() as u64).sum();
+        Error::invalid("the destination is smaller than what is to be read")
+            .with("key", &located.key)
+            .with("destination_bytes", room)
+            .with("bytes", length)
+    })
+}
+
+fn scatter(
+    located: &Located,
+    offsets: &[u64],
+    into: &[LocalRange],
+) -> Result<Vec<(u64, LocalRange)>> {
+    if offsets.len() != into.len() {
+        return Err(Error::invalid("there must be one destination for each part")
+            .with("key", &located.key)
+            .with("parts", offsets.len())
+            .with("destinations", into.len()));
+    }
+    let mut ranges = Vec::with_capacity(into.len());
+    for (&offset, range) in offsets.iter().zip(into) {
+        check_part(located, offset, range.length() as u64)?;
+        if range.length() > 0 {
+            ranges.push((offset, *range));
+        }
+    }
+    Ok(ranges)
+}
+
+/// Whether the object has all of these bytes.
+pub(super) fn check_part(located: &Located, offset: u64, length: u64) -> Result<()> {
+    if offset.checked_add(length).is_some_and(|end| end <= located.length) {
+        return Ok(());
+    }
+    Err(Error::invalid("the range ends outside of the object")
+        .with("key", &located.key)
+        .with("object_bytes", located.length)
+        .with("offset", offset)
+        .with("length", length))
 }
 
 /// Lays so many bytes from an offset on into the ranges, in order; `None` if they do not fit.

@@ -1,0 +1,135 @@
+//! Parts of many objects, as Python writes them: columns of numbers beside the keys.
+
+use mooncake_base::{Error, ObjectKey, Result};
+use mooncake_store_client::{Client, PartOutcomes, Parts, PutOptions, Reach};
+use mooncake_transfer_engine::LocalRange;
+use pyo3::{prelude::*, types::PyList};
+
+use crate::{
+    argument::{Unsigned, among_good, same_length},
+    buffer::foreign,
+    error::exception,
+};
+
+/// For each key a number of each of its parts.
+pub(crate) type Columns = Vec<Vec<Unsigned>>;
+
+/// Keys and their parts. A key whose columns differ in length is a failure of its own.
+pub(crate) struct Table {
+    rows: Vec<Result<Row>>,
+}
+
+struct Row {
+    key: ObjectKey,
+    offsets: Vec<u64>,
+    memory: Vec<LocalRange>,
+}
+
+impl Table {
+    /// The memory of each part begins at the key's base, if there are bases, and its address.
+    ///
+    /// # Errors
+    /// There are not as many bases or lists in a column as keys.
+    pub(crate) fn new(
+        keys: Vec<Result<ObjectKey>>,
+        bases: Option<Vec<Unsigned>>,
+        addresses: Columns,
+        offsets: Columns,
+        lengths: Columns,
+    ) -> Result<Self> {
+        same_length("addresses", addresses.len(), keys.len())?;
+        same_length("offsets", offsets.len(), keys.len())?;
+        same_length("lengths", lengths.len(), keys.len())?;
+        let bases = match bases {
+            Some(bases) => bases,
+            None => vec![Unsigned(0); keys.len()],
+        };
+        same_length("bases", bases.len(), keys.len())?;
+        let columns = bases.into_iter().zip(addresses).zip(offsets).zip(lengths);
+        let rows = keys.into_iter().zip(columns);
+        let row = |(key, (((base, addresses), offsets), lengths))| {
+            row(key, base, addresses, (offsets, lengths))
+        };
+        Ok(Self { rows: rows.map(row).collect() })
+    }
+
+    /// Gets the parts.
+    pub(crate) fn get(self, client: &Client, is_registered: bool) -> Vec<PartOutcomes> {
+        let reach = if is_registered { Reach::Registered } else { Reach::Anywhere };
+        among_good(self.rows, |rows| client.read_parts(&parts(&rows), reach))
+    }
+
+    /// Gets the parts of objects whose read has begun.
+    pub(crate) fn read_begun(self, client: &Client) -> Vec<Result<u64>> {
+        among_good(self.rows, |rows| client.read_begun(&parts(&rows)))
+    }
+
+    /// Writes the parts of objects whose write has begun.
+    pub(crate) fn write_begun(self, client: &Client) -> Vec<Result<u64>> {
+        among_good(self.rows, |rows| client.write_begun(&parts(&rows)))
+    }
+}
+
+/// Reserves space for the objects that can be put.
+pub(crate) fn begin_writes(
+    client: &Client,
+    keys: Vec<Result<ObjectKey>>,
+    lengths: &[Unsigned],
+    mut options: PutOptions,
+) -> Vec<Result<bool>> {
+    let item = |(at, (key, length)): (usize, (Result<ObjectKey>, &Unsigned))| {
+        Ok((at, (key?, length.0 as u64)))
+    };
+    let items = keys.into_iter().zip(lengths).enumerate().map(item).collect();
+    among_good(items, |items: Vec<(usize, (ObjectKey, u64))>| {
+        // Groups are one an item, so those of refused items go as well.
+        if !options.groups.is_empty() {
+            options.groups = items.iter().map(|(at, _)| options.groups[*at].clone()).collect();
+        }
+        let items: Vec<_> = items.into_iter().map(|(_, item)| item).collect();
+        let begun = client.begin_writes(&items, &options);
+        begun.into_iter().map(|begun| begun.map(|()| true)).collect()
+    })
+}
+
+/// For each key a list of numbers and exceptions, or the exception that counts for all its parts.
+pub(crate) fn lists<'py>(
+    py: Python<'py>,
+    keys: &[Bound<'py, PyAny>],
+    results: Vec<PartOutcomes>,
+) -> PyResult<Bound<'py, PyList>> {
+    let lists = PyList::empty(py);
+    for (key, result) in keys.iter().zip(results) {
+        match result {
+            Ok(parts) => lists.append(super::outcomes(py, std::iter::repeat(key), parts)?)?,
+            Err(error) => lists.append(exception(py, &error, Some(key))?)?,
+        }
+    }
+    Ok(lists)
+}
+
+fn row(
+    key: Result<ObjectKey>,
+    base: Unsigned,
+    addresses: Vec<Unsigned>,
+    (offsets, lengths): (Vec<Unsigned>, Vec<Unsigned>),
+) -> Result<Row> {
+    let key = key?;
+    if offsets.len() != addresses.len() || lengths.len() != addresses.len() {
+        return Err(Error::invalid("the lists of its parts differ in length")
+            .with("addresses", addresses.len())
+            .with("offsets", offsets.len())
+            .with("lengths", lengths.len()));
+    }
+    let ranges = addresses.iter().zip(&lengths);
+    // A sum that wraps around names memory that nobody has, which the transfer finds out.
+    let ranges = ranges.map(|(at, length)| (base.0.wrapping_add(at.0), length.0)).collect();
+    let offsets = offsets.into_iter().map(|offset| offset.0 as u64).collect();
+    Ok(Row { key, offsets, memory: foreign(ranges) })
+}
+
+fn parts(rows: &[Row]) -> Vec<Parts<'_>> {
+    rows.iter()
+        .map(|row| Parts { key: &row.key, offsets: &row.offsets, memory: &row.memory })
+        .collect()
+}

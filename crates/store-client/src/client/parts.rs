@@ -1,0 +1,161 @@
+//! Parts of many objects: one call to find the objects, one transfer per peer for all parts.
+
+use std::sync::Arc;
+
+use mooncake_base::{Error, ObjectKey, Result};
+use mooncake_transfer_engine::{Engine, LocalRange, Region, RemoteRange};
+use rustc_hash::FxHashMap;
+
+use super::{Client, read::check_part};
+use crate::object::{Located, Parts, Reach, Read};
+
+/// What became of the parts of an object: of all of them, or of each.
+pub type PartOutcomes = Result<Vec<Result<u64>>>;
+
+impl Client {
+    /// Reads parts of objects, each into memory of its own: one call to find all of the objects,
+    /// however often each is named, and one transfer per peer. Says how many bytes each part
+    /// brought.
+    ///
+    /// Checksums are not looked at: they are of whole objects.
+    ///
+    /// # Errors
+    /// By object: as [`locate`](Self::locate) and [`read`](Self::read), or there is not one
+    /// destination for each part. By part: it is not all in the object, or `reach` does not allow
+    /// its memory (`INVALID_PARAMS`); other parts of the object are read all the same.
+    pub fn read_parts(&self, wanted: &[Parts<'_>], reach: Reach) -> Vec<PartOutcomes> {
+        let mut numbers: FxHashMap<&ObjectKey, usize> = FxHashMap::default();
+        let mut keys = Vec::new();
+        let objects: Vec<usize> = wanted
+            .iter()
+            .map(|parts| {
+                *numbers.entry(parts.key).or_insert_with(|| {
+                    keys.push(parts.key.clone());
+                    keys.len() - 1
+                })
+            })
+            .collect();
+        let located: Vec<_> = self.locate(&keys);
+        let located: Vec<_> =
+            objects.iter().map(|&at| located[at].as_ref().map_err(Clone::clone)).collect();
+        self.read_parts_of(&located, wanted, reach)
+    }
+
+    /// Reads parts of objects that were located before.
+    pub(super) fn read_parts_of(
+        &self,
+        located: &[Result<&Located>],
+        wanted: &[Parts<'_>],
+        reach: Reach,
+    ) -> Vec<PartOutcomes> {
+        let reachable = Reachable::of(self.engine(), reach);
+        let sorted: Vec<Result<Sorted<'_>>> = located
+            .iter()
+            .zip(wanted)
+            .map(|(located, parts)| Sorted::of(located.clone()?, parts, &reachable))
+            .collect();
+        let reads: Vec<_> = sorted.iter().flatten().map(Sorted::read).collect();
+        let mut read = self.read(&reads).into_iter();
+        let missing = || Err(Error::internal("parts of an object were left out of their batch"));
+        sorted
+            .into_iter()
+            .zip(wanted)
+            .map(|(sorted, parts)| {
+                let sorted = sorted?;
+                read.next().unwrap_or_else(missing)?;
+                Ok(sorted.outcomes(parts))
+            })
+            .collect()
+    }
+}
+
+/// The parts of one object: those that can be read, and those that are refused.
+struct Sorted<'a> {
+    located: &'a Located,
+    /// All of them, or the good ones.
+    parts: Chosen<'a>,
+    refused: Vec<(usize, Error)>,
+}
+
+enum Chosen<'a> {
+    All(&'a Parts<'a>),
+    Some(Vec<u64>, Vec<LocalRange>),
+}
+
+impl<'a> Sorted<'a> {
+    fn of(located: &'a Located, parts: &'a Parts<'a>, reachable: &Reachable) -> Result<Self> {
+        let (offsets, memory) = (parts.offsets, parts.memory);
+        if offsets.len() != memory.len() {
+            return Err(Error::invalid("there must be one destination for each part")
+                .with("key", parts.key)
+                .with("parts", offsets.len())
+                .with("destinations", memory.len()));
+        }
+        let check = |(&offset, range): (&u64, &LocalRange)| {
+            check_part(located, offset, range.length() as u64)?;
+            reachable.check(range)
+        };
+        let refused: Vec<_> = offsets
+            .iter()
+            .zip(memory)
+            .enumerate()
+            .filter_map(|(at, part)| Some((at, check(part).err()?)))
+            .collect();
+        if refused.is_empty() {
+            return Ok(Self { located, parts: Chosen::All(parts), refused });
+        }
+        let mut bad = refused.iter().map(|(at, _)| *at).peekable();
+        let good = |at: &usize| bad.next_if_eq(at).is_none();
+        let good: Vec<usize> = (0..offsets.len()).filter(good).collect();
+        let parts = Chosen::Some(
+            good.iter().map(|&at| offsets[at]).collect(),
+            good.iter().map(|&at| memory[at]).collect(),
+        );
+        Ok(Self { located, parts, refused })
+    }
+
+    fn read(&self) -> Read<'_> {
+        match &self.parts {
+            Chosen::All(parts) => Read::scattered(self.located, parts.offsets, parts.memory),
+            Chosen::Some(offsets, memory) => Read::scattered(self.located, offsets, memory),
+        }
+    }
+
+    fn outcomes(self, parts: &Parts<'_>) -> Vec<Result<u64>> {
+        let mut outcomes: Vec<_> =
+            parts.memory.iter().map(|range| Ok(range.length() as u64)).collect();
+        for (at, error) in self.refused {
+            outcomes[at] = Err(error);
+        }
+        outcomes
+    }
+}
+
+/// The memory that a call may touch.
+enum Reachable {
+    Anything,
+    /// By address.
+    Only(Vec<Arc<Region>>),
+}
+
+impl Reachable {
+    fn of(engine: &Engine, reach: Reach) -> Self {
+        match reach {
+            Reach::Anywhere => Self::Anything,
+            Reach::Registered => Self::Only(engine.regions().all()),
+        }
+    }
+
+    fn check(&self, range: &LocalRange) -> Result<()> {
+        let Self::Only(regions) = self else { return Ok(()) };
+        let (address, length) = (range.address() as u64, range.length() as u64);
+        let after = regions.partition_point(|region| region.base <= address);
+        let region = after.checked_sub(1).map(|at| &regions[at]);
+        if region.is_some_and(|region| region.holds(RemoteRange { address, length })) {
+            return Ok(());
+        }
+        Err(Error::invalid("the memory is not in a registered range")
+            .with("address", format_args!("{address:#x}"))
+            .with("length", length))
+    }
+}

@@ -1,0 +1,244 @@
+//! Reads and writes in steps: objects that are located once and read in many calls, and objects
+//! that are reserved once, written in many calls and published in the end.
+//!
+//! A client keeps them by key, for callers that have nothing but the key from one call to the next.
+
+use std::{collections::hash_map::Entry, sync::Arc};
+
+use mooncake_base::sync::Mutex;
+use mooncake_base::{Error, ErrorCode, ObjectKey, Result};
+use rustc_hash::FxHashMap;
+
+use super::{Client, Reservation, Write};
+use crate::object::{Located, Parts, PutOptions, PutOutcome, Reach};
+
+/// The most reads, and the most writes, that may have begun and not ended.
+const OPEN_MAX: usize = 1 << 20;
+
+/// What has begun and not ended.
+#[derive(Debug, Default)]
+pub(super) struct Steps {
+    reads: Mutex<FxHashMap<ObjectKey, Arc<Located>>>,
+    writes: Mutex<FxHashMap<ObjectKey, OpenWrite>>,
+}
+
+#[derive(Debug)]
+struct OpenWrite {
+    reservation: Reservation,
+    /// Calls that write right now. It cannot end before them: what they write late must not reach
+    /// memory that was given to another object.
+    writers: usize,
+}
+
+impl Client {
+    /// Locates objects and remembers where they lie, for [`read_begun`](Self::read_begun). One that
+    /// was begun already is located again.
+    ///
+    /// # Errors
+    /// By key: as [`locate`](Self::locate), or too many have begun.
+    pub fn begin_reads(&self, keys: &[ObjectKey]) -> Vec<Result<()>> {
+        let located = self.locate(keys);
+        let mut reads = self.shared.steps.reads.lock();
+        let mut keep = |(located, key): (Result<Located>, &ObjectKey)| {
+            check_open_steps(reads.len())?;
+            reads.insert(key.clone(), Arc::new(located?));
+            Ok(())
+        };
+        located.into_iter().zip(keys).map(&mut keep).collect()
+    }
+
+    /// Reads parts of objects whose read has begun, and says how many bytes each object brought.
+    /// All parts come from the version that was located; copies that went meanwhile are noticed.
+    ///
+    /// # Errors
+    /// By object: no read of it has begun, a part is not all in the object (`INVALID_PARAMS`), or
+    /// as [`read`](Self::read).
+    pub fn read_begun(&self, wanted: &[Parts<'_>]) -> Vec<Result<u64>> {
+        let located: Vec<Result<Arc<Located>>> = {
+            let reads = self.shared.steps.reads.lock();
+            let find = |parts: &Parts<'_>| {
+                reads.get(parts.key).cloned().ok_or_else(|| not_begun("read", parts.key))
+            };
+            wanted.iter().map(find).collect()
+        };
+        let located: Vec<Result<&Located>> =
+            located.iter().map(|l| l.as_ref().map(|l| &**l).map_err(Clone::clone)).collect();
+        let read = self.read_parts_of(&located, wanted, Reach::Anywhere);
+        read.into_iter().map(|parts| parts?.into_iter().sum()).collect()
+    }
+
+    /// Forgets reads that have begun. One that has not is passed over.
+    pub fn end_reads(&self, keys: &[ObjectKey]) {
+        let mut reads = self.shared.steps.reads.lock();
+        for key in keys {
+            reads.remove(key);
+        }
+    }
+
+    /// Reserves space for objects of these lengths and remembers it, for
+    /// [`write_begun`](Self::write_begun).
+    ///
+    /// # Errors
+    /// By object: as [`reserve`](Self::reserve); `OBJECT_ALREADY_EXISTS`; a write of it has begun
+    /// already (`INVALID_PARAMS`), or too many have.
+    pub fn begin_writes(
+        &self,
+        items: &[(ObjectKey, u64)],
+        options: &PutOptions,
+    ) -> Vec<Result<()>> {
+        let mut outcomes: Vec<Option<Result<()>>> = {
+            let writes = self.shared.steps.writes.lock();
+            let refuse = |(key, _): &(ObjectKey, u64)| match writes.contains_key(key) {
+                true => Some(Err(begun(key))),
+                false => check_open_steps(writes.len()).err().map(Err),
+            };
+            items.iter().map(refuse).collect()
+        };
+        let fresh: Vec<usize> = (0..items.len()).filter(|&at| outcomes[at].is_none()).collect();
+        let wanted: Vec<_> = fresh.iter().map(|&at| items[at].clone()).collect();
+        let mut options = options.clone();
+        if options.groups.len() == items.len() {
+            options.groups = fresh.iter().map(|&at| options.groups[at].clone()).collect();
+        }
+        let reserved = self.reserve(&wanted, &options);
+        let mut spare = Vec::new();
+        let mut writes = self.shared.steps.writes.lock();
+        for (&at, reserved) in fresh.iter().zip(reserved) {
+            outcomes[at] = Some(reserved.and_then(|reserved| {
+                let reservation = reserved.ok_or_else(|| existing(&items[at].0))?;
+                match writes.entry(items[at].0.clone()) {
+                    Entry::Vacant(vacant) => {
+                        vacant.insert(OpenWrite { reservation, writers: 0 });
+                        Ok(())
+                    }
+                    Entry::Occupied(_) => {
+                        spare.push(reservation);
+                        Err(begun(&items[at].0))
+                    }
+                }
+            }));
+        }
+        drop(writes);
+        for error in self.revoke(spare).into_iter().filter_map(Result::err) {
+            tracing::debug!(%error, "space that was reserved twice was not given back");
+        }
+        let missing = || Err(Error::internal("a write was left out of its batch"));
+        outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(missing)).collect()
+    }
+
+    /// Writes parts of objects whose write has begun, and says how many bytes went to each.
+    ///
+    /// # Errors
+    /// By object: no write of it has begun, a part is not all in the object, the lists differ in
+    /// length (`INVALID_PARAMS`), or as [`write`](Self::write).
+    pub fn write_begun(&self, parts: &[Parts<'_>]) -> Vec<Result<u64>> {
+        let mut taken: Vec<Result<Reservation>> = {
+            let mut writes = self.shared.steps.writes.lock();
+            let mut take = |parts: &Parts<'_>| {
+                check_lists(parts)?;
+                let open =
+                    writes.get_mut(parts.key).ok_or_else(|| not_begun("write", parts.key))?;
+                open.writers += 1;
+                Ok(open.reservation.clone())
+            };
+            parts.iter().map(&mut take).collect()
+        };
+        let mut writes = Vec::new();
+        for (reservation, parts) in taken.iter_mut().zip(parts) {
+            if let Ok(reservation) = reservation {
+                let ranges = parts.offsets.iter().copied().zip(parts.memory.iter().copied());
+                writes.push(Write { reservation, ranges: ranges.collect() });
+            }
+        }
+        let mut written = self.write(&mut writes).into_iter();
+        let missing = || Err(Error::internal("a write was left out of its batch"));
+        let mut open = self.shared.steps.writes.lock();
+        let mut settle = |(taken, parts): (Result<Reservation>, &Parts<'_>)| {
+            let reservation = taken?;
+            if let Some(open) = open.get_mut(parts.key) {
+                open.writers -= 1;
+                open.reservation.learn(reservation);
+            }
+            written.next().unwrap_or_else(missing)?;
+            Ok(parts.memory.iter().map(|range| range.length() as u64).sum())
+        };
+        taken.into_iter().zip(parts).map(&mut settle).collect()
+    }
+
+    /// Makes objects readable whose write has begun.
+    ///
+    /// # Errors
+    /// By key: no write of it has begun, another thread is writing it right now, or as
+    /// [`publish`](Self::publish).
+    pub fn end_writes(&self, keys: &[ObjectKey]) -> Vec<Result<()>> {
+        self.finish_writes(keys, |reservations| {
+            let published = self.publish(reservations);
+            published.into_iter().map(|outcome| outcome.map(|_: PutOutcome| ())).collect()
+        })
+    }
+
+    /// Gives the space of objects back whose write has begun.
+    ///
+    /// # Errors
+    /// By key: no write of it has begun, another thread is writing it right now, or as
+    /// [`revoke`](Self::revoke).
+    pub fn revoke_writes(&self, keys: &[ObjectKey]) -> Vec<Result<()>> {
+        self.finish_writes(keys, |reservations| self.revoke(reservations))
+    }
+
+    fn finish_writes(
+        &self,
+        keys: &[ObjectKey],
+        finish: impl FnOnce(Vec<Reservation>) -> Vec<Result<()>>,
+    ) -> Vec<Result<()>> {
+        let mut reservations = Vec::with_capacity(keys.len());
+        let taken: Vec<Result<()>> = {
+            let mut writes = self.shared.steps.writes.lock();
+            let mut take = |key: &ObjectKey| {
+                let open = writes.get(key).ok_or_else(|| not_begun("write", key))?;
+                if open.writers > 0 {
+                    let text = "another thread is writing the object right now";
+                    return Err(Error::invalid(text).with("key", key));
+                }
+                reservations.extend(writes.remove(key).map(|open| open.reservation));
+                Ok(())
+            };
+            keys.iter().map(&mut take).collect()
+        };
+        let mut finished = finish(reservations).into_iter();
+        let missing = || Err(Error::internal("a write was left out of its batch"));
+        let outcome =
+            |taken: Result<()>| taken.and_then(|()| finished.next().unwrap_or_else(missing));
+        taken.into_iter().map(outcome).collect()
+    }
+}
+
+fn check_open_steps(open: usize) -> Result<()> {
+    if open < OPEN_MAX {
+        return Ok(());
+    }
+    Err(Error::invalid("too many reads or writes have begun and not ended").with("limit", OPEN_MAX))
+}
+
+fn check_lists(parts: &Parts<'_>) -> Result<()> {
+    if parts.offsets.len() == parts.memory.len() {
+        return Ok(());
+    }
+    Err(Error::invalid("there must be one offset for each part")
+        .with("key", parts.key)
+        .with("offsets", parts.offsets.len())
+        .with("parts", parts.memory.len()))
+}
+
+fn begun(key: &ObjectKey) -> Error {
+    Error::invalid("a write of the object has begun already").with("key", key)
+}
+
+fn not_begun(what: &str, key: &ObjectKey) -> Error {
+    Error::invalid(format!("no {what} of the object has begun")).with("key", key)
+}
+
+fn existing(key: &ObjectKey) -> Error {
+    let text = "there is an object of that key, or somebody is writing it";
+    Error::new(ErrorCode::OBJECT_ALREADY_EXISTS, text).with("key", key)
+}

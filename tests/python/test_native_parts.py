@@ -1,0 +1,78 @@
+"""Parts of objects through the native core: what the established ranges and sessions stand on."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mooncake.errors import MooncakeError, NotFoundError
+
+if TYPE_CHECKING:
+    import mooncake
+
+
+@pytest.fixture
+def native(store: mooncake.Store) -> Any:
+    return store._native
+
+
+def test_many_small_parts_come_in_one_quick_call(native: Any) -> None:
+    value = bytes(range(256)) * 4096
+    native.put(["k"], [value])
+    count = 100_000
+    into = ctypes.create_string_buffer(count * 8)
+    base = ctypes.addressof(into)
+    offsets = [(i * 7919) % (len(value) - 8) for i in range(count)]
+    start = time.perf_counter()
+    (got,) = native.get_parts(
+        ["k"], [base], [[i * 8 for i in range(count)]], [offsets], [[8] * count]
+    )
+    took = time.perf_counter() - start
+    assert got == [8] * count
+    assert into.raw == b"".join(value[o : o + 8] for o in offsets)
+    # A build without optimisation on a busy machine; the claim is that nothing is quadratic.
+    assert took < 20
+
+
+def test_rows_fail_alone_and_parts_of_a_row_too(native: Any) -> None:
+    native.put(["k"], [b"0123456789"])
+    into = ctypes.create_string_buffer(64)
+    base = ctypes.addressof(into)
+    got = native.get_parts(
+        ["k", "none", "k", "k"],
+        [base, base, base, base],
+        [[0, 8], [0], [0, 0], [16]],
+        [[2, 5], [0], [0], [0]],
+        [[3, 6], [1], [1], [0]],
+    )
+    assert got[0][0] == 3
+    assert isinstance(got[0][1], MooncakeError)
+    assert isinstance(got[1], NotFoundError)
+    assert isinstance(got[2], MooncakeError)
+    assert got[3] == [0]
+    assert into.raw[:3] == b"234"
+    (refused,) = native.get_parts(["k"], [base], [[0]], [[0]], [[1]], is_registered=True)
+    assert isinstance(refused[0], MooncakeError)
+    native.register_buffer(base, 64)
+    assert native.get_parts(["k"], [base], [[0]], [[0]], [[1]], is_registered=True) == [[1]]
+    native.unregister_buffer(base)
+
+
+def test_an_object_is_written_and_read_in_steps(native: Any) -> None:
+    source = ctypes.create_string_buffer(b"hello world", 11)
+    base = ctypes.addressof(source)
+    assert native.begin_writes(["k"], [11]) == [True]
+    assert native.write_begun(["k"], [[base + 6, base]], [[6, 0]], [[5, 6]]) == [11]
+    assert native.exists(["k"]) == [False]
+    assert native.end_writes(["k"]) == [True]
+    assert native.get(["k"]) == [b"hello world"]
+    assert native.begin_reads(["k"]) == [True]
+    into = ctypes.create_string_buffer(5)
+    assert native.read_begun(["k"], [[ctypes.addressof(into)]], [[6]], [[5]]) == [5]
+    assert into.raw == b"world"
+    native.end_reads(["k"])
+    (copies,) = native.replicas(["k"])
+    assert [copy["size"] for copy in copies] == [11]
