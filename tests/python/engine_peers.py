@@ -14,7 +14,12 @@ from mooncake.engine import TransferEngine
 
 PEER = """
 import ctypes, json, sys
-from mooncake.engine import TransferEngine
+from mooncake.engine import TransferEngine, TransferNotify, TransferOpcode
+
+def decoded(argument):
+    if isinstance(argument, dict) and "opcode" in argument:
+        return getattr(TransferOpcode, argument["opcode"])
+    return TransferNotify(*argument["notify"]) if isinstance(argument, dict) else argument
 
 name, metadata, length = sys.argv[1], sys.argv[2], int(sys.argv[3])
 engine = TransferEngine()
@@ -32,6 +37,8 @@ for line in sys.stdin:
         answer = engine.write_bytes_to_buffer(rest[0], bytes.fromhex(rest[1]), len(rest[1]) // 2)
     elif what == "notifies":
         answer = [[n.name, n.msg] for n in engine.get_notifies()]
+    elif what == "call":
+        answer = getattr(engine, rest[0])(*map(decoded, rest[1:]))
     elif what == "unregister":
         answer = engine.unregister_memory(address)
     print(json.dumps(answer), flush=True)
@@ -54,6 +61,10 @@ class EnginePeer:
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Calls its engine; an opcode is ``{"opcode": name}``, a message ``{"notify": [n, m]}``."""
+        return self.ask("call", name, *arguments)
+
     def bytes_at(self, address: int, length: int) -> bytes:
         return bytes.fromhex(self.ask("bytes", address, length))
 
@@ -67,11 +78,15 @@ class EnginePeer:
 
 
 def start_peer(
-    *, name: str = "127.0.0.1:1", metadata: str = "P2PHANDSHAKE", length: int = 8 << 20
+    *,
+    name: str = "127.0.0.1:1",
+    metadata: str = "P2PHANDSHAKE",
+    length: int = 8 << 20,
+    python: str = sys.executable,
 ) -> EnginePeer:
     """Starts an engine in another process, which sees the environment of this moment."""
     process = subprocess.Popen(
-        [sys.executable, "-c", PEER, name, metadata, str(length)],
+        [python, "-c", PEER, name, metadata, str(length)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

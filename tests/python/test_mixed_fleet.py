@@ -1,0 +1,231 @@
+"""Our engine and the established one in one fleet: each moves bytes to and from the other."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+from engine_peers import EnginePeer, start_peer
+from established import established_python
+
+if TYPE_CHECKING:
+    from conftest import MasterProcess
+
+pytestmark = pytest.mark.timeout(300)
+
+LENGTH = 8 << 20
+# The established engine leaves its entry on a metadata server, and a name is taken once.
+NAMES = itertools.count(601)
+READ, WRITE = {"opcode": "Read"}, {"opcode": "Write"}
+# Some alignments, and both sides of the established chunk of 64 KiB.
+RANGES = [(0, 1), (1, 4096), (4097, 65535), (70_001, 65537), (200_003, 1 << 20), (2 << 20, 3 << 20)]
+
+
+@pytest.fixture(scope="module")
+def theirs() -> str:
+    return established_python()
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real etcd on free ports."""
+    if shutil.which("etcd") is None:
+        pytest.skip("etcd is not installed")
+    folder = tmp_path_factory.mktemp("etcd")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as two,
+    ):
+        port, peer_port = one.getsockname()[1], two.getsockname()[1]
+    own, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer_port}"
+    flags = {
+        "data-dir": folder,
+        "listen-client-urls": own,
+        "advertise-client-urls": own,
+        "listen-peer-urls": peer,
+        "initial-advertise-peer-urls": peer,
+        "initial-cluster": f"default={peer}",
+    }
+    command = ["etcd", *(f"--{name}={value}" for name, value in flags.items())]
+    with (
+        open(folder / "log", "w") as log,
+        subprocess.Popen(command, stdout=log, stderr=log) as process,
+    ):
+        try:
+            wait_for(lambda: is_listening(port))
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module", params=["p2p", "http", "etcd"])
+def metadata(request: pytest.FixtureRequest) -> str:
+    if request.param == "http":
+        master: MasterProcess = request.getfixturevalue("master")
+        return f"http://{master.metadata}/metadata"
+    return request.getfixturevalue("etcd") if request.param == "etcd" else "P2PHANDSHAKE"
+
+
+@pytest.fixture(scope="module", params=["ours to theirs", "theirs to ours"])
+def pair(
+    request: pytest.FixtureRequest, metadata: str, theirs: str
+) -> Iterator[tuple[EnginePeer, EnginePeer]]:
+    """Who calls, and whose memory it reaches."""
+    pythons = [sys.executable, theirs]
+    if request.param == "theirs to ours":
+        pythons.reverse()
+    with pytest.MonkeyPatch.context() as patch:
+        # With a metadata server the first address of the host would be published.
+        patch.setenv("MC_TCP_BIND_ADDRESS", "127.0.0.1")
+        peers = [
+            start_peer(name=f"127.0.0.1:{port}", metadata=metadata, length=LENGTH, python=python)
+            for port, python in zip(NAMES, pythons, strict=False)
+        ]
+    yield peers[0], peers[1]
+    for peer in peers:
+        peer.end()
+
+
+def wait_for(is_met: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_met():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def pattern(seed: int, length: int) -> bytes:
+    return bytes((seed + 7 * index) % 251 for index in range(length % 1009 + 1)) * (
+        length // (length % 1009 + 1) + 1
+    )
+
+
+def fill(peer: EnginePeer, seed: int) -> list[bytes]:
+    """Writes something into every range of a peer's memory, and returns it."""
+    contents = [pattern(seed + index, length)[:length] for index, (_, length) in enumerate(RANGES)]
+    for (offset, _), content in zip(RANGES, contents, strict=True):
+        assert peer.ask("write", peer.address + offset, content.hex()) == 0
+    return contents
+
+
+def contents_of(peer: EnginePeer) -> list[bytes]:
+    return [peer.bytes_at(peer.address + offset, length) for offset, length in RANGES]
+
+
+def each(caller: EnginePeer, target: EnginePeer) -> list[tuple[int, int, int]]:
+    return [(caller.address + at, target.address + at, length) for at, length in RANGES]
+
+
+def lists(caller: EnginePeer, target: EnginePeer) -> list[list[int]]:
+    return [list(column) for column in zip(*each(caller, target), strict=True)]
+
+
+def one_by_one(caller: EnginePeer, target: EnginePeer, opcode: dict[str, str]) -> None:
+    name = "write" if opcode == WRITE else "read"
+    for local, remote, length in each(caller, target):
+        assert caller.call(f"transfer_sync_{name}", target.segment, local, remote, length) == 0
+
+
+def with_an_opcode(caller: EnginePeer, target: EnginePeer, opcode: dict[str, str]) -> None:
+    for local, remote, length in each(caller, target):
+        assert caller.call("transfer_sync", target.segment, local, remote, length, opcode) == 0
+
+
+def as_a_batch(caller: EnginePeer, target: EnginePeer, opcode: dict[str, str]) -> None:
+    name = "write" if opcode == WRITE else "read"
+    batch = lists(caller, target)
+    assert caller.call(f"batch_transfer_sync_{name}", target.segment, *batch) == 0
+
+
+def as_batches_that_go_on(caller: EnginePeer, target: EnginePeer, opcode: dict[str, str]) -> None:
+    batch = lists(caller, target)
+    numbers = [
+        caller.call("batch_transfer_async", target.segment, *batch, opcode) for _ in range(3)
+    ]
+    assert all(number > 0 for number in numbers)
+    assert caller.call("get_batch_transfer_status", numbers) == 0
+
+
+def submitted(caller: EnginePeer, target: EnginePeer, opcode: dict[str, str]) -> None:
+    if opcode == READ:
+        as_batches_that_go_on(caller, target, opcode)
+        return
+    for local, remote, length in each(caller, target):
+        number = caller.call("transfer_submit_write", target.segment, local, remote, length)
+        assert number > 0
+        wait_for(partial(has_ended, caller, number))
+
+
+def has_ended(caller: EnginePeer, number: int) -> bool:
+    status = caller.call("transfer_check_status", number)
+    assert status in (0, 1)
+    return status == 1
+
+
+WAYS = [one_by_one, with_an_opcode, as_a_batch, as_batches_that_go_on, submitted]
+
+
+@pytest.mark.parametrize("opcode", [READ, WRITE], ids=["read", "write"])
+@pytest.mark.parametrize("way", WAYS, ids=[way.__name__ for way in WAYS])
+def test_bytes_arrive(pair, way, opcode):
+    caller, target = pair
+    seed = WAYS.index(way) * 20
+    own, other = fill(caller, seed + 1), fill(target, seed + 10)
+    way(caller, target, opcode)
+    wanted = own if opcode == WRITE else other
+    assert contents_of(caller) == wanted
+    assert contents_of(target) == wanted
+
+
+def test_a_message_follows_the_bytes(pair):
+    caller, target = pair
+    note = {"notify": ["done", "chunk 1, ä"]}
+    at = (target.segment, caller.address, target.address, 4096)
+    assert caller.call("transfer_sync", *at, WRITE, note) == 0
+    wait_for(lambda: bool(messages := target.ask("notifies")) and check(messages))
+    batch = lists(caller, target)
+    assert caller.call("batch_transfer_sync", target.segment, *batch, READ, note) == 0
+    wait_for(lambda: bool(messages := target.ask("notifies")) and check(messages))
+
+
+def check(messages: list[list[str]]) -> bool:
+    assert messages == [["done", "chunk 1, ä"]]
+    return True
+
+
+def test_each_finds_the_other(pair):
+    caller, target = pair
+    assert caller.call("send_probe", target.segment) == 0
+    assert caller.call("get_first_buffer_address", target.segment) == target.address
+
+
+def test_what_is_not_lent_is_refused(pair):
+    caller, target = pair
+    for remote in (target.address + LENGTH - 10, target.address - 4096, 4096):
+        for name in ("transfer_sync_write", "transfer_sync_read"):
+            assert caller.call(name, target.segment, caller.address, remote, 4096) == -1
+    # The first transfer after a refusal may have to connect anew.
+    ask = (target.segment, caller.address, target.address, 4096)
+    wait_for(lambda: caller.call("transfer_sync_write", *ask) == 0)
+
+
+def test_a_peer_that_died_is_an_error_and_not_a_hang(pair):
+    caller, target = pair
+    ask = (target.segment, caller.address, target.address, 4096)
+    assert caller.call("transfer_sync_write", *ask) == 0
+    # The last test of the pair: nobody needs it afterwards.
+    target.kill()
+    assert caller.call("transfer_sync_write", *ask) == -1
+    assert caller.call("transfer_sync_read", *ask) == -1
