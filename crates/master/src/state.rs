@@ -8,10 +8,13 @@
 pub mod allocator;
 mod clear;
 mod client;
+mod describe;
+mod dormancy;
 mod drain;
 mod effect;
 pub mod eviction;
 mod group;
+mod image;
 mod keep;
 mod lease;
 mod object;
@@ -21,6 +24,7 @@ mod quarantine;
 mod query;
 mod random;
 mod read;
+mod restore;
 mod room;
 mod rules;
 mod segment;
@@ -36,6 +40,7 @@ use mooncake_base::Moment;
 
 use self::{
     client::Clients,
+    dormancy::Dormancy,
     drain::Jobs,
     effect::Effects,
     group::Groups,
@@ -51,11 +56,15 @@ use self::{
     write::Writes,
 };
 pub use self::{
+    describe::Description,
+    dormancy::Awaited,
     drain::{JobStatus, JobView, NewJob},
     effect::{Copy, Effect, LoggedPin, NotAnEffect, ObjectName, Value},
+    image::Image,
     put::{Place, Put, PutOptions, PutRef, SoftPin, Started},
     query::{Listing, ObjectState, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
     read::{Grant, Located, LocatedObject, Probed},
+    restore::Restored,
     rules::{AllocationStrategy, EvictionKind, Rules, TaskRules, Watermark},
     segment::{SegmentNumber, SegmentRef, SegmentSpec, SegmentStatus, SegmentView, Segments},
     task::{NewTask, TaskEnd, TaskKind, TaskStatus, TaskView, Work},
@@ -86,6 +95,9 @@ pub struct State {
     /// Eviction ahead of need has begun and not reached its end.
     is_evicting: bool,
     next_version: u64,
+    dormancy: Dormancy,
+    /// When time was last told to do its work.
+    advanced: Option<Moment>,
     horizon: Horizon,
     effects: Effects,
     counters: Counters,
@@ -103,6 +115,8 @@ pub struct Totals {
     pub clients: u64,
     /// Mounted segments.
     pub segments: u64,
+    /// Segments of before a restart that nobody has announced again, in no other sum but the keys.
+    pub dormant_segments: u64,
     /// Bytes lent to the pool.
     pub capacity: u64,
     /// Bytes given away: objects, objects being written, and memory under fences.
@@ -161,6 +175,8 @@ impl State {
             is_evicting: false,
             // 47 bits, which leaves room to count and for a replica's number beside it.
             next_version: (random.next() >> 17) + 1,
+            dormancy: Dormancy::default(),
+            advanced: None,
             horizon: Horizon::default(),
             effects: Effects::default(),
             counters: Counters::default(),
@@ -171,7 +187,12 @@ impl State {
     /// Does what is due: clients, soft pins, graces, fences and unfinished puts that have run out,
     /// and eviction ahead of need. A bounded piece of it each time; cheap when nothing is due.
     /// Returns when something will be due next: not after `now` if there is more to do at once.
+    ///
+    /// To be called several times in a client's time to live: time in which it was not called is
+    /// taken for a pause of the master, in which it could hear of nobody, and counts for no one.
     pub fn advance(&mut self, now: Moment) -> Option<Moment> {
+        self.forgive_stall(now);
+        self.narrow_horizon(now);
         for _ in 0..ADVANCE_SLICE {
             let did_one =
                 self.ring(now) | self.release_rested(now) | self.release_oldest_write(now);
@@ -201,7 +222,8 @@ impl State {
             counters: self.counters,
             ..Totals::default()
         };
-        for (_, segment) in self.segments.standing() {
+        totals.dormant_segments = self.dormancy.segments;
+        for (_, segment) in self.segments.awake() {
             totals.segments += 1;
             totals.capacity += segment.spec.length;
             totals.used += segment.allocator.used();
@@ -227,6 +249,7 @@ impl State {
             Timer::Rested(segment, incarnation) => self.end_rest(now, segment, incarnation),
             Timer::Task(task, phase) => self.check_task(now, task, phase),
             Timer::Drain(job) => self.plan_job(now, job),
+            Timer::Dormant(segment, incarnation) => self.end_dormancy(now, segment, incarnation),
         }
         true
     }

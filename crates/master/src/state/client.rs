@@ -126,6 +126,19 @@ impl State {
         }
     }
 
+    /// If the master itself was stopped, it heard of nobody meanwhile: nobody is older for that.
+    pub(super) fn forgive_stall(&mut self, now: Moment) {
+        let Some(last) = self.advanced.replace(now) else { return };
+        let pause = now.since(last);
+        if pause <= self.rules.stall() {
+            return;
+        }
+        for client in self.clients.by_id.values_mut() {
+            client.heard = now.min(client.heard + pause);
+        }
+        self.dormancy.put_off(pause);
+    }
+
     fn forget_client(&mut self, now: Moment, client: ClientId, writes: WritesOf) -> bool {
         let was_known = self.clients.by_id.remove(&client).is_some();
         self.abandon_writes(now, client, writes);

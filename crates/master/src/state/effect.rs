@@ -123,17 +123,20 @@ pub enum Effect<'a> {
         /// How long from now.
         time: Duration,
     },
-    /// No fence and no lease lasts longer than this.
+    /// No fence and no lease that was granted and has not ended lasts longer than this, until told
+    /// otherwise.
     Horizon {
         /// The longest fence.
         fence: Duration,
         /// The longest lease.
         lease: Duration,
     },
-    /// Every version up to this one may have been used.
-    Versions {
-        /// The highest.
-        last: u64,
+    /// Every version and every number of a segment below these may have been used.
+    Used {
+        /// The next version.
+        version: u64,
+        /// The next number.
+        number: SegmentNumber,
     },
     /// A record of a task, in the words of the tasks; none: forgotten.
     Task {
@@ -246,7 +249,8 @@ impl State {
     /// Keeps a record of effects from now on.
     pub fn record_effects(&mut self) {
         self.effects.is_recording = true;
-        let (fence, lease) = (self.horizon.fence, self.rules.lease_ttl);
+        self.horizon.lease = self.horizon.lease.max(self.rules.lease_ttl);
+        let (fence, lease) = (self.horizon.fence, self.horizon.lease);
         self.effects.record(|| Effect::Horizon { fence, lease });
     }
 

@@ -61,6 +61,12 @@ impl Groups {
         }
     }
 
+    /// The name of the object's group, if it is in one.
+    pub(super) fn name(&self, object: u32) -> Option<&[u8]> {
+        let (number, _) = self.places.get(&object)?;
+        Some(&self.groups[number].name.1)
+    }
+
     /// All members of the object's group, itself among them; none if it is in no group.
     pub(super) fn siblings(&self, object: u32) -> &[u32] {
         match self.places.get(&object) {

@@ -52,6 +52,11 @@ impl Pins {
         self.0.get(&object).filter(|pin| !pin.until.has_passed(now)).map(|pin| pin.ttl)
     }
 
+    /// How long it was to last, run out or not.
+    pub(super) fn wished(&self, object: u32) -> Option<Duration> {
+        self.0.get(&object).map(|pin| pin.ttl)
+    }
+
     pub(super) fn count(&self) -> u64 {
         self.0.len() as u64
     }

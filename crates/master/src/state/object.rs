@@ -80,8 +80,8 @@ impl Replica {
 }
 
 /// The number that the replica has among the copies of that version, if it is one of them.
-pub(super) fn ordinal_of(replica: ReplicaId, version: u64) -> Option<u8> {
-    (replica.0 >> ORDINAL_BITS == version).then_some(replica.0 as u8)
+pub(super) fn ordinal_of(replica: ReplicaId, version: u64) -> Option<u16> {
+    (replica.0 >> ORDINAL_BITS == version).then_some(replica.0 as u16)
 }
 
 /// The copies of an object. One is the usual number and needs no memory of its own.

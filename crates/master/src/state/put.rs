@@ -169,7 +169,13 @@ impl State {
             error.with("key", &put.key)
         })?;
         let slot = match standing {
-            Some(slot) => slot,
+            Some(slot) => {
+                // What nobody has announced is free for writers, and must not come back.
+                if !put.is_replacing && self.is_dormant(slot) {
+                    self.drop_value(now, slot);
+                }
+                slot
+            }
             None => self.objects.insert(tenant, put.key).inspect_err(|_| {
                 // Nothing was promised to anybody yet.
                 for &replica in &replicas {
@@ -341,7 +347,8 @@ impl State {
     /// Whether a put may begin where something stands.
     fn check_standing(&self, slot: u32, is_replacing: bool) -> Result<()> {
         let object = self.objects.at(slot);
-        if !is_replacing {
+        let is_free = object.writes == NO_WRITE && self.is_dormant(slot);
+        if !is_replacing && !is_free {
             let why = match object.is_complete() {
                 true => "there is an object of that key",
                 false => "somebody is writing an object of that key",
@@ -503,12 +510,21 @@ impl State {
     }
 
     /// Tells the log of a put that began.
-    pub(super) fn record_write(&mut self, number: u32) {
+    fn record_write(&mut self, number: u32) {
         if !self.effects.is_recording() {
             return;
         }
-        let write = self.writes.at(number);
-        let Some(object) = write.object.map(|slot| self.objects.at(slot)) else { return };
+        // Apart, since the effect borrows what it tells of.
+        let mut effects = std::mem::take(&mut self.effects);
+        if let Some(started) = self.logged_write(self.writes.at(number)) {
+            effects.record(|| started);
+        }
+        self.effects = effects;
+    }
+
+    /// A put in the words of the log, unless it was displaced.
+    pub(super) fn logged_write<'a>(&'a self, write: &'a Write) -> Option<Effect<'a>> {
+        let object = self.objects.at(write.object?);
         let value = Value {
             tenant: self.objects.logged_tenant(object.tenant),
             key: object.key.as_bytes(),
@@ -524,7 +540,7 @@ impl State {
             },
         };
         let (version, client, is_replacing) = (write.version, write.client, write.is_replacing);
-        self.effects.record(|| Effect::Started { version, client, value, is_replacing });
+        Some(Effect::Started { version, client, value, is_replacing })
     }
 
     fn record_write_dropped(&mut self, version: u64) {
@@ -533,8 +549,9 @@ impl State {
 
     fn record_published(&mut self, version: u64, put: &PutRef<'_>, pin: Option<Duration>) {
         if self.effects.is_recording() {
-            let failed: Vec<u8> =
-                put.failed_replicas.iter().filter_map(|&id| ordinal_of(id, version)).collect();
+            // The copies of a put have the lowest numbers.
+            let failed = put.failed_replicas.iter().filter_map(|&id| ordinal_of(id, version));
+            let failed: Vec<u8> = failed.filter_map(|number| number.try_into().ok()).collect();
             let checksum = put.checksum;
             let failed = &failed[..];
             self.effects.record(|| Effect::Published { version, failed, checksum, pin });

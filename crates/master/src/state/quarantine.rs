@@ -36,8 +36,8 @@ impl Quarantine {
         self.0.retain(|Reverse((_, other, _))| *other != segment);
     }
 
-    #[cfg(test)]
-    pub(super) fn blocks(&self) -> impl Iterator<Item = (u32, BlockId)> {
-        self.0.iter().map(|Reverse((_, segment, block))| (*segment, *block))
+    /// All of them, and until when they rest.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = (Stamp, u32, BlockId)> {
+        self.0.iter().map(|Reverse(block)| *block)
     }
 }

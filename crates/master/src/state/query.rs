@@ -170,6 +170,11 @@ impl State {
         let tenant = self.objects.tenant(tenant);
         let slot = tenant.and_then(|tenant| self.find(tenant, key));
         let slot = slot.ok_or_else(|| not_found(key))?;
+        if self.is_dormant(slot) {
+            // It must not come back with its owner.
+            self.remove_value(now, slot);
+            return Err(not_found(key));
+        }
         let object = self.objects.at(slot);
         if !object.is_complete() {
             return Err(not_ready(key));
@@ -196,13 +201,13 @@ impl State {
             let is_meant = self.objects.get(slot).is_some_and(|object| {
                 object.tenant == tenant
                     && object.is_complete()
-                    && (removal.is_forced || !self.is_held(now, object))
+                    && (removal.is_forced || !self.is_held(now, object) || self.is_dormant(slot))
                     && removal.selector.matches(object.key.as_bytes())
             });
             // What was lost already is not counted as removed; the sweep forgets it.
             if is_meant && self.settle(slot) {
+                removal.removed += u64::from(!self.is_dormant(slot));
                 self.remove_value(now, slot);
-                removal.removed += 1;
             }
         }
         removal.next_slot = end;
@@ -264,7 +269,7 @@ impl State {
     fn summary(&self, object: &Object) -> Option<ObjectSummary> {
         let key = object.key.clone();
         let copies = object.replicas.as_slice().iter();
-        let standing = copies.filter(|copy| self.segments.at(copy.segment).is_standing()).count();
+        let standing = copies.filter(|copy| self.segments.at(copy.segment).is_awake()).count();
         if standing > 0 {
             let replicas = standing as u32;
             let length = object.length;

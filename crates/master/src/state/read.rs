@@ -6,16 +6,23 @@ use mooncake_base::{Error, ErrorCode, Moment, ReplicaId, Result, TenantId, Versi
 
 use super::{
     Effect, State,
-    object::{Object, Replica},
+    object::{NO_WRITE, Object, Replica},
     put::Place,
     query::ObjectState,
 };
 
+/// Reads of so many bytes are the usual ones, as far as fences go.
+const USUAL_BYTES: u64 = 64 << 20;
+
 /// What every fence that was granted stays below, as the log knows it: raised in leaps, so that it
-/// is logged seldom.
+/// is logged seldom, and lowered again.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Horizon {
     pub(super) fence: Duration,
+    /// When the last fence has ended that was longer than usual.
+    wide_until: Moment,
+    /// The longest lease that an earlier master may have granted.
+    pub(super) lease: Duration,
 }
 
 /// What a locate asks for beside the places.
@@ -83,9 +90,7 @@ impl State {
             }
             false => Duration::ZERO,
         };
-        if fence > self.horizon.fence {
-            self.raise_horizon(fence);
-        }
+        self.widen_horizon(now, fence);
         let objects = found.into_iter().map(|slot| Ok(self.grant(now, slot?, grant, fence)));
         Located { objects: objects.collect(), fence }
     }
@@ -103,7 +108,7 @@ impl State {
         object.is_complete()
             && object.version() == version
             && object.replicas.as_slice().iter().any(|copy| {
-                copy.id(version.0) == replica && self.segments.at(copy.segment).is_standing()
+                copy.id(version.0) == replica && self.segments.at(copy.segment).is_awake()
             })
     }
 
@@ -113,8 +118,12 @@ impl State {
         let Some(slot) = tenant.and_then(|tenant| self.find(tenant, key)) else {
             return Probed { state: ObjectState::Absent, length: 0 };
         };
-        if !self.objects.at(slot).is_complete() {
+        let is_written = self.objects.at(slot).writes != NO_WRITE;
+        if !self.objects.at(slot).is_complete() || (is_written && self.is_dormant(slot)) {
             return Probed { state: ObjectState::Writing, length: 0 };
+        }
+        if self.is_dormant(slot) {
+            return Probed { state: ObjectState::Absent, length: 0 };
         }
         if has_lease {
             self.extend_lease(now, slot);
@@ -122,9 +131,26 @@ impl State {
         Probed { state: ObjectState::Complete, length: self.objects.at(slot).length }
     }
 
-    fn raise_horizon(&mut self, fence: Duration) {
-        self.horizon.fence = self.rules.fence_max().min(fence * 2);
-        let (fence, lease) = (self.horizon.fence, self.rules.lease_ttl);
+    fn widen_horizon(&mut self, now: Moment, fence: Duration) {
+        if fence > self.rules.fence(USUAL_BYTES) {
+            self.horizon.wide_until = self.horizon.wide_until.max(now + fence);
+        }
+        if fence > self.horizon.fence {
+            self.set_horizon(self.rules.fence_max().min(fence * 2));
+        }
+    }
+
+    /// Few long fences must not make all memory rest for long after a restart.
+    pub(super) fn narrow_horizon(&mut self, now: Moment) {
+        let usual = self.rules.fence(USUAL_BYTES);
+        if self.horizon.fence > usual && self.horizon.wide_until.has_passed(now) {
+            self.set_horizon(usual);
+        }
+    }
+
+    fn set_horizon(&mut self, fence: Duration) {
+        self.horizon.fence = fence;
+        let (fence, lease) = (self.horizon.fence, self.horizon.lease);
         self.effects.record(|| Effect::Horizon { fence, lease });
     }
 
@@ -136,6 +162,9 @@ impl State {
         let object = self.objects.at(slot);
         if !object.is_complete() {
             return Err(not_ready(key));
+        }
+        if self.is_dormant(slot) {
+            return Err(not_found(key));
         }
         if self.readable_copies(object).next().is_none() {
             return Err(Error::new(

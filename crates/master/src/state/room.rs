@@ -336,6 +336,9 @@ impl State {
         let mut end = Stamp::default();
         let mut is_soft = false;
         for &member in &unit {
+            if self.is_dormant(member) {
+                end = end.max(self.dormancy.end().into());
+            }
             let held = self.objects.at(member);
             if held.flags.has(Flags::HARD_PINNED) {
                 end = end.max((now + GROUP_RETRY).into());

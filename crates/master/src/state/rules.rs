@@ -9,6 +9,8 @@ const FENCE_BYTES_PER_SECOND: u64 = 256 << 20;
 const FENCE_BASE: Duration = Duration::from_millis(250);
 /// What a write that began inside its window may take longer.
 const WRITE_MARGIN: Duration = Duration::from_secs(2);
+/// A pause of the master that is not longer is none.
+const STALL_MIN: Duration = Duration::from_millis(500);
 /// No fence lasts longer. A reader that needs more asks afterwards whether its replica stands.
 const FENCE_MAX: Duration = Duration::from_secs(60);
 
@@ -32,6 +34,10 @@ pub struct Rules {
     /// Space of an unfinished put is given to others this long after its start, not sooner,
     /// unless its writer is known to be dead.
     pub put_release: Duration,
+    /// How long after a restart calls wait for the owners of what the log knows.
+    pub resume_grace: Duration,
+    /// How long after a restart memory that nobody has announced is kept.
+    pub dormant_ttl: Duration,
     /// Evict ahead of need; `None`: only when a put needs the room.
     pub watermark: Option<Watermark>,
     /// Which segment a copy goes to.
@@ -85,6 +91,8 @@ impl Default for Rules {
             write_window: Duration::from_secs(20),
             put_discard: Duration::from_secs(30),
             put_release: Duration::from_secs(600),
+            resume_grace: Duration::from_secs(5),
+            dormant_ttl: Duration::from_secs(30),
             watermark: None,
             allocation: AllocationStrategy::Random,
             eviction: EvictionKind::Lru,
@@ -100,6 +108,11 @@ impl Rules {
     pub fn fence(&self, bytes: u64) -> Duration {
         let seconds = bytes as f64 / FENCE_BYTES_PER_SECOND as f64;
         FENCE_MAX.min(FENCE_BASE + Duration::from_secs_f64(seconds.min(FENCE_MAX.as_secs_f64())))
+    }
+
+    /// A master that did not look at the time for longer than this was stopped.
+    pub(super) fn stall(&self) -> Duration {
+        STALL_MIN.max(self.client_ttl / 5)
     }
 
     /// The longest fence there may be.

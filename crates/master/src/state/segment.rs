@@ -66,6 +66,17 @@ impl SegmentStatus {
             Self::Drained => 4,
         }
     }
+
+    /// What the log wrote so; in use, if a later version wrote it. A drain does not outlive the
+    /// master that ran it, so that its segments are in use again, too.
+    pub(super) fn from_code(code: u8) -> Self {
+        match code {
+            1 => Self::GracefullyUnmounting,
+            2 => Self::Unmounting,
+            4 => Self::Drained,
+            _ => Self::Ok,
+        }
+    }
 }
 
 /// A segment as others may see it.
@@ -91,11 +102,15 @@ pub(super) struct Segment {
     pub(super) status: SegmentStatus,
     /// Its client may be gone: not named to readers, not given to writers.
     pub(super) is_suspect: bool,
+    /// Known from the log; its owner has not announced it since.
+    pub(super) is_dormant: bool,
     pub(super) allocator: Allocator,
     /// Taken back into the pool while somebody may still read or write what lay in it before.
     pub(super) is_resting: bool,
     /// When the last fence and the last write that were granted in it end.
     pub(super) quiet: Moment,
+    /// When it goes, if it does so with a grace.
+    pub(super) leaves: Option<Moment>,
     /// Bytes under fences, of puts under way, and of hard-pinned objects: all that eviction
     /// cannot win.
     pub(super) fenced: u64,
@@ -106,7 +121,12 @@ pub(super) struct Segment {
 impl Segment {
     /// Whether copies in it may be named to readers.
     pub(super) fn is_readable(&self) -> bool {
-        self.is_standing() && !self.is_suspect
+        self.is_awake() && !self.is_suspect
+    }
+
+    /// Whether it is in the pool for others to see.
+    pub(super) fn is_awake(&self) -> bool {
+        self.is_standing() && !self.is_dormant
     }
 
     /// Whether copies in it are still what they were.
@@ -115,7 +135,7 @@ impl Segment {
     }
 
     pub(super) fn takes_new(&self) -> bool {
-        self.status == SegmentStatus::Ok && !self.is_suspect && !self.is_resting
+        self.status == SegmentStatus::Ok && !self.is_suspect && !self.is_dormant && !self.is_resting
     }
 
     /// Bytes nobody has.
@@ -163,6 +183,11 @@ impl Segments {
         SegmentNumber(self.next_number)
     }
 
+    /// No lower number may be used again.
+    pub(super) fn set_next_number(&mut self, number: u32) {
+        self.next_number = number;
+    }
+
     /// Those of that name.
     pub(super) fn named(&self, name: &str) -> &[u32] {
         self.by_name.get(name).map_or(&[], Vec::as_slice)
@@ -185,6 +210,11 @@ impl Segments {
         self.slots.len()
     }
 
+    /// The mounted ones, but for those that nobody has announced since a restart.
+    pub(super) fn awake(&self) -> impl Iterator<Item = (u32, &Segment)> {
+        self.standing().filter(|(_, segment)| segment.is_awake())
+    }
+
     /// The mounted ones.
     pub(super) fn standing(&self) -> impl Iterator<Item = (u32, &Segment)> {
         let numbered = self.slots.iter().enumerate();
@@ -193,7 +223,8 @@ impl Segments {
             .filter(|(_, segment)| segment.is_standing())
     }
 
-    fn insert(&mut self, segment: Segment) {
+    /// Its number in the books.
+    pub(super) fn insert(&mut self, segment: Segment) -> u32 {
         self.next_number = self.next_number.max(segment.number.0 + 1);
         let slot = match self.slots.iter().position(Option::is_none) {
             Some(slot) => slot as u32,
@@ -207,6 +238,7 @@ impl Segments {
         self.by_name.entry(segment.spec.name.as_str().into()).or_default().push(slot);
         self.slots[slot as usize] = Some(segment);
         self.reopen();
+        slot
     }
 
     /// Until when somebody may still use what was granted in that memory before it went.
@@ -279,6 +311,7 @@ impl State {
         if let Some(slot) = self.segments.by_id(segment.id) {
             let old = self.segments.at(slot);
             if old.client == client && old.spec == segment {
+                self.wake_segment(slot);
                 return Ok(());
             }
             if old.client != client || segment.incarnation <= old.spec.incarnation {
@@ -291,15 +324,24 @@ impl State {
             }
             self.drop_segment(slot);
         }
-        let overlaps = self.segments.standing().any(|(_, other)| {
+        let overlapping = self.segments.standing().filter(|(_, other)| {
             other.client == client
                 && other.spec.base < end
                 && segment.base < other.spec.base + other.spec.length
         });
-        if overlaps {
+        let (dormant, awake): (Vec<_>, Vec<_>) = overlapping
+            .map(|(slot, other)| (slot, other.is_dormant))
+            .partition(|&(_, is_dormant)| is_dormant);
+        if !awake.is_empty() {
             return refuse("the memory overlaps another segment of the client");
         }
-        let quiet = self.segments.quiet(now, segment.id, segment.incarnation);
+        // Of what the client lent before the restart, it has other memory there now.
+        for (slot, _) in dormant {
+            self.drop_segment(slot);
+        }
+        let known = self.segments.quiet(now, segment.id, segment.incarnation);
+        let strange = self.dormancy.strange_until;
+        let quiet = known.max((!strange.has_passed(now)).then_some(strange));
         if let Some(quiet) = quiet {
             self.timers.push(quiet, Timer::Rested(segment.id, segment.incarnation));
         }
@@ -313,6 +355,8 @@ impl State {
             client,
             status: SegmentStatus::Ok,
             is_suspect: self.clients.is_suspect(client),
+            is_dormant: false,
+            leaves: None,
             allocator: Allocator::new(segment.length),
             fenced: 0,
             writing: 0,
@@ -349,6 +393,7 @@ impl State {
             return Ok(());
         }
         found.status = SegmentStatus::GracefullyUnmounting;
+        found.leaves = Some(now + grace);
         let (number, status) = (found.number, found.status.code());
         self.effects.record(|| Effect::SegmentStatus { number, status, grace });
         let incarnation = found.spec.incarnation;
@@ -364,8 +409,7 @@ impl State {
 
     /// Every mounted segment, in the order of their names.
     pub fn list_segments(&self) -> Vec<SegmentView<'_>> {
-        let mut views: Vec<_> =
-            self.segments.standing().map(|(_, segment)| segment.view()).collect();
+        let mut views: Vec<_> = self.segments.awake().map(|(_, segment)| segment.view()).collect();
         views.sort_by(|a, b| (&a.spec.name, a.spec.id).cmp(&(&b.spec.name, b.spec.id)));
         views
     }
@@ -396,6 +440,9 @@ impl State {
         let is_used = self.segments.at(slot).allocator.used() > 0;
         let number = self.segments.at(slot).number;
         self.effects.record(|| Effect::SegmentDropped { number });
+        if std::mem::take(&mut self.segments.at_mut(slot).is_dormant) {
+            self.dormancy.segments -= 1;
+        }
         self.quarantine.forget(slot);
         self.segments.close(slot);
         for (tenant, bytes) in self.writes.forget_segment(slot) {

@@ -4,7 +4,7 @@ use mooncake_base::{Error, ErrorCode, Moment, Result, TenantId};
 use rustc_hash::FxHashMap;
 
 use super::{
-    State,
+    Effect, State,
     eviction::{Chain, Links},
     object::NO_WRITE,
     room::{Pass, Verdict},
@@ -146,6 +146,7 @@ impl State {
         let before = std::mem::replace(&mut self.tenants.used(number).quota, bytes);
         self.tenants.requested += u128::from(bytes);
         self.tenants.requested -= u128::from(before);
+        self.effects.record(|| Effect::Quota { tenant: name, bytes: Some(bytes) });
         Ok(())
     }
 
@@ -165,6 +166,7 @@ impl State {
         if let Some(number) = self.tenants.numbers.remove(tenant) {
             let bytes = std::mem::take(&mut self.tenants.used(number).quota);
             self.tenants.requested -= u128::from(bytes);
+            self.effects.record(|| Effect::Quota { tenant: tenant.as_str(), bytes: None });
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! The rules, called as the service calls them, under a time moved by hand.
 
+mod durable;
 mod model;
 mod pool;
 mod puts;

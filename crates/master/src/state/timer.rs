@@ -19,6 +19,8 @@ pub(super) enum Timer {
     Task(TaskId, u64),
     /// A drain job looks for more to move.
     Drain(JobId),
+    /// A segment of before the restart was not announced.
+    Dormant(SegmentId, Incarnation),
 }
 
 /// Timers in the order in which they are due. One thing has one timer at a time.

@@ -103,7 +103,7 @@ impl Writes {
         })
     }
 
-    #[cfg(test)]
+    /// All of them.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Write> {
         self.slots.iter().flatten()
     }

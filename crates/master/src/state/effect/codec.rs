@@ -56,8 +56,8 @@ impl<'a> Effect<'a> {
             Self::Horizon { fence, lease } => {
                 out.tag(14).time(*fence).time(*lease);
             }
-            Self::Versions { last } => {
-                out.tag(15).int(*last);
+            Self::Used { version, number } => {
+                out.tag(15).int(*version).number(number.0);
             }
             Self::Task { id, record } => {
                 out.tag(16).id(*id).bool(record.is_some()).bytes(record.unwrap_or_default());
@@ -220,7 +220,7 @@ impl<'a> Reader<'a> {
                 time: self.time()?,
             },
             14 => Effect::Horizon { fence: self.time()?, lease: self.time()? },
-            15 => Effect::Versions { last: self.int()? },
+            15 => Effect::Used { version: self.int()?, number: self.number()? },
             16 => {
                 let (id, is_some, record) = (self.id()?, self.bool()?, self.sized()?);
                 Effect::Task { id, record: is_some.then_some(record) }
@@ -395,7 +395,7 @@ mod tests {
             Effect::Pinned { object, pin: Some(second) },
             Effect::Resting { number, offset: 64, length: 4096, time: second },
             Effect::Horizon { fence: second, lease: second * 10 },
-            Effect::Versions { last: u64::MAX },
+            Effect::Used { version: u64::MAX, number },
             Effect::Task { id: 1, record: Some(b"task") },
             Effect::Task { id: 1, record: None },
             Effect::Quota { tenant: "t", bytes: Some(1) },

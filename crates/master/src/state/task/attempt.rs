@@ -10,7 +10,7 @@ use super::{
     nearest,
 };
 use crate::state::{
-    State,
+    Effect, State,
     lease::Stamp,
     object::{Flags, Object, Replica},
     put::PutOptions,
@@ -185,6 +185,10 @@ impl State {
             let segment = self.segments.at_mut(replica.segment);
             segment.writing += segment.allocator.size(replica.block);
             segment.quiet = segment.quiet.max(until);
+            // Should the master die before it becomes a copy, bytes may still arrive.
+            let (number, time) = (segment.number, self.rules.write_end());
+            let offset = segment.allocator.offset(replica.block);
+            self.effects.record(|| Effect::Resting { number, offset, length, time });
         }
         let segment = self.segments.at_mut(source.segment);
         segment.quiet = segment.quiet.max(until);

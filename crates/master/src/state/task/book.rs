@@ -297,7 +297,6 @@ impl Tasks {
     }
 
     /// The copies that are being written.
-    #[cfg(test)]
     pub(in super::super) fn placed(&self) -> impl Iterator<Item = &Replica> {
         let attempts = self.by_id.values().filter_map(|task| task.attempt.as_ref());
         attempts.flat_map(|attempt| &attempt.placed)

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use mooncake_base::Version;
 use proptest::prelude::*;
 
-use super::*;
+use super::{durable::Log, *};
 
 const KEYS: [&str; 6] = ["a", "b", "c", "g/1", "g/2", "g/3"];
 const CLIENTS: [ClientId; 3] = [A, B, ClientId::from_bits(3)];
@@ -30,6 +30,7 @@ enum Call {
     Clear { key: usize, segment: usize },
     Drain { segment: usize },
     Cancel { nth: prop::sample::Index },
+    Restart { comes_back: [bool; 3] },
 }
 
 const HOSTS: [&str; 3] = ["host-a:1", "host-b:1", "host-c:1"];
@@ -67,6 +68,7 @@ fn call() -> impl Strategy<Value = Call> {
         1 => (0..KEYS.len(), 0..4_usize).prop_map(|(key, segment)| Call::Clear { key, segment }),
         1 => client.prop_map(|segment| Call::Drain { segment }),
         1 => any::<prop::sample::Index>().prop_map(|nth| Call::Cancel { nth }),
+        1 => any::<[bool; 3]>().prop_map(|comes_back| Call::Restart { comes_back }),
     ]
 }
 
@@ -96,6 +98,7 @@ struct Model {
     work: Vec<(ClientId, Work)>,
     jobs: Vec<JobId>,
     incarnation: u64,
+    log: Log,
 }
 
 impl Model {
@@ -104,6 +107,7 @@ impl Model {
         let mut pool = Pool::with(rules, 1);
         pool.state.set_quota(&TenantId::default(), 2 * MIB).unwrap();
         pool.state.register(pool.now, CLIENTS[2], HOSTS[2]).unwrap();
+        let log = Log::begin(&mut pool);
         Self {
             pool,
             started: Vec::new(),
@@ -112,6 +116,7 @@ impl Model {
             work: Vec::new(),
             jobs: Vec::new(),
             incarnation: 1,
+            log,
         }
     }
 
@@ -218,6 +223,7 @@ impl Model {
                 let job = self.jobs.swap_remove(nth.index(self.jobs.len()));
                 let _ = state.cancel_job(now, job);
             }
+            Call::Restart { comes_back } => self.restart(comes_back),
             _ => {}
         }
     }
@@ -294,15 +300,20 @@ impl Model {
     }
 
     fn wait(&mut self, ms: u64) {
-        self.pool.now = self.pool.now + Duration::from_millis(ms);
         let expired = self.pool.state.counters.clients_expired;
-        if ms < 3000 {
-            for client in CLIENTS {
-                self.pool.state.heartbeat(self.pool.now, client);
-            }
-        }
         let mounted = self.pool.state.totals().segments;
-        self.pool.settle();
+        let mut left = ms;
+        while left > 0 {
+            let step = left.min(1000);
+            left -= step;
+            self.pool.now = self.pool.now + Duration::from_millis(step);
+            if ms < 3000 {
+                for client in CLIENTS {
+                    self.pool.state.heartbeat(self.pool.now, client);
+                }
+            }
+            self.pool.settle();
+        }
         let totals = self.pool.state.totals();
         if totals.counters.clients_expired != expired || totals.segments != mounted {
             self.leases.clear();
@@ -323,11 +334,29 @@ impl Model {
         }
     }
 
+    /// The master dies and starts anew from its log; some of the clients are still there.
+    fn restart(&mut self, comes_back: [bool; 3]) {
+        let before = self.log.check(&mut self.pool).without_drains();
+        self.pool.state = self.log.restart(self.pool.now, self.pool.state.rules());
+        let now = self.pool.now;
+        for (client, _) in CLIENTS.into_iter().zip(comes_back).filter(|(_, is_back)| *is_back) {
+            self.pool.state.register(now, client, "host-d:1").unwrap();
+            for segment in before.segments_of(client) {
+                self.pool.state.resume(client, &segment).unwrap();
+            }
+        }
+        assert_eq!(self.log.check(&mut self.pool), before, "a restart changes nothing");
+        if comes_back != [true; 3] {
+            self.leases.clear();
+        }
+    }
+
     /// What can be read under the key: version and length.
     fn standing(&mut self, key: usize) -> Option<(Version, u64)> {
         let slot = self.pool.state.find(0, KEYS[key].as_bytes())?;
         let object = self.pool.state.objects.at(slot);
-        object.is_complete().then(|| (object.version(), object.length))
+        let is_seen = object.is_complete() && !self.pool.state.is_dormant(slot);
+        is_seen.then(|| (object.version(), object.length))
     }
 
     fn lease_of(&self, key: usize) -> Option<Version> {
@@ -366,7 +395,8 @@ impl Model {
         let written = state.writes.iter().flat_map(|write| &write.replicas);
         let written = written.chain(state.tasks.placed());
         let blocks = copies.chain(written).map(|copy| (copy.segment, copy.block));
-        for (slot, block) in blocks.chain(state.quarantine.blocks()) {
+        let resting = || state.quarantine.blocks().map(|(_, slot, block)| (slot, block));
+        for (slot, block) in blocks.chain(resting()) {
             let segment = state.segments.at(slot);
             if segment.is_standing() {
                 let start = segment.allocator.offset(block);
@@ -391,7 +421,7 @@ impl Model {
             let written = written.chain(state.tasks.placed());
             let mut written = written.map(|copy| (copy.segment, copy.block));
             assert_eq!(block_bytes(&mut written), segment.writing);
-            assert_eq!(block_bytes(&mut state.quarantine.blocks()), segment.fenced);
+            assert_eq!(block_bytes(&mut resting()), segment.fenced);
         }
         for (key, name) in KEYS.iter().enumerate() {
             let Some(version) = self.lease_of(key) else { continue };
@@ -419,6 +449,7 @@ proptest! {
         for call in calls {
             model.run(call);
             model.check();
+            model.log.check(&mut model.pool);
         }
         // In the end all memory comes back.
         for client in CLIENTS {

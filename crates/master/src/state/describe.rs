@@ -1,0 +1,116 @@
+//! The state told as effects, for snapshots: a head at once, then the objects in slices.
+//!
+//! The head and the beginning of a log must be taken under one hold of the state. Whatever changes
+//! between the slices is in that log too, and a replay of both converges: each effect names the
+//! version and the places it is about.
+
+use std::time::Duration;
+
+use mooncake_base::Moment;
+
+use super::{
+    Effect, State,
+    effect::Value,
+    object::{Flags, Object},
+    segment::SegmentStatus,
+};
+
+/// A description on its way; begun by [`State::describe`].
+#[derive(Debug)]
+pub struct Description {
+    next: u32,
+}
+
+impl State {
+    /// Appends all but the objects to `into`, and begins to describe those.
+    pub fn describe(&self, now: Moment, into: &mut Vec<u8>) -> Description {
+        let (version, number) = (self.next_version, self.segments.next_number());
+        Effect::Used { version, number }.encode(into);
+        let (fence, lease) = (self.horizon.fence, self.horizon.lease);
+        Effect::Horizon { fence, lease }.encode(into);
+        for (_, segment) in self.segments.standing() {
+            let (number, client) = (segment.number, segment.client);
+            Effect::Mounted { number, client, spec: segment.spec.clone() }.encode(into);
+            if segment.status != SegmentStatus::Ok {
+                let status = segment.status.code();
+                let grace = segment.leaves.map_or(Duration::ZERO, |end| end.left(now));
+                Effect::SegmentStatus { number, status, grace }.encode(into);
+            }
+        }
+        for quota in self.quotas().unwrap_or_default() {
+            let tenant = quota.tenant.as_str();
+            Effect::Quota { tenant, bytes: Some(quota.requested) }.encode(into);
+        }
+        self.describe_rests(now, into);
+        for write in self.writes.iter() {
+            if let Some(started) = self.logged_write(write) {
+                started.encode(into);
+            }
+        }
+        Description { next: 0 }
+    }
+
+    /// Appends what stands among the next so many objects to `into`; `true` when it was the last.
+    pub fn describe_slice(
+        &self,
+        description: &mut Description,
+        objects: u32,
+        into: &mut Vec<u8>,
+    ) -> bool {
+        let end = description.next.saturating_add(objects).min(self.objects.slots());
+        for slot in description.next..end {
+            let Some(object) = self.objects.get(slot) else { continue };
+            if object.is_complete() {
+                self.describe_object(slot, object, into);
+            }
+        }
+        description.next = end;
+        end == self.objects.slots()
+    }
+
+    fn describe_object(&self, slot: u32, object: &Object, into: &mut Vec<u8>) {
+        let copies = self.logged_copies(object.replicas.as_slice());
+        if copies.is_empty() {
+            return;
+        }
+        let value = Value {
+            tenant: self.objects.logged_tenant(object.tenant),
+            key: object.key.as_bytes(),
+            length: object.length,
+            copies,
+            data_type: object.data_type,
+            is_hard_pinned: object.flags.has(Flags::HARD_PINNED),
+            group: self.groups.name(slot).unwrap_or_default(),
+            pin: super::LoggedPin::None,
+        };
+        let pin = self.pins.wished(slot);
+        let (version, checksum) = (object.version, object.checksum());
+        Effect::Stands { version, value, checksum, pin }.encode(into);
+    }
+
+    /// Memory that rests for longer than fences do: late writes may reach it. That of puts which
+    /// were displaced is among it.
+    fn describe_rests(&self, now: Moment, into: &mut Vec<u8>) {
+        let mut rest = |slot: u32, block, time: Duration| {
+            let segment = self.segments.at(slot);
+            if segment.is_standing() && time > self.horizon.fence {
+                let offset = segment.allocator.offset(block);
+                let length = segment.allocator.size(block);
+                Effect::Resting { number: segment.number, offset, length, time }.encode(into);
+            }
+        };
+        for (until, slot, block) in self.quarantine.blocks() {
+            rest(slot, block, until.left(now));
+        }
+        // What tasks write becomes a copy only in the end.
+        for replica in self.tasks.placed() {
+            rest(replica.segment, replica.block, self.rules.write_end());
+        }
+        for write in self.writes.iter().filter(|write| write.object.is_none()) {
+            let end = write.started + self.rules.write_end();
+            for replica in &write.replicas {
+                rest(replica.segment, replica.block, end.left(now));
+            }
+        }
+    }
+}

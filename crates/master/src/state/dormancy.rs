@@ -1,0 +1,141 @@
+//! What the log knows of and nobody has announced yet: kept for its owners, shown to nobody.
+//!
+//! For a grace after a restart a call that meets a dormant object is worth waiting with; whoever
+//! drives the state asks [`State::awaits`]. After it the object is absent for readers and free for
+//! writers. It comes back when its owner announces the very segment, unless it was removed or
+//! replaced meanwhile; what is not announced in time is dropped.
+
+use std::time::Duration;
+
+use mooncake_base::{ClientId, Error, ErrorCode, Incarnation, Moment, Result, SegmentId, TenantId};
+
+use super::{Rules, SegmentSpec, State, timer::Timer};
+
+/// How long what was restored is waited for.
+#[derive(Debug, Default)]
+pub(super) struct Dormancy {
+    /// Segments that nobody has announced.
+    pub(super) segments: u64,
+    grace: Moment,
+    end: Moment,
+    /// Until when memory of which nothing is known may have been lent to the earlier master.
+    pub(super) strange_until: Moment,
+}
+
+impl Dormancy {
+    pub(super) fn begin(now: Moment, strange_until: Moment, rules: &Rules) -> Self {
+        let grace = now + rules.resume_grace;
+        let end = grace.max(now + rules.dormant_ttl);
+        Self { segments: 0, grace, end, strange_until }
+    }
+
+    /// When what was not announced is dropped.
+    pub(super) fn end(&self) -> Moment {
+        self.end
+    }
+
+    /// Nobody could announce anything for so long.
+    pub(super) fn put_off(&mut self, by: Duration) {
+        (self.grace, self.end) = (self.grace + by, self.end + by);
+    }
+}
+
+/// What a call is about, as far as waiting for owners goes.
+#[derive(Debug)]
+pub enum Awaited<'a> {
+    /// These keys.
+    Keys(&'a TenantId, &'a [&'a [u8]]),
+    /// Room for something new.
+    Room,
+    /// Anything.
+    All,
+}
+
+impl State {
+    /// Until when the call should wait for owners who have not come back yet; `None`: it need not,
+    /// or no longer.
+    pub fn awaits(&self, now: Moment, awaited: &Awaited<'_>) -> Option<Moment> {
+        if self.dormancy.segments == 0 || self.dormancy.grace.has_passed(now) {
+            return None;
+        }
+        let awaits = match awaited {
+            Awaited::All => true,
+            Awaited::Room => self.segments.open().is_empty(),
+            Awaited::Keys(tenant, keys) => self.objects.tenant(tenant).is_some_and(|tenant| {
+                keys.iter().any(|key| {
+                    self.objects.find(tenant, key).is_some_and(|slot| self.is_dormant(slot))
+                })
+            }),
+        };
+        awaits.then_some(self.dormancy.grace)
+    }
+
+    /// How many segments of before the restart nobody has announced.
+    pub fn dormant_segments(&self) -> u64 {
+        self.dormancy.segments
+    }
+
+    /// The owner still has the memory that it lent to an earlier master: what lies there can be
+    /// read again. Nothing if it is in use already.
+    ///
+    /// # Errors
+    /// `CLIENT_NOT_FOUND`: register first. `SEGMENT_NOT_FOUND`: nothing is known of it, or it is
+    /// not the same memory any more; lend other memory in its place.
+    pub fn resume(&mut self, client: ClientId, segment: &SegmentSpec) -> Result<()> {
+        self.clients.check(client)?;
+        let found = self.segments.by_id(segment.id).filter(|&slot| {
+            let known = self.segments.at(slot);
+            known.client == client && known.spec == *segment
+        });
+        let Some(slot) = found else {
+            return Err(Error::new(
+                ErrorCode::SEGMENT_NOT_FOUND,
+                "nothing is known of the memory; lend other memory in its place",
+            )
+            .with("segment", segment.id));
+        };
+        self.wake_segment(slot);
+        Ok(())
+    }
+
+    /// The segment is its owner's to read and write again.
+    pub(super) fn wake_segment(&mut self, slot: u32) {
+        let client = self.segments.at(slot).client;
+        let is_suspect = self.clients.is_suspect(client);
+        let segment = self.segments.at_mut(slot);
+        if std::mem::take(&mut segment.is_dormant) {
+            segment.is_suspect = is_suspect;
+            self.dormancy.segments -= 1;
+            self.segments.reopen();
+        }
+    }
+
+    /// Whether all that can be read of an object waits for its owners.
+    pub(super) fn is_dormant(&self, slot: u32) -> bool {
+        if self.dormancy.segments == 0 {
+            return false;
+        }
+        let copies = self.objects.at(slot).replicas.as_slice();
+        let mut standing = copies
+            .iter()
+            .map(|copy| self.segments.at(copy.segment))
+            .filter(|segment| segment.is_standing())
+            .peekable();
+        standing.peek().is_some() && standing.all(|segment| segment.is_dormant)
+    }
+
+    /// The timer of a segment rang: nobody has announced it, or it is set again.
+    pub(super) fn end_dormancy(&mut self, now: Moment, id: SegmentId, incarnation: Incarnation) {
+        let Some(slot) = self.segments.by_id(id) else { return };
+        let segment = self.segments.at(slot);
+        if segment.spec.incarnation != incarnation || !segment.is_dormant {
+            return;
+        }
+        let end = self.dormancy.end();
+        if end.has_passed(now) {
+            self.drop_segment(slot);
+        } else {
+            self.timers.push(end, Timer::Dormant(id, incarnation));
+        }
+    }
+}

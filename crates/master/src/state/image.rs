@@ -1,0 +1,263 @@
+//! What a replay of effects amounts to: which objects stand, which puts are under way, and where.
+//!
+//! Plain books without an order of eviction, without time and without clients;
+//! [`State::restore`](super::State::restore) makes a working state of them.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    hash::{BuildHasherDefault, DefaultHasher},
+    time::Duration,
+};
+
+use mooncake_base::{ClientId, ObjectKey, TenantId};
+use rustc_hash::FxHashMap;
+
+use super::{
+    effect::{Copy, Effect, LoggedPin, NotAnEffect, ObjectName, Value},
+    segment::{SegmentNumber, SegmentSpec},
+};
+
+type Keys = HashMap<ObjectKey, Standing, BuildHasherDefault<DefaultHasher>>;
+
+/// Everything that the log knows.
+#[derive(Debug, Clone, Default)]
+pub struct Image {
+    pub(super) segments: BTreeMap<SegmentNumber, LoggedSegment>,
+    /// By tenant, whose names stand beside.
+    pub(super) objects: Vec<Keys>,
+    pub(super) tenants: Vec<TenantId>,
+    pub(super) writes: FxHashMap<u64, LoggedWrite>,
+    pub(super) rests: Vec<Rest>,
+    pub(super) fence: Duration,
+    pub(super) lease: Duration,
+    pub(super) next_version: u64,
+    pub(super) next_number: u32,
+    pub(super) tasks: BTreeMap<u128, Box<[u8]>>,
+    pub(super) quotas: BTreeMap<Box<str>, u64>,
+}
+
+/// A segment that was in the pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct LoggedSegment {
+    pub(super) client: ClientId,
+    pub(super) spec: SegmentSpec,
+    pub(super) status: u8,
+    pub(super) grace: Duration,
+}
+
+/// What stands under a key, or will.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Standing {
+    pub(super) version: u64,
+    pub(super) length: u64,
+    pub(super) copies: Vec<Copy>,
+    pub(super) data_type: u8,
+    pub(super) is_hard_pinned: bool,
+    pub(super) group: Box<[u8]>,
+    pub(super) checksum: Option<u64>,
+    pub(super) pin: Option<Duration>,
+}
+
+/// A put under way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct LoggedWrite {
+    pub(super) tenant: usize,
+    pub(super) key: ObjectKey,
+    pub(super) client: ClientId,
+    pub(super) is_replacing: bool,
+    pub(super) is_displaced: bool,
+    pub(super) pin: LoggedPin,
+    pub(super) value: Standing,
+}
+
+/// Freed memory that a late write may reach.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Rest {
+    pub(super) number: SegmentNumber,
+    pub(super) offset: u64,
+    pub(super) length: u64,
+    pub(super) time: Duration,
+}
+
+impl Image {
+    /// Replays effects as [`State::take_effects`](super::State::take_effects) gave them.
+    ///
+    /// # Errors
+    /// The bytes are damaged or of a later version.
+    pub fn replay(&mut self, effects: &[u8]) -> Result<(), NotAnEffect> {
+        Effect::decode_all(effects, |effect| self.apply(effect))
+    }
+
+    /// How many objects stand, in segments that were not dropped or not.
+    pub fn objects(&self) -> u64 {
+        self.objects.iter().map(|keys| keys.len() as u64).sum()
+    }
+
+    /// How many segments there were.
+    pub fn segments(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// The records of tasks, by their ids.
+    pub fn tasks(&self) -> impl Iterator<Item = (u128, &[u8])> {
+        self.tasks.iter().map(|(&id, record)| (id, &**record))
+    }
+
+    /// The quotas of tenants, in bytes, by their names; the default tenant has none.
+    pub fn quotas(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.quotas.iter().map(|(tenant, &bytes)| (&**tenant, bytes))
+    }
+
+    fn apply(&mut self, effect: Effect<'_>) {
+        match effect {
+            Effect::Mounted { number, client, spec } => {
+                let segment = LoggedSegment { client, spec, status: 0, grace: Duration::ZERO };
+                self.next_number = self.next_number.max(number.0.saturating_add(1));
+                self.segments.insert(number, segment);
+            }
+            Effect::SegmentStatus { number, status, grace } => {
+                if let Some(segment) = self.segments.get_mut(&number) {
+                    (segment.status, segment.grace) = (status, grace);
+                }
+            }
+            Effect::SegmentDropped { number } => {
+                self.segments.remove(&number);
+                self.rests.retain(|rest| rest.number != number);
+            }
+            Effect::Started { version, client, value, is_replacing } => {
+                self.start(version, client, &value, is_replacing);
+            }
+            Effect::Published { version, failed, checksum, pin } => {
+                self.publish(version, failed, checksum, pin);
+            }
+            Effect::Displaced { version } => {
+                if let Some(write) = self.writes.get_mut(&version) {
+                    write.is_displaced = true;
+                }
+            }
+            Effect::WriteDropped { version } => {
+                self.writes.remove(&version);
+            }
+            Effect::Stands { version, value, checksum, pin } => {
+                let standing = Standing { checksum, pin, ..Standing::new(version, &value) };
+                self.stand(&value, standing);
+            }
+            Effect::Dropped { object } => {
+                if self.find(&object).is_some() {
+                    let tenant = self.tenant(object.tenant);
+                    self.objects[tenant].remove(object.key);
+                }
+            }
+            Effect::ReplicaAdded { object, copy } => self.change(&object, |found| {
+                found.copies.retain(|other| other.ordinal != copy.ordinal);
+                found.copies.push(copy);
+            }),
+            Effect::ReplicaDropped { object, ordinal } => {
+                self.change(&object, |found| found.copies.retain(|copy| copy.ordinal != ordinal));
+            }
+            Effect::Pinned { object, pin } => self.change(&object, |found| found.pin = pin),
+            Effect::Resting { number, offset, length, time } => {
+                self.rests.push(Rest { number, offset, length, time });
+            }
+            Effect::Horizon { fence, lease } => {
+                (self.fence, self.lease) = (fence, lease);
+            }
+            Effect::Used { version, number } => {
+                self.next_version = self.next_version.max(version);
+                self.next_number = self.next_number.max(number.0);
+            }
+            Effect::Task { id, record: Some(record) } => {
+                self.tasks.insert(id, record.into());
+            }
+            Effect::Task { id, record: None } => {
+                self.tasks.remove(&id);
+            }
+            Effect::Quota { tenant, bytes: Some(bytes) } => {
+                self.quotas.insert(tenant.into(), bytes);
+            }
+            Effect::Quota { tenant, bytes: None } => {
+                self.quotas.remove(tenant);
+            }
+        }
+    }
+
+    fn stand(&mut self, value: &Value<'_>, standing: Standing) {
+        self.next_version = self.next_version.max(standing.version.saturating_add(1));
+        let tenant = self.tenant(value.tenant);
+        // A key that cannot be was not written by us: the checksum tells of that before.
+        if let Ok(key) = ObjectKey::new(value.key) {
+            self.objects[tenant].insert(key, standing);
+        }
+    }
+
+    fn start(&mut self, version: u64, client: ClientId, value: &Value<'_>, is_replacing: bool) {
+        self.next_version = self.next_version.max(version.saturating_add(1));
+        let tenant = self.tenant(value.tenant);
+        let Ok(key) = ObjectKey::new(value.key) else { return };
+        let write = LoggedWrite {
+            tenant,
+            key,
+            client,
+            is_replacing,
+            is_displaced: false,
+            pin: value.pin.clone(),
+            value: Standing::new(version, value),
+        };
+        self.writes.insert(version, write);
+    }
+
+    fn publish(
+        &mut self,
+        version: u64,
+        failed: &[u8],
+        checksum: Option<u64>,
+        pin: Option<Duration>,
+    ) {
+        // Unknown: a snapshot that began later than the put has its value already.
+        let Some(write) = self.writes.remove(&version) else { return };
+        let mut value = write.value;
+        value.copies.retain(|copy| {
+            !u8::try_from(copy.ordinal).is_ok_and(|number| failed.contains(&number))
+        });
+        (value.checksum, value.pin) = (checksum, pin);
+        self.objects[write.tenant].insert(write.key, value);
+    }
+
+    /// The number of a tenant here.
+    fn tenant(&mut self, name: &str) -> usize {
+        let tenant = if name.is_empty() { TenantId::DEFAULT } else { name };
+        if let Some(number) = self.tenants.iter().position(|known| known.as_str() == tenant) {
+            return number;
+        }
+        self.tenants.push(TenantId::new(name));
+        self.objects.push(Keys::default());
+        self.tenants.len() - 1
+    }
+
+    fn change(&mut self, object: &ObjectName<'_>, change: impl FnOnce(&mut Standing)) {
+        if let Some(found) = self.find(object) {
+            change(found);
+        }
+    }
+
+    fn find(&mut self, object: &ObjectName<'_>) -> Option<&mut Standing> {
+        let tenant = self.tenant(object.tenant);
+        let found = self.objects[tenant].get_mut(object.key)?;
+        (found.version == object.version).then_some(found)
+    }
+}
+
+impl Standing {
+    fn new(version: u64, value: &Value<'_>) -> Self {
+        Self {
+            version,
+            length: value.length,
+            copies: value.copies.clone(),
+            data_type: value.data_type,
+            is_hard_pinned: value.is_hard_pinned,
+            group: value.group.into(),
+            checksum: None,
+            pin: None,
+        }
+    }
+}

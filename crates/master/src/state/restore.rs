@@ -1,0 +1,340 @@
+//! A working state made of what the log knows, after the master started anew.
+
+use std::time::Duration;
+
+use mooncake_base::{Moment, ObjectKey, TenantId};
+use rustc_hash::FxHashMap;
+
+use super::{
+    Effect, LoggedPin, Rules, SegmentNumber, State,
+    allocator::Allocator,
+    dormancy::Dormancy,
+    image::{Image, LoggedSegment, LoggedWrite, Rest, Standing},
+    object::{Flags, NO_WRITE, Replica, Replicas},
+    placement::host_of,
+    put::WishedPin,
+    segment::{Segment, SegmentStatus},
+    timer::Timer,
+    write::Write,
+};
+
+/// Versions that may have been given and lost with the unsynced end of the log.
+const VERSIONS_PASSED: u64 = 1 << 24;
+
+/// What became of what the log knew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Restored {
+    /// Segments that wait for their owners.
+    pub segments: u64,
+    /// Objects in them.
+    pub objects: u64,
+    /// Puts that were under way.
+    pub writes: u64,
+    /// Objects and puts that the log has where others lie, or beyond their segment. They are
+    /// dropped: the log was damaged in a way that its checksums did not show.
+    pub conflicts: u64,
+}
+
+/// A restoration on its way.
+struct Restoration {
+    now: Moment,
+    /// How long fences that were granted before may last.
+    fence: Moment,
+    /// And leases.
+    lease: Moment,
+    /// Where the segments are now.
+    slots: FxHashMap<SegmentNumber, u32>,
+    report: Restored,
+}
+
+/// Why a copy is not where the log has it.
+enum Misplaced {
+    /// Its segment went.
+    Lost,
+    /// Something else lies there.
+    Conflict,
+}
+
+impl State {
+    /// The state after a restart. All of it is dormant until its owners announce it; effects are
+    /// recorded. Readers and writers may use memory by the leave of the earlier master for as long
+    /// as its longest fence, and for `quiet`, which is how long those may that the end of the log
+    /// was lost of: until then nothing is given away.
+    pub fn restore(
+        rules: Rules,
+        seed: u64,
+        now: Moment,
+        image: Image,
+        quiet: Duration,
+    ) -> (Self, Restored) {
+        let mut state = Self::new(rules, seed);
+        state.next_version = image.next_version.saturating_add(VERSIONS_PASSED);
+        state.segments.set_next_number(image.next_number);
+        state.horizon.fence = image.fence;
+        state.horizon.lease = image.lease;
+        state.record_effects();
+        let mut restoration = Restoration {
+            now,
+            fence: now + image.fence.max(quiet),
+            lease: now + image.lease,
+            slots: FxHashMap::default(),
+            report: Restored::default(),
+        };
+        state.dormancy = Dormancy::begin(now, restoration.fence, &state.rules);
+        restoration.run(&mut state, image);
+        state.segments.reopen();
+        (state, restoration.report)
+    }
+}
+
+impl Restoration {
+    fn run(&mut self, state: &mut State, image: Image) {
+        for (number, segment) in image.segments {
+            let slot = self.segment(state, number, segment);
+            self.slots.insert(number, slot);
+            self.report.segments += 1;
+        }
+        for (tenant, bytes) in image.quotas {
+            // Without multi-tenancy there are none any more.
+            let _ = state.set_quota(&TenantId::new(&tenant), bytes);
+        }
+        self.objects(state, &image.tenants, image.objects);
+        let mut writes: Vec<LoggedWrite> = image.writes.into_values().collect();
+        writes.sort_unstable_by_key(|write| write.value.version);
+        for write in writes {
+            self.write(state, &image.tenants, write);
+        }
+        for rest in image.rests {
+            self.rest(state, &rest);
+        }
+    }
+
+    fn segment(&self, state: &mut State, number: SegmentNumber, logged: LoggedSegment) -> u32 {
+        let spec = logged.spec;
+        let (id, incarnation) = (spec.id, spec.incarnation);
+        let status = SegmentStatus::from_code(logged.status);
+        let leaves =
+            (status == SegmentStatus::GracefullyUnmounting).then(|| self.now + logged.grace);
+        if status.code() != logged.status {
+            let (status, grace) = (status.code(), Duration::ZERO);
+            state.effects.record(|| Effect::SegmentStatus { number, status, grace });
+        }
+        if let Some(leaves) = leaves {
+            state.timers.push(leaves, Timer::Unmount(id, incarnation));
+        }
+        state.timers.push(self.fence, Timer::Rested(id, incarnation));
+        state.timers.push(state.dormancy.end(), Timer::Dormant(id, incarnation));
+        state.dormancy.segments += 1;
+        state.segments.insert(Segment {
+            number,
+            client: logged.client,
+            host: host_of(&spec.name),
+            status,
+            is_suspect: false,
+            is_dormant: true,
+            is_resting: true,
+            quiet: self.fence,
+            leaves,
+            allocator: Allocator::new(spec.length),
+            fenced: 0,
+            writing: 0,
+            hard_pinned: 0,
+            spec,
+        })
+    }
+
+    fn objects(
+        &mut self,
+        state: &mut State,
+        tenants: &[TenantId],
+        objects: Vec<impl IntoIterator<Item = (ObjectKey, Standing)>>,
+    ) {
+        let mut all: Vec<(usize, ObjectKey, Standing)> = Vec::new();
+        for (tenant, keys) in objects.into_iter().enumerate() {
+            all.extend(keys.into_iter().map(|(key, standing)| (tenant, key, standing)));
+        }
+        all.sort_unstable_by_key(|(_, _, standing)| standing.version);
+        // Memory was given to the latest last: where two claim it, it is that one's.
+        let mut found: Vec<Vec<Replica>> = Vec::with_capacity(all.len());
+        for (tenant, key, standing) in all.iter().rev() {
+            found.push(self.copies(state, &tenants[*tenant], key, standing));
+        }
+        // In the order in which they were put, which is that in which they will be evicted.
+        for ((tenant, key, standing), replicas) in all.into_iter().zip(found.into_iter().rev()) {
+            if !replicas.is_empty() {
+                self.stand(state, &tenants[tenant], key, standing, replicas);
+            }
+        }
+    }
+
+    /// The copies of an object that are where the log has them.
+    fn copies(
+        &mut self,
+        state: &mut State,
+        tenant: &TenantId,
+        key: &ObjectKey,
+        standing: &Standing,
+    ) -> Vec<Replica> {
+        let mut replicas = Vec::with_capacity(standing.copies.len());
+        let name = || super::ObjectName {
+            tenant: tenant.as_str(),
+            key: key.as_bytes(),
+            version: standing.version,
+        };
+        for copy in &standing.copies {
+            match self.place(state, copy, standing.length) {
+                Ok(replica) => replicas.push(replica),
+                Err(Misplaced::Lost) => {}
+                Err(Misplaced::Conflict) => {
+                    self.report.conflicts += 1;
+                    let ordinal = copy.ordinal;
+                    let effect = || Effect::ReplicaDropped { object: name(), ordinal };
+                    state.effects.record(effect);
+                }
+            }
+        }
+        if replicas.is_empty() {
+            state.effects.record(|| Effect::Dropped { object: name() });
+        }
+        replicas
+    }
+
+    fn place(
+        &self,
+        state: &mut State,
+        copy: &super::Copy,
+        length: u64,
+    ) -> Result<Replica, Misplaced> {
+        let &segment = self.slots.get(&copy.segment).ok_or(Misplaced::Lost)?;
+        let allocator = &mut state.segments.at_mut(segment).allocator;
+        let block = allocator.allocate_at(copy.offset, length).ok_or(Misplaced::Conflict)?;
+        Ok(Replica { segment, block, ordinal: copy.ordinal })
+    }
+
+    fn stand(
+        &mut self,
+        state: &mut State,
+        tenant: &TenantId,
+        key: ObjectKey,
+        standing: Standing,
+        replicas: Vec<Replica>,
+    ) {
+        // Both have limits that held when the object was put.
+        let Ok(tenant) = state.objects.enter_tenant(tenant) else { return };
+        let Ok(slot) = state.objects.insert(tenant, key) else { return };
+        if standing.is_hard_pinned {
+            for replica in &replicas {
+                let segment = state.segments.at_mut(replica.segment);
+                segment.hard_pinned += segment.allocator.size(replica.block);
+            }
+        }
+        let bytes = standing.length * replicas.len() as u64;
+        let object = state.objects.at_mut(slot);
+        object.version = standing.version;
+        object.length = standing.length;
+        object.data_type = standing.data_type;
+        object.checksum = standing.checksum.unwrap_or(0);
+        object.replicas = Replicas::from(replicas);
+        object.flags.set(Flags::COMPLETE, true);
+        object.flags.set(Flags::CHECKSUM, standing.checksum.is_some());
+        object.flags.set(Flags::HARD_PINNED, standing.is_hard_pinned);
+        object.flags.set(Flags::GROUPED, !standing.group.is_empty());
+        object.holds.extend_lease(self.lease);
+        object.holds.extend_fence(self.fence);
+        if !standing.group.is_empty() {
+            state.groups.join(tenant, &standing.group, slot);
+        }
+        state.objects.complete += 1;
+        state.tenants.charge(tenant, bytes);
+        state.tenants.enter(tenant, slot);
+        if let Some(ttl) = standing.pin {
+            state.pin(self.now, slot, ttl);
+        }
+        state.enqueue(slot);
+        self.report.objects += 1;
+    }
+
+    /// A put goes on as if it had begun now: its writer may still end it.
+    fn write(&mut self, state: &mut State, tenants: &[TenantId], logged: LoggedWrite) {
+        let (replicas, is_whole) = self.write_copies(state, &logged.value);
+        let tenant = state.objects.enter_tenant(&tenants[logged.tenant]).ok();
+        let object = match tenant {
+            Some(tenant) if is_whole && logged.is_displaced => Some((tenant, None)),
+            Some(tenant) if is_whole => {
+                write_object(state, tenant, logged.key).map(|slot| (tenant, Some(slot)))
+            }
+            _ => None,
+        };
+        let Some((tenant, object)) = object else {
+            self.report.conflicts += 1;
+            for replica in replicas {
+                state.segments.at_mut(replica.segment).allocator.free(replica.block);
+            }
+            state.effects.record(|| Effect::WriteDropped { version: logged.value.version });
+            return;
+        };
+        let end = self.now + state.rules.write_end();
+        for replica in &replicas {
+            let segment = state.segments.at_mut(replica.segment);
+            segment.writing += segment.allocator.size(replica.block);
+            segment.quiet = segment.quiet.max(end);
+        }
+        state.tenants.charge(tenant, logged.value.length * replicas.len() as u64);
+        let number = state.writes.insert(Write {
+            object,
+            tenant,
+            next: object.map_or(NO_WRITE, |slot| state.objects.at(slot).writes),
+            version: logged.value.version,
+            client: logged.client,
+            started: self.now,
+            length: logged.value.length,
+            replicas,
+            soft_pin: match logged.pin {
+                LoggedPin::Preserve => WishedPin::Preserve,
+                LoggedPin::None => WishedPin::None,
+                LoggedPin::For(ttl) => WishedPin::For(ttl),
+            },
+            is_hard_pinned: logged.value.is_hard_pinned,
+            is_replacing: logged.is_replacing,
+            data_type: logged.value.data_type,
+            group: logged.value.group,
+        });
+        if let Some(slot) = object {
+            state.objects.at_mut(slot).writes = number;
+        }
+        self.report.writes += 1;
+    }
+
+    /// The copies of a put that are where the log has them, and whether none is anybody else's.
+    fn write_copies(&self, state: &mut State, value: &Standing) -> (Vec<Replica>, bool) {
+        let mut replicas = Vec::with_capacity(value.copies.len());
+        let mut is_whole = true;
+        for copy in &value.copies {
+            match self.place(state, copy, value.length) {
+                Ok(replica) => replicas.push(replica),
+                Err(Misplaced::Lost) => {}
+                Err(Misplaced::Conflict) => is_whole = false,
+            }
+        }
+        (replicas, is_whole)
+    }
+
+    fn rest(&self, state: &mut State, rest: &Rest) {
+        let Some(&slot) = self.slots.get(&rest.number) else { return };
+        let segment = state.segments.at_mut(slot);
+        // What lies there now was put there after the rest was over.
+        if let Some(block) = segment.allocator.allocate_at(rest.offset, rest.length) {
+            segment.fenced += segment.allocator.size(block);
+            state.quarantine.push((self.now + rest.time).into(), slot, block);
+        }
+    }
+}
+
+/// The object that a put is for, made if nothing stands there.
+fn write_object(state: &mut State, tenant: u16, key: ObjectKey) -> Option<u32> {
+    match state.objects.find(tenant, key.as_bytes()) {
+        Some(slot) => Some(slot),
+        // There is a limit, which held when the put began.
+        None => state.objects.insert(tenant, key).ok(),
+    }
+}

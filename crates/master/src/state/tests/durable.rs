@@ -1,0 +1,327 @@
+//! What the log makes of the state: the same objects in the same places, at every step.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    super::image::{LoggedSegment, Standing},
+    *,
+};
+
+/// What matters of an image, in an order that does not depend on its history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Books {
+    segments: BTreeMap<SegmentNumber, (ClientId, SegmentSpec, u8)>,
+    quotas: BTreeMap<Box<str>, u64>,
+    objects: BTreeMap<(String, ObjectKey), Standing>,
+    /// Those that may still be ended.
+    writes: BTreeMap<u64, (ClientId, ObjectKey, Standing)>,
+}
+
+impl Books {
+    fn of(image: &Image) -> Self {
+        let standing = |value: &Standing| {
+            let mut value = value.clone();
+            value.copies.retain(|copy| image.segments.contains_key(&copy.segment));
+            value.copies.sort();
+            value
+        };
+        let mut objects = BTreeMap::new();
+        for (tenant, keys) in image.tenants.iter().zip(&image.objects) {
+            for (key, value) in keys {
+                let value = standing(value);
+                if !value.copies.is_empty() {
+                    objects.insert((tenant.to_string(), key.clone()), value);
+                }
+            }
+        }
+        let writes = image.writes.iter().filter(|(_, write)| !write.is_displaced);
+        // A grace goes on anew, so that it is not compared.
+        let segment = |s: &LoggedSegment| (s.client, s.spec.clone(), s.status);
+        Self {
+            segments: image.segments.iter().map(|(n, s)| (*n, segment(s))).collect(),
+            quotas: image.quotas.clone(),
+            objects,
+            writes: writes
+                .map(|(version, write)| {
+                    (*version, (write.client, write.key.clone(), standing(&write.value)))
+                })
+                .collect(),
+        }
+    }
+
+    pub(super) fn segments_of(&self, client: ClientId) -> Vec<SegmentSpec> {
+        let own = self.segments.values().filter(|(owner, ..)| *owner == client);
+        own.map(|(_, spec, _)| spec.clone()).collect()
+    }
+
+    /// A drain ends with the master that runs it.
+    pub(super) fn without_drains(mut self) -> Self {
+        for (_, _, status) in self.segments.values_mut() {
+            if *status == SegmentStatus::Draining.code() {
+                *status = SegmentStatus::Ok.code();
+            }
+        }
+        self
+    }
+}
+
+/// The log of a pool under test: replayed as it grows, and from snapshots taken meanwhile.
+#[derive(Debug)]
+pub(super) struct Log {
+    image: Image,
+    snapshot: Vec<u8>,
+    description: Description,
+    /// Effects since the snapshot began.
+    since: Vec<u8>,
+}
+
+impl Log {
+    pub(super) fn begin(pool: &mut Pool) -> Self {
+        pool.state.record_effects();
+        let mut snapshot = Vec::new();
+        let description = pool.state.describe(pool.now, &mut snapshot);
+        Self { image: described(pool), snapshot, description, since: Vec::new() }
+    }
+
+    /// Compares the log with the state; goes on with its snapshot by one object.
+    pub(super) fn check(&mut self, pool: &mut Pool) -> Books {
+        let mut effects = Vec::new();
+        pool.state.take_effects(&mut effects);
+        self.image.replay(&effects).unwrap();
+        self.since.extend(effects);
+        let replayed = Books::of(&self.image);
+        assert_eq!(replayed, Books::of(&described(pool)), "the log tells all that happens");
+        if pool.state.describe_slice(&mut self.description, 1, &mut self.snapshot) {
+            let mut image = Image::default();
+            image.replay(&self.snapshot).unwrap();
+            image.replay(&self.since).unwrap();
+            assert_eq!(replayed, Books::of(&image), "a snapshot taken meanwhile is as good");
+            self.snapshot.clear();
+            self.since.clear();
+            self.description = pool.state.describe(pool.now, &mut self.snapshot);
+        }
+        replayed
+    }
+
+    /// A state made of the log. A snapshot that was on its way died with the master.
+    pub(super) fn restart(&mut self, now: Moment, rules: &Rules) -> State {
+        let (state, restored) =
+            State::restore(rules.clone(), 7, now, self.image.clone(), Duration::ZERO);
+        assert_eq!(restored.conflicts, 0);
+        self.snapshot.clear();
+        self.since.clear();
+        self.description = state.describe(now, &mut self.snapshot);
+        state
+    }
+}
+
+fn described(pool: &Pool) -> Image {
+    let mut bytes = Vec::new();
+    let mut description = pool.state.describe(pool.now, &mut bytes);
+    while !pool.state.describe_slice(&mut description, 3, &mut bytes) {}
+    let mut image = Image::default();
+    image.replay(&bytes).unwrap();
+    image
+}
+
+/// A pool after the death of its master; nobody has come back yet.
+fn restarted(pool: &mut Pool) -> Pool {
+    let (state, restored) =
+        State::restore(pool.state.rules().clone(), 9, pool.now, described(pool), Duration::ZERO);
+    assert_eq!(restored.conflicts, 0);
+    let mut new = Pool { state, now: pool.now, tenant: pool.tenant.clone() };
+    new.state.register(pool.now, A, "host-a:1").unwrap();
+    new.state.register(pool.now, B, "host-b:1").unwrap();
+    new
+}
+
+fn resume(pool: &mut Pool) {
+    pool.state.resume(A, &spec(A, 1, 1, 16)).unwrap();
+}
+
+fn awaits(pool: &Pool, key: &str) -> bool {
+    let keys = [key.as_bytes()];
+    pool.state.awaits(pool.now, &Awaited::Keys(&pool.tenant, &keys)).is_some()
+}
+
+#[test]
+fn an_object_is_dormant_until_its_owner_announces_its_memory() {
+    let mut pool = Pool::new(16);
+    let started = pool.put("k", MIB).unwrap();
+    let mut pool = restarted(&mut pool);
+    assert!(awaits(&pool, "k") && !awaits(&pool, "unknown"));
+    assert_eq!(pool.probe("k"), ObjectState::Absent);
+    assert_eq!(pool.list(Selector::All, None, 0), (vec![], true));
+    assert_eq!((pool.state.totals().segments, pool.state.totals().dormant_segments), (0, 1));
+    fails(pool.locate("k", true, true), ErrorCode::OBJECT_NOT_FOUND);
+    resume(&mut pool);
+    assert!(!awaits(&pool, "k"));
+    let located = pool.locate("k", true, true).unwrap();
+    assert_eq!((located.version, located.places), (started.version, started.places));
+    assert_eq!((located.length, located.checksum), (MIB, Some(7)));
+    assert_eq!((pool.state.totals().segments, pool.state.totals().dormant_segments), (1, 0));
+}
+
+#[test]
+fn other_memory_does_not_wake_what_lay_in_the_first() {
+    let mut pool = Pool::new(16);
+    pool.put("k", MIB).unwrap();
+    let mut pool = restarted(&mut pool);
+    let same = spec(A, 1, 1, 16);
+    for other in [
+        SegmentSpec { id: SegmentId::from_bits(9), ..same.clone() },
+        SegmentSpec { incarnation: Incarnation(2), ..same.clone() },
+        SegmentSpec { base: same.base + 4096, ..same.clone() },
+        SegmentSpec { length: same.length * 2, ..same.clone() },
+    ] {
+        fails(pool.state.resume(A, &other), ErrorCode::SEGMENT_NOT_FOUND);
+    }
+    fails(pool.state.resume(B, &same), ErrorCode::SEGMENT_NOT_FOUND);
+    assert!(!pool.exists("k"));
+    // Other memory at the same addresses says that the first is gone.
+    let other = SegmentSpec { id: SegmentId::from_bits(9), ..same.clone() };
+    pool.state.mount(pool.now, A, other).unwrap();
+    assert_eq!(pool.state.dormant_segments(), 0);
+    fails(pool.state.resume(A, &same), ErrorCode::SEGMENT_NOT_FOUND);
+}
+
+#[test]
+fn after_the_grace_a_dormant_key_is_free_and_what_is_put_there_stays() {
+    let mut pool = Pool::new(16);
+    pool.state.mount(pool.now, B, spec(B, 2, 1, 16)).unwrap();
+    for key in ["put", "upserted", "removed", "swept", "left"] {
+        let preferred = vec!["host-a:1".to_owned()];
+        let options = PutOptions { preferred_segments: preferred, ..PutOptions::default() };
+        pool.put_with(key, MIB, false, &options).unwrap();
+    }
+    let mut pool = restarted(&mut pool);
+    pool.state.resume(B, &spec(B, 2, 1, 16)).unwrap();
+    assert!(awaits(&pool, "put"));
+    pool.wait(5);
+    assert!(!awaits(&pool, "put") && !pool.exists("put"));
+    let put = pool.put("put", 2 * MIB).unwrap();
+    let upserted = pool.upsert("upserted", 2 * MIB).unwrap();
+    fails(pool.remove("removed", false), ErrorCode::OBJECT_NOT_FOUND);
+    let swept = Selector::Prefix(Box::from(&b"swept"[..]));
+    let mut removal = Removal::new(pool.tenant.clone(), swept, false);
+    assert!(pool.state.remove_matching(pool.now, &mut removal) && removal.removed() == 0);
+    resume(&mut pool);
+    for (key, version) in [("put", put.version), ("upserted", upserted.version)] {
+        let located = pool.locate(key, false, false).unwrap();
+        assert_eq!((located.version, located.length), (version, 2 * MIB), "{key}");
+    }
+    assert_eq!(pool.list(Selector::All, None, 0).0, ["left", "put", "upserted"]);
+}
+
+#[test]
+fn what_nobody_announces_is_dropped_in_the_end() {
+    let mut pool = Pool::new(16);
+    pool.put("k", MIB).unwrap();
+    let mut pool = restarted(&mut pool);
+    pool.wait(29);
+    assert_eq!(pool.state.dormant_segments(), 1);
+    pool.wait(1);
+    let totals = pool.state.totals();
+    assert_eq!((totals.dormant_segments, totals.keys), (0, 0));
+    fails(pool.state.resume(A, &spec(A, 1, 1, 16)), ErrorCode::SEGMENT_NOT_FOUND);
+}
+
+#[test]
+fn a_put_under_way_can_be_ended_after_a_restart_and_a_displaced_one_cannot() {
+    let mut pool = Pool::new(16);
+    let displaced = pool.start(A, "k", MIB).unwrap();
+    pool.wait(30);
+    let started = pool.start(B, "k", MIB).unwrap();
+    let mut pool = restarted(&mut pool);
+    resume(&mut pool);
+    assert_eq!(pool.probe("k"), ObjectState::Writing);
+    fails(pool.end(A, "k", &displaced), ErrorCode::OBJECT_NOT_FOUND);
+    pool.end(B, "k", &started).unwrap();
+    assert_eq!(pool.locate("k", false, false).unwrap().places, started.places);
+}
+
+#[test]
+fn nothing_is_given_away_while_a_reader_of_before_may_read() {
+    let mut pool = Pool::new(16);
+    pool.put("k", 15 * MIB).unwrap();
+    // A long read: its fence is what the log must know.
+    pool.locate("k", false, true).unwrap();
+    let mut pool = restarted(&mut pool);
+    resume(&mut pool);
+    pool.remove("k", true).unwrap();
+    fails(pool.put("l", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+    pool.wait(1);
+    pool.put("l", 15 * MIB).unwrap();
+}
+
+#[test]
+fn memory_that_a_late_write_may_reach_rests_across_a_restart() {
+    let mut pool = Pool::new(16);
+    let started = pool.start(A, "k", 15 * MIB).unwrap();
+    let failed = [started.places[0].replica];
+    let put =
+        PutRef { key: b"k", version: started.version, failed_replicas: &failed, checksum: None };
+    pool.state.put_revoke(pool.now, A, &pool.tenant, put).unwrap();
+    let mut pool = restarted(&mut pool);
+    resume(&mut pool);
+    pool.wait(2);
+    pool.put("small", MIB / 2).unwrap();
+    fails(pool.put("l", 15 * MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+    pool.wait(21);
+    pool.put("l", 15 * MIB).unwrap();
+}
+
+#[test]
+fn versions_go_on_above_all_that_were_given() {
+    let mut pool = Pool::new(16);
+    let before = pool.put("k", MIB).unwrap().version;
+    let mut pool = restarted(&mut pool);
+    resume(&mut pool);
+    pool.wait(1);
+    assert!(pool.put("l", MIB).unwrap().version > before);
+}
+
+#[test]
+fn groups_pins_and_tenants_are_as_before() {
+    let mut pool = Pool::new(16);
+    let pinned = PutOptions {
+        soft_pin: SoftPin::Enable(Some(Duration::from_secs(3))),
+        is_hard_pinned: true,
+        data_type: 3,
+        ..PutOptions::default()
+    };
+    pool.put_with("g/1", MIB, false, &pinned).unwrap();
+    pool.tenant = TenantId::new("other");
+    pool.put("g/1", 2 * MIB).unwrap();
+    let mut pool = restarted(&mut pool);
+    resume(&mut pool);
+    assert_eq!(pool.locate("g/1", false, false).unwrap().length, 2 * MIB);
+    pool.tenant = TenantId::default();
+    let located = pool.locate("g/1", false, false).unwrap();
+    assert_eq!((located.length, located.data_type), (MIB, 3));
+    assert_eq!(pool.state.totals().soft_pinned_keys, 1);
+    let names: BTreeSet<_> =
+        (0..2).map(|slot| pool.state.groups.name(slot).map(<[u8]>::to_vec)).collect();
+    assert_eq!(names, BTreeSet::from([Some(b"g".to_vec())]));
+    let pinned: u64 = pool.state.segments.awake().map(|(_, s)| s.hard_pinned).sum();
+    assert_eq!(pinned, MIB);
+    pool.wait(4);
+    assert_eq!(pool.state.totals().soft_pinned_keys, 0);
+}
+
+#[test]
+fn a_master_that_was_stopped_takes_nobody_for_gone() {
+    let mut pool = Pool::new(16);
+    pool.put("k", MIB).unwrap();
+    pool.wait(3);
+    pool.now = pool.now + Duration::from_secs(30);
+    pool.settle();
+    assert!(pool.exists("k"), "nobody could be heard of meanwhile");
+    // But who stays away afterwards is.
+    for _ in 0..11 {
+        pool.now = pool.now + Duration::from_secs(1);
+        pool.settle();
+    }
+    assert!(!pool.exists("k"));
+    assert_eq!(pool.state.totals().counters.clients_expired, 2);
+}
