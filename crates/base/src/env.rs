@@ -70,6 +70,7 @@ variables! {
     MC_REDIS_PASSWORD = "", "The password for a Redis metadata server.";
     MC_REDIS_DB_INDEX = "0", "The database of a Redis metadata server.";
     MC_TCP_LANES_PER_PEER ("MC_TCP_MAX_CONNECTIONS_PER_PEER") = "4", "Connections that the transfer engine opens to one peer at the most (1 to 16).";
+    MC_TRANSFER_TOKEN = "", "Secret of at least 8 bytes that transfer engines prove to each other before they touch memory; engines without it, the established one among them, are refused.";
     MC_HANDSHAKE_CONNECT_TIMEOUT = "5", "Seconds to wait for a peer's handshake socket.";
     MC_CUSTOM_TOPO_JSON = "", "File that says which network devices are near which memory, instead of what the kernel tells.";
     MC_STORE_CLIENT_MIN_PORT = "12300", "First port that a store client without a port in its name takes for its name.";

@@ -90,7 +90,7 @@ codes! {
     INVALID_KEY = -400, InvalidArgument, "The key is not acceptable; keys are 1 byte to 64 KiB long.";
     WRITE_FAIL = -500, TransferFailed, "Writing failed; retry.";
     INVALID_PARAMS = -600, InvalidArgument, "An argument is wrong; the message names it.";
-    ILLEGAL_CLIENT = -601, PermissionDenied, "Only the client that began this may finish it.";
+    ILLEGAL_CLIENT = -601, PermissionDenied, "This client may not do that: another one began it, or its token is not the owner's.";
     INVALID_WRITE = -700, InvalidArgument, "The write is outside of the object.";
     INVALID_READ = -701, InvalidArgument, "The read is outside of the object.";
     INVALID_REPLICA = -702, NotReady, "No replica is in a state that allows this; retry.";
@@ -109,7 +109,7 @@ codes! {
     TRANSFER_FAIL = -800, TransferFailed, "The bytes could not be moved; the process that holds them may be gone.";
     CHECKSUM_MISMATCH = -801, Corrupt, "The bytes do not match their checksum; remove the object and put it again.";
     RPC_FAIL = -900, Unavailable, "The master could not be reached; check that it runs at the address in the message.";
-    RPC_TIMEOUT = -901, Timeout, "The master did not answer in time; it may be overloaded or stopped.";
+    RPC_TIMEOUT = -901, Timeout, "Nobody answered in time; the other side may be overloaded, stopped or far away. Retry or allow more time.";
     ETCD_OPERATION_ERROR = -1000, Unavailable, "etcd refused or could not be reached; check its address.";
     ETCD_KEY_NOT_EXIST = -1001, NotFound, "etcd has no such key.";
     ETCD_TRANSACTION_FAIL = -1002, Busy, "Somebody else changed the key in etcd; retry.";

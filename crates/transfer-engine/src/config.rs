@@ -5,6 +5,7 @@ use std::{ops::RangeInclusive, time::Duration};
 use mooncake_base::{Endpoint, Error, Result};
 
 use crate::metadata::RedisLogin;
+use crate::token::Token;
 
 /// The metadata address that means: ask the peer itself.
 pub const P2P: &str = "P2PHANDSHAKE";
@@ -34,10 +35,15 @@ pub struct EngineConfig {
     pub is_port_fixed: bool,
     /// Connections to one peer, at the most. 1 to 16.
     pub lanes_per_peer: usize,
+    /// Peers that are kept open, at the most; the one opened longest ago makes room. At least 1.
+    pub peers_max: usize,
     /// How long to wait for a peer to accept a connection.
     pub connect_timeout: Duration,
     /// How long unregistering waits for those who use the memory.
     pub withdraw_timeout: Duration,
+    /// A secret that peers must know, and that is proven to them. With it the established engine's
+    /// frames, which have no room for a proof, are refused.
+    pub token: Option<Token>,
     /// Takes allocations from huge pages where the system has some reserved.
     pub is_huge_page_wanted: bool,
     /// Ways that are not to be used, so that a test reaches the others.
@@ -57,8 +63,10 @@ impl Default for EngineConfig {
             ports: 15000..=17000,
             is_port_fixed: false,
             lanes_per_peer: 4,
+            peers_max: 4096,
             connect_timeout: Duration::from_secs(5),
             withdraw_timeout: Duration::from_secs(1),
+            token: None,
             is_huge_page_wanted: false,
             #[cfg(feature = "test-util")]
             disabled: Vec::new(),
@@ -89,6 +97,9 @@ impl EngineConfig {
         if !(1..=16).contains(&self.lanes_per_peer) {
             return Err(Error::invalid("a peer has 1 to 16 connections")
                 .with("lanes_per_peer", self.lanes_per_peer));
+        }
+        if self.peers_max == 0 {
+            return Err(Error::invalid("an engine keeps at least one peer open"));
         }
         self.endpoint().map(drop)
     }

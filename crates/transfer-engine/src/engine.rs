@@ -3,20 +3,20 @@
 mod describe;
 mod listen;
 mod registry;
+mod report;
+mod transfer;
 
 use std::{
     collections::HashMap,
     sync::{
         Arc, Weak,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use mooncake_base::sync::RwLock;
-use mooncake_base::{
-    Clock, Endpoint, EngineId, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock,
-};
+use mooncake_base::{Clock, Endpoint, EngineId, Error, ErrorKind, Moment, Result, SystemClock};
 
 use self::{describe::Description, listen::Listeners};
 pub use self::{listen::address_facing, registry::Registry};
@@ -25,16 +25,18 @@ use crate::{
     handshake::{HandshakeServer, HandshakeSettings, Notification},
     memory::{SharedMemory, lent::Lent},
     metadata::{self, MetadataSettings, MetadataStore},
-    metrics::{EngineSnapshot, Metrics, Progress},
+    metrics::{Metrics, Refusals},
     peer::{Found, Peer, Ways},
-    piece::{Opcode, Piece},
     process,
     region::Backing,
     submit::Movers,
     transport::{
-        Transport, TransportKind,
+        Transport,
         memory::MemoryTransport,
-        shm::{ShmTransport, control::Control},
+        shm::{
+            ShmTransport,
+            control::{Control, Guard},
+        },
         tcp::{TcpServer, TcpServerSettings, TcpSettings, TcpTransport},
     },
 };
@@ -67,10 +69,15 @@ pub(crate) struct Inner {
     /// Cheapest first.
     transports: Vec<Arc<dyn Transport>>,
     peers: RwLock<HashMap<String, Arc<Peer>>>,
+    /// How often a peer was opened, which tells whose last opening is the longest ago.
+    openings: AtomicU64,
+    /// Peers that made room for others.
+    evicted: AtomicU64,
     /// Read by those who take memory back, written by those who lend some: a range must not be lent
     /// anew while peers are still leaving it.
     leaving: RwLock<()>,
     metrics: Metrics,
+    refusals: Arc<Refusals>,
     /// For batches that their callers do not wait for.
     movers: Movers,
     is_closed: AtomicBool,
@@ -93,8 +100,15 @@ impl Engine {
         let metadata = metadata::open(&config.metadata, settings)?;
         let Listeners { host, rpc, data } = Listeners::bind(&config)?;
         let lent = Lent::enter(EngineId::random());
-        let control = start_control(&config, &lent);
-        let settings = TcpServerSettings { engine: Some(lent.id), ..TcpServerSettings::default() };
+        let refusals = Arc::<Refusals>::default();
+        let guard = Guard { token: config.token.clone(), refusals: Arc::clone(&refusals) };
+        let control = start_control(&config, &lent, guard);
+        let settings = TcpServerSettings {
+            engine: Some(lent.id),
+            token: config.token.clone(),
+            refusals: Arc::clone(&refusals),
+            ..TcpServerSettings::default()
+        };
         let data = TcpServer::start(data, Arc::clone(&lent.regions), settings, &runtime)?;
         let port = rpc
             .local_addr()
@@ -111,7 +125,7 @@ impl Engine {
         let describe = Arc::new(move || described.segment().to_json());
         let settings = HandshakeSettings::default();
         let handshake = HandshakeServer::start(rpc, describe, settings, &runtime)?;
-        let transports = transports(&config, control.as_ref());
+        let transports = transports(&config, control.as_ref(), &refusals);
         let inner = Arc::new(Inner {
             config,
             generation,
@@ -124,8 +138,11 @@ impl Engine {
             data,
             transports,
             peers: RwLock::default(),
+            openings: AtomicU64::new(1),
+            evicted: AtomicU64::new(0),
             leaving: RwLock::default(),
             metrics: Metrics::default(),
+            refusals,
             movers: Movers::default(),
             is_closed: AtomicBool::new(false),
         });
@@ -203,7 +220,10 @@ impl Engine {
         inner.usable()?;
         let known = inner.peers.read().get(segment_name).cloned();
         let peer = match known {
-            Some(peer) if peer.transport().is_some() => return Ok(peer),
+            Some(peer) if peer.transport().is_some() => {
+                peer.touch(inner.openings.fetch_add(1, Ordering::Relaxed));
+                return Ok(peer);
+            }
             Some(peer) => {
                 let version = peer.version();
                 let resolve = || inner.resolve(segment_name, deadline);
@@ -225,28 +245,21 @@ impl Engine {
             inner.peers.write().remove(segment_name);
             return Err(peer.unreachable());
         }
+        let now = inner.openings.fetch_add(1, Ordering::Relaxed);
         let mut peers = inner.peers.write();
-        Ok(Arc::clone(peers.entry(segment_name.to_owned()).or_insert(peer)))
-    }
-
-    /// Moves pieces between local memory and a peer's, and gives each its outcome.
-    ///
-    /// Blocks. A piece that fails on one path is tried on the next while the deadline lasts; if the
-    /// peer is gone it is looked for once more, since it may have been restarted. Pieces that have
-    /// an outcome already are left alone.
-    pub fn transfer(&self, peer: &Peer, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) {
-        if let Err(error) = self.inner.usable() {
-            fail_open(pieces, &error);
-            return;
+        let peer = Arc::clone(peers.entry(segment_name.to_owned()).or_insert(peer));
+        peer.touch(now);
+        let evicted = (peers.len() > inner.config.peers_max).then(|| {
+            let oldest = peers.values().min_by_key(|peer| peer.last_use())?.name().to_owned();
+            peers.remove(&oldest)
+        });
+        drop(peers);
+        if let Some(evicted) = evicted.flatten() {
+            inner.evicted.fetch_add(1, Ordering::Relaxed);
+            // Whoever still holds it goes on with it; its connections close when they let go.
+            drop(evicted);
         }
-        for piece in pieces.iter_mut() {
-            if piece.local.length() == 0 && piece.outcome.is_none() {
-                piece.outcome = Some(Ok(()));
-            }
-        }
-        let before = Progress::of(pieces);
-        self.inner.transfer(peer, opcode, pieces, deadline);
-        peer.count_errors(Progress::of(pieces).errors() - before.errors());
+        Ok(peer)
     }
 
     /// Notifications that peers have sent here, oldest first; each is given out once.
@@ -260,18 +273,6 @@ impl Engine {
     /// The store in which segments are found.
     pub fn metadata(&self) -> &Arc<dyn MetadataStore> {
         &self.inner.metadata
-    }
-
-    /// What it has moved up to now.
-    pub fn snapshot(&self) -> EngineSnapshot {
-        if process::is_forked_since(self.inner.generation) {
-            return EngineSnapshot::default();
-        }
-        let ways = self.inner.ways();
-        let mut peers: Vec<_> =
-            self.inner.peers.read().values().map(|peer| peer.snapshot(ways)).collect();
-        peers.sort_by(|a, b| a.name.cmp(&b.name));
-        EngineSnapshot { transports: self.inner.metrics.snapshot(), peers }
     }
 
     /// Whether it can be used here and now.
@@ -301,69 +302,7 @@ impl Drop for Engine {
     }
 }
 
-/// The part of a batch that is being moved, once around the paths.
-enum Round {
-    Done,
-    /// A path has died: the peer may be found elsewhere.
-    PeerLost,
-}
-
 impl Inner {
-    fn transfer(&self, peer: &Peer, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) {
-        for is_last in [false, true] {
-            let version = peer.version();
-            match self.round(peer, opcode, pieces, deadline) {
-                Round::PeerLost if !is_last => {}
-                _ => break,
-            }
-            let resolve = || self.resolve(peer.name(), deadline);
-            if let Err(error) = peer.refresh(version, deadline, resolve) {
-                fail_open(pieces, &error);
-                return;
-            }
-        }
-        if pieces.iter().any(|piece| piece.outcome.is_none()) {
-            let error = if deadline.has_passed(SystemClock.now()) {
-                let text = "the deadline passed before the bytes were moved";
-                Error::new(ErrorCode::TRANSFER_FAIL, text).with("peer", peer.name())
-            } else {
-                peer.unreachable()
-            };
-            fail_open(pieces, &error);
-        }
-    }
-
-    /// Tries every path once, cheapest first, for what is not moved yet.
-    fn round(&self, peer: &Peer, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) -> Round {
-        let mut was_reached = false;
-        for index in 0..self.transports.len() {
-            if pieces.iter().all(is_settled) || deadline.has_passed(SystemClock.now()) {
-                return Round::Done;
-            }
-            let path = match peer.path(index, self.ways(), deadline) {
-                Found::Open(path) => path,
-                // Whoever has taken its place must be asked for before bytes go there.
-                Found::Dead => return Round::PeerLost,
-                Found::None => continue,
-            };
-            was_reached = true;
-            pieces.iter_mut().filter(|piece| !is_settled(piece)).for_each(|piece| {
-                piece.outcome = None;
-            });
-            let before = Progress::of(pieces);
-            path.transfer(opcode, pieces, deadline);
-            self.metrics.count_batch(path.kind(), opcode, (before, Progress::of(pieces)));
-            // The owner itself has spoken, in this very process.
-            if path.kind() == TransportKind::Memory && path.is_alive() {
-                return Round::Done;
-            }
-            if !path.is_alive() && !pieces.iter().all(is_settled) {
-                return Round::PeerLost;
-            }
-        }
-        if was_reached { Round::Done } else { Round::PeerLost }
-    }
-
     fn ways(&self) -> Ways<'_> {
         Ways {
             transports: &self.transports,
@@ -435,6 +374,7 @@ impl Inner {
             control.stop(CLOSE_PATIENCE);
         }
         let peers = std::mem::take(&mut *self.peers.write());
+        peers.values().for_each(|peer| peer.close());
         drop(peers);
         self.movers.close(CLOSE_PATIENCE);
         self.handshake.close();
@@ -448,11 +388,11 @@ impl Drop for Inner {
     }
 }
 
-fn start_control(config: &EngineConfig, lent: &Arc<Lent>) -> Option<Arc<Control>> {
+fn start_control(config: &EngineConfig, lent: &Arc<Lent>, guard: Guard) -> Option<Arc<Control>> {
     if config.is_tcp_forced {
         return None;
     }
-    match Control::start(Arc::clone(lent)) {
+    match Control::start(Arc::clone(lent), guard) {
         Ok(control) => Some(Arc::new(control)),
         Err(error) => {
             tracing::debug!(%error, "processes of this host will be served over the network");
@@ -461,10 +401,17 @@ fn start_control(config: &EngineConfig, lent: &Arc<Lent>) -> Option<Arc<Control>
     }
 }
 
-fn transports(config: &EngineConfig, control: Option<&Arc<Control>>) -> Vec<Arc<dyn Transport>> {
+fn transports(
+    config: &EngineConfig,
+    control: Option<&Arc<Control>>,
+    refusals: &Arc<Refusals>,
+) -> Vec<Arc<dyn Transport>> {
     let tcp = TcpSettings {
         lanes_per_peer: config.lanes_per_peer,
+        lanes_per_transfer: None,
         connect_timeout: config.connect_timeout,
+        token: config.token.clone(),
+        refusals: Arc::clone(refusals),
     };
     let mut transports: Vec<Arc<dyn Transport>> = vec![Arc::new(TcpTransport::new(tcp))];
     if !config.is_tcp_forced {
@@ -482,21 +429,5 @@ fn segment_name(config: &EngineConfig, rpc: &Endpoint) -> String {
     match config.name.trim() {
         name if !name.is_empty() && !config.is_p2p() => name.to_owned(),
         _ => rpc.to_string(),
-    }
-}
-
-/// Moved, or not to be moved because the call itself is wrong.
-fn is_settled(piece: &Piece) -> bool {
-    match &piece.outcome {
-        Some(Ok(())) => true,
-        Some(Err(error)) => error.kind() == ErrorKind::InvalidArgument,
-        None => false,
-    }
-}
-
-/// Gives every piece that has no outcome this one.
-fn fail_open(pieces: &mut [Piece], error: &Error) {
-    for piece in pieces.iter_mut().filter(|piece| piece.outcome.is_none()) {
-        piece.outcome = Some(Err(error.clone()));
     }
 }

@@ -2,15 +2,17 @@
 //! one host, and over TCP.
 //!
 //! In reading order: [`engine`] (the whole), [`peer`] (another engine, and the paths to it),
-//! [`config`] and [`process`] (what an engine is told, and what a fork does to it), [`piece`] (what
+//! [`config`] and [`process`] (what an engine is told, and what a fork does to it), [`token`] (a
+//! secret that peers must know), [`piece`] (what
 //! is moved), [`submit`] (transfers that their caller does not wait for), [`region`] (memory that others may reach), [`memory`] (memory of our own that peers
 //! can map), [`managed`] (buffers cut from it), [`copy`] (bytes between addresses that may be bad),
 //! [`descriptor`] (what a segment says of itself), [`metadata`] and [`handshake`] (where
 //! segments are found, and the socket on which they are asked), [`transport`] (the seam behind
-//! which the ways to move bytes sit), [`metrics`] (what was moved over which way), [`topology`]
-//! (which network devices are near which memory).
+//! which the ways to move bytes sit), `choice` (which of them a batch takes), [`metrics`] (what was
+//! moved over which way), [`topology`] (which network devices are near which memory).
 #![warn(missing_docs)]
 
+mod choice;
 pub mod config;
 pub mod copy;
 pub mod descriptor;
@@ -25,18 +27,23 @@ pub mod piece;
 pub mod process;
 pub mod region;
 pub mod submit;
+pub mod token;
 pub mod topology;
 pub mod transport;
 
+pub use choice::{Footing, Measured};
 pub use config::EngineConfig;
 pub use descriptor::SegmentDescriptor;
 pub use engine::{Engine, Registry, address_facing};
 pub use managed::ManagedBuffers;
 pub use memory::SharedMemory;
-pub use metrics::{EngineSnapshot, PeerSnapshot, TransportSnapshot};
+pub use metrics::{
+    EngineSnapshot, LatencySnapshot, PeerSnapshot, PoolSnapshot, RefusalSnapshot, TransportSnapshot,
+};
 pub use peer::Peer;
 pub use piece::{LocalRange, Opcode, Piece, RemoteRange};
 pub use region::{Region, Regions};
 pub use submit::{BatchId, BatchStatus};
+pub use token::Token;
 pub use topology::Topology;
 pub use transport::{Capability, Path, Transport, TransportKind};

@@ -1,8 +1,17 @@
-//! What an engine has moved, and over which way.
+//! What an engine has moved, over which way, and how it stands with its peers.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+mod histogram;
+mod text;
 
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use self::histogram::Histogram;
+pub use self::histogram::LatencySnapshot;
 use crate::{
+    choice::Measured,
     piece::{Opcode, Piece},
     transport::TransportKind,
 };
@@ -14,6 +23,22 @@ pub struct EngineSnapshot {
     pub transports: Vec<TransportSnapshot>,
     /// One entry for each open peer, by name.
     pub peers: Vec<PeerSnapshot>,
+    /// The most peers that are kept open.
+    pub peers_max: usize,
+    /// Peers that were closed to make room for others.
+    pub peers_evicted: u64,
+    /// Ranges that are registered.
+    pub regions: usize,
+    /// Their bytes.
+    pub region_bytes: u64,
+    /// Connections of peers to the data listener.
+    pub incoming: PoolSnapshot,
+    /// Who was turned away, here and by peers.
+    pub refused: RefusalSnapshot,
+    /// Submitted batches that wait for a thread.
+    pub batches_waiting: usize,
+    /// Threads that move submitted batches.
+    pub movers: usize,
 }
 
 /// What went over one way.
@@ -33,6 +58,8 @@ pub struct TransportSnapshot {
     pub errors: u64,
     /// Peers to which there was no such way.
     pub refusals: u64,
+    /// How long batches took.
+    pub latency: LatencySnapshot,
 }
 
 /// How it stands with one peer.
@@ -46,6 +73,47 @@ pub struct PeerSnapshot {
     pub errors: u64,
     /// Why there is no way of some kind.
     pub refusals: Vec<(TransportKind, String)>,
+    /// What went over each way to it.
+    pub transports: Vec<TransportSnapshot>,
+    /// Its connections, if a way to it has some.
+    pub connections: PoolSnapshot,
+    /// How fast each way was measured to be.
+    pub measured: Vec<(TransportKind, Measured)>,
+}
+
+/// How full a pool is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PoolSnapshot {
+    /// What it holds.
+    pub open: usize,
+    /// Of these, how many nobody uses at the moment.
+    pub idle: usize,
+    /// The most that it may hold.
+    pub limit: usize,
+    /// What it turned away.
+    pub refused: u64,
+}
+
+/// Who was turned away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RefusalSnapshot {
+    /// Peers whose token was wrong or missing.
+    pub token_here: u64,
+    /// Peers that refused ours, or that asked for none although we have one.
+    pub token_there: u64,
+    /// Connections in the established engine's frames, which carry no token.
+    pub established: u64,
+    /// Ranges that peers asked for and that are not registered.
+    pub ranges: u64,
+}
+
+/// Counts of those who were turned away.
+#[derive(Debug, Default)]
+pub struct Refusals {
+    token_here: AtomicU64,
+    token_there: AtomicU64,
+    established: AtomicU64,
+    ranges: AtomicU64,
 }
 
 /// Running sums, one set for each way.
@@ -62,6 +130,7 @@ struct Sums {
     bytes_written: AtomicU64,
     errors: AtomicU64,
     refusals: AtomicU64,
+    latency: Histogram,
 }
 
 /// What of a batch is done.
@@ -72,8 +141,46 @@ pub(crate) struct Progress {
     errors: u64,
 }
 
+/// What one way did for one batch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Work {
+    pub(crate) kind: TransportKind,
+    pub(crate) opcode: Opcode,
+    pub(crate) before: Progress,
+    pub(crate) after: Progress,
+    pub(crate) took: Duration,
+}
+
 const KINDS: [TransportKind; 4] =
     [TransportKind::Memory, TransportKind::Shm, TransportKind::Tcp, TransportKind::Rdma];
+
+impl Refusals {
+    pub(crate) fn count_token_here(&self) {
+        self.token_here.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_token_there(&self) {
+        self.token_there.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_established(&self) {
+        self.established.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_range(&self) {
+        self.ranges.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The counts at this moment.
+    pub fn snapshot(&self) -> RefusalSnapshot {
+        RefusalSnapshot {
+            token_here: self.token_here.load(Ordering::Relaxed),
+            token_there: self.token_there.load(Ordering::Relaxed),
+            established: self.established.load(Ordering::Relaxed),
+            ranges: self.ranges.load(Ordering::Relaxed),
+        }
+    }
+}
 
 impl Progress {
     pub(crate) fn of(pieces: &[Piece]) -> Self {
@@ -94,25 +201,28 @@ impl Progress {
     pub(crate) const fn errors(&self) -> u64 {
         self.errors
     }
+
+    pub(crate) const fn pieces(&self) -> u64 {
+        self.pieces
+    }
 }
 
 impl Metrics {
-    pub(crate) fn count_batch(
-        &self,
-        kind: TransportKind,
-        opcode: Opcode,
-        (before, after): (Progress, Progress),
-    ) {
-        let sums = self.sums(kind);
+    pub(crate) fn count(&self, work: &Work) {
+        let sums = self.sums(work.kind);
         let add = |sum: &AtomicU64, count: u64| sum.fetch_add(count, Ordering::Relaxed);
         add(&sums.batches, 1);
-        add(&sums.pieces, after.pieces - before.pieces);
-        add(&sums.errors, after.errors.saturating_sub(before.errors));
-        let bytes = match opcode {
+        add(&sums.pieces, work.after.pieces - work.before.pieces);
+        let errors = work.after.errors.saturating_sub(work.before.errors);
+        if errors > 0 {
+            add(&sums.errors, errors);
+        }
+        let bytes = match work.opcode {
             Opcode::Read => &sums.bytes_read,
             Opcode::Write => &sums.bytes_written,
         };
-        add(bytes, after.bytes - before.bytes);
+        add(bytes, work.after.bytes - work.before.bytes);
+        sums.latency.note(work.took);
     }
 
     pub(crate) fn count_refusal(&self, kind: TransportKind) {
@@ -131,6 +241,7 @@ impl Metrics {
                 bytes_written: read(&sums.bytes_written),
                 errors: read(&sums.errors),
                 refusals: read(&sums.refusals),
+                latency: sums.latency.snapshot(),
             }
         };
         KINDS.into_iter().map(one).collect()
@@ -143,5 +254,17 @@ impl Metrics {
             TransportKind::Tcp => &self.sums[2],
             TransportKind::Rdma => &self.sums[3],
         }
+    }
+}
+
+impl TransportSnapshot {
+    /// Whether anything happened on it.
+    pub(crate) const fn is_used(&self) -> bool {
+        self.batches > 0 || self.refusals > 0
+    }
+
+    /// All bytes that it moved.
+    pub const fn bytes(&self) -> u64 {
+        self.bytes_read + self.bytes_written
     }
 }

@@ -9,11 +9,12 @@ use std::{
 };
 
 use mooncake_base::sync::{RwLock, Turn};
-use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_base::{Clock, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock};
 
 use crate::{
+    choice::{Scores, WAYS},
     descriptor::SegmentDescriptor,
-    metrics::{Metrics, PeerSnapshot},
+    metrics::{Metrics, PeerSnapshot, PoolSnapshot},
     process,
     transport::{Path, Transport, TransportKind},
 };
@@ -30,6 +31,10 @@ pub struct Peer {
     /// Held by the one who looks for the peer or for a path to it.
     repair: Turn<Repair>,
     errors: AtomicU64,
+    /// When it was last opened, counted in openings of its engine.
+    last_use: AtomicU64,
+    metrics: Metrics,
+    scores: Scores,
 }
 
 #[derive(Debug)]
@@ -72,6 +77,7 @@ pub(crate) struct Ways<'a> {
 
 impl Peer {
     pub(crate) fn new(name: &str, descriptor: SegmentDescriptor, ways: Ways<'_>) -> Self {
+        assert!(ways.transports.len() <= WAYS, "an engine has no more transports than ways");
         Self {
             name: name.to_owned(),
             generation: process::generation(),
@@ -82,6 +88,9 @@ impl Peer {
             }),
             repair: Turn::default(),
             errors: AtomicU64::new(0),
+            last_use: AtomicU64::new(0),
+            metrics: Metrics::default(),
+            scores: Scores::default(),
         }
     }
 
@@ -105,19 +114,76 @@ impl Peer {
 
     pub(crate) fn snapshot(&self, ways: Ways<'_>) -> PeerSnapshot {
         let state = self.state.read();
-        let refusals =
-            ways.transports.iter().zip(&state.slots).filter_map(|(transport, slot)| match slot {
-                Slot::Refused(error) => Some((transport.kind(), error.to_string())),
-                _ => None,
-            });
+        let kinds: Vec<_> = ways.transports.iter().map(|transport| transport.kind()).collect();
+        let refusals = kinds.iter().zip(&state.slots).filter_map(|(kind, slot)| match slot {
+            Slot::Refused(error) => Some((*kind, error.to_string())),
+            _ => None,
+        });
         let refusals = refusals.collect();
+        let pools = state.slots.iter().filter_map(|slot| match slot {
+            Slot::Open(path) => path.connections(),
+            _ => None,
+        });
+        let connections = pools.fold(PoolSnapshot::default(), |sum, pool| PoolSnapshot {
+            open: sum.open + pool.open,
+            idle: sum.idle + pool.idle,
+            limit: sum.limit + pool.limit,
+            refused: sum.refused + pool.refused,
+        });
         drop(state);
+        let measured = self.scores.all().into_iter().map(|one| (kinds[one.way], one)).collect();
         PeerSnapshot {
             name: self.name.clone(),
             transport: self.transport(),
             errors: self.errors.load(Ordering::Relaxed),
             refusals,
+            transports: self.metrics.snapshot(),
+            connections,
+            measured,
         }
+    }
+
+    /// What the ways to it were measured to give.
+    pub(crate) const fn scores(&self) -> &Scores {
+        &self.scores
+    }
+
+    pub(crate) const fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Notes that it was opened; the one opened longest ago goes first when there are too many.
+    pub(crate) fn touch(&self, now: u64) {
+        self.last_use.store(now, Ordering::Relaxed);
+    }
+
+    pub(crate) fn last_use(&self) -> u64 {
+        self.last_use.load(Ordering::Relaxed)
+    }
+
+    /// Ends every path to it. A transfer that is under way ends first.
+    pub(crate) fn close(&self) {
+        let state = self.state.read();
+        let open = state.slots.iter().filter_map(|slot| match slot {
+            Slot::Open(path) => Some(Arc::clone(path)),
+            _ => None,
+        });
+        let open: Vec<_> = open.collect();
+        drop(state);
+        open.iter().for_each(|path| path.close());
+    }
+
+    /// The path in that place, if it is open.
+    pub(crate) fn open_path(&self, index: usize) -> Option<Arc<dyn Path>> {
+        match self.known(index) {
+            Some(Found::Open(path)) => Some(path),
+            _ => None,
+        }
+    }
+
+    /// Whether nobody has asked for a path in that place yet.
+    pub(crate) fn is_untried(&self, index: usize) -> bool {
+        self.known(index).is_none()
     }
 
     pub(crate) fn count_errors(&self, count: u64) {
@@ -147,10 +213,16 @@ impl Peer {
         let transport = &ways.transports[index];
         let until = deadline.min(SystemClock.now() + ways.connect_timeout);
         let slot = match transport.connect(&descriptor, until) {
-            Ok(path) => Slot::Open(path),
+            Ok(path) => {
+                if let Some(rate) = path.probed_bytes_per_second() {
+                    self.scores.seed(rate);
+                }
+                Slot::Open(path)
+            }
             Err(error) => {
                 tracing::debug!(peer = self.name, over = %transport.kind(), %error, "no path");
                 ways.metrics.count_refusal(transport.kind());
+                self.metrics.count_refusal(transport.kind());
                 Slot::Refused(error)
             }
         };
@@ -218,8 +290,12 @@ impl Peer {
             _ => None,
         });
         drop(state);
-        let error = Error::new(ErrorCode::TRANSFER_FAIL, "there is no path to the peer")
-            .with("peer", &self.name);
+        // Who was turned away should learn that at once.
+        let code = match &last {
+            Some(last) if last.kind() == ErrorKind::PermissionDenied => last.code(),
+            _ => ErrorCode::TRANSFER_FAIL,
+        };
+        let error = Error::new(code, "there is no path to the peer").with("peer", &self.name);
         match last {
             Some(last) => error.caused_by(last),
             None => error,

@@ -2,8 +2,8 @@
 //!
 //! A [`Transport`] is one way (memory, shm, tcp, later rdma); a [`Path`] is that way to one peer,
 //! proven by a real exchange when it was made. The engine asks each transport for a path once per
-//! peer, sends every batch over the cheapest path that reaches its ranges, and goes on to the next
-//! path, inside the deadline, for the pieces that failed.
+//! peer, sends every batch over the path that was measured to be the fastest for it, and goes on to
+//! the next path, inside the deadline, for the pieces that failed.
 
 pub(crate) mod memory;
 pub(crate) mod shm;
@@ -14,7 +14,9 @@ use std::{fmt, sync::Arc};
 use mooncake_base::{Moment, Result};
 
 use crate::{
+    choice::Footing,
     descriptor::SegmentDescriptor,
+    metrics::PoolSnapshot,
     piece::{Opcode, Piece, RemoteRange},
 };
 
@@ -32,6 +34,12 @@ pub enum TransportKind {
 }
 
 impl TransportKind {
+    /// The kind of that name, as hints give it.
+    pub fn from_name(name: &str) -> Option<Self> {
+        let all = [Self::Memory, Self::Shm, Self::Tcp, Self::Rdma];
+        all.into_iter().find(|kind| name.trim().eq_ignore_ascii_case(kind.name()))
+    }
+
     /// Its name in metrics and messages.
     pub const fn name(self) -> &'static str {
         match self {
@@ -59,7 +67,7 @@ pub struct Capability {
     pub owner_checks: bool,
     /// Local memory must be registered with this engine.
     pub needs_registered_local: bool,
-    /// Lower is tried first; ties are broken by what was measured.
+    /// Lower is tried first, until measurements say otherwise.
     pub cost: u32,
 }
 
@@ -96,4 +104,25 @@ pub trait Path: fmt::Debug + Send + Sync {
 
     /// False once the peer is known to be gone over this path; the engine drops such a path.
     fn is_alive(&self) -> bool;
+
+    /// What the memory of that range is to this path, if that is known; it decides how fast the
+    /// path is.
+    fn footing(&self, _range: RemoteRange) -> Option<Footing> {
+        None
+    }
+
+    /// How fast a probe found the system's copy between the two processes, in bytes a second, if
+    /// the path uses it.
+    fn probed_bytes_per_second(&self) -> Option<u64> {
+        None
+    }
+
+    /// How full its pool of connections is, if it has one.
+    fn connections(&self) -> Option<PoolSnapshot> {
+        None
+    }
+
+    /// Ends it: connections that nobody uses are closed at once, the others when their transfer is
+    /// over, and no transfer begins any more. Idempotent.
+    fn close(&self);
 }

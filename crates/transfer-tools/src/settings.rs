@@ -7,7 +7,7 @@ use mooncake_base::{
     env::{self, EnvVar},
     text::{read_number, read_seconds},
 };
-use mooncake_transfer_engine::{EngineConfig, Topology};
+use mooncake_transfer_engine::{EngineConfig, Token, Topology};
 
 /// The settings of an engine of that name, the rest from the environment.
 ///
@@ -44,6 +44,7 @@ pub fn engine_config(
     if let Some(lanes) = value(&env::MC_TCP_LANES_PER_PEER, read_number::<usize>)? {
         config.lanes_per_peer = lanes;
     }
+    config.token = value(&env::MC_TRANSFER_TOKEN, Token::new)?;
     if let Some(timeout) = value(&env::MC_HANDSHAKE_CONNECT_TIMEOUT, read_seconds)? {
         config.connect_timeout = timeout;
     }

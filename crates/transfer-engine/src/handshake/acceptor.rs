@@ -5,7 +5,11 @@ use std::{
     io,
     net::SocketAddr,
     os::fd::{AsRawFd, RawFd},
-    sync::{Arc, mpsc::sync_channel},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc::sync_channel,
+    },
     time::Duration,
 };
 
@@ -17,7 +21,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::process;
+use crate::{metrics::PoolSnapshot, process};
 
 /// How long `close` waits for tasks that have been told to end; they end at their next wait.
 const CLOSE_PATIENCE: Duration = Duration::from_millis(200);
@@ -51,6 +55,9 @@ pub(crate) struct Acceptor {
     tasks: TaskTracker,
     runtime: Handle,
     generation: u64,
+    permits: Arc<Semaphore>,
+    limit: usize,
+    refused: Arc<AtomicU64>,
 }
 
 impl Acceptor {
@@ -76,9 +83,26 @@ impl Acceptor {
         })?;
         let generation = process::generation();
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
-        let pool = Pool { permits: Arc::new(Semaphore::new(limit)), surplus, stop: stop.clone() };
+        let (permits, refused) = (Arc::new(Semaphore::new(limit)), Arc::new(AtomicU64::new(0)));
+        let pool = Pool {
+            permits: Arc::clone(&permits),
+            surplus,
+            stop: stop.clone(),
+            refused: Arc::clone(&refused),
+        };
         tasks.spawn_on(accept(listener, pool, tasks.clone(), serve), runtime);
-        Ok(Self { address, stop, tasks, runtime: runtime.clone(), generation })
+        let runtime = runtime.clone();
+        Ok(Self { address, stop, tasks, runtime, generation, permits, limit, refused })
+    }
+
+    /// How many connections there are, and how many were closed for being too many.
+    pub(crate) fn load(&self) -> PoolSnapshot {
+        PoolSnapshot {
+            open: self.limit - self.permits.available_permits(),
+            idle: 0,
+            limit: self.limit,
+            refused: self.refused.load(Ordering::Relaxed),
+        }
     }
 
     /// Where it listens.
@@ -115,6 +139,7 @@ struct Pool {
     permits: Arc<Semaphore>,
     surplus: Surplus,
     stop: CancellationToken,
+    refused: Arc<AtomicU64>,
 }
 
 async fn accept<Serve, Served>(listener: TcpListener, pool: Pool, tasks: TaskTracker, serve: Serve)
@@ -138,6 +163,7 @@ where
                 }
             };
             let Ok(permit) = Arc::clone(&pool.permits).try_acquire_owned() else {
+                pool.refused.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!("a connection was closed, there are as many as allowed");
                 continue;
             };

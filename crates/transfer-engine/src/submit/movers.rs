@@ -115,6 +115,12 @@ impl Movers {
         Ok(batch)
     }
 
+    /// How many batches wait for a thread, and how many threads there are.
+    pub(crate) fn load(&self) -> (usize, usize) {
+        let state = self.shared.state.lock();
+        (state.queue.len(), state.alive)
+    }
+
     /// Enters a batch that its caller has moved.
     pub(super) fn enter_ended(&self, status: BatchStatus) -> BatchId {
         let mut state = self.shared.state.lock();

@@ -22,14 +22,16 @@ use self::{
     attachment::{Attachment, Way},
     control::{Control, Shared},
     link::Link,
-    message::{Message, Token, VERSION},
+    message::{Message, Secret, VERSION},
     probe::{Direction, Ways},
 };
 use crate::{
+    choice::Footing,
     copy::{self, Access},
     descriptor::SegmentDescriptor,
     piece::{Opcode, Piece, RemoteRange},
     process,
+    token::{self, Door, Exchange, Side},
     transport::{Capability, Path, Transport, TransportKind},
 };
 
@@ -80,7 +82,8 @@ impl Transport for ShmTransport {
         if peer.user != owner::own_user() {
             return Err(no_path("the peer belongs to another user").with("user", peer.user));
         }
-        let ways = introduce(&link, self.control.id(), engine, peer.process, deadline)?;
+        let hello = Hello { to: engine, process: peer.process, deadline };
+        let (ways, probed) = introduce(&link, &self.control, hello)?;
         if ways == Ways::default() {
             return Err(no_path("neither of the ways into the peer's memory works"));
         }
@@ -88,30 +91,79 @@ impl Transport for ShmTransport {
         let id = self.control.shared().attach(&attachment);
         let control = Arc::downgrade(self.control.shared());
         let generation = process::generation();
-        Ok(Arc::new(ShmPath { attachment, id, control, generation }))
+        Ok(Arc::new(ShmPath { attachment, id, control, generation, probed }))
     }
 }
 
-/// Tries the ways that the owner offers.
-fn introduce(
-    link: &Link,
-    from: EngineId,
+/// Whom an engine introduces itself to.
+#[derive(Debug, Clone, Copy)]
+struct Hello {
     to: EngineId,
+    /// The peer's process.
     process: i32,
     deadline: Moment,
-) -> Result<Ways> {
+}
+
+/// Tries the ways that the owner offers; says which work, and how fast the kernel copies.
+fn introduce(link: &Link, control: &Control, hello: Hello) -> Result<(Ways, Option<u64>)> {
+    let Hello { to, process, deadline } = hello;
     let failed = |error: std::io::Error| no_path("the peer did not let us attach").caused_by(error);
-    link.send(Message::Hello { version: VERSION, from, to }, None).map_err(failed)?;
-    let (Message::Welcome { address }, file) = link.receive_until(deadline).map_err(failed)? else {
-        return Err(no_path("the peer answered out of turn"));
+    let receive = || link.receive_until(deadline).map_err(failed);
+    let send = |message| link.send(message, None).map_err(failed);
+    send(Message::Hello { version: VERSION, from: control.id(), to })?;
+    let welcome = exchange_tokens(control, to, receive()?, &send, &receive)?;
+    let (Message::Welcome { address, sample, sample_length }, file) = welcome else {
+        return Err(out_of_turn());
     };
-    let shared: Token = probe::try_shared(file).unwrap_or_default();
-    let process: Token = probe::try_process(process, address).unwrap_or_default();
-    link.send(Message::Proof { shared, process }, None).map_err(failed)?;
-    match link.receive_until(deadline).map_err(failed)? {
-        (Message::Verdict { is_shared, is_process }, _) => Ok(Ways { is_shared, is_process }),
-        _ => Err(no_path("the peer answered out of turn")),
+    let shared: Secret = probe::try_shared(file).unwrap_or_default();
+    let secret: Option<Secret> = probe::try_process(process, address);
+    let probed = secret.and_then(|_| probe::measure(process, (sample, sample_length)));
+    send(Message::Proof { shared, process: secret.unwrap_or_default() })?;
+    match receive()? {
+        (Message::Verdict { is_shared, is_process }, _) => {
+            Ok((Ways { is_shared, is_process }, probed.filter(|_| is_process)))
+        }
+        _ => Err(out_of_turn()),
     }
+}
+
+/// A message with what came beside it.
+type Letter = (Message, Option<std::os::fd::OwnedFd>);
+
+/// Answers the owner's challenge, if it has one, and gives the message that comes after that.
+fn exchange_tokens(
+    control: &Control,
+    to: EngineId,
+    first: Letter,
+    send: &dyn Fn(Message) -> Result<()>,
+    receive: &dyn Fn() -> Result<Letter>,
+) -> Result<Letter> {
+    let refused = |text| {
+        control.refusals().count_token_there();
+        Error::new(ErrorCode::ILLEGAL_CLIENT, text)
+    };
+    let (token, of_owner) = match (control.token(), &first.0) {
+        (Some(token), Message::Challenge { nonce }) => (token, *nonce),
+        (Some(_), _) => return Err(refused("the peer asks for no token, and has shown none")),
+        (None, Message::Challenge { .. }) => {
+            return Err(refused("the peer asks for a token, and this engine has none"));
+        }
+        (None, _) => return Ok(first),
+    };
+    let of_caller = token::nonce();
+    let exchange = Exchange { door: Door::Shm, owner: to.bits(), of_owner, of_caller };
+    let proof = token.proof(Side::Caller, &exchange);
+    send(Message::Answer { nonce: of_caller, proof })?;
+    match receive()?.0 {
+        Message::Granted { proof } if token.is_proven(Side::Owner, &exchange, &proof) => receive(),
+        Message::Granted { .. } => Err(refused("the peer does not know the token")),
+        Message::Denied => Err(refused("the peer has another token")),
+        _ => Err(out_of_turn()),
+    }
+}
+
+fn out_of_turn() -> Error {
+    no_path("the peer answered out of turn")
 }
 
 fn no_path(why: &str) -> Error {
@@ -125,6 +177,8 @@ struct ShmPath {
     id: u64,
     control: Weak<Shared>,
     generation: u64,
+    /// How fast the kernel copied from the peer's memory when the path was made.
+    probed: Option<u64>,
 }
 
 impl Path for ShmPath {
@@ -183,10 +237,16 @@ impl Path for ShmPath {
     fn is_alive(&self) -> bool {
         self.attachment.is_alive()
     }
-}
 
-impl Drop for ShmPath {
-    fn drop(&mut self) {
+    fn footing(&self, range: RemoteRange) -> Option<Footing> {
+        self.attachment.footing(range)
+    }
+
+    fn probed_bytes_per_second(&self) -> Option<u64> {
+        self.probed
+    }
+
+    fn close(&self) {
         if process::is_forked_since(self.generation) {
             return;
         }
@@ -194,6 +254,12 @@ impl Drop for ShmPath {
             Some(control) => control.detach(self.id),
             None => self.attachment.die(),
         }
+    }
+}
+
+impl Drop for ShmPath {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 

@@ -4,7 +4,8 @@
 //! frames ([`frame`]), which carry thousands of ranges at a time, and those of the established
 //! engine ([`established`]), one range at a time. Payload goes between socket and registered
 //! memory without a copy in between ([`vector`]). [`server`] answers on tokio; a transfer is driven
-//! by the thread that asked for it, over one connection ([`lane`]) of a small pool.
+//! by the thread that asked for it, over one connection ([`lane`]) of a small pool, or over several
+//! of them at once if it is large ([`stream`]).
 
 mod established;
 mod frame;
@@ -12,6 +13,7 @@ mod lane;
 mod path;
 mod plan;
 mod server;
+mod stream;
 mod vector;
 
 use std::{sync::Arc, time::Duration};
@@ -21,20 +23,33 @@ use mooncake_base::{Moment, Result};
 pub use server::{TcpServer, TcpServerSettings};
 
 use super::{Capability, Path, Transport, TransportKind};
-use crate::descriptor::SegmentDescriptor;
+use crate::{descriptor::SegmentDescriptor, metrics::Refusals, token::Token};
 
 /// How the client's side behaves.
 #[derive(Debug, Clone)]
 pub struct TcpSettings {
     /// The most connections to one peer; at least 1. Callers beyond that wait their turn.
     pub lanes_per_peer: usize,
+    /// The most connections that one large transfer uses. `None`: all of them to another host, and
+    /// one for two processors to this one, where more of them only take turns.
+    pub lanes_per_transfer: Option<usize>,
     /// How long connecting may take, however far the deadline of the transfer is.
     pub connect_timeout: Duration,
+    /// What is proven to peers, and asked of them.
+    pub token: Option<Token>,
+    /// Where refused tokens are counted.
+    pub refusals: Arc<Refusals>,
 }
 
 impl Default for TcpSettings {
     fn default() -> Self {
-        Self { lanes_per_peer: 4, connect_timeout: Duration::from_secs(5) }
+        Self {
+            lanes_per_peer: 4,
+            lanes_per_transfer: None,
+            connect_timeout: Duration::from_secs(5),
+            token: None,
+            refusals: Arc::default(),
+        }
     }
 }
 

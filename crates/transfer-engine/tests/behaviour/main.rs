@@ -8,6 +8,7 @@ mod pair;
 mod process;
 mod submit;
 mod suite;
+mod token;
 
 /// One test a claim and way.
 ///

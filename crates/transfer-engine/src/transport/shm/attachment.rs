@@ -18,7 +18,7 @@ use super::{
     message::{Message, RegionKind},
     probe::Ways,
 };
-use crate::{memory::mapping::Mapping, piece::RemoteRange};
+use crate::{choice::Footing, memory::mapping::Mapping, piece::RemoteRange};
 
 /// A connection to an owner, and the regions that it has told us of.
 #[derive(Debug)]
@@ -129,6 +129,18 @@ impl Attachment {
         let region = region.holds(range).then(|| Arc::clone(region))?;
         drop(regions);
         self.enter_region(region)
+    }
+
+    /// What the memory of a range is, if its region is known already.
+    pub(super) fn footing(&self, range: RemoteRange) -> Option<Footing> {
+        let regions = self.regions.read();
+        let (_, region) = regions.range(..=range.address).next_back()?;
+        match region.way {
+            _ if !region.holds(range) => None,
+            Way::Mapped(_) => Some(Footing::Mapped),
+            Way::Process => Some(Footing::Process),
+            Way::None(_) => None,
+        }
     }
 
     fn enter_region(&self, region: Arc<RemoteRegion>) -> Option<Use<'_>> {

@@ -21,7 +21,7 @@ use super::{
     link::{Link, Received, poll, readable},
     owner::{Client, Reply},
 };
-use crate::{memory::lent::Lent, process};
+use crate::{memory::lent::Lent, metrics::Refusals, process, token::Token};
 
 /// How many peers may be attached to one engine; more are turned away.
 const CLIENTS_MAX: usize = 4096;
@@ -50,11 +50,21 @@ pub(crate) struct Control {
 #[derive(Debug)]
 pub(super) struct Shared {
     lent: Arc<Lent>,
+    guard: Guard,
     wake: Wake,
     state: Mutex<State>,
     /// Something was confirmed, or a peer is gone.
     settled: Condvar,
     is_stopped: AtomicBool,
+}
+
+/// Who is let in.
+#[derive(Debug, Default)]
+pub(crate) struct Guard {
+    /// What peers must prove to know.
+    pub(crate) token: Option<Token>,
+    /// Where those who do not are counted.
+    pub(crate) refusals: Arc<Refusals>,
 }
 
 #[derive(Debug, Default)]
@@ -73,12 +83,13 @@ impl Control {
     ///
     /// # Errors
     /// The system lets us have no socket or no thread.
-    pub(crate) fn start(lent: Arc<Lent>) -> io::Result<Self> {
+    pub(crate) fn start(lent: Arc<Lent>, guard: Guard) -> io::Result<Self> {
         // Another random number than the engine's id, which everybody knows.
         let name = format!("mooncake-{:032x}", EngineId::random().bits());
         let listener = Link::listen(&name)?;
         let shared = Arc::new(Shared {
             lent,
+            guard,
             wake: Wake::new()?,
             state: Mutex::default(),
             settled: Condvar::new(),
@@ -99,6 +110,14 @@ impl Control {
 
     pub(crate) fn id(&self) -> EngineId {
         self.shared.lent.id
+    }
+
+    pub(super) fn token(&self) -> Option<&Token> {
+        self.shared.guard.token.as_ref()
+    }
+
+    pub(super) fn refusals(&self) -> &Refusals {
+        &self.shared.guard.refusals
     }
 
     pub(super) const fn shared(&self) -> &Arc<Shared> {
@@ -209,7 +228,7 @@ impl Shared {
         let mut state = self.state.lock();
         for _ in 0..MESSAGES_A_TURN {
             let Some(client) = state.clients.get_mut(&id) else { return };
-            match client.turn(&self.lent) {
+            match client.turn(&self.lent, &self.guard) {
                 Reply::Idle => return,
                 Reply::Served => {}
                 Reply::Confirmed(base) => {

@@ -2,26 +2,37 @@
 
 use mooncake_base::EngineId;
 
+use crate::token::{Nonce, Proof};
+
 /// The version of these messages; both sides must have the same.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// No message is longer.
-pub(super) const MESSAGE_BYTES_MAX: usize = 64;
+pub(super) const MESSAGE_BYTES_MAX: usize = 72;
 
 /// Random bytes whose arrival proves that a way to the other's memory works.
-pub(super) type Token = [u8; 16];
+pub(super) type Secret = [u8; 16];
 
 /// One packet. Some carry a descriptor beside their bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Message {
     /// The attaching side begins: who it is and whom it means to talk to.
     Hello { version: u32, from: EngineId, to: EngineId },
-    /// The owner offers two ways to try: a descriptor of sealed memory that begins with a token,
-    /// and the address of two tokens in its own memory, the first to be read, the second to be
-    /// overwritten with the first one turned around bit by bit.
-    Welcome { address: u64 },
+    /// The owner asks for a proof that the other knows the token of both.
+    Challenge { nonce: Nonce },
+    /// The proof.
+    Answer { nonce: Nonce, proof: Proof },
+    /// The owner takes it and shows its own. A wrong one ends the connection after `Denied`.
+    Granted { proof: Proof },
+    /// The proof was wrong.
+    Denied,
+    /// The owner offers two ways to try: a descriptor of sealed memory that begins with a secret,
+    /// and the address of two secrets in its own memory, the first to be read, the second to be
+    /// overwritten with the first one turned around bit by bit; and memory of no meaning, to see how
+    /// fast the second way is.
+    Welcome { address: u64, sample: u64, sample_length: u64 },
     /// What was read by each way; zeros where it did not work.
-    Proof { shared: Token, process: Token },
+    Proof { shared: Secret, process: Secret },
     /// Which of the two the owner found proven.
     Verdict { is_shared: bool, is_process: bool },
     /// Which region holds this range?
@@ -59,7 +70,13 @@ impl Message {
             Self::Hello { version, from, to } => {
                 put(1, &[&version.to_le_bytes(), &from.to_bytes(), &to.to_bytes()]);
             }
-            Self::Welcome { address } => put(2, &[&le(address)]),
+            Self::Welcome { address, sample, sample_length } => {
+                put(2, &[&le(address), &le(sample), &le(sample_length)]);
+            }
+            Self::Challenge { nonce } => put(10, &[&nonce]),
+            Self::Answer { nonce, proof } => put(11, &[&nonce, &proof]),
+            Self::Granted { proof } => put(12, &[&proof]),
+            Self::Denied => put(13, &[]),
             Self::Proof { shared, process } => put(3, &[&shared, &process]),
             Self::Verdict { is_shared, is_process } => {
                 put(4, &[&[u8::from(is_shared), u8::from(is_process)]]);
@@ -86,7 +103,11 @@ impl Message {
         let mut fields = Fields(bytes);
         let message = match tag {
             1 => Self::Hello { version: fields.u32()?, from: fields.id()?, to: fields.id()? },
-            2 => Self::Welcome { address: fields.u64()? },
+            2 => Self::Welcome {
+                address: fields.u64()?,
+                sample: fields.u64()?,
+                sample_length: fields.u64()?,
+            },
             3 => Self::Proof { shared: fields.take()?, process: fields.take()? },
             4 => Self::Verdict { is_shared: fields.bool()?, is_process: fields.bool()? },
             5 => Self::Ask { id: fields.u64()?, address: fields.u64()?, length: fields.u64()? },
@@ -104,6 +125,10 @@ impl Message {
             7 => Self::Missing { id: fields.u64()? },
             8 => Self::Withdraw { base: fields.u64()? },
             9 => Self::Confirm { base: fields.u64()? },
+            10 => Self::Challenge { nonce: fields.take()? },
+            11 => Self::Answer { nonce: fields.take()?, proof: fields.take()? },
+            12 => Self::Granted { proof: fields.take()? },
+            13 => Self::Denied,
             _ => return None,
         };
         fields.0.is_empty().then_some(message)
@@ -151,7 +176,11 @@ mod tests {
         let id = EngineId::from_bits(7);
         for message in [
             Message::Hello { version: 3, from: id, to: EngineId::from_bits(u128::MAX) },
-            Message::Welcome { address: u64::MAX },
+            Message::Challenge { nonce: [5; 32] },
+            Message::Answer { nonce: [5; 32], proof: [6; 32] },
+            Message::Granted { proof: [7; 32] },
+            Message::Denied,
+            Message::Welcome { address: u64::MAX, sample: 1, sample_length: 2 },
             Message::Proof { shared: [1; 16], process: [2; 16] },
             Message::Verdict { is_shared: true, is_process: false },
             Message::Ask { id: 1, address: 2, length: 3 },
@@ -174,7 +203,7 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_bytes_are_read_as_what_they_encode_or_refused(
-            bytes in proptest::collection::vec(any::<u8>(), 0..70),
+            bytes in proptest::collection::vec(any::<u8>(), 0..80),
         ) {
             if let Some(message) = Message::decode(&bytes) {
                 prop_assert_eq!(message.encode(), bytes);

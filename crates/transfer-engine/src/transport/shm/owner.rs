@@ -4,12 +4,14 @@ use std::{
     collections::HashSet,
     io,
     os::fd::{BorrowedFd, RawFd},
+    sync::Once,
     time::{Duration, Instant},
 };
 
 use mooncake_base::EngineId;
 
 use super::{
+    control::Guard,
     link::{Link, Received},
     message::{Message, RegionKind, VERSION},
     probe::{Offer, Ways},
@@ -18,7 +20,11 @@ use crate::{
     memory::lent::Lent,
     piece::RemoteRange,
     region::{Backing, Region},
+    token::{self, Door, Exchange, Nonce, Proof, Side},
 };
+
+/// Where the system says whom it lets look into processes, if it is picky about that.
+const PTRACE_SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
 
 /// A peer that is attached to this engine, or wants to be.
 #[derive(Debug)]
@@ -34,6 +40,8 @@ pub(super) struct Client {
 enum Stage {
     /// Nothing was heard of it yet.
     New,
+    /// It was asked to prove that it knows the token.
+    Challenged(Nonce),
     /// It was offered ways to try.
     Trying(Offer),
     /// It may ask.
@@ -89,7 +97,7 @@ impl Client {
     }
 
     /// Serves one message.
-    pub(super) fn turn(&mut self, lent: &Lent) -> Reply {
+    pub(super) fn turn(&mut self, lent: &Lent, guard: &Guard) -> Reply {
         let message = match self.link.receive() {
             Received::Message(message, _) => message,
             Received::Nothing => return Reply::Idle,
@@ -97,7 +105,16 @@ impl Client {
         };
         let served = match (&self.stage, message) {
             (Stage::New, Message::Hello { version, from: _, to }) => {
-                self.welcome(version, to, lent)
+                self.greet(version, to, lent, guard)
+            }
+            (Stage::Challenged(of_owner), Message::Answer { nonce, proof }) => {
+                let exchange = Exchange {
+                    door: Door::Shm,
+                    owner: lent.id.bits(),
+                    of_owner: *of_owner,
+                    of_caller: nonce,
+                };
+                self.judge(&exchange, &proof, guard)
             }
             (Stage::Trying(offer), Message::Proof { shared, process }) => {
                 let Ways { is_shared, is_process } = offer.judge(shared, process);
@@ -113,7 +130,7 @@ impl Client {
         if served.is_some() { Reply::Served } else { Reply::Gone }
     }
 
-    fn welcome(&mut self, version: u32, to: EngineId, lent: &Lent) -> Option<()> {
+    fn greet(&mut self, version: u32, to: EngineId, lent: &Lent, guard: &Guard) -> Option<()> {
         // The descriptor of an engine that has ended may name a socket that is now another's, and
         // memory is shared only with processes that could read it anyway.
         let peer = self.link.credentials().ok()?;
@@ -121,8 +138,34 @@ impl Client {
             tracing::debug!(version, user = peer.user, "a peer of this host was turned away");
             return None;
         }
+        if guard.token.is_none() {
+            return self.welcome();
+        }
+        let nonce = token::nonce();
+        self.link.send(Message::Challenge { nonce }, None).ok()?;
+        self.stage = Stage::Challenged(nonce);
+        Some(())
+    }
+
+    /// Looks at the proof that the peer knows the token.
+    fn judge(&mut self, exchange: &Exchange, proof: &Proof, guard: &Guard) -> Option<()> {
+        let token = guard.token.as_ref()?;
+        if !token.is_proven(Side::Caller, exchange, proof) {
+            guard.refusals.count_token_here();
+            // It learns why, if it still listens.
+            let _ = self.link.send(Message::Denied, None);
+            return None;
+        }
+        let proof = token.proof(Side::Owner, exchange);
+        self.link.send(Message::Granted { proof }, None).ok()?;
+        self.welcome()
+    }
+
+    fn welcome(&mut self) -> Option<()> {
+        allow_copies();
         let offer = Offer::new().ok()?;
-        let message = Message::Welcome { address: offer.address() };
+        let (sample, sample_length) = offer.sample();
+        let message = Message::Welcome { address: offer.address(), sample, sample_length };
         self.link.send(message, Some(offer.mapping().file())).ok()?;
         self.stage = Stage::Trying(offer);
         Some(())
@@ -147,6 +190,21 @@ impl Client {
         self.given.insert(base);
         Ok(())
     }
+}
+
+/// Lets processes of this user copy from and to this one where the system lets only parents do so.
+/// Whoever gets here is of this user and has shown the token, if there is one.
+fn allow_copies() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // 1: a process may name who else; 2 and 3: only an administrator may, or nobody.
+        let is_picky = std::fs::read_to_string(PTRACE_SCOPE).is_ok_and(|scope| scope.trim() == "1");
+        // SAFETY: the call changes a property of this process, and takes no pointer.
+        if is_picky && unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY) } != 0 {
+            let error = io::Error::last_os_error();
+            tracing::debug!(%error, "peers of this host will copy over the network");
+        }
+    });
 }
 
 /// Whom this process works for.

@@ -7,11 +7,12 @@ use std::{
     io,
     os::fd::OwnedFd,
     sync::atomic::{AtomicU64, Ordering},
+    time::Instant,
 };
 
 use mooncake_base::{EngineId, Result};
 
-use super::message::Token;
+use super::message::Secret;
 use crate::{
     memory::mapping::{Mapping, open_gate},
     piece::LocalRange,
@@ -29,15 +30,23 @@ pub(super) struct Ways {
 /// How many bytes the shared secret's memory has.
 const OFFER_BYTES: u64 = 4096;
 
+/// How many bytes are copied to see how fast that is.
+const SAMPLE_BYTES: usize = 128 << 10;
+
+/// How often they are copied; the fastest counts.
+const SAMPLE_ROUNDS: usize = 3;
+
 /// What an owner lays out for one peer.
 #[derive(Debug)]
 pub(super) struct Offer {
     mapping: Mapping,
-    shared: Token,
-    process: Token,
+    shared: Secret,
+    process: Secret,
     /// The second secret, and behind it where the peer writes. Atomic, because another process
     /// does.
     cells: Box<[AtomicU64; 4]>,
+    /// Read by the peer to measure the way.
+    sample: Box<[u8]>,
 }
 
 impl Offer {
@@ -50,7 +59,9 @@ impl Offer {
         mapping.write(0, from, &open_gate)?;
         let [first, second] = words(process);
         let cells = Box::new([first, second, 0, 0].map(AtomicU64::new));
-        Ok(Self { mapping, shared, process, cells })
+        // Touched, since a page that is not there yet would be measured instead.
+        let sample = vec![1; SAMPLE_BYTES].into_boxed_slice();
+        Ok(Self { mapping, shared, process, cells, sample })
     }
 
     pub(super) const fn mapping(&self) -> &Mapping {
@@ -62,8 +73,13 @@ impl Offer {
         self.cells.as_ptr() as u64
     }
 
+    /// Where the sample is, and its length.
+    pub(super) fn sample(&self) -> (u64, u64) {
+        (self.sample.as_ptr() as u64, self.sample.len() as u64)
+    }
+
     /// Which ways these answers prove.
-    pub(super) fn judge(&self, shared: Token, process: Token) -> Ways {
+    pub(super) fn judge(&self, shared: Secret, process: Secret) -> Ways {
         let written = [&self.cells[2], &self.cells[3]].map(|cell| cell.load(Ordering::SeqCst));
         Ways {
             is_shared: shared == self.shared,
@@ -72,7 +88,7 @@ impl Offer {
     }
 }
 
-fn words(token: Token) -> [u64; 2] {
+fn words(token: Secret) -> [u64; 2] {
     let bits = u128::from_ne_bytes(token);
     // In memory order, which is the order of the cells.
     if cfg!(target_endian = "little") {
@@ -83,9 +99,9 @@ fn words(token: Token) -> [u64; 2] {
 }
 
 /// Reads the first secret out of what the peer sent.
-pub(super) fn try_shared(file: Option<OwnedFd>) -> Option<Token> {
+pub(super) fn try_shared(file: Option<OwnedFd>) -> Option<Secret> {
     let mapping = Mapping::attach(file?, OFFER_BYTES, false).ok()?;
-    let mut token = Token::default();
+    let mut token = Secret::default();
     // SAFETY: the array outlives the call and nobody else uses it.
     let to = unsafe { LocalRange::held(token.as_mut_ptr(), token.len()) };
     mapping.read(0, to, &open_gate).ok()?;
@@ -93,11 +109,11 @@ pub(super) fn try_shared(file: Option<OwnedFd>) -> Option<Token> {
 }
 
 /// Reads the second secret out of the peer's memory and writes the answer behind it.
-pub(super) fn try_process(process: i32, address: u64) -> Option<Token> {
+pub(super) fn try_process(process: i32, address: u64) -> Option<Secret> {
     if process <= 0 {
         return None;
     }
-    let mut token = Token::default();
+    let mut token = Secret::default();
     let own = libc::iovec { iov_base: token.as_mut_ptr().cast(), iov_len: token.len() };
     let far = libc::iovec { iov_base: address as *mut _, iov_len: token.len() };
     call(process, Direction::In, &[own], &[far]).ok().filter(|moved| *moved == token.len())?;
@@ -107,6 +123,22 @@ pub(super) fn try_process(process: i32, address: u64) -> Option<Token> {
     let far = libc::iovec { iov_base: behind as *mut _, iov_len: answer.len() };
     call(process, Direction::Out, &[own], &[far]).ok().filter(|moved| *moved == token.len())?;
     Some(token)
+}
+
+/// How many bytes a second the kernel copies from the peer's sample.
+pub(super) fn measure(process: i32, (address, length): (u64, u64)) -> Option<u64> {
+    let length = usize::try_from(length).ok()?.min(SAMPLE_BYTES);
+    let mut bytes = vec![0_u8; length];
+    let mut fastest: Option<u128> = None;
+    for _ in 0..SAMPLE_ROUNDS {
+        let own = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: length };
+        let far = libc::iovec { iov_base: address as *mut _, iov_len: length };
+        let begin = Instant::now();
+        call(process, Direction::In, &[own], &[far]).ok().filter(|moved| *moved == length)?;
+        let took = begin.elapsed().as_nanos().max(1);
+        fastest = Some(fastest.map_or(took, |before| before.min(took)));
+    }
+    u64::try_from(length as u128 * 1_000_000_000 / fastest?).ok()
 }
 
 /// Which way the kernel copies, seen from here.
@@ -168,5 +200,13 @@ mod tests {
         assert_eq!(try_shared(None), None);
         assert_eq!(try_process(own, 8), None);
         assert_eq!(try_process(0, offer.address()), None);
+    }
+
+    #[test]
+    fn the_sample_is_measured_and_a_bad_one_is_not() {
+        let offer = Offer::new().unwrap();
+        let own = std::process::id() as i32;
+        assert!(measure(own, offer.sample()).unwrap() > 1 << 20);
+        assert_eq!(measure(own, (8, 4096)), None);
     }
 }

@@ -1,7 +1,8 @@
 //! Our own frames, without I/O.
 //!
 //! A connection begins with a greeting each way, by which both learn that the other is who they
-//! think. Then, one at a time: a request (header, table of ranges and, to write, their bytes back
+//! think. A server that asks for a token adds random bytes to its greeting; the client answers with
+//! its own and a proof, and the server with a verdict and a proof ([`crate::token`]). Then, one at a time: a request (header, table of ranges and, to write, their bytes back
 //! to back) and its answer (header, list of refused ranges and, to read, the bytes of the others).
 //! Integers are little endian.
 
@@ -9,7 +10,10 @@ use std::fmt;
 
 use mooncake_base::ErrorCode;
 
-use crate::piece::{Opcode, RemoteRange};
+use crate::{
+    piece::{Opcode, RemoteRange},
+    token::{NONCE_BYTES, Nonce, PROOF_BYTES, Proof},
+};
 
 /// The first 8 bytes of a connection that speaks our frames. As the size in a header of the
 /// established engine it would be more than 2^63.
@@ -20,6 +24,12 @@ pub(super) const VERSION: u16 = 1;
 
 /// Length of a greeting, the magic included.
 pub(super) const GREETING_BYTES: usize = 32;
+
+/// Length of what the client says to a server that asks for a token.
+pub(super) const CLAIM_BYTES: usize = NONCE_BYTES + PROOF_BYTES;
+
+/// Length of what the server says to that.
+pub(super) const VERDICT_BYTES: usize = 8 + PROOF_BYTES;
 
 /// Length of the header of a request.
 pub(super) const REQUEST_BYTES: usize = 24;
@@ -46,6 +56,23 @@ pub(super) struct Greeting {
     pub(super) version: u16,
     /// From the client: whom it means to reach, 0 if it does not care. From the server: who it is.
     pub(super) engine: u128,
+    /// From the server: random bytes follow, and it expects a proof.
+    pub(super) asks_for_token: bool,
+}
+
+/// What a client says to a server that asks for a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Claim {
+    pub(super) nonce: Nonce,
+    pub(super) proof: Proof,
+}
+
+/// What the server says to a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Refused,
+    /// With the server's own proof.
+    Taken(Proof),
 }
 
 /// The header of a request.
@@ -101,6 +128,7 @@ impl Greeting {
         let mut bytes = [0; GREETING_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..10].copy_from_slice(&self.version.to_le_bytes());
+        bytes[10] = u8::from(self.asks_for_token);
         bytes[16..].copy_from_slice(&self.engine.to_le_bytes());
         bytes
     }
@@ -112,7 +140,41 @@ impl Greeting {
         Ok(Self {
             version: u16::from_le_bytes(array(bytes, 8)),
             engine: u128::from_le_bytes(array(bytes, 16)),
+            // The other bits are for later versions.
+            asks_for_token: bytes[10] & 1 != 0,
         })
+    }
+}
+
+impl Claim {
+    pub(super) fn encode(self) -> [u8; CLAIM_BYTES] {
+        let mut bytes = [0; CLAIM_BYTES];
+        bytes[..NONCE_BYTES].copy_from_slice(&self.nonce);
+        bytes[NONCE_BYTES..].copy_from_slice(&self.proof);
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8; CLAIM_BYTES]) -> Self {
+        Self { nonce: array(bytes, 0), proof: array(bytes, NONCE_BYTES) }
+    }
+}
+
+impl Verdict {
+    pub(super) fn encode(self) -> [u8; VERDICT_BYTES] {
+        let mut bytes = [0; VERDICT_BYTES];
+        if let Self::Taken(proof) = self {
+            bytes[0] = 1;
+            bytes[8..].copy_from_slice(&proof);
+        }
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8; VERDICT_BYTES]) -> Result<Self, Malformed> {
+        match u64::from_le_bytes(array(bytes, 0)) {
+            0 => Ok(Self::Refused),
+            1 => Ok(Self::Taken(array(bytes, 8))),
+            _ => Err(Malformed("no verdict on a token")),
+        }
     }
 }
 
@@ -255,9 +317,21 @@ mod tests {
     #[test]
     fn no_size_of_an_established_header_is_taken_for_our_greeting() {
         assert!(u64::from_le_bytes(MAGIC) > 1 << 63);
-        let greeting = Greeting { version: VERSION, engine: 7 << 100 };
-        assert_eq!(Greeting::decode(&greeting.encode()), Ok(greeting));
+        for asks_for_token in [false, true] {
+            let greeting = Greeting { version: VERSION, engine: 7 << 100, asks_for_token };
+            assert_eq!(Greeting::decode(&greeting.encode()), Ok(greeting));
+        }
         assert!(Greeting::decode(&[0; GREETING_BYTES]).is_err());
+    }
+
+    #[test]
+    fn claims_and_verdicts_survive_the_wire() {
+        let claim = Claim { nonce: [3; NONCE_BYTES], proof: [4; PROOF_BYTES] };
+        assert_eq!(Claim::decode(&claim.encode()), claim);
+        for verdict in [Verdict::Refused, Verdict::Taken([9; PROOF_BYTES])] {
+            assert_eq!(Verdict::decode(&verdict.encode()), Ok(verdict));
+        }
+        assert!(Verdict::decode(&[2; VERDICT_BYTES]).is_err());
     }
 
     #[test]

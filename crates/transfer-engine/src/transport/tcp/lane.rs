@@ -5,7 +5,10 @@ use std::{
     io::{self, Read},
     net::TcpStream,
     os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -15,12 +18,14 @@ use socket2::{SockRef, TcpKeepalive};
 
 use super::{
     TcpSettings,
-    frame::{GREETING_BYTES, Greeting, VERSION},
+    frame::{Claim, GREETING_BYTES, Greeting, VERDICT_BYTES, VERSION, Verdict},
     vector::{self, Cursor, Readiness, Span, Void},
 };
 use crate::{
     handshake::dial::{dial, is_refused, peer_error},
+    metrics::PoolSnapshot,
     process,
+    token::{self, Door, Exchange, NONCE_BYTES, Side},
 };
 
 /// How long sent bytes may stay unacknowledged before the peer's host counts as dead.
@@ -59,6 +64,8 @@ pub(super) struct Lanes {
     freed: Condvar,
     /// Cleared once nobody listens there, or somebody else.
     is_alive: AtomicBool,
+    /// Callers that wait for a lane.
+    waiting: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -66,6 +73,7 @@ struct LanesState {
     idle: Vec<Lane>,
     /// All lanes there are, the idle ones included.
     open: usize,
+    is_closed: bool,
 }
 
 /// A lane for one caller. Dropped, it is closed; [`LaneLease::keep`] gives it back.
@@ -93,6 +101,22 @@ impl Lanes {
             state: Mutex::default(),
             freed: Condvar::new(),
             is_alive: AtomicBool::new(true),
+            waiting: AtomicUsize::new(0),
+        }
+    }
+
+    /// Whether a caller waits for a lane.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
+    /// The most lanes that a transfer may use whose first one is this.
+    pub(super) fn limit_of_transfer(&self, first: &Lane) -> usize {
+        let most = self.settings.lanes_per_peer;
+        match self.settings.lanes_per_transfer {
+            Some(lanes) => lanes.clamp(1, most),
+            None if first.is_local() => (processors() / 2).clamp(1, most),
+            None => most,
         }
     }
 
@@ -114,6 +138,10 @@ impl Lanes {
         let until = Instant::now() + left;
         let mut state = self.state.lock();
         loop {
+            if state.is_closed {
+                return Err(Error::closed("the connections to the peer were closed")
+                    .with("peer", &self.destination.endpoint));
+            }
             if let Some(lane) = state.idle.pop() {
                 return Ok(LaneLease { lanes: self, lane: Some(lane) });
             }
@@ -121,7 +149,10 @@ impl Lanes {
                 state.open += 1;
                 break;
             }
-            if self.freed.wait_until(&mut state, until).timed_out() {
+            self.waiting.fetch_add(1, Ordering::Relaxed);
+            let is_late = self.freed.wait_until(&mut state, until).timed_out();
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            if is_late {
                 let text = "every connection to the peer was busy until the deadline";
                 return Err(Error::new(ErrorCode::RPC_TIMEOUT, text)
                     .with("peer", &self.destination.endpoint)
@@ -132,6 +163,46 @@ impl Lanes {
         let mut lease = LaneLease { lanes: self, lane: None };
         lease.lane = Some(self.connect(deadline)?);
         Ok(lease)
+    }
+
+    /// One more lane for a caller that has one already, if none of those who have none waits and
+    /// there is room; an idle one or a new one.
+    pub(super) fn take_another(&self, deadline: Moment) -> Option<LaneLease<'_>> {
+        let mut state = self.state.lock();
+        if state.is_closed || self.is_wanted() {
+            return None;
+        }
+        if let Some(lane) = state.idle.pop() {
+            return Some(LaneLease { lanes: self, lane: Some(lane) });
+        }
+        if state.open >= self.settings.lanes_per_peer {
+            return None;
+        }
+        state.open += 1;
+        drop(state);
+        let mut lease = LaneLease { lanes: self, lane: None };
+        lease.lane = Some(self.connect(deadline).ok()?);
+        Some(lease)
+    }
+
+    /// Closes the lanes that nobody uses; the others close when they come back. None is given out
+    /// any more.
+    pub(super) fn close(&self) {
+        let mut state = self.state.lock();
+        state.is_closed = true;
+        let idle = std::mem::take(&mut state.idle);
+        state.open -= idle.len();
+        drop(state);
+        self.is_alive.store(false, Ordering::Relaxed);
+        self.freed.notify_all();
+        drop(idle);
+    }
+
+    /// How full the pool is.
+    pub(super) fn load(&self) -> PoolSnapshot {
+        let state = self.state.lock();
+        let (open, idle) = (state.open, state.idle.len());
+        PoolSnapshot { open, idle, limit: self.settings.lanes_per_peer, refused: 0 }
     }
 
     /// Closes the lanes that nobody uses at the moment.
@@ -155,8 +226,8 @@ impl Lanes {
         let mut lane = Lane::new(stream).map_err(failed)?;
         if let Some(engine) = self.destination.own {
             let engine = engine.map_or(0, EngineId::bits);
-            let theirs = lane.greet(Greeting { version: VERSION, engine }, deadline);
-            let theirs = theirs.map_err(failed)?;
+            let ours = Greeting { version: VERSION, engine, asks_for_token: false };
+            let theirs = lane.greet(ours, deadline).map_err(failed)?;
             if theirs.version != VERSION {
                 let text = "the peer speaks another version of the data frames";
                 return Err(Error::new(ErrorCode::INVALID_VERSION, text)
@@ -169,8 +240,38 @@ impl Lanes {
                 let text = "another engine listens there now, the peer has been restarted";
                 return Err(Error::new(ErrorCode::TRANSFER_FAIL, text).with("peer", endpoint));
             }
+            self.exchange_tokens(&mut lane, theirs, deadline)?;
         }
         Ok(lane)
+    }
+
+    /// Proves to the peer that we know the token and has it prove the same, if there is one.
+    fn exchange_tokens(&self, lane: &mut Lane, theirs: Greeting, deadline: Moment) -> Result<()> {
+        let endpoint = &self.destination.endpoint;
+        let failed = |source| peer_error("the data connection failed", endpoint, source);
+        let refused = |text| {
+            self.settings.refusals.count_token_there();
+            Err(Error::new(ErrorCode::ILLEGAL_CLIENT, text).with("peer", endpoint))
+        };
+        let token = match (&self.settings.token, theirs.asks_for_token) {
+            (None, false) => return Ok(()),
+            (Some(token), true) => token,
+            (None, true) => return refused("the peer asks for a token, and this engine has none"),
+            (Some(_), false) => return refused("the peer asks for no token, and has shown none"),
+        };
+        let mut of_owner = [0; NONCE_BYTES];
+        lane.read(&mut of_owner, deadline).map_err(failed)?;
+        let of_caller = token::nonce();
+        let exchange = Exchange { door: Door::Tcp, owner: theirs.engine, of_owner, of_caller };
+        let claim = Claim { nonce: of_caller, proof: token.proof(Side::Caller, &exchange) };
+        lane.say(&claim.encode(), deadline).map_err(failed)?;
+        let mut verdict = [0; VERDICT_BYTES];
+        lane.read(&mut verdict, deadline).map_err(failed)?;
+        match Verdict::decode(&verdict).map_err(|bad| failed(bad.into()))? {
+            Verdict::Taken(proof) if token.is_proven(Side::Owner, &exchange, &proof) => Ok(()),
+            Verdict::Taken(_) => refused("the peer does not know the token"),
+            Verdict::Refused => refused("the peer has another token"),
+        }
     }
 }
 
@@ -178,6 +279,11 @@ impl LaneLease<'_> {
     /// The lane itself.
     pub(super) fn lane(&mut self) -> &mut Lane {
         self.lane.as_mut().expect("a lease without a lane is not handed out")
+    }
+
+    /// The lane, to look at.
+    pub(super) fn peek(&self) -> &Lane {
+        self.lane.as_ref().expect("a lease without a lane is not handed out")
     }
 
     /// Closes the connection; the place in the pool stays.
@@ -205,7 +311,13 @@ impl LaneLease<'_> {
     pub(super) fn keep(mut self) {
         if let Some(mut lane) = self.lane.take() {
             lane.is_used = true;
-            self.lanes.state.lock().idle.push(lane);
+            let mut state = self.lanes.state.lock();
+            if state.is_closed {
+                // Dropping the lease counts it out.
+                return;
+            }
+            state.idle.push(lane);
+            drop(state);
             self.lanes.freed.notify_one();
             // The lane lives on: it must not be counted as closed.
             std::mem::forget(self);
@@ -235,14 +347,41 @@ impl Lane {
         })
     }
 
-    fn greet(&mut self, ours: Greeting, deadline: Moment) -> io::Result<Greeting> {
+    /// Sends bytes that are no request.
+    fn say(&mut self, bytes: &[u8], deadline: Moment) -> io::Result<()> {
         self.wire.clear();
-        self.wire.extend_from_slice(&ours.encode());
+        self.wire.extend_from_slice(bytes);
         self.spans.clear();
         self.send(deadline).map_err(|failure| match failure {
             SendFailure::Broken(source) => source,
             SendFailure::BadSpan(_) => io::ErrorKind::InvalidInput.into(),
-        })?;
+        })
+    }
+
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    pub(super) fn stream(&self) -> &TcpStream {
+        self.socket.stream()
+    }
+
+    /// What receiving needs.
+    pub(super) fn socket_and_void(&mut self) -> (BorrowedFd<'_>, &mut Void) {
+        (self.socket.as_fd(), &mut self.void)
+    }
+
+    /// Whether the peer is on this host, where a stream is limited by processors only.
+    fn is_local(&self) -> bool {
+        let stream = self.stream();
+        match (stream.local_addr(), stream.peer_addr()) {
+            (Ok(own), Ok(theirs)) => own.ip() == theirs.ip(),
+            _ => false,
+        }
+    }
+
+    fn greet(&mut self, ours: Greeting, deadline: Moment) -> io::Result<Greeting> {
+        self.say(&ours.encode(), deadline)?;
         let mut theirs = [0; GREETING_BYTES];
         self.read(&mut theirs, deadline)?;
         Ok(Greeting::decode(&theirs)?)
@@ -320,6 +459,12 @@ impl Lane {
             _ => Err(failure),
         }
     }
+}
+
+/// How many processors this process may use.
+fn processors() -> usize {
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
 /// Sets what both ends of a connection need, whether bytes are under way (acknowledgements are

@@ -8,12 +8,14 @@ use super::{
     TcpSettings, established,
     frame::{self, AnswerHeader, Refusal, RequestHeader},
     lane::{Destination, Lane, LaneLease, Lanes, SendFailure},
-    plan::{FrameLimits, Part, Plan, fail_open},
+    plan::{FRAME_BYTES, FrameLimits, Part, Plan, fail_open},
+    stream,
     vector::Span,
 };
 use crate::{
     descriptor::SegmentDescriptor,
     handshake::dial::peer_error,
+    metrics::PoolSnapshot,
     piece::{Opcode, Piece, RemoteRange},
     transport::{Path, TransportKind},
 };
@@ -58,6 +60,13 @@ impl TcpPath {
             Some(_) => Language::Own,
             None => Language::Established { has_status: peer.tcp_proto_version >= 2 },
         };
+        if settings.token.is_some() && destination.own.is_none() {
+            settings.refusals.count_token_there();
+            let text = "the peer speaks the established frames, which carry no token";
+            return Err(
+                Error::new(ErrorCode::ILLEGAL_CLIENT, text).with("peer", &destination.endpoint)
+            );
+        }
         let lanes = Lanes::new(destination, settings);
         lanes.take(deadline)?.keep();
         Ok(Self { lanes, language })
@@ -67,8 +76,43 @@ impl TcpPath {
         &self.lanes.destination().endpoint
     }
 
-    /// Moves frame after frame. An error is for all pieces that are still open then.
+    /// Moves a large batch over several lanes, and whatever is left frame after frame. An error is
+    /// for all pieces that are still open then.
     fn move_all(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) -> Result<()> {
+        if self.language == Language::Own {
+            self.stream(opcode, pieces, deadline)?;
+        }
+        self.move_frames(opcode, pieces, deadline)
+    }
+
+    /// Moves what is more than one frame over as many lanes as are worth it. What goes wrong on the
+    /// way is left to be found again, and told, by moving the rest frame by frame.
+    fn stream(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) -> Result<()> {
+        let open = pieces.iter().filter(|piece| piece.outcome.is_none());
+        let (count, bytes) = open.fold((0_usize, 0_usize), |(count, bytes), piece| {
+            (count + 1, bytes.saturating_add(piece.local.length()))
+        });
+        if bytes < FRAME_BYTES && count <= frame::ENTRIES_MAX {
+            return Ok(());
+        }
+        let first = self.lanes.take(deadline)?;
+        let most = self.lanes.limit_of_transfer(first.peek());
+        let load = stream::Load { opcode, pieces, deadline, endpoint: self.endpoint() };
+        let wanted = stream::lanes_for(bytes, most);
+        match stream::run(&self.lanes, first, (bytes, wanted), load) {
+            Err(failure) if failure.kind() == io::ErrorKind::TimedOut => {
+                Err(self.too_late().caused_by(failure))
+            }
+            Err(failure) => {
+                tracing::debug!(peer = %self.endpoint(), %failure, "a large transfer was broken");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Moves frame after frame.
+    fn move_frames(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) -> Result<()> {
         let limits = match self.language {
             Language::Own => FrameLimits::OWN,
             Language::Established { .. } => FrameLimits::ESTABLISHED,
@@ -108,6 +152,9 @@ impl TcpPath {
                 {
                     lease.renew(deadline)?;
                 }
+                Exchange::Broken { source, .. } if source.kind() == io::ErrorKind::TimedOut => {
+                    return Err(self.too_late().caused_by(source));
+                }
                 Exchange::Broken { source, .. } => {
                     let text = "the connection broke during the transfer";
                     return Err(peer_error(text, self.endpoint(), source));
@@ -143,10 +190,15 @@ impl TcpPath {
 
     fn check_deadline(&self, deadline: Moment) -> Result<()> {
         if deadline.has_passed(SystemClock.now()) {
-            let text = "the deadline of the transfer has passed";
-            return Err(Error::new(ErrorCode::RPC_TIMEOUT, text).with("peer", self.endpoint()));
+            return Err(self.too_late());
         }
         Ok(())
+    }
+
+    /// Says nothing of whose fault it was, which nobody here can know.
+    fn too_late(&self) -> Error {
+        let text = "the deadline passed before the bytes were moved";
+        Error::new(ErrorCode::RPC_TIMEOUT, text).with("peer", self.endpoint())
     }
 }
 
@@ -167,6 +219,14 @@ impl Path for TcpPath {
 
     fn is_alive(&self) -> bool {
         self.lanes.is_alive()
+    }
+
+    fn connections(&self) -> Option<PoolSnapshot> {
+        Some(self.lanes.load())
+    }
+
+    fn close(&self) {
+        self.lanes.close();
     }
 }
 
@@ -285,9 +345,7 @@ impl Frame<'_> {
             spans.push(if is_refused {
                 Span::void(0) // keeps the numbers of spans and parts the same
             } else {
-                // SAFETY: whoever made the piece's `LocalRange` promised that nobody refers to
-                // what a transfer writes, and that a held range stays mapped until it is over.
-                unsafe { Span::new(part.address, part.length()) }
+                part.span()
             });
         }
     }
@@ -333,7 +391,7 @@ fn bad_local(part: &Part) -> Error {
         .with("length", part.length())
 }
 
-fn refused(part: &Part, code: ErrorCode, endpoint: &Endpoint) -> Error {
+pub(super) fn refused(part: &Part, code: ErrorCode, endpoint: &Endpoint) -> Error {
     Error::new(code, "the peer refused the address, it is not in a registered range")
         .with("peer", endpoint)
         .with("address", format_args!("{:#x}", part.remote.address))

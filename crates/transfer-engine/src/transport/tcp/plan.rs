@@ -2,7 +2,7 @@
 
 use mooncake_base::{Error, Result};
 
-use super::frame::ENTRIES_MAX;
+use super::{frame::ENTRIES_MAX, vector::Span};
 use crate::piece::{Piece, RemoteRange};
 
 /// A part of a piece that goes into one frame.
@@ -15,13 +15,13 @@ pub(super) struct Part {
     /// The peer's side.
     pub(super) remote: RemoteRange,
     /// Whether the piece is done with it.
-    is_last: bool,
+    pub(super) is_last: bool,
 }
 
 /// How many bytes go into one of our frames. Less than a request may have: what is under way then
 /// stays in the cache, which made large transfers faster on loopback than frames of the full size
 /// did, and a writer looks at its deadline before each frame.
-const FRAME_BYTES: usize = 4 << 20;
+pub(super) const FRAME_BYTES: usize = 4 << 20;
 
 /// How much goes into one frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +95,13 @@ impl Plan {
 impl Part {
     pub(super) fn length(&self) -> usize {
         self.remote.length as usize
+    }
+
+    /// Its local memory.
+    pub(super) fn span(&self) -> Span {
+        // SAFETY: whoever made the piece's `LocalRange` promised that nobody refers to what a
+        // transfer writes, and that a held range stays mapped until it is over.
+        unsafe { Span::new(self.address, self.length()) }
     }
 
     /// Says that the part was moved, or why not. The first failure of a piece stands.

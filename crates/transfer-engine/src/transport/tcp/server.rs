@@ -12,12 +12,14 @@ use tokio::{runtime::Handle, time::Instant};
 
 use self::connection::{Connection, Pace};
 use super::{
-    frame::{GREETING_BYTES, Greeting, MAGIC, VERSION},
+    frame::{CLAIM_BYTES, Claim, GREETING_BYTES, Greeting, MAGIC, VERSION, Verdict},
     lane::tune,
 };
 use crate::{
     handshake::acceptor::{Accepted, Acceptor, Surplus},
+    metrics::{PoolSnapshot, Refusals},
     region::Regions,
+    token::{self, Door, Exchange, Side, Token},
 };
 
 /// How a data listener behaves.
@@ -31,11 +33,22 @@ pub struct TcpServerSettings {
     /// How long a request under way may stand still before its connection is closed, since it
     /// keeps memory from being unregistered.
     pub progress_timeout: Duration,
+    /// What peers must prove to know. With it, the established engine's frames, which have no room
+    /// for a proof, are not answered.
+    pub token: Option<Token>,
+    /// Where those who are turned away are counted.
+    pub refusals: Arc<Refusals>,
 }
 
 impl Default for TcpServerSettings {
     fn default() -> Self {
-        Self { engine: None, connections_max: 8192, progress_timeout: Duration::from_secs(30) }
+        Self {
+            engine: None,
+            connections_max: 8192,
+            progress_timeout: Duration::from_secs(30),
+            token: None,
+            refusals: Arc::default(),
+        }
     }
 }
 
@@ -73,6 +86,11 @@ impl TcpServer {
         self.acceptor.address()
     }
 
+    /// How many connections there are, of how many.
+    pub fn connections(&self) -> PoolSnapshot {
+        self.acceptor.load()
+    }
+
     /// Stops listening and ends every connection. Idempotent, at most 0.2 s.
     pub fn close(&self) {
         self.acceptor.close();
@@ -86,6 +104,10 @@ async fn serve(accepted: Accepted, shared: Arc<Shared>) -> io::Result<()> {
     let pace = Pace::until(Instant::now() + shared.settings.progress_timeout);
     let mut first = [0; 8];
     connection.read(&mut first, pace).await?;
+    if first != MAGIC && shared.settings.token.is_some() {
+        shared.settings.refusals.count_established();
+        return Err(io::Error::other("the peer's frames carry no token"));
+    }
     if first != MAGIC {
         return established_side::serve(connection, &shared, first).await;
     }
@@ -94,11 +116,35 @@ async fn serve(accepted: Accepted, shared: Arc<Shared>) -> io::Result<()> {
     connection.read(&mut greeting[8..], pace).await?;
     let theirs = Greeting::decode(&greeting)?;
     let engine = shared.settings.engine.map_or(0, EngineId::bits);
-    connection.wire.extend_from_slice(&Greeting { version: VERSION, engine }.encode());
+    let asks_for_token = shared.settings.token.is_some();
+    let ours = Greeting { version: VERSION, engine, asks_for_token };
+    connection.wire.extend_from_slice(&ours.encode());
+    let nonce = token::nonce();
+    if asks_for_token {
+        connection.wire.extend_from_slice(&nonce);
+    }
     connection.send(pace).await?;
     let is_meant = theirs.engine == 0 || engine == 0 || theirs.engine == engine;
     if theirs.version != VERSION || !is_meant {
         return Ok(()); // our greeting has told the peer why
+    }
+    if let Some(token) = &shared.settings.token {
+        let mut claim = [0; CLAIM_BYTES];
+        let read = connection.read(&mut claim, pace).await;
+        read.inspect_err(|_| shared.settings.refusals.count_token_here())?;
+        let Claim { nonce: of_caller, proof } = Claim::decode(&claim);
+        let exchange = Exchange { door: Door::Tcp, owner: engine, of_owner: nonce, of_caller };
+        let is_proven = token.is_proven(Side::Caller, &exchange, &proof);
+        let verdict = match is_proven {
+            true => Verdict::Taken(token.proof(Side::Owner, &exchange)),
+            false => Verdict::Refused,
+        };
+        connection.wire.extend_from_slice(&verdict.encode());
+        connection.send(pace).await?;
+        if !is_proven {
+            shared.settings.refusals.count_token_here();
+            return Err(io::Error::other("the peer does not know the token"));
+        }
     }
     own_side::serve(connection, &shared).await
 }

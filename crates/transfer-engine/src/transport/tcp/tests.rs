@@ -3,7 +3,9 @@
 
 mod faults;
 mod interplay;
+mod streams;
 mod support;
+mod token;
 
 use std::time::Duration;
 

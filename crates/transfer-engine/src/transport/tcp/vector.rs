@@ -181,6 +181,14 @@ pub(super) fn wait(
         Readiness::Read => libc::POLLIN,
         Readiness::Write => libc::POLLOUT,
     };
+    wait_for_any(&mut [libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 }], deadline)
+}
+
+/// Waits until one of the sockets is ready for what it waits for, or has failed.
+///
+/// # Errors
+/// The deadline has passed (`TimedOut`), or `poll` failed.
+pub(super) fn wait_for_any(sockets: &mut [libc::pollfd], deadline: Moment) -> io::Result<()> {
     loop {
         let left = deadline.left(SystemClock.now());
         if left.is_zero() {
@@ -189,11 +197,11 @@ pub(super) fn wait(
         // Rounded up, so that the last millisecond is slept and not spun through.
         let millis = (left + Duration::from_micros(999)).as_millis();
         let millis = i32::try_from(millis).unwrap_or(i32::MAX);
-        let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 };
-        // SAFETY: the pointer is to one live entry, as the count says.
-        match unsafe { libc::poll(&raw mut entry, 1, millis) } {
-            1 => return Ok(()),
+        let count = sockets.len() as libc::nfds_t;
+        // SAFETY: the slice is valid for the call, which writes only `revents`.
+        match unsafe { libc::poll(sockets.as_mut_ptr(), count, millis) } {
             0 => {}
+            ready if ready > 0 => return Ok(()),
             _ => {
                 let failure = io::Error::last_os_error();
                 if failure.kind() != io::ErrorKind::Interrupted {

@@ -43,6 +43,7 @@ async fn answer(connection: &mut Connection, shared: &Shared, header: &Header) -
     let pace = Pace::of(shared.settings.progress_timeout, header.range.length);
     let mut status = Status::Done;
     if !connection.add(&shared.regions, header.range) {
+        shared.settings.refusals.count_range();
         status = Status::Refused;
         if header.opcode == Opcode::Write && header.range.length <= VOID_BYTES_MAX {
             connection.add_void(header.range.length as usize);

@@ -61,6 +61,7 @@ async fn answer(
         if connection.add(&shared.regions, *range) {
             continue;
         }
+        shared.settings.refusals.count_range();
         scratch.refusals.push(Refusal { index, code: ErrorCode::TRANSFER_FAIL });
         if header.opcode == Opcode::Write {
             connection.add_void(range.length as usize);

@@ -82,7 +82,9 @@ fn greeting_peer(serve: impl Fn(TcpStream) + Send + 'static) -> SegmentDescripto
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
             stream.read_exact(&mut [0; GREETING_BYTES]).unwrap();
-            stream.write_all(&Greeting { version: VERSION, engine }.encode()).unwrap();
+            stream
+                .write_all(&Greeting { version: VERSION, engine, asks_for_token: false }.encode())
+                .unwrap();
             serve(stream);
         }
     });
@@ -183,7 +185,8 @@ fn another_engine_at_the_same_address_is_not_taken_for_the_peer() {
 fn half_a_write(owner: &Owner, theirs: &Memory) -> TcpStream {
     let mut stream = TcpStream::connect(owner.server.address()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let mut wire = Greeting { version: VERSION, engine: 0 }.encode().to_vec();
+    let mut wire =
+        Greeting { version: VERSION, engine: 0, asks_for_token: false }.encode().to_vec();
     let header = RequestHeader { opcode: Opcode::Write, count: 1, sequence: 1, payload: 100 };
     header.encode(&mut wire);
     encode_entry(RemoteRange { address: theirs.address(), length: 100 }, &mut wire);
@@ -219,7 +222,7 @@ fn closing_the_server_lets_go_of_memory_that_is_being_written() {
 fn nonsense_ends_its_own_connection_and_no_other() {
     let (owner, theirs) = Owner::with_memory(100);
     let path = owner.path(Language::Own);
-    let greeting = Greeting { version: VERSION, engine: 0 }.encode();
+    let greeting = Greeting { version: VERSION, engine: 0, asks_for_token: false }.encode();
     let with_greeting = |rest: &[u8]| [&greeting[..], rest].concat();
     let nonsense = [
         vec![0; 7],

@@ -1,0 +1,96 @@
+//! How long batches took, in classes of powers of two.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+/// Classes: up to 1 µs, 2 µs, 4 µs … 8.4 s, and above.
+pub(crate) const CLASSES: usize = 25;
+
+/// Counts by length of time.
+#[derive(Debug, Default)]
+pub(crate) struct Histogram {
+    counts: [AtomicU64; CLASSES],
+    micros: AtomicU64,
+}
+
+/// A histogram at one moment.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LatencySnapshot {
+    /// How many batches took no longer than 1 µs, 2 µs, 4 µs and so on, each without those before
+    /// it; the last class has no end.
+    pub counts: Vec<u64>,
+    /// The sum of all, in microseconds.
+    pub micros: u64,
+}
+
+impl Histogram {
+    pub(crate) fn note(&self, took: Duration) {
+        let micros = u64::try_from(took.as_nanos().div_ceil(1000)).unwrap_or(u64::MAX);
+        let class = micros.clamp(1, 1 << CLASSES).next_power_of_two().trailing_zeros() as usize;
+        self.counts[class.min(CLASSES - 1)].fetch_add(1, Ordering::Relaxed);
+        self.micros.fetch_add(micros, Ordering::Relaxed);
+    }
+
+    pub(crate) fn snapshot(&self) -> LatencySnapshot {
+        LatencySnapshot {
+            counts: self.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect(),
+            micros: self.micros.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl LatencySnapshot {
+    /// How many batches.
+    pub fn batches(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// A time that so many parts of a hundred did not exceed, to within a factor of two; `None` if
+    /// there were none.
+    pub fn percentile(&self, percent: u64) -> Option<Duration> {
+        let rank = (self.batches() * percent).div_ceil(100).max(1);
+        let mut sum = 0;
+        let class = self.counts.iter().position(|count| {
+            sum += count;
+            sum >= rank
+        })?;
+        Some(Duration::from_micros(1 << class))
+    }
+
+    /// The end of a class in seconds; none for the last.
+    pub(crate) fn bound(class: usize) -> Option<f64> {
+        (class < CLASSES - 1).then(|| (1_u64 << class) as f64 / 1e6)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_time_is_in_the_class_that_ends_at_or_above_it() {
+        let histogram = Histogram::default();
+        for micros in [0, 1, 2, 3, 4, 5, 1000, 8_388_608, 8_388_609, u64::MAX / 1000] {
+            histogram.note(Duration::from_micros(micros));
+        }
+        let snapshot = histogram.snapshot();
+        let counts: Vec<_> =
+            snapshot.counts.iter().enumerate().filter(|(_, count)| **count > 0).collect();
+        assert_eq!(counts, [(0, &2), (1, &1), (2, &2), (3, &1), (10, &1), (23, &1), (24, &2)]);
+        assert_eq!(snapshot.batches(), 10);
+    }
+
+    #[test]
+    fn percentiles_are_the_ends_of_their_classes() {
+        let histogram = Histogram::default();
+        assert_eq!(histogram.snapshot().percentile(50), None);
+        (0..99).for_each(|_| histogram.note(Duration::from_micros(3)));
+        histogram.note(Duration::from_micros(900));
+        let snapshot = histogram.snapshot();
+        assert_eq!(snapshot.percentile(50), Some(Duration::from_micros(4)));
+        assert_eq!(snapshot.percentile(99), Some(Duration::from_micros(4)));
+        assert_eq!(snapshot.percentile(100), Some(Duration::from_micros(1024)));
+    }
+}

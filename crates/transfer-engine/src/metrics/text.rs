@@ -1,0 +1,267 @@
+//! An engine's metrics as text: for Prometheus, and as one line for the log.
+
+use std::{fmt::Write as _, time::Duration};
+
+use super::{EngineSnapshot, LatencySnapshot, TransportSnapshot};
+
+/// The beginning of every name.
+const PREFIX: &str = "mooncake_transfer";
+
+impl EngineSnapshot {
+    /// As text in the format that Prometheus reads.
+    pub fn prometheus(&self) -> String {
+        let mut page = Page(String::new());
+        page.transports("", &[("", &self.transports)]);
+        let peers: Vec<_> =
+            self.peers.iter().map(|peer| (peer.name.as_str(), &peer.transports[..])).collect();
+        page.transports("peer_", &peers);
+        page.gauge("peers", "peers that are open", self.peers.len() as u64);
+        page.gauge("peers_max", "the most peers that are kept open", self.peers_max as u64);
+        page.counter("peers_evicted_total", "peers closed to make room", self.peers_evicted);
+        page.gauge("regions", "registered ranges", self.regions as u64);
+        page.gauge("region_bytes", "bytes of registered ranges", self.region_bytes);
+        let incoming = self.incoming;
+        page.gauge("incoming_connections", "data connections of peers", incoming.open as u64);
+        page.gauge("incoming_connections_max", "the most of them", incoming.limit as u64);
+        page.counter("incoming_refused_total", "of them turned away", incoming.refused);
+        page.gauge(
+            "batches_waiting",
+            "batches that wait for a thread",
+            self.batches_waiting as u64,
+        );
+        page.gauge("movers", "threads that move submitted batches", self.movers as u64);
+        page.head("connections", "gauge", "data connections to a peer");
+        for peer in &self.peers {
+            let name = escaped(&peer.name);
+            let pool = peer.connections;
+            page.line("connections", &format!("peer=\"{name}\",state=\"open\""), pool.open);
+            page.line("connections", &format!("peer=\"{name}\",state=\"idle\""), pool.idle);
+        }
+        page.head("refused_total", "counter", "who was turned away, by reason");
+        let refused = self.refused;
+        for (reason, count) in [
+            ("token_here", refused.token_here),
+            ("token_there", refused.token_there),
+            ("established", refused.established),
+            ("range", refused.ranges),
+        ] {
+            page.line("refused_total", &format!("reason=\"{reason}\""), count);
+        }
+        page.head("measured_bytes_per_second", "gauge", "how fast a way was measured to be");
+        for peer in &self.peers {
+            let name = escaped(&peer.name);
+            for (kind, measured) in &peer.measured {
+                let labels = format!(
+                    "peer=\"{name}\",transport=\"{kind}\",memory=\"{}\",size=\"{}\"",
+                    measured.memory(),
+                    measured.size,
+                );
+                page.line("measured_bytes_per_second", &labels, measured.bytes_per_second);
+            }
+        }
+        page.0
+    }
+
+    /// What happened since an earlier snapshot, in one line; `None` if nothing did.
+    pub fn line_since(&self, before: &Self, passed: Duration) -> Option<String> {
+        let mut line = String::new();
+        for (now, before) in self.transports.iter().zip(&before.transports) {
+            let batches = now.batches - before.batches;
+            let errors = now.errors - before.errors;
+            if batches == 0 && errors == 0 {
+                continue;
+            }
+            let rate = |now: u64, before: u64| {
+                (now - before) as f64 / passed.as_secs_f64().max(1e-3) / 1e6
+            };
+            let latency = LatencySnapshot {
+                counts: now
+                    .latency
+                    .counts
+                    .iter()
+                    .zip(&before.latency.counts)
+                    .map(|(now, before)| now - before)
+                    .collect(),
+                micros: now.latency.micros - before.latency.micros,
+            };
+            let micros =
+                |percent| latency.percentile(percent).map_or(0, |at: Duration| at.as_micros());
+            let separator = if line.is_empty() { "" } else { "; " };
+            let _ = write!(
+                line,
+                "{separator}{} read {:.1} MB/s, wrote {:.1} MB/s, {batches} batches, {errors} \
+                 errors, p50 {} us, p99 {} us",
+                now.kind,
+                rate(now.bytes_read, before.bytes_read),
+                rate(now.bytes_written, before.bytes_written),
+                micros(50),
+                micros(99),
+            );
+        }
+        (!line.is_empty()).then_some(line)
+    }
+}
+
+/// The page as it grows.
+struct Page(String);
+
+impl Page {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = writeln!(self.0, "# HELP {PREFIX}_{name} {help}\n# TYPE {PREFIX}_{name} {kind}");
+    }
+
+    fn line(&mut self, name: &str, labels: &str, value: impl std::fmt::Display) {
+        let _ = match labels {
+            "" => writeln!(self.0, "{PREFIX}_{name} {value}"),
+            _ => writeln!(self.0, "{PREFIX}_{name}{{{labels}}} {value}"),
+        };
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: u64) {
+        self.head(name, "gauge", help);
+        self.line(name, "", value);
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) {
+        self.head(name, "counter", help);
+        self.line(name, "", value);
+    }
+
+    /// What went over each way, for everybody or for each peer.
+    fn transports(&mut self, part: &str, owners: &[(&str, &[TransportSnapshot])]) {
+        type Column = (&'static str, &'static str, &'static str, fn(&TransportSnapshot) -> u64);
+        let columns: [Column; 6] = [
+            ("batches_total", "batches given to a way", "", |one| one.batches),
+            ("pieces_total", "pieces moved", "", |one| one.pieces),
+            ("bytes_total", "bytes moved", "read", |one| one.bytes_read),
+            ("bytes_total", "bytes moved", "write", |one| one.bytes_written),
+            ("errors_total", "pieces that a way could not move", "", |one| one.errors),
+            ("unreachable_total", "times there was no such way", "", |one| one.refusals),
+        ];
+        for (name, help, operation, value) in columns {
+            let name = format!("{part}{name}");
+            if operation != "write" {
+                self.head(&name, "counter", help);
+            }
+            for (labels, one) in used(owners) {
+                let operation = match operation {
+                    "" => String::new(),
+                    word => format!(",operation=\"{word}\""),
+                };
+                self.line(&name, &format!("{labels}{operation}"), value(one));
+            }
+        }
+        let name = format!("{part}latency_seconds");
+        self.head(&name, "histogram", "how long a batch took");
+        for (labels, one) in used(owners) {
+            self.histogram(&name, &labels, &one.latency);
+        }
+    }
+
+    fn histogram(&mut self, name: &str, labels: &str, latency: &LatencySnapshot) {
+        let bucket = format!("{name}_bucket");
+        let mut sum = 0;
+        for (class, count) in latency.counts.iter().enumerate() {
+            sum += count;
+            let end = LatencySnapshot::bound(class)
+                .map_or_else(|| "+Inf".to_owned(), |end| end.to_string());
+            self.line(&bucket, &format!("{labels},le=\"{end}\""), sum);
+        }
+        self.line(&format!("{name}_sum"), labels, latency.micros as f64 / 1e6);
+        self.line(&format!("{name}_count"), labels, sum);
+    }
+}
+
+/// Labels and sums of every way that was used.
+fn used<'a>(
+    owners: &'a [(&'a str, &'a [TransportSnapshot])],
+) -> impl Iterator<Item = (String, &'a TransportSnapshot)> {
+    owners.iter().flat_map(|(owner, transports)| {
+        transports.iter().filter(|one| one.is_used()).map(move |one| {
+            let labels = match *owner {
+                "" => format!("transport=\"{}\"", one.kind),
+                peer => format!("peer=\"{}\",transport=\"{}\"", escaped(peer), one.kind),
+            };
+            (labels, one)
+        })
+    })
+}
+
+fn escaped(label: &str) -> String {
+    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        metrics::{Metrics, PeerSnapshot, PoolSnapshot, Progress, Work},
+        piece::Opcode,
+        transport::TransportKind,
+    };
+
+    fn snapshot(batches: u64) -> EngineSnapshot {
+        let metrics = Metrics::default();
+        for _ in 0..batches {
+            metrics.count(&Work {
+                kind: TransportKind::Tcp,
+                opcode: Opcode::Write,
+                before: Progress::default(),
+                after: Progress { pieces: 2, bytes: 1_000_000, errors: 1 },
+                took: Duration::from_micros(700),
+            });
+        }
+        let peer = PeerSnapshot {
+            name: "a\"b\\c".to_owned(),
+            transport: None,
+            errors: 0,
+            refusals: Vec::new(),
+            transports: metrics.snapshot(),
+            connections: PoolSnapshot { open: 3, idle: 1, limit: 4, refused: 0 },
+            measured: Vec::new(),
+        };
+        EngineSnapshot {
+            transports: metrics.snapshot(),
+            peers: vec![peer],
+            ..EngineSnapshot::default()
+        }
+    }
+
+    #[test]
+    fn every_line_of_the_page_is_a_comment_or_a_name_with_labels_and_a_number() {
+        let page = snapshot(3).prometheus();
+        for line in page.lines().filter(|line| !line.starts_with("# ")) {
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            assert!(value.parse::<f64>().is_ok(), "{line}");
+            assert!(name.starts_with("mooncake_transfer_"), "{line}");
+            assert_eq!(name.contains('{'), name.ends_with('}'), "{line}");
+        }
+        for line in [
+            "mooncake_transfer_bytes_total{transport=\"tcp\",operation=\"write\"} 3000000",
+            "mooncake_transfer_errors_total{transport=\"tcp\"} 3",
+            "mooncake_transfer_peer_pieces_total{peer=\"a\\\"b\\\\c\",transport=\"tcp\"} 6",
+            "mooncake_transfer_latency_seconds_bucket{transport=\"tcp\",le=\"0.000512\"} 0",
+            "mooncake_transfer_latency_seconds_bucket{transport=\"tcp\",le=\"0.001024\"} 3",
+            "mooncake_transfer_latency_seconds_bucket{transport=\"tcp\",le=\"+Inf\"} 3",
+            "mooncake_transfer_latency_seconds_count{transport=\"tcp\"} 3",
+            "mooncake_transfer_connections{peer=\"a\\\"b\\\\c\",state=\"open\"} 3",
+        ] {
+            assert!(page.lines().any(|found| found == line), "{line}\n{page}");
+        }
+        let heads: Vec<_> = page.lines().filter(|line| line.starts_with("# TYPE")).collect();
+        let mut once = heads.clone();
+        once.sort_unstable();
+        once.dedup();
+        assert_eq!(once.len(), heads.len(), "a name is declared once");
+    }
+
+    #[test]
+    fn the_line_tells_what_happened_since_and_is_absent_when_nothing_did() {
+        let (before, now) = (snapshot(1), snapshot(3));
+        let line = now.line_since(&before, Duration::from_secs(2)).unwrap();
+        let wanted = "tcp read 0.0 MB/s, wrote 1.0 MB/s, 2 batches, 2 errors, p50 1024 us, \
+                      p99 1024 us";
+        assert_eq!(line, wanted);
+        assert_eq!(now.line_since(&now, Duration::from_secs(2)), None);
+    }
+}

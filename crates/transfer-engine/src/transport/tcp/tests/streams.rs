@@ -1,0 +1,171 @@
+//! Large batches over several connections at once.
+
+use std::{io::Read, net::TcpListener, sync::Arc, thread, time::Duration};
+
+use mooncake_base::{Clock, ErrorKind, SystemClock};
+
+use super::support::{Language, Memory, Owner, moved, outcomes, pieces, soon};
+use crate::{
+    piece::{LocalRange, Opcode, Piece},
+    transport::{
+        Path, Transport,
+        tcp::{TcpSettings, TcpTransport, frame},
+    },
+};
+
+const LENGTH: usize = 12 << 20;
+
+/// A path whose large transfers use so many connections.
+fn path_over(owner: &Owner, lanes: usize) -> Arc<dyn Path> {
+    let settings = TcpSettings { lanes_per_transfer: Some(lanes), ..TcpSettings::default() };
+    TcpTransport::new(settings).connect(&owner.descriptor(Language::Own), soon()).unwrap()
+}
+
+#[test]
+fn a_large_transfer_arrives_whole_over_one_connection_or_several() {
+    for lanes in [1, 2, 4] {
+        let (owner, theirs) = Owner::with_memory(LENGTH);
+        let path = path_over(&owner, lanes);
+        let ours = Memory::patterned(LENGTH, lanes);
+        // One piece, and pieces of a length that no frame ends with.
+        for length in [LENGTH, 3_000_001, 777] {
+            let there = |index| theirs.address() + (index * length) as u64;
+            let mut batch = pieces(&ours, length, there);
+            path.transfer(Opcode::Write, &mut batch, soon());
+            assert!(batch.iter().all(moved));
+            let back = Memory::zeroed(LENGTH);
+            let mut batch = pieces(&back, length, there);
+            path.transfer(Opcode::Read, &mut batch, soon());
+            assert!(batch.iter().all(moved));
+            let whole = LENGTH / length * length;
+            assert!(back.bytes()[..whole] == ours.bytes()[..whole], "{lanes} {length}");
+            assert!(theirs.bytes()[..whole] == ours.bytes()[..whole], "{lanes} {length}");
+        }
+        let pool = path.connections().unwrap();
+        assert_eq!((pool.open, pool.idle), (lanes, lanes), "all of them came back in step");
+    }
+}
+
+#[test]
+fn in_a_large_batch_only_the_bad_pieces_fail() {
+    const PART: usize = 500 << 10;
+    for opcode in [Opcode::Read, Opcode::Write] {
+        let (owner, theirs) = Owner::with_memory(LENGTH);
+        let path = path_over(&owner, 3);
+        let ours = Memory::patterned(LENGTH, 5);
+        let mut batch = pieces(&ours, PART, |index| theirs.address() + (index * PART) as u64);
+        let count = batch.len();
+        // Not of the owner, and not mapped here.
+        batch[7].remote = theirs.address() + LENGTH as u64 - 5;
+        // SAFETY: nothing can refer to memory that is not there.
+        let nowhere = unsafe { LocalRange::foreign(0x10, PART) };
+        batch[20] = Piece::new(nowhere, theirs.address() + (20 * PART) as u64);
+        path.transfer(opcode, &mut batch, soon());
+        let wanted: Vec<_> = (0..count).map(|index| index != 7 && index != 20).collect();
+        assert_eq!(outcomes(&batch), wanted, "{opcode:?}");
+        for index in (0..count).filter(|index| wanted[*index]) {
+            let range = index * PART..(index + 1) * PART;
+            assert!(ours.bytes()[range.clone()] == theirs.bytes()[range], "{opcode:?} {index}");
+        }
+        let bad = batch[20].outcome.take().unwrap().unwrap_err();
+        assert_eq!(bad.kind(), ErrorKind::InvalidArgument, "{bad}");
+        assert!(path.is_alive());
+    }
+}
+
+#[test]
+fn an_owner_that_ends_in_the_middle_of_a_large_transfer_is_an_error_in_time() {
+    for opcode in [Opcode::Read, Opcode::Write] {
+        let (owner, theirs) = Owner::with_memory(LENGTH);
+        let path = path_over(&owner, 4);
+        let ours = Memory::patterned(LENGTH, 6);
+        thread::scope(|scope| {
+            let (path, ours, theirs) = (&path, &ours, &theirs);
+            let busy = scope.spawn(move || {
+                loop {
+                    let mut batch = [ours.piece(0, LENGTH, theirs, 0)];
+                    path.transfer(opcode, &mut batch, soon());
+                    if let Some(Err(error)) = batch[0].outcome.take() {
+                        return error;
+                    }
+                }
+            });
+            owner.server.close();
+            let error = busy.join().unwrap();
+            assert_ne!(error.kind(), ErrorKind::Timeout, "{error}");
+        });
+    }
+}
+
+#[test]
+fn a_peer_that_takes_nothing_costs_a_large_transfer_its_deadline() {
+    let owner = Owner::start("127.0.0.1");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let engine = owner.engine.bits();
+    thread::spawn(move || {
+        let mut held = Vec::new();
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut greeting = [0; frame::GREETING_BYTES];
+            if stream.read_exact(&mut greeting).is_err() {
+                continue;
+            }
+            let ours = frame::Greeting { version: frame::VERSION, engine, asks_for_token: false };
+            std::io::Write::write_all(&mut stream, &ours.encode()).unwrap();
+            held.push(stream);
+        }
+    });
+    let mut descriptor = owner.descriptor(Language::Own);
+    descriptor.tcp_data_port = port;
+    let settings = TcpSettings { lanes_per_transfer: Some(4), ..TcpSettings::default() };
+    let path = TcpTransport::new(settings).connect(&descriptor, soon()).unwrap();
+    let ours = Memory::zeroed(LENGTH);
+    for opcode in [Opcode::Read, Opcode::Write] {
+        let begin = std::time::Instant::now();
+        let mut batch = [ours.part(0, LENGTH, 1 << 20)];
+        path.transfer(opcode, &mut batch, SystemClock.now() + Duration::from_millis(150));
+        let error = batch[0].outcome.take().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        assert!(error.to_string().contains("deadline"), "{error}");
+        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+    }
+}
+
+#[test]
+fn small_transfers_get_a_connection_beside_a_large_one() {
+    let (owner, theirs) = Owner::with_memory(LENGTH);
+    let path = path_over(&owner, 4);
+    let ours = Memory::patterned(LENGTH, 8);
+    thread::scope(|scope| {
+        for thread in 0..6 {
+            let (path, ours, theirs) = (&path, &ours, &theirs);
+            scope.spawn(move || {
+                let length = if thread < 2 { LENGTH } else { 100 };
+                for _ in 0..10 {
+                    let mut batch = [ours.piece(0, length, theirs, 0)];
+                    path.transfer(Opcode::Write, &mut batch, soon());
+                    assert!(moved(&batch[0]), "{:?}", batch[0].outcome);
+                }
+            });
+        }
+    });
+    let pool = path.connections().unwrap();
+    assert!(pool.open <= 4 && pool.idle == pool.open, "{pool:?}");
+}
+
+#[test]
+fn a_closed_path_has_no_connections_and_takes_no_transfer() {
+    let (owner, theirs) = Owner::with_memory(100);
+    let path = path_over(&owner, 4);
+    let ours = Memory::patterned(100, 8);
+    path.transfer(Opcode::Write, &mut [ours.piece(0, 100, &theirs, 0)], soon());
+    path.close();
+    path.close();
+    let pool = path.connections().unwrap();
+    assert_eq!((pool.open, pool.idle), (0, 0));
+    assert!(!path.is_alive());
+    let mut batch = [ours.piece(0, 100, &theirs, 0)];
+    path.transfer(Opcode::Write, &mut batch, soon());
+    assert_eq!(outcomes(&batch), [false]);
+}

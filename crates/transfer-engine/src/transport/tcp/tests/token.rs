@@ -1,0 +1,149 @@
+//! A token that both sides must know.
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    sync::Arc,
+    time::Duration,
+};
+
+use mooncake_base::{ErrorKind, Result};
+
+use super::support::{Language, Memory, Owner, moved, soon};
+use crate::{
+    metrics::{RefusalSnapshot, Refusals},
+    piece::Opcode,
+    token::Token,
+    transport::{
+        Path, Transport,
+        tcp::{
+            TcpServerSettings, TcpSettings, TcpTransport,
+            frame::{CLAIM_BYTES, GREETING_BYTES, Greeting, VERDICT_BYTES, VERSION, Verdict},
+        },
+    },
+};
+
+fn token(text: &str) -> Option<Token> {
+    Some(Token::new(text).unwrap())
+}
+
+fn owner_with(token: Option<Token>) -> (Owner, Arc<Refusals>) {
+    let refusals = Arc::<Refusals>::default();
+    let settings = TcpServerSettings {
+        token,
+        refusals: Arc::clone(&refusals),
+        ..TcpServerSettings::default()
+    };
+    (Owner::start_with("127.0.0.1:0", settings), refusals)
+}
+
+fn connect(
+    owner: &Owner,
+    token: Option<Token>,
+    language: Language,
+) -> (Result<Arc<dyn Path>>, RefusalSnapshot) {
+    let refusals = Arc::<Refusals>::default();
+    let settings = TcpSettings { token, refusals: Arc::clone(&refusals), ..TcpSettings::default() };
+    let path = TcpTransport::new(settings).connect(&owner.descriptor(language), soon());
+    (path, refusals.snapshot())
+}
+
+#[test]
+fn the_same_token_on_both_sides_moves_bytes() {
+    let (owner, refusals) = owner_with(token("correct horse"));
+    let theirs = Memory::patterned(1000, 1);
+    drop(owner.lend(&theirs));
+    let path = connect(&owner, token("correct horse"), Language::Own).0.unwrap();
+    let ours = Memory::patterned(1000, 2);
+    let mut batch = [ours.piece(0, 1000, &theirs, 0)];
+    path.transfer(Opcode::Write, &mut batch, soon());
+    assert!(moved(&batch[0]), "{:?}", batch[0].outcome);
+    assert_eq!(theirs.bytes(), ours.bytes());
+    assert_eq!(refusals.snapshot(), RefusalSnapshot::default());
+}
+
+#[test]
+fn a_wrong_or_missing_token_is_told_and_counted_on_both_sides() {
+    let cases = [
+        (token("correct horse"), token("wrong horse"), "has another token"),
+        (token("correct horse"), None, "asks for a token"),
+        (None, token("correct horse"), "asks for no token"),
+    ];
+    for (there, here, words) in cases {
+        let (owner, refusals) = owner_with(there.clone());
+        let (path, counted) = connect(&owner, here, Language::Own);
+        let error = path.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+        assert!(error.to_string().contains(words), "{error}");
+        assert_eq!(counted.token_there, 1);
+        let wanted = u64::from(there.is_some());
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        while refusals.snapshot().token_here < wanted {
+            assert!(std::time::Instant::now() < deadline, "the owner counts it too");
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn established_frames_are_refused_where_there_is_a_token() {
+    let (owner, refusals) = owner_with(token("correct horse"));
+    let theirs = Memory::patterned(1000, 1);
+    drop(owner.lend(&theirs));
+    let before = theirs.bytes();
+    for language in [Language::Established1, Language::Established2] {
+        // An engine with a token does not begin to talk to one that cannot ask for it.
+        let (path, counted) = connect(&owner, token("correct horse"), language);
+        assert_eq!(path.unwrap_err().kind(), ErrorKind::PermissionDenied);
+        assert_eq!(counted.token_there, 1);
+        // And one without is not answered.
+        let path = connect(&owner, None, language).0.unwrap();
+        let ours = Memory::patterned(1000, 2);
+        let mut batch = [ours.piece(0, 1000, &theirs, 0)];
+        path.transfer(Opcode::Read, &mut batch, soon());
+        assert!(!moved(&batch[0]) || language == Language::Established1);
+        path.transfer(Opcode::Write, &mut [ours.piece(0, 1000, &theirs, 0)], soon());
+        assert_eq!(theirs.bytes(), before);
+    }
+    assert!(refusals.snapshot().established >= 2, "{:?}", refusals.snapshot());
+}
+
+#[test]
+fn a_claim_that_was_heard_before_is_good_for_no_second_connection() {
+    let (owner, refusals) = owner_with(token("correct horse"));
+    let greet = |stream: &mut TcpStream| {
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let ours = Greeting { version: VERSION, engine: 0, asks_for_token: false };
+        stream.write_all(&ours.encode()).unwrap();
+        let mut theirs = [0; GREETING_BYTES];
+        stream.read_exact(&mut theirs).unwrap();
+        assert!(Greeting::decode(&theirs).unwrap().asks_for_token);
+        let mut nonce = [0; 32];
+        stream.read_exact(&mut nonce).unwrap();
+        nonce
+    };
+    let verdict = |stream: &mut TcpStream, claim: &[u8]| {
+        stream.write_all(claim).unwrap();
+        let mut verdict = [0; VERDICT_BYTES];
+        stream.read_exact(&mut verdict).unwrap();
+        Verdict::decode(&verdict).unwrap()
+    };
+    let mut first = TcpStream::connect(owner.server.address()).unwrap();
+    let of_owner = greet(&mut first);
+    let (of_caller, owner_id) = ([9; 32], owner.engine.bits());
+    let exchange = crate::token::Exchange {
+        door: crate::token::Door::Tcp,
+        owner: owner_id,
+        of_owner,
+        of_caller,
+    };
+    let proof = token("correct horse").unwrap().proof(crate::token::Side::Caller, &exchange);
+    let claim = [of_caller, proof].concat();
+    assert_eq!(claim.len(), CLAIM_BYTES);
+    assert!(matches!(verdict(&mut first, &claim), Verdict::Taken(_)));
+    let mut second = TcpStream::connect(owner.server.address()).unwrap();
+    assert_ne!(greet(&mut second), of_owner);
+    assert_eq!(verdict(&mut second, &claim), Verdict::Refused);
+    assert_eq!(second.read(&mut [0; 1]).unwrap(), 0, "and the connection ends");
+    assert_eq!(refusals.snapshot().token_here, 1);
+}
