@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mooncake._logs import log_to_python
     from mooncake._native import Buffer, PutOptions, last_error
     from mooncake.async_object_store import AsyncStore
+    from mooncake.buffer_pool import BufferPool, RegisteredBufferPool
     from mooncake.errors import (
         AlreadyExistsError,
         BusyError,
@@ -39,6 +40,7 @@ __all__ = [
     "AlreadyExistsError",
     "AsyncStore",
     "Buffer",
+    "BufferPool",
     "BusyError",
     "ClosedError",
     "CorruptError",
@@ -54,6 +56,7 @@ __all__ = [
     "ObjectInfo",
     "PutOptions",
     "QuotaExceededError",
+    "RegisteredBufferPool",
     "SegmentInfo",
     "StorageError",
     "Store",
@@ -68,8 +71,10 @@ __all__ = [
 _HOMES = {
     "AsyncStore": "mooncake.async_object_store",
     "Buffer": "mooncake._runtime",
+    "BufferPool": "mooncake.buffer_pool",
     "ObjectInfo": "mooncake.object_store",
     "PutOptions": "mooncake._runtime",
+    "RegisteredBufferPool": "mooncake.buffer_pool",
     "SegmentInfo": "mooncake.object_store",
     "Store": "mooncake.object_store",
     "StoreConfig": "mooncake.object_store",

@@ -47,6 +47,14 @@ _Columns: TypeAlias = Sequence[Sequence[int]]
 class Buffer:
     """Bytes in memory of their own, which speak the buffer protocol without a copy."""
 
+    @staticmethod
+    def allocate(length: int) -> Buffer:
+        """Return new memory of zeros, which takes room only as it is touched."""
+
+    @property
+    def exports(self) -> int:
+        """How many views of it there are."""
+
     def ptr(self) -> int:
         """Return the address of the first byte."""
 
@@ -463,6 +471,27 @@ class Store:
 
     def unregister_buffer(self, address: int) -> None:
         """Withdraw memory that was registered, by its first address."""
+
+    def mount(self, length: int) -> Sequence[str]:
+        """Lend more memory to the pool, as one segment or several; return their ids."""
+
+    def mount_file(self, path: str, length: int, *, offset: int = 0, location: str = "*") -> str:
+        """Lend a part of a file to the pool; return the id of the segment.
+
+        Args:
+            path: The file; objects that are put there are written into it.
+            length: How many bytes of it.
+            offset: The first of them, a multiple of the page size.
+            location: Where the memory is, for instance ``"cpu:0"``.
+        """
+
+    def unmount(self, segment: str, *, grace_s: float = 0.0) -> None:
+        """Take a segment of this client out of the pool.
+
+        Args:
+            segment: Its id.
+            grace_s: For so long it can be read, but takes no new objects.
+        """
 
     @property
     def hostname(self) -> str:

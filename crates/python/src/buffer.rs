@@ -5,8 +5,10 @@
 #![allow(unsafe_code, reason = "this is where the program meets Python's memory")]
 
 use std::{
+    alloc::{Layout, alloc_zeroed},
     ffi::{CStr, c_int},
     ptr,
+    sync::atomic::{AtomicUsize, Ordering},
 };
 
 use mooncake_transfer_engine::LocalRange;
@@ -17,6 +19,8 @@ use pyo3::{
     prelude::*,
     types::{PyBytes, PyList, PyString, PyTuple},
 };
+
+use crate::argument::Unsigned;
 
 /// The buffers that make up one value, held for as long as a call reads them.
 #[derive(Debug)]
@@ -116,6 +120,8 @@ pub(crate) struct Buffer {
     memory: Vec<u8>,
     length: usize,
     format: &'static CStr,
+    /// How many views of it there are.
+    exports: AtomicUsize,
 }
 
 impl Buffer {
@@ -130,7 +136,8 @@ impl Buffer {
         // SAFETY: the vector owns the bytes and does not move or free them while it is unchanged,
         // which is until it is dropped; no reference to them exists.
         let range = unsafe { LocalRange::held(memory.as_mut_ptr(), length) };
-        Ok((Self { memory, length, format: if is_signed { c"b" } else { c"B" } }, range))
+        let format = if is_signed { c"b" } else { c"B" };
+        Ok((Self { memory, length, format, exports: AtomicUsize::new(0) }, range))
     }
 
     /// A copy, for those who must have `bytes`. The buffer is filled and nobody has seen it.
@@ -144,6 +151,31 @@ impl Buffer {
 
 #[pymethods]
 impl Buffer {
+    /// New memory of zeros, which takes room only as it is touched.
+    #[staticmethod]
+    fn allocate(length: Unsigned) -> PyResult<Self> {
+        let (mut buffer, _) = Self::blank(0, false)?;
+        let refused = || PyMemoryError::new_err(format!("no memory of {} bytes", length.0));
+        let layout = Layout::array::<u8>(length.0).map_err(|_| refused())?;
+        if layout.size() > 0 {
+            // SAFETY: the layout has a size.
+            let memory = unsafe { alloc_zeroed(layout) };
+            if memory.is_null() {
+                return Err(refused());
+            }
+            // SAFETY: allocated just now with the layout of so many bytes, and nobody else's.
+            buffer.memory = unsafe { Vec::from_raw_parts(memory, 0, length.0) };
+        }
+        buffer.length = length.0;
+        Ok(buffer)
+    }
+
+    /// How many views of it there are.
+    #[getter]
+    fn exports(&self) -> usize {
+        self.exports.load(Ordering::Relaxed)
+    }
+
     /// The address of the first byte.
     fn ptr(&self) -> usize {
         self.memory.as_ptr() as usize
@@ -187,6 +219,11 @@ impl Buffer {
             // SAFETY: the view was filled just now; the text lives as long as the program.
             unsafe { (*view).format = buffer.format.as_ptr().cast_mut() };
         }
+        buffer.exports.fetch_add(1, Ordering::Relaxed);
         Ok(())
+    }
+
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
+        self.exports.fetch_sub(1, Ordering::Relaxed);
     }
 }

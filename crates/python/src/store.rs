@@ -7,9 +7,9 @@ mod open;
 mod parts;
 mod settings;
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use mooncake_base::{Error, ErrorCode, ObjectKey, Result};
+use mooncake_base::{Error, ErrorCode, ObjectKey, Result, SegmentId};
 use mooncake_store_client::{Client, Located, ObjectPage, ObjectStatus, ObjectSummary, Selector};
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{
@@ -401,6 +401,42 @@ impl Store {
         let open = self.open();
         let withdrawn = detached(py, || open.engine()?.regions().unregister(address.0 as u64));
         or_raise(py, withdrawn.and_then(|withdrawn| withdrawn))
+    }
+
+    /// Lends more memory to the pool; the ids of the segments.
+    fn mount(&self, py: Python<'_>, length: Unsigned) -> PyResult<Vec<String>> {
+        let mounted = self.call(py, |client| client.mount(length.0 as u64))?;
+        Ok(or_raise(py, mounted)?.iter().map(ToString::to_string).collect())
+    }
+
+    /// Lends a part of a file to the pool; the id of the segment.
+    #[pyo3(signature = (path, length, *, offset = 0, location = "*"))]
+    fn mount_file(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        length: Unsigned,
+        offset: u64,
+        location: &str,
+    ) -> PyResult<String> {
+        let length = length.0 as u64;
+        let mounted = self.call(py, |client| client.mount_file(&path, offset, length, location))?;
+        or_raise(py, mounted).map(|id| id.to_string())
+    }
+
+    /// Takes a segment of this client out of the pool, at once or after a grace.
+    #[pyo3(signature = (segment, *, grace_s = 0.0))]
+    fn unmount(&self, py: Python<'_>, segment: &str, grace_s: f64) -> PyResult<()> {
+        let unknown = || {
+            Error::new(ErrorCode::SEGMENT_NOT_FOUND, "no segment has such an id")
+                .with("segment", segment)
+        };
+        let id = or_raise(py, SegmentId::parse(segment).ok_or_else(unknown))?;
+        let grace = Duration::try_from_secs_f64(grace_s)
+            .map_err(|_| Error::invalid("a grace is a number of seconds").with("grace_s", grace_s));
+        let grace = or_raise(py, grace)?;
+        let unmounted = self.call(py, |client| client.unmount(id, grace))?;
+        or_raise(py, unmounted)
     }
 
     /// The name that this client's segments go by.

@@ -260,9 +260,9 @@ fn memory_can_be_lent_and_taken_back() {
     assert_eq!(mounted.len(), 3, "cut at the largest size");
     assert_eq!(node.client.segments().unwrap().len(), 4);
     for segment in &mounted {
-        node.client.unmount(*segment).unwrap();
+        node.client.unmount(*segment, Duration::ZERO).unwrap();
     }
-    assert_eq!(code(node.client.unmount(mounted[0])), ErrorCode::SEGMENT_NOT_FOUND);
+    assert_eq!(code(node.client.unmount(mounted[0], Duration::ZERO)), ErrorCode::SEGMENT_NOT_FOUND);
     assert_eq!(node.client.segments().unwrap().len(), 1);
 }
 

@@ -23,7 +23,7 @@ pub use self::{listen::address_facing, registry::Registry};
 use crate::{
     config::EngineConfig,
     handshake::{HandshakeServer, HandshakeSettings, Notification},
-    memory::{SharedMemory, lent::Lent},
+    memory::{FileMemory, SharedMemory, lent::Lent},
     metadata::{self, MetadataSettings, MetadataStore},
     metrics::{Metrics, Refusals},
     peer::{Found, Peer, Ways},
@@ -195,19 +195,43 @@ impl Engine {
             .regions
             .register(memory.base(), memory.length(), "cpu:0", backing)
             .inspect_err(|_| self.inner.lent.release(memory.base()))?;
+        memory.on_drop(self.withdrawal());
+        self.inner.announce()?;
+        Ok(memory)
+    }
+
+    /// Maps a part of a file as memory that peers may reach.
+    ///
+    /// # Errors
+    /// The file cannot be mapped, `offset` is no multiple of the page size, the file has not so many
+    /// bytes, or the engine is closed.
+    pub fn map_file(
+        &self,
+        path: &std::path::Path,
+        offset: u64,
+        length: u64,
+        location: &str,
+    ) -> Result<FileMemory> {
+        self.inner.usable()?;
+        let mut memory = FileMemory::map(path, offset, length)?;
+        self.regions().register(memory.base(), memory.length(), location)?;
+        memory.on_drop(self.withdrawal());
+        Ok(memory)
+    }
+
+    /// What memory does, with its first address, before it goes.
+    fn withdrawal(&self) -> impl FnOnce(u64) + Send + Sync + 'static {
         let (weak, generation) = (Arc::downgrade(&self.inner), self.inner.generation);
-        memory.on_drop(move |base| {
+        move |base| {
             if process::is_forked_since(generation) {
                 return;
             }
             let Some(inner) = weak.upgrade() else { return };
             let taken = inner.withdraw(base).and_then(|()| inner.announce());
             if let Err(error) = taken {
-                tracing::warn!(%error, "shared memory was dropped while it was in use");
+                tracing::warn!(%error, "memory was dropped while it was in use");
             }
-        });
-        self.inner.announce()?;
-        Ok(memory)
+        }
     }
 
     /// Finds a segment and a path to its engine. The same name gives the same peer; its own name

@@ -36,7 +36,7 @@ pub use config::EngineConfig;
 pub use descriptor::SegmentDescriptor;
 pub use engine::{Engine, Registry, address_facing};
 pub use managed::ManagedBuffers;
-pub use memory::SharedMemory;
+pub use memory::{FileMemory, SharedMemory};
 pub use metrics::{
     EngineSnapshot, LatencySnapshot, PeerSnapshot, PoolSnapshot, RefusalSnapshot, TransportSnapshot,
 };

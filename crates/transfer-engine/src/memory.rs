@@ -1,5 +1,6 @@
-//! Memory that we allocate so that peers of the same host can map it.
+//! Memory that we allocate so that peers of the same host can map it, and files that are lent.
 
+pub(crate) mod file;
 pub(crate) mod lent;
 pub(crate) mod mapping;
 mod rest;
@@ -8,6 +9,7 @@ use std::{fmt, sync::Arc};
 
 use mooncake_base::Result;
 
+pub use self::file::FileMemory;
 use crate::{
     memory::mapping::{Mapping, open_gate},
     piece::LocalRange,

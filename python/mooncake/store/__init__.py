@@ -12,6 +12,8 @@ from mooncake.store.config import (
     TaskType,
 )
 from mooncake.store.distributed import MooncakeDistributedStore
+from mooncake.store.memory import MooncakeHostMemAllocator, bind_to_numa_node
+from mooncake.store.pool import BufferLease, BufferLeaseView, BufferPool
 
 __all__ = [
     "ACTIVATION",
@@ -35,14 +37,26 @@ __all__ = [
     "UNKNOWN",
     "WEIGHT",
     "BufferHandle",
+    "BufferLease",
+    "BufferLeaseView",
+    "BufferPool",
     "MooncakeDistributedStore",
+    "MooncakeHostMemAllocator",
     "ObjectDataType",
+    "RegisteredBufferLease",
+    "RegisteredBufferLeaseView",
+    "RegisteredBufferPool",
     "ReplicaStatus",
     "ReplicateConfig",
     "SoftPinAction",
     "TaskStatus",
     "TaskType",
+    "bind_to_numa_node",
 ]
+
+RegisteredBufferLease = BufferLease
+RegisteredBufferLeaseView = BufferLeaseView
+RegisteredBufferPool = BufferPool
 
 UNDEFINED = ReplicaStatus.UNDEFINED
 INITIALIZED = ReplicaStatus.INITIALIZED

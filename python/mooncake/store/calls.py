@@ -26,7 +26,7 @@ class Calls:
     The calls themselves are added by classes that are cut by noun.
     """
 
-    __slots__ = ("__weakref__", "_is_warned", "_local_bytes", "_name", "_native")
+    __slots__ = ("__weakref__", "_is_warned", "_local_bytes", "_mounted", "_name", "_native")
 
     def __init__(self) -> None:
         """Make a store that is not set up yet."""
@@ -34,6 +34,8 @@ class Calls:
         self._name = ""
         self._local_bytes = 0
         self._is_warned = False
+        # What kind of memory each segment is that was mounted later.
+        self._mounted: dict[str, str] = {}
 
     def _each(
         self, count: int, call: Callable[[_native.Store], list[T | MooncakeError]]

@@ -7,6 +7,7 @@ from typing import Final
 __all__ = [
     "BUFFER_OVERFLOW",
     "DFS_SERVICE_UNAVAILABLE",
+    "INTERNAL_ERROR",
     "INVALID_PARAMS",
     "NOT_SUPPORTED",
     "OK",
@@ -16,6 +17,7 @@ __all__ = [
 ]
 
 OK: Final = 0
+INTERNAL_ERROR: Final = -1
 BUFFER_OVERFLOW: Final = -10
 INVALID_PARAMS: Final = -600
 RPC_FAIL: Final = -900

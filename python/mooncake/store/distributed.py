@@ -12,6 +12,7 @@ from mooncake.store.codes import INVALID_PARAMS, OK
 from mooncake.store.copying import CopyingCalls
 from mooncake.store.looking import LookingCalls
 from mooncake.store.pointers import PointerCalls
+from mooncake.store.segments import SegmentCalls
 from mooncake.store.setup import MASTER_ADDRESS, SetupArguments, connect
 
 __all__ = ["MooncakeDistributedStore"]
@@ -19,7 +20,7 @@ __all__ = ["MooncakeDistributedStore"]
 _log = logging.getLogger("mooncake.store")
 
 
-class MooncakeDistributedStore(CopyingCalls, LookingCalls, PointerCalls):
+class MooncakeDistributedStore(CopyingCalls, LookingCalls, PointerCalls, SegmentCalls):
     """A distributed store of bytes by key.
 
     Calls return numbers: 0 or a count is success, a negative number is a failure, by the table in
@@ -148,6 +149,7 @@ class MooncakeDistributedStore(CopyingCalls, LookingCalls, PointerCalls):
             0, also when it is closed already.
         """
         native, self._native = self._native, None
+        self._mounted.clear()
         self._name = ""
         if native is not None:
             native.close()

@@ -17,6 +17,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/transfer-engine/src/choice.rs", "names memory in its tests"),
     ("crates/transfer-engine/src/copy.rs", "copies between addresses that were checked"),
     ("crates/transfer-engine/src/memory.rs", "lends buffers to copies"),
+    ("crates/transfer-engine/src/memory/file.rs", "maps files"),
     ("crates/transfer-engine/src/memory/mapping.rs", "maps and seals shared memory"),
     ("crates/transfer-engine/src/memory/rest.rs", "unmaps shared memory and keeps its addresses"),
     ("crates/transfer-engine/src/piece.rs", "carries addresses of memory that was lent"),

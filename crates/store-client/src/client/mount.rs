@@ -1,11 +1,15 @@
 //! Memory that the client lends to the pool, and memory of the user that transfers go to and from.
 
-use std::{sync::mpsc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::mpsc,
+    time::Duration,
+};
 
 use mooncake_base::sync::Mutex;
-use mooncake_base::{Error, ErrorCode, Moment, Result, SegmentId};
+use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SegmentId, SystemClock};
 use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
-use mooncake_transfer_engine::SharedMemory;
+use mooncake_transfer_engine::{FileMemory, SharedMemory};
 
 use super::{Client, Shared, call};
 
@@ -20,7 +24,25 @@ pub(super) struct Segments(Mutex<Vec<Mounted>>);
 #[derive(Debug)]
 pub(super) struct Mounted {
     segment: v1::Segment,
-    _memory: SharedMemory,
+    memory: Memory,
+    /// The end of its grace, if it is on its way out.
+    leaves: Option<Moment>,
+}
+
+#[derive(Debug)]
+enum Memory {
+    /// Memory of our own.
+    Own(#[allow(dead_code, reason = "held for its drop")] SharedMemory),
+    /// A part of a file, and which.
+    File(#[allow(dead_code, reason = "held for its drop")] FileMemory, FilePart),
+}
+
+/// A part of a file.
+#[derive(Debug, Clone)]
+struct FilePart {
+    path: PathBuf,
+    offset: u64,
+    location: String,
 }
 
 impl Client {
@@ -33,13 +55,29 @@ impl Client {
         self.shared.mount(bytes)
     }
 
-    /// Takes a segment out of the pool and frees its memory. Objects that lie only there are
-    /// gone.
+    /// Lends a part of a file to the pool; what is put there goes into the file.
+    ///
+    /// # Errors
+    /// The file cannot be mapped, `offset` is no multiple of the page size, the file has not so many
+    /// bytes, or the master refuses or cannot be reached. Nothing is lent then.
+    pub fn mount_file(
+        &self,
+        path: &Path,
+        offset: u64,
+        bytes: u64,
+        location: &str,
+    ) -> Result<SegmentId> {
+        let part = FilePart { path: path.to_owned(), offset, location: location.to_owned() };
+        self.shared.mount_file(part, bytes)
+    }
+
+    /// Takes a segment out of the pool and frees its memory: at once, or after a grace in which it
+    /// can be read but takes no new objects. Objects that lie only there are gone then.
     ///
     /// # Errors
     /// It is no segment of this client, or the master cannot be reached: then it stays mounted.
-    pub fn unmount(&self, segment: SegmentId) -> Result<()> {
-        self.shared.unmount(segment)
+    pub fn unmount(&self, segment: SegmentId, grace: Duration) -> Result<()> {
+        self.shared.unmount(segment, grace)
     }
 
     /// The ids of the segments that this client lends.
@@ -54,7 +92,22 @@ impl Client {
 impl Segments {
     /// What the master is told of each.
     pub(super) fn all(&self) -> Vec<v1::Segment> {
-        self.0.lock().iter().map(|mounted| mounted.segment.clone()).collect()
+        let segments = self.0.lock();
+        let staying = segments.iter().filter(|mounted| mounted.leaves.is_none());
+        staying.map(|mounted| mounted.segment.clone()).collect()
+    }
+
+    /// Hands out those of which the grace is over.
+    fn take_left(&self, now: Moment) -> Vec<Mounted> {
+        let is_over = |mounted: &mut Mounted| mounted.leaves.is_some_and(|end| end.has_passed(now));
+        self.0.lock().extract_if(.., is_over).collect()
+    }
+
+    fn leave_at(&self, id: SegmentId, end: Moment) {
+        let mut segments = self.0.lock();
+        if let Some(mounted) = segments.iter_mut().find(|mounted| mounted.is(id)) {
+            mounted.leaves = Some(mounted.leaves.map_or(end, |earlier| earlier.min(end)));
+        }
     }
 
     /// Hands all of them out; none is left.
@@ -64,6 +117,18 @@ impl Segments {
 
     fn replace_all(&self, by: Vec<Mounted>) -> Vec<Mounted> {
         std::mem::replace(&mut *self.0.lock(), by)
+    }
+
+    /// The length of each, and the part of a file that it is.
+    fn shapes(&self) -> Vec<(u64, Option<FilePart>)> {
+        let segments = self.0.lock();
+        let staying = segments.iter().filter(|mounted| mounted.leaves.is_none());
+        staying
+            .map(|mounted| match &mounted.memory {
+                Memory::Own(_) => (mounted.segment.length, None),
+                Memory::File(_, part) => (mounted.segment.length, Some(part.clone())),
+            })
+            .collect()
     }
 
     fn ids(&self) -> Vec<SegmentId> {
@@ -118,9 +183,25 @@ impl Shared {
     /// # Errors
     /// The system has no such memory; nothing is changed.
     pub(super) fn renew_segments(&self) -> Result<Vec<Mounted>> {
-        let lengths: Vec<u64> = self.segments.all().iter().map(|segment| segment.length).collect();
-        let fresh: Result<Vec<_>> = lengths.into_iter().map(|bytes| self.allocate(bytes)).collect();
-        Ok(self.segments.replace_all(fresh?))
+        let wanted = self.segments.shapes();
+        let fresh = wanted.into_iter().map(|(bytes, part)| match part {
+            None => self.allocate(bytes),
+            Some(part) => self.map_file(part, bytes),
+        });
+        Ok(self.segments.replace_all(fresh.collect::<Result<_>>()?))
+    }
+
+    /// Frees the segments of which the grace is over.
+    pub(super) fn free_left(&self) {
+        free_soon(self.segments.take_left(SystemClock.now()));
+    }
+
+    fn mount_file(&self, part: FilePart, bytes: u64) -> Result<SegmentId> {
+        self.check_open()?;
+        let mounted = self.map_file(part, bytes)?;
+        let id = SegmentId::from_bytes(&mounted.segment.id);
+        let id = id.ok_or_else(|| Error::internal("a segment was made without an id"))?;
+        self.mount_all(vec![mounted]).map(|()| id)
     }
 
     fn mount(&self, bytes: u64) -> Result<Vec<SegmentId>> {
@@ -128,7 +209,6 @@ impl Shared {
         if bytes == 0 {
             return Err(Error::invalid("a segment of no bytes cannot be mounted"));
         }
-        let deadline = self.rpc_deadline();
         let mut mounted = Vec::new();
         let mut left = bytes;
         while left > 0 {
@@ -136,15 +216,21 @@ impl Shared {
             mounted.push(self.allocate(length)?);
             left -= length;
         }
+        let id = |mounted: &Mounted| SegmentId::from_bytes(&mounted.segment.id);
+        let ids = mounted.iter().filter_map(id).collect();
+        self.mount_all(mounted).map(|()| ids)
+    }
+
+    fn mount_all(&self, mut mounted: Vec<Mounted>) -> Result<()> {
+        let deadline = self.rpc_deadline();
         let segments: Vec<_> = mounted.iter().map(|mounted| mounted.segment.clone()).collect();
-        let ids: Vec<_> = segments.iter().filter_map(|s| SegmentId::from_bytes(&s.id)).collect();
         let registrations = self.registrations();
         let mut outcome = self.mount_now(&segments, &mut mounted, deadline);
         if is_unknown(&outcome) {
             self.revive(registrations, deadline)?;
             outcome = self.mount_now(&segments, &mut mounted, deadline);
         }
-        outcome.map(|()| ids)
+        outcome
     }
 
     /// Announces the segments and on success keeps them, in one turn: a registration at the same
@@ -165,7 +251,7 @@ impl Shared {
         Ok(())
     }
 
-    fn unmount(&self, id: SegmentId) -> Result<()> {
+    fn unmount(&self, id: SegmentId, grace: Duration) -> Result<()> {
         let deadline = self.rpc_deadline();
         let _turn = self.turn(deadline)?;
         if !self.segments.ids().contains(&id) {
@@ -175,7 +261,7 @@ impl Shared {
         let call = Call::Unmount(v1::UnmountRequest {
             caller: Some(self.caller.clone()),
             segments: vec![id.to_bytes().to_vec().into()],
-            grace_period_ms: 0,
+            grace_period_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
         });
         let response = self.call_until(call, deadline, |answer| match answer {
             Answer::Unmount(response) => Some(response),
@@ -184,6 +270,10 @@ impl Shared {
         call::check_count(response.results.len(), 1)?;
         match Result::from(&response.results[0]) {
             Err(error) if !is_gone(&error) => Err(error.with("segment", id)),
+            Ok(()) if !grace.is_zero() => {
+                self.segments.leave_at(id, SystemClock.now() + grace);
+                Ok(())
+            }
             // The master has forgotten it already: so do we.
             _ => {
                 drop(self.segments.take(id));
@@ -194,16 +284,27 @@ impl Shared {
 
     fn allocate(&self, length: u64) -> Result<Mounted> {
         let memory = self.engine.allocate(length)?;
-        let segment = v1::Segment {
+        let segment = self.describe(memory.base(), length);
+        Ok(Mounted { segment, memory: Memory::Own(memory), leaves: None })
+    }
+
+    fn map_file(&self, part: FilePart, length: u64) -> Result<Mounted> {
+        let memory = self.engine.map_file(&part.path, part.offset, length, &part.location)?;
+        let segment = self.describe(memory.base(), length);
+        Ok(Mounted { segment, memory: Memory::File(memory, part), leaves: None })
+    }
+
+    /// A segment of ours, under an id of its own.
+    fn describe(&self, base: u64, length: u64) -> v1::Segment {
+        v1::Segment {
             id: SegmentId::random().to_bytes().to_vec().into(),
             incarnation: 1,
             name: self.name.clone(),
             endpoint: self.engine.segment_name().to_owned(),
-            base: memory.base(),
+            base,
             length,
             protocol: "tcp".to_owned(),
-        };
-        Ok(Mounted { segment, _memory: memory })
+        }
     }
 }
 

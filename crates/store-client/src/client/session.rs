@@ -54,6 +54,7 @@ fn beat(shared: &Shared) {
     let mut is_reachable = true;
     let mut pause = shared.interval();
     while shared.rest(pause) {
+        shared.free_left();
         let outcome = shared.heartbeat();
         pause = match &outcome {
             Ok(()) => shared.interval(),

@@ -1,0 +1,330 @@
+"""`BufferPool`: scratch memory that a store reads and writes, lent again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+from mooncake._runtime import Buffer as BufferLeaseView, _native
+from mooncake.errors import MooncakeError
+from mooncake.store.calls import Calls
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["BufferLease", "BufferLeaseView", "BufferPool"]
+
+_POINTER_BYTES: Final = 8
+
+
+class BufferPool:
+    """Lends memory for calls like `get_into`, registered with the store's engine.
+
+    Memory that is returned is kept for the next lease of about its size, up to the size of the
+    store's local buffer. Any number of threads may use one pool.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_blocks",
+        "_capacity",
+        "_default_timeout",
+        "_free",
+        "_is_closed",
+        "_is_inside",
+        "_kept",
+        "_late",
+        "_leases",
+        "_local",
+        "_max_regions",
+        "_min_class",
+        "_store",
+        "_turn",
+        "_used",
+    )
+
+    def __init__(
+        self,
+        store: Any,
+        max_bytes: int = 0,
+        min_size_class: int = 65536,
+        max_size_class: int | None = None,
+        alignment: int = 8388608,
+        block_on_exhaustion: bool = True,
+        default_timeout: float | None = None,
+        max_regions: int | None = None,
+        prewarm_size: int | None = None,
+        prewarm_count: int = 0,
+    ) -> None:
+        """Make a pool for a store.
+
+        Args:
+            store: A store that is set up with a local buffer, or a wrapper of one that has
+                ``_get_pyclient_capsule()``.
+            max_bytes: How much may be lent at once; 0 is twice the local buffer, and less than the
+                local buffer counts as that.
+            min_size_class: Leases are kept in classes of at least so many bytes.
+            max_size_class: Accepted; the largest lease is what the pool may lend.
+            alignment: A power of two; memory is aligned to what the system finds best.
+            block_on_exhaustion: Whether `acquire` waits when all is lent.
+            default_timeout: For how many seconds it waits; None: without end.
+            max_regions: How many leases there may be at once; None: any number.
+            prewarm_size: With `prewarm_count`, as for `prewarm`.
+            prewarm_count: With `prewarm_size`.
+
+        Raises:
+            RuntimeError: The store cannot have a pool, or an argument is out of its range.
+        """
+        if min_size_class <= 0 or alignment <= 0:
+            raise RuntimeError("min_size_class and alignment must be positive")
+        if alignment & (alignment - 1) or alignment < _POINTER_BYTES:
+            raise RuntimeError("alignment must be a power of two and at least sizeof(void*)")
+        self._store = _native_of(store)
+        local: int = _inner(store)._local_bytes
+        if local == 0:
+            raise RuntimeError("BufferPool requires a store configured with a local buffer")
+        self._local = local
+        self._capacity = max(max_bytes, local) if max_bytes else 2 * local
+        self._min_class = max(min_size_class, 1)
+        self._blocks = block_on_exhaustion
+        self._default_timeout = default_timeout
+        self._max_regions = max_regions
+        # Re-entrant: a lease may be collected while its own pool works.
+        self._turn = threading.Condition(threading.RLock())
+        self._is_inside = False
+        self._late: list[tuple[BufferLeaseView, int]] = []
+        self._free: dict[int, list[BufferLeaseView]] = {}
+        self._kept = 0
+        self._used = 0
+        self._leases = 0
+        self._is_closed = False
+        if max_size_class is not None and max_size_class <= 0:
+            raise RuntimeError("max_size_class must be positive")
+        if prewarm_size is not None and prewarm_count > 0:
+            self.prewarm(prewarm_size, prewarm_count)
+
+    def acquire(
+        self, size: int, block: bool | None = None, timeout: float | None = None
+    ) -> BufferLease:
+        """Lend memory.
+
+        Args:
+            size: How many bytes.
+            block: Whether to wait if all is lent; None: as the pool was told.
+            timeout: For how many seconds; None: as the pool was told.
+
+        Raises:
+            RuntimeError: All is lent, the time is over, the pool is closed, or it never has so
+                much.
+        """
+        timeout = self._default_timeout if timeout is None else timeout
+        if timeout is not None and timeout < 0:
+            raise RuntimeError("timeout must be non-negative")
+        if size < 0:
+            raise TypeError("size must not be negative")
+        if size > self._capacity:
+            raise RuntimeError("requested buffer size exceeds pool capacity")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        may_wait = self._blocks if block is None else block
+        with self._turn:
+            while not self._has_room(size):
+                if not may_wait:
+                    raise RuntimeError("buffer pool is exhausted")
+                left = None if deadline is None else deadline - time.monotonic()
+                if (left is not None and left <= 0) or not self._turn.wait(left):
+                    raise RuntimeError("timed out waiting for buffer")
+            with self._inside():
+                memory = self._take(size)
+                self._used += size
+                self._leases += 1
+            return BufferLease(self, memory, size)
+
+    def buffer(
+        self, size: int, block: bool | None = None, timeout: float | None = None
+    ) -> BufferLease:
+        """Lend memory; the same as `acquire`, for ``with``.
+
+        Args:
+            size: How many bytes.
+            block: Whether to wait if all is lent.
+            timeout: For how many seconds.
+        """
+        return self.acquire(size, block, timeout)
+
+    def prewarm(self, size: int, count: int) -> None:
+        """Make memory ready for so many leases of a size, as far as the local buffer goes.
+
+        Args:
+            size: How many bytes each.
+            count: How many leases.
+        """
+        with self._turn, self._inside():
+            made = [self._take(size) for _ in range(count) if self._has_room(size)]
+            for memory in made:
+                self._keep(memory)
+
+    def close(self) -> None:
+        """Give the memory back. Closing again does nothing.
+
+        Raises:
+            RuntimeError: A lease is not released.
+        """
+        with self._turn:
+            if self._leases:
+                raise RuntimeError("cannot close buffer pool with active leases")
+            with self._inside():
+                self._is_closed = True
+                for memory in [each for kept in self._free.values() for each in kept]:
+                    self._withdraw(memory)
+                self._free.clear()
+                self._kept = 0
+            self._turn.notify_all()
+
+    def _has_room(self, size: int) -> bool:
+        if self._is_closed:
+            raise RuntimeError("buffer pool is closed")
+        is_few = self._max_regions is None or self._leases < self._max_regions
+        return is_few and self._used + size <= self._capacity
+
+    def _class_of(self, size: int) -> int:
+        return max(self._min_class, 1 << max(size - 1, 0).bit_length())
+
+    def _take(self, size: int) -> BufferLeaseView:
+        """Return memory that was kept, or new memory that is registered."""
+        kept = self._free.get(self._class_of(size))
+        if kept:
+            memory = kept.pop()
+            self._kept -= len(memory)
+            return memory
+        memory = BufferLeaseView.allocate(self._class_of(size))
+        with contextlib.suppress(MooncakeError):  # a store that was closed reads nothing into it
+            self._store.register_buffer(memory.ptr(), len(memory))
+        return memory
+
+    def _keep(self, memory: BufferLeaseView) -> None:
+        is_kept = not self._is_closed and self._kept + len(memory) <= self._local
+        if not is_kept:
+            self._withdraw(memory)
+            return
+        self._kept += len(memory)
+        self._free.setdefault(len(memory), []).append(memory)
+
+    def _withdraw(self, memory: BufferLeaseView) -> None:
+        with contextlib.suppress(MooncakeError):  # so was the store, perhaps
+            self._store.unregister_buffer(memory.ptr())
+
+    def _give_back(self, memory: BufferLeaseView, size: int) -> None:
+        with self._turn:
+            if self._is_inside:
+                # The collector runs in the middle of a change; it is done right after.
+                self._late.append((memory, size))
+                return
+            with self._inside():
+                self._count_out(memory, size)
+            self._turn.notify_all()
+
+    def _count_out(self, memory: BufferLeaseView, size: int) -> None:
+        self._used -= size
+        self._leases -= 1
+        if memory.exports:
+            # Somebody still looks at it: it is theirs now.
+            self._withdraw(memory)
+        else:
+            self._keep(memory)
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        self._is_inside = True
+        try:
+            yield
+        finally:
+            while self._late:
+                self._count_out(*self._late.pop())
+            self._is_inside = False
+
+
+class BufferLease:
+    """Memory that a pool lent; a context manager that returns it."""
+
+    __slots__ = ("_memory", "_pool", "_size")
+
+    def __init__(self, pool: BufferPool, memory: BufferLeaseView, size: int) -> None:
+        """Made by `BufferPool.acquire`."""
+        self._pool = pool
+        self._memory: BufferLeaseView | None = memory
+        self._size = size
+
+    @property
+    def ptr(self) -> int:
+        """The address of the first byte."""
+        if self._memory is None:
+            raise RuntimeError("buffer lease is closed")
+        return self._memory.ptr()
+
+    @property
+    def size(self) -> int:
+        """How many bytes were asked for."""
+        return self._size
+
+    @property
+    def buffer(self) -> memoryview:
+        """A new view of the memory, writable, of unsigned bytes."""
+        if self._memory is None:
+            raise BufferError("buffer lease is closed")
+        return memoryview(self._memory)[: self._size]
+
+    def release(self) -> None:
+        """Return the memory to the pool. Releasing again does nothing.
+
+        Raises:
+            RuntimeError: A view of the memory is alive.
+        """
+        if self._memory is None:
+            return
+        if self._memory.exports:
+            raise RuntimeError("cannot release buffer while exported views exist")
+        memory, self._memory = self._memory, None
+        self._pool._give_back(memory, self._size)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> Literal[False]:
+        self.release()
+        return False
+
+    def __del__(self) -> None:
+        memory, self._memory = getattr(self, "_memory", None), None
+        if memory is not None:
+            self._pool._give_back(memory, self._size)
+
+
+def _inner(store: Any) -> Calls:
+    capsule = getattr(store, "_get_pyclient_capsule", None)
+    if store is None:
+        raise RuntimeError("MooncakeDistributedStore is not initialized")
+    if capsule is None:
+        raise RuntimeError(
+            "BufferPool store parameter must be a PyClient or store wrapper that implements "
+            "_get_pyclient_capsule()"
+        )
+    inner = capsule()
+    if not isinstance(inner, Calls):
+        raise RuntimeError("MooncakeDistributedStore is not initialized")
+    return inner
+
+
+def _native_of(store: Any) -> _native.Store:
+    native = _inner(store)._native
+    if native is None:
+        raise RuntimeError("MooncakeDistributedStore is not initialized")
+    return native

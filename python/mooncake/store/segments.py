@@ -1,0 +1,164 @@
+"""Lending more memory to the pool, and taking it back: files, shared memory, memory of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from mooncake.errors import MooncakeError, NotFoundError
+from mooncake.store.batch import refuse, refuse_unready
+from mooncake.store.calls import Calls
+from mooncake.store.codes import INTERNAL_ERROR, INVALID_PARAMS, OK
+
+if TYPE_CHECKING:
+    from mooncake._runtime import _native
+
+__all__ = ["SegmentCalls"]
+
+_ALLOCATION_UNIT: Final = 16 << 20
+
+
+class SegmentCalls(Calls):
+    """Mounting and unmounting."""
+
+    __slots__ = ()
+
+    def mount_segment(
+        self,
+        path: str,
+        size: int,
+        offset: int = 0,
+        protocol: str = "tcp",  # noqa: ARG002
+        location: str = "",
+    ) -> dict[str, Any]:
+        """Lend a part of a file to the pool, for instance of one in ``/dev/shm``.
+
+        What the file holds is not read, and objects that are put there are written into it.
+
+        Args:
+            path: The file.
+            size: How many bytes of it; 0 mounts nothing and succeeds.
+            offset: The first of them, a multiple of the page size.
+            protocol: Accepted; how bytes get there is chosen for each peer.
+            location: Where the memory is, for instance ``"cpu:0"``; "" is anywhere.
+
+        Returns:
+            ``ret``, which is 0 or -1, and ``segment_ids``. `mooncake.last_error()` says why not.
+        """
+        ids: list[str] = []
+        if size == 0 and self._native is not None:
+            return {"ret": OK, "segment_ids": ids}
+
+        def mount(native: _native.Store) -> None:
+            ids.append(native.mount_file(path, size, offset=offset, location=location or "*"))
+
+        ret = self._lend(mount)
+        self._mounted.update(dict.fromkeys(ids, "file"))
+        return {"ret": ret, "segment_ids": ids}
+
+    def unmount_segment(self, segment_ids: Sequence[str], grace_period_seconds: int = 0) -> int:
+        """Take files out of the pool that `mount_segment` lent. Objects only there are gone.
+
+        Args:
+            segment_ids: What `mount_segment` returned.
+            grace_period_seconds: For so long they can be read, but take no new objects.
+
+        Returns:
+            0, or -1 if one of the ids is none, or not of a file that is mounted.
+        """
+        return self._unmount(segment_ids, grace_period_seconds, "file")
+
+    def allocate_and_mount_segment(
+        self,
+        size: int,
+        protocol: str = "tcp",  # noqa: ARG002
+        location: str = "",  # noqa: ARG002
+    ) -> dict[str, Any]:
+        """Lend more memory of this process to the pool.
+
+        Args:
+            size: How many bytes; rounded up to a multiple of 16 MiB.
+            protocol: Accepted; how bytes get there is chosen for each peer.
+            location: Accepted; the memory is taken where it is first written.
+
+        Returns:
+            ``ret``, which is 0 or -1, ``segment_ids`` and ``allocated_size``.
+        """
+        ids: list[str] = []
+        units = -(-size // _ALLOCATION_UNIT)
+
+        def mount(native: _native.Store) -> None:
+            ids.extend(native.mount(units * _ALLOCATION_UNIT))
+
+        ret = self._lend(mount)
+        self._mounted.update(dict.fromkeys(ids, "own"))
+        allocated = units * _ALLOCATION_UNIT if ret == OK else 0
+        return {"ret": ret, "segment_ids": ids, "allocated_size": allocated}
+
+    def unmount_and_free_segment(
+        self, segment_ids: Sequence[str], grace_period_seconds: int = 0
+    ) -> int:
+        """Take memory out of the pool that `allocate_and_mount_segment` lent, and free it.
+
+        Args:
+            segment_ids: What `allocate_and_mount_segment` returned.
+            grace_period_seconds: For so long it can be read, but takes no new objects.
+
+        Returns:
+            0; -1 if one of the ids is none, or not of such memory; -600 if its grace is over.
+        """
+        return self._unmount(segment_ids, grace_period_seconds, "own")
+
+    def unmount_local_disk_segment(self, grace_period_seconds: int = 0) -> int:
+        """Take the disk tier of this process out of the pool; there is none, so nothing happens.
+
+        Args:
+            grace_period_seconds: From 0 on.
+
+        Returns:
+            0, or -1 before `setup`.
+        """
+        _check_grace(grace_period_seconds)
+        if self._native is None:
+            refuse_unready()
+            return INTERNAL_ERROR
+        return OK
+
+    def _lend(self, mount: Callable[[_native.Store], None]) -> int:
+        def call(native: _native.Store) -> list[bool | MooncakeError]:
+            mount(native)
+            return [True]
+
+        # Established callers know one number of a failed mount.
+        return OK if self._each(1, call)[0] is True else INTERNAL_ERROR
+
+    def _unmount(self, segment_ids: Sequence[str], grace_s: int, kind: str) -> int:
+        _check_grace(grace_s)
+        if isinstance(segment_ids, str) or not isinstance(segment_ids, Sequence):
+            raise TypeError("segment_ids must be a list of str")
+        if self._native is None:
+            refuse_unready()
+            return INTERNAL_ERROR
+        if wrong := [each for each in segment_ids if self._mounted.get(each) != kind]:
+            refuse(f"no segment of that kind is mounted here segment_ids={wrong}")
+            return INTERNAL_ERROR
+        for segment in segment_ids:
+
+            def call(native: _native.Store, segment: str = segment) -> list[bool | MooncakeError]:
+                native.unmount(segment, grace_s=grace_s)
+                return [True]
+
+            outcome = self._each(1, call)[0]
+            if isinstance(outcome, NotFoundError):
+                # It has left at the end of a grace that an earlier call gave it.
+                return INVALID_PARAMS
+            if isinstance(outcome, MooncakeError):
+                return INTERNAL_ERROR
+            if grace_s == 0:
+                self._mounted.pop(segment, None)
+        return OK
+
+
+def _check_grace(grace_s: int) -> None:
+    if isinstance(grace_s, bool) or not isinstance(grace_s, int) or grace_s < 0:
+        raise TypeError("grace_period_seconds must be an integer that is not negative")

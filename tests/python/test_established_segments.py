@@ -1,0 +1,162 @@
+"""Memory that is lent later, and taken back: files, memory of our own, and their grace."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from conftest import MIB, MasterProcess, set_up, start_master
+
+import mooncake
+from mooncake.store import MooncakeDistributedStore as Established
+
+FAILED, INVALID, NO_SPACE = -1, -600, -200
+
+
+@pytest.fixture
+def bare():
+    """A store that lends nothing yet."""
+    store = Established()
+    assert set_up(store, "embedded", segment=0) == 0
+    yield store
+    assert store.close() == 0
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "segment"
+    path.write_bytes(bytes(4 * MIB))
+    return str(path)
+
+
+def test_a_file_holds_objects(bare: Established, file):
+    assert bare.put("k", b"v") == NO_SPACE
+    mounted = bare.mount_segment(file, 2 * MIB, offset=MIB)
+    assert mounted["ret"] == 0
+    (segment,) = mounted["segment_ids"]
+    value = os.urandom(MIB)
+    assert bare.put("k", value) == 0
+    assert bare.get("k") == value
+    with open(file, "rb") as opened:
+        held = opened.read()
+    assert value in held[MIB : 3 * MIB], "the bytes are in the file"
+    assert held[:MIB] + held[3 * MIB :] == bytes(2 * MIB), "and nowhere else"
+    assert bare.unmount_segment([segment]) == 0
+    assert bare.get("k") == b""
+    assert bare.put("k", b"v") == NO_SPACE
+    assert bare.unmount_segment([segment]) == FAILED
+    assert bare.unmount_segment([]) == 0
+
+
+def test_a_file_in_shared_memory_may_be_mounted_twice(bare: Established):
+    path = f"/dev/shm/mooncake-test-{os.getpid()}"
+    with open(path, "wb") as opened:
+        opened.truncate(MIB)
+    try:
+        first, second = (bare.mount_segment(path, 100) for _ in range(2))
+        assert (first["ret"], second["ret"]) == (0, 0)
+        assert first["segment_ids"] != second["segment_ids"]
+    finally:
+        os.unlink(path)
+    assert bare.unmount_segment(first["segment_ids"] + second["segment_ids"]) == 0
+
+
+def test_what_cannot_be_mounted_is_refused_in_words(bare: Established, file):
+    wrong = [
+        ("/nowhere/at/all", MIB, 0),
+        (file, MIB, 1),
+        (file, 4 * MIB + 1, 0),
+        (file, MIB, 4 * MIB),
+    ]
+    for path, size, offset in wrong:
+        assert bare.mount_segment(path, size, offset) == {"ret": FAILED, "segment_ids": []}
+        assert path in str(mooncake.last_error())
+    assert bare.mount_segment(file, 0) == {"ret": 0, "segment_ids": []}
+    assert bare.unmount_segment(["nonsense"]) == FAILED
+    assert bare.unmount_segment(["1-2"]) == FAILED
+    with pytest.raises(TypeError):
+        bare.unmount_segment([], -1)
+    with pytest.raises(TypeError):
+        bare.unmount_segment("1-2")  # type: ignore[arg-type]
+
+
+def test_memory_of_our_own_comes_in_units_of_16_mib(bare: Established):
+    mounted = bare.allocate_and_mount_segment(16 * MIB + 1)
+    assert (mounted["ret"], mounted["allocated_size"]) == (0, 32 * MIB)
+    assert bare.put("k", bytes(20 * MIB)) == 0
+    assert bare.unmount_segment(mounted["segment_ids"]) == FAILED, "it is no file"
+    assert bare.unmount_and_free_segment(mounted["segment_ids"]) == 0
+    assert bare.get("k") == b""
+    assert bare.unmount_and_free_segment(mounted["segment_ids"]) == FAILED
+    refused = {"ret": FAILED, "segment_ids": [], "allocated_size": 0}
+    assert bare.allocate_and_mount_segment(0) == refused
+
+
+def test_during_the_grace_objects_are_read_and_none_is_put(bare: Established):
+    ids = bare.allocate_and_mount_segment(16 * MIB)["segment_ids"]
+    assert bare.put("k", b"v") == 0
+    assert bare.unmount_and_free_segment(ids, 2) == 0
+    assert bare.get("k") == b"v"
+    assert bare.put("l", b"w") == NO_SPACE
+    deadline = time.monotonic() + 30
+    while bare.get("k") != b"":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    while bare.unmount_and_free_segment(ids) != INVALID:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_disk_tier_that_is_not_there_is_unmounted(bare: Established):
+    assert bare.unmount_local_disk_segment() == 0
+    assert bare.unmount_local_disk_segment(5) == 0
+    with pytest.raises(TypeError):
+        bare.unmount_local_disk_segment(-1)
+
+
+@pytest.mark.parametrize("forced", ["0", "1"])
+def test_another_process_reaches_a_file(monkeypatch, file, master: MasterProcess, forced):
+    monkeypatch.setenv("MC_FORCE_TCP", forced)
+    lender, reader = Established(), Established()
+    assert set_up(lender, master.address, segment=0) == 0
+    assert lender.mount_segment(file, 4 * MIB)["ret"] == 0
+    monkeypatch.setenv("MC_FORCE_TCP", "1")
+    assert set_up(reader, master.address, segment=0) == 0
+    value = os.urandom(3 * MIB)
+    assert reader.put("in-file", value) == 0
+    assert reader.get("in-file") == value
+    assert lender.get("in-file") == value
+    assert lender.remove("in-file", force=True) == 0
+    assert (reader.close(), lender.close()) == (0, 0)
+
+
+def test_a_file_that_is_shortened_ends_no_process(bare: Established, file):
+    assert bare.mount_segment(file, 4 * MIB)["ret"] == 0
+    value = os.urandom(3 * MIB)
+    assert bare.put("k", value) == 0
+    os.truncate(file, 4096)
+    assert bare.get("k") == b""
+    assert bare.upsert("k", value) < 0
+    os.truncate(file, 4 * MIB)
+
+
+def test_a_file_is_mapped_anew_for_a_master_that_forgot_us(file):
+    master = start_master()
+    store = Established()
+    assert set_up(store, master.address, segment=0) == 0
+    assert store.mount_segment(file, 4 * MIB)["ret"] == 0
+    port = master.port
+    master.kill()
+    assert master.process.stdout is not None
+    master.process.stdout.close()
+    again = start_master(f"--rpc_port={port}")
+    deadline = time.monotonic() + 30
+    while store.put("k", b"v") != 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert store.get("k") == b"v"
+    store.close()
+    again.stop()
+    assert again.process.stdout is not None
+    again.process.stdout.close()
