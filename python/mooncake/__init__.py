@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mooncake._leases import Lease
     from mooncake._logs import log_to_python
     from mooncake._native import Buffer, PutOptions, last_error
     from mooncake.async_object_store import AsyncStore
@@ -48,6 +49,7 @@ __all__ = [
     "DeniedError",
     "InternalError",
     "InvalidArgumentError",
+    "Lease",
     "MooncakeError",
     "NoSpaceError",
     "NotFoundError",
@@ -72,6 +74,7 @@ _HOMES = {
     "AsyncStore": "mooncake.async_object_store",
     "Buffer": "mooncake._runtime",
     "BufferPool": "mooncake.buffer_pool",
+    "Lease": "mooncake._leases",
     "ObjectInfo": "mooncake.object_store",
     "PutOptions": "mooncake._runtime",
     "RegisteredBufferPool": "mooncake.buffer_pool",

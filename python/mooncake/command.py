@@ -9,7 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from mooncake._runtime import __version__, _native
+from mooncake import _bench, _doctor, _top
+from mooncake._amounts import amount, rate
+from mooncake._runtime import __version__
 from mooncake.errors import MooncakeError, NotFoundError
 from mooncake.object_store import Store, StoreConfig
 
@@ -81,7 +83,8 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     add("demo", _demo, "begin a pool here, put and get from a second process", joins=False)
-    add("doctor", _doctor, "say what works on this machine, by trying it", joins=False)
+    doctor = add("doctor", _examine, "say what works on this machine, by trying it", joins=False)
+    doctor.add_argument("--json", action="store_true", dest="is_json", help="print JSON")
     put = add("put", _put, "store a file (or standard input) under a key")
     put.add_argument("key")
     put.add_argument("file", nargs="?", default="-")
@@ -95,6 +98,11 @@ def _parser() -> argparse.ArgumentParser:
     rm.add_argument("keys", nargs="+", metavar="key")
     rm.add_argument("--force", action="store_true", help="also if somebody just read it")
     add("stat", _stat, "show the pool: objects, memory, segments")
+    _top.add_options(
+        add("top", _top.run, "watch the pool: memory, reads, calls, segments, clients")
+    )
+    bench = add("bench", _bench.run, "measure puts and gets beside plain copies", joins=False)
+    _bench.add_options(bench)
     return parser
 
 
@@ -103,14 +111,14 @@ def _demo(_: argparse.Namespace) -> int:
     config = StoreConfig(segment_bytes=4 * _DEMO_BYTES)
     with Store(config=config) as store:
         print(f"this process {os.getpid()} is master, node and client")
-        print(f"  master at {store.master_address}, lends {_amount(4 * _DEMO_BYTES)}")
+        print(f"  master at {store.master_address}, lends {amount(4 * _DEMO_BYTES)}")
         begin = time.perf_counter()
         store.put("from-parent", value)
         taken = time.perf_counter() - begin
-        print(f"  put {_amount(len(value))} in {taken * 1e3:.1f} ms ({_rate(len(value), taken)})")
+        print(f"  put {amount(len(value))} in {taken * 1e3:.1f} ms ({rate(len(value), taken)})")
         length, seconds, served = _visit(store, {})
         print("a second process joined by that address")
-        print(f"  get {_amount(length)} in {seconds * 1e3:.1f} ms ({_rate(length, seconds)})")
+        print(f"  get {amount(length)} in {seconds * 1e3:.1f} ms ({rate(length, seconds)})")
         print(f"  the bytes went over: {', '.join(served)}")
         _check_answer(store, value)
         print("  the bytes it saw are the bytes that were put, and its answer was read here")
@@ -120,31 +128,8 @@ def _demo(_: argparse.Namespace) -> int:
     return 0
 
 
-def _doctor(_: argparse.Namespace) -> int:
-    print(f"mooncake {__version__}")
-    release = os.uname()
-    print(f"python {sys.version.split()[0]}, {release.sysname} {release.release} {release.machine}")
-    print("transports, each proven by moving bytes between two processes here:")
-    failures = 0
-    for name, environment in (("shm", {"MC_FORCE_TCP": "0"}), ("tcp", {"MC_FORCE_TCP": "1"})):
-        try:
-            print(f"  {name:<5} {_probe(name, environment)}")
-        except (MooncakeError, OSError, RuntimeError) as error:
-            failures += 1
-            print(f"  {name:<5} does not work: {error}")
-    devices, reason = _native.rdma_devices()
-    seen = f"not used by this version; devices here: {', '.join(devices) or 'none'}"
-    print(f"  rdma  {reason or seen}")
-    print("limits:")
-    for name, value in _limits():
-        print(f"  {name:<17} {value}")
-    print("environment:")
-    told = [(name, value) for name, _, _, _, value in _native.environment() if value is not None]
-    for name, value in told:
-        print(f"  {name}={value}")
-    if not told:
-        print("  no variable of ours is set")
-    return 1 if failures else 0
+def _examine(options: argparse.Namespace) -> int:
+    return _doctor.run(options, _probe)
 
 
 def _put(options: argparse.Namespace) -> int:
@@ -198,17 +183,18 @@ def _stat(options: argparse.Namespace) -> int:
         print(f"master    {store.master_address}, version {pool['version']}")
         print(f"up        {pool['uptime_s']:.0f} s, {pool['clients']} clients")
         print(f"objects   {pool['keys']}")
-        print(f"memory    {_amount(pool['used_bytes'])} of {_amount(pool['capacity_bytes'])} used")
+        print(f"memory    {amount(pool['used_bytes'])} of {amount(pool['capacity_bytes'])} used")
         for segment in store.segments():
-            used, capacity = _amount(segment.used_bytes), _amount(segment.capacity_bytes)
+            used, capacity = amount(segment.used_bytes), amount(segment.capacity_bytes)
             print(f"segment   {segment.name}  {used} of {capacity}  at {segment.endpoint}")
     return 0
 
 
-def _probe(name: str, environment: dict[str, str]) -> str:
+def _probe(name: str) -> str:
     """Move bytes to a second process, and say how; fail if another transport served."""
     value = os.urandom(_PROBE_BYTES)
-    forced = environment["MC_FORCE_TCP"] == "1"
+    forced = name == "tcp"
+    environment = {"MC_FORCE_TCP": "1" if forced else "0"}
     config = StoreConfig(segment_bytes=4 * _PROBE_BYTES, is_tcp_forced=forced)
     with Store(config=config) as store:
         store.put("from-parent", value)
@@ -216,7 +202,7 @@ def _probe(name: str, environment: dict[str, str]) -> str:
         _check_answer(store, value)
     if name not in served:
         raise RuntimeError(f"{', '.join(served) or 'nothing'} served instead")
-    return f"works: {_amount(length)} in {seconds * 1e3:.2f} ms ({_rate(length, seconds)})"
+    return f"works: {amount(length)} in {seconds * 1e3:.2f} ms ({rate(length, seconds)})"
 
 
 def _visit(store: Store, environment: dict[str, str]) -> tuple[int, float, list[str]]:
@@ -240,33 +226,6 @@ def _check_answer(store: Store, value: bytes) -> None:
 
     if store.get("from-child") != zlib.crc32(value).to_bytes(4, "big"):
         raise RuntimeError("the second process saw other bytes")
-
-
-def _limits() -> list[tuple[str, str]]:
-    import resource
-
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    is_endless = locked == resource.RLIM_INFINITY
-    return [
-        ("cores", str(len(os.sched_getaffinity(0)))),
-        ("memory", _amount(memory)),
-        ("open files", str(files)),
-        ("locked memory", "unlimited" if is_endless else _amount(locked)),
-    ]
-
-
-def _amount(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:g} {unit}" if count == int(count) else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
-def _rate(count: int, seconds: float) -> str:
-    return f"{count / seconds / 1e9:.2f} GB/s"
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
 
+from mooncake._leases import Lease
 from mooncake._runtime import Buffer, PutOptions, _native
 from mooncake._sizes import parse_size
 from mooncake.errors import MooncakeError, NotFoundError
@@ -20,6 +21,7 @@ __all__ = [
     "MISSING",
     "Key",
     "ObjectInfo",
+    "Progress",
     "SegmentInfo",
     "Store",
     "StoreConfig",
@@ -33,7 +35,11 @@ __all__ = [
 Key: TypeAlias = str | bytes
 T = TypeVar("T")
 
+Progress: TypeAlias = Callable[[int, int], object]
+"""Told how many items are done, and how many there are."""
+
 _EMBEDDED_BYTES = 1 << 30
+_PROGRESS_ITEMS = 64
 MISSING: Any = object()
 
 
@@ -193,8 +199,16 @@ class Store:
         *,
         overwrite: bool = False,
         options: PutOptions | None = None,
+        progress: Progress | None = None,
     ) -> list[bool]:
         """Put many objects in one go.
+
+        Args:
+            items: Keys and values.
+            overwrite: Replace objects that are there; otherwise they are kept.
+            options: Copies, pins, placement; groups are one for each item.
+            progress: Called with how many items are done and how many there are, every now and
+                then; the items then go in several batches.
 
         Returns:
             For each item in order what `put` would say.
@@ -204,7 +218,17 @@ class Store:
         """
         pairs = list(items.items() if isinstance(items, Mapping) else items)
         keys, values = [key for key, _ in pairs], [value for _, value in pairs]
-        return all_of(self._native.put(keys, values, options=options, is_upsert=overwrite))
+        outcomes: list[bool | MooncakeError] = []
+        for part in _parts(len(keys), progress):
+            outcomes += self._native.put(
+                keys[part],
+                values[part],
+                options=_options_of(options, part) if progress else options,
+                is_upsert=overwrite,
+            )
+            if progress is not None:
+                progress(len(outcomes), len(keys))
+        return all_of(outcomes)
 
     # Reading
 
@@ -224,13 +248,30 @@ class Store:
         """
         return or_default(self._native.get([key])[0], default)
 
-    def get_many(self, keys: Iterable[Key], *, default: T | None = None) -> list[bytes | T | None]:
+    def get_many(
+        self,
+        keys: Iterable[Key],
+        *,
+        default: T | None = None,
+        progress: Progress | None = None,
+    ) -> list[bytes | T | None]:
         """Get many objects in one go; `default` stands where there is none.
+
+        Args:
+            keys: Their names.
+            default: What to return for an object that is not there.
+            progress: Called with how many are done and how many there are, every now and then; they
+                then come in several batches.
 
         Raises:
             MooncakeError: The first failure that is not a missing object.
         """
-        values = self._native.get(list(keys))
+        wanted = list(keys)
+        values: list[bytes | MooncakeError] = []
+        for part in _parts(len(wanted), progress):
+            values += self._native.get(wanted[part])
+            if progress is not None:
+                progress(len(values), len(wanted))
         return all_of([default if isinstance(value, NotFoundError) else value for value in values])
 
     def get_buffer(self, key: Key) -> Buffer:
@@ -252,6 +293,30 @@ class Store:
         """
         with memoryview(buffer) as view:
             return only(self._native.get_into([key], [[_native.writable_range(view)]]))
+
+    def get_buffers(self, keys: Iterable[Key]) -> list[Buffer | None]:
+        """Get many objects as buffers in one go; None where there is none.
+
+        Raises:
+            MooncakeError: The first failure that is not a missing object.
+        """
+        values = self._native.get_buffers(list(keys))
+        return all_of([None if isinstance(value, NotFoundError) else value for value in values])
+
+    def lease(self, *keys: Key, every_s: float = 1.0) -> Lease:
+        """Keep objects while a block runs: ``with store.lease("a", "b"): ...``.
+
+        They are not evicted and not removed without force, even if the block outlasts the master's
+        lease.
+
+        Args:
+            keys: Their names.
+            every_s: How often the lease is taken anew; more often than it lasts at the master.
+
+        Raises:
+            NotFoundError: On entry, there is no such object.
+        """
+        return Lease(self._native, list(keys), every_s)
 
     def exists(self, key: Key) -> bool:
         """Say whether an object is there and complete, without leasing it."""
@@ -423,6 +488,29 @@ def or_default(outcome: bytes | MooncakeError, default: Any) -> Any:
     if isinstance(outcome, NotFoundError) and default is not MISSING:
         return default
     return only([outcome])
+
+
+def _parts(count: int, progress: Progress | None) -> Iterator[slice]:
+    """Cut so many items into batches: one, if nobody wants to be told."""
+    step = count if progress is None else _PROGRESS_ITEMS
+    for first in range(0, count, max(step, 1)):
+        yield slice(first, min(first + step, count))
+
+
+def _options_of(options: PutOptions | None, part: slice) -> PutOptions | None:
+    """Return the options for a part of the items: their groups are one for each."""
+    if options is None or options.groups is None:
+        return options
+    return PutOptions(
+        replicas=options.replicas,
+        soft_pin=options.soft_pin,
+        soft_pin_ttl_ms=options.soft_pin_ttl_ms,
+        is_hard_pinned=options.is_hard_pinned,
+        preferred_segments=options.preferred_segments,
+        prefers_own_segments=options.prefers_own_segments,
+        data_type=options.data_type,
+        groups=options.groups[part],
+    )
 
 
 def encoded(key: Key) -> bytes:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import array
 import pickle
+import time
 
 import numpy as np
 import pytest
+from conftest import MIB, start_master
 
 import mooncake
 from mooncake import PutOptions, Store, StoreConfig
@@ -194,3 +196,73 @@ def test_a_store_without_a_name_is_named_by_where_it_is_reached():
         assert len({segment.name for segment in segments}) == 2
         assert all(segment.name == segment.endpoint for segment in segments)
         assert all(segment.name.startswith("127.0.0.1:") for segment in segments)
+
+
+def test_a_long_batch_tells_how_far_it_is(store: mooncake.Store):
+    told: list[tuple[int, int]] = []
+    items = {f"{i:03}": bytes([i]) for i in range(150)}
+    assert store.put_many(items, progress=lambda *seen: told.append(seen)) == [True] * 150
+    assert told == [(64, 150), (128, 150), (150, 150)]
+    told.clear()
+    keys = [*items, "nope"]
+    got = store.get_many(keys, progress=lambda *seen: told.append(seen))
+    assert got == [*items.values(), None]
+    assert told[-1] == (151, 151)
+    told.clear()
+    assert store.put_many({}, progress=lambda *seen: told.append(seen)) == []
+    assert told == []
+    options = mooncake.PutOptions(groups=[str(i // 2) for i in range(100)])
+    grouped = [(f"g{i}", b"v") for i in range(100)]
+    assert all(store.put_many(grouped, options=options, progress=lambda *_: None))
+
+
+def test_what_a_progress_callback_raises_comes_through(store: mooncake.Store):
+    def stop(done: int, _total: int) -> None:
+        raise RuntimeError(f"stop at {done}")
+
+    with pytest.raises(RuntimeError, match="stop at 64"):
+        store.put_many({str(i): b"v" for i in range(100)}, progress=stop)
+    assert len(list(store.keys())) == 64
+
+
+def test_a_lease_outlasts_that_of_the_master():
+    master = start_master("--default_kv_lease_ttl=1500ms")
+    config = mooncake.StoreConfig(segment_bytes=64 * MIB)
+    with mooncake.Store(master.address, config) as store:
+        store.put("kept", b"v")
+        with store.lease("kept", every_s=0.1) as lease:
+            assert lease.keys == ("kept",)
+            until = time.monotonic() + 3
+            while time.monotonic() < until:
+                with pytest.raises(mooncake.BusyError):
+                    store.delete("kept")
+                time.sleep(0.05)
+            assert lease.is_held
+        assert not lease.is_held
+        store.delete("kept", force=True)
+        with pytest.raises(mooncake.NotFoundError), store.lease("kept"):
+            raise AssertionError("the block must not run")
+    assert master.stop() == 0
+    assert master.process.stdout is not None
+    master.process.stdout.close()
+
+
+def test_a_lease_says_when_its_object_is_gone(store: mooncake.Store):
+    store.put("k", b"v")
+    with store.lease("k", every_s=0.01) as lease:
+        store.delete("k", force=True)
+        deadline = time.monotonic() + 20
+        while lease.is_held:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with pytest.raises(mooncake.NotFoundError):
+            lease.renew()
+    with pytest.raises(ValueError, match="more than 0"):
+        store.lease("k", every_s=0)
+
+
+def test_many_objects_come_as_buffers(store: mooncake.Store):
+    store.put_many({"a": b"1", "b": b"22"})
+    first, missing, second = store.get_buffers(["a", "nope", "b"])
+    assert missing is None
+    assert (bytes(first), bytes(second)) == (b"1", b"22")

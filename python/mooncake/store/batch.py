@@ -17,6 +17,7 @@ __all__ = [
     "as_bytes",
     "as_codes",
     "as_numbers",
+    "check_lists",
     "contiguous",
     "paired",
     "ranges_of",
@@ -69,7 +70,7 @@ def paired(
     keys: Sequence[Key], addresses: Sequence[int], sizes: Sequence[int]
 ) -> list[tuple[int, int]] | None:
     """Join addresses and sizes; None, noted as a failure, if the lists differ in length."""
-    _check_lists(keys, addresses, sizes)
+    check_lists(keys, addresses, sizes)
     if len(keys) == len(addresses) == len(sizes):
         return list(zip(addresses, sizes, strict=True))
     refuse(
@@ -85,7 +86,7 @@ def ranges_of(
     all_sizes: Sequence[Sequence[int]],
 ) -> list[list[tuple[int, int]]] | None:
     """Join buffers; an item whose lists differ in length has none, which fails on its own."""
-    _check_lists(keys, all_addresses, all_sizes)
+    check_lists(keys, all_addresses, all_sizes)
     if not len(keys) == len(all_addresses) == len(all_sizes):
         refuse(
             f"the lists differ in length keys={len(keys)} all_buffer_ptrs={len(all_addresses)} "
@@ -98,7 +99,8 @@ def ranges_of(
     ]
 
 
-def _check_lists(*lists: object) -> None:
+def check_lists(*lists: object) -> None:
+    """Refuse what is no list or tuple, which the established calls do by type."""
     for given in lists:
         if isinstance(given, str | bytes | dict | set | frozenset) or not hasattr(given, "__len__"):
             raise TypeError(f"expected a list, not {type(given).__name__}")

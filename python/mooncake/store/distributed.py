@@ -12,7 +12,9 @@ from mooncake.store.codes import INVALID_PARAMS, OK
 from mooncake.store.copying import CopyingCalls
 from mooncake.store.looking import LookingCalls
 from mooncake.store.pointers import PointerCalls
+from mooncake.store.ranges import RangeCalls
 from mooncake.store.segments import SegmentCalls
+from mooncake.store.sessions import SessionCalls
 from mooncake.store.setup import MASTER_ADDRESS, SetupArguments, connect
 
 __all__ = ["MooncakeDistributedStore"]
@@ -20,7 +22,9 @@ __all__ = ["MooncakeDistributedStore"]
 _log = logging.getLogger("mooncake.store")
 
 
-class MooncakeDistributedStore(CopyingCalls, LookingCalls, PointerCalls, SegmentCalls):
+class MooncakeDistributedStore(
+    CopyingCalls, LookingCalls, PointerCalls, RangeCalls, SessionCalls, SegmentCalls
+):
     """A distributed store of bytes by key.
 
     Calls return numbers: 0 or a count is success, a negative number is a failure, by the table in

@@ -1,0 +1,171 @@
+"""`mooncake bench`: puts and gets of several sizes, beside plain copies, in a minute or less."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+from mooncake._amounts import amount
+from mooncake._sizes import parse_size
+from mooncake.object_store import Store, StoreConfig
+
+__all__ = ["Measured", "add_options", "run"]
+
+_CALLS_MAX = 20_000
+_LENDER_BYTES = 1 << 30
+
+# A process that lends memory until its input ends.
+_LENDER = """
+import sys
+from mooncake import Store, StoreConfig
+with Store(config=StoreConfig(segment_bytes=int(sys.argv[1]))) as store:
+    print(store.master_address, flush=True)
+    sys.stdin.read()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one operation took at one size.
+
+    Attributes:
+        operation: ``copy``, ``put``, ``get_into`` or ``get``.
+        size: Bytes of a value.
+        calls: How many calls were made.
+        bytes_per_second: All of them together.
+        p50_us: The median call, in microseconds.
+        p99_us: The call that 99 of 100 are quicker than.
+    """
+
+    operation: str
+    size: int
+    calls: int
+    bytes_per_second: float
+    p50_us: float
+    p99_us: float
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the command."""
+    parser.add_argument(
+        "--master",
+        default="",
+        help="host:port of a pool to measure; without it a second process lends memory, and "
+        "'embedded' keeps it in this one",
+    )
+    parser.add_argument("--sizes", default="4KB,64KB,1MB,16MB", help="sizes of values")
+    parser.add_argument("--seconds", type=float, default=0.5, help="how long each is measured")
+    parser.add_argument("--json", action="store_true", dest="is_json", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, and print a table or JSON.
+
+    Args:
+        options: As `add_options` declares them.
+
+    Returns:
+        0.
+    """
+    sizes = [parse_size(text) for text in options.sizes.split(",")]
+    if not sizes or min(sizes) == 0 or options.seconds <= 0:
+        raise ValueError("a size and the seconds must be more than 0")
+    with _joined(options.master) as store:
+        rows = [row for size in sizes for row in _measure(store, size, options.seconds)]
+        moved = store.stats()["store"]["by_transport"]
+        served = [name for name in moved if moved[name]["bytes"]]
+    if options.is_json:
+        print(json.dumps({"transports": served, "rows": [asdict(row) for row in rows]}, indent=2))
+        return 0
+    print(f"bytes went over: {', '.join(served)}; one thread, values of one size at a time")
+    print(f"{'size':>9} {'operation':<9} {'calls':>7} {'GB/s':>8} {'p50':>11} {'p99':>11}  of copy")
+    copies = {row.size: row for row in rows if row.operation == "copy"}
+    for row in rows:
+        share = row.bytes_per_second / copies[row.size].bytes_per_second
+        print(
+            f"{amount(row.size):>9} {row.operation:<9} {row.calls:>7} "
+            f"{row.bytes_per_second / 1e9:>8.2f} {row.p50_us:>8.1f} us {row.p99_us:>8.1f} us"
+            f"  {share:>6.0%}"
+        )
+    return 0
+
+
+@contextlib.contextmanager
+def _joined(master: str) -> Iterator[Store]:
+    if master:
+        lent = StoreConfig(segment_bytes=_LENDER_BYTES if master == "embedded" else 0)
+        with Store(master, lent) as store:
+            yield store
+        return
+    command = [sys.executable, "-c", _LENDER, str(_LENDER_BYTES)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as lender:
+        assert lender.stdin is not None
+        assert lender.stdout is not None
+        try:
+            address = lender.stdout.readline().strip()
+            if not address:
+                raise ValueError("the second process did not start")
+            with Store(address) as store:
+                yield store
+        finally:
+            lender.stdin.close()
+
+
+def _measure(store: Store, size: int, seconds: float) -> Iterator[Measured]:
+    value, target = bytearray(os.urandom(min(size, 1 << 20))), bytearray(size)
+    value *= -(-size // len(value))
+    del value[size:]
+    prefix = f"mooncake-bench/{os.getpid()}/"
+    # Few enough that the pool holds them, also while an old value waits to be freed.
+    keys = [f"{prefix}{number}" for number in range(max(2, min(64, (64 << 20) // size)))]
+    try:
+        yield _timed("copy", size, seconds, lambda _: _copy(value, target))
+        yield _timed("put", size, seconds, lambda turn: _put(store, keys, turn, value))
+        for key in keys:
+            store.put(key, value)
+        yield _timed(
+            "get_into", size, seconds, lambda turn: store.get_into(keys[turn % len(keys)], target)
+        )
+        if target != value:
+            raise ValueError("other bytes came back than were put")
+        yield _timed("get", size, seconds, lambda turn: store.get(keys[turn % len(keys)]))
+    finally:
+        store.clear(prefix, force=True)
+
+
+def _copy(value: bytearray, target: bytearray) -> None:
+    memoryview(target)[:] = value
+
+
+def _put(store: Store, keys: list[str], turn: int, value: bytearray) -> None:
+    store.put(keys[turn % len(keys)], value, overwrite=True)
+
+
+def _timed(operation: str, size: int, seconds: float, call: Callable[[int], object]) -> Measured:
+    for turn in range(3):
+        call(turn)
+    took: list[float] = []
+    begin = last = time.perf_counter()
+    while last - begin < seconds and len(took) < _CALLS_MAX:
+        call(len(took))
+        now = time.perf_counter()
+        took.append(now - last)
+        last = now
+    took.sort()
+    return Measured(
+        operation=operation,
+        size=size,
+        calls=len(took),
+        bytes_per_second=size * len(took) / (last - begin),
+        p50_us=took[len(took) // 2] * 1e6,
+        p99_us=took[min(len(took) - 1, len(took) * 99 // 100)] * 1e6,
+    )

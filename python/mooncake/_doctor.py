@@ -1,0 +1,190 @@
+"""`mooncake doctor`: what there is on this machine, what works, and what will be chosen."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mooncake._amounts import amount
+from mooncake._runtime import __version__, _native
+from mooncake.errors import MooncakeError
+
+__all__ = ["examine", "run"]
+
+_PACKAGES = ("numpy", "torch", "vllm", "sglang", "lmcache")
+
+
+def run(options: argparse.Namespace, probe: Callable[[str], str]) -> int:
+    """Print what `examine` found.
+
+    Args:
+        options: ``is_json``.
+        probe: Moves bytes to a second process over a transport and says how that went.
+
+    Returns:
+        0, or 1 if a transport does not work that should.
+    """
+    found = examine(probe)
+    if options.is_json:
+        print(json.dumps(found, indent=2))
+    else:
+        for title, rows in found.items():
+            print(f"{title}:")
+            width = max(map(len, rows), default=0)
+            for name, value in rows.items():
+                print(f"  {name:<{width}}  {value}")
+    is_bad = any("does not work" in value for value in found["transports"].values())
+    return 1 if is_bad else 0
+
+
+def examine(probe: Callable[[str], str]) -> dict[str, dict[str, str]]:
+    """Return what there is, by subject."""
+    transports = _transports(probe)
+    return {
+        "versions": _versions(),
+        "transports": transports,
+        "choice": _choice(transports),
+        "networks": _networks(),
+        "memory": _memory(),
+        "limits": _limits(),
+        "environment": _environment(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    system = os.uname()
+    rows = {
+        "mooncake": f"{__version__} ({platform.architecture()[0]}, native module abi3)",
+        "python": f"{sys.version.split()[0]} ({sys.implementation.name})",
+        "system": f"{system.sysname} {system.release} {system.machine}",
+        "libc": " ".join(platform.libc_ver()) or "unknown",
+    }
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            rows[name] = importlib.metadata.version(name)
+    return rows
+
+
+def _transports(probe: Callable[[str], str]) -> dict[str, str]:
+    rows = {"memory": "works: within one process bytes are copied"}
+    for name in ("shm", "tcp"):
+        try:
+            rows[name] = probe(name)
+        except (MooncakeError, OSError, RuntimeError) as error:
+            rows[name] = f"does not work: {error}"
+    devices, reason = _native.rdma_devices()
+    seen = f"not used by this version; devices here: {', '.join(devices) or 'none'}"
+    rows["rdma"] = reason or seen
+    return rows
+
+
+def _choice(transports: dict[str, str]) -> dict[str, str]:
+    is_forced = dict(_told()).get("MC_FORCE_TCP", "0") not in ("", "0")
+    has_shm = transports["shm"].startswith("works") and not is_forced
+    why = "MC_FORCE_TCP is set" if is_forced else "shared memory does not work here"
+    return {
+        "same process": "memory: one copy, no system call",
+        "same host": "shm: one copy, no socket" if has_shm else f"tcp, since {why}",
+        "other hosts": "tcp: the only way between hosts that this version has",
+    }
+
+
+def _networks() -> dict[str, str]:
+    rows = {}
+    for path in sorted(Path("/sys/class/net").glob("*")):
+        state = _read(path / "operstate") or "unknown"
+        speed = _read(path / "speed")
+        parts = [state, f"mtu {_read(path / 'mtu')}"]
+        if speed.isdigit():
+            parts.append(f"{int(speed) / 1000:g} Gbit/s")
+        if (path / "device" / "infiniband").is_dir():
+            names = ", ".join(each.name for each in (path / "device" / "infiniband").iterdir())
+            parts.append(f"RDMA device {names}")
+        node = _read(path / "device" / "numa_node")
+        if node.isdigit():
+            parts.append(f"NUMA node {node}")
+        rows[path.name] = ", ".join(parts)
+    return rows or {"none": "no network is visible"}
+
+
+def _memory() -> dict[str, str]:
+    table = {}
+    for line in _read(Path("/proc/meminfo")).splitlines():
+        name, _, value = line.partition(":")
+        table[name] = value.strip()
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    rows = {"memory": amount(total)}
+    limit = _read(Path("/sys/fs/cgroup/memory.max"))
+    if limit.isdigit():
+        rows["memory of the control group"] = amount(int(limit))
+    shared = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
+    if shared is not None:
+        free, size = shared.f_bavail * shared.f_frsize, shared.f_blocks * shared.f_frsize
+        rows["/dev/shm"] = f"{amount(free)} free of {amount(size)} (segments do not need it)"
+    huge, size_text = table.get("HugePages_Total", "0"), table.get("Hugepagesize", "")
+    rows["huge pages"] = (
+        f"{table.get('HugePages_Free', '0')} free of {huge}, {size_text} each; used with "
+        "MC_STORE_USE_HUGEPAGE=1"
+        if huge != "0"
+        else "none reserved; usual pages are used"
+    )
+    thp = _read(Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled"))
+    if "[" in thp:
+        rows["transparent huge pages for shared memory"] = thp.partition("[")[2].partition("]")[0]
+    nodes = sorted(Path("/sys/devices/system/node").glob("node[0-9]*"))
+    rows["NUMA nodes"] = (
+        ", ".join(f"{node.name[4:]}: cores {_read(node / 'cpulist')}" for node in nodes)
+        or "not told"
+    )
+    return rows
+
+
+def _limits() -> dict[str, str]:
+    files, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    rows = {
+        "cores": f"{len(os.sched_getaffinity(0))} for this process, {os.cpu_count()} in all",
+        "open files": f"{files}, can be raised to {files_max}",
+        "locked memory": "unlimited" if locked == resource.RLIM_INFINITY else amount(locked),
+        "mappings": _read(Path("/proc/sys/vm/max_map_count")) or "not told",
+    }
+    scope = _read(Path("/proc/sys/kernel/yama/ptrace_scope"))
+    if scope:
+        means = (
+            "peers of one user reach each other's memory"
+            if scope == "0"
+            else (
+                "peers reach registered memory of others over TCP unless they are allowed to trace"
+            )
+        )
+        rows["ptrace scope"] = f"{scope}: {means}"
+    return rows
+
+
+def _environment() -> dict[str, str]:
+    rows = dict(_told())
+    known = {name for row in _native.environment() for name in (row[0], *row[1])}
+    for name in sorted(os.environ):
+        if name.startswith(("MC_", "MOONCAKE_")) and name not in known:
+            rows[name] = f"{os.environ[name]} (not known here, without effect)"
+    return rows or {"none": "no variable of ours is set"}
+
+
+def _told() -> list[tuple[str, Any]]:
+    return [(name, value) for name, _, _, _, value in _native.environment() if value is not None]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return ""

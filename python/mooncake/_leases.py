@@ -1,0 +1,83 @@
+"""Objects that stay while somebody works with them."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Literal, Self
+
+from mooncake.errors import MooncakeError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from mooncake._runtime import _native
+
+__all__ = ["Lease"]
+
+
+class Lease:
+    """Keeps objects from eviction and from removal without force; a context manager.
+
+    A thread takes the lease anew every so often. Leaving lets it run out, which takes as long as
+    the master says (``--default_kv_lease_ttl``).
+    """
+
+    __slots__ = ("_every_s", "_is_lost", "_is_over", "_keys", "_native", "_thread")
+
+    def __init__(self, native: _native.Store, keys: list[str | bytes], every_s: float) -> None:
+        """Made by `Store.lease`."""
+        if every_s <= 0:
+            raise ValueError("a lease is taken anew after more than 0 seconds")
+        self._native = native
+        self._keys = keys
+        self._every_s = every_s
+        self._is_lost = False
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def keys(self) -> tuple[str | bytes, ...]:
+        """The keys of the objects."""
+        return tuple(self._keys)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the lease was taken whenever it was due, and every object was there."""
+        return self._thread is not None and not self._is_lost and not self._is_over.is_set()
+
+    def renew(self) -> None:
+        """Take the lease anew.
+
+        Raises:
+            NotFoundError: An object is gone.
+            MooncakeError: The master could not be asked.
+        """
+        for outcome in self._native.sizes(self._keys, lease=True):
+            if isinstance(outcome, MooncakeError):
+                self._is_lost = True
+                raise outcome
+
+    def __enter__(self) -> Self:
+        self.renew()
+        self._thread = threading.Thread(target=self._keep, name="mooncake-lease", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> Literal[False]:
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join()
+        return False
+
+    def _keep(self) -> None:
+        while not self._is_over.wait(self._every_s):
+            try:
+                self.renew()
+            except MooncakeError:
+                return

@@ -1,0 +1,251 @@
+"""`mooncake top`: a live view of a pool in the terminal, or one look at it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import select
+import shutil
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mooncake._amounts import amount, count
+from mooncake.object_store import Store
+
+__all__ = ["Look", "add_options", "render", "run"]
+
+_ENTER, _LEAVE = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
+_HOME, _CLEAR_LINE, _CLEAR_REST = "\033[H", "\033[K", "\033[J"
+_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a master said at a moment.
+
+    Attributes:
+        at: When, in seconds of the monotonic clock.
+        overview: Its answer.
+    """
+
+    at: float
+    overview: dict[str, Any]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the command."""
+    parser.add_argument(
+        "--admin", default="", help="host:port of the admin pages; found if left out"
+    )
+    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two looks")
+    parser.add_argument("--once", action="store_true", help="print one view and end")
+    parser.add_argument(
+        "--json", action="store_true", dest="is_json", help="print one look as JSON"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show the pool until ``q`` is pressed; once, where nobody looks or it is asked for.
+
+    Args:
+        options: As `add_options` declares them, with ``master``.
+
+    Returns:
+        0.
+    """
+    if options.interval <= 0:
+        raise ValueError("the interval must be more than 0 seconds")
+    admin = options.admin or _admin_of(options.master)
+    if options.once or options.is_json or not sys.stdout.isatty():
+        before = _look(admin)
+        time.sleep(options.interval)
+        now = _look(admin)
+        if options.is_json:
+            print(json.dumps({**now.overview, "per_second": _rates(now, before)}, indent=2))
+        else:
+            print("\n".join(render(now, before, admin, shutil.get_terminal_size().columns)))
+        return 0
+    _watch(admin, options.interval)
+    return 0
+
+
+def render(now: Look, before: Look | None, admin: str, width: int) -> list[str]:
+    """Return the lines of the view.
+
+    Args:
+        now: The last look.
+        before: The one before, for what happens in a second; None for none.
+        admin: Where the master's pages are.
+        width: How many columns there are.
+    """
+    seen, rates = now.overview, _rates(now, before)
+    pool = seen["pool"]
+    share = pool["used"] / pool["capacity"] if pool["capacity"] else 0.0
+    reads = rates["gets"]
+    window = f"{rates['hits'] / reads:.1%}" if reads else "-"
+    ever = f"{seen['reads']['hits'] / seen['reads']['gets']:.1%}" if seen["reads"]["gets"] else "-"
+    lines = [
+        (
+            f"mooncake {seen['version']}  master {seen['addresses'].get('rpc') or '?'}  "
+            f"admin {admin}  up {_age(seen['uptime_ms'] / 1000)}"
+        ),
+        (
+            f"memory   {_bar(share, 24)} {share:6.1%}  {amount(pool['used'])} of "
+            f"{amount(pool['capacity'])}, {amount(pool['writing'])} being written, "
+            f"{amount(pool['fenced'])} fenced"
+        ),
+        (
+            f"objects  {pool['keys']:<12} soft pinned {pool['soft_pinned_keys']:<10} "
+            f"clients {pool['clients']:<7} segments {pool['segments']}"
+        ),
+        (
+            f"reads    {count(reads)}/s, hit rate {window} now and {ever} ever, "
+            f"{amount(rates['hit_bytes'])}/s found"
+        ),
+        (
+            f"evicted  {seen['evictions']['keys']} objects, {amount(seen['evictions']['bytes'])}; "
+            f"puts without room {seen['puts']['without_room']}; slow calls {seen['slow']['total']}"
+        ),
+        "",
+        f"{'CALL':<26}{'CALLS/S':>10}{'ITEMS/S':>10}{'FAILED/S':>10}{'CALLS':>12}{'FAILED':>10}",
+    ]
+    for call in sorted(seen["calls"], key=lambda call: -call["calls"]):
+        per_second = rates["calls"].get(call["name"], {})
+        lines.append(
+            f"{call['name'][:25]:<26}{count(per_second.get('calls', 0)):>10}"
+            f"{count(per_second.get('items', 0)):>10}{count(per_second.get('failed', 0)):>10}"
+            f"{call['calls']:>12}{call['failed']:>10}"
+        )
+    lines += ["", f"{'SEGMENT':<28}{'USED':>26}  {'OF':>10}  {'STATE':<14}AT"]
+    for segment in sorted(seen["segments"], key=lambda segment: -segment["used"]):
+        part = segment["used"] / segment["size"] if segment["size"] else 0.0
+        lines.append(
+            f"{segment['name'][:27]:<28}{_bar(part, 10)} {amount(segment['used']):>11}  "
+            f"{amount(segment['size']):>10}  {segment['status'][:13]:<14}{segment['endpoint']}"
+        )
+    lines += ["", f"{'CLIENT':<28}{'HEARD':>12}"]
+    for client in seen["clients"]:
+        lines.append(f"{client['name'][:27]:<28}{_age(client['heard_ms_ago'] / 1000):>8} ago")
+    return [line[:width] for line in lines]
+
+
+def _watch(admin: str, interval_s: float) -> None:
+    before: Look | None = None
+    with _screen():
+        while True:
+            note = ""
+            try:
+                now = _look(admin)
+            except (OSError, ValueError) as error:
+                if before is None:
+                    raise
+                # The master may come back; what was last seen stays in view.
+                now, note = before, f"the master does not answer: {error}"
+            size = shutil.get_terminal_size()
+            lines = render(now, before, admin, size.columns)
+            last = note or f"every {interval_s:g} s; q ends"
+            shown = lines[: max(size.lines - 2, 1)]
+            text = "".join(f"{line}{_CLEAR_LINE}\r\n" for line in shown)
+            sys.stdout.write(f"{_HOME}{text}{_CLEAR_REST}{last[: size.columns]}")
+            sys.stdout.flush()
+            before = now
+            if _is_quit_within(interval_s):
+                return
+
+
+@contextlib.contextmanager
+def _screen() -> Iterator[None]:
+    """Take the terminal, and give it back as it was, whatever happens."""
+    file = sys.stdin.fileno() if sys.stdin.isatty() else None
+    saved = termios.tcgetattr(file) if file is not None else None
+    if file is not None:
+        tty.setcbreak(file)
+    sys.stdout.write(_ENTER)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            yield
+    finally:
+        sys.stdout.write(_LEAVE)
+        sys.stdout.flush()
+        if file is not None and saved is not None:
+            termios.tcsetattr(file, termios.TCSADRAIN, saved)
+
+
+def _is_quit_within(seconds: float) -> bool:
+    if not sys.stdin.isatty():
+        time.sleep(seconds)
+        return False
+    ready, _, _ = select.select([sys.stdin], [], [], seconds)
+    return bool(ready) and sys.stdin.read(1) in ("q", "Q", "\x04", "")
+
+
+def _admin_of(master: str) -> str:
+    """Ask the master where its admin pages are; they are on its own host if they are anywhere."""
+    with Store(master) as store:
+        address: str = store.stats()["pool"]["admin_address"]
+    if not address:
+        raise ValueError(f"the master at {master} has no admin pages; start it with --metrics_port")
+    host, _, port = address.rpartition(":")
+    if host in ("0.0.0.0", "[::]", "::"):
+        host = master.rpartition(":")[0] or host
+    return f"{host}:{port}"
+
+
+def _look(admin: str) -> Look:
+    host, _, port = admin.rpartition(":")
+    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", f"/api/v1/overview?since={1 << 62}")
+        response = connection.getresponse()
+        body = response.read()
+        if response.status != 200:
+            raise ValueError(f"{admin} answers {response.status} instead of an overview")
+        return Look(time.monotonic(), json.loads(body))
+    except http.client.HTTPException as error:
+        raise ValueError(f"{admin} does not answer as a master does: {error!r}") from error
+    finally:
+        connection.close()
+
+
+def _rates(now: Look, before: Look | None) -> dict[str, Any]:
+    """Return what happened in a second between two looks."""
+    if before is None or now.at <= before.at:
+        return {"gets": 0.0, "hits": 0.0, "hit_bytes": 0.0, "calls": {}}
+    seconds = now.at - before.at
+
+    def per_second(new: dict[str, int], old: dict[str, int], name: str) -> float:
+        # A master that began anew counts from 0 again.
+        return max(new.get(name, 0) - old.get(name, 0), 0) / seconds
+
+    reads = now.overview["reads"], before.overview["reads"]
+    old = {call["name"]: call for call in before.overview["calls"]}
+    calls = {
+        call["name"]: {
+            name: per_second(call, old.get(call["name"], {}), name)
+            for name in ("calls", "items", "failed")
+        }
+        for call in now.overview["calls"]
+    }
+    rates: dict[str, Any] = {name: per_second(*reads, name) for name in reads[0]}
+    return {**rates, "calls": calls}
+
+
+def _bar(share: float, width: int) -> str:
+    full = min(max(round(share * width), 0), width)
+    return "[" + "#" * full + "." * (width - full) + "]"
+
+
+def _age(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, hours = int(seconds) // 60, int(seconds) // 3600
+    if hours == 0:
+        return f"{minutes} min"
+    return f"{hours} h {minutes % 60:02} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"

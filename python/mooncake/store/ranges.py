@@ -1,0 +1,100 @@
+"""Parts of many objects into many buffers, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from mooncake.errors import MooncakeError, NotReadyError
+from mooncake.store.batch import Key, as_numbers, check_lists, refuse
+from mooncake.store.calls import Calls
+from mooncake.store.codes import INVALID_PARAMS
+
+__all__ = ["RangeCalls"]
+
+Offsets = Sequence[Sequence[Sequence[int]]]
+
+
+class RangeCalls(Calls):
+    """Reading parts of objects."""
+
+    __slots__ = ()
+
+    def get_into_ranges(
+        self,
+        buffer_ptrs: Sequence[int],
+        all_keys: Sequence[Sequence[Key]],
+        all_dst_offsets: Offsets,
+        all_src_offsets: Offsets,
+        all_sizes: Offsets,
+    ) -> list[list[list[int]]]:
+        """Read fragments of objects into registered buffers.
+
+        Fragment ``k`` of key ``j`` of buffer ``i`` is the `all_sizes` ``[i][j][k]`` bytes of
+        `all_keys` ``[i][j]`` from `all_src_offsets` ``[i][j][k]`` on; it goes to `buffer_ptrs`
+        ``[i]`` plus `all_dst_offsets` ``[i][j][k]``.
+
+        Args:
+            buffer_ptrs: Where the buffers begin; each in memory that was registered, or lent by a
+                `BufferPool`.
+            all_keys: For each buffer the keys that go into it.
+            all_dst_offsets: For each buffer and key, where its fragments go.
+            all_src_offsets: For each buffer and key, where its fragments come from.
+            all_sizes: For each buffer and key, how long its fragments are; 0 reads nothing.
+
+        Returns:
+            In the same shape how many bytes each fragment has, or a negative number: -704 if there
+            is no such object, -600 if a fragment is outside of its object or of registered memory,
+            and for all whose lists differ in length.
+        """
+        columns = (all_dst_offsets, all_src_offsets, all_sizes)
+        check_lists(buffer_ptrs, all_keys, *columns)
+        count = len(all_keys)
+        if any(len(each) != count for each in (buffer_ptrs, *columns)):
+            refuse(
+                f"the lists differ in length buffer_ptrs={len(buffer_ptrs)} all_keys={count} "
+                f"all_dst_offsets={len(all_dst_offsets)} all_src_offsets={len(all_src_offsets)} "
+                f"all_sizes={len(all_sizes)}"
+            )
+            return [_refused(*row) for row in zip_longest(all_keys, *columns, fillvalue=())]
+        results: list[list[list[int]]] = []
+        rows: list[tuple[int, int]] = []
+        for at, row in enumerate(zip(all_keys, *columns, strict=True)):
+            keys, parts = row[0], row[1:]
+            results.append(_refused(*row))
+            if any(len(column) != len(keys) for column in parts):
+                refuse(f"the lists of a buffer differ in length buffer={at}")
+                continue
+            for of_key, fragments in enumerate(zip(*parts, strict=True)):
+                if len({len(column) for column in fragments}) > 1:
+                    refuse(f"the fragments of a key differ in number key={keys[of_key]!r}")
+                else:
+                    rows.append((at, of_key))
+        outcomes = self._each(
+            len(rows),
+            lambda native: native.get_parts(
+                [all_keys[at][of_key] for at, of_key in rows],
+                [buffer_ptrs[at] for at, _ in rows],
+                *([column[at][of_key] for at, of_key in rows] for column in columns),
+                is_registered=True,
+            ),
+        )
+        for (at, of_key), outcome in zip(rows, outcomes, strict=True):
+            cells = results[at][of_key]
+            if not isinstance(outcome, MooncakeError):
+                results[at][of_key] = as_numbers(outcome)
+            elif not isinstance(outcome, NotReadyError):
+                results[at][of_key] = as_numbers([outcome]) * len(cells)
+            # An object that is still being written stays refused, as established callers know it.
+        return results
+
+
+def _refused(keys: Sequence[Key], *columns: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the answers of one buffer that is refused, in the shape of what it was given."""
+    count = max(len(keys), *(len(column) for column in columns))
+
+    def fragments(of_key: int) -> int:
+        given = [len(column[of_key]) for column in columns if of_key < len(column)]
+        return max(given, default=1)
+
+    return [[INVALID_PARAMS] * fragments(of_key) for of_key in range(count)]

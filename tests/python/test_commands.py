@@ -1,0 +1,160 @@
+"""`mooncake top` and `mooncake bench`: with a terminal, without one, and for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import MIB, MasterProcess
+
+import mooncake
+from mooncake import _top
+from mooncake._amounts import amount, count
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mooncake.command", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def busy(master: MasterProcess):
+    """A pool in which something happens."""
+    with mooncake.Store(master.address, mooncake.StoreConfig(segment_bytes=64 * MIB)) as store:
+        store.put("k", bytes(MIB))
+        assert store.get("k") == bytes(MIB)
+        assert store.get("nope", None) is None
+        yield master
+
+
+def test_top_prints_once_where_nobody_looks(busy: MasterProcess):
+    done = command("top", f"--master={busy.address}", "--interval=0.2")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert busy.address in done.stdout
+    assert "\033" not in done.stdout
+    assert re.search(r"memory +\[.*1 MiB of 64 MiB", done.stdout)
+    assert re.search(r"objects +1 ", done.stdout)
+    assert "50.0% ever" in done.stdout, "one get of two found its object"
+    for title in ("CALL", "SEGMENT", "CLIENT"):
+        assert title in done.stdout
+
+
+def test_top_tells_programs_too(busy: MasterProcess):
+    done = command("top", f"--master={busy.address}", "--interval=0.2", "--json")
+    seen = json.loads(done.stdout)
+    assert seen["pool"]["keys"] == 1
+    assert seen["per_second"]["gets"] == 0
+
+
+def test_top_takes_a_terminal_and_gives_it_back(busy: MasterProcess):
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mooncake.command", "top", f"--master={busy.address}"],
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+    )
+    os.close(follower)
+    try:
+        text = read_until(leader, b"q ends")
+        assert b"\033[?1049h" in text
+        assert b"SEGMENT" in text
+        os.write(leader, b"q")
+        assert b"\033[?1049l" in read_until(leader, b"\033[?1049l")
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait(10)
+        os.close(leader)
+
+
+def read_until(file: int, end: bytes) -> bytes:
+    text, deadline = b"", time.monotonic() + 30
+    while end not in text:
+        assert time.monotonic() < deadline, text
+        if select.select([file], [], [], 1)[0]:
+            text += os.read(file, 1 << 16)
+    return text
+
+
+def test_top_says_what_happened_in_a_second():
+    def look(at, gets, calls):
+        zero = {"used": 0, "capacity": 0, "writing": 0, "fenced": 0, "keys": 0}
+        return _top.Look(
+            at,
+            {
+                "version": "1",
+                "addresses": {"rpc": "a:1"},
+                "uptime_ms": 3 * 86_400_000,
+                "pool": {**zero, "soft_pinned_keys": 0, "clients": 0, "segments": 0},
+                "reads": {"gets": gets, "hits": gets // 2, "hit_bytes": gets * MIB},
+                "evictions": {"keys": 0, "bytes": 0},
+                "puts": {"without_room": 0},
+                "slow": {"total": 0},
+                "calls": [{"name": "get", "calls": calls, "items": calls * 10, "failed": 0}],
+                "segments": [],
+                "clients": [],
+            },
+        )
+
+    lines = _top.render(look(12.0, 300, 25), look(10.0, 100, 5), "a:2", 200)
+    text = "\n".join(lines)
+    assert "reads    100/s, hit rate 50.0% now and 50.0% ever, 100 MiB/s found" in text
+    assert re.search(r"get +10 +100 +0 +25 +0", text)
+    assert "up 3 d 0 h" in text
+    # A master that began anew counts from nothing; that is no negative rate.
+    assert "reads    0/s" in "\n".join(_top.render(look(12.0, 0, 0), look(10.0, 9, 9), "a:2", 200))
+    assert all(len(line) <= 20 for line in _top.render(look(1.0, 0, 0), None, "a:2", 20))
+
+
+def test_top_without_a_master_or_with_another_server_says_so(busy: MasterProcess):
+    assert command("top", "--master=127.0.0.1:1").returncode == 1
+    wrong = command("top", f"--admin={busy.metadata}")
+    assert (wrong.returncode, "404" in wrong.stderr) == (1, True)
+    assert command("top", f"--master={busy.address}", "--interval=0").returncode == 1
+
+
+@pytest.mark.parametrize("where", [[], ["--master=embedded"]])
+def test_bench_measures_beside_a_copy(where):
+    done = command("bench", "--sizes=4kb,1mb", "--seconds=0.05", *where)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = re.findall(r"(4 KiB|1 MiB) (copy|put|get_into|get) ", done.stdout)
+    assert len(rows) == 8
+    assert ("memory" if where else "shm") in done.stdout.splitlines()[0]
+
+
+def test_bench_tells_programs_too_and_leaves_nothing(busy: MasterProcess):
+    to = f"--master={busy.address}"
+    done = command("bench", to, "--sizes=64kb", "--seconds=0.05", "--json")
+    report = json.loads(done.stdout)
+    assert [row["operation"] for row in report["rows"]] == ["copy", "put", "get_into", "get"]
+    for row in report["rows"]:
+        assert row["bytes_per_second"] > 0
+        assert 0 < row["p50_us"] <= row["p99_us"]
+    with mooncake.Store(busy.address) as store:
+        assert list(store.keys()) == ["k"]
+    assert command("bench", to, "--sizes=0").returncode == 1
+
+
+def test_amounts_are_read_at_a_glance():
+    assert [amount(n) for n in (0, 1023, 1024, 1536, 5 << 40)] == [
+        "0 B",
+        "1023 B",
+        "1 KiB",
+        "1.5 KiB",
+        "5.0 TiB",
+    ]
+    shown = [count(n) for n in (0, 7, 9999, 12_345, 2_500_000)]
+    assert shown == ["0", "7", "9999", "12.3k", "2.5M"]
