@@ -28,6 +28,7 @@ class MasterProcess:
     process: subprocess.Popen[str]
     address: str
     metadata: str
+    ready: str = ""
     log: list[str] = field(default_factory=list)
 
     @property
@@ -61,7 +62,7 @@ def start_master(*flags: str) -> MasterProcess:
     assert process.stdout is not None
     for line in process.stdout:
         if ready := READY.search(line):
-            return MasterProcess(process, ready[1], ready[2] or "")
+            return MasterProcess(process, ready[1], ready[2] or "", line)
     process.kill()
     raise AssertionError(f"the master did not start: exit code {process.wait(10)}")
 

@@ -11,4 +11,6 @@ pub struct Addresses {
     pub admin: Option<SocketAddr>,
     /// The metadata server, if there is one.
     pub metadata: Option<SocketAddr>,
+    /// The publisher of events, if there is one.
+    pub events: Option<SocketAddr>,
 }

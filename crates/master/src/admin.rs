@@ -130,7 +130,10 @@ fn looks() -> Router<Arc<Admin>> {
         .route("/role", get(|| async { text_reply("leader") }))
         .route("/ha_status", get(|| async { text_reply("serving") }))
         .route("/leader", get(|| async { json_reply(&leader()) }))
-        .route("/kv_events/status", get(|| async { json_reply(&kv_events()) }))
+        .route(
+            "/kv_events/status",
+            get(|State(admin): Shared| async move { json_reply(&kv_events(&admin.service)) }),
+        )
         .route("/metrics", get(metrics::show))
         .route("/metrics/summary", get(summary::show))
         .route("/get_all_keys", get(objects::all_keys))
@@ -161,7 +164,10 @@ fn leader() -> Value {
     json!({"present": false, "leader_address": null, "view_version": null})
 }
 
-fn kv_events() -> Value {
+pub(super) fn kv_events(service: &Service) -> Value {
+    if let Some(events) = service.events() {
+        return events.status();
+    }
     json!({
         "enabled": false,
         "published_batches": 0,

@@ -4,6 +4,7 @@
 //! declaration of flags, file keys and help texts. [`from_arguments`] reads a command line, its
 //! flag files and its configuration file; [`MasterConfig::check`] refuses what cannot work.
 
+mod events;
 mod file;
 pub(crate) mod help;
 mod later;
@@ -17,6 +18,7 @@ use mooncake_base::{
     options::{CommandLine, read_command_line, resolve},
 };
 
+pub use events::EventsConfig;
 pub use options::OPTIONS;
 pub use secret::Secret;
 
@@ -107,6 +109,9 @@ pub struct MasterConfig {
     /// The name of the cluster.
     pub cluster_id: String,
 
+    /// Events of objects.
+    pub events: EventsConfig,
+
     /// Options of features that are not here yet, as they were given.
     pub later: BTreeMap<&'static str, String>,
 }
@@ -145,6 +150,7 @@ impl Default for MasterConfig {
             put_release_timeout: Duration::from_secs(600),
             allocation: AllocationStrategy::Random,
             cluster_id: "mooncake_cluster".to_owned(),
+            events: EventsConfig::default(),
             later: BTreeMap::new(),
         }
     }
@@ -198,6 +204,7 @@ impl MasterConfig {
             .with("option", "cluster_id")
             .with("value", format_args!("{:?}", self.cluster_id)));
         }
+        self.events.check()?;
         later::check(&self.later)
     }
 

@@ -10,6 +10,7 @@ mod addresses;
 pub mod admin;
 pub mod config;
 mod descriptors;
+pub mod events;
 pub mod master;
 mod ports;
 pub mod run;

@@ -17,6 +17,7 @@ use crate::{
     admin::{self, metadata::Metadata},
     config::{ADMIN_PORT, MasterConfig},
     descriptors::{self, connections},
+    events::{self, Events},
     service::{
         Service,
         listen::{self, CONNECTIONS_MAX, Doors},
@@ -110,10 +111,15 @@ pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<M
     } else {
         None
     };
+    let events = match config.events.is_on {
+        true => Some(events::bind(&config.events.endpoint).await?),
+        false => None,
+    };
     let addresses = Addresses {
         rpc: local(&rpc)?,
         admin: admin.as_ref().map(local).transpose()?,
         metadata: metadata.as_ref().map(local).transpose()?,
+        events: events.as_ref().map(local).transpose()?,
     };
     let service = Arc::new(Service::new(config.rules(), clock));
     service.set_addresses(addresses);
@@ -136,6 +142,12 @@ pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<M
         tasks: master.tasks.clone(),
         permits: Arc::new(Semaphore::new(connections(CONNECTIONS_MAX, descriptors::limit()))),
     };
+    if let (Some(listener), Some(address)) = (events, addresses.events) {
+        let events = Arc::new(Events::new(config.events.clone(), address));
+        service.publish(events.clone());
+        tracing::info!(%address, backend_id = config.events.backend_id, "events are published");
+        master.own(events.serve(listener, master.stop.clone()));
+    }
     let store = Arc::new(Metadata::default());
     let cleaned = (config.is_metadata_cleaned && config.has_metadata).then(|| store.clone());
     master.own_until_stop(keep_time(service.clone(), cleaned));

@@ -32,6 +32,7 @@ impl PortsFile {
             "metrics_port": addresses.admin.map(|a| a.port()),
             "metadata": text(addresses.metadata),
             "http_metadata_server_port": addresses.metadata.map(|a| a.port()),
+            "events": text(addresses.events),
         });
         let file = Self { path: PathBuf::from(path), text: format!("{content}\n") };
         let failed = |source: std::io::Error| {
@@ -68,7 +69,12 @@ mod tests {
 
     fn addresses() -> Addresses {
         let rpc = "127.0.0.1:50052".parse().unwrap();
-        Addresses { rpc, admin: Some("127.0.0.1:9004".parse().unwrap()), metadata: None }
+        Addresses {
+            rpc,
+            admin: Some("127.0.0.1:9004".parse().unwrap()),
+            metadata: None,
+            events: None,
+        }
     }
 
     #[test]

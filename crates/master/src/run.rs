@@ -74,7 +74,12 @@ async fn serve(config: MasterConfig) -> Result<()> {
 /// The one line that tells a person or a script where the master listens.
 fn ready_line(addresses: &Addresses) -> String {
     let mut line = format!("{PROGRAM} ready rpc={}", addresses.rpc);
-    for (name, address) in [("admin", addresses.admin), ("metadata", addresses.metadata)] {
+    let others = [
+        ("admin", addresses.admin),
+        ("metadata", addresses.metadata),
+        ("events", addresses.events),
+    ];
+    for (name, address) in others {
         if let Some(address) = address {
             line.push_str(&format!(" {name}={address}"));
         }
@@ -138,7 +143,7 @@ mod tests {
     #[test]
     fn the_ready_line_names_what_is_bound_and_nothing_else() {
         let rpc = "127.0.0.1:1".parse().unwrap();
-        let line = ready_line(&Addresses { rpc, admin: None, metadata: Some(rpc) });
+        let line = ready_line(&Addresses { rpc, admin: None, metadata: Some(rpc), events: None });
         assert!(
             line.starts_with("mooncake_master ready rpc=127.0.0.1:1 metadata=127.0.0.1:1 pid=")
         );

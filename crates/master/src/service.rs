@@ -9,6 +9,7 @@ pub mod calls;
 mod grpc;
 mod lean;
 pub mod listen;
+mod locked;
 mod objects;
 mod session;
 pub mod slow;
@@ -17,7 +18,7 @@ mod traffic;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use mooncake_base::sync::{Mutex, MutexGuard};
+use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, Moment, Result, SegmentId, TenantId};
 use mooncake_proto::{
     convert::Caller,
@@ -27,6 +28,7 @@ use mooncake_proto::{
 use self::{
     answer::{segment_from_wire, segment_status, segment_to_wire},
     calls::{Calls, Op},
+    locked::Locked,
     session::Sessions,
     slow::SlowCalls,
     traffic::Traffic,
@@ -37,6 +39,7 @@ pub use self::{
 };
 use crate::{
     addresses::Addresses,
+    events::Events,
     state::{Rules, State, Totals},
 };
 
@@ -66,6 +69,7 @@ pub struct Service {
     slow: SlowCalls,
     traffic: Traffic,
     addresses: OnceLock<Addresses>,
+    events: OnceLock<Arc<Events>>,
 }
 
 impl Service {
@@ -85,6 +89,7 @@ impl Service {
             slow: SlowCalls::default(),
             traffic: Traffic::default(),
             addresses: OnceLock::new(),
+            events: OnceLock::new(),
         }
     }
 
@@ -185,6 +190,18 @@ impl Service {
     pub(crate) fn take_gone(&self) -> Vec<String> {
         let ttl = self.lock().rules().client_ttl;
         self.sessions.take_gone(self.clock.now(), ttl)
+    }
+
+    /// Publishes the news of objects from now on.
+    pub(crate) fn publish(&self, events: Arc<Events>) {
+        // Once by `start`, before anybody may call.
+        let _ = self.events.set(events);
+        self.lock().tell_news();
+    }
+
+    /// The publisher of events, if there is one.
+    pub fn events(&self) -> Option<&Arc<Events>> {
+        self.events.get()
     }
 
     pub(crate) fn set_addresses(&self, addresses: Addresses) {
@@ -310,8 +327,8 @@ impl Service {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
+    fn lock(&self) -> Locked<'_> {
+        Locked { state: Some(self.state.lock()), events: self.events.get() }
     }
 }
 

@@ -17,6 +17,7 @@ mod group;
 mod image;
 mod keep;
 mod lease;
+mod news;
 mod object;
 pub mod placement;
 mod put;
@@ -45,6 +46,7 @@ use self::{
     effect::Effects,
     group::Groups,
     keep::{Pins, Queue, Sweeps},
+    news::Untold,
     object::Objects,
     placement::AllocationPolicy,
     quarantine::Quarantine,
@@ -61,6 +63,7 @@ pub use self::{
     drain::{JobStatus, JobView, NewJob},
     effect::{Copy, Effect, LoggedPin, NotAnEffect, ObjectName, Value},
     image::Image,
+    news::News,
     put::{Place, Put, PutOptions, PutRef, SoftPin, Started},
     query::{Listing, ObjectState, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
     read::{Grant, Located, LocatedObject, Probed},
@@ -100,6 +103,7 @@ pub struct State {
     advanced: Option<Moment>,
     horizon: Horizon,
     effects: Effects,
+    news: Untold,
     counters: Counters,
 }
 
@@ -179,6 +183,7 @@ impl State {
             advanced: None,
             horizon: Horizon::default(),
             effects: Effects::default(),
+            news: Untold::default(),
             counters: Counters::default(),
             rules,
         }

@@ -63,6 +63,7 @@ fn overview(service: &Service) -> Value {
         "segments": segments(service),
         "clients": clients(service),
         "calls": calls(service),
+        "events": super::kv_events(service),
         "slow": {
             "threshold_ms": millis(slow.threshold()),
             "total": slow.total(),

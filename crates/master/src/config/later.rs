@@ -11,11 +11,6 @@ use super::{MasterConfig, OPTIONS};
 const QUIET: &[&str] = &[
     "alsologtostderr",
     "colorlogtostderr",
-    "kv_events_additional_salt",
-    "kv_events_block_size",
-    "kv_events_dp_rank",
-    "kv_events_lora_name",
-    "kv_events_model_name",
     "kv_events_tenant_id",
     "log_dir",
     "logbufsecs",
@@ -38,7 +33,6 @@ const TUNES: &[(&str, &str)] = &[
     ("oplog_", "enable_oplog"),
     ("batch_oplog_", "enable_oplog"),
     ("tenant_", "enable_multi_tenants"),
-    ("kv_events_", "enable_kv_events"),
     ("ha_", "enable_ha"),
 ];
 
@@ -53,14 +47,6 @@ pub(super) fn check(given: &BTreeMap<&'static str, String>) -> Result<()> {
     }
     if is_on("enable_oplog") && !is_on("enable_ha") {
         return refuse("enable_oplog", "the log needs --enable_ha");
-    }
-    if is_on("enable_kv_events")
-        && (is_empty("kv_events_bind_endpoint") || is_empty("kv_events_backend_id"))
-    {
-        return refuse(
-            "enable_kv_events",
-            "events need --kv_events_bind_endpoint and --kv_events_backend_id",
-        );
     }
     for name in ["nof_eviction_ratio", "nof_eviction_high_watermark_ratio", "offload_cap_ratio"] {
         if number(name).is_some_and(|ratio| !(0.0..=1.0).contains(&ratio)) {

@@ -301,6 +301,7 @@ impl State {
 
     /// Nothing is to be read under the key any more; its copies are gone already.
     fn forget_value(&mut self, slot: u32) {
+        self.tell_removed(slot);
         self.dequeue(slot);
         let object = self.objects.at_mut(slot);
         let flags = object.flags;

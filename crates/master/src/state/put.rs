@@ -507,6 +507,7 @@ impl State {
             self.pin(now, slot, ttl);
         }
         self.enqueue(slot);
+        self.tell_stored(slot);
     }
 
     /// Tells the log of a put that began.

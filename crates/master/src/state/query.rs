@@ -211,7 +211,12 @@ impl State {
             }
         }
         removal.next_slot = end;
-        end == self.objects.slots()
+        let is_done = end == self.objects.slots();
+        let is_clear = matches!(removal.selector, Selector::All) && self.objects.complete == 0;
+        if is_done && is_clear && removal.removed > 0 {
+            self.tell_cleared(&removal.tenant);
+        }
+        is_done
     }
 
     /// One slice of a listing; `true` when its page is complete. Takes no lease.

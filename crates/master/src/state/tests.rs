@@ -2,6 +2,7 @@
 
 mod durable;
 mod model;
+mod news;
 mod pool;
 mod puts;
 mod reads;

@@ -1,0 +1,103 @@
+//! One subscriber's connection.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use mooncake_base::Result;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpStream, tcp::OwnedWriteHalf},
+    sync::broadcast::{self, error::RecvError},
+    time::timeout,
+};
+
+use super::zmtp::{self, GREETING_BYTES, Said, broken};
+
+/// How long the peer may take to introduce itself.
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long the peer may leave a message untaken.
+const WRITE_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Serves the subscriber until it goes or the publisher ends.
+///
+/// # Errors
+/// The peer broke the protocol, or its connection broke.
+pub(super) async fn serve(
+    stream: TcpStream,
+    mut messages: broadcast::Receiver<Bytes>,
+    missed: &AtomicU64,
+) -> Result<()> {
+    let (mut reader, mut writer) = stream.into_split();
+    let mut input = BytesMut::with_capacity(512);
+    let greeting = async {
+        write(&mut writer, &zmtp::greeting()).await?;
+        loop {
+            if let Some(greeting) = input.first_chunk::<GREETING_BYTES>() {
+                break zmtp::check_greeting(greeting)?;
+            }
+            read(&mut reader, &mut input).await?;
+        }
+        let _ = input.split_to(GREETING_BYTES);
+        write(&mut writer, &zmtp::ready()).await?;
+        loop {
+            match zmtp::take(&mut input)? {
+                Some(Said::Ready) => return Ok(()),
+                Some(_) => return Err(broken("the subscriber does not begin with READY")),
+                None => read(&mut reader, &mut input).await?,
+            }
+        }
+    };
+    timeout(HANDSHAKE_DEADLINE, greeting)
+        .await
+        .map_err(|_| broken("the subscriber did not introduce itself in time"))??;
+    // Our topic is empty, so that only a subscription to everything matches it.
+    let mut subscriptions = 0_u32;
+    loop {
+        while let Some(said) = zmtp::take(&mut input)? {
+            match said {
+                Said::Subscribe(topic) if topic.is_empty() => {
+                    if subscriptions == 0 {
+                        // What was published before the subscription is not for it.
+                        messages = messages.resubscribe();
+                    }
+                    subscriptions = subscriptions.saturating_add(1);
+                }
+                Said::Cancel(topic) if topic.is_empty() => {
+                    subscriptions = subscriptions.saturating_sub(1);
+                }
+                Said::Ping(pong) => write(&mut writer, &pong).await?,
+                _ => {}
+            }
+        }
+        tokio::select! {
+            came = read(&mut reader, &mut input) => came?,
+            message = messages.recv(), if subscriptions > 0 => match message {
+                Ok(message) => write(&mut writer, &message).await?,
+                Err(RecvError::Lagged(count)) => {
+                    missed.fetch_add(count, Ordering::Relaxed);
+                }
+                Err(RecvError::Closed) => return Ok(()),
+            },
+        }
+    }
+}
+
+async fn read(reader: &mut (impl AsyncReadExt + Unpin), input: &mut BytesMut) -> Result<()> {
+    let broke = |source: std::io::Error| broken("the connection broke").caused_by(source);
+    match reader.read_buf(input).await.map_err(broke)? {
+        0 => Err(broken("the subscriber closed its connection")),
+        _ => Ok(()),
+    }
+}
+
+async fn write(writer: &mut OwnedWriteHalf, bytes: &[u8]) -> Result<()> {
+    match timeout(WRITE_DEADLINE, writer.write_all(bytes)).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(source)) => Err(broken("the connection broke").caused_by(source)),
+        Err(_) => Err(broken("the subscriber does not take its messages")),
+    }
+}

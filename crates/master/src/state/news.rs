@@ -1,0 +1,116 @@
+//! What others may want to hear of objects: that one can be read from now on, or no more.
+//!
+//! Told in the order in which it happens, and only while somebody listens.
+
+use mooncake_base::TenantId;
+
+use super::State;
+
+/// One piece of news.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum News {
+    /// The object can be read from now on.
+    Stored {
+        /// Whose.
+        tenant: TenantId,
+        /// Under which key.
+        key: Box<[u8]>,
+        /// The group it belongs to; empty: none.
+        group: Box<[u8]>,
+    },
+    /// The object cannot be read any more: removed, evicted, replaced or lost.
+    Removed {
+        /// Whose.
+        tenant: TenantId,
+        /// Under which key.
+        key: Box<[u8]>,
+        /// The group it belonged to; empty: none.
+        group: Box<[u8]>,
+    },
+    /// All objects of the tenant were removed at once; the news of each of them came before.
+    Cleared {
+        /// Whose.
+        tenant: TenantId,
+    },
+}
+
+impl News {
+    /// Whose objects it is about.
+    pub fn tenant(&self) -> &str {
+        match self {
+            Self::Stored { tenant, .. }
+            | Self::Removed { tenant, .. }
+            | Self::Cleared { tenant } => tenant.as_str(),
+        }
+    }
+
+    /// The key; empty if it is not about one.
+    pub fn key(&self) -> &[u8] {
+        match self {
+            Self::Stored { key, .. } | Self::Removed { key, .. } => key,
+            Self::Cleared { .. } => &[],
+        }
+    }
+
+    /// The group; empty if there is none.
+    pub fn group(&self) -> &[u8] {
+        match self {
+            Self::Stored { group, .. } | Self::Removed { group, .. } => group,
+            Self::Cleared { .. } => &[],
+        }
+    }
+}
+
+/// The news since they were last taken. Costs nothing while nobody listens.
+#[derive(Debug, Default)]
+pub(super) struct Untold {
+    is_told: bool,
+    list: Vec<News>,
+}
+
+impl State {
+    /// Keeps news from now on, to be taken after every change.
+    pub fn tell_news(&mut self) {
+        self.news.is_told = true;
+    }
+
+    /// Whether there are news to take.
+    pub fn has_news(&self) -> bool {
+        !self.news.list.is_empty()
+    }
+
+    /// The news since the last call, in their order.
+    pub fn take_news(&mut self) -> Vec<News> {
+        std::mem::take(&mut self.news.list)
+    }
+
+    /// All objects were removed at once, and none is left.
+    pub(super) fn tell_cleared(&mut self, tenant: &TenantId) {
+        if self.news.is_told {
+            self.news.list.push(News::Cleared { tenant: tenant.clone() });
+        }
+    }
+
+    /// The object can be read from now on.
+    pub(super) fn tell_stored(&mut self, slot: u32) {
+        if self.news.is_told {
+            let (tenant, key, group) = self.names(slot);
+            self.news.list.push(News::Stored { tenant, key, group });
+        }
+    }
+
+    /// The object can be read no more; it is still in its group.
+    pub(super) fn tell_removed(&mut self, slot: u32) {
+        if self.news.is_told {
+            let (tenant, key, group) = self.names(slot);
+            self.news.list.push(News::Removed { tenant, key, group });
+        }
+    }
+
+    fn names(&self, slot: u32) -> (TenantId, Box<[u8]>, Box<[u8]>) {
+        let object = self.objects.at(slot);
+        let tenant = self.objects.tenant_name(object.tenant).clone();
+        let group = self.groups.name(slot).unwrap_or_default();
+        (tenant, Box::from(object.key.as_bytes()), Box::from(group))
+    }
+}

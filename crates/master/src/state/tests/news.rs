@@ -1,0 +1,93 @@
+//! News: in their order, complete, and only when somebody listens.
+
+use super::*;
+
+/// The news as words: `+key` stored, `-key` removed, `0` cleared; `@group` behind.
+fn told(pool: &mut Pool) -> Vec<String> {
+    let word = |news: News| {
+        let key = String::from_utf8_lossy(news.key()).into_owned();
+        let group = match news.group() {
+            [] => String::new(),
+            group => format!("@{}", String::from_utf8_lossy(group)),
+        };
+        match news {
+            News::Stored { .. } => format!("+{key}{group}"),
+            News::Removed { .. } => format!("-{key}{group}"),
+            News::Cleared { .. } => "0".to_owned(),
+        }
+    };
+    pool.state.take_news().into_iter().map(word).collect()
+}
+
+fn listened(mib: u64) -> Pool {
+    let mut pool = Pool::new(mib);
+    pool.state.tell_news();
+    pool
+}
+
+#[test]
+fn nothing_is_kept_while_nobody_listens() {
+    let mut pool = Pool::new(4);
+    pool.put("k", MIB).unwrap();
+    assert!(!pool.state.has_news());
+}
+
+#[test]
+fn an_object_is_told_of_when_it_can_be_read_and_when_it_no_more_can() {
+    let mut pool = listened(4);
+    let started = pool.start(A, "k", MIB).unwrap();
+    assert_eq!(told(&mut pool), Vec::<String>::new());
+    pool.end(A, "k", &started).unwrap();
+    pool.put("g/1", MIB).unwrap();
+    assert_eq!(told(&mut pool), ["+k", "+g/1@g"]);
+    pool.remove("g/1", false).unwrap();
+    pool.remove("k", false).unwrap();
+    assert_eq!(told(&mut pool), ["-g/1@g", "-k"]);
+    assert!(!pool.state.has_news());
+}
+
+#[test]
+fn an_upsert_removes_what_was_and_stores_what_is() {
+    let mut pool = listened(4);
+    pool.put("k", MIB).unwrap();
+    let upsert = pool.start_with(A, "k", MIB, true, &PutOptions::default()).unwrap();
+    assert_eq!(told(&mut pool), ["+k"]);
+    pool.end(A, "k", &upsert).unwrap();
+    assert_eq!(told(&mut pool), ["-k", "+k"]);
+}
+
+#[test]
+fn what_is_evicted_goes_before_what_takes_its_room() {
+    let mut pool = listened(2);
+    for key in ["a", "b", "c"] {
+        pool.put(key, MIB).unwrap();
+    }
+    assert_eq!(told(&mut pool), ["+a", "+b", "-a", "+c"]);
+}
+
+#[test]
+fn objects_of_a_client_that_is_gone_are_removed() {
+    let mut pool = listened(4);
+    pool.put("k", MIB).unwrap();
+    pool.state.unregister(pool.now, A);
+    pool.settle();
+    assert_eq!(told(&mut pool), ["+k", "-k"]);
+}
+
+#[test]
+fn a_pool_that_was_emptied_is_told_of_after_its_objects() {
+    let mut pool = listened(4);
+    let remove_all = |pool: &mut Pool, is_forced| {
+        let mut removal = Removal::new(pool.tenant.clone(), Selector::All, is_forced);
+        while !pool.state.remove_matching(pool.now, &mut removal) {}
+    };
+    remove_all(&mut pool, true);
+    assert_eq!(told(&mut pool), Vec::<String>::new(), "there was nothing to clear");
+    pool.put("a", MIB).unwrap();
+    pool.put("b", MIB).unwrap();
+    pool.locate("b", true, false).unwrap();
+    remove_all(&mut pool, false);
+    assert_eq!(told(&mut pool), ["+a", "+b", "-a"], "a leased object stayed");
+    remove_all(&mut pool, true);
+    assert_eq!(told(&mut pool), ["-b", "0"]);
+}

@@ -1,0 +1,81 @@
+"""The page for people, in a real browser without a screen."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pytest
+from conftest import MIB, MasterProcess, set_up, start_master
+
+from mooncake.store import MooncakeDistributedStore
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
+DEADLINE = 120
+
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no chromium")
+
+
+def browse(url: str, profile: Path, *flags: str) -> str:
+    """What the page has become after some seconds of its own time."""
+    assert BROWSER is not None
+    command = [
+        BROWSER,
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={profile}",
+        "--virtual-time-budget=6000",
+        *flags,
+        url,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def admin(master: MasterProcess) -> str:
+    """Where its page is."""
+    found = re.search(r" admin=\S+:(\d+)", master.ready)
+    assert found is not None
+    return f"http://127.0.0.1:{found[1]}"
+
+
+@pytest.mark.timeout(3 * DEADLINE)
+def test_the_page_shows_a_live_pool_and_keeps_names_from_outside_harmless(tmp_path: Path) -> None:
+    master = start_master()
+    store = MooncakeDistributedStore()
+    try:
+        assert set_up(store, master.address) == 0
+        assert store.put("model@rank/<img src=x onerror=alert(1)>", b"x" * MIB) == 0
+        assert store.put("other/key", b"x") == 0
+        assert store.get("other/key") == b"x"
+        url = admin(master)
+        with urllib.request.urlopen(f"{url}/api/v1/overview", timeout=DEADLINE) as answer:
+            segment = json.load(answer)["segments"][0]["name"]
+
+        dom = browse(f"{url}/?prefix=model", tmp_path, "--dump-dom")
+        assert re.search(r'id="state"[^>]*>live<', dom), dom
+        assert segment in dom
+        assert "1.00 MiB" in dom
+        assert "model@rank/&lt;img" in dom
+        assert "<img" not in dom
+        assert "other/key" not in dom, "it does not begin so"
+        assert "all keys" in dom
+
+        for name, size in [("desk.png", "1280,1500"), ("phone.png", "390,1700")]:
+            picture = tmp_path / name
+            browse(url, tmp_path, f"--window-size={size}", f"--screenshot={picture}")
+            head = picture.read_bytes()[:24]
+            assert head[:8] == b"\x89PNG\r\n\x1a\n"
+            width = int.from_bytes(head[16:20], "big")
+            assert width == int(size.split(",")[0])
+    finally:
+        store.close()
+        master.kill()
+        assert master.process.stdout is not None
+        master.process.stdout.close()
