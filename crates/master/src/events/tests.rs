@@ -93,7 +93,7 @@ async fn subscribers_get_what_is_published_after_they_subscribed_and_others_noth
     let address = listener.local_addr().unwrap();
     let events = Arc::new(events(EventsConfig::default()));
     let stop = CancellationToken::new();
-    let serving = tokio::spawn(events.clone().serve(listener, stop.clone()));
+    let serving = events.clone().serve(listener, stop.clone());
     let work = async {
         let mut publisher = joined(address, b"PUB").await;
         let mut end = Vec::new();
@@ -118,9 +118,8 @@ async fn subscribers_get_what_is_published_after_they_subscribed_and_others_noth
         subscriber.read_exact(&mut head).await.unwrap();
         assert_eq!((&head[..4], sequence(&head)), (&[1, 0, 1, 8][..], 2));
         drop(subscriber);
+        stop.cancel();
     };
-    timeout(DEADLINE, work).await.expect("in time");
-    stop.cancel();
-    timeout(DEADLINE, serving).await.expect("it ends").unwrap();
+    timeout(DEADLINE, async { tokio::join!(serving, work) }).await.expect("in time");
     assert_eq!(events.status()["subscribers"], 0);
 }
