@@ -213,6 +213,63 @@ with mooncake.Store() as store:
     process.join(20)
     assert process.exitcode == 0
 """,
+    "multiprocessing_spawn_with_a_store_of_its_own": """
+import multiprocessing, pathlib, tempfile
+# What is spawned imports its function from a file.
+folder = tempfile.mkdtemp()
+pathlib.Path(folder, "spawned.py").write_text(
+    "import mooncake\\n"
+    "def work(address, queue):\\n"
+    "    with mooncake.Store(address) as own:\\n"
+    "        queue.put(own.get('k'))\\n"
+)
+sys.path.insert(0, folder)
+import spawned
+with mooncake.Store() as store:
+    store.put("k", b"v")
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=spawned.work, args=(store.master_address, queue))
+    process.start()
+    assert queue.get(timeout=40) == b"v"
+    process.join(40)
+    assert process.exitcode == 0
+""",
+    "leases_and_sessions_left_open": """
+from mooncake.buffer_pool import BufferPool
+store = opened()
+pool = BufferPool(store)
+lease = pool.acquire(100000)
+view = lease.buffer
+mounted = store.allocate_and_mount_segment(16 << 20)
+assert store.unmount_and_free_segment(mounted["segment_ids"], 60) == 0
+""",
+    "dropped_in_every_order": """
+import gc, itertools, random
+from mooncake.buffer_pool import BufferPool
+from mooncake.engine import TransferEngine
+def made():
+    engine = TransferEngine()
+    assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    store = MooncakeDistributedStore()
+    assert store.setup("localhost", "P2PHANDSHAKE", 16 << 20, 1 << 20, "tcp", "", "embedded",
+                       engine.get_engine()) == 0
+    store.put("k", b"v" * 1000)
+    buffer = store.get_buffer("k")
+    pool = BufferPool(store)
+    lease = pool.acquire(1000)
+    return [engine, store, buffer, memoryview(buffer), pool, lease]
+orders = list(itertools.permutations(range(6)))
+random.Random(7).shuffle(orders)
+for order in orders[:12]:
+    things = made()
+    for at in order:
+        things[at] = None
+        if at % 3 == 0:
+            gc.collect()
+cycle = made(); cycle.append(cycle); del cycle
+gc.collect()
+""",
     "os_exit_with_an_open_store": """
 store = opened()
 store.put("k", b"v")
@@ -241,33 +298,75 @@ def test_a_program_hook_at_exit_may_still_use_the_store():
     assert done.stdout == "0 0\n"
 
 
+# A program that a shell started in the background inherits that it ignores SIGINT, and then Python
+# does not raise; a test must not depend on how it was started.
+INTERRUPTIBLE = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
+
+
+def interrupted(source: str) -> tuple[int, str, str]:
+    """Runs a script, interrupts it when it says that it is ready, and waits for its end."""
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTIBLE + OPEN + source],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "ready\n"
+            os.kill(process.pid, signal.SIGINT)
+            out, err = process.communicate(timeout=40)
+        except BaseException:
+            process.kill()
+            raise
+        return process.returncode, out, err
+
+
 def test_an_interrupt_ends_a_program_as_python_does():
     source = """
-print("ready", flush=True)
 store = opened()
 try:
+    print("ready", flush=True)
     while True:
         store.upsert("k", b"v" * 100000); store.get("k")
 except KeyboardInterrupt:
     print("interrupted", store.put("l", b"v"), flush=True)
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", OPEN + source],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    while process.poll() is None:
-        os.kill(process.pid, signal.SIGINT)
-        try:
-            process.wait(2)
-        except subprocess.TimeoutExpired:
-            continue
-    out, err = process.communicate(timeout=20)
-    # Interrupted inside `setup` it is Python's own traceback, which is right too.
-    assert "interrupted 0" in out or "KeyboardInterrupt" in err
+    assert interrupted(source) == (0, "interrupted 0\n", "")
+
+
+def test_an_interrupt_that_nobody_catches_ends_the_program_too():
+    source = """
+store = opened()
+print("ready", flush=True)
+while True:
+    store.upsert("k", b"v" * 100000); store.get("k")
+"""
+    code, out, err = interrupted(source)
+    assert (code, out) == (-signal.SIGINT, "")
+    assert err.endswith("KeyboardInterrupt\n")
+
+
+def test_an_interrupt_during_setup_ends_it_when_the_call_does():
+    source = """
+import socket
+silent = socket.socket()
+silent.bind(("127.0.0.1", 0))
+silent.listen()
+address = "127.0.0.1:%d" % silent.getsockname()[1]
+config = mooncake.StoreConfig(rpc_timeout_s=1, connect_timeout_s=1)
+threading.Thread(target=lambda: (silent.accept(), print("ready", flush=True))).start()
+try:
+    mooncake.Store(address, config)
+except mooncake.MooncakeError:
+    time.sleep(20)
+"""
+    code, out, err = interrupted(source)
+    assert (code, out) == (-signal.SIGINT, "")
+    assert err.endswith("KeyboardInterrupt\n")
 
 
 def test_a_terminated_program_dies_by_the_signal():

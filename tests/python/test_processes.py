@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -208,3 +210,40 @@ def test_the_interpreter_runs_on_while_a_call_waits():
             turns += 1
         waiting.join()
         assert turns > 1000
+
+
+# Holds the interpreter, as a long call of another extension does, for longer than a client may be
+# silent; then says whether its objects are still there.
+BUSY = """
+import ctypes, sys
+import mooncake
+config = mooncake.StoreConfig(segment_bytes=64 << 20)
+with mooncake.Store(sys.argv[1], config) as store:
+    store.put("kept", b"v" * 100000)
+    print("busy", flush=True)
+    ctypes.PyDLL(None).sleep(8)
+    assert store.get("kept") == b"v" * 100000
+"""
+
+
+def test_a_busy_interpreter_expires_nobody():
+    master = start_master("--client_ttl=1")
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-c", BUSY, master.address], stdout=subprocess.PIPE, text=True
+        ) as lender:
+            assert lender.stdout is not None
+            assert lender.stdout.readline() == "busy\n"
+            with mooncake.Store(master.address) as reader:
+                turns = 0
+                while lender.poll() is None:
+                    with contextlib.suppress(mooncake.NotFoundError):
+                        assert reader.get("kept") == b"v" * 100_000
+                        turns += 1
+                    time.sleep(0.05)
+            assert turns > 20
+            assert lender.returncode == 0
+    finally:
+        master.stop()
+        assert master.process.stdout is not None
+        master.process.stdout.close()

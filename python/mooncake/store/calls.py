@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from mooncake.errors import MooncakeError
-from mooncake.store.batch import as_numbers, refuse_unready
+from mooncake.store.batch import Key, as_numbers, refuse_unready
 from mooncake.store.codes import INVALID_PARAMS, OK, RPC_FAIL, RPC_TIMEOUT
 
 if TYPE_CHECKING:
@@ -69,6 +69,11 @@ class Calls:
             return [True]
 
         return OK if self._each(1, ok)[0] is True else INVALID_PARAMS
+
+    def _nothing(self, key: Key) -> int:
+        """Say that a call had no bytes to store, which established callers take for success."""
+        _log.info("there were no bytes, so nothing was stored or changed key=%r", key)
+        return OK
 
     def _warn(self, error: MooncakeError) -> None:
         """Log that the master is out of reach, once until it is back."""

@@ -179,5 +179,5 @@ class CopyingCalls(Calls):
         if any(view.ndim != 1 or view.itemsize != 1 for view in views):
             raise RuntimeError("parts must be 1-D bytes-like")
         if self._native is not None and all(view.nbytes == 0 for view in views):
-            return OK
+            return self._nothing(key)
         return self._put([key], [views], config, is_upsert=is_upsert)[0]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mooncake.store.aliases import also_named
 from mooncake.store.batch import Key, as_codes, as_numbers, paired, ranges_of, refuse_unready
 from mooncake.store.calls import Calls
-from mooncake.store.codes import INVALID_PARAMS, OK
+from mooncake.store.codes import INVALID_PARAMS
 from mooncake.store.config import ReplicateConfig, put_options
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class PointerCalls(Calls):
             0, or a negative number.
         """
         if size == 0 and self._native is not None:
-            return OK
+            return self._nothing(key)
         parts = [(metadata_buffer_ptr, metadata_size), (buffer_ptr, size)]
         ranges = [parts if metadata_size else parts[1:]]
         return as_codes(self._put_from([key], ranges, config))[0]
@@ -253,7 +253,7 @@ class PointerCalls(Calls):
         self, key: Key, address: int, size: int, config: ReplicateConfig | None, *, is_upsert: bool
     ) -> int:
         if size == 0 and self._native is not None:
-            return OK
+            return self._nothing(key)
         ranges = [[(address, size)]]
         return as_codes(self._put_from([key], ranges, config, is_upsert=is_upsert))[0]
 
