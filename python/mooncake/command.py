@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from mooncake import _bench, _doctor, _top
 from mooncake._amounts import amount, rate
 from mooncake._runtime import __version__
-from mooncake.errors import MooncakeError, NotFoundError
+from mooncake.errors import MooncakeError, NotFoundError, explain
 from mooncake.object_store import Store, StoreConfig
 
 __all__ = ["main"]
@@ -83,6 +83,8 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     add("demo", _demo, "begin a pool here, put and get from a second process", joins=False)
+    codes = add("explain", _explain, "say what an error code means", joins=False)
+    codes.add_argument("codes", nargs="+", type=int, metavar="code")
     doctor = add("doctor", _examine, "say what works on this machine, by trying it", joins=False)
     doctor.add_argument("--json", action="store_true", dest="is_json", help="print JSON")
     put = add("put", _put, "store a file (or standard input) under a key")
@@ -125,6 +127,12 @@ def _demo(_: argparse.Namespace) -> int:
         keys = ", ".join(str(found.key) for found in store.objects())
         print(f"objects in the pool: {keys}")
     print("closed; nothing is left running")
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    for code in options.codes:
+        print(explain(code))
     return 0
 
 

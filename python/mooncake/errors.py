@@ -46,6 +46,7 @@ __all__ = [
     "StorageError",
     "TransferFailedError",
     "UnavailableError",
+    "explain",
 ]
 
 
@@ -157,3 +158,23 @@ CLASSES: dict[str, type[MooncakeError]] = {
     "Internal": InternalError,
 }
 """The class of each kind of failure, by the kind's name in the native module."""
+
+
+def explain(code: int) -> str:
+    """Return in words what a number means that an established call returned.
+
+    Args:
+        code: The number.
+
+    Returns:
+        Its name, the exception that our own face raises for it, and what usually helps; for 0 and
+        above that it is success.
+    """
+    if code >= 0:
+        return f"{code}: success"
+    from mooncake import _native
+
+    for number, name, kind, remedy in _native.codes():
+        if number == code:
+            return f"{code} {name} ({CLASSES[kind].__name__}): {remedy}"
+    return f"{code}: no call of ours returns that"

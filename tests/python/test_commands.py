@@ -15,7 +15,8 @@ import pytest
 from conftest import MIB, MasterProcess
 
 import mooncake
-from mooncake import _top
+import mooncake.errors
+from mooncake import _native, _top
 from mooncake._amounts import amount, count
 
 
@@ -158,3 +159,14 @@ def test_amounts_are_read_at_a_glance():
     ]
     shown = [count(n) for n in (0, 7, 9999, 12_345, 2_500_000)]
     assert shown == ["0", "7", "9999", "12.3k", "2.5M"]
+
+
+def test_codes_are_explained():
+    done = command("explain", "-704", "0", "-12345")
+    missing, success, unknown = done.stdout.splitlines()
+    assert missing.startswith("-704 OBJECT_NOT_FOUND (NotFoundError): No object has that key")
+    assert (success, unknown) == ("0: success", "-12345: no call of ours returns that")
+    for number, name, _, remedy in _native.codes():
+        text = mooncake.errors.explain(number)
+        assert name in text
+        assert remedy in text

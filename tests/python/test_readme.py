@@ -1,4 +1,4 @@
-"""Every snippet of the README runs, and does what it says beside it."""
+"""Every snippet of the README and of the guides runs, and does what it says beside it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,21 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 READY = re.compile(r"mooncake_master ready rpc=(\S+).* metadata=(\S+)")
 
 
-def snippets(language: str) -> list[str]:
-    """The README's blocks of that language, in order."""
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+GUIDES = sorted((ROOT / "docs/guide").glob("*.md"))
+
+
+def snippets(language: str, text: str = README) -> list[str]:
+    """The blocks of that language, in order."""
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def guide_snippets() -> list[object]:
+    """Every Python block of every guide, with its place."""
+    return [
+        pytest.param(source, id=f"{path.stem}-{number}")
+        for path in GUIDES
+        for number, source in enumerate(snippets("python", path.read_text(encoding="utf-8")))
+    ]
 
 
 def run(source: str) -> subprocess.CompletedProcess[str]:
@@ -76,3 +88,15 @@ def test_every_command_that_the_readme_names_exists() -> None:
 def test_every_link_leads_somewhere() -> None:
     for link in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / link).exists(), link
+
+
+@pytest.mark.parametrize("source", guide_snippets())
+def test_the_snippets_of_the_guides_run(source: str) -> None:
+    done = run(source)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_every_link_of_the_guides_leads_somewhere() -> None:
+    for path in GUIDES:
+        for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
+            assert (path.parent / link).exists(), (path.name, link)
