@@ -17,6 +17,9 @@ __all__ = [
     "Engine",
     "Pending",
     "PutOptions",
+    "RpcClient",
+    "RpcDelivery",
+    "RpcServer",
     "Store",
     "at_exit",
     "codes",
@@ -511,6 +514,48 @@ class Store:
 
 def at_exit() -> None:
     """Refuse new calls of other threads and close every store. To be called at exit."""
+
+@final
+class RpcClient:
+    """Sends to any number of servers, from any number of threads."""
+
+    def __new__(cls, *, connections_max: int, timeout_s: float) -> RpcClient: ...
+    def send(self, target: str, body: _Readable, *, tensor: str | None = None) -> None:
+        """Send bytes and wait until somebody has taken them; raise if nobody does."""
+
+@final
+class RpcServer:
+    """Receives until it is stopped or dropped."""
+
+    def __new__(cls, address: str, *, timeout_s: float) -> RpcServer: ...
+    def take(self, *, timeout_s: float) -> RpcDelivery | None:
+        """Wait for the next message; None if none comes in time. Raises when it is stopped."""
+
+    def stop(self) -> None:
+        """Stop listening and end every connection."""
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+
+@final
+class RpcDelivery:
+    """A message that was taken; dropped without an answer it is refused."""
+
+    @property
+    def source(self) -> str:
+        """Who sent it."""
+
+    @property
+    def tensor(self) -> str | None:
+        """How its bytes are to be read, if they are those of a tensor."""
+
+    @property
+    def body(self) -> Buffer:
+        """The bytes."""
+
+    def answer(self, refusal: str | None = None) -> None:
+        """Tell the sender that it was taken, or why not. The first answer counts."""
 
 def codes() -> list[tuple[int, str, str, str]]:
     """Return every code: number, name, kind, remedy."""

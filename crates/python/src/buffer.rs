@@ -140,6 +140,14 @@ impl Buffer {
         Ok((Self { memory, length, format, exports: AtomicUsize::new(0) }, range))
     }
 
+    /// Bytes that are there already.
+    pub(crate) fn of(mut memory: Vec<u8>) -> Self {
+        let length = memory.len();
+        // What is in the vector stays there; from here on it is read through its address.
+        memory.clear();
+        Self { memory, length, format: c"B", exports: AtomicUsize::new(0) }
+    }
+
     /// A copy, for those who must have `bytes`. The buffer is filled and nobody has seen it.
     pub(crate) fn to_bytes(&self, py: Python<'_>) -> Py<PyBytes> {
         // SAFETY: the vector owns the bytes, which the transfer that is over has written; nobody

@@ -16,6 +16,7 @@ mod log;
 mod options;
 mod pending;
 mod process;
+mod rpc;
 mod runtime;
 mod store;
 mod workers;
@@ -35,6 +36,7 @@ mod _native {
             at_exit, environment, local_topology, rdma_devices, run_master, run_topology_dump,
             run_transfer_bench,
         },
+        rpc::{RpcClient, RpcDelivery, RpcServer},
         store::Store,
     };
 

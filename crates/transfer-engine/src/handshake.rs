@@ -12,4 +12,5 @@ pub mod server;
 
 pub use client::{ask, fetch_descriptor, notify, probe};
 pub use codec::{Message, MessageKind, Notification};
+pub use dial::dial;
 pub use server::{HandshakeServer, HandshakeSettings};

@@ -1,10 +1,15 @@
-"""The established names: a transfer engine whose calls return numbers instead of raising.
-
-Not built yet, and therefore absent: `SharedSegment` and the RPC helper.
-"""
+"""The established names: a transfer engine whose calls return numbers instead of raising."""
 
 from __future__ import annotations
 
+from mooncake.engine.rpc import (
+    ReceivedData,
+    ReceivedTensor,
+    RpcInterface,
+    create_rpc_client,
+    create_rpc_server,
+)
+from mooncake.engine.shared import SharedSegment
 from mooncake.engine.transfer import TransferEngine
 from mooncake.engine.types import InnerTransferEngine, TransferNotify, TransferOpcode
 
@@ -15,13 +20,22 @@ __all__ = [
     "SUPPORT_INTRA_NVLINK",
     "SUPPORT_MNNVL",
     "SUPPORT_MUSA",
+    "CoroRPCInterface",
     "InnerTransferEngine",
     "Read",
+    "ReceivedData",
+    "ReceivedTensor",
+    "RpcInterface",
+    "SharedSegment",
     "TransferEngine",
     "TransferNotify",
     "TransferOpcode",
     "Write",
+    "create_rpc_client",
+    "create_rpc_server",
 ]
+
+CoroRPCInterface = RpcInterface
 
 Read = TransferOpcode.Read
 Write = TransferOpcode.Write

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mooncake.engine.aliases import also
+
 __all__ = ["DeviceTransfers"]
 
 
@@ -14,6 +16,7 @@ class DeviceTransfers:
 
     __slots__ = ()
 
+    @also(target="target_hostname", peer_addr="peer_buffer_address")
     def transfer_write_on_cuda(
         self,
         target_hostname: str,
@@ -35,6 +38,7 @@ class DeviceTransfers:
         """
         raise _no_cuda()
 
+    @also(target="target_hostname", peer_addr="peer_buffer_address")
     def transfer_read_on_cuda(
         self,
         target_hostname: str,
@@ -56,6 +60,7 @@ class DeviceTransfers:
         """
         raise _no_cuda()
 
+    @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
     def batch_transfer_write_on_cuda(
         self,
         target_hostname: str,
@@ -77,6 +82,7 @@ class DeviceTransfers:
         """
         raise _no_cuda()
 
+    @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
     def batch_transfer_read_on_cuda(
         self,
         target_hostname: str,

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from mooncake._runtime import _native
 from mooncake.engine import codes
+from mooncake.engine.aliases import also
 from mooncake.engine.device import DeviceTransfers
 from mooncake.engine.types import (
     InnerTransferEngine,
@@ -63,6 +64,7 @@ class TransferEngine(DeviceTransfers):
 
     # Life
 
+    @also(hostname="local_hostname")
     def initialize(
         self,
         local_hostname: str,
@@ -86,6 +88,7 @@ class TransferEngine(DeviceTransfers):
         """
         return self.initialize_ext(local_hostname, metadata_server, protocol, device_name, "")
 
+    @also(hostname="local_hostname")
     def initialize_ext(
         self,
         local_hostname: str,
@@ -189,6 +192,7 @@ class TransferEngine(DeviceTransfers):
         """
         return self.batch_unregister_memory([buffer_addr])
 
+    @also(addresses="buffer_addresses")
     def batch_register_memory(
         self,
         buffer_addresses: Sequence[int],
@@ -209,6 +213,7 @@ class TransferEngine(DeviceTransfers):
             lambda native: native.register(buffer_addresses, capacities, location=location)
         )
 
+    @also(addresses="buffer_addresses")
     def batch_unregister_memory(self, buffer_addresses: Sequence[int]) -> int:
         """Withdraw memory. Every one of the ranges is tried.
 
@@ -228,6 +233,7 @@ class TransferEngine(DeviceTransfers):
         """
         return self._value(lambda native: native.allocate(length), 0)
 
+    @also(ptr="buffer_addr")
     def free_managed_buffer(self, buffer_addr: int, length: int) -> int:
         """Take a managed buffer back.
 
@@ -287,6 +293,7 @@ class TransferEngine(DeviceTransfers):
 
     # Transfers that wait
 
+    @also(target="target_hostname", peer_addr="peer_buffer_address")
     def transfer_sync_write(
         self,
         target_hostname: str,
@@ -311,6 +318,7 @@ class TransferEngine(DeviceTransfers):
             target_hostname, [buffer], [peer_buffer_address], [length], _Opcode.Write
         )
 
+    @also(target="target_hostname", peer_addr="peer_buffer_address")
     def transfer_sync_read(
         self,
         target_hostname: str,
@@ -335,6 +343,7 @@ class TransferEngine(DeviceTransfers):
             target_hostname, [buffer], [peer_buffer_address], [length], _Opcode.Read
         )
 
+    @also(target="target_hostname", peer_addr="peer_buffer_address")
     def transfer_sync(
         self,
         target_hostname: str,
@@ -363,6 +372,7 @@ class TransferEngine(DeviceTransfers):
             target_hostname, [buffer], [peer_buffer_address], [length], opcode, notify
         )
 
+    @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
     def batch_transfer_sync_write(
         self,
         target_hostname: str,
@@ -387,6 +397,7 @@ class TransferEngine(DeviceTransfers):
             target_hostname, buffers, peer_buffer_addresses, lengths, _Opcode.Write
         )
 
+    @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
     def batch_transfer_sync_read(
         self,
         target_hostname: str,
@@ -411,6 +422,7 @@ class TransferEngine(DeviceTransfers):
             target_hostname, buffers, peer_buffer_addresses, lengths, _Opcode.Read
         )
 
+    @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
     def batch_transfer_sync(
         self,
         target_hostname: str,
@@ -455,6 +467,7 @@ class TransferEngine(DeviceTransfers):
 
     # Transfers that go on
 
+    @also(target="target_hostname", peer_addr="peer_buffer_address")
     def transfer_submit_write(
         self,
         target_hostname: str,
@@ -479,6 +492,7 @@ class TransferEngine(DeviceTransfers):
             target_hostname, [buffer], [peer_buffer_address], [length], _Opcode.Write
         )
 
+    @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
     def batch_transfer_async_write(
         self,
         target_hostname: str,
@@ -503,6 +517,7 @@ class TransferEngine(DeviceTransfers):
             target_hostname, buffers, peer_buffer_addresses, lengths, _Opcode.Write
         )
 
+    @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
     def batch_transfer_async_read(
         self,
         target_hostname: str,
@@ -527,6 +542,7 @@ class TransferEngine(DeviceTransfers):
             target_hostname, buffers, peer_buffer_addresses, lengths, _Opcode.Read
         )
 
+    @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
     def batch_transfer_async(
         self,
         target_hostname: str,

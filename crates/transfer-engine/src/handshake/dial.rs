@@ -26,7 +26,7 @@ static LOOKUPS: AtomicUsize = AtomicUsize::new(0);
 ///
 /// # Errors
 /// None answered before the deadline; the error names the endpoint and why the last one failed.
-pub(crate) fn dial(endpoint: &Endpoint, deadline: Moment) -> Result<TcpStream> {
+pub fn dial(endpoint: &Endpoint, deadline: Moment) -> Result<TcpStream> {
     let addresses = resolve(endpoint, deadline)?;
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for (index, address) in addresses.iter().enumerate() {

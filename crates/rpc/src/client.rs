@@ -1,0 +1,292 @@
+//! Sends, from the calling thread, over a few connections to each server.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    io::{self, Read, Write},
+    net::TcpStream,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use mooncake_base::sync::{Condvar, Mutex};
+use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_transfer_engine::{handshake::dial, process};
+
+use crate::frame::{HEAD_BYTES, Head, Kind, META_BYTES_MAX};
+
+/// The most servers that one client keeps connections to.
+const TARGETS_MAX: usize = 1024;
+
+/// A body goes through memory of this size.
+const PART_BYTES: usize = 256 << 10;
+
+/// How a client behaves.
+#[derive(Debug, Clone)]
+pub struct ClientConfig {
+    /// The most connections to one server; calls beyond them wait for each other.
+    pub connections_max: usize,
+    /// How long a call may take, waiting and connecting included.
+    pub timeout: Duration,
+}
+
+impl Default for ClientConfig {
+    fn default() -> Self {
+        Self { connections_max: 100, timeout: Duration::from_secs(30) }
+    }
+}
+
+/// Sends to any number of servers, from any number of threads.
+pub struct Client {
+    config: ClientConfig,
+    generation: u64,
+    pools: Mutex<HashMap<String, Arc<Pool>>>,
+    next_id: AtomicU64,
+}
+
+/// The connections to one server.
+#[derive(Debug, Default)]
+struct Pool {
+    state: Mutex<PoolState>,
+    is_freed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct PoolState {
+    idle: Vec<TcpStream>,
+    /// Idle and in use.
+    open: usize,
+}
+
+/// A connection that is ours for one call; it goes back only if the call has ended well.
+struct Lease<'a> {
+    pool: &'a Pool,
+    stream: Option<TcpStream>,
+    is_good: bool,
+}
+
+impl Client {
+    /// A client that has no connection yet.
+    ///
+    /// # Errors
+    /// The settings allow no connection, or no time.
+    pub fn new(config: ClientConfig) -> Result<Self> {
+        if config.connections_max == 0 || config.timeout.is_zero() {
+            return Err(Error::invalid("a client needs at least one connection and some time")
+                .with("connections_max", config.connections_max)
+                .with("timeout_s", config.timeout.as_secs_f64()));
+        }
+        let generation = process::generation();
+        Ok(Self { config, generation, pools: Mutex::default(), next_id: AtomicU64::new(1) })
+    }
+
+    /// Sends a message and waits until the server says that somebody took it.
+    ///
+    /// The body is read once, in parts, as it is sent.
+    ///
+    /// # Errors
+    /// The address is none, the server cannot be reached or does not answer in time, nobody took
+    /// the message, or the body ends before its length.
+    pub fn send(
+        &self,
+        target: &str,
+        kind: Kind,
+        meta: &[u8],
+        body: &mut dyn Read,
+        body_bytes: u64,
+    ) -> Result<()> {
+        if process::is_forked_since(self.generation) {
+            return Err(Error::closed("the client was made before a fork; make another one here"));
+        }
+        if meta.len() > META_BYTES_MAX {
+            return Err(Error::invalid("the description is too long").with("bytes", meta.len()));
+        }
+        let endpoint: Endpoint = target.parse()?;
+        let deadline = SystemClock.now() + self.config.timeout;
+        let pool = self.pool(target);
+        let mut lease = self.lease(&pool, &endpoint, deadline)?;
+        let stream = lease.stream.as_ref().expect("a lease holds its stream until it ends");
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let head = Head { kind, id, meta_bytes: meta.len() as u32, body_bytes };
+        let mut timed = Timed { stream, deadline };
+        let answer =
+            exchange(&mut timed, head, meta, body).map_err(|error| error.with("target", target))?;
+        lease.is_good = true;
+        match answer {
+            None => Ok(()),
+            Some(reason) => Err(Error::new(ErrorCode::RPC_FAIL, "the message was not taken")
+                .with("target", target)
+                .with("reason", reason)),
+        }
+    }
+
+    fn pool(&self, target: &str) -> Arc<Pool> {
+        let mut pools = self.pools.lock();
+        if let Some(pool) = pools.get(target) {
+            return Arc::clone(pool);
+        }
+        if pools.len() >= TARGETS_MAX {
+            // Those in use now are held by their callers too.
+            pools.retain(|_, pool| Arc::strong_count(pool) > 1);
+        }
+        Arc::clone(pools.entry(target.to_owned()).or_default())
+    }
+
+    fn lease<'a>(
+        &self,
+        pool: &'a Pool,
+        endpoint: &Endpoint,
+        deadline: Moment,
+    ) -> Result<Lease<'a>> {
+        let mut state = pool.state.lock();
+        loop {
+            while let Some(stream) = state.idle.pop() {
+                if is_quiet(&stream) {
+                    return Ok(Lease { pool, stream: Some(stream), is_good: false });
+                }
+                // The server has ended it meanwhile.
+                state.open -= 1;
+            }
+            if state.open < self.config.connections_max {
+                state.open += 1;
+                break;
+            }
+            let left = deadline.left(SystemClock.now());
+            if left.is_zero() || pool.is_freed.wait_for(&mut state, left).timed_out() {
+                let text = "every connection to the server is in use";
+                return Err(Error::new(ErrorCode::RPC_TIMEOUT, text).with("target", endpoint));
+            }
+        }
+        drop(state);
+        let mut lease = Lease { pool, stream: None, is_good: false };
+        let stream = dial(endpoint, deadline)?;
+        // Without it an answer may wait for an acknowledgement; a refusal costs speed only.
+        let _ = stream.set_nodelay(true);
+        lease.stream = Some(stream);
+        Ok(lease)
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        if process::is_forked_since(self.generation) {
+            // The sockets are the parent's, and its locks may be held for ever here.
+            std::mem::forget(std::mem::take(&mut self.pools));
+        }
+    }
+}
+
+impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        let mut state = self.pool.state.lock();
+        match self.stream.take().filter(|_| self.is_good) {
+            Some(stream) => state.idle.push(stream),
+            None => state.open -= 1,
+        }
+        drop(state);
+        self.pool.is_freed.notify_one();
+    }
+}
+
+/// Whether nothing has come on a connection that should be silent, not its end either.
+fn is_quiet(stream: &TcpStream) -> bool {
+    if stream.set_nonblocking(true).is_err() {
+        return false;
+    }
+    let peeked = stream.peek(&mut [0]);
+    let is_quiet = peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+    is_quiet && stream.set_nonblocking(false).is_ok()
+}
+
+/// Sends a message and reads its answer: nothing if it was taken, else the reason.
+fn exchange(
+    stream: &mut Timed<'_>,
+    head: Head,
+    meta: &[u8],
+    body: &mut dyn Read,
+) -> Result<Option<String>> {
+    let mut part = Vec::with_capacity(HEAD_BYTES + meta.len());
+    part.extend_from_slice(&head.encode());
+    part.extend_from_slice(meta);
+    let mut left = head.body_bytes;
+    loop {
+        let room = (PART_BYTES.saturating_sub(part.len()) as u64).min(left);
+        let filled = part.len();
+        part.resize(filled + room as usize, 0);
+        body.read_exact(&mut part[filled..]).map_err(|source| {
+            Error::invalid("the body ends before its length").caused_by(source)
+        })?;
+        stream.write_all(&part).map_err(broken)?;
+        left -= room;
+        part.clear();
+        if left == 0 {
+            break;
+        }
+    }
+    let mut bytes = [0; HEAD_BYTES];
+    stream.read_exact(&mut bytes).map_err(broken)?;
+    let answer = Head::decode(&bytes, 0)?;
+    let mut reason = vec![0; answer.meta_bytes as usize];
+    stream.read_exact(&mut reason).map_err(broken)?;
+    match answer.kind {
+        _ if answer.id != head.id => {
+            Err(Error::new(ErrorCode::RPC_FAIL, "the answer is to another message"))
+        }
+        Kind::Taken => Ok(None),
+        Kind::Refused => Ok(Some(String::from_utf8_lossy(&reason).into_owned())),
+        Kind::Data | Kind::Tensor => {
+            Err(Error::new(ErrorCode::RPC_FAIL, "the server answered with a question"))
+        }
+    }
+}
+
+/// A failure on a connection; a deadline that passed has a code of its own.
+pub(crate) fn broken(source: io::Error) -> Error {
+    let (code, text) = match source.kind() {
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
+            (ErrorCode::RPC_TIMEOUT, "the other side did not answer in time")
+        }
+        _ => (ErrorCode::RPC_FAIL, "the connection broke"),
+    };
+    Error::new(code, text).caused_by(source)
+}
+
+/// A socket whose every read and write ends at the deadline.
+pub(crate) struct Timed<'a> {
+    pub(crate) stream: &'a TcpStream,
+    pub(crate) deadline: Moment,
+}
+
+impl Timed<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.deadline.left(SystemClock.now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,377 @@
+//! Listens, receives, and holds what has come until somebody takes it.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    io::{self, Read, Write},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use mooncake_base::sync::{Condvar, Mutex};
+use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Result, SystemClock};
+use mooncake_transfer_engine::process;
+use socket2::SockRef;
+
+use crate::{
+    client::{Timed, broken},
+    frame::{HEAD_BYTES, Head, Kind},
+};
+
+/// Memory for a body is taken as its bytes come, in steps of this size.
+const STEP_BYTES: u64 = 4 << 20;
+
+/// How a server behaves.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// The most connections at once; more wait until one of them ends.
+    pub connections_max: usize,
+    /// A connection that is silent for so long between messages is ended.
+    pub idle_timeout: Duration,
+    /// How long one message may take: to arrive, to be taken and answered.
+    pub timeout: Duration,
+    /// The longest body.
+    pub body_bytes_max: u64,
+    /// The most messages that wait to be taken; the connections of more wait.
+    pub waiting_max: usize,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            connections_max: 256,
+            idle_timeout: Duration::from_secs(60),
+            timeout: Duration::from_secs(30),
+            body_bytes_max: 4 << 30,
+            waiting_max: 64,
+        }
+    }
+}
+
+/// A server that runs until it is stopped or dropped.
+pub struct Server {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    generation: u64,
+    acceptor: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What somebody has sent, to be taken and answered. Dropped without an answer it is refused.
+#[derive(Debug)]
+pub struct Delivery {
+    /// Data or a tensor.
+    pub kind: Kind,
+    /// Who sent it.
+    pub source: SocketAddr,
+    /// The sender's description.
+    pub meta: Vec<u8>,
+    /// The bytes.
+    pub body: Vec<u8>,
+    slot: Arc<Slot>,
+}
+
+/// Where the thread of a connection waits for the answer to its message.
+#[derive(Debug, Default)]
+struct Slot {
+    answer: Mutex<Option<Result<(), String>>>,
+    is_answered: Condvar,
+}
+
+struct Shared {
+    config: ServerConfig,
+    listener: TcpListener,
+    state: Mutex<State>,
+    /// Something came, was taken, ended, or the server is being stopped.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    is_stopped: bool,
+    waiting: VecDeque<Delivery>,
+    /// Messages that were taken and not answered yet.
+    taken: Vec<Arc<Slot>>,
+    connections: Vec<(TcpStream, JoinHandle<()>)>,
+}
+
+impl Server {
+    /// Listens at an address; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// Nobody can listen there, or the settings allow nothing.
+    pub fn start(listen: &Endpoint, config: ServerConfig) -> Result<Self> {
+        if config.connections_max == 0 || config.waiting_max == 0 || config.timeout.is_zero() {
+            return Err(Error::invalid("a server needs at least one connection and some time"));
+        }
+        let refused = |source: io::Error| {
+            let text = "the server cannot listen there";
+            Error::new(ErrorCode::INVALID_PARAMS, text).with("address", listen).caused_by(source)
+        };
+        let addresses: Vec<_> = listen.to_pair().to_socket_addrs().map_err(refused)?.collect();
+        let listener = TcpListener::bind(&addresses[..]).map_err(refused)?;
+        let address = listener.local_addr().map_err(refused)?;
+        let state = Mutex::new(State::default());
+        let shared = Arc::new(Shared { config, listener, state, changed: Condvar::default() });
+        let accepting = Arc::clone(&shared);
+        let acceptor = thread::Builder::new()
+            .name("mooncake-rpc".into())
+            .spawn(move || accept(&accepting))
+            .map_err(refused)?;
+        let generation = process::generation();
+        Ok(Self { shared, address, generation, acceptor: Mutex::new(Some(acceptor)) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits for the next message and takes it; nothing if none comes in time.
+    ///
+    /// # Errors
+    /// A closed error when the server is stopped.
+    pub fn take(&self, timeout: Duration) -> Result<Option<Delivery>> {
+        let closed = || Error::closed("the server is stopped");
+        if self.is_foreign() {
+            return Err(closed());
+        }
+        let deadline = SystemClock.now() + timeout;
+        let mut state = self.shared.state.lock();
+        loop {
+            if state.is_stopped {
+                return Err(closed());
+            }
+            if let Some(delivery) = state.waiting.pop_front() {
+                state.taken.retain(|slot| slot.answer.lock().is_none());
+                state.taken.push(Arc::clone(&delivery.slot));
+                drop(state);
+                self.shared.changed.notify_all();
+                return Ok(Some(delivery));
+            }
+            let left = deadline.left(SystemClock.now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            self.shared.changed.wait_for(&mut state, left);
+        }
+    }
+
+    /// Stops listening, refuses what nobody took, ends every connection and joins its thread.
+    /// Idempotent; may be called by whoever works on a message.
+    pub fn stop(&self) {
+        if self.is_foreign() {
+            return;
+        }
+        let mut state = self.shared.state.lock();
+        state.is_stopped = true;
+        let refused: Vec<_> = state.waiting.drain(..).collect();
+        let taken = std::mem::take(&mut state.taken);
+        let connections = std::mem::take(&mut state.connections);
+        drop(state);
+        self.shared.changed.notify_all();
+        drop(refused);
+        for slot in taken {
+            slot.give(Err("the server was stopped".to_owned()));
+        }
+        // Wakes the thread that accepts; a listener that is shut already has nobody to wake.
+        let _ = SockRef::from(&self.shared.listener).shutdown(Shutdown::Both);
+        for (stream, _) in &connections {
+            // Answers on their way still go out; one that the client ended already needs none.
+            let _ = stream.shutdown(Shutdown::Read);
+        }
+        for (_, thread) in connections {
+            join(thread);
+        }
+        if let Some(acceptor) = self.acceptor.lock().take() {
+            join(acceptor);
+        }
+    }
+
+    fn is_foreign(&self) -> bool {
+        process::is_forked_since(self.generation)
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if self.is_foreign() {
+            // The threads and the sockets are the parent's.
+            std::mem::forget(Arc::clone(&self.shared));
+            return;
+        }
+        self.stop();
+    }
+}
+
+impl Delivery {
+    /// Tells the sender that it was taken, or why not.
+    pub fn answer(self, answer: Result<(), String>) {
+        self.slot.give(answer);
+    }
+
+    /// The bytes, out of it; the answer is still to be given.
+    pub fn take_body(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.body)
+    }
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        self.slot.give(Err("nobody took it".to_owned()));
+    }
+}
+
+impl Slot {
+    /// The first answer counts.
+    fn give(&self, answer: Result<(), String>) {
+        self.answer.lock().get_or_insert(answer);
+        self.is_answered.notify_all();
+    }
+
+    fn wait(&self, timeout: Duration) -> Result<(), String> {
+        let deadline = SystemClock.now() + timeout;
+        let mut answer = self.answer.lock();
+        loop {
+            if let Some(answer) = answer.clone() {
+                return answer;
+            }
+            let left = deadline.left(SystemClock.now());
+            if left.is_zero() {
+                return Err("nobody took it in time".to_owned());
+            }
+            self.is_answered.wait_for(&mut answer, left);
+        }
+    }
+}
+
+fn join(thread: JoinHandle<()>) {
+    // One that stops the server from its own work cannot wait for itself.
+    if thread.thread().id() != thread::current().id() && thread.join().is_err() {
+        tracing::error!("a thread of the server panicked");
+    }
+}
+
+fn accept(shared: &Arc<Shared>) {
+    loop {
+        let accepted = shared.listener.accept();
+        let mut state = shared.state.lock();
+        loop {
+            state.connections.retain(|(_, thread)| !thread.is_finished());
+            if state.is_stopped {
+                return;
+            }
+            if state.connections.len() < shared.config.connections_max {
+                break;
+            }
+            shared.changed.wait_for(&mut state, Duration::from_millis(100));
+        }
+        let (stream, source) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "a connection was not accepted");
+                // Out of descriptors, most likely: until one is closed, asking again is in vain.
+                shared.changed.wait_for(&mut state, Duration::from_millis(100));
+                continue;
+            }
+        };
+        let Ok(ours) = stream.try_clone() else { continue };
+        let serving = Arc::clone(shared);
+        let thread = thread::Builder::new().name("mooncake-rpc".into()).spawn(move || {
+            if let Err(error) = serve(&serving, &stream, source) {
+                tracing::debug!(%error, peer = %source, "a connection ended");
+            }
+            // The clone that `stop` holds would keep it open.
+            let _ = stream.shutdown(Shutdown::Both);
+            serving.changed.notify_all();
+        });
+        match thread {
+            Ok(thread) => state.connections.push((ours, thread)),
+            Err(error) => tracing::warn!(%error, "no thread for a connection"),
+        }
+    }
+}
+
+/// Message after message, until the client ends it, is silent for too long, or sends nonsense.
+fn serve(shared: &Shared, stream: &TcpStream, source: SocketAddr) -> Result<()> {
+    // Without it an answer may wait for an acknowledgement; a refusal costs speed only.
+    let _ = stream.set_nodelay(true);
+    let config = &shared.config;
+    loop {
+        stream.set_read_timeout(Some(config.idle_timeout)).map_err(broken)?;
+        match stream.peek(&mut [0]) {
+            Ok(0) => return Ok(()),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(broken(error)),
+        }
+        let mut timed = Timed { stream, deadline: SystemClock.now() + config.timeout };
+        let (head, meta, body) = receive(&mut timed, config.body_bytes_max)?;
+        let slot = Arc::new(Slot::default());
+        let answer = match head.kind {
+            Kind::Data | Kind::Tensor => {
+                let slot = Arc::clone(&slot);
+                shared.offer(Delivery { kind: head.kind, source, meta, body, slot })
+            }
+            Kind::Taken | Kind::Refused => {
+                return Err(Error::new(ErrorCode::RPC_FAIL, "the client sent an answer"));
+            }
+        };
+        let answer = answer.and_then(|()| slot.wait(config.timeout));
+        let (kind, reason) = match answer {
+            Ok(()) => (Kind::Taken, String::new()),
+            Err(reason) => (Kind::Refused, reason),
+        };
+        let reason = &reason.as_bytes()[..reason.len().min(1024)];
+        let head = Head { kind, id: head.id, meta_bytes: reason.len() as u32, body_bytes: 0 };
+        timed.deadline = SystemClock.now() + config.timeout;
+        timed.write_all(&[&head.encode(), reason].concat()).map_err(broken)?;
+    }
+}
+
+impl Shared {
+    /// Puts a message where it is taken from; waits while too many are there.
+    fn offer(&self, delivery: Delivery) -> Result<(), String> {
+        let deadline = SystemClock.now() + self.config.timeout;
+        let mut state = self.state.lock();
+        while state.waiting.len() >= self.config.waiting_max && !state.is_stopped {
+            let left = deadline.left(SystemClock.now());
+            if left.is_zero() {
+                return Err("too many messages wait to be taken".to_owned());
+            }
+            self.changed.wait_for(&mut state, left);
+        }
+        if state.is_stopped {
+            return Err("the server was stopped".to_owned());
+        }
+        state.waiting.push_back(delivery);
+        drop(state);
+        self.changed.notify_all();
+        Ok(())
+    }
+}
+
+fn receive(stream: &mut Timed<'_>, body_bytes_max: u64) -> Result<(Head, Vec<u8>, Vec<u8>)> {
+    let mut bytes = [0; HEAD_BYTES];
+    stream.read_exact(&mut bytes).map_err(broken)?;
+    let head = Head::decode(&bytes, body_bytes_max)?;
+    let mut meta = vec![0; head.meta_bytes as usize];
+    stream.read_exact(&mut meta).map_err(broken)?;
+    let mut body = Vec::new();
+    while (body.len() as u64) < head.body_bytes {
+        let step = (head.body_bytes - body.len() as u64).min(STEP_BYTES.max(body.len() as u64));
+        body.try_reserve_exact(step as usize)
+            .map_err(|source| Error::internal("no memory for a message").caused_by(source))?;
+        let begin = body.len();
+        body.resize(begin + step as usize, 0);
+        stream.read_exact(&mut body[begin..]).map_err(broken)?;
+    }
+    Ok((head, meta, body))
+}

@@ -1,0 +1,83 @@
+"""Blocking calls for event loops, made by a few threads that never hold up the exit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+__all__ = ["run_for"]
+
+T = TypeVar("T")
+
+_THREADS_MAX = 32
+
+_Task = Callable[[], None]
+
+_lock = threading.Lock()
+_tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
+_threads = 0
+_idle = 0
+
+
+def run_for(loop: asyncio.AbstractEventLoop, call: Callable[[], T]) -> asyncio.Future[T]:
+    """Make a call in another thread; a future of the loop has its outcome.
+
+    Args:
+        loop: Whose future it is. May be called from any thread.
+        call: What blocks. It runs to its end also if the future is cancelled.
+    """
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+        if not future.done():
+            set_outcome(outcome)
+
+    def task() -> None:
+        settled: tuple[Callable[[Any], None], Any]
+        try:
+            settled = (future.set_result, call())
+        except BaseException as error:  # noqa: BLE001 - it is the future's, whatever it is
+            settled = (future.set_exception, error)
+        try:
+            loop.call_soon_threadsafe(settle, *settled)
+        except RuntimeError:
+            # The loop is closed: nobody waits any more.
+            return
+
+    _submit(task)
+    return future
+
+
+def _submit(task: _Task) -> None:
+    global _threads
+    with _lock:
+        is_thread_wanted = _idle <= _tasks.qsize() and _threads < _THREADS_MAX
+        if is_thread_wanted:
+            _threads += 1
+    _tasks.put(task)
+    if is_thread_wanted:
+        threading.Thread(target=_work, name="mooncake-background", daemon=True).start()
+
+
+def _work() -> None:
+    global _idle
+    while True:
+        with _lock:
+            _idle += 1
+        task = _tasks.get()
+        with _lock:
+            _idle -= 1
+        task()
+
+
+def _forget() -> None:
+    """In a forked child there are no threads, and what waited is the parent's."""
+    global _lock, _tasks, _threads, _idle
+    _lock, _tasks, _threads, _idle = threading.Lock(), queue.SimpleQueue(), 0, 0
+
+
+os.register_at_fork(after_in_child=_forget)

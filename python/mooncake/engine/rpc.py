@@ -1,0 +1,418 @@
+"""`RpcInterface`: hands data and tensors to another process, and takes what others hand over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from mooncake._runtime import Buffer, _native
+from mooncake.engine import codes
+from mooncake.engine.background import run_for
+from mooncake.errors import ClosedError, MooncakeError
+
+__all__ = [
+    "ReceivedData",
+    "ReceivedTensor",
+    "RpcInterface",
+    "create_rpc_client",
+    "create_rpc_server",
+]
+
+_THREADS = 8
+_POOL = 100
+_TIMEOUT_S = 30
+# How long a thread waits for a message before it looks whether it should end.
+_TAKE_S = 1.0
+
+_log = logging.getLogger("mooncake.engine.rpc")
+
+
+class _Received:
+    __slots__ = ("_body", "_source")
+
+    def __init__(self) -> None:
+        """Refuse: only a server makes one."""
+        raise TypeError(f"{type(self).__name__} has no constructor; callbacks are given one")
+
+    @property
+    def source_address(self) -> str:
+        """``host:port`` of the sender."""
+        return self._source
+
+    def get_memory_view(self) -> memoryview:
+        """Return the bytes without a copy; they live as long as somebody looks at them."""
+        return memoryview(self._body)
+
+    _body: Buffer
+    _source: str
+
+
+class ReceivedData(_Received):
+    """Bytes that somebody has sent."""
+
+    __slots__ = ()
+
+    @property
+    def data_size(self) -> int:
+        """How many bytes."""
+        return len(self._body)
+
+    def get_bytes(self) -> bytes:
+        """Return a copy of the bytes."""
+        return bytes(self._body)
+
+
+class ReceivedTensor(_Received):
+    """A tensor that somebody has sent."""
+
+    __slots__ = ("_dtype", "_shape")
+
+    _dtype: str
+    _shape: list[int]
+
+    @property
+    def shape(self) -> list[int]:
+        """How many elements along each dimension."""
+        return list(self._shape)
+
+    @property
+    def dtype(self) -> str:
+        """The type of its elements as the sender calls it, like ``torch.float32``."""
+        return self._dtype
+
+    @property
+    def total_bytes(self) -> int:
+        """How many bytes."""
+        return len(self._body)
+
+    def get_data_size(self) -> int:
+        """Return how many bytes."""
+        return len(self._body)
+
+    def get_data_as_bytes(self) -> bytes:
+        """Return a copy of the bytes."""
+        return bytes(self._body)
+
+
+class RpcInterface:
+    """A client, a server, or both.
+
+    Calls return numbers: 0 says that the receiver took it, -1 that it did not, or that nobody can
+    tell; `mooncake.last_error()` says why. Only arguments of a wrong type raise. Any number of
+    threads may use one interface. Every call ends within the time-out.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_callbacks",
+        "_client",
+        "_lock",
+        "_server",
+        "_settings",
+        "_threads",
+    )
+
+    def __init__(self) -> None:
+        """Make one that is neither client nor server yet."""
+        self._lock = threading.Lock()
+        self._client: _native.RpcClient | None = None
+        self._server: _native.RpcServer | None = None
+        self._settings: tuple[str, int, int] | None = None
+        self._threads: list[threading.Thread] = []
+        self._callbacks: dict[str, Callable[[Any], object]] = {}
+
+    def initialize(
+        self,
+        listen_address: str = "",
+        thread_count: int = 0,
+        timeout_seconds: int = _TIMEOUT_S,
+        pool_size: int = _POOL,
+    ) -> bool:
+        """Prepare a client, and a server if there is an address to listen at.
+
+        Args:
+            listen_address: ``host:port``; "" for no server.
+            thread_count: How many callbacks may run at once; 0: one for each processor, up to 8.
+            timeout_seconds: How long a call may take.
+            pool_size: The most connections to one receiver.
+
+        Returns:
+            Whether that can be.
+        """
+        is_ready = self.initialize_client(pool_size, timeout_seconds)
+        if is_ready and listen_address:
+            threads = thread_count or min(os.cpu_count() or 1, _THREADS)
+            is_ready = self.initialize_server(listen_address, threads, timeout_seconds)
+        return is_ready
+
+    def initialize_client(self, pool_size: int = _POOL, timeout_seconds: int = _TIMEOUT_S) -> bool:
+        """Prepare to send.
+
+        Args:
+            pool_size: The most connections to one receiver; more calls wait for each other.
+            timeout_seconds: How long a call may take.
+
+        Returns:
+            Whether that can be.
+        """
+        try:
+            self._client = _native.RpcClient(connections_max=pool_size, timeout_s=timeout_seconds)
+        except (MooncakeError, OverflowError) as error:
+            _log.error("initialize_client failed: %s", error)
+            return False
+        return True
+
+    def initialize_server(
+        self,
+        listen_address: str,
+        thread_count: int = _THREADS,
+        timeout_seconds: int = _TIMEOUT_S,
+    ) -> bool:
+        """Prepare to receive; `start_server_async` or `start_server` begins it.
+
+        Args:
+            listen_address: ``host:port``; port 0 takes a free one.
+            thread_count: How many callbacks may run at once.
+            timeout_seconds: How long one message may take, its callback included.
+
+        Returns:
+            Whether that can be. An address that is taken shows only at the start.
+        """
+        if not isinstance(listen_address, str):
+            raise TypeError(f"listen_address must be str, not {type(listen_address).__name__}")
+        if thread_count < 1 or timeout_seconds <= 0 or not listen_address.strip():
+            _log.error("initialize_server needs an address, a thread and some time")
+            return False
+        with self._lock:
+            self._settings = (listen_address.strip(), thread_count, timeout_seconds)
+        return True
+
+    def start_server(self) -> bool:
+        """Receive until another thread, or a callback, calls `stop_server`.
+
+        Returns:
+            Whether it could listen.
+        """
+        if not self.start_server_async():
+            return False
+        for thread in list(self._threads):
+            # In steps, so that a signal is seen.
+            while thread.is_alive():
+                thread.join(_TAKE_S)
+        return True
+
+    def start_server_async(self) -> bool:
+        """Begin to receive, and return.
+
+        Returns:
+            Whether it listens; also if it did already.
+        """
+        with self._lock:
+            if self._server is not None:
+                return True
+            if self._settings is None:
+                _log.error("start_server before initialize_server")
+                return False
+            address, threads, timeout_s = self._settings
+            try:
+                self._server = _native.RpcServer(address, timeout_s=timeout_s)
+            except (MooncakeError, OverflowError) as error:
+                _log.error("start_server failed: %s", error)
+                return False
+            for number in range(threads):
+                thread = threading.Thread(
+                    target=_serve,
+                    args=(self._server, self._callbacks),
+                    name=f"mooncake-rpc-{number}",
+                    daemon=True,
+                )
+                thread.start()
+                self._threads.append(thread)
+        return True
+
+    def stop_server(self) -> None:
+        """Stop to receive: refuse what was not taken, and wait for callbacks that run."""
+        with self._lock:
+            server, self._server = self._server, None
+            threads, self._threads = self._threads, []
+        if server is not None:
+            server.stop()
+            for thread in threads:
+                if thread is not threading.current_thread():
+                    thread.join()
+
+    def set_data_receive_callback(self, callback: Callable[[ReceivedData], object]) -> None:
+        """Say who takes data.
+
+        Args:
+            callback: Called with `ReceivedData` in a thread of the server. The sender waits until
+                it has returned; what it raises is logged here.
+        """
+        self._callbacks["data"] = _callable(callback)
+
+    def set_tensor_receive_callback(self, callback: Callable[[ReceivedTensor], object]) -> None:
+        """Say who takes tensors.
+
+        Args:
+            callback: Called with `ReceivedTensor`; as of `set_data_receive_callback`.
+        """
+        self._callbacks["tensor"] = _callable(callback)
+
+    def send_data(self, target_address: str, data: bytes) -> int:
+        """Hand bytes to a receiver and wait until it has taken them.
+
+        Args:
+            target_address: ``host:port`` of the receiver.
+            data: Bytes, or anything with the buffer protocol; not copied as a whole.
+
+        Returns:
+            0; -1 if nobody took it, or the time is over.
+        """
+        return self._send(target_address, memoryview(data), None)
+
+    def send_data_async(
+        self, target_address: str, data: bytes, loop: asyncio.AbstractEventLoop
+    ) -> asyncio.Future[int]:
+        """Hand bytes to a receiver while an event loop goes on.
+
+        Args:
+            target_address: As of `send_data`.
+            data: As of `send_data`; must not change before the future is done.
+            loop: The loop that waits.
+
+        Returns:
+            A future of what `send_data` returns.
+        """
+        view = memoryview(data)
+        return run_for(loop, lambda: self._send(target_address, view, None))
+
+    def send_tensor(self, target_address: str, tensor: Any) -> int:
+        """Hand a tensor to a receiver and wait until it has taken it.
+
+        Args:
+            target_address: ``host:port`` of the receiver.
+            tensor: A torch tensor (one of a device is copied to the host) or a numpy array.
+
+        Returns:
+            0; -1 if nobody took it, or the time is over.
+        """
+        body, described = _tensor(tensor)
+        return self._send(target_address, body, described)
+
+    def send_tensor_async(
+        self, target_address: str, tensor: Any, loop: asyncio.AbstractEventLoop
+    ) -> asyncio.Future[int]:
+        """Hand a tensor to a receiver while an event loop goes on.
+
+        Args:
+            target_address: As of `send_tensor`.
+            tensor: As of `send_tensor`; must not change before the future is done.
+            loop: The loop that waits.
+
+        Returns:
+            A future of what `send_tensor` returns.
+        """
+        body, described = _tensor(tensor)
+        return run_for(loop, lambda: self._send(target_address, body, described))
+
+    def _send(self, target: str, body: memoryview, tensor: str | None) -> int:
+        if not isinstance(target, str):
+            raise TypeError(f"target_address must be str, not {type(target).__name__}")
+        client = self._client
+        try:
+            if client is None:
+                raise _native.failure(codes.FAILED, "the client is not initialized", is_closed=True)
+            client.send(target, body, tensor=tensor)
+        except MooncakeError as error:
+            _log.debug("%s", error)
+            return codes.FAILED
+        return codes.OK
+
+
+def create_rpc_client(local_rank: int = 0, world_size: int = 1) -> RpcInterface:
+    """Make an interface that can send.
+
+    Args:
+        local_rank: Accepted; unused.
+        world_size: Accepted; unused.
+    """
+    del local_rank, world_size
+    interface = RpcInterface()
+    interface.initialize_client()
+    return interface
+
+
+def create_rpc_server(local_rank: int = 0, world_size: int = 1) -> RpcInterface:
+    """Make an interface that can send, and that `initialize_server` lets receive.
+
+    Args:
+        local_rank: Accepted; unused.
+        world_size: Accepted; unused.
+    """
+    return create_rpc_client(local_rank, world_size)
+
+
+def _serve(server: _native.RpcServer, callbacks: dict[str, Callable[[Any], object]]) -> None:
+    """One thread of a server: message after message, until it is stopped."""
+    while True:
+        try:
+            delivery = server.take(timeout_s=_TAKE_S)
+        except ClosedError:
+            return
+        if delivery is None:
+            continue
+        try:
+            refusal = _hand_over(delivery, callbacks)
+        except Exception:  # noqa: BLE001 - what becomes of the bytes is the receiver's affair
+            _log.exception("a callback failed")
+            refusal = None
+        delivery.answer(refusal)
+
+
+def _hand_over(
+    delivery: _native.RpcDelivery, callbacks: dict[str, Callable[[Any], object]]
+) -> str | None:
+    kind = "data" if delivery.tensor is None else "tensor"
+    callback = callbacks.get(kind)
+    if callback is None:
+        return f"the receiver has no callback for messages of kind {kind}"
+    received: ReceivedData | ReceivedTensor
+    if delivery.tensor is None:
+        received = object.__new__(ReceivedData)
+    else:
+        received = object.__new__(ReceivedTensor)
+        described = json.loads(delivery.tensor)
+        received._dtype, received._shape = str(described["dtype"]), list(described["shape"])
+    received._body, received._source = delivery.body, delivery.source
+    callback(received)
+    return None
+
+
+def _tensor(tensor: Any) -> tuple[memoryview, str]:
+    """The bytes of a tensor, and how they are to be read."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        flat = tensor.detach().contiguous().cpu().reshape(-1)
+        body = memoryview(flat.view(torch.uint8).numpy())
+    elif hasattr(tensor, "__array_interface__"):
+        import numpy as np
+
+        if tensor.dtype.hasobject:
+            raise TypeError("an array of objects is no tensor")
+        body = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
+    else:
+        raise TypeError(f"a tensor is of torch or numpy, not {type(tensor).__name__}")
+    shape = [int(length) for length in tensor.shape]
+    return body, json.dumps({"dtype": str(tensor.dtype), "shape": shape})
+
+
+def _callable(callback: object) -> Callable[[Any], object]:
+    if not callable(callback):
+        raise TypeError(f"a callback can be called, unlike {type(callback).__name__}")
+    return callback

@@ -1,0 +1,199 @@
+"""`SharedSegment`: memory of one process that others of the host and user map too."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import secrets
+from collections.abc import Sequence
+from typing import Any, Final
+
+__all__ = ["SharedSegment"]
+
+_MAGIC: Final = b"MKS1"
+_PAGE: Final = mmap.PAGESIZE
+_SIZE_MAX: Final = 1 << 46
+_BLOB_BYTES_MAX: Final = 4096
+
+
+class SharedSegment:
+    """Memory that all ranks of a group see: the owner's, once every rank has been told of it.
+
+    Each rank calls `create`, passes the bytes it gets to all others (by whatever means the group
+    has), and calls `complete` with those of all ranks. The memory has no name in the file system:
+    it is gone when the last rank that maps it is.
+    """
+
+    __slots__ = ("__weakref__", "_fd", "_mapping", "_ready", "_said")
+
+    _fd: int
+    _mapping: mmap.mmap | None
+    _ready: bool
+    _said: dict[str, Any]
+
+    def __init__(self) -> None:
+        """Refuse: `create` makes one."""
+        raise TypeError("SharedSegment has no constructor; use SharedSegment.create")
+
+    @staticmethod
+    def create(
+        name: str,
+        size: int,
+        world_size: int,
+        rank_id: int,
+        owner_rank: int = 0,
+        device_id: int = 0,  # noqa: ARG004
+        mmap: bool = True,
+        host_register: bool = False,
+    ) -> tuple[SharedSegment, bytes]:
+        """Begin a segment; the first of two steps.
+
+        Args:
+            name: What all ranks call it.
+            size: How many bytes it has.
+            world_size: How many ranks there are.
+            rank_id: Which of them this is, from 0.
+            owner_rank: Whose memory it is.
+            device_id: Accepted; there is no device memory here.
+            mmap: Must be true: the memory is mapped.
+            host_register: Must be false: it is not registered with a device.
+
+        Returns:
+            The segment, and what the other ranks must be given.
+
+        Raises:
+            RuntimeError: A number is out of range, the kind is not supported, or the system has
+                no memory of that size.
+        """
+        if not SharedSegment.supported(mmap, host_register):
+            raise RuntimeError("a shared segment is mapped, and not registered with a device")
+        if not 0 < size <= _SIZE_MAX:
+            raise RuntimeError(f"a shared segment has 1 byte to {_SIZE_MAX}, not {size}")
+        if not (0 <= rank_id < world_size and 0 <= owner_rank < world_size):
+            raise RuntimeError(
+                f"rank_id={rank_id} and owner_rank={owner_rank} must be below "
+                f"world_size={world_size}, and none of them negative"
+            )
+        segment = object.__new__(SharedSegment)
+        segment._fd, segment._mapping, segment._ready = -1, None, False
+        segment._said = {
+            "name": name,
+            "size": size,
+            "world_size": world_size,
+            "owner_rank": owner_rank,
+            "rank": rank_id,
+        }
+        if rank_id == owner_rank:
+            segment._allocate(size)
+        return segment, _MAGIC + json.dumps(segment._said).encode()
+
+    @staticmethod
+    def supported(mmap: bool = True, host_register: bool = False) -> bool:
+        """Say whether segments of a kind can be made.
+
+        Args:
+            mmap: The memory is mapped.
+            host_register: It is registered with a device.
+
+        Returns:
+            True for memory that is mapped and not registered.
+        """
+        return bool(mmap) and not host_register
+
+    def complete(self, blobs: Sequence[bytes | str]) -> None:
+        """End the making of a segment; the second step. A segment that is ready stays as it is.
+
+        Args:
+            blobs: What `create` returned in each rank, in the order of the ranks.
+
+        Raises:
+            RuntimeError: They are not those of this segment, or the owner is gone or belongs to
+                another user or container.
+        """
+        world_size = self._said["world_size"]
+        if len(blobs) != world_size:
+            raise RuntimeError(
+                f"expected one blob for each of {world_size} ranks, got {len(blobs)}"
+            )
+        said = [_read(blob) for blob in blobs]
+        for rank, theirs in enumerate(said):
+            for key in ("name", "size", "world_size", "owner_rank"):
+                if theirs.get(key) != self._said[key]:
+                    raise RuntimeError(
+                        f"rank {rank} made another segment: its {key} is {theirs.get(key)!r}, "
+                        f"not {self._said[key]!r}"
+                    )
+            if theirs.get("rank") != rank:
+                raise RuntimeError(f"the blob in place {rank} is that of rank {theirs.get('rank')}")
+        if not self._ready and self._mapping is None:
+            self._attach(said[self._said["owner_rank"]])
+        self._ready = True
+
+    def ready(self) -> bool:
+        """Say whether all ranks see the same memory."""
+        return self._ready
+
+    def base_addr(self) -> int:
+        """Return the address of the first byte in this process; 0 where nothing is mapped yet."""
+        if self._mapping is None:
+            return 0
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
+
+    def device_addr(self) -> int:
+        """Return 0: no device sees the memory."""
+        return 0
+
+    def size(self) -> int:
+        """Return how many bytes it has."""
+        return int(self._said["size"])
+
+    def __del__(self) -> None:
+        fd = getattr(self, "_fd", -1)
+        if fd >= 0:
+            os.close(fd)
+
+    def _allocate(self, size: int) -> None:
+        token = secrets.token_hex(16)
+        try:
+            self._fd = os.memfd_create(f"mooncake-{token}", os.MFD_CLOEXEC)
+            os.ftruncate(self._fd, _rounded(size))
+            self._mapping = mmap.mmap(self._fd, _rounded(size))
+        except (OSError, ValueError) as error:
+            raise RuntimeError(f"no shared memory of {size} bytes: {error}") from error
+        self._said |= {"pid": os.getpid(), "fd": self._fd, "token": token}
+
+    def _attach(self, owner: dict[str, Any]) -> None:
+        size = _rounded(int(owner["size"]))
+        try:
+            path = f"/proc/{int(owner['pid'])}/fd/{int(owner['fd'])}"
+            # A process or descriptor of that number may be another one by now.
+            if f"mooncake-{owner['token']}" not in os.readlink(path):
+                raise FileNotFoundError(path)
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                self._mapping = mmap.mmap(fd, size)
+            finally:
+                os.close(fd)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RuntimeError(
+                "the owner's memory cannot be mapped: it is gone, or belongs to another user or "
+                f"container: {error}"
+            ) from error
+
+
+def _rounded(size: int) -> int:
+    return (size + _PAGE - 1) // _PAGE * _PAGE
+
+
+def _read(blob: bytes | str) -> dict[str, Any]:
+    raw = blob.encode() if isinstance(blob, str) else bytes(blob)
+    try:
+        if raw.startswith(_MAGIC) and len(raw) <= _BLOB_BYTES_MAX:
+            said = json.loads(raw[len(_MAGIC) :])
+            if isinstance(said, dict):
+                return said
+    except ValueError:
+        pass
+    raise RuntimeError("that is nothing SharedSegment.create returned")
