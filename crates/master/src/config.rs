@@ -22,7 +22,7 @@ pub use events::EventsConfig;
 pub use options::OPTIONS;
 pub use secret::Secret;
 
-use crate::state::{AllocationStrategy, Rules, Watermark};
+use crate::state::{AllocationStrategy, EvictionKind, Rules, Watermark};
 
 /// The port of the master when nobody says otherwise.
 pub const RPC_PORT: u16 = 50051;
@@ -98,6 +98,8 @@ pub struct MasterConfig {
     /// The share of the pool above which objects are evicted before anybody needs the room. Not
     /// given: room is made only when a put needs it.
     pub eviction_watermark: Option<f64>,
+    /// Which object is evicted first.
+    pub eviction: EvictionKind,
     /// After so long without a heartbeat a client counts as gone.
     pub client_ttl: Duration,
     /// After so long an unfinished put may be displaced by another.
@@ -145,6 +147,7 @@ impl Default for MasterConfig {
             is_soft_pin_evictable: true,
             eviction_ratio: 0.05,
             eviction_watermark: None,
+            eviction: EvictionKind::default(),
             client_ttl: Duration::from_secs(10),
             put_discard_timeout: Duration::from_secs(30),
             put_release_timeout: Duration::from_secs(600),
@@ -246,6 +249,7 @@ impl MasterConfig {
                 .filter(|high| *high < 1.0)
                 .map(|high| Watermark { high, ratio: self.eviction_ratio }),
             allocation: self.allocation,
+            eviction: self.eviction,
             ..defaults
         }
     }

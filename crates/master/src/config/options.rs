@@ -10,7 +10,7 @@ use mooncake_base::{
 };
 
 use super::{MasterConfig, RPC_PORT, Secret};
-use crate::state::AllocationStrategy;
+use crate::state::{AllocationStrategy, EvictionKind};
 
 type Spec = OptionSpec<MasterConfig>;
 type Set = fn(&mut MasterConfig, &str) -> Result<()>;
@@ -136,8 +136,10 @@ pub const OPTIONS: &[Spec] = &[
     value("put_start_release_timeout_sec", "Seconds after which the memory of an unfinished put is given to others.",
         |c, t| read_seconds(t).map(|d| c.put_release_timeout = d),
         |c| c.put_release_timeout.as_secs().to_string()),
-    value("allocation_strategy", "How segments are picked: random, free_ratio_first or local_first (cxl and ssd_free_ratio_first act as random).",
-        set_allocation, show_allocation),
+    value("eviction_policy", "What is evicted first: adaptive (by the last use and how often a key was seen, weighed by what serves), lru or s3fifo.",
+        |c, t| named(EVICTIONS, t).map(|kind| c.eviction = kind), |c| name_of(EVICTIONS, c.eviction)),
+    value("allocation_strategy", "How segments are picked: random, free_ratio_first, local_first, cxl (segments of that protocol first) or ssd_free_ratio_first (by free memory, where no disk is reported).",
+        |c, t| named(ALLOCATIONS, t).map(|way| c.allocation = way), |c| name_of(ALLOCATIONS, c.allocation)),
     value("cluster_id", "The name of the cluster: letters, digits, '_', '.', '-'.",
         |c, t| { t.clone_into(&mut c.cluster_id); Ok(()) }, |c| c.cluster_id.clone()),
 
@@ -253,25 +255,35 @@ fn millis(duration: Duration) -> String {
     duration.as_millis().to_string()
 }
 
-fn set_allocation(config: &mut MasterConfig, text: &str) -> Result<()> {
-    config.allocation = match text {
-        "random" | "cxl" | "ssd_free_ratio_first" => AllocationStrategy::Random,
-        "free_ratio_first" => AllocationStrategy::FreeRatioFirst,
-        "local_first" => AllocationStrategy::LocalFirst,
-        _ => {
-            return Err(Error::invalid("not a strategy of allocation").with("text", text));
-        }
-    };
-    Ok(())
+/// The ways to pick a segment by their names.
+const ALLOCATIONS: &[(&str, AllocationStrategy)] = &[
+    ("random", AllocationStrategy::Random),
+    ("free_ratio_first", AllocationStrategy::FreeRatioFirst),
+    ("local_first", AllocationStrategy::LocalFirst),
+    ("cxl", AllocationStrategy::CxlFirst),
+    ("ssd_free_ratio_first", AllocationStrategy::SsdFreeRatioFirst),
+];
+
+/// The orders of eviction by their names.
+const EVICTIONS: &[(&str, EvictionKind)] = &[
+    ("adaptive", EvictionKind::Adaptive),
+    ("lru", EvictionKind::Lru),
+    ("s3fifo", EvictionKind::S3Fifo),
+];
+
+fn named<T: Copy>(choices: &[(&str, T)], text: &str) -> Result<T> {
+    let found = choices.iter().find(|(name, _)| *name == text);
+    found.map(|(_, choice)| *choice).ok_or_else(|| {
+        let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
+        Error::invalid("not one of the choices")
+            .with("text", format_args!("{text:?}"))
+            .with("choices", names.join(","))
+    })
 }
 
-fn show_allocation(config: &MasterConfig) -> String {
-    let name = match config.allocation {
-        AllocationStrategy::Random => "random",
-        AllocationStrategy::FreeRatioFirst => "free_ratio_first",
-        AllocationStrategy::LocalFirst => "local_first",
-    };
-    name.to_owned()
+fn name_of<T: PartialEq>(choices: &[(&str, T)], choice: T) -> String {
+    let found = choices.iter().find(|(_, other)| *other == choice);
+    found.map_or("", |(name, _)| name).to_owned()
 }
 
 fn one_of<'a>(text: &'a str, choices: &[&str]) -> Result<&'a str> {

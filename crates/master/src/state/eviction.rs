@@ -1,11 +1,15 @@
 //! Which object goes first when room is needed.
 
+mod adaptive;
+mod ghosts;
 mod list;
 mod lru;
 mod s3fifo;
+mod shadow;
+mod tiers;
 
 pub(super) use self::list::{Chain, Links};
-pub use self::{lru::Lru, s3fifo::S3Fifo};
+pub use self::{adaptive::Adaptive, lru::Lru, s3fifo::S3Fifo};
 use super::rules::EvictionKind;
 
 /// An order of eviction over objects, known by their number. Every call is O(1), `pop` on average.
@@ -13,6 +17,10 @@ use super::rules::EvictionKind;
 /// The caller takes objects that may not be evicted out and puts them in again later, so that a
 /// policy never looks at one twice in vain.
 pub trait EvictionPolicy: std::fmt::Debug + Send {
+    /// A call begins that looks for objects: what is used and inserted until the next one is
+    /// likely to be wanted together.
+    fn begin(&mut self) {}
+
     /// The object may be evicted from now on. `hash` is the same for the same key. Nothing if it
     /// is in already.
     fn insert(&mut self, object: u32, hash: u64);
@@ -26,13 +34,17 @@ pub trait EvictionPolicy: std::fmt::Debug + Send {
     /// Takes the next victim out.
     fn pop(&mut self) -> Option<u32>;
 
-    /// Puts an object in as the next victim: it was popped and is evicted after all not.
+    /// Puts an object in again, as the next victim, that was popped and is for now not evicted.
     fn put_back(&mut self, object: u32);
+
+    /// The object, of that hash, is no longer in and is evicted.
+    fn evicted(&mut self, _object: u32, _hash: u64) {}
 }
 
 /// The policy of that kind, empty.
 pub(super) fn policy(kind: EvictionKind) -> Box<dyn EvictionPolicy> {
     match kind {
+        EvictionKind::Adaptive => Box::new(Adaptive::default()),
         EvictionKind::Lru => Box::new(Lru::default()),
         EvictionKind::S3Fifo => Box::new(S3Fifo::default()),
     }
@@ -74,6 +86,7 @@ mod tests {
     fn every_policy_gives_each_object_once() {
         behaves(policy(EvictionKind::Lru));
         behaves(policy(EvictionKind::S3Fifo));
+        behaves(policy(EvictionKind::Adaptive));
     }
 
     #[test]

@@ -28,11 +28,26 @@ pub(super) struct Queue {
     parked: BinaryHeap<Reverse<(Stamp, u32, u64)>>,
     /// Bytes of the objects that wait there.
     pub(super) parked_bytes: u64,
+    /// When a call last looked for objects.
+    looked: Option<Moment>,
 }
 
 impl Queue {
     pub(super) fn new(plain: Box<dyn EvictionPolicy>) -> Self {
-        Self { plain, soft: Lru::default(), parked: BinaryHeap::new(), parked_bytes: 0 }
+        Self {
+            plain,
+            soft: Lru::default(),
+            parked: BinaryHeap::new(),
+            parked_bytes: 0,
+            looked: None,
+        }
+    }
+
+    /// A call looks for objects; the keys of one call come at the same time.
+    pub(super) fn look(&mut self, now: Moment) {
+        if self.looked.replace(now) != Some(now) {
+            self.plain.begin();
+        }
     }
 }
 
@@ -222,8 +237,14 @@ impl State {
             if end > now.into() {
                 self.queue.parked.push(Reverse((end, slot, version)));
             } else {
+                let (was_used, is_soft) =
+                    (object.flags.has(Flags::USED), object.flags.has(Flags::SOFT_PINNED));
                 self.unpark(slot);
-                self.enqueue(slot);
+                if was_used || is_soft {
+                    self.enqueue(slot);
+                } else {
+                    self.queue.plain.put_back(slot);
+                }
             }
         }
     }
@@ -243,6 +264,8 @@ impl State {
     pub(super) fn touch(&mut self, now: Moment, slot: u32) {
         self.queue.plain.touch(slot);
         self.tenants.touch(self.objects.at(slot).tenant, slot);
+        let flags = &mut self.objects.at_mut(slot).flags;
+        flags.set(Flags::USED, flags.has(Flags::PARKED));
         if !self.objects.at(slot).flags.has(Flags::SOFT_PINNED) {
             return;
         }
@@ -405,6 +428,7 @@ impl State {
         let object = self.objects.at_mut(slot);
         if object.flags.has(Flags::PARKED) {
             object.flags.set(Flags::PARKED, false);
+            object.flags.set(Flags::USED, false);
             self.queue.parked_bytes -= object.bytes();
         }
     }

@@ -55,6 +55,8 @@ impl Flags {
     pub(super) const PARKED: Self = Self(32);
     /// A client is copying it: neither evicted nor plainly removed.
     pub(super) const COPIED: Self = Self(64);
+    /// Was used while it waited there.
+    pub(super) const USED: Self = Self(128);
 
     pub(super) fn has(self, flag: Self) -> bool {
         self.0 & flag.0 != 0

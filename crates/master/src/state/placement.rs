@@ -7,6 +7,9 @@ const RANDOM_OFFERS_MAX: usize = 100;
 /// How many segments are compared for each copy.
 const SAMPLES_PER_REPLICA: usize = 6;
 
+/// What a segment of CXL memory says of itself.
+const CXL_PROTOCOL: &str = "cxl";
+
 /// What is known of the put that asks.
 #[derive(Debug, Clone, Copy)]
 pub struct Ask<'a> {
@@ -28,7 +31,11 @@ pub(super) fn policy(strategy: AllocationStrategy, seed: u64) -> Box<dyn Allocat
     let random = AnyFirst(Random::new(seed));
     match strategy {
         AllocationStrategy::Random => Box::new(random),
-        AllocationStrategy::FreeRatioFirst => Box::new(FreeRatioFirst(random.0)),
+        // No segment reports a disk: what is left of the choice is the room in memory.
+        AllocationStrategy::FreeRatioFirst | AllocationStrategy::SsdFreeRatioFirst => {
+            Box::new(FreeRatioFirst(random.0))
+        }
+        AllocationStrategy::CxlFirst => Box::new(CxlFirst(random)),
         AllocationStrategy::LocalFirst => Box::new(LocalFirst(random)),
     }
 }
@@ -87,6 +94,24 @@ impl AllocationPolicy for LocalFirst {
         let open = segments.open();
         let start = open.partition_point(|&segment| &*segments.at(segment).host < ask.host);
         order.extend(open[start..].iter().chain(&open[..start]));
+    }
+}
+
+/// Segments of CXL memory, then any.
+#[derive(Debug)]
+struct CxlFirst(AnyFirst);
+
+impl AllocationPolicy for CxlFirst {
+    fn order(&mut self, segments: &Segments, ask: &Ask<'_>, order: &mut Vec<u32>) {
+        let start = order.len();
+        let is_cxl = |&&segment: &&u32| segments.at(segment).spec.protocol == CXL_PROTOCOL;
+        order.extend(segments.open().iter().filter(is_cxl));
+        if order.len() > start {
+            // Not always the same one first.
+            let turn = self.0.0.below(order.len() - start);
+            order[start..].rotate_left(turn);
+        }
+        self.0.order(segments, ask, order);
     }
 }
 

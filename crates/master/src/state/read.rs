@@ -80,6 +80,7 @@ impl State {
         keys: &[K],
         grant: Grant,
     ) -> Located {
+        self.queue.look(now);
         let tenant = self.objects.tenant(tenant);
         let found: Vec<Result<u32>> =
             keys.iter().map(|key| self.readable(tenant, key.as_ref())).collect();
@@ -114,6 +115,7 @@ impl State {
 
     /// Whether there is such an object; grants the retention lease if asked to.
     pub fn probe(&mut self, now: Moment, tenant: &TenantId, key: &[u8], has_lease: bool) -> Probed {
+        self.queue.look(now);
         let tenant = self.objects.tenant(tenant);
         let Some(slot) = tenant.and_then(|tenant| self.find(tenant, key)) else {
             return Probed { state: ObjectState::Absent, length: 0 };

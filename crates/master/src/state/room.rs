@@ -368,7 +368,11 @@ impl State {
     pub(super) fn evict(&mut self, now: Moment, object: u32) {
         self.counters.evicted_keys += 1;
         self.counters.evicted_bytes += self.objects.at(object).bytes();
+        let is_plain = !self.objects.at(object).flags.has(Flags::SOFT_PINNED);
         self.drop_value(now, object);
+        if is_plain {
+            self.queue.plain.evicted(object, self.objects.key_hash(object));
+        }
         self.vacate_if_empty(object);
     }
 

@@ -95,7 +95,7 @@ impl Default for Rules {
             dormant_ttl: Duration::from_secs(30),
             watermark: None,
             allocation: AllocationStrategy::Random,
-            eviction: EvictionKind::Lru,
+            eviction: EvictionKind::default(),
             tasks: TaskRules::default(),
             is_multi_tenant: false,
         }
@@ -145,13 +145,20 @@ pub enum AllocationStrategy {
     FreeRatioFirst,
     /// The writer's host first, then the hosts after it by name. For single copies.
     LocalFirst,
+    /// Segments of CXL memory, then any.
+    CxlFirst,
+    /// The one whose owner has the most room on its disk; by memory where no disk is reported.
+    SsdFreeRatioFirst,
 }
 
 /// Which object is evicted first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EvictionKind {
-    /// The one that was not used for the longest time.
+    /// The one that was not used for the longest time; those seen more often later, as far as that
+    /// is found to serve.
     #[default]
+    Adaptive,
+    /// The one that was not used for the longest time.
     Lru,
     /// Newcomers that were not used again first; resists scans.
     S3Fifo,

@@ -22,7 +22,6 @@ pub struct S3Fifo {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Note {
-    hash: u32,
     uses: u8,
     is_proven: bool,
 }
@@ -43,7 +42,6 @@ impl S3Fifo {
         while let Some(object) = self.newcomers.pop_first(&mut self.links) {
             let note = &mut self.notes[object as usize];
             if note.uses == 0 {
-                self.gone.remember(note.hash);
                 return Some(object);
             }
             note.uses = 0;
@@ -74,7 +72,7 @@ impl EvictionPolicy for S3Fifo {
             self.notes.resize(object as usize + 1, Note::default());
         }
         let hash = (hash >> 32) as u32;
-        self.notes[object as usize] = Note { hash, uses: 0, is_proven: false };
+        self.notes[object as usize] = Note { uses: 0, is_proven: false };
         self.gone.make_room(self.proven.count());
         let is_proven = self.gone.recall(hash);
         self.enter(object, is_proven);
@@ -111,6 +109,13 @@ impl EvictionPolicy for S3Fifo {
         (note.is_proven, note.uses) = (!is_newcomer, 0);
         let (chain, links) = self.chain(object);
         chain.push_first(links, object);
+    }
+
+    fn evicted(&mut self, object: u32, hash: u64) {
+        let is_newcomer = self.notes.get(object as usize).is_some_and(|note| !note.is_proven);
+        if is_newcomer {
+            self.gone.remember((hash >> 32) as u32);
+        }
     }
 }
 

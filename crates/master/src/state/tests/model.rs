@@ -438,7 +438,11 @@ proptest! {
     #[test]
     fn the_rules_hold_whatever_is_called(
         calls in prop::collection::vec(call(), 1..120),
-        eviction in prop_oneof![Just(EvictionKind::Lru), Just(EvictionKind::S3Fifo)],
+        eviction in prop_oneof![
+            Just(EvictionKind::Adaptive),
+            Just(EvictionKind::Lru),
+            Just(EvictionKind::S3Fifo),
+        ],
         allocation in prop_oneof![
             Just(AllocationStrategy::Random),
             Just(AllocationStrategy::FreeRatioFirst),

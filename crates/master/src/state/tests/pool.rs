@@ -122,6 +122,22 @@ fn each_strategy_places_as_it_says() {
     assert!(a.unwrap_or(0) <= 2 && b.unwrap() >= 6);
     let (a, b) = place(AllocationStrategy::Random);
     assert!(a.is_some() && b.is_some());
+    let (a, b) = place(AllocationStrategy::SsdFreeRatioFirst);
+    assert!(a.unwrap_or(0) <= 2 && b.unwrap() >= 6, "by memory, since no disk is reported");
+}
+
+#[test]
+fn memory_of_the_cxl_protocol_comes_first_and_is_no_condition() {
+    let rules = Rules { allocation: AllocationStrategy::CxlFirst, ..Rules::default() };
+    let mut pool = Pool::with(rules, 8);
+    let cxl = SegmentSpec { protocol: "cxl".to_owned(), ..spec(B, 2, 1, 2) };
+    pool.state.mount(pool.now, B, cxl).unwrap();
+    let mut place = |key: &str| {
+        let started = pool.put(key, MIB).unwrap();
+        pool.state.segment(started.places[0].segment).spec.name.clone()
+    };
+    let hosts = ["a", "b", "c"].map(&mut place);
+    assert_eq!(hosts, ["host-b:1", "host-b:1", "host-a:1"], "then any that has room");
 }
 
 #[test]
