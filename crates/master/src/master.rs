@@ -19,7 +19,7 @@ use crate::{
     descriptors::{self, connections},
     events::{self, Events},
     service::{
-        Service,
+        Load, Service,
         listen::{self, CONNECTIONS_MAX, Doors},
     },
 };
@@ -132,16 +132,7 @@ pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<M
         kill: CancellationToken::new(),
         tasks: TaskTracker::new(),
     };
-    let doors = Doors {
-        service: service.clone(),
-        unix_name,
-        is_nodelay: config.is_tcp_nodelay,
-        idle: (!config.rpc_idle_timeout.is_zero()).then_some(config.rpc_idle_timeout),
-        stop: master.stop.clone(),
-        kill: master.kill.clone(),
-        tasks: master.tasks.clone(),
-        permits: Arc::new(Semaphore::new(connections(CONNECTIONS_MAX, descriptors::limit()))),
-    };
+    let doors = doors(&config, &master, unix_name);
     if let (Some(listener), Some(address)) = (events, addresses.events) {
         let events = Arc::new(Events::new(config.events.clone(), address));
         service.publish(events.clone());
@@ -166,6 +157,22 @@ pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<M
     }
     master.own(listen::serve_tcp(rpc, doors));
     Ok(master)
+}
+
+/// What the connections of this master need to know.
+fn doors(config: &MasterConfig, master: &Master, unix_name: Arc<str>) -> Doors {
+    let threads = tokio::runtime::Handle::current().metrics().num_workers();
+    Doors {
+        service: master.service.clone(),
+        unix_name,
+        is_nodelay: config.is_tcp_nodelay,
+        idle: (!config.rpc_idle_timeout.is_zero()).then_some(config.rpc_idle_timeout),
+        stop: master.stop.clone(),
+        kill: master.kill.clone(),
+        tasks: master.tasks.clone(),
+        load: Load::new(threads),
+        permits: Arc::new(Semaphore::new(connections(CONNECTIONS_MAX, descriptors::limit()))),
+    }
 }
 
 impl Master {

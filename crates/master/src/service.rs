@@ -9,6 +9,7 @@ pub mod calls;
 mod grpc;
 mod lean;
 pub mod listen;
+mod load;
 mod locked;
 mod objects;
 mod session;
@@ -34,6 +35,7 @@ use self::{
     traffic::Traffic,
 };
 pub use self::{
+    load::Load,
     session::{ConnectedClient, Origin},
     traffic::{SIZE_BOUNDS, TrafficCount},
 };

@@ -13,17 +13,24 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, transport::Server};
 
-use super::{Origin, Service, listen::GrpcStream};
+use super::{Load, Origin, Service, listen::GrpcStream};
 
 /// A quiet peer is probed this often.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// The most calls of one connection at a time.
+/// The most streams of one connection at a time; more wait at their client.
 const STREAMS_MAX: u32 = 256;
+
+/// The most calls of one connection in hand; one more is refused as too much (`RESOURCE_EXHAUSTED`).
+const CALLS_MAX: usize = 64;
+
+/// How long a call may take, unless its client says less.
+const CALL_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Serves the connections that come until `stop`, then lets their calls end.
 pub(super) async fn serve(
     service: Arc<Service>,
+    load: Load,
     connections: mpsc::Receiver<io::Result<GrpcStream>>,
     stop: CancellationToken,
 ) {
@@ -40,12 +47,15 @@ pub(super) async fn serve(
             None
         }
     };
-    let door = MasterServer::new(Door { service })
+    let door = MasterServer::new(Door { service, load })
         .max_decoding_message_size(FRAME_BYTES_MAX)
         .max_encoding_message_size(FRAME_BYTES_MAX);
     let served = Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
         .max_concurrent_streams(STREAMS_MAX)
+        .concurrency_limit_per_connection(CALLS_MAX)
+        .load_shed(true)
+        .timeout(CALL_DEADLINE)
         .add_service(health_server)
         .add_optional_service(reflection)
         .add_service(door)
@@ -59,10 +69,11 @@ pub(super) async fn serve(
 #[derive(Debug)]
 struct Door {
     service: Arc<Service>,
+    load: Load,
 }
 
 impl Door {
-    fn call<Q, R>(
+    async fn call<Q, R>(
         &self,
         request: tonic::Request<Q>,
         wrap: fn(Q) -> request::Call,
@@ -71,6 +82,7 @@ impl Door {
         let origin = request.extensions().get::<Origin>().cloned();
         let origin = origin.unwrap_or_else(|| self.service.open_session(false));
         let call = Some(wrap(request.into_inner()));
+        let _turn = self.load.turn(call.as_ref()).await.map_err(|error| status(&error))?;
         match self.service.dispatch(v1::Request { call }, &origin).call {
             Some(response::Call::Failure(failure)) => Err(status(&Error::from(&failure))),
             Some(call) => unwrap(call).map(tonic::Response::new).ok_or_else(mismatch),
@@ -116,6 +128,7 @@ macro_rules! door {
                         response::Call::$call(answer) => Some(answer),
                         _ => None,
                     })
+                    .await
                 }
             )*
         }

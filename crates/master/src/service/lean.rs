@@ -10,10 +10,14 @@ use mooncake_proto::{
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    sync::OwnedSemaphorePermit,
     time::timeout,
 };
 
-use super::listen::{Connection, Doors};
+use super::{
+    listen::{Connection, Doors},
+    load::SMALL_FRAME_BYTES,
+};
 
 /// How long a peer may take for its greeting and for taking ours.
 const GREETING_DEADLINE: Duration = Duration::from_secs(10);
@@ -26,6 +30,9 @@ const WRITE_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Answers are written out when so many bytes of them have gathered.
 const GATHERED_BYTES_MAX: usize = 256 * 1024;
+
+/// So many answers in a row are made before other connections have the thread.
+const ANSWERED_IN_A_ROW: u32 = 64;
 
 /// A buffer that grew beyond this is given back once it is empty.
 const KEPT_BYTES_MAX: usize = 1 << 20;
@@ -40,7 +47,15 @@ pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     connection: Connection,
     doors: Doors,
 ) {
-    let mut driver = Driver { stream, input: prefix, output: BytesMut::new(), connection, doors };
+    let mut driver = Driver {
+        stream,
+        input: prefix,
+        output: BytesMut::new(),
+        room: None,
+        skipping: 0,
+        connection,
+        doors,
+    };
     // The peer's doing or the network's: of interest only to one who looks for it.
     if let Err(error) = driver.run().await {
         tracing::debug!(%error, "a connection ended early");
@@ -51,6 +66,10 @@ struct Driver<S> {
     stream: S,
     input: BytesMut,
     output: BytesMut,
+    /// Room for the large frame in hand.
+    room: Option<OwnedSemaphorePermit>,
+    /// Bytes of a refused frame that are still to come.
+    skipping: usize,
     connection: Connection,
     doors: Doors,
 }
@@ -65,7 +84,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
         }
         loop {
             self.answer_buffered().await?;
-            if self.doors.stop.is_cancelled() || !self.read().await? {
+            // What arrived before a stop is still read and answered.
+            if !self.read().await? {
                 return Ok(());
             }
         }
@@ -99,23 +119,57 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
 
     /// Answers every whole frame in the buffer; the answers go out together.
     async fn answer_buffered(&mut self) -> Result<()> {
-        while let Some(request) = lean::decode::<v1::Request>(&mut self.input, FRAME_BYTES_MAX)? {
-            let answer = self.doors.service.dispatch(request, &self.connection.origin);
+        let mut answered = 0;
+        while self.admit()?
+            && let Some(request) = lean::decode::<v1::Request>(&mut self.input, FRAME_BYTES_MAX)?
+        {
+            let answer = match self.doors.load.turn(request.call.as_ref()).await {
+                Ok(_turn) => self.doors.service.dispatch(request, &self.connection.origin),
+                Err(error) => refusal(&error),
+            };
             if let Err(error) = lean::encode(&answer, &mut self.output) {
-                let call = Some(response::Call::Failure((&error).into()));
-                lean::encode(&v1::Response { call }, &mut self.output)?;
+                lean::encode(&refusal(&error), &mut self.output)?;
             }
-            if self.output.len() > GATHERED_BYTES_MAX {
+            if self.output.len() > GATHERED_BYTES_MAX || self.room.is_some() {
                 self.flush().await?;
+                self.room = None;
+            }
+            answered += 1;
+            if answered % ANSWERED_IN_A_ROW == 0 {
+                tokio::task::yield_now().await;
             }
         }
         self.flush().await
     }
 
+    /// Makes sure that there is room for the frame that begins the buffer; a frame without is
+    /// refused by its head, and what comes of it is thrown away. `false`: more must come first.
+    fn admit(&mut self) -> Result<bool> {
+        loop {
+            let thrown = self.skipping.min(self.input.len());
+            self.input.advance(thrown);
+            self.skipping -= thrown;
+            let Some(head) = self.input.first_chunk::<4>() else { return Ok(false) };
+            let length = u32::from_le_bytes(*head) as usize;
+            // The codec refuses what is above the limit.
+            let is_small = length <= SMALL_FRAME_BYTES || length > FRAME_BYTES_MAX;
+            if is_small || self.room.is_some() {
+                return Ok(true);
+            }
+            match self.doors.load.frame(length) {
+                Ok(room) => self.room = Some(room),
+                Err(error) => {
+                    self.skipping = head.len() + length;
+                    lean::encode(&refusal(&error), &mut self.output)?;
+                }
+            }
+        }
+    }
+
     /// Reads some bytes. `false`: the peer closed between frames, was idle too long, or the
     /// master stops.
     async fn read(&mut self) -> Result<bool> {
-        let is_between = self.input.is_empty();
+        let is_between = self.input.is_empty() && self.skipping == 0;
         if is_between && self.input.capacity() > KEPT_BYTES_MAX {
             self.input = BytesMut::new();
         }
@@ -157,6 +211,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
         }
         Ok(())
     }
+}
+
+fn refusal(error: &Error) -> v1::Response {
+    v1::Response { call: Some(response::Call::Failure(error.into())) }
 }
 
 fn broken(source: io::Error) -> Error {

@@ -20,7 +20,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{Origin, Service, grpc, lean};
+use super::{Load, Origin, Service, grpc, lean};
 
 /// The most connections at a time, over all doors.
 pub const CONNECTIONS_MAX: usize = 65_536;
@@ -57,6 +57,8 @@ pub struct Doors {
     pub kill: CancellationToken,
     /// Owns the tasks of the connections.
     pub tasks: TaskTracker,
+    /// What all connections together may ask.
+    pub load: Load,
     /// One permit a connection.
     pub permits: Arc<Semaphore>,
 }
@@ -94,7 +96,12 @@ impl Drop for Connection {
 /// Serves the port until `doors.stop`.
 pub async fn serve_tcp(listener: TcpListener, doors: Doors) {
     let (to_grpc, from_sniffers) = mpsc::channel(128);
-    doors.spawn(grpc::serve(doors.service.clone(), from_sniffers, doors.stop.clone()));
+    doors.spawn(grpc::serve(
+        doors.service.clone(),
+        doors.load.clone(),
+        from_sniffers,
+        doors.stop.clone(),
+    ));
     while let Some(accepted) = doors.stop.run_until_cancelled(listener.accept()).await {
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,

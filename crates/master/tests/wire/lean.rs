@@ -1,13 +1,18 @@
 //! The lean door over TCP and Unix, and what is not let in.
 
-use std::io::{Read, Write};
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+};
 
+use bytes::Bytes;
+use mooncake_master::MasterConfig;
 use mooncake_proto::{
     lean,
     v1::{self, request, response},
 };
 
-use crate::support::{Running, connect, eventually};
+use crate::support::{LeanClient, Running, connect, eventually};
 
 /// Whether the peer closed: nothing more to read, or a reset.
 fn is_closed(stream: &mut impl Read) -> bool {
@@ -139,8 +144,8 @@ fn a_client_whose_connection_closes_is_suspect_and_its_objects_are_not_named() {
     owner.join("127.0.0.1:1", 1 << 20);
     owner.put("a", 100);
     let mut reader = running.unix();
-    let locate = |reader: &mut crate::support::LeanClient<_>| {
-        let keys = vec![bytes::Bytes::from_static(b"a")];
+    let locate = |reader: &mut LeanClient<_>| {
+        let keys = vec![Bytes::from_static(b"a")];
         let caller = reader.caller();
         let call = v1::LocateRequest { caller, keys, lease: false, fence: true };
         match reader.call(request::Call::Locate(call)) {
@@ -163,7 +168,7 @@ fn a_client_whose_connection_closes_is_suspect_and_its_objects_are_not_named() {
 fn a_batch_above_the_limit_is_refused_whole_with_the_limit() {
     let running = Running::whole();
     let mut client = running.lean();
-    let keys = vec![bytes::Bytes::from_static(b"k"); mooncake_master::service::BATCH_ITEMS_MAX + 1];
+    let keys = vec![Bytes::from_static(b"k"); mooncake_master::service::BATCH_ITEMS_MAX + 1];
     let caller = client.caller();
     let call = v1::ProbeRequest { caller, keys, lease: false };
     let response::Call::Failure(failure) = client.call(request::Call::Probe(call)) else {
@@ -184,4 +189,52 @@ fn the_clients_port_answers_curl_with_health() {
     assert_eq!(crate::support::http(address, "POST", "/", b"x").status, 404);
     let head = crate::support::http(address, "HEAD", "/", b"");
     assert_eq!((head.status, head.body.len()), (200, 0));
+}
+
+#[test]
+fn large_frames_beyond_what_the_master_takes_on_are_refused_and_small_ones_are_not() {
+    let running = Running::new(MasterConfig::embedded());
+    let announced = (16_u32 << 20).to_le_bytes();
+    let mut hoarders: Vec<_> = (0..32).map(|_| running.lean()).collect();
+    for hoarder in &mut hoarders {
+        hoarder.stream.write_all(&announced).unwrap();
+        hoarder.stream.write_all(b"the rest of it never comes").unwrap();
+    }
+    let mut client = running.lean();
+    let large = vec!["k"; 50_000];
+    let probe = |client: &mut LeanClient<TcpStream>| {
+        let keys = large.iter().map(|key| Bytes::from_static(key.as_bytes())).collect();
+        client.call(request::Call::Probe(v1::ProbeRequest { caller: None, keys, lease: false }))
+    };
+    let mut refusal = None;
+    // The hoarders' heads may still be on their way.
+    eventually("a large frame is refused", || {
+        let answer = probe(&mut client);
+        if let response::Call::Failure(failure) = answer {
+            refusal = Some(failure);
+        }
+        refusal.is_some()
+    });
+    let refusal = refusal.unwrap();
+    assert_eq!(refusal.code, -900);
+    assert!(refusal.message.contains("too many bytes"), "{}", refusal.message);
+    assert_eq!(client.probe(&["k"]).len(), 1, "the connection goes on, and small calls are served");
+    drop(hoarders);
+    eventually(
+        "there is room again",
+        || matches!(probe(&mut client), response::Call::Probe(answer) if answer.results.len() == 50_000),
+    );
+}
+
+#[test]
+fn calls_that_arrived_before_a_stop_are_answered() {
+    let running = Running::new(MasterConfig::embedded());
+    let mut client = running.lean();
+    let call = request::Call::Status(v1::StatusRequest { caller: None });
+    client.send(&vec![call; 500]);
+    // The first answer tells that the master is at it; all arrived in one piece.
+    client.receive();
+    running.stop();
+    let rest = std::iter::from_fn(|| client.try_receive()).count();
+    assert_eq!(rest, 499);
 }

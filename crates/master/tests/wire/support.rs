@@ -138,6 +138,12 @@ impl<S: Read + Write> LeanClient<S> {
         response.call.unwrap()
     }
 
+    /// The next answer; `None` once the connection is closed.
+    pub(crate) fn try_receive(&mut self) -> Option<response::Call> {
+        let response: v1::Response = receive(&mut self.stream, &mut self.input).ok()?;
+        response.call
+    }
+
     pub(crate) fn call(&mut self, call: request::Call) -> response::Call {
         self.send(&[call]);
         self.receive()

@@ -1,0 +1,159 @@
+//! How much the master takes on at a time. What goes beyond is refused at once, with a code that
+//! says to come again: nobody waits for an answer that would come too late.
+
+use std::{sync::Arc, time::Duration};
+
+use mooncake_base::{Error, ErrorCode, Result};
+use mooncake_proto::{lean::FRAME_BYTES_MAX, v1::request::Call};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit},
+    time::timeout,
+};
+
+/// Frames up to this are not counted: every connection has a buffer for one.
+pub(super) const SMALL_FRAME_BYTES: usize = 32 << 10;
+
+/// The most bytes of larger frames over all connections, from their first byte to their answer's
+/// last: 32 of the largest.
+const FRAMES_BYTES_MAX: usize = 32 * FRAME_BYTES_MAX;
+
+/// Frames are counted in units of this.
+const UNIT_BYTES: usize = 4 << 10;
+
+/// A call with more items than this is a large one.
+const LARGE_ITEMS: usize = 1024;
+
+/// The most large calls that may wait for their turn.
+const WAITING_MAX: usize = 256;
+
+/// How long a large call may wait for its turn.
+const TURN_DEADLINE: Duration = Duration::from_secs(10);
+
+/// What all connections together may ask of the master.
+#[derive(Debug, Clone)]
+pub struct Load {
+    frames: Arc<Semaphore>,
+    /// Large calls run one less than there are threads, so that small ones find one free.
+    turns: Arc<Semaphore>,
+    waiting: Arc<Semaphore>,
+    deadline: Duration,
+}
+
+impl Load {
+    /// For a master with so many threads.
+    pub fn new(threads: usize) -> Self {
+        let turns = threads.saturating_sub(1).max(1);
+        Self::with(FRAMES_BYTES_MAX, turns, WAITING_MAX, TURN_DEADLINE)
+    }
+
+    fn with(frames_bytes: usize, turns: usize, waiting: usize, deadline: Duration) -> Self {
+        Self {
+            deadline,
+            frames: Arc::new(Semaphore::new(frames_bytes / UNIT_BYTES)),
+            turns: Arc::new(Semaphore::new(turns)),
+            waiting: Arc::new(Semaphore::new(waiting)),
+        }
+    }
+
+    /// Room for a frame of so many bytes, until it is answered.
+    ///
+    /// # Errors
+    /// `RPC_FAIL`: there is none now.
+    pub(super) fn frame(&self, bytes: usize) -> Result<OwnedSemaphorePermit> {
+        let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX);
+        self.frames.clone().try_acquire_many_owned(units).map_err(|_| busy("too many bytes"))
+    }
+
+    /// The turn of a call: at once for a small one, after others for a large one.
+    ///
+    /// # Errors
+    /// `RPC_FAIL`: too many wait, or it waited for too long.
+    pub(super) async fn turn(&self, call: Option<&Call>) -> Result<Option<SemaphorePermit<'_>>> {
+        if !call.is_some_and(is_large) {
+            return Ok(None);
+        }
+        if let Ok(turn) = self.turns.try_acquire() {
+            return Ok(Some(turn));
+        }
+        let Ok(_place) = self.waiting.try_acquire() else {
+            return Err(busy("too many large calls wait"));
+        };
+        match timeout(self.deadline, self.turns.acquire()).await {
+            Ok(Ok(turn)) => Ok(Some(turn)),
+            _ => Err(busy("a large call waited too long for its turn")),
+        }
+    }
+}
+
+/// Whether a call may keep a thread for long.
+fn is_large(call: &Call) -> bool {
+    let items = match call {
+        Call::RemoveMatching(_) | Call::ListObjects(_) => return true,
+        Call::PutStart(r) => r.items.len(),
+        Call::PutEnd(r) => r.puts.len(),
+        Call::PutRevoke(r) => r.puts.len(),
+        Call::Locate(r) => r.keys.len(),
+        Call::Verify(r) => r.reads.len(),
+        Call::Probe(r) => r.keys.len(),
+        Call::Remove(r) => r.keys.len(),
+        _ => 0,
+    };
+    items > LARGE_ITEMS
+}
+
+fn busy(why: &str) -> Error {
+    Error::new(ErrorCode::RPC_FAIL, "the master has too much to do now; try again in a moment")
+        .with("why", why)
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use mooncake_proto::v1;
+
+    use super::*;
+
+    fn probe(keys: usize) -> Call {
+        let keys = vec![Bytes::from_static(b"k"); keys];
+        Call::Probe(v1::ProbeRequest { caller: None, keys, lease: false })
+    }
+
+    #[tokio::test]
+    async fn small_calls_never_wait_and_large_ones_leave_a_thread_free() {
+        let load = Load::with(0, 1, 1, TURN_DEADLINE);
+        let large = probe(LARGE_ITEMS + 1);
+        let first = load.turn(Some(&large)).await.unwrap();
+        assert!(first.is_some());
+        assert!(load.turn(Some(&probe(LARGE_ITEMS))).await.unwrap().is_none());
+        let waits = load.turn(Some(&large));
+        let refused = async {
+            // It is polled after the one that waits, and finds no place to wait.
+            let error = load.turn(Some(&large)).await.unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains("too many large calls"), "{error}");
+            drop(first);
+        };
+        let (waited, ()) = tokio::join!(waits, refused);
+        assert!(waited.unwrap().is_some());
+    }
+
+    #[tokio::test]
+    async fn a_large_call_waits_no_longer_than_its_deadline() {
+        let load = Load::with(0, 1, 1, Duration::from_millis(1));
+        let sweep = Call::ListObjects(v1::ListObjectsRequest::default());
+        let _first = load.turn(Some(&sweep)).await.unwrap();
+        let error = load.turn(Some(&sweep)).await.unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("waited too long"), "{error}");
+    }
+
+    #[test]
+    fn room_for_frames_comes_back() {
+        let load = Load::with(4 * UNIT_BYTES, 1, 1, TURN_DEADLINE);
+        let three = load.frame(2 * UNIT_BYTES + 1).unwrap();
+        assert_eq!(load.frame(2 * UNIT_BYTES).unwrap_err().code(), ErrorCode::RPC_FAIL);
+        let _one = load.frame(UNIT_BYTES).unwrap();
+        drop(three);
+        assert!(load.frame(3 * UNIT_BYTES).is_ok());
+    }
+}
