@@ -104,7 +104,8 @@ class Engine:
         is_write: bool,
         timeout_s: float,
         notify: tuple[str, str] | None = None,
-    ) -> None:
+        hint: str = "",
+    ) -> str | None:
         """Move a batch between this process and a segment, then notify its owner.
 
         Args:
@@ -115,6 +116,10 @@ class Engine:
             is_write: From here to there, or the other way.
             timeout_s: How long it may take, besides a nanosecond for each byte.
             notify: Name and message for the owner, after the bytes.
+            hint: The way to try first: ``"memory"``, ``"shm"`` or ``"tcp"``; "": the fastest.
+
+        Returns:
+            The way that served; None if there was nothing to move.
 
         Raises:
             MooncakeError: The segment cannot be reached, or a range of it is not registered.
@@ -152,6 +157,12 @@ class Engine:
 
     def probe(self, segment: str, *, timeout_s: float) -> None:
         """Raise unless the owner of a segment answers."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what it has moved over which way, and how full its pools are."""
+
+    def metrics_text(self) -> str:
+        """Return the same as text that Prometheus reads."""
 
     @property
     def segment(self) -> str:

@@ -70,6 +70,9 @@ variables! {
     MC_REDIS_PASSWORD = "", "The password for a Redis metadata server.";
     MC_REDIS_DB_INDEX = "0", "The database of a Redis metadata server.";
     MC_TCP_LANES_PER_PEER ("MC_TCP_MAX_CONNECTIONS_PER_PEER") = "4", "Connections that the transfer engine opens to one peer at the most (1 to 16).";
+    MC_TE_METRIC = "off", "Log a line every so often about what the transfer engine has moved.";
+    MC_TE_METRIC_INTERVAL_SECONDS = "5", "How often, with MC_TE_METRIC.";
+    MC_PREPARED_MEMORY_SIZE = "1GB", "Of each segment, how much is made ready in the background, never more than an eighth of the room there is; 0 for none.";
     MC_TRANSFER_TOKEN = "", "Secret of at least 8 bytes that transfer engines prove to each other before they touch memory; engines without it, the established one among them, are refused.";
     MC_HANDSHAKE_CONNECT_TIMEOUT = "5", "Seconds to wait for a peer's handshake socket.";
     MC_CUSTOM_TOPO_JSON = "", "File that says which network devices are near which memory, instead of what the kernel tells.";
@@ -77,6 +80,7 @@ variables! {
     MC_STORE_CLIENT_MAX_PORT = "14300", "Last port that a store client without a port in its name takes for its name.";
     MC_STORE_MEMCPY = "on", "Copy within the process when the data is this client's own.";
     MC_STORE_USE_HUGEPAGE = "off", "Take segments from huge pages of hugetlbfs.";
+    MC_STORE_HUGEPAGE_SIZE = "2MB", "Size of those huge pages: 2MB or 1GB.";
     MC_RPC_TIMEOUT_MS = "30000", "Milliseconds that the master may take to answer a call.";
     MC_RPC_CONNECT_TIMEOUT_MS = "5000", "Milliseconds to wait for a connection to the master.";
     MOONCAKE_STORE_CHECKSUM = "off", "Keep a checksum with every object and check it at every read.";

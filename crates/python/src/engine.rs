@@ -3,13 +3,19 @@
 
 mod batch;
 mod open;
+mod report;
 
 use std::{sync::Arc, time::Duration};
 
 use mooncake_base::{Clock, Error, Moment, Result, SystemClock};
-use mooncake_transfer_engine::{BatchId, BatchStatus, Opcode, copy::copy, handshake::Notification};
+use mooncake_transfer_engine::{
+    BatchId, BatchStatus, Opcode, TransportKind, copy::copy, handshake::Notification,
+};
 use mooncake_transfer_tools::settings::engine_config;
-use pyo3::{prelude::*, types::PyBytes};
+use pyo3::{
+    prelude::*,
+    types::{PyBytes, PyDict},
+};
 
 use self::batch::{Batch, Numbers};
 pub(crate) use self::open::{Running, close_all};
@@ -69,8 +75,9 @@ impl Engine {
         self.call(py, |running| running.engine()?.regions().unregister_all(&addresses))
     }
 
-    /// Moves a batch between this process and a segment, then notifies its owner.
-    #[pyo3(signature = (segment, addresses, peer_addresses, lengths, *, is_write, timeout_s, notify = None))]
+    /// Moves a batch between this process and a segment, then notifies its owner. Says over which
+    /// way it went.
+    #[pyo3(signature = (segment, addresses, peer_addresses, lengths, *, is_write, timeout_s, notify = None, hint = ""))]
     #[allow(clippy::too_many_arguments, reason = "each setting is a keyword")]
     fn transfer(
         &self,
@@ -82,7 +89,8 @@ impl Engine {
         is_write: bool,
         timeout_s: f64,
         notify: Option<(String, String)>,
-    ) -> PyResult<()> {
+        hint: &str,
+    ) -> PyResult<Option<&'static str>> {
         let batch = or_raise(py, Batch::new(addresses, peer_addresses, lengths))?;
         let deadline = or_raise(py, deadline(timeout_s, batch.bytes()))?;
         let notification = notify.map(|(name, message)| Notification { name, message });
@@ -90,10 +98,14 @@ impl Engine {
             let engine = running.engine()?;
             let peer = engine.open(segment, deadline)?;
             let mut pieces = batch.into_pieces();
-            engine.transfer(&peer, opcode(is_write), &mut pieces, deadline);
+            let hint = TransportKind::from_name(hint);
+            let opcode = opcode(is_write);
+            let served = engine.transfer_hinted(&peer, opcode, &mut pieces, deadline, hint);
             pieces.into_iter().try_for_each(|piece| piece.outcome.unwrap_or(Ok(())))?;
-            let Some(notification) = notification else { return Ok(()) };
-            engine.notify(segment, &notification, deadline)
+            if let Some(notification) = notification {
+                engine.notify(segment, &notification, deadline)?;
+            }
+            Ok(served.map(|kind| kind.name()))
         })
     }
 
@@ -166,6 +178,17 @@ impl Engine {
     fn probe(&self, py: Python<'_>, segment: &str, timeout_s: f64) -> PyResult<()> {
         let deadline = or_raise(py, deadline(timeout_s, 0))?;
         self.call(py, |running| running.engine()?.probe(segment, deadline))
+    }
+
+    /// What it has moved over which way, and how full its pools are.
+    fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let snapshot = self.call(py, |running| Ok(running.engine()?.snapshot()))?;
+        report::dictionary(py, &snapshot)
+    }
+
+    /// The same as text that Prometheus reads.
+    fn metrics_text(&self, py: Python<'_>) -> PyResult<String> {
+        self.call(py, |running| Ok(running.engine()?.snapshot().prometheus()))
     }
 
     /// What peers call its segment.

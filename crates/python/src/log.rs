@@ -48,6 +48,13 @@ pub(crate) fn install() {
             .unwrap_or_else(|| level(&env::MC_LOG_LEVEL.read().unwrap_or_default()).to_owned());
         // A filter that cannot be read is no reason to be silent or to fail.
         let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("warn"));
+        let filter = match env::MC_TE_METRIC.is_on() {
+            // Who asks for the lines wants to see them at any level.
+            true => filter.add_directive(
+                "mooncake::metric=info".parse().expect("a target and a level are a directive"),
+            ),
+            false => filter,
+        };
         // Fails only where somebody installed a log before, which then is the one to use.
         let _ = tracing_subscriber::registry().with(Log.with_filter(filter)).try_init();
     });

@@ -4,8 +4,7 @@ use std::{ops::RangeInclusive, time::Duration};
 
 use mooncake_base::{Endpoint, Error, Result};
 
-use crate::metadata::RedisLogin;
-use crate::token::Token;
+use crate::{memory::HugePages, metadata::RedisLogin, token::Token};
 
 /// The metadata address that means: ask the peer itself.
 pub const P2P: &str = "P2PHANDSHAKE";
@@ -44,8 +43,13 @@ pub struct EngineConfig {
     /// A secret that peers must know, and that is proven to them. With it the established engine's
     /// frames, which have no room for a proof, are refused.
     pub token: Option<Token>,
-    /// Takes allocations from huge pages where the system has some reserved.
-    pub is_huge_page_wanted: bool,
+    /// Takes allocations from huge pages of that size where the system has some reserved.
+    pub huge_pages: Option<HugePages>,
+    /// Of each allocation, how many bytes are made ready in the background by a thread of low
+    /// priority: never more than an eighth of the room there is. 0 for none.
+    pub prepared_bytes_max: u64,
+    /// How often a line about what was moved is logged, if at all.
+    pub report_interval: Option<Duration>,
     /// Ways that are not to be used, so that a test reaches the others.
     #[cfg(feature = "test-util")]
     pub disabled: Vec<crate::TransportKind>,
@@ -67,7 +71,9 @@ impl Default for EngineConfig {
             connect_timeout: Duration::from_secs(5),
             withdraw_timeout: Duration::from_secs(1),
             token: None,
-            is_huge_page_wanted: false,
+            huge_pages: None,
+            prepared_bytes_max: 1 << 30,
+            report_interval: None,
             #[cfg(feature = "test-util")]
             disabled: Vec::new(),
         }

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mooncake_base::sync::RwLock;
+use mooncake_base::sync::{Mutex, RwLock};
 use mooncake_base::{Clock, Endpoint, EngineId, Error, ErrorKind, Moment, Result, SystemClock};
 
 use self::{describe::Description, listen::Listeners};
@@ -23,7 +23,7 @@ pub use self::{listen::address_facing, registry::Registry};
 use crate::{
     config::EngineConfig,
     handshake::{HandshakeServer, HandshakeSettings, Notification},
-    memory::{FileMemory, SharedMemory, lent::Lent},
+    memory::{FileMemory, SharedMemory, lent::Lent, prepare::Preparer},
     metadata::{self, MetadataSettings, MetadataStore},
     metrics::{Metrics, Refusals},
     peer::{Found, Peer, Ways},
@@ -80,6 +80,10 @@ pub(crate) struct Inner {
     refusals: Arc<Refusals>,
     /// For batches that their callers do not wait for.
     movers: Movers,
+    /// Makes pages of new memory.
+    preparer: Preparer,
+    /// Logs what was moved, if that is wanted.
+    reporter: Mutex<Option<tokio::task::JoinHandle<()>>>,
     is_closed: AtomicBool,
 }
 
@@ -126,6 +130,7 @@ impl Engine {
         let settings = HandshakeSettings::default();
         let handshake = HandshakeServer::start(rpc, describe, settings, &runtime)?;
         let transports = transports(&config, control.as_ref(), &refusals);
+        let preparer = Preparer::new(config.prepared_bytes_max);
         let inner = Arc::new(Inner {
             config,
             generation,
@@ -144,10 +149,13 @@ impl Engine {
             metrics: Metrics::default(),
             refusals,
             movers: Movers::default(),
+            preparer,
+            reporter: Mutex::default(),
             is_closed: AtomicBool::new(false),
         });
         let engine = Self { inner };
         engine.inner.publish()?;
+        engine.report_on(&runtime);
         Ok(engine)
     }
 
@@ -179,13 +187,14 @@ impl Engine {
 
     /// Makes memory that peers may reach, and that peers of this host map.
     ///
-    /// It takes room only as it is written. Its first address is what peers call it by.
+    /// It takes room as it is written, and the beginning of it soon, in the background (see
+    /// [`EngineConfig::prepared_bytes_max`]). Its first address is what peers call it by.
     ///
     /// # Errors
     /// The system has no such memory, or the engine is closed.
     pub fn allocate(&self, length: u64) -> Result<SharedMemory> {
         self.inner.usable()?;
-        let mut memory = SharedMemory::create(length, self.inner.config.is_huge_page_wanted)?;
+        let mut memory = SharedMemory::create(length, self.inner.config.huge_pages)?;
         let mapping = Arc::clone(memory.mapping());
         let file = std::os::fd::AsRawFd::as_raw_fd(&mapping.file());
         let backing = Backing::Shared { file, offset: 0 };
@@ -197,6 +206,7 @@ impl Engine {
             .inspect_err(|_| self.inner.lent.release(memory.base()))?;
         memory.on_drop(self.withdrawal());
         self.inner.announce()?;
+        self.inner.preparer.prepare(memory.mapping());
         Ok(memory)
     }
 
@@ -391,6 +401,10 @@ impl Inner {
         }
         let soon = deadline.min(SystemClock.now() + CLOSE_PATIENCE);
         self.lent.leave();
+        if let Some(reporter) = self.reporter.lock().take() {
+            reporter.abort();
+        }
+        self.preparer.close();
         if let Err(error) = self.metadata.withdraw(soon) {
             tracing::info!(%error, "the segment stays on the metadata server");
         }

@@ -17,6 +17,8 @@ pub mod config;
 pub mod copy;
 pub mod descriptor;
 pub mod engine;
+#[cfg(test)]
+mod fuzz;
 pub mod handshake;
 pub mod managed;
 pub mod memory;
@@ -36,7 +38,7 @@ pub use config::EngineConfig;
 pub use descriptor::SegmentDescriptor;
 pub use engine::{Engine, Registry, address_facing};
 pub use managed::ManagedBuffers;
-pub use memory::{FileMemory, SharedMemory};
+pub use memory::{FileMemory, HugePages, SharedMemory};
 pub use metrics::{
     EngineSnapshot, LatencySnapshot, PeerSnapshot, PoolSnapshot, RefusalSnapshot, TransportSnapshot,
 };

@@ -3,6 +3,7 @@
 pub(crate) mod file;
 pub(crate) mod lent;
 pub(crate) mod mapping;
+pub(crate) mod prepare;
 mod rest;
 
 use std::{fmt, sync::Arc};
@@ -15,6 +16,8 @@ use crate::{
     piece::LocalRange,
 };
 
+pub use self::mapping::HugePages;
+
 /// Memory that is registered with an engine for as long as this lives.
 ///
 /// Dropping it withdraws it from every peer and waits, up to the engine's `withdraw_timeout`, until
@@ -26,16 +29,17 @@ pub struct SharedMemory {
 
 impl SharedMemory {
     /// New memory; huge pages are given up with a word in the log if there are none.
-    pub(crate) fn create(length: u64, is_huge_wanted: bool) -> Result<Self> {
-        let huge = is_huge_wanted.then(|| Mapping::create(length, true)).and_then(|huge| {
-            huge.inspect_err(|error| {
-                tracing::info!(%error, "no huge pages, taking pages of the usual size");
-            })
-            .ok()
+    pub(crate) fn create(length: u64, huge: Option<HugePages>) -> Result<Self> {
+        let huge = huge.and_then(|huge| {
+            Mapping::create(length, Some(huge))
+                .inspect_err(|error| {
+                    tracing::info!(%error, "no huge pages, taking pages of the usual size");
+                })
+                .ok()
         });
         let mapping = match huge {
             Some(mapping) => mapping,
-            None => Mapping::create(length, false)?,
+            None => Mapping::create(length, None)?,
         };
         Ok(Self { mapping: Arc::new(mapping), withdraw: None })
     }
@@ -105,10 +109,10 @@ mod tests {
 
     #[test]
     fn addresses_of_memory_that_went_are_not_given_out_again_for_a_while() {
-        let old: Vec<_> = (0..8).map(|_| SharedMemory::create(1 << 20, false).unwrap()).collect();
+        let old: Vec<_> = (0..8).map(|_| SharedMemory::create(1 << 20, None).unwrap()).collect();
         let resting: Vec<u64> = old.iter().map(SharedMemory::base).collect();
         drop(old);
-        let new: Vec<_> = (0..16).map(|_| SharedMemory::create(1 << 20, false).unwrap()).collect();
+        let new: Vec<_> = (0..16).map(|_| SharedMemory::create(1 << 20, None).unwrap()).collect();
         for memory in &new {
             assert!(!resting.contains(&memory.base()), "{memory:?}");
         }
@@ -116,7 +120,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_back_on_both_sides_of_the_mapping_of_a_chunk() {
-        let memory = SharedMemory::create(5 << 20, false).unwrap();
+        let memory = SharedMemory::create(5 << 20, None).unwrap();
         assert_eq!(memory.length(), 5 << 20);
         let mut back = vec![0; 3 << 20];
         for round in 0..4_u8 {
@@ -136,7 +140,7 @@ mod tests {
 
     #[test]
     fn bad_local_memory_is_an_error_before_and_after_a_chunk_is_mapped() {
-        let memory = SharedMemory::create(4 << 20, false).unwrap();
+        let memory = SharedMemory::create(4 << 20, None).unwrap();
         // SAFETY: nothing is there, so nobody has a reference to it.
         let bad = |length| unsafe { LocalRange::foreign(8, length) };
         for _ in 0..2 {
@@ -151,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_second_mapping_sees_the_same_bytes_and_the_size_is_sealed() {
-        let memory = SharedMemory::create(3 << 20, false).unwrap();
+        let memory = SharedMemory::create(3 << 20, None).unwrap();
         let file = memory.mapping.file().try_clone_to_owned().unwrap();
         assert!(std::fs::File::from(file.try_clone().unwrap()).set_len(4096).is_err());
         let other = Mapping::attach(file, 3 << 20, false).unwrap();
@@ -169,7 +173,7 @@ mod tests {
         file.set_len(1 << 20).unwrap();
         let error = Mapping::attach(file.as_fd().try_clone_to_owned().unwrap(), 1 << 20, false);
         assert!(error.unwrap_err().to_string().contains("not sealed"));
-        let memory = SharedMemory::create(1 << 20, false).unwrap();
+        let memory = SharedMemory::create(1 << 20, None).unwrap();
         let file = memory.mapping.file().try_clone_to_owned().unwrap();
         let error = Mapping::attach(file, (1 << 20) + 1, false).unwrap_err();
         assert!(error.to_string().contains("smaller"), "{error}");
@@ -178,13 +182,13 @@ mod tests {
     #[test]
     fn no_memory_has_no_bytes_or_more_than_there_are_addresses() {
         for length in [0, u64::MAX, 1 << 63, 1 << 60] {
-            assert!(SharedMemory::create(length, false).is_err(), "{length}");
+            assert!(SharedMemory::create(length, None).is_err(), "{length}");
         }
     }
 
     #[test]
     fn wanting_huge_pages_where_there_are_none_gives_usual_ones() {
-        let memory = SharedMemory::create(100, true).unwrap();
+        let memory = SharedMemory::create(100, Some(HugePages::TwoMiB)).unwrap();
         memory.write(99, &[5]).unwrap();
         let mut back = [0; 1];
         memory.read(99, &mut back).unwrap();

@@ -258,6 +258,21 @@ impl Metrics {
 }
 
 impl TransportSnapshot {
+    /// Of a way on which nothing has happened.
+    fn nothing(kind: TransportKind) -> Self {
+        let latency = Histogram::default().snapshot();
+        Self {
+            kind,
+            batches: 0,
+            pieces: 0,
+            bytes_read: 0,
+            bytes_written: 0,
+            errors: 0,
+            refusals: 0,
+            latency,
+        }
+    }
+
     /// Whether anything happened on it.
     pub(crate) const fn is_used(&self) -> bool {
         self.batches > 0 || self.refusals > 0

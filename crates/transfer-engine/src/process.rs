@@ -38,6 +38,14 @@ pub fn is_forked_since(since: u64) -> bool {
     GENERATION.load(Ordering::Acquire) != since
 }
 
+/// Has the calling thread give way to others, as `nice` counts.
+pub(crate) fn give_way(niceness: i32) {
+    // SAFETY: asks who the thread is; cannot fail.
+    let thread = unsafe { libc::gettid() };
+    // SAFETY: changes how the thread is scheduled. Where it may not be, it is as urgent as others.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, thread as libc::id_t, niceness) };
+}
+
 /// Has a child see a private copy of shared memory instead of the memory itself.
 ///
 /// The address range must be a shared mapping of the beginning of `file`, and both must stay until

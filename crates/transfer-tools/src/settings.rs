@@ -1,13 +1,16 @@
 //! What the environment says of an engine.
 
-use std::{ops::RangeInclusive, path::Path};
+use std::{ops::RangeInclusive, path::Path, time::Duration};
 
 use mooncake_base::{
     Error, Result,
     env::{self, EnvVar},
-    text::{read_number, read_seconds},
+    text::{read_number, read_seconds, read_size},
 };
-use mooncake_transfer_engine::{EngineConfig, Token, Topology};
+use mooncake_transfer_engine::{EngineConfig, HugePages, Token, Topology};
+
+/// How often lines about transfers are logged, unless something else is said.
+const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The settings of an engine of that name, the rest from the environment.
 ///
@@ -25,7 +28,7 @@ pub fn engine_config(
         is_tcp_forced: is_tcp_forced.unwrap_or_else(|| env::MC_FORCE_TCP.is_on()),
         bind_address: env::MC_TCP_BIND_ADDRESS.read().filter(|address| !address.is_empty()),
         is_port_fixed,
-        is_huge_page_wanted: env::MC_STORE_USE_HUGEPAGE.is_on(),
+        huge_pages: huge_pages()?,
         ..EngineConfig::default()
     };
     if config.is_p2p() && !is_port_fixed {
@@ -43,6 +46,13 @@ pub fn engine_config(
     }
     if let Some(lanes) = value(&env::MC_TCP_LANES_PER_PEER, read_number::<usize>)? {
         config.lanes_per_peer = lanes;
+    }
+    if env::MC_TE_METRIC.is_on() {
+        let interval = value(&env::MC_TE_METRIC_INTERVAL_SECONDS, read_seconds)?;
+        config.report_interval = Some(interval.unwrap_or(REPORT_INTERVAL));
+    }
+    if let Some(size) = value(&env::MC_PREPARED_MEMORY_SIZE, read_size)? {
+        config.prepared_bytes_max = size.bytes();
     }
     config.token = value(&env::MC_TRANSFER_TOKEN, Token::new)?;
     if let Some(timeout) = value(&env::MC_HANDSHAKE_CONNECT_TIMEOUT, read_seconds)? {
@@ -84,6 +94,23 @@ fn host(name: &str) -> &str {
     }
 }
 
+/// Which huge pages segments are taken from, if from any.
+fn huge_pages() -> Result<Option<HugePages>> {
+    if !env::MC_STORE_USE_HUGEPAGE.is_on() {
+        return Ok(None);
+    }
+    value(&env::MC_STORE_HUGEPAGE_SIZE, read_huge_pages)
+        .map(|size| size.or(Some(HugePages::TwoMiB)))
+}
+
+fn read_huge_pages(text: &str) -> Result<HugePages> {
+    match read_size(text)?.bytes() {
+        0x20_0000 => Ok(HugePages::TwoMiB),
+        0x4000_0000 => Ok(HugePages::OneGiB),
+        _ => Err(Error::invalid("huge pages are of 2MB or 1GB").with("text", text)),
+    }
+}
+
 fn ports(
     first: &'static EnvVar,
     last: &'static EnvVar,
@@ -103,6 +130,14 @@ fn ports(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn huge_pages_have_one_of_two_sizes() {
+        assert_eq!(read_huge_pages("2MB").unwrap(), HugePages::TwoMiB);
+        assert_eq!(read_huge_pages("1gb").unwrap(), HugePages::OneGiB);
+        assert!(read_huge_pages("4MB").is_err());
+        assert!(read_huge_pages("big").is_err());
+    }
 
     #[test]
     fn a_port_in_a_name_is_told_from_a_part_of_an_address() {

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mooncake._runtime import _native
 from mooncake.engine import codes
@@ -309,13 +309,20 @@ class TransferEngine(DeviceTransfers):
             buffer: The address here; it need not be registered.
             peer_buffer_address: The address there.
             length: How many bytes.
-            transport_hint: Accepted; the engine takes the cheapest way.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first; other words
+                leave the choice to the engine.
 
         Returns:
             0, or -1.
         """
         return self.batch_transfer_sync(
-            target_hostname, [buffer], [peer_buffer_address], [length], _Opcode.Write
+            target_hostname,
+            [buffer],
+            [peer_buffer_address],
+            [length],
+            _Opcode.Write,
+            None,
+            transport_hint,
         )
 
     @also(target="target_hostname", peer_addr="peer_buffer_address")
@@ -334,13 +341,20 @@ class TransferEngine(DeviceTransfers):
             buffer: The address here; it need not be registered.
             peer_buffer_address: The address there.
             length: How many bytes.
-            transport_hint: Accepted; the engine takes the cheapest way.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first; other words
+                leave the choice to the engine.
 
         Returns:
             0, or -1.
         """
         return self.batch_transfer_sync(
-            target_hostname, [buffer], [peer_buffer_address], [length], _Opcode.Read
+            target_hostname,
+            [buffer],
+            [peer_buffer_address],
+            [length],
+            _Opcode.Read,
+            None,
+            transport_hint,
         )
 
     @also(target="target_hostname", peer_addr="peer_buffer_address")
@@ -363,13 +377,20 @@ class TransferEngine(DeviceTransfers):
             length: How many bytes; 0 to send the message only.
             opcode: Read or Write.
             notify: What the peer finds in its `get_notifies` after the bytes have arrived.
-            transport_hint: Accepted; the engine takes the cheapest way.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first; other words
+                leave the choice to the engine.
 
         Returns:
             0, or -1.
         """
         return self.batch_transfer_sync(
-            target_hostname, [buffer], [peer_buffer_address], [length], opcode, notify
+            target_hostname,
+            [buffer],
+            [peer_buffer_address],
+            [length],
+            opcode,
+            notify,
+            transport_hint,
         )
 
     @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
@@ -388,13 +409,20 @@ class TransferEngine(DeviceTransfers):
             buffers: The addresses here.
             peer_buffer_addresses: The addresses there.
             lengths: How many bytes each has.
-            transport_hint: Accepted; the engine takes the cheapest way.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first; other words
+                leave the choice to the engine.
 
         Returns:
             0, or -1; then some may have been written.
         """
         return self.batch_transfer_sync(
-            target_hostname, buffers, peer_buffer_addresses, lengths, _Opcode.Write
+            target_hostname,
+            buffers,
+            peer_buffer_addresses,
+            lengths,
+            _Opcode.Write,
+            None,
+            transport_hint,
         )
 
     @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
@@ -413,13 +441,20 @@ class TransferEngine(DeviceTransfers):
             buffers: The addresses here.
             peer_buffer_addresses: The addresses there.
             lengths: How many bytes each has.
-            transport_hint: Accepted; the engine takes the cheapest way.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first; other words
+                leave the choice to the engine.
 
         Returns:
             0, or -1; then some may have been read.
         """
         return self.batch_transfer_sync(
-            target_hostname, buffers, peer_buffer_addresses, lengths, _Opcode.Read
+            target_hostname,
+            buffers,
+            peer_buffer_addresses,
+            lengths,
+            _Opcode.Read,
+            None,
+            transport_hint,
         )
 
     @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
@@ -442,7 +477,8 @@ class TransferEngine(DeviceTransfers):
             lengths: How many bytes each has.
             opcode: Read or Write.
             notify: What the peer finds in its `get_notifies` after the bytes have arrived.
-            transport_hint: Accepted; the engine takes the cheapest way.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first; other words
+                leave the choice to the engine.
 
         Returns:
             0, or -1; then some may have been moved.
@@ -461,6 +497,7 @@ class TransferEngine(DeviceTransfers):
                 is_write=is_write,
                 timeout_s=self._timeout_s,
                 notify=message,
+                hint=transport_hint or "",
             )
         )
         return codes.OK if failure is None else codes.FAILED
@@ -483,7 +520,7 @@ class TransferEngine(DeviceTransfers):
             buffer: The address here; the memory must not change before the batch has ended.
             peer_buffer_address: The address there.
             length: How many bytes.
-            transport_hint: Accepted; the engine takes the cheapest way.
+            transport_hint: Accepted; the engine takes the fastest way.
 
         Returns:
             The number of the batch, or 0 if it was not begun.
@@ -508,7 +545,7 @@ class TransferEngine(DeviceTransfers):
             buffers: The addresses here.
             peer_buffer_addresses: The addresses there.
             lengths: How many bytes each has.
-            transport_hint: Accepted; the engine takes the cheapest way.
+            transport_hint: Accepted; the engine takes the fastest way.
 
         Returns:
             The number of the batch, or 0 if it was not begun.
@@ -533,7 +570,7 @@ class TransferEngine(DeviceTransfers):
             buffers: The addresses here.
             peer_buffer_addresses: The addresses there.
             lengths: How many bytes each has.
-            transport_hint: Accepted; the engine takes the cheapest way.
+            transport_hint: Accepted; the engine takes the fastest way.
 
         Returns:
             The number of the batch, or 0 if it was not begun.
@@ -560,7 +597,7 @@ class TransferEngine(DeviceTransfers):
             peer_buffer_addresses: The addresses there.
             lengths: How many bytes each has.
             opcode: Read or Write.
-            transport_hint: Accepted; the engine takes the cheapest way.
+            transport_hint: Accepted; the engine takes the fastest way.
 
         Returns:
             The number of the batch, or 0 if it was not begun.
@@ -642,6 +679,21 @@ class TransferEngine(DeviceTransfers):
             0; -1 before `initialize`.
         """
         return codes.FAILED if self._native is None else codes.OK
+
+    # What it has done
+
+    def metrics(self) -> dict[str, Any]:
+        """Return what was moved over which way to whom, and how full the pools are; {} before.
+
+        Bytes, pieces, errors and latencies stand under ``"transports"`` and, for each peer, under
+        ``"peers"``; who was turned away under ``"refused"``.
+        """
+        nothing: dict[str, Any] = {}
+        return self._value(lambda native: native.snapshot(), nothing)
+
+    def metrics_text(self) -> str:
+        """Return the same as text that Prometheus reads; "" before `initialize`."""
+        return self._value(lambda native: native.metrics_text(), "")
 
     # Inside
 

@@ -19,6 +19,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/transfer-engine/src/memory.rs", "lends buffers to copies"),
     ("crates/transfer-engine/src/memory/file.rs", "maps files"),
     ("crates/transfer-engine/src/memory/mapping.rs", "maps and seals shared memory"),
+    ("crates/transfer-engine/src/memory/prepare.rs", "lends buffers of its tests"),
     ("crates/transfer-engine/src/memory/rest.rs", "unmaps shared memory and keeps its addresses"),
     ("crates/transfer-engine/src/piece.rs", "carries addresses of memory that was lent"),
     ("crates/transfer-engine/src/process.rs", "asks to be told of a fork"),

@@ -65,7 +65,10 @@ impl EngineSnapshot {
     /// What happened since an earlier snapshot, in one line; `None` if nothing did.
     pub fn line_since(&self, before: &Self, passed: Duration) -> Option<String> {
         let mut line = String::new();
-        for (now, before) in self.transports.iter().zip(&before.transports) {
+        for now in &self.transports {
+            let nothing = TransportSnapshot::nothing(now.kind);
+            let before = before.transports.iter().find(|before| before.kind == now.kind);
+            let before = before.unwrap_or(&nothing);
             let batches = now.batches - before.batches;
             let errors = now.errors - before.errors;
             if batches == 0 && errors == 0 {

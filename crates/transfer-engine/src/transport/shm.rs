@@ -9,12 +9,17 @@
 
 mod attachment;
 pub(crate) mod control;
+#[cfg(test)]
+mod fuzz;
 mod link;
 mod message;
 mod owner;
 mod probe;
 
 use std::sync::{Arc, Weak};
+
+#[cfg(test)]
+pub(crate) use self::fuzz::fuzz_targets;
 
 use mooncake_base::{Clock, EngineId, Error, ErrorCode, Moment, Result, SystemClock};
 

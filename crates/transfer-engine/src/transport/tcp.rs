@@ -9,6 +9,8 @@
 
 mod established;
 mod frame;
+#[cfg(test)]
+mod fuzz;
 mod lane;
 mod path;
 mod plan;
@@ -20,6 +22,8 @@ use std::{sync::Arc, time::Duration};
 
 use mooncake_base::{Moment, Result};
 
+#[cfg(test)]
+pub(crate) use fuzz::fuzz_targets;
 pub use server::{TcpServer, TcpServerSettings};
 
 use super::{Capability, Path, Transport, TransportKind};

@@ -2,6 +2,7 @@
 
 use std::{
     io::{BufRead, BufReader, Lines, Write},
+    os::unix::process::CommandExt,
     process::{Child, ChildStdout, Command, Stdio},
 };
 
@@ -23,12 +24,20 @@ pub(crate) const LENT_BYTES: usize = 4 << 20;
 
 impl ChildPeer {
     pub(crate) fn start() -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["child::serve_until_the_input_ends", "--exact", "--ignored", "--nocapture"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        Self::meet(program().spawn().unwrap())
+    }
+
+    /// A peer that works for another user, if they may start it.
+    pub(crate) fn start_as(user: u32) -> Option<Self> {
+        program().uid(user).gid(user).spawn().ok().map(Self::meet)
+    }
+
+    /// How many threads it has.
+    pub(crate) fn threads(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap().count()
+    }
+
+    fn meet(mut child: Child) -> Self {
         let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
         let told = await_line(&mut output, "lends ");
         let words: Vec<&str> = told.split(' ').collect();
@@ -67,6 +76,15 @@ impl Drop for ChildPeer {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+fn program() -> Command {
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program
+        .args(["child::serve_until_the_input_ends", "--exact", "--ignored", "--nocapture"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    program
 }
 
 #[test]

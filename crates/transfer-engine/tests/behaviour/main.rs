@@ -4,6 +4,7 @@
 
 mod child;
 mod engine;
+mod metrics;
 mod pair;
 mod process;
 mod submit;
@@ -28,6 +29,12 @@ behaviour! {
     memory: crate::pair::Pair::over_memory(), [
         every_size_and_alignment_arrives_whole,
         a_batch_of_many_pieces_arrives_whole,
+        batches_of_every_count_arrive_whole,
+        pieces_that_overlap_leave_bytes_of_one_of_them,
+        a_range_that_is_registered_only_in_part_is_refused,
+        unregistering_ends_transfers_that_are_under_way,
+        sixty_four_threads_share_few_connections,
+        a_gibibyte_arrives_whole,
         a_range_outside_of_registered_memory_is_refused,
         bad_local_memory_is_an_error,
         after_unregistering_transfers_fail,
@@ -39,6 +46,12 @@ behaviour! {
     shm: crate::pair::Pair::over_shm(), [
         every_size_and_alignment_arrives_whole,
         a_batch_of_many_pieces_arrives_whole,
+        batches_of_every_count_arrive_whole,
+        pieces_that_overlap_leave_bytes_of_one_of_them,
+        a_range_that_is_registered_only_in_part_is_refused,
+        unregistering_ends_transfers_that_are_under_way,
+        sixty_four_threads_share_few_connections,
+        a_gibibyte_arrives_whole,
         a_range_outside_of_registered_memory_is_refused,
         bad_local_memory_is_an_error,
         after_unregistering_transfers_fail,
@@ -50,6 +63,12 @@ behaviour! {
     tcp: crate::pair::Pair::over_tcp(), [
         every_size_and_alignment_arrives_whole,
         a_batch_of_many_pieces_arrives_whole,
+        batches_of_every_count_arrive_whole,
+        pieces_that_overlap_leave_bytes_of_one_of_them,
+        a_range_that_is_registered_only_in_part_is_refused,
+        unregistering_ends_transfers_that_are_under_way,
+        sixty_four_threads_share_few_connections,
+        a_gibibyte_arrives_whole,
         a_range_outside_of_registered_memory_is_refused,
         bad_local_memory_is_an_error,
         after_unregistering_transfers_fail,

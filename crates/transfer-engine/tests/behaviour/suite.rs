@@ -1,13 +1,24 @@
 //! The claims that hold on every way.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    time::{Duration, Instant},
+};
 
-use mooncake_base::{Clock, SystemClock};
+use mooncake_base::{Clock, SystemClock, env::EnvVar};
 use mooncake_transfer_engine::{Opcode, Piece};
 
 use crate::pair::{Lent, Pair, foreign, held, pattern};
 
 const MIB: usize = 1 << 20;
+
+/// Set to anything, the tests also do what takes long and much memory.
+static LONG: EnvVar = EnvVar {
+    name: "MOONCAKE_LONG_TESTS",
+    aliases: &[],
+    default: "",
+    help: "Whether tests also do what takes long and much memory.",
+};
 
 pub(crate) fn every_size_and_alignment_arrives_whole(pair: &Pair) {
     for lent in pair.lend(9 * MIB) {
@@ -183,4 +194,175 @@ pub(crate) fn a_closed_peer_is_an_error_within_the_deadline(pair: &Pair) {
         pair.read(lent.base(), &mut [1]).unwrap_err();
     }
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+pub(crate) fn batches_of_every_count_arrive_whole(pair: &Pair) {
+    const LENGTH: usize = 37;
+    for lent in pair.lend(4097 * LENGTH) {
+        for count in [1, 2, 63, 64, 65, 255, 256, 257, 4095, 4096, 4097] {
+            let mut bytes = pattern(count * LENGTH, count);
+            let wanted = bytes.clone();
+            let batch = |bytes: &mut [u8]| -> Vec<Piece> {
+                let pieces = bytes.chunks_mut(LENGTH).enumerate();
+                pieces
+                    .map(|(i, part)| Piece::new(held(part), lent.base() + (i * LENGTH) as u64))
+                    .collect()
+            };
+            move_all(pair, Opcode::Write, batch(&mut bytes));
+            bytes.fill(0);
+            move_all(pair, Opcode::Read, batch(&mut bytes));
+            assert!(bytes == wanted, "{count}");
+        }
+    }
+}
+
+pub(crate) fn pieces_that_overlap_leave_bytes_of_one_of_them(pair: &Pair) {
+    for lent in pair.lend(MIB) {
+        let (mut ones, mut twos) = (vec![1; MIB], vec![2; MIB / 2]);
+        let pieces = vec![
+            Piece::new(held(&mut ones), lent.base()),
+            Piece::new(held(&mut twos), lent.base() + (MIB / 4) as u64),
+        ];
+        move_all(pair, Opcode::Write, pieces);
+        let mut back = vec![0; MIB];
+        pair.read(lent.base(), &mut back).unwrap();
+        let inside = MIB / 4..MIB / 4 + MIB / 2;
+        assert!(back[inside.clone()].iter().all(|byte| matches!(byte, 1 | 2)));
+        assert!(back[..inside.start].iter().chain(&back[inside.end..]).all(|byte| *byte == 1));
+        // The same bytes twice into one place, and one place into two.
+        let mut other = vec![0; MIB];
+        let pieces = vec![
+            Piece::new(held(&mut ones), lent.base()),
+            Piece::new(held(&mut other), lent.base()),
+        ];
+        pair.write(lent.base(), &mut vec![9; MIB]).unwrap();
+        move_all(pair, Opcode::Read, pieces);
+        assert!(ones.iter().chain(&other).all(|byte| *byte == 9));
+    }
+}
+
+pub(crate) fn a_range_that_is_registered_only_in_part_is_refused(pair: &Pair) {
+    const PART: usize = 64 << 10;
+    let mut memory = pattern(4 * PART, 3);
+    let before = memory.clone();
+    let base = memory.as_mut_ptr() as u64;
+    let regions = pair.far.regions();
+    let part = PART as u64;
+    // Two neighbours, and nothing before and behind them.
+    regions.register(base + part, part, "*").unwrap();
+    regions.register(base + 2 * part, part, "*").unwrap();
+    let mut bytes = vec![0xEE; 2 * PART];
+    for (from, length) in [
+        (part - 1, 2),
+        (0, 2 * PART),
+        (part, PART + 1),
+        (2 * part - 1, 2),
+        (2 * part, PART + 1),
+        (3 * part - 1, 2),
+        (3 * part, 1),
+    ] {
+        for opcode in [Opcode::Read, Opcode::Write] {
+            let one = (held(&mut bytes[..length]), base + from);
+            crate::pair::move_one(&pair.near, &pair.peer, opcode, one).unwrap_err();
+        }
+    }
+    for from in [part, 2 * part] {
+        pair.read(base + from, &mut bytes[..PART]).unwrap();
+    }
+    regions.unregister(base + part).unwrap();
+    regions.unregister(base + 2 * part).unwrap();
+    assert!(memory == before, "nothing was written");
+}
+
+pub(crate) fn unregistering_ends_transfers_that_are_under_way(pair: &Pair) {
+    const LENGTH: usize = 4 * MIB;
+    for opcode in [Opcode::Read, Opcode::Write] {
+        for lent in pair.lend(LENGTH) {
+            let base = lent.base();
+            let (moved, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+            std::thread::scope(|scope| {
+                let (moved, is_over) = (&moved, &is_over);
+                let movers: Vec<_> = (0..3)
+                    .map(|_| scope.spawn(|| move_until_refused(pair, opcode, base, moved, is_over)))
+                    .collect();
+                let deadline = Instant::now() + Duration::from_secs(60);
+                while moved.load(Ordering::SeqCst) < 6 {
+                    assert!(Instant::now() < deadline, "the transfers begin");
+                    std::thread::yield_now();
+                }
+                let kept = match lent {
+                    Lent::Shared(memory) => {
+                        drop(memory);
+                        None
+                    }
+                    Lent::User(engine, mut bytes) => {
+                        engine.regions().unregister(base).unwrap();
+                        bytes.fill(3);
+                        Some(bytes)
+                    }
+                };
+                is_over.store(true, Ordering::SeqCst);
+                movers.into_iter().for_each(|mover| mover.join().unwrap());
+                // What was under way when the memory was taken back has not gone on.
+                assert!(kept.is_none_or(|bytes| bytes.iter().all(|byte| *byte == 3)));
+            });
+        }
+    }
+}
+
+fn move_until_refused(
+    pair: &Pair,
+    opcode: Opcode,
+    base: u64,
+    moved: &AtomicUsize,
+    is_over: &AtomicBool,
+) {
+    let mut bytes = vec![7; 4 * MIB];
+    loop {
+        let was_over = is_over.load(Ordering::SeqCst);
+        let one = (held(&mut bytes), base);
+        let outcome = crate::pair::move_one(&pair.near, &pair.peer, opcode, one);
+        assert!(!(was_over && outcome.is_ok()), "what begins after the withdrawal is refused");
+        if outcome.is_err() {
+            return;
+        }
+        moved.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+pub(crate) fn sixty_four_threads_share_few_connections(pair: &Pair) {
+    const LENGTH: usize = 30_000;
+    let [lent, _other] = pair.lend(64 * LENGTH);
+    std::thread::scope(|scope| {
+        for thread in 0..64 {
+            let address = lent.base() + (thread * LENGTH) as u64;
+            scope.spawn(move || {
+                let mut bytes = pattern(LENGTH, thread);
+                let wanted = bytes.clone();
+                for _ in 0..5 {
+                    pair.write(address, &mut bytes).unwrap();
+                    bytes.fill(0);
+                    pair.read(address, &mut bytes).unwrap();
+                    assert!(bytes == wanted, "{thread}");
+                }
+            });
+        }
+    });
+    let snapshot = pair.near.snapshot();
+    let pool = snapshot.peers[0].connections;
+    assert!(pool.open <= 4 && pool.idle == pool.open, "{pool:?}");
+    assert!(pair.far.snapshot().incoming.open <= 4);
+}
+
+pub(crate) fn a_gibibyte_arrives_whole(pair: &Pair) {
+    if LONG.read().is_none() {
+        return;
+    }
+    let lent = Lent::shared(&pair.far, 1 << 30);
+    let mut bytes = pattern(1 << 30, 1);
+    let wanted = bytes.clone();
+    pair.write(lent.base(), &mut bytes).unwrap();
+    bytes.fill(0);
+    pair.read(lent.base(), &mut bytes).unwrap();
+    assert!(bytes == wanted);
 }

@@ -52,7 +52,7 @@ pub(super) struct Offer {
 impl Offer {
     pub(super) fn new() -> Result<Self> {
         let (shared, process) = (EngineId::random().to_bytes(), EngineId::random().to_bytes());
-        let mapping = Mapping::create(OFFER_BYTES, false)?;
+        let mapping = Mapping::create(OFFER_BYTES, None)?;
         let mut copy = shared;
         // SAFETY: the array outlives the call and nobody else uses it.
         let from = unsafe { LocalRange::held(copy.as_mut_ptr(), copy.len()) };

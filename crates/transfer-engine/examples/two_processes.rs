@@ -1,0 +1,93 @@
+//! Moves bytes between two processes:
+//!
+//! ```text
+//! cargo run -p mooncake-transfer-engine --example two_processes
+//! ```
+//!
+//! The program starts itself a second time as the one that lends memory. Run
+//! `two_processes lend ADDRESS` on one host and `two_processes visit SEGMENT ADDRESS` on another, with
+//! what the first one prints, to do the same over a network.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program to read and to run")]
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use mooncake_base::{Clock, Moment, SystemClock};
+use mooncake_transfer_engine::{Engine, EngineConfig, LocalRange, Opcode, Piece};
+use tokio::runtime::Runtime;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => both(),
+        ["lend", address] => lend(address),
+        ["visit", segment, address] => visit(segment, address.parse().unwrap()),
+        _ => println!("two_processes [lend ADDRESS | visit SEGMENT ADDRESS]"),
+    }
+}
+
+/// Both sides on this host.
+fn both() {
+    let mut lender = Command::new(std::env::current_exe().unwrap())
+        .args(["lend", "127.0.0.1"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(lender.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let (segment, address) = line.trim().split_once(' ').unwrap();
+    visit(segment, address.parse().unwrap());
+    // The end of its input tells the other process to go.
+    drop(lender.stdin.take());
+    assert!(lender.wait().unwrap().success());
+}
+
+/// Lends a mebibyte until the input ends.
+fn lend(address: &str) {
+    let (engine, _runtime) = start(address);
+    let memory = engine.allocate(1 << 20).unwrap();
+    memory.write(0, b"hello from the lender").unwrap();
+    println!("{} {}", engine.segment_name(), memory.base());
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+/// Reads and writes memory of the other process.
+fn visit(segment: &str, address: u64) {
+    let (engine, _runtime) = start("127.0.0.1");
+    let peer = engine.open(segment, soon()).unwrap();
+    let mut bytes = [0_u8; 21];
+    let way = transfer(&engine, &peer, Opcode::Read, &mut bytes, address);
+    println!("read {:?} over {way}", String::from_utf8_lossy(&bytes));
+    let way = transfer(&engine, &peer, Opcode::Write, &mut [7; 4096], address + 4096);
+    println!("wrote 4096 bytes over {way}");
+}
+
+fn transfer(
+    engine: &Engine,
+    peer: &mooncake_transfer_engine::Peer,
+    opcode: Opcode,
+    bytes: &mut [u8],
+    address: u64,
+) -> &'static str {
+    // SAFETY: the bytes are borrowed, alone, until the transfer has returned.
+    let local = unsafe { LocalRange::held(bytes.as_mut_ptr(), bytes.len()) };
+    let mut pieces = [Piece::new(local, address)];
+    let way = engine.transfer(peer, opcode, &mut pieces, soon());
+    let [piece] = pieces;
+    piece.outcome.unwrap().unwrap();
+    way.unwrap().name()
+}
+
+fn start(address: &str) -> (Engine, Runtime) {
+    let runtime = Runtime::new().unwrap();
+    let config = EngineConfig { name: address.to_owned(), ..EngineConfig::default() };
+    (Engine::start(config, runtime.handle().clone()).unwrap(), runtime)
+}
+
+fn soon() -> Moment {
+    SystemClock.now() + Duration::from_secs(10)
+}

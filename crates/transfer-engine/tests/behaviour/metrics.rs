@@ -1,0 +1,184 @@
+//! What an engine counts and tells, and what it costs while it does nothing.
+
+use std::time::{Duration, Instant};
+
+use mooncake_base::{Clock, ErrorKind, SystemClock};
+use mooncake_transfer_engine::{Engine, EngineConfig, Opcode, Piece, TransportKind};
+
+use crate::{
+    child::ChildPeer,
+    pair::{Lent, Pair, held, move_one, runtime, soon, start},
+};
+
+#[test]
+fn bytes_latencies_and_errors_are_counted_for_each_peer_and_way() {
+    for (kind, pair) in [
+        (TransportKind::Memory, Pair::over_memory()),
+        (TransportKind::Shm, Pair::over_shm()),
+        (TransportKind::Tcp, Pair::over_tcp()),
+    ] {
+        let [lent, _other] = pair.lend(4096);
+        pair.write(lent.base(), &mut [1; 100]).unwrap();
+        pair.read(lent.base(), &mut [0; 30]).unwrap();
+        pair.write(lent.base() + 4096, &mut [1; 1]).unwrap_err();
+        let snapshot = pair.near.snapshot();
+        let peer = &snapshot.peers[0];
+        for transports in [&snapshot.transports, &peer.transports] {
+            let one = transports.iter().find(|one| one.kind == kind).unwrap();
+            assert_eq!((one.bytes_written, one.bytes_read, one.pieces), (100, 30, 2), "{kind}");
+            assert_eq!((one.batches, one.errors), (3, 1), "{kind}");
+            assert_eq!(one.latency.batches(), 3, "{kind}");
+            let others = transports.iter().filter(|one| one.kind != kind);
+            assert!(others.map(|one| one.batches).sum::<u64>() == 0, "{kind}");
+        }
+        let page = snapshot.prometheus();
+        let line = format!("bytes_total{{transport=\"{kind}\",operation=\"write\"}} 100\n");
+        assert!(page.contains(&line), "{page}");
+        let far = pair.far.snapshot();
+        assert_eq!(far.regions, 2);
+        let refused = u64::from(kind == TransportKind::Tcp);
+        assert_eq!(far.refused.ranges, refused, "{kind}");
+    }
+}
+
+#[test]
+fn which_way_served_is_told_and_a_hint_wins() {
+    let runtime = runtime();
+    let far = start(None, &runtime);
+    let near = start(None, &runtime);
+    let peer = near.open(far.segment_name(), soon()).unwrap();
+    let lent = Lent::shared(&far, 4096);
+    let mut bytes = [1; 9];
+    let mut over = |hint| {
+        let mut pieces = [Piece::new(held(&mut bytes), lent.base())];
+        near.transfer_hinted(&peer, Opcode::Write, &mut pieces, soon(), hint)
+    };
+    assert_eq!(over(None), Some(TransportKind::Memory));
+    for kind in [TransportKind::Tcp, TransportKind::Shm, TransportKind::Memory] {
+        assert_eq!(over(Some(kind)), Some(kind));
+        assert_eq!(TransportKind::from_name(&kind.name().to_uppercase()), Some(kind));
+    }
+    // There is no such way here, so that the choice is the engine's.
+    assert_eq!(over(Some(TransportKind::Rdma)), Some(TransportKind::Memory));
+    assert_eq!(TransportKind::from_name("any"), None);
+    assert_eq!(near.transfer(&peer, Opcode::Write, &mut [], soon()), None);
+}
+
+#[test]
+fn every_way_into_another_process_is_measured_in_time() {
+    let runtime = runtime();
+    let near = start(None, &runtime);
+    let child = ChildPeer::start();
+    let peer = near.open(&child.segment, soon()).unwrap();
+    let mut bytes = vec![1; 1 << 20];
+    let begin = Instant::now();
+    loop {
+        for _ in 0..32 {
+            move_one(&near, &peer, Opcode::Write, (held(&mut bytes), child.user)).unwrap();
+        }
+        let snapshot = near.snapshot();
+        let measured = &snapshot.peers[0].measured;
+        let of = |kind| measured.iter().find(|(one, _)| *one == kind).map(|(_, one)| *one);
+        if let (Some(shm), Some(tcp)) = (of(TransportKind::Shm), of(TransportKind::Tcp)) {
+            assert_eq!((shm.memory(), shm.size), ("process", "1MiB"));
+            assert!(shm.bytes_per_second > 1 << 20 && tcp.bytes_per_second > 1 << 20);
+            // The one that is clearly faster has moved most of the bytes.
+            let moved = |kind| {
+                let transports = &snapshot.transports;
+                transports.iter().find(|one| one.kind == kind).unwrap().batches
+            };
+            assert!(moved(TransportKind::Shm) > 0 && moved(TransportKind::Tcp) > 0);
+            return;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "{measured:?}");
+    }
+}
+
+#[test]
+fn a_peer_of_another_user_is_reached_over_tcp_and_counted() {
+    // SAFETY: asks who the user is; cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        return; // only root may start a process as somebody else
+    }
+    let runtime = runtime();
+    let near = start(None, &runtime);
+    let Some(child) = ChildPeer::start_as(65_534) else {
+        return; // the test program cannot be read by them
+    };
+    let peer = near.open(&child.segment, soon()).unwrap();
+    assert_eq!(peer.transport(), Some(TransportKind::Tcp));
+    for address in [child.shared, child.user] {
+        move_one(&near, &peer, Opcode::Write, (held(&mut [1; 9]), address)).unwrap();
+    }
+    let snapshot = near.snapshot();
+    let shm = snapshot.transports.iter().find(|one| one.kind == TransportKind::Shm).unwrap();
+    assert_eq!((shm.refusals, shm.batches), (1, 0));
+    let refusals = &snapshot.peers[0].refusals;
+    let why = &refusals.iter().find(|(kind, _)| *kind == TransportKind::Shm).unwrap().1;
+    assert!(why.contains("another user"), "{why}");
+}
+
+#[test]
+fn a_peer_that_stands_still_costs_a_transfer_its_deadline() {
+    let runtime = runtime();
+    let near = start(Some(TransportKind::Tcp), &runtime);
+    let child = ChildPeer::start();
+    let peer = near.open(&child.segment, soon()).unwrap();
+    let mut bytes = vec![1; 4 << 20];
+    move_one(&near, &peer, Opcode::Write, (held(&mut bytes), child.user)).unwrap();
+    child.stop();
+    for opcode in [Opcode::Read, Opcode::Write] {
+        let begin = Instant::now();
+        let mut pieces = [Piece::new(held(&mut bytes), child.user)];
+        near.transfer(&peer, opcode, &mut pieces, SystemClock.now() + Duration::from_millis(300));
+        let error = pieces[0].outcome.take().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+    }
+}
+
+#[test]
+fn an_engine_has_few_threads_idle_and_busy() {
+    let count = |child: &ChildPeer| child.threads();
+    let runtime = runtime();
+    let near = start(Some(TransportKind::Tcp), &runtime);
+    let child = ChildPeer::start();
+    let idle = count(&child);
+    // The test program has its own main thread and that of the test.
+    assert!(idle <= 2 + 8, "{idle}");
+    let peer = near.open(&child.segment, soon()).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..64 {
+            scope.spawn(|| {
+                let mut bytes = vec![1; 100_000];
+                for _ in 0..5 {
+                    let one = (held(&mut bytes), child.user);
+                    move_one(&near, &peer, Opcode::Read, one).unwrap();
+                }
+            });
+        }
+        let busy = count(&child);
+        assert!(busy <= 2 + 16, "{busy}");
+    });
+}
+
+#[test]
+fn a_reporting_engine_closes_like_any_other() {
+    let runtime = runtime();
+    let config = EngineConfig {
+        name: "127.0.0.1".to_owned(),
+        report_interval: Some(Duration::from_millis(10)),
+        ..EngineConfig::default()
+    };
+    let engine = Engine::start(config, runtime.handle().clone()).unwrap();
+    let port = engine.rpc_port();
+    let peer = engine.open(engine.segment_name(), soon()).unwrap();
+    let lent = Lent::shared(&engine, 4096);
+    move_one(&engine, &peer, Opcode::Write, (held(&mut [1; 9]), lent.base())).unwrap();
+    drop((lent, peer));
+    drop(engine);
+    let begin = Instant::now();
+    while std::net::TcpStream::connect(("127.0.0.1", port)).is_ok() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "it still listens");
+    }
+}
