@@ -293,6 +293,7 @@ pub enum Asked {
 pub fn from_arguments(arguments: Vec<String>) -> Result<Asked> {
     let arguments = file::expand_flag_files(arguments)?;
     let arguments = from_environment(arguments, env::read_flag)?;
+    let arguments = without_undefined(arguments);
     let assignments = match read_command_line(OPTIONS, arguments)? {
         CommandLine::Help => return Ok(Asked::Help),
         CommandLine::Version => return Ok(Asked::Version),
@@ -309,6 +310,28 @@ pub fn from_arguments(arguments: Vec<String>) -> Result<Asked> {
     let config = resolve(OPTIONS, &entries, env::EnvVar::read, &assignments)?;
     config.check()?;
     Ok(Asked::Serve(Box::new(config)))
+}
+
+/// Takes out the flags that gflags' `--undefok=name,…` allows to be unknown, and are.
+fn without_undefined(arguments: Vec<String>) -> Vec<String> {
+    let allowed: Vec<String> = arguments
+        .iter()
+        .filter_map(|argument| argument.trim_start_matches('-').strip_prefix("undefok="))
+        .flat_map(|names| names.split(',').map(str::to_owned))
+        .collect();
+    let name = |argument: &str| {
+        let flag = argument.strip_prefix('-')?;
+        let flag = flag.strip_prefix('-').unwrap_or(flag);
+        Some(flag.split('=').next().unwrap_or(flag).replace('-', "_"))
+    };
+    let is_known =
+        |name: &str| OPTIONS.iter().any(|spec| spec.name == name || spec.aliases.contains(&name));
+    let mut arguments = arguments;
+    arguments.retain(|argument| {
+        name(argument)
+            .is_none_or(|name| name != "undefok" && (!allowed.contains(&name) || is_known(&name)))
+    });
+    arguments
 }
 
 /// Puts `--name=value` in the place of the `--fromenv=name,…` and `--tryfromenv=name,…` of gflags:

@@ -161,7 +161,8 @@ pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<M
 
 /// What the connections of this master need to know.
 fn doors(config: &MasterConfig, master: &Master, unix_name: Arc<str>) -> Doors {
-    let threads = tokio::runtime::Handle::current().metrics().num_workers();
+    let load = Load::new(tokio::runtime::Handle::current().metrics().num_workers());
+    master.service.set_load(load.clone());
     Doors {
         service: master.service.clone(),
         unix_name,
@@ -170,7 +171,7 @@ fn doors(config: &MasterConfig, master: &Master, unix_name: Arc<str>) -> Doors {
         stop: master.stop.clone(),
         kill: master.kill.clone(),
         tasks: master.tasks.clone(),
-        load: Load::new(threads),
+        load,
         permits: Arc::new(Semaphore::new(connections(CONNECTIONS_MAX, descriptors::limit()))),
     }
 }

@@ -72,6 +72,7 @@ pub struct Service {
     traffic: Traffic,
     addresses: OnceLock<Addresses>,
     events: OnceLock<Arc<Events>>,
+    load: OnceLock<Load>,
 }
 
 impl Service {
@@ -92,6 +93,7 @@ impl Service {
             traffic: Traffic::default(),
             addresses: OnceLock::new(),
             events: OnceLock::new(),
+            load: OnceLock::new(),
         }
     }
 
@@ -199,6 +201,17 @@ impl Service {
         // Once by `start`, before anybody may call.
         let _ = self.events.set(events);
         self.lock().tell_news();
+    }
+
+    /// What the doors take on, for those who show it.
+    pub(crate) fn set_load(&self, load: Load) {
+        // Once by `start`.
+        let _ = self.load.set(load);
+    }
+
+    /// What the doors take on, if there are any.
+    pub fn load(&self) -> Option<&Load> {
+        self.load.get()
     }
 
     /// The publisher of events, if there is one.

@@ -17,7 +17,7 @@ use mooncake_proto::v1;
 use super::Shared;
 use crate::{
     service::{
-        SIZE_BOUNDS, Service, TrafficCount, VERSION,
+        Load, SIZE_BOUNDS, Service, TrafficCount, VERSION,
         calls::{Calls, Op},
     },
     state::Totals,
@@ -67,6 +67,7 @@ fn text(service: &Service) -> String {
     history(&mut out, &totals);
     traffic(&mut out, &service.traffic());
     slow(&mut out, service);
+    load(&mut out, service);
     absent::add(&mut out);
     out.head("mooncake_master_info", "gauge", "The version of the master.");
     let _ = writeln!(out.0, "mooncake_master_info{{version=\"{VERSION}\"}} 1");
@@ -149,6 +150,31 @@ fn traffic(out: &mut Exposition, t: &TrafficCount) {
         let _ = writeln!(out.0, "{name}_bucket{{le=\"{bound}\"}} {count}");
     }
     let _ = writeln!(out.0, "{name}_sum {}\n{name}_count {count}", t.size_sum);
+}
+
+fn load(out: &mut Exposition, service: &Service) {
+    let load = service.load();
+    out.counter(
+        "mooncake_master_refused_calls_total",
+        "Calls refused because there was too much to do.",
+        load.map_or(0, Load::refused),
+    );
+    out.gauge(
+        "mooncake_master_large_frames_bytes",
+        "Bytes of large frames that are taken on.",
+        load.map_or(0, Load::frames_bytes),
+    );
+    let Some(events) = service.events().map(|events| events.status()) else { return };
+    let number = |name: &str| events[name].as_u64().unwrap_or_default();
+    for (name, field, help) in [
+        ("published", "published_events", "Events published."),
+        ("dropped", "dropped_events", "Events that found no room in the queue."),
+        ("missed", "missed_by_slow_subscribers", "Messages missed by slow subscribers."),
+    ] {
+        out.counter(&format!("mooncake_master_events_{name}_total"), help, number(field));
+    }
+    let name = "mooncake_master_events_subscribers";
+    out.gauge(name, "Subscribers of events.", number("subscribers"));
 }
 
 fn slow(out: &mut Exposition, service: &Service) {

@@ -64,6 +64,7 @@ fn overview(service: &Service) -> Value {
         "clients": clients(service),
         "calls": calls(service),
         "events": super::kv_events(service),
+        "refused_calls": service.load().map_or(0, crate::service::Load::refused),
         "slow": {
             "threshold_ms": millis(slow.threshold()),
             "total": slow.total(),

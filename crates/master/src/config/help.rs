@@ -62,6 +62,7 @@ pub(crate) fn text(program: &str) -> String {
             "Takes each named option from its variable FLAGS_NAME, which must be set.",
         ),
         ("--tryfromenv=NAME,…", "The same, where it is set."),
+        ("--undefok=NAME,…", "Passes over these flags, given with `=`, where they are unknown."),
         ("--help", "Prints this text."),
         ("--version", "Prints the version."),
     ] {

@@ -204,3 +204,47 @@ fn the_token_is_not_shown() {
     assert!(!format!("{config:?}").contains("s3cret"));
     assert!(OPTIONS.iter().all(|spec| !(spec.show)(&config).contains("s3cret")));
 }
+
+#[test]
+fn flags_that_may_be_unknown_are_passed_over() {
+    let config = parse("--undefok=brand_new,rpc_port --brand-new=1 --rpc_port=7").unwrap();
+    assert_eq!(config.effective_rpc_port(), 7, "a known one counts all the same");
+    assert!(parse("--brand_new=1").is_err());
+}
+
+#[test]
+fn every_established_flag_is_known() {
+    let names = "rpc_port port rpc_address rpc_interface rpc_thread_num max_threads \
+        rpc_conn_timeout_seconds rpc_enable_tcp_no_delay metrics_host metrics_port \
+        enable_metric_reporting enable_http_metadata_server http_metadata_server_host \
+        http_metadata_server_port enable_metadata_cleanup_on_timeout default_kv_lease_ttl \
+        default_kv_soft_pin_ttl max_kv_soft_pin_ttl allow_evict_soft_pinned_objects \
+        eviction_ratio eviction_high_watermark_ratio nof_eviction_ratio \
+        nof_eviction_high_watermark_ratio client_ttl put_start_discard_timeout_sec \
+        put_start_release_timeout_sec memory_allocator allocation_strategy enable_cxl cxl_path \
+        cxl_size cluster_id root_fs_dir global_file_segment_size quota_bytes \
+        enable_disk_eviction enable_offload offload_on_evict offload_force_evict \
+        offloading_queue_limit offload_cap_ratio promotion_on_hit promotion_admission_threshold \
+        promotion_max_per_heartbeat promotion_queue_limit dynamic_replication_mode \
+        dynamic_replication_heat_window_seconds dynamic_replication_admission_qps_threshold \
+        dynamic_replication_max_memory_replicas enable_multi_tenants tenant_quota_connector_type \
+        tenant_quota_connector_uri max_total_finished_tasks max_total_pending_tasks \
+        max_total_processing_tasks pending_task_timeout_sec processing_task_timeout_sec \
+        max_retry_attempts enable_ha ha_backend_type ha_backend_connstring etcd_endpoints pod_name \
+        pod_namespace enable_oplog oplog_batch_max_entries oplog_poll_interval_ms \
+        batch_oplog_retry_timeout_sec enable_snapshot snapshot_interval_seconds \
+        snapshot_child_timeout_seconds snapshot_retention_count snapshot_object_store_type \
+        snapshot_payload_store_type snapshot_payload_backend_type snapshot_catalog_store_type \
+        snapshot_catalog_store_connstring snapshot_catalog_backend_type \
+        snapshot_catalog_backend_connstring snapshot_backup_dir enable_snapshot_restore \
+        nof_heartbeat_interval_sec nof_heartbeat_probe_timeout_ms nof_heartbeat_failures_threshold \
+        enable_kv_events kv_events_bind_endpoint kv_events_backend_id kv_events_emit_object_key \
+        kv_events_emit_legacy_compat kv_events_queue_capacity kv_events_model_name \
+        kv_events_tenant_id kv_events_additional_salt kv_events_lora_name kv_events_block_size \
+        kv_events_dp_rank mmap_arena_pool_size use_mmap_arena_allocator config_path logtostderr \
+        alsologtostderr log_dir minloglevel stderrthreshold max_log_size v vmodule";
+    for name in names.split_whitespace() {
+        let is_known = OPTIONS.iter().any(|spec| spec.name == name || spec.aliases.contains(&name));
+        assert!(is_known, "{name}");
+    }
+}

@@ -1,7 +1,13 @@
 //! How much the master takes on at a time. What goes beyond is refused at once, with a code that
 //! says to come again: nobody waits for an answer that would come too late.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use mooncake_base::{Error, ErrorCode, Result};
 use mooncake_proto::{lean::FRAME_BYTES_MAX, v1::request::Call};
@@ -37,6 +43,7 @@ pub struct Load {
     turns: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
     deadline: Duration,
+    refused: Arc<AtomicU64>,
 }
 
 impl Load {
@@ -49,6 +56,7 @@ impl Load {
     fn with(frames_bytes: usize, turns: usize, waiting: usize, deadline: Duration) -> Self {
         Self {
             deadline,
+            refused: Arc::default(),
             frames: Arc::new(Semaphore::new(frames_bytes / UNIT_BYTES)),
             turns: Arc::new(Semaphore::new(turns)),
             waiting: Arc::new(Semaphore::new(waiting)),
@@ -61,7 +69,7 @@ impl Load {
     /// `RPC_FAIL`: there is none now.
     pub(super) fn frame(&self, bytes: usize) -> Result<OwnedSemaphorePermit> {
         let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX);
-        self.frames.clone().try_acquire_many_owned(units).map_err(|_| busy("too many bytes"))
+        self.frames.clone().try_acquire_many_owned(units).map_err(|_| self.busy("too many bytes"))
     }
 
     /// The turn of a call: at once for a small one, after others for a large one.
@@ -76,12 +84,29 @@ impl Load {
             return Ok(Some(turn));
         }
         let Ok(_place) = self.waiting.try_acquire() else {
-            return Err(busy("too many large calls wait"));
+            return Err(self.busy("too many large calls wait"));
         };
         match timeout(self.deadline, self.turns.acquire()).await {
             Ok(Ok(turn)) => Ok(Some(turn)),
-            _ => Err(busy("a large call waited too long for its turn")),
+            _ => Err(self.busy("a large call waited too long for its turn")),
         }
+    }
+
+    /// How many calls were refused since the start.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of large frames that are taken on now.
+    pub fn frames_bytes(&self) -> u64 {
+        let free = self.frames.available_permits() * UNIT_BYTES;
+        FRAMES_BYTES_MAX.saturating_sub(free) as u64
+    }
+
+    fn busy(&self, why: &str) -> Error {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        let message = "the master has too much to do now; try again in a moment";
+        Error::new(ErrorCode::RPC_FAIL, message).with("why", why)
     }
 }
 
@@ -99,11 +124,6 @@ fn is_large(call: &Call) -> bool {
         _ => 0,
     };
     items > LARGE_ITEMS
-}
-
-fn busy(why: &str) -> Error {
-    Error::new(ErrorCode::RPC_FAIL, "the master has too much to do now; try again in a moment")
-        .with("why", why)
 }
 
 #[cfg(test)]
@@ -155,5 +175,6 @@ mod tests {
         let _one = load.frame(UNIT_BYTES).unwrap();
         drop(three);
         assert!(load.frame(3 * UNIT_BYTES).is_ok());
+        assert_eq!(load.refused(), 1);
     }
 }

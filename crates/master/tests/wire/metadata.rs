@@ -57,6 +57,10 @@ fn wrong_requests_are_answered_as_established() {
     let answer = get(address, "/metadata");
     assert_eq!((answer.status, answer.text()), (400, "Missing key parameter"));
     assert_eq!(http(address, "POST", "/metadata?key=k", b"").status, 404);
+    put(address, "k", b"xyz");
+    let head = http(address, "HEAD", "/metadata?key=k", b"");
+    assert_eq!((head.status, &head.body[..]), (200, &b""[..]));
+    assert!(head.head.contains("content-length: 3"), "{}", head.head);
     assert_eq!(get(address, "/other").status, 404);
     assert_eq!(get(address, "/health").text(), "OK");
 }
