@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
+import socket
 import time
 
 import pytest
@@ -99,6 +100,30 @@ def test_ports_come_from_the_range_that_the_environment_gives(monkeypatch):
     port = engine.get_rpc_port()
     del engine
     assert start_engine(name=f"127.0.0.1:{port}").get_rpc_port() == port
+
+
+def test_the_handshake_socket_is_set_up_by_the_environment(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    monkeypatch.setenv("MC_LEGACY_RPC_PORT_BINDING", "1")
+    monkeypatch.setenv("MC_HANDSHAKE_PORT", str(port))
+    monkeypatch.setenv("MC_HANDSHAKE_LISTEN_BACKLOG", "1")
+    monkeypatch.setenv("MC_HANDSHAKE_MAX_LENGTH", str(2 * MIB))
+    monkeypatch.setenv("MC_USE_IPV6", "1")
+    engine = start_engine(name="127.0.0.1")
+    assert engine.get_rpc_port() == port
+    assert engine.send_probe(f"127.0.0.1:{port}") == 0
+    monkeypatch.setenv("MC_HANDSHAKE_MAX_LENGTH", "5")
+    assert TransferEngine().initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == -1
+
+
+def test_a_variable_without_effect_is_told_of_once():
+    start = "e = TransferEngine(); assert e.initialize('127.0.0.1', 'P2PHANDSHAKE', 'tcp', '') == 0"
+    script = f"from mooncake.engine import TransferEngine\n{start}\n{start}"
+    done = run_script(script, env={"MC_TCP_PROTO": "1"})
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("MC_TCP_PROTO") == 1
+    assert "no effect" in done.stderr
 
 
 def test_a_second_initialize_replaces_the_engine():

@@ -3,6 +3,10 @@
 //! Only the doors (the binaries and the Python binding) call [`EnvVar::read`]; libraries are
 //! handed values. The table in `docs/reference/environment.md` is generated from [`ALL`].
 
+mod refused;
+
+pub use refused::{REFUSED, Refused};
+
 /// A variable we honour.
 #[derive(Debug, Clone, Copy)]
 pub struct EnvVar {
@@ -29,6 +33,20 @@ impl EnvVar {
     /// Whether it is set to anything that does not say no.
     pub fn is_on(&self) -> bool {
         self.read().is_some_and(|text| crate::text::read_bool(&text).unwrap_or(true))
+    }
+}
+
+impl Refused {
+    /// Those of them that are set, with the reason why they have no effect.
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "this is the one place that reads the environment"
+    )]
+    pub fn that_are_set() -> impl Iterator<Item = (&'static str, &'static str)> {
+        REFUSED.iter().flat_map(|row| {
+            let set = row.names.iter().filter(|name| std::env::var_os(name).is_some());
+            set.map(|name| (*name, row.reason))
+        })
     }
 }
 
@@ -74,6 +92,10 @@ variables! {
     MC_TE_METRIC_INTERVAL_SECONDS = "5", "How often, with MC_TE_METRIC.";
     MC_PREPARED_MEMORY_SIZE = "1GB", "Of each segment, how much is made ready in the background, never more than an eighth of the room there is; 0 for none.";
     MC_TRANSFER_TOKEN = "", "Secret of at least 8 bytes that transfer engines prove to each other before they touch memory; engines without it, the established one among them, are refused.";
+    MC_HANDSHAKE_PORT = "12001", "Port of the handshake socket with P2PHANDSHAKE where MC_LEGACY_RPC_PORT_BINDING asks for the one in the local host name, and that has none.";
+    MC_HANDSHAKE_LISTEN_BACKLOG = "128", "How many connections to the handshake socket may wait to be accepted.";
+    MC_HANDSHAKE_MAX_LENGTH = "1048576", "The longest handshake message that is accepted (1 MiB to 128 MiB).";
+    MC_USE_IPV6 = "off", "Prefer this host's IPv6 address where no address is given.";
     MC_HANDSHAKE_CONNECT_TIMEOUT = "5", "Seconds to wait for a peer's handshake socket.";
     MC_CUSTOM_TOPO_JSON = "", "File that says which network devices are near which memory, instead of what the kernel tells.";
     MC_STORE_CLIENT_MIN_PORT = "12300", "First port that a store client without a port in its name takes for its name.";
@@ -91,6 +113,20 @@ variables! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_established_variable_of_the_engine_is_honoured_or_refused_and_never_both() {
+        let honoured = |name: &str| ALL.iter().any(|v| v.name == name || v.aliases.contains(&name));
+        let refused = |name: &str| REFUSED.iter().filter(|row| row.names.contains(&name)).count();
+        let names = include_str!("env/established.txt").lines();
+        for name in names.filter(|line| !line.starts_with('#')) {
+            assert_eq!(usize::from(honoured(name)) + refused(name), 1, "{name}");
+        }
+        for name in REFUSED.iter().flat_map(|row| row.names) {
+            assert!(!honoured(name) && refused(name) == 1, "{name}");
+        }
+        assert!(REFUSED.iter().all(|row| row.reason.ends_with('.')));
+    }
 
     #[test]
     fn every_variable_is_documented_and_stands_once() {

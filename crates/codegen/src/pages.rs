@@ -36,6 +36,16 @@ fn environment() -> String {
         let (default, help) = (code(variable.default), cell(variable.help));
         let _ = writeln!(text, "| {names} | {default} | {help} |");
     }
+    text.push_str(
+        "\n## Without effect\n\n\
+        The established transfer engine reads these too. Here they change nothing; when an engine \
+        starts while one of them is set, the log says so once.\n\n\
+        | Variables | Why |\n|---|---|\n",
+    );
+    for row in env::REFUSED {
+        let names: Vec<_> = row.names.iter().map(|name| code(name)).collect();
+        let _ = writeln!(text, "| {} | {} |", names.join(" "), cell(row.reason));
+    }
     text
 }
 

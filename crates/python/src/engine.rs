@@ -48,6 +48,7 @@ impl Engine {
         is_tcp_forced: Option<bool>,
     ) -> PyResult<Self> {
         log::install();
+        log::tell_of_refused();
         let config = or_raise(py, engine_config(name, metadata, is_tcp_forced))?;
         let runtime = or_raise(py, runtime())?;
         let started = detached(py, || Running::start(config, runtime)).and_then(|started| started);

@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::env;
+use mooncake_base::env::{self, Refused};
 use mooncake_base::sync::{Condvar, Mutex};
 use pyo3::prelude::*;
 use tracing::{
@@ -57,6 +57,16 @@ pub(crate) fn install() {
         };
         // Fails only where somebody installed a log before, which then is the one to use.
         let _ = tracing_subscriber::registry().with(Log.with_filter(filter)).try_init();
+    });
+}
+
+/// Says once which variables are set in vain, since another engine would heed them.
+pub(crate) fn tell_of_refused() {
+    static TOLD: Once = Once::new();
+    TOLD.call_once(|| {
+        for (name, reason) in Refused::that_are_set() {
+            tracing::warn!(variable = name, "has no effect here: {reason}");
+        }
     });
 }
 

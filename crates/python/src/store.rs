@@ -75,6 +75,7 @@ impl Store {
         engine: Option<&Bound<'_, Engine>>,
     ) -> PyResult<Self> {
         log::install();
+        log::tell_of_refused();
         let arguments = Arguments {
             master,
             name,

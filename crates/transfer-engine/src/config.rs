@@ -4,7 +4,10 @@ use std::{ops::RangeInclusive, time::Duration};
 
 use mooncake_base::{Endpoint, Error, Result};
 
-use crate::{memory::HugePages, metadata::RedisLogin, token::Token};
+use crate::{
+    descriptor::DESCRIPTOR_BYTES_MAX, handshake::codec::MESSAGE_BYTES_MAX_DEFAULT,
+    memory::HugePages, metadata::RedisLogin, token::Token,
+};
 
 /// The metadata address that means: ask the peer itself.
 pub const P2P: &str = "P2PHANDSHAKE";
@@ -32,6 +35,12 @@ pub struct EngineConfig {
     pub ports: RangeInclusive<u16>,
     /// Binds exactly the port in `name`, or fails.
     pub is_port_fixed: bool,
+    /// Prefers this host's IPv6 address where `name` and `bind_address` leave the choice.
+    pub is_ipv6_preferred: bool,
+    /// How many connections to the handshake socket may wait to be accepted.
+    pub handshake_backlog: u16,
+    /// The longest handshake message that is accepted: 1 MiB to 128 MiB.
+    pub handshake_bytes_max: usize,
     /// Connections to one peer, at the most. 1 to 16.
     pub lanes_per_peer: usize,
     /// Peers that are kept open, at the most; the one opened longest ago makes room. At least 1.
@@ -66,6 +75,9 @@ impl Default for EngineConfig {
             bind_address: None,
             ports: 15000..=17000,
             is_port_fixed: false,
+            is_ipv6_preferred: false,
+            handshake_backlog: 128,
+            handshake_bytes_max: MESSAGE_BYTES_MAX_DEFAULT,
             lanes_per_peer: 4,
             peers_max: 4096,
             connect_timeout: Duration::from_secs(5),
@@ -106,6 +118,10 @@ impl EngineConfig {
         }
         if self.peers_max == 0 {
             return Err(Error::invalid("an engine keeps at least one peer open"));
+        }
+        if !(MESSAGE_BYTES_MAX_DEFAULT..=DESCRIPTOR_BYTES_MAX).contains(&self.handshake_bytes_max) {
+            return Err(Error::invalid("a handshake message has at most 1 MiB to 128 MiB")
+                .with("handshake_bytes_max", self.handshake_bytes_max));
         }
         self.endpoint().map(drop)
     }

@@ -127,7 +127,8 @@ impl Engine {
         });
         let described = Arc::clone(&description);
         let describe = Arc::new(move || described.segment().to_json());
-        let settings = HandshakeSettings::default();
+        let message_bytes_max = config.handshake_bytes_max;
+        let settings = HandshakeSettings { message_bytes_max, ..HandshakeSettings::default() };
         let handshake = HandshakeServer::start(rpc, describe, settings, &runtime)?;
         let transports = transports(&config, control.as_ref(), &refusals);
         let preparer = Preparer::new(config.prepared_bytes_max);

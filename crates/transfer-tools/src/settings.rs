@@ -3,7 +3,7 @@
 use std::{ops::RangeInclusive, path::Path, time::Duration};
 
 use mooncake_base::{
-    Error, Result,
+    Endpoint, Error, Result,
     env::{self, EnvVar},
     text::{read_number, read_seconds, read_size},
 };
@@ -11,6 +11,9 @@ use mooncake_transfer_engine::{EngineConfig, HugePages, Token, Topology};
 
 /// How often lines about transfers are logged, unless something else is said.
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The port of the handshake socket where one is to be fixed and none is named.
+const HANDSHAKE_PORT: u16 = 12001;
 
 /// The settings of an engine of that name, the rest from the environment.
 ///
@@ -31,6 +34,20 @@ pub fn engine_config(
         huge_pages: huge_pages()?,
         ..EngineConfig::default()
     };
+    config.is_ipv6_preferred = env::MC_USE_IPV6.is_on();
+    if let Some(backlog) = value(&env::MC_HANDSHAKE_LISTEN_BACKLOG, read_number)? {
+        config.handshake_backlog = backlog;
+    }
+    if let Some(bytes) = value(&env::MC_HANDSHAKE_MAX_LENGTH, read_number)? {
+        config.handshake_bytes_max = bytes;
+    }
+    if is_port_fixed
+        && config.is_p2p()
+        && let Ok(endpoint) = config.name.parse::<Endpoint>()
+    {
+        let port = value(&env::MC_HANDSHAKE_PORT, read_number)?.unwrap_or(HANDSHAKE_PORT);
+        config.name = endpoint.or_port(port).to_string();
+    }
     if config.is_p2p() && !is_port_fixed {
         // The port only tells stores apart here; the engine finds one, and names itself by it.
         config.name = host(name).to_owned();

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    # Slow to import, and there already where it is wanted.
+    import asyncio
 
 __all__ = ["run_for"]
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mooncake._runtime import Buffer, _native
 from mooncake.engine import codes
 from mooncake.engine.background import run_for
 from mooncake.errors import ClosedError, MooncakeError
+
+if TYPE_CHECKING:
+    # Slow to import, and there already where it is wanted.
+    import asyncio
 
 __all__ = [
     "ReceivedData",

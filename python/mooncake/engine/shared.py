@@ -6,7 +6,6 @@ import ctypes
 import json
 import mmap
 import os
-import secrets
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -155,7 +154,7 @@ class SharedSegment:
             os.close(fd)
 
     def _allocate(self, size: int) -> None:
-        token = secrets.token_hex(16)
+        token = os.urandom(16).hex()
         try:
             self._fd = os.memfd_create(f"mooncake-{token}", os.MFD_CLOEXEC)
             os.ftruncate(self._fd, _rounded(size))

@@ -6,6 +6,7 @@ use std::{
 };
 
 use mooncake_base::{EngineId, Error, ErrorCode, Result};
+use socket2::SockRef;
 
 use crate::config::EngineConfig;
 
@@ -30,7 +31,7 @@ impl Listeners {
                 endpoint.host.clone()
             }
             // With a metadata server the name is only a name.
-            _ => own_address().to_string(),
+            _ => own_address(config.is_ipv6_preferred).to_string(),
         };
         let address = match &config.bind_address {
             Some(address) => parse(address)?,
@@ -43,6 +44,8 @@ impl Listeners {
                 .map_err(|error| refused(error).with("address", SocketAddr::new(address, port)))?,
             None => listen_in_range(address, config)?,
         };
+        // A socket that listens already is told another length of its queue.
+        SockRef::from(&rpc).listen(i32::from(config.handshake_backlog)).map_err(refused)?;
         let data = listen_in_range(address, config)?;
         Ok(Self { host, rpc, data })
     }
@@ -101,10 +104,13 @@ fn wildcard(host: &str) -> IpAddr {
 }
 
 /// The address that this host uses towards others.
-fn own_address() -> IpAddr {
-    // An address for documentation: only the choice of a route matters.
-    let outward = SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 9));
-    address_facing(outward).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+fn own_address(is_ipv6_preferred: bool) -> IpAddr {
+    // Addresses for documentation: only the choice of a route matters.
+    let six = SocketAddr::from((Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9));
+    let four = SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 9));
+    let outward = [six, four].into_iter().skip(usize::from(!is_ipv6_preferred));
+    let found = outward.filter_map(|outward| address_facing(outward).ok()).next();
+    found.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
 }
 
 /// The address of this host on the network that leads to another; no packet is sent to find it.
@@ -119,4 +125,30 @@ pub fn address_facing(other: SocketAddr) -> io::Result<IpAddr> {
     let socket = UdpSocket::bind((any, 0))?;
     socket.connect(other)?;
     Ok(socket.local_addr()?.ip())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_preferred_family_is_taken_where_there_is_one() {
+        assert!(own_address(false).is_ipv4());
+        let six = SocketAddr::from((Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9));
+        assert_eq!(own_address(true).is_ipv6(), address_facing(six).is_ok());
+    }
+
+    #[test]
+    fn a_name_on_ipv6_is_listened_on_with_any_backlog() {
+        for handshake_backlog in [0, 1, u16::MAX] {
+            let config = EngineConfig {
+                name: "::1".to_owned(),
+                handshake_backlog,
+                ..EngineConfig::default()
+            };
+            let Ok(listeners) = Listeners::bind(&config) else { return };
+            assert_eq!(listeners.host, "::1");
+            std::net::TcpStream::connect(listeners.rpc.local_addr().unwrap()).unwrap();
+        }
+    }
 }
