@@ -82,7 +82,12 @@ class AsyncStore:
             InvalidArgumentError: An address or a setting is wrong.
         """
         if self._store is None:
-            self._store = await asyncio.to_thread(Store, self._master, self._config)
+            store = await asyncio.to_thread(Store, self._master, self._config)
+            if self._store is None:
+                self._store = store
+            else:
+                # Another task was faster.
+                await asyncio.to_thread(store.close)
         return self
 
     # Writing
@@ -347,6 +352,7 @@ class AsyncStore:
         line = self._lines.get(id(loop))
         if line is None or line.loop is not loop:
             store = self._joined()
+            store._native.metrics()  # raises where the store is closed
             for number in [n for n, other in self._lines.items() if other.is_over]:
                 self._lines.pop(number, None)
             line = self._lines[id(loop)] = _Line(loop, store._native)

@@ -132,7 +132,7 @@ def test_one_store_serves_several_loops_at_once():
 
 def test_memory_of_a_cancelled_call_is_held_until_the_call_has_ended(mortal_master):
     async def main():
-        config = StoreConfig(segment_bytes=64 * MIB, rpc_timeout_s=3)
+        config = StoreConfig(segment_bytes=64 * MIB, rpc_timeout_s=20)
         async with AsyncStore(mortal_master.address, config) as store:
             await store.put("k", b"v")
             mortal_master.process.send_signal(signal.SIGSTOP)
@@ -156,7 +156,7 @@ def test_memory_of_a_cancelled_call_is_held_until_the_call_has_ended(mortal_mast
 
 def test_a_timeout_ends_the_wait(mortal_master):
     async def main():
-        config = StoreConfig(segment_bytes=64 * MIB, rpc_timeout_s=3)
+        config = StoreConfig(segment_bytes=64 * MIB, rpc_timeout_s=20)
         async with AsyncStore(mortal_master.address, config) as store:
             mortal_master.process.send_signal(signal.SIGSTOP)
             try:
@@ -180,6 +180,17 @@ def test_a_store_that_is_not_open_says_so():
             await store.put("k", b"v")
         with pytest.raises(mooncake.ClosedError):
             await store.get("k")
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_store_that_two_tasks_open_is_one_store():
+    async def main():
+        store = AsyncStore(config=CONFIG)
+        await asyncio.gather(store.open(), store.open())
+        await store.put("k", b"v")
+        assert len(await store.segments()) == 1
         await store.close()
 
     asyncio.run(main())
@@ -211,6 +222,64 @@ def test_loops_that_are_left_behind_leave_nothing_open():
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before
     store.close()
+
+
+def test_calls_of_a_loop_that_is_gone_give_their_memory_back(store):
+    values = [bytearray(2 * MIB) for _ in range(20)]
+    face = AsyncStore.of(store)
+
+    async def begin_and_leave(face):
+        puts = [
+            asyncio.create_task(face.put(str(number), value, overwrite=True))
+            for number, value in enumerate(values)
+        ]
+        await asyncio.sleep(0)
+        assert not all(put.done() for put in puts)
+
+    asyncio.run(begin_and_leave(face))
+    other = AsyncStore.of(store)
+    del face
+    gc.collect()
+
+    async def until_free():
+        async with asyncio.timeout(30):
+            while True:
+                await other.exists("k")
+                try:
+                    for value in values:
+                        value.append(1)
+                        value.pop()
+                except BufferError:
+                    continue
+                return
+
+    asyncio.run(until_free())
+    asyncio.run(other.close())
+
+
+def test_calls_that_are_cancelled_at_any_moment_break_nothing(store):
+    async def main():
+        face = AsyncStore.of(store)
+        value = bytes(range(256)) * 400
+        await face.put("k", value)
+        for turn in range(200):
+            tasks = [
+                asyncio.create_task(face.get("k")),
+                asyncio.create_task(face.put("k", value, overwrite=True)),
+                asyncio.create_task(face.get_into("k", bytearray(len(value)))),
+                asyncio.create_task(face.get_buffer("k")),
+            ]
+            for _ in range(turn % 7):
+                await asyncio.sleep(0)
+            tasks[turn % 4].cancel()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            for number, outcome in enumerate(outcomes):
+                if number != turn % 4:
+                    assert not isinstance(outcome, BaseException), outcome
+        assert await face.get("k") == value
+        await face.close()
+
+    asyncio.run(main())
 
 
 SCRIPTS = {

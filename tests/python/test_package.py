@@ -99,6 +99,17 @@ def test_every_code_makes_an_exception_of_its_kind():
         assert str(mooncake.last_error()) == "what happened"
 
 
+def test_the_reference_page_names_the_exception_of_every_code():
+    page = Path(__file__).parents[2] / "docs/reference/error-codes.md"
+    rows = re.findall(
+        r"^\| (-\d+) \| `(\w+)` \| `(\w+)` \| `(\w+)` \| (.+) \|$", page.read_text(), re.M
+    )
+    told = [(int(number), name, kind) for number, name, kind, _, _ in rows]
+    assert told == [(number, name, kind) for number, name, kind, _ in _native.codes()]
+    for _, _, kind, exception, _ in rows:
+        assert errors.CLASSES[kind].__name__ == exception
+
+
 def test_the_tree_in_the_docstring_is_the_tree():
     drawn = re.findall(r"^[├└]──\s(\w+)(?: \((\w+)\))?", errors.__doc__ or "", re.MULTILINE)
     for (name, second), each in zip(drawn, errors.CLASSES.values(), strict=True):

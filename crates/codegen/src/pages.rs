@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, path::Path};
 
-use mooncake_base::{env, error::CODES};
+use mooncake_base::{ErrorKind, env, error::CODES};
 use mooncake_master::{MasterConfig, OPTIONS};
 
 use crate::Generated;
@@ -51,15 +51,27 @@ fn environment() -> String {
 
 fn error_codes() -> String {
     let mut text = "# Error codes\n\n\
-        The numbers that the established calls give back, the kind that our own errors carry, and \
-        what usually helps. `0` is success.\n\n\
-        | Number | Name | Kind | What it means and what helps |\n|---|---|---|---|\n"
+        The numbers that the established calls give back, the kind that our own errors carry, the \
+        exception of `mooncake.errors` that our own face raises, and what usually helps. `0` is \
+        success. `mooncake explain NUMBER` and `mooncake.errors.explain` say the same.\n\n\
+        | Number | Name | Kind | Exception | What it means and what helps |\n\
+        |---|---|---|---|---|\n"
         .to_owned();
     for row in CODES {
         let (number, remedy) = (row.code.number(), cell(row.remedy));
-        let _ = writeln!(text, "| {number} | `{}` | `{:?}` | {remedy} |", row.name, row.kind);
+        let (name, kind, exception) = (row.name, row.kind, exception(row.kind));
+        let _ = writeln!(text, "| {number} | `{name}` | `{kind:?}` | `{exception}` | {remedy} |");
     }
     text
+}
+
+/// The class of `mooncake.errors`; a test in Python holds the page against the classes.
+fn exception(kind: ErrorKind) -> String {
+    match kind {
+        ErrorKind::Timeout => "DeadlineError".to_owned(),
+        ErrorKind::PermissionDenied => "DeniedError".to_owned(),
+        kind => format!("{kind:?}Error"),
+    }
 }
 
 fn options_of_the_master() -> String {
