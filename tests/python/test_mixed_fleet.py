@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from engine_peers import EnginePeer, start_peer
 from established import established_python
+from metadata_servers import running_etcd
 
 if TYPE_CHECKING:
     from conftest import MasterProcess
@@ -36,34 +34,8 @@ def theirs() -> str:
 
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real etcd on free ports."""
-    if shutil.which("etcd") is None:
-        pytest.skip("etcd is not installed")
-    folder = tmp_path_factory.mktemp("etcd")
-    with (
-        socket.create_server(("127.0.0.1", 0)) as one,
-        socket.create_server(("127.0.0.1", 0)) as two,
-    ):
-        port, peer_port = one.getsockname()[1], two.getsockname()[1]
-    own, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer_port}"
-    flags = {
-        "data-dir": folder,
-        "listen-client-urls": own,
-        "advertise-client-urls": own,
-        "listen-peer-urls": peer,
-        "initial-advertise-peer-urls": peer,
-        "initial-cluster": f"default={peer}",
-    }
-    command = ["etcd", *(f"--{name}={value}" for name, value in flags.items())]
-    with (
-        open(folder / "log", "w") as log,
-        subprocess.Popen(command, stdout=log, stderr=log) as process,
-    ):
-        try:
-            wait_for(lambda: is_listening(port))
-            yield f"127.0.0.1:{port}"
-        finally:
-            process.kill()
+    with running_etcd(tmp_path_factory.mktemp("etcd")) as address:
+        yield address
 
 
 @pytest.fixture(scope="module", params=["p2p", "http", "etcd"])
@@ -99,11 +71,6 @@ def wait_for(is_met: Callable[[], bool], seconds: float = 30) -> None:
     while not is_met():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-def is_listening(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def pattern(seed: int, length: int) -> bytes:

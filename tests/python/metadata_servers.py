@@ -1,0 +1,71 @@
+"""Real metadata servers for tests, each in a process of its own on free ports."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@contextlib.contextmanager
+def running_etcd(folder: Path) -> Iterator[str]:
+    """A real etcd; its address."""
+    port, peer_port = free_ports()
+    own, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer_port}"
+    flags = {
+        "data-dir": folder / "data",
+        "listen-client-urls": own,
+        "advertise-client-urls": own,
+        "listen-peer-urls": peer,
+        "initial-advertise-peer-urls": peer,
+        "initial-cluster": f"default={peer}",
+    }
+    with running(folder, port, "etcd", *(f"--{name}={value}" for name, value in flags.items())):
+        yield f"127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def running_redis(folder: Path, password: str) -> Iterator[str]:
+    """A real Redis; its address."""
+    port, _ = free_ports()
+    flags = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--requirepass", password]
+    with running(folder, port, "redis-server", *flags):
+        yield f"127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def running(folder: Path, port: int, program: str, *flags: str) -> Iterator[None]:
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+    with (
+        open(folder / "log", "w") as log,
+        subprocess.Popen([program, *flags], stdout=log, stderr=log, cwd=folder) as process,
+    ):
+        try:
+            deadline = time.monotonic() + 30
+            while not is_listening(port):
+                assert process.poll() is None, (folder / "log").read_text()
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            yield
+        finally:
+            process.kill()
+
+
+def free_ports() -> tuple[int, int]:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as two,
+    ):
+        return one.getsockname()[1], two.getsockname()[1]
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
