@@ -57,6 +57,11 @@ pub struct EngineConfig {
     /// Of each allocation, how many bytes are made ready in the background by a thread of low
     /// priority: never more than an eighth of the room there is. 0 for none.
     pub prepared_bytes_max: u64,
+    /// Asks in the background for huge pages under memory that the user registers, where all of the
+    /// small ones are there. Changes no byte; takes time and room for the copy.
+    pub collapses_registered: bool,
+    /// The node of the machine that allocations come from while it has room.
+    pub numa_node: Option<u32>,
     /// How often a line about what was moved is logged, if at all.
     pub report_interval: Option<Duration>,
     /// Ways that are not to be used, so that a test reaches the others.
@@ -85,6 +90,8 @@ impl Default for EngineConfig {
             token: None,
             huge_pages: None,
             prepared_bytes_max: 1 << 30,
+            collapses_registered: false,
+            numa_node: None,
             report_interval: None,
             #[cfg(feature = "test-util")]
             disabled: Vec::new(),

@@ -197,13 +197,18 @@ impl Engine {
         self.inner.usable()?;
         let mut memory = SharedMemory::create(length, self.inner.config.huge_pages)?;
         let mapping = Arc::clone(memory.mapping());
+        let node = self.inner.config.numa_node;
+        if let Some(Err(error)) = node.map(|node| mapping.prefer_node(node)) {
+            tracing::info!(%error, node, "memory cannot be had from that node alone");
+        }
+        let location = format!("cpu:{}", node.unwrap_or(0));
         let file = std::os::fd::AsRawFd::as_raw_fd(&mapping.file());
         let backing = Backing::Shared { file, offset: 0 };
         self.inner.lent.keep(&mapping);
         self.inner
             .lent
             .regions
-            .register(memory.base(), memory.length(), "cpu:0", backing)
+            .register(memory.base(), memory.length(), &location, backing)
             .inspect_err(|_| self.inner.lent.release(memory.base()))?;
         memory.on_drop(self.withdrawal());
         self.inner.announce()?;

@@ -119,6 +119,17 @@ mod tests {
     }
 
     #[test]
+    fn a_node_that_is_there_is_preferred_and_one_that_is_not_is_an_error() {
+        let memory = SharedMemory::create(4 << 20, None).unwrap();
+        // A container may not be allowed to ask; then neither is.
+        if memory.mapping.prefer_node(0).is_ok() {
+            memory.write(0, b"here").unwrap();
+            assert!(memory.mapping.prefer_node(63).is_err());
+        }
+        assert!(memory.mapping.prefer_node(64).is_err());
+    }
+
+    #[test]
     fn what_is_written_is_read_back_on_both_sides_of_the_mapping_of_a_chunk() {
         let memory = SharedMemory::create(5 << 20, None).unwrap();
         assert_eq!(memory.length(), 5 << 20);

@@ -71,6 +71,8 @@ pub fn engine_config(
     if let Some(size) = value(&env::MC_PREPARED_MEMORY_SIZE, read_size)? {
         config.prepared_bytes_max = size.bytes();
     }
+    config.collapses_registered = env::MC_COLLAPSE_REGISTERED_MEMORY.is_on();
+    config.numa_node = value(&env::MC_STORE_NUMA_SOCKET_ID, read_number::<u32>)?;
     config.token = value(&env::MC_TRANSFER_TOKEN, Token::new)?;
     if let Some(timeout) = value(&env::MC_HANDSHAKE_CONNECT_TIMEOUT, read_seconds)? {
         config.connect_timeout = timeout;

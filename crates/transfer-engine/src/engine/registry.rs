@@ -43,6 +43,9 @@ impl Registry<'_> {
             Ok(())
         });
         drop(leaving);
+        if entered.is_ok() && self.inner.config.collapses_registered {
+            registered.iter().for_each(|base| self.inner.preparer.collapse(regions, *base));
+        }
         entered.and_then(|()| self.inner.announce()).inspect_err(|_| {
             for address in registered {
                 // It was just registered, and nobody was told of it.

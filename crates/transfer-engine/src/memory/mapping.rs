@@ -283,22 +283,24 @@ impl Mapping {
     /// no byte; who has the chunk mapped finds it again at its next touch.
     pub(super) fn collapse_at(&self, index: usize) -> bool {
         let (start, length) = self.chunk(index);
-        let first = (self.base + start) as *mut libc::c_void;
-        // SAFETY: this advice changes no byte; the range is in our mapping. An older kernel does
-        // not know it and says so.
-        !self.is_huge && unsafe { libc::madvise(first, length, MADV_COLLAPSE) == 0 }
+        !self.is_huge && collapse(self.base + start, length)
+    }
+
+    /// Has the system take the pages from a node of the machine while it has some.
+    pub(crate) fn prefer_node(&self, node: u32) -> io::Result<()> {
+        let mask = 1_u64.checked_shl(node).ok_or(io::ErrorKind::InvalidInput)?;
+        let (policy, bits) = (libc::MPOL_PREFERRED, libc::c_ulong::from(u64::BITS) + 1);
+        let (base, length, mask) = (self.base, self.length, &raw const mask);
+        // SAFETY: says where pages of our mapping are to come from; the mask is a live local of as
+        // many bits as are said (the kernel counts one more).
+        let failed = unsafe { libc::syscall(libc::SYS_mbind, base, length, policy, mask, bits, 0) };
+        if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     /// Whether all pages of a chunk are there, mapped here or not.
     pub(super) fn is_present_at(&self, index: usize) -> bool {
         let (start, length) = self.chunk(index);
-        let mut pages = [0_u8; CHUNK / 4096];
-        let count = length.div_ceil(copy::page_size()).min(pages.len());
-        let first = (self.base + start) as *mut libc::c_void;
-        // SAFETY: the range is in our mapping, and there is a byte for each of its pages, which are
-        // no smaller than 4 KiB.
-        let failed = unsafe { libc::mincore(first, length, pages.as_mut_ptr()) } != 0;
-        !failed && pages[..count].iter().all(|page| page & 1 != 0)
+        are_present(self.base + start, length)
     }
 
     /// Where a chunk begins, and its length.
@@ -344,6 +346,25 @@ impl Mapping {
 
 /// `MADV_COLLAPSE`, which came with Linux 6.1.
 const MADV_COLLAPSE: i32 = 25;
+
+/// Has the system put a huge page in the place of small ones; whether it did.
+pub(super) fn collapse(address: usize, length: usize) -> bool {
+    // SAFETY: this advice changes no byte, and is refused where nothing is mapped. An older kernel
+    // does not know it and says so.
+    unsafe { libc::madvise(address as *mut _, length, MADV_COLLAPSE) == 0 }
+}
+
+/// Whether all pages of a range of at most one chunk are there, mapped here or not.
+pub(super) fn are_present(address: usize, length: usize) -> bool {
+    let mut pages = [0_u8; CHUNK / 4096];
+    let count = length.div_ceil(copy::page_size());
+    if count > pages.len() {
+        return false;
+    }
+    // SAFETY: there is a byte for each of the pages; a range that is not mapped is refused.
+    let failed = unsafe { libc::mincore(address as *mut _, length, pages.as_mut_ptr()) } != 0;
+    !failed && pages[..count].iter().all(|page| page & 1 != 0)
+}
 
 /// Reserves addresses that begin where a huge page may.
 fn aligned_place(length: usize) -> io::Result<usize> {

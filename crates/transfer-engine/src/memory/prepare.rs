@@ -5,7 +5,9 @@
 //! (2.2 GB/s against 5.5 by `pwrite` where this was measured). One thread of low priority goes over
 //! the beginning of each new piece of memory: first it has the system make the pages (9 GB/s), then
 //! it asks for huge pages in their place (3 GB/s), which every process maps at almost no cost. It
-//! takes no more than its share of the room there is, and stops when the engine closes.
+//! takes no more than its share of the room there is, and stops when the engine closes. On request
+//! it also asks for huge pages under memory that the user registers, where all of the small ones are
+//! there.
 
 use std::{
     collections::VecDeque,
@@ -16,8 +18,8 @@ use std::{
 
 use mooncake_base::sync::Mutex;
 
-use super::mapping::{CHUNK, Mapping};
-use crate::process;
+use super::mapping::{self, CHUNK, Mapping};
+use crate::{piece::RemoteRange, process, region::Regions};
 
 /// Of the room that there is, one part in so many is taken in advance.
 const SHARE: u64 = 8;
@@ -36,11 +38,18 @@ pub(crate) struct Preparer {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Memory, and how much of it.
-    queue: VecDeque<(Weak<Mapping>, u64)>,
+    queue: VecDeque<Task>,
     thread: Option<JoinHandle<()>>,
     is_running: bool,
     is_closed: bool,
+}
+
+#[derive(Debug)]
+enum Task {
+    /// New memory, and how much of it is made ready.
+    New(Weak<Mapping>, u64),
+    /// Memory of the user, by its first address, for as long as it is registered.
+    Registered(Weak<Regions>, u64),
 }
 
 impl Preparer {
@@ -52,14 +61,22 @@ impl Preparer {
     /// Has the pages of a piece of memory made.
     pub(crate) fn prepare(&self, mapping: &Arc<Mapping>) {
         let bytes = self.bytes_max.min(mapping.length());
-        if bytes == 0 {
-            return;
+        if bytes > 0 {
+            self.enter(Task::New(Arc::downgrade(mapping), bytes));
         }
+    }
+
+    /// Has huge pages put under memory that the user has registered.
+    pub(crate) fn collapse(&self, regions: &Arc<Regions>, base: u64) {
+        self.enter(Task::Registered(Arc::downgrade(regions), base));
+    }
+
+    fn enter(&self, task: Task) {
         let mut state = self.shared.lock();
         if state.is_closed {
             return;
         }
-        state.queue.push_back((Arc::downgrade(mapping), bytes));
+        state.queue.push_back(task);
         if state.is_running {
             return;
         }
@@ -103,18 +120,41 @@ fn run(shared: &Mutex<State>) {
     process::give_way(NICENESS);
     loop {
         let mut state = shared.lock();
-        let Some((mapping, bytes)) = state.queue.pop_front() else {
+        let Some(task) = state.queue.pop_front() else {
             state.is_running = false;
             return;
         };
         drop(state);
-        let bytes = bytes.min(room() / SHARE);
         let is_wanted = || !shared.lock().is_closed;
+        let (mapping, bytes) = match task {
+            Task::New(mapping, bytes) => (mapping, bytes.min(room() / SHARE)),
+            Task::Registered(regions, base) => {
+                collapse_registered(&regions, base, &is_wanted);
+                continue;
+            }
+        };
         // Huge pages only where all pages are there already: the two together must not take more
         // room than was counted.
         if each_chunk(&mapping, bytes, &is_wanted, Mapping::provide_at) {
             each_chunk(&mapping, bytes, &is_wanted, Mapping::collapse_at);
         }
+    }
+}
+
+/// Asks for huge pages under a registered range, block by block, while it is registered.
+fn collapse_registered(regions: &Weak<Regions>, base: u64, is_wanted: &dyn Fn() -> bool) {
+    let first = RemoteRange { address: base, length: 1 };
+    let find = || regions.upgrade().and_then(|regions| regions.find(first));
+    let Some(region) = find() else { return };
+    let (block, end) = (CHUNK as u64, region.base + region.length);
+    let mut at = region.base.next_multiple_of(block);
+    // Should the range be taken back in between, the advice changes no byte of what comes there.
+    let is_still_there = || find().is_some_and(|now| Arc::ptr_eq(&now, &region));
+    while at + block <= end && is_wanted() && is_still_there() {
+        if mapping::are_present(at as usize, CHUNK) && !mapping::collapse(at as usize, CHUNK) {
+            return;
+        }
+        at += block;
     }
 }
 
@@ -173,9 +213,9 @@ mod tests {
         let mut copy = bytes.clone();
         // SAFETY: the vector outlives the call and nobody else uses it.
         let from = unsafe { crate::LocalRange::held(copy.as_mut_ptr(), copy.len()) };
-        mapping.write(0, from, &super::super::mapping::open_gate).unwrap();
+        mapping.write(0, from, &mapping::open_gate).unwrap();
         copy.fill(0);
-        mapping.read(0, from, &super::super::mapping::open_gate).unwrap();
+        mapping.read(0, from, &mapping::open_gate).unwrap();
         assert!(copy == bytes);
     }
 
@@ -193,6 +233,25 @@ mod tests {
         let off = Preparer::new(0);
         off.prepare(&kept);
         assert!(off.is_done());
+    }
+
+    #[test]
+    fn memory_of_the_user_keeps_its_bytes_and_what_was_not_touched_stays_away() {
+        const BLOCKS: usize = 4;
+        let preparer = Preparer::new(0);
+        let mut bytes = vec![0_u8; (BLOCKS + 1) * CHUNK];
+        let base = bytes.as_ptr() as u64;
+        let first = base.next_multiple_of(CHUNK as u64) - base;
+        let touched = first as usize + (BLOCKS - 1) * CHUNK;
+        for (i, byte) in bytes[..touched].iter_mut().enumerate() {
+            *byte = (i % 251) as u8;
+        }
+        let regions = Arc::<Regions>::default();
+        regions.register(base, bytes.len() as u64, "*", crate::region::Backing::User).unwrap();
+        preparer.collapse(&regions, base);
+        wait_until("the thread ends", || preparer.is_done());
+        assert!(!mapping::are_present(base as usize + touched, CHUNK));
+        assert!(bytes[..touched].iter().enumerate().all(|(i, byte)| *byte == (i % 251) as u8));
     }
 
     #[test]
