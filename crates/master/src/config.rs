@@ -9,6 +9,7 @@ mod file;
 pub(crate) mod help;
 mod later;
 mod options;
+pub mod policy;
 mod secret;
 
 use std::{collections::BTreeMap, time::Duration};
@@ -22,7 +23,7 @@ pub use events::EventsConfig;
 pub use options::OPTIONS;
 pub use secret::Secret;
 
-use crate::state::{AllocationStrategy, EvictionKind, Rules, Watermark};
+use crate::state::{AllocationStrategy, EvictionKind, Rules, TaskRules, Watermark};
 
 /// The port of the master when nobody says otherwise.
 pub const RPC_PORT: u16 = 50051;
@@ -113,6 +114,12 @@ pub struct MasterConfig {
 
     /// Events of objects.
     pub events: EventsConfig,
+    /// Only tenants with a quota may write, and no more than that.
+    pub is_multi_tenant: bool,
+    /// The file of the tenants' quotas.
+    pub tenant_policy: String,
+    /// Limits of copies and moves.
+    pub tasks: TaskRules,
 
     /// Options of features that are not here yet, as they were given.
     pub later: BTreeMap<&'static str, String>,
@@ -154,6 +161,9 @@ impl Default for MasterConfig {
             allocation: AllocationStrategy::Random,
             cluster_id: "mooncake_cluster".to_owned(),
             events: EventsConfig::default(),
+            is_multi_tenant: false,
+            tenant_policy: String::new(),
+            tasks: TaskRules::default(),
             later: BTreeMap::new(),
         }
     }
@@ -208,6 +218,10 @@ impl MasterConfig {
             .with("value", format_args!("{:?}", self.cluster_id)));
         }
         self.events.check()?;
+        if self.is_multi_tenant && self.tenant_policy.is_empty() {
+            return Err(Error::invalid("tenants need a file of their quotas")
+                .with("option", "tenant_quota_connector_uri"));
+        }
         later::check(&self.later)
     }
 
@@ -250,6 +264,8 @@ impl MasterConfig {
                 .map(|high| Watermark { high, ratio: self.eviction_ratio }),
             allocation: self.allocation,
             eviction: self.eviction,
+            tasks: self.tasks.clone(),
+            is_multi_tenant: self.is_multi_tenant,
             ..defaults
         }
     }

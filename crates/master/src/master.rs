@@ -122,6 +122,9 @@ pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<M
         events: events.as_ref().map(local).transpose()?,
     };
     let service = Arc::new(Service::new(config.rules(), clock));
+    if config.is_multi_tenant {
+        service.keep_policy(&config.tenant_policy)?;
+    }
     service.set_addresses(addresses);
     service.slow_calls().set_threshold(config.slow_call);
     let (unix, unix_name) = bind_unix();

@@ -12,11 +12,16 @@ pub mod listen;
 mod load;
 mod locked;
 mod objects;
+mod quotas;
 mod session;
 pub mod slow;
+mod tasks;
 mod traffic;
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use mooncake_base::sync::Mutex;
@@ -41,6 +46,7 @@ pub use self::{
 };
 use crate::{
     addresses::Addresses,
+    config::policy::Policy,
     events::Events,
     state::{Rules, State, Totals},
 };
@@ -56,6 +62,8 @@ const NAME_BYTES_MAX: usize = 1024;
 
 /// How many heartbeats fit a client's time to live.
 const HEARTBEATS_PER_TTL: u32 = 5;
+/// … and how long it is between two at the most, so that no task waits for longer.
+const HEARTBEAT_MAX: Duration = Duration::from_secs(1);
 
 /// The master's calls, behind whichever door they come in by.
 #[derive(Debug)]
@@ -63,7 +71,9 @@ pub struct Service {
     identity: [u8; 16],
     clock: Arc<dyn Clock>,
     started: Moment,
+    /// The default tenant, and whether there are others.
     tenant: TenantId,
+    is_multi_tenant: bool,
     /// Never locked while `sessions` is.
     state: Mutex<State>,
     sessions: Sessions,
@@ -73,6 +83,8 @@ pub struct Service {
     addresses: OnceLock<Addresses>,
     events: OnceLock<Arc<Events>>,
     load: OnceLock<Load>,
+    /// The file of the quotas, if there is one. Locked before `state`.
+    policy: Mutex<Option<Policy>>,
 }
 
 impl Service {
@@ -86,6 +98,7 @@ impl Service {
             started: clock.now(),
             clock,
             tenant: TenantId::default(),
+            is_multi_tenant: rules.is_multi_tenant,
             state: Mutex::new(State::new(rules, seed)),
             sessions: Sessions::default(),
             calls: Calls::default(),
@@ -94,6 +107,7 @@ impl Service {
             addresses: OnceLock::new(),
             events: OnceLock::new(),
             load: OnceLock::new(),
+            policy: Mutex::default(),
         }
     }
 
@@ -120,11 +134,31 @@ impl Service {
             Some(Call::ListObjects(r)) => self.list_objects(&r).map(response::Call::ListObjects),
             Some(Call::ListSegments(r)) => self.list_segments(&r).map(response::Call::ListSegments),
             Some(Call::Status(r)) => self.status(&r).map(response::Call::Status),
+            Some(call) => self.dispatch_task(call),
             None => Err(Error::invalid("the request names no call that this master knows")),
         };
         let call = answer.unwrap_or_else(|error| response::Call::Failure((&error).into()));
         self.slow.end(watched, &call);
         v1::Response { call: Some(call) }
+    }
+
+    /// The calls about tasks, drains and quotas.
+    fn dispatch_task(&self, call: request::Call) -> Result<response::Call> {
+        use request::Call;
+        use response::Call as Answer;
+        match call {
+            Call::CreateTasks(r) => self.create_tasks(&r).map(Answer::CreateTasks),
+            Call::QueryTasks(r) => self.query_tasks(&r).map(Answer::QueryTasks),
+            Call::FetchTasks(r) => self.fetch_tasks(&r).map(Answer::FetchTasks),
+            Call::EndTasks(r) => self.end_tasks(&r).map(Answer::EndTasks),
+            Call::ClearReplicas(r) => self.clear_replicas(&r).map(Answer::ClearReplicas),
+            Call::CreateDrainJobs(r) => self.create_drain_jobs(&r).map(Answer::CreateDrainJobs),
+            Call::QueryDrainJobs(r) => self.query_drain_jobs(&r).map(Answer::QueryDrainJobs),
+            Call::CancelDrainJobs(r) => self.cancel_drain_jobs(&r).map(Answer::CancelDrainJobs),
+            Call::QueryQuotas(r) => self.query_quotas(&r).map(Answer::QueryQuotas),
+            Call::SetQuotas(r) => self.set_quotas(&r).map(Answer::SetQuotas),
+            _ => Err(Error::internal("a call was left out of its dispatch")),
+        }
     }
 
     /// Does what time demands; says when to come again at the latest, if anything is to come.
@@ -254,7 +288,7 @@ impl Service {
             };
             self.sessions.register(caller.client, &r.name, origin, now);
             Ok(v1::RegisterResponse {
-                heartbeat_interval_ms: millis(ttl / HEARTBEATS_PER_TTL).max(1),
+                heartbeat_interval_ms: millis(HEARTBEAT_MAX.min(ttl / HEARTBEATS_PER_TTL)).max(1),
                 client_ttl_ms: millis(ttl),
                 master: Bytes::copy_from_slice(&self.identity),
                 version: VERSION.to_owned(),
@@ -266,10 +300,14 @@ impl Service {
         self.calls.one(Op::Heartbeat, || {
             let caller = Caller::try_from(r.caller.as_ref())?;
             let now = self.clock.now();
-            let is_known = self.lock().heartbeat(now, caller.client);
+            let (is_known, has_tasks) = {
+                let mut state = self.lock();
+                let is_known = state.heartbeat(now, caller.client);
+                (is_known, state.has_tasks(now, caller.client))
+            };
             self.sessions.heard(caller.client, now);
             let master = Bytes::copy_from_slice(&self.identity);
-            Ok(v1::HeartbeatResponse { is_known, master })
+            Ok(v1::HeartbeatResponse { is_known, master, has_tasks })
         })
     }
 
@@ -300,7 +338,7 @@ impl Service {
     fn unmount(&self, r: &v1::UnmountRequest) -> Result<v1::UnmountResponse> {
         check_batch(r.segments.len())?;
         let caller = Caller::try_from(r.caller.as_ref())?;
-        let grace = std::time::Duration::from_millis(r.grace_period_ms);
+        let grace = Duration::from_millis(r.grace_period_ms);
         let now = self.clock.now();
         let results = self.calls.each(
             Op::Unmount,
@@ -368,7 +406,7 @@ fn check_name(what: &'static str, name: &str) -> Result<()> {
         .with("bytes", name.len()))
 }
 
-fn millis(duration: std::time::Duration) -> u64 {
+fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 

@@ -12,6 +12,7 @@ mod put;
 mod read;
 mod session;
 mod steps;
+mod tasks;
 mod transfer;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -21,7 +22,7 @@ use mooncake_base::{ClientId, Clock, Error, Moment, Result, SystemClock};
 use mooncake_proto::{convert::Caller, v1};
 use mooncake_transfer_engine::{Engine, process};
 
-use self::{mount::Segments, peers::Suspects, session::Session, steps::Steps};
+use self::{mount::Segments, peers::Suspects, session::Session, steps::Steps, tasks::work::Worker};
 pub use self::{
     parts::PartOutcomes,
     put::{Reservation, Write},
@@ -59,6 +60,7 @@ pub(crate) struct Shared {
     session: Session,
     segments: Segments,
     suspects: Suspects,
+    worker: Worker,
     life: Life,
     generation: u64,
     metrics: Metrics,
@@ -108,6 +110,7 @@ impl Client {
             session: Session::default(),
             segments: Segments::default(),
             suspects: Suspects::default(),
+            worker: Worker::default(),
             life: Life::default(),
             generation: process::generation(),
             metrics: Metrics::default(),
@@ -246,6 +249,7 @@ impl Shared {
             self.life.changed.wait_for(&mut state, left);
         }
         drop(state);
+        self.join_worker(until);
         mount::free_soon(self.segments.take_all());
     }
 }

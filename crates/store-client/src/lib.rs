@@ -1,7 +1,7 @@
 //! Puts and gets objects: placement from the master, payload straight between processes.
 //!
 //! In reading order: [`store`] (the short way in), [`client`] (the long one, with batches and
-//! memory of the caller's own), [`object`] (what callers name and get back), [`config`], [`link`]
+//! memory of the caller's own), [`object`] and [`task`] (what callers name and get back), [`config`], [`link`]
 //! (the way to the master), [`metrics`].
 #![warn(missing_docs)]
 
@@ -11,6 +11,7 @@ pub mod link;
 pub mod metrics;
 pub mod object;
 pub mod store;
+pub mod task;
 
 pub use client::{Client, PartOutcomes, Reservation, Write};
 pub use config::{ClientConfig, LinkConfig};
@@ -21,3 +22,4 @@ pub use object::{
     PutOptions, PutOutcome, Reach, Read, SegmentInfo, SegmentUse, Selector, SoftPin, Span,
 };
 pub use store::Store;
+pub use task::{DrainInfo, DrainStatus, NewTask, TaskInfo, TaskKind, TaskStatus};

@@ -32,7 +32,6 @@ const TUNES: &[(&str, &str)] = &[
     ("snapshot_", "enable_snapshot"),
     ("oplog_", "enable_oplog"),
     ("batch_oplog_", "enable_oplog"),
-    ("tenant_", "enable_multi_tenants"),
     ("ha_", "enable_ha"),
 ];
 
@@ -55,6 +54,9 @@ pub(super) fn check(given: &BTreeMap<&'static str, String>) -> Result<()> {
     }
     if number("offloading_queue_limit").is_some_and(|limit| !(1.0..=1e8).contains(&limit)) {
         return refuse("offloading_queue_limit", "the limit is not between 1 and 100000000");
+    }
+    if given.get("tenant_quota_connector_type").is_some_and(|kind| kind == "etcd") {
+        return refuse("tenant_quota_connector_type", "quotas are kept in a file, not in etcd");
     }
     Ok(())
 }

@@ -7,7 +7,8 @@ use rustc_hash::FxHashMap;
 
 use super::check_name;
 use crate::state::{
-    ObjectState, Place, PutOptions, SegmentSpec, SegmentStatus, Selector, SoftPin, State,
+    JobStatus, ObjectState, Place, PutOptions, SegmentSpec, SegmentStatus, Selector, SoftPin,
+    State, TaskKind, TaskStatus,
 };
 
 /// The most copies one object may have.
@@ -86,6 +87,33 @@ pub(super) fn segment_status(status: SegmentStatus) -> v1::SegmentStatus {
         SegmentStatus::Drained => v1::SegmentStatus::Drained,
         SegmentStatus::GracefullyUnmounting => v1::SegmentStatus::GracefullyUnmounting,
         SegmentStatus::Unmounting => v1::SegmentStatus::Unmounting,
+    }
+}
+
+pub(super) fn task_kind(kind: TaskKind) -> v1::TaskKind {
+    match kind {
+        TaskKind::Copy => v1::TaskKind::Copy,
+        TaskKind::Move => v1::TaskKind::Move,
+    }
+}
+
+pub(super) fn task_status(status: TaskStatus) -> v1::TaskStatus {
+    match status {
+        TaskStatus::Pending => v1::TaskStatus::Pending,
+        TaskStatus::Processing => v1::TaskStatus::Processing,
+        TaskStatus::Failed => v1::TaskStatus::Failed,
+        TaskStatus::Success => v1::TaskStatus::Success,
+    }
+}
+
+pub(super) fn job_status(status: JobStatus) -> v1::JobStatus {
+    match status {
+        JobStatus::Created => v1::JobStatus::Created,
+        JobStatus::Planning => v1::JobStatus::Planning,
+        JobStatus::Running => v1::JobStatus::Running,
+        JobStatus::Succeeded => v1::JobStatus::Succeeded,
+        JobStatus::Failed => v1::JobStatus::Failed,
+        JobStatus::Canceled => v1::JobStatus::Canceled,
     }
 }
 

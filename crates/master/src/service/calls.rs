@@ -26,6 +26,17 @@ pub enum Op {
     ListObjects,
     ListSegments,
     Status,
+    CreateCopyTask,
+    CreateMoveTask,
+    QueryTask,
+    FetchTasks,
+    EndTask,
+    ClearReplicas,
+    CreateDrainJob,
+    QueryDrainJob,
+    CancelDrainJob,
+    QueryQuotas,
+    SetQuota,
 }
 
 impl Op {
@@ -49,6 +60,17 @@ impl Op {
         (Self::ListObjects, "list_objects", None),
         (Self::ListSegments, "list_segments", None),
         (Self::Status, "status", None),
+        (Self::CreateCopyTask, "create_copy_task", None),
+        (Self::CreateMoveTask, "create_move_task", None),
+        (Self::QueryTask, "query_task", Some("query_task")),
+        (Self::FetchTasks, "fetch_tasks", None),
+        (Self::EndTask, "update_task", None),
+        (Self::ClearReplicas, "replica_clear", Some("replica_clear")),
+        (Self::CreateDrainJob, "create_drain_job", None),
+        (Self::QueryDrainJob, "query_drain_job", None),
+        (Self::CancelDrainJob, "cancel_drain_job", None),
+        (Self::QueryQuotas, "query_quotas", None),
+        (Self::SetQuota, "set_quota", None),
     ];
 }
 

@@ -113,7 +113,7 @@ fn status(error: &Error) -> Status {
     Status::new(code, format!("{}: {}", error.code().name(), error.message()))
 }
 
-/// The service that tonic asks for. A macro because its sixteen methods differ in names only; it
+/// The service that tonic asks for. A macro because its methods differ in names only; it
 /// makes the whole block since `async_trait` must see the methods.
 macro_rules! door {
     ($($method:ident($request:ident) -> $response:ident as $call:ident;)*) => {
@@ -152,4 +152,14 @@ door! {
     list_objects(ListObjectsRequest) -> ListObjectsResponse as ListObjects;
     list_segments(ListSegmentsRequest) -> ListSegmentsResponse as ListSegments;
     status(StatusRequest) -> StatusResponse as Status;
+    create_tasks(CreateTasksRequest) -> CreateTasksResponse as CreateTasks;
+    query_tasks(QueryTasksRequest) -> QueryTasksResponse as QueryTasks;
+    fetch_tasks(FetchTasksRequest) -> FetchTasksResponse as FetchTasks;
+    end_tasks(EndTasksRequest) -> EndTasksResponse as EndTasks;
+    clear_replicas(ClearReplicasRequest) -> ClearReplicasResponse as ClearReplicas;
+    create_drain_jobs(CreateDrainJobsRequest) -> CreateDrainJobsResponse as CreateDrainJobs;
+    query_drain_jobs(QueryDrainJobsRequest) -> QueryDrainJobsResponse as QueryDrainJobs;
+    cancel_drain_jobs(CancelDrainJobsRequest) -> CancelDrainJobsResponse as CancelDrainJobs;
+    query_quotas(QueryQuotasRequest) -> QueryQuotasResponse as QueryQuotas;
+    set_quotas(SetQuotasRequest) -> SetQuotasResponse as SetQuotas;
 }

@@ -1,7 +1,7 @@
 //! The calls about objects: writing, reading, removing and listing them.
 
 use bytes::Bytes;
-use mooncake_base::{Error, ObjectKey, ReplicaId, Result, Version};
+use mooncake_base::{ClientId, Error, ObjectKey, ReplicaId, Result, TenantId, Version};
 use mooncake_proto::{
     convert::Caller,
     v1::{self, ItemResult},
@@ -28,12 +28,13 @@ impl Service {
     pub(super) fn put_start(&self, r: &v1::PutStartRequest) -> Result<v1::PutStartResponse> {
         check_batch(r.items.len())?;
         let caller = Caller::try_from(r.caller.as_ref())?;
+        let tenant = self.tenant(r.caller.as_ref())?;
         let options = put_options(r.config.as_ref())?;
         let mut segments = SegmentTable::default();
         let mut write_window_ms = 0;
         let results = self.in_slices(&r.items, |state, item| {
             write_window_ms = millis(state.rules().write_window);
-            match self.start_one(state, &caller, item, (&options, r.replace)) {
+            match self.start_one(state, (caller.client, &tenant), item, (&options, r.replace)) {
                 Ok(started) => {
                     self.traffic.put(item.length);
                     v1::PutStartResult {
@@ -66,11 +67,12 @@ impl Service {
     /// One call of the state for all keys, since the fence is sized by the bytes of all of them.
     pub(super) fn locate(&self, r: &v1::LocateRequest) -> Result<v1::LocateResponse> {
         check_batch(r.keys.len())?;
+        let tenant = self.tenant(r.caller.as_ref())?;
         let grant = Grant { has_lease: r.lease, has_fence: r.fence };
         let mut segments = SegmentTable::default();
         let (results, fence_ms) = {
             let mut state = self.lock();
-            let located = state.locate(self.clock.now(), &self.tenant, &r.keys, grant);
+            let located = state.locate(self.clock.now(), &tenant, &r.keys, grant);
             let found = located.objects.iter().flatten();
             let (hits, bytes) = found.fold((0, 0), |(n, b), object| (n + 1, b + object.length));
             if r.lease || r.fence {
@@ -90,9 +92,10 @@ impl Service {
 
     pub(super) fn verify(&self, r: &v1::VerifyRequest) -> Result<v1::VerifyResponse> {
         check_batch(r.reads.len())?;
+        let tenant = self.tenant(r.caller.as_ref())?;
         let still_stands = self.in_slices(&r.reads, |state, read| {
             let (version, replica) = (Version(read.version), ReplicaId(read.replica));
-            state.verify(&self.tenant, &read.key, version, replica)
+            state.verify(&tenant, &read.key, version, replica)
         });
         self.calls.batch(Op::Verify, still_stands.len(), 0);
         Ok(v1::VerifyResponse { still_stands })
@@ -100,9 +103,10 @@ impl Service {
 
     pub(super) fn probe(&self, r: &v1::ProbeRequest) -> Result<v1::ProbeResponse> {
         check_batch(r.keys.len())?;
+        let tenant = self.tenant(r.caller.as_ref())?;
         let now = self.clock.now();
         let results = self.in_slices(&r.keys, |state, key| {
-            let probed = state.probe(now, &self.tenant, key, r.lease);
+            let probed = state.probe(now, &tenant, key, r.lease);
             v1::ProbeResult { state: object_state(probed.state).into(), length: probed.length }
         });
         self.calls.batch(Op::Probe, results.len(), 0);
@@ -111,9 +115,10 @@ impl Service {
 
     pub(super) fn remove(&self, r: &v1::RemoveRequest) -> Result<v1::RemoveResponse> {
         check_batch(r.keys.len())?;
+        let tenant = self.tenant(r.caller.as_ref())?;
         let now = self.clock.now();
         let results = self.in_slices(&r.keys, |state, key| {
-            ItemResult::from(state.remove(now, &self.tenant, key, r.force))
+            ItemResult::from(state.remove(now, &tenant, key, r.force))
         });
         self.calls.batch(Op::Remove, results.len(), failed(&results));
         Ok(v1::RemoveResponse { results })
@@ -127,8 +132,9 @@ impl Service {
         let is_all = matches!(r.which.as_ref().and_then(|w| w.by.as_ref()), Some(By::All(_)));
         let op = if is_all { Op::RemoveAll } else { Op::RemoveMatching };
         self.calls.one(op, || {
+            let tenant = self.tenant(r.caller.as_ref())?;
             let mut removal =
-                Removal::new(self.tenant.clone(), selector(r.which.as_ref())?, r.force);
+                Removal::new(tenant.into_owned(), selector(r.which.as_ref())?, r.force);
             self.until_done(|state| state.remove_matching(self.clock.now(), &mut removal));
             Ok(v1::RemoveMatchingResponse { removed: removal.removed() })
         })
@@ -141,8 +147,9 @@ impl Service {
         self.calls.one(Op::ListObjects, || {
             let after = (!r.after.is_empty()).then_some(&r.after[..]);
             let limit = usize::try_from(r.limit).unwrap_or(usize::MAX);
+            let tenant = self.tenant(r.caller.as_ref())?;
             let mut listing =
-                Listing::new(self.tenant.clone(), selector(r.which.as_ref())?, after, limit);
+                Listing::new(tenant.into_owned(), selector(r.which.as_ref())?, after, limit);
             self.until_done(|state| state.list_objects(&mut listing));
             let page = listing.into_page();
             let mut objects = Vec::with_capacity(page.objects.len());
@@ -170,7 +177,7 @@ impl Service {
     fn start_one(
         &self,
         state: &mut State,
-        caller: &Caller,
+        (client, tenant): (ClientId, &TenantId),
         item: &v1::PutItem,
         (options, is_replacing): (&PutOptions, bool),
     ) -> Result<crate::state::Started> {
@@ -182,7 +189,7 @@ impl Service {
         }
         let group = item.group.as_bytes();
         let put = Put { key, length: item.length, group, options, is_replacing };
-        state.put_start(self.clock.now(), caller.client, &self.tenant, put)
+        state.put_start(self.clock.now(), client, tenant, put)
     }
 
     fn close_puts(
@@ -192,6 +199,7 @@ impl Service {
         puts: &[v1::PutRef],
     ) -> Result<Vec<ItemResult>> {
         check_batch(puts.len())?;
+        let tenant = self.tenant(caller)?;
         let caller = Caller::try_from(caller)?;
         let now = self.clock.now();
         let results = self.in_slices(puts, |state, put| {
@@ -204,8 +212,8 @@ impl Service {
             };
             let client = caller.client;
             ItemResult::from(match op {
-                Op::PutEnd => state.put_end(now, client, &self.tenant, put),
-                _ => state.put_revoke(now, client, &self.tenant, put),
+                Op::PutEnd => state.put_end(now, client, &tenant, put),
+                _ => state.put_revoke(now, client, &tenant, put),
             })
         });
         self.calls.batch(op, results.len(), failed(&results));
@@ -213,7 +221,11 @@ impl Service {
     }
 
     /// Handles the items in order, letting others at the state in between.
-    fn in_slices<T, R>(&self, items: &[T], mut handle: impl FnMut(&mut State, &T) -> R) -> Vec<R> {
+    pub(super) fn in_slices<T, R>(
+        &self,
+        items: &[T],
+        mut handle: impl FnMut(&mut State, &T) -> R,
+    ) -> Vec<R> {
         let mut results = Vec::with_capacity(items.len());
         for slice in items.chunks(SLICE_ITEMS) {
             let mut state = self.lock();

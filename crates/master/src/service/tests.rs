@@ -47,7 +47,13 @@ fn lent() -> (Service, ClientId) {
 /// Bytes of a message: fields of numbers, bytes and messages under small tags. Most of them are a
 /// request of some kind.
 fn wire(depth: u32) -> BoxedStrategy<Vec<u8>> {
-    let number = prop_oneof![Just(0), Just(1), Just(u64::MAX), any::<u64>(), 0_u64..2000];
+    let number = prop_oneof![
+        1 => Just(0),
+        4 => Just(1),
+        1 => Just(u64::MAX),
+        1 => any::<u64>(),
+        1 => 0_u64..2000
+    ];
     let bytes = prop_oneof![
         Just(vec![1; 16]),
         Just(1_u128.to_le_bytes().to_vec()),
@@ -74,9 +80,11 @@ fn wire(depth: u32) -> BoxedStrategy<Vec<u8>> {
 /// A call: its tag in `Request`, and its message, which half of the time says who calls.
 fn call() -> impl Strategy<Value = (u32, Vec<u8>)> {
     let known = field(1, &field(1, &1_u128.to_le_bytes()));
-    (1_u32..18, any::<bool>(), wire(2)).prop_map(move |(tag, is_known, body)| {
-        (tag, if is_known { [&known[..], &body].concat() } else { body })
-    })
+    (prop_oneof![3 => 1_u32..18, 2 => 30_u32..41], any::<bool>(), wire(2)).prop_map(
+        move |(tag, is_known, body)| {
+            (tag, if is_known { [&known[..], &body].concat() } else { body })
+        },
+    )
 }
 
 fn field(tag: u32, value: &[u8]) -> Vec<u8> {
@@ -111,7 +119,7 @@ fn the_arbitrary_calls_do_reach_the_state() {
     use proptest::{strategy::ValueTree, test_runner::TestRunner};
     let mut runner = TestRunner::deterministic();
     let (service, _) = lent();
-    for _ in 0..20_000 {
+    for _ in 0..40_000 {
         let (tag, body) = call().new_tree(&mut runner).unwrap().current();
         if let Ok(request) = v1::Request::decode(&field(tag, &body)[..]) {
             service.dispatch(request, &Origin::in_process());
@@ -227,4 +235,28 @@ fn heartbeats_are_asked_for_several_times_within_the_time_to_live() {
     };
     assert_eq!(answer.client_ttl_ms, 10_000);
     assert!(answer.heartbeat_interval_ms * 4 < Duration::from_secs(10).as_millis() as u64);
+}
+
+#[test]
+fn with_multi_tenancy_keys_are_apart_and_quotas_are_kept_in_the_file() {
+    let rules = Rules { is_multi_tenant: true, ..Rules::default() };
+    let service = Service::new(rules, SystemClock::shared());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("quotas.yaml");
+    std::fs::write(&path, "version: 1\ntenants:\n  - name: a\n    quota: 1KB\n").unwrap();
+    service.keep_policy(path.to_str().unwrap()).unwrap();
+    let set = |tenant: &str, bytes| {
+        let quotas = vec![v1::Quota { tenant: tenant.to_owned(), bytes }];
+        let set = v1::SetQuotasRequest { caller: None, quotas };
+        let response::Call::SetQuotas(answer) = ask(&service, Call::SetQuotas(set)) else {
+            panic!("not set")
+        };
+        answer.results[0].failure.as_ref().map_or(0, |failure| failure.code)
+    };
+    assert_eq!((set("b", Some(5)), set("a", None), set("a", None)), (0, 0, -704));
+    assert_eq!((set("", Some(5)), set("c", Some(0))), (-600, -600));
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(text, "version: 1\ntenants:\n  - name: \"b\"\n    quota: 5\n");
+    let quotas: Vec<_> = service.quotas().into_iter().map(|q| (q.tenant, q.requested)).collect();
+    assert_eq!(quotas, [(TenantId::new("b"), 5)]);
 }

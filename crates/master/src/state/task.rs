@@ -178,7 +178,8 @@ impl State {
         self.tasks.has_due(now, client)
     }
 
-    /// Hands tasks to the client that is to carry them out, at most so many. Room is taken in the
+    /// Hands tasks to the client that is to carry them out: at most so many, and no more once their
+    /// objects have so many bytes. Room is taken in the
     /// targets by evicting, if it must be; bytes may be written for the rules' `write_window`.
     ///
     /// # Errors
@@ -188,12 +189,14 @@ impl State {
         now: Moment,
         client: ClientId,
         limit: usize,
+        bytes: u64,
     ) -> Result<Vec<Work>> {
         self.clients.check(client)?;
         let mut work = Vec::new();
         for id in self.tasks.due(now, client) {
             let limit = limit.min(work.len() + self.tasks.room(self.rules.tasks.processing_max));
-            if work.len() >= limit {
+            let fetched: u64 = work.iter().map(|work: &Work| work.length).sum();
+            if work.len() >= limit || (fetched >= bytes && !work.is_empty()) {
                 break;
             }
             work.extend(self.begin_task(now, client, id));

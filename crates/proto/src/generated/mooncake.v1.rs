@@ -4,7 +4,7 @@
 pub struct Request {
     #[prost(
         oneof = "request::Call",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39"
     )]
     pub call: ::core::option::Option<request::Call>,
 }
@@ -44,6 +44,26 @@ pub mod request {
         ListSegments(super::ListSegmentsRequest),
         #[prost(message, tag = "16")]
         Status(super::StatusRequest),
+        #[prost(message, tag = "30")]
+        CreateTasks(super::CreateTasksRequest),
+        #[prost(message, tag = "31")]
+        QueryTasks(super::QueryTasksRequest),
+        #[prost(message, tag = "32")]
+        FetchTasks(super::FetchTasksRequest),
+        #[prost(message, tag = "33")]
+        EndTasks(super::EndTasksRequest),
+        #[prost(message, tag = "34")]
+        ClearReplicas(super::ClearReplicasRequest),
+        #[prost(message, tag = "35")]
+        CreateDrainJobs(super::CreateDrainJobsRequest),
+        #[prost(message, tag = "36")]
+        QueryDrainJobs(super::QueryDrainJobsRequest),
+        #[prost(message, tag = "37")]
+        CancelDrainJobs(super::CancelDrainJobsRequest),
+        #[prost(message, tag = "38")]
+        QueryQuotas(super::QueryQuotasRequest),
+        #[prost(message, tag = "39")]
+        SetQuotas(super::SetQuotasRequest),
     }
 }
 /// Its answer: the response of the same name, or the failure of the whole call.
@@ -51,7 +71,7 @@ pub mod request {
 pub struct Response {
     #[prost(
         oneof = "response::Call",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 100"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 100"
     )]
     pub call: ::core::option::Option<response::Call>,
 }
@@ -91,6 +111,26 @@ pub mod response {
         ListSegments(super::ListSegmentsResponse),
         #[prost(message, tag = "16")]
         Status(super::StatusResponse),
+        #[prost(message, tag = "30")]
+        CreateTasks(super::CreateTasksResponse),
+        #[prost(message, tag = "31")]
+        QueryTasks(super::QueryTasksResponse),
+        #[prost(message, tag = "32")]
+        FetchTasks(super::FetchTasksResponse),
+        #[prost(message, tag = "33")]
+        EndTasks(super::EndTasksResponse),
+        #[prost(message, tag = "34")]
+        ClearReplicas(super::ClearReplicasResponse),
+        #[prost(message, tag = "35")]
+        CreateDrainJobs(super::CreateDrainJobsResponse),
+        #[prost(message, tag = "36")]
+        QueryDrainJobs(super::QueryDrainJobsResponse),
+        #[prost(message, tag = "37")]
+        CancelDrainJobs(super::CancelDrainJobsResponse),
+        #[prost(message, tag = "38")]
+        QueryQuotas(super::QueryQuotasResponse),
+        #[prost(message, tag = "39")]
+        SetQuotas(super::SetQuotasResponse),
         #[prost(message, tag = "100")]
         Failure(super::Failure),
     }
@@ -152,6 +192,9 @@ pub struct HeartbeatResponse {
     pub is_known: bool,
     #[prost(bytes = "bytes", tag = "2")]
     pub master: ::prost::bytes::Bytes,
+    /// Tasks wait for the client: it should fetch them.
+    #[prost(bool, tag = "10")]
+    pub has_tasks: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UnregisterRequest {
@@ -533,6 +576,285 @@ pub struct StatusResponse {
     #[prost(string, tag = "11")]
     pub metadata_address: ::prost::alloc::string::String,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NewTask {
+    #[prost(enumeration = "TaskKind", tag = "1")]
+    pub kind: i32,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub key: ::prost::bytes::Bytes,
+    /// the name of a segment; of a move only
+    #[prost(string, tag = "3")]
+    pub source: ::prost::alloc::string::String,
+    /// names of segments; of a move one
+    #[prost(string, repeated, tag = "4")]
+    pub targets: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CreateTasksRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(message, repeated, tag = "2")]
+    pub tasks: ::prost::alloc::vec::Vec<NewTask>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CreateTasksResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub results: ::prost::alloc::vec::Vec<CreateTaskResult>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CreateTaskResult {
+    #[prost(message, optional, tag = "1")]
+    pub failure: ::core::option::Option<Failure>,
+    /// 16 bytes
+    #[prost(bytes = "bytes", tag = "2")]
+    pub task: ::prost::bytes::Bytes,
+    /// who carries it out, as things stand
+    #[prost(bytes = "bytes", tag = "3")]
+    pub client: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct QueryTasksRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(bytes = "bytes", repeated, tag = "2")]
+    pub tasks: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct QueryTasksResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub results: ::prost::alloc::vec::Vec<QueryTaskResult>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct QueryTaskResult {
+    #[prost(message, optional, tag = "1")]
+    pub failure: ::core::option::Option<Failure>,
+    #[prost(enumeration = "TaskKind", tag = "2")]
+    pub kind: i32,
+    #[prost(enumeration = "TaskStatus", tag = "3")]
+    pub status: i32,
+    /// since the epoch
+    #[prost(uint64, tag = "4")]
+    pub created_at_ms: u64,
+    #[prost(uint64, tag = "5")]
+    pub updated_at_ms: u64,
+    #[prost(bytes = "bytes", tag = "6")]
+    pub client: ::prost::bytes::Bytes,
+    #[prost(string, tag = "7")]
+    pub message: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FetchTasksRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(uint32, tag = "2")]
+    pub limit: u32,
+    /// No more once their objects have so many bytes together; at least one all the same.
+    #[prost(uint64, tag = "3")]
+    pub bytes: u64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FetchTasksResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub tasks: ::prost::alloc::vec::Vec<TaskWork>,
+    /// The segments that the places point into.
+    #[prost(message, repeated, tag = "2")]
+    pub segments: ::prost::alloc::vec::Vec<Segment>,
+    /// No byte may be written, and none that was read counts, later than this after the call was sent.
+    #[prost(uint64, tag = "3")]
+    pub window_ms: u64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TaskWork {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub task: ::prost::bytes::Bytes,
+    /// which try; to be named at the end
+    #[prost(uint64, tag = "2")]
+    pub attempt: u64,
+    #[prost(bytes = "bytes", tag = "3")]
+    pub key: ::prost::bytes::Bytes,
+    #[prost(uint64, tag = "4")]
+    pub version: u64,
+    #[prost(uint64, tag = "5")]
+    pub length: u64,
+    #[prost(uint64, optional, tag = "6")]
+    pub checksum: ::core::option::Option<u64>,
+    #[prost(message, optional, tag = "7")]
+    pub source: ::core::option::Option<Place>,
+    #[prost(message, repeated, tag = "8")]
+    pub targets: ::prost::alloc::vec::Vec<Place>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct EndTasksRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(message, repeated, tag = "2")]
+    pub ends: ::prost::alloc::vec::Vec<TaskEnd>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TaskEnd {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub task: ::prost::bytes::Bytes,
+    #[prost(uint64, tag = "2")]
+    pub attempt: u64,
+    /// Copies that were not written; the others stand.
+    #[prost(uint64, repeated, tag = "3")]
+    pub failed_replicas: ::prost::alloc::vec::Vec<u64>,
+    #[prost(string, tag = "4")]
+    pub reason: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct EndTasksResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub results: ::prost::alloc::vec::Vec<ItemResult>,
+    #[prost(bool, tag = "2")]
+    pub has_tasks: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ClearReplicasRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(bytes = "bytes", repeated, tag = "2")]
+    pub keys: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+    /// Only copies in segments of that name; empty: all copies.
+    #[prost(string, tag = "3")]
+    pub segment: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ClearReplicasResponse {
+    /// For each key: a copy was dropped.
+    #[prost(bool, repeated, tag = "1")]
+    pub cleared: ::prost::alloc::vec::Vec<bool>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NewDrainJob {
+    #[prost(string, repeated, tag = "1")]
+    pub segments: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// empty: anywhere
+    #[prost(string, repeated, tag = "2")]
+    pub targets: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// 0: 4
+    #[prost(uint32, tag = "3")]
+    pub concurrency: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CreateDrainJobsRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(message, repeated, tag = "2")]
+    pub jobs: ::prost::alloc::vec::Vec<NewDrainJob>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CreateDrainJobsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub results: ::prost::alloc::vec::Vec<DrainJobResult>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct QueryDrainJobsRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(bytes = "bytes", repeated, tag = "2")]
+    pub jobs: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct QueryDrainJobsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub results: ::prost::alloc::vec::Vec<DrainJobResult>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CancelDrainJobsRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(bytes = "bytes", repeated, tag = "2")]
+    pub jobs: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CancelDrainJobsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub results: ::prost::alloc::vec::Vec<DrainJobResult>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DrainJobResult {
+    #[prost(message, optional, tag = "1")]
+    pub failure: ::core::option::Option<Failure>,
+    /// 16 bytes
+    #[prost(bytes = "bytes", tag = "2")]
+    pub job: ::prost::bytes::Bytes,
+    #[prost(enumeration = "JobStatus", tag = "3")]
+    pub status: i32,
+    /// since the epoch
+    #[prost(uint64, tag = "4")]
+    pub created_at_ms: u64,
+    #[prost(uint64, tag = "5")]
+    pub updated_at_ms: u64,
+    #[prost(string, repeated, tag = "6")]
+    pub segments: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// copies that left
+    #[prost(uint64, tag = "7")]
+    pub succeeded: u64,
+    /// copies that could not
+    #[prost(uint64, tag = "8")]
+    pub failed: u64,
+    /// copies that something holds up
+    #[prost(uint64, tag = "9")]
+    pub blocked: u64,
+    /// copies that are being moved
+    #[prost(uint64, tag = "10")]
+    pub active: u64,
+    #[prost(uint64, tag = "11")]
+    pub moved_bytes: u64,
+    #[prost(string, tag = "12")]
+    pub message: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct QueryQuotasRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    /// empty: all
+    #[prost(string, repeated, tag = "2")]
+    pub tenants: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct QueryQuotasResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub results: ::prost::alloc::vec::Vec<QuotaResult>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct QuotaResult {
+    #[prost(message, optional, tag = "1")]
+    pub failure: ::core::option::Option<Failure>,
+    #[prost(string, tag = "2")]
+    pub tenant: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "3")]
+    pub requested: u64,
+    #[prost(uint64, tag = "4")]
+    pub effective: u64,
+    #[prost(uint64, tag = "5")]
+    pub charged: u64,
+    #[prost(uint64, tag = "6")]
+    pub refused: u64,
+    #[prost(uint64, tag = "7")]
+    pub evicted_bytes: u64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SetQuotasRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(message, repeated, tag = "2")]
+    pub quotas: ::prost::alloc::vec::Vec<Quota>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Quota {
+    #[prost(string, tag = "1")]
+    pub tenant: ::prost::alloc::string::String,
+    /// absent: the tenant loses its quota
+    #[prost(uint64, optional, tag = "2")]
+    pub bytes: ::core::option::Option<u64>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SetQuotasResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub results: ::prost::alloc::vec::Vec<ItemResult>,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum SoftPin {
@@ -625,6 +947,102 @@ impl SegmentStatus {
             "SEGMENT_STATUS_DRAINED" => Some(Self::Drained),
             "SEGMENT_STATUS_GRACEFULLY_UNMOUNTING" => Some(Self::GracefullyUnmounting),
             "SEGMENT_STATUS_UNMOUNTING" => Some(Self::Unmounting),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum TaskKind {
+    Copy = 0,
+    Move = 1,
+}
+impl TaskKind {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Copy => "TASK_KIND_COPY",
+            Self::Move => "TASK_KIND_MOVE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "TASK_KIND_COPY" => Some(Self::Copy),
+            "TASK_KIND_MOVE" => Some(Self::Move),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum TaskStatus {
+    Pending = 0,
+    Processing = 1,
+    Failed = 2,
+    Success = 3,
+}
+impl TaskStatus {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Pending => "TASK_STATUS_PENDING",
+            Self::Processing => "TASK_STATUS_PROCESSING",
+            Self::Failed => "TASK_STATUS_FAILED",
+            Self::Success => "TASK_STATUS_SUCCESS",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "TASK_STATUS_PENDING" => Some(Self::Pending),
+            "TASK_STATUS_PROCESSING" => Some(Self::Processing),
+            "TASK_STATUS_FAILED" => Some(Self::Failed),
+            "TASK_STATUS_SUCCESS" => Some(Self::Success),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum JobStatus {
+    Created = 0,
+    Planning = 1,
+    Running = 2,
+    Succeeded = 3,
+    Failed = 4,
+    Canceled = 5,
+}
+impl JobStatus {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Created => "JOB_STATUS_CREATED",
+            Self::Planning => "JOB_STATUS_PLANNING",
+            Self::Running => "JOB_STATUS_RUNNING",
+            Self::Succeeded => "JOB_STATUS_SUCCEEDED",
+            Self::Failed => "JOB_STATUS_FAILED",
+            Self::Canceled => "JOB_STATUS_CANCELED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "JOB_STATUS_CREATED" => Some(Self::Created),
+            "JOB_STATUS_PLANNING" => Some(Self::Planning),
+            "JOB_STATUS_RUNNING" => Some(Self::Running),
+            "JOB_STATUS_SUCCEEDED" => Some(Self::Succeeded),
+            "JOB_STATUS_FAILED" => Some(Self::Failed),
+            "JOB_STATUS_CANCELED" => Some(Self::Canceled),
             _ => None,
         }
     }

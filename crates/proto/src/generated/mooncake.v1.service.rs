@@ -447,6 +447,249 @@ pub mod master_client {
             req.extensions_mut().insert(GrpcMethod::new("mooncake.v1.Master", "Status"));
             self.inner.unary(req, path, codec).await
         }
+        /// Copying and moving: anybody asks for it, a client that holds a copy carries it out.
+        pub async fn create_tasks(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CreateTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CreateTasksResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mooncake.v1.Master/CreateTasks",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mooncake.v1.Master", "CreateTasks"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn query_tasks(
+            &mut self,
+            request: impl tonic::IntoRequest<super::QueryTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::QueryTasksResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mooncake.v1.Master/QueryTasks",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mooncake.v1.Master", "QueryTasks"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn fetch_tasks(
+            &mut self,
+            request: impl tonic::IntoRequest<super::FetchTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::FetchTasksResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mooncake.v1.Master/FetchTasks",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mooncake.v1.Master", "FetchTasks"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn end_tasks(
+            &mut self,
+            request: impl tonic::IntoRequest<super::EndTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::EndTasksResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mooncake.v1.Master/EndTasks",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mooncake.v1.Master", "EndTasks"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn clear_replicas(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ClearReplicasRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ClearReplicasResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mooncake.v1.Master/ClearReplicas",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mooncake.v1.Master", "ClearReplicas"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Emptying segments.
+        pub async fn create_drain_jobs(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CreateDrainJobsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CreateDrainJobsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mooncake.v1.Master/CreateDrainJobs",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mooncake.v1.Master", "CreateDrainJobs"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn query_drain_jobs(
+            &mut self,
+            request: impl tonic::IntoRequest<super::QueryDrainJobsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::QueryDrainJobsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mooncake.v1.Master/QueryDrainJobs",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mooncake.v1.Master", "QueryDrainJobs"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn cancel_drain_jobs(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CancelDrainJobsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CancelDrainJobsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mooncake.v1.Master/CancelDrainJobs",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mooncake.v1.Master", "CancelDrainJobs"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Tenants.
+        pub async fn query_quotas(
+            &mut self,
+            request: impl tonic::IntoRequest<super::QueryQuotasRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::QueryQuotasResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mooncake.v1.Master/QueryQuotas",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mooncake.v1.Master", "QueryQuotas"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn set_quotas(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SetQuotasRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SetQuotasResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mooncake.v1.Master/SetQuotas",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mooncake.v1.Master", "SetQuotas"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -555,6 +798,79 @@ pub mod master_server {
             &self,
             request: tonic::Request<super::StatusRequest>,
         ) -> std::result::Result<tonic::Response<super::StatusResponse>, tonic::Status>;
+        /// Copying and moving: anybody asks for it, a client that holds a copy carries it out.
+        async fn create_tasks(
+            &self,
+            request: tonic::Request<super::CreateTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CreateTasksResponse>,
+            tonic::Status,
+        >;
+        async fn query_tasks(
+            &self,
+            request: tonic::Request<super::QueryTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::QueryTasksResponse>,
+            tonic::Status,
+        >;
+        async fn fetch_tasks(
+            &self,
+            request: tonic::Request<super::FetchTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::FetchTasksResponse>,
+            tonic::Status,
+        >;
+        async fn end_tasks(
+            &self,
+            request: tonic::Request<super::EndTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::EndTasksResponse>,
+            tonic::Status,
+        >;
+        async fn clear_replicas(
+            &self,
+            request: tonic::Request<super::ClearReplicasRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ClearReplicasResponse>,
+            tonic::Status,
+        >;
+        /// Emptying segments.
+        async fn create_drain_jobs(
+            &self,
+            request: tonic::Request<super::CreateDrainJobsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CreateDrainJobsResponse>,
+            tonic::Status,
+        >;
+        async fn query_drain_jobs(
+            &self,
+            request: tonic::Request<super::QueryDrainJobsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::QueryDrainJobsResponse>,
+            tonic::Status,
+        >;
+        async fn cancel_drain_jobs(
+            &self,
+            request: tonic::Request<super::CancelDrainJobsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CancelDrainJobsResponse>,
+            tonic::Status,
+        >;
+        /// Tenants.
+        async fn query_quotas(
+            &self,
+            request: tonic::Request<super::QueryQuotasRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::QueryQuotasResponse>,
+            tonic::Status,
+        >;
+        async fn set_quotas(
+            &self,
+            request: tonic::Request<super::SetQuotasRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SetQuotasResponse>,
+            tonic::Status,
+        >;
     }
     #[derive(Debug)]
     pub struct MasterServer<T> {
@@ -1311,6 +1627,448 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = StatusSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mooncake.v1.Master/CreateTasks" => {
+                    #[allow(non_camel_case_types)]
+                    struct CreateTasksSvc<T: Master>(pub Arc<T>);
+                    impl<
+                        T: Master,
+                    > tonic::server::UnaryService<super::CreateTasksRequest>
+                    for CreateTasksSvc<T> {
+                        type Response = super::CreateTasksResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CreateTasksRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Master>::create_tasks(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CreateTasksSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mooncake.v1.Master/QueryTasks" => {
+                    #[allow(non_camel_case_types)]
+                    struct QueryTasksSvc<T: Master>(pub Arc<T>);
+                    impl<T: Master> tonic::server::UnaryService<super::QueryTasksRequest>
+                    for QueryTasksSvc<T> {
+                        type Response = super::QueryTasksResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::QueryTasksRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Master>::query_tasks(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = QueryTasksSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mooncake.v1.Master/FetchTasks" => {
+                    #[allow(non_camel_case_types)]
+                    struct FetchTasksSvc<T: Master>(pub Arc<T>);
+                    impl<T: Master> tonic::server::UnaryService<super::FetchTasksRequest>
+                    for FetchTasksSvc<T> {
+                        type Response = super::FetchTasksResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::FetchTasksRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Master>::fetch_tasks(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = FetchTasksSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mooncake.v1.Master/EndTasks" => {
+                    #[allow(non_camel_case_types)]
+                    struct EndTasksSvc<T: Master>(pub Arc<T>);
+                    impl<T: Master> tonic::server::UnaryService<super::EndTasksRequest>
+                    for EndTasksSvc<T> {
+                        type Response = super::EndTasksResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::EndTasksRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Master>::end_tasks(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = EndTasksSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mooncake.v1.Master/ClearReplicas" => {
+                    #[allow(non_camel_case_types)]
+                    struct ClearReplicasSvc<T: Master>(pub Arc<T>);
+                    impl<
+                        T: Master,
+                    > tonic::server::UnaryService<super::ClearReplicasRequest>
+                    for ClearReplicasSvc<T> {
+                        type Response = super::ClearReplicasResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ClearReplicasRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Master>::clear_replicas(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ClearReplicasSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mooncake.v1.Master/CreateDrainJobs" => {
+                    #[allow(non_camel_case_types)]
+                    struct CreateDrainJobsSvc<T: Master>(pub Arc<T>);
+                    impl<
+                        T: Master,
+                    > tonic::server::UnaryService<super::CreateDrainJobsRequest>
+                    for CreateDrainJobsSvc<T> {
+                        type Response = super::CreateDrainJobsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CreateDrainJobsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Master>::create_drain_jobs(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CreateDrainJobsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mooncake.v1.Master/QueryDrainJobs" => {
+                    #[allow(non_camel_case_types)]
+                    struct QueryDrainJobsSvc<T: Master>(pub Arc<T>);
+                    impl<
+                        T: Master,
+                    > tonic::server::UnaryService<super::QueryDrainJobsRequest>
+                    for QueryDrainJobsSvc<T> {
+                        type Response = super::QueryDrainJobsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::QueryDrainJobsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Master>::query_drain_jobs(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = QueryDrainJobsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mooncake.v1.Master/CancelDrainJobs" => {
+                    #[allow(non_camel_case_types)]
+                    struct CancelDrainJobsSvc<T: Master>(pub Arc<T>);
+                    impl<
+                        T: Master,
+                    > tonic::server::UnaryService<super::CancelDrainJobsRequest>
+                    for CancelDrainJobsSvc<T> {
+                        type Response = super::CancelDrainJobsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CancelDrainJobsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Master>::cancel_drain_jobs(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CancelDrainJobsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mooncake.v1.Master/QueryQuotas" => {
+                    #[allow(non_camel_case_types)]
+                    struct QueryQuotasSvc<T: Master>(pub Arc<T>);
+                    impl<
+                        T: Master,
+                    > tonic::server::UnaryService<super::QueryQuotasRequest>
+                    for QueryQuotasSvc<T> {
+                        type Response = super::QueryQuotasResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::QueryQuotasRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Master>::query_quotas(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = QueryQuotasSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mooncake.v1.Master/SetQuotas" => {
+                    #[allow(non_camel_case_types)]
+                    struct SetQuotasSvc<T: Master>(pub Arc<T>);
+                    impl<T: Master> tonic::server::UnaryService<super::SetQuotasRequest>
+                    for SetQuotasSvc<T> {
+                        type Response = super::SetQuotasResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SetQuotasRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Master>::set_quotas(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SetQuotasSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -135,6 +135,11 @@ impl Segments {
         self.0.lock().iter().filter_map(|m| SegmentId::from_bytes(&m.segment.id)).collect()
     }
 
+    /// Whether it is one of ours.
+    pub(super) fn has(&self, id: SegmentId) -> bool {
+        self.0.lock().iter().any(|mounted| mounted.is(id))
+    }
+
     fn take(&self, id: SegmentId) -> Option<Mounted> {
         let mut segments = self.0.lock();
         let at = segments.iter().position(|mounted| mounted.is(id))?;

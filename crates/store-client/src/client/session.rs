@@ -50,18 +50,21 @@ pub(super) fn start(shared: &Arc<Shared>) -> Result<()> {
         .map_err(|source| Error::internal("no thread for the heartbeat").caused_by(source))
 }
 
-fn beat(shared: &Shared) {
+fn beat(shared: &Arc<Shared>) {
     let mut is_reachable = true;
     let mut pause = shared.interval();
     while shared.rest(pause) {
         shared.free_left();
         let outcome = shared.heartbeat();
+        if matches!(outcome, Ok(true)) {
+            shared.wake_worker();
+        }
         pause = match &outcome {
-            Ok(()) => shared.interval(),
+            Ok(_) => shared.interval(),
             Err(_) => shared.interval().min(RETRY),
         };
         match outcome {
-            Ok(()) if !is_reachable => tracing::info!(client = %shared.name, "the master is back"),
+            Ok(_) if !is_reachable => tracing::info!(client = %shared.name, "the master is back"),
             Err(error) if is_reachable && !shared.is_closed() => {
                 tracing::warn!(client = %shared.name, %error, "heartbeat failed; trying again");
             }
@@ -139,7 +142,8 @@ impl Shared {
         Ok(())
     }
 
-    fn heartbeat(&self) -> Result<()> {
+    /// Lets the master hear of us; says whether tasks wait.
+    fn heartbeat(&self) -> Result<bool> {
         let deadline = SystemClock.now() + PATIENCE.min(self.config.rpc_timeout);
         let terms = self.session.terms.lock().clone();
         let call = Call::Heartbeat(v1::HeartbeatRequest { caller: Some(self.caller.clone()) });
@@ -148,11 +152,11 @@ impl Shared {
             _ => None,
         })?;
         if response.is_known && response.master == terms.master {
-            return Ok(());
+            return Ok(response.has_tasks);
         }
         self.revive(terms.registrations, deadline)?;
         tracing::info!(client = %self.name, "registered again with a master that did not know us");
-        Ok(())
+        Ok(false)
     }
 
     fn interval(&self) -> Duration {

@@ -187,7 +187,7 @@ impl Model {
             }
             Call::Fetch { client } => {
                 let client = CLIENTS[client];
-                let Ok(work) = state.fetch_tasks(now, client, 2) else { return };
+                let Ok(work) = state.fetch_tasks(now, client, 2, 400_000) else { return };
                 for work in work {
                     for (start, end, incarnation) in self.stretches(&work.targets) {
                         for (&(other, from, to), until) in &self.fences {

@@ -26,7 +26,7 @@ impl Pool {
     }
 
     fn fetch(&mut self, client: ClientId) -> Vec<Work> {
-        self.state.fetch_tasks(self.now, client, 100).unwrap()
+        self.state.fetch_tasks(self.now, client, 100, u64::MAX).unwrap()
     }
 
     fn done(&mut self, client: ClientId, work: &Work) -> Result<()> {
@@ -135,7 +135,10 @@ fn what_cannot_be_a_task_is_refused_with_its_code() {
     fails(pool.shift("k", "host-a:1", "nowhere"), ErrorCode::INVALID_PARAMS);
     fails(pool.shift("none", "host-a:1", "host-b:1"), ErrorCode::OBJECT_NOT_FOUND);
     fails(pool.state.task(TaskId::from_bits(1)), ErrorCode::TASK_NOT_FOUND);
-    fails(pool.state.fetch_tasks(pool.now, ClientId::from_bits(9), 1), ErrorCode::CLIENT_NOT_FOUND);
+    fails(
+        pool.state.fetch_tasks(pool.now, ClientId::from_bits(9), 1, 1),
+        ErrorCode::CLIENT_NOT_FOUND,
+    );
 }
 
 #[test]

@@ -1,0 +1,117 @@
+//! The calls about tenants and their quotas, and the file in which the quotas are kept.
+
+use std::borrow::Cow;
+
+use mooncake_base::{Error, Result, TenantId};
+use mooncake_proto::v1::{self, ItemResult};
+
+use super::{Service, calls::Op, check_batch, check_name};
+use crate::{config::policy::Policy, state::TenantQuota};
+
+impl Service {
+    /// Grants what the file says, and keeps it up to date from now on.
+    ///
+    /// # Errors
+    /// The file cannot be read or does not say what a policy says.
+    pub fn keep_policy(&self, path: &str) -> Result<()> {
+        let policy = Policy::read(path)?;
+        let mut state = self.lock();
+        for (tenant, bytes) in policy.quotas() {
+            let granted = state.set_quota(&TenantId::new(tenant), bytes);
+            granted.map_err(|error| error.with("file", path).with("tenant", tenant))?;
+        }
+        drop(state);
+        *self.policy.lock() = Some(policy);
+        Ok(())
+    }
+
+    /// Whose keys the call is about: the default tenant's if it does not say, and always while
+    /// there is no multi-tenancy.
+    pub(super) fn tenant(&self, caller: Option<&v1::Caller>) -> Result<Cow<'_, TenantId>> {
+        match caller.map_or("", |caller| &caller.tenant) {
+            "" | TenantId::DEFAULT => Ok(Cow::Borrowed(&self.tenant)),
+            _ if !self.is_multi_tenant => Ok(Cow::Borrowed(&self.tenant)),
+            name => {
+                check_name("tenant", name)?;
+                Ok(Cow::Owned(TenantId::new(name)))
+            }
+        }
+    }
+
+    /// The quota of every tenant, for those who show it; none without multi-tenancy.
+    pub fn quotas(&self) -> Vec<TenantQuota> {
+        self.lock().quotas().unwrap_or_default()
+    }
+
+    pub(super) fn query_quotas(
+        &self,
+        r: &v1::QueryQuotasRequest,
+    ) -> Result<v1::QueryQuotasResponse> {
+        check_batch(r.tenants.len())?;
+        self.calls.one(Op::QueryQuotas, || {
+            let state = self.lock();
+            let results = match &r.tenants[..] {
+                [] => state.quotas()?.iter().map(quota_to_wire).collect(),
+                names => {
+                    let quota = |name: &String| state.quota(&TenantId::new(name));
+                    names.iter().map(|name| quota_result(name, quota(name))).collect()
+                }
+            };
+            Ok(v1::QueryQuotasResponse { results })
+        })
+    }
+
+    pub(super) fn set_quotas(&self, r: &v1::SetQuotasRequest) -> Result<v1::SetQuotasResponse> {
+        check_batch(r.quotas.len())?;
+        // Held across the change of the state, so that the file tells of the changes in their order.
+        let mut policy = self.policy.lock();
+        let results = r.quotas.iter().map(|quota| {
+            let result = self.set_quota(policy.as_mut(), quota);
+            self.calls.batch(Op::SetQuota, 1, usize::from(result.is_err()));
+            ItemResult::from(result)
+        });
+        Ok(v1::SetQuotasResponse { results: results.collect() })
+    }
+
+    fn set_quota(&self, policy: Option<&mut Policy>, quota: &v1::Quota) -> Result<()> {
+        if quota.tenant.is_empty() {
+            return Err(Error::invalid("Missing or invalid tenant_id"));
+        }
+        check_name("tenant", &quota.tenant)?;
+        let tenant = TenantId::new(&quota.tenant);
+        {
+            let mut state = self.lock();
+            match quota.bytes {
+                Some(bytes) => state.set_quota(&tenant, bytes)?,
+                None => state.remove_quota(&tenant)?,
+            }
+        }
+        match policy {
+            Some(policy) => policy.set(&quota.tenant, quota.bytes),
+            None => Ok(()),
+        }
+    }
+}
+
+fn quota_result(name: &str, quota: Result<TenantQuota>) -> v1::QuotaResult {
+    match quota {
+        Ok(quota) => quota_to_wire(&quota),
+        Err(error) => v1::QuotaResult {
+            failure: Some((&error).into()),
+            tenant: name.to_owned(),
+            ..v1::QuotaResult::default()
+        },
+    }
+}
+
+fn quota_to_wire(quota: &TenantQuota) -> v1::QuotaResult {
+    v1::QuotaResult {
+        failure: None,
+        tenant: quota.tenant.as_str().to_owned(),
+        requested: quota.requested,
+        effective: quota.effective,
+        charged: quota.charged,
+        refused: quota.refused,
+        evicted_bytes: quota.evicted_bytes,
+    }
+}

@@ -1,0 +1,250 @@
+//! The calls about copies, moves and drains, and about clearing copies.
+
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use mooncake_base::{Error, ErrorCode, JobId, Moment, Result, TaskId};
+use mooncake_proto::{
+    convert::Caller,
+    v1::{self, ItemResult},
+};
+
+use super::{
+    Service,
+    answer::{SegmentTable, job_status, replicas, task_kind, task_status},
+    calls::Op,
+    check_batch, millis,
+};
+use crate::state::{JobView, NewJob, NewTask, State, TaskEnd, Work};
+
+/// The most tasks that one client is given at a time.
+const FETCHED_MAX: usize = 1024;
+/// The most segments that one job names.
+const JOB_SEGMENTS_MAX: usize = 4096;
+
+impl Service {
+    pub(super) fn create_tasks(
+        &self,
+        r: &v1::CreateTasksRequest,
+    ) -> Result<v1::CreateTasksResponse> {
+        check_batch(r.tasks.len())?;
+        let tenant = self.tenant(r.caller.as_ref())?;
+        let now = self.clock.now();
+        let results = self.in_slices(&r.tasks, |state, task| {
+            let created = new_task(task).and_then(|new| state.create_task(now, &tenant, new));
+            let op = match task.kind() {
+                v1::TaskKind::Copy => Op::CreateCopyTask,
+                v1::TaskKind::Move => Op::CreateMoveTask,
+            };
+            self.calls.batch(op, 1, usize::from(created.is_err()));
+            match created.and_then(|id| state.task(id)) {
+                Ok(view) => v1::CreateTaskResult {
+                    failure: None,
+                    task: Bytes::copy_from_slice(&view.id.to_bytes()),
+                    client: Bytes::copy_from_slice(&view.client.to_bytes()),
+                },
+                Err(error) => v1::CreateTaskResult {
+                    failure: Some((&error).into()),
+                    ..v1::CreateTaskResult::default()
+                },
+            }
+        });
+        Ok(v1::CreateTasksResponse { results })
+    }
+
+    pub(super) fn query_tasks(&self, r: &v1::QueryTasksRequest) -> Result<v1::QueryTasksResponse> {
+        check_batch(r.tasks.len())?;
+        let now = self.clock.now();
+        let results =
+            self.in_slices(&r.tasks, |state, id| match task_id(id).and_then(|id| state.task(id)) {
+                Ok(view) => v1::QueryTaskResult {
+                    failure: None,
+                    kind: task_kind(view.kind).into(),
+                    status: task_status(view.status).into(),
+                    created_at_ms: epoch_ms(now, view.created),
+                    updated_at_ms: epoch_ms(now, view.updated),
+                    client: Bytes::copy_from_slice(&view.client.to_bytes()),
+                    message: view.message,
+                },
+                Err(error) => v1::QueryTaskResult {
+                    failure: Some((&error).into()),
+                    ..v1::QueryTaskResult::default()
+                },
+            });
+        let failed = results.iter().filter(|result| result.failure.is_some()).count();
+        self.calls.batch(Op::QueryTask, results.len(), failed);
+        Ok(v1::QueryTasksResponse { results })
+    }
+
+    pub(super) fn fetch_tasks(&self, r: &v1::FetchTasksRequest) -> Result<v1::FetchTasksResponse> {
+        self.calls.one(Op::FetchTasks, || {
+            let caller = Caller::try_from(r.caller.as_ref())?;
+            let limit = usize::try_from(r.limit).unwrap_or(usize::MAX).min(FETCHED_MAX);
+            let mut state = self.lock();
+            let work = state.fetch_tasks(self.clock.now(), caller.client, limit, r.bytes)?;
+            let mut segments = SegmentTable::default();
+            let tasks = work.into_iter().map(|work| work_to_wire(&state, &mut segments, work));
+            let tasks = tasks.collect();
+            let window_ms = millis(state.rules().write_window);
+            Ok(v1::FetchTasksResponse { tasks, segments: segments.into_segments(), window_ms })
+        })
+    }
+
+    pub(super) fn end_tasks(&self, r: &v1::EndTasksRequest) -> Result<v1::EndTasksResponse> {
+        check_batch(r.ends.len())?;
+        let caller = Caller::try_from(r.caller.as_ref())?;
+        let now = self.clock.now();
+        let results = self.in_slices(&r.ends, |state, end| {
+            let failed_replicas = replicas(&end.failed_replicas);
+            let ended = task_id(&end.task).and_then(|id| {
+                let end = TaskEnd {
+                    id,
+                    attempt: end.attempt,
+                    failed_replicas: &failed_replicas,
+                    why: &end.reason,
+                };
+                state.end_task(now, caller.client, end)
+            });
+            self.calls.batch(Op::EndTask, 1, usize::from(ended.is_err()));
+            ItemResult::from(ended)
+        });
+        let has_tasks = self.lock().has_tasks(self.clock.now(), caller.client);
+        Ok(v1::EndTasksResponse { results, has_tasks })
+    }
+
+    pub(super) fn clear_replicas(
+        &self,
+        r: &v1::ClearReplicasRequest,
+    ) -> Result<v1::ClearReplicasResponse> {
+        check_batch(r.keys.len())?;
+        let tenant = self.tenant(r.caller.as_ref())?;
+        let now = self.clock.now();
+        let cleared =
+            self.in_slices(&r.keys, |state, key| state.clear_copies(now, &tenant, key, &r.segment));
+        self.calls.batch(Op::ClearReplicas, cleared.len(), 0);
+        Ok(v1::ClearReplicasResponse { cleared })
+    }
+
+    pub(super) fn create_drain_jobs(
+        &self,
+        r: &v1::CreateDrainJobsRequest,
+    ) -> Result<v1::CreateDrainJobsResponse> {
+        check_batch(r.jobs.len())?;
+        let now = self.clock.now();
+        let create = |state: &mut State, job: &v1::NewDrainJob| {
+            let named = job.segments.len().saturating_add(job.targets.len());
+            if named > JOB_SEGMENTS_MAX {
+                return Err(Error::invalid("the job names too many segments").with("named", named));
+            }
+            let id = state.create_job(
+                now,
+                NewJob {
+                    segments: &job.segments,
+                    targets: &job.targets,
+                    concurrency: job.concurrency,
+                },
+            )?;
+            state.job(id)
+        };
+        let results = self.in_slices(&r.jobs, |state, job| {
+            self.job_result(Op::CreateDrainJob, now, create(state, job))
+        });
+        Ok(v1::CreateDrainJobsResponse { results })
+    }
+
+    pub(super) fn query_drain_jobs(
+        &self,
+        r: &v1::QueryDrainJobsRequest,
+    ) -> Result<v1::QueryDrainJobsResponse> {
+        check_batch(r.jobs.len())?;
+        let now = self.clock.now();
+        let results = self.in_slices(&r.jobs, |state, id| {
+            let view = job_id(id).and_then(|id| state.job(id));
+            self.job_result(Op::QueryDrainJob, now, view)
+        });
+        Ok(v1::QueryDrainJobsResponse { results })
+    }
+
+    pub(super) fn cancel_drain_jobs(
+        &self,
+        r: &v1::CancelDrainJobsRequest,
+    ) -> Result<v1::CancelDrainJobsResponse> {
+        check_batch(r.jobs.len())?;
+        let now = self.clock.now();
+        let results = self.in_slices(&r.jobs, |state, id| {
+            let view = job_id(id).and_then(|id| {
+                state.cancel_job(now, id)?;
+                state.job(id)
+            });
+            self.job_result(Op::CancelDrainJob, now, view)
+        });
+        Ok(v1::CancelDrainJobsResponse { results })
+    }
+
+    fn job_result(&self, op: Op, now: Moment, view: Result<JobView>) -> v1::DrainJobResult {
+        self.calls.batch(op, 1, usize::from(view.is_err()));
+        match view {
+            Ok(view) => v1::DrainJobResult {
+                failure: None,
+                job: Bytes::copy_from_slice(&view.id.to_bytes()),
+                status: job_status(view.status).into(),
+                created_at_ms: epoch_ms(now, view.created),
+                updated_at_ms: epoch_ms(now, view.updated),
+                segments: view.segments,
+                succeeded: view.succeeded,
+                failed: view.failed,
+                blocked: view.blocked,
+                active: view.active.into(),
+                moved_bytes: view.moved_bytes,
+                message: view.message,
+            },
+            Err(error) => v1::DrainJobResult {
+                failure: Some((&error).into()),
+                ..v1::DrainJobResult::default()
+            },
+        }
+    }
+}
+
+fn new_task(task: &v1::NewTask) -> Result<NewTask<'_>> {
+    match (v1::TaskKind::try_from(task.kind), &task.targets[..]) {
+        (Ok(v1::TaskKind::Copy), targets) => Ok(NewTask::Copy { key: &task.key, targets }),
+        (Ok(v1::TaskKind::Move), [target]) => {
+            Ok(NewTask::Move { key: &task.key, source: &task.source, target })
+        }
+        (Ok(v1::TaskKind::Move), targets) => {
+            Err(Error::invalid("a move has one target").with("targets", targets.len()))
+        }
+        (Err(_), _) => Err(Error::invalid("no such kind of task").with("kind", task.kind)),
+    }
+}
+
+fn work_to_wire(state: &State, segments: &mut SegmentTable, work: Work) -> v1::TaskWork {
+    v1::TaskWork {
+        task: Bytes::copy_from_slice(&work.id.to_bytes()),
+        attempt: work.attempt,
+        key: Bytes::copy_from_slice(work.key.as_bytes()),
+        version: work.version.0,
+        length: work.length,
+        checksum: work.checksum,
+        source: segments.places(state, &[work.source]).pop(),
+        targets: segments.places(state, &work.targets),
+    }
+}
+
+fn task_id(bytes: &[u8]) -> Result<TaskId> {
+    TaskId::from_bytes(bytes).ok_or_else(|| {
+        Error::new(ErrorCode::TASK_NOT_FOUND, "a task id has 16 bytes").with("bytes", bytes.len())
+    })
+}
+
+fn job_id(bytes: &[u8]) -> Result<JobId> {
+    JobId::from_bytes(bytes)
+        .ok_or_else(|| Error::invalid("a job id has 16 bytes").with("bytes", bytes.len()))
+}
+
+/// A moment as people's clocks show it, by the clock of now.
+fn epoch_ms(now: Moment, then: Moment) -> u64 {
+    let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    millis(clock.saturating_sub(now.since(then)))
+}

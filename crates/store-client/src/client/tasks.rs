@@ -1,0 +1,236 @@
+//! Copies, moves and drains: asked of the master. Carrying them out is [`work`]'s.
+
+pub(super) mod work;
+
+use mooncake_base::{ClientId, Error, ErrorCode, JobId, ObjectKey, Result, TaskId};
+use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
+
+use super::{Client, batch, call};
+use crate::task::{DrainInfo, DrainStatus, NewTask, TaskInfo, TaskKind, TaskStatus};
+
+impl Client {
+    /// Asks for copies and moves. They are made later, by a client that holds a copy; see
+    /// [`tasks`](Self::tasks).
+    ///
+    /// # Errors
+    /// By task: `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY` while it is being written for the first
+    /// time; `INVALID_PARAMS` for no targets, an unknown segment, or a source without a copy;
+    /// `TASK_PENDING_LIMIT_EXCEEDED`; or the master cannot be reached.
+    pub fn create_tasks(&self, tasks: &[NewTask]) -> Vec<Result<TaskId>> {
+        let mut results = Vec::with_capacity(tasks.len());
+        let size = |task: &NewTask| match task {
+            NewTask::Copy { key, targets } => {
+                key.as_bytes().len() + targets.iter().map(String::len).sum::<usize>()
+            }
+            NewTask::Move { key, source, target } => {
+                key.as_bytes().len() + source.len() + target.len()
+            }
+        };
+        for range in batch::cut(tasks.iter().map(size), batch::KEY_BYTES_MAX) {
+            let part = &tasks[range];
+            match self.create_part(part) {
+                Ok(part) => results.extend(part),
+                Err(error) => results
+                    .extend(part.iter().map(|task| Err(error.clone().with("key", task.key())))),
+            }
+        }
+        results
+    }
+
+    /// How tasks stand.
+    ///
+    /// # Errors
+    /// By task: `TASK_NOT_FOUND`, also of one that was over long ago; or the master cannot be
+    /// reached.
+    pub fn tasks(&self, ids: &[TaskId]) -> Vec<Result<TaskInfo>> {
+        let asked = ids.iter().map(|id| id.to_bytes().to_vec().into()).collect();
+        let call = Call::QueryTasks(v1::QueryTasksRequest {
+            caller: Some(self.shared.caller.clone()),
+            tasks: asked,
+        });
+        let answer = self.shared.call(call, |answer| match answer {
+            Answer::QueryTasks(response) => Some(response.results),
+            _ => None,
+        });
+        let answer = answer.and_then(|results| {
+            call::check_count(results.len(), ids.len())?;
+            Ok(results)
+        });
+        match answer {
+            Ok(results) => results.into_iter().zip(ids).map(read_task).collect(),
+            Err(error) => ids.iter().map(|_| Err(error.clone())).collect(),
+        }
+    }
+
+    /// Drops the copies of objects that lie in segments of that name, or all copies if the name is
+    /// empty. Says for each whether a copy was dropped: not of what is leased or being copied.
+    ///
+    /// # Errors
+    /// By key: the master cannot be reached.
+    pub fn clear_replicas(&self, keys: &[ObjectKey], segment: &str) -> Vec<Result<bool>> {
+        batch::for_keys(keys, |keys, packed| {
+            let call = Call::ClearReplicas(v1::ClearReplicasRequest {
+                caller: Some(self.shared.caller.clone()),
+                keys: packed,
+                segment: segment.to_owned(),
+            });
+            let cleared = self.shared.call(call, |answer| match answer {
+                Answer::ClearReplicas(response) => Some(response.cleared),
+                _ => None,
+            })?;
+            call::check_count(cleared.len(), keys.len())?;
+            Ok(cleared.into_iter().map(Ok).collect())
+        })
+    }
+
+    /// Begins to empty segments, by their names, into the named others or, if none are named, into
+    /// any. They take nothing new; so many objects are moved at a time (0: 4).
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`; `UNAVAILABLE_IN_CURRENT_STATUS` if one is being drained or unmounted
+    /// already; `INVALID_PARAMS` for no segments or one that is also a target; or the master
+    /// cannot be reached.
+    pub fn drain(
+        &self,
+        segments: &[String],
+        targets: &[String],
+        concurrency: u32,
+    ) -> Result<DrainInfo> {
+        let job =
+            v1::NewDrainJob { segments: segments.to_vec(), targets: targets.to_vec(), concurrency };
+        let caller = Some(self.shared.caller.clone());
+        let call = Call::CreateDrainJobs(v1::CreateDrainJobsRequest { caller, jobs: vec![job] });
+        let results = self.shared.call(call, |answer| match answer {
+            Answer::CreateDrainJobs(response) => Some(response.results),
+            _ => None,
+        })?;
+        only_job(results)
+    }
+
+    /// How a drain stands.
+    ///
+    /// # Errors
+    /// `JOB_NOT_FOUND`, or the master cannot be reached.
+    pub fn drain_info(&self, job: JobId) -> Result<DrainInfo> {
+        let jobs = vec![job.to_bytes().to_vec().into()];
+        let caller = Some(self.shared.caller.clone());
+        let call = Call::QueryDrainJobs(v1::QueryDrainJobsRequest { caller, jobs });
+        let results = self.shared.call(call, |answer| match answer {
+            Answer::QueryDrainJobs(response) => Some(response.results),
+            _ => None,
+        })?;
+        only_job(results)
+    }
+
+    /// Ends a drain: what is being moved is moved, nothing more, and its segments take objects
+    /// again.
+    ///
+    /// # Errors
+    /// `JOB_NOT_FOUND`, `UNAVAILABLE_IN_CURRENT_STATUS` if it has ended by itself, or the master
+    /// cannot be reached.
+    pub fn cancel_drain(&self, job: JobId) -> Result<DrainInfo> {
+        let jobs = vec![job.to_bytes().to_vec().into()];
+        let caller = Some(self.shared.caller.clone());
+        let call = Call::CancelDrainJobs(v1::CancelDrainJobsRequest { caller, jobs });
+        let results = self.shared.call(call, |answer| match answer {
+            Answer::CancelDrainJobs(response) => Some(response.results),
+            _ => None,
+        })?;
+        only_job(results)
+    }
+
+    fn create_part(&self, tasks: &[NewTask]) -> Result<Vec<Result<TaskId>>> {
+        let call = Call::CreateTasks(v1::CreateTasksRequest {
+            caller: Some(self.shared.caller.clone()),
+            tasks: tasks.iter().map(wire_task).collect(),
+        });
+        let results = self.shared.call(call, |answer| match answer {
+            Answer::CreateTasks(response) => Some(response.results),
+            _ => None,
+        })?;
+        call::check_count(results.len(), tasks.len())?;
+        let own = self.shared.id.to_bytes();
+        if results.iter().any(|result| result.client[..] == own) {
+            // Nobody needs to wait for the next heartbeat.
+            self.shared.wake_worker();
+        }
+        let read = |(result, task): (&v1::CreateTaskResult, &NewTask)| match &result.failure {
+            Some(failure) => Err(call::item_error(failure, task.key())),
+            None => {
+                TaskId::from_bytes(&result.task).ok_or_else(|| call::nonsense("a task has no id"))
+            }
+        };
+        Ok(results.iter().zip(tasks).map(read).collect())
+    }
+}
+
+fn wire_task(task: &NewTask) -> v1::NewTask {
+    let key = |key: &ObjectKey| key.as_bytes().to_vec().into();
+    match task {
+        NewTask::Copy { key: of, targets } => v1::NewTask {
+            kind: v1::TaskKind::Copy.into(),
+            key: key(of),
+            source: String::new(),
+            targets: targets.clone(),
+        },
+        NewTask::Move { key: of, source, target } => v1::NewTask {
+            kind: v1::TaskKind::Move.into(),
+            key: key(of),
+            source: source.clone(),
+            targets: vec![target.clone()],
+        },
+    }
+}
+
+fn read_task((result, id): (v1::QueryTaskResult, &TaskId)) -> Result<TaskInfo> {
+    if let Some(failure) = &result.failure {
+        return Err(Error::from(failure));
+    }
+    Ok(TaskInfo {
+        id: *id,
+        kind: match result.kind() {
+            v1::TaskKind::Copy => TaskKind::Copy,
+            v1::TaskKind::Move => TaskKind::Move,
+        },
+        status: match result.status() {
+            v1::TaskStatus::Pending => TaskStatus::Pending,
+            v1::TaskStatus::Processing => TaskStatus::Processing,
+            v1::TaskStatus::Failed => TaskStatus::Failed,
+            v1::TaskStatus::Success => TaskStatus::Success,
+        },
+        created_at_ms: result.created_at_ms,
+        updated_at_ms: result.updated_at_ms,
+        client: ClientId::from_bytes(&result.client)
+            .ok_or_else(|| call::nonsense("a task has no client"))?,
+        message: result.message,
+    })
+}
+
+fn only_job(results: Vec<v1::DrainJobResult>) -> Result<DrainInfo> {
+    call::check_count(results.len(), 1)?;
+    let missing = || Error::new(ErrorCode::JOB_NOT_FOUND, "the master says nothing of the job");
+    let job = results.into_iter().next().ok_or_else(missing)?;
+    if let Some(failure) = &job.failure {
+        return Err(Error::from(failure));
+    }
+    Ok(DrainInfo {
+        id: JobId::from_bytes(&job.job).ok_or_else(|| call::nonsense("a job has no id"))?,
+        status: match job.status() {
+            v1::JobStatus::Created => DrainStatus::Created,
+            v1::JobStatus::Planning => DrainStatus::Planning,
+            v1::JobStatus::Running => DrainStatus::Running,
+            v1::JobStatus::Succeeded => DrainStatus::Succeeded,
+            v1::JobStatus::Failed => DrainStatus::Failed,
+            v1::JobStatus::Canceled => DrainStatus::Canceled,
+        },
+        created_at_ms: job.created_at_ms,
+        updated_at_ms: job.updated_at_ms,
+        segments: job.segments,
+        succeeded: job.succeeded,
+        failed: job.failed,
+        blocked: job.blocked,
+        active: job.active,
+        moved_bytes: job.moved_bytes,
+        message: job.message,
+    })
+}

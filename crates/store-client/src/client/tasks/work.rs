@@ -1,0 +1,267 @@
+//! Copies and moves that the master has this client make: fetched, carried out, reported.
+//!
+//! A thread does it, started when the master says that tasks wait and ended when none do. What lies
+//! in our own memory goes straight from there to the target, in one transfer a peer for all tasks
+//! that were fetched together. What lies elsewhere is read into the target if that is ours, or goes
+//! through a buffer piece by piece.
+
+use std::{sync::Arc, thread::JoinHandle, time::Duration};
+
+use mooncake_base::sync::{Condvar, Mutex};
+use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
+use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
+
+use super::super::{Shared, call, transfer::Job};
+use crate::object::Place;
+
+/// The most tasks that are fetched together…
+const TASKS_MAX: u32 = 64;
+/// … and their bytes, unless a single one has more: all must be moved within one window.
+const BYTES_MAX: u64 = 256 << 20;
+/// Taken off the window: our clock and the master's may run at different speeds.
+const WINDOW_MARGIN: Duration = Duration::from_millis(50);
+/// The buffer through which bytes go that are neither from here nor to here.
+const STAGE_BYTES: u64 = 8 << 20;
+
+/// The thread that carries tasks out.
+#[derive(Debug, Default)]
+pub(in super::super) struct Worker {
+    state: Mutex<WorkerState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct WorkerState {
+    is_running: bool,
+    /// Tasks were announced since it last asked for some.
+    is_called: bool,
+    /// To be joined by whoever starts the next one, or by the end of the client.
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A task that was fetched.
+struct Assignment {
+    task: v1::TaskWork,
+    source: Place,
+    targets: Vec<Place>,
+    /// For each target how it went.
+    outcomes: Vec<Option<Result<()>>>,
+}
+
+impl Shared {
+    /// Tasks wait for this client: has them carried out, soon and elsewhere.
+    pub(in super::super) fn wake_worker(self: &Arc<Self>) {
+        let mut state = self.worker.state.lock();
+        state.is_called = true;
+        if state.is_running || self.is_closed() {
+            return;
+        }
+        if let Some(thread) = state.thread.take() {
+            // It has said that it ends, and holds nothing any more.
+            let _ = thread.join();
+        }
+        let shared = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("mc-tasks".to_owned());
+        match thread.spawn(move || shared.work()) {
+            Ok(thread) => (state.is_running, state.thread) = (true, Some(thread)),
+            // The next heartbeat says again that tasks wait.
+            Err(error) => tracing::warn!(%error, "no thread for copies and moves"),
+        }
+    }
+
+    /// Waits for the thread until then; one that hangs in a transfer ends by itself after it.
+    pub(in super::super) fn join_worker(&self, until: Moment) {
+        let mut state = self.worker.state.lock();
+        while state.is_running {
+            let left = until.left(SystemClock.now());
+            if left.is_zero() {
+                return;
+            }
+            self.worker.changed.wait_for(&mut state, left);
+        }
+        let thread = state.thread.take();
+        drop(state);
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+
+    fn work(&self) {
+        loop {
+            {
+                let mut state = self.worker.state.lock();
+                if self.is_closed() || !std::mem::take(&mut state.is_called) {
+                    state.is_running = false;
+                    self.worker.changed.notify_all();
+                    return;
+                }
+            }
+            match self.work_once() {
+                Ok(true) => self.worker.state.lock().is_called = true,
+                Ok(false) => {}
+                Err(error) if self.is_closed() => {
+                    tracing::debug!(%error, "copies and moves were given up at the end");
+                }
+                Err(error) => tracing::warn!(client = %self.name, %error, "cannot fetch tasks"),
+            }
+        }
+    }
+
+    /// Fetches some tasks and carries them out. Says whether there may be more.
+    fn work_once(&self) -> Result<bool> {
+        let sent = SystemClock.now();
+        let call = Call::FetchTasks(v1::FetchTasksRequest {
+            caller: Some(self.caller.clone()),
+            limit: TASKS_MAX,
+            bytes: BYTES_MAX,
+        });
+        let response = self.call(call, |answer| match answer {
+            Answer::FetchTasks(response) => Some(response),
+            _ => None,
+        })?;
+        if response.tasks.is_empty() {
+            return Ok(false);
+        }
+        let segments = call::read_segments(response.segments)?;
+        let window = Duration::from_millis(response.window_ms);
+        let until = sent + window.saturating_sub(WINDOW_MARGIN);
+        let read = |task: v1::TaskWork| {
+            let source = task.source.into_iter().collect::<Vec<_>>();
+            let source = call::read_places(&source, &segments, task.length)?;
+            let source = source.into_iter().next();
+            let targets = call::read_places(&task.targets, &segments, task.length)?;
+            Ok(Assignment {
+                source: source.ok_or_else(|| call::nonsense("a task has no source"))?,
+                outcomes: targets.iter().map(|_| None).collect(),
+                targets,
+                task,
+            })
+        };
+        let mut assignments: Vec<_> =
+            response.tasks.into_iter().map(read).collect::<Result<_>>()?;
+        self.carry_out(&mut assignments, until);
+        self.report(assignments)
+    }
+
+    fn carry_out(&self, assignments: &mut [Assignment], until: Moment) {
+        for opcode in [Opcode::Write, Opcode::Read] {
+            let mut jobs = Vec::new();
+            let mut owners = Vec::new();
+            for (at, assignment) in assignments.iter().enumerate() {
+                for (nth, target) in assignment.targets.iter().enumerate() {
+                    let source = &assignment.source;
+                    let is_pushed = self.segments.has(source.segment.id);
+                    let is_pulled = !is_pushed && self.segments.has(target.segment.id);
+                    let (near, far) = match opcode {
+                        Opcode::Write if is_pushed => (source, target),
+                        Opcode::Read if is_pulled => (target, source),
+                        _ => continue,
+                    };
+                    jobs.push(Job::new(&far.segment, vec![Piece::new(own(near), far.address())]));
+                    owners.push((at, nth));
+                }
+            }
+            self.run(opcode, &mut jobs, until);
+            for ((at, nth), job) in owners.into_iter().zip(jobs) {
+                assignments[at].outcomes[nth] = Some(job.finish());
+            }
+        }
+        for assignment in assignments {
+            self.pass_through(assignment, until);
+        }
+    }
+
+    /// Brings the bytes of a task to those targets that nothing was done for yet.
+    fn pass_through(&self, assignment: &mut Assignment, until: Moment) {
+        let open: Vec<usize> = (0..assignment.targets.len())
+            .filter(|&nth| assignment.outcomes[nth].is_none())
+            .collect();
+        if open.is_empty() {
+            return;
+        }
+        let targets: Vec<&Place> = open.iter().map(|&nth| &assignment.targets[nth]).collect();
+        let outcomes = match self.stream(&assignment.source, &targets, until) {
+            Ok(outcomes) => outcomes,
+            Err(error) => open.iter().map(|_| Err(error.clone())).collect(),
+        };
+        for (nth, outcome) in open.into_iter().zip(outcomes) {
+            assignment.outcomes[nth] = Some(outcome);
+        }
+    }
+
+    /// Reads piece by piece and writes each to every target that has not failed yet.
+    fn stream(&self, source: &Place, targets: &[&Place], until: Moment) -> Result<Vec<Result<()>>> {
+        let stage = self.engine.allocate(STAGE_BYTES.min(source.length))?;
+        let mut outcomes: Vec<Result<()>> = targets.iter().map(|_| Ok(())).collect();
+        let mut done = 0;
+        while done < source.length && outcomes.iter().any(Result::is_ok) {
+            self.check_open()?;
+            let length = stage.length().min(source.length - done);
+            let local = range(stage.base(), length);
+            let piece = Piece::new(local, source.address() + done);
+            let mut jobs = [Job::new(&source.segment, vec![piece])];
+            self.run(Opcode::Read, &mut jobs, until);
+            let [job] = jobs;
+            job.finish()?;
+            let open: Vec<usize> =
+                (0..targets.len()).filter(|&nth| outcomes[nth].is_ok()).collect();
+            let write = |&nth: &usize| {
+                let piece = Piece::new(local, targets[nth].address() + done);
+                Job::new(&targets[nth].segment, vec![piece])
+            };
+            let mut jobs: Vec<Job> = open.iter().map(write).collect();
+            self.run(Opcode::Write, &mut jobs, until);
+            for (nth, job) in open.into_iter().zip(jobs) {
+                outcomes[nth] = job.finish();
+            }
+            done += length;
+        }
+        Ok(outcomes)
+    }
+
+    /// Says how the tasks went; whether more wait.
+    fn report(&self, assignments: Vec<Assignment>) -> Result<bool> {
+        let end = |assignment: Assignment| {
+            let Assignment { task, targets, outcomes, .. } = assignment;
+            let mut end = v1::TaskEnd {
+                task: task.task,
+                attempt: task.attempt,
+                failed_replicas: Vec::new(),
+                reason: String::new(),
+            };
+            for (target, outcome) in targets.iter().zip(outcomes) {
+                let outcome = outcome.unwrap_or_else(|| Err(left_out()));
+                if let Err(error) = outcome {
+                    end.failed_replicas.push(target.replica.0);
+                    end.reason = error.to_string();
+                }
+            }
+            end
+        };
+        let call = Call::EndTasks(v1::EndTasksRequest {
+            caller: Some(self.caller.clone()),
+            ends: assignments.into_iter().map(end).collect(),
+        });
+        self.call(call, |answer| match answer {
+            Answer::EndTasks(response) => Some(response.has_tasks),
+            _ => None,
+        })
+    }
+}
+
+/// A place in a segment of ours, as memory of this process.
+fn own(place: &Place) -> LocalRange {
+    range(place.address(), place.length)
+}
+
+fn range(address: u64, length: u64) -> LocalRange {
+    // SAFETY: memory of segments and of engines is shared with other processes: nothing of ours
+    // holds a reference into it. Should it be unmapped too early, the transfer fails and nothing
+    // is touched.
+    unsafe { LocalRange::foreign(address as usize, length as usize) }
+}
+
+fn left_out() -> Error {
+    Error::new(ErrorCode::TRANSFER_FAIL, "the copy was left out of its batch")
+}
