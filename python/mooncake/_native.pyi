@@ -449,6 +449,44 @@ class Store:
             its owner's memory) and ``size``.
         """
 
+    def copy_object(self, key: _Key, targets: Sequence[str]) -> tuple[int, int]:
+        """Ask for copies of an object in more segments.
+
+        Returns:
+            The id of the task. Raises what refuses it.
+        """
+
+    def move_object(self, key: _Key, source: str, target: str) -> tuple[int, int]:
+        """Ask for the move of a copy of an object to another segment.
+
+        Returns:
+            The id of the task. Raises what refuses it.
+        """
+
+    def task(self, task_id: tuple[int, int]) -> dict[str, Any]:
+        """Say how a task stands.
+
+        Returns:
+            ``id``, ``kind``, ``status``, ``created_at_ms``, ``updated_at_ms``, ``client`` and
+            ``message``.
+        """
+
+    def clear_replicas(
+        self, keys: Sequence[_Key], *, segment: str = ""
+    ) -> list[bool | MooncakeError]:
+        """Drop the copies in segments of that name, or all; whether there was one to drop."""
+
+    def drain(
+        self, segments: Sequence[str], *, targets: Sequence[str] = (), concurrency: int = 0
+    ) -> dict[str, Any]:
+        """Begin to empty segments, into the targets or anywhere; how that stands."""
+
+    def drain_info(self, job_id: tuple[int, int]) -> dict[str, Any]:
+        """Say how a drain stands."""
+
+    def cancel_drain(self, job_id: tuple[int, int]) -> dict[str, Any]:
+        """End a drain; its segments take objects again."""
+
     def exists(self, keys: Sequence[_Key], *, lease: bool = True) -> list[bool | MooncakeError]:
         """Say whether objects are there and complete; lease those that are, unless told not to."""
 

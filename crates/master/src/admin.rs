@@ -7,6 +7,7 @@ mod access;
 mod bounded;
 mod browse;
 mod history;
+mod jobs;
 pub mod metadata;
 mod metrics;
 mod objects;
@@ -116,7 +117,10 @@ fn router(admin: Arc<Admin>) -> Router {
 /// What changes something. Anything that does belongs here, behind the guard.
 fn changes(admin: &Arc<Admin>) -> Router<Arc<Admin>> {
     let guard = middleware::from_fn_with_state(admin.clone(), access::guard);
-    Router::new().route("/api/v1/remove_all", post(remove_all)).route_layer(guard)
+    Router::new()
+        .route("/api/v1/remove_all", post(remove_all))
+        .merge(jobs::changes())
+        .route_layer(guard)
 }
 
 /// What only looks.
@@ -146,6 +150,7 @@ fn looks() -> Router<Arc<Admin>> {
         .route("/api/v1/overview", get(overview::show))
         .route("/api/v1/keys", get(browse::keys))
         .route("/api/v1/key_groups", get(browse::groups))
+        .merge(jobs::looks())
 }
 
 /// What `/health` says, here and on the clients' port.
@@ -182,7 +187,11 @@ async fn remove_all(State(admin): Shared, RawQuery(query): RawQuery) -> Response
     let force = parameter(&query, "force")
         .is_some_and(|text| mooncake_base::text::read_bool(text).unwrap_or(false));
     let which = v1::KeySelector { by: Some(v1::key_selector::By::All(true)) };
-    let call = v1::RemoveMatchingRequest { caller: None, which: Some(which), force };
+    // The tenant is all that counts here; the client is nobody.
+    let tenant = parameter(&query, "tenant_id").map(decoded).unwrap_or_default();
+    let tenant = String::from_utf8_lossy(&tenant).into_owned();
+    let caller = Some(v1::Caller { client: Bytes::new(), tenant });
+    let call = v1::RemoveMatchingRequest { caller, which: Some(which), force };
     match admin.ask(request::Call::RemoveMatching(call)) {
         response::Call::RemoveMatching(answer) => {
             json_reply(&json!({"success": true, "removed_count": answer.removed}))

@@ -11,6 +11,8 @@ mod support;
 mod admin;
 #[path = "wire/grpc.rs"]
 mod grpc;
+#[path = "wire/jobs.rs"]
+mod jobs;
 #[path = "wire/lean.rs"]
 mod lean;
 #[path = "wire/metadata.rs"]

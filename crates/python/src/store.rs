@@ -6,11 +6,14 @@ pub(crate) mod moves;
 mod open;
 mod parts;
 mod settings;
+mod tasks;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use mooncake_base::{Error, ErrorCode, ObjectKey, Result, SegmentId};
-use mooncake_store_client::{Client, Located, ObjectPage, ObjectStatus, ObjectSummary, Selector};
+use mooncake_store_client::{
+    Client, Located, NewTask, ObjectPage, ObjectStatus, ObjectSummary, Selector,
+};
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{
     prelude::*,
@@ -22,6 +25,7 @@ use self::{
     moves::{Blank, Signed, Unsigned as UnsignedBuffer},
     parts::{Columns, Table},
     settings::{Arguments, Settings},
+    tasks::Halves,
 };
 use crate::{
     argument::{self, Ranges, Unsigned, among_good, as_absent, object_keys, same_length},
@@ -285,6 +289,78 @@ impl Store {
             });
         }
         outcomes(py, &keys, places)
+    }
+
+    /// Asks for copies of an object in more segments; the id of the task.
+    fn copy_object<'py>(
+        &self,
+        py: Python<'py>,
+        key: Bound<'py, PyAny>,
+        targets: Vec<String>,
+    ) -> PyResult<Halves> {
+        let key = or_raise(py, only_key(key)?)?;
+        let task = NewTask::Copy { key, targets };
+        let id = self.call(py, |client| tasks::create(client, task))?;
+        or_raise(py, id)
+    }
+
+    /// Asks for the move of a copy of an object to another segment; the id of the task.
+    fn move_object<'py>(
+        &self,
+        py: Python<'py>,
+        key: Bound<'py, PyAny>,
+        source: String,
+        target: String,
+    ) -> PyResult<Halves> {
+        let key = or_raise(py, only_key(key)?)?;
+        let task = NewTask::Move { key, source, target };
+        let id = self.call(py, |client| tasks::create(client, task))?;
+        or_raise(py, id)
+    }
+
+    /// How a task stands.
+    fn task<'py>(&self, py: Python<'py>, task_id: Halves) -> PyResult<Bound<'py, PyDict>> {
+        let info = self.call(py, |client| tasks::info(client, task_id))?;
+        tasks::task(py, &or_raise(py, info)?)
+    }
+
+    /// Drops the copies of objects that lie in segments of that name, or all.
+    #[pyo3(signature = (keys, *, segment = String::new()))]
+    fn clear_replicas<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        segment: String,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let names = as_absent(object_keys(&keys)?);
+        let cleared = self
+            .call(py, |client| among_good(names, |keys| client.clear_replicas(&keys, &segment)))?;
+        outcomes(py, &keys, cleared)
+    }
+
+    /// Begins to empty segments.
+    #[pyo3(signature = (segments, *, targets = Vec::new(), concurrency = 0))]
+    fn drain<'py>(
+        &self,
+        py: Python<'py>,
+        segments: Vec<String>,
+        targets: Vec<String>,
+        concurrency: u32,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let info = self.call(py, |client| client.drain(&segments, &targets, concurrency))?;
+        tasks::drain(py, &or_raise(py, info)?)
+    }
+
+    /// How a drain stands.
+    fn drain_info<'py>(&self, py: Python<'py>, job_id: Halves) -> PyResult<Bound<'py, PyDict>> {
+        let info = self.call(py, |client| client.drain_info(tasks::job(job_id)))?;
+        tasks::drain(py, &or_raise(py, info)?)
+    }
+
+    /// Ends a drain.
+    fn cancel_drain<'py>(&self, py: Python<'py>, job_id: Halves) -> PyResult<Bound<'py, PyDict>> {
+        let info = self.call(py, |client| client.cancel_drain(tasks::job(job_id)))?;
+        tasks::drain(py, &or_raise(py, info)?)
     }
 
     /// Whether objects are there and complete. Leases those that are, unless told not to.
@@ -610,6 +686,13 @@ fn local(ranges: Ranges) -> Vec<Vec<LocalRange>> {
         .into_iter()
         .map(|ranges| foreign(ranges.into_iter().map(|(at, length)| (at.0, length.0)).collect()))
         .collect()
+}
+
+/// The one key of a call about an object that must be there.
+fn only_key(key: Bound<'_, PyAny>) -> PyResult<Result<ObjectKey>> {
+    let keys = as_absent(object_keys(&[key])?);
+    let missing = || Err(Error::internal("a key was left out"));
+    Ok(keys.into_iter().next().unwrap_or_else(missing))
 }
 
 /// Each value, or the exception in its place.

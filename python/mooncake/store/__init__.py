@@ -11,6 +11,13 @@ from mooncake.store.config import (
     TaskStatus,
     TaskType,
 )
+from mooncake.store.descriptors import (
+    Descriptor,
+    DiskDescriptor,
+    MemoryDescriptor,
+    QueryTaskResponse,
+    ReplicaDescriptor,
+)
 from mooncake.store.distributed import MooncakeDistributedStore
 from mooncake.store.memory import MooncakeHostMemAllocator, bind_to_numa_node
 from mooncake.store.pool import BufferLease, BufferLeaseView, BufferPool
@@ -40,12 +47,17 @@ __all__ = [
     "BufferLease",
     "BufferLeaseView",
     "BufferPool",
+    "Descriptor",
+    "DiskDescriptor",
+    "MemoryDescriptor",
     "MooncakeDistributedStore",
     "MooncakeHostMemAllocator",
     "ObjectDataType",
+    "QueryTaskResponse",
     "RegisteredBufferLease",
     "RegisteredBufferLeaseView",
     "RegisteredBufferPool",
+    "ReplicaDescriptor",
     "ReplicaStatus",
     "ReplicateConfig",
     "SoftPinAction",

@@ -16,6 +16,7 @@ from mooncake.store.ranges import RangeCalls
 from mooncake.store.segments import SegmentCalls
 from mooncake.store.sessions import SessionCalls
 from mooncake.store.setup import MASTER_ADDRESS, SetupArguments, connect
+from mooncake.store.tasks import TaskCalls
 
 __all__ = ["MooncakeDistributedStore"]
 
@@ -23,7 +24,7 @@ _log = logging.getLogger("mooncake.store")
 
 
 class MooncakeDistributedStore(
-    CopyingCalls, LookingCalls, PointerCalls, RangeCalls, SessionCalls, SegmentCalls
+    CopyingCalls, LookingCalls, PointerCalls, RangeCalls, SessionCalls, SegmentCalls, TaskCalls
 ):
     """A distributed store of bytes by key.
 

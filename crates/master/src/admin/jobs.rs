@@ -1,0 +1,257 @@
+//! The endpoints about drains and quotas.
+
+use axum::{
+    Router,
+    body::Bytes,
+    extract::{RawQuery, State},
+    http::StatusCode,
+    response::Response,
+    routing::{get, post, put},
+};
+use mooncake_base::{Error, ErrorCode, JobId};
+use mooncake_proto::v1::{self, request, response};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+use super::{Admin, Shared, decoded, failure, json_reply, parameter, unexpected};
+
+/// The number and the name that the established endpoints give to a drain.
+const DRAIN: (u32, &str) = (0, "DRAIN");
+
+/// What changes something; to be put behind the guard.
+pub(super) fn changes() -> Router<Arc<Admin>> {
+    Router::new()
+        .route("/api/v1/drain_jobs", post(create))
+        .route("/api/v1/drain_jobs/cancel", post(cancel))
+        .route("/api/v1/tenant_quotas", put(set_quota).delete(remove_quota))
+}
+
+/// What only looks.
+pub(super) fn looks() -> Router<Arc<Admin>> {
+    Router::new()
+        .route("/api/v1/drain_jobs/query", get(query))
+        .route("/api/v1/tenant_quotas", get(quotas))
+}
+
+/// The body of a request for a drain.
+#[derive(Debug, Deserialize)]
+struct NewJob {
+    #[serde(default)]
+    segments: Vec<String>,
+    #[serde(default)]
+    target_segments: Vec<String>,
+    #[serde(default)]
+    max_concurrency: u32,
+}
+
+/// The body of a request for a quota.
+#[derive(Debug, Deserialize)]
+struct NewQuota {
+    requested_quota_bytes: u64,
+}
+
+/// POST /api/v1/drain_jobs
+async fn create(State(admin): Shared, body: Bytes) -> Response {
+    let job: NewJob = match serde_json::from_slice(&body) {
+        Ok(job) => job,
+        Err(error) => return refused(&format!("Invalid JSON body: {error}")),
+    };
+    let job = v1::NewDrainJob {
+        segments: job.segments,
+        targets: job.target_segments,
+        concurrency: job.max_concurrency,
+    };
+    let call = v1::CreateDrainJobsRequest { caller: None, jobs: vec![job] };
+    match admin.ask(request::Call::CreateDrainJobs(call)) {
+        response::Call::CreateDrainJobs(answer) => one(answer.results, created),
+        other => unexpected(other),
+    }
+}
+
+/// GET /api/v1/drain_jobs/query?job_id=a-b
+async fn query(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
+    let Some(job) = job_id(query) else { return refused("Missing or invalid job_id") };
+    let call = v1::QueryDrainJobsRequest { caller: None, jobs: vec![job] };
+    match admin.ask(request::Call::QueryDrainJobs(call)) {
+        response::Call::QueryDrainJobs(answer) => one(answer.results, details),
+        other => unexpected(other),
+    }
+}
+
+/// POST /api/v1/drain_jobs/cancel?job_id=a-b
+async fn cancel(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
+    let Some(job) = job_id(query) else { return refused("Missing or invalid job_id") };
+    let call = v1::CancelDrainJobsRequest { caller: None, jobs: vec![job] };
+    match admin.ask(request::Call::CancelDrainJobs(call)) {
+        response::Call::CancelDrainJobs(answer) => one(answer.results, created),
+        other => unexpected(other),
+    }
+}
+
+/// GET /api/v1/tenant_quotas[?tenant_id=T]
+async fn quotas(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
+    let tenant = tenant_id(query);
+    let tenants = tenant.iter().cloned().collect();
+    let call = v1::QueryQuotasRequest { caller: None, tenants };
+    let results = match admin.ask(request::Call::QueryQuotas(call)) {
+        response::Call::QueryQuotas(answer) => answer.results,
+        response::Call::Failure(failure) => return failed(&failure),
+        other => return unexpected(other),
+    };
+    if let Some(failure) = results.iter().find_map(|result| result.failure.as_ref()) {
+        return failed(failure);
+    }
+    let mut shown: Vec<Value> = results.iter().map(quota).collect();
+    let data = match tenant {
+        Some(_) => shown.pop().unwrap_or_default(),
+        None => Value::from(shown),
+    };
+    json_reply(&json!({"success": true, "data": data}))
+}
+
+/// PUT /api/v1/tenant_quotas?tenant_id=T
+async fn set_quota(State(admin): Shared, RawQuery(query): RawQuery, body: Bytes) -> Response {
+    let Some(tenant) = tenant_id(query) else { return refused("Missing or invalid tenant_id") };
+    let bytes = match serde_json::from_slice::<NewQuota>(&body) {
+        Ok(quota) => quota.requested_quota_bytes,
+        Err(error) => return refused(&format!("Invalid JSON body: {error}")),
+    };
+    if let Err(response) = change(&admin, &tenant, Some(bytes)) {
+        return response;
+    }
+    quotas(State(admin), RawQuery(Some(format!("tenant_id={}", escaped(&tenant))))).await
+}
+
+/// DELETE /api/v1/tenant_quotas?tenant_id=T
+async fn remove_quota(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
+    let Some(tenant) = tenant_id(query) else { return refused("Missing or invalid tenant_id") };
+    match change(&admin, &tenant, None) {
+        Ok(()) => json_reply(&json!({"success": true, "data": null})),
+        Err(response) => response,
+    }
+}
+
+fn change(admin: &Admin, tenant: &str, bytes: Option<u64>) -> Result<(), Response> {
+    let quotas = vec![v1::Quota { tenant: tenant.to_owned(), bytes }];
+    let call = v1::SetQuotasRequest { caller: None, quotas };
+    match admin.ask(request::Call::SetQuotas(call)) {
+        response::Call::SetQuotas(answer) => match answer.results.first() {
+            Some(v1::ItemResult { failure: Some(failure) }) => Err(failed(failure)),
+            _ => Ok(()),
+        },
+        other => Err(unexpected(other)),
+    }
+}
+
+/// The one job of an answer, shown, or its failure.
+fn one(results: Vec<v1::DrainJobResult>, show: fn(&v1::DrainJobResult) -> Value) -> Response {
+    match results.first() {
+        Some(v1::DrainJobResult { failure: Some(failure), .. }) => failed(failure),
+        Some(job) => json_reply(&show(job)),
+        None => unexpected(response::Call::CreateDrainJobs(v1::CreateDrainJobsResponse::default())),
+    }
+}
+
+fn created(job: &v1::DrainJobResult) -> Value {
+    json!({
+        "success": true,
+        "job_id": printed(job),
+        "status": status_name(job.status()),
+        "error_code": 0,
+        "error_message": "",
+    })
+}
+
+fn details(job: &v1::DrainJobResult) -> Value {
+    json!({
+        "success": true,
+        "job_id": printed(job),
+        "type": DRAIN.0,
+        "type_name": DRAIN.1,
+        "status": job.status,
+        "status_name": status_name(job.status()),
+        "created_at_ms_epoch": job.created_at_ms,
+        "last_updated_at_ms_epoch": job.updated_at_ms,
+        "segments": job.segments,
+        "succeeded_units": job.succeeded,
+        "failed_units": job.failed,
+        "blocked_units": job.blocked,
+        "active_units": job.active,
+        "migrated_bytes": job.moved_bytes,
+        "message": job.message,
+        "error_code": 0,
+        "error_message": "",
+    })
+}
+
+fn quota(quota: &v1::QuotaResult) -> Value {
+    json!({
+        "tenant_id": quota.tenant,
+        "requested_quota_bytes": quota.requested,
+        "effective_quota_bytes": quota.effective,
+        "charged_bytes": quota.charged,
+        "admission_closed": quota.charged >= quota.effective,
+        "over_quota": quota.charged > quota.effective,
+        "has_explicit_policy": true,
+    })
+}
+
+fn status_name(status: v1::JobStatus) -> &'static str {
+    match status {
+        v1::JobStatus::Created => "CREATED",
+        v1::JobStatus::Planning => "PLANNING",
+        v1::JobStatus::Running => "RUNNING",
+        v1::JobStatus::Succeeded => "SUCCEEDED",
+        v1::JobStatus::Failed => "FAILED",
+        v1::JobStatus::Canceled => "CANCELED",
+    }
+}
+
+fn printed(job: &v1::DrainJobResult) -> String {
+    JobId::from_bytes(&job.job).map(|id| id.to_string()).unwrap_or_default()
+}
+
+fn job_id(query: Option<String>) -> Option<Bytes> {
+    let query = query.unwrap_or_default();
+    let id = JobId::parse(&text(&query, "job_id")?)?;
+    Some(Bytes::copy_from_slice(&id.to_bytes()))
+}
+
+fn tenant_id(query: Option<String>) -> Option<String> {
+    text(&query.unwrap_or_default(), "tenant_id").filter(|name| !name.is_empty())
+}
+
+fn text(query: &str, name: &str) -> Option<String> {
+    String::from_utf8(decoded(parameter(query, name)?)).ok()
+}
+
+/// The text as a query may carry it.
+fn escaped(text: &str) -> String {
+    text.bytes().map(|byte| format!("%{byte:02x}")).collect()
+}
+
+fn refused(why: &str) -> Response {
+    failure(StatusCode::BAD_REQUEST, &Error::invalid(why.to_owned()))
+}
+
+/// The failure of a call with its established status. What was asked for wrongly is told in words,
+/// the rest by its name.
+fn failed(from: &v1::Failure) -> Response {
+    let error = Error::from(from);
+    let code = error.code();
+    let status = match code {
+        ErrorCode::OBJECT_NOT_FOUND | ErrorCode::SEGMENT_NOT_FOUND | ErrorCode::JOB_NOT_FOUND => {
+            StatusCode::NOT_FOUND
+        }
+        ErrorCode::INVALID_PARAMS => StatusCode::BAD_REQUEST,
+        ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS
+        | ErrorCode::UNAVAILABLE_IN_CURRENT_MODE
+        | ErrorCode::TENANT_NOT_EMPTY => StatusCode::CONFLICT,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    match code {
+        ErrorCode::INVALID_PARAMS => failure(status, &error),
+        _ => failure(status, &Error::new(code, code.name())),
+    }
+}

@@ -1,0 +1,116 @@
+//! The admin endpoints of drains and quotas: their established shapes and codes.
+
+use mooncake_master::MasterConfig;
+use serde_json::{Value, json};
+
+use crate::support::{Running, eventually, get, http, whole_config};
+
+fn ask(running: &Running, method: &str, target: &str, body: &str) -> (u16, Value) {
+    let answer = http(running.admin(), method, target, body.as_bytes());
+    (answer.status, answer.json())
+}
+
+fn failure(code: i32, message: &str) -> Value {
+    json!({"success": false, "error_code": code, "error_message": message})
+}
+
+#[test]
+fn a_drain_is_made_watched_and_cancelled() {
+    let running = Running::whole();
+    let mut client = running.lean();
+    client.join("127.0.0.1:1", 64 << 20);
+    client.put("a", 3);
+    let post = |body: &str| ask(&running, "POST", "/api/v1/drain_jobs", body);
+    let (status, made) = post(r#"{"segments": ["127.0.0.1:1"], "max_concurrency": 4}"#);
+    assert_eq!((status, &made["success"], &made["status"]), (200, &json!(true), &json!("CREATED")));
+    assert_eq!((&made["error_code"], &made["error_message"]), (&json!(0), &json!("")));
+    let again = post(r#"{"segments": ["127.0.0.1:1"]}"#);
+    assert_eq!(again, (409, failure(-1010, "UNAVAILABLE_IN_CURRENT_STATUS")));
+    let id = made["job_id"].as_str().unwrap();
+    let query = format!("/api/v1/drain_jobs/query?job_id={id}");
+    eventually("it has begun", || {
+        ask(&running, "GET", &query, "").1["status_name"] != json!("CREATED")
+    });
+    let (status, job) = ask(&running, "GET", &query, "");
+    assert_eq!(
+        (status, &job["job_id"], &job["segments"]),
+        (200, &json!(id), &json!(["127.0.0.1:1"]))
+    );
+    for count in ["succeeded_units", "failed_units", "migrated_bytes"] {
+        assert_eq!(job[count], 0, "{job}");
+    }
+    assert!(job["created_at_ms_epoch"].as_u64().unwrap() > 1_600_000_000_000);
+    let segment = "/api/v1/segments/status?segment=127.0.0.1:1";
+    let draining = ask(&running, "GET", segment, "").1;
+    assert_eq!((&draining["status"], &draining["status_name"]), (&json!(2), &json!("DRAINING")));
+    let cancel = format!("/api/v1/drain_jobs/cancel?job_id={id}");
+    let (status, cancelled) = ask(&running, "POST", &cancel, "");
+    assert_eq!((status, &cancelled["status"]), (200, &json!("CANCELED")));
+    assert_eq!(ask(&running, "GET", segment, "").1["status_name"], "OK");
+}
+
+#[test]
+fn a_drain_that_cannot_be_is_refused_as_established() {
+    let running = Running::whole();
+    let post = |body: &str| ask(&running, "POST", "/api/v1/drain_jobs", body);
+    assert_eq!(post(r#"{"segments": ["x"]}"#), (404, failure(-101, "SEGMENT_NOT_FOUND")));
+    let (status, empty) = post(r#"{"segments": []}"#);
+    assert_eq!((status, &empty["error_code"]), (400, &json!(-600)));
+    let (status, bad) = post("{");
+    assert_eq!((status, &bad["error_code"]), (400, &json!(-600)));
+    assert!(bad["error_message"].as_str().unwrap().starts_with("Invalid JSON body: "), "{bad}");
+    for (method, path) in [("GET", "query"), ("POST", "cancel")] {
+        let unknown = ask(&running, method, &format!("/api/v1/drain_jobs/{path}?job_id=1-2"), "");
+        assert_eq!(unknown, (404, failure(-1402, "JOB_NOT_FOUND")));
+        let bad = ask(&running, method, &format!("/api/v1/drain_jobs/{path}?job_id=x"), "");
+        assert_eq!(bad, (400, failure(-600, "Missing or invalid job_id")));
+    }
+}
+
+#[test]
+fn quotas_are_shown_set_and_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("quotas.yaml");
+    std::fs::write(&path, "version: 1\ntenants:\n  - name: a b\n    quota: 1KB\n").unwrap();
+    let running = Running::new(MasterConfig {
+        is_multi_tenant: true,
+        tenant_policy: path.to_str().unwrap().to_owned(),
+        ..whole_config()
+    });
+    let all = "/api/v1/tenant_quotas";
+    let shown = |name: &str, bytes: u64| {
+        json!({
+            "tenant_id": name, "requested_quota_bytes": bytes, "effective_quota_bytes": 0,
+            "charged_bytes": 0, "admission_closed": true, "over_quota": false,
+            "has_explicit_policy": true,
+        })
+    };
+    let expected = json!({"success": true, "data": [shown("a b", 1024)]});
+    assert_eq!(ask(&running, "GET", all, ""), (200, expected));
+    let put = |target: &str, body: &str| ask(&running, "PUT", target, body);
+    let expected = json!({"success": true, "data": shown("c", 7)});
+    let target = "/api/v1/tenant_quotas?tenant_id=c";
+    assert_eq!(put(target, r#"{"requested_quota_bytes": 7}"#), (200, expected));
+    assert!(std::fs::read_to_string(&path).unwrap().contains("\"c\""));
+    let range = failure(-600, "Tenant quota must be in [1, 2^63 - 1] bytes");
+    assert_eq!(put(target, r#"{"requested_quota_bytes": 0}"#), (400, range));
+    assert_eq!(put(target, "{}").0, 400);
+    assert_eq!(put(all, "{}"), (400, failure(-600, "Missing or invalid tenant_id")));
+    let one = "/api/v1/tenant_quotas?tenant_id=a%20b";
+    assert_eq!(ask(&running, "GET", one, "").1["data"]["requested_quota_bytes"], 1024);
+    let gone = json!({"success": true, "data": null});
+    assert_eq!(ask(&running, "DELETE", one, ""), (200, gone));
+    assert_eq!(ask(&running, "DELETE", one, ""), (404, failure(-704, "OBJECT_NOT_FOUND")));
+    assert_eq!(ask(&running, "GET", one, ""), (404, failure(-704, "OBJECT_NOT_FOUND")));
+}
+
+#[test]
+fn without_tenants_there_are_no_quotas() {
+    let running = Running::whole();
+    let refused = failure(-1011, "UNAVAILABLE_IN_CURRENT_MODE");
+    assert_eq!(ask(&running, "GET", "/api/v1/tenant_quotas", ""), (409, refused.clone()));
+    let target = "/api/v1/tenant_quotas?tenant_id=a";
+    let put = ask(&running, "PUT", target, r#"{"requested_quota_bytes": 7}"#);
+    assert_eq!(put, (409, refused));
+    assert_eq!(get(running.admin(), "/api/v1/drain_jobs").status, 404);
+}

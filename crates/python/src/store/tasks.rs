@@ -1,0 +1,85 @@
+//! Copies, moves and drains, as Python asks for them and is told of them.
+
+use mooncake_base::{JobId, Result, TaskId};
+use mooncake_store_client::{
+    Client, DrainInfo, DrainStatus, NewTask, TaskInfo, TaskKind, TaskStatus,
+};
+use pyo3::{prelude::*, types::PyDict};
+
+/// An id in two halves, as the established calls have it.
+pub(crate) type Halves = (u64, u64);
+
+/// Makes one task.
+pub(crate) fn create(client: &Client, task: NewTask) -> Result<Halves> {
+    only(client.create_tasks(&[task])).map(TaskId::halves)
+}
+
+/// Tells of one task.
+pub(crate) fn info(client: &Client, (first, second): Halves) -> Result<TaskInfo> {
+    let id = TaskId::from_bits(u128::from(first) << 64 | u128::from(second));
+    only(client.tasks(&[id]))
+}
+
+/// The id of a drain.
+pub(crate) fn job((first, second): Halves) -> JobId {
+    JobId::from_bits(u128::from(first) << 64 | u128::from(second))
+}
+
+/// A task as a dictionary.
+pub(crate) fn task<'py>(py: Python<'py>, info: &TaskInfo) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("id", info.id.halves())?;
+    dict.set_item(
+        "kind",
+        match info.kind {
+            TaskKind::Copy => "copy",
+            TaskKind::Move => "move",
+        },
+    )?;
+    dict.set_item(
+        "status",
+        match info.status {
+            TaskStatus::Pending => "pending",
+            TaskStatus::Processing => "processing",
+            TaskStatus::Failed => "failed",
+            TaskStatus::Success => "success",
+        },
+    )?;
+    dict.set_item("created_at_ms", info.created_at_ms)?;
+    dict.set_item("updated_at_ms", info.updated_at_ms)?;
+    dict.set_item("client", info.client.halves())?;
+    dict.set_item("message", &info.message)?;
+    Ok(dict)
+}
+
+/// A drain as a dictionary.
+pub(crate) fn drain<'py>(py: Python<'py>, info: &DrainInfo) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("id", info.id.halves())?;
+    dict.set_item(
+        "status",
+        match info.status {
+            DrainStatus::Created => "created",
+            DrainStatus::Planning => "planning",
+            DrainStatus::Running => "running",
+            DrainStatus::Succeeded => "succeeded",
+            DrainStatus::Failed => "failed",
+            DrainStatus::Canceled => "canceled",
+        },
+    )?;
+    dict.set_item("created_at_ms", info.created_at_ms)?;
+    dict.set_item("updated_at_ms", info.updated_at_ms)?;
+    dict.set_item("segments", &info.segments)?;
+    dict.set_item("succeeded", info.succeeded)?;
+    dict.set_item("failed", info.failed)?;
+    dict.set_item("blocked", info.blocked)?;
+    dict.set_item("active", info.active)?;
+    dict.set_item("moved_bytes", info.moved_bytes)?;
+    dict.set_item("message", &info.message)?;
+    Ok(dict)
+}
+
+fn only<T>(outcomes: Vec<Result<T>>) -> Result<T> {
+    let missing = || Err(mooncake_base::Error::internal("a batch of one gave no outcome"));
+    outcomes.into_iter().next().unwrap_or_else(missing)
+}

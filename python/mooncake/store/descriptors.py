@@ -1,0 +1,148 @@
+"""What the established calls tell of copies and of tasks."""
+
+from __future__ import annotations
+
+from mooncake.store.config import ReplicaStatus, TaskStatus, TaskType
+
+__all__ = [
+    "Descriptor",
+    "DiskDescriptor",
+    "MemoryDescriptor",
+    "QueryTaskResponse",
+    "ReplicaDescriptor",
+]
+
+
+class Descriptor:
+    """Where a copy lies in memory."""
+
+    __slots__ = ("buffer_address", "size", "transport_endpoint")
+
+    def __init__(self) -> None:
+        """Describe nothing yet."""
+        self.size: int = 0
+        self.buffer_address: int = 0
+        self.transport_endpoint: str = ""
+
+    def __repr__(self) -> str:
+        return (
+            f"<Descriptor size={self.size} buffer_address={self.buffer_address} "
+            f"transport_endpoint={self.transport_endpoint}>"
+        )
+
+
+class MemoryDescriptor:
+    """A copy in memory."""
+
+    __slots__ = ("buffer_descriptor",)
+
+    def __init__(self) -> None:
+        """Describe nothing yet."""
+        self.buffer_descriptor = Descriptor()
+
+    def __repr__(self) -> str:
+        return f"<MemoryDescriptor buffer_descriptor={self.buffer_descriptor!r}>"
+
+
+class DiskDescriptor:
+    """A copy in a file."""
+
+    __slots__ = ("file_path", "object_size")
+
+    def __init__(self) -> None:
+        """Describe nothing yet."""
+        self.file_path: str = ""
+        self.object_size: int = 0
+
+    def __repr__(self) -> str:
+        return f"<DiskDescriptor file_path={self.file_path} object_size={self.object_size}>"
+
+
+class ReplicaDescriptor:
+    """One copy of an object. Made by the store only."""
+
+    __slots__ = ("_memory", "_status")
+
+    _memory: MemoryDescriptor
+    _status: ReplicaStatus
+
+    def __init__(self) -> None:
+        """Refuse: a copy is described by the store."""
+        raise TypeError("mooncake.store.ReplicaDescriptor: No constructor defined!")
+
+    @property
+    def status(self) -> ReplicaStatus:
+        """How far the copy is."""
+        return self._status
+
+    def is_memory_replica(self) -> bool:
+        """Say whether the copy lies in memory."""
+        return True
+
+    def is_disk_replica(self) -> bool:
+        """Say whether the copy lies in a file."""
+        return False
+
+    def is_local_disk_replica(self) -> bool:
+        """Say whether the copy lies on the disk of a client."""
+        return False
+
+    def get_memory_descriptor(self) -> MemoryDescriptor:
+        """Describe the copy in memory."""
+        return self._memory
+
+    def get_disk_descriptor(self) -> DiskDescriptor:
+        """Describe the copy in a file.
+
+        Raises:
+            RuntimeError: The copy does not lie in a file.
+        """
+        raise RuntimeError("Expected DiskDescriptor")
+
+    def __repr__(self) -> str:
+        return f"<ReplicaDescriptor status={self._status} {self._memory!r}>"
+
+
+def memory_replica(*, address: int, size: int, endpoint: str) -> ReplicaDescriptor:
+    """Describe a complete copy in memory."""
+    descriptor = MemoryDescriptor()
+    descriptor.buffer_descriptor.size = size
+    descriptor.buffer_descriptor.buffer_address = address
+    descriptor.buffer_descriptor.transport_endpoint = endpoint
+    replica = object.__new__(ReplicaDescriptor)
+    replica._memory = descriptor
+    replica._status = ReplicaStatus.COMPLETE
+    return replica
+
+
+class QueryTaskResponse:
+    """How a task stands."""
+
+    __slots__ = (
+        "assigned_client",
+        "created_at_ms_epoch",
+        "id",
+        "last_updated_at_ms_epoch",
+        "message",
+        "status",
+        "type",
+    )
+
+    def __init__(self) -> None:
+        """Describe nothing yet."""
+        self.id: tuple[int, int] = (0, 0)
+        self.type = TaskType.REPLICA_COPY
+        self.status = TaskStatus.PENDING
+        self.created_at_ms_epoch: int = 0
+        self.last_updated_at_ms_epoch: int = 0
+        self.assigned_client: tuple[int, int] = (0, 0)
+        self.message: str = ""
+
+    def __repr__(self) -> str:
+        return (
+            f"QueryTaskResponse(id={self.id[0]}-{self.id[1]}, type={int(self.type)}, "
+            f"status={int(self.status)}, created_at={self.created_at_ms_epoch}, "
+            f"last_updated_at={self.last_updated_at_ms_epoch}, "
+            f"assigned_client={self.assigned_client[0]}-{self.assigned_client[1]}, "
+            f'message="{self.message}")'
+        )

@@ -1,0 +1,150 @@
+"""Copies and moves of objects, where copies lie, and giving copies up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mooncake.errors import MooncakeError
+from mooncake.store.calls import Calls
+from mooncake.store.codes import OK
+from mooncake.store.config import TaskStatus, TaskType
+from mooncake.store.descriptors import QueryTaskResponse, ReplicaDescriptor, memory_replica
+
+if TYPE_CHECKING:
+    from mooncake._runtime import _native
+    from mooncake.store.batch import Key
+
+__all__ = ["TaskCalls"]
+
+_NONE = (0, 0)
+_KINDS = {"copy": TaskType.REPLICA_COPY, "move": TaskType.REPLICA_MOVE}
+_U64_MAX = (1 << 64) - 1
+
+
+class TaskCalls(Calls):
+    """Copies and moves, and what is known of copies."""
+
+    __slots__ = ()
+
+    def get_replica_desc(self, key: Key) -> list[ReplicaDescriptor]:
+        """Describe the copies of an object and lease it; nothing if there is none.
+
+        Args:
+            key: The name of the object.
+        """
+        return next(iter(self.batch_get_replica_desc([key]).values()), [])
+
+    def batch_get_replica_desc(self, keys: Sequence[Key]) -> dict[str, list[ReplicaDescriptor]]:
+        """Describe the copies of many objects and lease them.
+
+        Args:
+            keys: Their names.
+
+        Returns:
+            The copies by name, without the objects that are not there.
+        """
+        found = self._each(len(keys), lambda native: native.replicas(keys))
+        described = {}
+        for key, places in zip(keys, found, strict=True):
+            if not isinstance(places, MooncakeError):
+                described[_text(key)] = [_descriptor(place) for place in places]
+        return described
+
+    def batch_replica_clear(self, keys: Sequence[Key], segment_name: str = "") -> list[str]:
+        """Drop copies of objects; an object whose last copy is dropped is gone.
+
+        Objects that were read or probed a moment ago, or are being copied, are skipped.
+
+        Args:
+            keys: The names of the objects.
+            segment_name: Only copies in segments of that name; "" is all copies.
+
+        Returns:
+            The names of the objects of which a copy was dropped.
+        """
+        cleared = self._each(
+            len(keys), lambda native: native.clear_replicas(keys, segment=segment_name)
+        )
+        return [
+            _text(key) for key, is_cleared in zip(keys, cleared, strict=True) if is_cleared is True
+        ]
+
+    def create_copy_task(self, key: Key, targets: Sequence[str]) -> tuple[tuple[int, int], int]:
+        """Ask for copies of an object in more segments. They are made a moment later.
+
+        Args:
+            key: The name of the object.
+            targets: The names of the segments. One that has a copy needs no other.
+
+        Returns:
+            The id of the task and 0, or ``(0, 0)`` and a negative number: -704 if there is no such
+            object, -600 for no targets or an unknown one.
+        """
+        if isinstance(targets, str | bytes):
+            raise TypeError("targets must be a list of names")
+        return self._asked(lambda native: native.copy_object(key, list(targets)))
+
+    def create_move_task(self, key: Key, source: str, target: str) -> tuple[tuple[int, int], int]:
+        """Ask for the move of a copy of an object to another segment. It happens a moment later.
+
+        Args:
+            key: The name of the object.
+            source: The name of the segment that the copy leaves.
+            target: The name of the segment that it goes to.
+
+        Returns:
+            The id of the task and 0, or ``(0, 0)`` and a negative number: -704 if there is no such
+            object, -600 for an unknown segment, a source without a copy, or one that is the target.
+        """
+        return self._asked(lambda native: native.move_object(key, source, target))
+
+    def query_task(self, task_id: tuple[int, int]) -> tuple[QueryTaskResponse | None, int]:
+        """Say how a task stands.
+
+        Args:
+            task_id: What `create_copy_task` or `create_move_task` returned.
+
+        Returns:
+            How it stands and 0, or None and a negative number: -1400 if there is no such task.
+        """
+        is_id = isinstance(task_id, tuple) and len(task_id) == 2
+        if not is_id or not all(isinstance(half, int) for half in task_id):
+            raise TypeError("task_id must be a tuple of two ints")
+        if not all(0 <= half <= _U64_MAX for half in task_id):
+            raise TypeError("the halves of a task_id are integers from 0 to 2^64-1")
+
+        def call(native: _native.Store) -> list[dict[str, Any] | MooncakeError]:
+            return [native.task(task_id)]
+
+        told = self._each(1, call)[0]
+        if isinstance(told, MooncakeError):
+            return None, told.code
+        response = QueryTaskResponse()
+        response.id = told["id"]
+        response.type = _KINDS[told["kind"]]
+        response.status = TaskStatus[told["status"].upper()]
+        response.created_at_ms_epoch = told["created_at_ms"]
+        response.last_updated_at_ms_epoch = told["updated_at_ms"]
+        response.assigned_client = told["client"]
+        response.message = told["message"]
+        return response, OK
+
+    def _asked(
+        self, call: Callable[[_native.Store], tuple[int, int]]
+    ) -> tuple[tuple[int, int], int]:
+        def alone(native: _native.Store) -> list[tuple[int, int] | MooncakeError]:
+            return [call(native)]
+
+        made = self._each(1, alone)[0]
+        if isinstance(made, MooncakeError):
+            return _NONE, made.code
+        return made, OK
+
+
+def _text(key: Key) -> str:
+    return key if isinstance(key, str) else key.decode(errors="surrogateescape")
+
+
+def _descriptor(place: dict[str, Any]) -> ReplicaDescriptor:
+    return memory_replica(address=place["address"], size=place["size"], endpoint=place["endpoint"])
