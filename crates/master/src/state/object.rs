@@ -11,6 +11,8 @@ use super::{allocator::BlockId, lease::Holds};
 pub(super) const NO_WRITE: u32 = u32::MAX;
 /// The most tenants there may be.
 const TENANTS_MAX: usize = 1 << 16;
+/// Tables of keys. One of some thousand keys doubles within a millisecond.
+const TABLES: usize = 1024;
 /// The most objects there may be, and so the numbers that are never one.
 const OBJECTS_MAX: usize = u32::MAX as usize - 2;
 /// A replica's id is its version shifted by so much, and its number among the copies.
@@ -143,7 +145,8 @@ impl Object {
 pub(super) struct Objects {
     slots: Vec<Option<Object>>,
     vacant: Vec<u32>,
-    by_key: HashTable<u32>,
+    /// Numbers by key, in so many tables that the growth of one is over at once.
+    by_key: Box<[HashTable<u32>]>,
     tenants: HashMap<TenantId, u16, rustc_hash::FxSeededState>,
     tenant_names: Vec<TenantId>,
     seed: u64,
@@ -159,7 +162,7 @@ impl Objects {
         Self {
             slots: Vec::new(),
             vacant: Vec::new(),
-            by_key: HashTable::new(),
+            by_key: (0..TABLES).map(|_| HashTable::new()).collect(),
             tenants,
             tenant_names: vec![TenantId::default()],
             seed,
@@ -193,7 +196,7 @@ impl Objects {
 
     pub(super) fn find(&self, tenant: u16, key: &[u8]) -> Option<u32> {
         let hash = self.hash(tenant, key);
-        let found = self.by_key.find(hash, |&slot| {
+        let found = self.by_key[table_of(hash)].find(hash, |&slot| {
             let object = self.at(slot);
             object.tenant == tenant && object.key.as_bytes() == key
         });
@@ -227,7 +230,7 @@ impl Objects {
         };
         self.slots[slot as usize] = Some(object);
         let Self { slots, by_key, seed, .. } = self;
-        by_key.insert_unique(hash, slot, |&slot| {
+        by_key[table_of(hash)].insert_unique(hash, slot, |&slot| {
             let object = slots[slot as usize].as_ref().expect("a number in the table is in use");
             hash_of(*seed, object.tenant, object.key.as_bytes())
         });
@@ -236,7 +239,7 @@ impl Objects {
 
     pub(super) fn remove(&mut self, slot: u32) {
         let hash = self.key_hash(slot);
-        self.by_key
+        self.by_key[table_of(hash)]
             .find_entry(hash, |&other| other == slot)
             .expect("every object is in the table")
             .remove();
@@ -271,6 +274,11 @@ impl Objects {
     fn hash(&self, tenant: u16, key: &[u8]) -> u64 {
         hash_of(self.seed, tenant, key)
     }
+}
+
+/// Which table a key is in; by bits that the tables themselves go by only when they are huge.
+fn table_of(hash: u64) -> usize {
+    (hash >> 40) as usize % TABLES
 }
 
 /// SipHash with a seed that no caller knows: keys come from strangers.
