@@ -1,0 +1,136 @@
+//! What a million objects cost the master: resident bytes each, and how calls slow down.
+//!
+//! `cargo run --profile bench -p mooncake-benches --bin size -- [OBJECTS]`
+//!
+//! Objects have keys of 64 bytes and one copy of 4 KiB. For each power of ten up to the number
+//! asked for (5,000,000) a line says the resident memory an object, and the 50th and 99th
+//! percentile and the longest of single calls: puts (start and end) since the line before, and
+//! probes of random objects. At the end everything is removed in slices, as the service does.
+#![allow(clippy::print_stdout, reason = "the table is what the program is for")]
+
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use mooncake_base::{ClientId, Incarnation, Moment, ObjectKey, Result, SegmentId, TenantId};
+use mooncake_master::state::{
+    Put, PutOptions, PutRef, Removal, Rules, SegmentSpec, Selector, State,
+};
+
+const CLIENT: ClientId = ClientId::from_bits(1);
+const NOW: Moment = Moment::from_boot(Duration::from_secs(1000));
+const OBJECT_BYTES: u64 = 4096;
+/// Probes that are timed for each line.
+const PROBES: u64 = 200_000;
+
+fn main() -> Result<()> {
+    let asked = std::env::args().nth(1).and_then(|word| word.parse().ok());
+    let objects: u64 = asked.unwrap_or(5_000_000);
+    let mut state = State::new(Rules::default(), 1);
+    state.register(NOW, CLIENT, "host:1")?;
+    let segment = SegmentSpec {
+        id: SegmentId::from_bits(1),
+        incarnation: Incarnation(1),
+        name: "host:1".to_owned(),
+        endpoint: "host:1".to_owned(),
+        base: 0,
+        length: (objects + 1) * OBJECT_BYTES,
+        protocol: "tcp".to_owned(),
+    };
+    state.mount(NOW, CLIENT, segment)?;
+    let empty = resident_bytes();
+    let mut times = Times::default();
+    let mut line = 10_000;
+    for index in 0..objects {
+        times.measure(|| put(&mut state, index))?;
+        if index + 1 == line || index + 1 == objects {
+            line *= 10;
+            // The times are gone before the memory is looked at.
+            std::mem::take(&mut times).print("put");
+            let bytes = resident_bytes().saturating_sub(empty) as f64 / (index + 1) as f64;
+            println!("{:>9} objects  {bytes:6.0} resident bytes an object", index + 1);
+            probe(&mut state, index + 1)?;
+        }
+    }
+    let mut removal = Removal::new(TenantId::default(), Selector::All, true);
+    let mut is_done = false;
+    while !is_done {
+        times.measure(|| {
+            is_done = state.remove_matching(NOW, &mut removal);
+            Ok(())
+        })?;
+    }
+    println!("{:>9} objects removed in slices", removal.removed());
+    times.print("slice");
+    Ok(())
+}
+
+fn key(index: u64) -> [u8; 64] {
+    let mut key = [b'k'; 64];
+    let digits = format!("{:016x}", index.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    key[48..].copy_from_slice(digits.as_bytes());
+    key
+}
+
+fn put(state: &mut State, index: u64) -> Result<()> {
+    let named = key(index);
+    let tenant = TenantId::default();
+    let options = PutOptions::default();
+    let key = ObjectKey::new(named)?;
+    let put = Put { key, length: OBJECT_BYTES, group: b"", options: &options, is_replacing: false };
+    let started = state.put_start(NOW, CLIENT, &tenant, put)?;
+    let put =
+        PutRef { key: &named, version: started.version, failed_replicas: &[], checksum: None };
+    state.put_end(NOW, CLIENT, &tenant, put)
+}
+
+fn probe(state: &mut State, objects: u64) -> Result<()> {
+    let tenant = TenantId::default();
+    let mut times = Times::default();
+    let mut at = 1_u64;
+    for _ in 0..PROBES {
+        at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let key = key((at >> 33) % objects);
+        times.measure(|| {
+            std::hint::black_box(state.probe(NOW, &tenant, &key, true));
+            Ok(())
+        })?;
+    }
+    times.print("probe");
+    Ok(())
+}
+
+/// How long calls took, in nanoseconds; beyond 4.2 seconds as that.
+#[derive(Debug, Default)]
+struct Times(Vec<u32>);
+
+impl Times {
+    fn measure(&mut self, call: impl FnOnce() -> Result<()>) -> Result<()> {
+        let start = Instant::now();
+        let result = call();
+        self.0.push(u32::try_from(start.elapsed().as_nanos()).unwrap_or(u32::MAX));
+        result
+    }
+
+    fn print(mut self, what: &str) {
+        self.0.sort_unstable();
+        let at = |share: f64| {
+            let nanos = self.0[((self.0.len() - 1) as f64 * share) as usize];
+            f64::from(nanos) / 1000.0
+        };
+        println!(
+            "          {what:<6} p50 {:8.2} us  p99 {:8.2} us  max {:9.1} us",
+            at(0.5),
+            at(0.99),
+            at(1.0)
+        );
+    }
+}
+
+/// The memory of this process that is there.
+fn resident_bytes() -> u64 {
+    let text = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = text.split(' ').nth(1).and_then(|word| word.parse::<u64>().ok());
+    pages.unwrap_or(0) * 4096
+}
