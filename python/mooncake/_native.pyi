@@ -472,12 +472,12 @@ class Store:
         """
 
     def clear_replicas(
-        self, keys: Sequence[_Key], *, segment: str = ""
+        self, keys: Sequence[_Key], *, segment: str = ...
     ) -> list[bool | MooncakeError]:
         """Drop the copies in segments of that name, or all; whether there was one to drop."""
 
     def drain(
-        self, segments: Sequence[str], *, targets: Sequence[str] = (), concurrency: int = 0
+        self, segments: Sequence[str], *, targets: Sequence[str] = ..., concurrency: int = 0
     ) -> dict[str, Any]:
         """Begin to empty segments, into the targets or anywhere; how that stands."""
 
