@@ -110,6 +110,8 @@ variables! {
     MOONCAKE_STORE_CHECKSUM = "off", "Keep a checksum with every object and check it at every read.";
     MOONCAKE_ADMIN_TOKEN = "", "Token that lets its holders change something through the master's admin port from other hosts.";
     MOONCAKE_STATE_DIR = "", "Directory for the master's log and snapshots.";
+    XDG_STATE_HOME = "", "Folder of the user's state, under which the master keeps its log by default.";
+    HOME = "", "The user's home; `.local/state` in it takes the place of XDG_STATE_HOME.";
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ mod options;
 pub mod policy;
 mod secret;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use mooncake_base::{
     Error, Result, env,
@@ -23,7 +23,10 @@ pub use events::EventsConfig;
 pub use options::OPTIONS;
 pub use secret::Secret;
 
-use crate::state::{AllocationStrategy, EvictionKind, Rules, TaskRules, Watermark};
+use crate::{
+    journal::LogSync,
+    state::{AllocationStrategy, EvictionKind, Rules, TaskRules, Watermark},
+};
 
 /// The port of the master when nobody says otherwise.
 pub const RPC_PORT: u16 = 50051;
@@ -39,6 +42,21 @@ const WRITE_MARGIN: Duration = Duration::from_secs(3);
 
 /// The share of the pool above which the established master evicts in the background.
 const WATERMARK: f64 = 0.9;
+
+/// How long after a restart memory that nobody has announced is kept, at the least.
+const DORMANT_TTL: Duration = Duration::from_secs(30);
+
+/// Where a master keeps its log.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum StateDir {
+    /// Under the user's state directory, one for each cluster id and port.
+    #[default]
+    Default,
+    /// Nowhere: a restart forgets everything.
+    None,
+    /// There.
+    At(PathBuf),
+}
 
 /// Everything that may be set about a master.
 #[derive(Debug, Clone, PartialEq)]
@@ -120,6 +138,15 @@ pub struct MasterConfig {
     pub tenant_policy: String,
     /// Limits of copies and moves.
     pub tasks: TaskRules,
+    /// Where the log and the snapshots lie.
+    pub state_dir: StateDir,
+    /// Under which folder state directories lie by default; `None`: there is no default, as for
+    /// masters within other programs. Not an option: the program takes the user's.
+    pub state_home: Option<PathBuf>,
+    /// When the log is forced to the disk: `LogSync::Interval` stands for `log_sync_interval`.
+    pub log_sync: LogSync,
+    /// How long after a restart calls wait for clients that may come back.
+    pub resume_grace: Duration,
 
     /// Options of features that are not here yet, as they were given.
     pub later: BTreeMap<&'static str, String>,
@@ -164,6 +191,10 @@ impl Default for MasterConfig {
             is_multi_tenant: false,
             tenant_policy: String::new(),
             tasks: TaskRules::default(),
+            state_dir: StateDir::Default,
+            state_home: None,
+            log_sync: LogSync::Interval(Duration::from_secs(1)),
+            resume_grace: Duration::from_secs(5),
             later: BTreeMap::new(),
         }
     }
@@ -235,6 +266,20 @@ impl MasterConfig {
         }
     }
 
+    /// Where the log and the snapshots lie, and whether that was asked for; `None`: there are none.
+    pub fn state_path(&self) -> Option<(PathBuf, bool)> {
+        match &self.state_dir {
+            StateDir::None => None,
+            StateDir::At(path) => Some((path.clone(), true)),
+            // With any free port nobody could find the same master again.
+            StateDir::Default if self.effective_rpc_port() == 0 => None,
+            StateDir::Default => {
+                let name = format!("{}-{}", self.cluster_id, self.effective_rpc_port());
+                Some((self.state_home.as_ref()?.join("mooncake").join(name), false))
+            }
+        }
+    }
+
     /// How many threads serve.
     pub fn effective_threads(&self, cores: usize) -> usize {
         match (self.rpc_threads, self.threads_max) {
@@ -251,6 +296,8 @@ impl MasterConfig {
         let window = self.put_discard_timeout.saturating_sub(WRITE_MARGIN) * 2 / 3;
         Rules {
             client_ttl: self.client_ttl,
+            resume_grace: self.resume_grace,
+            dormant_ttl: DORMANT_TTL.max(2 * self.client_ttl),
             lease_ttl: self.lease_ttl,
             soft_pin_ttl: self.soft_pin_ttl,
             soft_pin_ttl_max: self.soft_pin_ttl_max,

@@ -11,6 +11,7 @@ pub mod admin;
 pub mod config;
 mod descriptors;
 pub mod events;
+mod journal;
 pub mod master;
 mod ports;
 pub mod run;
@@ -19,6 +20,7 @@ pub mod state;
 
 pub use addresses::Addresses;
 pub use config::{MasterConfig, OPTIONS};
+pub use journal::{JournalStatus, LogSync};
 pub use master::{Master, start};
 pub use run::run;
 pub use service::{Origin, Service};

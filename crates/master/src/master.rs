@@ -18,6 +18,7 @@ use crate::{
     config::{ADMIN_PORT, MasterConfig},
     descriptors::{self, connections},
     events::{self, Events},
+    journal::{Directory, Journal, Keeper},
     service::{
         Load, Service,
         listen::{self, CONNECTIONS_MAX, Doors},
@@ -47,6 +48,7 @@ pub struct Master {
     stop: CancellationToken,
     kill: CancellationToken,
     tasks: TaskTracker,
+    keeper: Option<Keeper<Service>>,
 }
 
 impl Master {
@@ -63,7 +65,7 @@ impl Master {
     /// Takes no more connections, lets calls in hand end for up to two seconds, and ends.
     ///
     /// Not cancel-safe: dropped half-way, it ends at once.
-    pub async fn stop(self) {
+    pub async fn stop(mut self) {
         self.stop.cancel();
         self.tasks.close();
         if timeout(DRAIN_DEADLINE, self.tasks.wait()).await.is_err() {
@@ -72,6 +74,9 @@ impl Master {
             // Cut tasks end at their next step; one that computes is not waited for any longer.
             let _ = timeout(DRAIN_DEADLINE, self.tasks.wait()).await;
         }
+        let keeper = self.keeper.take();
+        // It syncs what is written, which may take as long as the disk does.
+        let _ = timeout(DRAIN_DEADLINE, tokio::task::spawn_blocking(|| drop(keeper))).await;
     }
 }
 
@@ -121,7 +126,7 @@ pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<M
         metadata: metadata.as_ref().map(local).transpose()?,
         events: events.as_ref().map(local).transpose()?,
     };
-    let service = Arc::new(Service::new(config.rules(), clock));
+    let service = open_service(&config, clock).await?;
     if config.is_multi_tenant {
         service.keep_policy(&config.tenant_policy)?;
     }
@@ -134,6 +139,7 @@ pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<M
         stop: CancellationToken::new(),
         kill: CancellationToken::new(),
         tasks: TaskTracker::new(),
+        keeper: service.has_journal().then(|| Keeper::start(&service)).transpose()?,
     };
     let doors = doors(&config, &master, unix_name);
     if let (Some(listener), Some(address)) = (events, addresses.events) {
@@ -177,6 +183,44 @@ fn doors(config: &MasterConfig, master: &Master, unix_name: Arc<str>) -> Doors {
         load,
         permits: Arc::new(Semaphore::new(connections(CONNECTIONS_MAX, descriptors::limit()))),
     }
+}
+
+/// The service over what the log knows, if there is to be one.
+async fn open_service(config: &MasterConfig, clock: Arc<dyn Clock>) -> Result<Arc<Service>> {
+    let rules = config.rules();
+    let Some((path, is_asked_for)) = config.state_path() else {
+        return Ok(Arc::new(Service::new(rules, clock)));
+    };
+    let sync = config.log_sync;
+    let opened = tokio::task::spawn_blocking(move || {
+        let directory = match Directory::take(&path) {
+            Ok(directory) => directory,
+            Err(error) if is_asked_for => return Err(error),
+            Err(error) => {
+                tracing::warn!(%error, "there is no log: a restart will forget everything");
+                return Ok(Service::new(rules, clock));
+            }
+        };
+        let start = SystemClock.now();
+        let (service, restored) = Service::from_log(rules, clock, Journal::open(directory, sync)?);
+        tracing::info!(
+            state_dir = %path.display(),
+            segments = restored.segments,
+            objects = restored.objects,
+            puts_under_way = restored.writes,
+            milliseconds = SystemClock.now().since(start).as_millis(),
+            "read the log"
+        );
+        if restored.conflicts > 0 {
+            let conflicts = restored.conflicts;
+            tracing::error!(conflicts, "objects of the log lie where others do, and were dropped");
+        }
+        Ok(service)
+    });
+    let service = opened
+        .await
+        .map_err(|source| Error::internal("the log could not be read").caused_by(source))??;
+    Ok(Arc::new(service))
 }
 
 impl Master {

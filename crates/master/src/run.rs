@@ -1,7 +1,7 @@
 //! The whole program: arguments, log, runtime, signals, exit code. The binary and the Python
 //! package both call [`run`].
 
-use std::{io::Write as _, process::id};
+use std::{io::Write as _, path::PathBuf, process::id};
 
 use mooncake_base::{Error, Result, env};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -57,6 +57,8 @@ async fn serve(config: MasterConfig) -> Result<()> {
     // Before anything is announced, so that no signal finds us without a handler.
     let mut terminate = on(SignalKind::terminate())?;
     let mut interrupt = on(SignalKind::interrupt())?;
+    let mut config = config;
+    config.state_home = state_home();
     let ports_file = config.ports_file.clone();
     let master = start(config).await?;
     let _ports = PortsFile::write(&ports_file, master.addresses())?;
@@ -69,6 +71,14 @@ async fn serve(config: MasterConfig) -> Result<()> {
     tracing::info!(signal = name, "stopping");
     master.stop().await;
     Ok(())
+}
+
+/// Where the user keeps state that is worth keeping over a restart.
+fn state_home() -> Option<PathBuf> {
+    let named = |variable: &env::EnvVar| {
+        variable.read().map(PathBuf::from).filter(|path| path.is_absolute())
+    };
+    named(&env::XDG_STATE_HOME).or_else(|| Some(named(&env::HOME)?.join(".local/state")))
 }
 
 /// The one line that tells a person or a script where the master listens.

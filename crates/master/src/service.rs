@@ -6,6 +6,7 @@
 
 mod answer;
 pub mod calls;
+mod durable;
 mod grpc;
 mod lean;
 pub mod listen;
@@ -34,6 +35,7 @@ use mooncake_proto::{
 use self::{
     answer::{segment_from_wire, segment_status, segment_to_wire},
     calls::{Calls, Op},
+    durable::Owners,
     locked::Locked,
     session::Sessions,
     slow::SlowCalls,
@@ -48,6 +50,7 @@ use crate::{
     addresses::Addresses,
     config::policy::Policy,
     events::Events,
+    journal::Journal,
     state::{Rules, State, Totals},
 };
 
@@ -85,21 +88,28 @@ pub struct Service {
     load: OnceLock<Load>,
     /// The file of the quotas, if there is one. Locked before `state`.
     policy: Mutex<Option<Policy>>,
+    /// Never waited for while the state is held.
+    journal: Option<Journal>,
+    owners: Owners,
 }
 
 impl Service {
     /// A service over an empty pool.
     pub fn new(rules: Rules, clock: Arc<dyn Clock>) -> Self {
-        // Both come from the system's random source; they only must differ from start to start.
-        let identity = SegmentId::random().to_bytes();
         let (seed, _) = SegmentId::random().halves();
+        Self::over(State::new(rules, seed), clock)
+    }
+
+    fn over(state: State, clock: Arc<dyn Clock>) -> Self {
+        // It and the seed of the state only must differ from start to start.
+        let identity = SegmentId::random().to_bytes();
         Self {
             identity,
             started: clock.now(),
             clock,
             tenant: TenantId::default(),
-            is_multi_tenant: rules.is_multi_tenant,
-            state: Mutex::new(State::new(rules, seed)),
+            is_multi_tenant: state.rules().is_multi_tenant,
+            state: Mutex::new(state),
             sessions: Sessions::default(),
             calls: Calls::default(),
             slow: SlowCalls::default(),
@@ -108,11 +118,26 @@ impl Service {
             events: OnceLock::new(),
             load: OnceLock::new(),
             policy: Mutex::default(),
+            journal: None,
+            owners: Owners::default(),
         }
     }
 
     /// Answers one call. Errors are per item where there are items, else the answer is a failure.
+    /// What it changed is in the log, if there is one, before it returns; does not wait for owners
+    /// of what an earlier master knew, as [`answer`](Self::answer) does.
     pub fn dispatch(&self, request: v1::Request, origin: &Origin) -> v1::Response {
+        let (response, appended) = self.run(request, origin);
+        self.settle(appended);
+        response
+    }
+
+    /// Answers one call, and says where in the log its effects end.
+    fn run(&self, request: v1::Request, origin: &Origin) -> (v1::Response, u64) {
+        durable::watched(|| self.call(request, origin))
+    }
+
+    fn call(&self, request: v1::Request, origin: &Origin) -> v1::Response {
         use request::Call;
         let watched = self.slow.begin(request.call.as_ref());
         let answer = match request.call {
@@ -164,7 +189,14 @@ impl Service {
     /// Does what time demands; says when to come again at the latest, if anything is to come.
     pub fn advance(&self) -> Option<Moment> {
         let now = self.clock.now();
-        self.lock().advance(now)
+        let (due, appended) = durable::watched(|| {
+            let mut state = self.lock();
+            let due = state.advance(now);
+            self.owners_changed(state.dormant_segments());
+            due
+        });
+        self.settle(appended);
+        due
     }
 
     /// The sums over the pool.
@@ -226,8 +258,8 @@ impl Service {
 
     /// The names of clients that were not heard of for so long that they count as gone; each once.
     pub(crate) fn take_gone(&self) -> Vec<String> {
-        let ttl = self.lock().rules().client_ttl;
-        self.sessions.take_gone(self.clock.now(), ttl)
+        let expired = self.lock().take_expired();
+        self.sessions.take_gone(&expired)
     }
 
     /// Publishes the news of objects from now on.
@@ -292,6 +324,7 @@ impl Service {
                 client_ttl_ms: millis(ttl),
                 master: Bytes::copy_from_slice(&self.identity),
                 version: VERSION.to_owned(),
+                lineage: self.lineage(),
             })
         })
     }
@@ -307,7 +340,8 @@ impl Service {
             };
             self.sessions.heard(caller.client, now);
             let master = Bytes::copy_from_slice(&self.identity);
-            Ok(v1::HeartbeatResponse { is_known, master, has_tasks })
+            let lineage = self.lineage();
+            Ok(v1::HeartbeatResponse { is_known, master, lineage, has_tasks })
         })
     }
 
@@ -329,9 +363,14 @@ impl Service {
             Op::Mount,
             r.segments.into_iter().map(|segment| {
                 let spec = segment_from_wire(segment)?;
-                self.lock().mount(now, caller.client, spec)
+                let mut state = self.lock();
+                match r.resume {
+                    true => state.resume(caller.client, &spec),
+                    false => state.mount(now, caller.client, spec),
+                }
             }),
         );
+        self.owners_changed(self.lock().dormant_segments());
         Ok(v1::MountResponse { results })
     }
 
@@ -381,7 +420,8 @@ impl Service {
     }
 
     fn lock(&self) -> Locked<'_> {
-        Locked { state: Some(self.state.lock()), events: self.events.get() }
+        let (events, journal) = (self.events.get(), self.journal.as_ref());
+        Locked { state: Some(self.state.lock()), events, journal }
     }
 }
 

@@ -17,6 +17,7 @@ const GROUPS: &[(&str, &str)] = &[
     ("eviction_ratio", "Room: eviction and allocation"),
     ("client_ttl", "Clients and unfinished puts"),
     ("allocation_strategy", "Placement and names"),
+    ("state_dir", "Durability: what a restart remembers"),
     ("enable_kv_events", "Events of objects"),
     ("memory_allocator", "Other features"),
     ("logtostderr", "Log flags of the established program: accepted, without effect"),

@@ -1,6 +1,6 @@
 //! The table of options: flags, file keys and help texts from one declaration.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use mooncake_base::{
     Error, Result,
@@ -9,8 +9,11 @@ use mooncake_base::{
     text::{read_bool, read_millis, read_number, read_seconds},
 };
 
-use super::{MasterConfig, RPC_PORT, Secret};
-use crate::state::{AllocationStrategy, EvictionKind};
+use super::{MasterConfig, RPC_PORT, Secret, StateDir};
+use crate::{
+    journal::LogSync,
+    state::{AllocationStrategy, EvictionKind},
+};
 
 type Spec = OptionSpec<MasterConfig>;
 type Set = fn(&mut MasterConfig, &str) -> Result<()>;
@@ -164,6 +167,16 @@ pub const OPTIONS: &[Spec] = &[
         |c| c.tasks.processing_timeout.as_secs().to_string()),
     value("max_retry_attempts", "How often a copy or move is tried again.",
         |c, t| read_number(t).map(|n| c.tasks.retries_max = n), |c| c.tasks.retries_max.to_string()),
+    from(value("state_dir", "Where the log of the master lies, from which a restart brings everything back: a \
+         directory, `none` or nothing for no log, `default` for one of the cluster id and the port under \
+         $XDG_STATE_HOME/mooncake or ~/.local/state/mooncake (with port 0 none).",
+        set_state_dir, show_state_dir), &env::MOONCAKE_STATE_DIR),
+    value("log_sync", "When the log is forced to the disk: always (before each answer), never, or every so often, as \
+         `1s` or `200ms`. It is handed to the system before each answer in any case.",
+        set_log_sync, show_log_sync),
+    value("resume_grace", "How long after a restart calls wait for clients that may come back: milliseconds, or with \
+         ms, s, m, h.",
+        |c, t| read_millis(t).map(|d| c.resume_grace = d), |c| millis(c.resume_grace)),
 
     switch("enable_kv_events", "Publishes events of objects over ZeroMQ; needs the next two.",
         |c, t| read_bool(t).map(|on| c.events.is_on = on), |c| c.events.is_on.to_string()),
@@ -293,6 +306,44 @@ fn named<T: Copy>(choices: &[(&str, T)], text: &str) -> Result<T> {
             .with("text", format_args!("{text:?}"))
             .with("choices", names.join(","))
     })
+}
+
+fn set_state_dir(config: &mut MasterConfig, text: &str) -> Result<()> {
+    config.state_dir = match text {
+        "" | "none" => StateDir::None,
+        "default" => StateDir::Default,
+        path => StateDir::At(PathBuf::from(path)),
+    };
+    Ok(())
+}
+
+fn show_state_dir(config: &MasterConfig) -> String {
+    match &config.state_dir {
+        StateDir::None => "none".to_owned(),
+        StateDir::Default => "default".to_owned(),
+        StateDir::At(path) => path.display().to_string(),
+    }
+}
+
+fn set_log_sync(config: &mut MasterConfig, text: &str) -> Result<()> {
+    config.log_sync = match text {
+        "always" => LogSync::Always,
+        "never" => LogSync::Never,
+        "interval" => LogSync::Interval(Duration::from_secs(1)),
+        time => match read_millis(time)? {
+            Duration::ZERO => LogSync::Always,
+            interval => LogSync::Interval(interval),
+        },
+    };
+    Ok(())
+}
+
+fn show_log_sync(config: &MasterConfig) -> String {
+    match config.log_sync {
+        LogSync::Always => "always".to_owned(),
+        LogSync::Never => "never".to_owned(),
+        LogSync::Interval(interval) => format!("{}ms", millis(interval)),
+    }
 }
 
 fn name_of<T: PartialEq>(choices: &[(&str, T)], choice: T) -> String {

@@ -82,8 +82,9 @@ impl Door {
         let origin = request.extensions().get::<Origin>().cloned();
         let origin = origin.unwrap_or_else(|| self.service.open_session(false));
         let call = Some(wrap(request.into_inner()));
+        self.service.wait_for_owners(call.as_ref()).await;
         let _turn = self.load.turn(call.as_ref()).await.map_err(|error| status(&error))?;
-        match self.service.dispatch(v1::Request { call }, &origin).call {
+        match self.service.answer(v1::Request { call }, &origin).await.call {
             Some(response::Call::Failure(failure)) => Err(status(&Error::from(&failure))),
             Some(call) => unwrap(call).map(tonic::Response::new).ok_or_else(mismatch),
             None => Err(mismatch()),

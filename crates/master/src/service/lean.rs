@@ -123,8 +123,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
         while self.admit()?
             && let Some(request) = lean::decode::<v1::Request>(&mut self.input, FRAME_BYTES_MAX)?
         {
+            self.doors.service.wait_for_owners(request.call.as_ref()).await;
             let answer = match self.doors.load.turn(request.call.as_ref()).await {
-                Ok(_turn) => self.doors.service.dispatch(request, &self.connection.origin),
+                Ok(_turn) => self.doors.service.answer(request, &self.connection.origin).await,
                 Err(error) => refusal(&error),
             };
             if let Err(error) = lean::encode(&answer, &mut self.output) {

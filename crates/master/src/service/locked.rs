@@ -1,20 +1,38 @@
-//! The state under its lock. What happened to objects is told before the lock is given back, so
-//! that news keep the order of the changes.
+//! The state under its lock. What happened to objects is told, and goes to the log, before the lock
+//! is given back, so that news and log keep the order of the changes.
 
 use std::{
+    cell::Cell,
     ops::{Deref, DerefMut},
     sync::Arc,
 };
 
 use mooncake_base::sync::MutexGuard;
 
-use crate::{events::Events, state::State};
+use crate::{events::Events, journal::Journal, state::State};
+
+thread_local! {
+    /// Where the last effects that this thread appended to the log end. A call runs on one thread,
+    /// and may hold the state several times; none of the places in between need know of the log.
+    static APPENDED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Forgets what calls before have appended.
+pub(super) fn forget_appended() {
+    APPENDED.set(0);
+}
+
+/// Behind which position of the log lies all that this thread appended since; 0 if nothing.
+pub(super) fn appended() -> u64 {
+    APPENDED.get()
+}
 
 /// The state, as long as this is held.
 #[derive(Debug)]
 pub(super) struct Locked<'a> {
     pub(super) state: Option<MutexGuard<'a, State>>,
     pub(super) events: Option<&'a Arc<Events>>,
+    pub(super) journal: Option<&'a Journal>,
 }
 
 const HELD: &str = "the lock is held until this is dropped";
@@ -33,6 +51,11 @@ impl Locked<'_> {
             && state.has_news()
         {
             events.push(state.take_news());
+        }
+        if let (Some(state), Some(journal)) = (&mut self.state, self.journal)
+            && state.has_effects()
+        {
+            APPENDED.set(journal.append(|into| state.take_effects(into)));
         }
     }
 }

@@ -119,11 +119,13 @@ impl Sessions {
         self.known.lock().remove(&client);
     }
 
-    /// Forgets the clients that were not heard of for `ttl`, and gives their names.
-    pub(super) fn take_gone(&self, now: Moment, ttl: Duration) -> Vec<String> {
+    /// Forgets clients that the state has forgotten, and gives their names.
+    pub(super) fn take_gone(&self, gone: &[ClientId]) -> Vec<String> {
+        if gone.is_empty() {
+            return Vec::new();
+        }
         let mut known = self.known.lock();
-        let gone = known.extract_if(|_, known| (known.heard + ttl).has_passed(now));
-        gone.map(|(_, known)| known.name).collect()
+        gone.iter().filter_map(|client| known.remove(client)).map(|known| known.name).collect()
     }
 }
 
@@ -154,13 +156,12 @@ mod tests {
     }
 
     #[test]
-    fn a_client_is_gone_once_and_only_after_its_time() {
+    fn a_client_that_is_gone_is_named_once() {
         let sessions = Sessions::default();
-        let ttl = Duration::from_secs(10);
-        let origin = Origin::in_process();
-        sessions.register(ClientId::random(), "a:1", &origin, Moment::default());
-        assert!(sessions.take_gone(Moment::default() + ttl / 2, ttl).is_empty());
-        assert_eq!(sessions.take_gone(Moment::default() + ttl, ttl), ["a:1"]);
-        assert!(sessions.take_gone(Moment::default() + ttl, ttl).is_empty());
+        let client = ClientId::random();
+        sessions.register(client, "a:1", &Origin::in_process(), Moment::default());
+        assert!(sessions.take_gone(&[ClientId::random()]).is_empty());
+        assert_eq!(sessions.take_gone(&[client]), ["a:1"]);
+        assert!(sessions.take_gone(&[client]).is_empty());
     }
 }

@@ -15,6 +15,8 @@ const NAME_BYTES_MAX: usize = 1024;
 pub(super) struct Clients {
     by_id: FxHashMap<ClientId, Client>,
     registrations: u64,
+    /// Those that expired and were not asked for yet.
+    expired: Vec<ClientId>,
 }
 
 #[derive(Debug)]
@@ -104,6 +106,11 @@ impl State {
         self.forget_client(now, client, WritesOf::Leaving)
     }
 
+    /// The clients that were not heard of for too long since the last call.
+    pub fn take_expired(&mut self) -> Vec<ClientId> {
+        std::mem::take(&mut self.clients.expired)
+    }
+
     /// The process of the client is known to be dead: as [`unregister`](Self::unregister), but the
     /// space of its unfinished puts is free at once. Also frees what an expired client of that id
     /// left; `false` if it was not known any more.
@@ -120,6 +127,9 @@ impl State {
         let end = known.heard + self.rules.client_ttl;
         if end.has_passed(now) {
             self.counters.clients_expired += 1;
+            if self.clients.expired.len() < CLIENTS_MAX {
+                self.clients.expired.push(client);
+            }
             self.forget_client(now, client, WritesOf::Vanished);
         } else {
             self.timers.push(end, Timer::Client(client, registration));

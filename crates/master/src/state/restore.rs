@@ -132,7 +132,7 @@ impl Restoration {
             status,
             is_suspect: false,
             is_dormant: true,
-            is_resting: true,
+            is_resting: !self.fence.has_passed(self.now),
             quiet: self.fence,
             leaves,
             allocator: Allocator::new(spec.length),

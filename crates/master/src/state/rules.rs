@@ -121,7 +121,7 @@ impl Rules {
     }
 
     /// How long after its start a writer that keeps its window cannot touch its memory any more.
-    pub(super) fn write_end(&self) -> Duration {
+    pub(crate) fn write_end(&self) -> Duration {
         self.write_window + WRITE_MARGIN
     }
 }

@@ -179,6 +179,9 @@ pub struct RegisterResponse {
     pub master: ::prost::bytes::Bytes,
     #[prost(string, tag = "4")]
     pub version: ::prost::alloc::string::String,
+    /// The history that a restart of this master would go on with; empty: it would forget all.
+    #[prost(bytes = "bytes", tag = "5")]
+    pub lineage: ::prost::bytes::Bytes,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HeartbeatRequest {
@@ -195,6 +198,9 @@ pub struct HeartbeatResponse {
     /// Tasks wait for the client: it should fetch them.
     #[prost(bool, tag = "10")]
     pub has_tasks: bool,
+    /// As in RegisterResponse; may change while a master runs.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub lineage: ::prost::bytes::Bytes,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UnregisterRequest {
@@ -230,6 +236,9 @@ pub struct MountRequest {
     pub caller: ::core::option::Option<Caller>,
     #[prost(message, repeated, tag = "2")]
     pub segments: ::prost::alloc::vec::Vec<Segment>,
+    /// Memory that was lent to an earlier master of the same lineage: only what is known is taken.
+    #[prost(bool, tag = "3")]
+    pub resume: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MountResponse {

@@ -112,18 +112,22 @@ impl Segments {
 
     /// Hands all of them out; none is left.
     pub(super) fn take_all(&self) -> Vec<Mounted> {
-        self.replace_all(Vec::new())
+        self.replace(&|_| true, Vec::new())
     }
 
-    fn replace_all(&self, by: Vec<Mounted>) -> Vec<Mounted> {
-        std::mem::replace(&mut *self.0.lock(), by)
+    fn replace(&self, is_meant: &impl Fn(&Mounted) -> bool, by: Vec<Mounted>) -> Vec<Mounted> {
+        let mut segments = self.0.lock();
+        let replaced = segments.extract_if(.., |mounted| is_meant(mounted)).collect();
+        segments.extend(by);
+        replaced
     }
 
-    /// The length of each, and the part of a file that it is.
-    fn shapes(&self) -> Vec<(u64, Option<FilePart>)> {
+    /// The length of each of those that stay, and the part of a file that it is.
+    fn shapes(&self, is_meant: &impl Fn(&Mounted) -> bool) -> Vec<(u64, Option<FilePart>)> {
         let segments = self.0.lock();
         let staying = segments.iter().filter(|mounted| mounted.leaves.is_none());
         staying
+            .filter(|mounted| is_meant(mounted))
             .map(|mounted| match &mounted.memory {
                 Memory::Own(_) => (mounted.segment.length, None),
                 Memory::File(_, part) => (mounted.segment.length, Some(part.clone())),
@@ -162,6 +166,7 @@ impl Shared {
         let call = Call::Mount(v1::MountRequest {
             caller: Some(self.caller.clone()),
             segments: segments.to_vec(),
+            resume: false,
         });
         let response = self.call_until(call, deadline, |answer| match answer {
             Answer::Mount(response) => Some(response),
@@ -188,12 +193,51 @@ impl Shared {
     /// # Errors
     /// The system has no such memory; nothing is changed.
     pub(super) fn renew_segments(&self) -> Result<Vec<Mounted>> {
-        let wanted = self.segments.shapes();
+        self.renew(|_| true)
+    }
+
+    /// Announces the memory that an earlier master of the same history was lent, with all that lies
+    /// in it. What this one knows nothing of is replaced by fresh memory; hands out what it was.
+    ///
+    /// # Errors
+    /// The master cannot be reached, or the system has no such memory; nothing is changed.
+    pub(super) fn resume_segments(&self, deadline: Moment) -> Result<Vec<Mounted>> {
+        let segments = self.segments.all();
+        if segments.is_empty() {
+            return Ok(Vec::new());
+        }
+        let call = Call::Mount(v1::MountRequest {
+            caller: Some(self.caller.clone()),
+            segments: segments.clone(),
+            resume: true,
+        });
+        let response = self.call_until(call, deadline, |answer| match answer {
+            Answer::Mount(response) => Some(response),
+            _ => None,
+        })?;
+        call::check_count(response.results.len(), segments.len())?;
+        let answered = segments.iter().zip(&response.results);
+        let unknown: Vec<_> = answered
+            .filter(|(_, result)| result.failure.is_some())
+            .map(|(segment, _)| segment.id.clone())
+            .collect();
+        tracing::info!(
+            client = %self.name,
+            known = segments.len() - unknown.len(),
+            unknown = unknown.len(),
+            "announced the memory to the master again"
+        );
+        self.renew(|mounted| unknown.contains(&mounted.segment.id))
+    }
+
+    /// Fresh memory in the place of those segments; hands out what they were.
+    fn renew(&self, is_meant: impl Fn(&Mounted) -> bool) -> Result<Vec<Mounted>> {
+        let wanted = self.segments.shapes(&is_meant);
         let fresh = wanted.into_iter().map(|(bytes, part)| match part {
             None => self.allocate(bytes),
             Some(part) => self.map_file(part, bytes),
         });
-        Ok(self.segments.replace_all(fresh.collect::<Result<_>>()?))
+        Ok(self.segments.replace(&is_meant, fresh.collect::<Result<_>>()?))
     }
 
     /// Frees the segments of which the grace is over.

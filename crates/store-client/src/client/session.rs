@@ -31,6 +31,8 @@ pub(super) struct Session {
 struct Terms {
     /// Which master it was: changes whenever one starts anew.
     master: Bytes,
+    /// The history that a restart of it goes on with; empty: none.
+    lineage: Bytes,
     interval: Duration,
     /// How often we have registered.
     registrations: u64,
@@ -131,6 +133,7 @@ impl Shared {
         let interval = Duration::from_millis(response.heartbeat_interval_ms).max(INTERVAL_MIN);
         let earlier = match self.registrations() {
             0 => Vec::new(),
+            _ if self.is_heir(&response.lineage) => self.resume_segments(deadline)?,
             _ => self.renew_segments()?,
         };
         let announced = self.announce(&self.segments.all(), deadline);
@@ -138,7 +141,8 @@ impl Shared {
         announced?;
         let mut terms = self.session.terms.lock();
         let registrations = terms.registrations + 1;
-        *terms = Terms { master: response.master, interval, registrations };
+        let (master, lineage) = (response.master, response.lineage);
+        *terms = Terms { master, lineage, interval, registrations };
         Ok(())
     }
 
@@ -152,11 +156,19 @@ impl Shared {
             _ => None,
         })?;
         if response.is_known && response.master == terms.master {
+            if response.lineage != terms.lineage {
+                self.session.terms.lock().lineage = response.lineage;
+            }
             return Ok(response.has_tasks);
         }
         self.revive(terms.registrations, deadline)?;
         tracing::info!(client = %self.name, "registered again with a master that did not know us");
         Ok(false)
+    }
+
+    /// Whether a master of that lineage knows what the one did that we last agreed with.
+    fn is_heir(&self, lineage: &Bytes) -> bool {
+        !lineage.is_empty() && self.session.terms.lock().lineage == lineage
     }
 
     fn interval(&self) -> Duration {

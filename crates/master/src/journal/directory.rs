@@ -1,0 +1,161 @@
+//! The state directory: whose it is, and which files lie in it.
+
+use std::{
+    fs::{self, File, TryLockError},
+    io,
+    path::{Path, PathBuf},
+};
+
+use mooncake_base::{Error, ErrorCode, Result};
+
+use super::frame::Kind;
+
+/// The file whose lock says that the directory is taken.
+const LOCK: &str = "lock";
+/// A snapshot that is not whole yet.
+const UNFINISHED: &str = "snapshot.new";
+
+/// A directory that is ours while this lives.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Directory {
+    /// Makes the directory if it is not there, and takes it.
+    ///
+    /// # Errors
+    /// It cannot be made or written to, or another master has it.
+    pub(crate) fn take(path: &Path) -> Result<Self> {
+        fs::create_dir_all(path).map_err(|source| failed("cannot be made", path, source))?;
+        let lock = path.join(LOCK);
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&lock)
+            .map_err(|source| failed("cannot be written to", path, source))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self { path: path.to_owned(), _lock: file }),
+            Err(TryLockError::WouldBlock) => Err(Error::new(
+                ErrorCode::PERSISTENT_FAIL,
+                "another master has the state directory; name one for each by --state_dir",
+            )
+            .with("state_dir", path.display())),
+            Err(TryLockError::Error(source)) => Err(failed("cannot be locked", path, source)),
+        }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the file of that number lies.
+    pub(super) fn file(&self, kind: Kind, number: u64) -> PathBuf {
+        let name = match kind {
+            Kind::Log => "log",
+            Kind::Snapshot => "snapshot",
+        };
+        self.path.join(format!("{name}-{number:016}"))
+    }
+
+    /// Where a snapshot lies while it is written.
+    pub(super) fn unfinished(&self) -> PathBuf {
+        self.path.join(UNFINISHED)
+    }
+
+    /// The numbers of the files of a kind, the lowest first.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub(super) fn numbers(&self, kind: Kind) -> Result<Vec<u64>> {
+        let list = || -> io::Result<Vec<u64>> {
+            let mut numbers = Vec::new();
+            for entry in fs::read_dir(&self.path)? {
+                let name = entry?.file_name();
+                let number = name
+                    .to_str()
+                    .and_then(|name| name.rsplit_once('-'))
+                    .and_then(|(_, digits)| digits.parse().ok().filter(|_| digits.len() == 16));
+                numbers.extend(number.filter(|&number| {
+                    self.file(kind, number).file_name() == Some(name.as_os_str())
+                }));
+            }
+            numbers.sort_unstable();
+            Ok(numbers)
+        };
+        list().map_err(|source| failed("cannot be read", &self.path, source))
+    }
+
+    /// Removes the files that a whole snapshot of that number makes needless.
+    pub(super) fn remove_before(&self, number: u64) -> Result<()> {
+        for kind in [Kind::Log, Kind::Snapshot] {
+            for old in self.numbers(kind)?.into_iter().filter(|old| *old < number) {
+                let path = self.file(kind, old);
+                fs::remove_file(&path)
+                    .map_err(|source| failed("cannot be removed", &path, source))?;
+            }
+        }
+        // A snapshot that a crash left unfinished; none is being written now.
+        let unfinished = self.path.join(UNFINISHED);
+        match fs::remove_file(&unfinished) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(failed("cannot be removed", &unfinished, error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes all that is known of the past: it is not the present any more.
+    pub(super) fn remove_all(&self) -> Result<()> {
+        self.remove_before(u64::MAX)
+    }
+
+    /// Makes the names of files last.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        File::open(&self.path)?.sync_all()
+    }
+}
+
+/// Something that could not be done to a file or a folder.
+pub(super) fn failed(what: &str, path: &Path, source: io::Error) -> Error {
+    Error::new(ErrorCode::PERSISTENT_FAIL, format!("a file or folder of the log {what}"))
+        .with("path", path.display())
+        .caused_by(source)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_has_one_master_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deep/er");
+        let first = Directory::take(&path).unwrap();
+        let error = Directory::take(&path).unwrap_err();
+        assert!(error.to_string().contains("another master"), "{error}");
+        drop(first);
+        Directory::take(&path).unwrap();
+    }
+
+    #[test]
+    fn only_files_of_ours_count_and_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = Directory::take(folder.path()).unwrap();
+        for number in [3, 1, 2] {
+            fs::write(directory.file(Kind::Log, number), "").unwrap();
+        }
+        fs::write(directory.file(Kind::Snapshot, 2), "").unwrap();
+        for name in ["log-1", "log-x", "notes", "snapshot.new"] {
+            fs::write(folder.path().join(name), "").unwrap();
+        }
+        assert_eq!(directory.numbers(Kind::Log).unwrap(), [1, 2, 3]);
+        directory.remove_before(3).unwrap();
+        assert_eq!(directory.numbers(Kind::Log).unwrap(), [3]);
+        assert_eq!(directory.numbers(Kind::Snapshot).unwrap(), [0_u64; 0]);
+        assert!(folder.path().join("notes").exists());
+        assert!(!folder.path().join("snapshot.new").exists());
+    }
+}

@@ -1,0 +1,215 @@
+//! Files of the log: a header, then frames, each with its length, a checksum and its number.
+
+use mooncake_base::{Error, ErrorCode, Result};
+
+/// What every file begins with.
+const MAGIC: [u8; 8] = *b"MOONLOG\n";
+/// Raised when an older master could not read what we write.
+const VERSION: u32 = 1;
+/// Bytes of a header: magic, version, kind, sync, two spare, lineage, number, boot, checksum.
+pub(super) const HEADER_BYTES: usize = 8 + 4 + 4 + 16 + 8 + 16 + 4;
+/// Bytes before the payload of a frame: length, checksum, number, offset known to be on disk.
+pub(super) const FRAME_BYTES: usize = 4 + 4 + 8 + 8;
+/// No frame is longer.
+const PAYLOAD_MAX: usize = 1 << 30;
+
+/// What a file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Effects as they happened.
+    Log,
+    /// All there was when the log of the same number began.
+    Snapshot,
+}
+
+/// What stands at the beginning of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) kind: Kind,
+    /// Whether every frame was on disk before it was acknowledged.
+    pub(super) is_synced: bool,
+    /// The history that it belongs to.
+    pub(super) lineage: [u8; 16],
+    /// Its place in that history.
+    pub(super) number: u64,
+    /// Which boot of the machine wrote it.
+    pub(super) boot: [u8; 16],
+}
+
+impl Header {
+    pub(super) fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = Vec::with_capacity(HEADER_BYTES);
+        bytes.extend(MAGIC);
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend([self.kind as u8, u8::from(self.is_synced), 0, 0]);
+        bytes.extend(self.lineage);
+        bytes.extend(self.number.to_le_bytes());
+        bytes.extend(self.boot);
+        bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
+        bytes.try_into().expect("the fields are as long as the header")
+    }
+
+    /// Reads a header; `None`: it is not whole, as after a crash in the middle of the first write.
+    ///
+    /// # Errors
+    /// The file is not ours, or of a later version.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Option<Self>> {
+        let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+        let mut input = &bytes[..];
+        let mut take = |length: usize| {
+            let (taken, rest) = input.split_at(length);
+            input = rest;
+            taken
+        };
+        let (magic, version, kind) = (take(8), number_of(take(4)), take(4));
+        let (lineage, number, boot) = (array_of(take(16)), number_of(take(8)), array_of(take(16)));
+        if magic != MAGIC {
+            // Zeros are what a file system leaves of a file that never reached the disk.
+            return if bytes.iter().all(|byte| *byte == 0) { Ok(None) } else { Err(foreign()) };
+        }
+        if version != u64::from(VERSION) {
+            let why = "the file was written by another version of the master";
+            return Err(Error::new(ErrorCode::PERSISTENT_FAIL, why)
+                .with("version", version)
+                .with("known", VERSION));
+        }
+        if number_of(take(4)) != u64::from(crc32fast::hash(&bytes[..HEADER_BYTES - 4])) {
+            return Ok(None);
+        }
+        let is_synced = kind[1] != 0;
+        let kind = match kind[0] {
+            0 => Kind::Log,
+            1 => Kind::Snapshot,
+            _ => return Err(foreign()),
+        };
+        Ok(Some(Self { kind, is_synced, lineage, number, boot }))
+    }
+}
+
+/// Fills in the head of a frame, for which room was left before the payload.
+pub(super) fn seal(frame: &mut [u8], number: u64, synced: u64) {
+    let length = u32::try_from(frame.len() - FRAME_BYTES).expect("a frame has a limit below");
+    frame[8..16].copy_from_slice(&number.to_le_bytes());
+    frame[16..24].copy_from_slice(&synced.to_le_bytes());
+    let checksum = crc32fast::hash(&frame[8..]);
+    frame[..4].copy_from_slice(&length.to_le_bytes());
+    frame[4..8].copy_from_slice(&checksum.to_le_bytes());
+}
+
+/// A whole frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Frame<'a> {
+    pub(super) number: u64,
+    pub(super) synced: u64,
+    pub(super) payload: &'a [u8],
+}
+
+impl<'a> Frame<'a> {
+    /// The frame that the bytes begin with, if one does.
+    pub(super) fn read(bytes: &'a [u8]) -> Option<Self> {
+        let head = bytes.first_chunk::<FRAME_BYTES>()?;
+        let length = number_of(&head[..4]) as usize;
+        let end = FRAME_BYTES.checked_add(length).filter(|_| length <= PAYLOAD_MAX)?;
+        let whole = bytes.get(..end)?;
+        let is_sound = number_of(&head[4..8]) == u64::from(crc32fast::hash(&whole[8..]));
+        is_sound.then(|| Self {
+            number: number_of(&head[8..16]),
+            synced: number_of(&head[16..24]),
+            payload: &whole[FRAME_BYTES..],
+        })
+    }
+
+    /// How many bytes it takes up.
+    pub(super) fn bytes(&self) -> usize {
+        FRAME_BYTES + self.payload.len()
+    }
+
+    /// The first frame anywhere in the bytes whose number is `at_least`, and not by much higher.
+    pub(super) fn find(bytes: &'a [u8], at_least: u64) -> Option<Self> {
+        let plausible = at_least..at_least.saturating_add(1 << 32);
+        (0..bytes.len().saturating_sub(FRAME_BYTES - 1)).find_map(|at| {
+            // The number is looked at first: a checksum for each byte would take for ever.
+            let number = number_of(&bytes[at + 8..at + 16]);
+            Self::read(bytes.get(at..).filter(|_| plausible.contains(&number))?)
+        })
+    }
+}
+
+fn foreign() -> Error {
+    Error::new(ErrorCode::PERSISTENT_FAIL, "the file is no log of a master")
+}
+
+fn number_of(bytes: &[u8]) -> u64 {
+    let mut number = [0; 8];
+    number[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(number)
+}
+
+fn array_of(bytes: &[u8]) -> [u8; 16] {
+    bytes.try_into().expect("sixteen bytes were taken")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const HEADER: Header = Header {
+        kind: Kind::Snapshot,
+        is_synced: true,
+        lineage: [7; 16],
+        number: 3,
+        boot: [9; 16],
+    };
+
+    fn frame(number: u64, payload: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0; FRAME_BYTES];
+        bytes.extend(payload);
+        seal(&mut bytes, number, 11);
+        bytes
+    }
+
+    #[test]
+    fn a_header_is_read_as_written_and_a_damaged_one_is_not() {
+        let bytes = HEADER.encode();
+        assert_eq!(Header::decode(&bytes).unwrap(), Some(HEADER));
+        assert_eq!(Header::decode(&bytes[..HEADER_BYTES - 1]).unwrap(), None);
+        assert_eq!(Header::decode(&[0; HEADER_BYTES]).unwrap(), None);
+        for at in 12..HEADER_BYTES {
+            let mut damaged = bytes;
+            damaged[at] ^= 1;
+            assert_eq!(Header::decode(&damaged).unwrap(), None, "at={at}");
+        }
+        for at in 0..12 {
+            let mut foreign = bytes;
+            foreign[at] ^= 1;
+            Header::decode(&foreign).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn a_frame_is_read_whole_or_not_at_all() {
+        let bytes = frame(5, b"payload");
+        let read = Frame::read(&bytes).unwrap();
+        assert_eq!((read.number, read.synced, read.payload), (5, 11, &b"payload"[..]));
+        for length in 0..bytes.len() {
+            assert_eq!(Frame::read(&bytes[..length]), None);
+        }
+        for at in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 0x10;
+            assert_eq!(Frame::read(&damaged), None, "at={at}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_frame_behind_rubbish_is_found(rubbish in prop::collection::vec(any::<u8>(), 0..200)) {
+            let mut bytes = rubbish;
+            bytes.extend(frame(8, b"x"));
+            prop_assert_eq!(Frame::find(&bytes, 7).unwrap().number, 8);
+            prop_assert!(Frame::find(&bytes, 9).is_none());
+        }
+    }
+}

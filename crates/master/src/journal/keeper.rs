@@ -1,0 +1,230 @@
+//! The thread beside the log: syncs it, takes snapshots, and begins it anew after it failed.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write as _},
+    path::Path,
+    sync::{Arc, Weak, atomic::Ordering},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use mooncake_base::sync::MutexGuard;
+use mooncake_base::{Clock, Error, Result, SegmentId, SystemClock};
+
+use super::{
+    Journal, LogSync,
+    directory::failed,
+    frame::{self, FRAME_BYTES, Kind},
+    recovery::SNAPSHOT_END,
+};
+use crate::state::{Description, State};
+
+/// How soon a log that failed is tried again.
+const RETRY: Duration = Duration::from_secs(2);
+/// How soon a snapshot that failed is tried again.
+const SNAPSHOT_RETRY: Duration = Duration::from_secs(30);
+/// How often a log that is not synced is looked after.
+const IDLE: Duration = Duration::from_secs(5);
+/// How many objects of a snapshot are described under one hold of the state.
+const SLICE_OBJECTS: u32 = 2048;
+
+/// Whoever has the state that the log is of.
+pub(crate) trait Owner: Send + Sync + 'static {
+    /// The log, if there is one.
+    fn journal(&self) -> Option<&Journal>;
+    /// Holds the state, with all its effects appended.
+    fn hold(&self) -> MutexGuard<'_, State>;
+    /// What time it is there.
+    fn now(&self) -> mooncake_base::Moment;
+}
+
+/// The running thread. Ends, and syncs what is written, when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Keeper<O: Owner> {
+    owner: Weak<O>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<O: Owner> Keeper<O> {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The system has none.
+    pub(crate) fn start(owner: &Arc<O>) -> Result<Self> {
+        let weak = Arc::downgrade(owner);
+        let thread = std::thread::Builder::new()
+            .name("mc-log".to_owned())
+            .spawn({
+                let weak = weak.clone();
+                move || keep(&weak)
+            })
+            .map_err(|source| Error::internal("no thread for the log").caused_by(source))?;
+        Ok(Self { owner: weak, thread: Some(thread) })
+    }
+}
+
+impl<O: Owner> Drop for Keeper<O> {
+    fn drop(&mut self) {
+        let owner = self.owner.upgrade();
+        if let Some(journal) = owner.as_ref().and_then(|owner| owner.journal()) {
+            journal.keeper.lock().stop = true;
+            journal.wakes_keeper.notify_all();
+        }
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of the log panicked");
+        }
+    }
+}
+
+fn keep<O: Owner>(owner: &Weak<O>) {
+    let mut not_before = SystemClock.now();
+    while let Some(owner) = owner.upgrade() {
+        let Some(journal) = owner.journal() else { return };
+        let is_healthy = journal.is_healthy.load(Ordering::Acquire);
+        let pause = match journal.sync {
+            _ if !is_healthy => RETRY,
+            LogSync::Interval(interval) => interval,
+            _ => IDLE,
+        };
+        let (stop, snapshot) = journal.rest(pause);
+        journal.settle(u64::MAX);
+        if journal.sync != LogSync::Never {
+            journal.sync_now();
+        }
+        if stop {
+            return;
+        }
+        if journal.is_healthy.load(Ordering::Acquire) {
+            if snapshot
+                && not_before.has_passed(SystemClock.now())
+                && let Err(error) = snapshot_of(&*owner, journal, None)
+            {
+                not_before = SystemClock.now() + SNAPSHOT_RETRY;
+                tracing::error!(%error, "no snapshot was taken; the log goes on growing");
+            }
+        } else if let Err(error) =
+            snapshot_of(&*owner, journal, Some(SegmentId::random().to_bytes()))
+        {
+            tracing::warn!(%error, "the log cannot begin anew yet");
+        }
+    }
+}
+
+impl Journal {
+    /// Waits for orders; whether to stop, and whether a snapshot is due.
+    fn rest(&self, pause: Duration) -> (bool, bool) {
+        let mut orders = self.keeper.lock();
+        if !orders.stop && !orders.snapshot {
+            self.wakes_keeper.wait_for(&mut orders, pause);
+        }
+        (orders.stop, std::mem::take(&mut orders.snapshot))
+    }
+
+    /// Syncs what is written, without keeping anybody from writing.
+    fn sync_now(&self) {
+        let (file, length) = {
+            let writer = self.writer.lock();
+            let is_synced = writer.synced >= writer.length;
+            let file = writer.file.as_ref().filter(|_| !is_synced).map(File::try_clone);
+            (file, writer.length)
+        };
+        let Some(file) = file else { return };
+        let outcome = file.and_then(|file| self.sync_file(&file));
+        let writer = &mut *self.writer.lock();
+        match outcome {
+            Ok(()) => writer.synced = writer.synced.max(length),
+            Err(error) => self.fail(writer, "cannot be synced", error),
+        }
+    }
+}
+
+/// Begins the next log and describes the state of that moment beside it, slice by slice; then what
+/// was before is needless. With a new lineage if the log before was broken.
+fn snapshot_of(owner: &impl Owner, journal: &Journal, lineage: Option<[u8; 16]>) -> Result<()> {
+    let start = SystemClock.now();
+    // What is synced here need not be waited for under the locks.
+    journal.sync_now();
+    let mut bytes = super::empty_frame();
+    let (number, first_frame, lineage, old, mut description) = {
+        let state = owner.hold();
+        let writer = &mut *journal.writer.lock();
+        journal.write_queue(writer);
+        writer.lineage = lineage.unwrap_or(writer.lineage);
+        let old = journal.begin_file(writer)?;
+        let description = state.describe(owner.now(), &mut bytes);
+        (writer.next_file - 1, writer.next_frame, writer.lineage, old, description)
+    };
+    if let Some(old) = old
+        && journal.sync != LogSync::Never
+    {
+        old.sync_data()
+            .map_err(|source| failed("cannot be synced", journal.directory.path(), source))?;
+    }
+    let path = journal.directory.unfinished();
+    let header = journal.header(Kind::Snapshot, number, lineage).encode();
+    let write = || write_snapshot(owner, &path, &header, bytes, &mut description, first_frame);
+    let length = write().map_err(|source| failed("cannot be written", &path, source))?;
+    // What the description met after its beginning is in the log, which must last as long.
+    journal.settle(u64::MAX);
+    journal.sync_now();
+    let place = journal.directory.file(Kind::Snapshot, number);
+    fs::rename(&path, &place)
+        .and_then(|()| journal.directory.sync())
+        .map_err(|source| failed("cannot be renamed", &path, source))?;
+    journal.directory.remove_before(number)?;
+    let writer = &mut *journal.writer.lock();
+    let status = &mut *journal.status.lock();
+    status.snapshots += 1;
+    status.snapshot_bytes = length;
+    status.snapshot_at = Some(owner.now());
+    status.log_bytes = writer.length;
+    if writer.file.is_some() && !status.is_healthy {
+        status.is_healthy = true;
+        status.failure.clear();
+        journal.is_healthy.store(true, Ordering::Release);
+        tracing::warn!("the log has begun anew");
+    }
+    tracing::info!(
+        bytes = length,
+        milliseconds = SystemClock.now().since(start).as_millis(),
+        "took a snapshot"
+    );
+    Ok(())
+}
+
+fn write_snapshot(
+    owner: &impl Owner,
+    path: &Path,
+    header: &[u8],
+    head: Vec<u8>,
+    description: &mut Description,
+    first_frame: u64,
+) -> io::Result<u64> {
+    let mut file = File::options().write(true).create(true).truncate(true).open(path)?;
+    file.write_all(header)?;
+    let mut length = header.len() as u64;
+    let mut put = |bytes: &mut Vec<u8>, number: u64, synced: u64| {
+        frame::seal(bytes, number, synced);
+        length += bytes.len() as u64;
+        file.write_all(bytes)?;
+        bytes.truncate(FRAME_BYTES);
+        io::Result::Ok(())
+    };
+    let mut bytes = head;
+    put(&mut bytes, 0, 0)?;
+    loop {
+        let state = owner.hold();
+        let is_last = state.describe_slice(description, SLICE_OBJECTS, &mut bytes);
+        state.unlock_fair();
+        put(&mut bytes, 0, 0)?;
+        if is_last {
+            break;
+        }
+    }
+    put(&mut bytes, SNAPSHOT_END, first_frame)?;
+    file.sync_all()?;
+    Ok(length)
+}

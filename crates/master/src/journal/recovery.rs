@@ -1,0 +1,187 @@
+//! Reading the log at the start: the newest snapshot, then every log from there on.
+//!
+//! The last frame may be torn, by a crash in the middle of a write or, if the machine itself went
+//! down, by pages that never reached the disk. Such an end is cut. A frame that is damaged although
+//! it was whole once is another matter: what follows cannot be trusted, and we do not start.
+
+use std::{fs, path::PathBuf};
+
+use mooncake_base::{Error, ErrorCode, Result, SegmentId};
+
+use super::{
+    directory::{Directory, failed},
+    frame::{Frame, HEADER_BYTES, Header, Kind},
+};
+use crate::state::Image;
+
+/// The number of the frame that ends a snapshot.
+pub(super) const SNAPSHOT_END: u64 = u64::MAX;
+
+/// What the log knew.
+#[derive(Debug)]
+pub(super) struct Recovered {
+    pub(super) image: Image,
+    pub(super) lineage: [u8; 16],
+    /// The number of the next log.
+    pub(super) next_file: u64,
+    /// The number of its first frame.
+    pub(super) next_frame: u64,
+    /// Bytes that lie in logs and in the snapshot.
+    pub(super) log_bytes: u64,
+    pub(super) logs: usize,
+    pub(super) snapshot_bytes: u64,
+    /// Changes that were acknowledged may have been lost with the machine.
+    pub(super) may_lack_end: bool,
+}
+
+/// A log, read.
+struct File {
+    path: PathBuf,
+    number: u64,
+    header: Option<Header>,
+    bytes: Vec<u8>,
+}
+
+/// Reads all that the directory has; `boot` is the present boot of the machine.
+///
+/// # Errors
+/// A file cannot be read, is not ours, of a later version, or damaged in its midst.
+pub(super) fn recover(directory: &Directory, boot: [u8; 16]) -> Result<Recovered> {
+    let mut recovered = Recovered {
+        image: Image::default(),
+        lineage: SegmentId::random().to_bytes(),
+        next_file: 1,
+        next_frame: 1,
+        log_bytes: 0,
+        logs: 0,
+        snapshot_bytes: 0,
+        may_lack_end: false,
+    };
+    let snapshot = directory.numbers(Kind::Snapshot)?.pop();
+    let mut logs = directory.numbers(Kind::Log)?;
+    recovered.next_file = 1 + logs.last().copied().max(snapshot).unwrap_or(0);
+    if let Some(number) = snapshot {
+        recovered.load_snapshot(&read(directory, Kind::Snapshot, number)?)?;
+        logs.retain(|log| *log >= number);
+    } else if logs.first().is_some_and(|first| *first != 1) {
+        // Their beginning went when the log failed, and no snapshot came after it.
+        tracing::warn!(
+            state_dir = %directory.path().display(),
+            "the log failed earlier and has no beginning; starting with an empty pool"
+        );
+        directory.remove_all()?;
+        recovered.next_file = 1;
+        return Ok(recovered);
+    }
+    let files = logs.iter().map(|&log| read(directory, Kind::Log, log));
+    let files: Vec<File> = files.collect::<Result<_>>()?;
+    recovered.logs = files.len();
+    recovered.replay(&files, boot, snapshot.is_some())?;
+    Ok(recovered)
+}
+
+impl Recovered {
+    fn load_snapshot(&mut self, file: &File) -> Result<()> {
+        let header = file.header.ok_or_else(|| damaged(file, 0))?;
+        self.lineage = header.lineage;
+        self.snapshot_bytes = file.bytes.len() as u64;
+        let mut at = HEADER_BYTES;
+        loop {
+            let frame = Frame::read(&file.bytes[at..]).ok_or_else(|| damaged(file, at))?;
+            if frame.number == SNAPSHOT_END {
+                self.next_frame = frame.synced;
+                return Ok(());
+            }
+            self.image.replay(frame.payload).map_err(|_| damaged(file, at))?;
+            at += frame.bytes();
+        }
+    }
+
+    fn replay(&mut self, files: &[File], boot: [u8; 16], has_snapshot: bool) -> Result<()> {
+        for (nth, file) in files.iter().enumerate() {
+            self.log_bytes += file.bytes.len() as u64;
+            let Some(header) = file.header else {
+                return self.end(&files[nth..], 0, boot);
+            };
+            if nth == 0 && !has_snapshot {
+                self.lineage = header.lineage;
+            } else if header.lineage != self.lineage {
+                return Err(damaged(file, 0).with("because", "it is of another history"));
+            }
+            self.may_lack_end = header.boot != boot && !header.is_synced;
+            let mut at = HEADER_BYTES;
+            while at < file.bytes.len() {
+                let frame = Frame::read(&file.bytes[at..]);
+                let Some(frame) = frame.filter(|frame| frame.number == self.next_frame) else {
+                    return self.end(&files[nth..], at, boot);
+                };
+                self.image.replay(frame.payload).map_err(|_| damaged(file, at))?;
+                self.next_frame += 1;
+                at += frame.bytes();
+            }
+        }
+        Ok(())
+    }
+
+    /// The first file has no sound frame at `at`: whether the log may end there. If it may, what
+    /// follows is cut, so that it never comes to life again.
+    fn end(&mut self, files: &[File], at: usize, boot: [u8; 16]) -> Result<()> {
+        let Some((first, later)) = files.split_first() else { return Ok(()) };
+        let same_boot = files.iter().filter_map(|file| file.header).any(|h| h.boot == boot);
+        // Numbers go on, so that a frame from before is none of them.
+        let next = Frame::find(&first.bytes[at..], self.next_frame);
+        let synced = next.map_or(0, |frame| frame.synced);
+        let has_later = later.iter().any(|file| file.bytes.len() > HEADER_BYTES);
+        // While the machine runs, what was written can be read again; when it went down, only what
+        // had been synced.
+        let is_lost = if same_boot { next.is_some() || has_later } else { synced > at as u64 };
+        if is_lost {
+            return Err(damaged(first, at));
+        }
+        self.may_lack_end |= !same_boot;
+        let cut: usize = later.iter().map(|file| file.bytes.len()).sum();
+        tracing::warn!(
+            file = %first.path.display(),
+            offset = at,
+            bytes = first.bytes.len() - at + cut,
+            "the log ends in a torn write, which is cut"
+        );
+        for file in later {
+            fs::remove_file(&file.path)
+                .map_err(|source| failed("cannot be removed", &file.path, source))?;
+        }
+        let cut = |keep: u64| fs::File::options().write(true).open(&first.path)?.set_len(keep);
+        match at < HEADER_BYTES {
+            true => {
+                self.next_file = first.number;
+                fs::remove_file(&first.path)
+            }
+            false => cut(at as u64),
+        }
+        .map_err(|source| failed("cannot be cut", &first.path, source))
+    }
+}
+
+fn read(directory: &Directory, kind: Kind, number: u64) -> Result<File> {
+    let path = directory.file(kind, number);
+    let bytes = fs::read(&path).map_err(|source| failed("cannot be read", &path, source))?;
+    let header = Header::decode(&bytes).map_err(|error| error.with("file", path.display()))?;
+    let mut file = File { path, number, header, bytes };
+    if let Some(header) = file.header
+        && (header.kind, header.number) != (kind, number)
+    {
+        file.header = None;
+        return Err(damaged(&file, 0).with("because", "it is not what its name says"));
+    }
+    Ok(file)
+}
+
+fn damaged(file: &File, at: usize) -> Error {
+    Error::new(
+        ErrorCode::PERSISTENT_FAIL,
+        "the log of the master is damaged; put a sound copy in its place, or start without what \
+         it knows by moving the state directory away",
+    )
+    .with("file", file.path.display())
+    .with("offset", at)
+}

@@ -1,0 +1,288 @@
+//! The log on a real disk: written, torn, damaged, broken, and begun anew.
+
+use std::{fs, path::Path, sync::Arc};
+
+use mooncake_base::sync::MutexGuard;
+use mooncake_base::{ClientId, Incarnation, ObjectKey, SegmentId, TenantId};
+
+use super::{frame::HEADER_BYTES, *};
+use crate::state::{Listing, Put, PutOptions, PutRef, Rules, SegmentSpec, Selector, State};
+
+const CLIENT: ClientId = ClientId::from_bits(1);
+
+/// A state with its log, as the service has them.
+#[derive(Debug)]
+struct Pool {
+    state: Mutex<State>,
+    journal: Option<Journal>,
+}
+
+impl Owner for Pool {
+    fn journal(&self) -> Option<&Journal> {
+        self.journal.as_ref()
+    }
+
+    fn hold(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    fn now(&self) -> Moment {
+        Moment::default()
+    }
+}
+
+impl Pool {
+    fn open(path: &Path) -> Self {
+        Self::try_open(path).unwrap()
+    }
+
+    fn try_open(path: &Path) -> Result<Self> {
+        let interval = LogSync::Interval(Duration::from_millis(20));
+        let found = Journal::open(Directory::take(path)?, interval)?;
+        let now = Moment::default();
+        let (mut state, restored) =
+            State::restore(Rules::default(), 1, now, found.image, Duration::ZERO);
+        assert_eq!(restored.conflicts, 0);
+        state.register(now, CLIENT, "host:1").unwrap();
+        let pool = Self { state: Mutex::new(state), journal: Some(found.journal) };
+        pool.change(|state| {
+            let spec = spec();
+            if state.resume(CLIENT, &spec).is_err() {
+                state.mount(now, CLIENT, spec).unwrap();
+            }
+        });
+        Ok(pool)
+    }
+
+    fn journal(&self) -> &Journal {
+        self.journal.as_ref().unwrap()
+    }
+
+    fn change<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.state.lock();
+        let result = change(&mut state);
+        let end = self.journal().append(|into| state.take_effects(into));
+        drop(state);
+        self.journal().settle(end);
+        result
+    }
+
+    fn put(&self, key: &str) {
+        let (now, tenant, options) =
+            (Moment::default(), TenantId::default(), PutOptions::default());
+        let started = self.change(|state| {
+            let key = ObjectKey::new(key.as_bytes()).unwrap();
+            let put = Put { key, length: 100, group: b"", options: &options, is_replacing: true };
+            state.put_start(now, CLIENT, &tenant, put).unwrap()
+        });
+        let put = PutRef {
+            key: key.as_bytes(),
+            version: started.version,
+            failed_replicas: &[],
+            checksum: None,
+        };
+        self.change(|state| state.put_end(now, CLIENT, &tenant, put).unwrap());
+    }
+
+    fn remove(&self, key: &str) {
+        let (now, tenant) = (Moment::default(), TenantId::default());
+        self.change(|state| state.remove(now, &tenant, key.as_bytes(), true).unwrap());
+    }
+
+    fn keys(&self) -> Vec<String> {
+        let mut listing = Listing::new(TenantId::default(), Selector::All, None, 0);
+        while !self.state.lock().list_objects(&mut listing) {}
+        let objects = listing.into_page().objects;
+        let text = |key: &ObjectKey| String::from_utf8(key.as_bytes().to_vec()).unwrap();
+        objects.iter().map(|object| text(&object.key)).collect()
+    }
+
+    fn log(&self) -> PathBuf {
+        self.journal().writer.lock().path.clone()
+    }
+}
+
+fn spec() -> SegmentSpec {
+    SegmentSpec {
+        id: SegmentId::from_bits(1),
+        incarnation: Incarnation(1),
+        name: "host:1".to_owned(),
+        endpoint: "host:1".to_owned(),
+        base: 1 << 40,
+        length: 1 << 20,
+        protocol: "tcp".to_owned(),
+    }
+}
+
+/// Waits for the keeper to get something done.
+fn eventually(mut holds: impl FnMut() -> bool) {
+    let end = SystemClock.now() + Duration::from_secs(30);
+    while !holds() {
+        assert!(!end.has_passed(SystemClock.now()), "not in time");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn what_was_settled_is_there_again_however_the_master_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = Pool::open(folder.path());
+    pool.put("a");
+    pool.put("b");
+    pool.remove("a");
+    let lineage = pool.journal().lineage().unwrap();
+    drop(pool);
+    let pool = Pool::open(folder.path());
+    assert_eq!(pool.keys(), ["b"]);
+    assert_eq!(pool.journal().lineage(), Some(lineage), "the same history goes on");
+    pool.put("c");
+    drop(pool);
+    assert_eq!(Pool::open(folder.path()).keys(), ["b", "c"]);
+}
+
+#[test]
+fn a_log_torn_at_any_byte_has_all_that_was_whole_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = Pool::open(folder.path());
+    let path = pool.log();
+    let length = || fs::metadata(&path).unwrap().len() as usize;
+    // How long the log was when each of these was there.
+    let mut steps = vec![(length(), vec![])];
+    for key in ["a", "b", "c"] {
+        pool.put(key);
+        steps.push((length(), pool.keys()));
+    }
+    drop(pool);
+    let whole = fs::read(&path).unwrap();
+    for length in 0..=whole.len() {
+        let torn = tempfile::tempdir().unwrap();
+        let name = path.file_name().unwrap();
+        fs::write(torn.path().join(name), &whole[..length]).unwrap();
+        let known = steps.iter().rev().find(|(end, _)| *end <= length);
+        let known = known.map_or(&[][..], |(_, keys)| keys);
+        let pool = Pool::open(torn.path());
+        assert_eq!(pool.keys(), known, "length={length}");
+        // And it goes on from there.
+        pool.put("z");
+        drop(pool);
+        assert!(Pool::open(torn.path()).keys().contains(&"z".to_owned()), "length={length}");
+    }
+}
+
+#[test]
+fn a_log_that_is_damaged_in_its_midst_is_refused_and_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = Pool::open(folder.path());
+    let path = pool.log();
+    for key in ["a", "b", "c"] {
+        pool.put(key);
+    }
+    drop(pool);
+    let whole = fs::read(&path).unwrap();
+    for at in [HEADER_BYTES + 3, HEADER_BYTES + 9, HEADER_BYTES + 40, whole.len() / 2] {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 0x55;
+        fs::write(&path, &damaged).unwrap();
+        let error = Pool::try_open(folder.path()).unwrap_err().to_string();
+        assert!(error.contains(&*path.to_string_lossy()) && error.contains("offset="), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), damaged);
+    }
+    fs::write(&path, &whole).unwrap();
+    assert_eq!(Pool::open(folder.path()).keys(), ["a", "b", "c"]);
+}
+
+#[test]
+fn after_the_machine_went_down_a_hole_that_was_never_synced_ends_the_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = Pool::open(folder.path());
+    let path = pool.log();
+    pool.put("a");
+    let hole = fs::metadata(&path).unwrap().len() as usize;
+    pool.put("b");
+    pool.put("c");
+    drop(pool);
+    let mut bytes = fs::read(&path).unwrap();
+    // Pages reach the disk in any order: what follows the hole is whole.
+    bytes[hole..hole + 16].fill(0);
+    fs::write(&path, &bytes).unwrap();
+    let open = |boot| {
+        let directory = Directory::take(folder.path()).unwrap();
+        recovery::recover(&directory, boot).map(|found| (found.image, found.may_lack_end))
+    };
+    open(boot_id()).unwrap_err();
+    let (image, may_lack_end) = open([1; 16]).unwrap();
+    assert_eq!((image.objects(), may_lack_end), (1, true));
+    assert_eq!(fs::metadata(&path).unwrap().len() as usize, hole, "what follows is cut");
+}
+
+#[test]
+fn a_snapshot_bounds_the_log_while_the_state_changes() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = Arc::new(Pool::open(folder.path()));
+    let keeper = Keeper::start(&pool).unwrap();
+    let first = pool.log();
+    for round in 0..5 {
+        for key in 0..40 {
+            pool.put(&format!("{round}/{key}"));
+            if key % 3 == 0 {
+                pool.remove(&format!("{round}/{key}"));
+            }
+            if key == 20 {
+                pool.journal().ask_snapshot();
+            }
+        }
+        eventually(|| pool.journal().status().snapshots > round);
+    }
+    assert!(!first.exists(), "what a snapshot has told is removed");
+    let keys = pool.keys();
+    drop(keeper);
+    drop(pool);
+    let pool = Pool::open(folder.path());
+    assert_eq!(pool.keys(), keys);
+    assert!(pool.journal().status().snapshot_bytes > 0);
+}
+
+#[test]
+fn a_log_that_breaks_leaves_nothing_false_behind_and_begins_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = Arc::new(Pool::open(folder.path()));
+    pool.put("a");
+    let lineage = pool.journal().lineage();
+    // Writing to this fails, as on a full disk.
+    let broken = File::open("/dev/null").unwrap();
+    pool.journal().writer.lock().file = Some(broken);
+    pool.put("b");
+    let status = pool.journal().status();
+    assert!(!status.is_healthy && status.failures == 1 && !status.failure.is_empty());
+    assert_eq!(pool.journal().lineage(), None);
+    assert_eq!(pool.keys(), ["a", "b"], "the master goes on");
+    assert_eq!(pool.journal().directory.numbers(Kind::Log).unwrap(), [0_u64; 0]);
+    let keeper = Keeper::start(&pool).unwrap();
+    eventually(|| pool.journal().status().is_healthy);
+    pool.put("c");
+    assert!(pool.journal().lineage().is_some_and(|new| Some(new) != lineage), "another history");
+    drop(keeper);
+    drop(pool);
+    assert_eq!(Pool::open(folder.path()).keys(), ["a", "b", "c"]);
+}
+
+#[test]
+fn many_who_wait_share_few_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = Pool::open(folder.path());
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let pool = &pool;
+            scope.spawn(move || {
+                for key in 0..25 {
+                    pool.put(&format!("{thread}/{key}"));
+                }
+            });
+        }
+    });
+    let status = pool.journal().status();
+    assert!(status.writes <= status.records, "{status:?}");
+    assert_eq!(pool.keys().len(), 200);
+    drop(pool);
+    assert_eq!(Pool::open(folder.path()).keys().len(), 200);
+}
