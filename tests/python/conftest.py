@@ -16,6 +16,8 @@ from mooncake.store import MooncakeDistributedStore
 
 # In the stores of these tests, and in those of the scripts that they run.
 os.environ.setdefault("MOONCAKE_STORE_CHECKSUM", "1")
+# Masters of tests leave nothing in the home of whoever runs them.
+os.environ.setdefault("MOONCAKE_STATE_DIR", "none")
 
 READY = re.compile(r"mooncake_master ready rpc=(\S+)(?:.* metadata=(\S+))?")
 MIB = 1 << 20

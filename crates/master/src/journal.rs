@@ -4,7 +4,7 @@
 //! the log has the order of the changes. After it has let the state go it waits until what it
 //! appended is written: the first to wait writes all that is queued, and the others find it done.
 //! A thread (`keeper`) syncs every so often, takes snapshots that bound the log, and starts
-//! it anew after it failed. See `docs/decisions/0007-the-log.md`.
+//! it anew after it failed. See `docs/decisions/0010-the-log.md`.
 
 mod directory;
 mod frame;

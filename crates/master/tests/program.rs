@@ -16,6 +16,8 @@ const DEADLINE: Duration = Duration::from_secs(10);
 fn program(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mooncake_master"));
     command.args(arguments).env_remove("MC_LOG_LEVEL").env_remove("MOONCAKE_LOG");
+    // None leaves anything in the home of whoever runs the tests.
+    command.env("MOONCAKE_STATE_DIR", "none");
     command
 }
 
@@ -235,4 +237,44 @@ fn with_few_descriptors_the_log_says_so_and_connections_beyond_them_are_turned_a
         assert!(Instant::now() < end, "no place comes free");
     }
     assert_eq!(started.end("-TERM"), Some(0));
+}
+
+#[test]
+fn two_masters_do_not_share_a_state_directory() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = format!("--state_dir={}", folder.path().display());
+    let arguments = ["--rpc_port=0", "--rpc_address=127.0.0.1", "--metrics_port=0", &directory];
+    let mut first = Started::new(&arguments);
+    let (code, _, stderr) = ended(&arguments);
+    assert_eq!(code, 1);
+    assert!(stderr.contains("another master") && stderr.contains("--state_dir"), "{stderr}");
+    assert_eq!(first.end("-TERM"), Some(0));
+    let mut second = Started::new(&arguments);
+    assert_eq!(second.end("-KILL"), None);
+    let mut third = Started::new(&arguments);
+    assert_eq!(third.end("-TERM"), Some(0));
+}
+
+#[test]
+fn the_log_lies_with_the_users_state_unless_the_port_is_any() {
+    let home = tempfile::tempdir().unwrap();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let start = |port: u16| {
+        let port = format!("--rpc_port={port}");
+        let mut child = program(&["--rpc_address=127.0.0.1", "--metrics_port=0", &port])
+            .env("MOONCAKE_STATE_DIR", "default")
+            .env("XDG_STATE_HOME", home.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut ready = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+        let mut started = Started { child, ready };
+        assert_eq!(started.end("-TERM"), Some(0));
+    };
+    start(0);
+    assert!(!home.path().join("mooncake").exists());
+    start(free);
+    let directory = home.path().join(format!("mooncake/mooncake_cluster-{free}"));
+    assert!(directory.join("log-0000000000000001").is_file());
 }

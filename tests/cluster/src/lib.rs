@@ -42,7 +42,8 @@ pub struct NodeProcess {
 }
 
 impl MasterProcess {
-    /// Starts one at that address (port 0: any), with more flags.
+    /// Starts one at that address (port 0: any), without a log, with more flags that may say
+    /// otherwise.
     ///
     /// # Panics
     /// If it does not come up.
@@ -52,7 +53,7 @@ impl MasterProcess {
         command
             .arg(format!("--rpc_address={host}"))
             .arg(format!("--rpc_port={port}"))
-            .args(["--enable_metric_reporting=false", "--metrics_port=0"])
+            .args(["--enable_metric_reporting=false", "--metrics_port=0", "--state_dir=none"])
             .args(flags);
         let (process, _) = Process::start(command);
         let ready = process.line(START).expect("the master says that it is ready");

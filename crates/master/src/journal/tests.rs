@@ -6,7 +6,9 @@ use mooncake_base::sync::MutexGuard;
 use mooncake_base::{ClientId, Incarnation, ObjectKey, SegmentId, TenantId};
 
 use super::{frame::HEADER_BYTES, *};
-use crate::state::{Listing, Put, PutOptions, PutRef, Rules, SegmentSpec, Selector, State};
+use crate::state::{
+    Listing, ObjectState, Put, PutOptions, PutRef, Rules, SegmentSpec, Selector, State,
+};
 
 const CLIENT: ClientId = ClientId::from_bits(1);
 
@@ -94,7 +96,9 @@ impl Pool {
         while !self.state.lock().list_objects(&mut listing) {}
         let objects = listing.into_page().objects;
         let text = |key: &ObjectKey| String::from_utf8(key.as_bytes().to_vec()).unwrap();
-        objects.iter().map(|object| text(&object.key)).collect()
+        // What is being written is listed too.
+        let complete = objects.iter().filter(|object| object.state == ObjectState::Complete);
+        complete.map(|object| text(&object.key)).collect()
     }
 
     fn log(&self) -> PathBuf {

@@ -1,0 +1,116 @@
+//! What the log costs, and how long a restart takes: puts so many objects (1,000,000 unless told)
+//! into a master without a log and into one with it, and starts the second anew.
+//!
+//! `cargo run --release -p mooncake-master --example restart -- [OBJECTS]`
+#![allow(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a program that prints, for its author"
+)]
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use mooncake_base::{ClientId, SegmentId};
+use mooncake_master::{
+    LogSync, Master, MasterConfig, Origin, Service, config::StateDir, master::start,
+};
+use mooncake_proto::v1::{self, request::Call, response};
+
+/// Keys of one call, as a large batch has them.
+const BATCH: usize = 1000;
+const OBJECT_BYTES: u64 = 4096;
+
+fn main() {
+    let objects = std::env::args().nth(1).map_or(1_000_000, |text| text.parse().unwrap());
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(measure(objects));
+}
+
+async fn measure(objects: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let at = StateDir::At(folder.path().to_owned());
+    for (name, batch) in [("one at a time", 1), ("in batches of 1000", BATCH)] {
+        for (log, state_dir) in [("without", StateDir::None), ("with", at.clone())] {
+            let count = if batch == 1 { objects.min(50_000) } else { objects };
+            let master = start(config(state_dir)).await.unwrap();
+            let taken = fill(&master.service(), &format!("{batch}-{log}"), count, batch);
+            let each = taken.as_nanos() as f64 / count as f64 / 1000.0;
+            println!("puts {name}, {log} a log: {each:.2} us each");
+            if let Some(status) = master.service().journal_status() {
+                println!(
+                    "  {} bytes in {} writes, {} records",
+                    status.bytes_written, status.writes, status.records
+                );
+            }
+            master.stop().await;
+        }
+    }
+    let begun = Instant::now();
+    let master: Master = start(config(at)).await.unwrap();
+    let taken = begun.elapsed();
+    let totals = master.service().totals();
+    println!("restart with {} objects: serving after {} ms", totals.keys, taken.as_millis());
+    master.stop().await;
+}
+
+fn config(state_dir: StateDir) -> MasterConfig {
+    MasterConfig {
+        state_dir,
+        log_sync: LogSync::Interval(Duration::from_secs(1)),
+        ..MasterConfig::embedded()
+    }
+}
+
+/// Puts so many objects; how long that took.
+fn fill(service: &Service, prefix: &str, count: usize, batch: usize) -> Duration {
+    let origin = Origin::in_process();
+    let caller = || {
+        Some(v1::Caller {
+            client: Bytes::copy_from_slice(&ClientId::from_bits(1).to_bytes()),
+            tenant: String::new(),
+        })
+    };
+    let ask = |call| service.dispatch(v1::Request { call: Some(call) }, &origin).call.unwrap();
+    let register = v1::RegisterRequest {
+        caller: caller(),
+        name: "host:1".to_owned(),
+        ..v1::RegisterRequest::default()
+    };
+    ask(Call::Register(register));
+    let segment = v1::Segment {
+        id: Bytes::copy_from_slice(&SegmentId::random().to_bytes()),
+        incarnation: 1,
+        name: "host:1".to_owned(),
+        endpoint: "host:1".to_owned(),
+        base: 1 << 40,
+        length: 2 * OBJECT_BYTES * count as u64,
+        protocol: "tcp".to_owned(),
+    };
+    ask(Call::Mount(v1::MountRequest { caller: caller(), segments: vec![segment], resume: false }));
+    let begun = Instant::now();
+    for first in (0..count).step_by(batch) {
+        // 64 bytes, as hashes of blocks have them.
+        let keys: Vec<Bytes> =
+            (first..first + batch).map(|at| format!("{prefix:>32}{at:032}").into()).collect();
+        let item = |key: &Bytes| v1::PutItem {
+            key: key.clone(),
+            length: OBJECT_BYTES,
+            ..v1::PutItem::default()
+        };
+        let start = v1::PutStartRequest {
+            caller: caller(),
+            items: keys.iter().map(item).collect(),
+            ..v1::PutStartRequest::default()
+        };
+        let response::Call::PutStart(started) = ask(Call::PutStart(start)) else {
+            panic!("another answer")
+        };
+        let puts = keys.into_iter().zip(&started.results).map(|(key, result)| {
+            assert!(result.failure.is_none(), "{result:?}");
+            v1::PutRef { key, version: result.version, ..v1::PutRef::default() }
+        });
+        ask(Call::PutEnd(v1::PutEndRequest { caller: caller(), puts: puts.collect() }));
+    }
+    begun.elapsed()
+}
