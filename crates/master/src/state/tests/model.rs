@@ -330,7 +330,10 @@ impl Model {
         }
         self.incarnation += 1;
         if self.pool.state.mount(now, id, segment).is_ok() {
-            self.leases.retain(|key, _| self.pool.state.find(0, KEYS[*key].as_bytes()).is_some());
+            // With the earlier making of the memory went what lay in it.
+            let mut leases = std::mem::take(&mut self.leases);
+            leases.retain(|key, _| self.standing(*key).is_some());
+            self.leases = leases;
         }
     }
 
