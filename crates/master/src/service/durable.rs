@@ -9,7 +9,7 @@ use std::{
 };
 
 use mooncake_base::sync::MutexGuard;
-use mooncake_base::{Clock, Moment, SegmentId};
+use mooncake_base::{Clock, Moment, SegmentId, TenantId};
 use mooncake_proto::v1::{self, request::Call};
 use tokio::{sync::Notify, time::timeout};
 
@@ -104,6 +104,16 @@ impl Service {
     }
 
     async fn wait_until_awake(&self, call: Option<&Call>) {
+        let caller = match call {
+            Some(Call::Locate(r)) => r.caller.as_ref(),
+            Some(Call::Probe(r)) => r.caller.as_ref(),
+            Some(Call::Remove(r)) => r.caller.as_ref(),
+            Some(Call::Verify(r)) => r.caller.as_ref(),
+            Some(Call::PutStart(r)) => r.caller.as_ref(),
+            _ => None,
+        };
+        // A call that does not say whose it is will be refused, which needs no waiting.
+        let Ok(tenant) = self.tenant(caller) else { return };
         let keys: Vec<&[u8]> = match call {
             Some(Call::Locate(r)) => r.keys.iter().map(|key| &key[..]).collect(),
             Some(Call::Probe(r)) => r.keys.iter().map(|key| &key[..]).collect(),
@@ -116,19 +126,19 @@ impl Service {
         let is_put = matches!(call, Some(Call::PutStart(_)));
         loop {
             let changed = self.owners.changed.notified();
-            let Some(until) = self.awaits(&keys, is_put) else { return };
+            let Some(until) = self.awaits(&tenant, &keys, is_put) else { return };
             let left = until.left(self.clock.now()).min(LOOK_AGAIN);
             // Whether it was told or not, it looks again.
             let _ = timeout(left, changed).await;
         }
     }
 
-    fn awaits(&self, keys: &[&[u8]], is_put: bool) -> Option<Moment> {
+    fn awaits(&self, tenant: &TenantId, keys: &[&[u8]], is_put: bool) -> Option<Moment> {
         let now = self.clock.now();
         let state = self.lock();
         let by_key = match keys {
             [] => state.awaits(now, &Awaited::All),
-            keys => state.awaits(now, &Awaited::Keys(&self.tenant, keys)),
+            keys => state.awaits(now, &Awaited::Keys(tenant, keys)),
         };
         let by_room = || state.awaits(now, &Awaited::Room);
         by_key.or_else(|| is_put.then(by_room).flatten())
