@@ -44,7 +44,7 @@ fn put(state: &mut State, index: u64, length: u64) {
     let options = PutOptions::default();
     let key = key(index);
     let named = key.as_bytes().to_vec();
-    let put = Put { key, length, group: b"", options: &options, is_replacing: false };
+    let put = Put { key, length, group: b"", options: &options, is_replacing: false, request: 0 };
     let started = state.put_start(NOW, CLIENT, &tenant, put).unwrap();
     let put =
         PutRef { key: &named, version: started.version, failed_replicas: &[], checksum: None };

@@ -78,7 +78,14 @@ fn put(state: &mut State, index: u64) -> Result<()> {
     let tenant = TenantId::default();
     let options = PutOptions::default();
     let key = ObjectKey::new(named)?;
-    let put = Put { key, length: OBJECT_BYTES, group: b"", options: &options, is_replacing: false };
+    let put = Put {
+        key,
+        length: OBJECT_BYTES,
+        group: b"",
+        options: &options,
+        is_replacing: false,
+        request: 0,
+    };
     let started = state.put_start(NOW, CLIENT, &tenant, put)?;
     let put =
         PutRef { key: &named, version: started.version, failed_replicas: &[], checksum: None };

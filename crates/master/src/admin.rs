@@ -61,7 +61,7 @@ struct Admin {
 impl Admin {
     /// Asks the master as any client does.
     fn ask(&self, call: request::Call) -> response::Call {
-        let request = v1::Request { call: Some(call) };
+        let request = v1::Request { call: Some(call), ..Default::default() };
         let answer = self.service.dispatch(request, &Origin::in_process()).call;
         answer.unwrap_or_else(|| {
             response::Call::Failure((&Error::internal("the call has no answer")).into())

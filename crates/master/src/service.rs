@@ -139,6 +139,9 @@ impl Service {
 
     fn call(&self, request: v1::Request, origin: &Origin) -> v1::Response {
         use request::Call;
+        if !request.returned.is_empty() {
+            self.take_back(&request.returned);
+        }
         let watched = self.slow.begin(request.call.as_ref());
         let answer = match request.call {
             Some(Call::Register(r)) => self.register(&r, origin).map(response::Call::Register),

@@ -66,7 +66,7 @@ pub use self::{
     news::News,
     put::{Place, Put, PutOptions, PutRef, SoftPin, Started},
     query::{Listing, ObjectState, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
-    read::{Grant, Located, LocatedObject, Probed},
+    read::{Grant, Hold, Located, LocatedObject, Probed},
     restore::Restored,
     rules::{AllocationStrategy, EvictionKind, Rules, TaskRules, Watermark},
     segment::{SegmentNumber, SegmentRef, SegmentSpec, SegmentStatus, SegmentView, Segments},

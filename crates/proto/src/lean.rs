@@ -115,7 +115,7 @@ mod tests {
 
     fn request() -> Request {
         let probe = ProbeRequest { caller: None, keys: vec![b"k".as_slice().into()], lease: true };
-        Request { call: Some(Call::Probe(probe)) }
+        Request { call: Some(Call::Probe(probe)), ..Default::default() }
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod batch;
 mod bytes;
 mod call;
 mod checksum;
+mod holds;
 mod look;
 mod mount;
 mod parts;
@@ -15,14 +16,22 @@ mod steps;
 mod tasks;
 mod transfer;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{ClientId, Clock, Error, Moment, Result, SystemClock};
 use mooncake_proto::{convert::Caller, v1};
 use mooncake_transfer_engine::{Engine, process};
 
-use self::{mount::Segments, peers::Suspects, session::Session, steps::Steps, tasks::work::Worker};
+pub(crate) use self::holds::Holds;
+use self::{
+    holds::Outbox, mount::Segments, peers::Suspects, session::Session, steps::Steps,
+    tasks::work::Worker,
+};
 pub use self::{
     parts::PartOutcomes,
     put::{Reservation, Write},
@@ -65,6 +74,9 @@ pub(crate) struct Shared {
     generation: u64,
     metrics: Metrics,
     steps: Steps,
+    outbox: Arc<Outbox>,
+    /// How many puts were started: the number of the last one.
+    put_calls: AtomicU64,
 }
 
 /// Whether the client lives, and waits that its end cuts short.
@@ -115,6 +127,8 @@ impl Client {
             generation: process::generation(),
             metrics: Metrics::default(),
             steps: Steps::default(),
+            outbox: Arc::default(),
+            put_calls: AtomicU64::new(0),
         });
         shared.register(shared.rpc_deadline())?;
         // From here on dropping it takes back what was done.

@@ -5,6 +5,8 @@ use std::{sync::Arc, time::Duration};
 use mooncake_base::{Moment, ObjectKey, ReplicaId, SegmentId, Version};
 use mooncake_transfer_engine::LocalRange;
 
+use crate::client::Holds;
+
 /// An object to be put: its name and the memory that holds its bytes, in order.
 #[derive(Debug, Clone)]
 pub struct PutItem<'a> {
@@ -136,6 +138,8 @@ pub struct Located {
     pub(crate) checksum: Option<u64>,
     /// Bytes that were read before this moment count without asking again.
     pub(crate) fence: Moment,
+    /// Handed back to the master when nobody has the object to read any more.
+    pub(crate) _hold: Option<Arc<Holds>>,
 }
 
 impl Located {

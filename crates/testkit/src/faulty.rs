@@ -18,6 +18,8 @@ pub enum Fault {
     LoseRequest,
     /// The master does it and its answer is lost.
     LoseAnswer,
+    /// The master does it, its answer is lost, and the link makes the same call again.
+    Repeat,
     /// The master sees it only once the gate is open.
     Hold(Gate),
     /// The answer comes only once the gate is open.
@@ -88,6 +90,10 @@ impl MasterLink for FaultyLink {
             Some(Fault::LoseAnswer) => {
                 self.inner.call(request, deadline)?;
                 Err(lost())
+            }
+            Some(Fault::Repeat) => {
+                self.inner.call(request.clone(), deadline)?;
+                self.inner.call(request, deadline)
             }
             Some(Fault::Hold(gate)) => {
                 gate.pass(deadline)?;

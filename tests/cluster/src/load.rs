@@ -122,6 +122,9 @@ impl Worker {
         let mut known = vec![Known { oldest: 0, newest: u64::MAX }; self.keys.len()];
         while !self.is_stopped() {
             for (key, known) in self.keys.iter().zip(&mut known) {
+                if self.is_stopped() {
+                    return;
+                }
                 // Versions only rise: what was seen once must not give way to something older.
                 if let Some(version) = self.read(key, *known) {
                     known.oldest = version;
@@ -135,6 +138,9 @@ impl Worker {
         let mut known = vec![Known::default(); self.keys.len()];
         while !self.is_stopped() {
             for (key, known) in self.keys.iter().zip(&mut known) {
+                if self.is_stopped() {
+                    return;
+                }
                 let is_stored = self.put(key, known, length, &options);
                 if self.read(key, *known).is_none() && is_stored {
                     self.tally.lock().lost += 1;

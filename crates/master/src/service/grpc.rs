@@ -84,7 +84,7 @@ impl Door {
         let call = Some(wrap(request.into_inner()));
         self.service.wait_for_owners(call.as_ref()).await;
         let _turn = self.load.turn(call.as_ref()).await.map_err(|error| status(&error))?;
-        match self.service.answer(v1::Request { call }, &origin).await.call {
+        match self.service.answer(v1::Request { call, ..Default::default() }, &origin).await.call {
             Some(response::Call::Failure(failure)) => Err(status(&Error::from(&failure))),
             Some(call) => unwrap(call).map(tonic::Response::new).ok_or_else(mismatch),
             None => Err(mismatch()),

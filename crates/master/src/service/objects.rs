@@ -9,13 +9,13 @@ use mooncake_proto::{
 use prost::Message;
 
 use super::{
-    SLICE_ITEMS, Service,
+    BATCH_ITEMS_MAX, SLICE_ITEMS, Service,
     answer::{SegmentTable, object_state, put_options, replicas, selector},
     calls::Op,
     check_batch, millis,
 };
 use crate::state::{
-    Grant, Listing, LocatedObject, ObjectSummary, Put, PutOptions, PutRef, Removal, State,
+    Grant, Hold, Listing, LocatedObject, ObjectSummary, Put, PutOptions, PutRef, Removal, State,
 };
 
 /// A page of a listing is cut when its objects take more than this on the wire.
@@ -34,7 +34,12 @@ impl Service {
         let mut write_window_ms = 0;
         let results = self.in_slices(&r.items, |state, item| {
             write_window_ms = millis(state.rules().write_window);
-            match self.start_one(state, (caller.client, &tenant), item, (&options, r.replace)) {
+            match self.start_one(
+                state,
+                (caller.client, &tenant),
+                item,
+                (&options, r.replace, r.request),
+            ) {
                 Ok(started) => {
                     self.traffic.put(item.length);
                     v1::PutStartResult {
@@ -88,6 +93,20 @@ impl Service {
         let failed = results.iter().filter(|result| result.failure.is_some()).count();
         self.calls.batch(Op::Locate, results.len(), failed);
         Ok(v1::LocateResponse { results, segments: segments.into_segments(), fence_ms })
+    }
+
+    /// Readers are done with what they were granted.
+    pub(super) fn take_back(&self, returned: &[v1::FenceReturn]) {
+        let holds = returned.iter().flat_map(|returned| {
+            let objects = returned.versions.iter().zip(&returned.objects);
+            objects.map(|(&version, &object)| Hold {
+                object,
+                version: Version(version),
+                fence: returned.fence,
+            })
+        });
+        let holds: Vec<Hold> = holds.take(BATCH_ITEMS_MAX).collect();
+        self.in_slices(&holds, |state, &hold| state.end_fence(hold));
     }
 
     pub(super) fn verify(&self, r: &v1::VerifyRequest) -> Result<v1::VerifyResponse> {
@@ -179,7 +198,7 @@ impl Service {
         state: &mut State,
         (client, tenant): (ClientId, &TenantId),
         item: &v1::PutItem,
-        (options, is_replacing): (&PutOptions, bool),
+        (options, is_replacing, request): (&PutOptions, bool, u64),
     ) -> Result<crate::state::Started> {
         let key = ObjectKey::new(&item.key[..])?;
         if item.group.len() > GROUP_BYTES_MAX {
@@ -188,7 +207,7 @@ impl Service {
                 .with("limit", GROUP_BYTES_MAX));
         }
         let group = item.group.as_bytes();
-        let put = Put { key, length: item.length, group, options, is_replacing };
+        let put = Put { key, length: item.length, group, options, is_replacing, request };
         state.put_start(self.clock.now(), client, tenant, put)
     }
 
@@ -262,6 +281,8 @@ fn located_to_wire(
             length: object.length,
             places: segments.places(state, &object.places),
             checksum: object.checksum,
+            fence: object.hold.map_or(0, |hold| hold.fence),
+            object: object.hold.map_or(0, |hold| hold.object),
         },
         Err(error) => {
             v1::LocateResult { failure: Some((&error).into()), ..v1::LocateResult::default() }

@@ -15,7 +15,7 @@ fn service() -> Service {
 }
 
 fn ask(service: &Service, call: Call) -> response::Call {
-    let request = v1::Request { call: Some(call) };
+    let request = v1::Request { call: Some(call), ..Default::default() };
     service.dispatch(request, &Origin::in_process()).call.expect("every call has an answer")
 }
 
@@ -144,6 +144,7 @@ fn an_answer_has_an_entry_for_every_item_and_errors_stay_with_theirs() {
         items: vec![item(b"a", 10), item(b"", 10), item(b"b", 0), item(b"c", 10)],
         config: None,
         replace: false,
+        request: 0,
     };
     let response::Call::PutStart(answer) = ask(&service, Call::PutStart(start)) else {
         panic!("not an answer to a put")
@@ -173,7 +174,8 @@ fn tenants_share_one_namespace_while_there_are_none() {
     };
     let items =
         vec![v1::PutItem { key: Bytes::from_static(b"a"), length: 1, group: String::new() }];
-    let start = v1::PutStartRequest { caller: caller(id), items, config: None, replace: false };
+    let start =
+        v1::PutStartRequest { caller: caller(id), items, config: None, replace: false, request: 0 };
     ask(&service, Call::PutStart(start));
     assert_eq!(probe("x"), v1::ObjectState::Writing);
     assert_eq!(probe(""), v1::ObjectState::Writing);
@@ -189,7 +191,8 @@ fn a_long_page_is_cut_by_bytes_and_goes_on_where_it_was_cut() {
     };
     let items =
         (0..200).map(|i| v1::PutItem { key: key(i), length: 1, group: String::new() }).collect();
-    let start = v1::PutStartRequest { caller: caller(id), items, config: None, replace: false };
+    let start =
+        v1::PutStartRequest { caller: caller(id), items, config: None, replace: false, request: 0 };
     ask(&service, Call::PutStart(start));
     let mut after = Bytes::new();
     let mut found = Vec::new();

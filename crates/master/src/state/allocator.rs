@@ -39,6 +39,11 @@ const FREE: u64 = 1 << 63;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(u32);
 
+impl BlockId {
+    /// None comes before it.
+    pub(super) const FIRST: Self = Self(0);
+}
+
 /// A stretch of the segment; it ends where the next one begins.
 #[derive(Debug, Clone, Copy)]
 struct Block {

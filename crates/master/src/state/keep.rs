@@ -10,6 +10,7 @@ use super::{
     eviction::{EvictionPolicy, Lru},
     lease::Stamp,
     object::{Flags, Replica, Replicas},
+    read::Hold,
     segment::SegmentStatus,
     timer::Timer,
 };
@@ -150,7 +151,8 @@ impl State {
         let object = self.objects.at(slot);
         self.effects.record(|| Effect::Dropped { object: self.objects.logged_name(object) });
         let object = self.objects.at_mut(slot);
-        let fence = object.holds.fence().max(copied);
+        let until = object.holds.fence().max(copied);
+        let version = object.version;
         object.holds.forget_fence();
         self.tenants.uncharge(object.tenant, object.bytes());
         let is_hard_pinned = object.flags.has(Flags::HARD_PINNED);
@@ -160,13 +162,44 @@ impl State {
             if is_hard_pinned && segment.is_standing() {
                 segment.hard_pinned -= segment.allocator.size(replica.block);
             }
-            self.release(now, replica, fence);
+            self.rest(now, replica, until, version);
         }
         self.forget_value(slot);
     }
 
+    /// A reader hands back the fence it was granted for itself alone: the memory of the object, if
+    /// it was freed meanwhile, need not rest any longer. Fences that stand for others too, or that
+    /// were handed back before, are passed over.
+    pub fn end_fence(&mut self, hold: Hold) {
+        let Hold { object, version, fence } = hold;
+        let fence = Stamp::from_number(fence);
+        if fence == Stamp::default() || version.0 == 0 {
+            return;
+        }
+        if let Some(found) = self.objects.get_mut(object)
+            && found.is_complete()
+            && found.version() == version
+        {
+            if found.holds.fence() == fence {
+                found.holds.forget_fence();
+            }
+            return;
+        }
+        while let Some((segment, block)) = self.quarantine.pop_read(fence, version.0) {
+            let segment = self.segments.at_mut(segment);
+            segment.fenced -= segment.allocator.size(block);
+            segment.allocator.free(block);
+        }
+    }
+
     /// Gives the memory of a copy back; until then it rests.
     pub(super) fn release(&mut self, now: Moment, replica: Replica, until: Stamp) {
+        self.rest(now, replica, until, 0);
+    }
+
+    /// As [`release`](Self::release), of an object of that version: should readers of it be done
+    /// earlier and say so, it rests no longer.
+    fn rest(&mut self, now: Moment, replica: Replica, until: Stamp, version: u64) {
         let segment = self.segments.at_mut(replica.segment);
         if segment.status == SegmentStatus::Unmounting {
             return;
@@ -181,7 +214,7 @@ impl State {
                 let length = segment.allocator.size(replica.block);
                 self.effects.record(|| Effect::Resting { number, offset, length, time });
             }
-            self.quarantine.push(until, replica.segment, replica.block);
+            self.quarantine.push(until, version, replica.segment, replica.block);
         } else {
             segment.allocator.free(replica.block);
         }

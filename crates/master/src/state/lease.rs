@@ -14,6 +14,15 @@ impl Stamp {
         self.moment().left(now)
     }
 
+    /// For the wire; 0 is no stamp that is granted.
+    pub(super) fn number(self) -> u64 {
+        self.0
+    }
+
+    pub(super) fn from_number(number: u64) -> Self {
+        Self(number)
+    }
+
     pub(super) fn moment(self) -> Moment {
         Moment::from_boot(Duration::from_nanos(self.0))
     }
@@ -41,6 +50,16 @@ impl Holds {
     /// Keeps the memory until then, or longer.
     pub(super) fn extend_fence(&mut self, until: Moment) {
         self.fence = self.fence.max(until.into());
+    }
+
+    /// Keeps the memory for a reader until then, or longer. What comes back stands for this reader
+    /// alone, if nobody else reads now: nobody is done before the fence it names.
+    pub(super) fn fence_for(&mut self, now: Moment, until: Moment) -> Option<Stamp> {
+        let before = self.fence;
+        let until = Stamp::from(until);
+        // Never the same twice, so that an earlier reader does not hand back what a later one has.
+        self.fence = if until > before { until } else { Stamp(before.0 + 1) };
+        (before <= now.into()).then_some(self.fence)
     }
 
     /// The memory is another one now; the object is still kept.
@@ -78,9 +97,21 @@ mod tests {
         holds.extend_lease(at(10));
         holds.extend_lease(at(5));
         assert!(holds.is_leased(at(9)) && !holds.is_leased(at(10)));
-        holds.extend_fence(at(20));
+        assert_eq!(holds.fence_for(at(0), at(20)), Some(at(20).into()));
         assert_eq!(holds.end(), at(20).into());
         holds.forget_fence();
         assert_eq!((holds.fence(), holds.end()), (Stamp::default(), at(10).into()));
+    }
+
+    #[test]
+    fn a_fence_stands_for_one_reader_only_while_no_other_reads() {
+        let at = |seconds| Moment::from_boot(Duration::from_secs(seconds));
+        let mut holds = Holds::default();
+        let first = holds.fence_for(at(0), at(10)).expect("nobody else reads");
+        assert_eq!(holds.fence_for(at(0), at(10)), None, "the first one still reads");
+        assert_ne!(holds.fence(), first, "what the first hands back is not what the second has");
+        assert_eq!(holds.fence_for(at(1), at(5)), None);
+        assert!(holds.fence() > at(10).into(), "a shorter fence does not shorten");
+        assert!(holds.fence_for(at(30), at(31)).is_some(), "both are done");
     }
 }

@@ -260,6 +260,10 @@ impl Objects {
         self.slots.get(slot as usize)?.as_ref()
     }
 
+    pub(super) fn get_mut(&mut self, slot: u32) -> Option<&mut Object> {
+        self.slots.get_mut(slot as usize)?.as_mut()
+    }
+
     /// Every number is below this.
     pub(super) fn slots(&self) -> u32 {
         self.slots.len() as u32

@@ -76,6 +76,9 @@ pub struct Put<'a> {
     pub options: &'a PutOptions,
     /// Replace an existing object (upsert) instead of refusing.
     pub is_replacing: bool,
+    /// Not 0: a number that the client gives to no other call. The same call again has the same
+    /// answer.
+    pub request: u64,
 }
 
 /// A put that was started, named by its writer.
@@ -151,6 +154,9 @@ impl State {
         }
         let standing = standing.filter(|&slot| self.objects.get(slot).is_some());
         if let Some(slot) = standing {
+            if let Some(started) = self.started_before(slot, client, &put) {
+                return Ok(started);
+            }
             self.check_standing(slot, put.is_replacing)?;
         }
         let copies = put.options.replicas.min(REPLICAS_MAX);
@@ -178,9 +184,7 @@ impl State {
             }
             None => self.objects.insert(tenant, put.key).inspect_err(|_| {
                 // Nothing was promised to anybody yet.
-                for &replica in &replicas {
-                    self.release(now, replica, Stamp::default());
-                }
+                replicas.iter().for_each(|&copy| self.release(now, copy, Stamp::default()));
             })?,
         };
         self.tenants.charge(tenant, put.length * replicas.len() as u64);
@@ -190,17 +194,14 @@ impl State {
             version: Version(version),
             places: self.places(version, put.length, &replicas),
         };
-        for replica in &replicas {
-            let segment = self.segments.at_mut(replica.segment);
-            segment.writing += segment.allocator.size(replica.block);
-            segment.quiet = segment.quiet.max(now + self.rules.write_end());
-        }
+        self.mark_written(now, &replicas);
         let number = self.writes.insert(Write {
             object: Some(slot),
             tenant,
             next: self.objects.at(slot).writes,
             version,
             client,
+            request: put.request,
             started: now,
             length: put.length,
             replicas,
@@ -342,6 +343,31 @@ impl State {
                 .with("ttl_ms", ttl.as_millis())
                 .with("limit_ms", self.rules.soft_pin_ttl_max.as_millis())),
         }
+    }
+
+    /// Somebody may write there until his window is over.
+    fn mark_written(&mut self, now: Moment, replicas: &[Replica]) {
+        for replica in replicas {
+            let segment = self.segments.at_mut(replica.segment);
+            segment.writing += segment.allocator.size(replica.block);
+            segment.quiet = segment.quiet.max(now + self.rules.write_end());
+        }
+    }
+
+    /// What the same call was answered before, if it is this one again.
+    fn started_before(&self, slot: u32, client: ClientId, put: &Put<'_>) -> Option<Started> {
+        let is_same = |write: &&Write| {
+            write.request == put.request && write.client == client && write.length == put.length
+        };
+        if put.request == 0 {
+            return None;
+        }
+        let writes = self.writes.chain(self.objects.at(slot).writes);
+        let write = writes.map(|number| self.writes.at(number)).find(is_same)?;
+        Some(Started {
+            version: Version(write.version),
+            places: self.places(write.version, write.length, &write.replicas),
+        })
     }
 
     /// Whether a put may begin where something stands.

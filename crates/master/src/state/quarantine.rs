@@ -1,43 +1,52 @@
 //! Freed memory that is given to nobody yet: a reader may still read it, or a write may arrive.
 
-use std::{cmp::Reverse, collections::BinaryHeap};
+use std::collections::BTreeSet;
 
 use mooncake_base::Moment;
 
 use super::{allocator::BlockId, lease::Stamp};
 
-/// Blocks that rest, the first to be free on top.
+/// Blocks that rest, in the order in which they become free: until when, the version of the object
+/// that readers may still read there (0: none is), segment and block.
 #[derive(Debug, Default)]
-pub(super) struct Quarantine(BinaryHeap<Reverse<(Stamp, u32, BlockId)>>);
+pub(super) struct Quarantine(BTreeSet<(Stamp, u64, u32, BlockId)>);
 
 impl Quarantine {
     /// The block of that segment rests until then.
-    pub(super) fn push(&mut self, until: Stamp, segment: u32, block: BlockId) {
-        self.0.push(Reverse((until, segment, block)));
+    pub(super) fn push(&mut self, until: Stamp, version: u64, segment: u32, block: BlockId) {
+        self.0.insert((until, version, segment, block));
     }
 
     /// Takes out a block whose rest is over.
     pub(super) fn pop_due(&mut self, now: Moment) -> Option<(u32, BlockId)> {
-        let &Reverse((until, segment, block)) = self.0.peek()?;
-        if until > now.into() {
+        self.0.first().filter(|(until, ..)| *until <= now.into())?;
+        self.0.pop_first().map(|(_, _, segment, block)| (segment, block))
+    }
+
+    /// Takes out a block that rested only for readers of that version, until exactly then.
+    pub(super) fn pop_read(&mut self, until: Stamp, version: u64) -> Option<(u32, BlockId)> {
+        let first = (until, version, 0, BlockId::FIRST);
+        let found = *self.0.range(first..).next()?;
+        let (found_until, found_version, segment, block) = found;
+        if (found_until, found_version) != (until, version) {
             return None;
         }
-        self.0.pop();
+        self.0.remove(&found);
         Some((segment, block))
     }
 
     /// When the next block is free.
     pub(super) fn next(&self) -> Option<Moment> {
-        self.0.peek().map(|Reverse((until, ..))| until.moment())
+        self.0.first().map(|(until, ..)| until.moment())
     }
 
     /// The memory of that segment is nobody's concern any more.
     pub(super) fn forget(&mut self, segment: u32) {
-        self.0.retain(|Reverse((_, other, _))| *other != segment);
+        self.0.retain(|(_, _, other, _)| *other != segment);
     }
 
     /// All of them, and until when they rest.
     pub(super) fn blocks(&self) -> impl Iterator<Item = (Stamp, u32, BlockId)> {
-        self.0.iter().map(|Reverse(block)| *block)
+        self.0.iter().map(|(until, _, segment, block)| (*until, *segment, *block))
     }
 }

@@ -56,6 +56,19 @@ pub struct LocatedObject {
     pub checksum: Option<u64>,
     /// What its writer said it is.
     pub data_type: u8,
+    /// What the reader may hand back once it has read; none while others read too.
+    pub hold: Option<Hold>,
+}
+
+/// A fence that stands for one reader alone, and the object whose memory it covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hold {
+    /// The object, by a number that another may have later.
+    pub object: u32,
+    /// Which life of it.
+    pub version: Version,
+    /// Never 0, and never the same for two fences of one object.
+    pub fence: u64,
 }
 
 /// The answer to a probe.
@@ -184,10 +197,13 @@ impl State {
         } else {
             self.touch(now, slot);
         }
+        let mut hold = None;
         if grant.has_fence {
-            let end = now + fence;
             let object = self.objects.at_mut(slot);
-            object.holds.extend_fence(end);
+            let own = object.holds.fence_for(now, now + fence);
+            let end = object.holds.fence().moment();
+            let version = object.version();
+            hold = own.map(|fence| Hold { object: slot, version, fence: fence.number() });
             for replica in object.replicas.as_slice() {
                 let segment = self.segments.at_mut(replica.segment);
                 segment.quiet = segment.quiet.max(end);
@@ -201,6 +217,7 @@ impl State {
             places: self.places(object.version, object.length, &copies),
             checksum: object.checksum(),
             data_type: object.data_type,
+            hold,
         }
     }
 

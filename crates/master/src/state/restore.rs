@@ -286,6 +286,7 @@ impl Restoration {
             next: object.map_or(NO_WRITE, |slot| state.objects.at(slot).writes),
             version: logged.value.version,
             client: logged.client,
+            request: 0,
             started: self.now,
             length: logged.value.length,
             replicas,
@@ -325,7 +326,7 @@ impl Restoration {
         // What lies there now was put there after the rest was over.
         if let Some(block) = segment.allocator.allocate_at(rest.offset, rest.length) {
             segment.fenced += segment.allocator.size(block);
-            state.quarantine.push((self.now + rest.time).into(), slot, block);
+            state.quarantine.push((self.now + rest.time).into(), 0, slot, block);
         }
     }
 }

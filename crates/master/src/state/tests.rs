@@ -81,6 +81,7 @@ impl Pool {
             group: key.split_once('/').map_or("", |(group, _)| group).as_bytes(),
             options,
             is_replacing,
+            request: 0,
         };
         self.state.put_start(self.now, client, &self.tenant, put)
     }

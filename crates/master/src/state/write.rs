@@ -19,6 +19,8 @@ pub(super) struct Write {
     pub(super) next: u32,
     pub(super) version: u64,
     pub(super) client: ClientId,
+    /// Which call of the client it was; 0: unknown.
+    pub(super) request: u64,
     pub(super) started: Moment,
     pub(super) length: u64,
     pub(super) replicas: Vec<Replica>,

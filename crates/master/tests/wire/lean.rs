@@ -72,7 +72,7 @@ fn a_frame_that_comes_in_pieces_is_one_call() {
     let mut client = running.lean();
     let mut wire = bytes::BytesMut::new();
     let call = request::Call::Status(v1::StatusRequest { caller: client.caller() });
-    lean::encode(&v1::Request { call: Some(call) }, &mut wire).unwrap();
+    lean::encode(&v1::Request { call: Some(call), ..Default::default() }, &mut wire).unwrap();
     for byte in &wire {
         client.stream.write_all(&[*byte]).unwrap();
     }

@@ -18,7 +18,8 @@ fn an_embedded_master_has_only_the_clients_port_and_answers_without_a_socket() {
     assert_eq!((addresses.admin, addresses.metadata), (None, None));
     let call = Some(request::Call::Status(v1::StatusRequest { caller: None }));
     let service = running.master().service();
-    let answer = service.dispatch(v1::Request { call }, &Origin::in_process());
+    let answer =
+        service.dispatch(v1::Request { call, ..Default::default() }, &Origin::in_process());
     assert!(matches!(answer.call, Some(response::Call::Status(_))));
 }
 

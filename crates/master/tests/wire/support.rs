@@ -128,7 +128,11 @@ impl<S: Read + Write> LeanClient<S> {
     pub(crate) fn send(&mut self, calls: &[request::Call]) {
         let mut output = BytesMut::new();
         for call in calls {
-            lean::encode(&v1::Request { call: Some(call.clone()) }, &mut output).unwrap();
+            lean::encode(
+                &v1::Request { call: Some(call.clone()), ..Default::default() },
+                &mut output,
+            )
+            .unwrap();
         }
         self.stream.write_all(&output).unwrap();
     }
@@ -195,6 +199,7 @@ impl<S: Read + Write> LeanClient<S> {
             items: vec![v1::PutItem { key: key.clone(), length, group: String::new() }],
             config: None,
             replace: false,
+            request: 0,
         });
         let response::Call::PutStart(answer) = self.call(start) else { panic!("put_start") };
         let result = &answer.results[0];

@@ -2,6 +2,9 @@
 /// One call on the lean door.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Request {
+    /// Fences that are not needed any more, handed back before the call is done.
+    #[prost(message, repeated, tag = "101")]
+    pub returned: ::prost::alloc::vec::Vec<FenceReturn>,
     #[prost(
         oneof = "request::Call",
         tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39"
@@ -65,6 +68,18 @@ pub mod request {
         #[prost(message, tag = "39")]
         SetQuotas(super::SetQuotasRequest),
     }
+}
+/// A fence of one locate that its reader is done with. A master that cannot make out the fence, or
+/// that was told already, passes it over.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FenceReturn {
+    /// As the master gave them: the fence, and of each object its version and its number.
+    #[prost(uint64, tag = "1")]
+    pub fence: u64,
+    #[prost(uint64, repeated, tag = "2")]
+    pub versions: ::prost::alloc::vec::Vec<u64>,
+    #[prost(uint32, repeated, tag = "3")]
+    pub objects: ::prost::alloc::vec::Vec<u32>,
 }
 /// Its answer: the response of the same name, or the failure of the whole call.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -304,6 +319,10 @@ pub struct PutStartRequest {
     /// An existing object is replaced (upsert) instead of refused.
     #[prost(bool, tag = "4")]
     pub replace: bool,
+    /// Not 0: a number that the client gives to no other call. The same call again, because its
+    /// answer was lost, has the same answer.
+    #[prost(uint64, tag = "5")]
+    pub request: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PutStartResponse {
@@ -411,6 +430,11 @@ pub struct LocateResult {
     pub places: ::prost::alloc::vec::Vec<Place>,
     #[prost(uint64, optional, tag = "5")]
     pub checksum: ::core::option::Option<u64>,
+    /// What to hand back when the bytes are read; 0: nothing, since others read too.
+    #[prost(uint64, tag = "6")]
+    pub fence: u64,
+    #[prost(uint32, tag = "7")]
+    pub object: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadRef {

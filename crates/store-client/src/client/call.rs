@@ -32,7 +32,8 @@ impl Shared {
         deadline: Moment,
         pick: impl FnOnce(Answer) -> Option<A>,
     ) -> Result<A> {
-        let response = self.link.call(v1::Request { call: Some(call) }, deadline);
+        let returned = self.outbox.take();
+        let response = self.link.call(v1::Request { call: Some(call), returned }, deadline);
         self.metrics.count_call(response.is_ok());
         match response?.call {
             Some(Answer::Failure(failure)) => Err((&failure).into()),

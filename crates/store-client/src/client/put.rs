@@ -1,6 +1,6 @@
 //! Putting: reserve space for every copy, write them, then publish what is whole.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use mooncake_base::{
     Clock, Error, ErrorCode, Moment, ObjectKey, ReplicaId, Result, SystemClock, Version,
@@ -17,7 +17,8 @@ const WINDOW_MARGIN: Duration = Duration::from_millis(50);
 
 /// Between two tries of a put that waits for a fence to end, whatever the master says.
 const FENCE_NAP_MIN: Duration = Duration::from_millis(5);
-const FENCE_NAP_MAX: Duration = Duration::from_millis(500);
+/// Short, because readers hand fences back before they end.
+const FENCE_NAP_MAX: Duration = Duration::from_millis(20);
 
 /// The most bytes that are reserved before they are written: they must all be there within one
 /// write window. A larger object goes alone.
@@ -294,6 +295,7 @@ impl Shared {
             items: put_items.collect(),
             config: Some(wire_options(options)),
             replace: options.is_upsert,
+            request: self.put_calls.fetch_add(1, Ordering::Relaxed) + 1,
         });
         let sent = SystemClock.now();
         let response = self.call(call, |answer| match answer {

@@ -1,7 +1,7 @@
 //! Reading: where an object lies, then its bytes straight from there, counted only if the memory
 //! was the object's for as long as the read took.
 
-use std::{borrow::Cow, time::Duration};
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use mooncake_base::{
@@ -10,7 +10,7 @@ use mooncake_base::{
 use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
 use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
 
-use super::{Client, Shared, batch, call, checksum::Summer, transfer::Job};
+use super::{Client, Holds, Shared, batch, call, checksum::Summer, transfer::Job};
 use crate::object::{Located, Read, Span};
 
 /// Taken off each fence, beside a part of it: our clock and the master's run at different speeds.
@@ -114,6 +114,7 @@ impl Shared {
         let fence = Duration::from_millis(response.fence_ms);
         let margin = FENCE_MARGIN + fence / FENCE_MARGIN_SHARE;
         let fence = sent + fence.saturating_sub(margin);
+        let hold = Holds::of(&response.results, fence, &self.outbox).map(Arc::new);
         let read = |(result, key): (v1::LocateResult, &ObjectKey)| match &result.failure {
             Some(failure) => Err(call::item_error(failure, key)),
             None => Ok(Located {
@@ -123,6 +124,7 @@ impl Shared {
                 places: call::read_places(&result.places, &segments, result.length)?,
                 checksum: result.checksum,
                 fence,
+                _hold: hold.clone(),
             }),
         };
         Ok(response.results.into_iter().zip(keys).map(read).collect())

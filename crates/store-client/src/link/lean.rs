@@ -149,10 +149,11 @@ impl MasterLink for LeanLink {
 
 /// Whether the call does the same when the master has done it once already.
 ///
-/// The start of a put does not: the second one meets the first one's unfinished object, whose
-/// version nobody was told, and takes it for another writer's.
+/// The start of a put does if it has a number, by which the master knows it again. Otherwise the
+/// second one meets the first one's unfinished object, whose version nobody was told, and takes it
+/// for another writer's.
 fn is_repeatable(request: &v1::Request) -> bool {
-    !matches!(request.call, Some(Call::PutStart(_)))
+    !matches!(&request.call, Some(Call::PutStart(start)) if start.request == 0)
 }
 
 #[cfg(test)]

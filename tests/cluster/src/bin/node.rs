@@ -40,6 +40,8 @@ fn main() -> Result<()> {
         match flag.as_str() {
             "--tcp" => engine.is_tcp_forced = true,
             "--lend-nothing" => config.segment_bytes = 0,
+            "--lend-little" => config.segment_bytes = 16 << 20,
+            "--checksums" => config.has_checksums = true,
             _ => bail!("unknown flag {flag}"),
         }
     }
@@ -73,6 +75,13 @@ fn follow(node: &mut Node, words: &[&str]) -> Result<String> {
         }
         ["write-loop", name, keys, length, ref segment @ ..] => {
             let options = preferring(segment);
+            let (keys, length) = (keys.parse()?, length.parse()?);
+            node.loads.write(&node.client, name, keys, length, options)?;
+            Ok("started".to_owned())
+        }
+        // As above, but what is put may be evicted, and has several copies.
+        ["churn-loop", name, keys, length, copies] => {
+            let options = PutOptions { replicas: copies.parse()?, ..PutOptions::default() };
             let (keys, length) = (keys.parse()?, length.parse()?);
             node.loads.write(&node.client, name, keys, length, options)?;
             Ok("started".to_owned())

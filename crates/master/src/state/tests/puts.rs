@@ -268,3 +268,25 @@ fn what_a_put_may_not_ask_is_refused() {
     let many = PutOptions { replicas: u32::MAX, ..PutOptions::default() };
     assert_eq!(pool.put_with("k", 1, false, &many).unwrap().places.len(), 1);
 }
+
+#[test]
+fn the_same_call_again_has_the_same_answer_and_another_call_has_not() {
+    let mut pool = Pool::new(4);
+    let options = PutOptions::default();
+    let mut start = |client, length, request| {
+        let key = ObjectKey::new(&b"k"[..]).unwrap();
+        let put = Put { key, length, group: b"", options: &options, is_replacing: false, request };
+        pool.state.put_start(pool.now, client, &pool.tenant, put)
+    };
+    let first = start(A, MIB, 7).unwrap();
+    assert_eq!(start(A, MIB, 7).unwrap(), first);
+    for (client, length, request) in [(A, MIB, 8), (A, MIB, 0), (B, MIB, 7), (A, 2 * MIB, 7)] {
+        fails(start(client, length, request), ErrorCode::OBJECT_ALREADY_EXISTS);
+    }
+    pool.end(A, "k", &first).unwrap();
+    let key = ObjectKey::new(&b"k"[..]).unwrap();
+    let put =
+        Put { key, length: MIB, group: b"", options: &options, is_replacing: false, request: 7 };
+    let again = pool.state.put_start(pool.now, A, &pool.tenant, put);
+    fails(again, ErrorCode::OBJECT_ALREADY_EXISTS);
+}

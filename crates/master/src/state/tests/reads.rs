@@ -58,6 +58,52 @@ fn fenced_memory_is_given_to_nobody_and_a_put_says_when_to_come_back() {
 }
 
 #[test]
+fn a_reader_that_hands_its_fence_back_frees_the_memory_before_and_after_it_went() {
+    let mut pool = Pool::new(1);
+    // The object still stands.
+    pool.put("k", MIB).unwrap();
+    let hold = pool.locate("k", false, true).unwrap().hold.expect("nobody else reads");
+    pool.state.end_fence(hold);
+    pool.remove("k", true).unwrap();
+    pool.put("k", MIB).unwrap();
+    // It went meanwhile.
+    let hold = pool.locate("k", false, true).unwrap().hold.expect("nobody else reads");
+    pool.remove("k", true).unwrap();
+    fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+    for wrong in [
+        Hold { version: mooncake_base::Version(hold.version.0 + 1), ..hold },
+        Hold { fence: hold.fence + 1, ..hold },
+        Hold { fence: 0, ..hold },
+    ] {
+        pool.state.end_fence(wrong);
+        fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+    }
+    pool.state.end_fence(hold);
+    pool.put("new", MIB).unwrap();
+    pool.state.end_fence(hold);
+    assert!(pool.exists("new"));
+}
+
+#[test]
+fn a_fence_of_several_readers_ends_with_its_time_only() {
+    let mut pool = Pool::new(1);
+    pool.put("k", MIB).unwrap();
+    let first = pool.locate("k", false, true).unwrap().hold.expect("nobody else reads");
+    assert_eq!(pool.locate("k", false, true).unwrap().hold, None, "the first still reads");
+    pool.state.end_fence(first);
+    pool.remove("k", true).unwrap();
+    pool.state.end_fence(first);
+    fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+    pool.wait(1);
+    pool.put("new", MIB).unwrap();
+    // What the first was granted says nothing of who reads later.
+    let later = pool.locate("new", false, true).unwrap().hold.expect("nobody else reads");
+    pool.state.end_fence(Hold { fence: first.fence, ..later });
+    pool.remove("new", true).unwrap();
+    fails(pool.put("k", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+}
+
+#[test]
 fn eviction_passes_over_fenced_objects() {
     let mut pool = Pool::new(2);
     pool.put("read", MIB).unwrap();

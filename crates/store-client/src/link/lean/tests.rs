@@ -168,11 +168,11 @@ fn serve(
 }
 
 fn status() -> v1::Request {
-    v1::Request { call: Some(Call::Status(v1::StatusRequest::default())) }
+    v1::Request { call: Some(Call::Status(v1::StatusRequest::default())), ..Default::default() }
 }
 
 fn put_start() -> v1::Request {
-    v1::Request { call: Some(Call::PutStart(v1::PutStartRequest::default())) }
+    v1::Request { call: Some(Call::PutStart(v1::PutStartRequest::default())), ..Default::default() }
 }
 
 fn soon() -> Moment {

@@ -1,0 +1,101 @@
+//! Everything at once: writers, readers, eviction, and a killer of holders and masters. Every byte
+//! tells where it belongs; nobody ever reads one that belongs elsewhere.
+
+use std::time::{Duration, Instant};
+
+use mooncake_base::{env, text::read_number};
+use mooncake_cluster_tests::{MasterProcess, NodeProcess, tally::Tally};
+use mooncake_testkit::{Random, until};
+
+/// No order may take longer: the longest waits for a call under way.
+const ORDER: Duration = Duration::from_secs(30);
+
+/// How long the loops may be without a good call after a death.
+const RECOVERY: Duration = Duration::from_secs(20);
+
+/// Every so many deaths it is the master that dies.
+const DEATHS_PER_MASTER: u64 = 6;
+
+const LEASES: &[&str] = &["--client_ttl=2", "--default_kv_lease_ttl=50ms"];
+
+fn ask(node: &mut NodeProcess, order: &str) -> String {
+    node.ask(order, ORDER).unwrap_or_else(|| panic!("no answer to {order:?} within {ORDER:?}"))
+}
+
+fn start(node: &mut NodeProcess, orders: &[&str]) {
+    for order in orders {
+        assert_eq!(ask(node, order), "started", "{order}");
+    }
+}
+
+/// No read brought bytes of something else, no copy was damaged, and nothing broke inside.
+fn check(name: &str, line: &str) -> Tally {
+    let tally: Tally = line.parse().expect("the node answers with a tally");
+    assert_eq!(tally.wrong, 0, "{name}: {tally:?}");
+    for code in ["CHECKSUM_MISMATCH", "INTERNAL_ERROR"] {
+        assert!(!tally.errors.contains_key(code), "{name}: {tally:?}");
+    }
+    tally
+}
+
+/// Waits until the loops of a node have made more good calls.
+fn await_good(name: &str, node: &mut NodeProcess, more: u64) {
+    let before = check(name, &ask(node, "tally")).good;
+    until(RECOVERY, "calls succeed again", || {
+        (check(name, &ask(node, "tally")).good >= before + more).then_some(())
+    });
+}
+
+/// A node to be killed, which holds, writes and reads a share of everything.
+fn victim(master: &str, number: u64, random: &mut Random) -> NodeProcess {
+    let flags: &[&str] = match random.below(3) {
+        0 => &["--lend-little", "--tcp"],
+        1 => &["--lend-little", "--checksums"],
+        _ => &["--lend-little"],
+    };
+    let mut node = NodeProcess::start(master, flags);
+    let own = format!("churn-loop victim{number}- 12 1000001 1");
+    start(&mut node, &[&own, "read-loop wide 16", "read-loop pair 8", "read-loop small 64"]);
+    node
+}
+
+#[test]
+fn no_reader_gets_bytes_of_another_object_whatever_dies_or_goes_meanwhile() {
+    let seconds = env::MOONCAKE_TEST_CHAOS_SECONDS.read();
+    let seconds = seconds.map_or(30, |text| read_number(&text).expect("a number of seconds"));
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let mut random = Random::new();
+    let mut master = MasterProcess::start("127.0.0.1:0", LEASES);
+    let address = master.address.clone();
+    // Those that live: together with the victim they lend less than is put.
+    let mut summed = NodeProcess::start(&address, &["--lend-little", "--checksums"]);
+    let mut plain = NodeProcess::start(&address, &["--lend-little"]);
+    let mut remote = NodeProcess::start(&address, &["--tcp", "--lend-nothing"]);
+    start(&mut summed, &["churn-loop wide 16 2000003 1", "churn-loop pair 8 700001 2"]);
+    start(&mut plain, &["churn-loop small 64 5001 2", "read-loop wide 16", "read-loop pair 8"]);
+    start(&mut remote, &["read-loop wide 16", "read-loop pair 8", "read-loop small 64"]);
+    let mut deaths = 0;
+    let mut dying = victim(&address, deaths, &mut random);
+    while Instant::now() < end {
+        await_good("victim", &mut dying, random.below(100));
+        deaths += 1;
+        if deaths.is_multiple_of(DEATHS_PER_MASTER) {
+            master.kill();
+            master = MasterProcess::start(&address, LEASES);
+        } else {
+            dying.kill();
+            dying = victim(&address, deaths, &mut random);
+        }
+        for (name, node) in
+            [("summed", &mut summed), ("plain", &mut plain), ("remote", &mut remote)]
+        {
+            await_good(name, node, 10);
+        }
+    }
+    for (name, node) in [("summed", &mut summed), ("plain", &mut plain), ("remote", &mut remote)] {
+        let tally = check(name, &ask(node, "stop"));
+        assert!(tally.good > deaths && tally.missing > 0, "{name}: {tally:?}");
+    }
+    check("victim", &ask(&mut dying, "stop"));
+    assert!(deaths > 1, "the test is long enough for some deaths");
+}
