@@ -145,6 +145,7 @@ impl Pool {
             group: b"",
             options: &self.options,
             is_replacing: false,
+            request: 0,
         };
         let started = match self.state.put_start(self.now, CLIENT, &self.tenant, put) {
             Ok(started) => started,
