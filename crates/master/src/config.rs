@@ -313,7 +313,6 @@ impl MasterConfig {
             eviction: self.eviction,
             tasks: self.tasks.clone(),
             is_multi_tenant: self.is_multi_tenant,
-            ..defaults
         }
     }
 
