@@ -71,7 +71,12 @@ fn fill(service: &Service, prefix: &str, count: usize, batch: usize) -> Duration
             tenant: String::new(),
         })
     };
-    let ask = |call| service.dispatch(v1::Request { call: Some(call) }, &origin).call.unwrap();
+    let ask = |call| {
+        service
+            .dispatch(v1::Request { call: Some(call), ..Default::default() }, &origin)
+            .call
+            .unwrap()
+    };
     let register = v1::RegisterRequest {
         caller: caller(),
         name: "host:1".to_owned(),

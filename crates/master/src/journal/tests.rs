@@ -74,7 +74,14 @@ impl Pool {
             (Moment::default(), TenantId::default(), PutOptions::default());
         let started = self.change(|state| {
             let key = ObjectKey::new(key.as_bytes()).unwrap();
-            let put = Put { key, length: 100, group: b"", options: &options, is_replacing: true };
+            let put = Put {
+                key,
+                length: 100,
+                group: b"",
+                options: &options,
+                is_replacing: true,
+                request: 0,
+            };
             state.put_start(now, CLIENT, &tenant, put).unwrap()
         });
         let put = PutRef {
