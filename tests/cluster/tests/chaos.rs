@@ -63,7 +63,6 @@ fn victim(master: &str, number: u64, random: &mut Random) -> NodeProcess {
 fn no_reader_gets_bytes_of_another_object_whatever_dies_or_goes_meanwhile() {
     let seconds = env::MOONCAKE_TEST_CHAOS_SECONDS.read();
     let seconds = seconds.map_or(30, |text| read_number(&text).expect("a number of seconds"));
-    let end = Instant::now() + Duration::from_secs(seconds);
     let mut random = Random::new();
     let mut master = MasterProcess::start("127.0.0.1:0", LEASES);
     let address = master.address.clone();
@@ -76,7 +75,9 @@ fn no_reader_gets_bytes_of_another_object_whatever_dies_or_goes_meanwhile() {
     start(&mut remote, &["read-loop wide 16", "read-loop pair 8", "read-loop small 64"]);
     let mut deaths = 0;
     let mut dying = victim(&address, deaths, &mut random);
-    while Instant::now() < end {
+    // A machine that is busy gets the time that it takes for a master to die, too.
+    let end = Instant::now() + Duration::from_secs(seconds);
+    while Instant::now() < end || deaths <= DEATHS_PER_MASTER {
         await_good("victim", &mut dying, random.below(100));
         deaths += 1;
         if deaths.is_multiple_of(DEATHS_PER_MASTER) {
@@ -97,5 +98,4 @@ fn no_reader_gets_bytes_of_another_object_whatever_dies_or_goes_meanwhile() {
         assert!(tally.good > deaths && tally.missing > 0, "{name}: {tally:?}");
     }
     check("victim", &ask(&mut dying, "stop"));
-    assert!(deaths > 1, "the test is long enough for some deaths");
 }
