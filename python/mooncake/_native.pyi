@@ -125,6 +125,38 @@ class Engine:
             MooncakeError: The segment cannot be reached, or a range of it is not registered.
         """
 
+    def transfer_on_stream(
+        self,
+        segment: str,
+        addresses: Sequence[int],
+        peer_addresses: Sequence[int],
+        lengths: Sequence[int],
+        *,
+        stream: int,
+        is_write: bool,
+        timeout_s: float,
+        hint: str = "",
+    ) -> str | None:
+        """Move a batch in the order of a CUDA stream. Waits until the stream has come to its end.
+
+        Args:
+            segment: The name by which peers open it.
+            addresses: The addresses here, of devices or of this process.
+            peer_addresses: The addresses there.
+            lengths: How many bytes each has.
+            stream: The stream; 0: the default one.
+            is_write: From here to there, or the other way.
+            timeout_s: How long it may take after the stream, besides a nanosecond for each byte.
+            hint: The way to try first: ``"memory"``, ``"shm"`` or ``"tcp"``; "": the fastest.
+
+        Returns:
+            The way that served; None if there was nothing to move.
+
+        Raises:
+            MooncakeError: There is no CUDA driver, the segment cannot be reached, or a range of it
+                is not registered.
+        """
+
     def submit(
         self,
         segment: str,

@@ -261,12 +261,13 @@ def test_opcodes_and_messages_look_as_established():
     assert not any(getattr(mooncake.engine, name) for name in flags)
 
 
-def test_what_is_not_built_says_so():
+def test_without_a_driver_calls_on_a_stream_say_which_library_they_looked_for(monkeypatch):
+    monkeypatch.setenv("MC_CUDA_DRIVER", "libno-driver.so.1")
     engine = start_engine()
     for name in ("transfer_write_on_cuda", "transfer_read_on_cuda"):
-        with pytest.raises(RuntimeError, match="no CUDA driver"):
+        with pytest.raises(RuntimeError, match=r"no CUDA driver.*libno-driver\.so\.1"):
             getattr(engine, name)("s", 1, 2, 3)
-        with pytest.raises(RuntimeError, match="no CUDA driver"):
+        with pytest.raises(RuntimeError, match=r"no CUDA driver.*libno-driver\.so\.1"):
             getattr(engine, f"batch_{name}")("s", [1], [2], [3], stream_ptr=0)
 
 

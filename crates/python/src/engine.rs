@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Duration};
 
 use mooncake_base::{Clock, Error, Moment, Result, SystemClock};
 use mooncake_transfer_engine::{
-    BatchId, BatchStatus, Opcode, TransportKind, copy::copy, handshake::Notification,
+    BatchId, BatchStatus, Opcode, Stream, TransportKind, copy::copy, handshake::Notification,
 };
 use mooncake_transfer_tools::settings::engine_config;
 use pyo3::{
@@ -106,6 +106,41 @@ impl Engine {
             if let Some(notification) = notification {
                 engine.notify(segment, &notification, deadline)?;
             }
+            Ok(served.map(|kind| kind.name()))
+        })
+    }
+
+    /// Moves a batch after everything that was given to a CUDA stream, and before what will be.
+    #[pyo3(signature = (segment, addresses, peer_addresses, lengths, *, stream, is_write, timeout_s, hint = ""))]
+    #[allow(clippy::too_many_arguments, reason = "each setting is a keyword")]
+    fn transfer_on_stream(
+        &self,
+        py: Python<'_>,
+        segment: &str,
+        addresses: Numbers,
+        peer_addresses: Numbers,
+        lengths: Numbers,
+        stream: Unsigned,
+        is_write: bool,
+        timeout_s: f64,
+        hint: &str,
+    ) -> PyResult<Option<&'static str>> {
+        let batch = or_raise(py, Batch::new(addresses, peer_addresses, lengths))?;
+        let deadline = or_raise(py, deadline(timeout_s, batch.bytes()))?;
+        let hint = TransportKind::from_name(hint);
+        self.call(py, |running| {
+            let engine = running.engine()?;
+            let on_stream = engine.on_stream(Stream(stream.0))?;
+            let peer = engine.open(segment, deadline).map_err(|error| {
+                // In the words that callers know.
+                Error::new(error.code(), "Failed to open segment")
+                    .with("segment", segment)
+                    .caused_by(error)
+            })?;
+            let mut pieces = batch.into_pieces();
+            let served =
+                on_stream.transfer(&peer, opcode(is_write), &mut pieces, deadline, hint)?;
+            pieces.into_iter().try_for_each(|piece| piece.outcome.unwrap_or(Ok(())))?;
             Ok(served.map(|kind| kind.name()))
         })
     }

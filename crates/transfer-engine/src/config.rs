@@ -1,6 +1,6 @@
 //! What an engine is told when it starts.
 
-use std::{ops::RangeInclusive, time::Duration};
+use std::{ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use mooncake_base::{Endpoint, Error, Result};
 
@@ -62,6 +62,8 @@ pub struct EngineConfig {
     pub collapses_registered: bool,
     /// The node of the machine that allocations come from while it has room.
     pub numa_node: Option<u32>,
+    /// The library that is the CUDA driver, by name or path. Default: `libcuda.so.1`.
+    pub device_driver: PathBuf,
     /// How often a line about what was moved is logged, if at all.
     pub report_interval: Option<Duration>,
     /// Ways that are not to be used, so that a test reaches the others.
@@ -92,6 +94,7 @@ impl Default for EngineConfig {
             prepared_bytes_max: 1 << 30,
             collapses_registered: false,
             numa_node: None,
+            device_driver: PathBuf::from("libcuda.so.1"),
             report_interval: None,
             #[cfg(feature = "test-util")]
             disabled: Vec::new(),

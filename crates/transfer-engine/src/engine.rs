@@ -4,6 +4,7 @@ mod describe;
 mod listen;
 mod registry;
 mod report;
+mod staged;
 mod transfer;
 
 use std::{
@@ -19,9 +20,10 @@ use mooncake_base::sync::{Mutex, RwLock};
 use mooncake_base::{Clock, Endpoint, EngineId, Error, ErrorKind, Moment, Result, SystemClock};
 
 use self::{describe::Description, listen::Listeners};
-pub use self::{listen::address_facing, registry::Registry};
+pub use self::{listen::address_facing, registry::Registry, staged::OnStream};
 use crate::{
     config::EngineConfig,
+    device::Devices,
     handshake::{HandshakeServer, HandshakeSettings, Notification},
     memory::{FileMemory, SharedMemory, lent::Lent, prepare::Preparer},
     metadata::{self, MetadataSettings, MetadataStore},
@@ -80,6 +82,8 @@ pub(crate) struct Inner {
     refusals: Arc<Refusals>,
     /// For batches that their callers do not wait for.
     movers: Movers,
+    /// Memory of devices, if there is any.
+    devices: Devices,
     /// Makes pages of new memory.
     preparer: Preparer,
     /// Logs what was moved, if that is wanted.
@@ -132,6 +136,8 @@ impl Engine {
         let handshake = HandshakeServer::start(rpc, describe, settings, &runtime)?;
         let transports = transports(&config, control.as_ref(), &refusals);
         let preparer = Preparer::new(config.prepared_bytes_max);
+        let devices = Devices::new(config.device_driver.clone());
+        devices.look();
         let inner = Arc::new(Inner {
             config,
             generation,
@@ -150,6 +156,7 @@ impl Engine {
             metrics: Metrics::default(),
             refusals,
             movers: Movers::default(),
+            devices,
             preparer,
             reporter: Mutex::default(),
             is_closed: AtomicBool::new(false),
@@ -285,6 +292,7 @@ impl Engine {
             inner.peers.write().remove(segment_name);
             return Err(peer.unreachable());
         }
+        inner.devices.look();
         let now = inner.openings.fetch_add(1, Ordering::Relaxed);
         let mut peers = inner.peers.write();
         let peer = Arc::clone(peers.entry(segment_name.to_owned()).or_insert(peer));

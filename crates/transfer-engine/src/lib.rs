@@ -9,13 +9,14 @@
 //! [`descriptor`] (what a segment says of itself), [`metadata`] and [`handshake`] (where
 //! segments are found, and the socket on which they are asked), [`transport`] (the seam behind
 //! which the ways to move bytes sit), `choice` (which of them a batch takes), [`metrics`] (what was
-//! moved over which way), [`topology`] (which network devices are near which memory).
+//! moved over which way), `device` (memory of CUDA devices), [`topology`] (which network devices are near which memory).
 #![warn(missing_docs)]
 
 mod choice;
 pub mod config;
 pub mod copy;
 pub mod descriptor;
+mod device;
 pub mod engine;
 #[cfg(test)]
 mod fuzz;
@@ -36,7 +37,8 @@ pub mod transport;
 pub use choice::{Footing, Measured};
 pub use config::EngineConfig;
 pub use descriptor::SegmentDescriptor;
-pub use engine::{Engine, Registry, address_facing};
+pub use device::Stream;
+pub use engine::{Engine, OnStream, Registry, address_facing};
 pub use managed::ManagedBuffers;
 pub use memory::{FileMemory, HugePages, SharedMemory};
 pub use metrics::{

@@ -40,7 +40,8 @@ impl LocalRange {
         Self { address: address as usize, length, trust: Trust::Held }
     }
 
-    /// A range somebody named by a number. If it is not mapped the piece fails, nothing crashes.
+    /// A range somebody named by a number. If it is not mapped the piece fails, nothing crashes. It
+    /// may be memory of a CUDA device.
     ///
     /// # Safety
     /// Nobody holds a Rust reference to bytes that the transfer writes.

@@ -73,6 +73,9 @@ pub fn engine_config(
     }
     config.collapses_registered = env::MC_COLLAPSE_REGISTERED_MEMORY.is_on();
     config.numa_node = value(&env::MC_STORE_NUMA_SOCKET_ID, read_number::<u32>)?;
+    if let Some(driver) = env::MC_CUDA_DRIVER.read().filter(|file| !file.is_empty()) {
+        config.device_driver = driver.into();
+    }
     config.token = value(&env::MC_TRANSFER_TOKEN, Token::new)?;
     if let Some(timeout) = value(&env::MC_HANDSHAKE_CONNECT_TIMEOUT, read_seconds)? {
         config.connect_timeout = timeout;

@@ -1,20 +1,32 @@
-"""Transfers of device memory in the order of a stream. Not built yet: every call says so."""
-# The arguments are the established ones; nothing reads them yet.
-# ruff: noqa: ARG002
+"""Transfers of memory of CUDA devices, or of this process, in the order of a stream."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mooncake.engine.aliases import also
+from mooncake.errors import MooncakeError
+
+if TYPE_CHECKING:
+    from mooncake._runtime import _native
 
 __all__ = ["DeviceTransfers"]
 
 
 class DeviceTransfers:
-    """The established calls for device memory, which all raise RuntimeError in this build."""
+    """The established calls for transfers that are part of a stream.
+
+    Each of them comes after everything that was given to the stream and before what will be. It
+    returns when the bytes are where they belong, and raises RuntimeError if they are not.
+    """
 
     __slots__ = ()
+
+    if TYPE_CHECKING:
+        _timeout_s: float
+
+        def _started(self) -> _native.Engine: ...
 
     @also(target="target_hostname", peer_addr="peer_buffer_address")
     def transfer_write_on_cuda(
@@ -26,17 +38,27 @@ class DeviceTransfers:
         stream_ptr: int = 0,
         transport_hint: str = "",
     ) -> None:
-        """Not built yet: raises RuntimeError.
+        """Write to a peer's memory what the stream has made before.
 
         Args:
             target_hostname: The peer's segment.
-            buffer: The address here.
+            buffer: The address here, of a device or of this process.
             peer_buffer_address: The address there.
             length: How many bytes.
-            stream_ptr: A CUDA stream.
-            transport_hint: Which way.
+            stream_ptr: A CUDA stream; 0: the default one.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first.
+
+        Raises:
+            RuntimeError: There is no CUDA driver, the segment cannot be opened, or not all bytes
+                were written.
         """
-        raise _no_cuda()
+        self._on_cuda(
+            target_hostname,
+            ([buffer], [peer_buffer_address], [length]),
+            stream_ptr,
+            transport_hint,
+            is_write=True,
+        )
 
     @also(target="target_hostname", peer_addr="peer_buffer_address")
     def transfer_read_on_cuda(
@@ -48,17 +70,27 @@ class DeviceTransfers:
         stream_ptr: int = 0,
         transport_hint: str = "",
     ) -> None:
-        """Not built yet: raises RuntimeError.
+        """Read a peer's memory for what the stream does next.
 
         Args:
             target_hostname: The peer's segment.
-            buffer: The address here.
+            buffer: The address here, of a device or of this process.
             peer_buffer_address: The address there.
             length: How many bytes.
-            stream_ptr: A CUDA stream.
-            transport_hint: Which way.
+            stream_ptr: A CUDA stream; 0: the default one.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first.
+
+        Raises:
+            RuntimeError: There is no CUDA driver, the segment cannot be opened, or not all bytes
+                were read.
         """
-        raise _no_cuda()
+        self._on_cuda(
+            target_hostname,
+            ([buffer], [peer_buffer_address], [length]),
+            stream_ptr,
+            transport_hint,
+            is_write=False,
+        )
 
     @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
     def batch_transfer_write_on_cuda(
@@ -70,17 +102,27 @@ class DeviceTransfers:
         stream_ptr: int = 0,
         transport_hint: str = "",
     ) -> None:
-        """Not built yet: raises RuntimeError.
+        """Write many ranges to a peer's memory, as the stream has made them before.
 
         Args:
             target_hostname: The peer's segment.
-            buffers: The addresses here.
+            buffers: The addresses here, of devices or of this process.
             peer_buffer_addresses: The addresses there.
             lengths: How many bytes each has.
-            stream_ptr: A CUDA stream.
-            transport_hint: Which way.
+            stream_ptr: A CUDA stream; 0: the default one.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first.
+
+        Raises:
+            RuntimeError: There is no CUDA driver, the segment cannot be opened, or not all bytes
+                were written.
         """
-        raise _no_cuda()
+        self._on_cuda(
+            target_hostname,
+            (buffers, peer_buffer_addresses, lengths),
+            stream_ptr,
+            transport_hint,
+            is_write=True,
+        )
 
     @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
     def batch_transfer_read_on_cuda(
@@ -92,21 +134,45 @@ class DeviceTransfers:
         stream_ptr: int = 0,
         transport_hint: str = "",
     ) -> None:
-        """Not built yet: raises RuntimeError.
+        """Read many ranges of a peer's memory for what the stream does next.
 
         Args:
             target_hostname: The peer's segment.
-            buffers: The addresses here.
+            buffers: The addresses here, of devices or of this process.
             peer_buffer_addresses: The addresses there.
             lengths: How many bytes each has.
-            stream_ptr: A CUDA stream.
-            transport_hint: Which way.
+            stream_ptr: A CUDA stream; 0: the default one.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first.
+
+        Raises:
+            RuntimeError: There is no CUDA driver, the segment cannot be opened, or not all bytes
+                were read.
         """
-        raise _no_cuda()
+        self._on_cuda(
+            target_hostname,
+            (buffers, peer_buffer_addresses, lengths),
+            stream_ptr,
+            transport_hint,
+            is_write=False,
+        )
 
-
-def _no_cuda() -> RuntimeError:
-    return RuntimeError(
-        "this build moves no device memory, and no CUDA driver is loaded: copy to host memory "
-        "first and use the calls without _on_cuda"
-    )
+    def _on_cuda(
+        self,
+        segment: str,
+        batch: tuple[Sequence[int], Sequence[int], Sequence[int]],
+        stream: int,
+        hint: str,
+        *,
+        is_write: bool,
+    ) -> None:
+        try:
+            self._started().transfer_on_stream(
+                segment,
+                *batch,
+                stream=stream,
+                is_write=is_write,
+                timeout_s=self._timeout_s,
+                hint=hint or "",
+            )
+        except MooncakeError as error:
+            raise RuntimeError(str(error)) from error

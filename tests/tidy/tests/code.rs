@@ -16,6 +16,8 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/verbs/tests/devices.rs", "lends memory to a device"),
     ("crates/transfer-engine/src/choice.rs", "names memory in its tests"),
     ("crates/transfer-engine/src/copy.rs", "copies between addresses that were checked"),
+    ("crates/transfer-engine/src/device/driver.rs", "loads the CUDA driver and calls it"),
+    ("crates/transfer-engine/src/device/pinned.rs", "lends pinned memory to copies"),
     ("crates/transfer-engine/src/memory.rs", "lends buffers to copies"),
     ("crates/transfer-engine/src/memory/file.rs", "maps files"),
     ("crates/transfer-engine/src/memory/mapping.rs", "maps and seals shared memory"),

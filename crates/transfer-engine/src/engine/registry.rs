@@ -5,7 +5,10 @@ use std::sync::Arc;
 use mooncake_base::Result;
 
 use super::Inner;
-use crate::region::{Backing, Region};
+use crate::{
+    device,
+    region::{Backing, Region},
+};
 
 /// The registered ranges of an engine.
 #[derive(Debug)]
@@ -20,7 +23,7 @@ impl Registry<'_> {
     /// Rust references into it while it is registered.
     ///
     /// # Errors
-    /// The range is empty, wraps around, or overlaps another; the engine is closed; or the metadata
+    /// The range is empty, wraps around, overlaps another, or is memory of a device; the engine is closed; or the metadata
     /// server did not take the news.
     pub fn register(&self, address: u64, length: u64, location: &str) -> Result<()> {
         self.register_all(&[(address, length)], location)
@@ -33,6 +36,11 @@ impl Registry<'_> {
     /// Those of [`Registry::register`], for one of them.
     pub fn register_all(&self, ranges: &[(u64, u64)], location: &str) -> Result<()> {
         self.inner.usable()?;
+        if let Some(cuda) = self.inner.devices.look()
+            && let Some((address, _)) = ranges.iter().find(|range| cuda.owner(range.0).is_some())
+        {
+            return Err(device::not_lent(*address));
+        }
         let regions = &self.inner.lent.regions;
         // A wait no longer than the engine's `withdraw_timeout`.
         let leaving = self.inner.leaving.write();

@@ -7,6 +7,7 @@ use mooncake_base::{Clock, Error, ErrorCode, ErrorKind, Moment, SystemClock};
 use super::{Engine, Inner};
 use crate::{
     choice::{Pick, Shape, WAYS},
+    device::Stream,
     metrics::{Progress, Work},
     peer::{Found, Peer},
     piece::{Opcode, Piece},
@@ -32,11 +33,13 @@ struct Order {
 
 /// What is asked of one transfer, beside its pieces.
 #[derive(Clone, Copy)]
-struct Call<'a> {
-    peer: &'a Peer,
-    opcode: Opcode,
-    hint: Option<TransportKind>,
-    deadline: Moment,
+pub(super) struct Call<'a> {
+    pub(super) peer: &'a Peer,
+    pub(super) opcode: Opcode,
+    pub(super) hint: Option<TransportKind>,
+    pub(super) deadline: Moment,
+    /// In whose order device memory is read and written.
+    pub(super) stream: Stream,
 }
 
 impl Engine {
@@ -66,6 +69,11 @@ impl Engine {
         deadline: Moment,
         hint: Option<TransportKind>,
     ) -> Option<TransportKind> {
+        self.carry(Call { peer, opcode, hint, deadline, stream: Stream::DEFAULT }, pieces)
+    }
+
+    /// Moves a batch and counts what fails.
+    pub(super) fn carry(&self, call: Call<'_>, pieces: &mut [Piece]) -> Option<TransportKind> {
         if let Err(error) = self.inner.usable() {
             fail_open(pieces, &error);
             return None;
@@ -76,14 +84,14 @@ impl Engine {
             }
         }
         let before = Progress::of(pieces);
-        let served = self.inner.transfer(Call { peer, opcode, hint, deadline }, pieces);
-        peer.count_errors(Progress::of(pieces).errors() - before.errors());
+        let served = self.inner.transfer_any(call, pieces);
+        call.peer.count_errors(Progress::of(pieces).errors() - before.errors());
         served
     }
 }
 
 impl Inner {
-    fn transfer(&self, call: Call<'_>, pieces: &mut [Piece]) -> Option<TransportKind> {
+    pub(super) fn transfer(&self, call: Call<'_>, pieces: &mut [Piece]) -> Option<TransportKind> {
         let Call { peer, deadline, .. } = call;
         let mut served = None;
         for is_last in [false, true] {

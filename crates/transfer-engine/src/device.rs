@@ -1,0 +1,215 @@
+//! Memory of CUDA devices: recognised by asking the driver, and moved through pinned memory.
+//!
+//! The driver is a library that is loaded at run time. A process that has device memory has loaded
+//! it already, so an engine only looks whether it is there, and loads it by itself only for who
+//! names a stream.
+
+mod driver;
+mod pinned;
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
+};
+
+use mooncake_base::sync::Mutex;
+use mooncake_base::{Error, ErrorCode, Moment, Result};
+
+pub(crate) use self::driver::Ordinal;
+use self::{
+    driver::{Direction, Driver},
+    pinned::{Lease, Pool},
+};
+use crate::piece::{Opcode, Piece, Trust};
+
+/// Where parts begin in a buffer: at multiples of this.
+const ALIGNMENT: usize = 64;
+
+/// A stream of a CUDA device, by the number that the caller's library knows it by.
+///
+/// Zero is the default stream of the device. The stream must exist for as long as it is used here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stream(pub usize);
+
+impl Stream {
+    /// The default stream.
+    pub const DEFAULT: Self = Self(0);
+}
+
+/// The driver of an engine, from when it is found.
+#[derive(Debug)]
+pub(crate) struct Devices {
+    file: PathBuf,
+    /// Held by whoever looks for it.
+    search: Mutex<()>,
+    cuda: OnceLock<Cuda>,
+}
+
+/// A driver that works, with memory through which bytes go.
+pub(crate) struct Cuda {
+    driver: Arc<Driver>,
+    pool: Pool,
+}
+
+/// A stretch of a piece that goes through the buffer together with others.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part {
+    /// Whose, by its place in the batch.
+    pub(crate) piece: usize,
+    /// Where it begins, in the piece.
+    pub(crate) from: usize,
+    /// Where it lies, in the buffer.
+    pub(crate) at: usize,
+    /// How long it is.
+    pub(crate) length: usize,
+    /// The device whose memory it is.
+    pub(crate) device: Ordinal,
+}
+
+impl Devices {
+    /// With the file name of the driver's library.
+    pub(crate) fn new(file: PathBuf) -> Self {
+        Self { file, search: Mutex::default(), cuda: OnceLock::new() }
+    }
+
+    /// The driver, if it was found before.
+    pub(crate) fn known(&self) -> Option<&Cuda> {
+        self.cuda.get()
+    }
+
+    /// The driver, if this process has loaded it.
+    pub(crate) fn look(&self) -> Option<&Cuda> {
+        self.find(Driver::loaded).unwrap_or_else(|error| {
+            tracing::debug!(%error, "the CUDA driver is there and cannot be used");
+            None
+        })
+    }
+
+    /// The driver, loaded if it was not.
+    ///
+    /// # Errors
+    /// There is none, or it finds no device.
+    pub(crate) fn load(&self) -> Result<&Cuda> {
+        let found = self.find(|file| Driver::load(file).map(Some))?;
+        found.ok_or_else(|| Error::internal("a driver was loaded and is not there"))
+    }
+
+    fn find(&self, open: impl FnOnce(&Path) -> Result<Option<Driver>>) -> Result<Option<&Cuda>> {
+        if let Some(cuda) = self.known() {
+            return Ok(Some(cuda));
+        }
+        let _search = self.search.lock();
+        if self.known().is_none()
+            && let Some(driver) = open(&self.file)?
+        {
+            let driver = Arc::new(driver);
+            let pool = Pool::new(Arc::clone(&driver));
+            self.cuda.get_or_init(|| Cuda { driver, pool });
+        }
+        Ok(self.known())
+    }
+}
+
+impl Cuda {
+    /// Which device an address belongs to, if to one.
+    pub(crate) fn owner(&self, address: u64) -> Option<Ordinal> {
+        self.driver.owner(address)
+    }
+
+    /// For each piece that is still to be moved, the device whose memory its local side is; nothing
+    /// if none is. What is known to be mapped here is not asked for.
+    pub(crate) fn owners(&self, pieces: &[Piece]) -> Option<Vec<Option<Ordinal>>> {
+        let owner = |piece: &Piece| {
+            let is_asked = piece.outcome.is_none() && piece.local.trust() == Trust::Foreign;
+            is_asked.then(|| self.owner(piece.local.address() as u64)).flatten()
+        };
+        let first = pieces.iter().position(|piece| owner(piece).is_some())?;
+        let rest = pieces[first..].iter().map(owner);
+        Some(std::iter::repeat_n(None, first).chain(rest).collect())
+    }
+
+    /// Waits until everything that was given to a stream is done.
+    ///
+    /// # Errors
+    /// Something of it has failed, or there is no such stream.
+    pub(crate) fn settle(&self, stream: Stream) -> Result<()> {
+        let current = self.driver.enter(stream, None)?;
+        current.synchronize(stream)
+    }
+
+    /// A buffer through which memory of that device can go.
+    ///
+    /// # Errors
+    /// All are taken until the deadline, or the driver has none to give.
+    pub(crate) fn buffer(&self, device: Ordinal, deadline: Moment) -> Result<Lease<'_>> {
+        self.pool.take(device, deadline)
+    }
+
+    /// Copies parts between their pieces' device memory and the buffer: to the buffer for
+    /// [`Opcode::Write`]. Done after what was given to the stream before, and when it returns.
+    ///
+    /// # Errors
+    /// The driver refuses one of them; others may have been copied.
+    pub(crate) fn copy(
+        &self,
+        opcode: Opcode,
+        parts: &[Part],
+        pieces: &[Piece],
+        buffer: &Lease<'_>,
+        stream: Stream,
+    ) -> Result<()> {
+        let direction = match opcode {
+            Opcode::Write => Direction::ToHost,
+            Opcode::Read => Direction::ToDevice,
+        };
+        for run in parts.chunk_by(|one, other| one.device == other.device) {
+            let current = self.driver.enter(stream, Some(run[0].device))?;
+            let copied = run.iter().try_for_each(|part| {
+                let device = pieces[part.piece].local.part(part.from, part.length);
+                current.copy(direction, device, buffer.range(part.at, part.length), stream)
+            });
+            // Also after a failure: what was begun must have left the buffer.
+            let settled = current.synchronize(stream);
+            copied.and(settled)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cuda").field("driver", &self.driver).finish_non_exhaustive()
+    }
+}
+
+/// What one filling of a buffer takes, beginning at a place of a batch: a piece and an offset in it.
+/// Moves the place on; nothing is left if there are no parts.
+pub(crate) fn next_parts(
+    pieces: &[Piece],
+    owners: &[Option<Ordinal>],
+    place: &mut (usize, usize),
+) -> Vec<Part> {
+    let (mut parts, mut at) = (Vec::new(), 0);
+    while place.0 < pieces.len() && at < pinned::BUFFER_BYTES {
+        let (piece, from) = *place;
+        let open = owners[piece].filter(|_| pieces[piece].outcome.is_none());
+        let Some(device) = open else {
+            *place = (piece + 1, 0);
+            continue;
+        };
+        let left = pieces[piece].local.length() - from;
+        let length = left.min(pinned::BUFFER_BYTES - at);
+        parts.push(Part { piece, from, at, length, device });
+        at = (at + length).next_multiple_of(ALIGNMENT);
+        *place = if length == left { (piece + 1, 0) } else { (piece, from + length) };
+    }
+    parts
+}
+
+/// What is said where device memory was to be lent.
+pub(crate) fn not_lent(address: u64) -> Error {
+    let text = "memory of a device cannot be lent to peers; register host memory, and move bytes \
+                from and to the device with transfers that begin here";
+    Error::new(ErrorCode::NOT_SUPPORTED, text).with("address", format!("{address:#x}"))
+}

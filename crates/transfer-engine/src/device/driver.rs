@@ -1,0 +1,350 @@
+//! The driver of CUDA devices: the library, loaded by name at run time, and the calls we make.
+
+use std::{
+    collections::HashMap,
+    ffi::{CStr, c_char, c_int, c_uint},
+    fmt,
+    marker::PhantomData,
+    path::{Path, PathBuf},
+    ptr,
+};
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use mooncake_base::sync::Mutex;
+use mooncake_base::{Error, ErrorCode, Result};
+
+use super::Stream;
+use crate::piece::LocalRange;
+
+/// A device, by the driver's count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Ordinal(c_int);
+
+/// Contexts and streams are pointers to what only the driver looks into.
+type Handle = usize;
+
+/// An address in device memory.
+type DeviceAddress = u64;
+
+/// Which way bytes go between a device and pinned memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Direction {
+    ToHost,
+    ToDevice,
+}
+
+const SUCCESS: c_int = 0;
+const ERROR_INVALID_CONTEXT: c_int = 201;
+
+/// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`
+const MEMORY_TYPE: c_int = 2;
+/// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`
+const DEVICE_ORDINAL: c_int = 9;
+/// `CU_MEMORYTYPE_DEVICE`
+const IS_DEVICE: c_uint = 2;
+/// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context.
+const PORTABLE: c_uint = 1;
+
+/// `CU_STREAM_PER_THREAD`; it and the numbers below are default streams of the context that is
+/// current, and no pointers.
+const STREAM_PER_THREAD: usize = 2;
+
+/// Loads each function of the list by its name in the library.
+macro_rules! functions {
+    ($($name:ident $symbol:literal ($($argument:ty),*);)*) => {
+        struct Functions {
+            $($name: unsafe extern "C" fn($($argument),*) -> c_int,)*
+        }
+
+        impl Functions {
+            fn find(library: &Library) -> Result<Self, libloading::Error> {
+                Ok(Self {
+                    $($name: {
+                        // SAFETY: the type is the one of cuda.h, where every name with its suffix
+                        // stands for one signature for good. The pointer stays valid because
+                        // `Driver` keeps the library.
+                        let found = unsafe { library.get($symbol.as_bytes()) };
+                        *found?
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+// A macro because a function must become both a typed field and a name to look up, once.
+functions! {
+    init "cuInit" (c_uint);
+    error_name "cuGetErrorName" (c_int, *mut *const c_char);
+    device_count "cuDeviceGetCount" (*mut c_int);
+    pointer_attribute "cuPointerGetAttribute" (*mut c_uint, c_int, DeviceAddress);
+    primary_state "cuDevicePrimaryCtxGetState" (c_int, *mut c_uint, *mut c_int);
+    retain_primary "cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
+    release_primary "cuDevicePrimaryCtxRelease_v2" (c_int);
+    current_context "cuCtxGetCurrent" (*mut Handle);
+    push_context "cuCtxPushCurrent_v2" (Handle);
+    pop_context "cuCtxPopCurrent_v2" (*mut Handle);
+    stream_context "cuStreamGetCtx" (Handle, *mut Handle);
+    synchronize "cuStreamSynchronize" (Handle);
+    to_host "cuMemcpyDtoHAsync_v2" (*mut u8, DeviceAddress, usize, Handle);
+    to_device "cuMemcpyHtoDAsync_v2" (DeviceAddress, *const u8, usize, Handle);
+    allocate_pinned "cuMemHostAlloc" (*mut *mut u8, usize, c_uint);
+    free_pinned "cuMemFreeHost" (*mut u8);
+}
+
+/// The driver, loaded and started.
+pub(super) struct Driver {
+    functions: Functions,
+    /// The contexts that everybody in the process shares, as far as they were asked for.
+    primaries: Mutex<HashMap<Ordinal, Handle>>,
+    file: PathBuf,
+    _library: Library,
+}
+
+impl Driver {
+    /// Loads the library and starts it.
+    ///
+    /// # Errors
+    /// It is not there, is not a driver, or does not start, as where there is no device.
+    pub(super) fn load(file: &Path) -> Result<Self> {
+        // SAFETY: loading runs the initialisers of the driver, which set up its own state and
+        // demand nothing of the caller.
+        let library = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) };
+        let library = library.map_err(|error| {
+            unsupported("no CUDA driver could be loaded", file).caused_by(error)
+        })?;
+        Self::start(library, file)
+    }
+
+    /// The library as this process has loaded it, if it has.
+    ///
+    /// # Errors
+    /// It is not a driver, or does not start.
+    pub(super) fn loaded(file: &Path) -> Result<Option<Self>> {
+        // SAFETY: nothing is loaded, so no initialiser runs.
+        let found = unsafe { Library::open(Some(file), RTLD_NOW | libc::RTLD_NOLOAD) };
+        found.ok().map(|library| Self::start(library, file)).transpose()
+    }
+
+    fn start(library: Library, file: &Path) -> Result<Self> {
+        let functions = Functions::find(&library).map_err(|error| {
+            unsupported("the library lacks a function of the CUDA driver", file).caused_by(error)
+        })?;
+        let primaries = Mutex::default();
+        let driver = Self { functions, primaries, file: file.to_owned(), _library: library };
+        // SAFETY: may be called at any time, any number of times; the flags must be zero.
+        let status = unsafe { (driver.functions.init)(0) };
+        if status == SUCCESS {
+            return Ok(driver);
+        }
+        let name = driver.name_of(status);
+        Err(unsupported("the CUDA driver does not start", file).with("status", name))
+    }
+
+    /// Which device an address belongs to, if to one.
+    pub(super) fn owner(&self, address: DeviceAddress) -> Option<Ordinal> {
+        let kind = match self.attribute(MEMORY_TYPE, address) {
+            // A thread that has not met the driver yet.
+            Err(ERROR_INVALID_CONTEXT) => {
+                let _current = self.enter(Stream::DEFAULT, Some(self.active()?)).ok()?;
+                let kind = self.attribute(MEMORY_TYPE, address).ok()?;
+                return self.owner_of_kind(kind, address);
+            }
+            answer => answer.ok()?,
+        };
+        self.owner_of_kind(kind, address)
+    }
+
+    fn owner_of_kind(&self, kind: c_uint, address: DeviceAddress) -> Option<Ordinal> {
+        let ordinal = || self.attribute(DEVICE_ORDINAL, address).ok()?.try_into().ok();
+        (kind == IS_DEVICE).then(ordinal).flatten().map(Ordinal)
+    }
+
+    fn attribute(&self, which: c_int, address: DeviceAddress) -> Result<c_uint, c_int> {
+        let mut value = 0;
+        // SAFETY: both attributes are an int, which is what `value` has room for. The address is
+        // only looked up.
+        let status = unsafe { (self.functions.pointer_attribute)(&raw mut value, which, address) };
+        if status == SUCCESS { Ok(value) } else { Err(status) }
+    }
+
+    /// A device that this process uses.
+    fn active(&self) -> Option<Ordinal> {
+        let mut count = 0;
+        // SAFETY: writes one int.
+        let status = unsafe { (self.functions.device_count)(&raw mut count) };
+        let count = if status == SUCCESS { count } else { 0 };
+        let is_active = |ordinal: &c_int| {
+            let (mut flags, mut active) = (0, 0);
+            let (flags, out) = (&raw mut flags, &raw mut active);
+            // SAFETY: writes two ints.
+            let status = unsafe { (self.functions.primary_state)(*ordinal, flags, out) };
+            status == SUCCESS && active != 0
+        };
+        (0..count).find(is_active).map(Ordinal)
+    }
+
+    /// Makes a context current in this thread: the stream's own or, for the default stream, the
+    /// shared one of the device. If none is named, the one that is current stays so or, where none
+    /// is, a device is taken that this process uses.
+    ///
+    /// # Errors
+    /// There is no such stream or device.
+    pub(super) fn enter(&self, stream: Stream, device: Option<Ordinal>) -> Result<Current<'_>> {
+        let context = match stream {
+            Stream(0..=STREAM_PER_THREAD) => match device {
+                Some(device) => self.primary(device)?,
+                None => match self.current() {
+                    Some(context) => context,
+                    None => self.primary(self.active().unwrap_or(Ordinal(0)))?,
+                },
+            },
+            Stream(handle) => {
+                let mut context = 0;
+                // SAFETY: `Stream` says that the stream exists.
+                let status = unsafe { (self.functions.stream_context)(handle, &raw mut context) };
+                self.check(status, "cuStreamGetCtx")?;
+                context
+            }
+        };
+        // SAFETY: the context lives: `self` retains it, a stream that exists is in it, or it is
+        // current in this thread.
+        let status = unsafe { (self.functions.push_context)(context) };
+        self.check(status, "cuCtxPushCurrent")?;
+        Ok(Current { driver: self, _thread: PhantomData })
+    }
+
+    /// The context that is current in this thread.
+    fn current(&self) -> Option<Handle> {
+        let mut context = 0;
+        // SAFETY: writes the handle, or null.
+        let status = unsafe { (self.functions.current_context)(&raw mut context) };
+        (status == SUCCESS && context != 0).then_some(context)
+    }
+
+    fn primary(&self, device: Ordinal) -> Result<Handle> {
+        let mut primaries = self.primaries.lock();
+        if let Some(context) = primaries.get(&device) {
+            return Ok(*context);
+        }
+        let mut context = 0;
+        // SAFETY: writes the handle; released when `self` is dropped.
+        let status = unsafe { (self.functions.retain_primary)(&raw mut context, device.0) };
+        self.check(status, "cuDevicePrimaryCtxRetain")?;
+        primaries.insert(device, context);
+        Ok(context)
+    }
+
+    fn check(&self, status: c_int, call: &'static str) -> Result<()> {
+        if status == SUCCESS {
+            return Ok(());
+        }
+        let error = Error::new(ErrorCode::TRANSFER_FAIL, "the CUDA driver refused");
+        Err(error.with("call", call).with("status", self.name_of(status)))
+    }
+
+    fn name_of(&self, status: c_int) -> String {
+        let mut name = ptr::null();
+        // SAFETY: writes a pointer to a constant of the driver, or null for what it does not know.
+        let named = unsafe { (self.functions.error_name)(status, &raw mut name) };
+        if named != SUCCESS || name.is_null() {
+            return status.to_string();
+        }
+        // SAFETY: a constant string, as just said.
+        unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        for device in self.primaries.get_mut().keys() {
+            // SAFETY: retained once by `primary`; everything made in it has gone, for it holds the
+            // driver. A driver that has shut down before us refuses, which is as good.
+            unsafe { (self.functions.release_primary)(device.0) };
+        }
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+/// A context is current in this thread until this is dropped.
+pub(super) struct Current<'a> {
+    driver: &'a Driver,
+    /// What is current is a matter of the thread.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Current<'_> {
+    /// Gives a copy between device memory and pinned memory to a stream. Both must be left alone
+    /// until the stream is synchronized.
+    pub(super) fn copy(
+        &self,
+        direction: Direction,
+        device: LocalRange,
+        pinned: LocalRange,
+        stream: Stream,
+    ) -> Result<()> {
+        debug_assert_eq!(device.length(), pinned.length(), "both sides are of one length");
+        let (address, host) = (device.address() as u64, pinned.address() as *mut u8);
+        let functions = &self.driver.functions;
+        let (status, call) = match direction {
+            Direction::ToHost => {
+                // SAFETY: the pinned range is lent by its pool until the stream was synchronized;
+                // the driver checks the address on the device.
+                let status =
+                    unsafe { (functions.to_host)(host, address, pinned.length(), stream.0) };
+                (status, "cuMemcpyDtoHAsync")
+            }
+            Direction::ToDevice => {
+                // SAFETY: as above.
+                let status =
+                    unsafe { (functions.to_device)(address, host, pinned.length(), stream.0) };
+                (status, "cuMemcpyHtoDAsync")
+            }
+        };
+        self.driver.check(status, call)
+    }
+
+    /// Waits until everything that was given to a stream is done.
+    pub(super) fn synchronize(&self, stream: Stream) -> Result<()> {
+        // SAFETY: `Stream` says that the stream exists, and its context is current.
+        let status = unsafe { (self.driver.functions.synchronize)(stream.0) };
+        self.driver.check(status, "cuStreamSynchronize")
+    }
+
+    /// Memory that a device reads and writes by itself, to be freed by [`Current::free_pinned`].
+    pub(super) fn allocate_pinned(&self, length: usize) -> Result<ptr::NonNull<u8>> {
+        let mut address = ptr::null_mut();
+        // SAFETY: writes one pointer.
+        let status =
+            unsafe { (self.driver.functions.allocate_pinned)(&raw mut address, length, PORTABLE) };
+        self.driver.check(status, "cuMemHostAlloc")?;
+        ptr::NonNull::new(address).ok_or_else(|| Error::internal("the driver gave no address"))
+    }
+
+    /// Gives pinned memory back.
+    ///
+    /// # Safety
+    /// It is from [`Current::allocate_pinned`], was not given back, and nobody uses it any more.
+    pub(super) unsafe fn free_pinned(&self, address: ptr::NonNull<u8>) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let status = unsafe { (self.driver.functions.free_pinned)(address.as_ptr()) };
+        self.driver.check(status, "cuMemFreeHost")
+    }
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        let mut context = 0;
+        // SAFETY: `enter` pushed one in this very thread.
+        unsafe { (self.driver.functions.pop_context)(&raw mut context) };
+    }
+}
+
+fn unsupported(text: &'static str, file: &Path) -> Error {
+    Error::new(ErrorCode::NOT_SUPPORTED, text).with("library", file.display())
+}

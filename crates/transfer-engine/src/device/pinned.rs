@@ -1,0 +1,118 @@
+//! Pinned memory through which device memory goes: few buffers of one size, made when needed.
+
+use std::{ptr::NonNull, sync::Arc};
+
+use mooncake_base::sync::{Condvar, Mutex};
+use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+
+use super::{
+    Stream,
+    driver::{Driver, Ordinal},
+};
+use crate::piece::LocalRange;
+
+/// The size of a buffer: enough that starting a copy costs little beside it.
+pub(super) const BUFFER_BYTES: usize = 8 << 20;
+
+/// Buffers of one engine, at the most. Who finds all of them taken waits.
+const BUFFERS_MAX: usize = 8;
+
+/// The buffers of one engine.
+pub(super) struct Pool {
+    driver: Arc<Driver>,
+    state: Mutex<State>,
+    /// A buffer came back.
+    change: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    free: Vec<Pinned>,
+    made: usize,
+}
+
+/// One buffer.
+struct Pinned {
+    address: NonNull<u8>,
+    /// In whose context it was made.
+    device: Ordinal,
+}
+
+// SAFETY: pinned memory belongs to the process, not to a thread, and only one holds the buffer.
+unsafe impl Send for Pinned {}
+
+/// A buffer that is taken; it goes back when this is dropped.
+pub(crate) struct Lease<'a> {
+    pool: &'a Pool,
+    pinned: Option<Pinned>,
+}
+
+impl Pool {
+    pub(super) fn new(driver: Arc<Driver>) -> Self {
+        Self { driver, state: Mutex::default(), change: Condvar::new() }
+    }
+
+    /// Takes a buffer, and makes one, in the context of that device, if that may be.
+    pub(super) fn take(&self, device: Ordinal, deadline: Moment) -> Result<Lease<'_>> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(pinned) = state.free.pop() {
+                return Ok(Lease { pool: self, pinned: Some(pinned) });
+            }
+            if state.made < BUFFERS_MAX {
+                state.made += 1;
+                break;
+            }
+            let left = deadline.left(SystemClock.now());
+            if left.is_zero() {
+                let text = "all pinned buffers were taken until the deadline";
+                return Err(Error::new(ErrorCode::TRANSFER_FAIL, text).with("buffers", state.made));
+            }
+            self.change.wait_for(&mut state, left);
+        }
+        drop(state);
+        let made = self
+            .driver
+            .enter(Stream::DEFAULT, Some(device))
+            .and_then(|current| current.allocate_pinned(BUFFER_BYTES));
+        let address = made.inspect_err(|_| {
+            self.state.lock().made -= 1;
+            self.change.notify_one();
+        })?;
+        Ok(Lease { pool: self, pinned: Some(Pinned { address, device }) })
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        for pinned in self.state.get_mut().free.drain(..) {
+            let freed =
+                self.driver.enter(Stream::DEFAULT, Some(pinned.device)).and_then(|current| {
+                    // SAFETY: it was allocated by `take`, is freed only here, and no lease holds it,
+                    // for leases borrow the pool.
+                    unsafe { current.free_pinned(pinned.address) }
+                });
+            if let Err(error) = freed {
+                tracing::debug!(%error, "pinned memory ends with the process");
+            }
+        }
+    }
+}
+
+impl Lease<'_> {
+    /// So many bytes of it, `at` bytes after its beginning.
+    pub(crate) fn range(&self, at: usize, length: usize) -> LocalRange {
+        let pinned = self.pinned.as_ref().expect("only drop takes it");
+        // SAFETY: the buffer is of that length and mapped while it is taken; no reference to its
+        // bytes is ever made.
+        let whole = unsafe { LocalRange::held(pinned.address.as_ptr(), BUFFER_BYTES) };
+        whole.part(at, length)
+    }
+}
+
+impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        self.pool.state.lock().free.extend(self.pinned.take());
+        self.pool.change.notify_one();
+    }
+}

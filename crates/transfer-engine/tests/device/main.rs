@@ -1,0 +1,273 @@
+//! Memory of devices: moved over every transport through a driver that has none.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod fake;
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use mooncake_base::{Clock, ErrorKind, Moment, Result, SystemClock};
+use mooncake_transfer_engine::{
+    Engine, EngineConfig, LocalRange, Opcode, Peer, Piece, Stream, TransportKind,
+};
+use tokio::runtime::Runtime;
+
+use self::fake::{Fake, driver_file};
+
+const KINDS: [TransportKind; 3] = [TransportKind::Memory, TransportKind::Shm, TransportKind::Tcp];
+const MIB: usize = 1 << 20;
+
+/// An engine with a driver, and one that lends host memory.
+struct Pair {
+    near: Engine,
+    far: Engine,
+    peer: Arc<Peer>,
+    lent: Vec<u8>,
+    _runtime: Runtime,
+}
+
+impl Pair {
+    fn new(kind: TransportKind, driver: PathBuf, length: usize) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        let start = |device_driver: PathBuf| {
+            let config = EngineConfig {
+                name: "127.0.0.1".to_owned(),
+                is_tcp_forced: kind == TransportKind::Tcp,
+                disabled: KINDS.into_iter().filter(|other| *other != kind).collect(),
+                device_driver,
+                ..EngineConfig::default()
+            };
+            Engine::start(config, runtime.handle().clone()).unwrap()
+        };
+        let (near, far) = (start(driver), start(PathBuf::from("no-driver.so")));
+        let lent = vec![0; length];
+        far.regions().register(lent.as_ptr() as u64, length as u64, "cpu:0").unwrap();
+        let peer = near.open(far.segment_name(), soon()).unwrap();
+        assert_eq!(peer.transport(), Some(kind));
+        Self { near, far, peer, lent, _runtime: runtime }
+    }
+
+    fn base(&self) -> u64 {
+        self.lent.as_ptr() as u64
+    }
+
+    fn transfer(&self, opcode: Opcode, ranges: &[(usize, usize, u64)]) -> Vec<Result<()>> {
+        let mut pieces = pieces(ranges);
+        self.near.transfer(&self.peer, opcode, &mut pieces, soon());
+        outcomes(pieces)
+    }
+
+    fn on_stream(&self, stream: usize, opcode: Opcode, range: (usize, usize, u64)) -> Result<()> {
+        let mut pieces = pieces(&[range]);
+        let on_stream = self.near.on_stream(Stream(stream))?;
+        on_stream.transfer(&self.peer, opcode, &mut pieces, soon(), None)?;
+        outcomes(pieces).remove(0)
+    }
+
+    /// What the far engine lends, read after every transfer into it has returned.
+    fn lent(&self) -> Vec<u8> {
+        std::hint::black_box(&self.lent).clone()
+    }
+}
+
+fn pieces(ranges: &[(usize, usize, u64)]) -> Vec<Piece> {
+    let piece = |(address, length, remote): &(usize, usize, u64)| {
+        // SAFETY: tests hold no reference to what such a range names.
+        Piece::new(unsafe { LocalRange::foreign(*address, *length) }, *remote)
+    };
+    ranges.iter().map(piece).collect()
+}
+
+fn outcomes(pieces: Vec<Piece>) -> Vec<Result<()>> {
+    pieces.into_iter().map(|piece| piece.outcome.expect("every piece has an outcome")).collect()
+}
+
+fn pattern(length: usize, seed: usize) -> Vec<u8> {
+    (0..length).map(|i| ((i + seed) % 251) as u8 ^ (i >> 11) as u8).collect()
+}
+
+fn soon() -> Moment {
+    SystemClock.now() + Duration::from_secs(30)
+}
+
+#[test]
+fn device_memory_is_written_and_read_over_every_transport() {
+    for (kind, length) in KINDS
+        .into_iter()
+        .flat_map(|kind| [1, 4096, 8 * MIB, 8 * MIB + 1, 19 * MIB + 3].map(|length| (kind, length)))
+    {
+        let Some(fake) = Fake::load() else { return };
+        let pair = Pair::new(kind, fake.file(), length);
+        let bytes = pattern(length, 3);
+        let (from, to) = (fake.memory(&bytes), fake.memory(&vec![0; length]));
+        pair.transfer(Opcode::Write, &[(from, length, pair.base())]).remove(0).unwrap();
+        assert!(pair.lent() == bytes, "{kind:?} {length}");
+        pair.transfer(Opcode::Read, &[(to, length, pair.base())]).remove(0).unwrap();
+        assert!(fake.bytes(to, length) == bytes, "{kind:?} {length}");
+    }
+}
+
+#[test]
+fn a_batch_may_mix_host_memory_and_several_devices() {
+    let Some(fake) = Fake::load() else { return };
+    let pair = Pair::new(TransportKind::Tcp, fake.file(), 4000);
+    let first = fake.memory(&pattern(1000, 1));
+    fake.enter(1);
+    let second = fake.memory(&pattern(1000, 2));
+    let host = pattern(1000, 7);
+    let base = pair.base();
+    let ranges = [
+        (second, 1000, base),
+        (host.as_ptr() as usize, 1000, base + 1000),
+        (first, 1000, base + 2000),
+        (second, 500, base + 3000),
+        (first + 500, 500, base + 3500),
+    ];
+    pair.transfer(Opcode::Write, &ranges).into_iter().for_each(|outcome| outcome.unwrap());
+    let wanted = [pattern(1000, 2), host.clone(), pattern(1000, 1)].concat();
+    let lent = pair.lent();
+    assert_eq!(lent[..3000], wanted);
+    assert_eq!(lent[3000..3500], pattern(1000, 2)[..500]);
+    assert_eq!(lent[3500..], pattern(1000, 1)[500..]);
+}
+
+#[test]
+fn a_write_on_a_stream_takes_what_the_stream_has_made_before() {
+    let Some(fake) = Fake::load() else { return };
+    let pair = Pair::new(TransportKind::Memory, fake.file(), 100);
+    let address = fake.memory(&[1; 100]);
+    let stream = fake.stream();
+    fake.fill(stream, address, 9, 100);
+    assert_eq!(fake.bytes(address, 1), [1], "the stream has not come to it");
+    pair.on_stream(stream, Opcode::Write, (address, 100, pair.base())).unwrap();
+    assert_eq!(pair.lent(), [9; 100]);
+}
+
+#[test]
+fn a_read_on_a_stream_comes_after_what_the_stream_does_before() {
+    let Some(fake) = Fake::load() else { return };
+    let pair = Pair::new(TransportKind::Memory, fake.file(), 100);
+    fake.enter(1);
+    let (address, stream) = (fake.memory(&[1; 100]), fake.stream());
+    fake.fill(stream, address, 9, 100);
+    pair.on_stream(stream, Opcode::Read, (address, 100, pair.base())).unwrap();
+    assert_eq!(fake.bytes(address, 100), [0; 100], "the fill came first");
+}
+
+#[test]
+fn host_memory_too_waits_for_the_stream() {
+    let Some(fake) = Fake::load() else { return };
+    let pair = Pair::new(TransportKind::Tcp, fake.file(), 100);
+    let (address, stream) = (fake.memory(&[1; 100]), fake.stream());
+    let host = pattern(100, 5);
+    fake.fill(stream, address, 9, 100);
+    pair.on_stream(stream, Opcode::Write, (host.as_ptr() as usize, 100, pair.base())).unwrap();
+    assert_eq!(fake.bytes(address, 100), [9; 100], "the stream was waited for");
+    assert_eq!(pair.lent(), host);
+}
+
+#[test]
+fn the_default_stream_is_that_of_the_device_that_the_thread_uses() {
+    let Some(fake) = Fake::load() else { return };
+    let pair = Pair::new(TransportKind::Tcp, fake.file(), 100);
+    let host = pattern(100, 5);
+    for (round, stream) in [0, 1, 2].into_iter().enumerate() {
+        fake.enter(1 - round as i32 % 2);
+        let address = fake.memory(&[1; 100]);
+        fake.fill(stream, address, 9, 100);
+        pair.on_stream(stream, Opcode::Write, (host.as_ptr() as usize, 100, pair.base())).unwrap();
+        assert_eq!(fake.bytes(address, 100), [9; 100], "stream {stream} was waited for");
+    }
+}
+
+#[test]
+fn a_thread_that_has_no_context_moves_submitted_device_memory() {
+    let Some(fake) = Fake::load() else { return };
+    let length = MIB + 5;
+    let pair = Pair::new(TransportKind::Tcp, fake.file(), length);
+    let bytes = pattern(length, 11);
+    let pieces = pieces(&[(fake.memory(&bytes), length, pair.base())]);
+    let batch = pair.near.submit(Arc::clone(&pair.peer), Opcode::Write, pieces, soon()).unwrap();
+    let ended = pair.near.wait(&[batch]).unwrap();
+    assert!(matches!(ended[..], [mooncake_transfer_engine::BatchStatus::Done]), "{ended:?}");
+    assert!(pair.lent() == bytes);
+}
+
+#[test]
+fn a_driver_that_comes_after_the_engine_is_found() {
+    let Some((folder, file)) = driver_file() else { return };
+    for kind in KINDS {
+        let copy = folder.path().join(format!("{kind:?}.so"));
+        std::fs::copy(&file, &copy).unwrap();
+        let pair = Pair::new(kind, copy.clone(), 100);
+        let fake = Fake::load_from(tempfile::TempDir::new().unwrap(), &copy);
+        let address = fake.memory(&[4; 100]);
+        pair.transfer(Opcode::Write, &[(address, 100, pair.base())]).remove(0).unwrap();
+        assert_eq!(pair.lent(), [4; 100], "{kind:?}");
+    }
+}
+
+#[test]
+fn a_stream_brings_the_driver_and_its_absence_is_told_by_name() {
+    let Some((_folder, file)) = driver_file() else { return };
+    let pair = Pair::new(TransportKind::Memory, file, 100);
+    pair.near.on_stream(Stream::DEFAULT).unwrap();
+    let error = pair.far.on_stream(Stream::DEFAULT).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotSupported);
+    assert!(error.to_string().contains("no-driver.so"), "{error}");
+}
+
+#[test]
+fn device_memory_is_not_lent() {
+    let Some(fake) = Fake::load() else { return };
+    let pair = Pair::new(TransportKind::Memory, fake.file(), 100);
+    let address = fake.memory(&[0; 100]) as u64;
+    let error = pair.near.regions().register(address, 100, "cuda:0").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotSupported);
+    assert!(pair.near.regions().all().is_empty());
+}
+
+#[test]
+fn what_fails_says_so_and_leaves_the_rest_alone() {
+    let Some(fake) = Fake::load() else { return };
+    let pair = Pair::new(TransportKind::Tcp, fake.file(), 300);
+    let (good, base) = (fake.memory(&[5; 100]), pair.base());
+    let told = pair.transfer(Opcode::Write, &[(good, 100, base), (good, 100, base + 250)]);
+    assert!(told[0].is_ok() && told[1].is_err(), "past the end of what is lent: {told:?}");
+    assert_eq!(pair.lent()[..100], [5; 100]);
+    let told = pair.transfer(Opcode::Write, &[(good, 101, base)]);
+    assert!(told[0].is_err(), "past the end of the device's memory");
+    fake.refuse_copies(true);
+    let told = pair.transfer(Opcode::Read, &[(good, 100, base)]).remove(0).unwrap_err();
+    assert!(told.to_string().contains("CUDA_ERROR_INVALID_VALUE"), "{told}");
+    assert!(pair.on_stream(0, Opcode::Write, (good, 100, base)).is_err());
+    fake.refuse_copies(false);
+    pair.on_stream(0, Opcode::Write, (good, 100, base)).unwrap();
+    assert_eq!(fake.depth(), 1, "the thread has the context that it had");
+}
+
+#[test]
+fn pinned_memory_is_bounded_and_goes_with_the_engine() {
+    let Some(fake) = Fake::load() else { return };
+    let pair = Pair::new(TransportKind::Memory, fake.file(), 20 * 2 * MIB);
+    let before = (0..2).map(|device| fake.retained(device)).sum::<i32>();
+    let from = fake.memory(&pattern(20 * 2 * MIB, 1));
+    std::thread::scope(|scope| {
+        for thread in 0..20 {
+            let (pair, at) = (&pair, thread * 2 * MIB);
+            scope.spawn(move || {
+                let ranges = [(from + at, 2 * MIB, pair.base() + at as u64)];
+                pair.transfer(Opcode::Write, &ranges).remove(0).unwrap();
+            });
+        }
+    });
+    assert!(pair.lent() == pattern(20 * 2 * MIB, 1));
+    let (now, most) = fake.pinned();
+    assert!(now > 0 && most <= 64 * MIB, "{now} {most}");
+    drop(pair);
+    assert_eq!(fake.pinned().0, 0);
+    assert_eq!((0..2).map(|device| fake.retained(device)).sum::<i32>(), before);
+}

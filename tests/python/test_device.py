@@ -1,0 +1,124 @@
+"""Memory of a device, moved in the order of a stream through a driver that has no device."""
+
+from __future__ import annotations
+
+import ctypes
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+from mooncake.engine import TransferEngine
+
+SOURCE = pathlib.Path(__file__).parents[2] / "crates/transfer-engine/tests/device/fake_driver.c"
+SIZE = 100_000
+
+
+class Driver:
+    """The fake driver, with a context in this thread, as a program with device memory has."""
+
+    def __init__(self, file: pathlib.Path) -> None:
+        self.library = ctypes.CDLL(str(file))
+        context = ctypes.c_size_t()
+        self.call("cuInit", 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self.call("cuCtxPushCurrent_v2", context)
+
+    def call(self, name: str, *arguments: object) -> None:
+        assert getattr(self.library, name)(*arguments) == 0, name
+
+    def memory(self, data: bytes) -> int:
+        address = ctypes.c_uint64()
+        self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(len(data)))
+        self.call("fake_poke", address, data, ctypes.c_size_t(len(data)))
+        return address.value
+
+    def bytes(self, address: int, length: int) -> bytes:
+        into = ctypes.create_string_buffer(length)
+        self.call("fake_peek", ctypes.c_uint64(address), into, ctypes.c_size_t(length))
+        return into.raw
+
+    def stream(self) -> int:
+        stream = ctypes.c_size_t()
+        self.call("cuStreamCreate", ctypes.byref(stream), 0)
+        return stream.value
+
+    def fill(self, stream: int, address: int, byte: int, length: int) -> None:
+        where = (ctypes.c_size_t(stream), ctypes.c_uint64(address))
+        self.call("fake_fill", *where, byte, ctypes.c_size_t(length))
+
+
+@pytest.fixture
+def driver(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    file = tmp_path / "libcuda.so.1"
+    command = [compiler, "-shared", "-fPIC", "-pthread", "-o", str(file), str(SOURCE)]
+    subprocess.run(command, check=True)
+    monkeypatch.setenv("MC_CUDA_DRIVER", str(file))
+    return Driver(file)
+
+
+@pytest.fixture
+def pair() -> tuple[TransferEngine, str, ctypes.Array[ctypes.c_char]]:
+    """An engine, and the name and memory of another."""
+    near, far = TransferEngine(), TransferEngine()
+    for engine in (near, far):
+        assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    lent = ctypes.create_string_buffer(SIZE)
+    lent.owner = far  # type: ignore[attr-defined]
+    assert far.register_memory(ctypes.addressof(lent), SIZE) == 0
+    return near, f"127.0.0.1:{far.get_rpc_port()}", lent
+
+
+def test_transfers_on_a_stream_come_in_its_order(driver, pair):
+    engine, segment, lent = pair
+    base = ctypes.addressof(lent)
+    memory, stream = driver.memory(bytes(SIZE)), driver.stream()
+    driver.fill(stream, memory, 7, SIZE)
+    assert engine.transfer_write_on_cuda(segment, memory, base, SIZE, stream) is None
+    assert lent.raw == b"\7" * SIZE
+    ctypes.memset(base, 9, SIZE)
+    driver.fill(stream, memory, 8, SIZE)
+    assert engine.transfer_read_on_cuda(segment, memory, base, SIZE, stream_ptr=stream) is None
+    assert driver.bytes(memory, SIZE) == b"\11" * SIZE
+
+
+def test_batches_on_a_stream_mix_device_and_host_memory(driver, pair):
+    engine, segment, lent = pair
+    base = ctypes.addressof(lent)
+    memory, host = driver.memory(b"device"), ctypes.create_string_buffer(b"host", 4)
+    here, there, lengths = [memory, ctypes.addressof(host)], [base + 4, base], [6, 4]
+    engine.batch_transfer_write_on_cuda(segment, here, there, lengths, driver.stream())
+    assert lent.raw[:10] == b"hostdevice"
+    ctypes.memmove(base, b"HOSTDEVICE", 10)
+    engine.batch_transfer_read_on_cuda(segment, here, there, lengths)
+    assert (driver.bytes(memory, 6), host.raw) == (b"DEVICE", b"HOST")
+
+
+def test_calls_without_a_stream_take_device_memory_too(driver, pair):
+    engine, segment, lent = pair
+    memory = driver.memory(b"bytes of a device")
+    base = ctypes.addressof(lent)
+    assert engine.transfer_sync_write(segment, memory, base, 17) == 0
+    assert lent.raw[:17] == b"bytes of a device"
+    batch = engine.transfer_submit_write(segment, memory, base + 20, 5)
+    assert engine.get_batch_transfer_status([batch]) == 0
+    assert lent.raw[20:25] == b"bytes"
+
+
+def test_what_fails_on_a_stream_raises(driver, pair):
+    engine, segment, lent = pair
+    memory, base = driver.memory(b"bytes"), ctypes.addressof(lent)
+    with pytest.raises(RuntimeError, match="Failed to open segment"):
+        engine.transfer_write_on_cuda("127.0.0.1:1", memory, base, 5)
+    with pytest.raises(RuntimeError, match="INVALID_VALUE"):
+        engine.transfer_write_on_cuda(segment, memory, base, 6)
+    with pytest.raises(RuntimeError):
+        engine.transfer_write_on_cuda(segment, memory, base + SIZE, 5)
+    with pytest.raises(RuntimeError, match="not initialized"):
+        TransferEngine().transfer_write_on_cuda(segment, memory, base, 5)
+    assert engine.register_memory(memory, 5) < 0
+    assert lent.raw == bytes(SIZE)
