@@ -58,6 +58,8 @@ fn config(state_dir: StateDir) -> MasterConfig {
     MasterConfig {
         state_dir,
         log_sync: LogSync::Interval(Duration::from_secs(1)),
+        // Nobody sends heartbeats here.
+        client_ttl: Duration::from_secs(3600),
         ..MasterConfig::embedded()
     }
 }
