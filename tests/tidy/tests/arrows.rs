@@ -32,6 +32,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("testkit", &["base", "proto", "verbs", "transfer-engine", "master", "store-client"]),
     ("codegen", &["base", "master", "transfer-engine"]),
     ("cluster-tests", &["base", "proto", "transfer-engine", "master", "store-client", "testkit"]),
+    ("simulation", &["base", "master"]),
     ("tidy", &[]),
     ("benches", &["base", "proto", "transfer-engine", "master", "store-client", "testkit"]),
 ];

@@ -1,0 +1,101 @@
+//! What clients ask the master, and what it answers.
+
+use std::time::Duration;
+
+use mooncake_base::{ErrorCode, ReplicaId, SegmentId, Version};
+use mooncake_master::state::SegmentSpec;
+
+/// A call.
+#[derive(Debug, Clone)]
+pub(crate) enum Call {
+    Register,
+    Heartbeat,
+    Resume(SegmentSpec),
+    Mount(SegmentSpec),
+    /// These and no others are lent.
+    All(Vec<SegmentId>),
+    Unmount(SegmentId),
+    PutStart {
+        key: u64,
+        length: u64,
+        replicas: u32,
+        is_replacing: bool,
+        request: u64,
+    },
+    PutEnd {
+        key: u64,
+        version: Version,
+        failed: Vec<ReplicaId>,
+    },
+    PutRevoke {
+        key: u64,
+        version: Version,
+        failed: Vec<ReplicaId>,
+    },
+    Locate {
+        key: u64,
+    },
+    Verify {
+        key: u64,
+        version: Version,
+        replica: ReplicaId,
+    },
+    Remove {
+        key: u64,
+        is_forced: bool,
+    },
+    RemoveAll {
+        is_forced: bool,
+    },
+}
+
+/// What came of it.
+#[derive(Debug, Clone)]
+pub(crate) enum Reply {
+    Done,
+    Failed(ErrorCode),
+    /// Which master answers, and whether it knows the caller.
+    Session {
+        master: u64,
+        is_known: bool,
+    },
+    Started {
+        version: Version,
+        places: Vec<Place>,
+    },
+    Located {
+        version: Version,
+        length: u64,
+        places: Vec<Place>,
+        fence: Duration,
+    },
+    StillStands(bool),
+}
+
+/// Where a copy lies, by names that last.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) segment: SegmentId,
+    pub(crate) offset: u64,
+    pub(crate) replica: ReplicaId,
+}
+
+impl Call {
+    /// Whether it says something of the caller's memory.
+    pub(crate) fn is_announcement(&self) -> bool {
+        matches!(self, Self::Resume(_) | Self::Mount(_) | Self::All(_) | Self::Unmount(_))
+    }
+}
+
+/// A reply on its way.
+#[derive(Debug, Clone)]
+pub(crate) struct Answer {
+    pub(crate) reply: Reply,
+    /// What of the truth the caller learns by it.
+    pub(crate) facts: std::ops::Range<usize>,
+}
+
+/// The name of the key with that number.
+pub(crate) fn key_name(key: u64) -> Vec<u8> {
+    format!("key-{key}").into_bytes()
+}

@@ -1,0 +1,252 @@
+//! The host of the master: the running state, and the log that outlives it.
+
+use mooncake_base::{ClientId, Error, Moment, ObjectKey, Result, TenantId};
+use mooncake_master::state::{
+    Awaited, Description, Effect, Grant, Image, Put, PutOptions, PutRef, Removal, Rules, Selector,
+    State,
+};
+
+use crate::{
+    call::{Call, Place, Reply, key_name},
+    plan::WORD_BYTES,
+};
+
+/// How many objects a slice of a snapshot describes.
+const SLICE: u32 = 3;
+
+/// A master, and what it leaves behind.
+#[derive(Debug)]
+pub(crate) struct Host {
+    rules: Rules,
+    tenant: TenantId,
+    /// None while it is down.
+    running: Option<State>,
+    /// Which start of the master this is.
+    pub(crate) start: u64,
+    /// The newest whole snapshot, and what was logged since it was begun.
+    base: Vec<u8>,
+    log: Vec<Vec<u8>>,
+    snapshot: Option<Snapshot>,
+}
+
+/// A snapshot on its way.
+#[derive(Debug)]
+struct Snapshot {
+    description: Description,
+    bytes: Vec<u8>,
+    /// Where the log began when it was begun.
+    log_from: usize,
+}
+
+impl Host {
+    pub(crate) fn new(rules: Rules, seed: u64) -> Self {
+        let mut state = State::new(rules.clone(), seed);
+        state.record_effects();
+        Self {
+            rules,
+            tenant: TenantId::default(),
+            running: Some(state),
+            start: 1,
+            base: Vec::new(),
+            log: Vec::new(),
+            snapshot: None,
+        }
+    }
+
+    pub(crate) fn state(&mut self) -> Option<&mut State> {
+        self.running.as_mut()
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// The process is killed; what is not in the log is lost.
+    pub(crate) fn kill(&mut self) {
+        (self.running, self.snapshot) = (None, None);
+    }
+
+    /// The log is lost with the disk.
+    pub(crate) fn wipe(&mut self) {
+        self.base.clear();
+        self.log.clear();
+    }
+
+    /// Starts again with what the log knows. `filter` says which effects are believed.
+    ///
+    /// # Errors
+    /// The log cannot be read, or contradicts itself.
+    pub(crate) fn restart(
+        &mut self,
+        now: Moment,
+        seed: u64,
+        filter: impl Fn(&Effect<'_>) -> bool,
+    ) -> Result<(), String> {
+        let mut image = Image::default();
+        for bytes in std::iter::once(&self.base).chain(&self.log) {
+            let mut believed = Vec::new();
+            let decoded = Effect::decode_all(bytes, |effect| {
+                if filter(&effect) {
+                    effect.encode(&mut believed);
+                }
+            });
+            decoded.map_err(|error| format!("the log cannot be read: {error:?}"))?;
+            image.replay(&believed).map_err(|error| format!("not replayed: {error:?}"))?;
+        }
+        self.start += 1;
+        if self.base.is_empty() && self.log.is_empty() {
+            let mut state = State::new(self.rules.clone(), seed);
+            state.record_effects();
+            self.running = Some(state);
+            return Ok(());
+        }
+        let rules = self.rules.clone();
+        let (state, restored) = State::restore(rules, seed, now, image, std::time::Duration::ZERO);
+        self.running = Some(state);
+        match restored.conflicts {
+            0 => Ok(()),
+            _ => Err(format!("the log gives memory to two: {restored:?}")),
+        }
+    }
+
+    /// What changed since the last time.
+    pub(crate) fn take_effects(&mut self) -> Vec<u8> {
+        let mut effects = Vec::new();
+        if let Some(state) = &mut self.running {
+            state.take_effects(&mut effects);
+        }
+        effects
+    }
+
+    /// The change is in the log from now on.
+    pub(crate) fn write(&mut self, effects: Vec<u8>) {
+        if !effects.is_empty() {
+            self.log.push(effects);
+        }
+    }
+
+    /// Begins a snapshot, goes on with it, or puts it in the place of the log.
+    pub(crate) fn snapshot(&mut self, now: Moment) {
+        let Some(state) = &mut self.running else { return };
+        let log_from = self.log.len();
+        let snapshot = self.snapshot.get_or_insert_with(|| {
+            let mut bytes = Vec::new();
+            let description = state.describe(now, &mut bytes);
+            Snapshot { description, bytes, log_from }
+        });
+        if state.describe_slice(&mut snapshot.description, SLICE, &mut snapshot.bytes)
+            && let Some(done) = self.snapshot.take()
+        {
+            self.base = done.bytes;
+            self.log.drain(..done.log_from);
+        }
+    }
+
+    pub(crate) fn is_snapshotting(&self) -> bool {
+        self.snapshot.is_some()
+    }
+
+    /// Until when the call should wait for owners to come back.
+    pub(crate) fn awaits(&self, now: Moment, call: &Call) -> Option<Moment> {
+        let key = match call {
+            Call::PutStart { key, .. } | Call::Locate { key } | Call::Remove { key, .. } => *key,
+            Call::RemoveAll { .. } => return self.running.as_ref()?.awaits(now, &Awaited::All),
+            _ => return None,
+        };
+        let name = key_name(key);
+        self.running.as_ref()?.awaits(now, &Awaited::Keys(&self.tenant, &[&name]))
+    }
+
+    /// Answers a call.
+    pub(crate) fn serve(&mut self, now: Moment, client: ClientId, turn: u64, call: &Call) -> Reply {
+        match self.try_serve(now, client, turn, call) {
+            Ok(reply) => reply,
+            Err(error) => Reply::Failed(error.code()),
+        }
+    }
+
+    fn try_serve(
+        &mut self,
+        now: Moment,
+        client: ClientId,
+        turn: u64,
+        call: &Call,
+    ) -> Result<Reply> {
+        let (master, tenant) = (self.start, &self.tenant);
+        let Some(state) = &mut self.running else {
+            return Err(Error::internal("the master is down"));
+        };
+        if call.is_announcement() {
+            state.hear(client, turn)?;
+        }
+        match call {
+            Call::Register => {
+                state.register(now, client, "host:1")?;
+                Ok(Reply::Session { master, is_known: true })
+            }
+            Call::Heartbeat => {
+                let is_known = state.heartbeat(now, client);
+                Ok(Reply::Session { master, is_known })
+            }
+            Call::Resume(spec) => state.resume(client, spec).map(|()| Reply::Done),
+            Call::Mount(spec) => state.mount(now, client, spec.clone()).map(|()| Reply::Done),
+            Call::All(ids) => {
+                state.keep_only(client, ids);
+                Ok(Reply::Done)
+            }
+            Call::Unmount(id) => {
+                let no_grace = std::time::Duration::ZERO;
+                state.unmount(now, client, *id, no_grace).map(|()| Reply::Done)
+            }
+            &Call::PutStart { key, length, replicas, is_replacing, request } => {
+                let options = PutOptions { replicas, ..PutOptions::default() };
+                let (key, group) = (ObjectKey::new(key_name(key))?, &b""[..]);
+                let length = length * WORD_BYTES;
+                let put = Put { key, length, group, options: &options, is_replacing, request };
+                let started = state.put_start(now, client, tenant, put)?;
+                let places = places(state, &started.places);
+                Ok(Reply::Started { version: started.version, places })
+            }
+            Call::PutEnd { key, version, failed } | Call::PutRevoke { key, version, failed } => {
+                let name = key_name(*key);
+                let failed_replicas = &failed[..];
+                let put = PutRef { key: &name, version: *version, failed_replicas, checksum: None };
+                match call {
+                    Call::PutEnd { .. } => state.put_end(now, client, tenant, put)?,
+                    _ => state.put_revoke(now, client, tenant, put)?,
+                }
+                Ok(Reply::Done)
+            }
+            Call::Locate { key } => {
+                let grant = Grant { has_lease: true, has_fence: true };
+                let mut located = state.locate(now, tenant, &[key_name(*key)], grant);
+                let fence = located.fence;
+                let object = located.objects.swap_remove(0)?;
+                let places = places(state, &object.places);
+                let length = object.length / WORD_BYTES;
+                Ok(Reply::Located { version: object.version, length, places, fence })
+            }
+            Call::Verify { key, version, replica } => {
+                let stands = state.verify(tenant, &key_name(*key), *version, *replica);
+                Ok(Reply::StillStands(stands))
+            }
+            Call::Remove { key, is_forced } => {
+                state.remove(now, tenant, &key_name(*key), *is_forced).map(|()| Reply::Done)
+            }
+            Call::RemoveAll { is_forced } => {
+                let mut removal = Removal::new(tenant.clone(), Selector::All, *is_forced);
+                while !state.remove_matching(now, &mut removal) {}
+                Ok(Reply::Done)
+            }
+        }
+    }
+}
+
+fn places(state: &State, places: &[mooncake_master::state::Place]) -> Vec<Place> {
+    let named = |place: &mooncake_master::state::Place| Place {
+        segment: state.segment(place.segment).spec.id,
+        offset: place.offset / WORD_BYTES,
+        replica: place.replica,
+    };
+    places.iter().map(named).collect()
+}
