@@ -94,7 +94,12 @@ fn fill(service: &Service, prefix: &str, count: usize, batch: usize) -> Duration
         length: 2 * OBJECT_BYTES * count as u64,
         protocol: "tcp".to_owned(),
     };
-    ask(Call::Mount(v1::MountRequest { caller: caller(), segments: vec![segment], resume: false }));
+    let segments = vec![segment];
+    ask(Call::Mount(v1::MountRequest {
+        caller: caller(),
+        segments,
+        ..v1::MountRequest::default()
+    }));
     let begun = Instant::now();
     for first in (0..count).step_by(batch) {
         // 64 bytes, as hashes of blocks have them.

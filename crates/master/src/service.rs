@@ -362,11 +362,16 @@ impl Service {
         check_batch(r.segments.len())?;
         let caller = Caller::try_from(r.caller.as_ref())?;
         let now = self.clock.now();
+        let mut state = self.lock();
+        state.hear(caller.client, r.turn)?;
+        if r.is_all {
+            let ids = r.segments.iter().filter_map(|segment| SegmentId::from_bytes(&segment.id));
+            state.keep_only(caller.client, &ids.collect::<Vec<_>>());
+        }
         let results = self.calls.each(
             Op::Mount,
             r.segments.into_iter().map(|segment| {
                 let spec = segment_from_wire(segment)?;
-                let mut state = self.lock();
                 match r.resume {
                     true => state.resume(caller.client, &spec),
                     false => state.mount(now, caller.client, spec),
@@ -382,13 +387,15 @@ impl Service {
         let caller = Caller::try_from(r.caller.as_ref())?;
         let grace = Duration::from_millis(r.grace_period_ms);
         let now = self.clock.now();
+        let mut state = self.lock();
+        state.hear(caller.client, r.turn)?;
         let results = self.calls.each(
             Op::Unmount,
             r.segments.iter().map(|id| {
                 let id = SegmentId::from_bytes(id).ok_or_else(|| {
                     Error::invalid("a segment id has 16 bytes").with("bytes", id.len())
                 })?;
-                self.lock().unmount(now, caller.client, id, grace)
+                state.unmount(now, caller.client, id, grace)
             }),
         );
         Ok(v1::UnmountResponse { results })

@@ -6,6 +6,7 @@
 //! behind one lock; whatever could take long goes in slices.
 
 pub mod allocator;
+mod announce;
 mod clear;
 mod client;
 mod describe;

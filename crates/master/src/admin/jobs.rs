@@ -117,8 +117,8 @@ async fn set_quota(State(admin): Shared, RawQuery(query): RawQuery, body: Bytes)
         Ok(quota) => quota.requested_quota_bytes,
         Err(error) => return refused(&format!("Invalid JSON body: {error}")),
     };
-    if let Err(response) = change(&admin, &tenant, Some(bytes)) {
-        return response;
+    if let Some(refusal) = refusal(&admin, &tenant, Some(bytes)) {
+        return refusal;
     }
     quotas(State(admin), RawQuery(Some(format!("tenant_id={}", escaped(&tenant))))).await
 }
@@ -126,21 +126,20 @@ async fn set_quota(State(admin): Shared, RawQuery(query): RawQuery, body: Bytes)
 /// DELETE /api/v1/tenant_quotas?tenant_id=T
 async fn remove_quota(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
     let Some(tenant) = tenant_id(query) else { return refused("Missing or invalid tenant_id") };
-    match change(&admin, &tenant, None) {
-        Ok(()) => json_reply(&json!({"success": true, "data": null})),
-        Err(response) => response,
-    }
+    refusal(&admin, &tenant, None)
+        .unwrap_or_else(|| json_reply(&json!({"success": true, "data": null})))
 }
 
-fn change(admin: &Admin, tenant: &str, bytes: Option<u64>) -> Result<(), Response> {
+/// Sets or takes away the quota of a tenant; the answer to the caller if that is refused.
+fn refusal(admin: &Admin, tenant: &str, bytes: Option<u64>) -> Option<Response> {
     let quotas = vec![v1::Quota { tenant: tenant.to_owned(), bytes }];
     let call = v1::SetQuotasRequest { caller: None, quotas };
     match admin.ask(request::Call::SetQuotas(call)) {
         response::Call::SetQuotas(answer) => match answer.results.first() {
-            Some(v1::ItemResult { failure: Some(failure) }) => Err(failed(failure)),
-            _ => Ok(()),
+            Some(v1::ItemResult { failure: Some(failure) }) => Some(failed(failure)),
+            _ => None,
         },
-        other => Err(unexpected(other)),
+        other => Some(unexpected(other)),
     }
 }
 

@@ -39,7 +39,11 @@ fn lent() -> (Service, ClientId) {
         length: 1 << 20,
         protocol: "tcp".to_owned(),
     };
-    let mount = v1::MountRequest { caller: caller(id), segments: vec![segment], resume: false };
+    let mount = v1::MountRequest {
+        caller: caller(id),
+        segments: vec![segment],
+        ..v1::MountRequest::default()
+    };
     assert!(matches!(ask(&service, Call::Mount(mount)), response::Call::Mount(_)));
     (service, id)
 }

@@ -20,22 +20,26 @@ pub(super) struct Clients {
 }
 
 #[derive(Debug)]
-struct Client {
+pub(super) struct Client {
     host: Box<str>,
     heard: Moment,
     is_suspect: bool,
     registration: u64,
+    /// The latest of its announcements that was heard.
+    pub(super) turn: u64,
 }
 
 impl Clients {
     /// # Errors
     /// `CLIENT_NOT_FOUND`.
     pub(super) fn check(&self, client: ClientId) -> Result<()> {
-        if self.by_id.contains_key(&client) {
-            return Ok(());
-        }
-        Err(Error::new(ErrorCode::CLIENT_NOT_FOUND, "the client is not registered")
-            .with("client", client))
+        if self.by_id.contains_key(&client) { Ok(()) } else { Err(unknown(client)) }
+    }
+
+    /// # Errors
+    /// `CLIENT_NOT_FOUND`.
+    pub(super) fn at_mut(&mut self, client: ClientId) -> Result<&mut Client> {
+        self.by_id.get_mut(&client).ok_or_else(|| unknown(client))
     }
 
     pub(super) fn is_suspect(&self, client: ClientId) -> bool {
@@ -74,7 +78,8 @@ impl State {
         }
         self.clients.registrations += 1;
         let registration = self.clients.registrations;
-        let new = Client { host: host_of(name), heard: now, is_suspect: false, registration };
+        let new =
+            Client { host: host_of(name), heard: now, is_suspect: false, registration, turn: 0 };
         self.clients.by_id.insert(client, new);
         self.timers.push(now + self.rules.client_ttl, Timer::Client(client, registration));
         Ok(())
@@ -166,8 +171,12 @@ impl State {
         self.segments.reopen();
     }
 
-    fn segments_of(&self, client: ClientId) -> Vec<u32> {
+    pub(super) fn segments_of(&self, client: ClientId) -> Vec<u32> {
         let segments = self.segments.standing();
         segments.filter(|(_, segment)| segment.client == client).map(|(slot, _)| slot).collect()
     }
+}
+
+fn unknown(client: ClientId) -> Error {
+    Error::new(ErrorCode::CLIENT_NOT_FOUND, "the client is not registered").with("client", client)
 }

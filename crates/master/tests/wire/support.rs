@@ -184,7 +184,7 @@ impl<S: Read + Write> LeanClient<S> {
         let mount = request::Call::Mount(v1::MountRequest {
             caller: self.caller(),
             segments: vec![segment],
-            resume: false,
+            ..v1::MountRequest::default()
         });
         let response::Call::Mount(answer) = self.call(mount) else { panic!("mount") };
         assert_eq!(answer.results, [v1::ItemResult { failure: None }]);

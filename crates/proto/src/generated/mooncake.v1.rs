@@ -251,9 +251,17 @@ pub struct MountRequest {
     pub caller: ::core::option::Option<Caller>,
     #[prost(message, repeated, tag = "2")]
     pub segments: ::prost::alloc::vec::Vec<Segment>,
-    /// Memory that was lent to an earlier master of the same lineage: only what is known is taken.
+    /// They were lent before, to this master or to one before it: what lies there is to be read
+    /// again. The item fails with SEGMENT_NOT_FOUND if nothing is known of it.
     #[prost(bool, tag = "3")]
     pub resume: bool,
+    /// Counts the announcements of the client: one that comes after a later one counts for nothing.
+    /// 0: not counted.
+    #[prost(uint64, tag = "4")]
+    pub turn: u64,
+    /// These are all: what else is known of the client's memory goes.
+    #[prost(bool, tag = "5")]
+    pub is_all: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MountResponse {
@@ -268,6 +276,9 @@ pub struct UnmountRequest {
     pub segments: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
     #[prost(uint64, tag = "3")]
     pub grace_period_ms: u64,
+    /// As in MountRequest.
+    #[prost(uint64, tag = "4")]
+    pub turn: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct UnmountResponse {

@@ -45,6 +45,17 @@ struct FilePart {
     location: String,
 }
 
+/// What is said of segments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Announcement {
+    /// They are lent from now on.
+    New,
+    /// They were lent before; what lies in them is still there.
+    Again,
+    /// They and no others are lent.
+    All,
+}
+
 impl Client {
     /// Lends more memory to the pool, as one segment or, above the largest size, as several.
     ///
@@ -91,10 +102,8 @@ impl Client {
 
 impl Segments {
     /// What the master is told of each.
-    pub(super) fn all(&self) -> Vec<v1::Segment> {
-        let segments = self.0.lock();
-        let staying = segments.iter().filter(|mounted| mounted.leaves.is_none());
-        staying.map(|mounted| mounted.segment.clone()).collect()
+    fn all(&self) -> Vec<v1::Segment> {
+        self.0.lock().iter().map(|mounted| mounted.segment.clone()).collect()
     }
 
     /// Hands out those of which the grace is over.
@@ -158,86 +167,74 @@ impl Mounted {
 }
 
 impl Shared {
-    /// Tells the master of segments; one that it knows already is as good.
-    pub(super) fn announce(&self, segments: &[v1::Segment], deadline: Moment) -> Result<()> {
-        if segments.is_empty() {
-            return Ok(());
-        }
-        let call = Call::Mount(v1::MountRequest {
-            caller: Some(self.caller.clone()),
-            segments: segments.to_vec(),
-            resume: false,
-        });
-        let response = self.call_until(call, deadline, |answer| match answer {
-            Answer::Mount(response) => Some(response),
-            _ => None,
-        })?;
-        call::check_count(response.results.len(), segments.len())?;
-        for result in &response.results {
-            match Result::from(result) {
-                Err(error) if error.code() != ErrorCode::SEGMENT_ALREADY_EXISTS => {
-                    return Err(error);
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// Fresh memory, under new ids, in the place of every segment; hands out what they were.
+    /// Announces the memory that an earlier master knew, or this one before it gave us up. Where
+    /// nothing is known of it, fresh memory takes its place; hands out what was replaced.
     ///
-    /// For a master that forgot us: it knows neither the objects in the old memory nor who may
-    /// still read and write there by its predecessor's leave. What it gives away next must be
-    /// memory that nobody else was ever told of.
+    /// A master that knows nothing of the memory knows neither the objects in it nor who may still
+    /// read and write there by its predecessor's leave. What it gives away next must be memory
+    /// that nobody else was ever told of.
     ///
     /// # Errors
-    /// The system has no such memory; nothing is changed.
-    pub(super) fn renew_segments(&self) -> Result<Vec<Mounted>> {
-        self.renew(|_| true)
-    }
-
-    /// Announces the memory that an earlier master of the same history was lent, with all that lies
-    /// in it. What this one knows nothing of is replaced by fresh memory; hands out what it was.
-    ///
-    /// # Errors
-    /// The master cannot be reached, or the system has no such memory; nothing is changed.
+    /// The master cannot be reached or refuses, or the system has no such memory; nothing is
+    /// changed.
     pub(super) fn resume_segments(&self, deadline: Moment) -> Result<Vec<Mounted>> {
         let segments = self.segments.all();
+        let results = self.announce(&segments, Announcement::Again, deadline)?;
+        let mut lost = Vec::new();
+        for (segment, result) in segments.into_iter().zip(results) {
+            match result {
+                Err(error) if error.code() == ErrorCode::SEGMENT_NOT_FOUND => lost.push(segment),
+                result => result?,
+            }
+        }
+        self.renew_segments(&lost)
+    }
+
+    /// Fresh memory in the place of all; hands out what it was. For a master that cannot know
+    /// what lies in it.
+    pub(super) fn renew_all_segments(&self) -> Result<Vec<Mounted>> {
+        self.renew_segments(&self.segments.all())
+    }
+
+    /// Tells the master all that we lend; what else it knows of us goes.
+    pub(super) fn announce_all(&self, deadline: Moment) -> Result<()> {
+        all_known(self.announce(&self.segments.all(), Announcement::All, deadline)?)
+    }
+
+    /// Tells the master of segments, and hears what it says of each.
+    fn announce(
+        &self,
+        segments: &[v1::Segment],
+        kind: Announcement,
+        deadline: Moment,
+    ) -> Result<Vec<Result<()>>> {
         if segments.is_empty() {
             return Ok(Vec::new());
         }
         let call = Call::Mount(v1::MountRequest {
             caller: Some(self.caller.clone()),
-            segments: segments.clone(),
-            resume: true,
+            segments: segments.to_vec(),
+            resume: kind == Announcement::Again,
+            turn: self.next_announcement(),
+            is_all: kind == Announcement::All,
         });
         let response = self.call_until(call, deadline, |answer| match answer {
             Answer::Mount(response) => Some(response),
             _ => None,
         })?;
         call::check_count(response.results.len(), segments.len())?;
-        let answered = segments.iter().zip(&response.results);
-        let unknown: Vec<_> = answered
-            .filter(|(_, result)| result.failure.is_some())
-            .map(|(segment, _)| segment.id.clone())
-            .collect();
-        tracing::info!(
-            client = %self.name,
-            known = segments.len() - unknown.len(),
-            unknown = unknown.len(),
-            "announced the memory to the master again"
-        );
-        self.renew(|mounted| unknown.contains(&mounted.segment.id))
+        Ok(response.results.iter().map(Result::from).collect())
     }
 
-    /// Fresh memory in the place of those segments; hands out what they were.
-    fn renew(&self, is_meant: impl Fn(&Mounted) -> bool) -> Result<Vec<Mounted>> {
-        let wanted = self.segments.shapes(&is_meant);
-        let fresh = wanted.into_iter().map(|(bytes, part)| match part {
+    /// Fresh memory, under new ids, in the place of these, and nothing where they were to go
+    /// anyway; hands out what they were.
+    fn renew_segments(&self, lost: &[v1::Segment]) -> Result<Vec<Mounted>> {
+        let is_lost = |mounted: &Mounted| lost.iter().any(|lost| lost.id == mounted.segment.id);
+        let fresh = self.segments.shapes(&is_lost).into_iter().map(|(bytes, part)| match part {
             None => self.allocate(bytes),
             Some(part) => self.map_file(part, bytes),
         });
-        Ok(self.segments.replace(&is_meant, fresh.collect::<Result<_>>()?))
+        Ok(self.segments.replace(&is_lost, fresh.collect::<Result<_>>()?))
     }
 
     /// Frees the segments of which the grace is over.
@@ -279,6 +276,10 @@ impl Shared {
             self.revive(registrations, deadline)?;
             outcome = self.mount_now(&segments, &mut mounted, deadline);
         }
+        if outcome.is_err() {
+            // Whether the master knows the memory or not: what it is told next sets it right.
+            self.doubt_master();
+        }
         outcome
     }
 
@@ -291,7 +292,7 @@ impl Shared {
         deadline: Moment,
     ) -> Result<()> {
         let _turn = self.turn(deadline)?;
-        self.announce(segments, deadline)?;
+        all_known(self.announce(segments, Announcement::New, deadline)?)?;
         let mut all = self.segments.0.lock();
         if self.is_closed() {
             return Err(Error::closed("the client was closed while it mounted memory"));
@@ -311,6 +312,7 @@ impl Shared {
             caller: Some(self.caller.clone()),
             segments: vec![id.to_bytes().to_vec().into()],
             grace_period_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
+            turn: self.next_announcement(),
         });
         let response = self.call_until(call, deadline, |answer| match answer {
             Answer::Unmount(response) => Some(response),
@@ -374,6 +376,12 @@ pub(super) fn free_soon(segments: Vec<Mounted>) {
         // Without a thread the closure, and with it the memory, has been dropped here.
         Err(error) => tracing::debug!(%error, "no thread to free memory with"),
     }
+}
+
+/// A segment that the master knows already is as good as one that it has just come to know.
+fn all_known(results: Vec<Result<()>>) -> Result<()> {
+    let is_known = |error: &Error| error.code() == ErrorCode::SEGMENT_ALREADY_EXISTS;
+    results.into_iter().filter_map(Result::err).find(|error| !is_known(error)).map_or(Ok(()), Err)
 }
 
 fn is_gone(error: &Error) -> bool {

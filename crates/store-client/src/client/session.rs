@@ -1,6 +1,12 @@
 //! Being known to the master: registering, heartbeats, and coming back after it forgot us.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use mooncake_base::sync::{Mutex, Turn, TurnGuard};
@@ -25,6 +31,8 @@ pub(super) struct Session {
     /// no two announce segments in a different order. Taken before `terms`.
     turn: Turn<()>,
     terms: Mutex<Terms>,
+    /// How often segments were announced: late messages are told by it.
+    announcements: AtomicU64,
 }
 
 #[derive(Debug, Default, Clone)]
@@ -36,6 +44,8 @@ struct Terms {
     interval: Duration,
     /// How often we have registered.
     registrations: u64,
+    /// What the master knows of our memory is uncertain.
+    is_doubted: bool,
 }
 
 /// Starts the heartbeat thread. It ends with the client.
@@ -131,18 +141,17 @@ impl Shared {
             _ => None,
         })?;
         let interval = Duration::from_millis(response.heartbeat_interval_ms).max(INTERVAL_MIN);
-        let earlier = match self.registrations() {
-            0 => Vec::new(),
-            _ if self.is_heir(&response.lineage) => self.resume_segments(deadline)?,
-            _ => self.renew_segments()?,
+        let replaced = match self.knows_our_memory(&response) {
+            true => self.resume_segments(deadline)?,
+            false => self.renew_all_segments()?,
         };
-        let announced = self.announce(&self.segments.all(), deadline);
-        mount::free_soon(earlier);
+        let announced = self.announce_all(deadline);
+        mount::free_soon(replaced);
         announced?;
         let mut terms = self.session.terms.lock();
         let registrations = terms.registrations + 1;
         let (master, lineage) = (response.master, response.lineage);
-        *terms = Terms { master, lineage, interval, registrations };
+        *terms = Terms { master, lineage, interval, registrations, is_doubted: false };
         Ok(())
     }
 
@@ -155,7 +164,7 @@ impl Shared {
             Answer::Heartbeat(response) => Some(response),
             _ => None,
         })?;
-        if response.is_known && response.master == terms.master {
+        if response.is_known && response.master == terms.master && !terms.is_doubted {
             if response.lineage != terms.lineage {
                 self.session.terms.lock().lineage = response.lineage;
             }
@@ -166,9 +175,21 @@ impl Shared {
         Ok(false)
     }
 
-    /// Whether a master of that lineage knows what the one did that we last agreed with.
-    fn is_heir(&self, lineage: &Bytes) -> bool {
-        !lineage.is_empty() && self.session.terms.lock().lineage == lineage
+    /// Whether it is the master that we last agreed with, or one that goes on with its history.
+    fn knows_our_memory(&self, response: &v1::RegisterResponse) -> bool {
+        let terms = self.session.terms.lock();
+        let is_heir = !response.lineage.is_empty() && terms.lineage == response.lineage;
+        is_heir || terms.master == response.master
+    }
+
+    /// The number of the next announcement of segments, made while one has the turn.
+    pub(super) fn next_announcement(&self) -> u64 {
+        self.session.announcements.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// What the master knows of our memory is uncertain: the next heartbeat tells it all anew.
+    pub(super) fn doubt_master(&self) {
+        self.session.terms.lock().is_doubted = true;
     }
 
     fn interval(&self) -> Duration {

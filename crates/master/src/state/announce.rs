@@ -1,0 +1,34 @@
+//! In which order clients announce their memory: a message that was late may not undo a later one.
+
+use mooncake_base::{ClientId, Error, ErrorCode, Result, SegmentId};
+
+use super::State;
+
+impl State {
+    /// An announcement of the client with that number begins to be heard. 0 is not counted, and
+    /// the same number again is the same announcement, sent twice.
+    ///
+    /// # Errors
+    /// `CLIENT_NOT_FOUND`: register first. `INVALID_PARAMS`: a later one was heard before; this
+    /// one counts for nothing.
+    pub fn hear(&mut self, client: ClientId, turn: u64) -> Result<()> {
+        let known = self.clients.at_mut(client)?;
+        if turn == 0 || turn >= known.turn {
+            known.turn = known.turn.max(turn);
+            return Ok(());
+        }
+        Err(Error::new(ErrorCode::INVALID_PARAMS, "a later announcement of the client was heard")
+            .with("client", client)
+            .with("turn", turn)
+            .with("heard", known.turn))
+    }
+
+    /// The client lends these segments and no others: what else is known of its memory goes.
+    pub fn keep_only(&mut self, client: ClientId, segments: &[SegmentId]) {
+        for slot in self.segments_of(client) {
+            if !segments.contains(&self.segments.at(slot).spec.id) {
+                self.drop_segment(slot);
+            }
+        }
+    }
+}
