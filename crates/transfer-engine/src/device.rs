@@ -21,7 +21,10 @@ use self::{
     driver::{Direction, Driver},
     pinned::{Lease, Pool},
 };
-use crate::piece::{Opcode, Piece, Trust};
+use crate::{
+    metrics::PoolSnapshot,
+    piece::{Opcode, Piece, Trust},
+};
 
 /// Where parts begin in a buffer: at multiples of this.
 const ALIGNMENT: usize = 64;
@@ -144,6 +147,11 @@ impl Cuda {
     /// All are taken until the deadline, or the driver has none to give.
     pub(crate) fn buffer(&self, device: Ordinal, deadline: Moment) -> Result<Lease<'_>> {
         self.pool.take(device, deadline)
+    }
+
+    /// How full the pool of those buffers is.
+    pub(crate) fn pinned(&self) -> PoolSnapshot {
+        self.pool.snapshot()
     }
 
     /// Copies parts between their pieces' device memory and the buffer: to the buffer for

@@ -33,6 +33,8 @@ pub struct EngineSnapshot {
     pub region_bytes: u64,
     /// Connections of peers to the data listener.
     pub incoming: PoolSnapshot,
+    /// Pinned buffers through which device memory goes.
+    pub pinned: PoolSnapshot,
     /// Who was turned away, here and by peers.
     pub refused: RefusalSnapshot,
     /// Submitted batches that wait for a thread.

@@ -20,6 +20,7 @@ pub(super) fn dictionary<'py>(
     all.set_item("regions", snapshot.regions)?;
     all.set_item("region_bytes", snapshot.region_bytes)?;
     all.set_item("incoming", pool(py, snapshot.incoming)?)?;
+    all.set_item("pinned", pool(py, snapshot.pinned)?)?;
     let refused = PyDict::new(py);
     refused.set_item("token_here", snapshot.refused.token_here)?;
     refused.set_item("token_there", snapshot.refused.token_there)?;

@@ -9,7 +9,7 @@ use super::{
     Stream,
     driver::{Driver, Ordinal},
 };
-use crate::piece::LocalRange;
+use crate::{metrics::PoolSnapshot, piece::LocalRange};
 
 /// The size of a buffer: enough that starting a copy costs little beside it.
 pub(super) const BUFFER_BYTES: usize = 8 << 20;
@@ -29,6 +29,8 @@ pub(super) struct Pool {
 struct State {
     free: Vec<Pinned>,
     made: usize,
+    /// How often none was to be had in time.
+    refused: u64,
 }
 
 /// One buffer.
@@ -65,6 +67,7 @@ impl Pool {
             }
             let left = deadline.left(SystemClock.now());
             if left.is_zero() {
+                state.refused += 1;
                 let text = "all pinned buffers were taken until the deadline";
                 return Err(Error::new(ErrorCode::TRANSFER_FAIL, text).with("buffers", state.made));
             }
@@ -80,6 +83,16 @@ impl Pool {
             self.change.notify_one();
         })?;
         Ok(Lease { pool: self, pinned: Some(Pinned { address, device }) })
+    }
+
+    pub(super) fn snapshot(&self) -> PoolSnapshot {
+        let state = self.state.lock();
+        PoolSnapshot {
+            open: state.made,
+            idle: state.free.len(),
+            limit: BUFFERS_MAX,
+            refused: state.refused,
+        }
     }
 }
 

@@ -24,6 +24,10 @@ impl EngineSnapshot {
         page.gauge("incoming_connections", "data connections of peers", incoming.open as u64);
         page.gauge("incoming_connections_max", "the most of them", incoming.limit as u64);
         page.counter("incoming_refused_total", "of them turned away", incoming.refused);
+        let pinned = self.pinned;
+        page.gauge("pinned_buffers", "buffers for memory of devices", pinned.open as u64);
+        page.gauge("pinned_buffers_max", "the most of them", pinned.limit as u64);
+        page.counter("pinned_refused_total", "calls that got none in time", pinned.refused);
         page.gauge(
             "batches_waiting",
             "batches that wait for a thread",

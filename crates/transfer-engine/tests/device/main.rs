@@ -267,6 +267,9 @@ fn pinned_memory_is_bounded_and_goes_with_the_engine() {
     assert!(pair.lent() == pattern(20 * 2 * MIB, 1));
     let (now, most) = fake.pinned();
     assert!(now > 0 && most <= 64 * MIB, "{now} {most}");
+    let told = pair.near.snapshot().pinned;
+    assert_eq!((told.open * 8 * MIB, told.idle, told.limit), (now, told.open, 8));
+    assert_eq!(pair.far.snapshot().pinned.open, 0, "it met no device");
     drop(pair);
     assert_eq!(fake.pinned().0, 0);
     assert_eq!((0..2).map(|device| fake.retained(device)).sum::<i32>(), before);
