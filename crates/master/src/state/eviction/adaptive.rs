@@ -13,8 +13,6 @@ pub(super) const LIFETIME_TICKS: u32 = 1024;
 /// The first choice is plain recency.
 const CHOICES: [[u32; TIERS]; 5] =
     [[0; TIERS], [0, 50, 70, 80], [0, 100, 180, 240], [0, 200, 200, 200], [0, 500, 500, 500]];
-/// What counts until something has been learned.
-const FIRST_CHOICE: usize = 0;
 /// Parts of a tick in which uses are counted.
 const TICK_PARTS: u64 = 1 << 32;
 /// Reads after a share of the objects, one in so many, are no longer of the same batch…
@@ -24,7 +22,8 @@ const INSERT_SHARE: usize = 4;
 
 /// Evicts what was not used for the longest time, but keeps for longer what was seen more often,
 /// also before it was last evicted. How much longer is learned: small caches of names run beside
-/// with one choice each, plain recency among them, and the one with the most hits decides.
+/// with one choice each, and the one with the most hits decides; plain recency while none is certain to
+/// be better than it.
 ///
 /// Of a batch the later goes first. 16 bytes an object, and about 30 for names of evicted ones.
 #[derive(Debug)]
@@ -49,7 +48,7 @@ impl Default for Adaptive {
         Self {
             tiers: Tiers::default(),
             ghosts: Ghosts::default(),
-            shadows: Shadows::new(CHOICES.map(ticks), FIRST_CHOICE),
+            shadows: Shadows::new(CHOICES.map(ticks)),
             elapsed: TICK_PARTS,
             tick: 1,
             uses: 0,

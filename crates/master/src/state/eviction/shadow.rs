@@ -5,16 +5,26 @@ use rustc_hash::FxHashMap;
 use super::tiers::{TIERS, Tiers};
 
 /// The most objects of a shadow. It sees one key in so many that its share fits.
-const OBJECTS_MAX: usize = 2048;
+const OBJECTS_MAX: usize = 8192;
+/// The choice that counts until something has been learned.
+const FIRST: usize = 0;
 /// Ticks between two looks at who is ahead.
 const LOOK_TICKS: u32 = super::adaptive::LIFETIME_TICKS / 8;
-/// A hit counts half after so many looks: eight lifetimes.
-const HALF_LIFE_LOOKS: f32 = 64.0;
+/// A hit counts half after so many looks: eight lifetimes…
+const LONG_LOOKS: f32 = 64.0;
+/// … and in the recent past, by which a choice is given up, after two lifetimes.
+const SHORT_LOOKS: f32 = 16.0;
 /// Another choice must be ahead by this share of the hits or of the misses to be taken, whichever
-/// are fewer.
+/// are fewer…
 const LEAD: f32 = 0.01;
+/// … and ahead of the first choice by so many standard deviations of what chance would do.
+const CERTAINTY: f32 = 2.5;
+/// Behind the first choice by so many in the recent past, a choice is given up, and by half as many
+/// it is not taken.
+const DOUBT: f32 = 4.0;
 
-/// The same uses under several choices.
+/// The same uses under several choices. The first of them is taken but where another one is ahead
+/// of it for certain.
 #[derive(Debug)]
 pub(super) struct Shadows<const N: usize> {
     shadows: [Shadow; N],
@@ -33,13 +43,39 @@ struct Shadow {
     held: FxHashMap<u32, u32>,
     vacant: Vec<u32>,
     hits: f32,
+    /// Against the first choice, of all uses and of recent ones.
+    long: Duel,
+    short: Duel,
+}
+
+/// Uses that two choices served differently: those alike say nothing of which is better.
+#[derive(Debug, Clone, Copy, Default)]
+struct Duel {
+    won: f32,
+    lost: f32,
+}
+
+impl Duel {
+    fn count(&mut self, is_won: bool) {
+        *(if is_won { &mut self.won } else { &mut self.lost }) += 1.0;
+    }
+
+    fn fade(&mut self, looks: f32) {
+        let fading = 0.5_f32.powf(1.0 / looks);
+        (self.won, self.lost) = (self.won * fading, self.lost * fading);
+    }
+
+    /// By how many standard deviations of mere chance the first choice is beaten.
+    fn score(self) -> f32 {
+        (self.won - self.lost) / (self.won + self.lost).max(1.0).sqrt()
+    }
 }
 
 impl<const N: usize> Shadows<N> {
     /// One for each choice of how long the tiers stay.
-    pub(super) fn new(choices: [[u32; TIERS]; N], chosen: usize) -> Self {
+    pub(super) fn new(choices: [[u32; TIERS]; N]) -> Self {
         let shadow = |stay| Shadow { stay, ..Shadow::default() };
-        Self { shadows: choices.map(shadow), chosen, looked: 0, uses: 0.0 }
+        Self { shadows: choices.map(shadow), chosen: FIRST, looked: 0, uses: 0.0 }
     }
 
     /// An object was used, in a cache of so many.
@@ -50,8 +86,13 @@ impl<const N: usize> Shadows<N> {
             return;
         }
         self.uses += 1.0;
+        let mut is_first_hit = None;
         for shadow in &mut self.shadows {
-            shadow.used(hash, tier, tick, (objects >> thinned).max(1));
+            let is_hit = shadow.used(hash, tier, tick, (objects >> thinned).max(1));
+            if is_hit != *is_first_hit.get_or_insert(is_hit) {
+                shadow.long.count(is_hit);
+                shadow.short.count(is_hit);
+            }
         }
         if tick.wrapping_sub(self.looked) >= LOOK_TICKS {
             self.looked = tick;
@@ -65,25 +106,45 @@ impl<const N: usize> Shadows<N> {
     }
 
     fn look(&mut self) {
-        let best = (0..N).max_by(|&a, &b| self.shadows[a].hits.total_cmp(&self.shadows[b].hits));
+        let first = self.shadows[FIRST].hits;
         let hits = self.shadows[self.chosen].hits;
-        let lead = LEAD * hits.min(self.uses - hits);
-        if let Some(best) = best.filter(|&best| self.shadows[best].hits > hits + lead + 1.0) {
+        let lead = |hits: f32| LEAD * hits.min(self.uses - hits);
+        let is_certain = |shadow: &Shadow| {
+            shadow.long.score() > CERTAINTY
+                && shadow.short.score() > -DOUBT / 2.0
+                && shadow.hits > first + lead(first)
+        };
+        let challengers = (FIRST + 1..N).filter(|&choice| is_certain(&self.shadows[choice]));
+        let best = challengers
+            .max_by(|&a, &b| self.shadows[a].hits.total_cmp(&self.shadows[b].hits))
+            .filter(|&best| {
+                self.chosen == FIRST || self.shadows[best].hits > hits + lead(hits) + 1.0
+            });
+        let chosen = &self.shadows[self.chosen];
+        let is_doubtful = chosen.short.score() < -DOUBT || chosen.long.score() < 0.0;
+        if let Some(best) = best {
             self.chosen = best;
+        } else if is_doubtful {
+            self.chosen = FIRST;
         }
-        let fading = 0.5_f32.powf(1.0 / HALF_LIFE_LOOKS);
+        let fading = 0.5_f32.powf(1.0 / LONG_LOOKS);
         self.uses *= fading;
-        self.shadows.iter_mut().for_each(|shadow| shadow.hits *= fading);
+        for shadow in &mut self.shadows {
+            shadow.hits *= fading;
+            shadow.long.fade(LONG_LOOKS);
+            shadow.short.fade(SHORT_LOOKS);
+        }
     }
 }
 
 impl Shadow {
-    fn used(&mut self, hash: u32, tier: usize, tick: u32, objects_max: usize) {
+    /// Whether it was held.
+    fn used(&mut self, hash: u32, tier: usize, tick: u32, objects_max: usize) -> bool {
         if let Some(&number) = self.held.get(&hash) {
             self.hits += 1.0;
             self.tiers.remove(number);
             self.tiers.push(number, hash, tier, tick);
-            return;
+            return true;
         }
         while self.held.len() >= objects_max {
             let Some(victim) = self.tiers.pop(tick, &self.stay) else { break };
@@ -94,5 +155,48 @@ impl Shadow {
         let number = self.vacant.pop().unwrap_or(self.held.len() as u32);
         self.held.insert(hash, number);
         self.tiers.push(number, hash, tier, tick);
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::super::random::Random, *};
+
+    const OBJECTS: usize = 1000;
+
+    /// What is chosen after uses of these keys, each a tier higher the more often it was seen.
+    fn choose(keys: impl Iterator<Item = u32>, shadows: &mut Shadows<2>) -> [u32; TIERS] {
+        let mut seen: FxHashMap<u32, usize> = FxHashMap::default();
+        for (index, key) in keys.enumerate() {
+            let times = seen.entry(key).or_default();
+            let tick = 1 + index * super::super::adaptive::LIFETIME_TICKS as usize / OBJECTS;
+            shadows.used(key, (*times).min(TIERS - 1), tick as u32, OBJECTS);
+            *times += 1;
+        }
+        *shadows.stay()
+    }
+
+    #[test]
+    fn the_first_choice_stays_but_where_another_is_ahead_for_certain_and_comes_back() {
+        let mut random = Random::new(5);
+        let mut below = |limit: usize| random.below(limit) as u32;
+        let (first, other) = ([0; TIERS], [0, 500, 500, 500]);
+        let mut shadows = Shadows::new([first, other]);
+        // All keys alike: neither is better.
+        let alike: Vec<u32> = (0..50_000).map(|_| below(3000)).collect();
+        assert_eq!(choose(alike.into_iter(), &mut shadows), first);
+        // Every other use is of a key that is never seen again.
+        let scanned = (0..50_000_u32).map(|index| match index % 2 {
+            0 => 1_000_000 + index,
+            _ => 10_000 + below(900),
+        });
+        let scanned: Vec<u32> = scanned.collect();
+        let mut shadows = Shadows::new([first, other]);
+        assert_eq!(choose(scanned.iter().copied(), &mut shadows), other);
+        // Sets that are used for a while and never again.
+        let in_turn = (0..50_000_u32).map(|index| 3_000_000 + index / 4000 * 10_000 + below(900));
+        let mut shadows = Shadows::new([first, other]);
+        assert_eq!(choose(scanned.into_iter().chain(in_turn), &mut shadows), first);
     }
 }
