@@ -84,7 +84,7 @@ impl State {
             pin: super::LoggedPin::None,
         };
         let pin = self.pins.wished(slot);
-        let (version, checksum) = (object.version, object.checksum());
+        let (version, checksum) = (object.version, self.objects.checksum(slot));
         Effect::Stands { version, value, checksum, pin }.encode(into);
     }
 

@@ -32,7 +32,6 @@ pub(super) struct Object {
     pub(super) writes: u32,
     pub(super) version: u64,
     pub(super) length: u64,
-    pub(super) checksum: u64,
     pub(super) holds: Holds,
     /// Empty unless complete.
     pub(super) replicas: Replicas,
@@ -130,10 +129,6 @@ impl Object {
         Version(self.version)
     }
 
-    pub(super) fn checksum(&self) -> Option<u64> {
-        self.flags.has(Flags::CHECKSUM).then_some(self.checksum)
-    }
-
     /// Bytes of all its copies.
     pub(super) fn bytes(&self) -> u64 {
         self.length * self.replicas.as_slice().len() as u64
@@ -144,6 +139,9 @@ impl Object {
 #[derive(Debug)]
 pub(super) struct Objects {
     slots: Vec<Option<Object>>,
+    /// Of objects with [`Flags::CHECKSUM`]; shorter than `slots` while later ones have none, so
+    /// that it costs nothing where no writer gives one.
+    checksums: Vec<u64>,
     vacant: Vec<u32>,
     /// Numbers by key, in so many tables that the growth of one is over at once.
     by_key: Box<[HashTable<u32>]>,
@@ -161,6 +159,7 @@ impl Objects {
         tenants.insert(TenantId::default(), 0);
         Self {
             slots: Vec::new(),
+            checksums: Vec::new(),
             vacant: Vec::new(),
             by_key: (0..TABLES).map(|_| HashTable::new()).collect(),
             tenants,
@@ -214,7 +213,6 @@ impl Objects {
             writes: NO_WRITE,
             version: 0,
             length: 0,
-            checksum: 0,
             holds: Holds::default(),
             replicas: Replicas::None,
         };
@@ -245,6 +243,24 @@ impl Objects {
             .remove();
         self.slots[slot as usize] = None;
         self.vacant.push(slot);
+    }
+
+    /// What the writer of the object's value gave.
+    pub(super) fn set_checksum(&mut self, slot: u32, checksum: Option<u64>) {
+        self.at_mut(slot).flags.set(Flags::CHECKSUM, checksum.is_some());
+        if let Some(checksum) = checksum {
+            let index = slot as usize;
+            if index >= self.checksums.len() {
+                self.checksums.resize(index + 1, 0);
+            }
+            self.checksums[index] = checksum;
+        }
+    }
+
+    /// What the writer of the object's value gave, if anything.
+    pub(super) fn checksum(&self, slot: u32) -> Option<u64> {
+        let is_known = self.at(slot).flags.has(Flags::CHECKSUM);
+        is_known.then(|| self.checksums[slot as usize])
     }
 
     pub(super) fn at_mut(&mut self, slot: u32) -> &mut Object {
@@ -299,9 +315,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_object_takes_80_bytes_beside_its_key() {
-        assert_eq!(size_of::<Option<Object>>(), 80);
+    fn an_object_takes_72_bytes_beside_its_key() {
+        assert_eq!(size_of::<Option<Object>>(), 72);
         assert_eq!(size_of::<Replicas>(), 16);
+    }
+
+    #[test]
+    fn a_checksum_is_that_of_its_object_and_may_be_none() {
+        let mut objects = Objects::new(1);
+        let slots = [*b"a", *b"b", *b"c"]
+            .map(|key| objects.insert(0, ObjectKey::new(key).unwrap()).unwrap());
+        assert_eq!(objects.checksum(slots[1]), None);
+        objects.set_checksum(slots[1], Some(0));
+        objects.set_checksum(slots[0], Some(7));
+        assert_eq!(slots.map(|slot| objects.checksum(slot)), [Some(7), Some(0), None]);
+        objects.set_checksum(slots[0], None);
+        assert_eq!(objects.checksum(slots[0]), None);
+        // The number goes to another object, not the checksum.
+        objects.remove(slots[1]);
+        let next = objects.insert(0, ObjectKey::new(*b"d").unwrap()).unwrap();
+        assert_eq!((next, objects.checksum(next)), (slots[1], None));
     }
 
     #[test]

@@ -513,14 +513,13 @@ impl State {
                 segment.hard_pinned += segment.allocator.size(replica.block);
             }
         }
+        self.objects.set_checksum(slot, checksum);
         let object = self.objects.at_mut(slot);
         object.version = write.version;
         object.length = write.length;
         object.data_type = write.data_type;
-        object.checksum = checksum.unwrap_or(0);
         object.replicas = Replicas::from(kept);
         object.flags.set(Flags::COMPLETE, true);
-        object.flags.set(Flags::CHECKSUM, checksum.is_some());
         object.flags.set(Flags::HARD_PINNED, write.is_hard_pinned);
         object.flags.set(Flags::GROUPED, !write.group.is_empty());
         let tenant = object.tenant;

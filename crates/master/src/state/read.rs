@@ -215,7 +215,7 @@ impl State {
             version: object.version(),
             length: object.length,
             places: self.places(object.version, object.length, &copies),
-            checksum: object.checksum(),
+            checksum: self.objects.checksum(slot),
             data_type: object.data_type,
             hold,
         }

@@ -229,14 +229,13 @@ impl Restoration {
             }
         }
         let bytes = standing.length * replicas.len() as u64;
+        state.objects.set_checksum(slot, standing.checksum);
         let object = state.objects.at_mut(slot);
         object.version = standing.version;
         object.length = standing.length;
         object.data_type = standing.data_type;
-        object.checksum = standing.checksum.unwrap_or(0);
         object.replicas = Replicas::from(replicas);
         object.flags.set(Flags::COMPLETE, true);
-        object.flags.set(Flags::CHECKSUM, standing.checksum.is_some());
         object.flags.set(Flags::HARD_PINNED, standing.is_hard_pinned);
         object.flags.set(Flags::GROUPED, !standing.group.is_empty());
         object.holds.extend_lease(self.lease);

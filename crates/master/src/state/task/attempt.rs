@@ -171,7 +171,7 @@ impl State {
         let (slot, key, kind) = (task.slot, task.key.clone(), task.kind);
         let object = self.objects.at(slot);
         let (tenant, version, length) = (object.tenant, object.version, object.length);
-        let checksum = object.checksum();
+        let checksum = self.objects.checksum(slot);
         let placed = self.place_copies(now, slot, kind, spots).map_err(|error| error.to_string());
         let (placed, why) = match placed {
             Ok(placed) => placed,
