@@ -110,6 +110,30 @@ fn two_mixed_sizes_stay_dense_while_they_come_and_go() {
 }
 
 #[test]
+fn one_size_stays_as_dense_as_it_was_filled_in_whatever_order_blocks_go() {
+    const LENGTH: u64 = 3_274_752;
+    let mut seed = 13;
+    let mut allocator = Allocator::new(4 << 30);
+    let mut held = fill(&mut allocator, || LENGTH);
+    let filled = held.len();
+    assert_eq!(filled as u64, (4 << 30) / LENGTH, "nothing is lost between blocks");
+    for round in 0..20_000 {
+        // Some go, at any place, and as many find room again.
+        let gone = 1 + random(&mut seed) as usize % 8;
+        for _ in 0..gone {
+            let (block, _) = held.swap_remove(random(&mut seed) as usize % held.len());
+            allocator.free(block);
+        }
+        for _ in 0..gone {
+            let block = allocator.allocate(LENGTH);
+            held.push((block.unwrap_or_else(|| panic!("no room in round {round}")), LENGTH));
+        }
+    }
+    assert_eq!(allocator.allocate(LENGTH), None, "it was full all the time");
+    allocator.check();
+}
+
+#[test]
 fn large_blocks_begin_on_a_cache_line_even_among_small_ones() {
     let mut allocator = Allocator::new(1 << 20);
     let small: Vec<_> = (0..100).map(|_| allocator.allocate(24).unwrap()).collect();

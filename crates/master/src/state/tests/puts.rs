@@ -176,6 +176,22 @@ fn nothing_is_evicted_when_it_cannot_help() {
 }
 
 #[test]
+fn a_put_that_finds_no_room_says_how_many_bytes_are_leased_pinned_and_written() {
+    let mut pool = Pool::new(8);
+    pool.put("read", MIB).unwrap();
+    let options = PutOptions { is_hard_pinned: true, ..PutOptions::default() };
+    pool.put_with("pinned", 2 * MIB, false, &options).unwrap();
+    pool.start(A, "written", 3 * MIB).unwrap();
+    pool.locate("read", true, false).unwrap();
+    let error = fails(pool.put("large", 3 * MIB), ErrorCode::NO_AVAILABLE_HANDLE).to_string();
+    for part in ["bytes=3145728", "free=2097152", "leased=1048576", "hard_pinned=2097152"] {
+        assert!(error.contains(part), "{part} in {error}");
+    }
+    assert!(error.contains("writing=3145728"), "{error}");
+    assert!(pool.exists("read") && pool.exists("pinned"), "nothing was evicted in vain");
+}
+
+#[test]
 fn nothing_is_evicted_for_a_hole_that_a_held_object_divides() {
     let mut pool = Pool::new(5);
     for key in ["a", "b", "held", "c", "d"] {
