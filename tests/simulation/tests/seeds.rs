@@ -1,13 +1,27 @@
 //! Worlds in which things break, judged at every step; and bugs on purpose, which must be found.
 
+use mooncake_base::env::EnvVar;
 use mooncake_simulation::{Bug, Outcome, Plan, run};
 
-/// How many worlds, and the first; `MOONCAKE_TEST_SEEDS=10000` and `MOONCAKE_TEST_SEED=7` change it.
-#[expect(clippy::disallowed_methods, reason = "tests take their switches from the environment")]
+static SEED: EnvVar =
+    EnvVar { name: "MOONCAKE_TEST_SEED", aliases: &[], default: "0", help: "The first world." };
+static SEEDS: EnvVar =
+    EnvVar { name: "MOONCAKE_TEST_SEEDS", aliases: &[], default: "100", help: "How many worlds." };
+static LONG: EnvVar = EnvVar {
+    name: "MOONCAKE_LONG_TESTS",
+    aliases: &[],
+    default: "",
+    help: "Whether tests also do what takes long.",
+};
+
+/// How many worlds, and the first of them.
 fn seeds() -> std::ops::Range<u64> {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    let first = number("MOONCAKE_TEST_SEED").unwrap_or(0);
-    first..first + number("MOONCAKE_TEST_SEEDS").unwrap_or(100)
+    let first = number(&SEED, 0);
+    first..first + number(&SEEDS, 100)
+}
+
+fn number(variable: &EnvVar, default: u64) -> u64 {
+    variable.read().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
 #[test]
@@ -37,16 +51,11 @@ fn a_bug_on_purpose_is_found() {
     const SOON: [Bug; 3] =
         [Bug::AnswersBeforeTheLog, Bug::ReleasesTooEarly, Bug::BelievesLateReads];
     for (name, bug) in Bug::ALL {
-        if !SOON.contains(&bug) && !is_long() {
+        if !SOON.contains(&bug) && LONG.read().is_none() {
             println!("{name} is looked for with MOONCAKE_LONG_TESTS=1");
             continue;
         }
         let found = (0..3000).find_map(|seed| run(Plan::new(seed).with_bug(bug)).err());
         assert!(found.is_some(), "{name} was not found");
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "tests take their switches from the environment")]
-fn is_long() -> bool {
-    std::env::var_os("MOONCAKE_LONG_TESTS").is_some()
 }
