@@ -378,7 +378,9 @@ impl Service {
                 }
             }),
         );
-        self.owners_changed(self.lock().dormant_segments());
+        let dormant = state.dormant_segments();
+        drop(state);
+        self.owners_changed(dormant);
         Ok(v1::MountResponse { results })
     }
 
