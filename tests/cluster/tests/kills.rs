@@ -109,7 +109,9 @@ fn check_killed_holders(flags: &[&str], transport: &str) {
     for name in ["first", "second"] {
         kill_a_holder(&mut random, name, &master, [&mut keeper, &mut reader], flags);
     }
-    expect(&mut reader, "served", transport);
+    // Ways are measured, and others than the best are tried now and then.
+    let served = ask(&mut reader, "served");
+    assert!(served.split(' ').any(|way| way == transport), "{served}");
 }
 
 #[test]

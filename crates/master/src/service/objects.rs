@@ -32,13 +32,16 @@ impl Service {
         let options = put_options(r.config.as_ref())?;
         let mut segments = SegmentTable::default();
         let mut write_window_ms = 0;
+        let mut items_before = 0;
         let results = self.in_slices(&r.items, |state, item| {
             write_window_ms = millis(state.rules().write_window);
+            let request = item_request(r.request, items_before);
+            items_before += 1;
             match self.start_one(
                 state,
                 (caller.client, &tenant),
                 item,
-                (&options, r.replace, r.request),
+                (&options, r.replace, request),
             ) {
                 Ok(started) => {
                     self.traffic.put(item.length);
@@ -267,6 +270,13 @@ impl Service {
             }
         }
     }
+}
+
+/// What tells an item of a call from all others of its caller, the same key twice among them; 0 if
+/// the caller does not number its calls.
+fn item_request(call: u64, items_before: u64) -> u64 {
+    const { assert!(BATCH_ITEMS_MAX <= 1 << 17) };
+    if call == 0 { 0 } else { call << 17 | items_before }
 }
 
 fn located_to_wire(

@@ -98,12 +98,16 @@ impl State {
     /// # Errors
     /// `NO_AVAILABLE_HANDLE`, with what holds the memory.
     pub(super) fn find_room(&mut self, now: Moment, want: &Want<'_>) -> Result<Vec<Replica>> {
+        if self.segments.open().is_empty() {
+            // Should the driver be late: memory may have rested by now.
+            while self.ring(now) {}
+        }
         let open = self.segments.open().iter().filter(|&&slot| want.within.has(slot));
-        let Some(need) = footprint(want.length) else { return Err(self.too_large(want)) };
+        let Some(need) = footprint(want.length) else { return Err(self.too_large(now, want)) };
         let possible =
             open.filter(|&&slot| self.segments.at(slot).allocator.length() >= need).count();
         if possible == 0 {
-            return Err(self.too_large(want));
+            return Err(self.too_large(now, want));
         }
         let wished = possible.min(want.replicas as usize);
         let mut replicas = Vec::with_capacity(wished);
@@ -396,7 +400,13 @@ impl State {
         }
     }
 
-    fn too_large(&self, want: &Want<'_>) -> Error {
+    fn too_large(&self, now: Moment, want: &Want<'_>) -> Error {
+        if let Some(end) = self.segments.end_of_rest(want.length) {
+            let why = "memory that came back rests until readers and late writers are done; retry";
+            return Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
+                .with("bytes", want.length)
+                .with("retry_after_ms", end.left(now).as_millis().max(1));
+        }
         let lengths = self.segments.open().iter().map(|&slot| self.segments.at(slot));
         let largest = lengths.map(|segment| segment.allocator.length()).max();
         let why = match largest {

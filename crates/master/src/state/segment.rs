@@ -134,6 +134,12 @@ impl Segment {
         self.status != SegmentStatus::Unmounting
     }
 
+    /// Whether it takes new objects as soon as it has rested.
+    fn is_only_resting(&self) -> bool {
+        let is_in_use = self.status == SegmentStatus::Ok && !self.is_suspect && !self.is_dormant;
+        is_in_use && self.is_resting
+    }
+
     pub(super) fn takes_new(&self) -> bool {
         self.status == SegmentStatus::Ok && !self.is_suspect && !self.is_dormant && !self.is_resting
     }
@@ -203,6 +209,13 @@ impl Segments {
 
     pub(super) fn at_mut(&mut self, slot: u32) -> &mut Segment {
         self.slots[slot as usize].as_mut().expect("a copy names only segments that are kept")
+    }
+
+    /// When the first of those that only rest, and hold so much, takes new objects.
+    pub(super) fn end_of_rest(&self, length: u64) -> Option<Moment> {
+        let resting = self.standing().filter(|(_, segment)| segment.is_only_resting());
+        let fitting = resting.filter(|(_, segment)| segment.allocator.length() >= length);
+        fitting.map(|(_, segment)| segment.quiet).min()
     }
 
     /// Every number is below this.
