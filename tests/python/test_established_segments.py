@@ -103,9 +103,8 @@ def test_during_the_grace_objects_are_read_and_none_is_put(bare: Established):
     while bare.get("k") != b"":
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    while bare.unmount_and_free_segment(ids) != INVALID:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    # It has left, whether its owner has noticed that already or learns of it by this very call.
+    assert bare.unmount_and_free_segment(ids) in (0, INVALID)
 
 
 def test_the_disk_tier_that_is_not_there_is_unmounted(bare: Established):
