@@ -208,7 +208,9 @@ impl Shared {
         kind: Announcement,
         deadline: Moment,
     ) -> Result<Vec<Result<()>>> {
-        if segments.is_empty() {
+        // That nothing is lent is worth saying only to a master that may think otherwise.
+        let is_news = kind == Announcement::All && self.registrations() > 0;
+        if segments.is_empty() && !is_news {
             return Ok(Vec::new());
         }
         let call = Call::Mount(v1::MountRequest {
