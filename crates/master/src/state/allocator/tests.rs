@@ -1,5 +1,7 @@
 //! The allocator against a model, and how densely it packs.
 
+use std::collections::VecDeque;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -37,6 +39,32 @@ fn fill(allocator: &mut Allocator, mut length: impl FnMut() -> u64) -> Vec<(Bloc
             None => return held,
         }
     }
+}
+
+/// How full it is in the mean while the oldest go until the newest has room, as in a pool that
+/// evicts.
+fn mean_under_churn(
+    allocator: &mut Allocator,
+    held: Vec<(BlockId, u64)>,
+    mut length: impl FnMut() -> u64,
+    rounds: u32,
+) -> f64 {
+    let mut held = VecDeque::from(held);
+    let mut sum = 0.0;
+    for _ in 0..rounds {
+        let length = length();
+        let block = loop {
+            if let Some(block) = allocator.allocate(length) {
+                break block;
+            }
+            let (oldest, _) = held.pop_front().expect("an empty segment has room");
+            allocator.free(oldest);
+        };
+        held.push_back((block, length));
+        sum += allocator.used() as f64 / allocator.length() as f64;
+    }
+    allocator.check();
+    sum / f64::from(rounds)
 }
 
 fn density(allocator: &Allocator, held: &[(BlockId, u64)]) -> f64 {
@@ -86,25 +114,9 @@ fn two_mixed_sizes_stay_dense_while_they_come_and_go() {
     let mut seed = 11;
     let mut allocator = Allocator::new(4 << 30);
     let mut pick = || if random(&mut seed).is_multiple_of(2) { 3_274_752 } else { 658_432 };
-    let mut held = std::collections::VecDeque::from(fill(&mut allocator, &mut pick));
-    let filled = density(&allocator, held.make_contiguous());
-    let mut sum = 0.0;
-    const ROUNDS: u32 = 20_000;
-    // The oldest go until the newest has room, as in a pool that evicts.
-    for _ in 0..ROUNDS {
-        let length = pick();
-        let block = loop {
-            if let Some(block) = allocator.allocate(length) {
-                break block;
-            }
-            let (oldest, _) = held.pop_front().expect("an empty segment has room");
-            allocator.free(oldest);
-        };
-        held.push_back((block, length));
-        sum += allocator.used() as f64 / allocator.length() as f64;
-    }
-    allocator.check();
-    let mean = sum / f64::from(ROUNDS);
+    let held = fill(&mut allocator, &mut pick);
+    let filled = density(&allocator, &held);
+    let mean = mean_under_churn(&mut allocator, held, pick, 20_000);
     println!("filled={filled} mean={mean}");
     assert!(filled >= 0.96 && mean >= 0.96, "filled={filled} mean={mean}");
 }
@@ -168,23 +180,8 @@ fn powers_of_two_and_their_neighbours_stay_dense_while_they_come_and_go() {
         let power = 13 + random(&mut seed) % 8;
         (1 << power) + random(&mut seed) % 35 - 17
     };
-    let mut held = std::collections::VecDeque::from(fill(&mut allocator, &mut pick));
-    let mut sum = 0.0;
-    const ROUNDS: u32 = 50_000;
-    for _ in 0..ROUNDS {
-        let length = pick();
-        let block = loop {
-            if let Some(block) = allocator.allocate(length) {
-                break block;
-            }
-            let (oldest, _) = held.pop_front().expect("an empty segment has room");
-            allocator.free(oldest);
-        };
-        held.push_back((block, length));
-        sum += allocator.used() as f64 / allocator.length() as f64;
-    }
-    allocator.check();
-    let mean = sum / f64::from(ROUNDS);
+    let held = fill(&mut allocator, &mut pick);
+    let mean = mean_under_churn(&mut allocator, held, pick, 50_000);
     println!("mean={mean}");
     assert!(mean >= 0.96, "mean={mean}");
 }
