@@ -166,8 +166,22 @@ class Engine:
         *,
         is_write: bool,
         timeout_s: float,
+        hint: str = "",
     ) -> int:
-        """Begin to move a batch; return its number, at least 1."""
+        """Begin to move a batch; return its number, at least 1.
+
+        Args:
+            segment: The name by which peers open it.
+            addresses: The addresses here.
+            peer_addresses: The addresses there.
+            lengths: How many bytes each has.
+            is_write: From here to there, or the other way.
+            timeout_s: How long it may take, besides a nanosecond for each byte.
+            hint: The way to try first: ``"memory"``, ``"shm"`` or ``"tcp"``; "": the fastest.
+
+        Raises:
+            MooncakeError: The segment cannot be reached, or too many batches wait.
+        """
 
     def is_done(self, batch: int) -> bool:
         """Say whether a batch has ended; raise if it failed. How it ended is told once."""

@@ -109,6 +109,22 @@ def test_calls_without_a_stream_take_device_memory_too(driver, pair):
     assert lent.raw[20:25] == b"bytes"
 
 
+@pytest.mark.parametrize("way", ["tcp", "memory"])
+def test_calls_on_a_stream_go_the_way_that_their_caller_names(driver, pair, way):
+    engine, segment, lent = pair
+    memory, base, stream = driver.memory(b"bytes"), ctypes.addressof(lent), driver.stream()
+    one, many = (memory, base, 5), ([memory], [base], [5])
+    for call, arguments in (
+        (engine.transfer_write_on_cuda, one),
+        (engine.transfer_read_on_cuda, one),
+        (engine.batch_transfer_write_on_cuda, many),
+        (engine.batch_transfer_read_on_cuda, many),
+    ):
+        before = engine.metrics()["transports"][way]["pieces"]
+        call(segment, *arguments, stream, way)
+        assert engine.metrics()["transports"][way]["pieces"] == before + 1, call.__name__
+
+
 def test_what_fails_on_a_stream_raises(driver, pair):
     engine, segment, lent = pair
     memory, base = driver.memory(b"bytes"), ctypes.addressof(lent)

@@ -220,6 +220,37 @@ def test_keywords_have_the_established_names(pair):
         pair.near.transfer_sync_write(**place, nonsense=1)
 
 
+@pytest.mark.parametrize("way", ["tcp", "shm"])
+def test_every_call_goes_the_way_that_its_caller_names(mortal, way):
+    near, here = start_engine(), Memory.of(bytes(10))
+    segment, there = mortal.segment, mortal.address
+    lists = (segment, [here.address], [there], [10])
+
+    def moved() -> int:
+        one = near.metrics()["transports"][way]
+        return int(one["bytes_read"] + one["bytes_written"])
+
+    def is_done(batch: int) -> bool:
+        return batch > 0 and near.get_batch_transfer_status([batch]) == 0
+
+    calls = [
+        lambda: near.transfer_sync_write(segment, here.address, there, 10, way) == 0,
+        lambda: near.transfer_sync_read(segment, here.address, there, 10, way) == 0,
+        lambda: near.transfer_sync(segment, here.address, there, 10, Read, None, way) == 0,
+        lambda: near.batch_transfer_sync_write(*lists, way) == 0,
+        lambda: near.batch_transfer_sync_read(*lists, transport_hint=way) == 0,
+        lambda: near.batch_transfer_sync(*lists, Write, None, way) == 0,
+        lambda: is_done(near.transfer_submit_write(segment, here.address, there, 10, way)),
+        lambda: is_done(near.batch_transfer_async_write(*lists, way)),
+        lambda: is_done(near.batch_transfer_async_read(*lists, way)),
+        lambda: is_done(near.batch_transfer_async(*lists, Read, transport_hint=way)),
+    ]
+    for number, call in enumerate(calls):
+        before = moved()
+        assert call(), number
+        assert moved() == before + 10, number
+
+
 @pytest.mark.parametrize("way", ["shm", "tcp"])
 def test_a_killed_peer_is_a_failure_within_the_deadline(way, monkeypatch):
     monkeypatch.setenv("MC_FORCE_TCP", "1" if way == "tcp" else "0")

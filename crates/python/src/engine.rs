@@ -146,7 +146,7 @@ impl Engine {
     }
 
     /// Begins to move a batch; its number.
-    #[pyo3(signature = (segment, addresses, peer_addresses, lengths, *, is_write, timeout_s))]
+    #[pyo3(signature = (segment, addresses, peer_addresses, lengths, *, is_write, timeout_s, hint = ""))]
     #[allow(clippy::too_many_arguments, reason = "each setting is a keyword")]
     fn submit(
         &self,
@@ -157,14 +157,16 @@ impl Engine {
         lengths: Numbers,
         is_write: bool,
         timeout_s: f64,
+        hint: &str,
     ) -> PyResult<u64> {
         let batch = or_raise(py, Batch::new(addresses, peer_addresses, lengths))?;
         let deadline = or_raise(py, deadline(timeout_s, batch.bytes()))?;
         self.call(py, |running| {
             let engine = running.engine()?;
             let peer = engine.open(segment, deadline)?;
-            let batch = engine.submit(peer, opcode(is_write), batch.into_pieces(), deadline)?;
-            Ok(batch.number())
+            let (opcode, hint) = (opcode(is_write), TransportKind::from_name(hint));
+            let pieces = batch.into_pieces();
+            Ok(engine.submit_hinted(peer, opcode, pieces, deadline, hint)?.number())
         })
     }
 

@@ -14,7 +14,10 @@ use std::{
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
-use mooncake_transfer_engine::{handshake::dial, process};
+use mooncake_transfer_engine::{
+    handshake::{Timed, dial},
+    process,
+};
 
 use crate::frame::{HEAD_BYTES, Head, Kind, META_BYTES_MAX};
 
@@ -111,7 +114,7 @@ impl Client {
         let stream = lease.stream.as_ref().expect("a lease holds its stream until it ends");
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let head = Head { kind, id, meta_bytes: meta.len() as u32, body_bytes };
-        let mut timed = Timed { stream, deadline };
+        let mut timed = Timed::new(stream, deadline);
         let answer =
             exchange(&mut timed, head, meta, body).map_err(|error| error.with("target", target))?;
         lease.is_good = true;
@@ -258,35 +261,4 @@ pub(crate) fn broken(source: io::Error) -> Error {
         _ => (ErrorCode::RPC_FAIL, "the connection broke"),
     };
     Error::new(code, text).caused_by(source)
-}
-
-/// A socket whose every read and write ends at the deadline.
-pub(crate) struct Timed<'a> {
-    pub(crate) stream: &'a TcpStream,
-    pub(crate) deadline: Moment,
-}
-
-impl Timed<'_> {
-    fn left(&self) -> io::Result<Option<Duration>> {
-        let left = self.deadline.left(SystemClock.now());
-        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
-    }
-}
-
-impl Read for Timed<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(self.left()?)?;
-        self.stream.read(buffer)
-    }
-}
-
-impl Write for Timed<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(self.left()?)?;
-        self.stream.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }

@@ -12,11 +12,11 @@ use std::{
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Result, SystemClock};
-use mooncake_transfer_engine::process;
+use mooncake_transfer_engine::{handshake::Timed, process};
 use socket2::SockRef;
 
 use crate::{
-    client::{Timed, broken},
+    client::broken,
     frame::{HEAD_BYTES, Head, Kind},
 };
 
@@ -312,7 +312,7 @@ fn serve(shared: &Shared, stream: &TcpStream, source: SocketAddr) -> Result<()> 
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(broken(error)),
         }
-        let mut timed = Timed { stream, deadline: SystemClock.now() + config.timeout };
+        let mut timed = Timed::new(stream, SystemClock.now() + config.timeout);
         let (head, meta, body) = receive(&mut timed, config.body_bytes_max)?;
         let slot = Arc::new(Slot::default());
         let answer = match head.kind {
@@ -331,7 +331,7 @@ fn serve(shared: &Shared, stream: &TcpStream, source: SocketAddr) -> Result<()> 
         };
         let reason = &reason.as_bytes()[..reason.len().min(1024)];
         let head = Head { kind, id: head.id, meta_bytes: reason.len() as u32, body_bytes: 0 };
-        timed.deadline = SystemClock.now() + config.timeout;
+        let mut timed = Timed::new(stream, SystemClock.now() + config.timeout);
         timed.write_all(&[&head.encode(), reason].concat()).map_err(broken)?;
     }
 }

@@ -9,8 +9,10 @@ pub mod client;
 pub mod codec;
 pub(crate) mod dial;
 pub mod server;
+mod timed;
 
 pub use client::{ask, fetch_descriptor, notify, probe};
 pub use codec::{Message, MessageKind, Notification};
 pub use dial::dial;
 pub use server::{HandshakeServer, HandshakeSettings};
+pub use timed::Timed;

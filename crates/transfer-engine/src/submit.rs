@@ -98,15 +98,32 @@ impl Engine {
         &self,
         peer: Arc<Peer>,
         opcode: Opcode,
-        mut pieces: Vec<Piece>,
+        pieces: Vec<Piece>,
         deadline: Moment,
     ) -> Result<BatchId> {
+        self.submit_hinted(peer, opcode, pieces, deadline, None)
+    }
+
+    /// Like [`Engine::submit`], trying the way that the caller names before all others, if there is
+    /// a path over it.
+    ///
+    /// # Errors
+    /// Those of [`Engine::submit`].
+    pub fn submit_hinted(
+        &self,
+        peer: Arc<Peer>,
+        opcode: Opcode,
+        mut pieces: Vec<Piece>,
+        deadline: Moment,
+        hint: Option<TransportKind>,
+    ) -> Result<BatchId> {
         self.usable()?;
-        if is_small(&peer, &pieces) {
-            self.transfer(&peer, opcode, &mut pieces, deadline);
+        let leaves = matches!(hint, Some(TransportKind::Tcp | TransportKind::Rdma));
+        if !leaves && is_small(&peer, &pieces) {
+            self.transfer_hinted(&peer, opcode, &mut pieces, deadline, hint);
             return Ok(self.movers().enter_ended(BatchStatus::of(&pieces, deadline)));
         }
-        self.movers().submit(self, Job { peer, opcode, pieces, deadline })
+        self.movers().submit(self, Job { peer, opcode, pieces, deadline, hint })
     }
 
     /// How far a batch is. Once it has ended the answer is given out and forgotten.

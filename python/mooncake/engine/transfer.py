@@ -1,5 +1,5 @@
 """`TransferEngine`: the established calls over the native engine."""
-# Callers may pass hints that this build has no use for.
+# Callers may pass settings that this build has no use for.
 # ruff: noqa: ARG002
 
 from __future__ import annotations
@@ -520,13 +520,19 @@ class TransferEngine(DeviceTransfers):
             buffer: The address here; the memory must not change before the batch has ended.
             peer_buffer_address: The address there.
             length: How many bytes.
-            transport_hint: Accepted; the engine takes the fastest way.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first; other words
+                leave the choice to the engine.
 
         Returns:
             The number of the batch, or 0 if it was not begun.
         """
         return self.batch_transfer_async(
-            target_hostname, [buffer], [peer_buffer_address], [length], _Opcode.Write
+            target_hostname,
+            [buffer],
+            [peer_buffer_address],
+            [length],
+            _Opcode.Write,
+            transport_hint,
         )
 
     @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
@@ -545,13 +551,19 @@ class TransferEngine(DeviceTransfers):
             buffers: The addresses here.
             peer_buffer_addresses: The addresses there.
             lengths: How many bytes each has.
-            transport_hint: Accepted; the engine takes the fastest way.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first; other words
+                leave the choice to the engine.
 
         Returns:
             The number of the batch, or 0 if it was not begun.
         """
         return self.batch_transfer_async(
-            target_hostname, buffers, peer_buffer_addresses, lengths, _Opcode.Write
+            target_hostname,
+            buffers,
+            peer_buffer_addresses,
+            lengths,
+            _Opcode.Write,
+            transport_hint,
         )
 
     @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
@@ -570,13 +582,19 @@ class TransferEngine(DeviceTransfers):
             buffers: The addresses here.
             peer_buffer_addresses: The addresses there.
             lengths: How many bytes each has.
-            transport_hint: Accepted; the engine takes the fastest way.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first; other words
+                leave the choice to the engine.
 
         Returns:
             The number of the batch, or 0 if it was not begun.
         """
         return self.batch_transfer_async(
-            target_hostname, buffers, peer_buffer_addresses, lengths, _Opcode.Read
+            target_hostname,
+            buffers,
+            peer_buffer_addresses,
+            lengths,
+            _Opcode.Read,
+            transport_hint,
         )
 
     @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
@@ -597,7 +615,8 @@ class TransferEngine(DeviceTransfers):
             peer_buffer_addresses: The addresses there.
             lengths: How many bytes each has.
             opcode: Read or Write.
-            transport_hint: Accepted; the engine takes the fastest way.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first; other words
+                leave the choice to the engine.
 
         Returns:
             The number of the batch, or 0 if it was not begun.
@@ -611,6 +630,7 @@ class TransferEngine(DeviceTransfers):
                 lengths,
                 is_write=is_write,
                 timeout_s=self._timeout_s,
+                hint=transport_hint or "",
             ),
             codes.NO_BATCH,
         )

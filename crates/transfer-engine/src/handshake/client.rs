@@ -2,15 +2,15 @@
 
 use std::{
     io::{self, Read, Write},
-    net::{Shutdown, TcpStream},
-    time::Duration,
+    net::Shutdown,
 };
 
-use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_base::{Endpoint, Error, ErrorCode, Moment, Result};
 
 use super::{
     codec::{self, MESSAGE_BYTES_MAX_DEFAULT, Message, MessageKind, Notification},
     dial::{dial, peer_error},
+    timed::Timed,
 };
 use crate::descriptor::{DESCRIPTOR_BYTES_MAX, SegmentDescriptor};
 
@@ -27,7 +27,7 @@ pub fn ask(endpoint: &Endpoint, message: &Message, deadline: Moment) -> Result<M
         |source| peer_error("the peer did not answer on its handshake socket", endpoint, source);
     // Without it the last part of a request waits for an acknowledgement; a refusal costs speed.
     let _ = stream.set_nodelay(true);
-    let mut timed = Timed { stream: &stream, deadline };
+    let mut timed = Timed::new(&stream, deadline);
     timed.write_all(&message.encode()).map_err(failed)?;
     let mut prefix = [0; codec::LENGTH_BYTES];
     timed.read_exact(&mut prefix).map_err(failed)?;
@@ -87,35 +87,4 @@ pub fn notify(endpoint: &Endpoint, notification: &Notification, deadline: Moment
     Err(Error::new(ErrorCode::TRANSFER_FAIL, "the peer did not take the notification")
         .with("peer", endpoint)
         .with("answer", answer.message))
-}
-
-/// A socket whose every read and write ends at the deadline.
-struct Timed<'a> {
-    stream: &'a TcpStream,
-    deadline: Moment,
-}
-
-impl Timed<'_> {
-    fn left(&self) -> io::Result<Option<Duration>> {
-        let left = self.deadline.left(SystemClock.now());
-        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
-    }
-}
-
-impl Read for Timed<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(self.left()?)?;
-        self.stream.read(buffer)
-    }
-}
-
-impl Write for Timed<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(self.left()?)?;
-        self.stream.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }

@@ -16,6 +16,7 @@ use crate::{
     engine::Inner,
     piece::{Opcode, Piece},
     process,
+    transport::TransportKind,
 };
 
 /// Threads that move submitted batches, at the most.
@@ -37,6 +38,8 @@ pub(crate) struct Job {
     pub(crate) opcode: Opcode,
     pub(crate) pieces: Vec<Piece>,
     pub(crate) deadline: Moment,
+    /// The way to try first.
+    pub(crate) hint: Option<TransportKind>,
 }
 
 /// The movers of one engine.
@@ -242,7 +245,8 @@ impl Mover {
         let Some(engine) = Engine::upgrade(&self.engine) else {
             return BatchStatus::Failed(closed());
         };
-        engine.transfer(&job.peer, job.opcode, &mut job.pieces, job.deadline);
+        let Job { peer, opcode, pieces, deadline, hint } = &mut job;
+        engine.transfer_hinted(peer, *opcode, pieces, *deadline, *hint);
         BatchStatus::of(&job.pieces, job.deadline)
     }
 }

@@ -2,10 +2,11 @@
 
 use mooncake_base::{Clock, ErrorKind, SystemClock};
 use mooncake_transfer_engine::{
-    BatchId, BatchStatus, ManagedBuffers, Opcode, Piece, handshake::Notification,
+    BatchId, BatchStatus, Engine, ManagedBuffers, Opcode, Piece, TransportKind,
+    handshake::Notification,
 };
 
-use crate::pair::{Pair, foreign, held, pattern, soon, start};
+use crate::pair::{Lent, Pair, foreign, held, pattern, runtime, soon, start};
 
 const LENGTH: usize = 1 << 20;
 
@@ -47,6 +48,29 @@ fn a_submitted_batch_is_moved_over_shared_memory() {
 #[test]
 fn a_submitted_batch_is_moved_over_tcp() {
     check_batches(&Pair::over_tcp());
+}
+
+#[test]
+fn a_submitted_batch_goes_the_way_that_its_caller_names() {
+    let runtime = runtime();
+    let (near, far) = (start(None, &runtime), start(None, &runtime));
+    let lent = Lent::shared(&far, LENGTH);
+    for (kind, length) in [TransportKind::Tcp, TransportKind::Shm, TransportKind::Memory]
+        .into_iter()
+        .flat_map(|kind| [9, LENGTH].map(|length| (kind, length)))
+    {
+        let moved = |near: &Engine| {
+            let transports = near.snapshot().transports;
+            transports.iter().find(|one| one.kind == kind).map_or(0, |one| one.bytes_written)
+        };
+        let before = moved(&near);
+        let mut bytes = pattern(length, 1);
+        let pieces = vec![Piece::new(held(&mut bytes), lent.base())];
+        let peer = near.open(far.segment_name(), soon()).unwrap();
+        let batch = near.submit_hinted(peer, Opcode::Write, pieces, soon(), Some(kind)).unwrap();
+        assert!(matches!(near.wait(&[batch]).unwrap()[..], [BatchStatus::Done]));
+        assert_eq!(moved(&near) - before, length as u64, "{kind}");
+    }
 }
 
 #[test]
@@ -169,7 +193,7 @@ fn managed_buffers_are_in_reach_of_peers_until_they_are_freed() {
 
 #[test]
 fn ranges_registered_together_are_lent_all_or_none_and_described_in_order() {
-    let runtime = crate::pair::runtime();
+    let runtime = runtime();
     let engine = start(None, &runtime);
     let registry = engine.regions();
     registry.register_all(&[(8192, 10), (4096, 10)], "*").unwrap();

@@ -1,0 +1,70 @@
+//! A socket with a deadline, for threads that block.
+
+use std::{
+    io::{self, Read, Write},
+    net::TcpStream,
+    time::Duration,
+};
+
+use mooncake_base::{Clock, Moment, SystemClock};
+
+/// A socket whose every read and write ends at the deadline, with [`io::ErrorKind::TimedOut`] or
+/// [`io::ErrorKind::WouldBlock`].
+#[derive(Debug)]
+pub struct Timed<'a> {
+    stream: &'a TcpStream,
+    deadline: Moment,
+}
+
+impl<'a> Timed<'a> {
+    /// The socket, until then.
+    pub const fn new(stream: &'a TcpStream, deadline: Moment) -> Self {
+        Self { stream, deadline }
+    }
+
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.deadline.left(SystemClock.now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_silent_peer_and_a_passed_deadline_end_a_read() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let ends_with = |deadline| {
+            let mut timed = Timed::new(&stream, deadline);
+            timed.read(&mut [0]).unwrap_err().kind()
+        };
+        let soon = SystemClock.now() + Duration::from_millis(20);
+        assert!(matches!(ends_with(soon), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock));
+        assert!(soon.has_passed(SystemClock.now()));
+        assert_eq!(ends_with(soon), io::ErrorKind::TimedOut);
+        let error = Timed::new(&stream, soon).write(b"x").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+}
