@@ -4,7 +4,6 @@
 //! server of the transfer engines, on a port of its own.
 
 mod access;
-mod bounded;
 mod browse;
 mod history;
 mod jobs;
@@ -22,23 +21,23 @@ use axum::{
     Router,
     body::{Body, Bytes},
     extract::{RawQuery, State},
-    http::{StatusCode, header},
+    http::StatusCode,
     middleware,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
 use mooncake_base::Error;
 use mooncake_base::sync::Mutex;
+use mooncake_http::{
+    Bounded, Peer,
+    reply::{not_found, text as text_reply},
+};
 use mooncake_proto::v1::{self, request, response};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::sync::CancellationToken;
 
-use self::{
-    bounded::{Bounded, Peer},
-    history::Samples,
-    summary::Snapshot,
-};
+use self::{history::Samples, summary::Snapshot};
 use crate::{
     config::Secret,
     service::{Origin, Service},
@@ -228,16 +227,8 @@ fn decoded(text: &str) -> Vec<u8> {
     out
 }
 
-fn text_reply(text: impl Into<Body>) -> Response {
-    ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text.into()).into_response()
-}
-
 fn json_reply(value: &Value) -> Response {
-    ([(header::CONTENT_TYPE, "application/json; charset=utf-8")], value.to_string()).into_response()
-}
-
-fn not_found() -> Response {
-    (StatusCode::NOT_FOUND, text_reply("404 Not Found")).into_response()
+    mooncake_http::reply::json(value.to_string())
 }
 
 /// The established form of a failure.

@@ -10,10 +10,11 @@ use serde_json::Value;
 const ARROWS: &[(&str, &[&str])] = &[
     ("base", &[]),
     ("proto", &["base"]),
+    ("http", &[]),
     ("verbs", &[]),
     ("transfer-engine", &["base", "verbs"]),
-    ("master", &["base", "proto"]),
-    ("store-client", &["base", "proto", "transfer-engine"]),
+    ("master", &["base", "http", "proto"]),
+    ("store-client", &["base", "http", "proto", "transfer-engine"]),
     ("transfer-tools", &["base", "transfer-engine"]),
     ("rpc", &["base", "transfer-engine"]),
     (

@@ -9,8 +9,9 @@ use axum::{
     response::Response,
 };
 use mooncake_base::{Error, ErrorCode};
+use mooncake_http::Peer;
 
-use super::{Shared, bounded::Peer, failure};
+use super::{Shared, failure};
 use crate::config::Secret;
 
 /// Headers that a proxy adds: behind one, the peer's address is not the asker's.

@@ -13,13 +13,11 @@ use axum::{
     routing::{any, get},
 };
 use mooncake_base::sync::Mutex;
+use mooncake_http::{Bounded, Peer};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    bounded::{Bounded, Peer},
-    decoded, not_found, parameter, text_reply,
-};
+use super::{decoded, not_found, parameter, text_reply};
 
 /// The largest value.
 const VALUE_BYTES_MAX: usize = 16 << 20;

@@ -2,16 +2,8 @@
 
 mod absent;
 
-use std::{
-    collections::HashSet,
-    fmt::{Display, Write as _},
-};
-
-use axum::{
-    extract::State,
-    http::header,
-    response::{IntoResponse, Response},
-};
+use axum::{extract::State, response::Response};
+use mooncake_http::{Exposition, reply};
 use mooncake_proto::v1;
 
 use super::Shared;
@@ -23,39 +15,9 @@ use crate::{
     state::Totals,
 };
 
-/// The text as it grows, and the names in it.
-#[derive(Debug, Default)]
-struct Exposition(String, HashSet<String>);
-
-impl Exposition {
-    fn head(&mut self, name: &str, kind: &str, help: &str) {
-        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
-        self.1.insert(name.to_owned());
-    }
-
-    fn gauge(&mut self, name: &str, help: &str, value: impl Display) {
-        self.head(name, "gauge", help);
-        let _ = writeln!(self.0, "{name} {value}");
-    }
-
-    fn counter(&mut self, name: &str, help: &str, value: impl Display) {
-        self.head(name, "counter", help);
-        let _ = writeln!(self.0, "{name} {value}");
-    }
-
-    /// A gauge for each segment name; segments of one name are summed by the caller.
-    fn segments(&mut self, name: &str, help: &str, values: &[(String, u64)]) {
-        self.head(name, "gauge", help);
-        for (segment, value) in values {
-            let segment = escape(segment);
-            let _ = writeln!(self.0, "{name}{{segment=\"{segment}\"}} {value}");
-        }
-    }
-}
-
 pub(super) async fn show(State(admin): Shared) -> Response {
     let text = text(&admin.service);
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
+    reply::metrics(text)
 }
 
 fn text(service: &Service) -> String {
@@ -70,10 +32,10 @@ fn text(service: &Service) -> String {
     load(&mut out, service);
     absent::add(&mut out);
     out.head("mooncake_master_info", "gauge", "The version of the master.");
-    let _ = writeln!(out.0, "mooncake_master_info{{version=\"{VERSION}\"}} 1");
+    out.sample("mooncake_master_info", &[("version", VERSION)], 1);
     let uptime = service.now().since(service.started()).as_secs();
     out.gauge("mooncake_master_uptime_seconds", "Seconds since the master started.", uptime);
-    out.0
+    out.finish()
 }
 
 fn pool(out: &mut Exposition, t: &Totals) {
@@ -109,8 +71,15 @@ fn segments(out: &mut Exposition, summaries: Vec<v1::SegmentSummary>) {
             }
         }
     }
-    out.segments("segment_allocated_bytes", "Bytes of the segment that are given away.", &used);
-    out.segments("segment_total_capacity_bytes", "Bytes of the segment.", &capacity);
+    for (name, help, values) in [
+        ("segment_allocated_bytes", "Bytes of the segment that are given away.", used),
+        ("segment_total_capacity_bytes", "Bytes of the segment.", capacity),
+    ] {
+        out.head(name, "gauge", help);
+        for (segment, value) in values {
+            out.sample(name, &[("segment", &segment)], value);
+        }
+    }
 }
 
 fn calls(out: &mut Exposition, calls: &Calls) {
@@ -143,13 +112,9 @@ fn traffic(out: &mut Exposition, t: &TrafficCount) {
     out.counter("mem_cache_hit_bytes_total", "Bytes of those found in memory.", t.hit_bytes);
     let name = "master_value_size_bytes";
     out.head(name, "histogram", "Sizes of the values that were given room.");
-    let mut count = 0;
-    for (class, values) in t.sizes.iter().enumerate() {
-        count += values;
-        let bound = SIZE_BOUNDS.get(class).map_or_else(|| "+Inf".to_owned(), u64::to_string);
-        let _ = writeln!(out.0, "{name}_bucket{{le=\"{bound}\"}} {count}");
-    }
-    let _ = writeln!(out.0, "{name}_sum {}\n{name}_count {count}", t.size_sum);
+    let classes = t.sizes.iter().enumerate();
+    let classes = classes.map(|(class, values)| (SIZE_BOUNDS.get(class), *values));
+    out.histogram(name, &[], classes, t.size_sum);
 }
 
 fn load(out: &mut Exposition, service: &Service) {
@@ -211,11 +176,6 @@ fn history(out: &mut Exposition, totals: &Totals) {
     for (name, help, value) in rows {
         out.counter(name, help, value);
     }
-}
-
-/// A label's value as the format wants it.
-fn escape(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]
@@ -294,7 +254,7 @@ mod tests {
             "master_value_size_bytes_sum 9",
             "master_value_size_bytes_count 4",
         ] {
-            assert!(out.0.lines().any(|found| found == line), "{line}");
+            assert!(out.text().lines().any(|found| found == line), "{line}");
         }
     }
 
@@ -311,7 +271,11 @@ mod tests {
         };
         let mut out = Exposition::default();
         segments(&mut out, vec![summary("a", 1), summary("a", 2), summary("b\"", 4)]);
-        assert!(out.0.contains("segment_allocated_bytes{segment=\"a\"} 3\n"), "{}", out.0);
-        assert!(out.0.contains("segment_total_capacity_bytes{segment=\"b\\\"\"} 10\n"));
+        assert!(
+            out.text().contains("segment_allocated_bytes{segment=\"a\"} 3\n"),
+            "{}",
+            out.text()
+        );
+        assert!(out.text().contains("segment_total_capacity_bytes{segment=\"b\\\"\"} 10\n"));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A name that is counted elsewhere is left out, so that a row may stay until its feature comes.
 
-use super::Exposition;
+use mooncake_http::Exposition;
 
 /// Operations of features that are not here: no such call was ever made.
 const OPERATIONS: &[&str] = &[
@@ -88,7 +88,7 @@ pub(super) fn add(out: &mut Exposition) {
 }
 
 fn add_one(out: &mut Exposition, name: &str, kind: &str) {
-    if out.1.contains(name) {
+    if out.has(name) {
         return;
     }
     let help = "Always zero: this master has nothing of the kind.";

@@ -28,13 +28,14 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A listener whose connections are bounded.
 #[derive(Debug)]
-pub(super) struct Bounded {
+pub struct Bounded {
     listener: TcpListener,
     permits: Arc<Semaphore>,
 }
 
 impl Bounded {
-    pub(super) fn new(listener: TcpListener) -> Self {
+    /// Connections of that listener.
+    pub fn new(listener: TcpListener) -> Self {
         Self { listener, permits: Arc::new(Semaphore::new(CONNECTIONS_MAX)) }
     }
 }
@@ -67,7 +68,7 @@ impl axum::serve::Listener for Bounded {
 
 /// The peer of a connection, for handlers.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Peer(pub(super) SocketAddr);
+pub struct Peer(pub SocketAddr);
 
 impl Connected<IncomingStream<'_, Bounded>> for Peer {
     fn connect_info(stream: IncomingStream<'_, Bounded>) -> Self {
@@ -77,7 +78,7 @@ impl Connected<IncomingStream<'_, Bounded>> for Peer {
 
 /// One connection.
 #[derive(Debug)]
-pub(super) struct BoundedStream {
+pub struct BoundedStream {
     stream: TcpStream,
     idle: Pin<Box<Sleep>>,
     _permit: OwnedSemaphorePermit,
