@@ -208,6 +208,8 @@ async fn open_service(config: &MasterConfig, clock: Arc<dyn Clock>) -> Result<Ar
             segments = restored.segments,
             objects = restored.objects,
             puts_under_way = restored.writes,
+            tasks = restored.tasks,
+            drain_jobs = restored.jobs,
             milliseconds = SystemClock.now().since(start).as_millis(),
             "read the log"
         );

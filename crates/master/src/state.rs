@@ -26,6 +26,7 @@ mod quarantine;
 mod query;
 mod random;
 mod read;
+mod record;
 mod restore;
 mod room;
 mod rules;

@@ -41,6 +41,7 @@ impl State {
             let tenant = quota.tenant.as_str();
             Effect::Quota { tenant, bytes: Some(quota.requested) }.encode(into);
         }
+        self.describe_records(into);
         self.describe_rests(now, into);
         for write in self.writes.iter() {
             if let Some(started) = self.logged_write(write) {

@@ -133,7 +133,12 @@ impl State {
         }
         let end = self.dormancy.end();
         if end.has_passed(now) {
+            let client = segment.client;
             self.drop_segment(slot);
+            if self.clients.check(client).is_err() {
+                // Nobody will fetch what waits for it.
+                self.abandon_tasks(now, client, false);
+            }
         } else {
             self.timers.push(end, Timer::Dormant(id, incarnation));
         }

@@ -4,6 +4,8 @@
 //! never more than may run at once, until a whole pass finds none. What three tries could not move
 //! is passed over; then the job fails in the end and its segments take objects again.
 
+mod record;
+
 use std::{collections::VecDeque, time::Duration};
 
 use mooncake_base::{Error, ErrorCode, Incarnation, JobId, Moment, Result, SegmentId};
@@ -98,7 +100,7 @@ pub(super) struct Jobs {
 }
 
 #[derive(Debug)]
-struct Job {
+pub(super) struct Job {
     segments: Vec<(SegmentId, Incarnation)>,
     targets: Vec<Box<str>>,
     concurrency: u32,
@@ -141,14 +143,21 @@ impl Jobs {
         self.by_id.get_mut(&id).filter(|job| !job.is_over())
     }
 
-    fn end(&mut self, id: JobId) {
+    /// All jobs that are not forgotten.
+    pub(super) fn all(&self) -> impl Iterator<Item = (JobId, &Job)> {
+        self.by_id.iter().map(|(id, job)| (*id, job))
+    }
+
+    /// The job is over; which is forgotten for it.
+    fn end(&mut self, id: JobId) -> Option<JobId> {
         self.running.retain(|other| *other != id);
         self.finished.push_back(id);
-        if self.finished.len() > FINISHED_MAX
-            && let Some(oldest) = self.finished.pop_front()
-        {
+        let is_over = self.finished.len() > FINISHED_MAX;
+        let oldest = is_over.then(|| self.finished.pop_front()).flatten();
+        if let Some(oldest) = oldest {
             self.by_id.remove(&oldest);
         }
+        oldest
     }
 }
 
@@ -225,6 +234,7 @@ impl State {
         self.jobs.by_id.insert(id, job);
         self.jobs.running.push(id);
         self.mark(&slots, SegmentStatus::Draining);
+        self.log_job(id);
         self.schedule_job(id, now);
         Ok(id)
     }
@@ -341,7 +351,7 @@ impl State {
             Seen::Nothing
         } else if job.busy.contains(&(slot, object.version)) {
             Seen::Busy
-        } else if object.flags.has(Flags::COPIED) || segment.is_suspect {
+        } else if object.flags.has(Flags::COPIED) || !segment.is_readable() {
             Seen::Blocked
         } else {
             Seen::Copy(segment.spec.id)
@@ -416,6 +426,7 @@ impl State {
                 job.given_up.insert(slot, version);
             }
         }
+        self.log_job(id);
         self.schedule_job(id, now);
     }
 
@@ -433,7 +444,10 @@ impl State {
         } else {
             why.clone_into(&mut job.view.message);
         }
-        self.jobs.end(id);
+        self.log_job(id);
+        if let Some(oldest) = self.jobs.end(id) {
+            self.effects.record(|| Effect::Task { id: oldest.bits(), record: None });
+        }
     }
 
     /// The segments of the job that are still there.

@@ -5,7 +5,7 @@
 //! itself, so that replaying one that a snapshot already contains changes nothing in the end.
 //! Leases, fences and the order of eviction are no effects.
 
-mod codec;
+pub(super) mod codec;
 
 use std::time::Duration;
 
@@ -138,7 +138,8 @@ pub enum Effect<'a> {
         /// The next number.
         number: SegmentNumber,
     },
-    /// A record of a task, in the words of the tasks; none: forgotten.
+    /// How a task or a drain job stands, in words of their own (`state/record.rs`); none:
+    /// forgotten.
     Task {
         /// Which.
         id: u128,

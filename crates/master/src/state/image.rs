@@ -14,6 +14,7 @@ use rustc_hash::FxHashMap;
 
 use super::{
     effect::{Copy, Effect, LoggedPin, NotAnEffect, ObjectName, Value},
+    record::next_ordinal,
     segment::{SegmentNumber, SegmentSpec},
 };
 
@@ -34,6 +35,8 @@ pub struct Image {
     pub(super) next_number: u32,
     pub(super) tasks: BTreeMap<u128, Box<[u8]>>,
     pub(super) quotas: BTreeMap<Box<str>, u64>,
+    /// The number that a copy made by a task may have next.
+    pub(super) next_ordinal: u16,
 }
 
 /// A segment that was in the pool.
@@ -98,7 +101,7 @@ impl Image {
         self.segments.len()
     }
 
-    /// The records of tasks, by their ids.
+    /// The records of tasks and drain jobs, by their ids.
     pub fn tasks(&self) -> impl Iterator<Item = (u128, &[u8])> {
         self.tasks.iter().map(|(&id, record)| (id, &**record))
     }
@@ -148,10 +151,13 @@ impl Image {
                     self.objects[tenant].remove(object.key);
                 }
             }
-            Effect::ReplicaAdded { object, copy } => self.change(&object, |found| {
-                found.copies.retain(|other| other.ordinal != copy.ordinal);
-                found.copies.push(copy);
-            }),
+            Effect::ReplicaAdded { object, copy } => {
+                self.next_ordinal = copy.ordinal.wrapping_add(1);
+                self.change(&object, |found| {
+                    found.copies.retain(|other| other.ordinal != copy.ordinal);
+                    found.copies.push(copy);
+                });
+            }
             Effect::ReplicaDropped { object, ordinal } => {
                 self.change(&object, |found| found.copies.retain(|copy| copy.ordinal != ordinal));
             }
@@ -166,18 +172,23 @@ impl Image {
                 self.next_version = self.next_version.max(version);
                 self.next_number = self.next_number.max(number.0);
             }
-            Effect::Task { id, record: Some(record) } => {
-                self.tasks.insert(id, record.into());
-            }
-            Effect::Task { id, record: None } => {
-                self.tasks.remove(&id);
-            }
+            Effect::Task { id, record } => self.note(id, record),
             Effect::Quota { tenant, bytes: Some(bytes) } => {
                 self.quotas.insert(tenant.into(), bytes);
             }
             Effect::Quota { tenant, bytes: None } => {
                 self.quotas.remove(tenant);
             }
+        }
+    }
+
+    fn note(&mut self, id: u128, record: Option<&[u8]>) {
+        if let Some(ordinal) = next_ordinal(id, record) {
+            self.next_ordinal = ordinal;
+        } else if let Some(record) = record {
+            self.tasks.insert(id, record.into());
+        } else {
+            self.tasks.remove(&id);
         }
     }
 

@@ -15,6 +15,8 @@ const TENANTS_MAX: usize = 1 << 16;
 const TABLES: usize = 1024;
 /// The most objects there may be, and so the numbers that are never one.
 const OBJECTS_MAX: usize = u32::MAX as usize - 2;
+/// The number of no object.
+pub(super) const NO_OBJECT: u32 = u32::MAX;
 /// A replica's id is its version shifted by so much, and its number among the copies.
 const ORDINAL_BITS: u32 = 16;
 /// The most copies of one object. Copies that a put makes are numbered below this, copies that a

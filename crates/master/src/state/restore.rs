@@ -30,6 +30,10 @@ pub struct Restored {
     pub objects: u64,
     /// Puts that were under way.
     pub writes: u64,
+    /// Copies and moves that wait to go on.
+    pub tasks: u64,
+    /// Drain jobs that go on.
+    pub jobs: u64,
     /// Objects and puts that the log has where others lie, or beyond their segment. They are
     /// dropped: the log was damaged in a way that its checksums did not show.
     pub conflicts: u64,
@@ -107,6 +111,9 @@ impl Restoration {
         for rest in image.rests {
             self.rest(state, &rest);
         }
+        let records = state.restore_records(self.now, image.tasks, image.next_ordinal);
+        (self.report.tasks, self.report.jobs) = (records.tasks, records.jobs);
+        self.report.conflicts += records.damaged;
     }
 
     fn segment(&self, state: &mut State, number: SegmentNumber, logged: LoggedSegment) -> u32 {

@@ -67,12 +67,12 @@ impl SegmentStatus {
         }
     }
 
-    /// What the log wrote so; in use, if a later version wrote it. A drain does not outlive the
-    /// master that ran it, so that its segments are in use again, too.
+    /// What the log wrote so; in use, if a later version wrote it.
     pub(super) fn from_code(code: u8) -> Self {
         match code {
             1 => Self::GracefullyUnmounting,
             2 => Self::Unmounting,
+            3 => Self::Draining,
             4 => Self::Drained,
             _ => Self::Ok,
         }
@@ -138,6 +138,12 @@ impl Segment {
     fn is_only_resting(&self) -> bool {
         let is_in_use = self.status == SegmentStatus::Ok && !self.is_suspect && !self.is_dormant;
         is_in_use && self.is_resting
+    }
+
+    /// Whether it will take new objects by itself: once its owner has announced it after a restart,
+    /// and it has rested.
+    pub(super) fn is_coming_back(&self) -> bool {
+        self.status == SegmentStatus::Ok && !self.is_suspect && (self.is_dormant || self.is_resting)
     }
 
     pub(super) fn takes_new(&self) -> bool {

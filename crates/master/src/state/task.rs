@@ -7,6 +7,7 @@
 
 mod attempt;
 mod book;
+mod record;
 
 use mooncake_base::{
     ClientId, Error, ErrorCode, JobId, Moment, ObjectKey, ReplicaId, Result, SegmentId, TaskId,
@@ -21,10 +22,12 @@ use super::{
     read::{not_found, not_ready},
 };
 pub(super) use book::Tasks;
-use book::{Goal, Task};
+use book::{Goal, Subject, Task};
 
 /// The most targets of one copy.
 const TARGETS_MAX: usize = 128;
+/// A reason that a client gives is cut to so many bytes.
+const WHY_BYTES_MAX: usize = 1024;
 
 /// What a task does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -220,7 +223,8 @@ impl State {
             return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, why).with("task", end.id));
         }
         let failed = |replica: ReplicaId| end.failed_replicas.contains(&replica);
-        self.end_attempt(now, end.id, end.why, &failed, until.into());
+        let why = &end.why[..end.why.floor_char_boundary(WHY_BYTES_MAX)];
+        self.end_attempt(now, end.id, why, &failed, until.into());
         self.fill_jobs(now);
         Ok(())
     }
@@ -235,20 +239,27 @@ impl State {
         job: Option<JobId>,
     ) -> TaskId {
         let object = self.objects.at(slot);
-        let (version, key) = (object.version, object.key.clone());
-        let task = Task::new(now, kind, goal, (slot, version, key), job);
-        let id = self.tasks.insert(task);
+        let (version, tenant, key) = (object.version, object.tenant, object.key.clone());
+        let subject = Subject { slot, version, tenant, key };
+        let id = self.tasks.insert(Task::new(now, kind, goal, subject, job));
+        self.log_task(id);
+        self.await_client(now, id);
+        id
+    }
+
+    /// A task that is in no queue waits for a client to fetch it.
+    fn await_client(&mut self, now: Moment, id: TaskId) {
         self.assign_task(now, id, now, None);
-        if job.is_none() && !self.rules.tasks.pending_timeout.is_zero() {
+        let is_of_job = self.tasks.get(id).is_some_and(|task| task.job.is_some());
+        if !is_of_job && !self.rules.tasks.pending_timeout.is_zero() {
             self.watch(id, now + self.rules.tasks.pending_timeout);
         }
-        id
     }
 
     /// The object that the task is about, if it is still the same.
     fn subject(&self, task: &Task) -> Option<&Object> {
-        let object = self.objects.get(task.slot)?;
-        (object.is_complete() && object.version == task.version).then_some(object)
+        let object = self.objects.get(task.subject.slot)?;
+        (object.is_complete() && object.version == task.subject.version).then_some(object)
     }
 
     /// Until when a client may still read the object for a task.
@@ -362,7 +373,7 @@ impl State {
 }
 
 /// Why a task fails whose object is not what it was.
-const CHANGED: &str = "the object was removed, evicted or replaced before it was copied";
+const CHANGED: &str = "the object was removed, evicted, replaced or lost before it was copied";
 
 fn unknown(id: TaskId) -> Error {
     let why = "there is no such task, or that try of it is over";

@@ -6,6 +6,7 @@ mod news;
 mod pool;
 mod puts;
 mod reads;
+mod records;
 mod tasks;
 mod tenants;
 

@@ -73,7 +73,7 @@ impl<'a> Effect<'a> {
     /// # Errors
     /// The bytes are damaged or of a later version; those before were handed over.
     pub fn decode_all(bytes: &'a [u8], mut each: impl FnMut(Self)) -> Result<(), NotAnEffect> {
-        let mut input = Reader { bytes, at: 0 };
+        let mut input = Reader::new(bytes);
         while input.at < bytes.len() {
             let at = input.at;
             each(input.effect().ok_or(NotAnEffect { at })?);
@@ -82,19 +82,20 @@ impl<'a> Effect<'a> {
     }
 }
 
-struct Writer<'b>(&'b mut Vec<u8>);
+/// Appends fields to bytes.
+pub(in crate::state) struct Writer<'b>(pub(in crate::state) &'b mut Vec<u8>);
 
 impl Writer<'_> {
     fn tag(&mut self, tag: u8) -> &mut Self {
         self.byte(tag)
     }
 
-    fn byte(&mut self, byte: u8) -> &mut Self {
+    pub(in crate::state) fn byte(&mut self, byte: u8) -> &mut Self {
         self.0.push(byte);
         self
     }
 
-    fn bool(&mut self, value: bool) -> &mut Self {
+    pub(in crate::state) fn bool(&mut self, value: bool) -> &mut Self {
         self.byte(u8::from(value))
     }
 
@@ -102,7 +103,7 @@ impl Writer<'_> {
         self.int(u64::from(number))
     }
 
-    fn int(&mut self, mut value: u64) -> &mut Self {
+    pub(in crate::state) fn int(&mut self, mut value: u64) -> &mut Self {
         while value >= 0x80 {
             self.0.push(value as u8 | 0x80);
             value >>= 7;
@@ -110,23 +111,23 @@ impl Writer<'_> {
         self.byte(value as u8)
     }
 
-    fn id(&mut self, bits: u128) -> &mut Self {
+    pub(in crate::state) fn id(&mut self, bits: u128) -> &mut Self {
         self.0.extend_from_slice(&bits.to_le_bytes());
         self
     }
 
-    fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+    pub(in crate::state) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
         self.int(bytes.len() as u64);
         self.0.extend_from_slice(bytes);
         self
     }
 
-    fn text(&mut self, text: &str) -> &mut Self {
+    pub(in crate::state) fn text(&mut self, text: &str) -> &mut Self {
         self.bytes(text.as_bytes())
     }
 
     /// In milliseconds, rounded up: what is logged as resting rests no shorter.
-    fn time(&mut self, time: Duration) -> &mut Self {
+    pub(in crate::state) fn time(&mut self, time: Duration) -> &mut Self {
         self.int(u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX))
     }
 
@@ -170,12 +171,17 @@ impl Writer<'_> {
     }
 }
 
-struct Reader<'a> {
+/// Reads fields of bytes; `None` once they are none.
+pub(in crate::state) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
 impl<'a> Reader<'a> {
+    pub(in crate::state) fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0 }
+    }
+
     fn effect(&mut self) -> Option<Effect<'a>> {
         Some(match self.byte()? {
             1 => Effect::Mounted {
@@ -239,7 +245,7 @@ impl<'a> Reader<'a> {
         Some(bytes)
     }
 
-    fn byte(&mut self) -> Option<u8> {
+    pub(in crate::state) fn byte(&mut self) -> Option<u8> {
         Some(self.raw(1)?[0])
     }
 
@@ -247,7 +253,7 @@ impl<'a> Reader<'a> {
         u16::try_from(self.int()?).ok()
     }
 
-    fn bool(&mut self) -> Option<bool> {
+    pub(in crate::state) fn bool(&mut self) -> Option<bool> {
         match self.byte()? {
             0 => Some(false),
             1 => Some(true),
@@ -255,7 +261,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn int(&mut self) -> Option<u64> {
+    pub(in crate::state) fn int(&mut self) -> Option<u64> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
             let byte = self.byte()?;
@@ -275,20 +281,20 @@ impl<'a> Reader<'a> {
         u32::try_from(self.int()?).ok().map(SegmentNumber)
     }
 
-    fn id(&mut self) -> Option<u128> {
+    pub(in crate::state) fn id(&mut self) -> Option<u128> {
         Some(u128::from_le_bytes(self.raw(16)?.try_into().ok()?))
     }
 
-    fn sized(&mut self) -> Option<&'a [u8]> {
+    pub(in crate::state) fn sized(&mut self) -> Option<&'a [u8]> {
         let length = usize::try_from(self.int()?).ok()?;
         self.raw(length)
     }
 
-    fn text(&mut self) -> Option<&'a str> {
+    pub(in crate::state) fn text(&mut self) -> Option<&'a str> {
         std::str::from_utf8(self.sized()?).ok()
     }
 
-    fn time(&mut self) -> Option<Duration> {
+    pub(in crate::state) fn time(&mut self) -> Option<Duration> {
         Some(Duration::from_millis(self.int()?))
     }
 

@@ -15,6 +15,7 @@ use crate::state::{
     object::{Flags, Object, Replica},
     put::PutOptions,
     room::{Want, Within},
+    segment::Segment,
     timer::Timer,
 };
 
@@ -22,6 +23,8 @@ use crate::state::{
 const PAUSE: Duration = Duration::from_millis(250);
 /// … but no longer than this.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// How soon it is looked again whether memory has come back.
+const WAIT_PAUSE: Duration = Duration::from_millis(250);
 /// How often a part of a drain is tried again.
 const UNIT_RETRIES_MAX: u32 = 3;
 
@@ -35,6 +38,8 @@ enum Plan {
     Elsewhere,
     /// Not now.
     Later(&'static str),
+    /// Not before memory that is on its way back is there.
+    Wait,
     /// Never.
     Fail(&'static str),
 }
@@ -57,7 +62,7 @@ impl Spot {
 impl State {
     /// Begins a task that waits for the client; nothing if there is nothing for it to do.
     pub(super) fn begin_task(&mut self, now: Moment, client: ClientId, id: TaskId) -> Option<Work> {
-        let slot = self.tasks.get(id)?.slot;
+        let slot = self.tasks.get(id)?.subject.slot;
         if self.objects.get(slot).is_some() {
             self.settle(slot);
         }
@@ -83,6 +88,10 @@ impl State {
                 self.retry_task(now, id, why);
                 None
             }
+            Plan::Wait => {
+                self.tasks.queue(id, client, now + WAIT_PAUSE);
+                None
+            }
             Plan::Fail(why) => {
                 self.fail_task(now, id, why);
                 None
@@ -99,7 +108,10 @@ impl State {
             .map(|(copy, segment)| (copy, segment.client))
             .collect();
         let Some(source) = nearest(&readable, client) else {
-            return Plan::Later("nobody who holds a copy is heard of");
+            return match copies.iter().any(|copy| self.segments.at(copy.segment).is_dormant) {
+                true => Plan::Wait,
+                false => Plan::Later("nobody who holds a copy is heard of"),
+            };
         };
         let sources = self.sources(&task.goal);
         let is_on = |slots: &[u32]| {
@@ -120,9 +132,12 @@ impl State {
             }
             Goal::Leave { targets, .. } => match self.way_out(copies, &sources, targets, &is_on) {
                 Ok(spot) => spot.into_iter().collect(),
-                Err(why) => return Plan::Later(why),
+                Err(later) => return later,
             },
         };
+        if spots.iter().any(|spot| self.is_on_its_way(spot)) {
+            return Plan::Wait;
+        }
         let is_gone = |spot: &Spot| matches!(spot, Spot::Only(slots) if slots.is_empty());
         if spots.iter().any(is_gone) {
             Plan::Fail("the target is not mounted any more")
@@ -143,7 +158,7 @@ impl State {
         sources: &[u32],
         targets: &[Box<str>],
         is_on: &dyn Fn(&[u32]) -> bool,
-    ) -> Result<Option<Spot>, &'static str> {
+    ) -> Result<Option<Spot>, Plan> {
         if !copies.iter().any(|copy| sources.contains(&copy.segment)) {
             return Ok(None);
         }
@@ -156,7 +171,21 @@ impl State {
         if self.segments.open().iter().any(|slot| !holders.contains(slot)) {
             return Ok(Some(Spot::Except(holders)));
         }
-        if is_on(&holders) { Ok(None) } else { Err("no other segment takes objects") }
+        let others = self.segments.standing().filter(|(slot, _)| !holders.contains(slot));
+        if others.into_iter().any(|(_, segment)| segment.is_coming_back()) {
+            Err(Plan::Wait)
+        } else if is_on(&holders) {
+            Ok(None)
+        } else {
+            Err(Plan::Later("no other segment takes objects"))
+        }
+    }
+
+    /// Whether a copy is wanted where nothing can be put yet, but soon.
+    fn is_on_its_way(&self, spot: &Spot) -> bool {
+        let Spot::Only(slots) = spot else { return false };
+        let mut wanted = slots.iter().map(|&slot| self.segments.at(slot));
+        !wanted.clone().any(Segment::takes_new) && wanted.any(Segment::is_coming_back)
     }
 
     /// Takes room for the copies and lets the client write them.
@@ -168,7 +197,7 @@ impl State {
         spots: &[Spot],
     ) -> Option<Work> {
         let task = self.tasks.get(id)?;
-        let (slot, key, kind) = (task.slot, task.key.clone(), task.kind);
+        let (slot, key, kind) = (task.subject.slot, task.subject.key.clone(), task.kind);
         let object = self.objects.at(slot);
         let (tenant, version, length) = (object.tenant, object.version, object.length);
         let checksum = self.objects.checksum(slot);
@@ -259,7 +288,7 @@ impl State {
     ) {
         let Some(attempt) = self.tasks.halt(id) else { return };
         let Some(task) = self.tasks.get(id) else { return };
-        let (slot, version) = (task.slot, task.version);
+        let (slot, version) = (task.subject.slot, task.subject.version);
         let is_same = self.subject(task).is_some();
         if is_same {
             self.objects.at_mut(slot).flags.set(Flags::COPIED, false);
@@ -293,7 +322,7 @@ impl State {
     /// What the task wanted stands: what it drops goes.
     fn conclude(&mut self, now: Moment, id: TaskId, copied: u64) {
         let Some(task) = self.tasks.get(id) else { return };
-        let (slot, sources) = (task.slot, self.sources(&task.goal));
+        let (slot, sources) = (task.subject.slot, self.sources(&task.goal));
         self.drop_copies(now, slot, &sources);
         self.finish_task(now, id, Ok(copied));
     }
@@ -313,8 +342,9 @@ impl State {
         task.retries += 1;
         task.updated = now;
         why.clone_into(&mut task.message);
-        let client = task.client;
-        let pause = PAUSE_MAX.min(PAUSE * (1 << task.retries.min(8)));
+        let (client, retries) = (task.client, task.retries);
+        self.log_task(id);
+        let pause = PAUSE_MAX.min(PAUSE * (1 << retries.min(8)));
         self.assign_task(now, id, now + pause, Some(client));
     }
 
@@ -330,13 +360,23 @@ impl State {
             Ok(_) => (TaskStatus::Success, "Task completed successfully".to_owned()),
             Err(why) => (TaskStatus::Failed, why.to_owned()),
         };
-        let (slot, version, job) = (task.slot, task.version, task.job);
+        let (slot, version, job) = (task.subject.slot, task.subject.version, task.job);
         match job {
             Some(job) => {
                 self.tasks.remove(id);
                 self.end_unit(now, job, (slot, version), outcome);
             }
-            None => self.tasks.finish(id, self.rules.tasks.finished_max),
+            None => {
+                self.log_task(id);
+                self.forget_finished(id);
+            }
+        }
+    }
+
+    /// The task is over; if that are too many to be remembered, the oldest is not any more.
+    pub(super) fn forget_finished(&mut self, id: TaskId) {
+        if let Some(oldest) = self.tasks.finish(id, self.rules.tasks.finished_max) {
+            self.effects.record(|| Effect::Task { id: oldest.bits(), record: None });
         }
     }
 

@@ -16,13 +16,10 @@ const LOOK_MAX: usize = 1024;
 
 /// A task.
 #[derive(Debug)]
-pub(super) struct Task {
+pub(in super::super) struct Task {
     pub(super) kind: TaskKind,
     pub(super) goal: Goal,
-    /// The object: its number, good as long as the version is the same.
-    pub(super) slot: u32,
-    pub(super) version: u64,
-    pub(super) key: ObjectKey,
+    pub(super) subject: Subject,
     pub(super) status: TaskStatus,
     pub(super) created: Moment,
     pub(super) updated: Moment,
@@ -40,6 +37,16 @@ pub(super) struct Task {
     pub(super) job: Option<JobId>,
     /// While it runs.
     pub(super) attempt: Option<Attempt>,
+}
+
+/// The object of a task.
+#[derive(Debug, Clone)]
+pub(super) struct Subject {
+    /// Its number, good as long as the version is the same.
+    pub(super) slot: u32,
+    pub(super) version: u64,
+    pub(super) tenant: u16,
+    pub(super) key: ObjectKey,
 }
 
 /// What is to be reached.
@@ -72,15 +79,13 @@ impl Task {
         now: Moment,
         kind: TaskKind,
         goal: Goal,
-        (slot, version, key): (u32, u64, ObjectKey),
+        subject: Subject,
         job: Option<JobId>,
     ) -> Self {
         Self {
             kind,
             goal,
-            slot,
-            version,
-            key,
+            subject,
             status: TaskStatus::Pending,
             created: now,
             updated: now,
@@ -131,8 +136,13 @@ impl Tasks {
     pub(super) fn insert(&mut self, task: Task) -> TaskId {
         let bits = u128::from(self.random.next()) << 64 | u128::from(self.random.next());
         let id = TaskId::from_bits(bits);
-        self.by_id.insert(id, task);
+        self.enter(id, task);
         id
+    }
+
+    /// A task that has its id already.
+    pub(super) fn enter(&mut self, id: TaskId, task: Task) {
+        self.by_id.insert(id, task);
     }
 
     /// Forgets a task that waits.
@@ -174,7 +184,7 @@ impl Tasks {
         task.phase += 1;
         task.status = TaskStatus::Processing;
         task.attempt = Some(attempt);
-        self.running.insert(task.slot, id);
+        self.running.insert(task.subject.slot, id);
         self.processing += 1;
     }
 
@@ -184,21 +194,22 @@ impl Tasks {
         let attempt = task.attempt.take()?;
         task.phase += 1;
         task.status = TaskStatus::Pending;
-        if self.running.get(&task.slot) == Some(&id) {
-            self.running.remove(&task.slot);
+        if self.running.get(&task.subject.slot) == Some(&id) {
+            self.running.remove(&task.subject.slot);
         }
         self.processing -= 1;
         Some(attempt)
     }
 
-    /// The task is over; the oldest that are over are forgotten beyond so many.
-    pub(super) fn finish(&mut self, id: TaskId, finished_max: usize) {
+    /// The task is over; which is forgotten for it, since that many are remembered.
+    pub(super) fn finish(&mut self, id: TaskId, finished_max: usize) -> Option<TaskId> {
         self.finished.push_back(id);
-        while self.finished.len() > finished_max {
-            if let Some(oldest) = self.finished.pop_front() {
-                self.by_id.remove(&oldest);
-            }
+        let is_over = self.finished.len() > finished_max;
+        let oldest = is_over.then(|| self.finished.pop_front()).flatten();
+        if let Some(oldest) = oldest {
+            self.by_id.remove(&oldest);
         }
+        oldest
     }
 
     /// The object is gone or another one; whatever was copied of it is of no use.
@@ -220,6 +231,21 @@ impl Tasks {
             }
         }
         freed
+    }
+
+    /// What was asked for by callers, and not by drains.
+    pub(in super::super) fn asked_for(&self) -> impl Iterator<Item = (TaskId, &Task)> {
+        self.by_id.iter().filter(|(_, task)| task.job.is_none()).map(|(id, task)| (*id, task))
+    }
+
+    /// The number that the next copy has.
+    pub(in super::super) fn next_ordinal(&self) -> u16 {
+        self.next_ordinal
+    }
+
+    /// Copies are numbered from there on.
+    pub(in super::super) fn go_on_numbering(&mut self, ordinal: u16) {
+        self.next_ordinal = ordinal.max(REPLICAS_MAX as u16);
     }
 
     /// A number for a new copy that no other copy of the same object has had for a long time.

@@ -15,6 +15,8 @@ pub(super) struct Books {
     objects: BTreeMap<(String, ObjectKey), Standing>,
     /// Those that may still be ended.
     writes: BTreeMap<u64, (ClientId, ObjectKey, Standing)>,
+    /// Tasks and drain jobs.
+    records: BTreeMap<u128, Box<[u8]>>,
 }
 
 impl Books {
@@ -41,6 +43,7 @@ impl Books {
             segments: image.segments.iter().map(|(n, s)| (*n, segment(s))).collect(),
             quotas: image.quotas.clone(),
             objects,
+            records: image.tasks.clone(),
             writes: writes
                 .map(|(version, write)| {
                     (*version, (write.client, write.key.clone(), standing(&write.value)))
@@ -54,13 +57,13 @@ impl Books {
         own.map(|(_, spec, _)| spec.clone()).collect()
     }
 
-    /// A drain ends with the master that runs it.
-    pub(super) fn without_drains(mut self) -> Self {
-        for (_, _, status) in self.segments.values_mut() {
-            if *status == SegmentStatus::Draining.code() {
-                *status = SegmentStatus::Ok.code();
-            }
-        }
+    /// Tasks may find at a restart that their object is another one.
+    pub(super) fn without_waiting_tasks(mut self, state: &State) -> Self {
+        let is_over = |id: &u128| match state.task(TaskId::from_bits(*id)) {
+            Ok(task) => matches!(task.status, TaskStatus::Success | TaskStatus::Failed),
+            Err(_) => true,
+        };
+        self.records.retain(|id, _| is_over(id));
         self
     }
 }
@@ -115,7 +118,7 @@ impl Log {
     }
 }
 
-fn described(pool: &Pool) -> Image {
+pub(super) fn described(pool: &Pool) -> Image {
     let mut bytes = Vec::new();
     let mut description = pool.state.describe(pool.now, &mut bytes);
     while !pool.state.describe_slice(&mut description, 3, &mut bytes) {}
@@ -125,7 +128,7 @@ fn described(pool: &Pool) -> Image {
 }
 
 /// A pool after the death of its master; nobody has come back yet.
-fn restarted(pool: &mut Pool) -> Pool {
+pub(super) fn restarted(pool: &mut Pool) -> Pool {
     let (state, restored) =
         State::restore(pool.state.rules().clone(), 9, pool.now, described(pool), Duration::ZERO);
     assert_eq!(restored.conflicts, 0);

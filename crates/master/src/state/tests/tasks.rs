@@ -3,37 +3,42 @@
 use super::*;
 
 /// A pool in which A and B lend memory; B also to a segment of its own name `host-b:1`.
-fn two() -> Pool {
+pub(super) fn two() -> Pool {
     let mut pool = Pool::new(4);
     pool.mount(B, 2, 4).unwrap();
     pool
 }
 
-fn on(name: &str) -> PutOptions {
+pub(super) fn on(name: &str) -> PutOptions {
     PutOptions { preferred_segments: vec![name.to_owned()], ..PutOptions::default() }
 }
 
 impl Pool {
-    fn copy(&mut self, key: &str, targets: &[&str]) -> Result<TaskId> {
+    pub(super) fn copy(&mut self, key: &str, targets: &[&str]) -> Result<TaskId> {
         let targets: Vec<String> = targets.iter().map(|&name| name.to_owned()).collect();
         let new = NewTask::Copy { key: key.as_bytes(), targets: &targets };
         self.state.create_task(self.now, &self.tenant, new)
     }
 
-    fn shift(&mut self, key: &str, source: &str, target: &str) -> Result<TaskId> {
+    pub(super) fn shift(&mut self, key: &str, source: &str, target: &str) -> Result<TaskId> {
         let new = NewTask::Move { key: key.as_bytes(), source, target };
         self.state.create_task(self.now, &self.tenant, new)
     }
 
-    fn fetch(&mut self, client: ClientId) -> Vec<Work> {
+    pub(super) fn fetch(&mut self, client: ClientId) -> Vec<Work> {
         self.state.fetch_tasks(self.now, client, 100, u64::MAX).unwrap()
     }
 
-    fn done(&mut self, client: ClientId, work: &Work) -> Result<()> {
+    pub(super) fn done(&mut self, client: ClientId, work: &Work) -> Result<()> {
         self.report(client, work, &[])
     }
 
-    fn report(&mut self, client: ClientId, work: &Work, failed: &[ReplicaId]) -> Result<()> {
+    pub(super) fn report(
+        &mut self,
+        client: ClientId,
+        work: &Work,
+        failed: &[ReplicaId],
+    ) -> Result<()> {
         let end = TaskEnd {
             id: work.id,
             attempt: work.attempt,
@@ -43,13 +48,13 @@ impl Pool {
         self.state.end_task(self.now, client, end)
     }
 
-    fn status(&self, id: TaskId) -> (TaskStatus, String) {
+    pub(super) fn status(&self, id: TaskId) -> (TaskStatus, String) {
         let view = self.state.task(id).unwrap();
         (view.status, view.message)
     }
 
     /// The names of the segments that hold a copy.
-    fn holders(&mut self, key: &str) -> Vec<String> {
+    pub(super) fn holders(&mut self, key: &str) -> Vec<String> {
         let Ok(found) = self.locate(key, false, false) else { return Vec::new() };
         let name = |place: &Place| self.state.segment(place.segment).spec.name.clone();
         let mut names: Vec<String> = found.places.iter().map(name).collect();
@@ -58,7 +63,7 @@ impl Pool {
     }
 
     /// Clients do what they are asked to until there is nothing more, for so long at the most.
-    fn work_off(&mut self, seconds: u64) {
+    pub(super) fn work_off(&mut self, seconds: u64) {
         for _ in 0..seconds * 10 {
             for client in [A, B] {
                 for work in self.fetch(client) {
@@ -374,14 +379,14 @@ fn copies_are_cleared_in_one_segment_or_everywhere_but_not_while_leased() {
     assert_eq!((pool.exists("k"), pool.state.totals().used), (false, 0));
 }
 
-fn drain(pool: &mut Pool, segments: &[&str], targets: &[&str]) -> Result<JobId> {
+pub(super) fn drain(pool: &mut Pool, segments: &[&str], targets: &[&str]) -> Result<JobId> {
     let names = |names: &[&str]| -> Vec<String> { names.iter().map(|&n| n.to_owned()).collect() };
     let (segments, targets) = (names(segments), names(targets));
     let new = NewJob { segments: &segments, targets: &targets, concurrency: 2 };
     pool.state.create_job(pool.now, new)
 }
 
-fn segment_status(pool: &Pool, name: &str) -> SegmentStatus {
+pub(super) fn segment_status(pool: &Pool, name: &str) -> SegmentStatus {
     let all = pool.state.list_segments();
     all.iter().find(|view| view.spec.name == name).unwrap().status
 }

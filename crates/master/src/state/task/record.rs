@@ -1,0 +1,121 @@
+//! Tasks in the log, and how they go on after a restart.
+
+use mooncake_base::{ClientId, Moment, ObjectKey, TaskId, TenantId};
+
+use super::{
+    TaskKind, TaskStatus,
+    book::{Goal, Subject, Task},
+};
+use crate::state::{
+    Effect, State,
+    effect::codec::{Reader, Writer},
+    object::{NO_OBJECT, Objects},
+    record::{Kind, read_moment, read_texts, write_moment, write_texts},
+};
+
+impl Task {
+    /// The task in the words of the log.
+    pub(in crate::state) fn record(&self, objects: &Objects) -> Vec<u8> {
+        let mut record = Kind::Task.begin();
+        let out = &mut Writer(&mut record);
+        write_moment(out, self.created);
+        match &self.goal {
+            Goal::Copy { targets } => {
+                out.byte(0);
+                write_texts(out, targets);
+            }
+            Goal::Move { source, target } => {
+                out.byte(1).text(source).text(target);
+            }
+            // Of a drain, which is logged as a whole.
+            Goal::Leave { targets, .. } => {
+                out.byte(0);
+                write_texts(out, targets);
+            }
+        }
+        let subject = &self.subject;
+        out.text(objects.logged_tenant(subject.tenant)).bytes(subject.key.as_bytes());
+        out.int(subject.version).int(u64::from(self.retries));
+        match self.status {
+            TaskStatus::Pending | TaskStatus::Processing => {
+                out.byte(0);
+            }
+            TaskStatus::Failed | TaskStatus::Success => {
+                out.byte(1 + u8::from(self.status == TaskStatus::Success));
+                write_moment(out, self.updated);
+                out.id(self.client.bits()).text(&self.message);
+            }
+        }
+        record
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self.status, TaskStatus::Failed | TaskStatus::Success)
+    }
+}
+
+impl State {
+    /// Tells the log how the task stands, unless a drain made it.
+    pub(super) fn log_task(&mut self, id: TaskId) {
+        let Some(task) = self.tasks.get(id).filter(|task| task.job.is_none()) else { return };
+        if self.effects.is_recording() {
+            let record = task.record(&self.objects);
+            self.effects.record(|| Effect::Task { id: id.bits(), record: Some(&record) });
+        }
+    }
+
+    /// A task that was logged; `None`: the record is damaged.
+    pub(in crate::state) fn read_task(
+        &mut self,
+        now: Moment,
+        input: &mut Reader<'_>,
+    ) -> Option<Task> {
+        let created = read_moment(input, now)?;
+        let (kind, goal) = match input.byte()? {
+            0 => (TaskKind::Copy, Goal::Copy { targets: read_texts(input)? }),
+            1 => {
+                let (source, target) = (input.text()?.into(), input.text()?.into());
+                (TaskKind::Move, Goal::Move { source, target })
+            }
+            _ => return None,
+        };
+        let tenant = self.objects.enter_tenant(&TenantId::new(input.text()?)).ok()?;
+        let key = ObjectKey::new(input.sized()?).ok()?;
+        let version = input.int()?;
+        let found = self.objects.find(tenant, key.as_bytes());
+        let slot = found.unwrap_or(NO_OBJECT);
+        let mut task = Task::new(created, kind, goal, Subject { slot, version, tenant, key }, None);
+        task.retries = u32::try_from(input.int()?).ok()?;
+        // No try of the earlier master counts as one of this: versions are not given twice, and
+        // a task has fewer phases than are passed over at a restart.
+        task.phase = self.next_version;
+        let status = input.byte()?;
+        if status > 0 {
+            task.status = if status == 2 { TaskStatus::Success } else { TaskStatus::Failed };
+            task.updated = read_moment(input, now)?;
+            task.client = ClientId::from_bits(input.id()?);
+            input.text()?.clone_into(&mut task.message);
+        }
+        Some(task)
+    }
+
+    /// Takes tasks up again: those that are not over wait for a holder of their object, or fail if
+    /// there is no such object any more. How many wait.
+    pub(in crate::state) fn restore_tasks(
+        &mut self,
+        now: Moment,
+        mut tasks: Vec<(TaskId, Task)>,
+    ) -> u64 {
+        tasks.sort_by_key(|(id, task)| (task.is_over(), task.updated, task.created, *id));
+        for (id, task) in tasks {
+            let is_over = task.is_over();
+            self.tasks.enter(id, task);
+            if is_over {
+                self.forget_finished(id);
+            } else {
+                self.await_client(now, id);
+            }
+        }
+        self.tasks.pending() as u64
+    }
+}

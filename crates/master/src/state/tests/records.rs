@@ -1,0 +1,238 @@
+//! Tasks and drains across restarts of the master: they go on, or fail and say why.
+
+use super::{
+    durable::{self, restarted},
+    tasks::{drain, on, segment_status, two},
+    *,
+};
+
+/// A pool after a restart, in which A and B have announced what they lent.
+fn back(pool: &mut Pool) -> Pool {
+    let mut pool = restarted(pool);
+    for (client, id) in [(A, 1), (B, 2)] {
+        pool.state.resume(client, &spec(client, id, 1, 4)).unwrap();
+    }
+    // Memory rests until readers of before are done.
+    pool.wait(1);
+    pool
+}
+
+#[test]
+fn a_task_that_waited_goes_on_when_its_clients_are_back() {
+    let mut pool = two();
+    pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
+    let copied = pool.copy("k", &["host-b:1"]).unwrap();
+    let made = pool.state.task(copied).unwrap();
+    pool.wait(3);
+    let mut pool = restarted(&mut pool);
+    let view = pool.state.task(copied).unwrap();
+    assert_eq!((view.kind, view.created, view.client), (made.kind, made.created, A));
+    for _ in 0..100 {
+        assert!(pool.fetch(A).is_empty(), "neither the copy nor the target is back");
+        pool.now = pool.now + Duration::from_millis(100);
+    }
+    pool.state.resume(A, &spec(A, 1, 1, 4)).unwrap();
+    pool.wait(3);
+    assert!(pool.fetch(A).is_empty(), "the target is not back");
+    pool.state.resume(B, &spec(B, 2, 1, 4)).unwrap();
+    pool.work_off(2);
+    assert_eq!(pool.status(copied).0, TaskStatus::Success, "waiting costs no tries");
+    assert_eq!(pool.holders("k"), ["host-a:1", "host-b:1"]);
+}
+
+#[test]
+fn a_try_dies_with_the_master_and_the_task_is_tried_again_elsewhere_in_the_target() {
+    let mut pool = two();
+    pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
+    let id = pool.shift("k", "host-a:1", "host-b:1").unwrap();
+    let first = pool.fetch(A).remove(0);
+    let mut pool = back(&mut pool);
+    fails(pool.done(A, &first), ErrorCode::TASK_NOT_FOUND);
+    let second = pool.fetch(A).remove(0);
+    assert_ne!(second.attempt, first.attempt);
+    let places = [&first, &second].map(|work| work.targets[0].offset);
+    assert_ne!(places[0], places[1], "the first may still be written");
+    pool.done(A, &second).unwrap();
+    fails(pool.done(A, &first), ErrorCode::TASK_NOT_FOUND);
+    assert_eq!(
+        (pool.status(id).0, pool.holders("k")),
+        (TaskStatus::Success, vec!["host-b:1".to_owned()])
+    );
+    pool.wait(30);
+    let totals = pool.state.totals();
+    assert_eq!((totals.used, totals.fenced, totals.writing), (MIB, 0, 0));
+}
+
+#[test]
+fn a_task_whose_object_does_not_come_back_fails_and_says_why() {
+    // Tasks may wait for ever, if it were for their time alone.
+    let tasks = TaskRules { pending_timeout: Duration::ZERO, ..TaskRules::default() };
+    let mut pool = Pool::with(Rules { tasks, ..Rules::default() }, 4);
+    pool.mount(B, 2, 4).unwrap();
+    pool.put_with("lost", MIB, false, &on("host-a:1")).unwrap();
+    pool.put_with("removed", MIB, false, &on("host-b:1")).unwrap();
+    let lost = pool.copy("lost", &["host-b:1"]).unwrap();
+    let removed = pool.copy("removed", &["host-a:1"]).unwrap();
+    pool.remove("removed", false).unwrap();
+    let mut pool = restarted(&mut pool);
+    assert_eq!(pool.status(removed).0, TaskStatus::Failed, "there is no such object");
+    // A does not come back.
+    pool.state.unregister(pool.now, A);
+    let mut pool = restarted(&mut pool);
+    pool.state.unregister(pool.now, A);
+    pool.wait(31);
+    for id in [lost, removed] {
+        let (status, why) = pool.status(id);
+        assert_eq!(status, TaskStatus::Failed);
+        assert!(why.contains("lost"), "{why}");
+    }
+}
+
+#[test]
+fn a_task_of_a_client_that_never_came_back_ends_with_the_wait_for_its_memory() {
+    let tasks = TaskRules { pending_timeout: Duration::ZERO, ..TaskRules::default() };
+    let mut pool = Pool::with(Rules { tasks, ..Rules::default() }, 4);
+    pool.mount(B, 2, 4).unwrap();
+    pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
+    let id = pool.copy("k", &["host-b:1"]).unwrap();
+    let image = durable::described(&pool);
+    let rules = pool.state.rules().clone();
+    (pool.state, _) = State::restore(rules, 9, pool.now, image, Duration::ZERO);
+    pool.state.register(pool.now, B, "host-b:1").unwrap();
+    pool.state.resume(B, &spec(B, 2, 1, 4)).unwrap();
+    for _ in 0..31 {
+        assert!(pool.fetch(B).is_empty());
+        pool.wait(1);
+    }
+    let (status, why) = pool.status(id);
+    assert_eq!((status, why.contains("lost")), (TaskStatus::Failed, true), "{why}");
+}
+
+#[test]
+fn what_is_over_is_remembered_and_tries_are_counted_on() {
+    let tasks = TaskRules { retries_max: 1, finished_max: 2, ..TaskRules::default() };
+    let mut pool = Pool::with(Rules { tasks, ..Rules::default() }, 4);
+    pool.mount(B, 2, 4).unwrap();
+    for key in ["good", "bad"] {
+        pool.put_with(key, 1000, false, &on("host-a:1")).unwrap();
+    }
+    let good = pool.copy("good", &["host-b:1"]).unwrap();
+    pool.work_off(1);
+    let bad = pool.copy("bad", &["host-b:1"]).unwrap();
+    let work = pool.fetch(A).remove(0);
+    let failed: Vec<ReplicaId> = work.targets.iter().map(|place| place.replica).collect();
+    pool.report(A, &work, &failed).unwrap();
+    let before = pool.state.task(good).unwrap();
+    let mut pool = back(&mut pool);
+    let after = pool.state.task(good).unwrap();
+    assert_eq!((after.status, &after.message), (before.status, &before.message));
+    assert!(after.updated.since(before.updated) < Duration::from_millis(1));
+    pool.wait(1);
+    let work = pool.fetch(A).remove(0);
+    let failed: Vec<ReplicaId> = work.targets.iter().map(|place| place.replica).collect();
+    pool.report(A, &work, &failed).unwrap();
+    let (status, why) = pool.status(bad);
+    assert_eq!(status, TaskStatus::Failed);
+    assert!(why.contains("2 tries"), "the try before the restart counts: {why}");
+    let mut pool = back(&mut pool);
+    assert_eq!(pool.status(bad), (TaskStatus::Failed, why));
+    pool.copy("good", &["host-b:1"]).unwrap();
+    pool.work_off(1);
+    assert!(pool.state.task(good).is_err() && pool.state.task(bad).is_ok(), "the oldest goes");
+    let pool = back(&mut pool);
+    assert!(pool.state.task(good).is_err() && pool.state.task(bad).is_ok());
+}
+
+#[test]
+fn a_drain_goes_on_where_it_was_and_its_segment_stays_drained() {
+    let mut pool = two();
+    for index in 0..20 {
+        pool.put_with(&format!("k{index}"), 100_000, false, &on("host-a:1")).unwrap();
+    }
+    let job = drain(&mut pool, &["host-a:1"], &["host-b:1"]).unwrap();
+    pool.settle();
+    for work in pool.fetch(A) {
+        pool.done(A, &work).unwrap();
+    }
+    assert_eq!(pool.fetch(A).len(), 2, "some are under way");
+    let before = pool.state.job(job).unwrap();
+    assert_eq!((before.succeeded, before.moved_bytes), (2, 200_000));
+    let mut pool = restarted(&mut pool);
+    let view = pool.state.job(job).unwrap();
+    assert_eq!((view.status, view.succeeded), (JobStatus::Running, 2));
+    assert_eq!((view.segments, view.moved_bytes), (before.segments, 200_000));
+    pool.work_off(5);
+    assert_eq!(pool.state.job(job).unwrap().status, JobStatus::Running, "it waits for the owner");
+    pool.state.resume(A, &spec(A, 1, 1, 4)).unwrap();
+    assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::Draining);
+    pool.work_off(3);
+    assert_eq!(pool.state.job(job).unwrap().failed, 0, "and for the target");
+    pool.state.resume(B, &spec(B, 2, 1, 4)).unwrap();
+    pool.work_off(10);
+    let view = pool.state.job(job).unwrap();
+    assert_eq!((view.status, view.succeeded, view.failed), (JobStatus::Succeeded, 20, 0));
+    for index in 0..20 {
+        assert_eq!(pool.holders(&format!("k{index}")), ["host-b:1"]);
+    }
+    let mut pool = back(&mut pool);
+    assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::Drained);
+    let again = pool.state.job(job).unwrap();
+    assert_eq!((again.status, again.succeeded), (JobStatus::Succeeded, 20));
+    let started = pool.put_with("new", 1000, false, &on("host-a:1")).unwrap();
+    let name = &pool.state.segment(started.places[0].segment).spec.name;
+    assert_eq!(name, "host-b:1", "it still takes nothing new");
+}
+
+#[test]
+fn a_drain_of_memory_that_does_not_come_back_fails_and_a_cancelled_one_gives_it_back() {
+    let mut pool = two();
+    pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
+    let cancelled = drain(&mut pool, &["host-a:1"], &[]).unwrap();
+    pool.settle();
+    pool.state.cancel_job(pool.now, cancelled).unwrap();
+    let job = drain(&mut pool, &["host-b:1"], &[]).unwrap();
+    pool.settle();
+    let mut pool = restarted(&mut pool);
+    pool.state.resume(A, &spec(A, 1, 1, 4)).unwrap();
+    assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::Ok);
+    assert_eq!(pool.state.job(cancelled).unwrap().status, JobStatus::Canceled);
+    // B has other memory now.
+    pool.mount(B, 3, 4).unwrap();
+    pool.wait(31);
+    let view = pool.state.job(job).unwrap();
+    let is_over = matches!(view.status, JobStatus::Failed | JobStatus::Succeeded);
+    assert!(is_over && !view.message.is_empty(), "{view:?}");
+}
+
+#[test]
+fn a_copy_has_a_number_that_none_had_before_the_restart() {
+    let mut pool = two();
+    pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..4 {
+        pool.copy("k", &["host-b:1"]).unwrap();
+        let work = pool.fetch(A).remove(0);
+        pool.done(A, &work).unwrap();
+        assert!(seen.insert(work.targets[0].replica), "{seen:?}");
+        assert!(pool.state.clear_copies(pool.now, &pool.tenant, b"k", "host-b:1"));
+        pool = back(&mut pool);
+        pool.wait(11);
+    }
+}
+
+#[test]
+fn a_record_that_cannot_be_read_costs_only_itself() {
+    let mut pool = two();
+    pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
+    let good = pool.copy("k", &["host-b:1"]).unwrap();
+    let mut image = durable::described(&pool);
+    let mut bytes = Vec::new();
+    for (id, record) in [(1, &b""[..]), (2, b"\x09"), (3, b"\x01\x05\x00\xff"), (4, b"\x02\x00")] {
+        Effect::Task { id, record: Some(record) }.encode(&mut bytes);
+    }
+    image.replay(&bytes).unwrap();
+    let rules = pool.state.rules().clone();
+    let (state, restored) = State::restore(rules, 9, pool.now, image, Duration::ZERO);
+    assert_eq!((restored.tasks, restored.jobs, restored.conflicts), (1, 0, 4));
+    assert_eq!(state.task(good).unwrap().status, TaskStatus::Pending);
+}
