@@ -5,13 +5,16 @@
 //! In reading order: [`error`] (one error type and the table of codes), [`id`], [`key`],
 //! [`size`], [`endpoint`], [`clock`], [`options`] (flags, files and environment from one
 //! declaration), [`env`](mod@env) (the register of environment variables), [`text`] (values as
-//! people write them), [`sync`] (locks that a forked child can live with).
+//! people write them), [`sync`] (locks that a forked child can live with), and for tests alone `fuzz`
+//! (broken bytes for decoders).
 #![warn(missing_docs)]
 
 pub mod clock;
 pub mod endpoint;
 pub mod env;
 pub mod error;
+#[cfg(any(test, feature = "test-util"))]
+pub mod fuzz;
 pub mod id;
 pub mod key;
 pub mod options;

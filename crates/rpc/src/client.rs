@@ -212,7 +212,7 @@ fn is_quiet(stream: &TcpStream) -> bool {
 
 /// Sends a message and reads its answer: nothing if it was taken, else the reason.
 fn exchange(
-    stream: &mut Timed<'_>,
+    stream: &mut (impl Read + Write),
     head: Head,
     meta: &[u8],
     body: &mut dyn Read,
@@ -235,13 +235,18 @@ fn exchange(
             break;
         }
     }
+    read_answer(stream, head.id)
+}
+
+/// Reads the answer to a message: nothing if it was taken, else the reason.
+pub(crate) fn read_answer(stream: &mut impl Read, id: u64) -> Result<Option<String>> {
     let mut bytes = [0; HEAD_BYTES];
     stream.read_exact(&mut bytes).map_err(broken)?;
     let answer = Head::decode(&bytes, 0)?;
     let mut reason = vec![0; answer.meta_bytes as usize];
     stream.read_exact(&mut reason).map_err(broken)?;
     match answer.kind {
-        _ if answer.id != head.id => {
+        _ if answer.id != id => {
             Err(Error::new(ErrorCode::RPC_FAIL, "the answer is to another message"))
         }
         Kind::Taken => Ok(None),

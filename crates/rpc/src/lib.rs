@@ -10,6 +10,8 @@
 
 pub mod client;
 pub mod frame;
+#[cfg(test)]
+mod fuzz;
 pub mod server;
 
 pub use client::{Client, ClientConfig};

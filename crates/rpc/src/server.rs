@@ -358,7 +358,10 @@ impl Shared {
     }
 }
 
-fn receive(stream: &mut Timed<'_>, body_bytes_max: u64) -> Result<(Head, Vec<u8>, Vec<u8>)> {
+pub(crate) fn receive(
+    stream: &mut impl Read,
+    body_bytes_max: u64,
+) -> Result<(Head, Vec<u8>, Vec<u8>)> {
     let mut bytes = [0; HEAD_BYTES];
     stream.read_exact(&mut bytes).map_err(broken)?;
     let head = Head::decode(&bytes, body_bytes_max)?;

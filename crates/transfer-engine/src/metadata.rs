@@ -5,6 +5,8 @@
 //! HTTP one, etcd or Redis.
 
 mod etcd;
+#[cfg(test)]
+pub(crate) mod fuzz;
 mod http;
 mod keyed;
 pub mod p2p;

@@ -1,6 +1,7 @@
 //! A socket with a deadline, for threads that block.
 
 use std::{
+    borrow::Borrow,
     io::{self, Read, Write},
     net::TcpStream,
     time::Duration,
@@ -9,16 +10,16 @@ use std::{
 use mooncake_base::{Clock, Moment, SystemClock};
 
 /// A socket whose every read and write ends at the deadline, with [`io::ErrorKind::TimedOut`] or
-/// [`io::ErrorKind::WouldBlock`].
+/// [`io::ErrorKind::WouldBlock`]. It owns the socket or borrows it.
 #[derive(Debug)]
-pub struct Timed<'a> {
-    stream: &'a TcpStream,
+pub struct Timed<S> {
+    stream: S,
     deadline: Moment,
 }
 
-impl<'a> Timed<'a> {
+impl<S: Borrow<TcpStream>> Timed<S> {
     /// The socket, until then.
-    pub const fn new(stream: &'a TcpStream, deadline: Moment) -> Self {
+    pub const fn new(stream: S, deadline: Moment) -> Self {
         Self { stream, deadline }
     }
 
@@ -28,17 +29,19 @@ impl<'a> Timed<'a> {
     }
 }
 
-impl Read for Timed<'_> {
+impl<S: Borrow<TcpStream>> Read for Timed<S> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(self.left()?)?;
-        self.stream.read(buffer)
+        let mut stream = self.stream.borrow();
+        stream.set_read_timeout(self.left()?)?;
+        stream.read(buffer)
     }
 }
 
-impl Write for Timed<'_> {
+impl<S: Borrow<TcpStream>> Write for Timed<S> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(self.left()?)?;
-        self.stream.write(bytes)
+        let mut stream = self.stream.borrow();
+        stream.set_write_timeout(self.left()?)?;
+        stream.write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -179,3 +179,49 @@ fn read(answer: &Answer, url: &str) -> Result<Value> {
         _ => Err(refused("this is no etcd server of version 3.4 or later")),
     }
 }
+
+#[cfg(test)]
+pub(super) use tests::fuzz_target;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::LazyLock;
+
+    use mooncake_base::fuzz::{Target, outcome};
+
+    use super::*;
+
+    /// The JSON of an answer, and what it says of an entry.
+    pub(in crate::metadata) fn fuzz_target() -> Target {
+        let entry = json!([{ "key": "a2V5", "value": BASE64.encode(b"value") }]);
+        let empty = json!([{ "key": "a2V5" }]);
+        let look = |kvs: &Value| json!({ "response_range": { "kvs": kvs } });
+        let seeds = [
+            json!({ "kvs": entry, "count": "1" }),
+            json!({ "kvs": empty }),
+            json!({ "succeeded": true, "responses": [{ "response_put": {} }] }),
+            json!({ "succeeded": false, "responses": [look(&entry)] }),
+            json!({}),
+        ];
+        let seeds = seeds.iter().map(|seed| seed.to_string().into_bytes()).collect();
+        Target { name: "etcd answer", seeds, run: answer }
+    }
+
+    fn answer(bytes: &[u8]) -> u64 {
+        static SERVER: LazyLock<EtcdServer> = LazyLock::new(|| {
+            EtcdServer::new("127.0.0.1", &MetadataSettings::default()).expect("it is an address")
+        });
+        let Ok(answer) = read(&Answer { status: 200, body: bytes.to_vec() }, "url") else {
+            return 0;
+        };
+        let found = [&answer, &answer["responses"][0]["response_range"]].map(|range| {
+            let found = SERVER.first_value(range);
+            if let Ok(Some(value)) = &found {
+                let again = json!({ "kvs": [{ "value": BASE64.encode(value) }] });
+                assert_eq!(SERVER.first_value(&again).expect("we wrote it").as_ref(), Some(value));
+            }
+            found.map(|value| value.map(|value| value.is_empty())).map_err(|error| error.code())
+        });
+        outcome((found, answer["succeeded"].as_bool()))
+    }
+}

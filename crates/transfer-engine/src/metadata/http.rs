@@ -27,6 +27,12 @@ impl HttpServer {
         Ok(Self { url: url.to_owned(), web })
     }
 
+    /// The same server, asked by another client.
+    #[cfg(test)]
+    pub(super) fn over(self, web: Web) -> Self {
+        Self { web, ..self }
+    }
+
     fn exchange(&self, request: Request<'_>, key: &str, deadline: Moment) -> Result<Answer> {
         let url = format!("{}?key={}", self.url, percent_encoded(key));
         self.web.call(request, &url, deadline)

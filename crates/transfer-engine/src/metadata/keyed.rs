@@ -225,3 +225,21 @@ fn is_alive(entry: &[u8], deadline: Moment) -> bool {
 mod servers;
 #[cfg(test)]
 mod tests;
+
+/// The entry of a handshake socket.
+#[cfg(test)]
+pub(super) fn fuzz_target() -> mooncake_base::fuzz::Target {
+    let run = |bytes: &[u8]| match read_rpc(bytes) {
+        Err(_) => 0,
+        Ok(at) => {
+            let again = Published { name: String::new(), rpc: at.clone() }.entry();
+            assert_eq!(read_rpc(&again).expect("we wrote it"), at);
+            mooncake_base::fuzz::outcome((at.host.is_empty(), at.port))
+        }
+    };
+    let seeds = vec![
+        br#"{"ip_or_host_name":"10.0.0.1","rpc_port":15001}"#.to_vec(),
+        br#"{"ip_or_host_name":"[::1]","rpc_port":0}"#.to_vec(),
+    ];
+    mooncake_base::fuzz::Target { name: "rpc_meta", seeds, run }
+}

@@ -11,7 +11,10 @@ use super::{
     MetadataSettings, RedisLogin,
     keyed::{Claim, Server},
 };
-use crate::handshake::dial::dial;
+use crate::handshake::{Timed, dial};
+
+#[cfg(test)]
+pub(super) use self::resp::fuzz_target;
 
 /// The port of a server that is named without one.
 const PORT: u16 = 6379;
@@ -31,7 +34,7 @@ pub(super) struct RedisServer {
 /// One connection, logged in, with its database chosen.
 struct Session<'a> {
     server: &'a RedisServer,
-    wire: Wire<TcpStream>,
+    wire: Wire<Timed<TcpStream>>,
 }
 
 impl RedisServer {
@@ -78,7 +81,7 @@ impl RedisServer {
         })?;
         // Without it a request may wait for an acknowledgement; a refusal costs speed only.
         let _ = stream.set_nodelay(true);
-        let mut session = Session { server: self, wire: Wire::new(stream, deadline) };
+        let mut session = Session { server: self, wire: Wire::new(Timed::new(stream, deadline)) };
         let login = &self.login;
         if !login.username.is_empty() {
             session.ask(&[b"AUTH", login.username.as_bytes(), login.password.as_bytes()])?;

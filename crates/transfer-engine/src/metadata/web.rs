@@ -44,6 +44,12 @@ impl Web {
         Self { agent, bytes_max }
     }
 
+    /// One whose connections are made by somebody else.
+    #[cfg(test)]
+    pub(super) const fn over(agent: Agent, bytes_max: u64) -> Self {
+        Self { agent, bytes_max }
+    }
+
     /// # Errors
     /// The server cannot be reached, or does not answer before the deadline.
     pub(super) fn call(&self, request: Request<'_>, url: &str, deadline: Moment) -> Result<Answer> {

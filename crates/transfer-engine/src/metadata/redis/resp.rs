@@ -1,11 +1,8 @@
 //! The protocol of Redis (RESP 2): commands as lists of byte strings, replies of five kinds.
 
-use std::{
-    io::{self, Read, Write},
-    net::TcpStream,
-};
+use std::io::{self, Read, Write};
 
-use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_base::{Error, ErrorCode, Result};
 
 use crate::descriptor::DESCRIPTOR_BYTES_MAX;
 
@@ -29,31 +26,18 @@ pub(super) enum Reply {
     List(Vec<Self>),
 }
 
-/// A connection on which commands and replies take turns, all before one deadline.
+/// A connection on which commands and replies take turns.
 #[derive(Debug)]
 pub(super) struct Wire<S> {
     stream: S,
-    deadline: Moment,
     /// Bytes that were received and not read yet, and where they begin.
     buffer: Vec<u8>,
     at: usize,
 }
 
-/// A stream whose reads and writes can be given an end.
-pub(super) trait Timed: Read + Write {
-    fn limit(&self, left: std::time::Duration) -> io::Result<()>;
-}
-
-impl Timed for TcpStream {
-    fn limit(&self, left: std::time::Duration) -> io::Result<()> {
-        self.set_read_timeout(Some(left))?;
-        self.set_write_timeout(Some(left))
-    }
-}
-
-impl<S: Timed> Wire<S> {
-    pub(super) fn new(stream: S, deadline: Moment) -> Self {
-        Self { stream, deadline, buffer: Vec::new(), at: 0 }
+impl<S: Read + Write> Wire<S> {
+    pub(super) const fn new(stream: S) -> Self {
+        Self { stream, buffer: Vec::new(), at: 0 }
     }
 
     /// Sends a command and reads its reply.
@@ -64,7 +48,6 @@ impl<S: Timed> Wire<S> {
         let command = encoded(words);
         let mut rest = &command[..];
         while !rest.is_empty() {
-            self.limit()?;
             match self.stream.write(rest) {
                 Ok(0) => return Err(broken(io::ErrorKind::WriteZero.into())),
                 Ok(written) => rest = &rest[written..],
@@ -131,7 +114,6 @@ impl<S: Timed> Wire<S> {
         self.at = 0;
         let mut part = [0; 16 << 10];
         loop {
-            self.limit()?;
             match self.stream.read(&mut part) {
                 Ok(0) => return Err(broken(io::ErrorKind::UnexpectedEof.into())),
                 Ok(count) => {
@@ -142,14 +124,6 @@ impl<S: Timed> Wire<S> {
                 Err(error) => return Err(broken(error)),
             }
         }
-    }
-
-    fn limit(&self) -> Result<()> {
-        let left = self.deadline.left(SystemClock.now());
-        if left.is_zero() {
-            return Err(broken(io::ErrorKind::TimedOut.into()));
-        }
-        self.stream.limit(left).map_err(broken)
     }
 }
 
@@ -187,8 +161,11 @@ fn garbled(what: &str) -> Error {
 }
 
 #[cfg(test)]
+pub(in crate::metadata) use tests::fuzz_target;
+
+#[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use mooncake_base::fuzz::{Target, outcome};
 
     use super::*;
 
@@ -221,20 +198,13 @@ mod tests {
         }
     }
 
-    impl Timed for Script {
-        fn limit(&self, _: Duration) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
     fn wire(said: &[u8], step: usize) -> Wire<Script> {
         let script = Script { said: said.to_vec(), step, heard: Vec::new() };
-        Wire::new(script, SystemClock.now() + Duration::from_secs(60))
+        Wire::new(script)
     }
 
     #[test]
     fn replies_of_every_kind_are_read_however_they_are_cut() {
-        let said = b"+OK\r\n-ERR no\r\n:-7\r\n$-1\r\n$0\r\n\r\n$4\r\na\r\nb\r\n*2\r\n:1\r\n$1\r\nx\r\n*-1\r\n*0\r\n";
         let wanted = [
             Reply::Word("OK".into()),
             Reply::Refusal("ERR no".into()),
@@ -247,7 +217,7 @@ mod tests {
             Reply::List(Vec::new()),
         ];
         for step in [1, 2, 3, 7, 1000] {
-            let mut wire = wire(said, step);
+            let mut wire = wire(ALL_KINDS, step);
             for wanted in &wanted {
                 assert_eq!(wire.ask(&[b"PING"]).unwrap(), *wanted);
             }
@@ -283,6 +253,51 @@ mod tests {
         ] {
             let error = wire(&said, 1000).ask(&[b"GET", b"k"]).unwrap_err();
             assert!(error.to_string().contains("no Redis server"), "{error}");
+        }
+    }
+
+    const ALL_KINDS: &[u8] = b"+OK\r\n-ERR no\r\n:-7\r\n$-1\r\n$0\r\n\r\n$4\r\na\r\nb\r\n*2\r\n:1\r\n$1\r\nx\r\n*-1\r\n*0\r\n";
+
+    /// Replies, one after another, until one cannot be read.
+    pub(in crate::metadata) fn fuzz_target() -> Target {
+        let seeds = vec![ALL_KINDS.to_vec(), b"+OK\r\n".to_vec(), b"*1\r\n*1\r\n:1\r\n".to_vec()];
+        Target { name: "redis replies", seeds, run: replies }
+    }
+
+    fn replies(bytes: &[u8]) -> u64 {
+        let mut wire = wire(bytes, 1000);
+        let mut read = Vec::new();
+        let error = loop {
+            match wire.reply(0) {
+                Ok(reply) => read.push(reply),
+                Err(error) => break error,
+            }
+        };
+        let mut again = Vec::new();
+        read.iter().for_each(|reply| encode(reply, &mut again));
+        let mut wire = self::wire(&again, 7);
+        for reply in &read {
+            assert_eq!(wire.reply(0).expect("we wrote it"), *reply);
+        }
+        let kinds: Vec<_> = read.iter().map(std::mem::discriminant).collect();
+        outcome((kinds, error.message().to_owned()))
+    }
+
+    fn encode(reply: &Reply, into: &mut Vec<u8>) {
+        match reply {
+            Reply::Word(text) => into.extend_from_slice(format!("+{text}\r\n").as_bytes()),
+            Reply::Refusal(text) => into.extend_from_slice(format!("-{text}\r\n").as_bytes()),
+            Reply::Number(number) => into.extend_from_slice(format!(":{number}\r\n").as_bytes()),
+            Reply::Nothing => into.extend_from_slice(b"$-1\r\n"),
+            Reply::Bytes(bytes) => {
+                into.extend_from_slice(format!("${}\r\n", bytes.len()).as_bytes());
+                into.extend_from_slice(bytes);
+                into.extend_from_slice(b"\r\n");
+            }
+            Reply::List(list) => {
+                into.extend_from_slice(format!("*{}\r\n", list.len()).as_bytes());
+                list.iter().for_each(|reply| encode(reply, into));
+            }
         }
     }
 }

@@ -1,9 +1,11 @@
 //! The messages between engines of one host as a target for broken bytes.
 
-use mooncake_base::EngineId;
+use mooncake_base::{
+    EngineId,
+    fuzz::{Target, outcome},
+};
 
 use super::message::{Message, RegionKind};
-use crate::fuzz::{Target, outcome};
 
 pub(crate) fn fuzz_targets() -> Vec<Target> {
     let id = EngineId::from_bits(7);

@@ -1,6 +1,9 @@
 //! The decoders of both protocols as targets for broken bytes.
 
-use mooncake_base::ErrorCode;
+use mooncake_base::{
+    ErrorCode,
+    fuzz::{Target, outcome},
+};
 
 use super::{
     established::{self, Header, Status},
@@ -9,10 +12,7 @@ use super::{
         REQUEST_BYTES, Refusal, RequestHeader, VERDICT_BYTES, VERSION, Verdict,
     },
 };
-use crate::{
-    fuzz::{Target, outcome},
-    piece::{Opcode, RemoteRange},
-};
+use crate::piece::{Opcode, RemoteRange};
 
 pub(crate) fn fuzz_targets() -> Vec<Target> {
     vec![
