@@ -138,6 +138,17 @@ impl Jobs {
         }
     }
 
+    fn unused_id(&mut self) -> JobId {
+        loop {
+            let bits = u128::from(self.random.next()) << 64 | u128::from(self.random.next());
+            let id = JobId::from_bits(bits);
+            // Those of an earlier master are known, too.
+            if !self.by_id.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+
     /// The job, if it is not over.
     fn running(&mut self, id: JobId) -> Option<&mut Job> {
         self.by_id.get_mut(&id).filter(|job| !job.is_over())
@@ -201,9 +212,7 @@ impl State {
         if self.jobs.running.len() >= RUNNING_MAX {
             return busy("too many drain jobs run");
         }
-        let random = &mut self.jobs.random;
-        let bits = u128::from(random.next()) << 64 | u128::from(random.next());
-        let id = JobId::from_bits(bits);
+        let id = self.jobs.unused_id();
         let job = Job {
             segments: slots.iter().map(|&slot| self.identity(slot)).collect(),
             targets: new.targets.iter().map(|name| Box::from(name.as_str())).collect(),

@@ -134,8 +134,14 @@ impl Tasks {
     }
 
     pub(super) fn insert(&mut self, task: Task) -> TaskId {
-        let bits = u128::from(self.random.next()) << 64 | u128::from(self.random.next());
-        let id = TaskId::from_bits(bits);
+        let id = loop {
+            let bits = u128::from(self.random.next()) << 64 | u128::from(self.random.next());
+            let id = TaskId::from_bits(bits);
+            // Those of an earlier master are known, too.
+            if !self.by_id.contains_key(&id) {
+                break id;
+            }
+        };
         self.enter(id, task);
         id
     }
