@@ -65,7 +65,7 @@ pub fn engine_config(
         config.lanes_per_peer = lanes;
     }
     if env::MC_TE_METRIC.is_on() {
-        let interval = value(&env::MC_TE_METRIC_INTERVAL_SECONDS, read_seconds)?;
+        let interval = value(&env::MC_TE_METRIC_INTERVAL_SECONDS, read_interval)?;
         config.report_interval = Some(interval.unwrap_or(REPORT_INTERVAL));
     }
     if let Some(size) = value(&env::MC_PREPARED_MEMORY_SIZE, read_size)? {
@@ -123,6 +123,13 @@ fn huge_pages() -> Result<Option<HugePages>> {
     }
     value(&env::MC_STORE_HUGEPAGE_SIZE, read_huge_pages)
         .map(|size| size.or(Some(HugePages::TwoMiB)))
+}
+
+fn read_interval(text: &str) -> Result<Duration> {
+    match read_seconds(text)? {
+        Duration::ZERO => Err(Error::invalid("an interval takes some time").with("text", text)),
+        interval => Ok(interval),
+    }
 }
 
 fn read_huge_pages(text: &str) -> Result<HugePages> {

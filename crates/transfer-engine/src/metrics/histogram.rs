@@ -59,6 +59,28 @@ impl LatencySnapshot {
         Some(Duration::from_micros(1 << class))
     }
 
+    /// What came since an earlier snapshot.
+    pub(crate) fn since(&self, before: &Self) -> Self {
+        let counts = self.counts.iter().zip(&before.counts).map(|(now, before)| now - before);
+        Self { counts: counts.collect(), micros: self.micros - before.micros }
+    }
+
+    /// Adds those of another.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.counts.resize(self.counts.len().max(other.counts.len()), 0);
+        self.counts.iter_mut().zip(&other.counts).for_each(|(sum, count)| *sum += count);
+        self.micros += other.micros;
+    }
+
+    /// What a class is called for people: where it begins and ends.
+    pub(crate) fn label(class: usize) -> String {
+        let begin = if class == 0 { 0 } else { 1_u64 << (class - 1) };
+        match class < CLASSES - 1 {
+            true => format!("{begin}-{}μs", 1_u64 << class),
+            false => format!(">{begin}μs"),
+        }
+    }
+
     /// The end of a class in seconds; none for the last.
     pub(crate) fn bound(class: usize) -> Option<f64> {
         (class < CLASSES - 1).then(|| (1_u64 << class) as f64 / 1e6)
@@ -80,6 +102,13 @@ mod tests {
             snapshot.counts.iter().enumerate().filter(|(_, count)| **count > 0).collect();
         assert_eq!(counts, [(0, &2), (1, &1), (2, &2), (3, &1), (10, &1), (23, &1), (24, &2)]);
         assert_eq!(snapshot.batches(), 10);
+    }
+
+    #[test]
+    fn classes_are_called_by_their_ends() {
+        let label = LatencySnapshot::label;
+        assert_eq!([label(0), label(1), label(4)], ["0-1μs", "1-2μs", "8-16μs"]);
+        assert_eq!(label(CLASSES - 1), ">8388608μs");
     }
 
     #[test]

@@ -67,46 +67,75 @@ impl EngineSnapshot {
     }
 
     /// What happened since an earlier snapshot, in one line; `None` if nothing did.
+    ///
+    /// It begins as the line of the established engine does, in its units (a MB is 2^20 bytes);
+    /// after it comes each way by itself.
     pub fn line_since(&self, before: &Self, passed: Duration) -> Option<String> {
-        let mut line = String::new();
+        let mut since = Since::default();
         for now in &self.transports {
             let nothing = TransportSnapshot::nothing(now.kind);
             let before = before.transports.iter().find(|before| before.kind == now.kind);
-            let before = before.unwrap_or(&nothing);
-            let batches = now.batches - before.batches;
-            let errors = now.errors - before.errors;
-            if batches == 0 && errors == 0 {
-                continue;
-            }
-            let rate = |now: u64, before: u64| {
-                (now - before) as f64 / passed.as_secs_f64().max(1e-3) / 1e6
-            };
-            let latency = LatencySnapshot {
-                counts: now
-                    .latency
-                    .counts
-                    .iter()
-                    .zip(&before.latency.counts)
-                    .map(|(now, before)| now - before)
-                    .collect(),
-                micros: now.latency.micros - before.latency.micros,
-            };
-            let micros =
-                |percent| latency.percentile(percent).map_or(0, |at: Duration| at.as_micros());
-            let separator = if line.is_empty() { "" } else { "; " };
-            let _ = write!(
-                line,
-                "{separator}{} read {:.1} MB/s, wrote {:.1} MB/s, {batches} batches, {errors} \
-                 errors, p50 {} us, p99 {} us",
-                now.kind,
-                rate(now.bytes_read, before.bytes_read),
-                rate(now.bytes_written, before.bytes_written),
-                micros(50),
-                micros(99),
-            );
+            since.count(now, before.unwrap_or(&nothing), passed);
         }
-        (!line.is_empty()).then_some(line)
+        (!since.ways.is_empty()).then(|| since.line(passed))
     }
+}
+
+/// What happened in a stretch of time.
+#[derive(Default)]
+struct Since {
+    bytes: u64,
+    latency: LatencySnapshot,
+    /// A sentence for each way.
+    ways: String,
+}
+
+impl Since {
+    fn count(&mut self, now: &TransportSnapshot, before: &TransportSnapshot, passed: Duration) {
+        let batches = now.batches - before.batches;
+        let errors = now.errors - before.errors;
+        if batches == 0 && errors == 0 {
+            return;
+        }
+        let latency = now.latency.since(&before.latency);
+        let micros = |percent| latency.percentile(percent).map_or(0, |at: Duration| at.as_micros());
+        let _ = write!(
+            self.ways,
+            " | {} read {:.1} MB/s, wrote {:.1} MB/s, {batches} batches, {errors} errors, \
+             p50 {} us, p99 {} us",
+            now.kind,
+            rate(now.bytes_read - before.bytes_read, passed),
+            rate(now.bytes_written - before.bytes_written, passed),
+            micros(50),
+            micros(99),
+        );
+        self.bytes += now.bytes() - before.bytes();
+        self.latency.add(&latency);
+    }
+
+    fn line(&self, passed: Duration) -> String {
+        let (count, counts) = (self.latency.batches(), &self.latency.counts);
+        let classes = counts.iter().enumerate().filter(|(_, count)| **count > 0);
+        let classes: Vec<_> = classes
+            .map(|(class, part)| {
+                let percent = *part as f64 * 100.0 / count as f64;
+                format!("{}:{percent:.1}%", LatencySnapshot::label(class))
+            })
+            .collect();
+        format!(
+            "[Metrics] Transfer Engine Stats (over last {:.0}s): Throughput: {:.2} MB/s | \
+             Latency Distribution (count={count}): {}{}",
+            passed.as_secs_f64(),
+            rate(self.bytes, passed),
+            classes.join(", "),
+            self.ways,
+        )
+    }
+}
+
+/// In 2^20 bytes a second.
+fn rate(bytes: u64, passed: Duration) -> f64 {
+    bytes as f64 / passed.as_secs_f64().max(1e-3) / f64::from(1 << 20)
 }
 
 /// The page as it grows.
@@ -266,8 +295,9 @@ mod tests {
     fn the_line_tells_what_happened_since_and_is_absent_when_nothing_did() {
         let (before, now) = (snapshot(1), snapshot(3));
         let line = now.line_since(&before, Duration::from_secs(2)).unwrap();
-        let wanted = "tcp read 0.0 MB/s, wrote 1.0 MB/s, 2 batches, 2 errors, p50 1024 us, \
-                      p99 1024 us";
+        let wanted = "[Metrics] Transfer Engine Stats (over last 2s): Throughput: 0.95 MB/s | \
+                      Latency Distribution (count=2): 512-1024μs:100.0% | tcp read 0.0 MB/s, \
+                      wrote 1.0 MB/s, 2 batches, 2 errors, p50 1024 us, p99 1024 us";
         assert_eq!(line, wanted);
         assert_eq!(now.line_since(&now, Duration::from_secs(2)), None);
     }

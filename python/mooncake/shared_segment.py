@@ -1,0 +1,319 @@
+"""Tensors in memory that all ranks of a group on one host see, laid out alike in each of them."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mooncake import engine
+
+__all__ = [
+    "SharedSegment",
+    "SharedSegmentError",
+    "create_shared_segment",
+    "shared_segment_supported",
+]
+
+_ALIGNMENT: Final = 4096
+
+# What an exchanged text begins with when it says why a rank failed.
+_FAILED: Final = "failed: "
+
+_ITEM_BYTES: Final = {
+    "bool": 1,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "complex64": 8,
+    "complex128": 16,
+}
+
+_OTHER_NAMES: Final = {
+    "short": "int16",
+    "int": "int32",
+    "long": "int64",
+    "half": "float16",
+    "float": "float32",
+    "double": "float64",
+    "cfloat": "complex64",
+    "cdouble": "complex128",
+}
+
+
+class SharedSegmentError(RuntimeError):
+    """A segment cannot be made, or not in every rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """One kind of entries of a layout."""
+
+    count: int
+    shape: tuple[int, ...]
+    dtype: str
+    item_bytes: int
+    # Where the first entry begins.
+    offset: int
+
+    @property
+    def items(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    blocks: dict[str, _Block]
+    # From one entry of a block to the next.
+    stride: int
+    total: int
+
+    def tag(self) -> str:
+        """Tell this layout from every other one."""
+        said = {name: (b.count, b.shape, b.dtype) for name, b in self.blocks.items()}
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+
+
+class SharedSegment:
+    """A segment with its layout. Its memory lives until this and every tensor of it have gone.
+
+    Blocks lie in the order of their names; each entry begins at a multiple of 4096 bytes. First
+    come the first entries of all blocks, then the second ones, and so on.
+    """
+
+    __slots__ = ("__weakref__", "_layout", "_segment")
+
+    _layout: _Layout
+    _segment: engine.SharedSegment
+
+    def __init__(self) -> None:
+        """Refuse: `create_shared_segment` makes one."""
+        raise TypeError("SharedSegment has no constructor; use create_shared_segment")
+
+    def base_addr(self) -> int:
+        """Return the address of the first byte in this process."""
+        return self._segment.base_addr()
+
+    def total_size(self) -> int:
+        """Return how many bytes the layout takes."""
+        return self._layout.total
+
+    def addresses(self, block: str) -> list[int]:
+        """Return where the entries of a block begin in this process.
+
+        Args:
+            block: Its name.
+
+        Raises:
+            SharedSegmentError: There is no such block.
+        """
+        one = self._block(block)
+        first = self.base_addr() + one.offset
+        return [first + index * self._layout.stride for index in range(one.count)]
+
+    def tensors(self, block: str) -> list[Any]:
+        """Return the entries of a block as tensors of torch that look into the segment: no copies.
+
+        Args:
+            block: Its name.
+
+        Raises:
+            SharedSegmentError: There is no such block.
+            ImportError: torch is not installed.
+        """
+        torch, one = _torch(), self._block(block)
+        dtype = getattr(torch, one.dtype)
+        if one.items == 0:
+            return [torch.empty(one.shape, dtype=dtype) for _ in range(one.count)]
+        size = one.items * one.item_bytes
+        found = []
+        for address in self.addresses(block):
+            view = (ctypes.c_char * size).from_address(address)
+            # A tensor keeps the view, and the view what it looks into.
+            view.segment = self._segment  # type: ignore[attr-defined]
+            found.append(torch.frombuffer(view, dtype=dtype).reshape(one.shape))
+        return found
+
+    def _block(self, name: str) -> _Block:
+        try:
+            return self._layout.blocks[name]
+        except KeyError:
+            known = ", ".join(self._layout.blocks)
+            raise SharedSegmentError(f"no block {name!r}; there are {known}") from None
+
+
+def shared_segment_supported(mmap: bool = True, host_register: bool = False) -> bool:
+    """Say whether segments of a kind can be made.
+
+    Args:
+        mmap: The memory is mapped.
+        host_register: It is registered with a device.
+
+    Returns:
+        True for memory that is mapped and not registered.
+    """
+    return engine.SharedSegment.supported(mmap, host_register)
+
+
+def create_shared_segment(
+    name: str,
+    blocks: Mapping[str, Mapping[str, Any]],
+    world_size: int,
+    rank_id: int,
+    owner_rank: int = 0,
+    device_id: int | None = None,
+    comm_group: object = None,
+    mmap: bool = True,
+    host_register: bool = False,
+    *,
+    tp_group: object = None,
+) -> SharedSegment:
+    """Make a segment together with the other ranks of a group; each of them calls this.
+
+    It returns when every rank has mapped the memory. If one of them fails, all of them do.
+
+    Args:
+        name: What all ranks call it.
+        blocks: For each block ``{"count": n, "shape": (…), "dtype": d}``: how many entries it has
+            and what each is; the same in all ranks. A dtype is one of torch or numpy, or its name.
+        world_size: How many ranks there are.
+        rank_id: Which of them this is, from 0, in the order of the group.
+        owner_rank: Whose memory it is.
+        device_id: Accepted; there is no device memory here.
+        comm_group: How the ranks talk: a group of ``torch.distributed`` (of processes of this
+            host), or an object with ``all_gather_object(value)`` that returns the values of all
+            ranks in their order. May be None for one rank.
+        mmap: Must be true: the memory is mapped.
+        host_register: Must be false: it is not registered with a device.
+        tp_group: Another name for `comm_group`.
+
+    Raises:
+        SharedSegmentError: The layout cannot be, the ranks disagree, or one of them cannot map
+            the memory.
+        TypeError: Both names of the group were given.
+    """
+    if comm_group is not None and tp_group is not None:
+        raise TypeError("create_shared_segment() got comm_group and tp_group, which are the same")
+    group = tp_group if comm_group is None else comm_group
+    if world_size != 1 and group is None:
+        raise SharedSegmentError(f"comm_group must be given for world_size={world_size}")
+    made = object.__new__(SharedSegment)
+    try:
+        layout = made._layout = _planned(blocks)
+        made._segment, blob = engine.SharedSegment.create(
+            f"{name}-{layout.tag()}",
+            layout.total,
+            world_size,
+            rank_id,
+            owner_rank,
+            0 if device_id is None else device_id,
+            mmap,
+            host_register,
+        )
+        said = blob.decode()
+    except RuntimeError as error:
+        # The others wait for this rank, so they are told.
+        said = f"{_FAILED}{error}"
+    all_said = _exchanged(said, world_size, group)
+    # Nobody goes on before all have mapped it: the owner may be gone a moment later.
+    said = ""
+    try:
+        made._segment.complete(all_said)
+    except RuntimeError as error:
+        said = f"{_FAILED}{error}"
+    _exchanged(said, world_size, group)
+    return made
+
+
+def _exchanged(said: str, world_size: int, group: object) -> list[str]:
+    """What every rank says, by rank; raises what one of them failed with."""
+    heard = [said] if world_size == 1 else _gathered(said, world_size, group)
+    failures = [
+        (rank, text.removeprefix(_FAILED))
+        for rank, text in enumerate(heard)
+        if isinstance(text, str) and text.startswith(_FAILED)
+    ]
+    if failures:
+        why = failures[0][1] if world_size == 1 else f"rank {failures[0][0]}: {failures[0][1]}"
+        raise SharedSegmentError(why)
+    return heard
+
+
+def _gathered(said: str, world_size: int, group: object) -> list[str]:
+    gather = getattr(group, "all_gather_object", None)
+    if gather is not None:
+        return list(gather(said))
+    distributed = importlib.import_module("torch.distributed")
+    heard: list[Any] = [None] * world_size
+    # Wrappers of other packages keep a group of theirs for messages between hosts' processors.
+    distributed.all_gather_object(heard, said, group=getattr(group, "cpu_group", group))
+    return heard
+
+
+def _planned(blocks: Mapping[str, Mapping[str, Any]]) -> _Layout:
+    placed: dict[str, _Block] = {}
+    offset = 0
+    for name in sorted(blocks):
+        block = _read_block(name, blocks[name], offset)
+        placed[name] = block
+        offset += _aligned(block.items * block.item_bytes)
+    total = offset * max((block.count for block in placed.values()), default=0)
+    if total == 0:
+        raise SharedSegmentError("the blocks have no bytes")
+    return _Layout(placed, offset, total)
+
+
+def _read_block(name: str, block: Mapping[str, Any], offset: int) -> _Block:
+    if set(block) != {"count", "shape", "dtype"}:
+        raise SharedSegmentError(
+            f"block {name!r} must say count, shape and dtype, not {sorted(map(str, block))}"
+        )
+    shape = block["shape"]
+    sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    for size in (block["count"], *sizes):
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise SharedSegmentError(f"block {name!r}: {size!r} is no number of entries")
+    dtype, item_bytes = _read_dtype(name, block["dtype"])
+    return _Block(block["count"], tuple(map(int, sizes)), dtype, item_bytes, offset)
+
+
+def _read_dtype(block: str, dtype: object) -> tuple[str, int]:
+    text = dtype if isinstance(dtype, str) else None
+    text = text or getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
+    text = str(text).removeprefix("torch.")
+    text = _OTHER_NAMES.get(text, text)
+    if text not in _ITEM_BYTES:
+        raise SharedSegmentError(f"block {block!r} has a dtype that is not known: {dtype!r}")
+    return text, _ITEM_BYTES[text]
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _torch() -> Any:
+    try:
+        return importlib.import_module("torch")
+    except ImportError as error:
+        raise ImportError(
+            "tensors need torch: pip install 'mooncake-transfer-engine[tensor]'"
+        ) from error

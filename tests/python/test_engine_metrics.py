@@ -1,0 +1,106 @@
+"""What a transfer engine tells of what it has moved: a line in the log, a page, a dictionary."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from engine_peers import Memory, start_engine
+
+# Writes 4 KiB after 4 KiB to another engine of its process until it is told to end.
+WRITER = """
+import ctypes, sys, threading
+from mooncake.engine import TransferEngine
+
+here, there = TransferEngine(), TransferEngine()
+for engine in (here, there):
+    assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+memory = ctypes.create_string_buffer(8192)
+address = ctypes.addressof(memory)
+assert there.register_memory(address, 4096) == 0
+segment = f"127.0.0.1:{there.get_rpc_port()}"
+ended = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.readline(), ended.set()), daemon=True).start()
+while not ended.wait(0.001):
+    assert here.transfer_sync_write(segment, address + 4096, address, 4096) == 0
+"""
+
+# As the established engine writes it; what comes after it is ours.
+LINE = re.compile(
+    r"\[Metrics\] Transfer Engine Stats \(over last (\d+)s\): Throughput: (\d+\.\d\d) MB/s "
+    r"\| Latency Distribution \(count=(\d+)\): ((?:>?[\d-]+μs:\d+\.\d%(?:, )?)+)"
+)
+
+
+def start_writer(**environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, **environment},
+    )
+
+
+def end(writer: subprocess.Popen[str]) -> str:
+    """Tells it to end; what it wrote until then."""
+    _, told = writer.communicate("\n", timeout=30)
+    assert writer.returncode == 0, told
+    return told
+
+
+@pytest.mark.parametrize("on", ["1", "true", "yes", "on"])
+def test_the_log_has_a_line_every_so_often_in_the_established_form(on):
+    writer = start_writer(MC_TE_METRIC=on, MC_TE_METRIC_INTERVAL_SECONDS="1")
+    assert writer.stderr is not None
+    try:
+        found = next(filter(None, map(LINE.search, writer.stderr)))
+    finally:
+        end(writer)
+    seconds, rate, count, classes = found.groups()
+    assert int(seconds) >= 1
+    assert int(count) > 0
+    # One of two roundings apart.
+    rate_of_count = int(count) * 4096 / int(seconds) / (1 << 20)
+    assert float(rate) <= rate_of_count * 1.6 + 0.01
+    percents = [float(part.rpartition(":")[2].rstrip("%")) for part in classes.split(", ") if part]
+    assert abs(sum(percents) - 100) < len(percents) * 0.1
+
+
+def test_the_log_has_no_such_line_unless_it_is_asked_for():
+    writer = start_writer(MC_LOG_LEVEL="info", MC_TE_METRIC_INTERVAL_SECONDS="1")
+    with pytest.raises(subprocess.TimeoutExpired):
+        writer.wait(1.5)
+    assert "[Metrics]" not in end(writer)
+
+
+def test_an_interval_that_is_none_is_refused():
+    writer = start_writer(MC_TE_METRIC="1", MC_TE_METRIC_INTERVAL_SECONDS="0")
+    _, told = writer.communicate("\n", timeout=30)
+    assert writer.returncode != 0, told
+
+
+def test_the_page_and_the_dictionary_tell_the_same():
+    here, there, memory = start_engine(), start_engine(), Memory.of(bytes(300))
+    assert (here.metrics_text(), there.metrics()["refused"]["ranges"]) != ("", None)
+    assert there.register_memory(memory.address, 200) == 0
+    segment = f"127.0.0.1:{there.get_rpc_port()}"
+    local = Memory.of(bytes(100))
+    for way in ("memory", "shm", "tcp"):
+        args = (segment, local.address, memory.address, 100, way)
+        assert here.transfer_sync_write(*args) == 0, way
+    assert here.transfer_sync_write(segment, local.address, memory.address + 150, 100, "tcp") == -1
+    page, told = here.metrics_text(), here.metrics()
+    for way in ("memory", "shm", "tcp"):
+        one = told["transports"][way]
+        line = f'mooncake_transfer_bytes_total{{transport="{way}",operation="write"}} '
+        assert line + str(one["bytes_written"]) + "\n" in page
+        assert one["bytes_written"] == 100
+    assert told["peers"][segment]["errors"] == 1
+    refused = there.metrics()["refused"]["ranges"]
+    assert refused >= 1
+    assert f'mooncake_transfer_refused_total{{reason="range"}} {refused}\n' in there.metrics_text()
