@@ -3,9 +3,15 @@
 //! Memory somebody keeps mapped for us ([`Trust::Held`]) is simply copied. A bare number
 //! ([`Trust::Foreign`]) may point nowhere, so the kernel is asked first, block by block, or moves
 //! the bytes itself; both answer with an error where a plain copy would end the process.
+//!
+//! Who copies many pieces does so with one [`Copier`], which asks once for pieces that lie beside
+//! each other.
+
+mod look;
 
 use std::{
     io,
+    ops::Range,
     sync::atomic::{AtomicBool, Ordering},
 };
 
@@ -13,12 +19,14 @@ use mooncake_base::{Error, ErrorCode, Result};
 
 use crate::piece::{LocalRange, Trust};
 
+pub(crate) use self::look::are_present;
+
 /// Up to this length one system call that checks and copies beats a check followed by a copy.
 const KERNEL_COPY_MAX: usize = 32 << 10;
 
 /// How much is checked at once, right before it is copied: little enough that the time in which
 /// another thread could unmap it stays short and the bytes are still in the cache.
-const BLOCK: usize = 2 << 20;
+const BLOCK: usize = look::LOOK_MAX;
 
 /// Copies `from` over `to`, which are of one length and may overlap.
 ///
@@ -26,30 +34,92 @@ const BLOCK: usize = 2 << 20;
 /// A foreign range is not mapped, or not readable (`from`) or writable (`to`). A part of the bytes
 /// may have been copied.
 pub fn copy(from: LocalRange, to: LocalRange) -> Result<()> {
-    debug_assert_eq!(from.length(), to.length(), "both sides of a copy are of one length");
-    let length = from.length().min(to.length());
-    if from.trust() == Trust::Held && to.trust() == Trust::Held {
-        move_bytes(from.address(), to.address(), length);
-        return Ok(());
-    }
-    if length <= KERNEL_COPY_MAX {
-        return copy_by_kernel(from.address(), to.address(), length);
-    }
-    let mut done = 0;
-    while done < length {
-        let part = BLOCK.min(length - done);
-        let (source, target) = (from.address() + done, to.address() + done);
-        let readable = probe_unless_held(&from, source, part, Access::Read);
-        let writable = probe_unless_held(&to, target, part, Access::Write);
-        match (readable, writable) {
-            (Probe::Mapped, Probe::Mapped) => move_bytes(source, target, part),
-            (Probe::Bad, _) => return Err(unreadable(from.address(), length)),
-            (_, Probe::Bad) => return Err(unwritable(to.address(), length)),
-            _ => copy_by_kernel(source, target, part)?,
+    Copier::default().copy(from, to)
+}
+
+/// Copies the pieces of one transfer, and remembers for the next piece what it has just been told of
+/// foreign memory. To be dropped with the transfer: what it knows is soon out of date.
+#[derive(Debug, Default)]
+pub(crate) struct Copier {
+    source: Known,
+    target: Known,
+}
+
+/// What is known of foreign memory on one side of a copy.
+#[derive(Debug, Default)]
+struct Known {
+    /// Can be read and written, as of a moment ago.
+    range: Range<usize>,
+    /// How many bytes more may be copied by that.
+    credit: usize,
+    /// Where the last piece was that lay elsewhere.
+    last: usize,
+}
+
+impl Copier {
+    /// As [`copy`].
+    pub(crate) fn copy(&mut self, from: LocalRange, to: LocalRange) -> Result<()> {
+        debug_assert_eq!(from.length(), to.length(), "both sides of a copy are of one length");
+        let length = from.length().min(to.length());
+        if from.trust() == Trust::Held && to.trust() == Trust::Held {
+            move_bytes(from.address(), to.address(), length);
+            return Ok(());
         }
-        done += part;
+        let mut done = 0;
+        while done < length {
+            let part = BLOCK.min(length - done);
+            let (source, target) = (from.address() + done, to.address() + done);
+            let readable = match from.trust() {
+                Trust::Held => Probe::Mapped,
+                Trust::Foreign => self.source.ask(source, part, Access::Read),
+            };
+            let writable = match to.trust() {
+                Trust::Held => Probe::Mapped,
+                Trust::Foreign => self.target.ask(target, part, Access::Write),
+            };
+            match (readable, writable) {
+                (Probe::Mapped, Probe::Mapped) => move_bytes(source, target, part),
+                (Probe::Bad, _) => return Err(unreadable(from.address(), length)),
+                (_, Probe::Bad) => return Err(unwritable(to.address(), length)),
+                _ => copy_by_kernel(source, target, part)?,
+            }
+            done += part;
+        }
+        Ok(())
     }
-    Ok(())
+}
+
+impl Known {
+    /// Whether foreign memory of at most one block can be touched right now. `Unknown` leaves it to
+    /// the kernel to copy.
+    fn ask(&mut self, address: usize, length: usize, access: Access) -> Probe {
+        let Some(end) = address.checked_add(length) else { return Probe::Bad };
+        // Looking costs as much as some bytes, whatever the length.
+        let price = length.max(KERNEL_COPY_MAX);
+        if self.range.start <= address && end <= self.range.end && self.credit >= price {
+            self.credit -= price;
+            return Probe::Mapped;
+        }
+        let window = address & !(BLOCK - 1);
+        let is_alone = std::mem::replace(&mut self.last, window) != window;
+        if is_alone && length <= KERNEL_COPY_MAX {
+            return Probe::Unknown;
+        }
+        let window_end = window.saturating_add(BLOCK);
+        let wanted = match end <= window_end && !is_alone {
+            true => window..window_end,
+            false => address..end,
+        };
+        match look::plain_part(address, &wanted) {
+            Some(found) if found.end >= end => {
+                self.range = found;
+                self.credit = BLOCK.saturating_sub(price);
+                Probe::Mapped
+            }
+            _ if length <= KERNEL_COPY_MAX => Probe::Unknown,
+            _ => probe(address, length, access),
+        }
+    }
 }
 
 /// Copies memory into a slice of the same length.
@@ -107,13 +177,6 @@ enum Probe {
     Bad,
     /// The kernel cannot say (an old one, protected memory, or a device's).
     Unknown,
-}
-
-fn probe_unless_held(range: &LocalRange, address: usize, length: usize, access: Access) -> Probe {
-    match range.trust() {
-        Trust::Held => Probe::Mapped,
-        Trust::Foreign => probe(address, length, access),
-    }
 }
 
 /// Asks the kernel to make the pages present with these rights, which changes no byte.
@@ -289,5 +352,51 @@ mod tests {
         assert!(copy(foreign(pages.0, 3 << 20), held(&mut good)).is_err());
         assert!(copy(held(&mut good), foreign(pages.0, 3 << 20)).is_err());
         assert!(copy(held(&mut good[4096..]), foreign(pages.0, (3 << 20) - 4096)).is_ok());
+    }
+
+    #[test]
+    fn pieces_beside_each_other_are_copied_whole_by_what_was_asked_once() {
+        const PIECE: usize = 5000;
+        let from: Vec<u8> = (0..8 << 20).map(|i| (i % 251) as u8).collect();
+        let mut to = vec![0; from.len()];
+        let mut copier = Copier::default();
+        for start in (0..from.len()).step_by(PIECE) {
+            let length = PIECE.min(from.len() - start);
+            let source = foreign(from.as_ptr() as usize + start, length);
+            copier.copy(source, foreign(to.as_mut_ptr() as usize + start, length)).unwrap();
+        }
+        assert!(from == to);
+    }
+
+    #[test]
+    fn memory_that_changed_since_the_last_transfer_is_an_error() {
+        const GUARD: i32 = 102;
+        const LENGTH: usize = 4 << 20;
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        let mut good = vec![7; LENGTH];
+        for length in [4096, 100_000, LENGTH] {
+            let pages = Pages::new(LENGTH, rights);
+            // What is asked about beside each other, so that the quick way is taken.
+            let pass = |good: &mut [u8]| {
+                let mut copier = Copier::default();
+                (0..LENGTH / length).try_for_each(|at| {
+                    copier
+                        .copy(foreign(pages.0 + at * length, length), held(&mut good[..length]))?;
+                    copier.copy(held(&mut good[..length]), foreign(pages.0 + at * length, length))
+                })
+            };
+            pass(&mut good).unwrap();
+            pass(&mut good).unwrap();
+            for (advice, other) in [(None, 0), (None, libc::PROT_READ), (Some(GUARD), rights)] {
+                // SAFETY: takes away a right to a page of the test's own mapping.
+                let failed = unsafe { libc::mprotect((pages.0 + 8192) as *mut _, 4096, other) };
+                assert_eq!(failed, 0);
+                let is_refused = advice.is_some_and(|advice| {
+                    // SAFETY: as above; a kernel that does not know it says so.
+                    unsafe { libc::madvise((pages.0 + 8192) as *mut _, 4096, advice) != 0 }
+                });
+                assert!(is_refused || pass(&mut good).is_err(), "{length} {advice:?} {other}");
+            }
+        }
     }
 }

@@ -18,7 +18,7 @@ use mooncake_base::{Error, ErrorCode, Result};
 
 use super::rest;
 use crate::{
-    copy::{self, Access},
+    copy::{self, Access, Copier},
     piece::{LocalRange, Opcode, Piece},
     process,
 };
@@ -179,22 +179,25 @@ impl Mapping {
 
     /// Copies from local memory to `offset` on, asking the gate before each step.
     pub(crate) fn write(&self, offset: usize, from: LocalRange, gate: Gate<'_>) -> Result<()> {
-        self.each_part(offset, from, Access::Read, gate)
+        self.each_part(offset, from, Access::Read, (gate, &mut Copier::default()))
     }
 
     /// Copies from `offset` on to local memory.
     pub(crate) fn read(&self, offset: usize, to: LocalRange, gate: Gate<'_>) -> Result<()> {
-        self.each_part(offset, to, Access::Write, gate)
+        self.each_part(offset, to, Access::Write, (gate, &mut Copier::default()))
     }
 
     /// Moves pieces that lie in this memory, whose first byte their owner calls `base`.
     pub(crate) fn transfer(&self, opcode: Opcode, pieces: &mut [Piece], base: u64, gate: Gate<'_>) {
+        let mut copier = Copier::default();
+        let access = match opcode {
+            Opcode::Write => Access::Read,
+            Opcode::Read => Access::Write,
+        };
         for piece in pieces.iter_mut().filter(|piece| piece.outcome.is_none()) {
             let offset = (piece.remote - base) as usize;
-            piece.outcome = Some(match opcode {
-                Opcode::Write => self.write(offset, piece.local, gate),
-                Opcode::Read => self.read(offset, piece.local, gate),
-            });
+            let moved = self.each_part(offset, piece.local, access, (gate, &mut copier));
+            piece.outcome = Some(moved);
         }
     }
 
@@ -204,7 +207,7 @@ impl Mapping {
         offset: usize,
         local: LocalRange,
         access: Access,
-        gate: Gate<'_>,
+        (gate, copier): (Gate<'_>, &mut Copier),
     ) -> Result<()> {
         let length = local.length();
         if offset > self.length || length > self.length - offset {
@@ -224,8 +227,8 @@ impl Mapping {
                 // a reference into it.
                 let shared = unsafe { LocalRange::held((self.base + at) as *mut u8, part) };
                 match access {
-                    Access::Read => copy::copy(local, shared)?,
-                    Access::Write => copy::copy(shared, local)?,
+                    Access::Read => copier.copy(local, shared)?,
+                    Access::Write => copier.copy(shared, local)?,
                 }
             } else {
                 if access == Access::Read && chunk.load(Ordering::Relaxed) == 0 {
@@ -300,7 +303,7 @@ impl Mapping {
     /// Whether all pages of a chunk are there, mapped here or not.
     pub(super) fn is_present_at(&self, index: usize) -> bool {
         let (start, length) = self.chunk(index);
-        are_present(self.base + start, length)
+        copy::are_present(self.base + start, length)
     }
 
     /// Where a chunk begins, and its length.
@@ -352,18 +355,6 @@ pub(super) fn collapse(address: usize, length: usize) -> bool {
     // SAFETY: this advice changes no byte, and is refused where nothing is mapped. An older kernel
     // does not know it and says so.
     unsafe { libc::madvise(address as *mut _, length, MADV_COLLAPSE) == 0 }
-}
-
-/// Whether all pages of a range of at most one chunk are there, mapped here or not.
-pub(super) fn are_present(address: usize, length: usize) -> bool {
-    let mut pages = [0_u8; CHUNK / 4096];
-    let count = length.div_ceil(copy::page_size());
-    if count > pages.len() {
-        return false;
-    }
-    // SAFETY: there is a byte for each of the pages; a range that is not mapped is refused.
-    let failed = unsafe { libc::mincore(address as *mut _, length, pages.as_mut_ptr()) } != 0;
-    !failed && pages[..count].iter().all(|page| page & 1 != 0)
 }
 
 /// Reserves addresses that begin where a huge page may.

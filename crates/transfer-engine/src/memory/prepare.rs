@@ -19,7 +19,7 @@ use std::{
 use mooncake_base::sync::Mutex;
 
 use super::mapping::{self, CHUNK, Mapping};
-use crate::{piece::RemoteRange, process, region::Regions};
+use crate::{copy, piece::RemoteRange, process, region::Regions};
 
 /// Of the room that there is, one part in so many is taken in advance.
 const SHARE: u64 = 8;
@@ -151,7 +151,7 @@ fn collapse_registered(regions: &Weak<Regions>, base: u64, is_wanted: &dyn Fn() 
     // Should the range be taken back in between, the advice changes no byte of what comes there.
     let is_still_there = || find().is_some_and(|now| Arc::ptr_eq(&now, &region));
     while at + block <= end && is_wanted() && is_still_there() {
-        if mapping::are_present(at as usize, CHUNK) && !mapping::collapse(at as usize, CHUNK) {
+        if copy::are_present(at as usize, CHUNK) && !mapping::collapse(at as usize, CHUNK) {
             return;
         }
         at += block;
@@ -250,7 +250,7 @@ mod tests {
         regions.register(base, bytes.len() as u64, "*", crate::region::Backing::User).unwrap();
         preparer.collapse(&regions, base);
         wait_until("the thread ends", || preparer.is_done());
-        assert!(!mapping::are_present(base as usize + touched, CHUNK));
+        assert!(!copy::are_present(base as usize + touched, CHUNK));
         assert!(bytes[..touched].iter().enumerate().all(|(i, byte)| *byte == (i % 251) as u8));
     }
 

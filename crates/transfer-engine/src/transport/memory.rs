@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use mooncake_base::{Clock, EngineId, Error, ErrorCode, Moment, Result, SystemClock};
 
 use crate::{
-    copy,
+    copy::Copier,
     descriptor::SegmentDescriptor,
     memory::lent::Lent,
     piece::{LocalRange, Opcode, Piece, RemoteRange},
@@ -117,6 +117,7 @@ fn pin_region(lent: &Lent, range: RemoteRange) -> Result<Pin> {
 
 /// Copies pieces whose remote side is memory of the user, who may have unmapped it without a word.
 fn copy_each(opcode: Opcode, pieces: &mut [Piece], gate: &dyn Fn() -> Result<()>) {
+    let mut copier = Copier::default();
     for piece in pieces.iter_mut().filter(|piece| piece.outcome.is_none()) {
         // SAFETY: nobody has references to bytes of a registered region; registering says so.
         let remote = unsafe { LocalRange::foreign(piece.remote as usize, piece.local.length()) };
@@ -124,7 +125,7 @@ fn copy_each(opcode: Opcode, pieces: &mut [Piece], gate: &dyn Fn() -> Result<()>
             Opcode::Write => (piece.local, remote),
             Opcode::Read => (remote, piece.local),
         };
-        piece.outcome = Some(gate().and_then(|()| copy::copy(from, to)));
+        piece.outcome = Some(gate().and_then(|()| copier.copy(from, to)));
     }
 }
 
