@@ -110,7 +110,7 @@ variables! {
     MC_RPC_CONNECT_TIMEOUT_MS = "5000", "Milliseconds to wait for a connection to the master.";
     MOONCAKE_STORE_CHECKSUM = "off", "Keep a checksum with every object and check it at every read.";
     MOONCAKE_ADMIN_TOKEN = "", "Token that lets its holders change something through the master's admin port from other hosts.";
-    MOONCAKE_TEST_CHAOS_SECONDS = "30", "Seconds that the test which kills holders and masters under load lasts; for our own tests.";
+    MOONCAKE_TEST_CHAOS_SECONDS = "15", "Seconds that each test which kills holders and masters under load lasts; 600 with `MOONCAKE_LONG_TESTS`. For our own tests.";
     MOONCAKE_STATE_DIR = "", "Directory for the master's log and snapshots.";
     XDG_STATE_HOME = "", "Folder of the user's state, under which the master keeps its log by default.";
     HOME = "", "The user's home; `.local/state` in it takes the place of XDG_STATE_HOME.";

@@ -1,9 +1,13 @@
 //! Everything at once: writers, readers, eviction, and a killer of holders and masters. Every byte
-//! tells where it belongs; nobody ever reads one that belongs elsewhere.
+//! tells where it belongs; nobody ever reads one that belongs elsewhere. One master forgets all when
+//! it dies, the other goes on from its log.
 
 use std::time::{Duration, Instant};
 
-use mooncake_base::{env, text::read_number};
+use mooncake_base::{
+    env::{self, EnvVar},
+    text::read_number,
+};
 use mooncake_cluster_tests::{MasterProcess, NodeProcess, tally::Tally};
 use mooncake_testkit::{Random, until};
 
@@ -16,7 +20,23 @@ const RECOVERY: Duration = Duration::from_secs(20);
 /// Every so many deaths it is the master that dies.
 const DEATHS_PER_MASTER: u64 = 6;
 
-const LEASES: &[&str] = &["--client_ttl=2", "--default_kv_lease_ttl=50ms"];
+const LEASES: [&str; 2] = ["--client_ttl=2", "--default_kv_lease_ttl=50ms"];
+
+static LONG: EnvVar = EnvVar {
+    name: "MOONCAKE_LONG_TESTS",
+    aliases: &[],
+    default: "",
+    help: "Whether tests also do what takes long.",
+};
+
+/// How long one such world lasts: the two together half a minute, or ten minutes each.
+fn seconds() -> u64 {
+    match env::MOONCAKE_TEST_CHAOS_SECONDS.read() {
+        Some(text) => read_number(&text).expect("a number of seconds"),
+        None if LONG.read().is_some() => 600,
+        None => 15,
+    }
+}
 
 fn ask(node: &mut NodeProcess, order: &str) -> String {
     node.ask(order, ORDER).unwrap_or_else(|| panic!("no answer to {order:?} within {ORDER:?}"))
@@ -61,10 +81,23 @@ fn victim(master: &str, number: u64, random: &mut Random) -> NodeProcess {
 
 #[test]
 fn no_reader_gets_bytes_of_another_object_whatever_dies_or_goes_meanwhile() {
-    let seconds = env::MOONCAKE_TEST_CHAOS_SECONDS.read();
-    let seconds = seconds.map_or(30, |text| read_number(&text).expect("a number of seconds"));
+    rage("--state_dir=none");
+}
+
+#[test]
+fn no_reader_gets_bytes_of_another_object_when_masters_go_on_from_their_logs() {
+    let folder = tempfile::tempdir().unwrap();
+    rage(&format!("--state_dir={}", folder.path().display()));
+}
+
+/// Lets everything loose on each other, over masters that keep their log there.
+fn rage(state: &str) {
     let mut random = Random::new();
-    let mut master = MasterProcess::start("127.0.0.1:0", LEASES);
+    let start_master = |address: &str| {
+        let flags = [state, LEASES[0], LEASES[1]];
+        MasterProcess::start(address, &flags)
+    };
+    let mut master = start_master("127.0.0.1:0");
     let address = master.address.clone();
     // Those that live: together with the victim they lend less than is put.
     let mut summed = NodeProcess::start(&address, &["--lend-little", "--checksums"]);
@@ -76,13 +109,13 @@ fn no_reader_gets_bytes_of_another_object_whatever_dies_or_goes_meanwhile() {
     let mut deaths = 0;
     let mut dying = victim(&address, deaths, &mut random);
     // A machine that is busy gets the time that it takes for a master to die, too.
-    let end = Instant::now() + Duration::from_secs(seconds);
+    let end = Instant::now() + Duration::from_secs(seconds());
     while Instant::now() < end || deaths <= DEATHS_PER_MASTER {
         await_good("victim", &mut dying, random.below(100));
         deaths += 1;
         if deaths.is_multiple_of(DEATHS_PER_MASTER) {
             master.kill();
-            master = MasterProcess::start(&address, LEASES);
+            master = start_master(&address);
         } else {
             dying.kill();
             dying = victim(&address, deaths, &mut random);
