@@ -366,6 +366,7 @@ class Store:
         connect_timeout_s: float | None = None,
         listen: str = ...,
         has_checksums: bool | None = None,
+        http_port: int | None = None,
         engine: Engine | None = None,
     ) -> Store:
         """Join a pool, or begin one with a master in this process.
@@ -382,6 +383,7 @@ class Store:
             listen: ``host[:port]`` for an embedded master; "": loopback and a free port.
             has_checksums: Keep a checksum with objects and check it at reads of whole ones; None:
                 as ``MOONCAKE_STORE_CHECKSUM`` says.
+            http_port: Where to serve health and metrics over HTTP; 0: any port; None: nowhere.
             engine: The engine to share; None: one of its own.
 
         Raises:
@@ -560,6 +562,13 @@ class Store:
 
     def metrics(self) -> dict[str, Any]:
         """Return what this client has done so far."""
+
+    def metrics_text(self) -> str:
+        """Return the same as text that Prometheus reads."""
+
+    @property
+    def http_address(self) -> str | None:
+        """Where it serves its health and metrics, as ``host:port``."""
 
     def health(self) -> None:
         """Raise unless the master answers and knows this client."""

@@ -286,9 +286,18 @@ class AsyncStore:
         pool = await self._call(lambda calls: calls.status())
         return {"pool": pool, "store": self._joined()._native.metrics()}
 
+    def metrics_text(self) -> str:
+        """Return what this store did as text that Prometheus reads."""
+        return self._joined().metrics_text()
+
     async def check(self) -> None:
         """Raise unless the master answers and knows this store."""
         await self._call(lambda calls: calls.status())
+
+    @property
+    def http_address(self) -> str | None:
+        """Where this store serves its health and metrics, as ``host:port``; None: nowhere."""
+        return self._joined().http_address
 
     @property
     def master_address(self) -> str:

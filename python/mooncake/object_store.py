@@ -63,6 +63,8 @@ class StoreConfig:
         has_checksums: Keep a checksum with every object that is put whole, and check it when one
             is read whole; None does as ``MOONCAKE_STORE_CHECKSUM`` says. Parts of objects are
             read and written without.
+        http_port: Where to serve ``/health``, ``/metrics`` and ``/metrics/summary`` of this store
+            over HTTP; 0 takes any free port, None serves nothing.
     """
 
     segment_bytes: int | str | None = None
@@ -74,6 +76,7 @@ class StoreConfig:
     connect_timeout_s: float | None = None
     listen: str = ""
     has_checksums: bool | None = None
+    http_port: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,7 @@ class Store:
             connect_timeout_s=config.connect_timeout_s,
             listen=config.listen,
             has_checksums=config.has_checksums,
+            http_port=config.http_port,
         )
 
     # Writing
@@ -387,13 +391,24 @@ class Store:
     def stats(self) -> dict[str, Any]:
         """Return what the master says of the pool (``pool``) and what this store did (``store``).
 
-        ``store["by_transport"]`` says over which transport the bytes went.
+        ``store["operations"]`` has counts, bytes and latencies by operation, ``store["rpcs"]`` by
+        call to the master; ``store["by_transport"]`` says over which transport the bytes went, and
+        ``store["peer_errors"]`` which peers failed how often.
         """
         return {"pool": self._native.status(), "store": self._native.metrics()}
+
+    def metrics_text(self) -> str:
+        """Return what this store did as text that Prometheus reads."""
+        return self._native.metrics_text()
 
     def check(self) -> None:
         """Raise unless the master answers and knows this store."""
         self._native.health()
+
+    @property
+    def http_address(self) -> str | None:
+        """Where this store serves its health and metrics, as ``host:port``; None: nowhere."""
+        return self._native.http_address
 
     @property
     def master_address(self) -> str:

@@ -191,7 +191,6 @@ def test_what_is_not_built_is_refused_and_not_faked(fresh, tmp_path):
         )
     path = str(tmp_path)
     assert fresh.setup("h", "P2PHANDSHAKE", enable_ssd_offload=True, ssd_offload_path=path) == -1300
-    assert fresh.setup("h", "P2PHANDSHAKE", enable_client_http_server=True) == -1012
     for name in ("put_tensor", "setup_dummy"):
         assert not hasattr(MooncakeDistributedStore, name)
 

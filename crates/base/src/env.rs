@@ -103,6 +103,10 @@ variables! {
     MC_CUSTOM_TOPO_JSON = "", "File that says which network devices are near which memory, instead of what the kernel tells.";
     MC_STORE_CLIENT_MIN_PORT = "12300", "First port that a store client without a port in its name takes for its name.";
     MC_STORE_CLIENT_MAX_PORT = "14300", "Last port that a store client without a port in its name takes for its name.";
+    MC_STORE_CLIENT_METRIC = "on", "Tell the metrics of a store client over its HTTP server and in its log; they are counted in any case.";
+    MC_STORE_CLIENT_METRIC_INTERVAL = "0", "Seconds between two summaries of a store client's metrics in the log; 0 for none.";
+    MC_STORE_CLIENT_METRIC_BANDWIDTH = "on", "Tell bytes a second in that summary.";
+    MC_STORE_CLUSTER_ID = "", "A label, `cluster_id`, on every sample of a store client's metrics.";
     MC_STORE_MEMCPY = "on", "Copy within the process when the data is this client's own.";
     MC_STORE_USE_HUGEPAGE = "off", "Take segments from huge pages of hugetlbfs.";
     MC_STORE_HUGEPAGE_SIZE = "2MB", "Size of those huge pages: 2MB or 1GB.";

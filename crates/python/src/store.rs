@@ -61,6 +61,7 @@ impl Store {
         connect_timeout_s = None,
         listen = String::new(),
         has_checksums = None,
+        http_port = None,
         engine = None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "each setting is a keyword")]
@@ -76,6 +77,7 @@ impl Store {
         connect_timeout_s: Option<f64>,
         listen: String,
         has_checksums: Option<bool>,
+        http_port: Option<u16>,
         engine: Option<&Bound<'_, Engine>>,
     ) -> PyResult<Self> {
         log::install();
@@ -91,6 +93,7 @@ impl Store {
             connect_timeout_s,
             listen,
             has_checksums,
+            http_port,
         };
         let settings = or_raise(py, Settings::read(arguments))?;
         let runtime = or_raise(py, runtime())?;
@@ -526,6 +529,17 @@ impl Store {
     #[getter]
     fn master_address(&self) -> String {
         self.open().names().1
+    }
+
+    /// Where its HTTP server listens, as `host:port`; none without one.
+    #[getter]
+    fn http_address(&self) -> Option<String> {
+        self.open().http_address().map(|address| address.to_string())
+    }
+
+    /// The counters as Prometheus text.
+    fn metrics_text(&self, py: Python<'_>) -> PyResult<String> {
+        self.call(py, |client| client.metrics().prometheus(&client.config().metrics.cluster))
     }
 
     /// Whether the master runs in this process, for this store.

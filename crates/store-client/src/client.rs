@@ -18,6 +18,7 @@ mod transfer;
 
 use std::{
     fmt,
+    net::IpAddr,
     sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
@@ -26,6 +27,7 @@ use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{ClientId, Clock, Error, Moment, Result, SystemClock};
 use mooncake_proto::{convert::Caller, v1};
 use mooncake_transfer_engine::{Engine, process};
+use tokio::runtime::Handle;
 
 pub(crate) use self::holds::Holds;
 use self::{
@@ -38,12 +40,16 @@ pub use self::{
 };
 use crate::{
     config::ClientConfig,
+    http::HttpServer,
     link::MasterLink,
     metrics::{Metrics, MetricsSnapshot},
 };
 
 /// How long closing tries to tell the master.
 const FAREWELL: Duration = Duration::from_millis(300);
+
+/// How long the master may take to answer when somebody asks how the client is.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// How long closing waits for the heartbeat thread, which may be in the middle of a connect.
 const LAST_BEAT: Duration = Duration::from_millis(100);
@@ -77,6 +83,8 @@ pub(crate) struct Shared {
     outbox: Arc<Outbox>,
     /// How many puts were started: the number of the last one.
     put_calls: AtomicU64,
+    /// When it was made.
+    begin: Moment,
 }
 
 /// Whether the client lives, and waits that its end cuts short.
@@ -129,6 +137,7 @@ impl Client {
             steps: Steps::default(),
             outbox: Arc::default(),
             put_calls: AtomicU64::new(0),
+            begin: SystemClock.now(),
         });
         shared.register(shared.rpc_deadline())?;
         // From here on dropping it takes back what was done.
@@ -167,7 +176,17 @@ impl Client {
 
     /// What it has done so far.
     pub fn metrics(&self) -> MetricsSnapshot {
-        self.shared.metrics.snapshot()
+        self.shared.metrics()
+    }
+
+    /// Serves its health and metrics over HTTP at that address (port 0: any), on that runtime, until
+    /// what is returned is dropped or the client closed.
+    ///
+    /// # Errors
+    /// Nobody may listen there, or the client is closed.
+    pub fn serve(&self, host: IpAddr, port: u16, runtime: &Handle) -> Result<HttpServer> {
+        self.shared.check_open()?;
+        HttpServer::start(Arc::downgrade(&self.shared), (host, port), runtime)
     }
 
     /// Leaves the pool: tells the master if it answers soon, and gives the lent memory back to
@@ -194,7 +213,40 @@ impl fmt::Debug for Client {
     }
 }
 
+/// What can be said of a client at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Health {
+    Healthy,
+    Closed,
+    MasterUnreachable,
+}
+
 impl Shared {
+    pub(crate) fn config(&self) -> &ClientConfig {
+        &self.config
+    }
+
+    pub(crate) fn metrics(&self) -> MetricsSnapshot {
+        self.metrics.snapshot()
+    }
+
+    /// The metrics for people.
+    pub(crate) fn summary(&self) -> String {
+        let lived = SystemClock.now().since(self.begin);
+        self.metrics().summary(self.config.metrics.has_bandwidth.then_some(lived))
+    }
+
+    /// Asks the master for a sign of life, not for long.
+    pub(crate) fn look(&self) -> Health {
+        if self.check_open().is_err() {
+            return Health::Closed;
+        }
+        match self.status(SystemClock.now() + LOOK.min(self.config.rpc_timeout)) {
+            Ok(_) => Health::Healthy,
+            Err(_) => Health::MasterUnreachable,
+        }
+    }
+
     /// Whether calls may be made.
     ///
     /// # Errors
@@ -221,10 +273,6 @@ impl Shared {
 
     fn rpc_deadline(&self) -> Moment {
         SystemClock.now() + self.config.rpc_timeout
-    }
-
-    fn transfer_deadline(&self) -> Moment {
-        SystemClock.now() + self.config.transfer_timeout
     }
 
     /// Waits so long, or until the client is closed. Says whether it still lives.

@@ -27,6 +27,22 @@ pub struct ClientConfig {
     /// that has one is read whole. Reading costs a second look at the bytes, putting another.
     /// Default: no.
     pub has_checksums: bool,
+    /// What it tells of its metrics.
+    pub metrics: MetricsConfig,
+}
+
+/// What a client tells of its metrics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MetricsConfig {
+    /// Whether its HTTP server and its log tell them. Counting goes on all the same, since it costs
+    /// next to nothing. Default: yes.
+    pub is_told: bool,
+    /// A label of every sample. Default: empty, no label.
+    pub cluster: String,
+    /// How often a summary is logged, to within a heartbeat. Default: never.
+    pub report_interval: Option<Duration>,
+    /// Whether the summary tells bytes a second. Default: yes.
+    pub has_bandwidth: bool,
 }
 
 impl Default for ClientConfig {
@@ -40,7 +56,14 @@ impl Default for ClientConfig {
             transfer_timeout: Duration::from_secs(30),
             fenced_wait: Duration::from_secs(3),
             has_checksums: false,
+            metrics: MetricsConfig::default(),
         }
+    }
+}
+
+impl Default for MetricsConfig {
+    fn default() -> Self {
+        Self { is_told: true, cluster: String::new(), report_interval: None, has_bandwidth: true }
     }
 }
 

@@ -2,11 +2,12 @@
 //!
 //! In reading order: [`store`] (the short way in), [`client`] (the long one, with batches and
 //! memory of the caller's own), [`object`] and [`task`] (what callers name and get back), [`config`], [`link`]
-//! (the way to the master), [`metrics`].
+//! (the way to the master), [`metrics`], [`http`].
 #![warn(missing_docs)]
 
 pub mod client;
 pub mod config;
+pub mod http;
 pub mod link;
 pub mod metrics;
 pub mod object;
@@ -14,7 +15,8 @@ pub mod store;
 pub mod task;
 
 pub use client::{Client, PartOutcomes, Reservation, Write};
-pub use config::{ClientConfig, LinkConfig};
+pub use config::{ClientConfig, LinkConfig, MetricsConfig};
+pub use http::HttpServer;
 pub use link::{CallLink, LeanLink, MasterLink};
 pub use metrics::MetricsSnapshot;
 pub use object::{

@@ -1,39 +1,124 @@
-//! What a client has done, counted.
+//! What a client has done, counted: by operation, by call to the master, by transport and by peer.
+//!
+//! Counting is a few relaxed additions; no lock is taken but when a transfer has failed.
+
+mod latency;
+mod names;
+mod text;
 
 use std::{
     collections::BTreeMap,
     sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
 };
 
 use mooncake_base::sync::Mutex;
-use mooncake_transfer_engine::TransportKind;
+use mooncake_proto::v1::request::Call;
+use mooncake_transfer_engine::{Opcode, TransportKind};
+
+pub use self::latency::Latency;
+use self::{
+    latency::Histogram,
+    names::{CALLS, call_number},
+};
 
 /// The most peers that are counted by name.
 const PEERS_MAX: usize = 256;
 
-/// Transports, in the order in which [`Metrics::by_transport`] counts them.
+/// Transports, in the order in which [`Metrics::copies`] counts them.
 const KINDS: [TransportKind; 4] =
     [TransportKind::Memory, TransportKind::Shm, TransportKind::Tcp, TransportKind::Rdma];
+
+/// What callers ask of a client, as far as bytes are moved for it. All else is one call to the
+/// master and counted as such.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Put,
+    PutBatch,
+    Upsert,
+    UpsertBatch,
+    PutParts,
+    Get,
+    GetBatch,
+    GetParts,
+}
+
+impl Operation {
+    /// In the order of their numbers.
+    const ALL: [Self; 8] = [
+        Self::Put,
+        Self::PutBatch,
+        Self::Upsert,
+        Self::UpsertBatch,
+        Self::PutParts,
+        Self::Get,
+        Self::GetBatch,
+        Self::GetParts,
+    ];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Put => "put",
+            Self::PutBatch => "put_batch",
+            Self::Upsert => "upsert",
+            Self::UpsertBatch => "upsert_batch",
+            Self::PutParts => "put_parts",
+            Self::Get => "get",
+            Self::GetBatch => "get_batch",
+            Self::GetParts => "get_parts",
+        }
+    }
+
+    const fn is_read(self) -> bool {
+        matches!(self, Self::Get | Self::GetBatch | Self::GetParts)
+    }
+}
 
 /// Counters of one client.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
-    calls: Tally,
-    puts: Tally,
-    reads: Tally,
+    operations: [Operated; Operation::ALL.len()],
+    calls: [Called; CALLS.len()],
+    transfers: [Histogram; 4],
+    copies: [Moved; KINDS.len()],
     hits: AtomicU64,
     misses: AtomicU64,
     late_reads: AtomicU64,
     checksum_mismatches: AtomicU64,
-    by_transport: [Tally; KINDS.len()],
+    skipped_copies: AtomicU64,
+    lost_copies: AtomicU64,
     peer_errors: Mutex<BTreeMap<String, u64>>,
 }
 
 #[derive(Debug, Default)]
-struct Tally {
+struct Operated {
+    latency: Histogram,
     done: AtomicU64,
     failed: AtomicU64,
     bytes: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Called {
+    latency: Histogram,
+    failed: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Moved {
+    read: AtomicU64,
+    read_bytes: AtomicU64,
+    written: AtomicU64,
+    written_bytes: AtomicU64,
+    failed: AtomicU64,
+}
+
+/// Some outcomes, to be counted at once.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Sum {
+    pub(crate) done: u64,
+    pub(crate) failed: u64,
+    pub(crate) bytes: u64,
 }
 
 /// The counters of a client at one moment.
@@ -53,8 +138,20 @@ pub struct MetricsSnapshot {
     pub late_reads: u64,
     /// Copies whose bytes did not match the checksum of their object.
     pub checksum_mismatches: u64,
+    /// Copies that could not be read, so that another copy was.
+    pub skipped_copies: u64,
+    /// Copies that could not be written, so that their object has fewer.
+    pub lost_copies: u64,
+    /// By the name of the operation, those that were asked for.
+    pub operations: BTreeMap<&'static str, OperationCount>,
+    /// Calls to the master by their established name, or ours where there is none; those that were
+    /// made.
+    pub rpcs: BTreeMap<&'static str, CallCount>,
+    /// How long bytes took to move for one read of a whole object or a part, a batch of them, one
+    /// write, and a batch of them.
+    pub transfers: BTreeMap<&'static str, Latency>,
     /// Copies that were read or written, by the name of the transport that served.
-    pub by_transport: BTreeMap<&'static str, Count>,
+    pub by_transport: BTreeMap<&'static str, TransportCount>,
     /// Failed transfers by the peer's endpoint; the first 256 peers only.
     pub peer_errors: BTreeMap<String, u64>,
 }
@@ -70,36 +167,118 @@ pub struct Count {
     pub bytes: u64,
 }
 
+/// What was done of one operation.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OperationCount {
+    /// Whether it reads; else it writes.
+    pub is_read: bool,
+    /// Objects and their bytes.
+    pub objects: Count,
+    /// How long each took, a batch as one: a read from the question where the objects lie to their
+    /// last byte, a write to the end of the put.
+    pub latency: Latency,
+}
+
+/// What was done of one call to the master.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CallCount {
+    /// Calls that had no answer.
+    pub failed: u64,
+    /// How long all took, with and without an answer.
+    pub latency: Latency,
+}
+
+/// What a transport served.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TransportCount {
+    /// Copies of objects or of parts of them that were read.
+    pub read: u64,
+    /// Their bytes.
+    pub read_bytes: u64,
+    /// Copies that were written.
+    pub written: u64,
+    /// Their bytes.
+    pub written_bytes: u64,
+    /// Copies that could not be read or written.
+    pub failed: u64,
+}
+
+impl TransportCount {
+    /// Reads and writes together.
+    pub const fn total(&self) -> Count {
+        Count {
+            done: self.read + self.written,
+            failed: self.failed,
+            bytes: self.read_bytes + self.written_bytes,
+        }
+    }
+}
+
+impl Sum {
+    /// Takes in one outcome.
+    pub(crate) fn add(&mut self, bytes: Option<u64>) {
+        match bytes {
+            Some(bytes) => {
+                self.done += 1;
+                self.bytes += bytes;
+            }
+            None => self.failed += 1,
+        }
+    }
+}
+
 impl Metrics {
-    pub(crate) fn count_call(&self, is_done: bool) {
-        self.calls.count(is_done, 0);
+    pub(crate) fn count_operation(&self, operation: Operation, sum: Sum, took: Duration) {
+        let row = &self.operations[operation as usize];
+        row.latency.note(took);
+        add(&row.done, sum.done);
+        add(&row.failed, sum.failed);
+        add(&row.bytes, sum.bytes);
     }
 
-    pub(crate) fn count_put(&self, stored: Option<u64>) {
-        self.puts.count(stored.is_some(), stored.unwrap_or(0));
+    pub(crate) fn count_call(&self, call: usize, is_done: bool, took: Duration) {
+        let row = &self.calls[call];
+        row.latency.note(took);
+        add(&row.failed, u64::from(!is_done));
     }
 
-    pub(crate) fn count_read(&self, read: Option<u64>) {
-        self.reads.count(read.is_some(), read.unwrap_or(0));
+    /// How long one submission of so many copies took.
+    pub(crate) fn count_transfer(&self, opcode: Opcode, copies: usize, took: Duration) {
+        self.transfers[transfer_number(opcode, copies > 1)].note(took);
     }
 
-    pub(crate) fn count_located(&self, is_hit: bool) {
-        if is_hit { &self.hits } else { &self.misses }.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn count_located(&self, hits: u64, misses: u64) {
+        add(&self.hits, hits);
+        add(&self.misses, misses);
     }
 
     pub(crate) fn count_late(&self, reads: usize) {
-        self.late_reads.fetch_add(reads as u64, Ordering::Relaxed);
+        add(&self.late_reads, reads as u64);
     }
 
     pub(crate) fn count_mismatch(&self) {
-        self.checksum_mismatches.fetch_add(1, Ordering::Relaxed);
+        add(&self.checksum_mismatches, 1);
+    }
+
+    pub(crate) fn count_skipped(&self, copies: u64) {
+        add(&self.skipped_copies, copies);
+    }
+
+    pub(crate) fn count_lost(&self, copies: u64) {
+        add(&self.lost_copies, copies);
     }
 
     /// Over which transport, if any path was left.
-    pub(crate) fn count_copy(&self, kind: Option<TransportKind>, copied: Option<u64>) {
-        if let Some(at) = KINDS.iter().position(|known| Some(*known) == kind) {
-            self.by_transport[at].count(copied.is_some(), copied.unwrap_or(0));
-        }
+    pub(crate) fn count_copies(&self, kind: Option<TransportKind>, opcode: Opcode, sum: Sum) {
+        let Some(at) = KINDS.iter().position(|known| Some(*known) == kind) else { return };
+        let row = &self.copies[at];
+        let (done, bytes) = match opcode {
+            Opcode::Read => (&row.read, &row.read_bytes),
+            Opcode::Write => (&row.written, &row.written_bytes),
+        };
+        add(done, sum.done);
+        add(bytes, sum.bytes);
+        add(&row.failed, sum.failed);
     }
 
     pub(crate) fn count_peer_error(&self, endpoint: &str) {
@@ -112,35 +291,98 @@ impl Metrics {
     }
 
     pub(crate) fn snapshot(&self) -> MetricsSnapshot {
-        let by_transport = KINDS.iter().zip(&self.by_transport);
-        MetricsSnapshot {
-            calls: self.calls.read(),
-            puts: self.puts.read(),
-            reads: self.reads.read(),
-            hits: self.hits.load(Ordering::Relaxed),
-            misses: self.misses.load(Ordering::Relaxed),
-            late_reads: self.late_reads.load(Ordering::Relaxed),
-            checksum_mismatches: self.checksum_mismatches.load(Ordering::Relaxed),
-            by_transport: by_transport
-                .map(|(kind, tally)| (kind.name(), tally.read()))
-                .filter(|(_, count)| *count != Count::default())
-                .collect(),
+        let mut snapshot = MetricsSnapshot {
+            hits: read(&self.hits),
+            misses: read(&self.misses),
+            late_reads: read(&self.late_reads),
+            checksum_mismatches: read(&self.checksum_mismatches),
+            skipped_copies: read(&self.skipped_copies),
+            lost_copies: read(&self.lost_copies),
             peer_errors: self.peer_errors.lock().clone(),
+            ..MetricsSnapshot::default()
+        };
+        for (operation, row) in Operation::ALL.iter().zip(&self.operations) {
+            let latency = row.latency.snapshot();
+            if latency.count() == 0 {
+                continue;
+            }
+            let objects =
+                Count { done: read(&row.done), failed: read(&row.failed), bytes: read(&row.bytes) };
+            let is_read = operation.is_read();
+            if is_read { &mut snapshot.reads } else { &mut snapshot.puts }.add(objects);
+            let count = OperationCount { is_read, objects, latency };
+            snapshot.operations.insert(operation.name(), count);
+        }
+        for (name, row) in CALLS.iter().zip(&self.calls) {
+            let count = CallCount { failed: read(&row.failed), latency: row.latency.snapshot() };
+            let calls = count.latency.count();
+            if calls > 0 {
+                let done = calls.saturating_sub(count.failed);
+                snapshot.calls.add(Count { done, failed: count.failed, bytes: 0 });
+                snapshot.rpcs.insert(name, count);
+            }
+        }
+        for opcode in [Opcode::Read, Opcode::Write] {
+            for is_batch in [false, true] {
+                let latency = self.transfers[transfer_number(opcode, is_batch)].snapshot();
+                snapshot.transfers.insert(transfer_name(opcode, is_batch), latency);
+            }
+        }
+        let used = KINDS.iter().zip(&self.copies).map(|(kind, row)| (kind.name(), row.read()));
+        snapshot.by_transport = used.filter(|(_, row)| *row != TransportCount::default()).collect();
+        snapshot
+    }
+}
+
+impl Moved {
+    fn read(&self) -> TransportCount {
+        TransportCount {
+            read: read(&self.read),
+            read_bytes: read(&self.read_bytes),
+            written: read(&self.written),
+            written_bytes: read(&self.written_bytes),
+            failed: read(&self.failed),
         }
     }
 }
 
-impl Tally {
-    fn count(&self, is_done: bool, bytes: u64) {
-        if is_done { &self.done } else { &self.failed }.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+impl Count {
+    const fn add(&mut self, other: Self) {
+        self.done += other.done;
+        self.failed += other.failed;
+        self.bytes += other.bytes;
     }
+}
 
-    fn read(&self) -> Count {
-        Count {
-            done: self.done.load(Ordering::Relaxed),
-            failed: self.failed.load(Ordering::Relaxed),
-            bytes: self.bytes.load(Ordering::Relaxed),
-        }
+/// The number under which a call is counted.
+pub(crate) fn number_of(call: &Call) -> usize {
+    call_number(call)
+}
+
+fn transfer_number(opcode: Opcode, is_batch: bool) -> usize {
+    let first = match opcode {
+        Opcode::Read => 0,
+        Opcode::Write => 2,
+    };
+    first + usize::from(is_batch)
+}
+
+const fn transfer_name(opcode: Opcode, is_batch: bool) -> &'static str {
+    match (opcode, is_batch) {
+        (Opcode::Read, false) => "get",
+        (Opcode::Read, true) => "batch_get",
+        (Opcode::Write, false) => "put",
+        (Opcode::Write, true) => "batch_put",
     }
+}
+
+/// Adds what is not nothing: an addition costs more than the look.
+fn add(sum: &AtomicU64, count: u64) {
+    if count > 0 {
+        sum.fetch_add(count, Ordering::Relaxed);
+    }
+}
+
+fn read(sum: &AtomicU64) -> u64 {
+    sum.load(Ordering::Relaxed)
 }

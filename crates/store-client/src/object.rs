@@ -136,6 +136,8 @@ pub struct Located {
     pub(crate) length: u64,
     pub(crate) places: Vec<Place>,
     pub(crate) checksum: Option<u64>,
+    /// When the master was asked.
+    pub(crate) asked: Moment,
     /// Bytes that were read before this moment count without asking again.
     pub(crate) fence: Moment,
     /// Handed back to the master when nobody has the object to read any more.

@@ -78,8 +78,9 @@ class MooncakeDistributedStore(
             enable_ssd_offload: Not in this build: true fails with -1300.
             ssd_offload_path: A directory, with `enable_ssd_offload`.
             tenant_id: Whose namespace the keys live in; "" is the default tenant.
-            enable_client_http_server: Not in this build: true fails with -1012.
-            client_http_port: A port, with `enable_client_http_server`.
+            enable_client_http_server: Serve ``/health``, ``/metrics`` and ``/metrics/summary`` of
+                this client over HTTP.
+            client_http_port: The port where it does.
             config: A dictionary with the settings above under the same names. Sizes may be text
                 like ``"512MB"`` and default to 16 MiB. Also read: ``master_server_address`` and
                 ``device_name``. Unknown names are logged.

@@ -12,7 +12,7 @@ from typing import Any, Final
 from mooncake._runtime import _native
 from mooncake._sizes import parse_size
 from mooncake.errors import AlreadyExistsError
-from mooncake.store.codes import INVALID_PARAMS, NOT_SUPPORTED, UNABLE_OFFLOAD
+from mooncake.store.codes import INVALID_PARAMS, UNABLE_OFFLOAD
 
 __all__ = ["MASTER_ADDRESS", "SetupArguments", "connect"]
 
@@ -108,8 +108,10 @@ class SetupArguments:
             if not os.path.isdir(self.ssd_offload_path):
                 raise ValueError("Invalid FileStorage configuration")
             raise _native.failure(UNABLE_OFFLOAD, "this build has no SSD tier")
-        if self.enable_client_http_server:
-            raise _native.failure(NOT_SUPPORTED, "this build has no HTTP server in the client")
+        if self.enable_client_http_server and not 0 < self.client_http_port < 1 << 16:
+            raise _native.failure(
+                INVALID_PARAMS, f"client_http_port={self.client_http_port} is no port"
+            )
 
 
 def connect(arguments: SetupArguments, engine: _native.Engine | None = None) -> _native.Store:
@@ -138,6 +140,7 @@ def _join(arguments: SetupArguments, name: str, engine: _native.Engine | None) -
         segment_bytes=arguments.global_segment_size,
         tenant=arguments.tenant_id,
         has_checksums=arguments.enable_checksum or None,
+        http_port=arguments.client_http_port if arguments.enable_client_http_server else None,
         engine=engine,
     )
 

@@ -1,6 +1,11 @@
 //! What the pool and the client say of themselves, as dictionaries.
 
-use mooncake_store_client::{Located, MasterStatus, MetricsSnapshot, SegmentUse, metrics::Count};
+use mooncake_store_client::{
+    Located, MasterStatus, MetricsSnapshot, SegmentUse,
+    metrics::{Count, Latency},
+};
+use std::time::Duration;
+
 use pyo3::{
     prelude::*,
     types::{PyDict, PyList},
@@ -69,9 +74,35 @@ pub(crate) fn metrics<'py>(
     dict.set_item("misses", metrics.misses)?;
     dict.set_item("late_reads", metrics.late_reads)?;
     dict.set_item("checksum_mismatches", metrics.checksum_mismatches)?;
+    dict.set_item("skipped_copies", metrics.skipped_copies)?;
+    dict.set_item("lost_copies", metrics.lost_copies)?;
+    let operations = PyDict::new(py);
+    for (name, counted) in &metrics.operations {
+        let operation = count(py, counted.objects)?;
+        operation.set_item("is_read", counted.is_read)?;
+        operation.set_item("latency", latency(py, &counted.latency)?)?;
+        operations.set_item(name, operation)?;
+    }
+    dict.set_item("operations", operations)?;
+    let rpcs = PyDict::new(py);
+    for (name, counted) in &metrics.rpcs {
+        let rpc = PyDict::new(py);
+        rpc.set_item("failed", counted.failed)?;
+        rpc.set_item("latency", latency(py, &counted.latency)?)?;
+        rpcs.set_item(name, rpc)?;
+    }
+    dict.set_item("rpcs", rpcs)?;
+    let transfers = PyDict::new(py);
+    for (name, counted) in &metrics.transfers {
+        transfers.set_item(name, latency(py, counted)?)?;
+    }
+    dict.set_item("transfers", transfers)?;
     let by_transport = PyDict::new(py);
     for (transport, counted) in &metrics.by_transport {
-        by_transport.set_item(transport, count(py, *counted)?)?;
+        let served = count(py, counted.total())?;
+        served.set_item("read_bytes", counted.read_bytes)?;
+        served.set_item("written_bytes", counted.written_bytes)?;
+        by_transport.set_item(transport, served)?;
     }
     dict.set_item("by_transport", by_transport)?;
     let peer_errors = PyDict::new(py);
@@ -79,6 +110,18 @@ pub(crate) fn metrics<'py>(
         peer_errors.set_item(peer, errors)?;
     }
     dict.set_item("peer_errors", peer_errors)?;
+    Ok(dict)
+}
+
+/// A time is in microseconds; 0 where there was no call.
+fn latency<'py>(py: Python<'py>, latency: &Latency) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    let micros = |time: Option<Duration>| time.unwrap_or_default().as_secs_f64() * 1e6;
+    dict.set_item("calls", latency.count())?;
+    dict.set_item("mean_us", micros(latency.mean()))?;
+    for (name, part) in [("p50_us", 0.5), ("p90_us", 0.9), ("p99_us", 0.99), ("p999_us", 0.999)] {
+        dict.set_item(name, micros(latency.quantile(part)))?;
+    }
     Ok(dict)
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, Ordering},
@@ -12,7 +13,7 @@ use std::{
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, Result, SystemClock};
 use mooncake_master::{Master, Origin};
-use mooncake_store_client::{CallLink, Client, LeanLink, MasterLink};
+use mooncake_store_client::{CallLink, Client, HttpServer, LeanLink, MasterLink};
 use mooncake_transfer_engine::{Engine, process};
 use tokio::runtime::Runtime;
 
@@ -21,6 +22,9 @@ use crate::engine::Running;
 
 /// How long the engine may take to end.
 const ENGINE_CLOSE_MAX: Duration = Duration::from_millis(200);
+
+/// The client's HTTP server answers on every address of this host, as its scrapers expect.
+const HTTP_HOST: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// How long an embedded master may take to end.
 const MASTER_STOP_MAX: Duration = Duration::from_millis(500);
@@ -32,6 +36,7 @@ static OPEN: Mutex<Vec<Weak<Open>>> = Mutex::new(Vec::new());
 /// Everything behind one handle.
 pub(crate) struct Open {
     client: Client,
+    http: Mutex<Option<HttpServer>>,
     engine: Engine,
     /// The engine's owner, if that is not this store.
     shared: Option<Arc<Running>>,
@@ -65,7 +70,18 @@ impl Open {
                 }
             },
         );
-        let (client, master) = match joined {
+        let joined = joined.and_then(|(client, master)| {
+            let serve = |port| client.serve(HTTP_HOST, port, runtime.handle());
+            match settings.http_port.map(serve).transpose() {
+                Ok(http) => Ok((client, master, http)),
+                Err(error) => {
+                    client.close();
+                    stop(runtime, master);
+                    Err(error)
+                }
+            }
+        });
+        let (client, master, http) = match joined {
             Ok(joined) => joined,
             Err(error) => {
                 if shared.is_none() {
@@ -76,6 +92,7 @@ impl Open {
         };
         Ok(Self {
             client,
+            http: Mutex::new(http),
             engine,
             shared,
             master: Mutex::new(master),
@@ -106,6 +123,15 @@ impl Open {
         (self.client.name().to_owned(), self.client.master_address())
     }
 
+    /// Where its HTTP server listens, if it has one.
+    pub(crate) fn http_address(&self) -> Option<SocketAddr> {
+        // A forked child may have inherited the lock from a thread it does not have.
+        if self.is_foreign() {
+            return None;
+        }
+        self.http.lock().as_ref().map(HttpServer::address)
+    }
+
     /// Whether the master runs in this process.
     pub(crate) fn is_embedded(&self) -> bool {
         // A forked child may have inherited the lock from a thread it does not have.
@@ -118,6 +144,7 @@ impl Open {
         if self.is_foreign() || self.is_closed.swap(true, Ordering::SeqCst) {
             return;
         }
+        drop(self.http.lock().take());
         self.client.close();
         if self.shared.is_none() {
             self.engine.close(SystemClock.now() + ENGINE_CLOSE_MAX);

@@ -8,10 +8,10 @@ use std::{
 use mooncake_base::{
     Endpoint, Error, Result, TenantId,
     env::{self, EnvVar},
-    text::{read_millis, read_seconds},
+    text::{read_bool, read_millis, read_seconds},
 };
 use mooncake_master::MasterConfig;
-use mooncake_store_client::{ClientConfig, LinkConfig};
+use mooncake_store_client::{ClientConfig, LinkConfig, MetricsConfig};
 use mooncake_transfer_engine::{EngineConfig, address_facing};
 use mooncake_transfer_tools::settings::{engine_config, value};
 
@@ -34,6 +34,8 @@ pub(crate) struct Arguments {
     pub(crate) connect_timeout_s: Option<f64>,
     pub(crate) listen: String,
     pub(crate) has_checksums: Option<bool>,
+    /// Where the client's HTTP server listens; none: nowhere.
+    pub(crate) http_port: Option<u16>,
 }
 
 /// The settings of each part.
@@ -44,6 +46,7 @@ pub(crate) struct Settings {
     pub(crate) client: ClientConfig,
     pub(crate) link: LinkConfig,
     pub(crate) embedded: MasterConfig,
+    pub(crate) http_port: Option<u16>,
 }
 
 impl Settings {
@@ -64,6 +67,7 @@ impl Settings {
             has_checksums: arguments
                 .has_checksums
                 .unwrap_or_else(|| env::MOONCAKE_STORE_CHECKSUM.is_on()),
+            metrics: metrics()?,
             ..ClientConfig::default()
         };
         if let Some(timeout) = rpc_timeout.map_or_else(|| millis(&env::MC_RPC_TIMEOUT_MS), some)? {
@@ -78,7 +82,8 @@ impl Settings {
             link.connect_timeout = timeout;
         }
         let embedded = embedded(&arguments.listen)?;
-        Ok(Self { master: arguments.master, engine, client, link, embedded })
+        let http_port = arguments.http_port;
+        Ok(Self { master: arguments.master, engine, client, link, embedded, http_port })
     }
 }
 
@@ -97,6 +102,22 @@ fn own_name(arguments: &Arguments) -> String {
         addresses.find_map(|address| address_facing(address).ok()).map(|own| own.to_string())
     };
     master.parse().ok().as_ref().and_then(facing).unwrap_or_default()
+}
+
+fn metrics() -> Result<MetricsConfig> {
+    let interval = value(&env::MC_STORE_CLIENT_METRIC_INTERVAL, read_seconds)?;
+    Ok(MetricsConfig {
+        is_told: is_left_on(&env::MC_STORE_CLIENT_METRIC),
+        cluster: env::MC_STORE_CLUSTER_ID.read().unwrap_or_default(),
+        report_interval: interval.filter(|interval| !interval.is_zero()),
+        has_bandwidth: is_left_on(&env::MC_STORE_CLIENT_METRIC_BANDWIDTH),
+    })
+}
+
+/// Whether a switch that is on by itself was left so. What is neither yes nor no turns it off.
+fn is_left_on(var: &'static EnvVar) -> bool {
+    let text = var.read().filter(|text| !text.trim().is_empty());
+    text.is_none_or(|text| read_bool(&text).unwrap_or(false))
 }
 
 fn embedded(listen: &str) -> Result<MasterConfig> {

@@ -2,16 +2,32 @@
 
 use std::sync::Arc;
 
-use mooncake_base::{Error, ErrorCode, Moment, ObjectKey, ReplicaId, Result, SegmentId};
+use mooncake_base::{
+    Clock, Error, ErrorCode, Moment, ObjectKey, ReplicaId, Result, SegmentId, SystemClock,
+};
 use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
 
 use super::Shared;
-use crate::object::{Place, SegmentInfo};
+use crate::{
+    metrics,
+    object::{Place, SegmentInfo},
+};
 
 impl Shared {
     /// Makes a call with the usual deadline; `pick` takes the answer that belongs to it.
     pub(super) fn call<A>(&self, call: Call, pick: impl FnOnce(Answer) -> Option<A>) -> Result<A> {
-        self.call_until(call, self.rpc_deadline(), pick)
+        self.call_at(SystemClock.now(), call, pick)
+    }
+
+    /// The same, for callers that know what time it is.
+    pub(super) fn call_at<A>(
+        &self,
+        now: Moment,
+        call: Call,
+        pick: impl FnOnce(Answer) -> Option<A>,
+    ) -> Result<A> {
+        self.check_open()?;
+        self.exchange(call, (now, now + self.config.rpc_timeout), pick)
     }
 
     /// Makes a call with a deadline of its own.
@@ -32,9 +48,19 @@ impl Shared {
         deadline: Moment,
         pick: impl FnOnce(Answer) -> Option<A>,
     ) -> Result<A> {
+        self.exchange(call, (SystemClock.now(), deadline), pick)
+    }
+
+    fn exchange<A>(
+        &self,
+        call: Call,
+        (sent, deadline): (Moment, Moment),
+        pick: impl FnOnce(Answer) -> Option<A>,
+    ) -> Result<A> {
+        let number = metrics::number_of(&call);
         let returned = self.outbox.take();
         let response = self.link.call(v1::Request { call: Some(call), returned }, deadline);
-        self.metrics.count_call(response.is_ok());
+        self.metrics.count_call(number, response.is_ok(), SystemClock.now().since(sent));
         match response?.call {
             Some(Answer::Failure(failure)) => Err((&failure).into()),
             Some(answer) => pick(answer).ok_or_else(|| nonsense("it answers another call")),

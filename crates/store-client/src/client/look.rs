@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use mooncake_base::{Error, ErrorCode, ObjectKey, Result};
+use mooncake_base::{Error, ErrorCode, Moment, ObjectKey, Result};
 use mooncake_proto::v1::{self, key_selector::By, request::Call, response::Call as Answer};
 
-use super::{Client, batch, call};
+use super::{Client, Shared, batch, call};
 use crate::object::{MasterStatus, ObjectPage, ObjectStatus, ObjectSummary, SegmentUse, Selector};
 
 impl Client {
@@ -134,23 +134,7 @@ impl Client {
     /// # Errors
     /// The master cannot be reached.
     pub fn status(&self) -> Result<MasterStatus> {
-        let call = Call::Status(v1::StatusRequest { caller: Some(self.shared.caller.clone()) });
-        let status = self.shared.call(call, |answer| match answer {
-            Answer::Status(status) => Some(status),
-            _ => None,
-        })?;
-        Ok(MasterStatus {
-            version: status.version,
-            uptime: Duration::from_millis(status.uptime_ms),
-            keys: status.keys,
-            clients: status.clients,
-            capacity: status.capacity,
-            used: status.used,
-            fenced: status.fenced,
-            rpc_address: status.rpc_address,
-            admin_address: status.admin_address,
-            metadata_address: status.metadata_address,
-        })
+        self.shared.status(self.shared.rpc_deadline())
     }
 
     /// Whether the client is open and its master answers.
@@ -196,6 +180,28 @@ impl Client {
             }
         };
         self.exists(keys, true).into_iter().zip(keys).map(named).collect()
+    }
+}
+
+impl Shared {
+    pub(super) fn status(&self, deadline: Moment) -> Result<MasterStatus> {
+        let call = Call::Status(v1::StatusRequest { caller: Some(self.caller.clone()) });
+        let status = self.call_until(call, deadline, |answer| match answer {
+            Answer::Status(status) => Some(status),
+            _ => None,
+        })?;
+        Ok(MasterStatus {
+            version: status.version,
+            uptime: Duration::from_millis(status.uptime_ms),
+            keys: status.keys,
+            clients: status.clients,
+            capacity: status.capacity,
+            used: status.used,
+            fenced: status.fenced,
+            rpc_address: status.rpc_address,
+            admin_address: status.admin_address,
+            metadata_address: status.metadata_address,
+        })
     }
 }
 

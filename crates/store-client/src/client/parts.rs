@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mooncake_base::{Error, ObjectKey, Result};
+use mooncake_base::{Error, Moment, ObjectKey, Result};
 use mooncake_transfer_engine::{Engine, LocalRange, Region, RemoteRange};
 use rustc_hash::FxHashMap;
 
@@ -38,15 +38,18 @@ impl Client {
         let located: Vec<_> = self.locate(&keys);
         let located: Vec<_> =
             objects.iter().map(|&at| located[at].as_ref().map_err(Clone::clone)).collect();
-        self.read_parts_of(&located, wanted, reach)
+        let begin = located.iter().flatten().next().map(|located| located.asked);
+        self.read_parts_of(&located, wanted, reach, begin)
     }
 
-    /// Reads parts of objects that were located before.
+    /// Reads parts of objects that were located before; the time that it takes is counted from
+    /// that moment on, none: from now on.
     pub(super) fn read_parts_of(
         &self,
         located: &[Result<&Located>],
         wanted: &[Parts<'_>],
         reach: Reach,
+        begin: Option<Moment>,
     ) -> Vec<PartOutcomes> {
         let reachable = Reachable::of(self.engine(), reach);
         let sorted: Vec<Result<Sorted<'_>>> = located
@@ -55,7 +58,7 @@ impl Client {
             .map(|(located, parts)| Sorted::of(located.clone()?, parts, &reachable))
             .collect();
         let reads: Vec<_> = sorted.iter().flatten().map(Sorted::read).collect();
-        let mut read = self.read(&reads).into_iter();
+        let mut read = self.read_since(begin, &reads).into_iter();
         let missing = || Err(Error::internal("parts of an object were left out of their batch"));
         sorted
             .into_iter()

@@ -21,15 +21,17 @@ const SUSPECTS_MAX: usize = 1024;
 pub(super) struct Suspects(Mutex<FxHashMap<String, Moment>>);
 
 impl Suspects {
-    /// A transfer with the peer failed.
-    pub(super) fn add(&self, endpoint: &str, now: Moment) {
+    /// A transfer with the peer failed. Says whether that is news.
+    pub(super) fn add(&self, endpoint: &str, now: Moment) -> bool {
         let mut suspects = self.0.lock();
         if suspects.len() >= SUSPECTS_MAX {
             suspects.retain(|_, until| !until.has_passed(now));
         }
-        if suspects.len() < SUSPECTS_MAX {
-            suspects.insert(endpoint.to_owned(), now + SUSPICION);
+        if suspects.len() >= SUSPECTS_MAX {
+            return false;
         }
+        let before = suspects.insert(endpoint.to_owned(), now + SUSPICION);
+        before.is_none_or(|until| until.has_passed(now))
     }
 
     /// A transfer with the peer succeeded.

@@ -10,7 +10,10 @@ use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
 use rustc_hash::FxHashSet;
 
 use super::{Client, Shared, batch, call, checksum::Summer, mount::is_unknown, transfer::Job};
-use crate::object::{Place, PutItem, PutOptions, PutOutcome, SoftPin};
+use crate::{
+    metrics::{Operation, Sum},
+    object::{Place, PutItem, PutOptions, PutOutcome, SoftPin},
+};
 
 /// Taken off the write window: our clock and the master's may run at different speeds.
 const WINDOW_MARGIN: Duration = Duration::from_millis(50);
@@ -111,14 +114,25 @@ impl Client {
     /// # Errors
     /// By object. An object of no bytes is refused.
     pub fn put(&self, items: &[PutItem<'_>], options: &PutOptions) -> Vec<Result<PutOutcome>> {
-        let outcomes = self.shared.put(items, options);
+        let begin = SystemClock.now();
+        let outcomes = self.shared.put(items, options, begin);
+        let mut sum = Sum::default();
         for (item, outcome) in items.iter().zip(&outcomes) {
-            self.shared.metrics.count_put(match outcome {
+            sum.add(match outcome {
                 Ok(PutOutcome::Stored { .. }) => Some(length(item.parts)),
                 Ok(PutOutcome::Existed) => Some(0),
                 Err(_) => None,
             });
         }
+        let operation = match (options.is_upsert, items.len()) {
+            (_, 0) => return outcomes,
+            (false, 1) => Operation::Put,
+            (false, _) => Operation::PutBatch,
+            (true, 1) => Operation::Upsert,
+            (true, _) => Operation::UpsertBatch,
+        };
+        let took = SystemClock.now().since(begin);
+        self.shared.metrics.count_operation(operation, sum, took);
         outcomes
     }
 
@@ -145,7 +159,18 @@ impl Client {
     /// # Errors
     /// By write: outside of the object, after the write window, or no copy could be written.
     pub fn write(&self, writes: &mut [Write<'_>]) -> Vec<Result<()>> {
-        self.shared.write(writes)
+        let begin = SystemClock.now();
+        let outcomes = self.shared.write(writes, begin);
+        let mut sum = Sum::default();
+        for (write, outcome) in writes.iter().zip(&outcomes) {
+            let bytes = write.ranges.iter().map(|(_, range)| range.length() as u64).sum();
+            sum.add(outcome.is_ok().then_some(bytes));
+        }
+        if !writes.is_empty() {
+            let took = SystemClock.now().since(begin);
+            self.shared.metrics.count_operation(Operation::PutParts, sum, took);
+        }
+        outcomes
     }
 
     /// Makes written objects readable. What has no whole copy left is revoked instead.
@@ -166,7 +191,12 @@ impl Client {
 }
 
 impl Shared {
-    fn put(&self, items: &[PutItem<'_>], options: &PutOptions) -> Vec<Result<PutOutcome>> {
+    fn put(
+        &self,
+        items: &[PutItem<'_>],
+        options: &PutOptions,
+        mut begin: Moment,
+    ) -> Vec<Result<PutOutcome>> {
         if let Err(error) = check_groups(items.len(), options) {
             return items.iter().map(|_| Err(error.clone())).collect();
         }
@@ -174,7 +204,8 @@ impl Shared {
         let mut open: Vec<usize> = (0..items.len()).collect();
         while !open.is_empty() {
             let later = split_repeated(items, &mut open);
-            self.put_wave(open, items, options, &mut outcomes);
+            self.put_wave((open, begin), items, options, &mut outcomes);
+            begin = SystemClock.now();
             open = later;
         }
         let missing = || Err(Error::internal("a put was left out of its batch"));
@@ -185,12 +216,12 @@ impl Shared {
     /// master to know us.
     fn put_wave(
         &self,
-        mut open: Vec<usize>,
+        (mut open, begin): (Vec<usize>, Moment),
         items: &[PutItem<'_>],
         options: &PutOptions,
         outcomes: &mut [Option<Result<PutOutcome>>],
     ) {
-        let give_up = SystemClock.now() + self.config.fenced_wait;
+        let give_up = begin + self.config.fenced_wait;
         let mut may_revive = true;
         loop {
             let registrations = self.registrations();
@@ -253,7 +284,7 @@ impl Shared {
             .map(|(reservation, &at)| Write { reservation, ranges: in_order(items[at].parts) })
             .collect();
         // What failed is noted in the reservation, and publishing says so.
-        self.write(&mut writes);
+        self.write(&mut writes, SystemClock.now());
         for (at, outcome) in owners.into_iter().zip(self.publish(reservations)) {
             outcomes[at] = Some(outcome);
         }
@@ -298,7 +329,7 @@ impl Shared {
             request: self.put_calls.fetch_add(1, Ordering::Relaxed) + 1,
         });
         let sent = SystemClock.now();
-        let response = self.call(call, |answer| match answer {
+        let response = self.call_at(sent, call, |answer| match answer {
             Answer::PutStart(response) => Some(response),
             _ => None,
         })?;
@@ -327,13 +358,13 @@ impl Shared {
         Ok(response.results.into_iter().zip(items).map(read).collect())
     }
 
-    fn write(&self, writes: &mut [Write<'_>]) -> Vec<Result<()>> {
-        let mut until = self.transfer_deadline();
+    fn write(&self, writes: &mut [Write<'_>], now: Moment) -> Vec<Result<()>> {
+        let mut until = now + self.config.transfer_timeout;
         let mut jobs = Vec::with_capacity(writes.len());
         let mut owners = Vec::with_capacity(writes.len());
         let mut outcomes: Vec<Result<()>> = Vec::with_capacity(writes.len());
         for (at, write) in writes.iter().enumerate() {
-            let checked = self.check_open().and_then(|()| check_write(write));
+            let checked = self.check_open().and_then(|()| check_write(write, now));
             if checked.is_ok() {
                 until = until.min(write.reservation.until);
                 for place in write.reservation.live() {
@@ -343,9 +374,14 @@ impl Shared {
             }
             outcomes.push(checked);
         }
-        self.run(Opcode::Write, &mut jobs, until);
+        if !jobs.is_empty() {
+            self.run(Opcode::Write, &mut jobs, until);
+            let took = SystemClock.now().since(now);
+            self.metrics.count_transfer(Opcode::Write, writes.len(), took);
+        }
         for (job, (at, replica)) in jobs.into_iter().zip(owners) {
             if let Err(error) = job.finish() {
+                self.metrics.count_lost(1);
                 let reservation = &mut *writes[at].reservation;
                 reservation.fail(replica, error);
                 if reservation.live().next().is_none() {
@@ -489,12 +525,12 @@ fn check_groups(items: usize, options: &PutOptions) -> Result<()> {
     }
 }
 
-fn check_write(write: &Write<'_>) -> Result<()> {
+fn check_write(write: &Write<'_>, now: Moment) -> Result<()> {
     let reservation = &*write.reservation;
     if reservation.live().next().is_none() {
         return Err(reservation.loss());
     }
-    if reservation.until.has_passed(SystemClock.now()) {
+    if reservation.until.has_passed(now) {
         return Err(late(reservation));
     }
     for (offset, range) in &write.ranges {

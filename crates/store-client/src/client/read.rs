@@ -11,7 +11,10 @@ use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
 use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
 
 use super::{Client, Holds, Shared, batch, call, checksum::Summer, transfer::Job};
-use crate::object::{Located, Read, Span};
+use crate::{
+    metrics::{Operation, Sum},
+    object::{Located, Read, Span},
+};
 
 /// Taken off each fence, beside a part of it: our clock and the master's run at different speeds.
 const FENCE_MARGIN: Duration = Duration::from_millis(5);
@@ -73,10 +76,23 @@ impl Client {
     /// removed while it was read (`LEASE_EXPIRED`, `OBJECT_NOT_FOUND`). The destination then
     /// holds nothing of meaning.
     pub fn read(&self, reads: &[Read<'_>]) -> Vec<Result<u64>> {
-        let outcomes = self.shared.read(reads);
-        for outcome in &outcomes {
-            self.shared.metrics.count_read(outcome.as_ref().ok().copied());
-        }
+        self.read_since(reads.first().map(|read| read.located.asked), reads)
+    }
+
+    /// Reads, and counts the time from that moment on; none: from now on.
+    pub(super) fn read_since(&self, begin: Option<Moment>, reads: &[Read<'_>]) -> Vec<Result<u64>> {
+        let now = SystemClock.now();
+        let outcomes = self.shared.read(reads, now);
+        let Some(first) = reads.first() else { return outcomes };
+        let mut sum = Sum::default();
+        outcomes.iter().for_each(|outcome| sum.add(outcome.as_ref().ok().copied()));
+        let operation = match (first.span, reads.len()) {
+            (Span::Whole, 1) => Operation::Get,
+            (Span::Whole, _) => Operation::GetBatch,
+            (Span::Range { .. } | Span::Scattered(_), _) => Operation::GetParts,
+        };
+        let took = SystemClock.now().since(begin.unwrap_or(now));
+        self.shared.metrics.count_operation(operation, sum, took);
         outcomes
     }
 }
@@ -85,9 +101,8 @@ impl Shared {
     fn locate(&self, keys: &[ObjectKey], has_fence: bool) -> Vec<Result<Located>> {
         let located =
             batch::for_keys(keys, |keys, packed| self.locate_part(keys, packed, has_fence));
-        for outcome in &located {
-            self.metrics.count_located(outcome.is_ok());
-        }
+        let hits = located.iter().filter(|outcome| outcome.is_ok()).count();
+        self.metrics.count_located(hits as u64, (located.len() - hits) as u64);
         located
     }
 
@@ -105,7 +120,7 @@ impl Shared {
         });
         // The fence counts from before the call was sent: the master cannot have begun earlier.
         let sent = SystemClock.now();
-        let response = self.call(call, |answer| match answer {
+        let response = self.call_at(sent, call, |answer| match answer {
             Answer::Locate(response) => Some(response),
             _ => None,
         })?;
@@ -123,6 +138,7 @@ impl Shared {
                 length: result.length,
                 places: call::read_places(&result.places, &segments, result.length)?,
                 checksum: result.checksum,
+                asked: sent,
                 fence,
                 _hold: hold.clone(),
             }),
@@ -130,17 +146,16 @@ impl Shared {
         Ok(response.results.into_iter().zip(keys).map(read).collect())
     }
 
-    fn read(&self, reads: &[Read<'_>]) -> Vec<Result<u64>> {
+    fn read(&self, reads: &[Read<'_>], now: Moment) -> Vec<Result<u64>> {
         if let Err(error) = self.check_open() {
             return reads.iter().map(|_| Err(error.clone())).collect();
         }
-        let deadline = self.transfer_deadline();
-        let now = SystemClock.now();
+        let deadline = now + self.config.transfer_timeout;
         let mut attempts: Vec<Result<Attempt<'_>>> = reads
             .iter()
             .map(|read| self.attempt(Cow::Borrowed(read.located), read.span, read.into, now))
             .collect();
-        self.pass(&mut attempts, deadline);
+        self.pass(&mut attempts, now, deadline);
         self.pass_again(reads, &mut attempts, deadline);
         attempts.into_iter().map(|attempt| attempt.and_then(Attempt::finish)).collect()
     }
@@ -167,9 +182,10 @@ impl Shared {
 
     /// Reads what is open, has late reads confirmed, and reads from another copy what does not
     /// match its checksum.
-    fn pass(&self, attempts: &mut [Result<Attempt<'_>>], deadline: Moment) {
+    fn pass(&self, attempts: &mut [Result<Attempt<'_>>], now: Moment, deadline: Moment) {
+        let mut now = now;
         loop {
-            self.bring(attempts, deadline);
+            now = self.bring(attempts, now, deadline);
             let mut late: Vec<_> =
                 attempts.iter_mut().flatten().filter(|attempt| attempt.is_late()).collect();
             if !late.is_empty() {
@@ -182,8 +198,9 @@ impl Shared {
         }
     }
 
-    /// Tries the copies of every open read in turn.
-    fn bring(&self, attempts: &mut [Result<Attempt<'_>>], deadline: Moment) {
+    /// Tries the copies of every open read in turn, and says what time it is then.
+    fn bring(&self, attempts: &mut [Result<Attempt<'_>>], now: Moment, deadline: Moment) -> Moment {
+        let mut now = now;
         loop {
             let mut jobs = Vec::new();
             let mut running = Vec::new();
@@ -194,14 +211,17 @@ impl Shared {
                 }
             }
             if jobs.is_empty() {
-                break;
+                return now;
             }
             self.run(Opcode::Read, &mut jobs, deadline);
-            let now = SystemClock.now();
+            let begin = std::mem::replace(&mut now, SystemClock.now());
+            self.metrics.count_transfer(Opcode::Read, jobs.len(), now.since(begin));
             for ((attempt, replica), job) in running.into_iter().zip(jobs) {
                 match job.finish() {
                     Ok(()) => attempt.state = State::Done(replica, now),
-                    Err(_) if !attempt.candidates.is_empty() && !deadline.has_passed(now) => {}
+                    Err(_) if !attempt.candidates.is_empty() && !deadline.has_passed(now) => {
+                        self.metrics.count_skipped(1);
+                    }
                     Err(error) => {
                         let key = &attempt.located.key;
                         attempt.state = State::Failed(error.with("key", key));
@@ -313,7 +333,7 @@ impl Shared {
                 Err(error) => attempts[at] = Err(error),
             }
         }
-        self.pass(&mut again, deadline);
+        self.pass(&mut again, SystemClock.now(), deadline);
         for (at, attempt) in owners.into_iter().zip(again) {
             attempts[at] = attempt;
         }

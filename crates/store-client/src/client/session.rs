@@ -64,9 +64,11 @@ pub(super) fn start(shared: &Arc<Shared>) -> Result<()> {
 
 fn beat(shared: &Arc<Shared>) {
     let mut is_reachable = true;
+    let mut told = SystemClock.now();
     let mut pause = shared.interval();
     while shared.rest(pause) {
         shared.free_left();
+        shared.tell_metrics(&mut told);
         let outcome = shared.heartbeat();
         if matches!(outcome, Ok(true)) {
             shared.wake_worker();
@@ -190,6 +192,18 @@ impl Shared {
     /// What the master knows of our memory is uncertain: the next heartbeat tells it all anew.
     pub(super) fn doubt_master(&self) {
         self.session.terms.lock().is_doubted = true;
+    }
+
+    /// Logs what was done, if that is wanted and it is time.
+    fn tell_metrics(&self, told: &mut Moment) {
+        let wanted = &self.config.metrics;
+        let Some(interval) = wanted.report_interval.filter(|_| wanted.is_told) else { return };
+        let now = SystemClock.now();
+        if (*told + interval).has_passed(now) {
+            *told = now;
+            let summary = self.summary().trim_end().replace('\n', "; ");
+            tracing::info!(target: "mooncake::metric", client = %self.name, "{summary}");
+        }
     }
 
     fn interval(&self) -> Duration {

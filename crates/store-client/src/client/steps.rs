@@ -63,7 +63,7 @@ impl Client {
         };
         let located: Vec<Result<&Located>> =
             located.iter().map(|l| l.as_ref().map(|l| &**l).map_err(Clone::clone)).collect();
-        let read = self.read_parts_of(&located, wanted, Reach::Anywhere);
+        let read = self.read_parts_of(&located, wanted, Reach::Anywhere, None);
         read.into_iter().map(|parts| parts?.into_iter().sum()).collect()
     }
 

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
-use mooncake_transfer_engine::{Opcode, Piece, TransportKind};
+use mooncake_transfer_engine::{Opcode, Piece};
 use rustc_hash::FxHashMap;
 
 use super::Shared;
-use crate::object::SegmentInfo;
+use crate::{metrics::Sum, object::SegmentInfo};
 
 /// Transfers to several peers run at the same time if each has at least so much to do.
 const PARALLEL_BYTES_MIN: u64 = 1 << 20;
@@ -100,17 +100,21 @@ impl Shared {
         for job in &mut group.jobs {
             pieces.append(&mut job.pieces);
         }
-        self.engine.transfer(&peer, opcode, &mut pieces, deadline);
-        let kind = peer.transport();
+        let served = self.engine.transfer(&peer, opcode, &mut pieces, deadline);
         let mut pieces = pieces.into_iter();
+        let mut sum = Sum::default();
         for (job, count) in group.jobs.iter_mut().zip(counts) {
             job.pieces.extend(pieces.by_ref().take(count));
-            self.settle(job, kind);
+            self.settle(job, &mut sum);
+        }
+        self.metrics.count_copies(served.or_else(|| peer.transport()), opcode, sum);
+        if sum.done > 0 {
+            self.suspects.clear(&segment.endpoint);
         }
     }
 
     /// Takes the outcome of a job from that of its pieces.
-    fn settle(&self, job: &mut Job, kind: Option<TransportKind>) {
+    fn settle(&self, job: &mut Job, sum: &mut Sum) {
         let failed = job.pieces.iter_mut().find_map(|piece| match piece.outcome.take() {
             Some(Ok(())) => None,
             Some(Err(error)) => Some(error),
@@ -118,12 +122,11 @@ impl Shared {
         });
         match failed {
             None => {
-                self.metrics.count_copy(kind, Some(job.bytes()));
-                self.suspects.clear(&job.segment.endpoint);
+                sum.add(Some(job.bytes()));
                 job.outcome = Some(Ok(()));
             }
             Some(error) => {
-                self.metrics.count_copy(kind, None);
+                sum.add(None);
                 job.outcome = Some(Err(self.blame(error, &job.segment)));
             }
         }
@@ -133,8 +136,11 @@ impl Shared {
     fn blame(&self, error: Error, segment: &SegmentInfo) -> Error {
         // Memory of our own that is not there says nothing about the peer.
         if error.code() != ErrorCode::INVALID_PARAMS {
-            self.suspects.add(&segment.endpoint, SystemClock.now());
             self.metrics.count_peer_error(&segment.endpoint);
+            if self.suspects.add(&segment.endpoint, SystemClock.now()) {
+                let (peer, segment) = (&segment.endpoint, &segment.name);
+                tracing::warn!(peer, segment, %error, "a holder failed; others are asked first");
+            }
         }
         error.with("segment", &segment.name).with("peer", &segment.endpoint)
     }

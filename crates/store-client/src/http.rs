@@ -1,0 +1,137 @@
+//! A client's own HTTP server: its health and its metrics, for operators.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, Weak},
+};
+
+use axum::{
+    Router,
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use mooncake_base::{Error, Result};
+use mooncake_http::{
+    Bounded,
+    reply::{self, not_found},
+};
+use tokio::{
+    net::TcpListener,
+    runtime::Handle,
+    sync::{Semaphore, watch},
+    task::JoinHandle,
+};
+
+use crate::client::{Health, Shared};
+
+/// How many questions after its health a client answers at the same time: each asks the master.
+const CHECKS_MAX: usize = 4;
+
+/// A running server. Ends when it is dropped.
+#[derive(Debug)]
+pub struct HttpServer {
+    address: SocketAddr,
+    /// Closed to end it.
+    _stop: watch::Sender<()>,
+    _task: JoinHandle<()>,
+}
+
+/// What the handlers share.
+#[derive(Debug)]
+struct Face {
+    client: Weak<Shared>,
+    checks: Semaphore,
+}
+
+impl HttpServer {
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves a client at that address (port 0: any) as long as both live.
+    pub(crate) fn start(
+        client: Weak<Shared>,
+        (host, port): (IpAddr, u16),
+        runtime: &Handle,
+    ) -> Result<Self> {
+        let cannot = |source: std::io::Error| {
+            Error::invalid("the client's HTTP server cannot listen there")
+                .with("address", SocketAddr::new(host, port))
+                .caused_by(source)
+        };
+        let listener = std::net::TcpListener::bind((host, port)).map_err(cannot)?;
+        listener.set_nonblocking(true).map_err(cannot)?;
+        let address = listener.local_addr().map_err(cannot)?;
+        let _inside = runtime.enter();
+        let listener = TcpListener::from_std(listener).map_err(cannot)?;
+        let (stop, mut stopped) = watch::channel(());
+        let router = router(Face { client, checks: Semaphore::new(CHECKS_MAX) });
+        let task = runtime.spawn(async move {
+            let stop = async move {
+                // An error says that the server's owner is gone, which is what is waited for.
+                while stopped.changed().await.is_ok() {}
+            };
+            let serving = axum::serve(Bounded::new(listener), router);
+            tokio::select! {
+                () = stop => {}
+                served = serving.into_future() => {
+                    if let Err(error) = served {
+                        tracing::error!(%error, "the client's HTTP server closed");
+                    }
+                }
+            }
+        });
+        Ok(Self { address, _stop: stop, _task: task })
+    }
+}
+
+fn router(face: Face) -> Router {
+    Router::new()
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
+        .route("/metrics/summary", get(summary))
+        .fallback(|| async { not_found() })
+        .method_not_allowed_fallback(|| async { not_found() })
+        .with_state(Arc::new(face))
+}
+
+async fn health(State(face): State<Arc<Face>>) -> Response {
+    let Ok(_check) = face.checks.acquire().await else { return health_reply(Health::Closed) };
+    let client = face.client.clone();
+    let look = move || client.upgrade().map_or(Health::Closed, |client| client.look());
+    let health = tokio::task::spawn_blocking(look).await;
+    health_reply(health.unwrap_or(Health::Closed))
+}
+
+fn health_reply(health: Health) -> Response {
+    let (status, word, code) = match health {
+        Health::Healthy => (StatusCode::OK, "healthy", 0),
+        Health::Closed => (StatusCode::SERVICE_UNAVAILABLE, "not_initialized", 1),
+        Health::MasterUnreachable => (StatusCode::SERVICE_UNAVAILABLE, "master_unreachable", 2),
+    };
+    let text = format!("{{\"status\":\"{word}\",\"code\":{code}}}");
+    (status, reply::json(text)).into_response()
+}
+
+async fn metrics(State(face): State<Arc<Face>>) -> Response {
+    told(&face, |client| {
+        reply::metrics(client.metrics().prometheus(&client.config().metrics.cluster))
+    })
+}
+
+async fn summary(State(face): State<Arc<Face>>) -> Response {
+    told(&face, |client| reply::text(client.summary()))
+}
+
+/// The answer of a client that lives and tells its metrics.
+fn told(face: &Face, answer: impl FnOnce(&Shared) -> Response) -> Response {
+    match face.client.upgrade().filter(|client| client.config().metrics.is_told) {
+        Some(client) => answer(&client),
+        None => {
+            (StatusCode::SERVICE_UNAVAILABLE, reply::text("metrics not available")).into_response()
+        }
+    }
+}

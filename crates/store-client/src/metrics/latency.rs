@@ -1,0 +1,163 @@
+//! How long things took, in classes of a quarter of an octave: to within a quarter, from an eighth
+//! of a microsecond to half a minute.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+/// The unit that classes are made of.
+const UNIT_NANOS: u64 = 125;
+
+/// Classes to each doubling, as a power of two.
+const SPLIT_BITS: u32 = 2;
+const SPLIT: usize = 1 << SPLIT_BITS;
+
+/// Doublings: the last class begins at 29 s and has no end.
+const OCTAVES: usize = 26;
+
+const CLASSES: usize = SPLIT * (OCTAVES + 1);
+
+/// Counts by length of time.
+#[derive(Debug)]
+pub(crate) struct Histogram {
+    counts: [AtomicU64; CLASSES],
+    nanos: AtomicU64,
+}
+
+/// How long calls took.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Latency {
+    /// By class, each without those before it; empty if nothing was ever counted.
+    counts: Vec<u64>,
+    nanos: u64,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self { counts: std::array::from_fn(|_| AtomicU64::new(0)), nanos: AtomicU64::new(0) }
+    }
+}
+
+impl Histogram {
+    pub(crate) fn note(&self, took: Duration) {
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.counts[class_of(nanos)].fetch_add(1, Ordering::Relaxed);
+        self.nanos.fetch_add(nanos, Ordering::Relaxed);
+    }
+
+    pub(crate) fn snapshot(&self) -> Latency {
+        Latency {
+            counts: self.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect(),
+            nanos: self.nanos.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Latency {
+    /// How many calls.
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// All of their time together.
+    pub fn sum(&self) -> Duration {
+        Duration::from_nanos(self.nanos)
+    }
+
+    /// The mean, if there was a call.
+    pub fn mean(&self) -> Option<Duration> {
+        self.nanos.checked_div(self.count()).map(Duration::from_nanos)
+    }
+
+    /// A time that this part of the calls (0.5: half of them) did not exceed, at most a quarter
+    /// above the true one; `None` if there were none.
+    pub fn quantile(&self, part: f64) -> Option<Duration> {
+        let count = self.count();
+        let rank = ((count as f64 * part).ceil() as u64).clamp(1, count.max(1));
+        let mut sum = 0;
+        let class = self.counts.iter().position(|count| {
+            sum += count;
+            sum >= rank
+        })?;
+        Some(Duration::from_nanos(end_of(class) * UNIT_NANOS))
+    }
+
+    /// Counts by doublings of a microsecond, each without those before it; the last has no end.
+    pub(super) fn octaves(&self) -> Vec<(Option<u64>, u64)> {
+        let mut octaves = Vec::new();
+        let mut sum = 0;
+        for (class, count) in self.counts.iter().enumerate() {
+            sum += count;
+            let (units, micro) = (end_of(class), 1000 / UNIT_NANOS);
+            let is_last = class + 1 == CLASSES;
+            if is_last || units.is_power_of_two() && units >= micro {
+                octaves.push(((!is_last).then_some(units / micro), std::mem::take(&mut sum)));
+            }
+        }
+        octaves
+    }
+}
+
+fn class_of(nanos: u64) -> usize {
+    // The end of a class belongs to it.
+    let units = nanos.saturating_sub(1) / UNIT_NANOS;
+    if units < SPLIT as u64 {
+        return units as usize;
+    }
+    let octave = units.ilog2() - SPLIT_BITS;
+    let class = (octave as usize) * SPLIT + (units >> octave) as usize;
+    class.min(CLASSES - 1)
+}
+
+/// Where a class ends, in units.
+fn end_of(class: usize) -> u64 {
+    if class < SPLIT {
+        return class as u64 + 1;
+    }
+    let octave = class / SPLIT - 1;
+    ((SPLIT + class % SPLIT + 1) as u64) << octave
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_in_the_class_that_ends_at_or_above_it() {
+        for nanos in [0, 1, 125, 126, 500, 501, 625, 626, 1000, 1001, 4_000_000, 4_000_001] {
+            let class = class_of(nanos);
+            assert!(end_of(class) * UNIT_NANOS >= nanos, "{nanos} in class {class}");
+            assert!(class == 0 || end_of(class - 1) * UNIT_NANOS < nanos, "{nanos} in {class}");
+        }
+        assert_eq!(class_of(u64::MAX), CLASSES - 1);
+        let ends: Vec<_> = (0..CLASSES).map(end_of).collect();
+        assert!(ends.is_sorted_by(|a, b| a < b), "{ends:?}");
+    }
+
+    #[test]
+    fn quantiles_are_at_most_a_quarter_too_long() {
+        let histogram = Histogram::default();
+        assert_eq!(histogram.snapshot().quantile(0.5), None);
+        (0..99).for_each(|_| histogram.note(Duration::from_micros(3)));
+        histogram.note(Duration::from_millis(90));
+        let latency = histogram.snapshot();
+        let half = latency.quantile(0.5).unwrap();
+        assert!((3000..=3750).contains(&half.as_nanos()), "{half:?}");
+        let worst = latency.quantile(1.0).unwrap();
+        assert!((90..=113).contains(&worst.as_millis()), "{worst:?}");
+        assert_eq!(latency.mean(), Some(Duration::from_nanos(902_970)));
+    }
+
+    #[test]
+    fn octaves_hold_every_call_and_end_at_doublings_of_a_microsecond() {
+        let histogram = Histogram::default();
+        for nanos in [1, 1000, 1001, 2000, 2001, 1_000_000_000_000] {
+            histogram.note(Duration::from_nanos(nanos));
+        }
+        let octaves = histogram.snapshot().octaves();
+        assert_eq!(octaves[..3], [(Some(1), 2), (Some(2), 2), (Some(4), 1)]);
+        assert_eq!(octaves.last(), Some(&(None, 1)));
+        assert_eq!(octaves.iter().map(|(_, count)| count).sum::<u64>(), 6);
+    }
+}

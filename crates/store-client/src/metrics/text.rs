@@ -1,0 +1,233 @@
+//! A snapshot as text: for Prometheus, under the established names where there are some, and for
+//! people.
+
+use std::{fmt::Write as _, time::Duration};
+
+use mooncake_base::ByteSize;
+use mooncake_http::Exposition;
+
+use super::{Latency, MetricsSnapshot};
+
+/// What tiers of disks would be counted under. There are none.
+const DISK_COUNTERS: [&str; 6] = [
+    "mooncake_ssd_read_bytes_total",
+    "mooncake_ssd_write_bytes_total",
+    "mooncake_ssd_total_bytes_total",
+    "mooncake_ssd_read_ops_total",
+    "mooncake_ssd_write_ops_total",
+    "mooncake_ssd_total_ops_total",
+];
+
+type Labels<'a> = [(&'a str, &'a str)];
+
+impl MetricsSnapshot {
+    /// The counters for Prometheus. `cluster` becomes a label of each sample, unless it is empty.
+    pub fn prometheus(&self, cluster: &str) -> String {
+        let mut labels = vec![("client_mode", "real")];
+        if !cluster.is_empty() {
+            labels.push(("cluster_id", cluster));
+        }
+        let mut out = Exposition::default();
+        self.add_transfers(&mut out, &labels);
+        self.add_operations(&mut out, &labels);
+        self.add_calls(&mut out, &labels);
+        self.add_copies(&mut out, &labels);
+        self.add_peers(&mut out, &labels);
+        for name in DISK_COUNTERS {
+            counter(&mut out, name, "Always zero: there is no tier of disks.", &labels, 0);
+        }
+        out.finish()
+    }
+
+    /// The counters for people. With `lived`, also what was moved in a second.
+    pub fn summary(&self, lived: Option<Duration>) -> String {
+        let mut out = String::new();
+        for (what, count) in [("read", self.reads), ("written", self.puts)] {
+            let _ = write!(out, "{what}: {} objects, {}", count.done, ByteSize(count.bytes));
+            if let Some(lived) = lived {
+                let rate = count.bytes as f64 / lived.as_secs_f64().max(1e-3);
+                let _ = write!(out, ", {}/s", ByteSize(rate as u64));
+            }
+            let _ = writeln!(out, ", {} failed", count.failed);
+        }
+        let _ = writeln!(out, "found: {} keys, missed: {}", self.hits, self.misses);
+        for (name, row) in &self.operations {
+            let bytes = ByteSize(row.objects.bytes);
+            let _ = writeln!(out, "{name}: {}, {bytes}", times(&row.latency));
+        }
+        for (name, row) in &self.rpcs {
+            let _ = writeln!(out, "call {name}: {}, {} failed", times(&row.latency), row.failed);
+        }
+        for (name, row) in &self.by_transport {
+            let (read, written) = (ByteSize(row.read_bytes), ByteSize(row.written_bytes));
+            let _ = writeln!(out, "over {name}: {read} read, {written} written");
+        }
+        for (peer, errors) in &self.peer_errors {
+            let _ = writeln!(out, "peer {peer}: {errors} failed transfers");
+        }
+        out
+    }
+
+    fn add_transfers(&self, out: &mut Exposition, labels: &Labels<'_>) {
+        let rows = self.by_transport.values();
+        let (read, written) = rows.fold((0, 0), |(read, written), row| {
+            (read + row.read_bytes, written + row.written_bytes)
+        });
+        let help = "Bytes that were read from copies.";
+        counter(out, "mooncake_transfer_read_bytes", help, labels, read);
+        let help = "Bytes that were written to copies.";
+        counter(out, "mooncake_transfer_write_bytes", help, labels, written);
+        for (name, latency) in &self.transfers {
+            let name = format!("mooncake_transfer_{name}_latency");
+            out.head(&name, "histogram", "How long bytes took to move, in microseconds.");
+            histogram(out, &name, labels, latency);
+        }
+    }
+
+    fn add_operations(&self, out: &mut Exposition, labels: &Labels<'_>) {
+        for (way, is_read) in [("read", true), ("write", false)] {
+            let rows = || self.operations.iter().filter(move |(_, row)| row.is_read == is_read);
+            for (ending, help) in [
+                ("count", "Operations."),
+                ("bytes", "Bytes of operations."),
+                ("failures", "Objects that failed."),
+            ] {
+                let name = format!("mooncake_transfer_{way}_operation_{ending}");
+                out.head(&name, "counter", help);
+                for (op, row) in rows() {
+                    let value = match ending {
+                        "count" => row.latency.count(),
+                        "bytes" => row.objects.bytes,
+                        _ => row.objects.failed,
+                    };
+                    out.sample(&name, &[labels, &[("op_name", op)]].concat(), value);
+                }
+            }
+            let name = format!("mooncake_transfer_{way}_operation_latency");
+            out.head(&name, "histogram", "How long operations took, in microseconds.");
+            for (op, row) in rows() {
+                histogram(out, &name, &[labels, &[("op_name", op)]].concat(), &row.latency);
+            }
+        }
+    }
+
+    fn add_calls(&self, out: &mut Exposition, labels: &Labels<'_>) {
+        for (ending, help) in
+            [("count", "Calls to the master."), ("failures", "Calls that had no answer.")]
+        {
+            let name = format!("mooncake_client_rpc_{ending}");
+            out.head(&name, "counter", help);
+            for (call, row) in &self.rpcs {
+                let value = if ending == "count" { row.latency.count() } else { row.failed };
+                out.sample(&name, &[labels, &[("rpc_name", call)]].concat(), value);
+            }
+        }
+        let name = "mooncake_client_rpc_latency";
+        out.head(name, "histogram", "How long calls to the master took, in microseconds.");
+        for (call, row) in &self.rpcs {
+            histogram(out, name, &[labels, &[("rpc_name", call)]].concat(), &row.latency);
+        }
+    }
+
+    fn add_copies(&self, out: &mut Exposition, labels: &Labels<'_>) {
+        for (name, help, value) in [
+            ("hits_total", "Keys that were found.", self.hits),
+            ("misses_total", "Keys that were not.", self.misses),
+            ("late_reads_total", "Reads that the master had to confirm.", self.late_reads),
+            ("checksum_mismatches_total", "Damaged copies.", self.checksum_mismatches),
+            ("skipped_copies_total", "Copies that could not be read.", self.skipped_copies),
+            ("lost_copies_total", "Copies that could not be written.", self.lost_copies),
+        ] {
+            counter(out, &format!("mooncake_client_{name}"), help, labels, value);
+        }
+        let name = "mooncake_client_served_bytes_total";
+        out.head(name, "counter", "Bytes by the transport that moved them.");
+        for (transport, row) in &self.by_transport {
+            for (way, bytes) in [("read", row.read_bytes), ("write", row.written_bytes)] {
+                let more = [("transport", *transport), ("direction", way)];
+                out.sample(name, &[labels, &more].concat(), bytes);
+            }
+        }
+    }
+
+    fn add_peers(&self, out: &mut Exposition, labels: &Labels<'_>) {
+        let name = "mooncake_client_peer_errors_total";
+        out.head(name, "counter", "Failed transfers by peer.");
+        for (peer, errors) in &self.peer_errors {
+            out.sample(name, &[labels, &[("peer", peer.as_str())]].concat(), errors);
+        }
+    }
+}
+
+fn counter(out: &mut Exposition, name: &str, help: &str, labels: &Labels<'_>, value: u64) {
+    out.head(name, "counter", help);
+    out.sample(name, labels, value);
+}
+
+fn histogram(out: &mut Exposition, name: &str, labels: &Labels<'_>, latency: &Latency) {
+    out.histogram(name, labels, latency.octaves(), latency.sum().as_micros());
+}
+
+fn times(latency: &Latency) -> String {
+    let at = |part| latency.quantile(part).unwrap_or_default();
+    format!("{} times, p50 {:?}, p99 {:?}", latency.count(), at(0.5), at(0.99))
+}
+
+#[cfg(test)]
+mod tests {
+    use mooncake_transfer_engine::{Opcode, TransportKind};
+
+    use super::super::{Metrics, Operation, Sum};
+    use super::*;
+
+    fn some() -> MetricsSnapshot {
+        let metrics = Metrics::default();
+        let took = Duration::from_micros(3);
+        let sum = Sum { done: 2, failed: 1, bytes: 100 };
+        metrics.count_operation(Operation::GetBatch, sum, took);
+        metrics.count_call(8, true, took);
+        metrics.count_transfer(Opcode::Read, 2, took);
+        metrics.count_copies(Some(TransportKind::Shm), Opcode::Read, sum);
+        metrics.count_peer_error("host:1");
+        metrics.snapshot()
+    }
+
+    #[test]
+    fn every_established_name_is_there() {
+        let text = some().prometheus("");
+        for name in "transfer_read_bytes transfer_write_bytes transfer_get_latency \
+            transfer_put_latency transfer_batch_get_latency transfer_batch_put_latency \
+            transfer_read_operation_count transfer_read_operation_bytes \
+            transfer_read_operation_latency transfer_write_operation_count \
+            transfer_write_operation_bytes transfer_write_operation_latency client_rpc_count \
+            client_rpc_latency ssd_read_bytes_total"
+            .split_whitespace()
+        {
+            assert!(text.contains(&format!("# TYPE mooncake_{name} ")), "{name}");
+        }
+    }
+
+    #[test]
+    fn samples_say_what_was_counted_under_which_labels() {
+        let text = some().prometheus("c1");
+        let labels = "client_mode=\"real\",cluster_id=\"c1\"";
+        for line in [
+            format!("mooncake_transfer_read_bytes{{{labels}}} 100"),
+            format!("mooncake_transfer_read_operation_count{{{labels},op_name=\"get_batch\"}} 1"),
+            format!("mooncake_client_rpc_count{{{labels},rpc_name=\"GetReplicaList\"}} 1"),
+            format!("mooncake_transfer_batch_get_latency_bucket{{{labels},le=\"2\"}} 0"),
+            format!("mooncake_transfer_batch_get_latency_bucket{{{labels},le=\"4\"}} 1"),
+            format!("mooncake_client_peer_errors_total{{{labels},peer=\"host:1\"}} 1"),
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+        assert!(!some().prometheus("").contains("cluster_id"));
+    }
+
+    #[test]
+    fn the_summary_tells_a_rate_where_it_is_wanted() {
+        let text = some().summary(Some(Duration::from_secs(2)));
+        assert!(text.contains("read: 2 objects, 100 B, 50 B/s, 1 failed"), "{text}");
+        assert!(!some().summary(None).contains("/s"));
+    }
+}

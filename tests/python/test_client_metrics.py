@@ -1,0 +1,139 @@
+"""What a client counts, and the HTTP server by which it tells."""
+
+from __future__ import annotations
+
+import socket
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+from conftest import MIB
+
+from mooncake import Store, StoreConfig
+from mooncake.store import MooncakeDistributedStore
+
+
+def fetch(address: str, path: str) -> tuple[int, str]:
+    """The status and body of an answer."""
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def here(store: Store) -> str:
+    assert store.http_address is not None
+    return "127.0.0.1:" + store.http_address.rpartition(":")[2]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def store():
+    config = StoreConfig(segment_bytes=64 * MIB, http_port=0)
+    with Store(config=config) as store:
+        yield store
+
+
+def test_operations_are_counted_with_their_bytes_and_times(store: Store):
+    store.put("one", b"x" * 100)
+    store.put_many([("a", b"y" * 10), ("b", b"z" * 20)])
+    assert store.get("one") == b"x" * 100
+    store.get_many(["a", "b"])
+    assert store.get("none", default=None) is None
+    counted = store.stats()["store"]
+    operations = counted["operations"]
+    for name, done, size in [
+        ("put", 1, 100),
+        ("put_batch", 2, 30),
+        ("get", 1, 100),
+        ("get_batch", 2, 30),
+    ]:
+        row = operations[name]
+        assert (row["done"], row["bytes"], row["failed"]) == (done, size, 0), name
+        assert row["is_read"] == name.startswith("get")
+        latency = row["latency"]
+        assert latency["calls"] == 1
+        assert 0 < latency["mean_us"] <= latency["p50_us"] <= latency["p999_us"]
+    assert (counted["hits"], counted["misses"]) == (3, 1)
+    assert counted["by_transport"]["memory"]["read_bytes"] == 130
+    assert counted["by_transport"]["memory"]["written_bytes"] == 130
+    assert counted["rpcs"]["PutStart"]["latency"]["calls"] == 2
+    assert counted["transfers"]["batch_get"]["calls"] == 1
+    assert counted["peer_errors"] == {}
+
+
+def test_a_store_serves_health_and_metrics_and_nothing_else(store: Store):
+    store.put("k", b"x" * 64)
+    store.get("k")
+    address = here(store)
+    assert fetch(address, "/health") == (200, '{"status":"healthy","code":0}')
+    status, text = fetch(address, "/metrics")
+    assert status == 200
+    assert 'mooncake_transfer_read_bytes{client_mode="real"} 64' in text.splitlines()
+    assert 'op_name="get"' in text
+    status, text = fetch(address, "/metrics/summary")
+    assert status == 200
+    assert "read: 1 objects, 64 B" in text
+    assert fetch(address, "/")[0] == 404
+    assert fetch(address, "/metrics/x")[0] == 404
+
+
+def test_a_closed_store_serves_nothing():
+    config = StoreConfig(segment_bytes=16 * MIB, http_port=0)
+    with Store(config=config) as store:
+        address = here(store)
+        assert fetch(address, "/health")[0] == 200
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            fetch(address, "/health")
+        except OSError:
+            return
+        time.sleep(0.01)
+    pytest.fail("a closed store still answers")
+
+
+def test_a_store_without_a_port_serves_nothing():
+    with Store(config=StoreConfig(segment_bytes=0)) as store:
+        assert store.http_address is None
+
+
+def test_the_environment_names_the_cluster_and_silences_metrics(monkeypatch):
+    monkeypatch.setenv("MC_STORE_CLUSTER_ID", "blue")
+    with Store(config=StoreConfig(segment_bytes=0, http_port=0)) as store:
+        assert 'client_mode="real",cluster_id="blue"' in fetch(here(store), "/metrics")[1]
+    monkeypatch.setenv("MC_STORE_CLIENT_METRIC", "0")
+    with Store(config=StoreConfig(segment_bytes=0, http_port=0)) as store:
+        silent = (503, "metrics not available")
+        assert fetch(here(store), "/metrics") == silent
+        assert fetch(here(store), "/metrics/summary") == silent
+        assert fetch(here(store), "/health")[0] == 200
+
+
+def test_the_established_setup_serves_health_and_tells_of_a_lost_master(mortal_master):
+    store, other = MooncakeDistributedStore(), MooncakeDistributedStore()
+    port = free_port()
+    settings = {
+        "local_hostname": "127.0.0.1",
+        "metadata_server": "P2PHANDSHAKE",
+        "master_server_addr": mortal_master.address,
+        "enable_client_http_server": "true",
+        "client_http_port": port,
+    }
+    assert store.setup(settings) == 0
+    address = f"127.0.0.1:{port}"
+    assert fetch(address, "/health") == (200, '{"status":"healthy","code":0}')
+    assert other.setup(settings) == -600, "the port is taken"
+    for wrong in (0, -1, 65536):
+        assert other.setup({**settings, "client_http_port": wrong}) == -600
+    assert other.close() == 0
+    mortal_master.kill()
+    assert fetch(address, "/health") == (503, '{"status":"master_unreachable","code":2}')
+    assert store.close() == 0
