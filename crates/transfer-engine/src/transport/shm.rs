@@ -269,60 +269,101 @@ impl Drop for ShmPath {
 }
 
 /// Moves pieces that lie in one region of another process, many with each call.
+///
+/// In the order of their addresses there: the kernel looks up and pins the pages of each range of
+/// the other process by itself, which costs about as much as copying a page, so neighbours are
+/// named as one range, wherever their bytes are here.
 fn copy_process(opcode: Opcode, pieces: &mut [Piece], process: i32, gate: &dyn Fn() -> Result<()>) {
     let direction = match opcode {
         Opcode::Read => Direction::In,
         Opcode::Write => Direction::Out,
     };
-    let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-    let mut at = 0;
-    while at < pieces.len() {
-        let (mut own, mut far) = ([empty; PIECES_A_CALL], [empty; PIECES_A_CALL]);
-        let (mut count, mut bytes, mut end) = (0, 0, at);
-        while end < pieces.len() && count < PIECES_A_CALL && bytes < BYTES_A_CALL {
-            let piece = &pieces[end];
-            if piece.outcome.is_none() {
-                // A long piece goes in parts, by itself.
-                if count > 0 && piece.local.length() > BYTES_A_CALL {
-                    break;
-                }
-                (own[count], far[count]) = vectors(piece, 0);
-                count += 1;
-                bytes += piece.local.length();
+    let order = in_order_there(pieces);
+    let mut rest = &order[..];
+    while !rest.is_empty() {
+        let (mut own, mut far) = (Vectors::default(), Vectors::default());
+        let (mut count, mut bytes) = (0, 0);
+        for index in rest.iter().take(PIECES_A_CALL) {
+            let piece = &pieces[*index];
+            // A long piece goes in parts, by itself.
+            if bytes >= BYTES_A_CALL || (count > 0 && piece.local.length() > BYTES_A_CALL) {
+                break;
             }
-            end += 1;
+            let (here, there) = vectors(piece, 0);
+            own.push(here);
+            far.push(there);
+            count += 1;
+            bytes += piece.local.length();
         }
-        let group = &mut pieces[at..end];
         let moved = match gate() {
             // Nothing was moved by the call yet where a part at a time is moved below.
-            Ok(()) if bytes > BYTES_A_CALL => 0,
+            Ok(()) if bytes > BYTES_A_CALL && count == 1 => 0,
             Ok(()) => {
-                probe::call(process, direction, &own[..count], &far[..count]).unwrap_or_default()
+                probe::call(process, direction, own.as_slice(), far.as_slice()).unwrap_or_default()
             }
             Err(error) => {
-                let open = pieces[at..].iter_mut().filter(|piece| piece.outcome.is_none());
-                open.for_each(|piece| piece.outcome = Some(Err(error.clone())));
+                for index in rest {
+                    pieces[*index].outcome = Some(Err(error.clone()));
+                }
                 return;
             }
         };
-        at += settle(group, moved, |piece, done| finish(piece, done, (process, direction), gate));
+        let end = |piece: &Piece, done| finish(piece, done, (process, direction), gate);
+        rest = &rest[settle(pieces, &rest[..count], moved, end)..];
+    }
+}
+
+/// The pieces that are still to be moved, by their addresses at the owner.
+fn in_order_there(pieces: &[Piece]) -> Vec<usize> {
+    let is_open = |index: &usize| pieces[*index].outcome.is_none();
+    let mut order: Vec<usize> = (0..pieces.len()).filter(is_open).collect();
+    order.sort_unstable_by_key(|index| pieces[*index].remote);
+    order
+}
+
+/// Ranges for one system call, neighbours joined.
+struct Vectors {
+    ranges: [libc::iovec; PIECES_A_CALL],
+    count: usize,
+}
+
+impl Default for Vectors {
+    fn default() -> Self {
+        let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        Self { ranges: [empty; PIECES_A_CALL], count: 0 }
+    }
+}
+
+impl Vectors {
+    fn push(&mut self, next: libc::iovec) {
+        if let Some(last) = self.ranges[..self.count].last_mut()
+            && last.iov_base as usize + last.iov_len == next.iov_base as usize
+        {
+            last.iov_len += next.iov_len;
+            return;
+        }
+        self.ranges[self.count] = next;
+        self.count += 1;
+    }
+
+    fn as_slice(&self) -> &[libc::iovec] {
+        &self.ranges[..self.count]
     }
 }
 
 /// Marks what a call has moved as done and has the piece in which it stopped finished alone; says
-/// how many pieces need no further look.
+/// how many of the group need no further look.
 fn settle(
-    group: &mut [Piece],
+    pieces: &mut [Piece],
+    group: &[usize],
     mut moved: usize,
     finish: impl FnOnce(&Piece, usize) -> Result<()>,
 ) -> usize {
-    for (index, piece) in group.iter_mut().enumerate() {
-        if piece.outcome.is_some() {
-            continue;
-        }
+    for (place, index) in group.iter().enumerate() {
+        let piece = &mut pieces[*index];
         if moved < piece.local.length() {
             piece.outcome = Some(finish(piece, moved));
-            return index + 1;
+            return place + 1;
         }
         moved -= piece.local.length();
         piece.outcome = Some(Ok(()));
