@@ -17,9 +17,12 @@ use mooncake_base::{Error, ErrorCode, Result};
 use tokio::{
     net::{TcpListener, TcpStream},
     runtime::Handle,
-    sync::Semaphore,
+    sync::{OwnedSemaphorePermit, Semaphore},
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::{
+    sync::CancellationToken,
+    task::{TaskTracker, task_tracker::TaskTrackerToken},
+};
 
 use crate::{metrics::PoolSnapshot, process};
 
@@ -43,8 +46,16 @@ pub(crate) enum Surplus {
 #[derive(Debug)]
 pub(crate) struct Accepted {
     /// Dropped before the stream: a number that is closed may be another file's at once.
-    _guarded: Guarded,
+    pub(crate) guarded: Guarded,
     pub(crate) stream: TcpStream,
+    pub(crate) standing: Standing,
+}
+
+/// That a connection is counted, and waited for by `close`; dropped when all else of it is.
+#[derive(Debug)]
+pub(crate) struct Standing {
+    _permit: OwnedSemaphorePermit,
+    _counted: TaskTrackerToken,
 }
 
 /// A running listener.
@@ -167,13 +178,14 @@ where
                 tracing::warn!("a connection was closed, there are as many as allowed");
                 continue;
             };
-            let accepted = Accepted { _guarded: Guarded::new(&stream), stream };
+            let guarded = Guarded::new(&stream);
+            let standing = Standing { _permit: permit, _counted: tasks.token() };
+            let accepted = Accepted { guarded, stream, standing };
             let (served, stop) = (serve(accepted), pool.stop.clone());
             tasks.spawn(async move {
                 if let Some(Err(failure)) = stop.run_until_cancelled(served).await {
                     tracing::debug!(%failure, "a connection ended");
                 }
-                drop(permit);
             });
         }
     };
@@ -184,7 +196,7 @@ where
 
 /// Has a forked child close a socket.
 #[derive(Debug)]
-struct Guarded(RawFd);
+pub(crate) struct Guarded(RawFd);
 
 impl Guarded {
     fn new(socket: &impl AsRawFd) -> Self {

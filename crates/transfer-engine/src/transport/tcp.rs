@@ -3,9 +3,10 @@
 //! One listener speaks two protocols, told apart by the first 8 bytes of a connection: our own
 //! frames ([`frame`]), which carry thousands of ranges at a time, and those of the established
 //! engine ([`established`]), one range at a time. Payload goes between socket and registered
-//! memory without a copy in between ([`vector`]). [`server`] answers on tokio; a transfer is driven
-//! by the thread that asked for it, over one connection ([`lane`]) of a small pool, or over several
-//! of them at once if it is large ([`stream`]).
+//! memory without a copy in between ([`vector`]). [`server`] answers on tokio, and
+//! lends the busiest connections a thread each; a transfer is driven by the thread that asked for
+//! it, over one connection ([`lane`]) of a small pool, or over several of them at once if it is
+//! large ([`stream`]).
 
 mod established;
 mod frame;

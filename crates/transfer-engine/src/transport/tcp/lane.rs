@@ -2,7 +2,7 @@
 //! such connections.
 
 use std::{
-    io::{self, Read},
+    io,
     net::TcpStream,
     os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd},
     sync::{
@@ -12,14 +12,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mooncake_base::sync::{Condvar, Mutex};
+use mooncake_base::sync::{Condvar, Mutex, MutexGuard};
 use mooncake_base::{Clock, Endpoint, EngineId, Error, ErrorCode, Moment, Result, SystemClock};
 use socket2::{SockRef, TcpKeepalive};
 
 use super::{
     TcpSettings,
     frame::{Claim, GREETING_BYTES, Greeting, VERDICT_BYTES, VERSION, Verdict},
-    vector::{self, Cursor, Readiness, Span, Void},
+    vector::{self, Cursor, Patience, Readiness, Span, Void},
 };
 use crate::{
     handshake::dial::{dial, is_refused, peer_error},
@@ -30,6 +30,10 @@ use crate::{
 
 /// How long sent bytes may stay unacknowledged before the peer's host counts as dead.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(20);
+
+/// How long one call to receive waits in the kernel, which is cheaper than to ask first whether
+/// something has come. Closer than that to the deadline, it is asked.
+const RECEIVE_WAIT: Duration = Duration::from_millis(100);
 
 /// A connection. It is in step with the peer as long as every exchange on it has been finished.
 #[derive(Debug)]
@@ -214,6 +218,17 @@ impl Lanes {
         self.freed.notify_all();
     }
 
+    /// Wakes a caller that waits, if there is one: nearly always there is none, and waking nobody
+    /// is a system call as well.
+    fn tell_of_room(&self, state: MutexGuard<'_, LanesState>) {
+        // Changed under the lock only.
+        let is_wanted = self.is_wanted();
+        drop(state);
+        if is_wanted {
+            self.freed.notify_one();
+        }
+    }
+
     fn connect(&self, deadline: Moment) -> Result<Lane> {
         let deadline = deadline.min(SystemClock.now() + self.settings.connect_timeout);
         let endpoint = &self.destination.endpoint;
@@ -317,8 +332,7 @@ impl LaneLease<'_> {
                 return;
             }
             state.idle.push(lane);
-            drop(state);
-            self.lanes.freed.notify_one();
+            self.lanes.tell_of_room(state);
             // The lane lives on: it must not be counted as closed.
             std::mem::forget(self);
         }
@@ -328,14 +342,16 @@ impl LaneLease<'_> {
 impl Drop for LaneLease<'_> {
     fn drop(&mut self) {
         drop(self.lane.take());
-        self.lanes.state.lock().open -= 1;
-        self.lanes.freed.notify_one();
+        let mut state = self.lanes.state.lock();
+        state.open -= 1;
+        self.lanes.tell_of_room(state);
     }
 }
 
 impl Lane {
     fn new(stream: TcpStream) -> io::Result<Self> {
-        stream.set_nonblocking(true)?;
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(RECEIVE_WAIT))?;
         tune(SockRef::from(&stream))?;
         Ok(Self {
             socket: Socket::new(stream),
@@ -413,8 +429,8 @@ impl Lane {
         let mut cursor = Cursor::default();
         let mut bad = Vec::new();
         while !cursor.is_done(&[], &self.spans) {
-            let socket = self.socket.as_fd();
-            match vector::receive(socket, &self.spans, &mut cursor, &mut self.void) {
+            let (socket, patience) = (self.socket.as_fd(), patience(deadline));
+            match vector::receive(socket, &self.spans, &mut cursor, &mut self.void, patience) {
                 Ok(()) => {}
                 Err(failure) if vector::is_fault(&failure) => {
                     if let Some(index) = cursor.fault() {
@@ -422,7 +438,7 @@ impl Lane {
                         bad.push(index);
                     }
                 }
-                Err(failure) => self.wait_after(failure, Readiness::Read, deadline)?,
+                Err(failure) => self.wait_to_receive(failure, patience, deadline)?,
             }
         }
         Ok(bad)
@@ -432,18 +448,32 @@ impl Lane {
     pub(super) fn read(&self, buffer: &mut [u8], deadline: Moment) -> io::Result<()> {
         let mut filled = 0;
         while filled < buffer.len() {
-            match self.socket.stream().read(&mut buffer[filled..]) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            let patience = patience(deadline);
+            match vector::read(self.socket.as_fd(), &mut buffer[filled..], patience) {
                 Ok(count) => filled += count,
-                Err(failure) => self.wait_after(failure, Readiness::Read, deadline)?,
+                Err(failure) => self.wait_to_receive(failure, patience, deadline)?,
             }
         }
         Ok(())
     }
 
-    /// Waits until an answer begins to come.
-    pub(super) fn wait_for_answer(&self, deadline: Moment) -> io::Result<()> {
-        vector::wait(self.socket.as_fd(), Readiness::Read, deadline)
+    /// Reads what has come.
+    pub(super) fn read_some(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        vector::read(self.socket.as_fd(), buffer, Patience::None)
+    }
+
+    /// Waits on, unless the kernel has waited already.
+    fn wait_to_receive(
+        &self,
+        failure: io::Error,
+        patience: Patience,
+        deadline: Moment,
+    ) -> io::Result<()> {
+        let has_waited = patience == Patience::Socket;
+        if has_waited && failure.kind() == io::ErrorKind::WouldBlock {
+            return Ok(());
+        }
+        self.wait_after(failure, Readiness::Read, deadline)
     }
 
     /// Waits if the failure says that waiting helps.
@@ -461,8 +491,14 @@ impl Lane {
     }
 }
 
+/// Whether a call to receive may wait before the deadline is looked at again.
+fn patience(deadline: Moment) -> Patience {
+    let has_time = deadline.left(SystemClock.now()) > RECEIVE_WAIT;
+    if has_time { Patience::Socket } else { Patience::None }
+}
+
 /// How many processors this process may use.
-fn processors() -> usize {
+pub(super) fn processors() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
     *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }

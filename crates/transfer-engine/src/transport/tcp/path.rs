@@ -256,9 +256,6 @@ impl Frame<'_> {
         if let Err(failure) = self.lane.send(self.deadline) {
             return failure.into();
         }
-        if let Err(source) = self.lane.wait_for_answer(self.deadline) {
-            return Exchange::Broken { source, is_silent: true };
-        }
         self.own_answer(&request)
             .unwrap_or_else(|(source, is_silent)| Exchange::Broken { source, is_silent })
     }

@@ -3,6 +3,7 @@
 mod connection;
 mod established_side;
 mod own_side;
+mod seat;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -10,10 +11,13 @@ use mooncake_base::{EngineId, Result};
 use socket2::SockRef;
 use tokio::{runtime::Handle, time::Instant};
 
-use self::connection::{Connection, Pace};
+use self::{
+    connection::{Connection, Pace},
+    seat::Seats,
+};
 use super::{
     frame::{CLAIM_BYTES, Claim, GREETING_BYTES, Greeting, MAGIC, VERSION, Verdict},
-    lane::tune,
+    lane::{processors, tune},
 };
 use crate::{
     handshake::acceptor::{Accepted, Acceptor, Surplus},
@@ -56,12 +60,15 @@ impl Default for TcpServerSettings {
 #[derive(Debug)]
 pub struct TcpServer {
     acceptor: Acceptor,
+    #[cfg(test)]
+    shared: Arc<Shared>,
 }
 
 #[derive(Debug)]
 struct Shared {
     regions: Arc<Regions>,
     settings: TcpServerSettings,
+    seats: Seats,
 }
 
 impl TcpServer {
@@ -76,9 +83,22 @@ impl TcpServer {
         runtime: &Handle,
     ) -> Result<Self> {
         let limit = (settings.connections_max, Surplus::Close);
-        let shared = Arc::new(Shared { regions, settings });
+        let shared = Arc::new(Shared { regions, settings, seats: Seats::new(processors()) });
+        #[cfg(test)]
+        let seen = Arc::clone(&shared);
         let serve = move |accepted| serve(accepted, Arc::clone(&shared));
-        Ok(Self { acceptor: Acceptor::start(listener, limit, runtime, serve)? })
+        let acceptor = Acceptor::start(listener, limit, runtime, serve)?;
+        Ok(Self {
+            acceptor,
+            #[cfg(test)]
+            shared: seen,
+        })
+    }
+
+    /// How many connections have a thread of their own at the moment.
+    #[cfg(test)]
+    pub(super) fn seats_taken(&self) -> usize {
+        self.shared.seats.taken()
     }
 
     /// Where it listens.

@@ -9,7 +9,7 @@
 
 use std::{
     collections::VecDeque,
-    io::{self, Read},
+    io,
     os::fd::{AsRawFd, BorrowedFd},
 };
 
@@ -17,10 +17,10 @@ use mooncake_base::{Endpoint, Moment, Result};
 
 use super::{
     frame::{self, ANSWER_BYTES, AnswerHeader, Malformed, REFUSAL_BYTES, Refusal, RequestHeader},
-    lane::{Lane, LaneLease, Lanes},
+    lane::{LaneLease, Lanes},
     path::refused,
     plan::{FRAME_BYTES, FrameLimits, Part, Plan},
-    vector::{self, Cursor, Span},
+    vector::{self, Cursor, Patience, Span},
 };
 use crate::piece::{Opcode, Piece};
 
@@ -247,7 +247,7 @@ impl<'a> Stream<'a> {
         let lane = self.lease.lane();
         match &mut self.incoming {
             Incoming::Header { bytes, filled } => {
-                *filled += read(lane, &mut bytes[*filled..])?;
+                *filled += lane.read_some(&mut bytes[*filled..])?;
                 if *filled == ANSWER_BYTES {
                     let request = flight.request.as_ref().expect("it was launched");
                     let answer = AnswerHeader::decode(bytes, request)?;
@@ -258,7 +258,7 @@ impl<'a> Stream<'a> {
             }
             Incoming::Refusals { answer, bytes, filled } => {
                 if *filled < bytes.len() {
-                    *filled += read(lane, &mut bytes[*filled..])?;
+                    *filled += lane.read_some(&mut bytes[*filled..])?;
                     return Ok(false);
                 }
                 let refusals = Refusal::decode_all(bytes, flight.parts.len())?;
@@ -276,7 +276,7 @@ impl<'a> Stream<'a> {
             }
             Incoming::Payload { cursor } => {
                 let socket = lane.socket_and_void();
-                vector::receive(socket.0, &flight.spans, cursor, socket.1)?;
+                vector::receive(socket.0, &flight.spans, cursor, socket.1, Patience::None)?;
                 let is_complete = cursor.is_done(&[], &flight.spans);
                 if is_complete {
                     self.incoming = Incoming::header();
@@ -343,12 +343,5 @@ impl Tally {
                 pieces[part.piece].outcome.get_or_insert(Ok(()));
             }
         }
-    }
-}
-
-fn read(lane: &Lane, buffer: &mut [u8]) -> io::Result<usize> {
-    match lane.stream().read(buffer) {
-        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-        other => other,
     }
 }

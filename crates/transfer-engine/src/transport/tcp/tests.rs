@@ -3,6 +3,7 @@
 
 mod faults;
 mod interplay;
+mod seats;
 mod streams;
 mod support;
 mod token;

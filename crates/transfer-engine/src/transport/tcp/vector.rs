@@ -41,6 +41,15 @@ pub(super) struct Cursor {
 #[derive(Debug, Default)]
 pub(super) struct Void(Vec<u8>);
 
+/// Whether a system call waits when nothing has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Patience {
+    /// It does not.
+    None,
+    /// As long as the socket's own time-out says, if the socket is a blocking one.
+    Socket,
+}
+
 /// What a system call would have to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Readiness {
@@ -74,6 +83,15 @@ impl Span {
 
     const fn is_void(&self) -> bool {
         self.is_void
+    }
+}
+
+impl Patience {
+    const fn flags(self) -> libc::c_int {
+        match self {
+            Self::None => libc::MSG_DONTWAIT,
+            Self::Socket => 0,
+        }
     }
 }
 
@@ -143,6 +161,7 @@ pub(super) fn receive(
     spans: &[Span],
     cursor: &mut Cursor,
     void: &mut Void,
+    patience: Patience,
 ) -> io::Result<()> {
     // Over empty spans, so that a fault is not laid to one of them.
     cursor.advance(0, &[], spans);
@@ -155,17 +174,35 @@ pub(super) fn receive(
     let mut window = Window::default();
     window.extend(spans, cursor, void.0.as_mut_ptr(), void.0.len());
     let mut message = window.message();
-    let flags = libc::MSG_DONTWAIT;
     // SAFETY: the message points at `window`, which lives through the call; the kernel writes to
     // the ranges in it: those of spans, kept and unreferenced by the promise of `Span::new`, where
     // an unmapped one gives `EFAULT`, and the void, which is borrowed mutably here.
-    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
+    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, patience.flags()) };
     let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
     if received == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     cursor.advance(received, &[], spans);
     Ok(())
+}
+
+/// Receives as many bytes as there are, up to the length of the buffer, which is not 0.
+///
+/// # Errors
+/// Those of `recv`, `EAGAIN` among them, and the end of the stream.
+pub(super) fn read(
+    socket: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    patience: Patience,
+) -> io::Result<usize> {
+    let (start, length) = (buffer.as_mut_ptr().cast(), buffer.len());
+    // SAFETY: the kernel writes to the buffer only, which is borrowed mutably through the call.
+    let received = unsafe { libc::recv(socket.as_raw_fd(), start, length, patience.flags()) };
+    match usize::try_from(received) {
+        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Ok(count) => Ok(count),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Waits until the socket is ready or has failed.

@@ -1,21 +1,31 @@
 //! One connection on the server's side: bytes between its socket and pinned memory, at a pace.
 
-use std::{io, os::fd::AsFd, time::Duration};
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd},
+    sync::Arc,
+    time::Duration,
+};
 
+use mooncake_base::{Clock, SystemClock};
 use tokio::{
     io::Interest,
+    net::TcpStream,
     time::{Instant, timeout_at},
 };
 
 use crate::{
-    handshake::acceptor::Accepted,
+    handshake::acceptor::{Accepted, Guarded, Standing},
     piece::RemoteRange,
     region::{Pin, Regions},
-    transport::tcp::vector::{self, Cursor, Span, Void},
+    transport::tcp::vector::{self, Cursor, Patience, Readiness, Span, Void},
 };
 
 /// The slowest that a request may be on the whole. Slower, it would keep memory pinned for ever.
 const BYTES_PER_SECOND_MIN: u64 = 1 << 20;
+
+/// How long a connection on a seat waits for its next request before it gives the seat back.
+const SEAT_WAIT: Duration = Duration::from_millis(20);
 
 /// How long a request may take.
 #[derive(Debug, Clone, Copy)]
@@ -29,13 +39,26 @@ pub(super) struct Pace {
 /// A connection and the memory that its present request is about.
 #[derive(Debug)]
 pub(super) struct Connection {
-    accepted: Accepted,
+    /// Dropped before the socket; see [`Accepted`].
+    _guarded: Guarded,
+    socket: Socket,
     /// What is sent before the spans. Emptied by sending.
     pub(super) wire: Vec<u8>,
     spans: Vec<Span>,
     /// Keeps the memory of `spans` registered.
     pins: Vec<Pin>,
     void: Void,
+    /// Dropped after the pins: who waits for the connection's end waits for the memory.
+    _standing: Standing,
+}
+
+/// Where a connection waits.
+#[derive(Debug)]
+enum Socket {
+    /// In the runtime's event queue, beside others.
+    Shared(TcpStream),
+    /// In the kernel, on a thread of its own: nothing here is ever pending.
+    Seated(Arc<std::net::TcpStream>),
 }
 
 impl Pace {
@@ -56,11 +79,13 @@ impl Pace {
 impl Connection {
     pub(super) fn new(accepted: Accepted) -> Self {
         Self {
-            accepted,
+            _guarded: accepted.guarded,
+            socket: Socket::Shared(accepted.stream),
             wire: Vec::new(),
             spans: Vec::new(),
             pins: Vec::new(),
             void: Void::default(),
+            _standing: accepted.standing,
         }
     }
 
@@ -91,12 +116,48 @@ impl Connection {
         self.pins.clear();
     }
 
-    /// Waits for the first bytes of the next request, as long as it takes, and reads what is there.
+    /// Leaves the runtime for a seat. The socket is shared so that it can be shut down from
+    /// elsewhere.
+    pub(super) fn seated(mut self) -> io::Result<(Self, Arc<std::net::TcpStream>)> {
+        let stream = match self.socket {
+            Socket::Shared(stream) => {
+                let stream = stream.into_std()?;
+                stream.set_nonblocking(false)?;
+                stream.set_read_timeout(Some(SEAT_WAIT))?;
+                Arc::new(stream)
+            }
+            Socket::Seated(stream) => stream,
+        };
+        self.socket = Socket::Seated(Arc::clone(&stream));
+        Ok((self, stream))
+    }
+
+    /// Comes back to the runtime, which the caller runs on.
+    pub(super) fn unseated(mut self) -> io::Result<Self> {
+        if let Socket::Seated(stream) = self.socket {
+            let stream = Arc::into_inner(stream)
+                .ok_or_else(|| io::Error::other("the connection is being shut down"))?;
+            stream.set_nonblocking(true)?;
+            self.socket = Socket::Shared(TcpStream::from_std(stream)?);
+        }
+        Ok(self)
+    }
+
+    /// Waits for the first bytes of the next request and reads what is there; 0 if the peer is
+    /// gone. Waits as long as it takes, but on a seat only for a while (`WouldBlock`).
     pub(super) async fn read_some(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
-            self.accepted.stream.readable().await?;
-            match self.accepted.stream.try_read(buffer) {
-                Err(failure) if failure.kind() == io::ErrorKind::WouldBlock => {}
+            if let Socket::Shared(stream) = &self.socket {
+                stream.readable().await?;
+            }
+            match self.socket.read(buffer) {
+                Err(failure) if failure.kind() == io::ErrorKind::Interrupted => {}
+                Err(failure) if failure.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
+                Err(failure) if failure.kind() == io::ErrorKind::WouldBlock => {
+                    if matches!(self.socket, Socket::Seated(_)) {
+                        return Err(failure);
+                    }
+                }
                 other => return other,
             }
         }
@@ -106,10 +167,9 @@ impl Connection {
     pub(super) async fn read(&mut self, buffer: &mut [u8], pace: Pace) -> io::Result<()> {
         let mut filled = 0;
         while filled < buffer.len() {
-            match self.accepted.stream.try_read(&mut buffer[filled..]) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            match self.socket.read(&mut buffer[filled..]) {
                 Ok(count) => filled += count,
-                Err(failure) => self.wait_after(failure, Interest::READABLE, pace).await?,
+                Err(failure) => self.wait_after(failure, Readiness::Read, pace).await?,
             }
         }
         Ok(())
@@ -121,19 +181,19 @@ impl Connection {
         let mut cursor = Cursor::default();
         let mut bad = Vec::new();
         while !cursor.is_done(&[], &self.spans) {
-            let (stream, spans, void) = (&self.accepted.stream, &self.spans, &mut self.void);
-            let received = stream.try_io(Interest::READABLE, || {
-                vector::receive(stream.as_fd(), spans, &mut cursor, void)
+            let (spans, void) = (&self.spans, &mut self.void);
+            let received = self.socket.attempt(Readiness::Read, |socket, patience| {
+                vector::receive(socket, spans, &mut cursor, void, patience)
             });
             match received {
-                Ok(()) => tokio::task::consume_budget().await,
+                Ok(()) => self.give_others_time().await,
                 Err(failure) if vector::is_fault(&failure) => {
                     if let Some(index) = cursor.fault() {
                         self.spans[index] = self.spans[index].into_void();
                         bad.push(index);
                     }
                 }
-                Err(failure) => self.wait_after(failure, Interest::READABLE, pace).await?,
+                Err(failure) => self.wait_after(failure, Readiness::Read, pace).await?,
             }
         }
         Ok(bad)
@@ -143,35 +203,73 @@ impl Connection {
     pub(super) async fn send(&mut self, pace: Pace) -> io::Result<()> {
         let mut cursor = Cursor::default();
         while !cursor.is_done(&self.wire, &self.spans) {
-            let (stream, wire, spans) = (&self.accepted.stream, &self.wire, &self.spans);
-            let sent = stream.try_io(Interest::WRITABLE, || {
-                vector::send(stream.as_fd(), wire, spans, &mut cursor)
+            let (wire, spans) = (&self.wire, &self.spans);
+            let sent = self.socket.attempt(Readiness::Write, |socket, _| {
+                vector::send(socket, wire, spans, &mut cursor)
             });
             match sent {
-                Ok(()) => tokio::task::consume_budget().await,
+                Ok(()) => self.give_others_time().await,
                 // The peer has been told that bytes come which cannot be read: only the end of
                 // the connection can tell it otherwise.
-                Err(failure) => self.wait_after(failure, Interest::WRITABLE, pace).await?,
+                Err(failure) => self.wait_after(failure, Readiness::Write, pace).await?,
             }
         }
         self.wire.clear();
         Ok(())
     }
 
+    /// A task with much to do lets the runtime's other tasks go on.
+    async fn give_others_time(&self) {
+        if matches!(self.socket, Socket::Shared(_)) {
+            tokio::task::consume_budget().await;
+        }
+    }
+
     /// Waits if the failure says that waiting helps.
     async fn wait_after(
         &self,
         failure: io::Error,
-        interest: Interest,
+        readiness: Readiness,
         pace: Pace,
     ) -> io::Result<()> {
-        match failure.kind() {
-            io::ErrorKind::Interrupted => Ok(()),
-            io::ErrorKind::WouldBlock => {
-                timeout_at(pace.next(), self.accepted.stream.ready(interest)).await??;
+        match (failure.kind(), &self.socket) {
+            (io::ErrorKind::Interrupted, _) => Ok(()),
+            (io::ErrorKind::WouldBlock, Socket::Shared(stream)) => {
+                timeout_at(pace.next(), stream.ready(interest(readiness))).await??;
                 Ok(())
+            }
+            (io::ErrorKind::WouldBlock, Socket::Seated(stream)) => {
+                let left = pace.next().saturating_duration_since(Instant::now());
+                vector::wait(stream.as_fd(), readiness, SystemClock.now() + left)
             }
             _ => Err(failure),
         }
+    }
+}
+
+impl Socket {
+    fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.attempt(Readiness::Read, |socket, patience| vector::read(socket, buffer, patience))
+    }
+
+    /// Makes a system call that waits only where that keeps nobody else from his work.
+    fn attempt<T>(
+        &self,
+        readiness: Readiness,
+        call: impl FnOnce(BorrowedFd<'_>, Patience) -> io::Result<T>,
+    ) -> io::Result<T> {
+        match self {
+            Self::Shared(stream) => {
+                stream.try_io(interest(readiness), || call(stream.as_fd(), Patience::None))
+            }
+            Self::Seated(stream) => call(stream.as_fd(), Patience::Socket),
+        }
+    }
+}
+
+const fn interest(readiness: Readiness) -> Interest {
+    match readiness {
+        Readiness::Read => Interest::READABLE,
+        Readiness::Write => Interest::WRITABLE,
     }
 }

@@ -1,6 +1,10 @@
 //! Our own frames, as the owner of the memory answers them.
 
-use std::io;
+use std::{
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use mooncake_base::ErrorCode;
 
@@ -18,35 +22,79 @@ use crate::{
 /// A request has at least one range: so much can be read at once.
 const FIRST_BYTES: usize = REQUEST_BYTES + ENTRY_BYTES;
 
+/// A connection asks for a seat after so many requests in a row, each soon after the one before.
+const REQUESTS_IN_HASTE: u32 = 16;
+
+/// How soon that is. A frame of a large transfer takes about a millisecond.
+const SOON: Duration = Duration::from_millis(5);
+
 /// What one connection reuses from request to request.
 #[derive(Debug, Default)]
-struct Scratch {
+pub(super) struct Scratch {
     table: Vec<u8>,
     ranges: Vec<RemoteRange>,
     refusals: Vec<Refusal>,
 }
 
+/// What came of waiting for a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    Answered,
+    /// None came for a while; told on a seat only.
+    Idle,
+    /// The peer has closed the connection.
+    Gone,
+}
+
 /// Answers request after request until the peer goes.
-pub(super) async fn serve(mut connection: Connection, shared: &Shared) -> io::Result<()> {
+pub(super) async fn serve(mut connection: Connection, shared: &Arc<Shared>) -> io::Result<()> {
     let mut scratch = Scratch::default();
-    let mut first = [0; FIRST_BYTES];
+    let (mut last, mut in_haste) = (Instant::now(), 0);
     loop {
-        let filled = connection.read_some(&mut first).await?;
-        if filled == 0 {
+        if step(&mut connection, shared, &mut scratch).await? == Step::Gone {
             return Ok(());
         }
-        let pace = Pace::of(shared.settings.progress_timeout, 0);
-        connection.read(&mut first[filled..], pace).await?;
-        let header = RequestHeader::decode(&array(&first, 0))?;
-        scratch.table.clear();
-        scratch.table.resize(header.count * ENTRY_BYTES, 0);
-        let (known, rest) = scratch.table.split_at_mut(ENTRY_BYTES);
-        known.copy_from_slice(&first[REQUEST_BYTES..]);
-        connection.read(rest, pace).await?;
-        decode_entries(&header, &scratch.table, &mut scratch.ranges)?;
-        let pace = Pace::of(shared.settings.progress_timeout, header.payload);
-        answer(&mut connection, shared, &header, &mut scratch, pace).await?;
+        let now = Instant::now();
+        in_haste = if now - last < SOON { in_haste + 1 } else { 0 };
+        last = now;
+        if in_haste < REQUESTS_IN_HASTE {
+            continue;
+        }
+        in_haste = 0;
+        if let Some(seat) = shared.seats.take() {
+            match seat.serve(connection, Arc::clone(shared), scratch).await? {
+                Some(back) => (connection, scratch) = back,
+                None => return Ok(()),
+            }
+        }
     }
+}
+
+/// Waits for a request and answers it.
+pub(super) async fn step(
+    connection: &mut Connection,
+    shared: &Shared,
+    scratch: &mut Scratch,
+) -> io::Result<Step> {
+    let mut first = [0; FIRST_BYTES];
+    let filled = match connection.read_some(&mut first).await {
+        Ok(0) => return Ok(Step::Gone),
+        Ok(filled) => filled,
+        Err(failure) if failure.kind() == io::ErrorKind::WouldBlock => return Ok(Step::Idle),
+        Err(failure) => return Err(failure),
+    };
+    let pace = Pace::of(shared.settings.progress_timeout, 0);
+    connection.read(&mut first[filled..], pace).await?;
+    let header = RequestHeader::decode(&array(&first, 0))?;
+    scratch.table.clear();
+    scratch.table.resize(header.count * ENTRY_BYTES, 0);
+    let (known, rest) = scratch.table.split_at_mut(ENTRY_BYTES);
+    known.copy_from_slice(&first[REQUEST_BYTES..]);
+    connection.read(rest, pace).await?;
+    decode_entries(&header, &scratch.table, &mut scratch.ranges)?;
+    let pace = Pace::of(shared.settings.progress_timeout, header.payload);
+    answer(connection, shared, &header, scratch, pace).await?;
+    Ok(Step::Answered)
 }
 
 async fn answer(

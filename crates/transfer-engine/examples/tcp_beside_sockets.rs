@@ -1,0 +1,210 @@
+//! What a call over TCP takes beside a bare exchange of as many bytes between two sockets, turn by
+//! turn, with the memory in another process:
+//! `cargo run --release -p mooncake-transfer-engine --example tcp_beside_sockets [KIB…]`.
+//!
+//! The bare exchange sends 64 bytes and the payload and reads 16, or sends 64 and reads the
+//! payload; a thread at the other end blocks in `read`. Ratios above 1 mean that the engine is the
+//! faster one. Processor time is that of both processes.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program for people who measure")]
+
+use std::{
+    io::{BufRead, BufReader, IoSlice, Read, Write},
+    net::{TcpListener, TcpStream},
+    process::{Command, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use mooncake_base::{Clock, Moment, SystemClock};
+use mooncake_transfer_engine::{Engine, EngineConfig, LocalRange, Opcode, Peer, Piece};
+use tokio::runtime::{Builder, Runtime};
+
+const BYTES: usize = 64 << 20;
+const ROUNDS: usize = 9;
+const ROUND: Duration = Duration::from_millis(120);
+const HEAD: usize = 64;
+const DONE: usize = 16;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.first().is_some_and(|first| first == "lend") {
+        return lend();
+    }
+    let mut sizes: Vec<usize> =
+        arguments.iter().map(|kib| kib.parse::<usize>().unwrap() << 10).collect();
+    if sizes.is_empty() {
+        sizes = vec![4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
+    }
+    let mut lender = Command::new(std::env::current_exe().unwrap())
+        .arg("lend")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(lender.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [segment, address, port] = words[..] else { panic!("{line:?}") };
+    let (engine, _runtime) = start();
+    let peer = engine.open(segment, soon()).unwrap();
+    let socket = TcpStream::connect(("127.0.0.1", port.parse().unwrap())).unwrap();
+    socket.set_nodelay(true).unwrap();
+    let address = address.parse().unwrap();
+    let child = lender.id();
+    let mut near = Near { engine, peer, address, socket, local: vec![7; BYTES], child };
+    for size in sizes {
+        for opcode in [Opcode::Write, Opcode::Read] {
+            near.compare(opcode, size);
+        }
+    }
+    drop(lender.stdin.take());
+    lender.wait().unwrap();
+}
+
+/// Lends memory, and serves a bare socket, until the input ends.
+fn lend() {
+    let (engine, _runtime) = start();
+    let memory = engine.allocate(BYTES as u64).unwrap();
+    memory.write(0, &vec![1; BYTES]).unwrap();
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        let (mut socket, _) = listener.accept().unwrap();
+        socket.set_nodelay(true).unwrap();
+        let mut bytes = vec![1; BYTES];
+        let mut head = [0; HEAD];
+        while socket.read_exact(&mut head).is_ok() {
+            let number = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().unwrap());
+            let (offset, size) = (number(8) as usize, number(16) as usize);
+            let payload = &mut bytes[offset..offset + size];
+            if head[0] == 1 {
+                socket.read_exact(payload).unwrap();
+                socket.write_all(&head[..DONE]).unwrap();
+            } else {
+                socket.write_all(payload).unwrap();
+            }
+        }
+    });
+    println!("{} {} {port}", engine.segment_name(), memory.base());
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+struct Near {
+    engine: Engine,
+    peer: Arc<Peer>,
+    address: u64,
+    socket: TcpStream,
+    local: Vec<u8>,
+    child: u32,
+}
+
+/// What one round took.
+#[derive(Clone, Copy)]
+struct Taken {
+    median: f64,
+    late: f64,
+    processor: f64,
+}
+
+impl Near {
+    fn compare(&mut self, opcode: Opcode, size: usize) {
+        let mut bare = Vec::new();
+        let mut ours = Vec::new();
+        for _ in 0..ROUNDS {
+            bare.push(self.round(size, |near, offset| near.bare(opcode, offset, size)));
+            ours.push(self.round(size, |near, offset| near.ours(opcode, offset, size)));
+        }
+        let middle = |taken: &[Taken], of: fn(&Taken) -> f64| median(taken.iter().map(of));
+        let (b, o) = (middle(&bare, |t| t.median), middle(&ours, |t| t.median));
+        let ratio = median(bare.iter().zip(&ours).map(|(b, o)| b.median / o.median));
+        let late = (middle(&bare, |t| t.late), middle(&ours, |t| t.late));
+        let cpu = (middle(&bare, |t| t.processor), middle(&ours, |t| t.processor));
+        println!(
+            "{opcode:?} {:>5} KiB  bare {b:>7.1} us  engine {o:>7.1} us  ratio {ratio:.2}  \
+             p99 {:.0} {:.0} us  processor {:.1} {:.1} us a call",
+            size >> 10,
+            late.0,
+            late.1,
+            cpu.0,
+            cpu.1,
+        );
+    }
+
+    fn round(&mut self, size: usize, call: impl Fn(&mut Self, usize)) -> Taken {
+        for _ in 0..3 {
+            call(self, 0);
+        }
+        let (start, processor) = (Instant::now(), self.processor());
+        let mut times = Vec::new();
+        let mut offset = 0;
+        while start.elapsed() < ROUND {
+            let begin = Instant::now();
+            call(self, offset);
+            times.push(begin.elapsed().as_secs_f64() * 1e6);
+            offset = if offset + 2 * size > BYTES { 0 } else { offset + size };
+        }
+        let processor = (self.processor() - processor) * 1e6 / times.len() as f64;
+        times.sort_by(f64::total_cmp);
+        Taken { median: times[times.len() / 2], late: times[times.len() * 99 / 100], processor }
+    }
+
+    fn bare(&mut self, opcode: Opcode, offset: usize, size: usize) {
+        let mut head = [0; HEAD];
+        head[0] = u8::from(opcode == Opcode::Write);
+        head[8..16].copy_from_slice(&(offset as u64).to_le_bytes());
+        head[16..24].copy_from_slice(&(size as u64).to_le_bytes());
+        let payload = &mut self.local[offset..offset + size];
+        if opcode == Opcode::Write {
+            let parts = [IoSlice::new(&head), IoSlice::new(payload)];
+            let sent = self.socket.write_vectored(&parts).unwrap();
+            self.socket.write_all(&payload[sent - HEAD..]).unwrap();
+            self.socket.read_exact(&mut head[..DONE]).unwrap();
+        } else {
+            self.socket.write_all(&head).unwrap();
+            self.socket.read_exact(payload).unwrap();
+        }
+    }
+
+    fn ours(&mut self, opcode: Opcode, offset: usize, size: usize) {
+        let part = &mut self.local[offset..offset + size];
+        // SAFETY: the bytes are borrowed, alone, until the transfer has returned.
+        let local = unsafe { LocalRange::held(part.as_mut_ptr(), size) };
+        let mut pieces = [Piece::new(local, self.address + offset as u64)];
+        self.engine.transfer(&self.peer, opcode, &mut pieces, soon());
+        assert!(matches!(pieces[0].outcome, Some(Ok(()))), "{pieces:?}");
+    }
+
+    /// Seconds of processor time of both processes.
+    fn processor(&self) -> f64 {
+        processor_of(0) + processor_of(self.child as libc::pid_t)
+    }
+}
+
+fn processor_of(process: libc::pid_t) -> f64 {
+    let (mut clock, mut time) = (0, libc::timespec { tv_sec: 0, tv_nsec: 0 });
+    // SAFETY: the call fills a live local.
+    assert_eq!(unsafe { libc::clock_getcpuclockid(process, &raw mut clock) }, 0);
+    // SAFETY: the call fills a live local.
+    assert_eq!(unsafe { libc::clock_gettime(clock, &raw mut time) }, 0);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn start() -> (Engine, Runtime) {
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let config = EngineConfig {
+        name: "127.0.0.1".to_owned(),
+        is_tcp_forced: true,
+        ..EngineConfig::default()
+    };
+    (Engine::start(config, runtime.handle().clone()).unwrap(), runtime)
+}
+
+fn soon() -> Moment {
+    SystemClock.now() + Duration::from_secs(30)
+}
