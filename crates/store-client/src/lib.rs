@@ -2,9 +2,11 @@
 //!
 //! In reading order: [`store`] (the short way in), [`client`] (the long one, with batches and
 //! memory of the caller's own), [`object`] and [`task`] (what callers name and get back), [`config`], [`link`]
-//! (the way to the master), [`metrics`], [`http`].
+//! (the way to the master), [`metrics`], [`http`],
+//! [`address`] (which of its addresses a store takes as its own).
 #![warn(missing_docs)]
 
+pub mod address;
 pub mod client;
 pub mod config;
 pub mod http;

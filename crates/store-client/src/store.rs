@@ -9,6 +9,7 @@ use mooncake_transfer_engine::{Engine, EngineConfig};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::{
+    address::face_master,
     client::Client,
     config::{ClientConfig, LinkConfig},
     link::LeanLink,
@@ -46,7 +47,8 @@ impl Store {
         )
     }
 
-    /// Joins with settings of one's own.
+    /// Joins with settings of one's own. An engine without a name gets the address of this host on
+    /// the network on which the master is.
     ///
     /// # Errors
     /// As [`connect`](Self::connect), and settings that cannot be met.
@@ -57,6 +59,8 @@ impl Store {
             .enable_all()
             .build()
             .map_err(|source| Error::internal("the runtime does not start").caused_by(source))?;
+        let mut engine = engine;
+        face_master(&mut engine, master);
         let link = LeanLink::new(master, LinkConfig::default())?;
         let engine = Engine::start(engine, runtime.handle().clone())?;
         let client = Client::connect(client, engine.clone(), Arc::new(link))?;

@@ -1,9 +1,6 @@
 //! What a store is told when it opens: arguments over environment over defaults.
 
-use std::{
-    net::{Ipv4Addr, ToSocketAddrs},
-    time::Duration,
-};
+use std::time::Duration;
 
 use mooncake_base::{
     Endpoint, Error, Result, TenantId,
@@ -11,12 +8,15 @@ use mooncake_base::{
     text::{read_bool, read_millis, read_seconds},
 };
 use mooncake_master::MasterConfig;
-use mooncake_store_client::{ClientConfig, LinkConfig, MetricsConfig};
-use mooncake_transfer_engine::{EngineConfig, address_facing};
+use mooncake_store_client::{ClientConfig, LinkConfig, MetricsConfig, address::face_master};
+use mooncake_transfer_engine::EngineConfig;
 use mooncake_transfer_tools::settings::{engine_config, value};
 
 /// The word that asks for a master in this process.
 pub(crate) const EMBEDDED: &str = "embedded";
+
+/// Where an embedded master listens if it was not told.
+const LOOPBACK: &str = "127.0.0.1";
 
 /// The least that a transfer may be given.
 const TRANSFER_TIMEOUT_MIN: Duration = Duration::from_secs(5);
@@ -57,9 +57,7 @@ impl Settings {
         let connect_timeout = seconds("connect_timeout_s", arguments.connect_timeout_s)?;
         let mut engine =
             engine_config(&arguments.name, &arguments.metadata, arguments.is_tcp_forced)?;
-        if engine.name.is_empty() && engine.is_p2p() {
-            engine.name = own_name(&arguments);
-        }
+        face_master(&mut engine, master_address(&arguments));
         let mut client = ClientConfig {
             name: arguments.name,
             tenant: TenantId::new(&arguments.tenant),
@@ -87,21 +85,13 @@ impl Settings {
     }
 }
 
-/// The address of this host on the network on which its master is: loopback for a master here.
-/// Empty, which leaves the choice to the engine, if the master's address is none.
-fn own_name(arguments: &Arguments) -> String {
-    let master = match arguments.master.as_str() {
-        EMBEDDED if arguments.listen.is_empty() => return Ipv4Addr::LOCALHOST.to_string(),
+/// Where the master is, as far as that is known yet.
+fn master_address(arguments: &Arguments) -> &str {
+    match arguments.master.as_str() {
+        EMBEDDED if arguments.listen.is_empty() => LOOPBACK,
         EMBEDDED => &arguments.listen,
         address => address,
-    };
-    let facing = |master: &Endpoint| {
-        // A port that is not known yet does not matter to the route.
-        let port = master.port.filter(|port| *port > 0).unwrap_or(9);
-        let mut addresses = (master.host.as_str(), port).to_socket_addrs().ok()?;
-        addresses.find_map(|address| address_facing(address).ok()).map(|own| own.to_string())
-    };
-    master.parse().ok().as_ref().and_then(facing).unwrap_or_default()
+    }
 }
 
 fn metrics() -> Result<MetricsConfig> {
