@@ -39,6 +39,8 @@ for line in sys.stdin:
         answer = [[n.name, n.msg] for n in engine.get_notifies()]
     elif what == "call":
         answer = getattr(engine, rest[0])(*map(decoded, rest[1:]))
+    elif what == "refused":
+        answer = engine.metrics()["refused"]
     elif what == "unregister":
         answer = engine.unregister_memory(address)
     print(json.dumps(answer), flush=True)

@@ -94,7 +94,7 @@ variables! {
     MC_COLLAPSE_REGISTERED_MEMORY = "off", "Ask in the background for huge pages under memory that is registered, where all of its small pages are there.";
     MC_STORE_NUMA_SOCKET_ID = "", "The node of the machine that segments are taken from while it has room.";
     MC_CUDA_DRIVER = "libcuda.so.1", "The library that is the CUDA driver, by name or path. It is loaded by the first transfer on a stream, or used if the process has loaded it.";
-    MC_TRANSFER_TOKEN = "", "Secret of at least 8 bytes that transfer engines prove to each other before they touch memory; engines without it, the established one among them, are refused.";
+    MC_TRANSFER_TOKEN = "", "Secret of at least 8 bytes that transfer engines prove to each other before they touch memory, tell their segment or take a notification; engines without it, the established one among them, are refused.";
     MC_HANDSHAKE_PORT = "12001", "Port of the handshake socket with P2PHANDSHAKE where MC_LEGACY_RPC_PORT_BINDING asks for the one in the local host name, and that has none.";
     MC_HANDSHAKE_LISTEN_BACKLOG = "128", "How many connections to the handshake socket may wait to be accepted.";
     MC_HANDSHAKE_MAX_LENGTH = "1048576", "The longest handshake message that is accepted (1 MiB to 128 MiB).";

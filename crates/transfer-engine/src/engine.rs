@@ -32,6 +32,7 @@ use crate::{
     process,
     region::Backing,
     submit::Movers,
+    token::Token,
     transport::{
         Transport,
         memory::MemoryTransport,
@@ -104,6 +105,7 @@ impl Engine {
             connect_timeout: config.connect_timeout,
             prefix: config.metadata_prefix.clone(),
             redis: config.redis.clone(),
+            token: config.token.clone(),
         };
         let metadata = metadata::open(&config.metadata, settings)?;
         let Listeners { host, rpc, data } = Listeners::bind(&config)?;
@@ -131,8 +133,7 @@ impl Engine {
         });
         let described = Arc::clone(&description);
         let describe = Arc::new(move || described.segment().to_json());
-        let message_bytes_max = config.handshake_bytes_max;
-        let settings = HandshakeSettings { message_bytes_max, ..HandshakeSettings::default() };
+        let settings = handshake_settings(&config, &refusals);
         let handshake = HandshakeServer::start(rpc, describe, settings, &runtime)?;
         let transports = transports(&config, control.as_ref(), &refusals);
         let preparer = Preparer::new(config.prepared_bytes_max);
@@ -328,6 +329,14 @@ impl Engine {
         self.inner.usable()
     }
 
+    pub(crate) fn token(&self) -> Option<&Token> {
+        self.inner.config.token.as_ref()
+    }
+
+    pub(crate) fn noted(&self, error: Error) -> Error {
+        self.inner.noted(error)
+    }
+
     pub(crate) fn movers(&self) -> &Movers {
         &self.inner.movers
     }
@@ -363,7 +372,16 @@ impl Inner {
         if name == self.description.name {
             return Ok(self.description.segment());
         }
-        self.metadata.resolve(name, deadline).map_err(|error| error.with("segment", name))
+        let found = self.metadata.resolve(name, deadline);
+        found.map_err(|error| self.noted(error).with("segment", name))
+    }
+
+    /// Counts an error that says that a peer shares no token with us.
+    fn noted(&self, error: Error) -> Error {
+        if error.kind() == ErrorKind::PermissionDenied {
+            self.refusals.count_token_there();
+        }
+        error
     }
 
     /// Whether it can be used here and now.
@@ -450,6 +468,15 @@ fn start_control(config: &EngineConfig, lent: &Arc<Lent>, guard: Guard) -> Optio
             tracing::debug!(%error, "processes of this host will be served over the network");
             None
         }
+    }
+}
+
+fn handshake_settings(config: &EngineConfig, refusals: &Arc<Refusals>) -> HandshakeSettings {
+    HandshakeSettings {
+        message_bytes_max: config.handshake_bytes_max,
+        token: config.token.clone(),
+        refusals: Arc::clone(refusals),
+        ..HandshakeSettings::default()
     }
 }
 

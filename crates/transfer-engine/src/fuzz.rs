@@ -7,13 +7,17 @@ use mooncake_base::{
 
 use crate::{
     descriptor::{BufferDescriptor, LocalDescriptor, OwnDescriptor, SegmentDescriptor},
-    handshake::codec::{self, Message, MessageKind, Notification},
+    handshake::{
+        codec::{self, Message, MessageKind, Notification},
+        proof,
+    },
     metadata,
+    token::Token,
     transport::{shm, tcp},
 };
 
 fn targets() -> Vec<Target> {
-    let mut targets = vec![descriptor(), handshake(), notification()];
+    let mut targets = vec![descriptor(), handshake(), notification(), sealed()];
     targets.extend(tcp::fuzz_targets());
     targets.extend(shm::fuzz_targets());
     targets.extend(metadata::fuzz::targets());
@@ -84,6 +88,25 @@ fn notification() -> Target {
         }
     };
     Target { name: "notification", seeds, run }
+}
+
+/// A challenge, and what is said to be sealed.
+fn sealed() -> Target {
+    let run = |bytes: &[u8]| {
+        let message = Message { typed: Some(MessageKind::Notify), body: bytes.to_vec() };
+        let token = Token::new("a long secret").expect("it is long");
+        // Only who knows the token can seal, and nobody here does.
+        assert!(proof::unseal(&token, [1; 32], &message).is_none());
+        let challenge = proof::read_challenge(&message);
+        if let Some(nonce) = challenge {
+            assert_eq!(proof::read_challenge(&proof::challenge(&nonce)), Some(nonce));
+        }
+        let refusal = proof::read_refusal(bytes).is_some();
+        outcome((challenge.is_some(), refusal, proof::is_question(&message)))
+    };
+    let seeds =
+        vec![proof::challenge(&[7; 32]).body, proof::refusal("no"), vec![1; proof::SEAL_BYTES + 2]];
+    Target { name: "sealed", seeds, run }
 }
 
 #[test]

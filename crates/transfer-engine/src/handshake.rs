@@ -1,13 +1,18 @@
 //! The handshake socket: where a process is asked for its segment descriptor, whether it lives,
 //! and told notifications. One request per connection, in the established engine's frames.
 //!
-//! [`codec`] knows the frames and does no I/O, [`server`] answers on tokio, [`client`] asks from
+//! With a token, an engine tells its descriptor to, and takes notifications from, only who proves
+//! that it knows the token; that it lives it tells to everybody, since others must be able to see
+//! that a name is taken.
+//!
+//! [`codec`] and `proof` know the messages and do no I/O, [`server`] answers on tokio, [`client`] asks from
 //! the calling thread.
 
 pub(crate) mod acceptor;
 pub mod client;
 pub mod codec;
 pub(crate) mod dial;
+pub(crate) mod proof;
 pub mod server;
 mod timed;
 

@@ -17,7 +17,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use mooncake_base::{Endpoint, Error, ErrorCode, Moment, Result};
 
-use crate::descriptor::SegmentDescriptor;
+use crate::{descriptor::SegmentDescriptor, token::Token};
 
 /// A place to publish our segment and to find those of peers. Calls block, up to their deadline.
 pub trait MetadataStore: fmt::Debug + Send + Sync {
@@ -56,12 +56,15 @@ pub struct MetadataSettings {
     pub prefix: String,
     /// Who we are to a Redis server.
     pub redis: RedisLogin,
+    /// What peers that are asked for their segment must know as well, if there is one.
+    pub token: Option<Token>,
 }
 
 impl Default for MetadataSettings {
     fn default() -> Self {
         let connect_timeout = Duration::from_secs(5);
-        Self { connect_timeout, prefix: String::new(), redis: RedisLogin::default() }
+        let redis = RedisLogin::default();
+        Self { connect_timeout, prefix: String::new(), redis, token: None }
     }
 }
 
@@ -99,7 +102,7 @@ impl fmt::Debug for RedisLogin {
 pub fn open(address: &str, settings: MetadataSettings) -> Result<Arc<dyn MetadataStore>> {
     let address = address.trim();
     if address.eq_ignore_ascii_case("P2PHANDSHAKE") {
-        return Ok(Arc::new(p2p::P2pStore::default()));
+        return Ok(Arc::new(p2p::P2pStore::new(settings.token)));
     }
     if address.is_empty() {
         let text = format!("the metadata server is not named; {KNOWN}");

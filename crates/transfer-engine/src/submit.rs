@@ -160,8 +160,8 @@ impl Engine {
     ) -> Result<()> {
         self.usable()?;
         let endpoint = self.metadata().locate(segment_name, deadline)?;
-        handshake::notify(&endpoint, notification, deadline)
-            .map_err(|error| error.with("segment", segment_name))
+        handshake::notify(&endpoint, notification, self.token(), deadline)
+            .map_err(|error| self.noted(error).with("segment", segment_name))
     }
 
     /// Asks whether the owner of a segment is there.

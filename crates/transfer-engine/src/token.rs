@@ -2,8 +2,8 @@
 //!
 //! The secret itself is never sent. Each side sends 32 random bytes and then a keyed hash
 //! (HMAC-SHA256) of both, of who is meant, over which way, and of which of the two speaks: a proof
-//! is good for one connection, one direction and one engine. What follows on the connection is
-//! neither encrypted nor sealed.
+//! is good for one connection, one direction and one engine. What follows on a data connection is
+//! neither encrypted nor sealed; a message on the handshake socket is hashed with the rest.
 
 use std::{fmt, sync::Arc};
 
@@ -35,6 +35,7 @@ pub struct Token(Arc<[u8]>);
 pub(crate) enum Door {
     Tcp = 1,
     Shm = 2,
+    Handshake = 3,
 }
 
 /// Who proves something.
@@ -77,6 +78,22 @@ impl Token {
     /// Whether that is the proof of one side. Takes as long for a wrong one.
     pub(crate) fn is_proven(&self, side: Side, exchange: &Exchange, proof: &Proof) -> bool {
         self.hash(side, exchange).verify_slice(proof).is_ok()
+    }
+
+    /// The proof of one side for what it says.
+    pub(crate) fn seal(&self, side: Side, exchange: &Exchange, content: &[u8]) -> Proof {
+        self.hash(side, exchange).chain_update(content).finalize().into_bytes().into()
+    }
+
+    /// Whether that is the proof of one side for what it says. Takes as long for a wrong one.
+    pub(crate) fn is_sealed(
+        &self,
+        side: Side,
+        exchange: &Exchange,
+        content: &[u8],
+        proof: &Proof,
+    ) -> bool {
+        self.hash(side, exchange).chain_update(content).verify_slice(proof).is_ok()
     }
 
     fn hash(&self, side: Side, exchange: &Exchange) -> Hmac<Sha256> {

@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, Read, Write},
-    net::Shutdown,
+    net::{Shutdown, TcpStream},
 };
 
 use mooncake_base::{Endpoint, Error, ErrorCode, Moment, Result};
@@ -10,9 +10,13 @@ use mooncake_base::{Endpoint, Error, ErrorCode, Moment, Result};
 use super::{
     codec::{self, MESSAGE_BYTES_MAX_DEFAULT, Message, MessageKind, Notification},
     dial::{dial, peer_error},
+    proof,
     timed::Timed,
 };
-use crate::descriptor::{DESCRIPTOR_BYTES_MAX, SegmentDescriptor};
+use crate::{
+    descriptor::{DESCRIPTOR_BYTES_MAX, SegmentDescriptor},
+    token::Token,
+};
 
 /// Sends one message on a connection of its own and returns the answer.
 ///
@@ -22,47 +26,102 @@ use crate::descriptor::{DESCRIPTOR_BYTES_MAX, SegmentDescriptor};
 /// The peer cannot be reached, does not answer in time, or answers something else than the
 /// question's type.
 pub fn ask(endpoint: &Endpoint, message: &Message, deadline: Moment) -> Result<Message> {
-    let stream = dial(endpoint, deadline)?;
-    let failed =
-        |source| peer_error("the peer did not answer on its handshake socket", endpoint, source);
-    // Without it the last part of a request waits for an acknowledgement; a refusal costs speed.
-    let _ = stream.set_nodelay(true);
-    let mut timed = Timed::new(&stream, deadline);
-    timed.write_all(&message.encode()).map_err(failed)?;
-    let mut prefix = [0; codec::LENGTH_BYTES];
-    timed.read_exact(&mut prefix).map_err(failed)?;
-    let length = codec::content_length(prefix, DESCRIPTOR_BYTES_MAX)
-        .map_err(|error| error.with("peer", endpoint))?;
-    // Grown as bytes come, not by what the peer claims.
-    let mut content = Vec::new();
-    timed.take(length as u64).read_to_end(&mut content).map_err(failed)?;
-    if content.len() < length {
-        return Err(failed(io::ErrorKind::UnexpectedEof.into()));
-    }
-    let _ = stream.shutdown(Shutdown::Both);
-    let answer = Message::decode(content).map_err(|error| error.with("peer", endpoint))?;
-    if answer.typed != message.typed {
-        let text = "the peer answered a handshake with another type of message";
-        return Err(Error::new(ErrorCode::TRANSFER_FAIL, text).with("peer", endpoint));
-    }
-    Ok(answer)
+    Asking::begin(endpoint, deadline)?.exchange(message)
 }
 
-/// Asks for the peer's descriptor and tells it ours, as the established engine does.
+/// Like [`ask`], of a peer that shares a token with us, or has none as we have none.
 ///
 /// # Errors
-/// Those of [`ask`], and an answer that is no descriptor.
+/// Those of [`ask`], and a peer with which no token is shared.
+fn ask_with(
+    token: Option<&Token>,
+    endpoint: &Endpoint,
+    message: &Message,
+    deadline: Moment,
+) -> Result<Message> {
+    let asking = Asking::begin(endpoint, deadline)?;
+    let denied = |text| proof::denied(text).with("peer", endpoint);
+    let Some(token) = token else {
+        let answer = asking.exchange(message)?;
+        return match proof::read_refusal(&answer.body) {
+            Some(_) => Err(denied("the peer asks for a token, and this engine has none")),
+            None => Ok(answer),
+        };
+    };
+    let challenge = asking.exchange(&proof::question())?;
+    let Some(of_owner) = proof::read_challenge(&challenge) else {
+        return Err(denied("the peer asks for no token, and has shown none"));
+    };
+    let (sealed, exchange) = proof::seal(token, of_owner, message);
+    let answer = asking.exchange(&sealed)?;
+    proof::unseal_answer(token, &exchange, &answer).map_err(|error| error.with("peer", endpoint))
+}
+
+/// A connection on which questions and answers take turns.
+struct Asking<'a> {
+    endpoint: &'a Endpoint,
+    stream: TcpStream,
+    deadline: Moment,
+}
+
+impl<'a> Asking<'a> {
+    fn begin(endpoint: &'a Endpoint, deadline: Moment) -> Result<Self> {
+        let stream = dial(endpoint, deadline)?;
+        // Without it the last part of a request waits for an acknowledgement; a refusal costs speed.
+        let _ = stream.set_nodelay(true);
+        Ok(Self { endpoint, stream, deadline })
+    }
+
+    fn exchange(&self, message: &Message) -> Result<Message> {
+        let endpoint = self.endpoint;
+        let failed = |source| {
+            peer_error("the peer did not answer on its handshake socket", endpoint, source)
+        };
+        let mut timed = Timed::new(&self.stream, self.deadline);
+        timed.write_all(&message.encode()).map_err(failed)?;
+        let mut prefix = [0; codec::LENGTH_BYTES];
+        timed.read_exact(&mut prefix).map_err(failed)?;
+        let length = codec::content_length(prefix, DESCRIPTOR_BYTES_MAX)
+            .map_err(|error| error.with("peer", endpoint))?;
+        // Grown as bytes come, not by what the peer claims.
+        let mut content = Vec::new();
+        timed.take(length as u64).read_to_end(&mut content).map_err(failed)?;
+        if content.len() < length {
+            return Err(failed(io::ErrorKind::UnexpectedEof.into()));
+        }
+        let answer = Message::decode(content).map_err(|error| error.with("peer", endpoint))?;
+        if answer.typed != message.typed {
+            let text = "the peer answered a handshake with another type of message";
+            return Err(Error::new(ErrorCode::TRANSFER_FAIL, text).with("peer", endpoint));
+        }
+        Ok(answer)
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+/// Asks for the peer's descriptor and tells it ours, as the established engine does. With a token,
+/// only a peer that has the same one is told, and believed.
+///
+/// # Errors
+/// Those of [`ask`], a peer with which no token is shared, and an answer that is no descriptor.
 pub fn fetch_descriptor(
     endpoint: &Endpoint,
     own: &SegmentDescriptor,
+    token: Option<&Token>,
     deadline: Moment,
 ) -> Result<SegmentDescriptor> {
     let mut body = own.to_json();
-    if body.len() >= MESSAGE_BYTES_MAX_DEFAULT {
+    if body.len() + proof::SEAL_BYTES >= MESSAGE_BYTES_MAX_DEFAULT {
         // A peer with the established limit would drop the question; ours does not read it.
         body = SegmentDescriptor { buffers: Vec::new(), ..own.clone() }.to_json();
     }
-    let answer = ask(endpoint, &Message::new(MessageKind::Metadata, body), deadline)?;
+    let message = Message::new(MessageKind::Metadata, body);
+    let answer = ask_with(token, endpoint, &message, deadline)?;
     SegmentDescriptor::from_json(&answer.body).map_err(|error| error.with("peer", endpoint))
 }
 
@@ -74,13 +133,19 @@ pub fn probe(endpoint: &Endpoint, deadline: Moment) -> Result<()> {
     ask(endpoint, &Message::new(MessageKind::Probe, *b"{}"), deadline).map(drop)
 }
 
-/// Delivers a notification.
+/// Delivers a notification. With a token, only to a peer that has the same one.
 ///
 /// # Errors
-/// Those of [`ask`], and a peer that takes no more (its queue is full).
-pub fn notify(endpoint: &Endpoint, notification: &Notification, deadline: Moment) -> Result<()> {
+/// Those of [`ask`], a peer with which no token is shared, and one that takes no more (its queue is
+/// full).
+pub fn notify(
+    endpoint: &Endpoint,
+    notification: &Notification,
+    token: Option<&Token>,
+    deadline: Moment,
+) -> Result<()> {
     let message = Message::new(MessageKind::Notify, notification.to_json());
-    let answer = Notification::from_json(&ask(endpoint, &message, deadline)?.body)?;
+    let answer = Notification::from_json(&ask_with(token, endpoint, &message, deadline)?.body)?;
     if answer.message == "success" {
         return Ok(());
     }

@@ -14,7 +14,15 @@ use tokio::{
 use super::{
     acceptor::{Accepted, Acceptor, Surplus},
     codec::{self, MESSAGE_BYTES_MAX_DEFAULT, Message, MessageKind, Notification},
+    proof,
 };
+use crate::{
+    metrics::Refusals,
+    token::{self, Nonce, Token},
+};
+
+/// What is said to who has not shown the token.
+const NO_TOKEN: &str = "this engine asks for a token";
 
 /// What the answer to a connection request of the established engine's RDMA transport says.
 const NO_QUEUE_PAIRS: &str = r#"{"local_nic_path":"","peer_nic_path":"","qp_num":[],"reply_msg":"this engine offers no RDMA transport, use tcp"}"#;
@@ -30,6 +38,10 @@ pub struct HandshakeSettings {
     pub connections_max: usize,
     /// How many notifications are kept until somebody takes them; more are refused.
     pub notifications_max: usize,
+    /// What must be proven before a descriptor is told or a notification taken; if there is one.
+    pub token: Option<Token>,
+    /// Where refused tokens are counted.
+    pub refusals: Arc<Refusals>,
 }
 
 impl Default for HandshakeSettings {
@@ -39,6 +51,8 @@ impl Default for HandshakeSettings {
             message_bytes_max: MESSAGE_BYTES_MAX_DEFAULT,
             connections_max: 64,
             notifications_max: 4096,
+            token: None,
+            refusals: Arc::default(),
         }
     }
 }
@@ -103,7 +117,17 @@ async fn serve(mut accepted: Accepted, shared: Arc<Shared>) -> io::Result<()> {
     let stream = &mut accepted.stream;
     let patience = shared.settings.receive_timeout;
     let request = timeout(patience, receive(stream, &shared.settings)).await??;
-    let answer = shared.answer(request).encode();
+    let answer = match shared.settings.token.as_ref().filter(|_| proof::is_question(&request)) {
+        Some(token) => {
+            let of_owner = token::nonce();
+            let challenge = proof::challenge(&of_owner).encode();
+            timeout(patience, stream.write_all(&challenge)).await??;
+            let sealed = timeout(patience, receive(stream, &shared.settings)).await??;
+            shared.answer_sealed(token, of_owner, &sealed)
+        }
+        None => shared.answer(request),
+    };
+    let answer = answer.encode();
     timeout(patience, async {
         stream.write_all(&answer).await?;
         stream.shutdown().await?;
@@ -129,7 +153,31 @@ async fn receive(stream: &mut TcpStream, settings: &HandshakeSettings) -> io::Re
 }
 
 impl Shared {
+    /// Answers who has shown nothing.
     fn answer(&self, request: Message) -> Message {
+        let is_guarded = matches!(request.kind(), MessageKind::Metadata | MessageKind::Notify);
+        if is_guarded && self.settings.token.is_some() {
+            return self.refuse(&request);
+        }
+        self.answer_trusted(&request)
+    }
+
+    /// Answers who was challenged, if it knows the token.
+    fn answer_sealed(&self, token: &Token, of_owner: Nonce, sealed: &Message) -> Message {
+        match proof::unseal(token, of_owner, sealed) {
+            Some((request, exchange)) => {
+                proof::seal_answer(token, &exchange, &self.answer_trusted(&request))
+            }
+            None => self.refuse(sealed),
+        }
+    }
+
+    fn refuse(&self, request: &Message) -> Message {
+        self.settings.refusals.count_token_here();
+        Message { typed: request.typed, body: proof::refusal(NO_TOKEN) }
+    }
+
+    fn answer_trusted(&self, request: &Message) -> Message {
         let body = match request.kind() {
             MessageKind::Metadata => (self.describe)(),
             MessageKind::Probe => br#"{"status":"success"}"#.to_vec(),

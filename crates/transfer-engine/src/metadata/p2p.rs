@@ -4,13 +4,22 @@ use mooncake_base::sync::RwLock;
 use mooncake_base::{Endpoint, Error, Moment, Result};
 
 use super::MetadataStore;
-use crate::{descriptor::SegmentDescriptor, handshake};
+use crate::{descriptor::SegmentDescriptor, handshake, token::Token};
 
 /// Finds segments by asking their owners.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct P2pStore {
     /// What we tell of ourselves when we ask.
     own: RwLock<SegmentDescriptor>,
+    /// What the owners must know as well.
+    token: Option<Token>,
+}
+
+impl P2pStore {
+    /// A store that asks owners who know the token, if there is one.
+    pub fn new(token: Option<Token>) -> Self {
+        Self { own: RwLock::default(), token }
+    }
 }
 
 impl MetadataStore for P2pStore {
@@ -22,7 +31,7 @@ impl MetadataStore for P2pStore {
     fn resolve(&self, name: &str, deadline: Moment) -> Result<SegmentDescriptor> {
         let endpoint = self.locate(name, deadline)?;
         let own = self.own.read().clone();
-        handshake::fetch_descriptor(&endpoint, &own, deadline)
+        handshake::fetch_descriptor(&endpoint, &own, self.token.as_ref(), deadline)
     }
 
     fn locate(&self, name: &str, _deadline: Moment) -> Result<Endpoint> {

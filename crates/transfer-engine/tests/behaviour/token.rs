@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use mooncake_base::ErrorKind;
-use mooncake_transfer_engine::{Engine, EngineConfig, Opcode, Token, TransportKind};
+use mooncake_transfer_engine::{
+    Engine, EngineConfig, Opcode, Token, TransportKind, handshake::Notification,
+};
 
 use crate::pair::{Lent, held, move_one, runtime, soon};
 
@@ -59,6 +61,29 @@ fn a_wrong_or_missing_token_is_refused_over_every_way_told_and_counted() {
             assert!(page.contains("refused_total{reason=\"token_there\"} 1"), "{page}");
         }
     }
+}
+
+#[test]
+fn notifications_need_the_token_too() {
+    let runtime = runtime();
+    let far = start(&runtime, Some("correct horse"), &[]);
+    let message = Notification { name: "n".to_owned(), message: "m".to_owned() };
+    for (here, is_taken) in
+        [(None, false), (Some("another one"), false), (Some("correct horse"), true)]
+    {
+        let near = start(&runtime, here, &[]);
+        let told = near.notify(far.segment_name(), &message, soon());
+        assert_eq!(told.is_ok(), is_taken, "{told:?}");
+        assert_eq!(far.take_notifications().len(), usize::from(is_taken));
+        assert_eq!(near.snapshot().refused.token_there, u64::from(!is_taken));
+        near.probe(far.segment_name(), soon()).unwrap();
+    }
+    assert_eq!(far.snapshot().refused.token_here, 2);
+    let bare = start(&runtime, None, &[]);
+    let near = start(&runtime, Some("correct horse"), &[]);
+    let error = near.notify(bare.segment_name(), &message, soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+    assert!(bare.take_notifications().is_empty());
 }
 
 #[test]

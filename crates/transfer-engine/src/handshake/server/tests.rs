@@ -80,7 +80,7 @@ fn a_probe_is_answered_by_the_living_only() {
 fn notifications_are_given_out_once_and_in_order() {
     let (server, endpoint) = server();
     for number in 0..3 {
-        handshake::notify(&endpoint, &notification(number), soon()).unwrap();
+        handshake::notify(&endpoint, &notification(number), None, soon()).unwrap();
     }
     assert_eq!(server.take_notifications(), [0, 1, 2].map(notification));
     assert_eq!(server.take_notifications(), []);
@@ -91,12 +91,12 @@ fn notifications_beyond_the_limit_are_refused_until_some_are_taken() {
     let settings = HandshakeSettings { notifications_max: 2, ..HandshakeSettings::default() };
     let (server, endpoint) = server_with("127.0.0.1", settings);
     for number in 0..2 {
-        handshake::notify(&endpoint, &notification(number), soon()).unwrap();
+        handshake::notify(&endpoint, &notification(number), None, soon()).unwrap();
     }
-    let error = handshake::notify(&endpoint, &notification(2), soon()).unwrap_err();
+    let error = handshake::notify(&endpoint, &notification(2), None, soon()).unwrap_err();
     assert!(error.to_string().contains("too many"), "{error}");
     assert_eq!(server.take_notifications().len(), 2);
-    handshake::notify(&endpoint, &notification(3), soon()).unwrap();
+    handshake::notify(&endpoint, &notification(3), None, soon()).unwrap();
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn an_answer_that_is_none_is_an_error() {
         let _ = stream.write_all(&Message::new(MessageKind::Metadata, *b"[no").encode());
         let _ = stream.read_to_end(&mut Vec::new());
     });
-    let error = handshake::fetch_descriptor(&endpoint, &descriptor(), soon()).unwrap_err();
+    let error = handshake::fetch_descriptor(&endpoint, &descriptor(), None, soon()).unwrap_err();
     assert!(error.to_string().contains("descriptor cannot be read"), "{error}");
 }
 
@@ -223,4 +223,84 @@ fn closing_does_not_wait_for_a_peer_that_holds_its_connection() {
     assert!(begin.elapsed() < Duration::from_millis(600), "{:?}", begin.elapsed());
     held.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     assert_eq!(held.read(&mut [0]).unwrap_or(0), 0);
+}
+
+fn token(secret: &str) -> Token {
+    Token::new(secret).unwrap()
+}
+
+/// A server that asks for a token, and where it counts who has not shown it.
+fn guarded() -> (HandshakeServer, Endpoint, Arc<Refusals>) {
+    let refusals = Arc::<Refusals>::default();
+    let settings = HandshakeSettings {
+        token: Some(token("correct horse")),
+        refusals: Arc::clone(&refusals),
+        ..HandshakeSettings::default()
+    };
+    let (server, endpoint) = server_with("127.0.0.1", settings);
+    (server, endpoint, refusals)
+}
+
+#[test]
+fn who_knows_the_token_is_answered_and_heard() {
+    let (server, endpoint, refusals) = guarded();
+    let good = token("correct horse");
+    let found = handshake::fetch_descriptor(&endpoint, &descriptor(), Some(&good), soon()).unwrap();
+    assert_eq!(found, descriptor());
+    for number in 0..3 {
+        handshake::notify(&endpoint, &notification(number), Some(&good), soon()).unwrap();
+    }
+    assert_eq!(server.take_notifications(), [0, 1, 2].map(notification));
+    assert_eq!(refusals.snapshot().token_here, 0);
+}
+
+#[test]
+fn who_does_not_know_the_token_learns_that_somebody_lives_and_nothing_else() {
+    let (server, endpoint, refusals) = guarded();
+    for (turn, secret) in [None, Some(token("another one"))].iter().enumerate() {
+        let secret = secret.as_ref();
+        let error =
+            handshake::fetch_descriptor(&endpoint, &descriptor(), secret, soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+        let error = handshake::notify(&endpoint, &notification(1), secret, soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+        handshake::probe(&endpoint, soon()).unwrap();
+        assert_eq!(refusals.snapshot().token_here, 2 * (turn as u64 + 1));
+    }
+    assert_eq!(server.take_notifications(), []);
+}
+
+#[test]
+fn a_peer_that_shows_no_token_is_told_nothing() {
+    let (server, endpoint) = server();
+    let good = token("correct horse");
+    let error =
+        handshake::fetch_descriptor(&endpoint, &descriptor(), Some(&good), soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+    let error = handshake::notify(&endpoint, &notification(1), Some(&good), soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+    assert_eq!(server.take_notifications(), []);
+}
+
+#[test]
+fn what_was_sealed_for_one_connection_is_refused_on_another() {
+    let (server, endpoint, refusals) = guarded();
+    let text = Message::new(MessageKind::Notify, notification(1).to_json());
+    let (sealed, _) = proof::seal(&token("correct horse"), token::nonce(), &text);
+    // Without a challenge, and after one that it does not answer.
+    assert!(handshake::ask(&endpoint, &sealed, soon()).is_ok());
+    let stream = TcpStream::connect(("127.0.0.1", endpoint.port.unwrap())).unwrap();
+    let mut stream = handshake::Timed::new(stream, soon());
+    for (sent, wanted) in [(&proof::question(), "mooncake_nonce"), (&sealed, "mooncake_refused")] {
+        stream.write_all(&sent.encode()).unwrap();
+        let mut prefix = [0; codec::LENGTH_BYTES];
+        stream.read_exact(&mut prefix).unwrap();
+        let mut content = vec![0; codec::content_length(prefix, 1000).unwrap()];
+        stream.read_exact(&mut content).unwrap();
+        assert_eq!(content[0], sent.kind() as u8);
+        let text = String::from_utf8_lossy(&content);
+        assert!(text.contains(wanted), "{text}");
+    }
+    assert_eq!(server.take_notifications(), []);
+    assert_eq!(refusals.snapshot().token_here, 2);
 }
