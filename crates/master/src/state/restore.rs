@@ -139,7 +139,7 @@ impl Restoration {
             status,
             is_suspect: false,
             is_dormant: true,
-            is_resting: !self.fence.has_passed(self.now),
+            rests_until: (!self.fence.has_passed(self.now)).then_some(self.fence),
             quiet: self.fence,
             leaves,
             allocator: Allocator::new(spec.length),

@@ -105,8 +105,9 @@ pub(super) struct Segment {
     /// Known from the log; its owner has not announced it since.
     pub(super) is_dormant: bool,
     pub(super) allocator: Allocator,
-    /// Taken back into the pool while somebody may still read or write what lay in it before.
-    pub(super) is_resting: bool,
+    /// Taken back into the pool while somebody may still read or write what lay in it before: until
+    /// then. What is granted in it meanwhile makes that no longer.
+    pub(super) rests_until: Option<Moment>,
     /// When the last fence and the last write that were granted in it end.
     pub(super) quiet: Moment,
     /// When it goes, if it does so with a grace.
@@ -137,17 +138,19 @@ impl Segment {
     /// Whether it takes new objects as soon as it has rested.
     fn is_only_resting(&self) -> bool {
         let is_in_use = self.status == SegmentStatus::Ok && !self.is_suspect && !self.is_dormant;
-        is_in_use && self.is_resting
+        is_in_use && self.rests_until.is_some()
     }
 
     /// Whether it will take new objects by itself: once its owner has announced it after a restart,
     /// and it has rested.
     pub(super) fn is_coming_back(&self) -> bool {
-        self.status == SegmentStatus::Ok && !self.is_suspect && (self.is_dormant || self.is_resting)
+        let is_awaited = self.is_dormant || self.rests_until.is_some();
+        self.status == SegmentStatus::Ok && !self.is_suspect && is_awaited
     }
 
     pub(super) fn takes_new(&self) -> bool {
-        self.status == SegmentStatus::Ok && !self.is_suspect && !self.is_dormant && !self.is_resting
+        let is_awaited = self.is_dormant || self.rests_until.is_some();
+        self.status == SegmentStatus::Ok && !self.is_suspect && !is_awaited
     }
 
     /// Bytes nobody has.
@@ -221,7 +224,7 @@ impl Segments {
     pub(super) fn end_of_rest(&self, length: u64) -> Option<Moment> {
         let resting = self.standing().filter(|(_, segment)| segment.is_only_resting());
         let fitting = resting.filter(|(_, segment)| segment.allocator.length() >= length);
-        fitting.map(|(_, segment)| segment.quiet).min()
+        fitting.filter_map(|(_, segment)| segment.rests_until).min()
     }
 
     /// Every number is below this.
@@ -368,7 +371,7 @@ impl State {
         self.effects.record(|| Effect::Mounted { number, client, spec: segment.clone() });
         self.segments.insert(Segment {
             number,
-            is_resting: quiet.is_some(),
+            rests_until: quiet,
             quiet: quiet.unwrap_or(now),
             host: host_of(&segment.name),
             client,
@@ -448,8 +451,9 @@ impl State {
     pub(super) fn end_rest(&mut self, now: Moment, id: SegmentId, incarnation: Incarnation) {
         let Some(slot) = self.segments.by_id(id) else { return };
         let segment = self.segments.at_mut(slot);
-        if segment.spec.incarnation == incarnation && segment.quiet.has_passed(now) {
-            segment.is_resting = false;
+        let is_over = segment.rests_until.is_some_and(|end| end.has_passed(now));
+        if segment.spec.incarnation == incarnation && is_over {
+            segment.rests_until = None;
             self.segments.reopen();
         }
     }

@@ -328,3 +328,21 @@ fn a_master_that_was_stopped_takes_nobody_for_gone() {
     assert!(!pool.exists("k"));
     assert_eq!(pool.state.totals().counters.clients_expired, 2);
 }
+
+#[test]
+fn a_pool_that_is_read_right_after_a_restart_takes_new_objects_soon() {
+    let mut pool = Pool::new(16);
+    pool.put("k", 8 * MIB).unwrap();
+    pool.locate("k", false, true).unwrap();
+    // Its writer may go on.
+    pool.start(A, "l", MIB).unwrap();
+    let mut pool = restarted(&mut pool);
+    resume(&mut pool);
+    // Each read grants a fence that lasts longer than the memory of before must rest.
+    for _ in 0..10 {
+        pool.now = pool.now + Duration::from_millis(100);
+        pool.settle();
+        pool.locate("k", false, true).unwrap();
+    }
+    pool.put("new", MIB).unwrap();
+}
