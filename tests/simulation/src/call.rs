@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mooncake_base::{ErrorCode, ReplicaId, SegmentId, Version};
+use mooncake_base::{ErrorCode, JobId, ReplicaId, SegmentId, TaskId, Version};
 use mooncake_master::state::SegmentSpec;
 
 /// A call.
@@ -47,6 +47,28 @@ pub(crate) enum Call {
     RemoveAll {
         is_forced: bool,
     },
+    /// One more copy, in a segment of that name.
+    Copy {
+        key: u64,
+        target: String,
+    },
+    Move {
+        key: u64,
+        source: String,
+        target: String,
+    },
+    Drain {
+        segment: String,
+    },
+    CancelDrain {
+        job: JobId,
+    },
+    Fetch,
+    EndTask {
+        id: TaskId,
+        attempt: u64,
+        failed: Vec<ReplicaId>,
+    },
 }
 
 /// What came of it.
@@ -70,6 +92,19 @@ pub(crate) enum Reply {
         fence: Duration,
     },
     StillStands(bool),
+    Task(TaskId),
+    Job(JobId),
+    Work(Vec<Work>),
+}
+
+/// A copy to be made.
+#[derive(Debug, Clone)]
+pub(crate) struct Work {
+    pub(crate) id: TaskId,
+    pub(crate) attempt: u64,
+    pub(crate) length: u64,
+    pub(crate) source: Place,
+    pub(crate) targets: Vec<Place>,
 }
 
 /// Where a copy lies, by names that last.
@@ -81,6 +116,15 @@ pub(crate) struct Place {
 }
 
 impl Call {
+    /// Whether nothing may vanish by it but what must make room.
+    pub(crate) fn is_about_tasks(&self) -> bool {
+        use Call::{CancelDrain, Copy, Drain, EndTask, Fetch, Move};
+        matches!(
+            self,
+            Copy { .. } | Move { .. } | Drain { .. } | CancelDrain { .. } | Fetch | EndTask { .. }
+        )
+    }
+
     /// Whether it says something of the caller's memory.
     pub(crate) fn is_announcement(&self) -> bool {
         matches!(self, Self::Resume(_) | Self::Mount(_) | Self::All(_) | Self::Unmount(_))

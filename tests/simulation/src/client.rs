@@ -10,6 +10,7 @@ use crate::{
     get::Get,
     plan::{Bug, WORD_BYTES},
     put::Put,
+    task::Carry,
     world::World,
 };
 
@@ -54,6 +55,8 @@ pub(crate) enum Op {
     Remove(Call),
     Session(Session),
     Remount(Remount),
+    Wish(Call),
+    Carry(Carry),
 }
 
 /// What something waited for.
@@ -132,6 +135,8 @@ impl World {
             Op::Put(put) => put.step(self, me, input),
             Op::Get(get) => get.step(self, me, input),
             Op::Remove(call) => Ok(self.step_remove(me, call, input)),
+            Op::Wish(call) => Ok(self.step_wish(me, call, input)),
+            Op::Carry(carry) => carry.step(self, me, input),
             Op::Session(session) => {
                 let next = self.next_of_session(me, session, input).map(Op::Session);
                 Ok(self.keep_turn(me.0, next))
@@ -213,6 +218,7 @@ impl World {
         match (session, reply) {
             (Session::Beating, Reply::Session { master, is_known }) => {
                 if is_known && process.master == master {
+                    self.fetch_soon(me.0);
                     return None;
                 }
                 process.master = 0;

@@ -2,17 +2,19 @@
 
 use mooncake_base::{ClientId, Error, Moment, ObjectKey, Result, TenantId};
 use mooncake_master::state::{
-    Awaited, Description, Effect, Grant, Image, Put, PutOptions, PutRef, Removal, Rules, Selector,
-    State,
+    Awaited, Description, Effect, Grant, Image, NewJob, NewTask, Put, PutOptions, PutRef, Removal,
+    Rules, Selector, State, TaskEnd,
 };
 
 use crate::{
-    call::{Call, Place, Reply, key_name},
+    call::{Call, Place, Reply, Work, key_name},
     plan::WORD_BYTES,
 };
 
 /// How many objects a slice of a snapshot describes.
 const SLICE: u32 = 3;
+/// How many tasks are fetched at once.
+const FETCHED_MAX: usize = 2;
 
 /// A master, and what it leaves behind.
 #[derive(Debug)]
@@ -238,7 +240,49 @@ impl Host {
                 while !state.remove_matching(now, &mut removal) {}
                 Ok(Reply::Done)
             }
+            call => serve_tasks(state, now, (client, tenant), call),
         }
+    }
+}
+
+fn serve_tasks(
+    state: &mut State,
+    now: Moment,
+    (client, tenant): (ClientId, &TenantId),
+    call: &Call,
+) -> Result<Reply> {
+    match call {
+        Call::Copy { key, target } => {
+            let (key, targets) = (&key_name(*key)[..], std::slice::from_ref(target));
+            state.create_task(now, tenant, NewTask::Copy { key, targets }).map(Reply::Task)
+        }
+        Call::Move { key, source, target } => {
+            let new = NewTask::Move { key: &key_name(*key), source, target };
+            state.create_task(now, tenant, new).map(Reply::Task)
+        }
+        Call::Drain { segment } => {
+            let segments = std::slice::from_ref(segment);
+            let new = NewJob { segments, targets: &[], concurrency: 2 };
+            state.create_job(now, new).map(Reply::Job)
+        }
+        Call::CancelDrain { job } => state.cancel_job(now, *job).map(|()| Reply::Done),
+        Call::Fetch => {
+            let work = state.fetch_tasks(now, client, FETCHED_MAX, u64::MAX)?;
+            let work = work.into_iter().map(|work| Work {
+                id: work.id,
+                attempt: work.attempt,
+                length: work.length / WORD_BYTES,
+                source: places(state, &[work.source])[0],
+                targets: places(state, &work.targets),
+            });
+            Ok(Reply::Work(work.collect()))
+        }
+        Call::EndTask { id, attempt, failed } => {
+            let (id, attempt, why) = (*id, *attempt, "a place cannot be reached");
+            let end = TaskEnd { id, attempt, failed_replicas: failed, why };
+            state.end_task(now, client, end).map(|()| Reply::Done)
+        }
+        _ => Err(Error::internal("no call about tasks")),
     }
 }
 

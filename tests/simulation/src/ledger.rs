@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use mooncake_base::SegmentId;
-use mooncake_master::state::{Copy, Effect, Value};
+use mooncake_master::state::{Copy, Effect, ObjectName, Value};
 
 /// Who has which memory.
 #[derive(Debug, Default)]
@@ -12,6 +12,8 @@ pub(crate) struct Ledger {
     segments: HashMap<u32, Book>,
     writes: HashMap<u64, Holding>,
     standing: HashMap<Vec<u8>, Holding>,
+    /// Values that were dropped otherwise than with their segments.
+    pub(crate) dropped: u64,
     /// Of the writes, those that cannot end any more.
     displaced: Vec<u64>,
 }
@@ -27,6 +29,7 @@ struct Book {
 struct Holding {
     key: Vec<u8>,
     version: u64,
+    length: u64,
     copies: Vec<Copy>,
 }
 
@@ -68,8 +71,13 @@ impl Ledger {
                     && let Some(holding) = self.standing.remove(object.key)
                 {
                     self.free(&holding, &holding.copies);
+                    self.dropped += 1;
                     changes.push((holding.key, Change::Gone(object.version)));
                 }
+            }
+            Effect::ReplicaAdded { object, copy } => return self.add_copy(&object, copy),
+            Effect::ReplicaDropped { object, ordinal } => {
+                return self.drop_copy(&object, ordinal);
             }
             _ => {}
         }
@@ -91,7 +99,7 @@ impl Ledger {
         let gone = self.standing.drain();
         changes.extend(gone.map(|(key, holding)| (key, Change::Gone(holding.version))));
         changes.sort_by(|(one, _), (other, _)| one.cmp(other));
-        *self = Self::default();
+        *self = Self { dropped: self.dropped, ..Self::default() };
     }
 
     /// The segments that hold the value of a key.
@@ -102,24 +110,65 @@ impl Ledger {
 
     fn start(&mut self, version: u64, value: &Value<'_>) -> Result<(), String> {
         for copy in &value.copies {
-            let Some(book) = self.segments.get_mut(&copy.segment.0) else {
-                return Err(format!("a put was given memory of a segment that went: {copy:?}"));
-            };
-            let end = copy.offset + value.length;
-            let before = book.blocks.range(..end).next_back();
-            if let Some((&start, &(other_end, owner))) = before
-                && other_end > copy.offset
-            {
-                return Err(format!(
-                    "version {version} was given {}..{end} while version {owner} has \
-                     {start}..{other_end} of the same segment",
-                    copy.offset
-                ));
-            }
-            book.blocks.insert(copy.offset, (end, version));
+            self.take(copy, value.length, version)?;
         }
         let (key, copies) = (value.key.to_vec(), value.copies.clone());
-        self.writes.insert(version, Holding { key, version, copies });
+        let length = value.length;
+        self.writes.insert(version, Holding { key, version, length, copies });
+        Ok(())
+    }
+
+    /// A task has made one more copy.
+    fn add_copy(&mut self, object: &ObjectName<'_>, copy: Copy) -> Result<(), String> {
+        let standing = self.standing.get_mut(object.key);
+        let Some(holding) = standing.filter(|holding| holding.version == object.version) else {
+            return Err(format!("a copy was made of what does not stand: {object:?}"));
+        };
+        if holding.copies.iter().any(|other| other.ordinal == copy.ordinal) {
+            return Err(format!("two copies have one number: {object:?}, {copy:?}"));
+        }
+        let length = holding.length;
+        holding.copies.push(copy.clone());
+        self.take(&copy, length, object.version)
+    }
+
+    /// A copy was given up while others stay.
+    fn drop_copy(&mut self, object: &ObjectName<'_>, ordinal: u16) -> Result<(), String> {
+        let standing = self.standing.get_mut(object.key);
+        let Some(holding) = standing.filter(|holding| holding.version == object.version) else {
+            return Ok(());
+        };
+        let is_it = |copy: &mut Copy| copy.ordinal == ordinal;
+        let gone: Vec<Copy> = holding.copies.extract_if(.., is_it).collect();
+        if holding.copies.is_empty() && !gone.is_empty() {
+            return Err(format!("the last copy was given up of {object:?}"));
+        }
+        let blocks: Vec<_> = gone.iter().map(|copy| (copy.segment.0, copy.offset)).collect();
+        for (segment, offset) in blocks {
+            if let Some(book) = self.segments.get_mut(&segment) {
+                book.blocks.remove(&offset);
+            }
+        }
+        Ok(())
+    }
+
+    /// Memory is somebody's from now on.
+    fn take(&mut self, copy: &Copy, length: u64, version: u64) -> Result<(), String> {
+        let Some(book) = self.segments.get_mut(&copy.segment.0) else {
+            return Err(format!("memory of a segment that went was given away: {copy:?}"));
+        };
+        let end = copy.offset + length;
+        let before = book.blocks.range(..end).next_back();
+        if let Some((&start, &(other_end, owner))) = before
+            && other_end > copy.offset
+        {
+            return Err(format!(
+                "version {version} was given {}..{end} while version {owner} has \
+                 {start}..{other_end} of the same segment",
+                copy.offset
+            ));
+        }
+        book.blocks.insert(copy.offset, (end, version));
         Ok(())
     }
 

@@ -5,9 +5,11 @@
 //! breaks. The master is the real one, its rules and its log; the clients keep the protocol of the
 //! store's client, and their memory is a list of words, so that a byte in the wrong place is seen.
 //! In reading order: [`plan`] (what a seed means), [`world`] (time and events), `host` (the master
-//! and its log), `client` with `put` and `get` (what clients do), `memory`, `network`, and the two
-//! that judge: `ledger` (no memory is given away twice) and `truth` (readers get what was put).
+//! and its log), `client` with `put`, `get` and `task` (what clients do), `memory`, `network`, and those
+//! that judge: `ledger` (no memory is given away twice), `truth` (readers get what was put) and
+//! `audit` (what is left when all is calm).
 
+mod audit;
 mod call;
 mod client;
 mod get;
@@ -18,6 +20,7 @@ mod network;
 pub mod plan;
 mod put;
 mod random;
+mod task;
 mod truth;
 pub mod world;
 

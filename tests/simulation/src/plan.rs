@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mooncake_master::state::{EvictionKind, Rules};
+use mooncake_master::state::{EvictionKind, Rules, TaskRules};
 
 use crate::random::Random;
 
@@ -24,17 +24,23 @@ pub enum Bug {
     LendsUsedMemory,
     /// A writer goes on after its window.
     WritesTooLate,
+    /// Whoever carries out a task goes on after its window.
+    CopiesTooLate,
+    /// A restarted master does not know of the tasks and drains of its predecessor.
+    ForgetsTasks,
 }
 
 impl Bug {
     /// All of them, with the names that the command line takes.
-    pub const ALL: [(&str, Self); 6] = [
+    pub const ALL: [(&str, Self); 8] = [
         ("answers-before-the-log", Self::AnswersBeforeTheLog),
         ("forgets-fences", Self::ForgetsFences),
         ("releases-too-early", Self::ReleasesTooEarly),
         ("believes-late-reads", Self::BelievesLateReads),
         ("lends-used-memory", Self::LendsUsedMemory),
         ("writes-too-late", Self::WritesTooLate),
+        ("copies-too-late", Self::CopiesTooLate),
+        ("forgets-tasks", Self::ForgetsTasks),
     ];
 }
 
@@ -133,7 +139,7 @@ impl Plan {
                 self.rules.client_ttl = Duration::from_millis(300);
                 (self.keys, self.workers) = (2, 4);
             }
-            Bug::WritesTooLate => self.faults.client_stall = 300,
+            Bug::WritesTooLate | Bug::CopiesTooLate => self.faults.client_stall = 300,
             _ => {}
         }
         self.bug = Some(bug);
@@ -159,6 +165,12 @@ fn rules(random: &mut Random) -> Rules {
         eviction: *random
             .pick(&[EvictionKind::Lru, EvictionKind::S3Fifo])
             .unwrap_or(&EvictionKind::Lru),
+        tasks: TaskRules {
+            pending_timeout: Duration::from_millis(random.between(3000, 20_000)),
+            processing_timeout: Duration::from_millis(random.between(3000, 20_000)),
+            retries_max: random.below(5) as u32,
+            ..TaskRules::default()
+        },
         ..Rules::default()
     }
 }

@@ -6,6 +6,7 @@ use crate::{
     call::{Call, Place, Reply},
     client::{Input, Op, Step},
     plan::Bug,
+    truth,
     world::World,
 };
 
@@ -132,7 +133,8 @@ impl Put {
             let first = writing.next.1;
             let words = world.random.between(1, PIECE_WORDS).min(self.length - first);
             writing.next.1 += words;
-            world.write_piece(me, *place, version, first..first + words);
+            let content = (first..first + words).map(|index| truth::word(version, index));
+            world.write_piece(me, *place, first, content.collect());
         } else if writing.failed.len() == writing.places.len() {
             self.close(world, me, Call::PutRevoke { key, version, failed: Vec::new() });
         } else {

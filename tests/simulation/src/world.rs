@@ -1,17 +1,12 @@
 //! Time and events: what happens next, until nothing does or something is wrong.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    ops::Range,
-    time::Duration,
-};
+use std::{collections::BTreeMap, fmt, ops::Range, time::Duration};
 
-use mooncake_base::{Moment, Version};
+use mooncake_base::Moment;
 use mooncake_master::state::Effect;
 
 use crate::{
-    call::{Answer, Call, Place, Reply, key_name},
+    call::{Answer, Call, Place, Reply},
     client::{Input, Op, Process, Running},
     get::Get,
     host::Host,
@@ -21,7 +16,8 @@ use crate::{
     plan::{Bug, Plan},
     put::Put,
     random::Random,
-    truth::{self, Truth},
+    task::{self, Carry, Promises},
+    truth::Truth,
 };
 
 /// When every world begins.
@@ -34,9 +30,6 @@ const TICK: Duration = Duration::from_millis(100);
 const PIECE_MAX: Duration = Duration::from_millis(1900);
 /// How long clients have to come back before the audit: longer than their time to live.
 const CALM: Duration = Duration::from_secs(25);
-/// How long after everything was removed no memory may be held any more.
-const DREGS: Duration = Duration::from_secs(75);
-
 /// What happened in a world that was found right.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Outcome {
@@ -58,6 +51,16 @@ pub struct Outcome {
     pub snapshots: u64,
     /// Objects that were read in the audit.
     pub audited: u64,
+    /// Copies and moves that the master promised.
+    pub tasks: u64,
+    /// Drains that it promised.
+    pub drains: u64,
+    /// Tries of tasks that were carried out.
+    pub carried: u64,
+    /// Tasks that were done in the end.
+    pub succeeded: u64,
+    /// Segments that were drained.
+    pub drained: u64,
     /// Events.
     pub steps: u64,
 }
@@ -74,6 +77,11 @@ impl Outcome {
         self.renewals += other.renewals;
         self.snapshots += other.snapshots;
         self.audited += other.audited;
+        self.tasks += other.tasks;
+        self.drains += other.drains;
+        self.carried += other.carried;
+        self.succeeded += other.succeeded;
+        self.drained += other.drained;
         self.steps += other.steps;
     }
 }
@@ -106,9 +114,10 @@ pub(crate) struct World {
     pub(crate) truth: Truth,
     pub(crate) processes: BTreeMap<u64, Process>,
     pub(crate) outcome: Outcome,
+    pub(crate) promises: Promises,
     /// How many segments were ever made.
     pub(crate) segments: u64,
-    ledger: Ledger,
+    pub(crate) ledger: Ledger,
     events: BTreeMap<(Moment, u64), Event>,
     numbers: u64,
     /// The master answers nothing before then.
@@ -120,6 +129,8 @@ pub(crate) struct World {
 enum Event {
     /// A process does something of its own accord.
     Work(u64),
+    /// It looks whether it is to carry out a task.
+    Fetch(u64),
     Beat(u64),
     /// A call reaches the master.
     Call {
@@ -138,8 +149,8 @@ enum Event {
     Write {
         me: (u64, u64),
         place: Place,
-        version: Version,
-        words: Range<u64>,
+        first: u64,
+        words: Vec<u64>,
     },
     Read {
         me: (u64, u64),
@@ -185,6 +196,7 @@ impl World {
             truth: Truth::default(),
             processes: BTreeMap::new(),
             outcome: Outcome::default(),
+            promises: Promises::default(),
             segments: 0,
             ledger: Ledger::default(),
             events: BTreeMap::new(),
@@ -208,54 +220,6 @@ impl World {
         self.run_until(self.now + CALM)
     }
 
-    /// Everything that stands can be read, and everything that is removed leaves nothing behind.
-    fn audit(&mut self) -> Result<(), String> {
-        for key in 0..self.plan.keys {
-            self.audit_key(key)?;
-        }
-        let Some(state) = self.host.state() else { return Err("the master is down".to_owned()) };
-        let known: BTreeSet<_> = state.list_segments().iter().map(|view| view.spec.id).collect();
-        let lent = self.processes.values().flat_map(|process| &process.segments);
-        let lent: BTreeSet<_> = lent.map(|segment| segment.id).collect();
-        if known != lent {
-            return Err(format!("the master knows segments {known:?}, lent are {lent:?}"));
-        }
-        let client = self.processes.values().next().map(|process| process.client);
-        let Some(client) = client else { return Ok(()) };
-        self.host.serve(self.now, client, 0, &Call::RemoveAll { is_forced: true });
-        self.log()?;
-        self.run_until(self.now + DREGS)?;
-        let Some(state) = self.host.state() else { return Err("the master is down".to_owned()) };
-        let totals = state.totals();
-        if (totals.keys, totals.used, totals.writing, totals.fenced) != (0, 0, 0, 0) {
-            return Err(format!("memory is held for nothing: {totals:?}"));
-        }
-        Ok(())
-    }
-
-    fn audit_key(&mut self, key: u64) -> Result<(), String> {
-        let Some(version) = self.truth.standing(key) else { return Ok(()) };
-        let holders = self.ledger.holders(&key_name(key));
-        if !holders.iter().any(|&holder| self.memories.is_lent(holder)) {
-            return Ok(());
-        }
-        let Some(client) = self.processes.values().next().map(|process| process.client) else {
-            return Ok(());
-        };
-        let reply = self.host.serve(self.now, client, 0, &Call::Locate { key });
-        let Reply::Located { version: found, length, places, .. } = reply else {
-            return Err(format!("key {key}, version {version}, is lost: {reply:?}"));
-        };
-        let copies = places.iter().filter(|place| self.memories.is_lent(place.segment));
-        for place in copies {
-            let at = |index| self.memories.read(place.segment, place.offset + index);
-            let words: Option<Vec<u64>> = (0..length).map(at).collect();
-            self.truth.judge(self.now, key, found, &words.unwrap_or_default())?;
-            self.outcome.audited += 1;
-        }
-        Ok(())
-    }
-
     /// Nothing breaks any more, and nobody begins anything.
     fn calm(&mut self) {
         self.is_calm = true;
@@ -267,7 +231,7 @@ impl World {
         }
     }
 
-    fn run_until(&mut self, end: Moment) -> Result<(), String> {
+    pub(crate) fn run_until(&mut self, end: Moment) -> Result<(), String> {
         while let Some(entry) = self.events.first_entry() {
             if entry.key().0 > end {
                 break;
@@ -287,6 +251,7 @@ impl World {
     fn happen(&mut self, event: Event) -> Result<(), String> {
         match event {
             Event::Work(process) => self.work(process),
+            Event::Fetch(process) => self.fetch(process),
             Event::Beat(process) => {
                 let Some(stalled) = self.processes.get(&process).map(|found| found.stalled) else {
                     return Ok(());
@@ -309,11 +274,10 @@ impl World {
                 let input = answer.map_or(Input::TimedOut, Input::Answer);
                 self.input(me, input)
             }
-            Event::Write { me, place, version, words } => {
-                let is_written = words.clone().all(|index| {
-                    let at = place.offset + index;
-                    self.memories.write(place.segment, at, truth::word(version, index))
-                });
+            Event::Write { me, place, first, words } => {
+                let is_written = (place.offset + first..)
+                    .zip(words)
+                    .all(|(at, word)| self.memories.write(place.segment, at, word));
                 let back = self.piece_delay();
                 self.after(back, Event::Input { me, input: Input::Wrote(is_written) });
                 Ok(())
@@ -380,16 +344,16 @@ impl World {
         }
     }
 
-    /// Sends words of a version on their way to a place.
+    /// Sends words on their way to a place, from that word of it on.
     pub(crate) fn write_piece(
         &mut self,
         me: (u64, u64),
         place: Place,
-        version: Version,
-        words: Range<u64>,
+        first: u64,
+        words: Vec<u64>,
     ) {
         let there = self.piece_delay();
-        self.after(there, Event::Write { me, place, version, words });
+        self.after(there, Event::Write { me, place, first, words });
     }
 
     /// Asks for words of a place.
@@ -401,6 +365,11 @@ impl World {
     /// The process says hello as soon as it can.
     pub(crate) fn beat_soon(&mut self, process: u64) {
         self.after(Duration::from_millis(1), Event::Beat(process));
+    }
+
+    /// The process looks for tasks, which it was told of.
+    pub(crate) fn fetch_soon(&mut self, process: u64) {
+        self.after(Duration::from_millis(1), Event::Fetch(process));
     }
 
     /// Begins something.
@@ -448,7 +417,9 @@ impl World {
         }
         let key = self.random.below(self.plan.keys);
         let is_forced = self.random.happens(700);
+        let wish = if self.random.happens(60) { task::any_wish(self) } else { None };
         let op = match self.random.below(1000) {
+            0.. if let Some(call) = wish => Op::Wish(call),
             0..450 => Op::Put(Put::any(self)),
             450..900 => Op::Get(Get::any(self)),
             900..990 => Op::Remove(Call::Remove { key, is_forced }),
@@ -457,6 +428,12 @@ impl World {
         };
         let number = self.number();
         self.begin((process, number), op, true)
+    }
+
+    fn fetch(&mut self, process: u64) -> Result<(), String> {
+        let number = self.number();
+        let carry = Carry::new(self);
+        self.begin((process, number), Op::Carry(carry), false)
     }
 
     fn serve(&mut self, me: (u64, u64), attempt: u64, turn: u64, call: Call) -> Result<(), String> {
@@ -474,7 +451,9 @@ impl World {
             return Ok(());
         }
         let client = Process::new(me.0).client;
+        let evicted = self.evicted();
         let reply = self.host.serve(self.now, client, turn, &call);
+        let evicted = call.is_about_tasks().then(|| self.evicted() - evicted);
         if let (Call::PutStart { key, length, .. }, Reply::Started { version, .. }) =
             (&call, &reply)
         {
@@ -490,7 +469,7 @@ impl World {
             self.crash();
             return Ok(());
         }
-        let facts = self.log()?;
+        let facts = self.log_of(evicted)?;
         if dies {
             self.crash();
         } else {
@@ -500,6 +479,11 @@ impl World {
     }
 
     fn answer(&mut self, me: (u64, u64), attempt: u64, answer: Answer) {
+        match answer.reply {
+            Reply::Task(id) => self.promises.tasks.push(id),
+            Reply::Job(id) => self.promises.jobs.push(id),
+            _ => {}
+        }
         for delay in network::deliveries(&mut self.random, &self.plan.faults) {
             let answer = Some(answer.clone());
             self.after(delay, Event::Return { me, attempt, answer });
@@ -508,16 +492,37 @@ impl World {
 
     fn tick(&mut self) -> Result<(), String> {
         self.after(TICK, Event::Tick);
+        let evicted = self.evicted();
         if self.stalled.has_passed(self.now)
             && let Some(state) = self.host.state()
         {
             state.advance(self.now);
         }
-        self.log().map(drop)
+        let evicted = self.evicted() - evicted;
+        self.log_of(Some(evicted)).map(drop)
+    }
+
+    /// Objects that were evicted since the master started.
+    fn evicted(&mut self) -> u64 {
+        self.host.state().map_or(0, |state| state.totals().counters.evicted_keys)
+    }
+
+    /// As [`log`](Self::log), of something by which so many objects may vanish and no others, if it
+    /// is known how many.
+    fn log_of(&mut self, may_vanish: Option<u64>) -> Result<Range<usize>, String> {
+        let before = self.ledger.dropped;
+        let facts = self.log()?;
+        let vanished = self.ledger.dropped - before;
+        match may_vanish {
+            Some(evicted) if evicted != vanished => {
+                Err(format!("{vanished} objects vanished, {evicted} were evicted"))
+            }
+            _ => Ok(facts),
+        }
     }
 
     /// What the master has changed goes to the log, and from there into the books.
-    fn log(&mut self) -> Result<Range<usize>, String> {
+    pub(crate) fn log(&mut self) -> Result<Range<usize>, String> {
         let effects = self.host.take_effects();
         let facts = self.enter(&effects)?;
         self.host.write(effects);
@@ -583,6 +588,7 @@ impl World {
             let mut changes = Vec::new();
             self.ledger.clear(&mut changes);
             self.truth.enter(changes);
+            self.promises = Promises::default();
         }
         let down_max = self.plan.faults.down_max.as_millis() as u64;
         let pause = Duration::from_millis(self.random.below(down_max));
@@ -595,9 +601,12 @@ impl World {
         }
         self.outcome.restarts += 1;
         let seed = self.random.next();
-        let forgets = self.plan.has(Bug::ForgetsFences);
-        let is_believed =
-            |effect: &Effect<'_>| !forgets || !matches!(effect, Effect::Horizon { .. });
+        let bug = self.plan.bug;
+        let is_believed = |effect: &Effect<'_>| match effect {
+            Effect::Horizon { .. } => bug != Some(Bug::ForgetsFences),
+            Effect::Task { .. } => bug != Some(Bug::ForgetsTasks),
+            _ => true,
+        };
         self.host.restart(self.now, seed, is_believed)?;
         self.ledger.restart();
         self.log().map(drop)

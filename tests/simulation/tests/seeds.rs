@@ -38,6 +38,8 @@ fn whatever_breaks_readers_get_what_was_put_and_no_memory_is_given_away_twice() 
     assert!(sums.puts > worlds * 20 && sums.gets > worlds * 20, "{sums:?}");
     assert!(sums.restarts > worlds / 4 && sums.deaths > worlds / 2, "{sums:?}");
     assert!(sums.late_reads > 0 && sums.renewals > 0 && sums.audited > worlds, "{sums:?}");
+    assert!(sums.tasks > worlds && sums.drains > worlds / 2, "{sums:?}");
+    assert!(sums.succeeded > worlds / 2 && sums.drained > worlds / 4, "{sums:?}");
 }
 
 #[test]
@@ -48,8 +50,12 @@ fn the_same_seed_is_the_same_world() {
 #[test]
 fn a_bug_on_purpose_is_found() {
     // These show themselves within few worlds; the others need a longer look.
-    const SOON: [Bug; 3] =
-        [Bug::AnswersBeforeTheLog, Bug::ReleasesTooEarly, Bug::BelievesLateReads];
+    const SOON: [Bug; 4] = [
+        Bug::AnswersBeforeTheLog,
+        Bug::ReleasesTooEarly,
+        Bug::BelievesLateReads,
+        Bug::ForgetsTasks,
+    ];
     for (name, bug) in Bug::ALL {
         if !SOON.contains(&bug) && LONG.read().is_none() {
             println!("{name} is looked for with MOONCAKE_LONG_TESTS=1");
