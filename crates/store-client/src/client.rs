@@ -7,6 +7,7 @@ mod checksum;
 mod holds;
 mod look;
 mod mount;
+mod pace;
 mod parts;
 mod peers;
 mod put;
@@ -19,7 +20,10 @@ mod transfer;
 use std::{
     fmt,
     net::IpAddr,
-    sync::{Arc, atomic::AtomicU64},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize},
+    },
     time::Duration,
 };
 
@@ -31,7 +35,7 @@ use tokio::runtime::Handle;
 
 pub(crate) use self::holds::Holds;
 use self::{
-    holds::Outbox, mount::Segments, peers::Suspects, session::Session, steps::Steps,
+    holds::Outbox, mount::Segments, pace::Paces, peers::Suspects, session::Session, steps::Steps,
     tasks::work::Worker,
 };
 pub use self::{
@@ -75,6 +79,9 @@ pub(crate) struct Shared {
     session: Session,
     segments: Segments,
     suspects: Suspects,
+    paces: Paces,
+    /// Whose turn it is among equal copies.
+    turns: AtomicUsize,
     worker: Worker,
     life: Life,
     generation: u64,
@@ -130,6 +137,8 @@ impl Client {
             session: Session::default(),
             segments: Segments::default(),
             suspects: Suspects::default(),
+            paces: Paces::default(),
+            turns: AtomicUsize::new(id.bits() as usize),
             worker: Worker::default(),
             life: Life::default(),
             generation: process::generation(),

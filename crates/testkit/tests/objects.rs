@@ -310,3 +310,30 @@ fn an_upsert_that_finds_no_room_keeps_the_old_value() {
     assert_eq!(code(outcome), ErrorCode::NO_AVAILABLE_HANDLE);
     assert_eq!(node.get("k").unwrap().unwrap(), b"old");
 }
+
+#[test]
+fn reads_of_one_object_take_turns_among_its_copies_and_none_is_read_where_one_is_own() {
+    let settings = ClusterSettings { nodes: 2, ..ClusterSettings::default() };
+    let cluster = Cluster::start(settings).unwrap();
+    let guest = ClientConfig { segment_bytes: 0, ..ClientConfig::default() };
+    let guest = cluster.join_with(guest).unwrap();
+    let options = PutOptions { replicas: 2, ..PutOptions::default() };
+    let stored = guest.client.put_bytes(&key("k"), &[7; 4096], &options).unwrap();
+    assert_eq!(stored, PutOutcome::Stored { replicas: 2 });
+    for _ in 0..20 {
+        assert_eq!(guest.get("k").unwrap().unwrap(), [7; 4096]);
+        assert_eq!(cluster.nodes[0].get("k").unwrap().unwrap(), [7; 4096]);
+    }
+    let reads_from = |reader: &Node, holder: &Node| -> u64 {
+        let peers = reader.client.engine().snapshot().peers;
+        let name = holder.client.engine().segment_name();
+        let of = peers.iter().filter(|peer| peer.name == name).flat_map(|peer| &peer.transports);
+        of.map(|way| way.bytes_read / 4096).sum()
+    };
+    let [a, b] = [0, 1].map(|at| reads_from(&guest, &cluster.nodes[at]));
+    assert_eq!(a + b, 20);
+    // A reader that was interrupted may find one of them slow, but not from the first reads on.
+    assert!(a >= 4 && b >= 4, "{a} and {b}");
+    assert_eq!(reads_from(&cluster.nodes[0], &cluster.nodes[0]), 20);
+    assert_eq!(reads_from(&cluster.nodes[0], &cluster.nodes[1]), 0);
+}

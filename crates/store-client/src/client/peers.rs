@@ -1,13 +1,19 @@
-//! Which copy to read first: by where it is, and by who failed a moment ago.
+//! Which copy to read first: by where it is, how fast it was, and who failed a moment ago.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
+use mooncake_base::Moment;
 use mooncake_base::sync::Mutex;
-use mooncake_base::{Moment, ObjectKey};
-use rustc_hash::{FxHashMap, FxHasher};
-use std::hash::{Hash, Hasher};
+use mooncake_transfer_engine::Opcode;
+use rustc_hash::FxHashMap;
 
-use super::Shared;
+use super::{
+    Shared,
+    pace::{Site, in_turn},
+};
 use crate::object::Place;
 
 /// How long a peer that failed is asked last.
@@ -18,12 +24,16 @@ const SUSPECTS_MAX: usize = 1024;
 
 /// Peers that failed a moment ago, each until when.
 #[derive(Debug, Default)]
-pub(super) struct Suspects(Mutex<FxHashMap<String, Moment>>);
+pub(super) struct Suspects {
+    until: Mutex<FxHashMap<String, Moment>>,
+    /// How many there are, so that nobody takes the lock while there are none.
+    count: AtomicUsize,
+}
 
 impl Suspects {
     /// A transfer with the peer failed. Says whether that is news.
     pub(super) fn add(&self, endpoint: &str, now: Moment) -> bool {
-        let mut suspects = self.0.lock();
+        let mut suspects = self.until.lock();
         if suspects.len() >= SUSPECTS_MAX {
             suspects.retain(|_, until| !until.has_passed(now));
         }
@@ -31,51 +41,57 @@ impl Suspects {
             return false;
         }
         let before = suspects.insert(endpoint.to_owned(), now + SUSPICION);
+        self.count.store(suspects.len(), Ordering::Relaxed);
         before.is_none_or(|until| until.has_passed(now))
     }
 
     /// A transfer with the peer succeeded.
     pub(super) fn clear(&self, endpoint: &str) {
-        let mut suspects = self.0.lock();
-        if !suspects.is_empty() {
+        if self.count.load(Ordering::Relaxed) > 0 {
+            let mut suspects = self.until.lock();
             suspects.remove(endpoint);
+            self.count.store(suspects.len(), Ordering::Relaxed);
         }
     }
 
     fn has(&self, endpoint: &str, now: Moment) -> bool {
-        let suspects = self.0.lock();
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let suspects = self.until.lock();
         suspects.get(endpoint).is_some_and(|until| !until.has_passed(now))
     }
 }
 
 impl Shared {
-    /// The order in which the copies are tried: our own process, our own host, others; whoever
-    /// failed a moment ago comes last. Equal ones take turns by key, so that readers of many
-    /// objects spread over the copies.
-    pub(super) fn preference(&self, key: &ObjectKey, places: &[Place], now: Moment) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..places.len()).collect();
+    /// The order in which the copies of an object are tried: our own process, then by the time that
+    /// reading so many bytes is expected to take; whoever failed a moment ago comes last. Equals
+    /// take turns, so that reads spread over them.
+    pub(super) fn preference(&self, places: &[Place], bytes: u64, now: Moment) -> Vec<usize> {
         if places.len() < 2 {
-            return order;
+            return (0..places.len()).collect();
         }
         let own = self.engine.segment_name();
-        let turn = turn_of(key, self.id.bits() as usize, places.len());
-        order.sort_by_key(|&at| {
-            let endpoint = places[at].segment.endpoint.as_str();
-            let distance = match endpoint {
-                _ if endpoint == own => 0,
-                _ if host(endpoint) == host(own) => 1,
-                _ => 2,
+        let described = places.iter().map(|place| {
+            let endpoint = place.segment.endpoint.as_str();
+            let is_elsewhere = endpoint != own;
+            let expected = match is_elsewhere {
+                true => self.expected(endpoint, (Opcode::Read, bytes), now),
+                false => Duration::ZERO,
             };
-            (self.suspects.has(endpoint, now), distance, (at + turn) % places.len())
+            ((self.suspects.has(endpoint, now), is_elsewhere), expected)
         });
-        order
+        in_turn(described, self.turns.fetch_add(1, Ordering::Relaxed))
     }
-}
 
-fn turn_of(key: &ObjectKey, reader: usize, copies: usize) -> usize {
-    let mut hasher = FxHasher::default();
-    key.hash(&mut hasher);
-    (hasher.finish() as usize).wrapping_add(reader) % copies
+    /// How long a transfer with the peer is going to take.
+    pub(super) fn expected(&self, endpoint: &str, what: (Opcode, u64), now: Moment) -> Duration {
+        let site = match host(endpoint) == host(self.engine.segment_name()) {
+            true => Site::SameHost,
+            false => Site::Elsewhere,
+        };
+        self.paces.expected(endpoint, site, what, now)
+    }
 }
 
 /// The endpoint without its port.

@@ -170,7 +170,7 @@ impl Shared {
     ) -> Result<Attempt<'a>> {
         let ranges = lay(&located, span, into)?;
         let length = ranges.iter().map(|(_, range)| range.length() as u64).sum();
-        let mut candidates = self.preference(&located.key, &located.places, now);
+        let mut candidates = self.preference(&located.places, length, now);
         candidates.reverse();
         // Nothing is to be read from nowhere: that is done already.
         let state = match length {
@@ -356,7 +356,9 @@ impl Attempt<'_> {
         let piece =
             |(offset, range): &(u64, LocalRange)| Piece::new(*range, place.address() + offset);
         let pieces = self.ranges.iter().map(piece).collect();
-        Some((Job::new(&place.segment, pieces), place.replica))
+        let mut job = Job::new(&place.segment, pieces);
+        job.is_chosen = self.located.places.len() > 1;
+        Some((job, place.replica))
     }
 
     fn is_late(&self) -> bool {

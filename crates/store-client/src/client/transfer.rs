@@ -6,11 +6,8 @@ use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_transfer_engine::{Opcode, Piece};
 use rustc_hash::FxHashMap;
 
-use super::Shared;
+use super::{Shared, pace::is_worth_threads};
 use crate::{metrics::Sum, object::SegmentInfo};
-
-/// Transfers to several peers run at the same time if each has at least so much to do.
-const PARALLEL_BYTES_MIN: u64 = 1 << 20;
 
 /// How many peers are served at the same time, at the most.
 const PARALLEL_PEERS_MAX: usize = 8;
@@ -22,8 +19,19 @@ pub(super) struct Job {
     pub(super) segment: Arc<SegmentInfo>,
     /// What is to be moved.
     pub(super) pieces: Vec<Piece>,
+    /// Whether it could have been done with another peer as well.
+    pub(super) is_chosen: bool,
     /// How it went; `None` until it has run.
     outcome: Option<Result<()>>,
+}
+
+/// What all groups of one run share.
+#[derive(Debug, Clone, Copy)]
+struct Call {
+    opcode: Opcode,
+    deadline: Moment,
+    /// Whether there is more than one group.
+    is_shared: bool,
 }
 
 /// The jobs for one peer.
@@ -35,7 +43,7 @@ struct Group<'a> {
 impl Job {
     /// A job to be done.
     pub(super) fn new(segment: &Arc<SegmentInfo>, pieces: Vec<Piece>) -> Self {
-        Self { segment: Arc::clone(segment), pieces, outcome: None }
+        Self { segment: Arc::clone(segment), pieces, is_chosen: false, outcome: None }
     }
 
     /// How it went. A job that never ran has failed.
@@ -52,11 +60,10 @@ impl Shared {
     /// Runs every job and gives each its outcome.
     pub(super) fn run(&self, opcode: Opcode, jobs: &mut [Job], deadline: Moment) {
         let mut groups = group(jobs);
-        let is_parallel = groups.len() > 1
-            && groups.iter().filter(|group| group.bytes >= PARALLEL_BYTES_MIN).count() > 1;
-        if !is_parallel {
+        let call = Call { opcode, deadline, is_shared: groups.len() > 1 };
+        if !call.is_shared || !self.is_worth_threads(opcode, &groups) {
             for group in &mut groups {
-                self.run_group(opcode, group, deadline);
+                self.run_group(call, group);
             }
             return;
         }
@@ -65,10 +72,13 @@ impl Shared {
             let mut shares = groups.chunks_mut(share);
             let own = shares.next();
             for share in shares {
+                let begin = SystemClock.now();
                 let thread = std::thread::Builder::new().name("mc-transfer".to_owned());
                 let spawned = thread.spawn_scoped(scope, move || {
+                    let now = SystemClock.now();
+                    self.paces.note_start(now.since(begin), now);
                     for group in share {
-                        self.run_group(opcode, group, deadline);
+                        self.run_group(call, group);
                     }
                 });
                 if let Err(error) = spawned {
@@ -77,13 +87,25 @@ impl Shared {
                 }
             }
             for group in own.into_iter().flatten() {
-                self.run_group(opcode, group, deadline);
+                self.run_group(call, group);
             }
         });
     }
 
-    fn run_group(&self, opcode: Opcode, group: &mut Group<'_>, deadline: Moment) {
+    /// Whether the groups are done sooner by a thread each.
+    fn is_worth_threads(&self, opcode: Opcode, groups: &[Group<'_>]) -> bool {
+        let now = SystemClock.now();
+        let expected = groups.iter().map(|group| {
+            let endpoint = group.jobs.first().map_or("", |job| &job.segment.endpoint);
+            self.expected(endpoint, (opcode, group.bytes), now)
+        });
+        is_worth_threads(expected, self.paces.expected_start(now))
+    }
+
+    fn run_group(&self, call: Call, group: &mut Group<'_>) {
+        let Call { opcode, deadline, is_shared } = call;
         let Some(first) = group.jobs.first() else { return };
+        let is_measured = is_shared || group.jobs.iter().any(|job| job.is_chosen);
         let segment = Arc::clone(&first.segment);
         let peer = match self.engine.open(&segment.endpoint, deadline) {
             Ok(peer) => peer,
@@ -100,7 +122,9 @@ impl Shared {
         for job in &mut group.jobs {
             pieces.append(&mut job.pieces);
         }
+        let begin = is_measured.then(|| SystemClock.now());
         let served = self.engine.transfer(&peer, opcode, &mut pieces, deadline);
+        let end = begin.map(|begin| (begin, SystemClock.now()));
         let mut pieces = pieces.into_iter();
         let mut sum = Sum::default();
         for (job, count) in group.jobs.iter_mut().zip(counts) {
@@ -108,6 +132,10 @@ impl Shared {
             self.settle(job, &mut sum);
         }
         self.metrics.count_copies(served.or_else(|| peer.transport()), opcode, sum);
+        if let Some((begin, end)) = end.filter(|_| sum.failed == 0) {
+            let what = (opcode, sum.bytes);
+            self.paces.note(&segment.endpoint, what, end.since(begin), end);
+        }
         if sum.done > 0 {
             self.suspects.clear(&segment.endpoint);
         }

@@ -103,6 +103,11 @@ fn follow_once(client: &Client, words: &[&str]) -> Result<String> {
             let value = pattern::value(key, version.parse()?, length.parse()?);
             put_value(client, key, &value, &preferring(segment))
         }
+        ["fill-twice", key, length, version] => {
+            let value = pattern::value(key, version.parse()?, length.parse()?);
+            let options = PutOptions { replicas: 2, ..preferring(&[]) };
+            put_value(client, key, &value, &options)
+        }
         ["version", key] => match client.get_bytes(&self::key(key)?)? {
             None => Ok("missing".to_owned()),
             Some(value) => match pattern::version_of(key, &value) {
@@ -136,6 +141,12 @@ fn follow_once(client: &Client, words: &[&str]) -> Result<String> {
         }
         ["segments"] => Ok(client.segments()?.len().to_string()),
         ["count"] => Ok(client.list(&Selector::All, None, 0)?.objects.len().to_string()),
+        // What a peer sent, what went wrong with it, and what was read elsewhere because of that.
+        ["brought", peer] => Ok(brought(client, peer).to_string()),
+        ["errors", peer] => {
+            Ok(client.metrics().peer_errors.get(peer).copied().unwrap_or(0).to_string())
+        }
+        ["skipped"] => Ok(client.metrics().skipped_copies.to_string()),
         ["served"] => Ok(served(&client.metrics())),
         ["close"] => {
             let start = Instant::now();
@@ -192,6 +203,13 @@ fn begin(
 fn preferring(segment: &[&str]) -> PutOptions {
     let preferred_segments = segment.iter().map(|&name| name.to_owned()).collect();
     PutOptions { preferred_segments, is_hard_pinned: true, ..PutOptions::default() }
+}
+
+/// How many bytes a peer sent.
+fn brought(client: &Client, peer: &str) -> u64 {
+    let peers = client.engine().snapshot().peers;
+    let ways = peers.iter().filter(|known| known.name == peer).flat_map(|peer| &peer.transports);
+    ways.map(|way| way.bytes_read).sum()
 }
 
 /// Over which transports bytes went.
