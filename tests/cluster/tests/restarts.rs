@@ -148,3 +148,64 @@ fn a_master_that_was_stopped_for_longer_than_clients_live_expires_nobody() {
     await_answer(&mut node, "version kept", "1");
     expect(&mut node, "segments", "1");
 }
+
+/// Asks about something under way until it is over; the master may be away meanwhile.
+fn await_end(node: &mut NodeProcess, order: &str) -> String {
+    until(RECOVERY + ORDER, order, || {
+        let answer = ask(node, order);
+        let is_over = ["Success", "Failed", "Succeeded"].iter().any(|end| answer.starts_with(end));
+        is_over.then_some(answer)
+    })
+}
+
+#[test]
+fn tasks_and_a_drain_go_on_after_the_master_was_killed() {
+    const KEYS: u32 = 200;
+    let folder = tempfile::tempdir().unwrap();
+    let mut running = master(&folder, ANYWHERE);
+    let address = running.address.clone();
+    let mut first = NodeProcess::start(&address, &[]);
+    let mut second = NodeProcess::start(&address, &[]);
+    let [from, to] = [&mut first, &mut second].map(|node| ask(node, "name"));
+    for at in 0..KEYS {
+        expect(&mut first, &format!("fill drained-{at} 150000 1 {from}"), "stored 1");
+    }
+    for at in 0..20 {
+        expect(&mut first, &format!("fill copied-{at} 150000 1 {to}"), "stored 1");
+    }
+    let job = ask(&mut first, &format!("drain {from}"));
+    let mut third = NodeProcess::start(&address, &[]);
+    let third_name = ask(&mut third, "name");
+    let tasks: Vec<String> =
+        (0..20).map(|at| ask(&mut second, &format!("copy copied-{at} {third_name}"))).collect();
+    let moved = |node: &mut NodeProcess| {
+        let answer = ask(node, &format!("drained {job}"));
+        let mut words = answer.split(' ').map(str::to_owned);
+        let is_over = words.next().is_some_and(|status| status == "Succeeded");
+        assert!(!is_over, "killed too late to tell: {answer}");
+        words.next().unwrap().parse::<u32>().unwrap()
+    };
+    // Some have left, and more have not.
+    let before =
+        until(ORDER, "the drain has begun", || Some(moved(&mut second)).filter(|&moved| moved > 2));
+    assert!(before < KEYS, "{before}");
+    running.kill();
+    running = master(&folder, &address);
+    let drained = await_end(&mut second, &format!("drained {job}"));
+    assert_eq!(drained, format!("Succeeded {KEYS} {}", KEYS * 150_000));
+    for (at, task) in tasks.iter().enumerate() {
+        let end = await_end(&mut second, &format!("task {task}"));
+        assert!(end.starts_with("Success"), "{task}: {end}");
+        expect(&mut second, &format!("copies copied-{at}"), "2");
+    }
+    // What was drained needs its first holder no more, nor what was copied its first copy.
+    first.kill();
+    for at in 0..KEYS {
+        await_answer(&mut third, &format!("version drained-{at}"), "1");
+    }
+    second.kill();
+    for at in 0..20 {
+        await_answer(&mut third, &format!("version copied-{at}"), "1");
+    }
+    drop(running);
+}

@@ -9,10 +9,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use mooncake_base::ObjectKey;
+use mooncake_base::{JobId, ObjectKey, TaskId};
 use mooncake_cluster_tests::{load::Loads, pattern};
 use mooncake_store_client::{
-    Client, ClientConfig, LeanLink, LinkConfig, MetricsSnapshot, ObjectStatus, PutOptions,
+    Client, ClientConfig, LeanLink, LinkConfig, MetricsSnapshot, NewTask, ObjectStatus, PutOptions,
     PutOutcome, Read, Reservation, Selector, Write,
 };
 use mooncake_testkit::{Random, cluster::range};
@@ -124,6 +124,7 @@ fn follow_once(client: &Client, words: &[&str]) -> Result<String> {
             None => bail!("a batch of one gave no outcome"),
         },
         ["name"] => Ok(client.name().to_owned()),
+        ["copy" | "move" | "task" | "drain" | "drained" | "copies", ..] => tasks(client, words),
         // Bytes made from a seed, so that another process can tell whether they are the same.
         ["put", key, length, seed] => put(client, key, length, seed, &PutOptions::default()),
         ["put", key, length, seed, copies] => {
@@ -152,6 +153,38 @@ fn follow_once(client: &Client, words: &[&str]) -> Result<String> {
             let start = Instant::now();
             client.close();
             Ok(start.elapsed().as_millis().to_string())
+        }
+        _ => bail!("unknown order {words:?}"),
+    }
+}
+
+/// Copies and moves, how they stand, and drains.
+fn tasks(client: &Client, words: &[&str]) -> Result<String> {
+    let create = |task: NewTask| -> Result<String> {
+        Ok(client.create_tasks(&[task]).pop().context("one outcome")??.to_string())
+    };
+    match *words {
+        ["copy", key, target] => {
+            create(NewTask::Copy { key: self::key(key)?, targets: vec![target.to_owned()] })
+        }
+        ["move", key, source, target] => create(NewTask::Move {
+            key: self::key(key)?,
+            source: source.to_owned(),
+            target: target.to_owned(),
+        }),
+        ["task", id] => {
+            let id = TaskId::parse(id).context("an id has two numbers")?;
+            let info = client.tasks(&[id]).pop().context("one outcome")??;
+            Ok(format!("{:?} {}", info.status, info.message))
+        }
+        ["drain", segment] => Ok(client.drain(&[segment.to_owned()], &[], 2)?.id.to_string()),
+        ["drained", id] => {
+            let info = client.drain_info(JobId::parse(id).context("an id has two numbers")?)?;
+            Ok(format!("{:?} {} {}", info.status, info.succeeded, info.moved_bytes))
+        }
+        ["copies", key] => {
+            let located = client.locate(&[self::key(key)?]).pop().context("one outcome")??;
+            Ok(located.places().len().to_string())
         }
         _ => bail!("unknown order {words:?}"),
     }
