@@ -46,6 +46,15 @@ pub(crate) fn give_way(niceness: i32) {
     unsafe { libc::setpriority(libc::PRIO_PROCESS, thread as libc::id_t, niceness) };
 }
 
+/// How often the system has taken the processor from the calling thread for others.
+pub(crate) fn forced_yields() -> i64 {
+    // SAFETY: plain numbers, for which zero is valid.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the call fills a live local; where it fails, which it cannot, the zeros stay.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    usage.ru_nivcsw
+}
+
 /// Has a child see a private copy of shared memory instead of the memory itself.
 ///
 /// The address range must be a shared mapping of the beginning of `file`, and both must stay until

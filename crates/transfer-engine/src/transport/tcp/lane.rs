@@ -5,10 +5,7 @@ use std::{
     io,
     net::TcpStream,
     os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd},
-    sync::{
-        OnceLock,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
 
@@ -20,6 +17,7 @@ use super::{
     TcpSettings,
     frame::{Claim, GREETING_BYTES, Greeting, VERDICT_BYTES, VERSION, Verdict},
     vector::{self, Cursor, Patience, Readiness, Span, Void},
+    vigil::{Engaged, Vigil, processors},
 };
 use crate::{
     handshake::dial::{dial, is_refused, peer_error},
@@ -45,6 +43,7 @@ pub(super) struct Lane {
     pub(super) wire: Vec<u8>,
     pub(super) spans: Vec<Span>,
     void: Void,
+    vigil: Vigil,
     /// Whether it has served before; such a one may have been closed by the peer meanwhile.
     pub(super) is_used: bool,
 }
@@ -85,6 +84,8 @@ struct LanesState {
 pub(super) struct LaneLease<'a> {
     lanes: &'a Lanes,
     lane: Option<Lane>,
+    is_kept: bool,
+    _engaged: Engaged,
 }
 
 /// Why sending failed.
@@ -147,7 +148,7 @@ impl Lanes {
                     .with("peer", &self.destination.endpoint));
             }
             if let Some(lane) = state.idle.pop() {
-                return Ok(LaneLease { lanes: self, lane: Some(lane) });
+                return Ok(self.lease(Some(lane)));
             }
             if state.open < self.settings.lanes_per_peer {
                 state.open += 1;
@@ -164,7 +165,7 @@ impl Lanes {
             }
         }
         drop(state);
-        let mut lease = LaneLease { lanes: self, lane: None };
+        let mut lease = self.lease(None);
         lease.lane = Some(self.connect(deadline)?);
         Ok(lease)
     }
@@ -177,16 +178,20 @@ impl Lanes {
             return None;
         }
         if let Some(lane) = state.idle.pop() {
-            return Some(LaneLease { lanes: self, lane: Some(lane) });
+            return Some(self.lease(Some(lane)));
         }
         if state.open >= self.settings.lanes_per_peer {
             return None;
         }
         state.open += 1;
         drop(state);
-        let mut lease = LaneLease { lanes: self, lane: None };
+        let mut lease = self.lease(None);
         lease.lane = Some(self.connect(deadline).ok()?);
         Some(lease)
+    }
+
+    fn lease(&self, lane: Option<Lane>) -> LaneLease<'_> {
+        LaneLease { lanes: self, lane, is_kept: false, _engaged: Engaged::new() }
     }
 
     /// Closes the lanes that nobody uses; the others close when they come back. None is given out
@@ -334,13 +339,16 @@ impl LaneLease<'_> {
             state.idle.push(lane);
             self.lanes.tell_of_room(state);
             // The lane lives on: it must not be counted as closed.
-            std::mem::forget(self);
+            self.is_kept = true;
         }
     }
 }
 
 impl Drop for LaneLease<'_> {
     fn drop(&mut self) {
+        if self.is_kept {
+            return;
+        }
         drop(self.lane.take());
         let mut state = self.lanes.state.lock();
         state.open -= 1;
@@ -359,6 +367,7 @@ impl Lane {
             wire: Vec::new(),
             spans: Vec::new(),
             void: Void::default(),
+            vigil: Vigil::default(),
             is_used: false,
         })
     }
@@ -429,8 +438,12 @@ impl Lane {
         let mut cursor = Cursor::default();
         let mut bad = Vec::new();
         while !cursor.is_done(&[], &self.spans) {
-            let (socket, patience) = (self.socket.as_fd(), patience(deadline));
-            match vector::receive(socket, &self.spans, &mut cursor, &mut self.void, patience) {
+            let (socket, spans, void) = (self.socket.as_fd(), &self.spans, &mut self.void);
+            let patience = patience(deadline);
+            let mut receive =
+                |patience| vector::receive(socket, spans, &mut cursor, void, patience);
+            let awake = self.vigil.keep(|| receive(Patience::None));
+            match awake.unwrap_or_else(|| receive(patience)) {
                 Ok(()) => {}
                 Err(failure) if vector::is_fault(&failure) => {
                     if let Some(index) = cursor.fault() {
@@ -445,11 +458,13 @@ impl Lane {
     }
 
     /// Fills the buffer.
-    pub(super) fn read(&self, buffer: &mut [u8], deadline: Moment) -> io::Result<()> {
+    pub(super) fn read(&mut self, buffer: &mut [u8], deadline: Moment) -> io::Result<()> {
         let mut filled = 0;
         while filled < buffer.len() {
-            let patience = patience(deadline);
-            match vector::read(self.socket.as_fd(), &mut buffer[filled..], patience) {
+            let (socket, patience) = (self.socket.as_fd(), patience(deadline));
+            let mut read = |patience| vector::read(socket, &mut buffer[filled..], patience);
+            let awake = self.vigil.keep(|| read(Patience::None));
+            match awake.unwrap_or_else(|| read(patience)) {
                 Ok(count) => filled += count,
                 Err(failure) => self.wait_to_receive(failure, patience, deadline)?,
             }
@@ -495,12 +510,6 @@ impl Lane {
 fn patience(deadline: Moment) -> Patience {
     let has_time = deadline.left(SystemClock.now()) > RECEIVE_WAIT;
     if has_time { Patience::Socket } else { Patience::None }
-}
-
-/// How many processors this process may use.
-pub(super) fn processors() -> usize {
-    static COUNT: OnceLock<usize> = OnceLock::new();
-    *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
 /// Sets what both ends of a connection need, whether bytes are under way (acknowledgements are

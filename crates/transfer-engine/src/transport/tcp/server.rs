@@ -17,7 +17,8 @@ use self::{
 };
 use super::{
     frame::{CLAIM_BYTES, Claim, GREETING_BYTES, Greeting, MAGIC, VERSION, Verdict},
-    lane::{processors, tune},
+    lane::tune,
+    vigil::processors,
 };
 use crate::{
     handshake::acceptor::{Accepted, Acceptor, Surplus},

@@ -6,6 +6,7 @@
 
 use std::{
     io,
+    mem::MaybeUninit,
     os::fd::{AsRawFd, BorrowedFd},
     ptr,
     time::Duration,
@@ -256,21 +257,22 @@ pub(super) fn is_fault(failure: &io::Error) -> bool {
 
 /// The ranges of one system call.
 struct Window {
-    ranges: [libc::iovec; WINDOW],
+    /// The first `count` of them are set; to set all would take longer than a small call.
+    ranges: [MaybeUninit<libc::iovec>; WINDOW],
     count: usize,
 }
 
 impl Default for Window {
     fn default() -> Self {
-        let empty = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
-        Self { ranges: [empty; WINDOW], count: 0 }
+        Self { ranges: [const { MaybeUninit::uninit() }; WINDOW], count: 0 }
     }
 }
 
 impl Window {
     fn push(&mut self, address: *mut u8, length: usize) {
         if length > 0 {
-            self.ranges[self.count] = libc::iovec { iov_base: address.cast(), iov_len: length };
+            let range = libc::iovec { iov_base: address.cast(), iov_len: length };
+            self.ranges[self.count].write(range);
             self.count += 1;
         }
     }
@@ -298,7 +300,7 @@ impl Window {
     fn message(&mut self) -> libc::msghdr {
         // SAFETY: `msghdr` is plain data of numbers and pointers for which zero is valid.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = self.ranges.as_mut_ptr();
+        message.msg_iov = self.ranges.as_mut_ptr().cast();
         message.msg_iovlen = self.count as _;
         message
     }

@@ -18,7 +18,10 @@ use crate::{
     handshake::acceptor::{Accepted, Guarded, Standing},
     piece::RemoteRange,
     region::{Pin, Regions},
-    transport::tcp::vector::{self, Cursor, Patience, Readiness, Span, Void},
+    transport::tcp::{
+        vector::{self, Cursor, Patience, Readiness, Span, Void},
+        vigil::Vigil,
+    },
 };
 
 /// The slowest that a request may be on the whole. Slower, it would keep memory pinned for ever.
@@ -48,6 +51,7 @@ pub(super) struct Connection {
     /// Keeps the memory of `spans` registered.
     pins: Vec<Pin>,
     void: Void,
+    vigil: Vigil,
     /// Dropped after the pins: who waits for the connection's end waits for the memory.
     _standing: Standing,
 }
@@ -85,6 +89,7 @@ impl Connection {
             spans: Vec::new(),
             pins: Vec::new(),
             void: Void::default(),
+            vigil: Vigil::default(),
             _standing: accepted.standing,
         }
     }
@@ -150,7 +155,7 @@ impl Connection {
             if let Socket::Shared(stream) = &self.socket {
                 stream.readable().await?;
             }
-            match self.socket.read(buffer) {
+            match self.socket.read(buffer, &mut self.vigil) {
                 Err(failure) if failure.kind() == io::ErrorKind::Interrupted => {}
                 Err(failure) if failure.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 Err(failure) if failure.kind() == io::ErrorKind::WouldBlock => {
@@ -167,7 +172,7 @@ impl Connection {
     pub(super) async fn read(&mut self, buffer: &mut [u8], pace: Pace) -> io::Result<()> {
         let mut filled = 0;
         while filled < buffer.len() {
-            match self.socket.read(&mut buffer[filled..]) {
+            match self.socket.read(&mut buffer[filled..], &mut self.vigil) {
                 Ok(count) => filled += count,
                 Err(failure) => self.wait_after(failure, Readiness::Read, pace).await?,
             }
@@ -182,7 +187,7 @@ impl Connection {
         let mut bad = Vec::new();
         while !cursor.is_done(&[], &self.spans) {
             let (spans, void) = (&self.spans, &mut self.void);
-            let received = self.socket.attempt(Readiness::Read, |socket, patience| {
+            let received = self.socket.receive(&mut self.vigil, |socket, patience| {
                 vector::receive(socket, spans, &mut cursor, void, patience)
             });
             match received {
@@ -204,9 +209,7 @@ impl Connection {
         let mut cursor = Cursor::default();
         while !cursor.is_done(&self.wire, &self.spans) {
             let (wire, spans) = (&self.wire, &self.spans);
-            let sent = self.socket.attempt(Readiness::Write, |socket, _| {
-                vector::send(socket, wire, spans, &mut cursor)
-            });
+            let sent = self.socket.send(|socket| vector::send(socket, wire, spans, &mut cursor));
             match sent {
                 Ok(()) => self.give_others_time().await,
                 // The peer has been told that bytes come which cannot be read: only the end of
@@ -248,21 +251,32 @@ impl Connection {
 }
 
 impl Socket {
-    fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.attempt(Readiness::Read, |socket, patience| vector::read(socket, buffer, patience))
+    fn read(&self, buffer: &mut [u8], vigil: &mut Vigil) -> io::Result<usize> {
+        self.receive(vigil, |socket, patience| vector::read(socket, buffer, patience))
     }
 
-    /// Makes a system call that waits only where that keeps nobody else from his work.
-    fn attempt<T>(
+    /// Receives by a system call that waits only where that keeps nobody else from his work.
+    fn receive<T>(
         &self,
-        readiness: Readiness,
-        call: impl FnOnce(BorrowedFd<'_>, Patience) -> io::Result<T>,
+        vigil: &mut Vigil,
+        mut receive: impl FnMut(BorrowedFd<'_>, Patience) -> io::Result<T>,
     ) -> io::Result<T> {
         match self {
             Self::Shared(stream) => {
-                stream.try_io(interest(readiness), || call(stream.as_fd(), Patience::None))
+                stream.try_io(Interest::READABLE, || receive(stream.as_fd(), Patience::None))
             }
-            Self::Seated(stream) => call(stream.as_fd(), Patience::Socket),
+            Self::Seated(stream) => {
+                let awake = vigil.keep(|| receive(stream.as_fd(), Patience::None));
+                awake.unwrap_or_else(|| receive(stream.as_fd(), Patience::Socket))
+            }
+        }
+    }
+
+    /// Sends by a system call that does not wait.
+    fn send(&self, send: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>) -> io::Result<()> {
+        match self {
+            Self::Shared(stream) => stream.try_io(Interest::WRITABLE, || send(stream.as_fd())),
+            Self::Seated(stream) => send(stream.as_fd()),
         }
     }
 }

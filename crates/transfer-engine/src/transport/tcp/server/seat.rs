@@ -22,6 +22,7 @@ use super::{
     connection::Connection,
     own_side::{self, Scratch, Step},
 };
+use crate::transport::tcp::vigil::Engaged;
 
 /// The most seats of one listener, however many processors there are.
 const SEATS_MAX: usize = 4;
@@ -84,6 +85,7 @@ impl Seat {
         let mut recall = Recall(Arc::downgrade(&socket));
         drop(socket);
         let stay = move || {
+            let _engaged = Engaged::new();
             let stayed = stay(connection, &shared, scratch);
             drop(self);
             stayed
