@@ -63,6 +63,20 @@ pub struct ServerGreeting {
     /// Name of the abstract Unix socket of the same master; empty if it has none.
     #[prost(string, tag = "3")]
     pub unix_socket: String,
+    /// What a host's daemon says of itself, which passes calls on; absent for a master.
+    #[prost(message, optional, tag = "4")]
+    pub daemon: Option<DaemonGreeting>,
+}
+
+/// What the processes that a daemon serves must know of it.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct DaemonGreeting {
+    /// The name of the daemon's own client: its host, as peers know it, and a port.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Where its engine finds others: `P2PHANDSHAKE`, or the address of a metadata server.
+    #[prost(string, tag = "2")]
+    pub metadata: String,
 }
 
 /// Appends one message as a frame.

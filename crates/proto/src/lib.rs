@@ -2,10 +2,11 @@
 //! frames that carry them.
 //!
 //! [`v1`] is generated from `proto/mooncake/v1/master.proto` by `make generate` and committed, so
-//! that no build needs `protoc`. [`lean`] is the codec of the lean door, without I/O. [`convert`]
+//! that no build needs `protoc`. [`caller`] finds who makes a call. [`lean`] is the codec of the lean door, without I/O. [`convert`]
 //! turns wire types into the checked types of `mooncake-base` and back.
 #![warn(missing_docs)]
 
+pub mod caller;
 pub mod convert;
 pub mod lean;
 

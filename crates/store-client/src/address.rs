@@ -17,7 +17,8 @@ pub fn face_master(engine: &mut EngineConfig, master: &str) {
     }
 }
 
-fn own_host(master: &str) -> Option<String> {
+/// The address of this host on the network on which that master is, if there is one.
+pub fn own_host(master: &str) -> Option<String> {
     let master: Endpoint = master.parse().ok()?;
     let port = master.port.filter(|port| *port > 0).unwrap_or(ANY_PORT);
     let mut addresses = (master.host.as_str(), port).to_socket_addrs().ok()?;

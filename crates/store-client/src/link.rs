@@ -1,10 +1,12 @@
 //! The way to the master: one call, one answer, within a deadline.
 //!
-//! [`LeanLink`] speaks the lean door over sockets, in the calling thread. [`CallLink`] calls a
-//! master of the same process.
+//! [`LeanLink`] speaks the lean door over sockets, in the calling thread. [`DaemonLink`] does so
+//! with the daemon of this host, which passes calls on. [`CallLink`] calls a master of the same
+//! process.
 
 mod circuit;
 mod connection;
+mod daemon;
 mod dial;
 mod lean;
 mod pool;
@@ -17,6 +19,7 @@ use std::{
 use mooncake_base::{Moment, Result};
 use mooncake_proto::v1;
 
+pub use daemon::{DaemonGreeting, DaemonLink};
 pub use lean::LeanLink;
 
 /// A way to the master.

@@ -64,6 +64,9 @@ pub struct EngineConfig {
     pub numa_node: Option<u32>,
     /// The library that is the CUDA driver, by name or path. Default: `libcuda.so.1`.
     pub device_driver: PathBuf,
+    /// Lends nothing to peers, so that nothing of it goes to the metadata server, which it only
+    /// asks; its name need not be its own there.
+    pub is_guest: bool,
     /// How often a line about what was moved is logged, if at all.
     pub report_interval: Option<Duration>,
     /// Ways that are not to be used, so that a test reaches the others.
@@ -95,6 +98,7 @@ impl Default for EngineConfig {
             collapses_registered: false,
             numa_node: None,
             device_driver: PathBuf::from("libcuda.so.1"),
+            is_guest: false,
             report_interval: None,
             #[cfg(feature = "test-util")]
             disabled: Vec::new(),

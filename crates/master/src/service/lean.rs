@@ -111,6 +111,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
             version: lean::VERSION,
             master: self.doors.service.identity().to_vec(),
             unix_socket: self.doors.unix_name.to_string(),
+            daemon: None,
         };
         lean::encode(&ours, &mut self.output)?;
         self.flush().await?;

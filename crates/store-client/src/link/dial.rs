@@ -32,6 +32,14 @@ pub(super) fn dial(to: &Endpoint, may_use_unix: bool, deadline: Moment) -> Resul
     Ok(tcp)
 }
 
+/// What the one who listens there says of itself.
+///
+/// # Errors
+/// As of [`dial`].
+pub(super) fn greeting(to: &Endpoint, deadline: Moment) -> Result<ServerGreeting> {
+    dial_tcp(to, deadline).map(|(_, greeting)| greeting)
+}
+
 fn dial_tcp(to: &Endpoint, deadline: Moment) -> Result<(Connection, ServerGreeting)> {
     let mut last = unreachable("the name of the master has no address");
     for address in resolve(to, deadline)? {

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
-use mooncake_proto::v1::{self, request::Call};
+use mooncake_proto::{
+    lean::ServerGreeting,
+    v1::{self, request::Call},
+};
 use mooncake_transfer_engine::process;
 
 use super::{
@@ -39,13 +42,24 @@ impl LeanLink {
     /// # Errors
     /// A text that is no address.
     pub fn new(address: &str, config: LinkConfig) -> Result<Self> {
-        Ok(Self {
-            address: address.parse::<Endpoint>()?.or_port(DEFAULT_PORT),
+        Ok(Self::to(address.parse::<Endpoint>()?.or_port(DEFAULT_PORT), config))
+    }
+
+    /// A link to that address.
+    pub(super) fn to(address: Endpoint, config: LinkConfig) -> Self {
+        Self {
+            address,
             pool: Pool::new(config.connections_max),
             config,
             circuit: Mutex::default(),
             generation: process::generation(),
-        })
+        }
+    }
+
+    /// Asks who listens there, over a connection of its own.
+    pub(super) fn greeting(&self, deadline: Moment) -> Result<ServerGreeting> {
+        let until = deadline.min(SystemClock.now() + self.config.connect_timeout);
+        dial::greeting(&self.address, until)
     }
 
     /// Makes a connection, unless one failed a moment ago.

@@ -63,6 +63,7 @@ impl Server {
             version: lean::VERSION,
             master: master.to_vec(),
             unix_socket: unix_socket.to_owned(),
+            daemon: None,
         };
         let mut acceptors = Vec::new();
         let mut unix = None;

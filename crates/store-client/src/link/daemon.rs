@@ -1,0 +1,82 @@
+//! The way to the master through the daemon of this host, which passes calls on.
+
+use std::time::Duration;
+
+use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
+pub use mooncake_proto::lean::DaemonGreeting;
+use mooncake_proto::v1;
+
+use super::{LeanLink, MasterLink};
+use crate::config::LinkConfig;
+
+/// The port a daemon listens on unless told otherwise.
+const DEFAULT_PORT: u16 = 50052;
+
+/// How often one looks whether the daemon has come, while one waits for it.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// A link to the daemon of this host. While the daemon is away calls fail at once; when another one
+/// listens there, they go on.
+#[derive(Debug)]
+pub struct DaemonLink {
+    inner: LeanLink,
+    daemon: DaemonGreeting,
+}
+
+impl DaemonLink {
+    /// Finds the daemon, waiting so long for it to come.
+    ///
+    /// # Errors
+    /// A text that is no address, nobody who answers there in time, or a master instead of a daemon.
+    #[allow(clippy::disallowed_methods, reason = "nothing tells that a port begins to listen")]
+    pub fn connect(address: &str, config: LinkConfig, patience: Duration) -> Result<Self> {
+        let until = SystemClock.now() + patience;
+        let inner = LeanLink::to(address.parse::<Endpoint>()?.or_port(DEFAULT_PORT), config);
+        let greeting = loop {
+            match inner.greeting(until) {
+                Ok(greeting) => break greeting,
+                Err(error) if until.left(SystemClock.now()) < LOOK_INTERVAL => {
+                    return Err(away(error).with("daemon", inner.address()));
+                }
+                Err(_) => std::thread::sleep(LOOK_INTERVAL),
+            }
+        };
+        match greeting.daemon {
+            Some(daemon) => Ok(Self { inner, daemon }),
+            None => {
+                let text = "a master listens there and no daemon; `setup` joins a master";
+                Err(Error::invalid(text).with("daemon", inner.address()))
+            }
+        }
+    }
+
+    /// What the daemon said of itself when it was found.
+    pub fn daemon(&self) -> &DaemonGreeting {
+        &self.daemon
+    }
+}
+
+impl MasterLink for DaemonLink {
+    fn call(&self, request: v1::Request, deadline: Moment) -> Result<v1::Response> {
+        self.inner.call(request, deadline).map_err(|error| match error.code() {
+            ErrorCode::RPC_FAIL | ErrorCode::RPC_TIMEOUT => {
+                away(error).with("daemon", self.inner.address())
+            }
+            _ => error,
+        })
+    }
+
+    fn address(&self) -> String {
+        self.inner.address()
+    }
+
+    fn close(&self) {
+        self.inner.close();
+    }
+}
+
+/// The same failure, of the daemon.
+fn away(error: Error) -> Error {
+    let text = "the daemon of this host (mooncake_client) cannot be reached or does not answer";
+    Error::new(error.code(), text).caused_by(error)
+}
