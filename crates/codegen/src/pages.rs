@@ -2,7 +2,8 @@
 
 use std::{fmt::Write as _, path::Path};
 
-use mooncake_base::{ErrorKind, env, error::CODES};
+use mooncake_base::{ErrorKind, env, error::CODES, options::OptionSpec};
+use mooncake_daemon::DaemonConfig;
 use mooncake_master::{MasterConfig, OPTIONS};
 
 use crate::Generated;
@@ -15,6 +16,7 @@ pub(crate) fn generate() -> Vec<Generated> {
     vec![
         page("environment.md", &environment()),
         page("error-codes.md", &error_codes()),
+        page("options-client.md", &options_of_the_daemon()),
         page("options-master.md", &options_of_the_master()),
     ]
 }
@@ -75,14 +77,25 @@ fn exception(kind: ErrorKind) -> String {
 }
 
 fn options_of_the_master() -> String {
-    let mut text = "# Options of the master\n\n\
+    let text = "# Options of the master\n\n\
         Flags of `mooncake_master`, and keys of the file that `--config_path` names. A flag wins over \
         the environment, that over the file. One dash or two, `=` or a space, `-` or `_` in names; a \
-        switch also as `--name` and `--noname`.\n\n\
-        | Option | Default | What it does |\n|---|---|---|\n"
-        .to_owned();
-    let defaults = MasterConfig::default();
-    for spec in OPTIONS {
+        switch also as `--name` and `--noname`.\n\n";
+    options::<MasterConfig>(text, OPTIONS)
+}
+
+fn options_of_the_daemon() -> String {
+    let text = "# Options of the daemon of a host\n\n\
+        Flags of `mooncake_client`. One dash or two, `=` or a space, `-` or `_` in names; a switch \
+        also as `--name` and `--noname`.\n\n";
+    options::<DaemonConfig>(text, mooncake_daemon::OPTIONS)
+}
+
+/// A row for each option.
+fn options<S: Default>(beginning: &str, specs: &[OptionSpec<S>]) -> String {
+    let mut text = beginning.to_owned() + "| Option | Default | What it does |\n|---|---|---|\n";
+    let defaults = S::default();
+    for spec in specs {
         let mut names = names(spec.name, spec.aliases);
         if let Some(variable) = spec.env {
             let _ = write!(names, "<br>environment: `{}`", variable.name);

@@ -1,0 +1,280 @@
+//! The settings of a daemon: the established flags with the established defaults.
+
+use std::collections::BTreeMap;
+
+use mooncake_base::{
+    ByteSize, Error, Result,
+    options::{CommandLine, OptionSpec, read_command_line, resolve},
+    text::{read_bool, read_number, read_size},
+};
+
+/// Everything that may be set about a daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DaemonConfig {
+    /// Name or address of this host as peers reach it, with an optional port. Empty or `0.0.0.0`:
+    /// the address that this host uses towards the master.
+    pub host: String,
+    /// Where guests connect; 0 takes a free one. The Unix socket is named by it.
+    pub port: u16,
+    /// How much memory is lent to the pool.
+    pub segment: ByteSize,
+    /// Where the master is.
+    pub master: String,
+    /// Where engines find each other: `P2PHANDSHAKE`, or the address of a metadata server.
+    pub metadata: String,
+    /// How bytes move.
+    pub protocol: String,
+    /// Whose namespace the keys of guests live in.
+    pub tenant: String,
+    /// The file that the bound addresses are written to; empty for none.
+    pub ports_file: String,
+    /// Whether its own client's health and metrics are shown over HTTP.
+    pub has_http: bool,
+    /// Where; 0 takes a free port.
+    pub http_port: u16,
+    /// Options that are accepted and change nothing, where they were given.
+    pub without_effect: BTreeMap<&'static str, String>,
+}
+
+impl Default for DaemonConfig {
+    fn default() -> Self {
+        Self {
+            host: "0.0.0.0".to_owned(),
+            port: 50052,
+            segment: ByteSize::gib(4),
+            master: "127.0.0.1:50051".to_owned(),
+            metadata: "http://127.0.0.1:8080/metadata".to_owned(),
+            protocol: "tcp".to_owned(),
+            tenant: "default".to_owned(),
+            ports_file: String::new(),
+            has_http: false,
+            http_port: 9300,
+            without_effect: BTreeMap::new(),
+        }
+    }
+}
+
+/// What a command line asks for.
+#[derive(Debug)]
+pub enum Asked {
+    /// To serve with these settings.
+    Serve(Box<DaemonConfig>),
+    /// To print the help text.
+    Help,
+    /// To print the version.
+    Version,
+}
+
+/// Reads a command line.
+///
+/// # Errors
+/// An unknown flag, with the nearest known one, or a value that cannot be.
+pub fn from_arguments(arguments: Vec<String>) -> Result<Asked> {
+    let assignments = match read_command_line(OPTIONS, arguments)? {
+        CommandLine::Help => return Ok(Asked::Help),
+        CommandLine::Version => return Ok(Asked::Version),
+        CommandLine::Run { words, .. } if !words.is_empty() => {
+            return Err(Error::invalid("unknown argument").with("argument", &words[0]));
+        }
+        CommandLine::Run { assignments, .. } => assignments,
+    };
+    let config: DaemonConfig = resolve(OPTIONS, &[], |_| None, &assignments)?;
+    config.check()?;
+    Ok(Asked::Serve(Box::new(config)))
+}
+
+impl DaemonConfig {
+    /// Refuses what cannot work, naming the option.
+    ///
+    /// # Errors
+    /// The first option whose value is out of its range.
+    pub fn check(&self) -> Result<()> {
+        if !["tcp", "rdma"].contains(&self.protocol.to_ascii_lowercase().as_str()) {
+            return Err(Error::invalid("unknown protocol; this build has tcp and rdma")
+                .with("option", "protocol")
+                .with("value", &self.protocol));
+        }
+        for (option, value) in
+            [("master_server_address", &self.master), ("metadata_server", &self.metadata)]
+        {
+            if value.trim().is_empty() {
+                return Err(Error::invalid("the address is empty").with("option", option));
+            }
+        }
+        Ok(())
+    }
+
+    /// The port of the HTTP server, if there is to be one.
+    pub fn http(&self) -> Option<u16> {
+        self.has_http.then_some(self.http_port)
+    }
+
+    /// One sentence for every option that was given and does nothing here.
+    pub fn warnings(&self) -> Vec<String> {
+        let given = self.without_effect.iter();
+        given
+            .filter(|(name, value)| !QUIET.contains(name) && value.as_str() != "false")
+            .map(|(name, value)| format!("--{name}={value} is accepted but has no effect yet"))
+            .collect()
+    }
+}
+
+/// Options of whose lack of effect nobody needs to hear: nothing is slower or missing without them.
+const QUIET: &[&str] = &[
+    "local_buffer_size",
+    "threads",
+    "device_names",
+    "start_offload_rpc_server",
+    "logtostderr",
+    "alsologtostderr",
+    "log_dir",
+    "minloglevel",
+    "stderrthreshold",
+    "v",
+];
+
+const fn value(
+    name: &'static str,
+    help: &'static str,
+    set: fn(&mut DaemonConfig, &str) -> Result<()>,
+    show: fn(&DaemonConfig) -> String,
+) -> OptionSpec<DaemonConfig> {
+    OptionSpec { name, aliases: &[], env: None, is_switch: false, help, set, show }
+}
+
+const fn switch(
+    name: &'static str,
+    help: &'static str,
+    set: fn(&mut DaemonConfig, &str) -> Result<()>,
+    show: fn(&DaemonConfig) -> String,
+) -> OptionSpec<DaemonConfig> {
+    OptionSpec { name, aliases: &[], env: None, is_switch: true, help, set, show }
+}
+
+/// An option that is read and kept, and changes nothing.
+macro_rules! idle {
+    ($name:literal, $default:literal, $help:literal, $read:expr, $is_switch:literal) => {
+        OptionSpec {
+            name: $name,
+            aliases: &[],
+            env: None,
+            is_switch: $is_switch,
+            help: $help,
+            set: |config, text| {
+                $read(text)?;
+                config.without_effect.insert($name, text.trim().to_ascii_lowercase());
+                Ok(())
+            },
+            show: |config| {
+                config.without_effect.get($name).cloned().unwrap_or_else(|| $default.to_owned())
+            },
+        }
+    };
+}
+
+fn any(_: &str) -> Result<()> {
+    Ok(())
+}
+
+/// The one declaration of flags and help texts.
+#[rustfmt::skip]
+pub const OPTIONS: &[OptionSpec<DaemonConfig>] = &[
+    value("host", "This host's name or address as peers reach it, with an optional port; 0.0.0.0 is the address \
+         that it uses towards the master.",
+        |c, t| { t.trim().clone_into(&mut c.host); Ok(()) }, |c| c.host.clone()),
+    value("port", "Where processes of this host connect (`setup_dummy`); 0 takes a free one. The abstract Unix socket \
+         is named mooncake_client_PORT.sock.",
+        |c, t| read_number(t).map(|port| c.port = port), |c| c.port.to_string()),
+    value("global_segment_size", "How much memory is lent to the pool: bytes, or with KB, MB, GB, TB. 0 lends none.",
+        |c, t| read_size(t).map(|size| c.segment = size), |c| match c.segment.bytes() {
+            bytes if bytes > 0 && bytes % (1 << 30) == 0 => format!("{} GB", bytes >> 30),
+            bytes => bytes.to_string(),
+        }),
+    idle!("local_buffer_size", "0", "Ignored: bytes go straight to and from the memory of the processes that are \
+         served.", read_size, false),
+    value("master_server_address", "Where the master is.",
+        |c, t| { t.trim().clone_into(&mut c.master); Ok(()) }, |c| c.master.clone()),
+    value("metadata_server", "Where engines find each other: P2PHANDSHAKE, or the address of a metadata server. \
+         Processes that are served are told it.",
+        |c, t| { t.trim().clone_into(&mut c.metadata); Ok(()) }, |c| c.metadata.clone()),
+    value("protocol", "tcp, or rdma (tcp where there is no device).",
+        |c, t| { t.trim().clone_into(&mut c.protocol); Ok(()) }, |c| c.protocol.clone()),
+    idle!("device_names", "", "Names of devices, for rdma; empty chooses.", any, false),
+    idle!("threads", "1", "Ignored: each connection has a thread.", read_number::<i32>, false),
+    value("tenant_id", "Whose namespace the keys of the processes that are served live in.",
+        |c, t| { t.trim().clone_into(&mut c.tenant); Ok(()) }, |c| c.tenant.clone()),
+    idle!("enable_offload", "false", "Moves objects to disk.", read_bool, true),
+    idle!("start_offload_rpc_server", "true", "Serves reads from disk.", read_bool, true),
+    switch("enable_http_server", "Shows the health and the metrics of the daemon over HTTP: /health, /metrics, \
+         /metrics/summary.",
+        |c, t| read_bool(t).map(|on| c.has_http = on), |c| c.has_http.to_string()),
+    value("http_port", "The port of that server; 0 takes a free one.",
+        |c, t| read_number(t).map(|port| c.http_port = port), |c| c.http_port.to_string()),
+    value("ports_file", "A file to write the bound addresses to, as JSON.",
+        |c, t| { t.clone_into(&mut c.ports_file); Ok(()) }, |c| c.ports_file.clone()),
+
+    // The log of the established programs; ours is set by MC_LOG_LEVEL and goes to stderr.
+    idle!("logtostderr", "false", "Ignored: the log goes to stderr (see MC_LOG_LEVEL).", read_bool, true),
+    idle!("alsologtostderr", "false", "Ignored.", read_bool, true),
+    idle!("log_dir", "", "Ignored.", any, false),
+    idle!("minloglevel", "0", "Ignored: see MC_LOG_LEVEL.", read_number::<i32>, false),
+    idle!("stderrthreshold", "2", "Ignored.", read_number::<i32>, false),
+    idle!("v", "0", "Ignored: see MC_LOG_LEVEL.", read_number::<i32>, false),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(line: &str) -> Result<DaemonConfig> {
+        match from_arguments(line.split_whitespace().map(str::to_owned).collect())? {
+            Asked::Serve(config) => Ok(*config),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_established_flags_are_read_in_every_spelling() {
+        let line = "-host=10.0.0.1:17000 -port 0 --global-segment-size=512MB \
+                    -master_server_address=m:1 --metadata_server P2PHANDSHAKE -protocol=rdma \
+                    --tenant_id=t -device_names=mlx5_0 -threads=8 -local_buffer_size=1GB";
+        let config = read(line).unwrap();
+        let named = (config.host.as_str(), config.port, config.segment);
+        assert_eq!(named, ("10.0.0.1:17000", 0, ByteSize::mib(512)));
+        let places = (config.master.as_str(), config.metadata.as_str(), config.tenant.as_str());
+        assert_eq!(places, ("m:1", "P2PHANDSHAKE", "t"));
+        assert_eq!(config.protocol, "rdma");
+        assert!(config.warnings().is_empty(), "{:?}", config.warnings());
+    }
+
+    #[test]
+    fn defaults_are_shown_as_they_would_be_read() {
+        let defaults = DaemonConfig::default();
+        for spec in OPTIONS {
+            let mut config = DaemonConfig::default();
+            let shown = (spec.show)(&defaults);
+            (spec.set)(&mut config, &shown).unwrap();
+            config.without_effect.clear();
+            assert_eq!(config, defaults, "{}", spec.name);
+        }
+    }
+
+    #[test]
+    fn what_changes_nothing_is_said_once_it_is_switched_on() {
+        assert_eq!(read("--enable_offload").unwrap().warnings().len(), 1);
+        assert!(read("--noenable_offload -v=1").unwrap().warnings().is_empty());
+    }
+
+    #[test]
+    fn a_wrong_option_is_named() {
+        let check = |line: &str, words: &[&str]| {
+            let error = read(line).unwrap_err().to_string();
+            assert!(words.iter().all(|word| error.contains(word)), "{line}: {error}");
+        };
+        check("--prot=1", &["prot", "port"]);
+        check("--protocol=foo", &["protocol", "foo"]);
+        check("--global_segment_size=much", &["global_segment_size", "much"]);
+        check("--master_server_address=", &["master_server_address"]);
+        check("word", &["word"]);
+    }
+}

@@ -1,0 +1,203 @@
+//! One connection of a guest: frames in, answers out, in order, by a thread of its own. What comes
+//! in is anybody's: each frame is checked before it goes on.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::BytesMut;
+use mooncake_base::{ClientId, Error, ErrorCode, Result};
+use mooncake_proto::{
+    convert::Caller,
+    lean::{self, FRAME_BYTES_MAX},
+    v1::{self, response},
+};
+use socket2::Socket;
+
+use crate::{process::Process, relay::Shared};
+
+/// How long a peer may take for its greeting.
+const GREETING_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a peer may take for each next part of a frame that it began, and for taking an answer.
+const FRAME_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How much is read at once when the length of the frame is not known yet.
+const READ_BYTES: usize = 4 << 10;
+const READ_BYTES_MAX: usize = 256 << 10;
+
+/// Buffers that grew beyond this are not kept.
+const BUFFER_BYTES_KEPT: usize = 1 << 20;
+
+/// Serves until the peer hangs up, errs, or the socket is shut down.
+pub(crate) fn serve(shared: &Arc<Shared>, socket: &Socket, process: Option<Process>) {
+    let mut connection = Connection {
+        shared,
+        socket,
+        process,
+        guest: None,
+        incoming: BytesMut::new(),
+        outgoing: BytesMut::new(),
+    };
+    // The peer's doing: of interest only to one who looks for it.
+    if let Err(error) = connection.run() {
+        tracing::debug!(%error, "a connection of a guest ended early");
+    }
+}
+
+struct Connection<'a> {
+    shared: &'a Shared,
+    socket: &'a Socket,
+    process: Option<Process>,
+    /// For whom it speaks, once it has spoken.
+    guest: Option<ClientId>,
+    incoming: BytesMut,
+    outgoing: BytesMut,
+}
+
+impl Connection<'_> {
+    fn run(&mut self) -> Result<()> {
+        self.socket.set_read_timeout(Some(GREETING_PATIENCE)).map_err(broken)?;
+        self.socket.set_write_timeout(Some(FRAME_PATIENCE)).map_err(broken)?;
+        if !self.greet()? {
+            return Ok(());
+        }
+        self.socket.set_read_timeout(Some(FRAME_PATIENCE)).map_err(broken)?;
+        while !self.shared.is_stopped() {
+            match lean::decode::<v1::Request>(&mut self.incoming, FRAME_BYTES_MAX) {
+                Ok(Some(request)) => {
+                    let answer = self.answer(request);
+                    self.send(&answer)?;
+                }
+                Ok(None) => {
+                    if !self.read()? {
+                        return Ok(());
+                    }
+                }
+                Err(error) => {
+                    // After it no frame's beginning can be found: it is the last answer.
+                    self.send(&refusal(&error))?;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the peer's greeting and sends ours. `false`: it closed before it had said anything.
+    fn greet(&mut self) -> Result<bool> {
+        let greeting = loop {
+            if let Some(greeting) = self.incoming.first_chunk::<12>() {
+                break *greeting;
+            }
+            if !self.read()? {
+                return Ok(false);
+            }
+        };
+        let checked = lean::check_client_greeting(&greeting);
+        let _ = self.incoming.split_to(greeting.len());
+        if greeting[..8] == lean::MAGIC {
+            // A client of another version learns ours before we close.
+            let greeting = self.shared.greeting.clone();
+            self.write(&greeting)?;
+        }
+        checked.map(|()| true)
+    }
+
+    fn answer(&mut self, mut request: v1::Request) -> v1::Response {
+        self.speaker(&mut request)
+            .and_then(|client| self.shared.pass_on(client, request))
+            .unwrap_or_else(|error| refusal(&error))
+    }
+
+    /// Who calls: on one connection always the same.
+    fn speaker(&mut self, request: &mut v1::Request) -> Result<ClientId> {
+        let call = request.call.as_mut().ok_or_else(|| Error::invalid("the call is empty"))?;
+        let client = Caller::try_from(call.caller_mut().as_ref())?.client;
+        match self.guest {
+            Some(guest) if guest == client => {}
+            Some(guest) => {
+                let text = "the connection speaks for another client";
+                return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, text)
+                    .with("client", client)
+                    .with("speaks_for", guest));
+            }
+            None => {
+                self.shared.join(client, self.process.as_ref())?;
+                self.guest = Some(client);
+            }
+        }
+        Ok(client)
+    }
+
+    /// Reads some bytes. `false`: the peer closed between frames.
+    fn read(&mut self) -> Result<bool> {
+        let filled = self.incoming.len();
+        if filled == 0 && self.incoming.capacity() > BUFFER_BYTES_KEPT {
+            self.incoming = BytesMut::new();
+        }
+        // After the length has come the decoder has reserved room for all of the frame.
+        let room = (self.incoming.capacity() - filled).clamp(READ_BYTES, READ_BYTES_MAX);
+        self.incoming.resize(filled + room, 0);
+        let mut socket = self.socket;
+        let read = loop {
+            match socket.read(&mut self.incoming[filled..]) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Between frames a guest may be silent for as long as it likes.
+                Err(error) if is_late(&error) && filled == 0 && self.guest.is_some() => {}
+                read => break read,
+            }
+        };
+        self.incoming.truncate(filled + *read.as_ref().unwrap_or(&0));
+        match read {
+            Ok(0) if filled == 0 => Ok(false),
+            Ok(0) => Err(broken(io::ErrorKind::UnexpectedEof.into())),
+            Ok(_) => Ok(true),
+            Err(error) => Err(broken(error)),
+        }
+    }
+
+    fn send(&mut self, answer: &v1::Response) -> Result<()> {
+        match lean::encode(answer, &mut self.outgoing) {
+            Ok(()) => self.flush(),
+            Err(error) => self.write(&refusal(&error)),
+        }
+    }
+
+    fn write(&mut self, message: &impl prost::Message) -> Result<()> {
+        lean::encode(message, &mut self.outgoing)?;
+        self.flush()
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        let mut socket = self.socket;
+        let written = socket.write_all(&self.outgoing);
+        self.outgoing.clear();
+        if self.outgoing.capacity() > BUFFER_BYTES_KEPT {
+            self.outgoing = BytesMut::new();
+        }
+        written.map_err(broken)
+    }
+}
+
+impl Drop for Connection<'_> {
+    fn drop(&mut self) {
+        if let Some(guest) = self.guest {
+            self.shared.leave(guest);
+        }
+    }
+}
+
+fn refusal(error: &Error) -> v1::Response {
+    v1::Response { call: Some(response::Call::Failure(error.into())) }
+}
+
+fn is_late(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+fn broken(source: io::Error) -> Error {
+    Error::new(ErrorCode::RPC_FAIL, "the connection broke").caused_by(source)
+}

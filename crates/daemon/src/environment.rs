@@ -1,0 +1,61 @@
+//! What the environment says of a client of the store and of its link.
+
+use std::time::Duration;
+
+use mooncake_base::{
+    Result,
+    env::{self, EnvVar},
+    text::{read_bool, read_millis, read_seconds},
+};
+use mooncake_store_client::{ClientConfig, LinkConfig, MetricsConfig};
+use mooncake_transfer_tools::settings::value;
+
+/// The least that a transfer may be given.
+const TRANSFER_TIMEOUT_MIN: Duration = Duration::from_secs(5);
+
+/// The settings of a client.
+///
+/// # Errors
+/// A value that cannot be.
+pub fn client() -> Result<ClientConfig> {
+    let mut client = ClientConfig {
+        has_checksums: env::MOONCAKE_STORE_CHECKSUM.is_on(),
+        metrics: metrics()?,
+        ..ClientConfig::default()
+    };
+    if let Some(timeout) = value(&env::MC_RPC_TIMEOUT_MS, read_millis)? {
+        client.rpc_timeout = timeout;
+    }
+    if let Some(timeout) = value(&env::MC_TRANSFER_TIMEOUT, read_seconds)? {
+        client.transfer_timeout = timeout.max(TRANSFER_TIMEOUT_MIN);
+    }
+    Ok(client)
+}
+
+/// The settings of a link.
+///
+/// # Errors
+/// A value that cannot be.
+pub fn link() -> Result<LinkConfig> {
+    let mut link = LinkConfig::default();
+    if let Some(timeout) = value(&env::MC_RPC_CONNECT_TIMEOUT_MS, read_millis)? {
+        link.connect_timeout = timeout;
+    }
+    Ok(link)
+}
+
+fn metrics() -> Result<MetricsConfig> {
+    let interval = value(&env::MC_STORE_CLIENT_METRIC_INTERVAL, read_seconds)?;
+    Ok(MetricsConfig {
+        is_told: is_left_on(&env::MC_STORE_CLIENT_METRIC),
+        cluster: env::MC_STORE_CLUSTER_ID.read().unwrap_or_default(),
+        report_interval: interval.filter(|interval| !interval.is_zero()),
+        has_bandwidth: is_left_on(&env::MC_STORE_CLIENT_METRIC_BANDWIDTH),
+    })
+}
+
+/// Whether a switch that is on by itself was left so. What is neither yes nor no turns it off.
+fn is_left_on(var: &'static EnvVar) -> bool {
+    let text = var.read().filter(|text| !text.trim().is_empty());
+    text.is_none_or(|text| read_bool(&text).unwrap_or(false))
+}

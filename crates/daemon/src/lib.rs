@@ -1,0 +1,24 @@
+//! The daemon of a host (`mooncake_client`): one client that lends memory to the pool, and the way
+//! of other processes of the host, *guests*, to the master.
+//!
+//! In reading order: [`config`] (what may be set), [`environment`] (what the environment says of clients, also of
+//! those of the Python package), [`daemon`] (a running daemon), [`relay`] (where
+//! guests connect), [`run`](mod@run) (the whole program, which the binary and the Python package
+//! both call).
+#![warn(missing_docs)]
+
+pub mod config;
+mod connection;
+pub mod daemon;
+pub mod environment;
+mod members;
+mod ports;
+mod process;
+pub mod relay;
+pub mod run;
+mod watch;
+
+pub use config::{DaemonConfig, OPTIONS};
+pub use daemon::Daemon;
+pub use relay::{Relay, RelaySettings};
+pub use run::run;

@@ -1,0 +1,287 @@
+//! Guests of a relay, over real sockets, before a master of the same process.
+#![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::BytesMut;
+use mooncake_base::{ClientId, ErrorCode, TenantId};
+use mooncake_daemon::{Relay, RelaySettings, relay::Listeners};
+use mooncake_proto::{
+    lean::{self, DaemonGreeting, ServerGreeting},
+    v1::{self, request::Call, response},
+};
+use mooncake_store_client::{
+    ClientConfig, DaemonLink, LeanLink, LinkConfig, PutOptions, PutOutcome,
+};
+use mooncake_testkit::{Cluster, ClusterSettings, Node, Random, cluster::key, until};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn cluster() -> Cluster {
+    Cluster::start(ClusterSettings::default()).unwrap()
+}
+
+fn relay(cluster: &Cluster, port: u16) -> Relay {
+    let link = LeanLink::new(&cluster.address().to_string(), LinkConfig::default()).unwrap();
+    let settings = RelaySettings {
+        link: Arc::new(link),
+        daemon: DaemonGreeting {
+            name: "127.0.0.1:1".to_owned(),
+            metadata: "P2PHANDSHAKE".to_owned(),
+        },
+        host: "127.0.0.1".to_owned(),
+        tenant: TenantId::default(),
+        rpc_timeout: PATIENCE,
+    };
+    Relay::start(Listeners::bind(port).unwrap(), settings).unwrap()
+}
+
+fn guest(cluster: &Cluster, relay: &Relay, config: LinkConfig) -> Node {
+    let link = DaemonLink::connect(&relay.address().to_string(), config, PATIENCE).unwrap();
+    cluster.join_by(ClientConfig::default(), Arc::new(link)).unwrap()
+}
+
+/// A connection that speaks the protocol by hand.
+struct Raw {
+    stream: TcpStream,
+    incoming: BytesMut,
+}
+
+impl Raw {
+    fn connect(address: SocketAddr) -> Self {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(&lean::client_greeting()).unwrap();
+        let mut raw = Self { stream, incoming: BytesMut::new() };
+        let greeting: ServerGreeting = raw.receive().unwrap();
+        assert_eq!(greeting.daemon.unwrap().metadata, "P2PHANDSHAKE");
+        raw
+    }
+
+    fn send(&mut self, call: Call) {
+        let mut frame = BytesMut::new();
+        let request = v1::Request { call: Some(call), ..Default::default() };
+        lean::encode(&request, &mut frame).unwrap();
+        self.stream.write_all(&frame).unwrap();
+    }
+
+    /// A frame; `None` if the connection ends first.
+    fn receive<M: prost::Message + Default>(&mut self) -> Option<M> {
+        loop {
+            let frame = lean::decode(&mut self.incoming, lean::FRAME_BYTES_MAX).unwrap();
+            if frame.is_some() {
+                return frame;
+            }
+            let mut part = [0; 4096];
+            match self.stream.read(&mut part) {
+                Ok(count) if count > 0 => self.incoming.extend_from_slice(&part[..count]),
+                _ => return None,
+            }
+        }
+    }
+
+    /// The code of the failure that comes as an answer.
+    fn refused(&mut self) -> i32 {
+        match self.receive::<v1::Response>().unwrap().call {
+            Some(response::Call::Failure(failure)) => failure.code,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn caller(client: ClientId) -> Option<v1::Caller> {
+    Some(v1::Caller { client: client.to_bytes().to_vec().into(), tenant: String::new() })
+}
+
+fn status(client: ClientId) -> Call {
+    Call::Status(v1::StatusRequest { caller: caller(client) })
+}
+
+#[test]
+fn a_guest_puts_and_gets_and_others_read_what_it_put() {
+    let cluster = cluster();
+    let relay = relay(&cluster, 0);
+    let guest = guest(&cluster, &relay, LinkConfig::default());
+    let value = vec![7; 300_000];
+    guest.put("a", &value).unwrap();
+    assert_eq!(guest.get("a").unwrap().unwrap(), value);
+    assert_eq!(cluster.nodes[0].get("a").unwrap().unwrap(), value);
+    cluster.nodes[0].put("b", b"from a member").unwrap();
+    assert_eq!(guest.get("b").unwrap().unwrap(), b"from a member");
+    assert_eq!(relay.guests(), 1);
+    guest.client.health().unwrap();
+}
+
+#[test]
+fn a_guest_that_leaves_in_order_is_forgotten() {
+    let cluster = cluster();
+    let relay = relay(&cluster, 0);
+    let guest = guest(&cluster, &relay, LinkConfig::default());
+    assert_eq!(cluster.nodes[0].client.status().unwrap().clients, 2);
+    drop(guest);
+    assert_eq!(relay.guests(), 0);
+    assert_eq!(cluster.nodes[0].client.status().unwrap().clients, 1);
+}
+
+#[test]
+fn what_the_master_holds_for_a_guest_goes_with_its_last_connection() {
+    let cluster = cluster();
+    let relay = relay(&cluster, 0);
+    let id = ClientId::random();
+    let mut raw = Raw::connect(relay.address());
+    raw.send(Call::Register(v1::RegisterRequest { caller: caller(id), ..Default::default() }));
+    assert!(matches!(
+        raw.receive::<v1::Response>().unwrap().call,
+        Some(response::Call::Register(_))
+    ));
+    let item = v1::PutItem { key: "k".into(), length: 1 << 20, ..Default::default() };
+    let config = v1::ReplicateConfig { replica_num: 1, ..Default::default() };
+    raw.send(Call::PutStart(v1::PutStartRequest {
+        caller: caller(id),
+        items: vec![item],
+        config: Some(config),
+        ..Default::default()
+    }));
+    assert!(raw.receive::<v1::Response>().is_some());
+    let member = &cluster.nodes[0];
+    let busy = member.client.put_bytes(&key("k"), b"x", &PutOptions::default());
+    assert!(!matches!(busy, Ok(PutOutcome::Stored { .. })), "the guest is writing it");
+    drop(raw);
+    until(PATIENCE, "the guest is gone", || {
+        (member.client.status().unwrap().clients == 1).then_some(())
+    });
+    member.put("k", b"another's").unwrap();
+    assert_eq!(member.get("k").unwrap().unwrap(), b"another's");
+}
+
+#[test]
+fn calls_fail_while_the_daemon_is_away_and_go_on_when_one_is_back() {
+    let cluster = cluster();
+    let first = relay(&cluster, 0);
+    let port = first.address().port();
+    let guest = guest(&cluster, &first, LinkConfig::default());
+    guest.put("before", b"1").unwrap();
+    drop(first);
+    let began = Instant::now();
+    let error = guest.get("before").unwrap_err();
+    assert_eq!(error.code(), ErrorCode::RPC_FAIL);
+    assert!(error.to_string().contains("daemon"), "{error}");
+    assert!(began.elapsed() < PATIENCE);
+    let _second = relay(&cluster, port);
+    let found = until(PATIENCE, "calls go on", || guest.get("before").ok());
+    assert_eq!(found.unwrap(), b"1");
+    guest.put("after", b"2").unwrap();
+}
+
+#[test]
+fn a_guest_may_come_before_its_daemon() {
+    let cluster = cluster();
+    let listeners = Listeners::bind(0).unwrap();
+    let port = listeners.address().port();
+    drop(listeners);
+    let coming = std::thread::spawn(move || {
+        DaemonLink::connect(&format!("127.0.0.1:{port}"), LinkConfig::default(), PATIENCE)
+    });
+    let _relay = relay(&cluster, port);
+    let link = coming.join().unwrap().unwrap();
+    let guest = cluster.join_by(ClientConfig::default(), Arc::new(link)).unwrap();
+    guest.put("a", b"1").unwrap();
+}
+
+#[test]
+fn nobody_and_a_master_are_no_daemon() {
+    let cluster = cluster();
+    let master = cluster.address().to_string();
+    let error = DaemonLink::connect(&master, LinkConfig::default(), PATIENCE).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::INVALID_PARAMS, "{error}");
+    let soon = Duration::from_millis(200);
+    let error = DaemonLink::connect("127.0.0.1:1", LinkConfig::default(), soon).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::RPC_FAIL, "{error}");
+}
+
+#[test]
+fn guests_over_tcp_are_served_too() {
+    let cluster = cluster();
+    let relay = relay(&cluster, 0);
+    let config = LinkConfig { may_use_unix_socket: false, ..LinkConfig::default() };
+    let guest = guest(&cluster, &relay, config);
+    guest.put("a", b"1").unwrap();
+    assert_eq!(guest.get("a").unwrap().unwrap(), b"1");
+}
+
+#[test]
+fn a_guest_lends_nothing() {
+    let cluster = cluster();
+    let relay = relay(&cluster, 0);
+    let guest = guest(&cluster, &relay, LinkConfig::default());
+    let error = guest.client.mount(1 << 20).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::NOT_SUPPORTED, "{error}");
+}
+
+#[test]
+fn a_connection_speaks_for_one_client_alone() {
+    let cluster = cluster();
+    let relay = relay(&cluster, 0);
+    let mut raw = Raw::connect(relay.address());
+    let id = ClientId::random();
+    raw.send(status(id));
+    assert!(matches!(raw.receive::<v1::Response>().unwrap().call, Some(response::Call::Status(_))));
+    raw.send(status(cluster.nodes[0].client.id()));
+    assert_eq!(raw.refused(), ErrorCode::ILLEGAL_CLIENT.number());
+    raw.send(Call::Status(v1::StatusRequest { caller: None }));
+    assert_eq!(raw.refused(), ErrorCode::INVALID_PARAMS.number());
+    raw.send(status(id));
+    assert!(raw.receive::<v1::Response>().is_some(), "the connection is as good as before");
+}
+
+#[test]
+fn broken_frames_are_answered_with_an_error_and_the_end() {
+    let cluster = cluster();
+    let relay = relay(&cluster, 0);
+    for bytes in [&[0xff; 64][..], &[3, 0, 0, 0, 0xff, 0xff, 0xff], b"\0\0\0\x02"] {
+        let mut raw = Raw::connect(relay.address());
+        raw.stream.write_all(bytes).unwrap();
+        assert_eq!(raw.refused(), ErrorCode::RPC_FAIL.number(), "{bytes:?}");
+        assert!(raw.receive::<v1::Response>().is_none(), "the connection ends");
+    }
+}
+
+#[test]
+fn any_bytes_leave_the_relay_as_it_was() {
+    let cluster = cluster();
+    let relay = relay(&cluster, 0);
+    let mut random = Random::new();
+    for _ in 0..300 {
+        let mut bytes: Vec<u8> = (0..random.below(200)).map(|_| random.below(256) as u8).collect();
+        let has_greeting = random.below(4) > 0;
+        if has_greeting && random.below(2) == 0 && bytes.len() > 4 {
+            let length = (bytes.len() - 4) as u32;
+            bytes[..4].copy_from_slice(&length.to_le_bytes());
+        }
+        let mut stream = TcpStream::connect(relay.address()).unwrap();
+        // The relay may hang up in the middle of it.
+        let _ = has_greeting.then(|| stream.write_all(&lean::client_greeting()));
+        let _ = stream.write_all(&bytes);
+    }
+    let guest = guest(&cluster, &relay, LinkConfig::default());
+    guest.put("a", b"1").unwrap();
+    until(PATIENCE, "all others are gone", || (relay.guests() == 1).then_some(()));
+}
+
+#[test]
+fn stopping_ends_connections_that_say_nothing() {
+    let cluster = cluster();
+    let relay = relay(&cluster, 0);
+    let mut silent = Raw::connect(relay.address());
+    let mut unsaid = TcpStream::connect(relay.address()).unwrap();
+    let began = Instant::now();
+    relay.stop();
+    assert!(began.elapsed() < PATIENCE);
+    assert!(silent.receive::<v1::Response>().is_none());
+    assert!(!matches!(unsaid.read(&mut [0; 1]), Ok(1)));
+}
