@@ -30,6 +30,7 @@ __all__ = [
     "log_to_queue",
     "rdma_devices",
     "read_memory",
+    "run_daemon",
     "run_master",
     "run_topology_dump",
     "run_transfer_bench",
@@ -391,6 +392,29 @@ class Store:
                 memory.
         """
 
+    @staticmethod
+    def connect_daemon(daemon: str, *, pool_bytes: int = 0) -> Store:
+        """Join a pool as a guest of the daemon of this host.
+
+        Args:
+            daemon: ``host[:port]`` of the daemon.
+            pool_bytes: How much memory `take_memory` may hand out.
+
+        Raises:
+            MooncakeError: No daemon answers there, it does not reach its master, or there is no
+                memory.
+        """
+
+    def take_memory(self, length: int) -> int:
+        """Hand out memory of a guest, for as long as the store is open.
+
+        Returns:
+            Its address, at the beginning of a page.
+
+        Raises:
+            MooncakeError: So much is not left, or the store is no guest.
+        """
+
     def close(self) -> None:
         """Leave the pool. Closing again does nothing."""
 
@@ -609,6 +633,10 @@ class Store:
         """Where the master is; other processes join there."""
 
     @property
+    def is_guest(self) -> bool:
+        """Whether its way to the pool leads through the daemon of this host."""
+
+    @property
     def is_embedded(self) -> bool:
         """Whether the master runs in this process, for this store."""
 
@@ -686,6 +714,9 @@ def log_to_queue() -> None:
 
 def read_memory(address: int, length: int) -> bytes:
     """Return the bytes at an address of this process; raise where there are none."""
+
+def run_daemon(arguments: Sequence[str]) -> int:
+    """Run the daemon of a host until SIGTERM or SIGINT; its exit code."""
 
 def run_master(arguments: Sequence[str]) -> int:
     """Run the master until it is told to stop; return its exit code."""

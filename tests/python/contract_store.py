@@ -52,6 +52,12 @@ CALLS: Final[dict[str, Call]] = {
         "int",
         INVALID,
     ),
+    "setup_dummy": Call(
+        needs("mem_pool_size", "local_buffer_size", "server_address"),
+        (0, 0, "no address: at all"),
+        "int",
+        -1,
+    ),
     "init_all": Call(
         needs("protocol", "device_name", mount_segment_size=16777216),
         ("foo", ""),

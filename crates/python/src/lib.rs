@@ -33,8 +33,8 @@ mod _native {
         options::PutOptions,
         pending::Pending,
         process::{
-            at_exit, environment, local_topology, rdma_devices, run_master, run_topology_dump,
-            run_transfer_bench,
+            at_exit, environment, local_topology, rdma_devices, run_daemon, run_master,
+            run_topology_dump, run_transfer_bench,
         },
         rpc::{RpcClient, RpcDelivery, RpcServer},
         store::Store,

@@ -34,6 +34,12 @@ pub(crate) fn run_master(py: Python<'_>, arguments: Vec<String>) -> PyResult<u8>
     or_raise(py, detached(py, || mooncake_master::run(arguments)))
 }
 
+/// Runs the daemon of a host until it is told to stop; its exit code.
+#[pyfunction]
+pub(crate) fn run_daemon(py: Python<'_>, arguments: Vec<String>) -> PyResult<u8> {
+    or_raise(py, detached(py, || mooncake_daemon::run(arguments)))
+}
+
 /// Runs the benchmark of the transfer engine; its exit code.
 #[pyfunction]
 pub(crate) fn run_transfer_bench(py: Python<'_>, arguments: Vec<String>) -> PyResult<u8> {

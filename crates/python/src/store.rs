@@ -5,6 +5,7 @@ pub(crate) mod describe;
 pub(crate) mod moves;
 mod open;
 mod parts;
+mod pool;
 mod settings;
 mod tasks;
 
@@ -103,6 +104,26 @@ impl Store {
         let store = Arc::new(or_raise(py, opened)?);
         open::remember(&store);
         Ok(Self(Some(store)))
+    }
+
+    /// Joins a pool as a guest of the daemon of this host.
+    #[staticmethod]
+    #[pyo3(signature = (daemon, *, pool_bytes = 0))]
+    fn connect_daemon(py: Python<'_>, daemon: String, pool_bytes: u64) -> PyResult<Self> {
+        log::install();
+        log::tell_of_refused();
+        let runtime = or_raise(py, runtime())?;
+        let opened = detached(py, || Open::start_guest(&daemon, pool_bytes, runtime));
+        let store = Arc::new(or_raise(py, opened.and_then(|opened| opened))?);
+        open::remember(&store);
+        Ok(Self(Some(store)))
+    }
+
+    /// Hands out memory of a guest; its address.
+    fn take_memory(&self, py: Python<'_>, length: Unsigned) -> PyResult<u64> {
+        let none = || Error::invalid("only a guest of a daemon has a memory pool");
+        let pool = or_raise(py, self.open().pool())?;
+        or_raise(py, pool.ok_or_else(none).and_then(|pool| pool.take(length.0 as u64)))
     }
 
     /// Leaves the pool. Objects of which only this process held a copy are gone.
@@ -471,6 +492,9 @@ impl Store {
             if address == 0 {
                 return Err(Error::invalid("the buffer address is null"));
             }
+            if open.pool()?.map_or(Ok(false), |pool| pool.register(address, length))? {
+                return Ok(());
+            }
             open.engine()?.regions().register(address, length, "cpu:0")
         });
         or_raise(py, registered.and_then(|registered| registered))
@@ -479,7 +503,13 @@ impl Store {
     /// Withdraws memory that was registered, by its first address.
     fn unregister_buffer(&self, py: Python<'_>, address: Unsigned) -> PyResult<()> {
         let open = self.open();
-        let withdrawn = detached(py, || open.engine()?.regions().unregister(address.0 as u64));
+        let withdrawn = detached(py, || {
+            let address = address.0 as u64;
+            match open.pool()?.map_or(Ok(false), |pool| pool.unregister(address))? {
+                true => Ok(()),
+                false => open.engine()?.regions().unregister(address),
+            }
+        });
         or_raise(py, withdrawn.and_then(|withdrawn| withdrawn))
     }
 
@@ -546,6 +576,12 @@ impl Store {
     #[getter]
     fn is_embedded(&self) -> bool {
         self.open().is_embedded()
+    }
+
+    /// Whether its way to the pool leads through the daemon of this host.
+    #[getter]
+    fn is_guest(&self) -> bool {
+        self.open().is_guest()
     }
 
     /// Whether the store was closed, or opened before this process was forked.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from mooncake._runtime import _native
 from mooncake.engine.types import shared_engine
 from mooncake.errors import MooncakeError, NotSupportedError
 from mooncake.store.batch import refuse
-from mooncake.store.codes import INVALID_PARAMS, OK
+from mooncake.store.codes import INTERNAL_ERROR, INVALID_PARAMS, OK
 from mooncake.store.copying import CopyingCalls
 from mooncake.store.looking import LookingCalls
 from mooncake.store.pointers import PointerCalls
@@ -125,6 +126,44 @@ class MooncakeDistributedStore(
         self._is_warned = False
         return OK
 
+    def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
+        """Join the pool as a guest of the daemon of this host, a running `mooncake_client`.
+
+        The daemon lends the memory and knows the master; bytes go straight between this process
+        and wherever they lie. While the daemon is away calls fail at once with -900; they go on by
+        themselves when it, or another one on its port, is back. What this process put stays in the
+        pool when it ends. All calls are there but for those that lend memory, which fail with -1.
+
+        A store that is set up already is closed first.
+
+        Args:
+            mem_pool_size: How much memory `alloc_from_mem_pool` may hand out; it takes room as it
+                is written.
+            local_buffer_size: How much a `BufferPool` of the store may lend.
+            server_address: ``host:port`` of the daemon, on this host.
+
+        Returns:
+            0, or -1 if no daemon answers there within `MC_RPC_CONNECT_TIMEOUT_MS`, or it does not
+            reach its master, or there is no memory.
+        """
+        for name, value in (
+            ("mem_pool_size", mem_pool_size),
+            ("local_buffer_size", local_buffer_size),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise TypeError(f"setup_dummy(): {name} must be an integer that is not negative")
+        if not isinstance(server_address, str):
+            raise TypeError("setup_dummy(): server_address must be str")
+        self.close()
+        try:
+            self._native = _native.Store.connect_daemon(server_address, pool_bytes=mem_pool_size)
+        except MooncakeError as error:
+            _log.error("setup_dummy failed: %s (%s)", error, error.remedy)
+            return INTERNAL_ERROR
+        self._local_bytes = local_buffer_size
+        self._is_warned = False
+        return OK
+
     def init_all(self, protocol: str, device_name: str, mount_segment_size: int = 16777216) -> int:
         """Join the pool of a master on this host, with as little said as can be.
 
@@ -136,10 +175,12 @@ class MooncakeDistributedStore(
             mount_segment_size: Bytes to lend to the pool; 0, or at least 16 MiB.
 
         Returns:
-            0, or a negative number: -600 also if the store is set up already.
+            0, or a negative number: -600 also if the store is set up already, -1 if that was done
+            by `setup_dummy`.
         """
         if self._native is not None:
-            return refuse("the store is set up already").code
+            refused = refuse("the store is set up already")
+            return INTERNAL_ERROR if self._native.is_guest else refused.code
         return self.setup(
             "localhost",
             "P2PHANDSHAKE",
@@ -173,24 +214,37 @@ class MooncakeDistributedStore(
         return 0
 
     def get_hostname(self) -> str:
-        """Return ``host:port``, the name of this process's segments; "" before `setup`."""
+        """Return ``host:port``, the name of this process's segments.
+
+        "" before `setup` and after `setup_dummy`, since a guest lends none.
+        """
         return self._name
 
     def get_offload_rpc_read_count(self) -> int:
         """Return how many reads were served from another process's disk tier; there is none."""
         return 0
 
-    def alloc_from_mem_pool(self, size: int) -> int:  # noqa: ARG002
-        """Return memory of the pool that a daemon shares with this process.
+    def alloc_from_mem_pool(self, size: int) -> int:
+        """Return memory of the pool that `setup_dummy` made; it goes when the store is closed.
 
         Args:
             size: How many bytes.
 
         Returns:
-            0: a store with a pool of its own shares no memory with a daemon. `BufferPool` and
-            `MooncakeHostMemAllocator` lend memory.
+            The address, at the beginning of a page; 0 if so much is not left, and always after
+            `setup`, which makes no such pool: `BufferPool` and `MooncakeHostMemAllocator` lend
+            memory there.
         """
-        return 0
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise TypeError("alloc_from_mem_pool(): size must be an integer that is not negative")
+        native = self._native
+        if native is None or not native.is_guest:
+            return 0
+        try:
+            return native.take_memory(size)
+        except MooncakeError as error:
+            _log.warning("alloc_from_mem_pool: %s", error)
+            return 0
 
     def _get_pyclient_capsule(self) -> MooncakeDistributedStore | None:
         """Return what `BufferPool` is made of; None if it is not set up. Wrappers pass it on."""

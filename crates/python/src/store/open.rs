@@ -12,12 +12,16 @@ use std::{
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, Result, SystemClock};
+use mooncake_daemon::environment;
 use mooncake_master::{Master, Origin};
-use mooncake_store_client::{CallLink, Client, HttpServer, LeanLink, MasterLink};
+use mooncake_store_client::{CallLink, Client, DaemonLink, HttpServer, LeanLink, MasterLink};
 use mooncake_transfer_engine::{Engine, process};
 use tokio::runtime::Runtime;
 
-use super::settings::{EMBEDDED, Settings};
+use super::{
+    pool::Pool,
+    settings::{EMBEDDED, Settings},
+};
 use crate::engine::Running;
 
 /// How long the engine may take to end.
@@ -41,6 +45,8 @@ pub(crate) struct Open {
     /// The engine's owner, if that is not this store.
     shared: Option<Arc<Running>>,
     master: Mutex<Option<Master>>,
+    /// Memory to be handed out, of a guest of a daemon.
+    pool: Option<Pool>,
     runtime: &'static Runtime,
     generation: u64,
     is_closed: AtomicBool,
@@ -96,10 +102,56 @@ impl Open {
             engine,
             shared,
             master: Mutex::new(master),
+            pool: None,
             runtime,
             generation: process::generation(),
             is_closed: AtomicBool::new(false),
         })
+    }
+
+    /// Joins the pool as a guest of the daemon of this host, with so much memory to be handed out.
+    /// Blocks; to be called detached.
+    ///
+    /// # Errors
+    /// No daemon answers there, its master cannot be reached, or there is no memory.
+    pub(crate) fn start_guest(
+        daemon: &str,
+        pool_bytes: u64,
+        runtime: &'static Runtime,
+    ) -> Result<Self> {
+        let config = environment::link()?;
+        let patience = config.connect_timeout;
+        let link = DaemonLink::connect(daemon, config, patience)?;
+        let Settings { engine, client, .. } = Settings::guest(link.daemon())?;
+        let engine = Engine::start(engine, runtime.handle().clone())?;
+        let joined = Pool::new(&engine, pool_bytes)
+            .and_then(|pool| Ok((Client::connect(client, engine.clone(), Arc::new(link))?, pool)));
+        let (client, pool) =
+            joined.inspect_err(|_| engine.close(SystemClock.now() + ENGINE_CLOSE_MAX))?;
+        Ok(Self {
+            client,
+            http: Mutex::new(None),
+            engine,
+            shared: None,
+            master: Mutex::new(None),
+            pool: Some(pool),
+            runtime,
+            generation: process::generation(),
+            is_closed: AtomicBool::new(false),
+        })
+    }
+
+    /// Memory of a guest to be handed out.
+    ///
+    /// # Errors
+    /// A closed error after [`close`](Self::close) and in a forked child.
+    pub(crate) fn pool(&self) -> Result<Option<&Pool>> {
+        self.check().map(|()| self.pool.as_ref())
+    }
+
+    /// Whether its way to the pool leads through a daemon.
+    pub(crate) fn is_guest(&self) -> bool {
+        self.pool.is_some()
     }
 
     /// The client, if the store may still be used.

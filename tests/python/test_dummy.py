@@ -1,0 +1,421 @@
+"""Guests of a daemon: `setup_dummy` with a real `mooncake_client`."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+from conftest import MIB, MasterProcess, assert_quiet, run_script, set_up, start_master
+
+from mooncake.store import BufferPool, MooncakeDistributedStore, ReplicateConfig
+
+READY = re.compile(r"mooncake_client ready rpc=(\S+)(?: http=(\S+))? name=(\S+)")
+PATIENCE = 30.0
+
+
+@dataclass
+class DaemonProcess:
+    """A daemon in a process of its own."""
+
+    process: subprocess.Popen[str]
+    address: str
+    http: str
+    name: str
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE)
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(PATIENCE)
+
+
+def start_daemon(master: str, *flags: str, port: int = 0) -> DaemonProcess:
+    """Starts a daemon and waits until it says where it listens."""
+    command = [
+        sys.executable,
+        "-m",
+        "mooncake.cli_client",
+        "--host=127.0.0.1",
+        f"--port={port}",
+        "--global_segment_size=64MB",
+        f"--master_server_address={master}",
+        "--metadata_server=P2PHANDSHAKE",
+        *flags,
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if ready := READY.search(line):
+            process.stdout.close()
+            return DaemonProcess(process, ready[1], ready[2] or "", ready[3])
+    process.stdout.close()
+    raise AssertionError(f"the daemon did not start: exit code {process.wait(PATIENCE)}")
+
+
+@pytest.fixture
+def daemon(master: MasterProcess) -> Iterator[DaemonProcess]:
+    """A daemon that the test may kill."""
+    daemon = start_daemon(master.address)
+    yield daemon
+    if daemon.process.poll() is None:
+        daemon.stop()
+
+
+@pytest.fixture
+def guest(daemon: DaemonProcess) -> Iterator[MooncakeDistributedStore]:
+    """A guest of the daemon with 16 MiB of its own."""
+    store = MooncakeDistributedStore()
+    assert store.setup_dummy(16 * MIB, MIB, daemon.address) == 0
+    yield store
+    assert store.close() == 0
+
+
+@pytest.fixture
+def member(master: MasterProcess) -> Iterator[MooncakeDistributedStore]:
+    """A store of the ordinary kind, which lends nothing."""
+    store = MooncakeDistributedStore()
+    assert set_up(store, master.address, segment=0) == 0
+    yield store
+    store.close()
+
+
+def wait_for(what: str, look: Callable[[], bool]) -> None:
+    """Looks until it is so."""
+    deadline = time.monotonic() + PATIENCE
+    while not look():
+        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        time.sleep(0.01)
+
+
+def clients_of(store: MooncakeDistributedStore) -> int:
+    assert store._native is not None
+    return store._native.status()["clients"]
+
+
+def test_a_guest_puts_and_others_read_the_very_bytes(guest, member):
+    value = bytes(range(256)) * 4096
+    assert guest.put("dummy/a", value) == 0
+    assert guest.get("dummy/a") == value
+    assert member.get("dummy/a") == value
+    assert member.upsert("dummy/a", b"new") == 0
+    assert guest.get("dummy/a") == b"new"
+    assert (guest.is_exist("dummy/a"), guest.get_size("dummy/a")) == (1, 3)
+    assert guest.remove("dummy/a", force=True) == 0
+    assert guest.is_exist("dummy/a") == 0
+    assert (guest.health_check(), guest.get_hostname()) == (0, "")
+
+
+def test_memory_of_the_pool_is_written_and_read_in_place(guest, member):
+    address = guest.alloc_from_mem_pool(2 * MIB)
+    assert address % 4096 == 0
+    other = guest.alloc_from_mem_pool(MIB)
+    assert abs(other - address) >= MIB
+    assert guest.register_buffer(address, 2 * MIB) == 0
+    assert guest.register_buffer(address + MIB, MIB) == -600, "it overlaps"
+    payload = os.urandom(MIB)
+    ctypes.memmove(address, payload, MIB)
+    assert guest.put_from("dummy/pool", address, MIB) == 0
+    assert member.get("dummy/pool") == payload
+    assert guest.get_into("dummy/pool", address + MIB, MIB) == MIB
+    assert ctypes.string_at(address + MIB, MIB) == payload
+    assert guest.unregister_buffer(address) == 0
+    assert guest.unregister_buffer(address) == -600
+    assert guest.alloc_from_mem_pool(64 * MIB) == 0
+    assert guest.alloc_from_mem_pool(0) == 0
+    assert guest.alloc_from_mem_pool(13 * MIB) != 0, "what is left"
+    assert guest.alloc_from_mem_pool(1) == 0
+    assert guest.put_from("dummy/null", 0, 10) < 0
+
+
+def test_any_memory_of_the_process_serves(guest, member):
+    buffer = ctypes.create_string_buffer(b"from the heap" * 1000)
+    at, size = ctypes.addressof(buffer), len(buffer)
+    assert guest.register_buffer(at, size) == 0
+    assert guest.put_from("dummy/heap", at, size) == 0
+    assert member.get("dummy/heap") == buffer.raw
+    assert guest.unregister_buffer(at) == 0
+
+
+def test_batches_parts_and_many_buffers(guest, member):
+    keys = [f"dummy/batch/{i}" for i in range(2000)]
+    values = [f"value {i}".encode() for i in range(2000)]
+    assert guest.put_batch(keys, values) == 0
+    assert member.get_batch(keys) == values
+    assert guest.get_batch(keys) == values
+    assert guest.batch_is_exist(keys) == [1] * 2000
+    base = guest.alloc_from_mem_pool(MIB)
+    assert guest.put_parts("dummy/parts", b"one", b"", b"two") == 0
+    assert guest.batch_get_into_multi_buffers(["dummy/parts"], [[base, base + 100]], [[3, 3]]) == [
+        6
+    ]
+    assert ctypes.string_at(base + 100, 3) == b"two"
+    lists = ([[base, base + 100]], [[3, 3]])
+    assert guest.batch_put_from_multi_buffers(["dummy/multi"], *lists) == [0]
+    assert member.get("dummy/multi") == b"onetwo"
+    with_two = ReplicateConfig()
+    with_two.with_hard_pin = True
+    assert guest.upsert_from("dummy/multi", base, 3, with_two) == 0
+    handle = guest.get_buffer("dummy/multi")
+    assert handle is not None
+    assert bytes(memoryview(handle)) == b"one"
+    assert guest.batch_get_buffer(["dummy/none"]) == [None]
+    assert guest.remove_by_regex("^dummy/batch/", force=True) == 2000
+
+
+def test_sessions_descriptors_and_pools_are_there_too(guest, daemon):
+    assert guest.put("dummy/s", b"0123456789") == 0
+    base = guest.alloc_from_mem_pool(4096)
+    assert guest.batch_get_session_start(["dummy/s"]) == [0]
+    read = guest.batch_get_into_multi_buffer_ranges(["dummy/s"], [[base]], [[4]], [[3]])
+    assert read == [4]
+    assert ctypes.string_at(base, 4) == b"3456"
+    guest.batch_get_session_end(["dummy/s"])
+    (replica,) = guest.get_replica_desc("dummy/s")
+    place = replica.get_memory_descriptor().buffer_descriptor
+    assert place.transport_endpoint == daemon.name, "it lies in the daemon's memory"
+    with BufferPool(guest).buffer(4096) as lease:
+        assert guest.get_into("dummy/s", lease.ptr, 4096) == 10
+
+
+def test_a_guest_lends_nothing_and_is_set_up_once(guest):
+    assert guest.allocate_and_mount_segment(16 * MIB)["ret"] == -1
+    assert guest.mount_segment("/dev/shm/nothing", MIB)["ret"] == -1
+    assert guest.unmount_segment(["1-2"]) == -1
+    assert guest.init_all("tcp", "") == -1
+    assert guest.put("dummy/still", b"there") == 0
+
+
+def test_the_bytes_of_a_guest_stay_when_it_ends(daemon, member):
+    script = """
+import sys
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+assert store.setup_dummy(1 << 20, 0, sys.argv[1]) == 0
+assert store.put("dummy/left", b"behind") == 0
+"""
+    assert_quiet(run_script(script, daemon.address))
+    assert member.get("dummy/left") == b"behind"
+
+
+DIES = """
+import os, sys, time
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+assert store.setup_dummy(1 << 20, 0, sys.argv[1]) == 0
+assert store.batch_put_session_start(["dummy/dies"], [1 << 20]) == [0]
+child = os.fork() if sys.argv[2] == "fork" else -1
+if child == 0:
+    time.sleep(60)
+    os._exit(0)
+print(child, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("kind", ["alone", "fork"])
+def test_what_a_killed_guest_held_is_free_at_once(daemon, member, kind):
+    """Also while a forked child keeps the sockets of the dead one open."""
+    calm = "ignore:This process:DeprecationWarning"
+    before = clients_of(member)
+    command = [sys.executable, "-W", calm, "-c", DIES, daemon.address, kind]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as dying:
+        assert dying.stdout is not None
+        child = int(dying.stdout.readline())
+        try:
+            assert clients_of(member) == before + 1
+            dying.kill()
+            began = time.monotonic()
+            wait_for("the master forgets the guest", lambda: clients_of(member) == before)
+            assert time.monotonic() - began < 5, "it was not waited for"
+            assert member.put("dummy/dies", b"mine") == 0
+            assert member.get("dummy/dies") == b"mine"
+        finally:
+            if child > 0:
+                os.kill(child, signal.SIGKILL)
+
+
+def test_calls_go_on_when_a_killed_daemon_is_back(master, daemon, guest):
+    address = guest.alloc_from_mem_pool(MIB)
+    assert guest.register_buffer(address, MIB) == 0
+    ctypes.memset(address, 5, MIB)
+    assert guest.put_from("dummy/first", address, MIB) == 0
+    daemon.kill()
+    began = time.monotonic()
+    assert guest.put("dummy/away", b"x") == -900
+    assert guest.is_exist("dummy/first") == -900
+    assert guest.batch_put_from(["dummy/away"], [address], [MIB]) == [-900]
+    assert guest.get("dummy/first") == b""
+    assert guest.health_check() == 2
+    assert time.monotonic() - began < PATIENCE
+    again = start_daemon(master.address, port=daemon.port)
+    try:
+        wait_for("calls go on", lambda: guest.put_from("dummy/again", address, MIB) == 0)
+        ctypes.memset(address, 0, MIB)
+        assert guest.get_into("dummy/again", address, MIB) == MIB
+        assert ctypes.string_at(address, MIB) == b"\5" * MIB
+        assert guest.health_check() == 0
+    finally:
+        again.stop()
+
+
+def test_a_guest_outlives_its_daemon(daemon):
+    store = MooncakeDistributedStore()
+    assert store.setup_dummy(MIB, 0, daemon.address) == 0
+    daemon.kill()
+    began = time.monotonic()
+    assert store.close() == 0
+    assert time.monotonic() - began < 10
+
+
+def test_the_store_of_the_parent_is_dead_in_a_forked_child(daemon):
+    script = """
+import os, sys
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+assert store.setup_dummy(1 << 20, 0, sys.argv[1]) == 0
+assert store.put("dummy/fork", b"v") == 0
+child = os.fork()
+if child == 0:
+    bad = store.put("dummy/child", b"v")
+    own = MooncakeDistributedStore()
+    ready = own.setup_dummy(1 << 20, 0, sys.argv[1])
+    got = own.get("dummy/fork")
+    own.close()
+    os._exit(0 if (bad, ready, got) == (-600, 0, b"v") else 1)
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+assert store.get("dummy/fork") == b"v"
+assert store.close() == 0
+"""
+    assert_quiet(run_script(script, daemon.address))
+
+
+def test_two_daemons_of_one_host_serve_their_own_guests(master, daemon, guest):
+    with_other = start_daemon(master.address)
+    other = MooncakeDistributedStore()
+    try:
+        assert with_other.port != daemon.port
+        assert other.setup_dummy(MIB, 0, with_other.address) == 0
+        assert other.put("dummy/other", b"o") == 0
+        assert guest.get("dummy/other") == b"o"
+        with_other.kill()
+        assert other.put("dummy/other2", b"o") == -900
+        assert guest.put("dummy/mine", b"m") == 0
+    finally:
+        other.close()
+        if with_other.process.poll() is None:
+            with_other.stop()
+
+
+def test_a_guest_may_be_set_up_before_its_daemon(master):
+    first = start_daemon(master.address)
+    port = first.port
+    assert first.stop() == 0
+    script = """
+import sys
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+print("begun", flush=True)
+assert store.setup_dummy(1 << 20, 0, sys.argv[1]) == 0
+assert store.put("dummy/early", b"v") == 0
+assert store.close() == 0
+"""
+    env = {**os.environ, "MC_RPC_CONNECT_TIMEOUT_MS": "30000"}
+    command = [sys.executable, "-c", script, f"127.0.0.1:{port}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as early:
+        assert early.stdout is not None
+        assert early.stdout.readline() == "begun\n"
+        daemon = start_daemon(master.address, port=port)
+        try:
+            assert early.wait(PATIENCE) == 0
+        finally:
+            daemon.stop()
+
+
+def test_nobody_or_a_master_at_the_address_is_refused(master, monkeypatch):
+    monkeypatch.setenv("MC_RPC_CONNECT_TIMEOUT_MS", "300")
+    store = MooncakeDistributedStore()
+    assert store.setup_dummy(MIB, 0, "127.0.0.1:1") == -1
+    assert store.setup_dummy(MIB, 0, master.address) == -1
+    assert store.setup_dummy(MIB, 0, "no address: at all") == -1
+    assert store.put("k", b"v") == -600
+    assert store.alloc_from_mem_pool(8) == 0
+    for wrong in ((-1, 0, "h"), (0, "1", "h"), (0, 0, 5)):
+        with pytest.raises(TypeError):
+            store.setup_dummy(*wrong)
+
+
+def test_a_daemon_whose_master_dies_says_so(mortal_master):
+    daemon = start_daemon(mortal_master.address)
+    store = MooncakeDistributedStore()
+    try:
+        assert store.setup_dummy(MIB, 0, daemon.address) == 0
+        mortal_master.kill()
+        assert store.put("k", b"v") == -900
+        assert store.health_check() == 2
+    finally:
+        store.close()
+        daemon.stop()
+
+
+def test_guests_live_in_the_tenant_of_their_daemon(tmp_path):
+    quotas = tmp_path / "quotas.yaml"
+    quotas.write_text("version: 1\ntenants:\n  - name: a\n    quota: 1GB\n")
+    flags = ("--enable_multi_tenants", f"--tenant_quota_connector_uri=file://{quotas}")
+    master = start_master(*flags)
+    daemons = [start_daemon(master.address, f"--tenant_id={name}") for name in "ab"]
+    inside, outside = MooncakeDistributedStore(), MooncakeDistributedStore()
+    try:
+        assert inside.setup_dummy(MIB, 0, daemons[0].address) == 0
+        assert outside.setup_dummy(MIB, 0, daemons[1].address) == 0
+        assert inside.put("k", b"v") == 0
+        assert inside.get("k") == b"v"
+        assert outside.is_exist("k") == 0
+        assert outside.put("k", b"v") < 0, "that tenant has no quota"
+    finally:
+        assert (inside.close(), outside.close()) == (0, 0)
+        assert [daemon.stop() for daemon in daemons] == [0, 0]
+        master.stop()
+        assert master.process.stdout is not None
+        master.process.stdout.close()
+
+
+def test_a_daemon_with_a_metadata_server_serves_guests_too(master):
+    server = f"--metadata_server=http://{master.metadata}/metadata"
+    daemon = start_daemon(master.address, server)
+    guests = [MooncakeDistributedStore(), MooncakeDistributedStore()]
+    try:
+        for guest in guests:
+            assert guest.setup_dummy(MIB, 0, daemon.address) == 0
+        assert guests[0].put("dummy/http", b"v" * 1000) == 0
+        assert guests[1].get("dummy/http") == b"v" * 1000
+    finally:
+        for guest in guests:
+            assert guest.close() == 0
+        assert daemon.stop() == 0
+
+
+def test_the_daemon_shows_its_health(master):
+    daemon = start_daemon(master.address, "--enable_http_server", "--http_port=0")
+    try:
+        port = daemon.http.rpartition(":")[2]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=PATIENCE) as answer:
+            assert json.load(answer)["code"] == 0
+    finally:
+        assert daemon.stop() == 0
