@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mooncake._leases import Lease
     from mooncake._logs import log_to_python
     from mooncake._native import Buffer, PutOptions, last_error
+    from mooncake._tasks import CopyInfo, Drain, DrainInfo, Task, TaskInfo
     from mooncake.async_object_store import AsyncStore
     from mooncake.buffer_pool import BufferPool, RegisteredBufferPool
     from mooncake.errors import (
@@ -44,9 +45,12 @@ __all__ = [
     "BufferPool",
     "BusyError",
     "ClosedError",
+    "CopyInfo",
     "CorruptError",
     "DeadlineError",
     "DeniedError",
+    "Drain",
+    "DrainInfo",
     "InternalError",
     "InvalidArgumentError",
     "Lease",
@@ -63,6 +67,8 @@ __all__ = [
     "StorageError",
     "Store",
     "StoreConfig",
+    "Task",
+    "TaskInfo",
     "TransferFailedError",
     "UnavailableError",
     "__version__",
@@ -74,6 +80,9 @@ _HOMES = {
     "AsyncStore": "mooncake.async_object_store",
     "Buffer": "mooncake._runtime",
     "BufferPool": "mooncake.buffer_pool",
+    "CopyInfo": "mooncake._tasks",
+    "Drain": "mooncake._tasks",
+    "DrainInfo": "mooncake._tasks",
     "Lease": "mooncake._leases",
     "ObjectInfo": "mooncake.object_store",
     "PutOptions": "mooncake._runtime",
@@ -81,6 +90,8 @@ _HOMES = {
     "SegmentInfo": "mooncake.object_store",
     "Store": "mooncake.object_store",
     "StoreConfig": "mooncake.object_store",
+    "Task": "mooncake._tasks",
+    "TaskInfo": "mooncake._tasks",
     "__version__": "mooncake._runtime",
     "last_error": "mooncake._runtime",
     "log_to_python": "mooncake._logs",

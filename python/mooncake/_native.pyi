@@ -25,6 +25,7 @@ __all__ = [
     "codes",
     "environment",
     "failure",
+    "host_allocator",
     "last_error",
     "local_topology",
     "log_to_queue",
@@ -705,6 +706,9 @@ def failure(
     code: int, text: str, *, key: _Key | None = None, is_closed: bool = False
 ) -> MooncakeError:
     """Make the exception for a failure that was found in Python, and remember it."""
+
+def host_allocator() -> tuple[int, int]:
+    """Return the addresses of the C functions that allocate and free memory of the host."""
 
 def last_error() -> MooncakeError | None:
     """Return the last failure in this thread, also of calls that returned it as a number."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overlo
 from mooncake._leases import Lease
 from mooncake._runtime import Buffer, PutOptions, _native
 from mooncake._sizes import parse_size
+from mooncake._tasks import CopyInfo, Drain, JobId, Task
 from mooncake.errors import MooncakeError, NotFoundError
 
 if TYPE_CHECKING:
@@ -381,6 +382,101 @@ class Store:
             How many were removed.
         """
         return self._native.remove_matching(prefix=encoded(prefix) or None, force=force)
+
+    # Copies
+
+    def copies(self, key: Key) -> list[CopyInfo]:
+        """Return where the copies of an object lie, and lease the object.
+
+        Args:
+            key: The name of the object.
+
+        Raises:
+            NotFoundError: There is no such object.
+            NotReadyError: It is still being written.
+        """
+        places = only(self._native.replicas([key]))
+        return [
+            CopyInfo(
+                segment=place["segment"],
+                segment_id=place["segment_id"],
+                endpoint=place["endpoint"],
+                size=place["size"],
+            )
+            for place in places
+        ]
+
+    def copy(self, key: Key, to: str | Sequence[str]) -> Task:
+        """Ask for copies of an object in more segments. They are made a moment later.
+
+        Args:
+            key: The name of the object.
+            to: The names of the segments, or of the only one. One that has a copy needs no other.
+
+        Raises:
+            NotFoundError: There is no such object.
+            InvalidArgumentError: There is no such segment, or none is named.
+
+        Example:
+            >>> store.copy("weights", to="10.0.0.2:15000").wait().state
+            'success'
+        """
+        targets = [to] if isinstance(to, str) else list(to)
+        return Task(self._native, self._native.copy_object(key, targets))
+
+    def move(self, key: Key, source: str, target: str) -> Task:
+        """Ask for the move of a copy of an object to another segment. It happens a moment later.
+
+        Args:
+            key: The name of the object.
+            source: The name of the segment that the copy leaves.
+            target: The name of the segment that it goes to.
+
+        Raises:
+            NotFoundError: There is no such object.
+            InvalidArgumentError: There is no such segment, the source has no copy, or it is the
+                target.
+        """
+        return Task(self._native, self._native.move_object(key, source, target))
+
+    def task(self, task_id: JobId) -> Task:
+        """Name a task by its id, which any process may have asked for.
+
+        Args:
+            task_id: Its id.
+        """
+        return Task(self._native, task_id)
+
+    def drain(
+        self, segments: str | Sequence[str], *, to: Sequence[str] = (), concurrency: int = 0
+    ) -> Drain:
+        """Begin to empty segments: they take no more objects, and what lies in them is moved.
+
+        Args:
+            segments: The names of the segments, or of the only one.
+            to: The names of the segments that the copies go to; none: wherever there is room.
+            concurrency: How many copies are moved at a time; 0 leaves it to the master.
+
+        Raises:
+            NotFoundError: There is no such segment.
+            InvalidArgumentError: None is named, or one is to be emptied and filled.
+
+        Example:
+            >>> with store.drain("10.0.0.2:15000") as drain:
+            ...     print(drain.info().state)
+            running
+        """
+        names = [segments] if isinstance(segments, str) else list(segments)
+        begun = self._native.drain(names, targets=list(to), concurrency=concurrency)
+        return Drain(self._native, begun["id"])
+
+    def drain_of(self, job_id: JobId) -> Drain:
+        """Name a drain by its id, which any process may have begun.
+
+        Args:
+            job_id: Its id.
+        """
+        return Drain(self._native, job_id)
 
     # Looking
 

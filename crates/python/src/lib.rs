@@ -3,7 +3,8 @@
 //! In reading order: [`store`] (a handle on a pool), [`pending`] and [`workers`] (its calls for
 //! event loops), [`engine`] (a transfer engine alone),
 //! [`options`], [`argument`] and [`buffer`] (what Python hands over), [`error`] (what it is told),
-//! [`detach`] (leaving the interpreter and coming back), [`runtime`], [`log`], [`process`] (exit,
+//! [`detach`] (leaving the interpreter and coming back), [`runtime`], [`log`],
+//! [`hostmem`] (an allocator for others), [`process`] (exit,
 //! and the master as a program).
 #![deny(unsafe_code)]
 
@@ -12,6 +13,7 @@ mod buffer;
 mod detach;
 mod engine;
 mod error;
+mod hostmem;
 mod log;
 mod options;
 mod pending;
@@ -29,6 +31,7 @@ mod _native {
         buffer::{Buffer, writable_range},
         engine::{Engine, read_memory, write_memory},
         error::{codes, failure, last_error, use_exceptions},
+        hostmem::host_allocator,
         log::{log_to_queue, take_log_records},
         options::PutOptions,
         pending::Pending,

@@ -19,8 +19,20 @@ from mooncake.store.descriptors import (
     ReplicaDescriptor,
 )
 from mooncake.store.distributed import MooncakeDistributedStore
-from mooncake.store.memory import MooncakeHostMemAllocator, bind_to_numa_node
-from mooncake.store.pool import BufferLease, BufferLeaseView, BufferPool
+from mooncake.store.engram import EngramStore, EngramStoreConfig
+from mooncake.store.memory import (
+    MooncakeHostMemAllocator,
+    bind_to_numa_node,
+    get_alloc_func_addr,
+    get_free_func_addr,
+)
+from mooncake.store.nof import MooncakeDistributedNoFRegister
+from mooncake.store.pool import (
+    BufferLease,
+    BufferLeaseView,
+    BufferPool,
+    passed_on as _get_pyclient_from_wrapper,
+)
 
 __all__ = [
     "ACTIVATION",
@@ -49,7 +61,10 @@ __all__ = [
     "BufferPool",
     "Descriptor",
     "DiskDescriptor",
+    "EngramStore",
+    "EngramStoreConfig",
     "MemoryDescriptor",
+    "MooncakeDistributedNoFRegister",
     "MooncakeDistributedStore",
     "MooncakeHostMemAllocator",
     "ObjectDataType",
@@ -63,7 +78,10 @@ __all__ = [
     "SoftPinAction",
     "TaskStatus",
     "TaskType",
+    "_get_pyclient_from_wrapper",
     "bind_to_numa_node",
+    "get_alloc_func_addr",
+    "get_free_func_addr",
 ]
 
 RegisteredBufferLease = BufferLease

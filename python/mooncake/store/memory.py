@@ -8,7 +8,14 @@ import mmap
 import os
 from typing import Final
 
-__all__ = ["MooncakeHostMemAllocator", "bind_to_numa_node"]
+from mooncake._runtime import _native
+
+__all__ = [
+    "MooncakeHostMemAllocator",
+    "bind_to_numa_node",
+    "get_alloc_func_addr",
+    "get_free_func_addr",
+]
 
 _SET_MEMPOLICY: Final = {"x86_64": 238, "aarch64": 237}
 _MPOL_PREFERRED: Final = 1
@@ -64,6 +71,25 @@ class MooncakeHostMemAllocator:
             return -1
         mapped.close()
         return 0
+
+
+def get_alloc_func_addr() -> int:
+    """Return the address of a C function that allocates memory of the host.
+
+    It is for allocators that are plugged into others:
+    ``void *(ssize_t size, int device, void *stream)``. The device and the stream do not matter.
+    What it returns holds zeros and begins at a page; null: there is no memory of that size.
+    """
+    return _native.host_allocator()[0]
+
+
+def get_free_func_addr() -> int:
+    """Return the address of a C function that frees what `get_alloc_func_addr`'s allocated.
+
+    It is ``void (void *address, ssize_t size, int device, void *stream)``. Only the address
+    matters, and one that was not allocated so changes nothing.
+    """
+    return _native.host_allocator()[1]
 
 
 def bind_to_numa_node(node: int) -> None:

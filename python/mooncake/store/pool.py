@@ -15,7 +15,7 @@ from mooncake.store.calls import Calls
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["BufferLease", "BufferLeaseView", "BufferPool"]
+__all__ = ["BufferLease", "BufferLeaseView", "BufferPool", "inner_store", "passed_on"]
 
 _POINTER_BYTES: Final = 8
 
@@ -83,7 +83,7 @@ class BufferPool:
         if alignment & (alignment - 1) or alignment < _POINTER_BYTES:
             raise RuntimeError("alignment must be a power of two and at least sizeof(void*)")
         self._store = _native_of(store)
-        local: int = _inner(store)._local_bytes
+        local: int = inner_store(store)._local_bytes
         if local == 0:
             raise RuntimeError("BufferPool requires a store configured with a local buffer")
         self._local = local
@@ -308,7 +308,28 @@ class BufferLease:
             self._pool._give_back(memory, self._size)
 
 
-def _inner(store: Any) -> Calls:
+def passed_on(wrapper: Any) -> object:
+    """Return what a wrapper of a store passes on to a `BufferPool`; None if it is not set up.
+
+    Args:
+        wrapper: A `MooncakeDistributedStore`, or what has ``_get_pyclient_capsule()``.
+    """
+    capsule = getattr(wrapper, "_get_pyclient_capsule", None)
+    if capsule is None:
+        raise TypeError(f"a store or a wrapper of one is needed, not {type(wrapper).__name__}")
+    passed: object = capsule()
+    return passed
+
+
+def inner_store(store: Any) -> Calls:
+    """Return the store that a wrapper passes on, or that it is.
+
+    Args:
+        store: A store that is set up, or what has ``_get_pyclient_capsule()``.
+
+    Raises:
+        RuntimeError: It is neither.
+    """
     capsule = getattr(store, "_get_pyclient_capsule", None)
     if store is None:
         raise RuntimeError("MooncakeDistributedStore is not initialized")
@@ -324,7 +345,7 @@ def _inner(store: Any) -> Calls:
 
 
 def _native_of(store: Any) -> _native.Store:
-    native = _inner(store)._native
+    native = inner_store(store)._native
     if native is None:
         raise RuntimeError("MooncakeDistributedStore is not initialized")
     return native

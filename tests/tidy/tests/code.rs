@@ -42,6 +42,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/store-client/src/client/tasks/work.rs", "lends memory of segments to transfers"),
     ("crates/testkit/src/cluster.rs", "lends buffers of the tests"),
     ("crates/python/src/buffer.rs", "the buffer protocol"),
+    ("crates/python/src/hostmem.rs", "maps memory for allocators in C"),
 ];
 
 #[test]

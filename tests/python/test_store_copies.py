@@ -1,0 +1,138 @@
+"""Copies, moves and drains through our own face, in real pools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from conftest import MIB, MasterProcess, start_master
+
+import mooncake
+from mooncake import DrainInfo, Store, StoreConfig, TaskInfo
+from mooncake._tasks import wait_for
+
+LIMIT_S = 60.0
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture(scope="module")
+def quick_master() -> Iterator[MasterProcess]:
+    """A master whose leases do not last."""
+    master = start_master("--default_kv_lease_ttl=1ms")
+    yield master
+    master.stop()
+    assert master.process.stdout is not None
+    master.process.stdout.close()
+
+
+@pytest.fixture
+def pair(quick_master: MasterProcess) -> Iterator[tuple[Store, Store]]:
+    """Two stores that lend memory to one pool."""
+    config = StoreConfig(segment_bytes=32 * MIB)
+    with Store(quick_master.address, config) as first, Store(quick_master.address, config) as other:
+        yield first, other
+
+
+def put_on(store: Store, key: str, value: bytes) -> None:
+    store.put(key, value, options=mooncake.PutOptions(preferred_segments=[store.name]))
+
+
+def names(store: Store, key: str) -> set[str]:
+    return {copy.segment for copy in store.copies(key)}
+
+
+def test_a_copy_is_made_and_outlives_the_first_holder(pair: tuple[Store, Store]) -> None:
+    first, other = pair
+    put_on(first, "copied", b"value" * 1000)
+    [copy] = first.copies("copied")
+    assert (copy.segment, copy.size) == (first.name, 5000)
+    task = first.copy("copied", to=other.name)
+    info = task.wait(LIMIT_S)
+    assert (info.id, info.kind, info.state) == (task.id, "copy", "success")
+    assert info.is_over
+    assert info.created <= info.updated
+    assert info.created.tzinfo is not None
+    assert other.task(task.id) == task
+    assert other.task(task.id).info() == info
+    assert names(other, "copied") == {first.name, other.name}
+    first.close()
+    assert other.get("copied") == b"value" * 1000
+
+
+def test_a_move_leaves_the_target_only(pair: tuple[Store, Store]) -> None:
+    first, other = pair
+    put_on(first, "moved", b"value")
+    assert first.move("moved", first.name, other.name).wait(LIMIT_S).kind == "move"
+    assert names(first, "moved") == {other.name}
+
+
+def test_what_cannot_be_a_task_says_why(pair: tuple[Store, Store]) -> None:
+    first, other = pair
+    put_on(first, "k", b"value")
+    with pytest.raises(mooncake.NotFoundError, match="none"):
+        first.copy("none", to=other.name)
+    with pytest.raises(mooncake.NotFoundError):
+        first.copies("none")
+    with pytest.raises(mooncake.InvalidArgumentError):
+        first.copy("k", to=[])
+    with pytest.raises(mooncake.MooncakeError, match="nowhere:1"):
+        first.copy("k", to="nowhere:1")
+    with pytest.raises(mooncake.InvalidArgumentError):
+        first.move("k", other.name, first.name)
+    unknown = first.task((1, 2))
+    assert repr(unknown) == "<mooncake.Task 1-2>"
+    for call in (unknown.info, lambda: unknown.wait(LIMIT_S)):
+        with pytest.raises(mooncake.NotFoundError):
+            call()
+
+
+def test_a_wait_that_is_too_short_says_where_the_task_stands() -> None:
+    info = TaskInfo((1, 2), "copy", "processing", NOW, NOW, "")
+    looks = []
+
+    def look() -> TaskInfo:
+        looks.append(info)
+        return info
+
+    seen: list[TaskInfo] = []
+    with pytest.raises(mooncake.DeadlineError, match=r"still processing after timeout_s=0\.02"):
+        wait_for(look, 0.02, seen.append)
+    assert seen == [info], "told of once, as it does not change"
+    assert len(looks) >= 2
+
+
+def test_a_drain_empties_a_segment_and_tells_how_far_it_is(pair: tuple[Store, Store]) -> None:
+    first, other = pair
+    for at in range(20):
+        put_on(first, f"d{at}", bytes([at]) * 10_000)
+    seen: list[DrainInfo] = []
+    drain = other.drain(first.name)
+    info = drain.wait(LIMIT_S, progress=seen.append)
+    assert (info.state, info.segments) == ("succeeded", [first.name])
+    assert (info.succeeded, info.failed, info.active) == (20, 0, 0)
+    assert info.moved_bytes >= 200_000
+    assert seen[-1] == info
+    assert other.drain_of(drain.id) == drain
+    for at in range(20):
+        assert names(other, f"d{at}") == {other.name}
+        assert other.get(f"d{at}") == bytes([at]) * 10_000
+
+
+def test_a_drain_is_waited_for_by_its_block_and_cancelled_by_an_error(
+    pair: tuple[Store, Store],
+) -> None:
+    first, other = pair
+    put_on(first, "k", b"value")
+    with other.drain([first.name], to=[other.name]) as drain:
+        pass
+    assert drain.info().state == "succeeded"
+    with pytest.raises(ZeroDivisionError), first.drain(other.name) as broken:
+        1 / 0  # noqa: B018
+    assert broken.info().is_over
+    with pytest.raises(mooncake.MooncakeError):
+        first.drain("nowhere:1")
+    with pytest.raises(mooncake.InvalidArgumentError):
+        first.drain([])
+    with pytest.raises(mooncake.NotFoundError):
+        first.drain_of((1, 2)).info()
