@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
@@ -51,16 +51,16 @@ class TaskInfo:
         id: Its id.
         kind: What it does.
         state: Where it stands.
-        created: When it was asked for.
-        updated: When it last changed.
+        created: When it was asked for, to within some milliseconds; not compared.
+        updated: When it last changed, likewise.
         message: In words, above all why it failed.
     """
 
     id: JobId
     kind: Literal["copy", "move"]
     state: Literal["pending", "processing", "failed", "success"]
-    created: datetime
-    updated: datetime
+    created: datetime = field(compare=False)
+    updated: datetime = field(compare=False)
     message: str
 
     @property
@@ -82,8 +82,8 @@ class DrainInfo:
         blocked: How many something held up when they were last looked at.
         active: How many are being moved.
         moved_bytes: How many bytes have left.
-        created: When it was asked for.
-        updated: When it last changed.
+        created: When it was asked for, to within some milliseconds; not compared.
+        updated: When it last changed, likewise.
         message: In words, above all why it failed.
     """
 
@@ -95,8 +95,8 @@ class DrainInfo:
     blocked: int
     active: int
     moved_bytes: int
-    created: datetime
-    updated: datetime
+    created: datetime = field(compare=False)
+    updated: datetime = field(compare=False)
     message: str
 
     @property
