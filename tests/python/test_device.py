@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import pathlib
 import shutil
 import subprocess
+import sys
 
 import pytest
 
-from mooncake.engine import TransferEngine
+from mooncake.engine import TransferEngine, TransferNotify, Write
 
 SOURCE = pathlib.Path(__file__).parents[2] / "crates/transfer-engine/tests/device/fake_driver.c"
 SIZE = 100_000
@@ -136,5 +138,61 @@ def test_what_fails_on_a_stream_raises(driver, pair):
         engine.transfer_write_on_cuda(segment, memory, base + SIZE, 5)
     with pytest.raises(RuntimeError, match="not initialized"):
         TransferEngine().transfer_write_on_cuda(segment, memory, base, 5)
-    assert engine.register_memory(memory, 5) < 0
+    assert engine.register_memory(memory, 6) < 0, "a byte of it is no memory of the device"
     assert lent.raw == bytes(SIZE)
+
+
+# Lends memory of its device, and says what is in it when it has been told of something.
+LENDER = """
+import json, sys, time
+sys.path.insert(0, sys.argv[1])
+from test_device import Driver
+import pathlib
+from mooncake.engine import TransferEngine
+
+driver = Driver(pathlib.Path(sys.argv[2]))
+engine, length = TransferEngine(), 9 << 20
+assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+memory = driver.memory(bytes(length))
+assert engine.register_memory(memory, length) == 0
+print(json.dumps([engine.get_rpc_port(), memory]), flush=True)
+for line in sys.stdin:
+    while not (told := engine.get_notifies()):
+        time.sleep(0.001)
+    start, end = json.loads(told[0].msg)
+    print(driver.bytes(memory + start, end - start).hex(), flush=True)
+assert engine.unregister_memory(memory) == 0
+"""
+
+
+@pytest.mark.parametrize("tcp", ["0", "1"])
+def test_another_process_reaches_lent_memory_of_a_device(driver, monkeypatch, tcp):
+    monkeypatch.setenv("MC_FORCE_TCP", tcp)
+    here = pathlib.Path(__file__).parent
+    command = [sys.executable, "-c", LENDER, str(here), driver.library._name]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as lender:
+        assert lender.stdin is not None
+        assert lender.stdout is not None
+        port, memory = json.loads(lender.stdout.readline())
+        segment, near = f"127.0.0.1:{port}", TransferEngine()
+        assert near.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+        assert near.get_first_buffer_address(segment) == memory
+        own = driver.memory(b"from a device" * 1000)
+        host = ctypes.create_string_buffer(b"from the host", 13)
+        length = 9 << 20
+        note = TransferNotify("", json.dumps([0, 13_000]))
+        assert near.transfer_sync(segment, own, memory, 13_000, Write, note) == 0
+        lender.stdin.write("\n")
+        lender.stdin.flush()
+        assert bytes.fromhex(lender.stdout.readline()) == b"from a device" * 1000
+        end = memory + length - 13
+        batch = near.transfer_submit_write(segment, ctypes.addressof(host), end, 13)
+        assert near.get_batch_transfer_status([batch]) == 0
+        ctypes.memset(host, 0, 13)
+        assert near.transfer_sync_read(segment, ctypes.addressof(host), end, 13) == 0
+        assert host.raw == b"from the host"
+        assert near.transfer_sync_write(segment, ctypes.addressof(host), end + 1, 13) == -1
+        lender.stdin.close()
+        assert lender.wait(20) == 0

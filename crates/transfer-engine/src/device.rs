@@ -5,6 +5,7 @@
 //! names a stream.
 
 mod driver;
+mod lent;
 mod pinned;
 
 use std::{
@@ -14,12 +15,16 @@ use std::{
 };
 
 use mooncake_base::sync::Mutex;
-use mooncake_base::{Error, ErrorCode, Moment, Result};
+use mooncake_base::{Error, Moment, Result};
 
-pub(crate) use self::driver::Ordinal;
+pub(crate) use self::{
+    driver::Ordinal,
+    lent::{DeviceMemory, Stretch},
+    pinned::{BUFFER_BYTES, Lease},
+};
 use self::{
     driver::{Direction, Driver},
-    pinned::{Lease, Pool},
+    pinned::Pool,
 };
 use crate::{
     metrics::PoolSnapshot,
@@ -46,13 +51,13 @@ pub(crate) struct Devices {
     file: PathBuf,
     /// Held by whoever looks for it.
     search: Mutex<()>,
-    cuda: OnceLock<Cuda>,
+    cuda: OnceLock<Arc<Cuda>>,
 }
 
 /// A driver that works, with memory through which bytes go.
 pub(crate) struct Cuda {
     driver: Arc<Driver>,
-    pool: Pool,
+    pool: Arc<Pool>,
 }
 
 /// A stretch of a piece that goes through the buffer together with others.
@@ -77,12 +82,12 @@ impl Devices {
     }
 
     /// The driver, if it was found before.
-    pub(crate) fn known(&self) -> Option<&Cuda> {
+    pub(crate) fn known(&self) -> Option<&Arc<Cuda>> {
         self.cuda.get()
     }
 
     /// The driver, if this process has loaded it.
-    pub(crate) fn look(&self) -> Option<&Cuda> {
+    pub(crate) fn look(&self) -> Option<&Arc<Cuda>> {
         self.find(Driver::loaded).unwrap_or_else(|error| {
             tracing::debug!(%error, "the CUDA driver is there and cannot be used");
             None
@@ -93,12 +98,26 @@ impl Devices {
     ///
     /// # Errors
     /// There is none, or it finds no device.
-    pub(crate) fn load(&self) -> Result<&Cuda> {
+    pub(crate) fn load(&self) -> Result<&Arc<Cuda>> {
         let found = self.find(|file| Driver::load(file).map(Some))?;
         found.ok_or_else(|| Error::internal("a driver was loaded and is not there"))
     }
 
-    fn find(&self, open: impl FnOnce(&Path) -> Result<Option<Driver>>) -> Result<Option<&Cuda>> {
+    /// The device that a whole range belongs to, if to one.
+    ///
+    /// # Errors
+    /// Only a part of it does.
+    pub(crate) fn memory(&self, address: u64, length: u64) -> Result<Option<DeviceMemory>> {
+        match self.look() {
+            Some(cuda) => DeviceMemory::of(cuda, address, length),
+            None => Ok(None),
+        }
+    }
+
+    fn find(
+        &self,
+        open: impl FnOnce(&Path) -> Result<Option<Driver>>,
+    ) -> Result<Option<&Arc<Cuda>>> {
         if let Some(cuda) = self.known() {
             return Ok(Some(cuda));
         }
@@ -107,8 +126,8 @@ impl Devices {
             && let Some(driver) = open(&self.file)?
         {
             let driver = Arc::new(driver);
-            let pool = Pool::new(Arc::clone(&driver));
-            self.cuda.get_or_init(|| Cuda { driver, pool });
+            let pool = Arc::new(Pool::new(Arc::clone(&driver)));
+            self.cuda.get_or_init(|| Arc::new(Cuda { driver, pool }));
         }
         Ok(self.known())
     }
@@ -145,7 +164,7 @@ impl Cuda {
     ///
     /// # Errors
     /// All are taken until the deadline, or the driver has none to give.
-    pub(crate) fn buffer(&self, device: Ordinal, deadline: Moment) -> Result<Lease<'_>> {
+    pub(crate) fn buffer(&self, device: Ordinal, deadline: Moment) -> Result<Lease> {
         self.pool.take(device, deadline)
     }
 
@@ -164,7 +183,7 @@ impl Cuda {
         opcode: Opcode,
         parts: &[Part],
         pieces: &[Piece],
-        buffer: &Lease<'_>,
+        buffer: &Lease,
         stream: Stream,
     ) -> Result<()> {
         let direction = match opcode {
@@ -199,7 +218,7 @@ pub(crate) fn next_parts(
     place: &mut (usize, usize),
 ) -> Vec<Part> {
     let (mut parts, mut at) = (Vec::new(), 0);
-    while place.0 < pieces.len() && at < pinned::BUFFER_BYTES {
+    while place.0 < pieces.len() && at < BUFFER_BYTES {
         let (piece, from) = *place;
         let open = owners[piece].filter(|_| pieces[piece].outcome.is_none());
         let Some(device) = open else {
@@ -207,17 +226,10 @@ pub(crate) fn next_parts(
             continue;
         };
         let left = pieces[piece].local.length() - from;
-        let length = left.min(pinned::BUFFER_BYTES - at);
+        let length = left.min(BUFFER_BYTES - at);
         parts.push(Part { piece, from, at, length, device });
         at = (at + length).next_multiple_of(ALIGNMENT);
         *place = if length == left { (piece + 1, 0) } else { (piece, from + length) };
     }
     parts
-}
-
-/// What is said where device memory was to be lent.
-pub(crate) fn not_lent(address: u64) -> Error {
-    let text = "memory of a device cannot be lent to peers; register host memory, and move bytes \
-                from and to the device with transfers that begin here";
-    Error::new(ErrorCode::NOT_SUPPORTED, text).with("address", format!("{address:#x}"))
 }

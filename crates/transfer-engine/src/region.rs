@@ -16,13 +16,15 @@ use std::{
 use mooncake_base::sync::{Condvar, Mutex, RwLock};
 use mooncake_base::{Error, ErrorCode, Result};
 
-use crate::piece::RemoteRange;
+use crate::{device::DeviceMemory, piece::RemoteRange};
 
 /// What a region is made of, which decides who can reach it how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backing {
     /// Memory of the user: anything that was mapped when it was registered.
     User,
+    /// Memory of a device, which only its driver reads and writes.
+    Device,
     /// Our own shared memory: the descriptor `file` (kept open by whoever registered the region)
     /// holds the region's bytes from `offset` on.
     Shared {
@@ -46,6 +48,8 @@ pub struct Region {
     pub backing: Backing,
     /// How many were registered before it.
     pub(crate) order: u64,
+    /// What reaches it, with [`Backing::Device`].
+    device: Option<DeviceMemory>,
     uses: Uses,
 }
 
@@ -88,6 +92,29 @@ impl Regions {
         location: &str,
         backing: Backing,
     ) -> Result<Arc<Region>> {
+        self.enter((base, length), location, backing, None)
+    }
+
+    /// Registers memory of a device.
+    ///
+    /// # Errors
+    /// Those of [`Regions::register`].
+    pub(crate) fn register_device(
+        &self,
+        range: (u64, u64),
+        location: &str,
+        device: DeviceMemory,
+    ) -> Result<Arc<Region>> {
+        self.enter(range, location, Backing::Device, Some(device))
+    }
+
+    fn enter(
+        &self,
+        (base, length): (u64, u64),
+        location: &str,
+        backing: Backing,
+        device: Option<DeviceMemory>,
+    ) -> Result<Arc<Region>> {
         let named =
             |error: Error| error.with("address", format_args!("{base:#x}")).with("length", length);
         if length == 0 {
@@ -108,6 +135,7 @@ impl Regions {
             location: location.to_owned(),
             backing,
             order: self.registered.fetch_add(1, Ordering::Relaxed),
+            device,
             uses: Uses::default(),
         });
         by_base.insert(base, Arc::clone(&region));
@@ -178,6 +206,11 @@ impl Region {
         range.length <= self.length && offset <= self.length - range.length
     }
 
+    /// What reaches it, if it is memory of a device.
+    pub(crate) fn device(&self) -> Option<&DeviceMemory> {
+        self.device.as_ref()
+    }
+
     fn pin(self: Arc<Self>, range: RemoteRange) -> Option<Pin> {
         let mut state = self.uses.state.lock();
         if state.is_withdrawn {
@@ -203,6 +236,14 @@ impl Pin {
     /// The region it lies in.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
+    }
+}
+
+impl Clone for Pin {
+    /// Also while the region is being withdrawn: it waits for the last of them.
+    fn clone(&self) -> Self {
+        self.region.uses.state.lock().pins += 1;
+        Self { region: Arc::clone(&self.region), range: self.range }
     }
 }
 

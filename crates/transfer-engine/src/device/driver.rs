@@ -20,6 +20,12 @@ use crate::piece::LocalRange;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Ordinal(c_int);
 
+impl fmt::Display for Ordinal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// Contexts and streams are pointers to what only the driver looks into.
 type Handle = usize;
 
@@ -153,6 +159,11 @@ impl Driver {
             answer => answer.ok()?,
         };
         self.owner_of_kind(kind, address)
+    }
+
+    /// Tells the library apart from every other one of this process.
+    pub(super) fn library(&self) -> usize {
+        self.functions.init as usize
     }
 
     fn owner_of_kind(&self, kind: c_uint, address: DeviceAddress) -> Option<Ordinal> {

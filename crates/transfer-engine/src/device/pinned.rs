@@ -12,10 +12,13 @@ use super::{
 use crate::{metrics::PoolSnapshot, piece::LocalRange};
 
 /// The size of a buffer: enough that starting a copy costs little beside it.
-pub(super) const BUFFER_BYTES: usize = 8 << 20;
+pub(crate) const BUFFER_BYTES: usize = 8 << 20;
 
 /// Buffers of one engine, at the most. Who finds all of them taken waits.
 const BUFFERS_MAX: usize = 8;
+
+/// Where the buffers of this process are, of all engines, and whose library they are known to.
+static EVERY: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 
 /// The buffers of one engine.
 pub(super) struct Pool {
@@ -44,8 +47,8 @@ struct Pinned {
 unsafe impl Send for Pinned {}
 
 /// A buffer that is taken; it goes back when this is dropped.
-pub(crate) struct Lease<'a> {
-    pool: &'a Pool,
+pub(crate) struct Lease {
+    pool: Arc<Pool>,
     pinned: Option<Pinned>,
 }
 
@@ -55,11 +58,11 @@ impl Pool {
     }
 
     /// Takes a buffer, and makes one, in the context of that device, if that may be.
-    pub(super) fn take(&self, device: Ordinal, deadline: Moment) -> Result<Lease<'_>> {
+    pub(super) fn take(self: &Arc<Self>, device: Ordinal, deadline: Moment) -> Result<Lease> {
         let mut state = self.state.lock();
         loop {
             if let Some(pinned) = state.free.pop() {
-                return Ok(Lease { pool: self, pinned: Some(pinned) });
+                return Ok(Lease { pool: Arc::clone(self), pinned: Some(pinned) });
             }
             if state.made < BUFFERS_MAX {
                 state.made += 1;
@@ -82,7 +85,19 @@ impl Pool {
             self.state.lock().made -= 1;
             self.change.notify_one();
         })?;
-        Ok(Lease { pool: self, pinned: Some(Pinned { address, device }) })
+        EVERY.lock().push((address.as_ptr() as usize, self.driver.library()));
+        Ok(Lease { pool: Arc::clone(self), pinned: Some(Pinned { address, device }) })
+    }
+
+    /// Whether a range lies in a buffer, of this pool or of another of the same driver.
+    pub(super) fn is_pinned(&self, range: LocalRange) -> bool {
+        let (library, begin) = (self.driver.library(), range.address());
+        EVERY.lock().iter().any(|(base, of)| {
+            *of == library
+                && begin >= *base
+                && range.length() <= BUFFER_BYTES
+                && begin - base <= BUFFER_BYTES - range.length()
+        })
     }
 
     pub(super) fn snapshot(&self) -> PoolSnapshot {
@@ -99,10 +114,12 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         for pinned in self.state.get_mut().free.drain(..) {
+            let base = pinned.address.as_ptr() as usize;
+            EVERY.lock().retain(|(other, _)| *other != base);
             let freed =
                 self.driver.enter(Stream::DEFAULT, Some(pinned.device)).and_then(|current| {
                     // SAFETY: it was allocated by `take`, is freed only here, and no lease holds it,
-                    // for leases borrow the pool.
+                    // for leases keep the pool.
                     unsafe { current.free_pinned(pinned.address) }
                 });
             if let Err(error) = freed {
@@ -112,7 +129,7 @@ impl Drop for Pool {
     }
 }
 
-impl Lease<'_> {
+impl Lease {
     /// So many bytes of it, `at` bytes after its beginning.
     pub(crate) fn range(&self, at: usize, length: usize) -> LocalRange {
         let pinned = self.pinned.as_ref().expect("only drop takes it");
@@ -123,7 +140,7 @@ impl Lease<'_> {
     }
 }
 
-impl Drop for Lease<'_> {
+impl Drop for Lease {
     fn drop(&mut self) {
         self.pool.state.lock().free.extend(self.pinned.take());
         self.pool.change.notify_one();

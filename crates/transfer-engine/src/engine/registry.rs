@@ -5,10 +5,7 @@ use std::sync::Arc;
 use mooncake_base::Result;
 
 use super::Inner;
-use crate::{
-    device,
-    region::{Backing, Region},
-};
+use crate::region::{Backing, Region};
 
 /// The registered ranges of an engine.
 #[derive(Debug)]
@@ -17,14 +14,16 @@ pub struct Registry<'a> {
 }
 
 impl Registry<'_> {
-    /// Lets peers reach a range of this process. Touches no page of it.
+    /// Lets peers reach a range of this process, or of a CUDA device of it. Touches no page of it.
+    /// Bytes of a device go through pinned memory here, over TCP or within the process; a device's
+    /// work on them that was not given to the default stream must have ended before.
     ///
     /// The range must be mapped when peers reach for it, or their transfers fail; nobody may hold
     /// Rust references into it while it is registered.
     ///
     /// # Errors
-    /// The range is empty, wraps around, overlaps another, or is memory of a device; the engine is closed; or the metadata
-    /// server did not take the news.
+    /// The range is empty, wraps around, overlaps another, or is partly memory of a
+    /// device; the engine is closed; or the metadata server did not take the news.
     pub fn register(&self, address: u64, length: u64, location: &str) -> Result<()> {
         self.register_all(&[(address, length)], location)
     }
@@ -36,23 +35,27 @@ impl Registry<'_> {
     /// Those of [`Registry::register`], for one of them.
     pub fn register_all(&self, ranges: &[(u64, u64)], location: &str) -> Result<()> {
         self.inner.usable()?;
-        if let Some(cuda) = self.inner.devices.look()
-            && let Some((address, _)) = ranges.iter().find(|range| cuda.owner(range.0).is_some())
-        {
-            return Err(device::not_lent(*address));
-        }
         let regions = &self.inner.lent.regions;
         // A wait no longer than the engine's `withdraw_timeout`.
         let leaving = self.inner.leaving.write();
-        let mut registered = Vec::with_capacity(ranges.len());
+        let (mut registered, mut host) = (Vec::with_capacity(ranges.len()), Vec::new());
         let entered = ranges.iter().try_for_each(|(address, length)| {
-            regions.register(*address, *length, location, Backing::User)?;
+            match self.inner.devices.memory(*address, *length)? {
+                Some(device) => {
+                    let named = if location == "*" { &device.location() } else { location };
+                    regions.register_device((*address, *length), named, device)?;
+                }
+                None => {
+                    regions.register(*address, *length, location, Backing::User)?;
+                    host.push(*address);
+                }
+            }
             registered.push(*address);
             Ok(())
         });
         drop(leaving);
         if entered.is_ok() && self.inner.config.collapses_registered {
-            registered.iter().for_each(|base| self.inner.preparer.collapse(regions, *base));
+            host.iter().for_each(|base| self.inner.preparer.collapse(regions, *base));
         }
         entered.and_then(|()| self.inner.announce()).inspect_err(|_| {
             for address in registered {

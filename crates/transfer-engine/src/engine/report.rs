@@ -5,7 +5,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 use tokio::{runtime::Handle, time::Instant};
 
 use super::{Engine, Inner};
-use crate::{device::Cuda, metrics::EngineSnapshot, process};
+use crate::{metrics::EngineSnapshot, process};
 
 /// Lines do not come faster than this.
 const REPORT_INTERVAL_MIN: Duration = Duration::from_millis(10);
@@ -56,7 +56,7 @@ impl Engine {
             regions: regions.len(),
             region_bytes: regions.iter().map(|region| region.length).sum(),
             incoming: inner.data.connections(),
-            pinned: inner.devices.known().map(Cuda::pinned).unwrap_or_default(),
+            pinned: inner.devices.known().map(|cuda| cuda.pinned()).unwrap_or_default(),
             refused: inner.refusals.snapshot(),
             batches_waiting,
             movers,

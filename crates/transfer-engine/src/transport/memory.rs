@@ -91,9 +91,11 @@ impl Path for MemoryPath {
                 .count();
             let (run, behind) = rest.split_at_mut(count);
             let gate = || in_time(deadline);
-            match owner.as_ref().and_then(|lent| lent.mapping(region)) {
-                Some(mapping) => mapping.transfer(opcode, run, region.base, &gate),
-                None => copy_each(opcode, run, &gate),
+            let mapping = owner.as_ref().and_then(|lent| lent.mapping(region));
+            match (region.device(), mapping) {
+                (Some(device), _) => device.transfer(opcode, run, &gate, deadline),
+                (None, Some(mapping)) => mapping.transfer(opcode, run, region.base, &gate),
+                (None, None) => copy_each(opcode, run, &gate),
             }
             rest = behind;
         }

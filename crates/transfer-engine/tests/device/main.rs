@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod fake;
+mod lent;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -27,22 +28,9 @@ struct Pair {
 
 impl Pair {
     fn new(kind: TransportKind, driver: PathBuf, length: usize) -> Self {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .unwrap();
-        let start = |device_driver: PathBuf| {
-            let config = EngineConfig {
-                name: "127.0.0.1".to_owned(),
-                is_tcp_forced: kind == TransportKind::Tcp,
-                disabled: KINDS.into_iter().filter(|other| *other != kind).collect(),
-                device_driver,
-                ..EngineConfig::default()
-            };
-            Engine::start(config, runtime.handle().clone()).unwrap()
-        };
-        let (near, far) = (start(driver), start(PathBuf::from("no-driver.so")));
+        let runtime = runtime();
+        let near = start(kind, driver, &runtime);
+        let far = start(kind, PathBuf::from("no-driver.so"), &runtime);
         let lent = vec![0; length];
         far.regions().register(lent.as_ptr() as u64, length as u64, "cpu:0").unwrap();
         let peer = near.open(far.segment_name(), soon()).unwrap();
@@ -71,6 +59,22 @@ impl Pair {
     fn lent(&self) -> Vec<u8> {
         std::hint::black_box(&self.lent).clone()
     }
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+/// An engine that has one way only.
+fn start(kind: TransportKind, device_driver: PathBuf, runtime: &Runtime) -> Engine {
+    let config = EngineConfig {
+        name: "127.0.0.1".to_owned(),
+        is_tcp_forced: kind == TransportKind::Tcp,
+        disabled: KINDS.into_iter().filter(|other| *other != kind).collect(),
+        device_driver,
+        ..EngineConfig::default()
+    };
+    Engine::start(config, runtime.handle().clone()).unwrap()
 }
 
 fn pieces(ranges: &[(usize, usize, u64)]) -> Vec<Piece> {
@@ -218,16 +222,6 @@ fn a_stream_brings_the_driver_and_its_absence_is_told_by_name() {
     let error = pair.far.on_stream(Stream::DEFAULT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotSupported);
     assert!(error.to_string().contains("no-driver.so"), "{error}");
-}
-
-#[test]
-fn device_memory_is_not_lent() {
-    let Some(fake) = Fake::load() else { return };
-    let pair = Pair::new(TransportKind::Memory, fake.file(), 100);
-    let address = fake.memory(&[0; 100]) as u64;
-    let error = pair.near.regions().register(address, 100, "cuda:0").unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NotSupported);
-    assert!(pair.near.regions().all().is_empty());
 }
 
 #[test]

@@ -93,6 +93,17 @@ impl RealServer {
     pub(super) fn freeze(&self) {
         let process = self.process.id().to_string();
         assert!(Command::new("kill").args(["-STOP", &process]).status().unwrap().success());
+        // All of its threads, some time after the signal was sent.
+        let stopped = |task: std::fs::DirEntry| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap();
+            stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+        };
+        let tasks = format!("/proc/{process}/task");
+        let begin = Instant::now();
+        while !std::fs::read_dir(&tasks).unwrap().all(|task| stopped(task.unwrap())) {
+            assert!(begin.elapsed() < Duration::from_secs(20), "it does not stop");
+            thread::yield_now();
+        }
     }
 }
 

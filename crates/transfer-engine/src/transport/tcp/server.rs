@@ -4,6 +4,7 @@ mod connection;
 mod established_side;
 mod own_side;
 mod seat;
+mod staged;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 

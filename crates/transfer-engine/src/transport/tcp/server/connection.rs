@@ -1,7 +1,7 @@
 //! One connection on the server's side: bytes between its socket and pinned memory, at a pace.
 
 use std::{
-    io,
+    io, mem,
     os::fd::{AsFd, BorrowedFd},
     sync::Arc,
     time::Duration,
@@ -14,6 +14,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
+use super::staged::DeviceSpan;
 use crate::{
     handshake::acceptor::{Accepted, Guarded, Standing},
     piece::RemoteRange,
@@ -47,7 +48,9 @@ pub(super) struct Connection {
     socket: Socket,
     /// What is sent before the spans. Emptied by sending.
     pub(super) wire: Vec<u8>,
-    spans: Vec<Span>,
+    pub(super) spans: Vec<Span>,
+    /// Those of them that are memory of devices.
+    pub(super) devices: Vec<DeviceSpan>,
     /// Keeps the memory of `spans` registered.
     pins: Vec<Pin>,
     void: Void,
@@ -75,6 +78,11 @@ impl Pace {
         Self { progress, end: Instant::now() + whole }
     }
 
+    /// How long it may stand still from now on.
+    pub(super) fn patience(&self) -> Duration {
+        self.next().saturating_duration_since(Instant::now())
+    }
+
     fn next(&self) -> Instant {
         self.end.min(Instant::now() + self.progress)
     }
@@ -87,6 +95,7 @@ impl Connection {
             socket: Socket::Shared(accepted.stream),
             wire: Vec::new(),
             spans: Vec::new(),
+            devices: Vec::new(),
             pins: Vec::new(),
             void: Void::default(),
             vigil: Vigil::default(),
@@ -98,6 +107,12 @@ impl Connection {
     /// not registered.
     pub(super) fn add(&mut self, regions: &Regions, range: RemoteRange) -> bool {
         let Ok(pin) = regions.pin(range) else { return false };
+        if let Some(memory) = pin.region().device().cloned() {
+            let index = self.spans.len();
+            self.spans.push(Span::void(pin.length()));
+            self.devices.push(DeviceSpan { index, memory, pin });
+            return true;
+        }
         // SAFETY: the pin keeps the range registered, and with that its owner's promise that it may
         // be transferred from and to. `release` and dropping take spans and pins out together.
         self.spans.push(unsafe { Span::new(pin.address().expose_provenance(), pin.length()) });
@@ -118,6 +133,7 @@ impl Connection {
     /// Lets go of the memory.
     pub(super) fn release(&mut self) {
         self.spans.clear();
+        self.devices.clear();
         self.pins.clear();
     }
 
@@ -183,10 +199,25 @@ impl Connection {
     /// Receives into the spans. Those whose memory cannot be written are returned by their index;
     /// their bytes are thrown away.
     pub(super) async fn receive(&mut self, pace: Pace) -> io::Result<Vec<usize>> {
+        if !self.devices.is_empty() {
+            return self.receive_staged(pace).await;
+        }
+        let mut spans = mem::take(&mut self.spans);
+        let received = self.receive_into(&mut spans, pace).await;
+        self.spans = spans;
+        received
+    }
+
+    /// Receives into spans, whose memory the caller keeps.
+    pub(super) async fn receive_into(
+        &mut self,
+        spans: &mut [Span],
+        pace: Pace,
+    ) -> io::Result<Vec<usize>> {
         let mut cursor = Cursor::default();
         let mut bad = Vec::new();
-        while !cursor.is_done(&[], &self.spans) {
-            let (spans, void) = (&self.spans, &mut self.void);
+        while !cursor.is_done(&[], spans) {
+            let void = &mut self.void;
             let received = self.socket.receive(&mut self.vigil, |socket, patience| {
                 vector::receive(socket, spans, &mut cursor, void, patience)
             });
@@ -194,7 +225,7 @@ impl Connection {
                 Ok(()) => self.give_others_time().await,
                 Err(failure) if vector::is_fault(&failure) => {
                     if let Some(index) = cursor.fault() {
-                        self.spans[index] = self.spans[index].into_void();
+                        spans[index] = spans[index].into_void();
                         bad.push(index);
                     }
                 }
@@ -206,9 +237,20 @@ impl Connection {
 
     /// Sends `wire` and the spans.
     pub(super) async fn send(&mut self, pace: Pace) -> io::Result<()> {
+        if !self.devices.is_empty() {
+            return self.send_staged(pace).await;
+        }
+        let spans = mem::take(&mut self.spans);
+        let sent = self.send_from(&spans, pace).await;
+        self.spans = spans;
+        sent
+    }
+
+    /// Sends `wire` and spans, whose memory the caller keeps.
+    pub(super) async fn send_from(&mut self, spans: &[Span], pace: Pace) -> io::Result<()> {
         let mut cursor = Cursor::default();
-        while !cursor.is_done(&self.wire, &self.spans) {
-            let (wire, spans) = (&self.wire, &self.spans);
+        while !cursor.is_done(&self.wire, spans) {
+            let wire = &self.wire;
             let sent = self.socket.send(|socket| vector::send(socket, wire, spans, &mut cursor));
             match sent {
                 Ok(()) => self.give_others_time().await,
@@ -219,6 +261,17 @@ impl Connection {
         }
         self.wire.clear();
         Ok(())
+    }
+
+    /// Does what blocks: here on a seat, on a thread for such things in a task.
+    pub(super) async fn aside<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<T> {
+        match &self.socket {
+            Socket::Seated(_) => Ok(job()),
+            Socket::Shared(_) => tokio::task::spawn_blocking(job).await.map_err(io::Error::other),
+        }
     }
 
     /// A task with much to do lets the runtime's other tasks go on.

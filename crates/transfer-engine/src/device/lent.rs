@@ -1,0 +1,160 @@
+//! Memory of a device that is lent to peers: they cannot reach it, so its owner moves the bytes
+//! between it and pinned memory, and pinned memory is what goes over the network.
+
+use std::sync::Arc;
+
+use mooncake_base::{Error, ErrorCode, Moment, Result};
+
+use super::{
+    Cuda, Part, Stream,
+    driver::{Direction, Ordinal},
+    next_parts,
+    pinned::Lease,
+};
+use crate::{
+    copy::Copier,
+    piece::{LocalRange, Opcode, Piece},
+};
+
+/// A device with the driver that reaches its memory.
+#[derive(Debug, Clone)]
+pub(crate) struct DeviceMemory {
+    cuda: Arc<Cuda>,
+    device: Ordinal,
+}
+
+/// A stretch of device memory and the pinned memory that it is copied from or to.
+pub(crate) type Stretch = (u64, LocalRange);
+
+impl DeviceMemory {
+    /// The device that a whole range belongs to, if to one.
+    ///
+    /// # Errors
+    /// A part of it is memory of a device and a part is not, or is of another.
+    pub(super) fn of(cuda: &Arc<Cuda>, address: u64, length: u64) -> Result<Option<Self>> {
+        let last = address.saturating_add(length.saturating_sub(1));
+        match (cuda.owner(address), cuda.owner(last)) {
+            (None, None) => Ok(None),
+            (Some(device), Some(other)) if device == other => {
+                Ok(Some(Self { cuda: Arc::clone(cuda), device }))
+            }
+            _ => {
+                Err(Error::new(ErrorCode::INVALID_PARAMS, "the range is partly memory of a device")
+                    .with("address", format_args!("{address:#x}"))
+                    .with("length", length))
+            }
+        }
+    }
+
+    /// Whether it is the same device, by the same driver.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.device == other.device && Arc::ptr_eq(&self.cuda, &other.cuda)
+    }
+
+    /// What the location is called where the caller has not said.
+    pub(crate) fn location(&self) -> String {
+        format!("cuda:{}", self.device)
+    }
+
+    /// A buffer through which bytes can go.
+    ///
+    /// # Errors
+    /// All are taken until the deadline, or the driver has none to give.
+    pub(crate) fn buffer(&self, deadline: Moment) -> Result<Lease> {
+        self.cuda.buffer(self.device, deadline)
+    }
+
+    /// Copies stretches into the device for [`Opcode::Write`], out of it for [`Opcode::Read`], as
+    /// their peers see it. Done when it returns, and after what was given to the default stream.
+    ///
+    /// # Errors
+    /// The driver refuses one of them; others may have been copied.
+    pub(crate) fn copy(&self, opcode: Opcode, stretches: &[Stretch]) -> Result<()> {
+        let direction = match opcode {
+            Opcode::Write => Direction::ToDevice,
+            Opcode::Read => Direction::ToHost,
+        };
+        let current = self.cuda.driver.enter(Stream::DEFAULT, Some(self.device))?;
+        let copied = stretches.iter().try_for_each(|(address, pinned)| {
+            // SAFETY: it is the address of device memory, to which there are no references.
+            let device = unsafe { LocalRange::foreign(*address as usize, pinned.length()) };
+            current.copy(direction, device, *pinned, Stream::DEFAULT)
+        });
+        // Also after a failure: what was begun must have left the buffer.
+        let settled = current.synchronize(Stream::DEFAULT);
+        copied.and(settled)
+    }
+
+    /// Moves pieces whose remote side is this memory, from and to this process.
+    pub(crate) fn transfer(
+        &self,
+        opcode: Opcode,
+        pieces: &mut [Piece],
+        gate: &dyn Fn() -> Result<()>,
+        deadline: Moment,
+    ) {
+        let owners = vec![Some(self.device); pieces.len()];
+        let (mut place, mut copier) = ((0, 0), Copier::default());
+        loop {
+            let parts = next_parts(pieces, &owners, &mut place);
+            if parts.is_empty() {
+                return;
+            }
+            let moved = gate()
+                .and_then(|()| self.move_parts((opcode, deadline), &parts, pieces, &mut copier));
+            let failures = match moved {
+                Ok(failures) => failures,
+                Err(error) => parts.iter().map(|part| (part.piece, error.clone())).collect(),
+            };
+            for (piece, error) in failures {
+                pieces[piece].outcome.get_or_insert(Err(error));
+            }
+            for part in &parts {
+                let piece = &mut pieces[part.piece];
+                if part.from + part.length == piece.local.length() {
+                    piece.outcome.get_or_insert(Ok(()));
+                }
+            }
+        }
+    }
+
+    /// Moves one bufferful; which pieces could not be read or written on our side.
+    fn move_parts(
+        &self,
+        (opcode, deadline): (Opcode, Moment),
+        parts: &[Part],
+        pieces: &[Piece],
+        copier: &mut Copier,
+    ) -> Result<Vec<(usize, Error)>> {
+        let local = |part: &Part| pieces[part.piece].local.part(part.from, part.length);
+        let stretch = |part: &Part, pinned| {
+            (pieces[part.piece].remote.wrapping_add(part.from as u64), pinned)
+        };
+        // What an engine here has staged for its own device needs no second buffer. To wait for one
+        // with one in hand could also be to wait for ever.
+        if parts.iter().all(|part| self.cuda.pool.is_pinned(local(part))) {
+            let stretches: Vec<_> = parts.iter().map(|part| stretch(part, local(part))).collect();
+            return self.copy(opcode, &stretches).map(|()| Vec::new());
+        }
+        let buffer = self.buffer(deadline)?;
+        let pinned = |part: &Part| buffer.range(part.at, part.length);
+        let mut failures = Vec::new();
+        let mut by_hand = |copier: &mut Copier, part: &Part, is_out: bool| {
+            let (from, to) =
+                if is_out { (pinned(part), local(part)) } else { (local(part), pinned(part)) };
+            copier.copy(from, to).map_err(|error| failures.push((part.piece, error))).is_ok()
+        };
+        let ready: Vec<&Part> = match opcode {
+            Opcode::Write => parts.iter().filter(|part| by_hand(copier, part, false)).collect(),
+            Opcode::Read => parts.iter().collect(),
+        };
+        let stretches: Vec<_> = ready.iter().map(|part| stretch(part, pinned(part))).collect();
+        self.copy(opcode, &stretches)?;
+        if opcode == Opcode::Read {
+            for part in parts {
+                by_hand(copier, part, true);
+            }
+        }
+        Ok(failures)
+    }
+}

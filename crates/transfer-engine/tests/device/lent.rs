@@ -1,0 +1,258 @@
+//! Device memory that is lent: the target of peers, who cannot reach it themselves.
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    path::PathBuf,
+    sync::Arc,
+};
+
+use mooncake_base::{Endpoint, Error, Result};
+use mooncake_transfer_engine::{
+    BatchStatus, Engine, Opcode, Peer, SegmentDescriptor, TransportKind, handshake,
+};
+use tokio::runtime::Runtime;
+
+use crate::{MIB, fake::Fake, outcomes, pattern, pieces, runtime, soon, start};
+
+/// The ways that reach device memory of an owner.
+const KINDS: [TransportKind; 2] = [TransportKind::Memory, TransportKind::Tcp];
+
+/// An engine that lends memory of a device, and one that reaches for it.
+struct Lending {
+    near: Engine,
+    far: Engine,
+    peer: Arc<Peer>,
+    _runtime: Runtime,
+}
+
+impl Lending {
+    fn new(kind: TransportKind, near_driver: PathBuf, fake: &Fake) -> Self {
+        let runtime = runtime();
+        let (near, far) = (start(kind, near_driver, &runtime), start(kind, fake.file(), &runtime));
+        let peer = near.open(far.segment_name(), soon()).unwrap();
+        assert_eq!(peer.transport(), Some(kind));
+        Self { near, far, peer, _runtime: runtime }
+    }
+
+    fn without_near_driver(kind: TransportKind, fake: &Fake) -> Self {
+        Self::new(kind, PathBuf::from("no-driver.so"), fake)
+    }
+
+    fn lend(&self, address: usize, length: usize) {
+        self.far.regions().register(address as u64, length as u64, "*").unwrap();
+    }
+
+    fn transfer(&self, opcode: Opcode, ranges: &[(usize, usize, u64)]) -> Vec<Result<()>> {
+        let mut pieces = pieces(ranges);
+        self.near.transfer(&self.peer, opcode, &mut pieces, soon());
+        outcomes(pieces)
+    }
+
+    fn one(&self, opcode: Opcode, here: &[u8], there: usize) -> Result<()> {
+        let range = (here.as_ptr() as usize, here.len(), there as u64);
+        self.transfer(opcode, &[range]).remove(0)
+    }
+
+    fn descriptor(&self) -> SegmentDescriptor {
+        let at: Endpoint = self.far.segment_name().parse().unwrap();
+        handshake::fetch_descriptor(&at, &SegmentDescriptor::default(), None, soon()).unwrap()
+    }
+}
+
+/// Memory that a transfer has written behind the compiler's back.
+fn seen(bytes: &[u8]) -> Vec<u8> {
+    std::hint::black_box(bytes).to_vec()
+}
+
+#[test]
+fn lent_device_memory_is_written_and_read_by_peers() {
+    for (kind, length) in KINDS
+        .into_iter()
+        .flat_map(|kind| [1, 4096, 8 * MIB, 8 * MIB + 1, 35 * MIB + 3].map(|length| (kind, length)))
+    {
+        let Some(fake) = Fake::load() else { return };
+        let pair = Lending::without_near_driver(kind, &fake);
+        let there = fake.memory(&vec![0; length]);
+        pair.lend(there, length);
+        let (bytes, back) = (pattern(length, 3), vec![0; length]);
+        pair.one(Opcode::Write, &bytes, there).unwrap();
+        assert!(fake.bytes(there, length) == bytes, "{kind:?} {length}");
+        pair.one(Opcode::Read, &back, there).unwrap();
+        assert!(seen(&back) == bytes, "{kind:?} {length}");
+        // The owner gives a buffer back a moment after its answer.
+        let give_up = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        loop {
+            let told = pair.far.snapshot().pinned;
+            if told.open >= 1 && told.open == told.idle {
+                break;
+            }
+            assert!(std::time::Instant::now() < give_up, "{told:?}");
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn both_sides_may_be_devices() {
+    for kind in KINDS {
+        let Some(fake) = Fake::load() else { return };
+        let pair = Lending::new(kind, fake.file(), &fake);
+        let length = 9 * MIB + 5;
+        let here = fake.memory(&pattern(length, 7));
+        fake.enter(1);
+        let there = fake.memory(&vec![0; length]);
+        pair.lend(there, length);
+        let range = (here, length, there as u64);
+        pair.transfer(Opcode::Write, &[range]).remove(0).unwrap();
+        assert!(fake.bytes(there, length) == pattern(length, 7), "{kind:?}");
+        let back = fake.memory(&vec![0; length]);
+        pair.transfer(Opcode::Read, &[(back, length, there as u64)]).remove(0).unwrap();
+        assert!(fake.bytes(back, length) == pattern(length, 7), "{kind:?}");
+    }
+}
+
+#[test]
+fn a_batch_reaches_host_memory_and_several_devices_and_only_bad_pieces_fail() {
+    for kind in KINDS {
+        let Some(fake) = Fake::load() else { return };
+        let pair = Lending::without_near_driver(kind, &fake);
+        let first = fake.memory(&[0; 3000]);
+        fake.enter(1);
+        let second = fake.memory(&[0; 3000]);
+        let host = vec![0_u8; 3000];
+        let host_base = host.as_ptr() as usize;
+        [first, second, host_base].iter().for_each(|base| pair.lend(*base, 3000));
+        let bytes = pattern(3000, 1);
+        let from = bytes.as_ptr() as usize;
+        let mut ranges: Vec<_> = (0..900)
+            .map(|i| {
+                (from + (i / 3) * 10, 10, ([first, second, host_base][i % 3] + i / 3 * 10) as u64)
+            })
+            .collect();
+        ranges.push((from, 11, first as u64 + 2990));
+        ranges.push((16, 10, second as u64));
+        let told = pair.transfer(Opcode::Write, &ranges);
+        assert!(told[..900].iter().all(|one| one.is_ok()), "{kind:?}");
+        assert!(told[900].is_err() && told[901].is_err(), "{kind:?} {told:?}");
+        for device in [first, second] {
+            assert!(fake.bytes(device, 3000) == bytes, "{kind:?}");
+        }
+        assert!(seen(&host) == bytes, "{kind:?}");
+        let back = vec![0_u8; 3000];
+        let to = back.as_ptr() as usize;
+        let ranges: Vec<_> = (0..300)
+            .map(|i| (to + i * 10, 10, ([first, second, host_base][i % 3] + i * 10) as u64))
+            .collect();
+        assert!(pair.transfer(Opcode::Read, &ranges).iter().all(|one| one.is_ok()), "{kind:?}");
+        assert!(seen(&back) == bytes, "{kind:?}");
+    }
+}
+
+#[test]
+fn an_engine_that_reaches_its_own_devices_from_many_threads_goes_on() {
+    let Some(fake) = Fake::load() else { return };
+    let pair = Lending::new(TransportKind::Memory, fake.file(), &fake);
+    let peer = pair.far.open(pair.far.segment_name(), soon()).unwrap();
+    let (from, to) = (fake.memory(&pattern(16 * MIB, 5)), fake.memory(&vec![0; 16 * MIB]));
+    pair.lend(to, 16 * MIB);
+    std::thread::scope(|scope| {
+        for thread in 0..16 {
+            let (far, peer, at) = (&pair.far, &peer, thread * MIB);
+            scope.spawn(move || {
+                let mut pieces = pieces(&[(from + at, MIB, (to + at) as u64)]);
+                far.transfer(peer, Opcode::Write, &mut pieces, soon());
+                outcomes(pieces).remove(0).unwrap();
+            });
+        }
+    });
+    assert!(fake.bytes(to, 16 * MIB) == pattern(16 * MIB, 5));
+}
+
+#[test]
+fn many_peers_at_once_wait_for_buffers_and_all_are_served() {
+    let Some(fake) = Fake::load() else { return };
+    let pair = Lending::without_near_driver(TransportKind::Tcp, &fake);
+    let there = fake.memory(&vec![0; 40 * MIB]);
+    pair.lend(there, 40 * MIB);
+    let bytes = pattern(40 * MIB, 9);
+    let batches: Vec<_> = (0..20)
+        .map(|i| {
+            let range =
+                (bytes.as_ptr() as usize + 2 * i * MIB, 2 * MIB, (there + 2 * i * MIB) as u64);
+            let peer = Arc::clone(&pair.peer);
+            pair.near.submit(peer, Opcode::Write, pieces(&[range]), soon()).unwrap()
+        })
+        .collect();
+    let ends = pair.near.wait(&batches).unwrap();
+    assert!(ends.iter().all(|end| matches!(end, BatchStatus::Done)), "{ends:?}");
+    assert!(fake.bytes(there, 40 * MIB) == bytes);
+    let (now, most) = fake.pinned();
+    assert!(now > 0 && most <= 64 * MIB, "{now} {most}");
+}
+
+#[test]
+fn a_device_that_refuses_fails_the_transfer_and_nothing_else() {
+    for kind in KINDS {
+        let Some(fake) = Fake::load() else { return };
+        let pair = Lending::without_near_driver(kind, &fake);
+        let there = fake.memory(&[0; 100]);
+        pair.lend(there, 100);
+        fake.refuse_copies(true);
+        for opcode in [Opcode::Write, Opcode::Read] {
+            assert!(pair.one(opcode, &[5; 100], there).is_err(), "{kind:?}");
+        }
+        fake.refuse_copies(false);
+        pair.one(Opcode::Write, &[5; 100], there).unwrap();
+        assert_eq!(fake.bytes(there, 100), [5; 100], "{kind:?}");
+        pair.far.regions().unregister(there as u64).unwrap();
+        assert!(pair.one(Opcode::Write, &[6; 100], there).is_err(), "{kind:?}");
+        assert_eq!(fake.bytes(there, 100), [5; 100], "{kind:?}");
+    }
+}
+
+#[test]
+fn what_is_lent_is_said_and_half_of_a_device_is_not_lent() {
+    let Some(fake) = Fake::load() else { return };
+    let pair = Lending::without_near_driver(TransportKind::Tcp, &fake);
+    fake.enter(1);
+    let there = fake.memory(&[0; 100]);
+    pair.lend(there, 100);
+    let told = pair.descriptor().buffers.remove(0);
+    assert_eq!((told.name.as_str(), told.addr, told.length), ("cuda:1", there as u64, 100));
+    let other = fake.memory(&[0; 100]) as u64;
+    let error: Error = pair.far.regions().register(other, 101, "*").unwrap_err();
+    assert!(error.to_string().contains("partly"), "{error}");
+    assert_eq!(pair.far.regions().all().len(), 1);
+}
+
+#[test]
+fn the_established_frames_reach_devices_too() {
+    let Some(fake) = Fake::load() else { return };
+    let pair = Lending::without_near_driver(TransportKind::Tcp, &fake);
+    let length = 17 * MIB + 1;
+    let there = fake.memory(&vec![0; length]);
+    pair.lend(there, length);
+    let descriptor = pair.descriptor();
+    let mut stream = TcpStream::connect(("127.0.0.1", descriptor.tcp_data_port)).unwrap();
+    stream.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
+    let header = |opcode: u8| {
+        let mut header = [0; 24];
+        header[..8].copy_from_slice(&(length as u64).to_le_bytes());
+        header[8..16].copy_from_slice(&(there as u64).to_le_bytes());
+        header[16] = opcode | 0x80;
+        header
+    };
+    let done = (0x4D43_5456_u64 << 32).to_le_bytes();
+    let (bytes, mut status, mut back) = (pattern(length, 4), [0; 8], vec![0; length]);
+    stream.write_all(&header(1)).unwrap();
+    stream.write_all(&bytes).unwrap();
+    stream.read_exact(&mut status).unwrap();
+    assert_eq!(status, done);
+    assert!(fake.bytes(there, length) == bytes);
+    stream.write_all(&header(0)).unwrap();
+    stream.read_exact(&mut status).unwrap();
+    assert_eq!(status, done);
+    stream.read_exact(&mut back).unwrap();
+    assert!(back == bytes);
+}
