@@ -1,0 +1,122 @@
+"""The metadata server of its own: its protocol, its life, and an engine that uses it."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from mooncake.http_metadata_server import KVBootstrapServer, KVPoll
+from mooncake.store import MooncakeDistributedStore
+
+
+@pytest.fixture
+def server() -> Iterator[KVBootstrapServer]:
+    server = KVBootstrapServer(0, "127.0.0.1")
+    server.run()
+    assert server.poll() is KVPoll.Success
+    yield server
+    server.close()
+    assert server.poll() is KVPoll.Failed
+    server.close()
+
+
+class Asker:
+    """One connection, kept over questions."""
+
+    def __init__(self, port: int) -> None:
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+
+    def __call__(
+        self, method: str, path: str, body: bytes | None = None, **headers: str
+    ) -> tuple[int, bytes]:
+        self.connection.request(method, path, body, headers)
+        answer = self.connection.getresponse()
+        assert answer.headers["Content-Type"] == "application/json"
+        return answer.status, answer.read()
+
+
+def test_values_are_kept_by_key(server):
+    ask = Asker(server.port)
+    path = "/metadata?key=mooncake%2Fram%2Fa"
+    assert ask("GET", path) == (404, b"metadata not found")
+    assert ask("PUT", path, b"\0\xff") == (200, b"metadata updated")
+    assert server.store == {"mooncake/ram/a": b"\0\xff"}
+    assert ask("GET", path) == (200, b"\0\xff")
+    assert ask("PUT", path, b"") == (200, b"metadata updated")
+    assert ask("GET", path) == (200, b"")
+    assert ask("DELETE", path) == (200, b"metadata deleted")
+    assert ask("DELETE", path) == (404, b"metadata not found")
+    ask.connection.close()
+
+
+def test_the_address_of_an_engine_is_not_taken_by_another(server):
+    ask = Asker(server.port)
+    path = "/metadata?key=mooncake/rpc_meta/a:1"
+    assert ask("PUT", path, b"one") == (200, b"metadata updated")
+    assert ask("PUT", path, b"one") == (200, b"metadata unchanged")
+    assert ask("PUT", path, b"two") == (400, b"Duplicate rpc_meta key not allowed")
+    assert ask("GET", path) == (200, b"one")
+    ask.connection.close()
+
+
+def test_what_is_no_question_is_refused(server):
+    ask = Asker(server.port)
+    assert ask("GET", "/metadata") == (400, b"metadata key is required")
+    assert ask("GET", "/metadata?key=") == (400, b"metadata key is required")
+    assert ask("GET", "/metadata?key=" + "k" * 5000)[0] == 400
+    for path in ("/", "/health", "/metrics"):
+        assert ask("GET", path)[0] == 404
+    assert ask("PUT", "/metadata?key=k", None, **{"Content-Length": str(1 << 30)})[0] == 413
+    ask.connection.close()
+    ask = Asker(server.port)
+    assert ask("PUT", "/metadata?key=k", None, **{"Content-Length": "many"})[0] == 411
+    assert server.store == {}
+    ask.connection.close()
+
+
+def test_a_port_that_is_taken_is_a_failure_and_no_exception(caplog):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        server = KVBootstrapServer(taken.getsockname()[1], "127.0.0.1")
+        assert not server.run().is_alive()
+        assert server.poll() is KVPoll.Failed
+        assert "cannot listen" in caplog.text
+        server.close()
+
+
+def test_stores_find_each_other_by_it(server, master):
+    metadata = f"http://127.0.0.1:{server.port}/metadata"
+    first, other = MooncakeDistributedStore(), MooncakeDistributedStore()
+    assert first.setup("localhost", metadata, 16 << 20, 1 << 20, "tcp", "", master.address) == 0
+    assert other.setup("localhost", metadata, 0, 1 << 20, "tcp", "", master.address) == 0
+    assert any("rpc_meta" in key for key in server.store)
+    assert other.put("by-metadata", b"value") == 0
+    assert first.get("by-metadata") == b"value"
+    assert other.close() == 0
+    assert first.close() == 0
+    assert server.store == {}, "who leaves takes what it said of itself along"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_program_serves_until_it_is_told_to_end(number):
+    command = [sys.executable, "-m", "mooncake.http_metadata_server", "--port=0"]
+    done = subprocess.Popen(
+        [*command, "--host=127.0.0.1"], stderr=subprocess.PIPE, text=True, encoding="utf-8"
+    )
+    assert done.stderr is not None
+    with done, done.stderr:
+        port = re.search(r":(\d+)/metadata", done.stderr.readline())
+        assert port is not None
+        ask = Asker(int(port[1]))
+        assert ask("PUT", "/metadata?key=k", b"v")[0] == 200
+        ask.connection.close()
+        done.send_signal(number)
+        assert done.wait(30) == 0
