@@ -1,8 +1,10 @@
 //! Finding room for an object, and making it.
 
+mod refusal;
+
 use std::time::Duration;
 
-use mooncake_base::{ByteSize, Error, ErrorCode, Moment, Result};
+use mooncake_base::{Moment, Result};
 
 use rustc_hash::FxHashMap;
 
@@ -397,52 +399,6 @@ impl State {
             self.queue.soft.put_back(object);
         } else {
             self.queue.plain.put_back(object);
-        }
-    }
-
-    fn too_large(&self, now: Moment, want: &Want<'_>) -> Error {
-        if let Some(end) = self.segments.end_of_rest(want.length) {
-            let why = "memory that came back rests until readers and late writers are done; retry";
-            return Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
-                .with("bytes", want.length)
-                .with("retry_after_ms", end.left(now).as_millis().max(1));
-        }
-        let lengths = self.segments.open().iter().map(|&slot| self.segments.at(slot));
-        let largest = lengths.map(|segment| segment.allocator.length()).max();
-        let why = match largest {
-            Some(_) => "the object is larger than any segment",
-            None => "no segment takes objects; none is mounted, or their clients are not heard of",
-        };
-        Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
-            .with("bytes", want.length)
-            .with("largest_segment", ByteSize(largest.unwrap_or(0)))
-    }
-
-    fn no_room(&self, now: Moment, need: u64, want: &Want<'_>) -> Error {
-        let (mut free, mut fenced, mut writing, mut pinned) = (0, 0, 0, 0);
-        let mut waits_for_fence = false;
-        for &slot in self.segments.open() {
-            let segment = self.segments.at(slot);
-            free += segment.free();
-            fenced += segment.fenced;
-            writing += segment.writing;
-            pinned += segment.hard_pinned;
-            waits_for_fence |= segment.fenced > 0 && segment.free() + segment.fenced >= need;
-        }
-        let why = match waits_for_fence {
-            true => "the room is there once readers and late writers are done with it; retry",
-            false => "no segment has room, and nothing more may be evicted",
-        };
-        let error = Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
-            .with("bytes", want.length)
-            .with("free", free)
-            .with("leased", self.queue.parked_bytes)
-            .with("hard_pinned", pinned)
-            .with("writing", writing)
-            .with("fenced", fenced);
-        match self.quarantine.next().filter(|_| waits_for_fence) {
-            Some(end) => error.with("retry_after_ms", end.left(now).as_millis().max(1)),
-            None => error,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use mooncake_base::Version;
 use proptest::prelude::*;
 
-use super::{durable::Log, *};
+use super::{super::object::Flags, durable::Log, *};
 
 const KEYS: [&str; 6] = ["a", "b", "c", "g/1", "g/2", "g/3"];
 const CLIENTS: [ClientId; 3] = [A, B, ClientId::from_bits(3)];
@@ -240,7 +240,10 @@ impl Model {
         let started = self.pool.start_with(CLIENTS[client], KEYS[key], length, replaces, options);
         let after = self.standing(key);
         assert_eq!(before, after, "what can be read stays until the put has ended");
-        let Ok(started) = started else { return };
+        let started = match started {
+            Ok(started) => started,
+            Err(error) => return self.check_refusal(&error),
+        };
         assert!(replaces || before.is_none());
         for (start, end, incarnation) in self.stretches(&started.places) {
             for (&(other, from, to), until) in &self.fences {
@@ -249,6 +252,37 @@ impl Model {
             }
         }
         self.started.push((client, key, started));
+    }
+
+    /// What is said to hold the memory is all of it.
+    fn check_refusal(&self, error: &Error) {
+        let text = error.to_string();
+        let part = |name: &str| {
+            let found = text.split_whitespace().find_map(|word| word.strip_prefix(name));
+            found.map_or(0, |value| value.parse::<u64>().unwrap())
+        };
+        if !text.contains(" free=") {
+            return;
+        }
+        let state = &self.pool.state;
+        let open = state.segments.open().iter().map(|&slot| state.segments.at(slot));
+        let all: u64 = open.clone().map(|segment| segment.allocator.length()).sum();
+        let held = ["leased=", "soft_pinned=", "hard_pinned=", "writing=", "fenced=", "replaced="];
+        let held: u64 = held.into_iter().map(part).sum();
+        assert_eq!(part("free=") + part("evictable=") + held, all, "{text}");
+        // Whoever holds the lease of an object keeps its memory.
+        let open: Vec<u32> = state.segments.open().to_vec();
+        let mut leased = 0;
+        for (key, name) in KEYS.iter().enumerate() {
+            let Some(slot) = state.objects.find(0, name.as_bytes()) else { continue };
+            let object = state.objects.at(slot);
+            if self.lease_of(key).is_some() && !object.flags.has(Flags::HARD_PINNED) {
+                let copies = object.replicas.as_slice().iter();
+                leased += object.length
+                    * copies.filter(|copy| open.contains(&copy.segment)).count() as u64;
+            }
+        }
+        assert!(part("leased=") >= leased, "{leased} bytes are leased: {text}");
     }
 
     fn finish(&mut self, is_end: bool, client: usize, key: usize, started: &Started, fails: bool) {

@@ -192,6 +192,21 @@ fn a_put_that_finds_no_room_says_how_many_bytes_are_leased_pinned_and_written() 
 }
 
 #[test]
+fn leases_are_counted_also_where_pins_alone_leave_no_room() {
+    let mut pool = Pool::new(8);
+    let options = PutOptions { is_hard_pinned: true, ..PutOptions::default() };
+    pool.put_with("pinned", 5 * MIB, false, &options).unwrap();
+    for key in ["read", "idle"] {
+        pool.put(key, MIB).unwrap();
+    }
+    pool.locate("read", true, false).unwrap();
+    let error = fails(pool.put("large", 4 * MIB), ErrorCode::NO_AVAILABLE_HANDLE).to_string();
+    let parts =
+        "free=1048576 leased=1048576 hard_pinned=5242880 writing=0 fenced=0 evictable=1048576";
+    assert!(error.contains(parts), "{error}");
+}
+
+#[test]
 fn nothing_is_evicted_for_a_hole_that_a_held_object_divides() {
     let mut pool = Pool::new(5);
     for key in ["a", "b", "held", "c", "d"] {

@@ -493,3 +493,18 @@ fn copies_that_have_nowhere_to_go_are_dropped_if_others_can_be_read() {
     assert_eq!((view.status, view.succeeded, view.moved_bytes), (JobStatus::Succeeded, 1, 0));
     assert_eq!(pool.holders("k"), ["host-b:1"]);
 }
+
+#[test]
+fn an_object_that_was_lost_while_it_was_copied_stays_lost() {
+    let mut pool = two();
+    pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
+    let id = pool.copy("k", &["host-b:1"]).unwrap();
+    let work = pool.fetch(A).remove(0);
+    pool.state.unmount(pool.now, A, SegmentId::from_bits(1), Duration::ZERO).unwrap();
+    pool.done(A, &work).unwrap();
+    let (status, why) = pool.status(id);
+    assert_eq!((status, why.contains("lost")), (TaskStatus::Failed, true), "{why}");
+    assert!(!pool.exists("k"));
+    pool.wait(30);
+    assert_eq!(pool.state.totals().used, 0);
+}

@@ -1,0 +1,149 @@
+//! Why a put finds no room: what holds the memory, and how many bytes each.
+
+use mooncake_base::{ByteSize, Error, ErrorCode, Moment};
+
+use super::Want;
+use crate::state::{State, object::Flags};
+
+/// So many objects are looked at for what holds them. Of more, the others are taken to be held in
+/// the same shares: somebody who tries again and again must not keep all others waiting.
+const LOOK_MAX: u32 = 16_384;
+
+/// What the memory holds that neither rests nor is written nor hard-pinned, in bytes.
+#[derive(Debug, Clone, Copy, Default)]
+struct Held {
+    /// Of objects that are read, copied or leased, or in a group with one that is, or with a
+    /// hard-pinned one.
+    leased: u64,
+    /// Soft-pinned, where that is no less than pinned.
+    soft_pinned: u64,
+    /// Of the object that is to be replaced.
+    replaced: u64,
+    /// It may be evicted, but that would not help: too little, or too scattered.
+    evictable: u64,
+}
+
+impl Held {
+    fn sum(&self) -> u64 {
+        self.leased + self.soft_pinned + self.replaced + self.evictable
+    }
+
+    /// The same in shares of another sum.
+    fn scaled(self, sum: u64) -> Self {
+        let seen = u128::from(self.sum().max(1));
+        let share = |part: u64| (u128::from(part) * u128::from(sum) / seen) as u64;
+        let (leased, soft_pinned) = (share(self.leased), share(self.soft_pinned));
+        let replaced = share(self.replaced);
+        Self { leased, soft_pinned, replaced, evictable: sum - leased - soft_pinned - replaced }
+    }
+}
+
+impl State {
+    pub(super) fn too_large(&self, now: Moment, want: &Want<'_>) -> Error {
+        if let Some(end) = self.segments.end_of_rest(want.length) {
+            let why = "memory that came back rests until readers and late writers are done; retry";
+            return Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
+                .with("bytes", want.length)
+                .with("retry_after_ms", end.left(now).as_millis().max(1));
+        }
+        let lengths = self.segments.open().iter().map(|&slot| self.segments.at(slot));
+        let largest = lengths.map(|segment| segment.allocator.length()).max();
+        let why = match largest {
+            Some(_) => "the object is larger than any segment",
+            None => "no segment takes objects; none is mounted, or their clients are not heard of",
+        };
+        Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
+            .with("bytes", want.length)
+            .with("largest_segment", ByteSize(largest.unwrap_or(0)))
+    }
+
+    /// The parts add up to all memory in which the object may lie.
+    pub(super) fn no_room(&self, now: Moment, need: u64, want: &Want<'_>) -> Error {
+        let (mut free, mut fenced, mut writing, mut pinned, mut rest) = (0, 0, 0, 0, 0);
+        let mut waits_for_fence = false;
+        let open = self.segments.open().iter().filter(|&&slot| want.within.has(slot));
+        for &slot in open {
+            let segment = self.segments.at(slot);
+            free += segment.free();
+            fenced += segment.fenced;
+            writing += segment.writing;
+            pinned += segment.hard_pinned;
+            rest += segment.reach() - segment.free().min(segment.reach());
+            waits_for_fence |= segment.fenced > 0 && segment.free() + segment.fenced >= need;
+        }
+        let held = self.held(now, want).scaled(rest);
+        let why = match waits_for_fence {
+            true => "the room is there once readers and late writers are done with it; retry",
+            false if held.evictable > 0 => {
+                "no segment has room, and what may be evicted would not make enough in one piece"
+            }
+            false => "no segment has room, and nothing more may be evicted",
+        };
+        let mut error = Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
+            .with("bytes", want.length)
+            .with("free", free)
+            .with("leased", held.leased)
+            .with("hard_pinned", pinned)
+            .with("writing", writing)
+            .with("fenced", fenced);
+        let others = [
+            ("soft_pinned", held.soft_pinned),
+            ("replaced", held.replaced),
+            ("evictable", held.evictable),
+        ];
+        for (name, bytes) in others.into_iter().filter(|(_, bytes)| *bytes > 0) {
+            error = error.with(name, bytes);
+        }
+        match self.quarantine.next().filter(|_| waits_for_fence) {
+            Some(end) => error.with("retry_after_ms", end.left(now).as_millis().max(1)),
+            None => error,
+        }
+    }
+
+    /// What holds objects, of as many as are looked at.
+    fn held(&self, now: Moment, want: &Want<'_>) -> Held {
+        let mut held = Held::default();
+        for slot in 0..self.objects.slots().min(LOOK_MAX) {
+            let Some(object) = self.objects.get(slot) else { continue };
+            if !object.is_complete() || object.flags.has(Flags::HARD_PINNED) {
+                continue;
+            }
+            let copies = object.replicas.as_slice().iter().map(|copy| {
+                let segment = self.segments.at(copy.segment);
+                let counts = segment.takes_new() && want.within.has(copy.segment);
+                if counts { segment.allocator.size(copy.block) } else { 0 }
+            });
+            let bytes: u64 = copies.sum();
+            if bytes > 0 {
+                *self.holder(now, slot, want.spared, &mut held) += bytes;
+            }
+        }
+        held
+    }
+
+    /// What keeps the object, and all that goes with it, from eviction.
+    fn holder<'a>(
+        &self,
+        now: Moment,
+        slot: u32,
+        spared: Option<u32>,
+        held: &'a mut Held,
+    ) -> &'a mut u64 {
+        let unit = self.unit(slot);
+        let is_leased = |&member: &u32| {
+            let object = self.objects.at(member);
+            let end = object.holds.end().max(self.copied_until(member));
+            end > now.into() || object.flags.has(Flags::HARD_PINNED) || self.is_dormant(member)
+        };
+        let is_soft = |&member: &u32| self.objects.at(member).flags.has(Flags::SOFT_PINNED);
+        if unit.iter().any(is_leased) {
+            &mut held.leased
+        } else if spared.is_some_and(|spared| unit.contains(&spared)) {
+            &mut held.replaced
+        } else if !self.rules.is_soft_pin_evictable && unit.iter().any(is_soft) {
+            &mut held.soft_pinned
+        } else {
+            &mut held.evictable
+        }
+    }
+}
