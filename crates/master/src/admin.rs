@@ -152,8 +152,15 @@ fn looks() -> Router<Arc<Admin>> {
         .merge(jobs::looks())
 }
 
-/// What `/health` says, here and on the clients' port.
-pub(crate) fn health(_: &Service) -> Value {
+/// What `/health` says, here and on the clients' port: the established fields, then ours.
+pub(crate) fn health(service: &Service) -> Value {
+    let work = service.work(0);
+    let drains = work.jobs.iter().filter(|job| !job.status.is_over()).count();
+    let log = match service.journal_status() {
+        None => "off",
+        Some(status) if status.is_healthy => "healthy",
+        Some(_) => "failed",
+    };
     json!({
         "status": "ok",
         "role": "leader",
@@ -161,6 +168,8 @@ pub(crate) fn health(_: &Service) -> Value {
         "service_ready": true,
         "leader_address": null,
         "view_version": null,
+        "log": log,
+        "tasks": {"pending": work.pending, "processing": work.processing, "drains": drains},
     })
 }
 

@@ -83,6 +83,8 @@ pub struct JournalStatus {
     pub snapshot_at: Option<Moment>,
     /// Snapshots since the start.
     pub snapshots: u64,
+    /// How long it took to read the log at the start and to make the state of it.
+    pub recovery_time: Duration,
 }
 
 /// What was found in the state directory.
@@ -223,6 +225,11 @@ impl Journal {
     /// Which history a restart of this master would go on with; none while the log is broken.
     pub(crate) fn lineage(&self) -> Option<[u8; 16]> {
         self.is_healthy.load(Ordering::Acquire).then(|| self.writer.lock().lineage)
+    }
+
+    /// The state was made of it, which took so long.
+    pub(crate) fn recovered_in(&self, time: Duration) {
+        self.status.lock().recovery_time = time;
     }
 
     /// How it does.

@@ -203,6 +203,8 @@ async fn open_service(config: &MasterConfig, clock: Arc<dyn Clock>) -> Result<Ar
         };
         let start = SystemClock.now();
         let (service, restored) = Service::from_log(rules, clock, Journal::open(directory, sync)?);
+        let time = SystemClock.now().since(start);
+        service.recovered_in(time);
         tracing::info!(
             state_dir = %path.display(),
             segments = restored.segments,
@@ -210,7 +212,7 @@ async fn open_service(config: &MasterConfig, clock: Arc<dyn Clock>) -> Result<Ar
             puts_under_way = restored.writes,
             tasks = restored.tasks,
             drain_jobs = restored.jobs,
-            milliseconds = SystemClock.now().since(start).as_millis(),
+            milliseconds = time.as_millis(),
             "read the log"
         );
         if restored.conflicts > 0 {

@@ -44,6 +44,7 @@ use self::{
 pub use self::{
     load::Load,
     session::{ConnectedClient, Origin},
+    tasks::WorkShown,
     traffic::{SIZE_BOUNDS, TrafficCount},
 };
 use crate::{

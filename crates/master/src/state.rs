@@ -156,6 +156,16 @@ pub struct Counters {
     pub puts_released: u64,
     /// Clients that were not heard of for too long.
     pub clients_expired: u64,
+    /// Copies and moves that were done.
+    pub tasks_done: u64,
+    /// Copies and moves that failed for good.
+    pub tasks_failed: u64,
+    /// Drains that left their segments empty.
+    pub drains_done: u64,
+    /// Drains that could not.
+    pub drains_failed: u64,
+    /// Drains that were cancelled.
+    pub drains_cancelled: u64,
 }
 
 impl State {

@@ -15,6 +15,8 @@ mod grpc;
 mod jobs;
 #[path = "wire/lean.rs"]
 mod lean;
+#[path = "wire/limits.rs"]
+mod limits;
 #[path = "wire/metadata.rs"]
 mod metadata;
 #[path = "wire/start.rs"]

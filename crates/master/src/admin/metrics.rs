@@ -1,6 +1,9 @@
 //! GET /metrics: Prometheus text under the established names.
 
 mod absent;
+mod log;
+mod quotas;
+mod work;
 
 use axum::{extract::State, response::Response};
 use mooncake_http::{Exposition, reply};
@@ -30,6 +33,9 @@ fn text(service: &Service) -> String {
     traffic(&mut out, &service.traffic());
     slow(&mut out, service);
     load(&mut out, service);
+    log::add(&mut out, service);
+    work::add(&mut out, service);
+    quotas::add(&mut out, service);
     absent::add(&mut out);
     out.head("mooncake_master_info", "gauge", "The version of the master.");
     out.sample("mooncake_master_info", &[("version", VERSION)], 1);

@@ -4,6 +4,7 @@ use axum::{
     extract::{RawQuery, State},
     response::Response,
 };
+use mooncake_base::ByteSize;
 use serde_json::{Value, json};
 
 use super::{
@@ -12,14 +13,22 @@ use super::{
     json_reply, parameter,
     segments::{Shown, status_name},
 };
-use crate::service::{
-    SIZE_BOUNDS, Service, VERSION,
-    calls::{Count, Op},
-    slow::SlowCall,
+use crate::{
+    journal::JournalStatus,
+    service::{
+        SIZE_BOUNDS, Service, VERSION,
+        calls::{Count, Op},
+        slow::SlowCall,
+    },
+    state::{JobView, TaskKind, TaskView},
 };
 
 /// Segments and clients beyond this are only counted.
 const ROWS_MAX: usize = 500;
+
+/// So many tasks are shown, and so many drains.
+const TASKS_SHOWN: usize = 30;
+const DRAINS_SHOWN: usize = 20;
 
 /// So many slow calls are shown.
 const SLOW_SHOWN: usize = 50;
@@ -64,6 +73,9 @@ fn overview(service: &Service) -> Value {
         "clients": clients(service),
         "calls": calls(service),
         "events": super::kv_events(service),
+        "journal": service.journal_status().map(|status| journal(service, &status)),
+        "tasks": tasks(service),
+        "quotas": quotas(service),
         "refused_calls": service.load().map_or(0, crate::service::Load::refused),
         "slow": {
             "threshold_ms": millis(slow.threshold()),
@@ -71,6 +83,85 @@ fn overview(service: &Service) -> Value {
             "latest": slow.latest().iter().take(SLOW_SHOWN).map(slow_call).collect::<Vec<_>>(),
         },
     })
+}
+
+/// The log. Names end with their units, by which the page shows them.
+fn journal(service: &Service, s: &JournalStatus) -> Value {
+    let now = service.now();
+    let mean = s.sync_time.as_secs_f64() * 1e3 / s.syncs.max(1) as f64;
+    json!({
+        "state": if s.is_healthy { "healthy" } else { "failed" },
+        "failure": s.failure,
+        "failures": s.failures,
+        "directory": s.path.display().to_string(),
+        "since_snapshot_bytes": s.log_bytes,
+        "written_bytes": s.bytes_written,
+        "records": s.records,
+        "writes": s.writes,
+        "syncs": s.syncs,
+        "sync_mean_ms": mean,
+        "sync_longest_ms": s.sync_time_max.as_secs_f64() * 1e3,
+        "snapshots": s.snapshots,
+        "snapshot_bytes": s.snapshot_bytes,
+        "snapshot_age_ms": s.snapshot_at.map(|at| millis(now.since(at))),
+        "recovery_ms": s.recovery_time.as_secs_f64() * 1e3,
+    })
+}
+
+/// Copies, moves and drains that are under way, and the latest drains that are over.
+fn tasks(service: &Service) -> Value {
+    let work = service.work(TASKS_SHOWN);
+    let c = service.totals().counters;
+    let note = format!(
+        "{} wait, {} run; {} done, {} failed",
+        work.pending, work.processing, c.tasks_done, c.tasks_failed
+    );
+    let drain = |job: &JobView| {
+        json!({
+            "name": format!("drain {}", job.segments.join(", ")),
+            "id": job.id.to_string(),
+            "state": format!("{:?}", job.status).to_lowercase(),
+            "about": format!(
+                "{} moved ({}), {} under way, {} held up, {} failed. {}",
+                job.succeeded, ByteSize(job.moved_bytes), job.active, job.blocked, job.failed,
+                job.message
+            ),
+        })
+    };
+    let task = |task: &TaskView| {
+        let is_copy = task.kind == TaskKind::Copy;
+        json!({
+            "name": format!("{} {}", if is_copy { "copy" } else { "move" }, task.key),
+            "id": task.id.to_string(),
+            "state": format!("{:?}", task.status).to_lowercase(),
+            "about": task.message,
+        })
+    };
+    let drains = work.jobs.iter().take(DRAINS_SHOWN).map(drain);
+    let rows: Vec<Value> = drains.chain(work.tasks.iter().map(task)).collect();
+    json!({
+        "note": note,
+        "rows": rows,
+        "pending": work.pending,
+        "processing": work.processing,
+        "done": c.tasks_done,
+        "failed": c.tasks_failed,
+        "drains": {
+            "running": work.jobs.iter().filter(|job| !job.status.is_over()).count(),
+            "done": c.drains_done, "failed": c.drains_failed, "cancelled": c.drains_cancelled,
+        },
+    })
+}
+
+/// Tenants with a quota; none without multi-tenancy.
+fn quotas(service: &Service) -> Value {
+    let row = |quota: crate::state::TenantQuota| {
+        json!({
+            "tenant": quota.tenant.as_str(), "requested": quota.requested,
+            "effective": quota.effective, "charged": quota.charged, "refused": quota.refused,
+        })
+    };
+    service.quotas().into_iter().take(ROWS_MAX).map(row).collect()
 }
 
 fn addresses(service: &Service) -> Value {

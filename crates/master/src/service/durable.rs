@@ -68,6 +68,12 @@ impl Service {
         self.journal.as_ref().map(Journal::status)
     }
 
+    pub(crate) fn recovered_in(&self, time: Duration) {
+        if let Some(journal) = &self.journal {
+            journal.recovered_in(time);
+        }
+    }
+
     pub(crate) fn has_journal(&self) -> bool {
         self.journal.is_some()
     }

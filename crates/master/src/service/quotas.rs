@@ -16,9 +16,18 @@ impl Service {
     pub fn keep_policy(&self, path: &str) -> Result<()> {
         let policy = Policy::read(path)?;
         let mut state = self.lock();
+        let mut known = state.quotas()?;
         for (tenant, bytes) in policy.quotas() {
-            let granted = state.set_quota(&TenantId::new(tenant), bytes);
+            let id = TenantId::new(tenant);
+            let granted = state.set_quota(&id, bytes);
             granted.map_err(|error| error.with("file", path).with("tenant", tenant))?;
+            known.retain(|quota| quota.tenant != id);
+        }
+        // The log may know of tenants that the file has no more.
+        for TenantQuota { tenant, .. } in known {
+            if let Err(error) = state.remove_quota(&tenant) {
+                tracing::warn!(%error, %tenant, "a tenant that is not in the policy keeps its quota");
+            }
         }
         drop(state);
         *self.policy.lock() = Some(policy);
@@ -36,6 +45,11 @@ impl Service {
                 Ok(Cow::Owned(TenantId::new(name)))
             }
         }
+    }
+
+    /// Whether tenants have keys and quotas of their own.
+    pub fn is_multi_tenant(&self) -> bool {
+        self.is_multi_tenant
     }
 
     /// The quota of every tenant, for those who show it; none without multi-tenancy.

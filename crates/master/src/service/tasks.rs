@@ -15,14 +15,39 @@ use super::{
     calls::Op,
     check_batch, millis,
 };
-use crate::state::{JobView, NewJob, NewTask, State, TaskEnd, Work};
+use crate::state::{JobView, NewJob, NewTask, State, TaskEnd, TaskView, Work};
 
 /// The most tasks that one client is given at a time.
 const FETCHED_MAX: usize = 1024;
 /// The most segments that one job names.
 const JOB_SEGMENTS_MAX: usize = 4096;
 
+/// Copies, moves and drains, for those who show them.
+#[derive(Debug)]
+pub struct WorkShown {
+    /// Tasks that wait.
+    pub pending: usize,
+    /// Tasks that run.
+    pub processing: usize,
+    /// Some of both.
+    pub tasks: Vec<TaskView>,
+    /// Drains: those that run, then the latest.
+    pub jobs: Vec<JobView>,
+}
+
 impl Service {
+    /// What is being copied, moved and drained, with at most so many tasks.
+    pub fn work(&self, tasks_max: usize) -> WorkShown {
+        let state = self.lock();
+        let (pending, processing) = state.tasks_underway();
+        WorkShown {
+            pending,
+            processing,
+            tasks: state.list_tasks(tasks_max),
+            jobs: state.list_jobs(),
+        }
+    }
+
     pub(super) fn create_tasks(
         &self,
         r: &v1::CreateTasksRequest,

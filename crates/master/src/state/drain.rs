@@ -6,7 +6,7 @@
 
 mod record;
 
-use std::{collections::VecDeque, time::Duration};
+use std::{cmp::Reverse, collections::VecDeque, time::Duration};
 
 use mooncake_base::{Error, ErrorCode, Incarnation, JobId, Moment, Result, SegmentId};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -50,6 +50,13 @@ pub enum JobStatus {
     Failed,
     /// It was cancelled.
     Canceled,
+}
+
+impl JobStatus {
+    /// Whether nothing more becomes of the job.
+    pub fn is_over(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed | Self::Canceled)
+    }
 }
 
 /// A job to be made. Segments go by name.
@@ -174,8 +181,7 @@ impl Jobs {
 
 impl Job {
     fn is_over(&self) -> bool {
-        use JobStatus::{Canceled, Failed, Succeeded};
-        matches!(self.view.status, Succeeded | Failed | Canceled)
+        self.view.status.is_over()
     }
 }
 
@@ -282,6 +288,15 @@ impl State {
         }
         self.end_job(now, id, JobStatus::Canceled, "cancelled");
         Ok(())
+    }
+
+    /// Every job that is not forgotten: those that run first, then the latest.
+    pub fn list_jobs(&self) -> Vec<JobView> {
+        let mut views: Vec<JobView> =
+            self.jobs.by_id.values().map(|job| job.view.clone()).collect();
+        let is_over = |view: &JobView| !self.jobs.running.contains(&view.id);
+        views.sort_by_key(|view| (is_over(view), Reverse(view.updated), view.id));
+        views
     }
 
     /// The jobs that have not ended.
@@ -447,6 +462,11 @@ impl State {
         let again: Vec<u32> = again.collect();
         self.mark(&again, SegmentStatus::Ok);
         let Some(job) = self.jobs.running(id) else { return };
+        match status {
+            JobStatus::Succeeded => self.counters.drains_done += 1,
+            JobStatus::Canceled => self.counters.drains_cancelled += 1,
+            _ => self.counters.drains_failed += 1,
+        }
         (job.view.status, job.view.updated) = (status, now);
         if status == JobStatus::Failed && !job.view.message.is_empty() {
             job.view.message = format!("{why}; the last one because {}", job.view.message);

@@ -79,6 +79,8 @@ pub struct TaskView {
     pub id: TaskId,
     /// What it does.
     pub kind: TaskKind,
+    /// With which object.
+    pub key: ObjectKey,
     /// Where it stands.
     pub status: TaskStatus,
     /// When it was made.
@@ -163,12 +165,19 @@ impl State {
         Ok(TaskView {
             id,
             kind: task.kind,
+            key: task.subject.key.clone(),
             status: task.status,
             created: task.created,
             updated: task.updated,
             client: task.client,
             message: task.message.clone(),
         })
+    }
+
+    /// Some of the tasks that are not over, at most so many: those that run first.
+    pub fn list_tasks(&self, limit: usize) -> Vec<TaskView> {
+        let listed = self.tasks.underway().take(limit);
+        listed.filter_map(|id| self.task(id).ok()).collect()
     }
 
     /// How many tasks wait, and how many run.

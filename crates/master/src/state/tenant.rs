@@ -57,6 +57,18 @@ pub struct TenantQuota {
     pub evicted_bytes: u64,
 }
 
+impl TenantQuota {
+    /// Whether the next put must evict something of the tenant's own.
+    pub fn is_used_up(&self) -> bool {
+        self.charged >= self.effective
+    }
+
+    /// Whether the tenant has more than it may have.
+    pub fn is_exceeded(&self) -> bool {
+        self.charged > self.effective
+    }
+}
+
 impl Tenants {
     pub(super) fn new(is_enforced: bool) -> Self {
         Self {

@@ -1,8 +1,12 @@
 //! The admin endpoints: their established shapes.
 
+use bytes::Bytes;
+use mooncake_master::{
+    MasterConfig,
+    config::{Secret, StateDir},
+};
+use mooncake_proto::v1::{self, request, response};
 use serde_json::{Value, json};
-
-use mooncake_master::{MasterConfig, config::Secret};
 
 use crate::support::{Running, get, http, http_with, whole_config};
 
@@ -26,6 +30,7 @@ fn health_and_role_are_those_of_a_single_master() {
         json!({
             "status": "ok", "role": "leader", "ha_state": "serving", "service_ready": true,
             "leader_address": null, "view_version": null,
+            "log": "off", "tasks": {"pending": 0, "processing": 0, "drains": 0},
         })
     );
     assert_eq!(get(running.admin(), "/role").text(), "leader");
@@ -173,7 +178,8 @@ fn a_head_request_is_answered_as_a_get_without_its_body() {
     let running = Running::whole();
     let answer = http(running.admin(), "HEAD", "/health", b"");
     assert_eq!((answer.status, &answer.body[..]), (200, &b""[..]));
-    assert!(answer.head.contains("content-length: 115"), "{}", answer.head);
+    let length = get(running.admin(), "/health").body.len();
+    assert!(answer.head.contains(&format!("content-length: {length}")), "{}", answer.head);
 }
 
 #[test]
@@ -290,4 +296,50 @@ fn keys_are_found_by_prefix_and_search_page_by_page() {
     assert_eq!((names(&rest).len(), &rest["is_last"]), (3, &json!(true)));
     let groups = get(running.admin(), "/api/v1/key_groups?prefix=m/").json()["groups"].clone();
     assert_eq!(groups[0], json!({"group": "a/", "keys": 2, "bytes": 14, "is_key": false}));
+}
+
+#[test]
+fn the_log_tasks_and_drains_are_shown_to_people_and_to_monitors() {
+    let folder = tempfile::tempdir().unwrap();
+    let state_dir = StateDir::At(folder.path().to_owned());
+    let running = Running::new(MasterConfig { state_dir, ..whole_config() });
+    let mut client = running.lean();
+    client.join("127.0.0.1:1", 1 << 20);
+    client.put("k\"ey", 3);
+    let mut other = running.lean();
+    other.join("127.0.0.1:2", 1 << 20);
+    let task = v1::NewTask {
+        kind: v1::TaskKind::Copy.into(),
+        key: Bytes::from_static(b"k\"ey"),
+        source: String::new(),
+        targets: vec!["127.0.0.1:2".to_owned()],
+    };
+    let call = v1::CreateTasksRequest { caller: client.caller(), tasks: vec![task] };
+    let response::Call::CreateTasks(made) = client.call(request::Call::CreateTasks(call)) else {
+        panic!("no task was made")
+    };
+    assert_eq!(made.results[0].failure, None);
+    let drain = br#"{"segments": ["127.0.0.1:1"]}"#;
+    assert_eq!(http(running.admin(), "POST", "/api/v1/drain_jobs", drain).status, 200);
+    let health = get(running.admin(), "/health").json();
+    assert_eq!((&health["log"], &health["tasks"]["drains"]), (&json!("healthy"), &json!(1)));
+    assert!(health["tasks"]["pending"].as_u64().unwrap() >= 1, "{health}");
+    let shown = get(running.admin(), "/api/v1/overview").json();
+    let log = &shown["journal"];
+    assert_eq!((&log["state"], &log["failure"]), (&json!("healthy"), &json!("")));
+    assert!(log["records"].as_u64().unwrap() >= 5, "{log}");
+    assert!(log["since_snapshot_bytes"].as_u64().unwrap() > 0, "{log}");
+    let rows = shown["tasks"]["rows"].as_array().unwrap();
+    assert!(rows.iter().any(|row| row["name"] == "drain 127.0.0.1:1"), "{rows:?}");
+    assert!(rows.iter().any(|row| row["name"].as_str().unwrap().starts_with("copy ")), "{rows:?}");
+    let metrics = get(running.admin(), "/metrics");
+    let has = |line: &str| assert!(metrics.text().lines().any(|l| l.starts_with(line)), "{line}");
+    has("mooncake_master_log_healthy 1");
+    has("mooncake_master_log_snapshot_age_seconds -1");
+    has("mooncake_master_tasks{state=\"processing\"} 0");
+    has("mooncake_master_drain_jobs 1");
+    has("mooncake_master_drain_moved_bytes{job=");
+    for name in ["log_sync_seconds_total", "log_recovery_seconds", "log_records_total"] {
+        has(&format!("mooncake_master_{name} "));
+    }
 }

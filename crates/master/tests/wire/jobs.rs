@@ -92,6 +92,22 @@ fn quotas_are_shown_set_and_removed() {
     let target = "/api/v1/tenant_quotas?tenant_id=c";
     assert_eq!(put(target, r#"{"requested_quota_bytes": 7}"#), (200, expected));
     assert!(std::fs::read_to_string(&path).unwrap().contains("\"c\""));
+    let metrics = get(running.admin(), "/metrics");
+    for line in [
+        "mooncake_tenant_quota_requested_bytes{tenant_id=\"a b\"} 1024",
+        "mooncake_tenant_quota_effective_bytes{tenant_id=\"c\"} 0",
+        "mooncake_tenant_quota_charged_bytes{tenant_id=\"c\"} 0",
+        "mooncake_tenant_quota_admission_closed{tenant_id=\"c\"} 1",
+        "mooncake_tenant_quota_over_quota{tenant_id=\"c\"} 0",
+        "mooncake_tenant_quota_explicit_policy{tenant_id=\"c\"} 1",
+        "mooncake_tenant_quota_reject_total{tenant_id=\"c\",reason=\"quota_exceeded\"} 0",
+        "mooncake_tenant_evict_bytes_total{tenant_id=\"c\"} 0",
+        "mooncake_tenant_quota_allocatable_capacity_bytes 0",
+        "mooncake_tenant_quota_requested_bytes_sum 1031",
+        "mooncake_tenant_quota_effective_bytes_sum 0",
+    ] {
+        assert!(metrics.text().lines().any(|found| found == line), "{line}");
+    }
     let range = failure(-600, "Tenant quota must be in [1, 2^63 - 1] bytes");
     assert_eq!(put(target, r#"{"requested_quota_bytes": 0}"#), (400, range));
     assert_eq!(put(target, "{}").0, 400);

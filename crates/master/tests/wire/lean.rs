@@ -140,7 +140,12 @@ fn garbage_and_half_a_greeting_are_let_go_and_disturb_nobody() {
 #[test]
 fn a_client_whose_connection_closes_is_suspect_and_its_objects_are_not_named() {
     let running = Running::whole();
-    let mut owner = running.lean();
+    close_and_look(&running, running.lean());
+    close_and_look(&running, running.unix());
+}
+
+/// The owner joins, puts, and is gone.
+fn close_and_look<S: Read + Write>(running: &Running, mut owner: LeanClient<S>) {
     owner.join("127.0.0.1:1", 1 << 20);
     owner.put("a", 100);
     let mut reader = running.unix();
@@ -162,6 +167,11 @@ fn a_client_whose_connection_closes_is_suspect_and_its_objects_are_not_named() {
     eventually("the reader is told", || {
         locate(&mut reader).results[0].failure.as_ref().is_some_and(|f| f.code == -800)
     });
+    // The next owner puts under the same key.
+    let which = v1::KeySelector { by: Some(v1::key_selector::By::All(true)) };
+    let call =
+        v1::RemoveMatchingRequest { caller: reader.caller(), which: Some(which), force: true };
+    reader.call(request::Call::RemoveMatching(call));
 }
 
 #[test]

@@ -289,7 +289,8 @@ impl State {
         let Some(attempt) = self.tasks.halt(id) else { return };
         let Some(task) = self.tasks.get(id) else { return };
         let (slot, version) = (task.subject.slot, task.subject.version);
-        let is_same = self.subject(task).is_some();
+        // What was lost meanwhile does not come back by a copy.
+        let is_same = self.subject(task).is_some() && self.settle(slot);
         if is_same {
             self.objects.at_mut(slot).flags.set(Flags::COPIED, false);
             self.wake(slot);
@@ -367,6 +368,8 @@ impl State {
                 self.end_unit(now, job, (slot, version), outcome);
             }
             None => {
+                self.counters.tasks_done += u64::from(outcome.is_ok());
+                self.counters.tasks_failed += u64::from(outcome.is_err());
                 self.log_task(id);
                 self.forget_finished(id);
             }

@@ -269,6 +269,11 @@ impl Tasks {
         self.by_id.get_mut(&id)
     }
 
+    /// Those that run, and then those that wait.
+    pub(super) fn underway(&self) -> impl Iterator<Item = TaskId> {
+        self.running.values().chain(self.turns.keys()).copied()
+    }
+
     /// How many wait.
     pub(super) fn pending(&self) -> usize {
         self.turns.len()

@@ -1,0 +1,48 @@
+//! Metrics of the log: what it writes, how long syncs take, and how old its snapshot is.
+
+use mooncake_http::Exposition;
+
+use crate::service::Service;
+
+/// Adds what there is to tell; without a log only that there is none.
+pub(super) fn add(out: &mut Exposition, service: &Service) {
+    let status = service.journal_status();
+    let state = |is_it: bool| u8::from(is_it);
+    let help = "1: changes are being logged. 0: a restart would forget everything.";
+    let is_healthy = status.as_ref().is_some_and(|status| status.is_healthy);
+    out.gauge("mooncake_master_log_healthy", help, state(is_healthy));
+    let Some(s) = status else { return };
+    for (name, help, value) in [
+        ("failures", "How often the log could not be written.", s.failures),
+        ("written_bytes", "Bytes written to the log.", s.bytes_written),
+        ("records", "Changes written to the log.", s.records),
+        ("writes", "Writes to the log, of one change or several.", s.writes),
+        ("syncs", "How often the log was forced to the disk.", s.syncs),
+        ("snapshots", "Snapshots taken.", s.snapshots),
+    ] {
+        out.counter(&format!("mooncake_master_log_{name}_total"), help, value);
+    }
+    out.counter(
+        "mooncake_master_log_sync_seconds_total",
+        "How long the log was being forced to the disk altogether.",
+        s.sync_time.as_secs_f64(),
+    );
+    let age = s.snapshot_at.map(|at| service.now().since(at).as_secs_f64());
+    for (name, help, value) in [
+        ("sync_seconds_max", "How long the longest of them took.", s.sync_time_max.as_secs_f64()),
+        ("bytes", "Bytes of the log since the last snapshot.", s.log_bytes as f64),
+        ("snapshot_bytes", "Bytes of the last snapshot.", s.snapshot_bytes as f64),
+        (
+            "snapshot_age_seconds",
+            "How old the last snapshot is; -1: none since the start.",
+            age.unwrap_or(-1.0),
+        ),
+        (
+            "recovery_seconds",
+            "How long the log took to be read at the start.",
+            s.recovery_time.as_secs_f64(),
+        ),
+    ] {
+        out.gauge(&format!("mooncake_master_log_{name}"), help, value);
+    }
+}

@@ -1,0 +1,56 @@
+//! Metrics of tenants and their quotas, under the established names; none without multi-tenancy.
+
+use mooncake_http::Exposition;
+
+use crate::{service::Service, state::TenantQuota};
+
+/// Its value of a tenant's quota.
+type Part = fn(&TenantQuota) -> u64;
+
+/// By tenant: the end of the name, what it is, and how much.
+const GAUGES: [(&str, &str, Part); 6] = [
+    ("requested_bytes", "Bytes that the policy grants.", |quota| quota.requested),
+    ("effective_bytes", "Bytes that may be used now.", |quota| quota.effective),
+    ("charged_bytes", "Bytes in use, those being written among them.", |quota| quota.charged),
+    ("admission_closed", "1: a put must evict first, or is refused.", |quota| {
+        u64::from(quota.is_used_up())
+    }),
+    ("over_quota", "1: more is in use than may be.", |quota| u64::from(quota.is_exceeded())),
+    ("explicit_policy", "1: the policy names the tenant.", |_| 1),
+];
+
+/// Adds them.
+pub(super) fn add(out: &mut Exposition, service: &Service) {
+    if !service.is_multi_tenant() {
+        return;
+    }
+    let quotas = service.quotas();
+    for (ending, help, part) in GAUGES {
+        let name = format!("mooncake_tenant_quota_{ending}");
+        out.head(&name, "gauge", help);
+        for quota in &quotas {
+            out.sample(&name, &[("tenant_id", quota.tenant.as_str())], part(quota));
+        }
+    }
+    let name = "mooncake_tenant_quota_reject_total";
+    out.head(name, "counter", "Puts refused for want of quota.");
+    for quota in &quotas {
+        let labels = [("tenant_id", quota.tenant.as_str()), ("reason", "quota_exceeded")];
+        out.sample(name, &labels, quota.refused);
+    }
+    let name = "mooncake_tenant_evict_bytes_total";
+    out.head(name, "counter", "Bytes of a tenant that made room for its own puts.");
+    for quota in &quotas {
+        out.sample(name, &[("tenant_id", quota.tenant.as_str())], quota.evicted_bytes);
+    }
+    let sum = |part: Part| quotas.iter().map(|quota| u128::from(part(quota))).sum::<u128>();
+    out.gauge(
+        "mooncake_tenant_quota_allocatable_capacity_bytes",
+        "Bytes that all tenants share.",
+        service.totals().capacity,
+    );
+    for (ending, help, part) in &GAUGES[..2] {
+        let name = format!("mooncake_tenant_quota_{ending}_sum");
+        out.gauge(&name, &format!("{help} The sum over all tenants."), sum(*part));
+    }
+}

@@ -1,0 +1,143 @@
+//! What is too much: refused early and by its code over both doors, while small calls are served.
+
+use std::{net::TcpStream, time::Duration};
+
+use bytes::Bytes;
+use mooncake_master::{MasterConfig, service::BATCH_ITEMS_MAX};
+use mooncake_proto::{
+    lean::FRAME_BYTES_MAX,
+    v1::{self, master_client::MasterClient, request, response},
+};
+use tokio::task::JoinSet;
+use tonic::Code;
+
+use crate::support::{LeanClient, Running, get};
+
+/// Answers to many calls at once may take so long on a slow machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn probe(keys: usize) -> v1::ProbeRequest {
+    v1::ProbeRequest { caller: None, keys: vec![Bytes::from_static(b"key"); keys], lease: false }
+}
+
+fn channel(running: &Running) -> MasterClient<tonic::transport::Channel> {
+    let uri = format!("http://{}", running.addresses().rpc);
+    let endpoint = tonic::transport::Endpoint::from_shared(uri).unwrap();
+    MasterClient::new(running.block_on(endpoint.connect()).unwrap())
+}
+
+/// So many objects, put with a few calls.
+fn fill(client: &mut LeanClient<TcpStream>, count: usize) {
+    let keys: Vec<Bytes> = (0..count).map(|at| Bytes::from(format!("key-{at}"))).collect();
+    let item = |key: &Bytes| v1::PutItem { key: key.clone(), length: 1, group: String::new() };
+    let start = request::Call::PutStart(v1::PutStartRequest {
+        caller: client.caller(),
+        items: keys.iter().map(item).collect(),
+        config: None,
+        replace: false,
+        request: 0,
+    });
+    let response::Call::PutStart(started) = client.call(start) else { panic!("put_start") };
+    let put = |(key, result): (Bytes, &v1::PutStartResult)| {
+        assert_eq!(result.failure, None);
+        v1::PutRef { key, version: result.version, failed_replicas: vec![], checksum: None }
+    };
+    let puts = keys.into_iter().zip(&started.results).map(put).collect();
+    let end = request::Call::PutEnd(v1::PutEndRequest { caller: client.caller(), puts });
+    let response::Call::PutEnd(_) = client.call(end) else { panic!("put_end") };
+}
+
+#[test]
+fn calls_beyond_what_a_grpc_connection_may_have_in_hand_are_refused_and_none_waits_for_ever() {
+    let running = Running::whole();
+    let client = channel(&running);
+    let mut health = running.lean();
+    let calls = (0..512).map(|_| {
+        let mut client = client.clone();
+        async move { client.probe(probe(4096)).await.map(|answer| answer.into_inner()) }
+    });
+    let calls: Vec<_> = calls.collect();
+    let answers = running.block_on(async {
+        let mut running: JoinSet<_> = calls.into_iter().collect();
+        // Another connection is served meanwhile.
+        let other = tokio::task::spawn_blocking(move || health.probe(&["k"]).len());
+        let mut answers = Vec::new();
+        while let Some(call) = tokio::time::timeout(PATIENCE, running.join_next()).await.unwrap() {
+            answers.push(call.unwrap());
+        }
+        assert_eq!(tokio::time::timeout(PATIENCE, other).await.unwrap().unwrap(), 1);
+        answers
+    });
+    let (done, refused): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
+    assert!(!done.is_empty() && !refused.is_empty(), "{} done", done.len());
+    assert!(done.into_iter().all(|answer| answer.unwrap().results.len() == 4096));
+    for refusal in refused {
+        assert_eq!(refusal.unwrap_err().code(), Code::ResourceExhausted);
+    }
+    let mut client = client;
+    let again = running.block_on(client.probe(probe(1))).unwrap();
+    assert_eq!(again.into_inner().results.len(), 1, "the connection goes on");
+    assert_eq!(get(running.addresses().rpc, "/health").status, 200);
+}
+
+#[test]
+fn large_calls_beyond_those_that_may_wait_are_refused_while_small_ones_are_served() {
+    let running = Running::new(MasterConfig::embedded());
+    let mut owner = running.lean();
+    owner.join("127.0.0.1:1", 64 << 20);
+    fill(&mut owner, 16_384);
+    let regex = "no-such-key-[0-9]{3}".to_owned();
+    let which = v1::KeySelector { by: Some(v1::key_selector::By::Regex(regex)) };
+    let sweep = v1::RemoveMatchingRequest { caller: None, which: Some(which), force: false };
+    let mut callers: Vec<_> = (0..400).map(|_| running.lean()).collect();
+    for caller in &mut callers {
+        caller.stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        caller.send(&[request::Call::RemoveMatching(sweep.clone())]);
+    }
+    assert_eq!(owner.probe(&["key-1"]).len(), 1, "a small call waits for none of them");
+    assert_eq!(get(running.addresses().rpc, "/health").status, 200);
+    let (mut done, mut refused) = (0, 0);
+    for caller in &mut callers {
+        match caller.receive() {
+            response::Call::RemoveMatching(answer) => {
+                assert_eq!(answer.removed, 0);
+                done += 1;
+            }
+            response::Call::Failure(failure) => {
+                assert_eq!(failure.code, -900, "{failure:?}");
+                refused += 1;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(done > 0 && refused > 0, "{done} done, {refused} refused");
+    callers[0].probe(&["key-1"]);
+}
+
+#[test]
+fn a_batch_above_the_limit_is_refused_over_grpc_too() {
+    let running = Running::whole();
+    let mut client = channel(&running);
+    let answer = running.block_on(client.probe(probe(BATCH_ITEMS_MAX))).unwrap();
+    assert_eq!(answer.into_inner().results.len(), BATCH_ITEMS_MAX);
+    let refusal = running.block_on(client.probe(probe(BATCH_ITEMS_MAX + 1))).unwrap_err();
+    assert_eq!(refusal.code(), Code::InvalidArgument);
+    assert!(refusal.message().contains("the batch has too many items"), "{refusal}");
+}
+
+#[test]
+fn a_message_above_the_limit_is_refused_over_both_doors_and_disturbs_nobody() {
+    let running = Running::whole();
+    let mut client = channel(&running);
+    let keys = vec![Bytes::from(vec![b'k'; FRAME_BYTES_MAX + 1])];
+    let large = v1::ProbeRequest { caller: None, keys, lease: false };
+    let refusal = running.block_on(client.probe(large)).unwrap_err();
+    assert_eq!(refusal.code(), Code::OutOfRange, "{refusal}");
+    assert!(running.block_on(client.probe(probe(1))).is_ok(), "the connection goes on");
+    let mut lean = running.lean();
+    let announced = u32::try_from(FRAME_BYTES_MAX + 1).unwrap().to_le_bytes();
+    std::io::Write::write_all(&mut lean.stream, &announced).unwrap();
+    // Nothing that follows could be told apart: the connection ends.
+    assert!(std::iter::from_fn(|| lean.try_receive()).count() <= 1);
+    assert_eq!(running.lean().probe(&["k"]).len(), 1);
+}
