@@ -17,6 +17,7 @@ pub mod eviction;
 mod group;
 mod image;
 mod keep;
+mod keys;
 mod lease;
 mod news;
 mod object;

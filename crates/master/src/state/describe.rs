@@ -76,7 +76,7 @@ impl State {
         }
         let value = Value {
             tenant: self.objects.logged_tenant(object.tenant),
-            key: object.key.as_bytes(),
+            key: self.objects.key(object),
             length: object.length,
             copies,
             data_type: object.data_type,

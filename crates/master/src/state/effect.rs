@@ -288,7 +288,7 @@ impl super::object::Objects {
     pub(super) fn logged_name<'a>(&'a self, object: &'a Object) -> ObjectName<'a> {
         ObjectName {
             tenant: self.logged_tenant(object.tenant),
-            key: object.key.as_bytes(),
+            key: self.key(object),
             version: object.version,
         }
     }

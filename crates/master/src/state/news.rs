@@ -111,6 +111,6 @@ impl State {
         let object = self.objects.at(slot);
         let tenant = self.objects.tenant_name(object.tenant).clone();
         let group = self.groups.name(slot).unwrap_or_default();
-        (tenant, Box::from(object.key.as_bytes()), Box::from(group))
+        (tenant, Box::from(self.objects.key(object)), Box::from(group))
     }
 }

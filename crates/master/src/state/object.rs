@@ -5,7 +5,11 @@ use std::{collections::HashMap, hash::Hasher};
 use hashbrown::HashTable;
 use mooncake_base::{Error, ObjectKey, ReplicaId, Result, TenantId, Version};
 
-use super::{allocator::BlockId, lease::Holds};
+use super::{
+    allocator::BlockId,
+    keys::{KeyAt, Keys},
+    lease::Holds,
+};
 
 /// No put under way.
 pub(super) const NO_WRITE: u32 = u32::MAX;
@@ -26,7 +30,7 @@ pub(super) const REPLICAS_MAX: u32 = 128;
 /// What stands under one key: something to read, puts under way, or both.
 #[derive(Debug)]
 pub(super) struct Object {
-    pub(super) key: ObjectKey,
+    key: KeyAt,
     pub(super) tenant: u16,
     pub(super) data_type: u8,
     pub(super) flags: Flags,
@@ -141,6 +145,7 @@ impl Object {
 #[derive(Debug)]
 pub(super) struct Objects {
     slots: Vec<Option<Object>>,
+    keys: Keys,
     /// Of objects with [`Flags::CHECKSUM`]; shorter than `slots` while later ones have none, so
     /// that it costs nothing where no writer gives one.
     checksums: Vec<u64>,
@@ -161,6 +166,7 @@ impl Objects {
         tenants.insert(TenantId::default(), 0);
         Self {
             slots: Vec::new(),
+            keys: Keys::default(),
             checksums: Vec::new(),
             vacant: Vec::new(),
             by_key: (0..TABLES).map(|_| HashTable::new()).collect(),
@@ -199,7 +205,7 @@ impl Objects {
         let hash = self.hash(tenant, key);
         let found = self.by_key[table_of(hash)].find(hash, |&slot| {
             let object = self.at(slot);
-            object.tenant == tenant && object.key.as_bytes() == key
+            object.tenant == tenant && self.key(object) == key
         });
         found.copied()
     }
@@ -207,17 +213,6 @@ impl Objects {
     /// A new object with nothing in it, under a key that has none.
     pub(super) fn insert(&mut self, tenant: u16, key: ObjectKey) -> Result<u32> {
         let hash = self.hash(tenant, key.as_bytes());
-        let object = Object {
-            key,
-            tenant,
-            data_type: 0,
-            flags: Flags::default(),
-            writes: NO_WRITE,
-            version: 0,
-            length: 0,
-            holds: Holds::default(),
-            replicas: Replicas::None,
-        };
         let slot = match self.vacant.pop() {
             Some(slot) => slot,
             None if self.slots.len() >= OBJECTS_MAX => {
@@ -228,11 +223,21 @@ impl Objects {
                 (self.slots.len() - 1) as u32
             }
         };
-        self.slots[slot as usize] = Some(object);
-        let Self { slots, by_key, seed, .. } = self;
+        self.slots[slot as usize] = Some(Object {
+            key: self.keys.insert(key.as_bytes()),
+            tenant,
+            data_type: 0,
+            flags: Flags::default(),
+            writes: NO_WRITE,
+            version: 0,
+            length: 0,
+            holds: Holds::default(),
+            replicas: Replicas::None,
+        });
+        let Self { slots, keys, by_key, seed, .. } = self;
         by_key[table_of(hash)].insert_unique(hash, slot, |&slot| {
             let object = slots[slot as usize].as_ref().expect("a number in the table is in use");
-            hash_of(*seed, object.tenant, object.key.as_bytes())
+            hash_of(*seed, object.tenant, keys.get(object.key))
         });
         Ok(slot)
     }
@@ -243,8 +248,10 @@ impl Objects {
             .find_entry(hash, |&other| other == slot)
             .expect("every object is in the table")
             .remove();
-        self.slots[slot as usize] = None;
-        self.vacant.push(slot);
+        if let Some(object) = self.slots[slot as usize].take() {
+            self.keys.remove(object.key);
+            self.vacant.push(slot);
+        }
     }
 
     /// What the writer of the object's value gave.
@@ -287,10 +294,20 @@ impl Objects {
         self.slots.len() as u32
     }
 
+    /// The bytes of its key.
+    pub(super) fn key(&self, object: &Object) -> &[u8] {
+        self.keys.get(object.key)
+    }
+
+    /// Its key, for others to keep.
+    pub(super) fn object_key(&self, object: &Object) -> ObjectKey {
+        ObjectKey::new(self.key(object)).expect("it came as a key")
+    }
+
     /// A number that is the same for the same key.
     pub(super) fn key_hash(&self, slot: u32) -> u64 {
         let object = self.at(slot);
-        self.hash(object.tenant, object.key.as_bytes())
+        self.hash(object.tenant, self.key(object))
     }
 
     fn hash(&self, tenant: u16, key: &[u8]) -> u64 {
@@ -317,8 +334,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_object_takes_72_bytes_beside_its_key() {
-        assert_eq!(size_of::<Option<Object>>(), 72);
+    fn an_object_takes_64_bytes_beside_its_key() {
+        assert_eq!(size_of::<Option<Object>>(), 64);
         assert_eq!(size_of::<Replicas>(), 16);
     }
 

@@ -379,12 +379,13 @@ impl State {
                 true => "there is an object of that key",
                 false => "somebody is writing an object of that key",
             };
-            return Err(Error::new(ErrorCode::OBJECT_ALREADY_EXISTS, why).with("key", &object.key));
+            let key = Printed(self.objects.key(object));
+            return Err(Error::new(ErrorCode::OBJECT_ALREADY_EXISTS, why).with("key", key));
         }
         let writers = self.writes.chain(object.writes).count();
         if writers >= WRITERS_PER_KEY_MAX {
             return Err(Error::new(ErrorCode::OBJECT_REPLICA_BUSY, "too many writers of one key")
-                .with("key", &object.key)
+                .with("key", Printed(self.objects.key(object)))
                 .with("limit", WRITERS_PER_KEY_MAX));
         }
         Ok(())
@@ -553,7 +554,7 @@ impl State {
         let object = self.objects.at(write.object?);
         let value = Value {
             tenant: self.objects.logged_tenant(object.tenant),
-            key: object.key.as_bytes(),
+            key: self.objects.key(object),
             length: write.length,
             copies: self.logged_copies(&write.replicas),
             data_type: write.data_type,

@@ -1,6 +1,6 @@
 //! Which objects are meant, and how they are listed: in byte order, in pages, in slices.
 
-use mooncake_base::{Error, ErrorCode, Moment, ObjectKey, Result, TenantId};
+use mooncake_base::{Error, ErrorCode, Moment, ObjectKey, Result, TenantId, key::Printed};
 use regex::bytes::{Regex, RegexBuilder};
 
 use super::{
@@ -181,13 +181,13 @@ impl State {
         }
         if object.holds.is_leased(now) && !is_forced {
             return Err(Error::new(ErrorCode::OBJECT_HAS_LEASE, "the object has a lease")
-                .with("key", &object.key)
+                .with("key", Printed(key))
                 .with("lease_left_ms", object.holds.lease_left(now).as_millis()));
         }
         if object.flags.has(Flags::COPIED) && !is_forced {
             let why = "a client is copying the object";
             let code = ErrorCode::OBJECT_HAS_REPLICATION_TASK;
-            return Err(Error::new(code, why).with("key", &object.key));
+            return Err(Error::new(code, why).with("key", Printed(key)));
         }
         self.remove_value(now, slot);
         Ok(())
@@ -202,7 +202,7 @@ impl State {
                 object.tenant == tenant
                     && object.is_complete()
                     && (removal.is_forced || !self.is_held(now, object) || self.is_dormant(slot))
-                    && removal.selector.matches(object.key.as_bytes())
+                    && removal.selector.matches(self.objects.key(object))
             });
             // What was lost already is not counted as removed; the sweep forgets it.
             if is_meant && self.settle(slot) {
@@ -226,7 +226,7 @@ impl State {
         for slot in listing.next_slot..end {
             let Some(object) = self.objects.get(slot) else { continue };
             if object.tenant == tenant
-                && listing.wants(object.key.as_bytes())
+                && listing.wants(self.objects.key(object))
                 && let Some(summary) = self.summary(object)
             {
                 listing.add(summary);
@@ -258,7 +258,7 @@ impl State {
                 && object.is_complete()
                 && copies.any(|copy| self.segments.at(copy.segment).is_standing())
             {
-                visit(object.key.as_bytes(), object.length);
+                visit(self.objects.key(object), object.length);
             }
         }
         (end < self.objects.slots()).then_some(end)
@@ -272,7 +272,7 @@ impl State {
 
     /// The object as lists show it; `None` if all of it was lost.
     fn summary(&self, object: &Object) -> Option<ObjectSummary> {
-        let key = object.key.clone();
+        let key = self.objects.object_key(object);
         let copies = object.replicas.as_slice().iter();
         let standing = copies.filter(|copy| self.segments.at(copy.segment).is_awake()).count();
         if standing > 0 {

@@ -248,7 +248,8 @@ impl State {
         job: Option<JobId>,
     ) -> TaskId {
         let object = self.objects.at(slot);
-        let (version, tenant, key) = (object.version, object.tenant, object.key.clone());
+        let (version, tenant) = (object.version, object.tenant);
+        let key = self.objects.object_key(object);
         let subject = Subject { slot, version, tenant, key };
         let id = self.tasks.insert(Task::new(now, kind, goal, subject, job));
         self.log_task(id);

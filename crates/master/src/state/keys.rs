@@ -1,0 +1,192 @@
+//! The bytes of keys, side by side: an allocation of its own would cost each of tens of millions
+//! of them a fifth more.
+
+/// Places are multiples of this long.
+const STEP_BYTES: usize = 8;
+/// Keys that are longer lie by themselves.
+const SHORT_BYTES_MAX: usize = 256;
+/// Places of one length are made by so many at a time.
+const CHUNK_PLACES: usize = 512;
+/// No place.
+const NONE: u32 = u32::MAX;
+
+/// Where a key lies, and how long it is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct KeyAt {
+    place: u32,
+    /// Less one, since no key is empty and the longest has 2^16 bytes.
+    length: u16,
+}
+
+/// Keys, each at a place that stays while it is kept.
+#[derive(Debug)]
+pub(super) struct Keys {
+    /// By length.
+    short: [Places; SHORT_BYTES_MAX / STEP_BYTES],
+    long: Vec<Box<[u8]>>,
+    vacant_long: Vec<u32>,
+}
+
+/// Places of one length.
+#[derive(Debug)]
+struct Places {
+    chunks: Vec<Box<[u8]>>,
+    /// How many were ever given out.
+    count: u32,
+    /// The first that is vacant; each holds the number of the next in its first bytes.
+    vacant: u32,
+}
+
+impl Default for Keys {
+    fn default() -> Self {
+        let none = |_| Places { chunks: Vec::new(), count: 0, vacant: NONE };
+        Self { short: std::array::from_fn(none), long: Vec::new(), vacant_long: Vec::new() }
+    }
+}
+
+impl Keys {
+    /// Keeps a key of 1 to 2^16 bytes.
+    pub(super) fn insert(&mut self, key: &[u8]) -> KeyAt {
+        let length = u16::try_from(key.len() - 1).expect("a key has at most 2^16 bytes");
+        let place = match self.short.get_mut(class_of(key.len())) {
+            Some(places) => {
+                let place = places.take(bytes_of(key.len()));
+                places.at_mut(place, bytes_of(key.len()))[..key.len()].copy_from_slice(key);
+                place
+            }
+            None => self.insert_long(key),
+        };
+        KeyAt { place, length }
+    }
+
+    /// The bytes of a key that is kept.
+    pub(super) fn get(&self, at: KeyAt) -> &[u8] {
+        let length = usize::from(at.length) + 1;
+        match self.short.get(class_of(length)) {
+            Some(places) => &places.at(at.place, bytes_of(length))[..length],
+            None => &self.long[at.place as usize],
+        }
+    }
+
+    /// Keeps a key no longer.
+    pub(super) fn remove(&mut self, at: KeyAt) {
+        let length = usize::from(at.length) + 1;
+        match self.short.get_mut(class_of(length)) {
+            Some(places) => places.give_back(at.place, bytes_of(length)),
+            None => {
+                self.long[at.place as usize] = Box::default();
+                self.vacant_long.push(at.place);
+            }
+        }
+    }
+
+    fn insert_long(&mut self, key: &[u8]) -> u32 {
+        if let Some(place) = self.vacant_long.pop() {
+            self.long[place as usize] = Box::from(key);
+            return place;
+        }
+        self.long.push(Box::from(key));
+        number_of(self.long.len() - 1)
+    }
+}
+
+impl Places {
+    fn at(&self, place: u32, bytes: usize) -> &[u8] {
+        let (chunk, start) = (place as usize / CHUNK_PLACES, place as usize % CHUNK_PLACES * bytes);
+        &self.chunks[chunk][start..start + bytes]
+    }
+
+    fn at_mut(&mut self, place: u32, bytes: usize) -> &mut [u8] {
+        let (chunk, start) = (place as usize / CHUNK_PLACES, place as usize % CHUNK_PLACES * bytes);
+        &mut self.chunks[chunk][start..start + bytes]
+    }
+
+    fn take(&mut self, bytes: usize) -> u32 {
+        if self.vacant != NONE {
+            let place = self.vacant;
+            let next =
+                self.at(place, bytes).first_chunk().expect("a place has eight bytes or more");
+            self.vacant = u32::from_le_bytes(*next);
+            return place;
+        }
+        if self.count as usize == self.chunks.len() * CHUNK_PLACES {
+            self.chunks.push(vec![0; CHUNK_PLACES * bytes].into());
+        }
+        self.count += 1;
+        self.count - 1
+    }
+
+    fn give_back(&mut self, place: u32, bytes: usize) {
+        let next = self.vacant.to_le_bytes();
+        self.at_mut(place, bytes)[..next.len()].copy_from_slice(&next);
+        self.vacant = place;
+    }
+}
+
+/// Which places keys of that length lie in.
+fn class_of(length: usize) -> usize {
+    (length - 1) / STEP_BYTES
+}
+
+/// How long those are.
+fn bytes_of(length: usize) -> usize {
+    length.next_multiple_of(STEP_BYTES)
+}
+
+fn number_of(index: usize) -> u32 {
+    u32::try_from(index).expect("there are fewer keys than numbers")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use mooncake_base::key::KEY_BYTES_MAX;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_key_is_found_by_eight_bytes() {
+        assert_eq!(size_of::<KeyAt>(), 8);
+    }
+
+    #[test]
+    fn keys_of_every_length_are_kept_and_their_places_used_again() {
+        let mut keys = Keys::default();
+        let lengths = (1..=SHORT_BYTES_MAX + 2).chain([KEY_BYTES_MAX]);
+        let all: Vec<Vec<u8>> = lengths.map(|length| vec![length as u8; length]).collect();
+        for _ in 0..3 {
+            let kept: Vec<KeyAt> = all.iter().map(|key| keys.insert(key)).collect();
+            for (key, at) in all.iter().zip(&kept) {
+                assert_eq!(keys.get(*at), &key[..]);
+            }
+            kept.into_iter().for_each(|at| keys.remove(at));
+        }
+        assert!(keys.short.iter().all(|places| places.count as usize == STEP_BYTES));
+        assert_eq!(keys.long.len(), 3);
+    }
+
+    proptest! {
+        #[test]
+        fn each_key_stays_as_it_was_whatever_happens_to_others(
+            steps in prop::collection::vec((any::<u8>(), 1..40_usize, any::<bool>()), 1..2000),
+        ) {
+            let mut keys = Keys::default();
+            let mut kept: BTreeMap<u8, (KeyAt, Vec<u8>)> = BTreeMap::new();
+            for (name, length, is_kept) in steps {
+                if let Some((at, key)) = kept.remove(&name) {
+                    prop_assert_eq!(keys.get(at), &key[..]);
+                    keys.remove(at);
+                }
+                if is_kept {
+                    let key = vec![name; length];
+                    kept.insert(name, (keys.insert(&key), key));
+                }
+            }
+            for (at, key) in kept.values() {
+                prop_assert_eq!(keys.get(*at), &key[..]);
+            }
+        }
+    }
+}
