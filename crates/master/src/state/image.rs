@@ -127,8 +127,8 @@ impl Image {
                 self.segments.remove(&number);
                 self.rests.retain(|rest| rest.number != number);
             }
-            Effect::Started { version, client, value, is_replacing } => {
-                self.start(version, client, &value, is_replacing);
+            Effect::Started { version, client, mut value, is_replacing } => {
+                self.start(version, client, &mut value, is_replacing);
             }
             Effect::Published { version, failed, checksum, pin } => {
                 self.publish(version, failed, checksum, pin);
@@ -141,8 +141,8 @@ impl Image {
             Effect::WriteDropped { version } => {
                 self.writes.remove(&version);
             }
-            Effect::Stands { version, value, checksum, pin } => {
-                let standing = Standing { checksum, pin, ..Standing::new(version, &value) };
+            Effect::Stands { version, mut value, checksum, pin } => {
+                let standing = Standing { checksum, pin, ..Standing::new(version, &mut value) };
                 self.stand(&value, standing);
             }
             Effect::Dropped { object } => {
@@ -201,7 +201,7 @@ impl Image {
         }
     }
 
-    fn start(&mut self, version: u64, client: ClientId, value: &Value<'_>, is_replacing: bool) {
+    fn start(&mut self, version: u64, client: ClientId, value: &mut Value<'_>, is_replacing: bool) {
         self.next_version = self.next_version.max(version.saturating_add(1));
         let tenant = self.tenant(value.tenant);
         let Ok(key) = ObjectKey::new(value.key) else { return };
@@ -259,11 +259,12 @@ impl Image {
 }
 
 impl Standing {
-    fn new(version: u64, value: &Value<'_>) -> Self {
+    /// Takes the copies.
+    fn new(version: u64, value: &mut Value<'_>) -> Self {
         Self {
             version,
             length: value.length,
-            copies: value.copies.clone(),
+            copies: std::mem::take(&mut value.copies),
             data_type: value.data_type,
             is_hard_pinned: value.is_hard_pinned,
             group: value.group.into(),

@@ -150,13 +150,21 @@ pub(super) struct Objects {
     /// that it costs nothing where no writer gives one.
     checksums: Vec<u64>,
     vacant: Vec<u32>,
-    /// Numbers by key, in so many tables that the growth of one is over at once.
-    by_key: Box<[HashTable<u32>]>,
+    /// By key, in so many tables that the growth of one is over at once.
+    by_key: Box<[HashTable<Entry>]>,
     tenants: HashMap<TenantId, u16, rustc_hash::FxSeededState>,
     tenant_names: Vec<TenantId>,
     seed: u64,
     /// How many have something to read.
     pub(super) complete: u64,
+}
+
+/// An object in a table of keys.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    slot: u32,
+    /// Of its key, so that a table grows, and passes other keys over, without a look at them.
+    hash: u32,
 }
 
 impl Objects {
@@ -202,17 +210,30 @@ impl Objects {
     }
 
     pub(super) fn find(&self, tenant: u16, key: &[u8]) -> Option<u32> {
-        let hash = self.hash(tenant, key);
-        let found = self.by_key[table_of(hash)].find(hash, |&slot| {
-            let object = self.at(slot);
-            object.tenant == tenant && self.key(object) == key
+        let hash = upper_half(self.hash(tenant, key));
+        let found = self.by_key[table_of(hash)].find(spread(hash), |entry| {
+            let is_meant = || {
+                let object = self.at(entry.slot);
+                object.tenant == tenant && self.key(object) == key
+            };
+            entry.hash == hash && is_meant()
         });
-        found.copied()
+        found.map(|entry| entry.slot)
+    }
+
+    /// Makes room for so many more, so that nothing has to grow while they come.
+    pub(super) fn reserve(&mut self, objects: usize) {
+        self.slots.reserve(objects);
+        // Not all tables get the same number.
+        let each = objects / TABLES + objects / (4 * TABLES) + 8;
+        for table in &mut self.by_key {
+            table.reserve(each, |entry| spread(entry.hash));
+        }
     }
 
     /// A new object with nothing in it, under a key that has none.
-    pub(super) fn insert(&mut self, tenant: u16, key: ObjectKey) -> Result<u32> {
-        let hash = self.hash(tenant, key.as_bytes());
+    pub(super) fn insert(&mut self, tenant: u16, key: &ObjectKey) -> Result<u32> {
+        let hash = upper_half(self.hash(tenant, key.as_bytes()));
         let slot = match self.vacant.pop() {
             Some(slot) => slot,
             None if self.slots.len() >= OBJECTS_MAX => {
@@ -234,18 +255,15 @@ impl Objects {
             holds: Holds::default(),
             replicas: Replicas::None,
         });
-        let Self { slots, keys, by_key, seed, .. } = self;
-        by_key[table_of(hash)].insert_unique(hash, slot, |&slot| {
-            let object = slots[slot as usize].as_ref().expect("a number in the table is in use");
-            hash_of(*seed, object.tenant, keys.get(object.key))
-        });
+        let entry = Entry { slot, hash };
+        self.by_key[table_of(hash)].insert_unique(spread(hash), entry, |entry| spread(entry.hash));
         Ok(slot)
     }
 
     pub(super) fn remove(&mut self, slot: u32) {
-        let hash = self.key_hash(slot);
+        let hash = upper_half(self.key_hash(slot));
         self.by_key[table_of(hash)]
-            .find_entry(hash, |&other| other == slot)
+            .find_entry(spread(hash), |entry| entry.slot == slot)
             .expect("every object is in the table")
             .remove();
         if let Some(object) = self.slots[slot as usize].take() {
@@ -315,9 +333,18 @@ impl Objects {
     }
 }
 
-/// Which table a key is in; by bits that the tables themselves go by only when they are huge.
-fn table_of(hash: u64) -> usize {
-    (hash >> 40) as usize % TABLES
+/// Which table a key is in.
+fn table_of(hash: u32) -> usize {
+    (hash >> (u32::BITS - TABLES.ilog2())) as usize
+}
+
+/// The bits that tables go by, of those that all keys of one table do not share.
+fn spread(hash: u32) -> u64 {
+    u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+fn upper_half(hash: u64) -> u32 {
+    (hash >> u32::BITS) as u32
 }
 
 /// SipHash with a seed that no caller knows: keys come from strangers.
@@ -343,7 +370,7 @@ mod tests {
     fn a_checksum_is_that_of_its_object_and_may_be_none() {
         let mut objects = Objects::new(1);
         let slots = [*b"a", *b"b", *b"c"]
-            .map(|key| objects.insert(0, ObjectKey::new(key).unwrap()).unwrap());
+            .map(|key| objects.insert(0, &ObjectKey::new(key).unwrap()).unwrap());
         assert_eq!(objects.checksum(slots[1]), None);
         objects.set_checksum(slots[1], Some(0));
         objects.set_checksum(slots[0], Some(7));
@@ -352,7 +379,7 @@ mod tests {
         assert_eq!(objects.checksum(slots[0]), None);
         // The number goes to another object, not the checksum.
         objects.remove(slots[1]);
-        let next = objects.insert(0, ObjectKey::new(*b"d").unwrap()).unwrap();
+        let next = objects.insert(0, &ObjectKey::new(*b"d").unwrap()).unwrap();
         assert_eq!((next, objects.checksum(next)), (slots[1], None));
     }
 
@@ -363,11 +390,11 @@ mod tests {
         assert_eq!(objects.enter_tenant(&TenantId::new("")).unwrap(), 0);
         assert_eq!(objects.tenant(&TenantId::new("unknown")), None);
         let key = || ObjectKey::new(*b"k").unwrap();
-        let mine = objects.insert(0, key()).unwrap();
+        let mine = objects.insert(0, &key()).unwrap();
         assert_eq!((objects.find(0, b"k"), objects.find(other, b"k")), (Some(mine), None));
-        let theirs = objects.insert(other, key()).unwrap();
+        let theirs = objects.insert(other, &key()).unwrap();
         objects.remove(mine);
         assert_eq!((objects.find(0, b"k"), objects.find(other, b"k")), (None, Some(theirs)));
-        assert_eq!(objects.insert(0, ObjectKey::new(*b"l").unwrap()).unwrap(), mine);
+        assert_eq!(objects.insert(0, &ObjectKey::new(*b"l").unwrap()).unwrap(), mine);
     }
 }

@@ -182,7 +182,7 @@ impl State {
                 }
                 slot
             }
-            None => self.objects.insert(tenant, put.key).inspect_err(|_| {
+            None => self.objects.insert(tenant, &put.key).inspect_err(|_| {
                 // Nothing was promised to anybody yet.
                 replicas.iter().for_each(|&copy| self.release(now, copy, Stamp::default()));
             })?,

@@ -160,16 +160,24 @@ impl Restoration {
         for (tenant, keys) in objects.into_iter().enumerate() {
             all.extend(keys.into_iter().map(|(key, standing)| (tenant, key, standing)));
         }
-        all.sort_unstable_by_key(|(_, _, standing)| standing.version);
+        state.objects.reserve(all.len());
+        // Sorted beside them, since they are large.
+        let mut order: Vec<(u64, usize)> = all
+            .iter()
+            .enumerate()
+            .map(|(index, (.., standing))| (standing.version, index))
+            .collect();
+        order.sort_unstable();
         // Memory was given to the latest last: where two claim it, it is that one's.
-        let mut found: Vec<Vec<Replica>> = Vec::with_capacity(all.len());
-        for (tenant, key, standing) in all.iter().rev() {
-            found.push(self.copies(state, &tenants[*tenant], key, standing));
+        let mut found: Vec<Replicas> = Vec::with_capacity(all.len());
+        for (tenant, key, standing) in order.iter().rev().map(|&(_, index)| &all[index]) {
+            found.push(self.copies(state, &tenants[*tenant], key, standing).into());
         }
         // In the order in which they were put, which is that in which they will be evicted.
-        for ((tenant, key, standing), replicas) in all.into_iter().zip(found.into_iter().rev()) {
-            if !replicas.is_empty() {
-                self.stand(state, &tenants[tenant], key, standing, replicas);
+        for ((_, index), replicas) in order.into_iter().zip(found.into_iter().rev()) {
+            if !replicas.as_slice().is_empty() {
+                let (tenant, key, standing) = &all[index];
+                self.stand(state, &tenants[*tenant], key, standing, replicas);
             }
         }
     }
@@ -222,26 +230,26 @@ impl Restoration {
         &mut self,
         state: &mut State,
         tenant: &TenantId,
-        key: ObjectKey,
-        standing: Standing,
-        replicas: Vec<Replica>,
+        key: &ObjectKey,
+        standing: &Standing,
+        replicas: Replicas,
     ) {
         // Both have limits that held when the object was put.
         let Ok(tenant) = state.objects.enter_tenant(tenant) else { return };
         let Ok(slot) = state.objects.insert(tenant, key) else { return };
         if standing.is_hard_pinned {
-            for replica in &replicas {
+            for replica in replicas.as_slice() {
                 let segment = state.segments.at_mut(replica.segment);
                 segment.hard_pinned += segment.allocator.size(replica.block);
             }
         }
-        let bytes = standing.length * replicas.len() as u64;
+        let bytes = standing.length * replicas.as_slice().len() as u64;
         state.objects.set_checksum(slot, standing.checksum);
         let object = state.objects.at_mut(slot);
         object.version = standing.version;
         object.length = standing.length;
         object.data_type = standing.data_type;
-        object.replicas = Replicas::from(replicas);
+        object.replicas = replicas;
         object.flags.set(Flags::COMPLETE, true);
         object.flags.set(Flags::HARD_PINNED, standing.is_hard_pinned);
         object.flags.set(Flags::GROUPED, !standing.group.is_empty());
@@ -267,7 +275,7 @@ impl Restoration {
         let object = match tenant {
             Some(tenant) if is_whole && logged.is_displaced => Some((tenant, None)),
             Some(tenant) if is_whole => {
-                write_object(state, tenant, logged.key).map(|slot| (tenant, Some(slot)))
+                write_object(state, tenant, &logged.key).map(|slot| (tenant, Some(slot)))
             }
             _ => None,
         };
@@ -338,7 +346,7 @@ impl Restoration {
 }
 
 /// The object that a put is for, made if nothing stands there.
-fn write_object(state: &mut State, tenant: u16, key: ObjectKey) -> Option<u32> {
+fn write_object(state: &mut State, tenant: u16, key: &ObjectKey) -> Option<u32> {
     match state.objects.find(tenant, key.as_bytes()) {
         Some(slot) => Some(slot),
         // There is a limit, which held when the put began.
