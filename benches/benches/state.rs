@@ -16,8 +16,8 @@ const NOW: Moment = Moment::from_boot(Duration::from_secs(1000));
 /// Two sizes of KV blocks that pools hold side by side.
 const SIZES: [u64; 2] = [3_274_752, 658_432];
 
-/// A pool with segments of so many GiB each.
-fn pool(segments: u64, gib: u64) -> State {
+/// A pool with segments of so many bytes each.
+fn pool(segments: u64, length: u64) -> State {
     let mut state = State::new(Rules::default(), 1);
     state.register(NOW, CLIENT, "host-a:1").unwrap();
     for index in 0..segments {
@@ -27,7 +27,7 @@ fn pool(segments: u64, gib: u64) -> State {
             name: format!("host-{index}:1"),
             endpoint: format!("host-{index}:1"),
             base: index << 40,
-            length: gib << 30,
+            length,
             protocol: "tcp".to_owned(),
         };
         state.mount(NOW, CLIENT, spec).unwrap();
@@ -79,7 +79,7 @@ fn puts(c: &mut Criterion) {
     let tenant = TenantId::default();
     let mut group = c.benchmark_group("state");
     for segments in [1, 64] {
-        let mut state = pool(segments, 64);
+        let mut state = pool(segments, 64 << 30);
         for index in 0..100_000 {
             put(&mut state, index, 4096);
         }
@@ -92,25 +92,32 @@ fn puts(c: &mut Criterion) {
             });
         });
     }
-    // A full pool: each put evicts the oldest object.
-    let mut state = pool(1, 4);
-    let mut index = 0;
-    while state.totals().counters.evicted_keys == 0 {
-        put(&mut state, index, 65_536);
-        index += 1;
-    }
-    group.bench_function("put start, end into a full pool", |b| {
-        b.iter(|| {
+    group.finish();
+}
+
+/// A full pool: each put takes the place of the oldest object.
+fn evictions(c: &mut Criterion) {
+    let mut group = c.benchmark_group("state");
+    for objects in [10_000, 1_000_000, 10_000_000] {
+        let mut state = pool(1, objects * 4096);
+        let mut index = 0;
+        while state.totals().counters.evicted_keys == 0 {
+            put(&mut state, index, 4096);
             index += 1;
-            put(&mut state, index, 65_536);
+        }
+        group.bench_function(format!("put start, end, evict; full of {objects} objects"), |b| {
+            b.iter(|| {
+                index += 1;
+                put(&mut state, index, 4096);
+            });
         });
-    });
+    }
     group.finish();
 }
 
 fn locate(c: &mut Criterion) {
     let tenant = TenantId::default();
-    let mut state = pool(1, 64);
+    let mut state = pool(1, 64 << 30);
     let objects = 1_000_000;
     for index in 0..objects {
         put(&mut state, index, 4096);
@@ -134,5 +141,5 @@ fn locate(c: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, allocator, puts, locate);
+criterion_group!(benches, allocator, puts, evictions, locate);
 criterion_main!(benches);
