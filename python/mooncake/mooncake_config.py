@@ -92,6 +92,18 @@ class MooncakeConfig:
         """
         with open(file_path, encoding="utf-8") as file:
             settings: dict[str, Any] = json.load(file)
+        return MooncakeConfig.from_settings(settings)
+
+    @staticmethod
+    def from_settings(settings: dict[str, Any]) -> MooncakeConfig:
+        """Read settings by name, whose sizes and switches may be text.
+
+        Args:
+            settings: The values by the names of the fields; what is not there has its default.
+
+        Raises:
+            ValueError: A required field is missing, or a value cannot be.
+        """
         for field in _REQUIRED:
             if field not in settings:
                 raise ValueError(f"Missing required config field: {field}")

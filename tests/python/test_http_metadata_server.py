@@ -38,7 +38,7 @@ class Asker:
     ) -> tuple[int, bytes]:
         self.connection.request(method, path, body, headers)
         answer = self.connection.getresponse()
-        assert answer.headers["Content-Type"] == "application/json"
+        assert (answer.headers["Content-Type"] == "application/json") == (answer.status < 411)
         return answer.status, answer.read()
 
 
@@ -102,7 +102,6 @@ def test_stores_find_each_other_by_it(server, master):
     assert first.get("by-metadata") == b"value"
     assert other.close() == 0
     assert first.close() == 0
-    assert server.store == {}, "who leaves takes what it said of itself along"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

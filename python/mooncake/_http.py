@@ -1,0 +1,122 @@
+"""What the small HTTP servers written in Python have in common."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+__all__ = ["Answer", "Reply", "Request", "Server"]
+
+_IDLE_S = 60.0
+
+_log = logging.getLogger("mooncake.http")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked.
+
+    Attributes:
+        method: For instance ``"GET"``.
+        target: The path with its query, as it came.
+        body: The bytes that came with it.
+    """
+
+    method: str
+    target: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What is answered.
+
+    Attributes:
+        status: The status.
+        body: The bytes.
+        kind: What they are.
+    """
+
+    status: int
+    body: bytes
+    kind: str = "application/json"
+
+
+Answer = Callable[[Request], Reply]
+
+
+class Server(ThreadingHTTPServer):
+    """Listens as soon as it is made; each connection has a thread."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], answer: Answer, body_bytes_max: int) -> None:
+        """Listen.
+
+        Args:
+            address: Where; port 0 takes any free one.
+            answer: Called for each request, from many threads.
+            body_bytes_max: The longest body; longer ones are refused unread.
+
+        Raises:
+            OSError: Nobody may listen there.
+        """
+        self.answer = answer
+        self.body_bytes_max = body_bytes_max
+        super().__init__(address, _Handler)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.server_address[1])
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+    timeout = _IDLE_S
+    # One answer is one packet.
+    wbufsize = -1
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    # Each by the name of its method, which is how the library finds it.
+    do_PUT = do_POST = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_GET  # noqa: N815
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        _log.debug(format, *args)
+
+    def _answer(self) -> None:
+        text = self.headers.get("Content-Length", "0")
+        length = int(text) if text.isdecimal() else -1
+        if length > self.server.body_bytes_max:
+            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, b"the body is too large")
+        elif length < 0 or "Transfer-Encoding" in self.headers:
+            self._refuse(HTTPStatus.LENGTH_REQUIRED, b"a Content-Length is required")
+        else:
+            body = self.rfile.read(length)
+            try:
+                reply = self.server.answer(Request(self.command, self.path, body))
+            except Exception:  # noqa: BLE001
+                _log.exception("%s %s failed", self.command, self.path)
+                reply = Reply(HTTPStatus.INTERNAL_SERVER_ERROR, b"internal error", "text/plain")
+            self._reply(reply)
+
+    def _refuse(self, status: int, body: bytes) -> None:
+        # What was not read would be taken for the next request.
+        self.close_connection = True
+        self._reply(Reply(status, body, "text/plain"))
+
+    def _reply(self, reply: Reply) -> None:
+        self.send_response(reply.status)
+        self.send_header("Content-Type", reply.kind)
+        self.send_header("Content-Length", str(len(reply.body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(reply.body)

@@ -1,0 +1,414 @@
+"""A store behind a small REST interface, for those who speak HTTP only."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from mooncake._http import Reply, Request, Server
+from mooncake.mooncake_config import MooncakeConfig
+from mooncake.store import MooncakeDistributedStore
+
+__all__ = ["MooncakeStoreService", "main", "parse_arguments", "sync_main"]
+
+_BODY_BYTES_MAX: Final = 100 << 20
+_RETRY_S: Final = 1.0
+_GRACE_MAX_S: Final = 3600
+_SHARED_MEMORY: Final = "/dev/shm"
+
+_log = logging.getLogger("mooncake.store_service")
+
+
+class _RefusedError(Exception):
+    """A request that cannot be; its text is the answer."""
+
+
+class MooncakeStoreService:
+    """A store, and the HTTP server that answers for it.
+
+    Attributes:
+        store: The store; None before it is set up and after `stop`.
+        config: How it is set up.
+        current_mode: ``"prefill"``, or ``"decode"`` with memory mounted by a request.
+        mounted_segment_ids: The segments of that memory.
+        last_mount_info: What was mounted last, for those who ask.
+    """
+
+    def __init__(
+        self, config_path: str | None = None, cli_config: dict[str, Any] | None = None
+    ) -> None:
+        """Read the configuration.
+
+        Args:
+            config_path: A JSON file; None reads the environment where that has a configuration.
+            cli_config: Fields of `MooncakeConfig` that win over it.
+
+        Raises:
+            ValueError: A required field is missing, or a value cannot be.
+        """
+        settings: dict[str, Any] = {}
+        if config_path:
+            settings = asdict(MooncakeConfig.from_file(config_path))
+        elif os.getenv("MOONCAKE_CONFIG_PATH") or os.getenv("MOONCAKE_MASTER") or not cli_config:
+            settings = asdict(MooncakeConfig.load_from_env())
+        self.config = MooncakeConfig.from_settings({**settings, **(cli_config or {})})
+        self.store: MooncakeDistributedStore | None = None
+        self.current_mode = "prefill"
+        self.mounted_segment_ids: list[str] = []
+        self.last_mount_info: dict[str, Any] | None = None
+        self._server: Server | None = None
+        self._thread: threading.Thread | None = None
+        # Mounting and unmounting are done one after the other.
+        self._mounting = threading.Lock()
+
+    async def start_store_service(
+        self, max_wait_time: float = 60, shutdown_event: asyncio.Event | None = None
+    ) -> bool:
+        """Set the store up, again and again while its master is not there.
+
+        Args:
+            max_wait_time: For so many seconds.
+            shutdown_event: Ends the waiting when it is set.
+
+        Returns:
+            Whether the store is set up.
+        """
+        loop = asyncio.get_running_loop()
+        shutdown_event = shutdown_event or asyncio.Event()
+        until = loop.time() + max_wait_time
+        while not shutdown_event.is_set():
+            store = MooncakeDistributedStore()
+            if await loop.run_in_executor(None, self._set_up, store) == 0:
+                self.store = store
+                return True
+            left = until - loop.time()
+            if left <= 0:
+                _log.error("the store is not set up after max_wait_time=%s", max_wait_time)
+                return False
+            try:
+                await asyncio.wait_for(shutdown_event.wait(), min(_RETRY_S, left))
+            except TimeoutError:
+                continue
+        return False
+
+    async def start_http_service(self, port: int = 8080) -> bool:
+        """Begin to answer requests, at every address of this host.
+
+        Args:
+            port: Where; 0 takes any free port.
+
+        Returns:
+            Whether it does; if not, the log says why.
+        """
+        try:
+            self._server = Server(("0.0.0.0", port), self._answer, _BODY_BYTES_MAX)
+        except (OSError, OverflowError) as error:
+            _log.error("cannot listen at port=%s: %s", port, error)
+            return False
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="mooncake-rest", daemon=True
+        )
+        self._thread.start()
+        return True
+
+    async def stop(self) -> None:
+        """Stop answering and leave the pool. Stopping again does nothing."""
+        await asyncio.get_running_loop().run_in_executor(None, self._stop)
+
+    @property
+    def port(self) -> int | None:
+        """Where it answers; None: nowhere."""
+        return None if self._server is None else self._server.port
+
+    def _set_up(self, store: MooncakeDistributedStore) -> int:
+        config = self.config
+        return store.setup(
+            config.local_hostname,
+            config.metadata_server,
+            config.global_segment_size,
+            config.local_buffer_size,
+            config.protocol,
+            config.device_name or "",
+            config.master_server_address,
+            enable_ssd_offload=config.enable_ssd_offload,
+            ssd_offload_path=config.ssd_offload_path,
+            tenant_id=config.tenant_id,
+            enable_client_http_server=config.enable_client_http_server,
+            client_http_port=config.client_http_port,
+        )
+
+    def _stop(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            server.shutdown()
+            server.server_close()
+        if self._thread is not None:
+            self._thread.join()
+        store, self.store = self.store, None
+        if store is not None:
+            store.close()
+
+    # Answers
+
+    def _answer(self, request: Request) -> Reply:
+        path = urlsplit(request.target).path
+        for (method, prefix), answer in _ROUTES.items():
+            takes_key = prefix.endswith("/")
+            if not (path.startswith(prefix) and path != prefix if takes_key else path == prefix):
+                continue
+            if request.method != method:
+                return Reply(405, b"405: Method Not Allowed", "text/plain")
+            store = self.store
+            if store is None:
+                return _failed(500, "the store is not set up")
+            try:
+                given = unquote(path[len(prefix) :]) if takes_key else _fields(request)
+                return answer(self, store, given)
+            except _RefusedError as error:
+                return _failed(400, str(error))
+        return Reply(404, b"404: Not Found", "text/plain")
+
+    def _put(self, store: MooncakeDistributedStore, given: dict[str, Any]) -> Reply:
+        key, value = given.get("key"), given.get("value")
+        if not key or value is None:
+            raise _RefusedError("Missing key or value")
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise _RefusedError("key and value must be strings")
+        if store.put(key, value.encode()) != 0:
+            return _failed(500, "PUT operation failed")
+        return _done()
+
+    def _get(self, store: MooncakeDistributedStore, key: str) -> Reply:
+        value = store.get(key)
+        if not value:
+            return _failed(404, "Key not found")
+        return Reply(200, value, "application/octet-stream")
+
+    def _exist(self, store: MooncakeDistributedStore, key: str) -> Reply:
+        found = store.is_exist(key)
+        return _failed(500, "Exist check failed") if found < 0 else _reply(exists=found == 1)
+
+    def _remove(self, store: MooncakeDistributedStore, key: str) -> Reply:
+        return _done() if store.remove(key) == 0 else _failed(500, "Remove operation failed")
+
+    def _remove_all(self, store: MooncakeDistributedStore, given: dict[str, Any]) -> Reply:
+        del given
+        removed = store.remove_all()
+        if removed < 0:
+            return _failed(500, "Remove all operation failed")
+        return _reply(status=f"success removed {removed} keys")
+
+    def _mount(self, store: MooncakeDistributedStore, given: dict[str, Any]) -> Reply:
+        size: int = given.get("size", 0)
+        if not _is_count(size) or size == 0:
+            raise _RefusedError("Invalid size, must be a positive integer")
+        protocol, location = _place(given)
+        with self._mounting:
+            mounted = store.allocate_and_mount_segment(size, protocol, location)
+        if mounted["ret"] != 0:
+            return _failed(500, f"Mount failed, ret={mounted['ret']}")
+        ids, allocated = mounted["segment_ids"], mounted["allocated_size"]
+        return _reply(status="success", segment_ids=ids, allocated_size=allocated)
+
+    def _unmount(self, store: MooncakeDistributedStore, given: dict[str, Any]) -> Reply:
+        ids, grace = _ids(given), _grace(given)
+        with self._mounting:
+            ret = store.unmount_and_free_segment(ids, grace)
+        return _done() if ret == 0 else _failed(500, f"Unmount and free failed, ret={ret}")
+
+    def _mount_shm(self, store: MooncakeDistributedStore, given: dict[str, Any]) -> Reply:
+        name, size = given.get("name"), given.get("size")
+        name = name.lstrip("/") if isinstance(name, str) else ""
+        if not name or "/" in name or name in (".", "..") or not _is_count(size) or size == 0:
+            raise _RefusedError("Missing or invalid name or size")
+        with self._mounting:
+            mounted = self._map(store, {**given, "path": f"{_SHARED_MEMORY}/{name}"})
+        if mounted["ret"] != 0:
+            return _failed(500, f"Mount failed, ret={mounted['ret']}")
+        return _reply(status="success", segment_ids=mounted["segment_ids"])
+
+    def _unmount_shm(self, store: MooncakeDistributedStore, given: dict[str, Any]) -> Reply:
+        ids, grace = _ids(given), _grace(given)
+        with self._mounting:
+            failed = [each for each in ids if store.unmount_segment([each], grace) != 0]
+        if failed:
+            text = "Unmount failed for one or more segments"
+            return _json(500, {"error": text, "failed_segment_ids": failed})
+        return _done()
+
+    def _reconfigure(self, store: MooncakeDistributedStore, given: dict[str, Any]) -> Reply:
+        mode = given.get("mode")
+        if mode not in ("decode", "prefill"):
+            raise _RefusedError("Invalid mode. Use 'decode' or 'prefill'")
+        if mode == "decode" and not (given.get("path") and given.get("size")):
+            raise _RefusedError("Missing path or size")
+        with self._mounting:
+            old, mounted = self.mounted_segment_ids, []
+            if mode == "decode":
+                # The new memory first, so that there is never none.
+                outcome = self._map(store, given)
+                if outcome["ret"] != 0:
+                    return _failed(500, f"Mount failed, the mode stays {self.current_mode}")
+                mounted = outcome["segment_ids"]
+            if old and store.unmount_segment(old) != 0:
+                if mounted:
+                    store.unmount_segment(mounted)
+                return _failed(500, f"Unmount failed, the mode stays {self.current_mode}")
+            self.mounted_segment_ids, self.current_mode = mounted, mode
+            self.last_mount_info = given if mode == "decode" else None
+        return _reply(status="success", mode=mode, segment_ids=mounted)
+
+    def _unmount_local_disk(self, store: MooncakeDistributedStore, given: dict[str, Any]) -> Reply:
+        ret = store.unmount_local_disk_segment(_grace(given))
+        return _done() if ret == 0 else _failed(500, f"Unmount local disk failed, ret={ret}")
+
+    def _map(self, store: MooncakeDistributedStore, given: dict[str, Any]) -> dict[str, Any]:
+        """Mount a file, of which the caller has checked nothing but the name."""
+        path, size, offset = given["path"], given["size"], given.get("offset", 0)
+        if not isinstance(path, str) or not _is_count(size) or not _is_count(offset):
+            raise _RefusedError("path must be a string, and size and offset integers")
+        return store.mount_segment(path, size, offset, *_place(given))
+
+
+_ROUTES: Final[
+    dict[tuple[str, str], Callable[[MooncakeStoreService, MooncakeDistributedStore, Any], Reply]]
+] = {
+    ("PUT", "/api/put"): MooncakeStoreService._put,
+    ("GET", "/api/get/"): MooncakeStoreService._get,
+    ("GET", "/api/exist/"): MooncakeStoreService._exist,
+    ("DELETE", "/api/remove/"): MooncakeStoreService._remove,
+    ("DELETE", "/api/remove_all"): MooncakeStoreService._remove_all,
+    ("POST", "/api/mount"): MooncakeStoreService._mount,
+    ("POST", "/api/unmount"): MooncakeStoreService._unmount,
+    ("POST", "/api/mount_shm"): MooncakeStoreService._mount_shm,
+    ("POST", "/api/unmount_shm"): MooncakeStoreService._unmount_shm,
+    ("POST", "/api/reconfigure"): MooncakeStoreService._reconfigure,
+    ("POST", "/api/unmount_local_disk"): MooncakeStoreService._unmount_local_disk,
+}
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line.
+
+    Args:
+        arguments: Its words; None takes those of the process.
+    """
+    parser = argparse.ArgumentParser(
+        prog="mc_store_rest_server", description="A store behind a small REST interface."
+    )
+    parser.add_argument("--config", help="a JSON file with the configuration")
+    parser.add_argument(
+        "-D",
+        dest="define",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        type=_definition,
+        help="a field of the configuration; may be given often",
+    )
+    parser.add_argument("--port", type=int, default=8080, help="where to answer; 0: any free port")
+    parser.add_argument("--max-wait-time", type=float, default=60, help="seconds for the set-up")
+    return parser.parse_args(arguments)
+
+
+async def main(arguments: list[str] | None = None) -> int:
+    """Serve until SIGINT or SIGTERM; return the exit code.
+
+    Args:
+        arguments: The command line; None takes that of the process.
+    """
+    options = parse_arguments(arguments)
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    service = MooncakeStoreService(options.config, dict(options.define))
+    try:
+        if not await service.start_store_service(options.max_wait_time, stop):
+            return 0 if stop.is_set() else 1
+        if not await service.start_http_service(options.port):
+            return 1
+        _log.info("serving http://0.0.0.0:%s/api", service.port)
+        await stop.wait()
+    finally:
+        await service.stop()
+    return 0
+
+
+def sync_main() -> int:
+    """Serve until SIGINT or SIGTERM; return the exit code."""
+    logging.basicConfig(level=logging.INFO)
+    return asyncio.run(main())
+
+
+def _definition(text: str) -> tuple[str, str]:
+    name, is_there, value = text.partition("=")
+    known = [field.name for field in fields(MooncakeConfig)]
+    if not is_there or name not in known:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE with one of {known}")
+    return name, value
+
+
+def _fields(request: Request) -> dict[str, Any]:
+    """Read the body, which is an object of JSON; no body is an empty one."""
+    try:
+        given = json.loads(request.body) if request.body else {}
+    except ValueError as error:
+        raise _RefusedError("Malformed JSON body") from error
+    if not isinstance(given, dict):
+        raise _RefusedError("Request body must be a JSON object")
+    return given
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _place(given: dict[str, Any]) -> tuple[str, str]:
+    protocol, location = given.get("protocol", "tcp"), given.get("location", "")
+    if not isinstance(protocol, str) or not isinstance(location, str):
+        raise _RefusedError("protocol and location must be strings")
+    return protocol, location
+
+
+def _ids(given: dict[str, Any]) -> list[str]:
+    ids = given.get("segment_ids")
+    ids = [ids] if isinstance(ids, str) else ids
+    if not isinstance(ids, list) or not ids or not all(isinstance(each, str) for each in ids):
+        raise _RefusedError("Missing segment_ids")
+    return ids
+
+
+def _grace(given: dict[str, Any]) -> int:
+    grace: int = given.get("grace_period_seconds", 0)
+    if not _is_count(grace) or grace > _GRACE_MAX_S:
+        raise _RefusedError(f"grace_period_seconds must be an integer from 0 to {_GRACE_MAX_S}")
+    return grace
+
+
+def _done() -> Reply:
+    return _reply(status="success")
+
+
+def _reply(**values: Any) -> Reply:
+    return _json(200, values)
+
+
+def _failed(status: int, text: str) -> Reply:
+    return _json(status, {"error": text})
+
+
+def _json(status: int, values: dict[str, Any]) -> Reply:
+    return Reply(status, json.dumps(values).encode())
+
+
+if __name__ == "__main__":
+    raise SystemExit(sync_main())

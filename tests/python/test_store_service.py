@@ -1,0 +1,234 @@
+"""A store behind REST: each endpoint, what it refuses, and its life as a program."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MIB, MasterProcess
+
+from mooncake.mooncake_store_service import MooncakeStoreService, parse_arguments
+
+
+def settings(master: MasterProcess, **more: Any) -> dict[str, Any]:
+    return {
+        "local_hostname": "localhost",
+        "metadata_server": "P2PHANDSHAKE",
+        "master_server_address": master.address,
+        "global_segment_size": "64mb",
+        "local_buffer_size": "1mb",
+        **more,
+    }
+
+
+class Asker:
+    """One connection, kept over questions."""
+
+    def __init__(self, port: int) -> None:
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+
+    def raw(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        self.connection.request(method, path, body)
+        answer = self.connection.getresponse()
+        return answer.status, answer.read()
+
+    def __call__(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        sent = None if body is None else json.dumps(body).encode()
+        status, text = self.raw(method, path, sent)
+        return status, json.loads(text)
+
+
+@pytest.fixture
+def service(master: MasterProcess) -> Iterator[MooncakeStoreService]:
+    service = MooncakeStoreService(cli_config=settings(master))
+    assert asyncio.run(service.start_store_service(30))
+    assert asyncio.run(service.start_http_service(0))
+    yield service
+    assert service.store is not None
+    service.store.remove_all(force=True)
+    asyncio.run(service.stop())
+    asyncio.run(service.stop())
+
+
+@pytest.fixture
+def ask(service: MooncakeStoreService) -> Iterator[Asker]:
+    assert service.port is not None
+    asker = Asker(service.port)
+    yield asker
+    asker.connection.close()
+
+
+def test_objects_are_put_read_and_removed(ask: Asker) -> None:
+    assert ask("PUT", "/api/put", {"key": "a/b", "value": "grüße"}) == (200, {"status": "success"})
+    assert ask("PUT", "/api/put", {"key": "a/b", "value": "other"}) == (200, {"status": "success"})
+    for path in ("/api/get/a/b", "/api/get/a%2Fb"):
+        assert ask.raw("GET", path) == (200, "grüße".encode()), "the old value is kept"
+    assert ask("GET", "/api/exist/a/b") == (200, {"exists": True})
+    assert ask("GET", "/api/exist/none") == (200, {"exists": False})
+    assert ask("GET", "/api/get/none") == (404, {"error": "Key not found"})
+    failed = (500, {"error": "Remove operation failed"})
+    assert ask("DELETE", "/api/remove/a/b") == failed, "it was read a moment ago"
+    assert ask("DELETE", "/api/remove/none") == failed
+    assert ask("PUT", "/api/put", {"key": "fresh", "value": "v"})[0] == 200
+    assert ask("DELETE", "/api/remove/fresh") == (200, {"status": "success"})
+    assert ask("PUT", "/api/put", {"key": "fresh", "value": "v"})[0] == 200
+    status, told = ask("DELETE", "/api/remove_all")
+    assert status == 200
+    assert re.fullmatch(r"success removed [1-9]\d* keys", told["status"]), told
+    assert ask("GET", "/api/exist/fresh") == (200, {"exists": False})
+
+
+def test_what_cannot_be_put_is_refused(ask: Asker) -> None:
+    missing = (400, {"error": "Missing key or value"})
+    for given in ({}, {"key": "k"}, {"value": "v"}, {"key": "", "value": "v"}):
+        assert ask("PUT", "/api/put", given) == missing
+    assert ask("PUT", "/api/put", {"key": "k", "value": ""})[0] == 500
+    assert ask("PUT", "/api/put", {"key": "k", "value": 1})[0] == 400
+    assert ask("PUT", "/api/put", [1]) == (400, {"error": "Request body must be a JSON object"})
+    assert ask.raw("PUT", "/api/put", b"{")[0] == 400
+    assert ask("GET", "/api/exist/k") == (200, {"exists": False})
+
+
+def test_what_is_no_endpoint_is_said(ask: Asker) -> None:
+    for path in ("/", "/health", "/metrics", "/api", "/api/get", "/api/get/", "/api/put/x"):
+        assert ask.raw("GET", path)[0] == 404, path
+    assert ask.raw("POST", "/api/put")[0] == 405
+    assert ask.raw("GET", "/api/remove_all")[0] == 405
+
+
+def test_memory_is_mounted_and_unmounted(ask: Asker) -> None:
+    status, mounted = ask("POST", "/api/mount", {"size": 16 * MIB})
+    assert (status, mounted["status"], mounted["allocated_size"]) == (200, "success", 16 * MIB)
+    assert ask("POST", "/api/unmount", {"segment_ids": mounted["segment_ids"]}) == (
+        200,
+        {"status": "success"},
+    )
+    wrong = (400, {"error": "Invalid size, must be a positive integer"})
+    for size in (0, -1, "1", None, True, 1.5):
+        assert ask("POST", "/api/mount", {"size": size}) == wrong
+    assert ask("POST", "/api/unmount", {}) == (400, {"error": "Missing segment_ids"})
+    unknown = {"segment_ids": "1-2"}
+    assert ask("POST", "/api/unmount", unknown) == (
+        500,
+        {"error": "Unmount and free failed, ret=-1"},
+    )
+
+
+def test_shared_memory_is_mounted_by_its_name(ask: Asker) -> None:
+    name = f"mooncake-test-{uuid.uuid4().hex}"
+    path = Path("/dev/shm", name)
+    path.write_bytes(bytes(MIB))
+    try:
+        status, mounted = ask("POST", "/api/mount_shm", {"name": f"/{name}", "size": MIB})
+        assert status == 200
+        ids = mounted["segment_ids"]
+        assert ask("POST", "/api/unmount_shm", {"segment_ids": [*ids, "1-2"]}) == (
+            500,
+            {
+                "error": "Unmount failed for one or more segments",
+                "failed_segment_ids": ["1-2"],
+            },
+        )
+        for wrong in ("../x", "a/b", "..", ".", "", None):
+            assert ask("POST", "/api/mount_shm", {"name": wrong, "size": MIB}) == (
+                400,
+                {"error": "Missing or invalid name or size"},
+            )
+        assert ask("POST", "/api/mount_shm", {"name": f"{name}x", "size": MIB})[0] == 500
+    finally:
+        path.unlink()
+
+
+def test_the_mode_is_changed_with_the_memory(
+    ask: Asker, service: MooncakeStoreService, tmp_path: Path
+) -> None:
+    file = tmp_path / "memory"
+    file.write_bytes(bytes(MIB))
+    assert ask("POST", "/api/reconfigure", {"mode": "decode"})[0] == 400
+    assert ask("POST", "/api/reconfigure", {"mode": "x"}) == (
+        400,
+        {"error": "Invalid mode. Use 'decode' or 'prefill'"},
+    )
+    lost = {"mode": "decode", "path": str(tmp_path / "none"), "size": MIB}
+    assert ask("POST", "/api/reconfigure", lost)[0] == 500
+    assert service.current_mode == "prefill"
+    given = {"mode": "decode", "path": str(file), "size": MIB}
+    for _ in range(2):
+        status, changed = ask("POST", "/api/reconfigure", given)
+        assert (status, changed["mode"]) == (200, "decode")
+        assert service.mounted_segment_ids == changed["segment_ids"] != []
+    assert service.last_mount_info == given
+    assert ask("POST", "/api/reconfigure", {"mode": "prefill"})[0] == 200
+    assert service.mounted_segment_ids == []
+
+
+def test_graces_are_bounded(ask: Asker) -> None:
+    assert ask("POST", "/api/unmount_local_disk") == (200, {"status": "success"})
+    for grace in (-1, 3601, "1", 1.5):
+        assert ask("POST", "/api/unmount_local_disk", {"grace_period_seconds": grace})[0] == 400
+
+
+def test_a_service_without_a_master_gives_up_or_is_told_to() -> None:
+    config = {
+        "local_hostname": "localhost",
+        "metadata_server": "P2PHANDSHAKE",
+        "master_server_address": "127.0.0.1:1",
+        "global_segment_size": 0,
+    }
+    service = MooncakeStoreService(cli_config=config)
+    assert not asyncio.run(service.start_store_service(0.01))
+
+    async def told() -> bool:
+        event = asyncio.Event()
+        event.set()
+        return await service.start_store_service(60, event)
+
+    assert not asyncio.run(told())
+    assert service.store is None
+    with pytest.raises(ValueError, match="Missing required config field"):
+        MooncakeStoreService(cli_config={"local_hostname": "h"})
+
+
+def test_the_command_line_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    options = parse_arguments(["-D", "tenant_id=t", "-D", "local_hostname=h", "--port", "1"])
+    assert dict(options.define) == {"tenant_id": "t", "local_hostname": "h"}
+    assert (options.port, options.max_wait_time, options.config) == (1, 60, None)
+    for wrong in ("nonsense=1", "tenant_id"):
+        with pytest.raises(SystemExit):
+            parse_arguments(["-D", wrong])
+    assert "nonsense" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_program_serves_until_it_is_told_to_end(
+    master: MasterProcess, tmp_path: Path, number: int
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(settings(master)))
+    command = [sys.executable, "-m", "mooncake.mooncake_store_service", f"--config={file}"]
+    done = subprocess.Popen(
+        [*command, "--port=0", "-D", "global_segment_size=16mb"],
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )
+    assert done.stderr is not None
+    with done, done.stderr:
+        found = (re.search(r":(\d+)/api", line) for line in done.stderr)
+        port = next(match[1] for match in found if match)
+        asker = Asker(int(port))
+        assert asker("PUT", "/api/put", {"key": f"p{number}", "value": "v"})[0] == 200
+        assert asker.raw("GET", f"/api/get/p{number}") == (200, b"v")
+        asker.connection.close()
+        done.send_signal(number)
+        assert done.wait(60) == 0
