@@ -411,6 +411,26 @@ def test_a_daemon_with_a_metadata_server_serves_guests_too(master):
         assert daemon.stop() == 0
 
 
+@pytest.mark.parametrize(("forced", "transport"), [("0", "shm"), ("1", "tcp")])
+def test_the_bytes_of_a_guest_go_straight_to_where_they_lie(daemon, forced, transport):
+    """By descriptor on one host, and over TCP as to another host."""
+    script = """
+import sys
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+assert store.setup_dummy(4 << 20, 0, sys.argv[1]) == 0
+at = store.alloc_from_mem_pool(1 << 20)
+assert store.put("dummy/way" + sys.argv[2], b"0123456789" * 100_000) == 0
+assert store.get_into("dummy/way" + sys.argv[2], at, 1 << 20) == 1_000_000
+count = store._native.metrics()["by_transport"]
+print(*sorted(name for name in count if count[name]["bytes"]))
+store.close()
+"""
+    done = run_script(script, daemon.address, forced, env={"MC_FORCE_TCP": forced})
+    assert_quiet(done)
+    assert done.stdout.split() == [transport]
+
+
 def test_the_daemon_shows_its_health(master):
     daemon = start_daemon(master.address, "--enable_http_server", "--http_port=0")
     try:

@@ -11,6 +11,7 @@ pub mod config;
 mod connection;
 pub mod daemon;
 pub mod environment;
+mod granted;
 mod members;
 mod ports;
 mod process;

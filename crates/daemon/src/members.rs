@@ -3,7 +3,7 @@
 use mooncake_base::{ClientId, Error, ErrorCode, Result};
 use rustc_hash::FxHashMap;
 
-use crate::process::Process;
+use crate::{granted::Granted, process::Process};
 
 /// The most guests at a time.
 pub(crate) const MEMBERS_MAX: usize = 4096;
@@ -19,6 +19,7 @@ struct Member {
     /// Not known of one that comes over TCP.
     process: Option<Process>,
     connections: usize,
+    granted: Granted,
 }
 
 impl Members {
@@ -43,7 +44,8 @@ impl Members {
             let error = Error::new(ErrorCode::RPC_FAIL, "the daemon serves too many processes");
             return Err(error.with("limit", MEMBERS_MAX));
         }
-        let member = Member { process: process.cloned(), connections: 1 };
+        let granted = Granted::default();
+        let member = Member { process: process.cloned(), connections: 1, granted };
         self.by_id.insert(client, member);
         Ok(())
     }
@@ -54,12 +56,17 @@ impl Members {
         let Some(member) = self.by_id.get_mut(&client) else { return false };
         member.connections = member.connections.saturating_sub(1);
         let is_gone = member.connections == 0 && member.process.is_none();
-        is_gone && self.forget(client)
+        is_gone && self.forget(client).is_some()
     }
 
-    /// Forgets a guest; whether it was known.
-    pub(crate) fn forget(&mut self, client: ClientId) -> bool {
-        self.by_id.remove(&client).is_some()
+    /// Forgets a guest; what it was granted, if it was known.
+    pub(crate) fn forget(&mut self, client: ClientId) -> Option<Granted> {
+        self.by_id.remove(&client).map(|member| member.granted)
+    }
+
+    /// What the guest is granted.
+    pub(crate) fn granted(&mut self, client: ClientId) -> Option<&mut Granted> {
+        self.by_id.get_mut(&client).map(|member| &mut member.granted)
     }
 
     /// The guests whose processes can be watched.
@@ -105,7 +112,7 @@ mod tests {
         assert!(!members.leave(client));
         assert_eq!(members.processes().len(), 1);
         members.join(client, Some(&own())).unwrap();
-        assert!(members.forget(client) && !members.forget(client));
+        assert!(members.forget(client).is_some() && members.forget(client).is_none());
     }
 
     #[test]

@@ -25,13 +25,13 @@ use mooncake_base::{ClientId, Clock, Error, ErrorCode, Moment, Result, SystemClo
 use mooncake_proto::{
     convert::Caller,
     lean::{self, DaemonGreeting, ServerGreeting},
-    v1::{self, request::Call},
+    v1::{self, request::Call, response},
 };
 use mooncake_store_client::MasterLink;
 use rustc_hash::FxHashMap;
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 
-use crate::{connection, members::Members, process::Process, watch};
+use crate::{connection, granted, members::Members, process::Process, watch};
 
 /// The most connections at a time. A guest has up to 16.
 pub const CONNECTIONS_MAX: usize = 4096;
@@ -258,6 +258,14 @@ impl Shared {
         if is_leaving {
             self.members.lock().forget(client);
         }
+        if let Some(response::Call::Locate(located)) = &response.call
+            && located.fence_ms > 0
+        {
+            let (fences, now) = (granted::fences(located), SystemClock.now());
+            if let Some(granted) = self.members.lock().granted(client) {
+                granted.add(now, Duration::from_millis(located.fence_ms), fences);
+            }
+        }
         Ok(response)
     }
 
@@ -275,14 +283,15 @@ impl Shared {
     pub(crate) fn leave(&self, client: ClientId) {
         let is_gone = self.members.lock().leave(client);
         if is_gone && !self.is_stopped() {
-            self.release(client);
+            // It may live and read on: its fences end by their time.
+            self.release(client, Vec::new());
         }
     }
 
-    /// Gives back what the master holds for a guest that is gone.
-    pub(crate) fn release(&self, client: ClientId) {
+    /// Gives back what the master holds for a guest that is gone, and these fences.
+    pub(crate) fn release(&self, client: ClientId, returned: Vec<v1::FenceReturn>) {
         let call = Call::Unregister(v1::UnregisterRequest { caller: Some(self.caller(client)) });
-        let request = v1::Request { call: Some(call), ..Default::default() };
+        let request = v1::Request { call: Some(call), returned };
         match self.link.call(request, SystemClock.now() + RELEASE_PATIENCE) {
             Ok(_) => tracing::info!(%client, "a guest is gone, what it held is free"),
             // It hears nothing of the guest any more, and so comes to the same end later.

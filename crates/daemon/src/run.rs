@@ -4,6 +4,7 @@
 use std::{io::Write as _, process::id};
 
 use mooncake_base::{Error, Result, env, options::help};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     runtime::{Builder, Runtime},
     signal::unix::{SignalKind, signal},
@@ -38,6 +39,7 @@ pub fn run(arguments: Vec<String>) -> u8 {
     for warning in config.warnings() {
         tracing::warn!("{warning}");
     }
+    raise_descriptors();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let runtime = Builder::new_multi_thread()
         .worker_threads(cores.clamp(1, WORKERS))
@@ -82,6 +84,16 @@ fn serve(config: &DaemonConfig, runtime: &Runtime) -> Result<()> {
     tracing::info!(signal, guests = daemon.guests(), "stopping");
     daemon.close();
     Ok(())
+}
+
+/// Takes as many descriptors as the process may have: a guest needs up to seventeen.
+fn raise_descriptors() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+    {
+        tracing::warn!(%error, ?current, "the limit of descriptors cannot be raised");
+    }
 }
 
 /// Our log goes to stderr, unless the process has one already (inside Python it may).

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::{Error, Result};
+use mooncake_base::{Clock, Error, Result, SystemClock};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::relay::Shared;
@@ -82,8 +82,10 @@ fn look(shared: &Shared, mut ear: &UnixStream) -> io::Result<()> {
     // Empties it; what it says is that it has been rung.
     while matches!(ear.read(&mut [0; 64]), Ok(count) if count > 0) {}
     for client in dead {
-        if shared.members.lock().forget(client) {
-            shared.release(client);
+        let forgotten = shared.members.lock().forget(client);
+        if let Some(granted) = forgotten {
+            // Whoever is dead reads no more.
+            shared.release(client, granted.into_returned(SystemClock.now()));
         }
     }
     Ok(())

@@ -1,0 +1,96 @@
+//! What the master granted to a guest for its reads: to be handed back if the guest dies.
+
+use std::{collections::VecDeque, time::Duration};
+
+use mooncake_base::Moment;
+use mooncake_proto::v1;
+
+/// The most objects that are remembered of one guest. Fences of more end by their time.
+const OBJECTS_MAX: usize = 1 << 16;
+
+/// The fences of one guest that may still stand. Those that it handed back itself are among them:
+/// to hand one back twice changes nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Granted {
+    fences: VecDeque<(Moment, v1::FenceReturn)>,
+    objects: usize,
+}
+
+/// The fences of an answer, as they are handed back.
+pub(crate) fn fences(response: &v1::LocateResponse) -> Vec<v1::FenceReturn> {
+    let mut fences: Vec<v1::FenceReturn> = Vec::new();
+    for result in response.results.iter().filter(|result| result.fence != 0) {
+        // Objects of one answer have one fence, as a rule.
+        if fences.last().is_none_or(|last| last.fence != result.fence) {
+            fences.push(v1::FenceReturn { fence: result.fence, ..Default::default() });
+        }
+        if let Some(last) = fences.last_mut() {
+            last.versions.push(result.version);
+            last.objects.push(result.object);
+        }
+    }
+    fences
+}
+
+impl Granted {
+    /// Takes note of fences that stand for so long.
+    pub(crate) fn add(&mut self, now: Moment, time: Duration, fences: Vec<v1::FenceReturn>) {
+        for fence in fences {
+            self.objects += fence.objects.len();
+            self.fences.push_back((now + time, fence));
+        }
+        while let Some((until, first)) = self.fences.front()
+            && (until.has_passed(now) || self.objects > OBJECTS_MAX)
+        {
+            self.objects -= first.objects.len();
+            self.fences.pop_front();
+        }
+    }
+
+    /// What may still stand.
+    pub(crate) fn into_returned(self, now: Moment) -> Vec<v1::FenceReturn> {
+        let standing = self.fences.into_iter().filter(|(until, _)| !until.has_passed(now));
+        standing.map(|(_, fence)| fence).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn answer(count: u32) -> v1::LocateResponse {
+        let result =
+            |object| v1::LocateResult { fence: 7, version: 9, object, ..Default::default() };
+        let results = (0..count).map(result).collect();
+        v1::LocateResponse { results, ..Default::default() }
+    }
+
+    #[test]
+    fn fences_are_handed_back_until_they_have_ended() {
+        let mut granted = Granted::default();
+        let start = Moment::default();
+        granted.add(start, SECOND, fences(&answer(2)));
+        granted.add(start, SECOND * 3, fences(&answer(1)));
+        let returned = granted.into_returned(start + SECOND * 2);
+        let expected = v1::FenceReturn { fence: 7, versions: vec![9], objects: vec![0] };
+        assert_eq!(returned, [expected]);
+    }
+
+    #[test]
+    fn what_is_not_fenced_is_not_remembered() {
+        let unfenced = v1::LocateResult { version: 1, ..Default::default() };
+        let response = v1::LocateResponse { results: vec![unfenced], ..Default::default() };
+        assert!(fences(&response).is_empty());
+    }
+
+    #[test]
+    fn there_is_a_limit_and_the_oldest_go_first() {
+        let mut granted = Granted::default();
+        for _ in 0..3 {
+            granted.add(Moment::default(), SECOND, fences(&answer(1 << 15)));
+        }
+        assert_eq!(granted.into_returned(Moment::default()).len(), 2);
+    }
+}

@@ -1,0 +1,93 @@
+//! A guest that is killed: what the master is told, and how soon. The guest is this test once more,
+//! in a process of its own.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that fails should stop")]
+
+use std::{
+    env::current_exe,
+    io::{BufRead as _, BufReader},
+    process::{Command, Stdio},
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+use mooncake_base::{ClientId, Clock as _, Endpoint, SystemClock, TenantId};
+use mooncake_daemon::{Relay, RelaySettings, relay::Listeners};
+use mooncake_proto::{
+    lean::DaemonGreeting,
+    v1::{self, request::Call, response},
+};
+use mooncake_store_client::{CallLink, DaemonLink, LinkConfig, MasterLink as _};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What the parent says to the child, as the name of a test that is not there.
+const CHILD: &str = "guest-of-";
+
+/// A master that grants a fence of a minute, and what it was asked.
+fn link(asked: mpsc::SyncSender<v1::Request>) -> Arc<CallLink> {
+    Arc::new(CallLink::new("a test", move |request| {
+        let located = v1::LocateResult { fence: 7, version: 9, object: 3, ..Default::default() };
+        let answer = match &request.call {
+            Some(Call::Locate(_)) => response::Call::Locate(v1::LocateResponse {
+                results: vec![located],
+                fence_ms: 60_000,
+                ..Default::default()
+            }),
+            _ => response::Call::Unregister(v1::UnregisterResponse {}),
+        };
+        asked.send(request).unwrap();
+        Ok(v1::Response { call: Some(answer) })
+    }))
+}
+
+/// The child: reads, says so, and lives on.
+fn read_on(address: &str) {
+    let link = DaemonLink::connect(address, LinkConfig::default(), PATIENCE).unwrap();
+    let caller = v1::Caller {
+        client: ClientId::random().to_bytes().to_vec().into(),
+        tenant: "not its own".to_owned(),
+    };
+    let locate = v1::LocateRequest { caller: Some(caller), fence: true, ..Default::default() };
+    let request = v1::Request { call: Some(Call::Locate(locate)), ..Default::default() };
+    link.call(request, SystemClock.now() + PATIENCE).unwrap();
+    println!("reading");
+    std::thread::park_timeout(4 * PATIENCE);
+}
+
+#[test]
+fn what_a_killed_guest_read_and_wrote_is_given_up_at_once() {
+    if let Some(address) = std::env::args().find_map(|a| Some(a.strip_prefix(CHILD)?.to_owned())) {
+        return read_on(&address);
+    }
+    let (sender, asked) = mpsc::sync_channel(16);
+    let settings = RelaySettings {
+        link: link(sender),
+        daemon: DaemonGreeting::default(),
+        host: "127.0.0.1".to_owned(),
+        tenant: TenantId::new("t"),
+        rpc_timeout: PATIENCE,
+    };
+    let relay = Relay::start(Listeners::bind(0).unwrap(), settings).unwrap();
+    let address = Endpoint::new("127.0.0.1", relay.address().port());
+    let mut guest = Command::new(current_exe().unwrap())
+        .args(["--exact", "what_a_killed_guest_read_and_wrote_is_given_up_at_once", "--nocapture"])
+        .arg(format!("{CHILD}{address}"))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(guest.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().ends_with("reading")));
+    let Some(Call::Locate(located)) = asked.recv_timeout(PATIENCE).unwrap().call else {
+        panic!("it asked for something else");
+    };
+    let caller = located.caller.unwrap();
+    assert_eq!(caller.tenant, "t", "the tenant is the daemon's");
+    assert!(asked.try_recv().is_err(), "a guest that lives is left alone");
+    guest.kill().unwrap();
+    guest.wait().unwrap();
+    let told = asked.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(told.call, Some(Call::Unregister(v1::UnregisterRequest { caller: Some(caller) })));
+    let fence = v1::FenceReturn { fence: 7, versions: vec![9], objects: vec![3] };
+    assert_eq!(told.returned, [fence]);
+    assert_eq!(relay.guests(), 0);
+}
