@@ -45,7 +45,7 @@ VERSION: str
 """The version of the package."""
 
 _Key: TypeAlias = str | bytes
-_Ranges: TypeAlias = Sequence[Sequence[tuple[int, int]]]
+_Ranges: TypeAlias = Sequence[tuple[int, int] | list[tuple[int, int]]]
 _Columns: TypeAlias = Sequence[Sequence[int]]
 
 @final

@@ -27,9 +27,6 @@ impl<'py> FromPyObject<'_, 'py> for Unsigned {
     }
 }
 
-/// The ranges of each item of a batch.
-pub(crate) type Ranges = Vec<Vec<(Unsigned, Unsigned)>>;
-
 /// Reads keys; one that no object can have is a failure of its item.
 pub(crate) fn object_keys(keys: &[Bound<'_, PyAny>]) -> PyResult<Vec<Result<ObjectKey>>> {
     keys.iter().map(object_key).collect()

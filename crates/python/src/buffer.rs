@@ -13,6 +13,7 @@ use std::{
 
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{
+    Borrowed,
     buffer::PyUntypedBuffer,
     exceptions::{PyBufferError, PyMemoryError, PyTypeError},
     ffi,
@@ -73,6 +74,55 @@ fn view(value: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
         ));
     }
     Ok(view)
+}
+
+/// The memory of each item of a batch, named by addresses: for each item one `(address, length)` or
+/// a list of them.
+#[derive(Debug, Default)]
+pub(crate) struct Ranges {
+    ranges: Vec<LocalRange>,
+    /// Behind the last range of each item.
+    ends: Vec<usize>,
+}
+
+impl Ranges {
+    /// How many items there are.
+    pub(crate) const fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// The memory of each item, in order.
+    pub(crate) fn items(&self) -> Vec<&[LocalRange]> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, end)| &self.ranges[start..*end]).collect()
+    }
+
+    fn push(&mut self, pair: &Borrowed<'_, '_, PyAny>) -> PyResult<()> {
+        let (address, length): (Unsigned, Unsigned) = pair.extract()?;
+        // SAFETY: the memory is the caller's; no Rust reference to it exists.
+        self.ranges.push(unsafe { LocalRange::foreign(address.0, length.0) });
+        Ok(())
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Ranges {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let mut ranges = Self::default();
+        for item in object.try_iter()? {
+            let item = item?;
+            if item.is_instance_of::<PyTuple>() {
+                ranges.push(&item.as_borrowed())?;
+            } else {
+                for pair in item.try_iter()? {
+                    ranges.push(&pair?.as_borrowed())?;
+                }
+            }
+            ranges.ends.push(ranges.ranges.len());
+        }
+        Ok(ranges)
+    }
 }
 
 /// The address and the length of a writable, contiguous buffer, which the caller keeps alive.

@@ -152,7 +152,7 @@ impl Pending {
         let keys = unbound(keys);
         self.begin(py, move |client| {
             let lengths = client.map(|client| {
-                let ranges: Vec<_> = views.iter().map(|view| view.ranges().to_vec()).collect();
+                let ranges: Vec<_> = views.iter().map(Views::ranges).collect();
                 moves::get_into(client, names, &ranges, false)
             });
             Box::new(move |py| {

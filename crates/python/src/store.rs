@@ -29,8 +29,8 @@ use self::{
     tasks::Halves,
 };
 use crate::{
-    argument::{self, Ranges, Unsigned, among_good, as_absent, object_keys, same_length},
-    buffer::{Views, foreign},
+    argument::{self, Unsigned, among_good, as_absent, object_keys, same_length},
+    buffer::{Ranges, Views},
     detach::detached,
     engine::Engine,
     error::{exception, or_raise},
@@ -159,9 +159,7 @@ impl Store {
         is_upsert: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         or_raise(py, same_length("ranges", ranges.len(), keys.len()))?;
-        let ranges = local(ranges);
-        let ranges: Vec<&[LocalRange]> = ranges.iter().map(Vec::as_slice).collect();
-        self.put_ranges(py, &keys, &ranges, (options, is_upsert))
+        self.put_ranges(py, &keys, &ranges.items(), (options, is_upsert))
     }
 
     /// Gets objects as `bytes`.
@@ -196,7 +194,7 @@ impl Store {
     ) -> PyResult<Bound<'py, PyList>> {
         or_raise(py, same_length("ranges", ranges.len(), keys.len()))?;
         let names = as_absent(object_keys(&keys)?);
-        let ranges = local(ranges);
+        let ranges = ranges.items();
         let lengths = self.call(py, |client| moves::get_into(client, names, &ranges, is_exact))?;
         outcomes(py, &keys, lengths)
     }
@@ -729,13 +727,6 @@ pub(crate) fn listing(py: Python<'_>, page: ObjectPage) -> (Vec<Entry<'_>>, bool
         (key, object.length, object.is_complete, object.replicas)
     };
     (page.objects.into_iter().map(entry).collect(), page.is_last)
-}
-
-fn local(ranges: Ranges) -> Vec<Vec<LocalRange>> {
-    ranges
-        .into_iter()
-        .map(|ranges| foreign(ranges.into_iter().map(|(at, length)| (at.0, length.0)).collect()))
-        .collect()
 }
 
 /// The one key of a call about an object that must be there.

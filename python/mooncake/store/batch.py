@@ -28,6 +28,8 @@ __all__ = [
 T = TypeVar("T")
 Key = str | bytes
 
+_NO_LISTS = (str, bytes, dict, set, frozenset)
+
 
 def as_codes(outcomes: list[T | MooncakeError]) -> list[int]:
     """Return 0 for each success."""
@@ -36,7 +38,11 @@ def as_codes(outcomes: list[T | MooncakeError]) -> list[int]:
 
 def as_numbers(outcomes: Sequence[int | MooncakeError]) -> list[int]:
     """Return the number of each success. `int` also makes plain ints of booleans."""
-    return [_code(value) if isinstance(value, MooncakeError) else int(value) for value in outcomes]
+    return [value if type(value) is int else _number(value) for value in outcomes]
+
+
+def _number(value: int | MooncakeError) -> int:
+    return _code(value) if isinstance(value, MooncakeError) else int(value)
 
 
 def _code(error: MooncakeError) -> int:
@@ -102,5 +108,6 @@ def ranges_of(
 def check_lists(*lists: object) -> None:
     """Refuse what is no list or tuple, which the established calls do by type."""
     for given in lists:
-        if isinstance(given, str | bytes | dict | set | frozenset) or not hasattr(given, "__len__"):
+        # A tuple, since a union would be made anew with each call.
+        if isinstance(given, _NO_LISTS) or not hasattr(given, "__len__"):
             raise TypeError(f"expected a list, not {type(given).__name__}")

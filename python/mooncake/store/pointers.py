@@ -184,7 +184,8 @@ class PointerCalls(Calls):
         Returns:
             The length of the object, or a negative number.
         """
-        return self.batch_get_into([key], [buffer_ptr], [size])[0]
+        ranges = [(buffer_ptr, size)]
+        return as_numbers(self._each(1, lambda native: native.get_into([key], ranges)))[0]
 
     def batch_get_into(
         self, keys: Sequence[Key], buffer_ptrs: Sequence[int], sizes: Sequence[int]
@@ -203,8 +204,7 @@ class PointerCalls(Calls):
         pairs = paired(keys, buffer_ptrs, sizes)
         if pairs is None:
             return [INVALID_PARAMS] * len(keys)
-        ranges = [[pair] for pair in pairs]
-        return as_numbers(self._each(len(keys), lambda native: native.get_into(keys, ranges)))
+        return as_numbers(self._each(len(keys), lambda native: native.get_into(keys, pairs)))
 
     @also_named(all_ptrs="all_buffer_ptrs", sizes="all_sizes")
     def batch_get_into_multi_buffers(
@@ -237,7 +237,7 @@ class PointerCalls(Calls):
     def _put_from(
         self,
         keys: Sequence[Key],
-        ranges: Sequence[Sequence[tuple[int, int]]],
+        ranges: Sequence[tuple[int, int] | list[tuple[int, int]]],
         config: ReplicateConfig | None,
         *,
         is_upsert: bool = False,
@@ -254,7 +254,7 @@ class PointerCalls(Calls):
     ) -> int:
         if size == 0 and self._native is not None:
             return self._nothing(key)
-        ranges = [[(address, size)]]
+        ranges = [(address, size)]
         return as_codes(self._put_from([key], ranges, config, is_upsert=is_upsert))[0]
 
     def _put_each_from(
@@ -269,5 +269,4 @@ class PointerCalls(Calls):
         pairs = paired(keys, addresses, sizes)
         if pairs is None:
             return [INVALID_PARAMS] * len(keys)
-        ranges = [[pair] for pair in pairs]
-        return as_codes(self._put_from(keys, ranges, config, is_upsert=is_upsert))
+        return as_codes(self._put_from(keys, pairs, config, is_upsert=is_upsert))

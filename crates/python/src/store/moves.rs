@@ -104,7 +104,7 @@ pub(crate) fn read(
 pub(crate) fn get_into(
     client: &Client,
     keys: Vec<Result<ObjectKey>>,
-    into: &[Vec<LocalRange>],
+    into: &[&[LocalRange]],
     is_exact: bool,
 ) -> Vec<Result<u64>> {
     let located = locate(client, keys);
@@ -114,7 +114,7 @@ pub(crate) fn get_into(
         .map(|(located, into)| {
             let located = located.as_ref().map_err(Clone::clone)?;
             check_destination(located.length(), into, is_exact)?;
-            Ok((located, into.as_slice()))
+            Ok((located, *into))
         })
         .collect();
     among_good(fitting, |fitting| {
