@@ -33,10 +33,7 @@ const NO_SINGLES: [&str; 7] = [
     "EvictDiskReplica",
 ];
 
-const NO_BATCHES: [&str; 2] = ["QueryIp", "Clear"];
-
-const NO_TASKS: [&str; 5] =
-    ["CreateMoveTask", "CreateCopyTask", "QueryTask", "FetchTasks", "MarkTaskToComplete"];
+const NO_BATCHES: [&str; 1] = ["QueryIp"];
 
 /// The single calls that the line shows.
 const SINGLE: [(&str, Op); 8] = [
@@ -51,12 +48,22 @@ const SINGLE: [(&str, Op); 8] = [
 ];
 
 /// The batches that the line shows.
-const BATCH: [(&str, Op); 5] = [
+const BATCH: [(&str, Op); 6] = [
     ("PutStart", Op::PutStart),
     ("PutEnd", Op::PutEnd),
     ("PutRevoke", Op::PutRevoke),
     ("Get", Op::Locate),
     ("ExistKey", Op::Probe),
+    ("Clear", Op::ClearReplicas),
+];
+
+/// The calls about tasks that the line shows.
+const TASKS: [(&str, Op); 5] = [
+    ("CreateMoveTask", Op::CreateMoveTask),
+    ("CreateCopyTask", Op::CreateCopyTask),
+    ("QueryTask", Op::QueryTask),
+    ("FetchTasks", Op::FetchTasks),
+    ("MarkTaskToComplete", Op::EndTask),
 ];
 
 /// The numbers of a moment.
@@ -68,13 +75,24 @@ pub struct Snapshot {
     pub totals: Totals,
     /// What was asked, in the order of [`Op::ALL`].
     pub counts: Vec<Count>,
+    /// Snapshots of the log that were taken.
+    pub snapshots: u64,
+    /// How often the log or its snapshot failed.
+    pub log_failures: u64,
 }
 
 impl Snapshot {
     /// The numbers of now.
     pub fn take(service: &Service) -> Self {
         let counts = Op::ALL.iter().map(|(op, _, _)| service.calls().count(*op)).collect();
-        Self { at: service.now(), totals: service.totals(), counts }
+        let log = service.journal_status().unwrap_or_default();
+        Self {
+            at: service.now(),
+            totals: service.totals(),
+            counts,
+            snapshots: log.snapshots,
+            log_failures: log.failures,
+        }
     }
 
     fn count(&self, op: Op) -> Count {
@@ -158,13 +176,21 @@ pub fn line(before: &Snapshot, present: &Snapshot) -> String {
     for name in NO_BATCHES {
         let _ = write!(text, ", {name}:(Req=0.0/0.0/0.0, Item=0.0/0.0)");
     }
-    for name in NO_TASKS {
-        let _ = write!(text, ", {name}:(Req=0.0/0.0)");
+    for (name, op) in TASKS {
+        let (old, new) = (before.count(op), present.count(op));
+        let calls = |count: &Count| count.single + count.items;
+        let failed = |count: &Count| count.single_failed + count.items_failed;
+        let total = calls(&new).saturating_sub(calls(&old));
+        let good = total.saturating_sub(failed(&new).saturating_sub(failed(&old)));
+        let (good, total) = (per_second(before, present, good), per_second(before, present, total));
+        let _ = write!(text, ", {name}:(Req={good:.1}/{total:.1})");
     }
     evictions(&mut text, t);
-    text.push_str(
+    let _ = write!(
+        text,
         " | Promotion: in_flight=0, admitted=0, completed=0, failed=0, cancelled=0, expired=0, \
-         bytes=0 B, rejected(freq/wm/cap)=0/0/0 | Snapshots: Success=0, Fail=0",
+         bytes=0 B, rejected(freq/wm/cap)=0/0/0 | Snapshots: Success={}, Fail={}",
+        present.snapshots, present.log_failures,
     );
     text
 }
@@ -206,7 +232,7 @@ mod tests {
         let mut counts = vec![Count::default(); Op::ALL.len()];
         counts[Op::PutStart as usize].single = puts;
         let at = Moment::from_boot(Duration::from_secs(seconds));
-        Snapshot { at, totals: Totals::default(), counts }
+        Snapshot { at, totals: Totals::default(), counts, snapshots: 0, log_failures: 0 }
     }
 
     #[test]
@@ -214,6 +240,18 @@ mod tests {
         let text = line(&at(10, 100), &at(20, 200));
         assert!(text.contains("PutStart=10.0/10.0"), "{text}");
         assert!(text.contains("0 B / 0 B (0.0%)"), "{text}");
+    }
+
+    #[test]
+    fn tasks_and_snapshots_are_counted() {
+        let mut present = at(20, 0);
+        present.snapshots = 3;
+        let fetched = &mut present.counts[Op::FetchTasks as usize];
+        (fetched.single, fetched.single_failed) = (100, 10);
+        let text = line(&at(10, 0), &present);
+        assert!(text.contains(", FetchTasks:(Req=9.0/10.0), MarkTaskToComplete:"), "{text}");
+        assert!(text.contains("CreateMoveTask:(Req=0.0/0.0), CreateCopyTask:"), "{text}");
+        assert!(text.ends_with("Snapshots: Success=3, Fail=0"), "{text}");
     }
 
     #[test]

@@ -47,9 +47,14 @@ impl Selector {
             .build();
         match built {
             Ok(regex) => Ok(Self::Regex(regex)),
-            Err(error) => Err(Error::invalid("the pattern is not a regular expression")
-                .with("pattern", pattern)
-                .caused_by(error)),
+            Err(error) => {
+                // The last line says what is wrong, those before where.
+                let text = error.to_string();
+                let why = text.lines().last().unwrap_or_default().trim_start_matches("error: ");
+                Err(Error::invalid("the pattern is not a regular expression")
+                    .with("pattern", pattern)
+                    .with("why", why))
+            }
         }
     }
 

@@ -65,6 +65,22 @@ const COUNTERS: &[&str] = &[
     "master_promotion_candidate_expired_evaluated_total",
     "master_promotion_candidate_expired_unevaluated_total",
     "master_promotion_candidate_dropped_limit_total",
+    "master_nof_heartbeat_success_total",
+    "master_nof_heartbeat_failure_total",
+    "master_nof_heartbeat_timeout_total",
+    "master_nof_segments_unmounted_by_heartbeat_total",
+    "ha_oplog_applied_entries",
+    "ha_oplog_batch_commits",
+    "ha_oplog_checksum_failures",
+    "ha_oplog_dropped_put_end",
+    "ha_oplog_etcd_write_failures",
+    "ha_oplog_etcd_write_retries",
+    "ha_oplog_gap_resolve_attempts",
+    "ha_oplog_gap_resolve_success",
+    "ha_oplog_skipped_entries",
+    "ha_oplog_sync_batch_commits",
+    "ha_oplog_watch_disconnections",
+    "ha_state_transitions_total",
 ];
 
 /// Adds what is not there yet.

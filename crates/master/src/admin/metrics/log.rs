@@ -11,6 +11,9 @@ pub(super) fn add(out: &mut Exposition, service: &Service) {
     let help = "1: changes are being logged. 0: a restart would forget everything.";
     let is_healthy = status.as_ref().is_some_and(|status| status.is_healthy);
     out.gauge("mooncake_master_log_healthy", help, state(is_healthy));
+    let (taken, failed) = status.as_ref().map_or((0, 0), |s| (s.snapshots, s.failures));
+    out.counter("master_snapshot_success", "Snapshots taken.", taken);
+    out.counter("master_snapshot_fail", "How often the log or its snapshot failed.", failed);
     let Some(s) = status else { return };
     for (name, help, value) in [
         ("failures", "How often the log could not be written.", s.failures),
@@ -18,7 +21,6 @@ pub(super) fn add(out: &mut Exposition, service: &Service) {
         ("records", "Changes written to the log.", s.records),
         ("writes", "Writes to the log, of one change or several.", s.writes),
         ("syncs", "How often the log was forced to the disk.", s.syncs),
-        ("snapshots", "Snapshots taken.", s.snapshots),
     ] {
         out.counter(&format!("mooncake_master_log_{name}_total"), help, value);
     }

@@ -145,6 +145,10 @@ fn a_removal_of_many_skips_what_is_leased_and_what_is_written() {
     assert_eq!(remove(&mut pool, Selector::All, false), 1);
     assert_eq!(pool.probe("a3"), ObjectState::Writing);
     fails(Selector::regex("("), ErrorCode::INVALID_PARAMS);
+    for (pattern, why) in [("a(?=b)", "look-around"), (r"(a)\1", "backreferences")] {
+        let error = fails(Selector::regex(pattern), ErrorCode::INVALID_PARAMS).to_string();
+        assert!(error.contains(why) && error.contains("not supported"), "{error}");
+    }
     fails(Selector::regex("(a{1000}){1000}"), ErrorCode::INVALID_PARAMS);
     fails(Selector::regex(&"a".repeat(20_000)), ErrorCode::INVALID_PARAMS);
 }
