@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+import collections
 import inspect
 import itertools
 import json
@@ -188,6 +190,39 @@ def test_arguments_of_a_wrong_type_raise():
         engine.register_memory(1, 1, nonsense=1)
     with pytest.raises(TypeError):
         engine.transfer_check_status("7")
+
+
+class Tens:
+    """A sequence of another kind, which says that it is longer than it is."""
+
+    def __len__(self) -> int:
+        return 2**62
+
+    def __getitem__(self, index: int) -> int:
+        if index >= 3:
+            raise IndexError
+        return 10
+
+
+def test_lists_may_be_sequences_of_any_kind():
+    numpy = pytest.importorskip("numpy")
+    engine, memory = start_engine(), Memory.of(bytes(range(100)))
+    at = [memory.address + 10 * i for i in range(3)]
+    segment = f"127.0.0.1:{engine.get_rpc_port()}"
+    starts = range(at[0], at[2] + 1, 10)
+    assert engine.batch_register_memory(starts, Tens()) == 0
+    for kind in (list, tuple, collections.deque, numpy.array, lambda each: array.array("Q", each)):
+        back = Memory.of(bytes(30))
+        here = kind([back.address + 10 * i for i in range(3)])
+        lengths = kind([10] * 3)
+        assert engine.batch_transfer_sync_read(segment, here, kind(at), lengths) == 0
+        assert back.content == memory.content[:30]
+        batch = engine.batch_transfer_async(segment, here, kind(at), lengths, TransferOpcode.Read)
+        assert engine.get_batch_transfer_status(kind([batch])) == 0
+    assert engine.batch_unregister_memory(numpy.array(at, dtype=numpy.uint64)) == 0
+    for other in ({1}, {1: 2}, frozenset([1]), bytearray(b"1"), "1", iter([1]), 1, None, [1.5]):
+        with pytest.raises(TypeError):
+            engine.get_batch_transfer_status(other)
 
 
 def test_managed_buffers_are_apart_and_freed_once():

@@ -6,10 +6,13 @@ use pyo3::{
     Borrowed,
     exceptions::PyTypeError,
     prelude::*,
-    types::{PyBytes, PyList, PyString, PyTuple},
+    types::{PyByteArray, PyBytes, PyDict, PyFrozenSet, PyList, PySet, PyString, PyTuple},
 };
 
 use crate::{argument::Unsigned, buffer::foreign};
+
+/// For so many numbers there is room before the first is read.
+const ROOM_MAX: usize = 64 << 10;
 
 /// Addresses, lengths or ids: a sequence of integers that are not negative.
 #[derive(Debug, Clone)]
@@ -25,14 +28,21 @@ impl<'py> FromPyObject<'_, 'py> for Numbers {
         if let Ok(tuple) = object.cast::<PyTuple>() {
             return tuple.iter().map(|number| one(&number)).collect::<PyResult<_>>().map(Self);
         }
-        let is_text = object.is_instance_of::<PyString>() || object.is_instance_of::<PyBytes>();
-        let Some(length) = object.len().ok().filter(|_| !is_text) else {
+        // Things with a length that are no sequence, or none of integers.
+        let is_other = object.is_instance_of::<PyString>()
+            || object.is_instance_of::<PyBytes>()
+            || object.is_instance_of::<PyByteArray>()
+            || object.is_instance_of::<PyDict>()
+            || object.is_instance_of::<PySet>()
+            || object.is_instance_of::<PyFrozenSet>();
+        let Some(length) = object.len().ok().filter(|_| !is_other) else {
             let kind = object.get_type().name()?;
             return Err(PyTypeError::new_err(format!(
                 "expected a sequence of integers, not {kind}"
             )));
         };
-        let mut numbers = Vec::with_capacity(length);
+        // An object may say that it has more than it has.
+        let mut numbers = Vec::with_capacity(length.min(ROOM_MAX));
         for number in object.try_iter()? {
             numbers.push(one(&number?)?);
         }

@@ -6,7 +6,7 @@ use std::{
     process::{Child, ChildStdout, Command, Stdio},
 };
 
-use mooncake_transfer_engine::{Engine, Opcode};
+use mooncake_transfer_engine::{Engine, Opcode, Peer};
 
 use crate::pair::{Lent, held, move_one, runtime, soon, start};
 
@@ -50,6 +50,17 @@ impl ChildPeer {
         let input = self.child.stdin.as_mut().unwrap();
         writeln!(input, "{} {address}", engine.segment_name()).unwrap();
         await_line(&mut self.output, "touched");
+    }
+
+    /// Has the peer write to memory of an engine here, again and again, until it is refused.
+    pub(crate) fn begin_flood(&mut self, engine: &Engine, address: u64, length: usize) {
+        let input = self.child.stdin.as_mut().unwrap();
+        writeln!(input, "{} {address} {length}", engine.segment_name()).unwrap();
+    }
+
+    /// Waits until it was refused; how often it was not.
+    pub(crate) fn await_refusal(&mut self) -> usize {
+        await_line(&mut self.output, "refused after ").parse().unwrap()
     }
 
     /// Has it do nothing more, as if the machine were stuck. Returns once it has stopped, which is
@@ -96,12 +107,29 @@ fn serve_until_the_input_ends() {
     println!("lends {} {} {}", engine.segment_name(), shared.base(), user.base());
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
-        let (segment, address) = line.split_once(' ').unwrap();
-        let peer = engine.open(segment, soon()).unwrap();
-        let one = (held(&mut [0]), address.parse().unwrap());
-        move_one(&engine, &peer, Opcode::Read, one).unwrap();
-        println!("touched");
+        let words: Vec<&str> = line.split(' ').collect();
+        let peer = engine.open(words[0], soon()).unwrap();
+        let address = words[1].parse().unwrap();
+        if let Some(length) = words.get(2) {
+            let count = flood(&engine, &peer, address, length.parse().unwrap());
+            println!("refused after {count}");
+        } else {
+            move_one(&engine, &peer, Opcode::Read, (held(&mut [0]), address)).unwrap();
+            println!("touched");
+        }
     }
+}
+
+/// Writes until it is refused, each time another byte; how often it was not.
+fn flood(engine: &Engine, peer: &Peer, address: u64, length: usize) -> usize {
+    let mut bytes = vec![0; length];
+    for count in 0.. {
+        bytes.fill((count % 255) as u8 + 1);
+        if move_one(engine, peer, Opcode::Write, (held(&mut bytes), address)).is_err() {
+            return count;
+        }
+    }
+    unreachable!("it is refused in the end");
 }
 
 /// What follows these words, where the test program itself says things too.

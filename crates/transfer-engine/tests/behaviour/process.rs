@@ -121,3 +121,33 @@ fn a_peer_that_does_not_confirm_is_cut_off_at_the_deadline() {
     second.withdraw().unwrap();
     assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
 }
+
+#[test]
+fn memory_is_withdrawn_from_under_a_process_that_writes_to_it_and_not_touched_afterwards() {
+    let runtime = runtime();
+    for only in [None, Some(TransportKind::Tcp)] {
+        let engine = start(only, &runtime);
+        let mut child = ChildPeer::start();
+        let mut bytes = vec![0_u8; LENT_BYTES];
+        let base = bytes.as_mut_ptr();
+        for round in 0..4 {
+            // SAFETY: the memory is `bytes`, which outlives this; nobody reaches it between rounds.
+            unsafe { base.write_bytes(0, LENT_BYTES) };
+            engine.regions().register(base as u64, LENT_BYTES as u64, "cpu:0").unwrap();
+            child.begin_flood(&engine, base as u64, LENT_BYTES);
+            let begin = Instant::now();
+            // SAFETY: as above; the peer writes single bytes, of which any value will do.
+            while unsafe { base.add(LENT_BYTES / 2).read_volatile() } <= round {
+                assert!(begin.elapsed() < Duration::from_secs(20), "nothing arrives over {only:?}");
+            }
+            engine.regions().unregister(base as u64).unwrap();
+            // SAFETY: as above; the range is withdrawn, so that nobody writes any more.
+            let left = unsafe { std::slice::from_raw_parts(base, LENT_BYTES) }.to_vec();
+            let count = child.await_refusal();
+            assert!(count >= usize::from(round), "{count} over {only:?}");
+            // SAFETY: as above.
+            let now = unsafe { std::slice::from_raw_parts(base, LENT_BYTES) };
+            assert!(left == now, "it was written after it was withdrawn, over {only:?}");
+        }
+    }
+}

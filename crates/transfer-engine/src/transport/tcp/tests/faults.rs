@@ -8,6 +8,7 @@ use std::{
 };
 
 use mooncake_base::{Clock, ErrorKind, SystemClock};
+use socket2::SockRef;
 
 use super::support::{Language, Memory, Owner, moved, outcomes, pieces, soon};
 use crate::{
@@ -129,6 +130,28 @@ fn a_peer_that_closes_in_the_middle_is_an_error() {
         path.transfer(opcode, &mut batch, soon());
         let error = batch[0].outcome.take().unwrap().unwrap_err();
         assert_ne!(error.kind(), ErrorKind::Timeout, "{error}");
+    }
+}
+
+#[test]
+fn a_connection_that_is_reset_in_the_middle_of_a_frame_is_an_error_each_time() {
+    for (opcode, taken) in [(Opcode::Read, 40), (Opcode::Write, 40), (Opcode::Write, 1 << 16)] {
+        let path = connect(&greeting_peer(move |mut stream| {
+            let _ = stream.read_exact(&mut vec![0; taken]);
+            let _ = stream.write_all(&[1, 0, 0]);
+            // Closed with bytes unsent or unread, and no time to linger, it is reset.
+            SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+        }));
+        let ours = Memory::zeroed(PAYLOAD);
+        // The second transfer makes a connection of its own.
+        for _ in 0..2 {
+            let begin = Instant::now();
+            let mut batch = [ours.part(0, PAYLOAD, 1 << 20)];
+            path.transfer(opcode, &mut batch, soon());
+            let error = batch[0].outcome.take().unwrap().unwrap_err();
+            assert_ne!(error.kind(), ErrorKind::Timeout, "{opcode:?} {taken}: {error}");
+            assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+        }
     }
 }
 
