@@ -563,6 +563,11 @@ class Store:
     def exists(self, keys: Sequence[_Key], *, lease: bool = True) -> list[bool | MooncakeError]:
         """Say whether objects are there and complete; lease those that are, unless told not to."""
 
+    def presence(
+        self, keys: Sequence[_Key], *, lease: bool = True
+    ) -> tuple[list[int], MooncakeError | None]:
+        """Do as `exists` does, in numbers: 1, 0, or the code of a failure, which stands beside."""
+
     def sizes(self, keys: Sequence[_Key], *, lease: bool = True) -> list[int | MooncakeError]:
         """Return the lengths of objects; lease those that are there, unless told not to."""
 

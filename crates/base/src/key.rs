@@ -70,6 +70,43 @@ impl ObjectKey {
     }
 }
 
+/// Keys that are asked about in one call, end to end in one buffer.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KeyBatch {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl KeyBatch {
+    /// None, with room for so many.
+    pub fn with_capacity(keys: usize) -> Self {
+        Self { bytes: Vec::new(), ends: Vec::with_capacity(keys) }
+    }
+
+    /// Adds a key. One that no object can have becomes the empty key, which none has.
+    pub fn push(&mut self, key: &[u8]) {
+        if key.len() <= KEY_BYTES_MAX {
+            self.bytes.extend_from_slice(key);
+        }
+        self.ends.push(self.bytes.len());
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// All of them, end to end.
+    pub fn into_bytes(self) -> (Vec<u8>, Vec<usize>) {
+        (self.bytes, self.ends)
+    }
+}
+
 impl Borrow<[u8]> for ObjectKey {
     fn borrow(&self) -> &[u8] {
         &self.0
@@ -115,6 +152,16 @@ mod tests {
         assert!(ObjectKey::new(vec![7; KEY_BYTES_MAX + 1]).is_err());
         let empty = ObjectKey::new([]).unwrap_err();
         assert_eq!(empty.code(), ErrorCode::INVALID_PARAMS);
+    }
+
+    #[test]
+    fn a_batch_keeps_the_bytes_of_keys_that_can_be_and_the_place_of_all() {
+        let mut batch = KeyBatch::with_capacity(4);
+        for key in [&b"ab"[..], &[7; KEY_BYTES_MAX + 1], b"", b"c"] {
+            batch.push(key);
+        }
+        assert_eq!(batch.len(), 4);
+        assert_eq!(batch.into_bytes(), (b"abc".to_vec(), vec![2, 2, 2, 3]));
     }
 
     #[test]

@@ -26,5 +26,5 @@ pub use clock::{Clock, Moment, SystemClock};
 pub use endpoint::Endpoint;
 pub use error::{Error, ErrorCode, ErrorKind, Result};
 pub use id::{ClientId, EngineId, Incarnation, JobId, ReplicaId, SegmentId, TaskId, Version};
-pub use key::{ObjectKey, TenantId};
+pub use key::{KeyBatch, ObjectKey, TenantId};
 pub use size::ByteSize;

@@ -1,12 +1,12 @@
 //! Arguments as Python writes them, turned into checked types.
 
-use mooncake_base::{Error, ErrorCode, ObjectKey, Result};
+use mooncake_base::{Error, ErrorCode, KeyBatch, ObjectKey, Result};
 use mooncake_store_client::Selector;
 use pyo3::{
     Borrowed,
     exceptions::{PyOverflowError, PyTypeError},
     prelude::*,
-    types::{PyBytes, PyString},
+    types::{PyBytes, PyList, PyString},
 };
 
 /// An address or a length: an integer that is not negative.
@@ -33,14 +33,35 @@ pub(crate) fn object_keys(keys: &[Bound<'_, PyAny>]) -> PyResult<Vec<Result<Obje
 }
 
 fn object_key(key: &Bound<'_, PyAny>) -> PyResult<Result<ObjectKey>> {
+    with_bytes(key, |bytes| ObjectKey::new(bytes))
+}
+
+fn with_bytes<R>(key: &Bound<'_, PyAny>, take: impl FnOnce(&[u8]) -> R) -> PyResult<R> {
     if let Ok(text) = key.cast::<PyString>() {
-        return Ok(ObjectKey::new(text.to_cow()?.as_bytes()));
+        return Ok(take(text.to_cow()?.as_bytes()));
     }
     if let Ok(bytes) = key.cast::<PyBytes>() {
-        return Ok(ObjectKey::new(bytes.as_bytes()));
+        return Ok(take(bytes.as_bytes()));
     }
     let kind = key.get_type().name()?;
     Err(PyTypeError::new_err(format!("a key is str or bytes, not {kind}")))
+}
+
+/// Reads keys into one buffer.
+pub(crate) fn key_batch(keys: &Bound<'_, PyAny>) -> PyResult<KeyBatch> {
+    let Ok(list) = keys.cast::<PyList>() else {
+        let keys: Vec<Bound<'_, PyAny>> = keys.extract()?;
+        return gathered(keys.into_iter());
+    };
+    gathered(list.iter())
+}
+
+fn gathered<'py>(keys: impl ExactSizeIterator<Item = Bound<'py, PyAny>>) -> PyResult<KeyBatch> {
+    let mut batch = KeyBatch::with_capacity(keys.len());
+    for key in keys {
+        with_bytes(&key, |bytes| batch.push(bytes))?;
+    }
+    Ok(batch)
 }
 
 /// What a reader learns of a key that no object can have: there is no such object.

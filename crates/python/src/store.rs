@@ -13,7 +13,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use mooncake_base::{Error, ErrorCode, ObjectKey, Result, SegmentId};
 use mooncake_store_client::{
-    Client, Located, NewTask, ObjectPage, ObjectStatus, ObjectSummary, Selector,
+    Client, Located, NewTask, ObjectPage, ObjectStatus, ObjectSummary, Presence, Selector,
 };
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{
@@ -29,7 +29,7 @@ use self::{
     tasks::Halves,
 };
 use crate::{
-    argument::{self, Unsigned, among_good, as_absent, object_keys, same_length},
+    argument::{self, Unsigned, among_good, as_absent, key_batch, object_keys, same_length},
     buffer::{Ranges, Views},
     detach::detached,
     engine::Engine,
@@ -396,6 +396,22 @@ impl Store {
         let names = as_absent(object_keys(&keys)?);
         let found = self.call(py, |client| probe(client, names, lease))?;
         outcomes(py, &keys, found.into_iter().map(is_there).collect())
+    }
+
+    /// As `exists`, in numbers: 1, 0, or the code of why it is unknown; and the failure, if any.
+    #[pyo3(signature = (keys, *, lease = true))]
+    fn presence<'py>(
+        &self,
+        py: Python<'py>,
+        keys: &Bound<'py, PyAny>,
+        lease: bool,
+    ) -> PyResult<(Bound<'py, PyList>, Option<Bound<'py, PyAny>>)> {
+        let keys = key_batch(keys)?;
+        let Presence { found, failure } = self.call(py, |client| client.presence(keys, lease))?;
+        let unknown = failure.as_ref().map_or(0, |error| error.code().number());
+        let numbers = found.into_iter().map(|found| found.map_or(unknown, i32::from));
+        let failure = failure.map(|error| exception(py, &error, None)).transpose()?;
+        Ok((PyList::new(py, numbers)?, failure))
     }
 
     /// The lengths of objects. Leases those that are there, unless told not to.

@@ -22,8 +22,8 @@ pub use http::HttpServer;
 pub use link::{CallLink, DaemonGreeting, DaemonLink, LeanLink, MasterLink};
 pub use metrics::MetricsSnapshot;
 pub use object::{
-    Located, MasterStatus, ObjectPage, ObjectStatus, ObjectSummary, Parts, Place, PutItem,
-    PutOptions, PutOutcome, Reach, Read, SegmentInfo, SegmentUse, Selector, SoftPin, Span,
+    Located, MasterStatus, ObjectPage, ObjectStatus, ObjectSummary, Parts, Place, Presence,
+    PutItem, PutOptions, PutOutcome, Reach, Read, SegmentInfo, SegmentUse, Selector, SoftPin, Span,
 };
 pub use store::Store;
 pub use task::{DrainInfo, DrainStatus, NewTask, TaskInfo, TaskKind, TaskStatus};

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use mooncake_base::{Moment, ObjectKey, ReplicaId, SegmentId, Version};
+use mooncake_base::{Error, Moment, ObjectKey, ReplicaId, SegmentId, Version};
 use mooncake_transfer_engine::LocalRange;
 
 use crate::client::Holds;
@@ -235,6 +235,15 @@ pub enum Reach {
     Anywhere,
     /// Only in ranges that were registered with the engine.
     Registered,
+}
+
+/// Of many objects whether each is there and complete.
+#[derive(Debug, Clone)]
+pub struct Presence {
+    /// For each key, in their order; `None`: unknown.
+    pub found: Vec<Option<bool>>,
+    /// Why the first of those is unknown that are.
+    pub failure: Option<Error>,
 }
 
 /// What is known of an object without locating it.

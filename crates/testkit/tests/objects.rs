@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mooncake_base::{ErrorCode, ErrorKind, Result};
+use mooncake_base::{ErrorCode, ErrorKind, KeyBatch, Result};
 use mooncake_proto::v1::{request::Call, response::Call as Answer};
 use mooncake_store_client::{
     ClientConfig, ObjectStatus, PutItem, PutOptions, PutOutcome, Read, Selector, Span,
@@ -93,6 +93,11 @@ fn a_batch_larger_than_a_message_is_cut_unseen() {
             .iter()
             .all(|s| *s.as_ref().unwrap() == Some(ObjectStatus::Writing))
     );
+    let mut batch = KeyBatch::default();
+    keys.iter().for_each(|key| batch.push(key.as_bytes()));
+    let presence = client.presence(batch, false);
+    assert!(presence.failure.is_none(), "{presence:?}");
+    assert_eq!(presence.found, [Some(false); 9000], "what is being written is not there yet");
     assert!(client.revoke(reservations).iter().all(Result::is_ok));
     assert!(client.exists(&keys, false).iter().all(|s| s.as_ref().unwrap().is_none()));
 }

@@ -127,12 +127,15 @@ impl Service {
         check_batch(r.keys.len())?;
         let tenant = self.tenant(r.caller.as_ref())?;
         let now = self.clock.now();
-        let results = self.in_slices(&r.keys, |state, key| {
+        let mut states = Vec::with_capacity(r.keys.len());
+        let mut lengths = Vec::with_capacity(r.keys.len());
+        self.in_slices(&r.keys, |state, key| {
             let probed = state.probe(now, &tenant, key, r.lease);
-            v1::ProbeResult { state: object_state(probed.state).into(), length: probed.length }
+            states.push(object_state(probed.state).into());
+            lengths.push(probed.length);
         });
-        self.calls.batch(Op::Probe, results.len(), 0);
-        Ok(v1::ProbeResponse { results })
+        self.calls.batch(Op::Probe, states.len(), 0);
+        Ok(v1::ProbeResponse { states, lengths })
     }
 
     pub(super) fn remove(&self, r: &v1::RemoveRequest) -> Result<v1::RemoveResponse> {

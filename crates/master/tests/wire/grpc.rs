@@ -24,9 +24,9 @@ fn the_same_calls_are_answered_by_name() {
         assert_eq!((status.keys, status.clients), (1, 1));
         let keys = vec![Bytes::from_static(b"a"), Bytes::from_static(b"b")];
         let probe = v1::ProbeRequest { caller: lean.caller(), keys, lease: false };
-        let results = client.probe(probe).await.unwrap().into_inner().results;
-        assert_eq!(results[0].length, 7);
-        assert_eq!(results[1].state(), v1::ObjectState::Absent);
+        let found = client.probe(probe).await.unwrap().into_inner();
+        assert_eq!(found.lengths, [7, 0]);
+        assert_eq!(found.states().nth(1), Some(v1::ObjectState::Absent));
     });
 }
 

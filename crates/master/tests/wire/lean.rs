@@ -38,10 +38,10 @@ fn a_put_over_tcp_is_found_over_the_unix_socket() {
     writer.join("127.0.0.1:1", 1 << 20);
     writer.put("a", 100);
     let mut reader = running.unix();
-    let results = reader.probe(&["a", "b"]);
-    assert_eq!(results[0].state(), v1::ObjectState::Complete);
-    assert_eq!(results[0].length, 100);
-    assert_eq!(results[1].state(), v1::ObjectState::Absent);
+    let found = reader.probe(&["a", "b"]);
+    let states: Vec<_> = found.states().collect();
+    assert_eq!(states, [v1::ObjectState::Complete, v1::ObjectState::Absent]);
+    assert_eq!(found.lengths, [100, 0]);
     let status = reader.status();
     assert_eq!((status.keys, status.clients, status.capacity), (1, 1, 1 << 20));
     assert_eq!(status.rpc_address, running.addresses().rpc.to_string());
@@ -228,11 +228,15 @@ fn large_frames_beyond_what_the_master_takes_on_are_refused_and_small_ones_are_n
     let refusal = refusal.unwrap();
     assert_eq!(refusal.code, -900);
     assert!(refusal.message.contains("too many bytes"), "{}", refusal.message);
-    assert_eq!(client.probe(&["k"]).len(), 1, "the connection goes on, and small calls are served");
+    assert_eq!(
+        client.probe(&["k"]).states.len(),
+        1,
+        "the connection goes on, and small calls are served"
+    );
     drop(hoarders);
     eventually(
         "there is room again",
-        || matches!(probe(&mut client), response::Call::Probe(answer) if answer.results.len() == 50_000),
+        || matches!(probe(&mut client), response::Call::Probe(answer) if answer.states.len() == 50_000),
     );
 }
 

@@ -213,12 +213,12 @@ impl<S: Read + Write> LeanClient<S> {
         assert_eq!(answer.results, [v1::ItemResult { failure: None }]);
     }
 
-    pub(crate) fn probe(&mut self, keys: &[&str]) -> Vec<v1::ProbeResult> {
+    pub(crate) fn probe(&mut self, keys: &[&str]) -> v1::ProbeResponse {
         let keys = keys.iter().map(|key| Bytes::copy_from_slice(key.as_bytes())).collect();
         let call =
             request::Call::Probe(v1::ProbeRequest { caller: self.caller(), keys, lease: false });
         match self.call(call) {
-            response::Call::Probe(answer) => answer.results,
+            response::Call::Probe(answer) => answer,
             other => panic!("{other:?}"),
         }
     }

@@ -478,18 +478,15 @@ pub struct ProbeRequest {
     #[prost(bool, tag = "3")]
     pub lease: bool,
 }
-#[derive(Clone, PartialEq, ::prost::Message)]
+/// Two lists rather than one of messages, since what is asked most should cost least.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ProbeResponse {
-    #[prost(message, repeated, tag = "1")]
-    pub results: ::prost::alloc::vec::Vec<ProbeResult>,
-}
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ProbeResult {
-    /// Absent, being written, or complete.
-    #[prost(enumeration = "ObjectState", tag = "1")]
-    pub state: i32,
-    #[prost(uint64, tag = "2")]
-    pub length: u64,
+    /// For each key: absent, being written, or complete.
+    #[prost(enumeration = "ObjectState", repeated, tag = "1")]
+    pub states: ::prost::alloc::vec::Vec<i32>,
+    /// For each key: the length of the object, 0 unless it is complete.
+    #[prost(uint64, repeated, tag = "2")]
+    pub lengths: ::prost::alloc::vec::Vec<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RemoveRequest {

@@ -7,6 +7,7 @@ use mooncake_store_client::{
 use std::time::Duration;
 
 use pyo3::{
+    intern,
     prelude::*,
     types::{PyDict, PyList},
 };
@@ -34,12 +35,12 @@ pub(crate) fn places<'py>(py: Python<'py>, located: &Located) -> PyResult<Bound<
     let list = PyList::empty(py);
     for place in located.places() {
         let dict = PyDict::new(py);
-        dict.set_item("replica", place.replica.0)?;
-        dict.set_item("segment_id", place.segment.id.to_string())?;
-        dict.set_item("segment", &place.segment.name)?;
-        dict.set_item("endpoint", &place.segment.endpoint)?;
-        dict.set_item("address", place.segment.base + place.offset)?;
-        dict.set_item("size", place.length)?;
+        dict.set_item(intern!(py, "replica"), place.replica.0)?;
+        dict.set_item(intern!(py, "segment_id"), place.segment.id.to_string())?;
+        dict.set_item(intern!(py, "segment"), &place.segment.name)?;
+        dict.set_item(intern!(py, "endpoint"), &place.segment.endpoint)?;
+        dict.set_item(intern!(py, "address"), place.segment.base + place.offset)?;
+        dict.set_item(intern!(py, "size"), place.length)?;
         list.append(dict)?;
     }
     Ok(list)

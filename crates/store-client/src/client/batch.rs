@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
-use mooncake_base::{ObjectKey, Result};
+use mooncake_base::{KeyBatch, ObjectKey, Result};
 
 /// The most items of one message. Bounds how long the master is busy with it, and with
 /// [`KEY_BYTES_MAX`] keeps it and its answer well below the limit of a frame.
@@ -42,6 +42,18 @@ pub(super) fn pack<'a>(keys: impl Iterator<Item = &'a ObjectKey> + Clone) -> Vec
     .collect()
 }
 
+/// The keys, without another copy, in messages that fit.
+pub(super) fn messages(keys: KeyBatch) -> impl Iterator<Item = Vec<Bytes>> {
+    let (bytes, ends) = keys.into_bytes();
+    let bytes = Bytes::from(bytes);
+    let mut start = 0;
+    let ranges: Vec<Range<usize>> =
+        ends.into_iter().map(|end| std::mem::replace(&mut start, end)..end).collect();
+    let cuts = cut(ranges.iter().map(Range::len), KEY_BYTES_MAX);
+    cuts.into_iter()
+        .map(move |keys| ranges[keys].iter().map(|range| bytes.slice(range.clone())).collect())
+}
+
 /// Does a batch of keys in messages that fit. The failure of a message is that of its keys.
 pub(super) fn for_keys<T>(
     keys: &[ObjectKey],
@@ -77,5 +89,8 @@ mod tests {
         let keys: Vec<_> = ["a", "bc", "d"].map(|k| ObjectKey::new(k.as_bytes()).unwrap()).into();
         let packed = pack(keys.iter());
         assert_eq!(packed, [&b"a"[..], b"bc", b"d"]);
+        let mut batch = KeyBatch::default();
+        ["a", "", "bc"].iter().for_each(|key| batch.push(key.as_bytes()));
+        assert_eq!(messages(batch).collect::<Vec<_>>(), [[&b"a"[..], b"", b"bc"]]);
     }
 }

@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use mooncake_base::{Error, ErrorCode, Moment, ObjectKey, Result};
+use bytes::Bytes;
+use mooncake_base::{Error, ErrorCode, KeyBatch, Moment, ObjectKey, Result};
 use mooncake_proto::v1::{self, key_selector::By, request::Call, response::Call as Answer};
 
 use super::{Client, Shared, batch, call};
-use crate::object::{MasterStatus, ObjectPage, ObjectStatus, ObjectSummary, SegmentUse, Selector};
+use crate::object::{
+    MasterStatus, ObjectPage, ObjectStatus, ObjectSummary, Presence, SegmentUse, Selector,
+};
 
 impl Client {
     /// Whether objects exist, and how long they are. Leases those that do, unless told not to.
@@ -18,19 +21,40 @@ impl Client {
         keys: &[ObjectKey],
         takes_lease: bool,
     ) -> Vec<Result<Option<ObjectStatus>>> {
-        batch::for_keys(keys, |keys, packed| {
-            let call = Call::Probe(v1::ProbeRequest {
-                caller: Some(self.shared.caller.clone()),
-                keys: packed,
-                lease: takes_lease,
-            });
-            let response = self.shared.call(call, |answer| match answer {
-                Answer::Probe(response) => Some(response),
-                _ => None,
-            })?;
-            call::check_count(response.results.len(), keys.len())?;
-            Ok(response.results.iter().map(|result| Ok(read_status(result))).collect())
+        batch::for_keys(keys, |_, packed| {
+            let found = self.probe(packed, takes_lease)?;
+            let states = found.states.iter().zip(&found.lengths);
+            Ok(states.map(|(&state, &length)| Ok(read_status(state, length))).collect())
         })
+    }
+
+    /// As [`exists`](Self::exists), where only yes or no is wanted, of very many keys.
+    pub fn presence(&self, keys: KeyBatch, takes_lease: bool) -> Presence {
+        let mut presence = Presence { found: Vec::with_capacity(keys.len()), failure: None };
+        for keys in batch::messages(keys) {
+            let count = keys.len();
+            match self.probe(keys, takes_lease) {
+                Ok(found) => presence.found.extend(found.states.iter().map(|&s| Some(is_there(s)))),
+                Err(error) => {
+                    presence.found.extend(std::iter::repeat_n(None, count));
+                    presence.failure.get_or_insert(error);
+                }
+            }
+        }
+        presence
+    }
+
+    fn probe(&self, keys: Vec<Bytes>, takes_lease: bool) -> Result<v1::ProbeResponse> {
+        let count = keys.len();
+        let caller = Some(self.shared.caller.clone());
+        let call = Call::Probe(v1::ProbeRequest { caller, keys, lease: takes_lease });
+        let found = self.shared.call(call, |answer| match answer {
+            Answer::Probe(found) => Some(found),
+            _ => None,
+        })?;
+        call::check_count(found.states.len(), count)?;
+        call::check_count(found.lengths.len(), count)?;
+        Ok(found)
     }
 
     /// Removes objects; by force also those that are leased.
@@ -205,12 +229,16 @@ impl Shared {
     }
 }
 
-fn read_status(result: &v1::ProbeResult) -> Option<ObjectStatus> {
-    match result.state() {
+fn read_status(state: i32, length: u64) -> Option<ObjectStatus> {
+    match v1::ObjectState::try_from(state).unwrap_or_default() {
         v1::ObjectState::Absent => None,
         v1::ObjectState::Writing => Some(ObjectStatus::Writing),
-        v1::ObjectState::Complete => Some(ObjectStatus::Complete { length: result.length }),
+        v1::ObjectState::Complete => Some(ObjectStatus::Complete { length }),
     }
+}
+
+fn is_there(state: i32) -> bool {
+    state == v1::ObjectState::Complete as i32
 }
 
 fn wire_selector(selector: &Selector) -> v1::KeySelector {
