@@ -5,8 +5,9 @@
 Each side gets a master of its own on free ports, a process that lends memory and puts, and a
 process that lends none and gets. The sides take turns, round by round, so that whatever else the
 machine does meets both. Every value read is compared with what was put before it is timed. The last
-column is our share of a plain copy of the same size, measured in the same run. With one side only,
-the table has no ratios. Ratios count; absolute figures are those of this machine at this hour.
+column is our share of a plain copy of the same size, measured in the same run. Then come batches of
+many small objects in one call, with the items that failed. With one side only, there are no ratios.
+Ratios count; absolute figures are those of this machine at this hour.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ Answer = dict[str, Any]
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB)
+BATCHES = (3_000, 20_000)
+BATCH_VALUE_BYTES = KIB
 SEGMENT_BYTES = 768 * MIB
 LOCAL_BUFFER_BYTES = 128 * MIB
 ROUND_BYTES_MAX = 128 * MIB
@@ -56,6 +59,8 @@ def run_round(store: Any, op: str, prefix: str, size: int, count: int) -> Answer
     if op == "clear":
         store.remove_all(True)
         return {"failed": 0, "seconds": []}
+    if op.startswith("batch_"):
+        return run_batch(store, op, prefix, size, count)
     value = bytes(range(256)) * (size // 256)
     calls: dict[str, Callable[[str, int], bool]] = {
         "put": lambda key, _: bool(store.put(key, value) == 0),
@@ -84,6 +89,37 @@ def run_round(store: Any, op: str, prefix: str, size: int, count: int) -> Answer
     return {"failed": failed, "seconds": seconds}
 
 
+def run_batch(store: Any, op: str, prefix: str, size: int, count: int) -> Answer:
+    """Puts or gets so many objects with one call, and gives its seconds and how many failed."""
+    import ctypes
+
+    memory = ctypes.create_string_buffer(size * count)
+    address = ctypes.addressof(memory)
+    store.register_buffer(address, size * count)
+    numbers = range(count)
+    keys = [f"{prefix}{i}" for i in numbers]
+    addresses, sizes = [address + i * size for i in numbers], [size] * count
+    # Every object tells its number.
+    values = [i.to_bytes(8, "little") * (size // 8) for i in numbers]
+    if op == "batch_put_from":
+        memory.raw = b"".join(values)
+        start = time.perf_counter()
+        codes = store.batch_put_from(keys, addresses, sizes)
+        seconds = time.perf_counter() - start
+        good = sum(code == 0 for code in codes)
+    else:
+        start = time.perf_counter()
+        codes = store.batch_get_into(keys, addresses, sizes)
+        seconds = time.perf_counter() - start
+        came = memory.raw
+        good = sum(
+            code == size and came[i * size : i * size + size] == value
+            for i, code, value in zip(numbers, codes, values, strict=True)
+        )
+    store.unregister_buffer(address)
+    return {"failed": count - good, "seconds": [seconds]}
+
+
 @dataclass
 class Side:
     """One implementation: its interpreter, its master, and two workers."""
@@ -93,6 +129,8 @@ class Side:
     env: dict[str, str]
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
     medians: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    batches: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    failed: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def start(self) -> None:
         """Starts the master and both workers, and waits until they are set up."""
@@ -201,6 +239,39 @@ def measure(sides: list[Side], rounds: int) -> dict[int, float]:
     return copies
 
 
+def measure_batches(sides: list[Side], rounds: int) -> None:
+    """Puts and gets many small objects in one call, taking turns."""
+    for count in BATCHES:
+        for turn in range(rounds):
+            for side in sides if turn % 2 == 0 else reversed(sides):
+                for op, reader in (("batch_put_from", False), ("batch_get_into", True)):
+                    prefix, size = f"b{turn}-", BATCH_VALUE_BYTES
+                    answer = side.ask(reader, op=op, prefix=prefix, size=size, count=count)
+                    side.batches.setdefault((op, count), []).extend(answer["seconds"])
+                    failed = side.failed.get((op, count), 0)
+                    side.failed[op, count] = failed + answer["failed"]
+                side.ask(False, op="clear", prefix="", size=256, count=0)
+
+
+def batch_table(sides: list[Side]) -> str:
+    """The result of the batches as Markdown."""
+    head = ["call", "items"]
+    for side in sides:
+        head += [f"{side.name} µs an item", "failed"]
+    head += ["times as fast"] * (len(sides) == 2)
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for op, count in sides[-1].batches:
+        row = [op, str(count)]
+        for side in sides:
+            median = statistics.median(side.batches[op, count])
+            row += [f"{median / count * 1e6:.2f}", str(side.failed[op, count])]
+        if len(sides) == 2:
+            pairs = zip(sides[0].batches[op, count], sides[1].batches[op, count], strict=True)
+            row.append(f"{statistics.median(theirs / ours for theirs, ours in pairs):.2f}")
+        lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
 def table(sides: list[Side], copies: dict[int, float]) -> str:
     """The result as Markdown."""
     head = ["call", "size"] + [f"{side.name} µs" for side in sides]
@@ -228,6 +299,7 @@ def main() -> None:
     parser.add_argument("--theirs", help="interpreter that has the established package")
     parser.add_argument("--rounds", type=int, default=5, help="rounds a row (default 5)")
     parser.add_argument("--tcp", action="store_true", help="force both sides to TCP")
+    parser.add_argument("--batches-only", action="store_true", help="only the batches")
     options = parser.parse_args()
     env = {"MC_FORCE_TCP": "1", "MC_STORE_MEMCPY": "0"} if options.tcp else {}
     sides = [Side("theirs", options.theirs, env)] if options.theirs else []
@@ -235,7 +307,10 @@ def main() -> None:
     try:
         for side in sides:
             side.start()
-        print(table(sides, measure(sides, options.rounds)))
+        if not options.batches_only:
+            print(table(sides, measure(sides, options.rounds)), end="\n\n")
+        measure_batches(sides, options.rounds)
+        print(batch_table(sides))
     finally:
         for side in sides:
             side.stop()
