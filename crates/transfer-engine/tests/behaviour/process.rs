@@ -136,8 +136,9 @@ fn memory_is_withdrawn_from_under_a_process_that_writes_to_it_and_not_touched_af
             engine.regions().register(base as u64, LENT_BYTES as u64, "cpu:0").unwrap();
             child.begin_flood(&engine, base as u64, LENT_BYTES);
             let begin = Instant::now();
+            let middle = base.wrapping_add(LENT_BYTES / 2);
             // SAFETY: as above; the peer writes single bytes, of which any value will do.
-            while unsafe { base.add(LENT_BYTES / 2).read_volatile() } <= round {
+            while unsafe { middle.read_volatile() } <= round {
                 assert!(begin.elapsed() < Duration::from_secs(20), "nothing arrives over {only:?}");
             }
             engine.regions().unregister(base as u64).unwrap();
