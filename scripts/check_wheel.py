@@ -112,6 +112,7 @@ def check_in_clean_environment(wheel: Path, python: Path, scratch: Path) -> None
     run(*pip, "--no-index", "--no-deps", str(wheel))
     took = min(float(output(str(program), "-c", IMPORT)) for _ in range(5))
     demand(took < IMPORT_MS_MAX, f"importing took {took:.0f} ms, more than {IMPORT_MS_MAX}")
+    run(str(environment / "bin" / "mooncake_client"), "--version")
     command = [
         str(environment / "bin" / "mooncake_master"),
         "--rpc_port=0",

@@ -411,6 +411,73 @@ def test_a_daemon_with_a_metadata_server_serves_guests_too(master):
         assert daemon.stop() == 0
 
 
+TELLING = """
+import ctypes, os, random, sys, time
+from mooncake.store import MooncakeDistributedStore
+
+store = MooncakeDistributedStore()
+assert store.setup_dummy(4 << 20, 0, sys.argv[1]) == 0
+at = store.alloc_from_mem_pool(1 << 20)
+chance = random.Random(int(sys.argv[2]))
+print("begun", flush=True)
+done, is_over = 0, False
+end = time.monotonic() + 45
+while time.monotonic() < end and not (is_over and done > 0):
+    if not is_over and os.path.exists(sys.argv[3]):
+        is_over, done = True, 0
+    key = f"dummy/told/{chance.randrange(20)}"
+    if chance.random() < 0.4:
+        unit = f"{key}|{chance.randrange(1 << 32):08x}|".encode()
+        value = unit * chance.randrange(1, 10_000)
+        ctypes.memmove(at, value, len(value))
+        done += store.upsert_from(key, at, len(value)) == 0
+    elif (size := store.get_into(key, at, 1 << 20)) > 0:
+        value = ctypes.string_at(at, size)
+        unit = value[: value.index(b"|", len(key) + 1) + 1]
+        assert unit.startswith(key.encode()), (key, unit)
+        assert value == unit * (size // len(unit)), key
+        done += 1
+assert is_over and done > 0, "nothing went on in the end"
+"""
+
+
+def test_no_wrong_bytes_are_read_while_daemons_and_guests_are_killed(master, tmp_path):
+    """Every byte says whose it is."""
+    daemon = start_daemon(master.address)
+    over = tmp_path / "over"
+
+    def begin(number: int) -> subprocess.Popen[str]:
+        arguments = [daemon.address, str(number), str(over)]
+        calm = {**os.environ, "MC_LOG_LEVEL": "FATAL"}
+        command = [sys.executable, "-c", TELLING, *arguments]
+        guest = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=calm
+        )
+        assert guest.stdout is not None
+        assert guest.stdout.readline() == "begun\n"
+        return guest
+
+    guests = [begin(number) for number in range(3)]
+    try:
+        for number in range(3):
+            daemon.kill()
+            daemon = start_daemon(master.address, port=daemon.port)
+            killed = guests[number]
+            killed.kill()
+            killed.communicate()
+            guests[number] = begin(number)
+        over.touch()
+        for guest in guests:
+            said = guest.communicate(timeout=PATIENCE)[1]
+            assert guest.returncode == 0, said[-2000:]
+    finally:
+        for guest in guests:
+            if guest.poll() is None:
+                guest.kill()
+                guest.communicate()
+        daemon.stop()
+
+
 @pytest.mark.parametrize(("forced", "transport"), [("0", "shm"), ("1", "tcp")])
 def test_the_bytes_of_a_guest_go_straight_to_where_they_lie(daemon, forced, transport):
     """By descriptor on one host, and over TCP as to another host."""

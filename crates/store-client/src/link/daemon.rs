@@ -1,6 +1,6 @@
 //! The way to the master through the daemon of this host, which passes calls on.
 
-use std::time::Duration;
+use std::{error::Error as _, time::Duration};
 
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
 pub use mooncake_proto::lean::DaemonGreeting;
@@ -36,7 +36,7 @@ impl DaemonLink {
             match inner.greeting(until) {
                 Ok(greeting) => break greeting,
                 Err(error) if until.left(SystemClock.now()) < LOOK_INTERVAL => {
-                    return Err(away(error).with("daemon", inner.address()));
+                    return Err(away(&error).with("daemon", inner.address()));
                 }
                 Err(_) => std::thread::sleep(LOOK_INTERVAL),
             }
@@ -60,7 +60,7 @@ impl MasterLink for DaemonLink {
     fn call(&self, request: v1::Request, deadline: Moment) -> Result<v1::Response> {
         self.inner.call(request, deadline).map_err(|error| match error.code() {
             ErrorCode::RPC_FAIL | ErrorCode::RPC_TIMEOUT => {
-                away(error).with("daemon", self.inner.address())
+                away(&error).with("daemon", self.inner.address())
             }
             _ => error,
         })
@@ -75,8 +75,22 @@ impl MasterLink for DaemonLink {
     }
 }
 
-/// The same failure, of the daemon.
-fn away(error: Error) -> Error {
-    let text = "the daemon of this host (mooncake_client) cannot be reached or does not answer";
-    Error::new(error.code(), text).caused_by(error)
+/// The same failure, of the daemon. Its words are the link's, which speak of a master; what the
+/// system said of it stays.
+fn away(error: &Error) -> Error {
+    let text = match error.code() {
+        ErrorCode::RPC_TIMEOUT => {
+            "the daemon of this host (mooncake_client) does not answer in time"
+        }
+        _ => "the daemon of this host (mooncake_client) cannot be reached",
+    };
+    let mut first = error.source();
+    while let Some(before) = first.and_then(|error| error.source()) {
+        first = Some(before);
+    }
+    let away = Error::new(error.code(), text);
+    match first {
+        Some(first) => away.with("because", format_args!("{:?}", first.to_string())),
+        None => away,
+    }
 }
