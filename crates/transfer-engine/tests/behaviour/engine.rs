@@ -1,11 +1,14 @@
 //! What an engine does with its paths, its peers and its end.
 
-use std::time::{Duration, Instant};
+use std::{
+    ptr,
+    time::{Duration, Instant},
+};
 
 use mooncake_base::{Clock, ErrorKind, SystemClock};
 use mooncake_transfer_engine::{Engine, EngineConfig, Opcode, Piece, TransportKind};
 
-use crate::pair::{Lent, held, move_one, runtime, soon, start};
+use crate::pair::{Lent, Pair, held, move_one, runtime, soon, start};
 
 #[test]
 fn the_cheapest_way_is_taken_and_each_can_be_left_out() {
@@ -159,7 +162,7 @@ fn a_forked_child_can_use_nothing_and_harms_nothing() {
     if child == 0 {
         let is_refused = engine.open("127.0.0.1:1", soon()).is_err();
         // SAFETY: the memory is mapped in the child too, privately.
-        unsafe { std::ptr::write_bytes(memory.base() as *mut u8, b'c', 6) };
+        unsafe { ptr::write_bytes(memory.base() as *mut u8, b'c', 6) };
         drop((peer, memory, engine));
         // SAFETY: ends the child at once, without what the test harness would do at its end.
         unsafe { libc::_exit(if is_refused { 0 } else { 7 }) };
@@ -172,4 +175,40 @@ fn a_forked_child_can_use_nothing_and_harms_nothing() {
     memory.read(0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"parent");
     move_one(&engine, &peer, Opcode::Write, (held(&mut [1; 9]), memory.base())).unwrap();
+}
+
+#[test]
+fn registering_touches_no_page_however_much_it_is() {
+    const LENGTH: usize = 1 << 40;
+    const LOOK: usize = 1 << 30;
+    let runtime = runtime();
+    let pair = Pair::over_memory();
+    let engine = start(None, &runtime);
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
+    let flags = flags | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a mapping of its own, at an address that the kernel chooses.
+    let base = unsafe { libc::mmap(ptr::null_mut(), LENGTH, protection, flags, -1, 0) };
+    if base == libc::MAP_FAILED {
+        return; // the system gives no such room
+    }
+    let resident = || {
+        let mut pages = vec![0_u8; LOOK / 4096];
+        // SAFETY: the range is mapped, and there is a byte for each of its pages.
+        assert_eq!(unsafe { libc::mincore(base, LOOK, pages.as_mut_ptr()) }, 0);
+        pages.iter().filter(|page| **page & 1 != 0).count()
+    };
+    let begin = Instant::now();
+    for engine in [&engine, &pair.far] {
+        engine.regions().register(base as u64, LENGTH as u64, "*").unwrap();
+    }
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    assert_eq!(resident(), 0);
+    pair.write(base as u64 + 4096, &mut [7; 9]).unwrap();
+    let touched = resident();
+    assert!((1..=512).contains(&touched), "{touched}: a page, or a huge one");
+    for engine in [&engine, &pair.far] {
+        engine.regions().unregister(base as u64).unwrap();
+    }
+    // SAFETY: mapped above, and nobody reaches it any more.
+    assert_eq!(unsafe { libc::munmap(base, LENGTH) }, 0);
 }
