@@ -58,6 +58,8 @@ pub struct Plan {
     pub(crate) keys: u64,
     pub(crate) segment_words: u64,
     pub(crate) object_words: u64,
+    /// How much of what clients do is a wish for a copy, a move or a drain, in a thousand.
+    pub(crate) wishes: u64,
     /// How long things break and clients work, before the audit.
     pub(crate) active: Duration,
     pub(crate) faults: Faults,
@@ -116,6 +118,7 @@ impl Plan {
             keys: random.between(1, 24),
             segment_words: object_words * random.between(3, 24),
             object_words,
+            wishes: 60,
             active: Duration::from_secs(random.between(5, 30)),
             faults,
             rules: rules(&mut random),
@@ -139,7 +142,16 @@ impl Plan {
                 self.rules.client_ttl = Duration::from_millis(300);
                 (self.keys, self.workers) = (2, 4);
             }
-            Bug::WritesTooLate | Bug::CopiesTooLate => self.faults.client_stall = 300,
+            Bug::WritesTooLate => self.faults.client_stall = 300,
+            Bug::CopiesTooLate => {
+                (self.faults.client_stall, self.faults.client_crash) = (100, 0);
+                (self.faults.wipe, self.faults.lost) = (0, 0);
+                (self.faults.slow, self.faults.slow_max) = (300, Duration::from_millis(200));
+                self.rules.write_window = Duration::from_millis(300);
+                (self.keys, self.workers, self.wishes) = (12, 4, 200);
+                (self.object_words, self.segment_words) = (64, 256);
+                self.active = Duration::from_secs(30);
+            }
             _ => {}
         }
         self.bug = Some(bug);

@@ -417,7 +417,7 @@ impl World {
         }
         let key = self.random.below(self.plan.keys);
         let is_forced = self.random.happens(700);
-        let wish = if self.random.happens(60) { task::any_wish(self) } else { None };
+        let wish = if self.random.happens(self.plan.wishes) { task::any_wish(self) } else { None };
         let op = match self.random.below(1000) {
             0.. if let Some(call) = wish => Op::Wish(call),
             0..450 => Op::Put(Put::any(self)),
