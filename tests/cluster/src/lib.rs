@@ -111,6 +111,16 @@ impl NodeProcess {
         self.process.kill();
     }
 
+    /// Stops it where it is, as a machine that is too busy does, until [`thaw`](Self::thaw).
+    pub fn freeze(&self) {
+        self.process.signal("-STOP");
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self) {
+        self.process.signal("-CONT");
+    }
+
     /// Whether it ends by itself, with code 0, once its orders have ended.
     pub fn ends(mut self, limit: Duration) -> bool {
         self.tell("quit");
@@ -143,6 +153,11 @@ impl Process {
 
     fn line(&self, limit: Duration) -> Option<String> {
         self.lines.recv_timeout(limit).ok()
+    }
+
+    fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([name, &self.child.id().to_string()]).status();
+        assert!(status.is_ok_and(|status| status.success()), "{name}");
     }
 
     fn kill(&mut self) {

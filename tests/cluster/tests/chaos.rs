@@ -14,8 +14,13 @@ use mooncake_testkit::{Random, until};
 /// No order may take longer: the longest waits for a call under way.
 const ORDER: Duration = Duration::from_secs(30);
 
-/// How long the loops may be without a good call after a death.
-const RECOVERY: Duration = Duration::from_secs(20);
+/// How long the loops may be without a good call after a death, also on a machine that has much else
+/// to do.
+const RECOVERY: Duration = Duration::from_secs(60);
+
+/// How long a node stands still, in milliseconds: longer than a fence, so that what it reads right
+/// then may be another object's, and not always for as long as it takes to be given up.
+const FROZEN: (u64, u64) = (300, 2200);
 
 /// Every so many deaths it is the master that dies.
 const DEATHS_PER_MASTER: u64 = 6;
@@ -61,9 +66,19 @@ fn check(name: &str, line: &str) -> Tally {
 /// Waits until the loops of a node have made more good calls.
 fn await_good(name: &str, node: &mut NodeProcess, more: u64) {
     let before = check(name, &ask(node, "tally")).good;
-    until(RECOVERY, "calls succeed again", || {
+    until(RECOVERY, &format!("calls of {name} succeed again"), || {
         (check(name, &ask(node, "tally")).good >= before + more).then_some(())
     });
+}
+
+/// Has a node stand still in the middle of what it does, while the others go on.
+fn freeze(node: &NodeProcess, random: &mut Random) {
+    let (least, most) = FROZEN;
+    let end = Instant::now() + Duration::from_millis(least + random.below(most - least));
+    node.freeze();
+    // Time itself is what it loses: nothing happens that could be waited for.
+    until(RECOVERY, "time passes", || (Instant::now() > end).then_some(()));
+    node.thaw();
 }
 
 /// A node to be killed, which holds, writes and reads a share of everything.
@@ -112,6 +127,7 @@ fn rage(state: &str) {
     let end = Instant::now() + Duration::from_secs(seconds());
     while Instant::now() < end || deaths <= DEATHS_PER_MASTER {
         await_good("victim", &mut dying, random.below(100));
+        freeze([&summed, &plain, &remote][random.below(3) as usize], &mut random);
         deaths += 1;
         if deaths.is_multiple_of(DEATHS_PER_MASTER) {
             master.kill();
