@@ -153,9 +153,15 @@ mod tests {
 
     #[test]
     fn pages_that_are_not_there_are_not_plain() {
-        // Zeros of which the allocator hands out pages that nobody has touched.
-        let memory = vec![0_u8; 64 << 20];
-        let middle = memory.as_ptr() as usize + (32 << 20);
+        const LENGTH: usize = 4 * LOOK_MAX;
+        let (rights, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping where the kernel likes, which nobody touches.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), LENGTH, rights, flags, -1, 0) };
+        assert_ne!(base, libc::MAP_FAILED);
+        let middle = base as usize + LENGTH / 2;
         assert_eq!(plain_part(middle, &(middle..middle + LOOK_MAX)), None);
+        // SAFETY: the mapping is this test's own.
+        unsafe { libc::munmap(base, LENGTH) };
     }
 }
