@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -137,3 +140,27 @@ def test_the_established_setup_serves_health_and_tells_of_a_lost_master(mortal_m
     mortal_master.kill()
     assert fetch(address, "/health") == (503, '{"status":"master_unreachable","code":2}')
     assert store.close() == 0
+
+
+def test_a_summary_is_logged_every_so_often_where_that_is_wanted():
+    script = (
+        "import mooncake, sys\n"
+        "with mooncake.Store() as store:\n"
+        "    store.put('k', b'v' * 3000)\n"
+        "    store.get('k')\n"
+        "    sys.stdin.read()\n"
+    )
+    environment = {**os.environ, "MC_STORE_CLIENT_METRIC_INTERVAL": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as told:
+        assert told.stderr is not None
+        line = next(line for line in told.stderr if "read: 1 objects" in line)
+        assert "2.93 KiB" in line
+        assert "/s" in line
+        told.communicate()
+        assert told.returncode == 0

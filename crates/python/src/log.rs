@@ -48,7 +48,8 @@ pub(crate) fn install() {
             .unwrap_or_else(|| level(&env::MC_LOG_LEVEL.read().unwrap_or_default()).to_owned());
         // A filter that cannot be read is no reason to be silent or to fail.
         let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("warn"));
-        let filter = match env::MC_TE_METRIC.is_on() {
+        let asked = [&env::MC_TE_METRIC, &env::MC_STORE_CLIENT_METRIC_INTERVAL];
+        let filter = match asked.iter().any(|var| var.is_on()) {
             // Who asks for the lines wants to see them at any level.
             true => filter.add_directive(
                 "mooncake::metric=info".parse().expect("a target and a level are a directive"),

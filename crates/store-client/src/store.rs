@@ -2,7 +2,7 @@
 //!
 //! [`Client`] is the long way, with batches, memory of the caller's own and options for all of it.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use mooncake_base::{ByteSize, Clock, Error, ErrorKind, ObjectKey, Result, SystemClock};
 use mooncake_transfer_engine::{Engine, EngineConfig};
@@ -12,6 +12,7 @@ use crate::{
     address::face_master,
     client::Client,
     config::{ClientConfig, LinkConfig},
+    http::HttpServer,
     link::LeanLink,
     object::{PutOptions, PutOutcome, Selector},
 };
@@ -30,7 +31,7 @@ pub struct Store {
     client: Client,
     engine: Engine,
     // Last, so that it outlives what runs on it.
-    _runtime: Runtime,
+    runtime: Runtime,
 }
 
 impl Store {
@@ -64,7 +65,7 @@ impl Store {
         let link = LeanLink::new(master, LinkConfig::default())?;
         let engine = Engine::start(engine, runtime.handle().clone())?;
         let client = Client::connect(client, engine.clone(), Arc::new(link))?;
-        Ok(Self { client, engine, _runtime: runtime })
+        Ok(Self { client, engine, runtime })
     }
 
     /// Puts a value. A key that exists keeps its value; see the outcome.
@@ -114,6 +115,15 @@ impl Store {
     /// The client under it, for all that this face leaves out.
     pub fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// Serves its health and metrics over HTTP at that address (port 0: any), until what is returned
+    /// is dropped or the store closed.
+    ///
+    /// # Errors
+    /// Nobody may listen there, or the store is closed.
+    pub fn serve(&self, host: IpAddr, port: u16) -> Result<HttpServer> {
+        self.client.serve(host, port, self.runtime.handle())
     }
 
     /// Leaves the pool. What only this process held is gone with it.
