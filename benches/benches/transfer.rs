@@ -1,9 +1,15 @@
-//! What moving bytes costs: one piece and a batch of small ones, over each way there is here.
+//! What moving bytes costs: one piece and a batch of small ones, over each way there is here, beside
+//! a plain copy and, over TCP, beside two sockets without an engine.
 //!
 //! `cargo bench -p mooncake-benches --bench transfer`
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop")]
 
-use std::time::Duration;
+use std::{
+    io::{IoSlice, Read, Write},
+    net::{TcpListener, TcpStream},
+    thread,
+    time::Duration,
+};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use mooncake_base::{Clock, Moment, SystemClock};
@@ -15,6 +21,10 @@ use tokio::runtime::{Builder, Runtime};
 const BYTES: usize = 32 << 20;
 const SMALL: usize = 4 << 10;
 const BATCH: usize = 256;
+
+/// What a bare exchange sends before the bytes, and gets after them.
+const HEAD: usize = 64;
+const DONE: usize = 16;
 
 /// The ways, each with those that must be closed for it to be taken.
 const WAYS: [(TransportKind, &[TransportKind]); 3] = [
@@ -51,6 +61,38 @@ fn write(near: &Engine, far: &Engine, memory: &SharedMemory, local: &mut [u8], s
     assert!(pieces.iter().all(|piece| matches!(piece.outcome, Some(Ok(())))));
 }
 
+/// A connection to a thread that takes so many bytes at a time and says that it has them. It ends
+/// with the connection.
+struct Bare(TcpStream);
+
+impl Bare {
+    fn start(size: usize) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            let (mut socket, _) = listener.accept().unwrap();
+            socket.set_nodelay(true).unwrap();
+            let (mut head, mut bytes) = ([0; HEAD], vec![0; size]);
+            while socket.read_exact(&mut head).is_ok() {
+                socket.read_exact(&mut bytes).unwrap();
+                socket.write_all(&head[..DONE]).unwrap();
+            }
+        });
+        let socket = TcpStream::connect(address).unwrap();
+        socket.set_nodelay(true).unwrap();
+        Self(socket)
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        let mut head = [1; HEAD];
+        let parts = [IoSlice::new(&head), IoSlice::new(bytes)];
+        let sent = self.0.write_vectored(&parts).unwrap();
+        assert!(sent >= HEAD);
+        self.0.write_all(&bytes[sent - HEAD..]).unwrap();
+        self.0.read_exact(&mut head[..DONE]).unwrap();
+    }
+}
+
 fn transfer(c: &mut Criterion) {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let far = start(&runtime, &[]);
@@ -75,6 +117,14 @@ fn transfer(c: &mut Criterion) {
         group.bench_function(format!("{BATCH} pieces of {} KiB", SMALL >> 10), |b| {
             b.iter(|| write(&near, &far, &memory, &mut local[..BATCH * SMALL], SMALL));
         });
+        if way == TransportKind::Tcp {
+            for size in [SMALL, 64 << 10, 1 << 20] {
+                let mut socket = Bare::start(size);
+                group.throughput(Throughput::Bytes(size as u64));
+                let name = format!("beside it: {} KiB between two bare sockets", size >> 10);
+                group.bench_function(name, |b| b.iter(|| socket.write(&local[..size])));
+            }
+        }
         let mut plain = vec![0_u8; 1 << 20];
         group.throughput(Throughput::Bytes(1 << 20));
         group.bench_function("beside it: a plain copy of 1024 KiB", |b| {
