@@ -1,6 +1,6 @@
 //! The admin endpoints of drains and quotas: their established shapes and codes.
 
-use mooncake_master::MasterConfig;
+use mooncake_master::{MasterConfig, config::StateDir};
 use serde_json::{Value, json};
 
 use crate::support::{Running, eventually, get, http, whole_config};
@@ -129,4 +129,30 @@ fn without_tenants_there_are_no_quotas() {
     let put = ask(&running, "PUT", target, r#"{"requested_quota_bytes": 7}"#);
     assert_eq!(put, (409, refused));
     assert_eq!(get(running.admin(), "/api/v1/drain_jobs").status, 404);
+}
+
+#[test]
+fn after_a_restart_quotas_are_those_of_the_file_whatever_the_log_knew() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("quotas.yaml");
+    let begin = |tenants: &str| {
+        std::fs::write(&path, format!("version: 1\ntenants:\n{tenants}")).unwrap();
+        Running::new(MasterConfig {
+            is_multi_tenant: true,
+            tenant_policy: path.to_str().unwrap().to_owned(),
+            state_dir: StateDir::At(folder.path().join("state")),
+            ..whole_config()
+        })
+    };
+    let running = begin("  - name: a\n    quota: 1KB\n  - name: b\n    quota: 2KB\n");
+    let put = r#"{"requested_quota_bytes": 7}"#;
+    assert_eq!(ask(&running, "PUT", "/api/v1/tenant_quotas?tenant_id=c", put).0, 200);
+    running.stop();
+    let running = begin("  - name: a\n    quota: 3KB\n  - name: c\n    quota: 7\n");
+    let shown = ask(&running, "GET", "/api/v1/tenant_quotas", "").1;
+    let shown = shown["data"].as_array().unwrap().iter();
+    let shown: Vec<_> = shown
+        .map(|quota| (quota["tenant_id"].clone(), quota["requested_quota_bytes"].clone()))
+        .collect();
+    assert_eq!(shown, [(json!("a"), json!(3072)), (json!("c"), json!(7))]);
 }

@@ -60,7 +60,7 @@ fn calls_beyond_what_a_grpc_connection_may_have_in_hand_are_refused_and_none_wai
     let answers = running.block_on(async {
         let mut running: JoinSet<_> = calls.into_iter().collect();
         // Another connection is served meanwhile.
-        let other = tokio::task::spawn_blocking(move || health.probe(&["k"]).len());
+        let other = tokio::task::spawn_blocking(move || health.probe(&["k"]).states.len());
         let mut answers = Vec::new();
         while let Some(call) = tokio::time::timeout(PATIENCE, running.join_next()).await.unwrap() {
             answers.push(call.unwrap());
@@ -70,13 +70,13 @@ fn calls_beyond_what_a_grpc_connection_may_have_in_hand_are_refused_and_none_wai
     });
     let (done, refused): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
     assert!(!done.is_empty() && !refused.is_empty(), "{} done", done.len());
-    assert!(done.into_iter().all(|answer| answer.unwrap().results.len() == 4096));
+    assert!(done.into_iter().all(|answer| answer.unwrap().states.len() == 4096));
     for refusal in refused {
         assert_eq!(refusal.unwrap_err().code(), Code::ResourceExhausted);
     }
     let mut client = client;
     let again = running.block_on(client.probe(probe(1))).unwrap();
-    assert_eq!(again.into_inner().results.len(), 1, "the connection goes on");
+    assert_eq!(again.into_inner().states.len(), 1, "the connection goes on");
     assert_eq!(get(running.addresses().rpc, "/health").status, 200);
 }
 
@@ -94,7 +94,7 @@ fn large_calls_beyond_those_that_may_wait_are_refused_while_small_ones_are_serve
         caller.stream.set_read_timeout(Some(PATIENCE)).unwrap();
         caller.send(&[request::Call::RemoveMatching(sweep.clone())]);
     }
-    assert_eq!(owner.probe(&["key-1"]).len(), 1, "a small call waits for none of them");
+    assert_eq!(owner.probe(&["key-1"]).states.len(), 1, "a small call waits for none of them");
     assert_eq!(get(running.addresses().rpc, "/health").status, 200);
     let (mut done, mut refused) = (0, 0);
     for caller in &mut callers {
@@ -119,7 +119,7 @@ fn a_batch_above_the_limit_is_refused_over_grpc_too() {
     let running = Running::whole();
     let mut client = channel(&running);
     let answer = running.block_on(client.probe(probe(BATCH_ITEMS_MAX))).unwrap();
-    assert_eq!(answer.into_inner().results.len(), BATCH_ITEMS_MAX);
+    assert_eq!(answer.into_inner().states.len(), BATCH_ITEMS_MAX);
     let refusal = running.block_on(client.probe(probe(BATCH_ITEMS_MAX + 1))).unwrap_err();
     assert_eq!(refusal.code(), Code::InvalidArgument);
     assert!(refusal.message().contains("the batch has too many items"), "{refusal}");
@@ -139,5 +139,5 @@ fn a_message_above_the_limit_is_refused_over_both_doors_and_disturbs_nobody() {
     std::io::Write::write_all(&mut lean.stream, &announced).unwrap();
     // Nothing that follows could be told apart: the connection ends.
     assert!(std::iter::from_fn(|| lean.try_receive()).count() <= 1);
-    assert_eq!(running.lean().probe(&["k"]).len(), 1);
+    assert_eq!(running.lean().probe(&["k"]).states.len(), 1);
 }
