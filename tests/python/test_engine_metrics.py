@@ -10,6 +10,8 @@ import sys
 import pytest
 from engine_peers import Memory, start_engine
 
+from mooncake.engine import TransferNotify, Write
+
 # Writes 4 KiB after 4 KiB to another engine of its process until it is told to end.
 WRITER = """
 import ctypes, sys, threading
@@ -101,6 +103,13 @@ def test_the_page_and_the_dictionary_tell_the_same():
         assert line + str(one["bytes_written"]) + "\n" in page
         assert one["bytes_written"] == 100
     assert told["peers"][segment]["errors"] == 1
+    assert here.transfer_sync(segment, 0, 0, 0, Write, TransferNotify("a", "b")) == 0
+    for name, waiting in (("batches", 0), ("notifications", 1)):
+        queue = there.metrics()[name]
+        assert (queue["waiting"], queue["refused"]) == (waiting, 0)
+        assert queue["limit"] >= 1024
+        line = f"mooncake_transfer_{name}_waiting {waiting}\n"
+        assert line in there.metrics_text()
     refused = there.metrics()["refused"]["ranges"]
     assert refused >= 1
     assert f'mooncake_transfer_refused_total{{reason="range"}} {refused}\n' in there.metrics_text()

@@ -42,7 +42,8 @@ pub use engine::{Engine, OnStream, Registry, address_facing};
 pub use managed::ManagedBuffers;
 pub use memory::{FileMemory, HugePages, SharedMemory};
 pub use metrics::{
-    EngineSnapshot, LatencySnapshot, PeerSnapshot, PoolSnapshot, RefusalSnapshot, TransportSnapshot,
+    EngineSnapshot, LatencySnapshot, PeerSnapshot, PoolSnapshot, QueueSnapshot, RefusalSnapshot,
+    TransportSnapshot,
 };
 pub use peer::Peer;
 pub use piece::{LocalRange, Opcode, Piece, RemoteRange};

@@ -37,8 +37,10 @@ pub struct EngineSnapshot {
     pub pinned: PoolSnapshot,
     /// Who was turned away, here and by peers.
     pub refused: RefusalSnapshot,
-    /// Submitted batches that wait for a thread.
-    pub batches_waiting: usize,
+    /// Submitted batches that wait for a thread, and those that found no place to wait in time.
+    pub batches: QueueSnapshot,
+    /// Notifications that wait to be taken, and those that peers could not leave.
+    pub notifications: QueueSnapshot,
     /// Threads that move submitted batches.
     pub movers: usize,
 }
@@ -91,6 +93,17 @@ pub struct PoolSnapshot {
     /// Of these, how many nobody uses at the moment.
     pub idle: usize,
     /// The most that it may hold.
+    pub limit: usize,
+    /// What it turned away.
+    pub refused: u64,
+}
+
+/// How full a queue is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct QueueSnapshot {
+    /// What waits in it.
+    pub waiting: usize,
+    /// The most that may wait.
     pub limit: usize,
     /// What it turned away.
     pub refused: u64,

@@ -1,6 +1,8 @@
 //! What an engine tells of itself, as Python values.
 
-use mooncake_transfer_engine::{EngineSnapshot, PeerSnapshot, PoolSnapshot, TransportSnapshot};
+use mooncake_transfer_engine::{
+    EngineSnapshot, PeerSnapshot, PoolSnapshot, QueueSnapshot, TransportSnapshot,
+};
 use pyo3::{prelude::*, types::PyDict};
 
 /// Everything that is counted, as nested dictionaries.
@@ -27,7 +29,8 @@ pub(super) fn dictionary<'py>(
     refused.set_item("established", snapshot.refused.established)?;
     refused.set_item("ranges", snapshot.refused.ranges)?;
     all.set_item("refused", refused)?;
-    all.set_item("batches_waiting", snapshot.batches_waiting)?;
+    all.set_item("batches", queue(py, snapshot.batches)?)?;
+    all.set_item("notifications", queue(py, snapshot.notifications)?)?;
     all.set_item("movers", snapshot.movers)?;
     Ok(all)
 }
@@ -73,6 +76,14 @@ fn transports<'py>(
         all.set_item(transport.kind.name(), one)?;
     }
     Ok(all)
+}
+
+fn queue(py: Python<'_>, queue: QueueSnapshot) -> PyResult<Bound<'_, PyDict>> {
+    let one = PyDict::new(py);
+    one.set_item("waiting", queue.waiting)?;
+    one.set_item("limit", queue.limit)?;
+    one.set_item("refused", queue.refused)?;
+    Ok(one)
 }
 
 fn pool(py: Python<'_>, pool: PoolSnapshot) -> PyResult<Bound<'_, PyDict>> {

@@ -47,7 +47,7 @@ impl Engine {
             inner.peers.read().values().map(|peer| peer.snapshot(ways)).collect();
         peers.sort_by(|a, b| a.name.cmp(&b.name));
         let regions = inner.lent.regions.all();
-        let (batches_waiting, movers) = inner.movers.load();
+        let (batches, movers) = inner.movers.load();
         EngineSnapshot {
             transports: inner.metrics.snapshot(),
             peers,
@@ -58,7 +58,8 @@ impl Engine {
             incoming: inner.data.connections(),
             pinned: inner.devices.known().map(|cuda| cuda.pinned()).unwrap_or_default(),
             refused: inner.refusals.snapshot(),
-            batches_waiting,
+            batches,
+            notifications: inner.handshake.notifications(),
             movers,
         }
     }

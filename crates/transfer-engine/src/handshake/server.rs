@@ -1,6 +1,15 @@
 //! Answers the handshake socket, on tokio.
 
-use std::{collections::VecDeque, fmt, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    fmt, io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use mooncake_base::Result;
 use mooncake_base::sync::Mutex;
@@ -17,7 +26,7 @@ use super::{
     proof,
 };
 use crate::{
-    metrics::Refusals,
+    metrics::{QueueSnapshot, Refusals},
     token::{self, Nonce, Token},
 };
 
@@ -71,6 +80,8 @@ struct Shared {
     settings: HandshakeSettings,
     describe: Describe,
     notifications: Mutex<VecDeque<Notification>>,
+    /// Those that found no place.
+    notifications_refused: AtomicU64,
 }
 
 impl fmt::Debug for Shared {
@@ -91,7 +102,12 @@ impl HandshakeServer {
         runtime: &Handle,
     ) -> Result<Self> {
         let limit = (settings.connections_max, Surplus::Wait);
-        let shared = Arc::new(Shared { settings, describe, notifications: Mutex::default() });
+        let shared = Arc::new(Shared {
+            settings,
+            describe,
+            notifications: Mutex::default(),
+            notifications_refused: AtomicU64::new(0),
+        });
         let server = Arc::clone(&shared);
         let serve = move |accepted| serve(accepted, Arc::clone(&server));
         Ok(Self { acceptor: Acceptor::start(listener, limit, runtime, serve)?, shared })
@@ -105,6 +121,15 @@ impl HandshakeServer {
     /// Takes all notifications that have come, oldest first; each is given out once.
     pub fn take_notifications(&self) -> Vec<Notification> {
         self.shared.notifications.lock().drain(..).collect()
+    }
+
+    /// How full the queue of notifications is.
+    pub fn notifications(&self) -> QueueSnapshot {
+        QueueSnapshot {
+            waiting: self.shared.notifications.lock().len(),
+            limit: self.shared.settings.notifications_max,
+            refused: self.shared.notifications_refused.load(Ordering::Relaxed),
+        }
     }
 
     /// Stops listening and ends every connection. Idempotent, at most 0.2 s.
@@ -196,6 +221,7 @@ impl Shared {
                     queue.push_back(notification);
                     "success"
                 } else {
+                    self.notifications_refused.fetch_add(1, Ordering::Relaxed);
                     "too many notifications wait to be taken"
                 }
             }

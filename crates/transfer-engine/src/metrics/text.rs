@@ -28,11 +28,14 @@ impl EngineSnapshot {
         page.gauge("pinned_buffers", "buffers for memory of devices", pinned.open as u64);
         page.gauge("pinned_buffers_max", "the most of them", pinned.limit as u64);
         page.counter("pinned_refused_total", "calls that got none in time", pinned.refused);
-        page.gauge(
-            "batches_waiting",
-            "batches that wait for a thread",
-            self.batches_waiting as u64,
-        );
+        let batches = self.batches;
+        page.gauge("batches_waiting", "batches that wait for a thread", batches.waiting as u64);
+        page.gauge("batches_waiting_max", "the most of them", batches.limit as u64);
+        page.counter("batches_refused_total", "of them without a place in time", batches.refused);
+        let told = self.notifications;
+        page.gauge("notifications_waiting", "messages of peers to be taken", told.waiting as u64);
+        page.gauge("notifications_waiting_max", "the most of them", told.limit as u64);
+        page.counter("notifications_refused_total", "of them turned away", told.refused);
         page.gauge("movers", "threads that move submitted batches", self.movers as u64);
         page.head("connections", "gauge", "data connections to a peer");
         for peer in &self.peers {

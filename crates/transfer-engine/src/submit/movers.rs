@@ -14,6 +14,7 @@ use super::{BatchId, BatchStatus, ledger::Ledger, unknown};
 use crate::{
     Engine, Peer,
     engine::Inner,
+    metrics::QueueSnapshot,
     piece::{Opcode, Piece},
     process,
     transport::TransportKind,
@@ -65,6 +66,8 @@ struct State {
     threads: Vec<JoinHandle<()>>,
     idle: usize,
     alive: usize,
+    /// Batches that found no place in time.
+    refused: u64,
     is_closed: bool,
 }
 
@@ -76,6 +79,7 @@ impl Default for Movers {
             threads: Vec::new(),
             idle: 0,
             alive: 0,
+            refused: 0,
             is_closed: false,
         };
         let shared =
@@ -91,6 +95,7 @@ impl Movers {
         while state.queue.len() >= QUEUE_MAX && !state.is_closed {
             let left = job.deadline.left(SystemClock.now());
             if left.is_zero() {
+                state.refused += 1;
                 return Err(Error::new(
                     ErrorCode::RPC_TIMEOUT,
                     "too many batches waited until the deadline",
@@ -119,9 +124,10 @@ impl Movers {
     }
 
     /// How many batches wait for a thread, and how many threads there are.
-    pub(crate) fn load(&self) -> (usize, usize) {
+    pub(crate) fn load(&self) -> (QueueSnapshot, usize) {
         let state = self.shared.state.lock();
-        (state.queue.len(), state.alive)
+        let (waiting, refused) = (state.queue.len(), state.refused);
+        (QueueSnapshot { waiting, limit: QUEUE_MAX, refused }, state.alive)
     }
 
     /// Enters a batch that its caller has moved.
