@@ -59,7 +59,7 @@ use crate::{
 pub const BATCH_ITEMS_MAX: usize = 1 << 17;
 
 /// So many items are handled before others may have the state.
-const SLICE_ITEMS: usize = 512;
+const SLICE_ITEMS: usize = 1024;
 
 /// The longest name, endpoint or protocol of a client or segment.
 const NAME_BYTES_MAX: usize = 1024;
