@@ -4,9 +4,28 @@
 //! The settings themselves are a plain struct with a `Default`; a spec says how one field of it is
 //! named, read and shown. Precedence: flag, environment, file, default.
 
+mod gflags;
+
 use std::fmt::Write as _;
 
+pub use gflags::{FLAGS_ABOUT_FLAGS, read_file, read_gflags};
+
 use crate::{Error, Result, env::EnvVar};
+
+/// Flags of the log of the established programs, and whether each stands without a value. Ours is
+/// set by `MC_LOG_LEVEL`; a table that does not declare them has them passed over.
+const LOG_FLAGS: &[(&str, bool)] = &[
+    ("alsologtostderr", true),
+    ("colorlogtostderr", true),
+    ("log_dir", false),
+    ("logbufsecs", false),
+    ("logtostderr", true),
+    ("max_log_size", false),
+    ("minloglevel", false),
+    ("stderrthreshold", false),
+    ("v", false),
+    ("vmodule", false),
+];
 
 /// One option of a component whose settings are `S`.
 #[derive(Debug, Clone, Copy)]
@@ -77,14 +96,16 @@ pub fn read_command_line<S>(
             "version" => return Ok(CommandLine::Version),
             _ => {}
         }
+        let mut take_value = |name: &str| {
+            arguments.next().ok_or_else(|| {
+                Error::invalid("the flag needs a value").with("flag", format_args!("--{name}"))
+            })
+        };
         if let Some(spec) = find(specs, name) {
             let value = match value {
                 Some(value) => value,
                 None if spec.is_switch => "true".to_owned(),
-                None => arguments.next().ok_or_else(|| {
-                    Error::invalid("the flag needs a value")
-                        .with("flag", format_args!("--{}", spec.name))
-                })?,
+                None => take_value(spec.name)?,
             };
             assignments.push((spec.name, value));
         } else if let Some(spec) = name
@@ -93,6 +114,10 @@ pub fn read_command_line<S>(
             .filter(|spec| spec.is_switch && value.is_none())
         {
             assignments.push((spec.name, "false".to_owned()));
+        } else if let Some(is_switch) = log_flag(name) {
+            if !is_switch && value.is_none() {
+                take_value(name)?;
+            }
         } else {
             return Err(unknown(specs, "unknown command line flag", name));
         }
@@ -145,8 +170,19 @@ pub fn help<S: Default>(specs: &'static [OptionSpec<S>], program: &str, purpose:
             let _ = writeln!(text, "      Environment: {}", var.name);
         }
     }
-    text.push_str("  --help\n      Prints this text.\n  --version\n      Prints the version.\n");
+    for (flag, help) in FLAGS_ABOUT_FLAGS {
+        let _ = writeln!(text, "  {flag}\n      {help}");
+    }
+    text.push_str("Log flags of the established programs (--logtostderr …) change nothing.\n");
     text
+}
+
+/// Whether a flag of the established log is a switch; nothing for other flags.
+fn log_flag(name: &str) -> Option<bool> {
+    let name = name.replace('-', "_");
+    let known = |name: &str| LOG_FLAGS.iter().find(|(known, _)| *known == name);
+    let negated = || name.strip_prefix("no").and_then(known).filter(|(_, is_switch)| *is_switch);
+    known(&name).or_else(negated).map(|(_, is_switch)| *is_switch)
 }
 
 fn assign<S>(spec: &OptionSpec<S>, settings: &mut S, text: &str, from: &str) -> Result<()> {

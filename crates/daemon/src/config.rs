@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use mooncake_base::{
     ByteSize, Error, Result,
-    options::{CommandLine, OptionSpec, read_command_line, resolve},
+    options::{CommandLine, OptionSpec, read_gflags, resolve},
     text::{read_bool, read_number, read_size},
 };
 
@@ -70,7 +70,7 @@ pub enum Asked {
 /// # Errors
 /// An unknown flag, with the nearest known one, or a value that cannot be.
 pub fn from_arguments(arguments: Vec<String>) -> Result<Asked> {
-    let assignments = match read_command_line(OPTIONS, arguments)? {
+    let assignments = match read_gflags(OPTIONS, arguments)? {
         CommandLine::Help => return Ok(Asked::Help),
         CommandLine::Version => return Ok(Asked::Version),
         CommandLine::Run { words, .. } if !words.is_empty() => {
@@ -120,18 +120,8 @@ impl DaemonConfig {
 }
 
 /// Options of whose lack of effect nobody needs to hear: nothing is slower or missing without them.
-const QUIET: &[&str] = &[
-    "local_buffer_size",
-    "threads",
-    "device_names",
-    "start_offload_rpc_server",
-    "logtostderr",
-    "alsologtostderr",
-    "log_dir",
-    "minloglevel",
-    "stderrthreshold",
-    "v",
-];
+const QUIET: &[&str] =
+    &["local_buffer_size", "threads", "device_names", "start_offload_rpc_server"];
 
 const fn value(
     name: &'static str,
@@ -212,14 +202,6 @@ pub const OPTIONS: &[OptionSpec<DaemonConfig>] = &[
         |c, t| read_number(t).map(|port| c.http_port = port), |c| c.http_port.to_string()),
     value("ports_file", "A file to write the bound addresses to, as JSON.",
         |c, t| { t.clone_into(&mut c.ports_file); Ok(()) }, |c| c.ports_file.clone()),
-
-    // The log of the established programs; ours is set by MC_LOG_LEVEL and goes to stderr.
-    idle!("logtostderr", "false", "Ignored: the log goes to stderr (see MC_LOG_LEVEL).", read_bool, true),
-    idle!("alsologtostderr", "false", "Ignored.", read_bool, true),
-    idle!("log_dir", "", "Ignored.", any, false),
-    idle!("minloglevel", "0", "Ignored: see MC_LOG_LEVEL.", read_number::<i32>, false),
-    idle!("stderrthreshold", "2", "Ignored.", read_number::<i32>, false),
-    idle!("v", "0", "Ignored: see MC_LOG_LEVEL.", read_number::<i32>, false),
 ];
 
 #[cfg(test)]

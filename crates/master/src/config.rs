@@ -16,7 +16,7 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use mooncake_base::{
     Error, Result, env,
-    options::{CommandLine, read_command_line, resolve},
+    options::{CommandLine, read_gflags, resolve},
 };
 
 pub use events::EventsConfig;
@@ -353,10 +353,7 @@ pub enum Asked {
 /// # Errors
 /// What is unknown, unreadable or out of range, in a sentence that names it.
 pub fn from_arguments(arguments: Vec<String>) -> Result<Asked> {
-    let arguments = file::expand_flag_files(arguments)?;
-    let arguments = from_environment(arguments, env::read_flag)?;
-    let arguments = without_undefined(arguments);
-    let assignments = match read_command_line(OPTIONS, arguments)? {
+    let assignments = match read_gflags(OPTIONS, arguments)? {
         CommandLine::Help => return Ok(Asked::Help),
         CommandLine::Version => return Ok(Asked::Version),
         CommandLine::Run { assignments, words } => match words.first() {
@@ -372,64 +369,6 @@ pub fn from_arguments(arguments: Vec<String>) -> Result<Asked> {
     let config = resolve(OPTIONS, &entries, env::EnvVar::read, &assignments)?;
     config.check()?;
     Ok(Asked::Serve(Box::new(config)))
-}
-
-/// Takes out the flags that gflags' `--undefok=name,…` allows to be unknown, and are.
-fn without_undefined(arguments: Vec<String>) -> Vec<String> {
-    let allowed: Vec<String> = arguments
-        .iter()
-        .filter_map(|argument| argument.trim_start_matches('-').strip_prefix("undefok="))
-        .flat_map(|names| names.split(',').map(str::to_owned))
-        .collect();
-    let name = |argument: &str| {
-        let flag = argument.strip_prefix('-')?;
-        let flag = flag.strip_prefix('-').unwrap_or(flag);
-        Some(flag.split('=').next().unwrap_or(flag).replace('-', "_"))
-    };
-    let is_known =
-        |name: &str| OPTIONS.iter().any(|spec| spec.name == name || spec.aliases.contains(&name));
-    let mut arguments = arguments;
-    arguments.retain(|argument| {
-        name(argument)
-            .is_none_or(|name| name != "undefok" && (!allowed.contains(&name) || is_known(&name)))
-    });
-    arguments
-}
-
-/// Puts `--name=value` in the place of the `--fromenv=name,…` and `--tryfromenv=name,…` of gflags:
-/// the value is that of the variable `FLAGS_name`.
-fn from_environment(
-    arguments: Vec<String>,
-    read: impl Fn(&str) -> Option<String>,
-) -> Result<Vec<String>> {
-    let mut expanded = Vec::new();
-    let mut arguments = arguments.into_iter();
-    while let Some(argument) = arguments.next() {
-        let flag = argument.strip_prefix('-').map(|flag| flag.strip_prefix('-').unwrap_or(flag));
-        let parts = flag.map(|flag| flag.split_once('=').unwrap_or((flag, "")));
-        let Some((name @ ("fromenv" | "tryfromenv"), value)) = parts else {
-            expanded.push(argument);
-            continue;
-        };
-        let names = match argument.contains('=') {
-            true => value.to_owned(),
-            false => arguments.next().ok_or_else(|| {
-                Error::invalid("the flag needs a value").with("flag", format_args!("--{name}"))
-            })?,
-        };
-        for wanted in names.split(',').filter(|wanted| !wanted.is_empty()) {
-            match read(wanted) {
-                Some(value) => expanded.push(format!("--{wanted}={value}")),
-                None if name == "tryfromenv" => {}
-                None => {
-                    return Err(Error::invalid("the variable of the flag is not set")
-                        .with("flag", wanted)
-                        .with("variable", format_args!("FLAGS_{wanted}")));
-                }
-            }
-        }
-    }
-    Ok(expanded)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use std::{
 
 use mooncake_base::{
     Clock, Error, ErrorCode, Result, SystemClock,
-    options::{CommandLine, help, read_command_line, resolve},
+    options::{CommandLine, help, read_gflags, resolve},
 };
 use mooncake_transfer_engine::{Engine, SharedMemory};
 use tokio::{
@@ -45,7 +45,7 @@ const OPEN_PATIENCE: Duration = Duration::from_secs(10);
 ///
 /// Must not be called from within a tokio runtime.
 pub fn run(arguments: Vec<String>) -> u8 {
-    let asked = match read_command_line(OPTIONS, arguments) {
+    let asked = match read_gflags(OPTIONS, arguments) {
         Ok(CommandLine::Help) => return say(&help(OPTIONS, PROGRAM, PURPOSE)),
         Ok(CommandLine::Version) => {
             return say(&format!("{PROGRAM} {}", env!("CARGO_PKG_VERSION")));

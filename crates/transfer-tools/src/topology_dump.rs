@@ -4,7 +4,7 @@ use std::path::Path;
 
 use mooncake_base::{
     Error, Result,
-    options::{self, CommandLine, OptionSpec, read_command_line, resolve},
+    options::{self, CommandLine, OptionSpec, read_gflags, resolve},
     text::read_bool,
 };
 use mooncake_transfer_engine::Topology;
@@ -63,7 +63,7 @@ pub fn run(arguments: Vec<String>) -> u8 {
 }
 
 fn dump(arguments: Vec<String>) -> Result<String> {
-    let assignments = match read_command_line(OPTIONS, arguments)? {
+    let assignments = match read_gflags(OPTIONS, arguments)? {
         CommandLine::Help => return Ok(options::help(OPTIONS, PROGRAM, PURPOSE)),
         CommandLine::Version => return Ok(format!("{PROGRAM} {}", env!("CARGO_PKG_VERSION"))),
         CommandLine::Run { assignments, words } => match words.first() {

@@ -1,18 +1,12 @@
-//! Configuration files (JSON, flat YAML) and flag files, read into lists of texts.
+//! Configuration files (JSON, flat YAML), read into lists of texts.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
-use mooncake_base::{Error, ErrorCode, Result};
-
-/// The largest file that is read.
-const FILE_BYTES_MAX: u64 = 1 << 20;
-
-/// How deep flag files may name flag files.
-const DEPTH_MAX: usize = 8;
+use mooncake_base::{Error, Result, options::read_file};
 
 /// Reads a configuration file; the ending of its name tells the format.
 pub(super) fn read(path: &str) -> Result<Vec<(String, String)>> {
-    let text = read_text(path)?;
+    let text = read_file(path)?;
     let ending = Path::new(path).extension().and_then(|ending| ending.to_str()).unwrap_or("");
     let entries = match ending.to_ascii_lowercase().as_str() {
         "json" => read_json(&text),
@@ -20,63 +14,6 @@ pub(super) fn read(path: &str) -> Result<Vec<(String, String)>> {
         _ => Err(Error::invalid("a configuration file ends in .json, .yaml or .yml")),
     };
     entries.map_err(|error| error.with("file", path))
-}
-
-/// Puts the lines of each `--flagfile` in its place.
-pub(super) fn expand_flag_files(arguments: Vec<String>) -> Result<Vec<String>> {
-    expand(arguments, 0)
-}
-
-fn expand(arguments: Vec<String>, depth: usize) -> Result<Vec<String>> {
-    if depth > DEPTH_MAX {
-        return Err(Error::invalid("flag files name each other too deeply").with("depth", depth));
-    }
-    let mut expanded = Vec::new();
-    let mut arguments = arguments.into_iter();
-    while let Some(argument) = arguments.next() {
-        let flag = argument.trim_start_matches('-');
-        let paths = match flag.strip_prefix("flagfile") {
-            Some(rest) if flag.len() < argument.len() => match rest.strip_prefix('=') {
-                Some(paths) => paths.to_owned(),
-                None if rest.is_empty() => arguments
-                    .next()
-                    .ok_or_else(|| Error::invalid("the flag needs a value --flagfile"))?,
-                None => {
-                    expanded.push(argument);
-                    continue;
-                }
-            },
-            _ => {
-                expanded.push(argument);
-                continue;
-            }
-        };
-        for path in paths.split(',').filter(|path| !path.is_empty()) {
-            let lines = read_text(path)?
-                .lines()
-                .map(str::trim)
-                .filter(|line| line.starts_with('-'))
-                .map(str::to_owned)
-                .collect();
-            expanded.extend(expand(lines, depth + 1)?);
-        }
-    }
-    Ok(expanded)
-}
-
-fn read_text(path: &str) -> Result<String> {
-    let failed = |source: std::io::Error| {
-        Error::new(ErrorCode::FILE_READ_FAIL, "the file cannot be read")
-            .with("file", path)
-            .caused_by(source)
-    };
-    let length = fs::metadata(path).map_err(failed)?.len();
-    if length > FILE_BYTES_MAX {
-        return Err(Error::invalid("the file is too large for a configuration")
-            .with("file", path)
-            .with("file_bytes", length));
-    }
-    fs::read_to_string(path).map_err(failed)
 }
 
 fn read_json(text: &str) -> Result<Vec<(String, String)>> {
@@ -178,17 +115,5 @@ mod tests {
         for text in ["", "[1]", r#"{"a": {}}"#, r#"{"a": null}"#] {
             assert!(read_json(text).is_err(), "{text:?}");
         }
-    }
-
-    #[test]
-    fn a_flag_file_that_names_itself_ends() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("flags");
-        fs::write(&path, format!("# note\n--port=1\n--flagfile={}\n", path.display())).unwrap();
-        let arguments = vec!["--flagfile".to_owned(), path.display().to_string()];
-        assert!(expand_flag_files(arguments).is_err());
-        fs::write(&path, "# note\n--port=1\n-v 2\n").unwrap();
-        let arguments = vec![format!("-flagfile={}", path.display()), "--x".to_owned()];
-        assert_eq!(expand_flag_files(arguments).unwrap(), ["--port=1", "-v 2", "--x"]);
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use mooncake_base::options::FLAGS_ABOUT_FLAGS;
+
 use super::{MasterConfig, OPTIONS};
 
 /// Where a line ends.
@@ -53,20 +55,7 @@ pub(crate) fn text(program: &str) -> String {
         }
     }
     text.push_str("\nAbout the options themselves\n");
-    for (flag, help) in [
-        (
-            "--flagfile=FILE,…",
-            "Reads options from files, one a line; lines without a dash are comments.",
-        ),
-        (
-            "--fromenv=NAME,…",
-            "Takes each named option from its variable FLAGS_NAME, which must be set.",
-        ),
-        ("--tryfromenv=NAME,…", "The same, where it is set."),
-        ("--undefok=NAME,…", "Passes over these flags, given with `=`, where they are unknown."),
-        ("--help", "Prints this text."),
-        ("--version", "Prints the version."),
-    ] {
+    for (flag, help) in FLAGS_ABOUT_FLAGS {
         let _ = writeln!(text, "  {flag}");
         wrap(&mut text, help);
     }

@@ -186,30 +186,11 @@ fn threads_are_four_or_as_many_as_there_are_cores() {
 }
 
 #[test]
-fn flags_are_taken_from_the_environment_by_name() {
-    let read = |name: &str| (name == "port").then(|| "7".to_owned());
-    let expand = |line: &str| from_environment(line.split(' ').map(str::to_owned).collect(), read);
-    assert_eq!(expand("--fromenv=port --x").unwrap(), ["--port=7", "--x"]);
-    assert_eq!(expand("-tryfromenv port,rpc_port").unwrap(), ["--port=7"]);
-    assert_eq!(expand("fromenv=port").unwrap(), ["fromenv=port"], "a word is no flag");
-    let error = expand("--fromenv=rpc_port").unwrap_err().to_string();
-    assert!(error.contains("FLAGS_rpc_port"), "{error}");
-    assert!(expand("--fromenv").is_err());
-}
-
-#[test]
 fn the_token_is_not_shown() {
     let config = parse("--admin_token=s3cret").unwrap();
     assert!(config.admin_token.is(b"s3cret"));
     assert!(!format!("{config:?}").contains("s3cret"));
     assert!(OPTIONS.iter().all(|spec| !(spec.show)(&config).contains("s3cret")));
-}
-
-#[test]
-fn flags_that_may_be_unknown_are_passed_over() {
-    let config = parse("--undefok=brand_new,rpc_port --brand-new=1 --rpc_port=7").unwrap();
-    assert_eq!(config.effective_rpc_port(), 7, "a known one counts all the same");
-    assert!(parse("--brand_new=1").is_err());
 }
 
 #[test]
