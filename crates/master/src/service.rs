@@ -317,10 +317,10 @@ impl Service {
             let caller = Caller::try_from(r.caller.as_ref())?;
             check_name("name", &r.name)?;
             let now = self.clock.now();
-            let ttl = {
+            let (ttl, registration) = {
                 let mut state = self.lock();
                 state.register(now, caller.client, &r.name)?;
-                state.rules().client_ttl
+                (state.rules().client_ttl, state.registration(caller.client))
             };
             self.sessions.register(caller.client, &r.name, origin, now);
             Ok(v1::RegisterResponse {
@@ -329,6 +329,7 @@ impl Service {
                 master: Bytes::copy_from_slice(&self.identity),
                 version: VERSION.to_owned(),
                 lineage: self.lineage(),
+                registration,
             })
         })
     }
@@ -339,7 +340,8 @@ impl Service {
             let now = self.clock.now();
             let (is_known, has_tasks) = {
                 let mut state = self.lock();
-                let is_known = state.heartbeat(now, caller.client);
+                let is_known = state.heartbeat(now, caller.client)
+                    && [0, state.registration(caller.client)].contains(&r.registration);
                 (is_known, state.has_tasks(now, caller.client))
             };
             self.sessions.heard(caller.client, now);

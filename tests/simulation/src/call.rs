@@ -9,7 +9,8 @@ use mooncake_master::state::SegmentSpec;
 #[derive(Debug, Clone)]
 pub(crate) enum Call {
     Register,
-    Heartbeat,
+    /// Known by that registration, as the caller thinks.
+    Heartbeat(u64),
     Resume(SegmentSpec),
     Mount(SegmentSpec),
     /// These and no others are lent.
@@ -76,10 +77,11 @@ pub(crate) enum Call {
 pub(crate) enum Reply {
     Done,
     Failed(ErrorCode),
-    /// Which master answers, and whether it knows the caller.
+    /// Which master answers, whether it knows the caller, and by which registration.
     Session {
         master: u64,
         is_known: bool,
+        registration: u64,
     },
     Started {
         version: Version,

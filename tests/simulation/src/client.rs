@@ -30,6 +30,8 @@ pub(crate) struct Process {
     master: u64,
     /// The one it is making itself known to.
     greeted: u64,
+    /// Which time that one came to know of it.
+    registration: u64,
     /// How often it has announced its memory.
     pub(crate) turn: u64,
     /// The one thing that may speak for its session.
@@ -104,6 +106,7 @@ impl Process {
             running: BTreeMap::new(),
             master: 0,
             greeted: 0,
+            registration: 0,
             turn: 0,
             session: None,
         }
@@ -208,7 +211,8 @@ impl World {
     ) -> Option<Session> {
         let reply = match input {
             Input::Begin => {
-                self.call(me, Call::Heartbeat);
+                let registration = self.processes.get(&me.0)?.registration;
+                self.call(me, Call::Heartbeat(registration));
                 return Some(Session::Beating);
             }
             Input::Answer(answer) => answer.reply,
@@ -216,7 +220,7 @@ impl World {
         };
         let process = self.processes.get_mut(&me.0)?;
         match (session, reply) {
-            (Session::Beating, Reply::Session { master, is_known }) => {
+            (Session::Beating, Reply::Session { master, is_known, .. }) => {
                 if is_known && process.master == master {
                     self.fetch_soon(me.0);
                     return None;
@@ -225,8 +229,8 @@ impl World {
                 self.call(me, Call::Register);
                 Some(Session::Registering)
             }
-            (Session::Registering, Reply::Session { master, .. }) => {
-                process.greeted = master;
+            (Session::Registering, Reply::Session { master, registration, .. }) => {
+                (process.greeted, process.registration) = (master, registration);
                 self.announce(me, 0)
             }
             (Session::Resuming(index), Reply::Done) => self.announce(me, index + 1),

@@ -184,11 +184,13 @@ impl Host {
         match call {
             Call::Register => {
                 state.register(now, client, "host:1")?;
-                Ok(Reply::Session { master, is_known: true })
+                let registration = state.registration(client);
+                Ok(Reply::Session { master, is_known: true, registration })
             }
-            Call::Heartbeat => {
-                let is_known = state.heartbeat(now, client);
-                Ok(Reply::Session { master, is_known })
+            &Call::Heartbeat(known_by) => {
+                let registration = state.registration(client);
+                let is_known = state.heartbeat(now, client) && registration == known_by;
+                Ok(Reply::Session { master, is_known, registration })
             }
             Call::Resume(spec) => state.resume(client, spec).map(|()| Reply::Done),
             Call::Mount(spec) => state.mount(now, client, spec.clone()).map(|()| Reply::Done),

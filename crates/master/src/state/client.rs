@@ -95,6 +95,14 @@ impl State {
         true
     }
 
+    /// Which time the client that is known came to be known; 0 for one that is not.
+    ///
+    /// One that was given up can become known again by a late copy of an old message. That is
+    /// another time, by which the client sees that the master knows nothing of its memory.
+    pub fn registration(&self, client: ClientId) -> u64 {
+        self.clients.by_id.get(&client).map_or(0, |known| known.registration)
+    }
+
     /// The connection of the client closed: until its next heartbeat its copies are not named to
     /// readers and its segments take nothing new. Nothing for an unknown client.
     pub fn suspect(&mut self, _now: Moment, client: ClientId) {

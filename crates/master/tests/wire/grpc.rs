@@ -35,7 +35,7 @@ fn the_failure_of_a_call_is_a_status_that_keeps_the_established_name() {
     let running = Running::whole();
     running.block_on(async {
         let mut client = MasterClient::new(channel(&running).await);
-        let failure = client.heartbeat(v1::HeartbeatRequest { caller: None }).await.unwrap_err();
+        let failure = client.heartbeat(v1::HeartbeatRequest::default()).await.unwrap_err();
         assert_eq!(failure.code(), Code::InvalidArgument);
         assert!(failure.message().contains("INVALID_PARAMS"), "{failure}");
     });

@@ -52,7 +52,8 @@ fn answers_come_in_the_order_of_the_calls_however_many_are_sent_at_once() {
     let running = Running::whole();
     let mut client = running.lean();
     client.join("127.0.0.1:1", 1 << 20);
-    let known = request::Call::Heartbeat(v1::HeartbeatRequest { caller: client.caller() });
+    let known =
+        request::Call::Heartbeat(v1::HeartbeatRequest { caller: client.caller(), registration: 0 });
     let status = request::Call::Status(v1::StatusRequest { caller: None });
     let pick = |i| if i % 3 == 0 { known.clone() } else { status.clone() };
     let calls: Vec<_> = (0..1000).map(pick).collect();
@@ -62,6 +63,22 @@ fn answers_come_in_the_order_of_the_calls_however_many_are_sent_at_once() {
             (request::Call::Heartbeat(_), response::Call::Heartbeat(r)) => assert!(r.is_known),
             (request::Call::Status(_), response::Call::Status(_)) => {}
             (_, answer) => panic!("call {i}: {answer:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_client_that_is_known_by_another_registration_is_told_to_register() {
+    let running = Running::whole();
+    let mut client = running.lean();
+    client.join("127.0.0.1:1", 1 << 20);
+    // The first client of a master is its first registration.
+    for (registration, is_known) in [(1, true), (0, true), (2, false)] {
+        let beat = v1::HeartbeatRequest { caller: client.caller(), registration };
+        client.send(&[request::Call::Heartbeat(beat)]);
+        match client.receive() {
+            response::Call::Heartbeat(r) => assert_eq!(r.is_known, is_known, "{registration}"),
+            answer => panic!("{answer:?}"),
         }
     }
 }
@@ -83,7 +100,7 @@ fn a_frame_that_comes_in_pieces_is_one_call() {
 fn a_call_without_caller_or_kind_fails_and_the_connection_lives_on() {
     let running = Running::whole();
     let mut client = running.lean();
-    let nobody = request::Call::Heartbeat(v1::HeartbeatRequest { caller: None });
+    let nobody = request::Call::Heartbeat(v1::HeartbeatRequest::default());
     assert!(matches!(client.call(nobody), response::Call::Failure(_)));
     client.stream.write_all(&0_u32.to_le_bytes()).unwrap();
     assert!(matches!(client.receive(), response::Call::Failure(f) if f.code == -600));

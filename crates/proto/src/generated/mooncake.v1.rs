@@ -197,15 +197,23 @@ pub struct RegisterResponse {
     /// The history that a restart of this master would go on with; empty: it would forget all.
     #[prost(bytes = "bytes", tag = "5")]
     pub lineage: ::prost::bytes::Bytes,
+    /// Which time the master came to know of the client, for its heartbeats.
+    #[prost(uint64, tag = "6")]
+    pub registration: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HeartbeatRequest {
     #[prost(message, optional, tag = "1")]
     pub caller: ::core::option::Option<Caller>,
+    /// As in RegisterResponse: a master that knows the client only by a later one, which may have been
+    /// a late copy of a message, knows nothing of its memory. 0: not told.
+    #[prost(uint64, tag = "2")]
+    pub registration: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HeartbeatResponse {
-    /// False: the master does not know this client (it restarted, or gave it up); register again.
+    /// False: the master does not know this client, or not by that registration (it restarted, or gave
+    /// it up); register again.
     #[prost(bool, tag = "1")]
     pub is_known: bool,
     #[prost(bytes = "bytes", tag = "2")]

@@ -42,6 +42,8 @@ struct Terms {
     /// The history that a restart of it goes on with; empty: none.
     lineage: Bytes,
     interval: Duration,
+    /// Which time it came to know of us.
+    registration: u64,
     /// How often we have registered.
     registrations: u64,
     /// What the master knows of our memory is uncertain.
@@ -152,8 +154,9 @@ impl Shared {
         announced?;
         let mut terms = self.session.terms.lock();
         let registrations = terms.registrations + 1;
-        let (master, lineage) = (response.master, response.lineage);
-        *terms = Terms { master, lineage, interval, registrations, is_doubted: false };
+        let v1::RegisterResponse { master, lineage, registration, .. } = response;
+        *terms =
+            Terms { master, lineage, interval, registration, registrations, is_doubted: false };
         Ok(())
     }
 
@@ -161,7 +164,10 @@ impl Shared {
     fn heartbeat(&self) -> Result<bool> {
         let deadline = SystemClock.now() + PATIENCE.min(self.config.rpc_timeout);
         let terms = self.session.terms.lock().clone();
-        let call = Call::Heartbeat(v1::HeartbeatRequest { caller: Some(self.caller.clone()) });
+        let call = Call::Heartbeat(v1::HeartbeatRequest {
+            caller: Some(self.caller.clone()),
+            registration: terms.registration,
+        });
         let response = self.call_until(call, deadline, |answer| match answer {
             Answer::Heartbeat(response) => Some(response),
             _ => None,
