@@ -12,6 +12,9 @@ const ORDER: Duration = Duration::from_secs(15);
 /// Within so long everything that a death disturbed goes on.
 const RECOVERY: Duration = Duration::from_secs(20);
 
+/// Within so long a holder that seemed slow is tried again, some times over.
+const BALANCE: Duration = Duration::from_secs(60);
+
 const KEYS: usize = 8;
 const LENGTH: usize = 200_000;
 
@@ -51,16 +54,24 @@ fn two_holders(flags: &[&str]) -> (MasterProcess, [NodeProcess; 2], NodeProcess)
     (master, holders, reader)
 }
 
+/// How many bytes the reader has from each of them.
+fn brought(reader: &mut NodeProcess, names: &[String; 2]) -> [u64; 2] {
+    names.each_ref().map(|name| number(reader, &format!("brought {name}")))
+}
+
 fn check_balance(flags: &[&str]) {
     let (_master, mut holders, mut reader) = two_holders(flags);
     let names = holders.each_mut().map(|holder| ask(holder, "name"));
     assert_eq!(ask(&mut reader, &format!("read-loop two {KEYS}")), "started");
-    await_good(&mut reader, 400, "reads of objects with two copies");
+    // A busy machine may make one of them slow for a while; that is measured anew before long.
+    until(BALANCE, "both holders bring their part", || {
+        let before = brought(&mut reader, &names);
+        await_good(&mut reader, 200, "reads of objects with two copies");
+        let after = brought(&mut reader, &names);
+        let [one, other] = [after[0] - before[0], after[1] - before[1]];
+        (one.min(other) * 10 >= one + other).then_some(())
+    });
     stop_clean(&mut reader);
-    let brought = names.map(|name| number(&mut reader, &format!("brought {name}")));
-    // A busy machine may make one of them slow for a while; that none is left idle is what counts.
-    let least = brought[0].min(brought[1]);
-    assert!(least * 10 >= brought[0] + brought[1], "{brought:?}");
 }
 
 #[test]
