@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use mooncake_base::{
     ByteSize, Error, Result,
-    options::{CommandLine, OptionSpec, read_gflags, resolve},
+    options::{OptionSpec, resolve},
     text::{read_bool, read_number, read_size},
 };
+use mooncake_program::Asked;
 
 /// Everything that may be set about a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,33 +55,16 @@ impl Default for DaemonConfig {
     }
 }
 
-/// What a command line asks for.
-#[derive(Debug)]
-pub enum Asked {
-    /// To serve with these settings.
-    Serve(Box<DaemonConfig>),
-    /// To print the help text.
-    Help,
-    /// To print the version.
-    Version,
-}
-
 /// Reads a command line.
 ///
 /// # Errors
 /// An unknown flag, with the nearest known one, or a value that cannot be.
-pub fn from_arguments(arguments: Vec<String>) -> Result<Asked> {
-    let assignments = match read_gflags(OPTIONS, arguments)? {
-        CommandLine::Help => return Ok(Asked::Help),
-        CommandLine::Version => return Ok(Asked::Version),
-        CommandLine::Run { words, .. } if !words.is_empty() => {
-            return Err(Error::invalid("unknown argument").with("argument", &words[0]));
-        }
-        CommandLine::Run { assignments, .. } => assignments,
-    };
-    let config: DaemonConfig = resolve(OPTIONS, &[], |_| None, &assignments)?;
-    config.check()?;
-    Ok(Asked::Serve(Box::new(config)))
+pub fn from_arguments(arguments: Vec<String>) -> Result<Asked<DaemonConfig>> {
+    Asked::read(OPTIONS, arguments)?.and_then(|assignments| {
+        let config: DaemonConfig = resolve(OPTIONS, &[], |_| None, &assignments)?;
+        config.check()?;
+        Ok(config)
+    })
 }
 
 impl DaemonConfig {
@@ -210,7 +194,7 @@ mod tests {
 
     fn read(line: &str) -> Result<DaemonConfig> {
         match from_arguments(line.split_whitespace().map(str::to_owned).collect())? {
-            Asked::Serve(config) => Ok(*config),
+            Asked::Run(config) => Ok(config),
             other => panic!("{other:?}"),
         }
     }

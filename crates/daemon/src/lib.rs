@@ -13,7 +13,6 @@ pub mod daemon;
 pub mod environment;
 mod granted;
 mod members;
-mod ports;
 mod process;
 pub mod relay;
 pub mod run;

@@ -1,6 +1,8 @@
 //! Where a master listens.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, process::id};
+
+use serde_json::{Value, json};
 
 /// Where a master listens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,4 +15,39 @@ pub struct Addresses {
     pub metadata: Option<SocketAddr>,
     /// The publisher of events, if there is one.
     pub events: Option<SocketAddr>,
+}
+
+impl Addresses {
+    /// What those who started the master with free ports want to know.
+    pub(crate) fn to_json(self) -> Value {
+        let text = |address: Option<SocketAddr>| address.map(|address| address.to_string());
+        let port = |address: Option<SocketAddr>| address.map(|address| address.port());
+        json!({
+            "pid": id(),
+            "rpc": self.rpc.to_string(),
+            "rpc_port": self.rpc.port(),
+            "admin": text(self.admin),
+            "metrics_port": port(self.admin),
+            "metadata": text(self.metadata),
+            "http_metadata_server_port": port(self.metadata),
+            "events": text(self.events),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_json_names_what_is_bound() {
+        let rpc = "127.0.0.1:50052".parse().unwrap();
+        let admin = Some("127.0.0.1:9004".parse().unwrap());
+        let shown = Addresses { rpc, admin, metadata: None, events: None }.to_json();
+        assert_eq!(
+            (&shown["rpc"], &shown["metrics_port"]),
+            (&json!("127.0.0.1:50052"), &json!(9004))
+        );
+        assert_eq!((&shown["metadata"], &shown["pid"]), (&json!(null), &json!(id())));
+    }
 }

@@ -14,10 +14,8 @@ mod secret;
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
-use mooncake_base::{
-    Error, Result, env,
-    options::{CommandLine, read_gflags, resolve},
-};
+use mooncake_base::{Error, Result, env, options::resolve};
+use mooncake_program::Asked;
 
 pub use events::EventsConfig;
 pub use options::OPTIONS;
@@ -337,38 +335,21 @@ impl MasterConfig {
     }
 }
 
-/// What the program was asked to do.
-#[derive(Debug, PartialEq)]
-pub enum Asked {
-    /// To serve.
-    Serve(Box<MasterConfig>),
-    /// To print the help text.
-    Help,
-    /// To print the version.
-    Version,
-}
-
 /// Reads a command line with its flag files and its configuration file, and checks the result.
 ///
 /// # Errors
 /// What is unknown, unreadable or out of range, in a sentence that names it.
-pub fn from_arguments(arguments: Vec<String>) -> Result<Asked> {
-    let assignments = match read_gflags(OPTIONS, arguments)? {
-        CommandLine::Help => return Ok(Asked::Help),
-        CommandLine::Version => return Ok(Asked::Version),
-        CommandLine::Run { assignments, words } => match words.first() {
-            Some(word) => return Err(Error::invalid("not an option").with("word", word)),
-            None => assignments,
-        },
-    };
-    let path = assignments.iter().rev().find(|(name, _)| *name == "config_path");
-    let entries = match path {
-        Some((_, path)) if !path.is_empty() => file::read(path)?,
-        _ => Vec::new(),
-    };
-    let config = resolve(OPTIONS, &entries, env::EnvVar::read, &assignments)?;
-    config.check()?;
-    Ok(Asked::Serve(Box::new(config)))
+pub fn from_arguments(arguments: Vec<String>) -> Result<Asked<Box<MasterConfig>>> {
+    Asked::read(OPTIONS, arguments)?.and_then(|assignments| {
+        let path = assignments.iter().rev().find(|(name, _)| *name == "config_path");
+        let entries = match path {
+            Some((_, path)) if !path.is_empty() => file::read(path)?,
+            _ => Vec::new(),
+        };
+        let config: MasterConfig = resolve(OPTIONS, &entries, env::EnvVar::read, &assignments)?;
+        config.check()?;
+        Ok(Box::new(config))
+    })
 }
 
 #[cfg(test)]

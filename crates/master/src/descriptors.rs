@@ -1,6 +1,6 @@
 //! How many descriptors the process may have: raised at the start, and what follows from it.
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use mooncake_program::descriptors;
 
 /// Descriptors kept for listeners, files, HTTP and the runtime itself.
 const RESERVED: u64 = 256;
@@ -8,20 +8,10 @@ const RESERVED: u64 = 256;
 /// Below this the log says that clients may be turned away.
 const LOW: u64 = 8192;
 
-/// How many descriptors this process may have now.
-pub(crate) fn limit() -> u64 {
-    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
-}
-
 /// Raises the limit as far as it may be raised, and says so when that is not far.
 pub(crate) fn raise() {
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    if current != maximum
-        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
-    {
-        tracing::warn!(%error, "the limit of descriptors cannot be raised");
-    }
-    let limit = limit();
+    let was = descriptors::raise();
+    let limit = descriptors::limit();
     if limit < LOW {
         let connections = connections(usize::MAX, limit);
         tracing::warn!(
@@ -30,7 +20,7 @@ pub(crate) fn raise() {
             "few descriptors: more clients than that are turned away; raise the hard limit (ulimit -Hn)"
         );
     } else {
-        tracing::info!(descriptors = limit, was = current, "the limit of descriptors");
+        tracing::info!(descriptors = limit, was, "the limit of descriptors");
     }
 }
 

@@ -13,7 +13,6 @@ mod descriptors;
 pub mod events;
 mod journal;
 pub mod master;
-mod ports;
 pub mod run;
 pub mod service;
 pub mod state;

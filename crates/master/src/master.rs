@@ -5,6 +5,7 @@ mod interface;
 use std::{io, net::SocketAddr, os::linux::net::SocketAddrExt, sync::Arc, time::Duration};
 
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_program::descriptors::limit;
 use tokio::{
     net::{TcpListener, TcpSocket, UnixListener},
     sync::Semaphore,
@@ -16,7 +17,7 @@ use crate::{
     addresses::Addresses,
     admin::{self, metadata::Metadata},
     config::{ADMIN_PORT, MasterConfig},
-    descriptors::{self, connections},
+    descriptors::connections,
     events::{self, Events},
     journal::{Directory, Journal, Keeper},
     service::{
@@ -181,7 +182,7 @@ fn doors(config: &MasterConfig, master: &Master, unix_name: Arc<str>) -> Doors {
         kill: master.kill.clone(),
         tasks: master.tasks.clone(),
         load,
-        permits: Arc::new(Semaphore::new(connections(CONNECTIONS_MAX, descriptors::limit()))),
+        permits: Arc::new(Semaphore::new(connections(CONNECTIONS_MAX, limit()))),
     }
 }
 

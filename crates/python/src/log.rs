@@ -24,7 +24,7 @@ use tracing::{
     Event, Level, Subscriber,
     field::{Field, Visit},
 };
-use tracing_subscriber::{EnvFilter, Layer, layer::Context, prelude::*};
+use tracing_subscriber::{Layer, layer::Context, prelude::*};
 
 use crate::{detach::detached, error::or_raise};
 
@@ -43,11 +43,7 @@ static ARRIVED: Condvar = Condvar::new();
 pub(crate) fn install() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
-        let filter = env::MOONCAKE_LOG.read().filter(|text| !text.is_empty());
-        let filter = filter
-            .unwrap_or_else(|| level(&env::MC_LOG_LEVEL.read().unwrap_or_default()).to_owned());
-        // A filter that cannot be read is no reason to be silent or to fail.
-        let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("warn"));
+        let filter = mooncake_program::log::filter();
         let asked = [&env::MC_TE_METRIC, &env::MC_STORE_CLIENT_METRIC_INTERVAL];
         let filter = match asked.iter().any(|var| var.is_on()) {
             // Who asks for the lines wants to see them at any level.
@@ -92,18 +88,6 @@ pub(crate) fn take_log_records(py: Python<'_>, timeout_s: f64) -> PyResult<(Vec<
         queue.drain(..).collect()
     });
     Ok((or_raise(py, records)?, DROPPED.swap(0, Ordering::Relaxed)))
-}
-
-/// The established spellings of a level, and ours.
-fn level(text: &str) -> &'static str {
-    match text.trim().to_ascii_lowercase().as_str() {
-        "trace" => "trace",
-        "debug" => "debug",
-        "info" | "0" => "info",
-        "error" | "fatal" | "2" | "3" => "error",
-        "off" | "none" => "off",
-        _ => "warn",
-    }
 }
 
 struct Log;

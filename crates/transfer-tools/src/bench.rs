@@ -11,7 +11,6 @@ mod worker;
 
 use std::{
     fs,
-    io::Write as _,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -19,13 +18,11 @@ use std::{
 
 use mooncake_base::{
     Clock, Error, ErrorCode, Result, SystemClock,
-    options::{CommandLine, help, read_gflags, resolve},
+    options::{help, resolve},
 };
+use mooncake_program::{Asked, Program, Signals, say};
 use mooncake_transfer_engine::{Engine, SharedMemory};
-use tokio::{
-    runtime::{Builder, Runtime},
-    signal::unix::{SignalKind, signal},
-};
+use tokio::runtime::{Builder, Runtime};
 
 use self::{
     options::{BenchConfig, Mode, OPTIONS},
@@ -34,7 +31,11 @@ use self::{
 };
 use crate::settings::engine_config;
 
-const PROGRAM: &str = "transfer_engine_bench";
+const PROGRAM: Program = Program {
+    name: "transfer_engine_bench",
+    version: env!("CARGO_PKG_VERSION"),
+    complaint: "transfer_engine_bench",
+};
 const PURPOSE: &str = "moves batches between two processes and tells how fast that went";
 
 /// How long the target may take to be found.
@@ -45,21 +46,10 @@ const OPEN_PATIENCE: Duration = Duration::from_secs(10);
 ///
 /// Must not be called from within a tokio runtime.
 pub fn run(arguments: Vec<String>) -> u8 {
-    let asked = match read_gflags(OPTIONS, arguments) {
-        Ok(CommandLine::Help) => return say(&help(OPTIONS, PROGRAM, PURPOSE)),
-        Ok(CommandLine::Version) => {
-            return say(&format!("{PROGRAM} {}", env!("CARGO_PKG_VERSION")));
-        }
-        Ok(CommandLine::Run { assignments, words }) if words.is_empty() => Ok(assignments),
-        Ok(CommandLine::Run { words, .. }) => {
-            Err(Error::invalid("unknown argument").with("argument", &words[0]))
-        }
-        Err(error) => Err(error),
-    };
-    let done = asked
-        .and_then(|assignments| resolve(OPTIONS, &[], |_| None, &assignments))
-        .and_then(|config: BenchConfig| {
-            config.check()?;
+    PROGRAM.run(
+        from_arguments(arguments),
+        || help(OPTIONS, PROGRAM.name, PURPOSE),
+        |config| {
             let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build();
             let runtime = runtime.map_err(|source| {
                 Error::internal("the threads of the engine cannot start").caused_by(source)
@@ -68,27 +58,21 @@ pub fn run(arguments: Vec<String>) -> u8 {
                 Mode::Target => lend(&config, &runtime),
                 Mode::Initiator => measure(&config, &runtime),
             }
-        });
-    match done {
-        Ok(()) => 0,
-        Err(error) => {
-            log(&format!("{PROGRAM}: {error}"));
-            1
-        }
-    }
+        },
+    )
+}
+
+fn from_arguments(arguments: Vec<String>) -> Result<Asked<BenchConfig>> {
+    Asked::read(OPTIONS, arguments)?.and_then(|assignments| {
+        let config: BenchConfig = resolve(OPTIONS, &[], |_| None, &assignments)?;
+        config.check()?;
+        Ok(config)
+    })
 }
 
 /// The target: lends memory until a signal asks to end.
 fn lend(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
-    let failed = |source| Error::internal("signals cannot be waited for").caused_by(source);
-    // Before anything is announced, so that no signal finds us without a handler.
-    let (mut terminate, mut interrupt) = {
-        let _inside = runtime.enter();
-        (
-            signal(SignalKind::terminate()).map_err(failed)?,
-            signal(SignalKind::interrupt()).map_err(failed)?,
-        )
-    };
+    let mut signals = Signals::new(runtime.handle())?;
     let (engine, _memory) = start(config, runtime)?;
     if config.metadata_server.trim().eq_ignore_ascii_case("P2PHANDSHAKE") {
         log(&format!(
@@ -98,12 +82,7 @@ fn lend(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
     } else {
         log(&format!("Transfer Engine listening as segment {}", engine.segment_name()));
     }
-    runtime.block_on(async {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    });
+    runtime.block_on(signals.next());
     Ok(())
 }
 
@@ -145,7 +124,7 @@ fn measure(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
         })?;
     }
     if config.is_json {
-        say(&outcome.json().to_string());
+        say(&format!("{}\n", outcome.json()));
     }
     log(&outcome.latency_line());
     log(&outcome.closing_line());
@@ -164,13 +143,6 @@ fn start(config: &BenchConfig, runtime: &Runtime) -> Result<(Engine, SharedMemor
         memory.write(offset, &ones[..length])?;
     }
     Ok((engine, memory))
-}
-
-fn say(text: &str) -> u8 {
-    let mut stdout = std::io::stdout().lock();
-    // A closed stdout is the reader's choice.
-    let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
-    0
 }
 
 #[allow(clippy::print_stderr, reason = "it is a program; the established one logs there too")]

@@ -4,14 +4,19 @@ use std::path::Path;
 
 use mooncake_base::{
     Error, Result,
-    options::{self, CommandLine, OptionSpec, read_gflags, resolve},
+    options::{self, OptionSpec, resolve},
     text::read_bool,
 };
+use mooncake_program::{Asked, Program, say};
 use mooncake_transfer_engine::Topology;
 
 use crate::settings::custom_topology;
 
-const PROGRAM: &str = "transfer_engine_topology_dump";
+const PROGRAM: Program = Program {
+    name: "transfer_engine_topology_dump",
+    version: env!("CARGO_PKG_VERSION"),
+    complaint: "transfer_engine_topology_dump",
+};
 const PURPOSE: &str = "prints which network devices are near which memory of this machine";
 
 #[derive(Debug, Default)]
@@ -48,30 +53,23 @@ const OPTIONS: &[OptionSpec<Settings>] = &[
 ];
 
 /// Runs the program with these arguments (without its own name) and returns its exit code.
-#[allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a program; this is its output")]
 pub fn run(arguments: Vec<String>) -> u8 {
-    match dump(arguments) {
-        Ok(text) => {
-            println!("{text}");
-            0
-        }
-        Err(error) => {
-            eprintln!("{PROGRAM}: {error}");
-            1
-        }
-    }
+    PROGRAM.run(
+        from_arguments(arguments),
+        || options::help(OPTIONS, PROGRAM.name, PURPOSE),
+        |settings| {
+            say(&format!("{}\n", dump(&settings)?));
+            Ok(())
+        },
+    )
 }
 
-fn dump(arguments: Vec<String>) -> Result<String> {
-    let assignments = match read_gflags(OPTIONS, arguments)? {
-        CommandLine::Help => return Ok(options::help(OPTIONS, PROGRAM, PURPOSE)),
-        CommandLine::Version => return Ok(format!("{PROGRAM} {}", env!("CARGO_PKG_VERSION"))),
-        CommandLine::Run { assignments, words } => match words.first() {
-            None => assignments,
-            Some(word) => return Err(Error::invalid("unknown argument").with("argument", word)),
-        },
-    };
-    let settings: Settings = resolve(OPTIONS, &[], |_| None, &assignments)?;
+fn from_arguments(arguments: Vec<String>) -> Result<Asked<Settings>> {
+    Asked::read(OPTIONS, arguments)?
+        .and_then(|assignments| resolve(OPTIONS, &[], |_| None, &assignments))
+}
+
+fn dump(settings: &Settings) -> Result<String> {
     let (topology, from) = match (settings.custom_path.as_str(), settings.is_custom) {
         ("", false) => (Topology::local(&settings.device_name), "discover"),
         ("", true) => {
@@ -97,7 +95,10 @@ mod tests {
     use super::*;
 
     fn dumped(arguments: &[&str]) -> Result<String> {
-        dump(arguments.iter().map(|word| (*word).to_owned()).collect())
+        match from_arguments(arguments.iter().map(|word| (*word).to_owned()).collect())? {
+            Asked::Run(settings) => dump(&settings),
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]
@@ -132,6 +133,6 @@ mod tests {
             assert!(dumped(arguments).is_err(), "{arguments:?}");
         }
         assert_eq!(run(vec!["--backend=tent".to_owned()]), 1);
-        assert!(dumped(&["--help"]).unwrap().contains("--custom_topo_json"));
+        assert_eq!(run(vec!["--help".to_owned()]), 0);
     }
 }

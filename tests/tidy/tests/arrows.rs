@@ -11,15 +11,17 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("base", &[]),
     ("proto", &["base"]),
     ("http", &[]),
+    ("program", &["base"]),
     ("verbs", &[]),
     ("transfer-engine", &["base", "verbs"]),
-    ("master", &["base", "http", "proto"]),
+    ("master", &["base", "http", "program", "proto"]),
     ("store-client", &["base", "http", "proto", "transfer-engine"]),
-    ("transfer-tools", &["base", "transfer-engine"]),
+    ("transfer-tools", &["base", "program", "transfer-engine"]),
     (
         "daemon",
         &[
             "base",
+            "program",
             "proto",
             "transfer-engine",
             "transfer-tools",
@@ -33,6 +35,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         "python",
         &[
             "base",
+            "program",
             "proto",
             "verbs",
             "transfer-engine",

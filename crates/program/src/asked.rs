@@ -1,0 +1,94 @@
+//! What a command line asks a program for.
+
+use mooncake_base::{
+    Error, Result,
+    options::{CommandLine, OptionSpec, read_gflags},
+};
+
+/// What a program was asked to do.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Asked<S> {
+    /// To do its work with this.
+    Run(S),
+    /// To print the help text.
+    Help,
+    /// To print the version.
+    Version,
+}
+
+/// The options that a command line sets, by their declared names and in order.
+pub type Assignments = Vec<(&'static str, String)>;
+
+impl Asked<Assignments> {
+    /// Reads a command line with its flag files. There are no words in it but options.
+    ///
+    /// # Errors
+    /// An unknown flag (with the nearest known one), a missing value, a word that is no option.
+    pub fn read<S>(specs: &'static [OptionSpec<S>], arguments: Vec<String>) -> Result<Self> {
+        match read_gflags(specs, arguments)? {
+            CommandLine::Help => Ok(Self::Help),
+            CommandLine::Version => Ok(Self::Version),
+            CommandLine::Run { assignments, words } => match words.first() {
+                None => Ok(Self::Run(assignments)),
+                Some(word) => Err(Error::invalid("unknown argument").with("argument", word)),
+            },
+        }
+    }
+}
+
+impl<S> Asked<S> {
+    /// Makes settings of what was read.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn and_then<T>(self, make: impl FnOnce(S) -> Result<T>) -> Result<Asked<T>> {
+        Ok(match self {
+            Self::Run(read) => Asked::Run(make(read)?),
+            Self::Help => Asked::Help,
+            Self::Version => Asked::Version,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPTIONS: &[OptionSpec<u32>] = &[OptionSpec {
+        name: "size",
+        aliases: &[],
+        env: None,
+        is_switch: false,
+        help: "",
+        set: |to, text| mooncake_base::text::read_number(text).map(|number| *to = number),
+        show: u32::to_string,
+    }];
+
+    fn read(line: &str) -> Result<Asked<Assignments>> {
+        Asked::read(OPTIONS, line.split_whitespace().map(str::to_owned).collect())
+    }
+
+    #[test]
+    fn a_line_asks_for_work_for_help_or_for_the_version() {
+        assert_eq!(read("--size=3").unwrap(), Asked::Run(vec![("size", "3".to_owned())]));
+        assert_eq!(read("--size=3 --help").unwrap(), Asked::Help);
+        assert_eq!(read("--version").unwrap(), Asked::Version);
+    }
+
+    #[test]
+    fn what_is_no_option_is_named() {
+        for (line, part) in [("--siz=3", "did_you_mean=size"), ("word", "argument=word")] {
+            let error = read(line).unwrap_err().to_string();
+            assert!(error.contains(part), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn settings_are_made_of_work_only() {
+        let count = |assignments: Assignments| Ok(assignments.len());
+        assert_eq!(read("--size=3").unwrap().and_then(count).unwrap(), Asked::Run(1));
+        let fail = |_| Err::<(), _>(Error::invalid("no"));
+        assert_eq!(read("--help").unwrap().and_then(fail).unwrap(), Asked::Help);
+        assert!(read("").unwrap().and_then(fail).is_err());
+    }
+}
