@@ -12,8 +12,8 @@ import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from mooncake import env
 from mooncake._amounts import amount
 from mooncake._runtime import __version__, _native
 from mooncake.errors import MooncakeError
@@ -88,7 +88,7 @@ def _transports(probe: Callable[[str], str]) -> dict[str, str]:
 
 
 def _choice(transports: dict[str, str]) -> dict[str, str]:
-    is_forced = dict(_told()).get("MC_FORCE_TCP", "0") not in ("", "0")
+    is_forced = _environment().get("MC_FORCE_TCP", "0") not in ("", "0")
     has_shm = transports["shm"].startswith("works") and not is_forced
     why = "MC_FORCE_TCP is set" if is_forced else "shared memory does not work here"
     return {
@@ -171,16 +171,9 @@ def _limits() -> dict[str, str]:
 
 
 def _environment() -> dict[str, str]:
-    rows = dict(_told())
-    known = {name for row in _native.environment() for name in (row[0], *row[1])}
-    for name in sorted(os.environ):
-        if name.startswith(("MC_", "MOONCAKE_")) and name not in known:
-            rows[name] = f"{os.environ[name]} (not known here, without effect)"
+    rows = {each.name: each.value for each in env.settings() if each.source}
+    rows |= {each.name: f"without effect: {each.reason}" for each in env.vain()}
     return rows or {"none": "no variable of ours is set"}
-
-
-def _told() -> list[tuple[str, Any]]:
-    return [(name, value) for name, _, _, _, value in _native.environment() if value is not None]
 
 
 def _read(path: Path) -> str:

@@ -31,10 +31,12 @@ __all__ = [
     "log_to_queue",
     "rdma_devices",
     "read_memory",
+    "refused_variables",
     "run_daemon",
     "run_master",
     "run_topology_dump",
     "run_transfer_bench",
+    "secret_variables",
     "take_log_records",
     "use_exceptions",
     "writable_range",
@@ -700,6 +702,12 @@ def codes() -> list[tuple[int, str, str, str]]:
 
 def environment() -> list[tuple[str, list[str], str, str, str | None]]:
     """Return every environment variable: name, older names, default, meaning, present value."""
+
+def refused_variables() -> list[tuple[str, str]]:
+    """Return the established variables that have no effect here, each with the reason."""
+
+def secret_variables() -> list[str]:
+    """Return the names of those of our variables whose values are not to be shown."""
 
 def local_topology(wanted: str, *, is_custom: bool = True) -> str:
     """Return which devices are near which memory, as JSON."""

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from mooncake import _bench, _doctor, _top
+from mooncake import _bench, _doctor, _top, env
 from mooncake._amounts import amount, rate
 from mooncake._runtime import __version__
 from mooncake.errors import MooncakeError, NotFoundError, explain
@@ -87,6 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     codes.add_argument("codes", nargs="+", type=int, metavar="code")
     doctor = add("doctor", _examine, "say what works on this machine, by trying it", joins=False)
     doctor.add_argument("--json", action="store_true", dest="is_json", help="print JSON")
+    env.add_options(
+        add("env", env.run, "show which environment variables hold, and why", joins=False)
+    )
     put = add("put", _put, "store a file (or standard input) under a key")
     put.add_argument("key")
     put.add_argument("file", nargs="?", default="-")

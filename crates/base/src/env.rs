@@ -30,6 +30,11 @@ impl EnvVar {
         std::iter::once(&self.name).chain(self.aliases).find_map(|name| std::env::var(name).ok())
     }
 
+    /// Whether its value is nobody's business.
+    pub fn is_secret(&self) -> bool {
+        self.name.ends_with("_TOKEN") || self.name.ends_with("_PASSWORD")
+    }
+
     /// Whether it is set to anything that does not say no.
     pub fn is_on(&self) -> bool {
         self.read().is_some_and(|text| crate::text::read_bool(&text).unwrap_or(true))
@@ -115,6 +120,19 @@ variables! {
     MOONCAKE_STORE_CHECKSUM = "off", "Keep a checksum with every object and check it at every read.";
     MOONCAKE_ADMIN_TOKEN = "", "Token that lets its holders change something through the master's admin port from other hosts.";
     MOONCAKE_TEST_CHAOS_SECONDS = "15", "Seconds that each test which kills holders and masters under load lasts; 600 with `MOONCAKE_LONG_TESTS`. For our own tests.";
+    MOONCAKE_CONFIG_PATH = "", "JSON file with the settings of a store, for Python's MooncakeConfig.load_from_env and what is built on it.";
+    MOONCAKE_MASTER = "127.0.0.1:50051", "Address of the master, for the command `mooncake` and, where no MOONCAKE_CONFIG_PATH is set, for MooncakeConfig.load_from_env, as all of the next.";
+    MOONCAKE_LOCAL_HOSTNAME = "localhost", "Name or address by which peers reach a store.";
+    MOONCAKE_TE_META_DATA_SERVER = "P2PHANDSHAKE", "Metadata server of a store.";
+    MOONCAKE_GLOBAL_SEGMENT_SIZE = "3355443200", "Bytes that a store lends to the pool; units as in 4gb are understood.";
+    MOONCAKE_LOCAL_BUFFER_SIZE = "1073741824", "Bytes of a store's buffer for copying calls; units as in 4gb are understood.";
+    MOONCAKE_PROTOCOL = "tcp", "Transport protocol of a store.";
+    MOONCAKE_DEVICE = "", "Network devices of a store, for RDMA.";
+    MOONCAKE_OFFLOAD_ENABLED = "off", "Let a store use a local disk.";
+    MOONCAKE_OFFLOAD_FILE_STORAGE_PATH = "", "The directory for that.";
+    MOONCAKE_TENANT_ID = "default", "Tenant in whose namespace a store's keys live.";
+    MOONCAKE_ENABLE_CLIENT_HTTP_SERVER = "off", "Let a store serve its health and metrics over HTTP.";
+    MOONCAKE_CLIENT_HTTP_PORT = "9300", "The port for that.";
     MOONCAKE_STATE_DIR = "", "Directory for the master's log and snapshots.";
     XDG_STATE_HOME = "", "Folder of the user's state, under which the master keeps its log by default.";
     HOME = "", "The user's home; `.local/state` in it takes the place of XDG_STATE_HOME.";

@@ -30,7 +30,8 @@ fn page(name: &str, text: &str) -> Generated {
 fn environment() -> String {
     let mut text = "# Environment variables\n\n\
         Read by `mooncake_master` and by the Python package, once, when they start. An argument or a \
-        flag wins over a variable.\n\n\
+        flag wins over a variable. `python -m mooncake.env` shows which of them hold on a machine, \
+        and where each value comes from.\n\n\
         | Variable | Default | What it does |\n|---|---|---|\n"
         .to_owned();
     for variable in env::ALL {

@@ -36,8 +36,8 @@ mod _native {
         options::PutOptions,
         pending::Pending,
         process::{
-            at_exit, environment, local_topology, rdma_devices, run_daemon, run_master,
-            run_topology_dump, run_transfer_bench,
+            at_exit, environment, local_topology, rdma_devices, refused_variables, run_daemon,
+            run_master, run_topology_dump, run_transfer_bench, secret_variables,
         },
         rpc::{RpcClient, RpcDelivery, RpcServer},
         store::Store,

@@ -73,6 +73,19 @@ pub(crate) fn environment() -> Vec<Variable> {
         .collect()
 }
 
+/// What those variables are called whose values are not to be shown.
+#[pyfunction]
+pub(crate) fn secret_variables() -> Vec<&'static str> {
+    env::ALL.iter().filter(|var| var.is_secret()).map(|var| var.name).collect()
+}
+
+/// The variables of the established implementation that have no effect here, each with the reason.
+#[pyfunction]
+pub(crate) fn refused_variables() -> Vec<(&'static str, &'static str)> {
+    let named = |row: &'static env::Refused| row.names.iter().map(|name| (*name, row.reason));
+    env::REFUSED.iter().flat_map(named).collect()
+}
+
 /// The RDMA devices of this machine, or why none can be used.
 #[pyfunction]
 pub(crate) fn rdma_devices(py: Python<'_>) -> (Vec<String>, Option<String>) {

@@ -1,0 +1,100 @@
+"""`mooncake.env`: what holds, where it comes from, and what is set in vain."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mooncake import env
+from mooncake.mooncake_config import MooncakeConfig
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch):
+    for name in [name for name in os.environ if name.startswith(("MC_", "MOONCAKE_"))]:
+        monkeypatch.delenv(name)
+
+
+def setting(name: str) -> env.Setting:
+    return next(each for each in env.settings() if each.name == name)
+
+
+def test_a_default_holds_until_something_is_set(monkeypatch):
+    assert (setting("MC_TRANSFER_TIMEOUT").value, setting("MC_TRANSFER_TIMEOUT").source) == (
+        "30",
+        "",
+    )
+    monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "7")
+    assert setting("MC_TRANSFER_TIMEOUT").value == "7"
+    assert setting("MC_TRANSFER_TIMEOUT").source == "MC_TRANSFER_TIMEOUT"
+
+
+def test_an_older_name_is_told_as_the_source(monkeypatch):
+    monkeypatch.setenv("MC_MIN_PRC_PORT", "16000")
+    found = setting("MC_MIN_RPC_PORT")
+    assert (found.value, found.source) == ("16000", "MC_MIN_PRC_PORT")
+
+
+@pytest.mark.parametrize("name", ["MC_TRANSFER_TOKEN", "MC_REDIS_PASSWORD", "MOONCAKE_ADMIN_TOKEN"])
+def test_secrets_are_not_shown(monkeypatch, name):
+    monkeypatch.setenv(name, "open sesame")
+    for command in (["mooncake.env"], ["mooncake.env", "--json"], ["mooncake.command", "doctor"]):
+        done = run(*command)
+        assert name in done.stdout
+        assert "sesame" not in done.stdout + done.stderr
+
+
+def test_what_is_set_in_vain_is_told_with_the_reason(monkeypatch):
+    assert env.vain() == []
+    monkeypatch.setenv("MC_SLICE_SIZE", "65536")
+    monkeypatch.setenv("MC_TRANSFER_TIMEOUTS", "7")
+    monkeypatch.setenv("MOONCAKE_OF_SOMEBODY_ELSE", "1")
+    reasons = {each.name: each.reason for each in env.vain()}
+    assert "slices" in reasons["MC_SLICE_SIZE"]
+    assert "MC_TRANSFER_TIMEOUT " in reasons["MC_TRANSFER_TIMEOUTS"].replace("?", " ")
+    assert reasons["MOONCAKE_OF_SOMEBODY_ELSE"] == "Not known here."
+
+
+def test_the_settings_are_printed_whole_or_those_that_are_set(monkeypatch):
+    assert run("mooncake.env", "--set").stdout == "no variable of ours is set\n"
+    monkeypatch.setenv("MC_FORCE_TCP", "1")
+    monkeypatch.setenv("MC_LOG_DIR", "/tmp")
+    brief = run("mooncake.env", "--set").stdout
+    assert brief.startswith("MC_FORCE_TCP = 1  [from MC_FORCE_TCP]\n")
+    assert "MC_LOG_DIR" in brief
+    whole = run("mooncake.command", "env", "--json").stdout
+    told = json.loads(whole)
+    assert {row["name"] for row in told["settings"]} == {each.name for each in env.settings()}
+    assert [row["name"] for row in told["vain"]] == ["MC_LOG_DIR"]
+
+
+def test_every_variable_of_the_configuration_is_in_the_table(monkeypatch):
+    asked = set()
+
+    def getenv(name: str, default: str | None = None) -> str | None:
+        asked.add(name)
+        return "localhost:1" if name == "MOONCAKE_MASTER" else default
+
+    monkeypatch.setattr(os, "getenv", getenv)
+    MooncakeConfig.load_from_env()
+    assert len(asked) > 10
+    assert asked <= {each.name for each in env.settings()}
+
+
+def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in _HOMES}
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+        env=environment,
+    )
+
+
+_HOMES = ("HOME", "XDG_STATE_HOME")
