@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -73,6 +74,24 @@ class Server(ThreadingHTTPServer):
     def port(self) -> int:
         """Where it listens."""
         return int(self.server_address[1])
+
+    def start(self, name: str) -> threading.Thread:
+        """Begin to answer.
+
+        Args:
+            name: What the thread that takes connections is called.
+
+        Returns:
+            That thread, which ends when the server is closed.
+        """
+        thread = threading.Thread(target=self.serve_forever, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def close(self) -> None:
+        """Take no more connections. The server must have been started."""
+        self.shutdown()
+        self.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):

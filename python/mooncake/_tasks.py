@@ -105,20 +105,38 @@ class DrainInfo:
         return self.state in ("succeeded", "failed", "canceled")
 
 
-class Task:
-    """A copy or a move that some client carries out, a moment after it was asked for."""
+class _Handle:
+    """What the master works at, known by its id; other processes know it by the same."""
 
     __slots__ = ("_native", "id")
 
-    def __init__(self, native: _native.Store, task_id: JobId) -> None:
-        """Name a task of a pool; stores make these.
+    def __init__(self, native: _native.Store, job_id: JobId) -> None:
+        """Name a task or a drain of a pool; stores make these.
 
         Args:
             native: A handle on the pool.
-            task_id: Its id.
+            job_id: Its id.
         """
         self._native = native
-        self.id = task_id
+        self.id = job_id
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same."""
+        return isinstance(other, type(self)) and self.id == other.id
+
+    def __hash__(self) -> int:
+        """Hash the id."""
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        """Name it as the master's log does."""
+        return f"<mooncake.{type(self).__name__} {self.id[0]}-{self.id[1]}>"
+
+
+class Task(_Handle):
+    """A copy or a move that some client carries out, a moment after it was asked for."""
+
+    __slots__ = ()
 
     def info(self) -> TaskInfo:
         """Say how it stands.
@@ -152,33 +170,11 @@ class Task:
             raise _native.failure(_TRANSFER_FAIL, f"the {info.kind} failed: {info.message}")
         return info
 
-    def __eq__(self, other: object) -> bool:
-        """Whether both are the same task."""
-        return isinstance(other, Task) and self.id == other.id
 
-    def __hash__(self) -> int:
-        """Hash the id."""
-        return hash(self.id)
-
-    def __repr__(self) -> str:
-        """Name the task as the master's log does."""
-        return f"<mooncake.Task {self.id[0]}-{self.id[1]}>"
-
-
-class Drain:
+class Drain(_Handle):
     """Segments that are being emptied: what lies in them is moved elsewhere."""
 
-    __slots__ = ("_native", "id")
-
-    def __init__(self, native: _native.Store, job_id: JobId) -> None:
-        """Name a drain of a pool; stores make these.
-
-        Args:
-            native: A handle on the pool.
-            job_id: Its id.
-        """
-        self._native = native
-        self.id = job_id
+    __slots__ = ()
 
     def info(self) -> DrainInfo:
         """Say how it stands.
@@ -230,18 +226,6 @@ class Drain:
             self.wait()
         elif not self.info().is_over:
             self.cancel()
-
-    def __eq__(self, other: object) -> bool:
-        """Whether both are the same drain."""
-        return isinstance(other, Drain) and self.id == other.id
-
-    def __hash__(self) -> int:
-        """Hash the id."""
-        return hash(self.id)
-
-    def __repr__(self) -> str:
-        """Name the drain as the master's log does."""
-        return f"<mooncake.Drain {self.id[0]}-{self.id[1]}>"
 
 
 def _drain_info(told: dict[str, Any]) -> DrainInfo:

@@ -65,22 +65,18 @@ class KVBootstrapServer:
         except (OSError, OverflowError) as error:
             _log.error("cannot listen at %s:%s: %s", self.host, self.port, error)
             self._thread = threading.Thread(target=lambda: None, daemon=True)
+            self._thread.start()
+            self._thread.join()
         else:
             self.port = self._server.port
-            self._thread = threading.Thread(
-                target=self._server.serve_forever, name="mooncake-metadata", daemon=True
-            )
-        self._thread.start()
-        if self._server is None:
-            self._thread.join()
+            self._thread = self._server.start("mooncake-metadata")
         return self._thread
 
     def close(self) -> None:
         """Stop serving. Closing again does nothing."""
         server, self._server = self._server, None
         if server is not None:
-            server.shutdown()
-            server.server_close()
+            server.close()
         if self._thread is not None:
             self._thread.join()
 

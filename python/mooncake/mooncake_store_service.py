@@ -114,10 +114,7 @@ class MooncakeStoreService:
         except (OSError, OverflowError) as error:
             _log.error("cannot listen at port=%s: %s", port, error)
             return False
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="mooncake-rest", daemon=True
-        )
-        self._thread.start()
+        self._thread = self._server.start("mooncake-rest")
         return True
 
     async def stop(self) -> None:
@@ -149,8 +146,7 @@ class MooncakeStoreService:
     def _stop(self) -> None:
         server, self._server = self._server, None
         if server is not None:
-            server.shutdown()
-            server.server_close()
+            server.close()
         if self._thread is not None:
             self._thread.join()
         store, self.store = self.store, None

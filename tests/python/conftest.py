@@ -39,10 +39,13 @@ class MasterProcess:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.stop()
 
     def stop(self) -> int:
+        """Ends it, if it still runs, and returns its exit code."""
         self.process.terminate()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
         return self.process.wait(10)
 
 
@@ -75,8 +78,14 @@ def master() -> Iterator[MasterProcess]:
     master = start_master("--default_kv_lease_ttl=200ms")
     yield master
     master.stop()
-    assert master.process.stdout is not None
-    master.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def quick_master() -> Iterator[MasterProcess]:
+    """A master whose leases do not last."""
+    master = start_master("--default_kv_lease_ttl=1ms")
+    yield master
+    master.stop()
 
 
 @pytest.fixture
@@ -84,10 +93,7 @@ def mortal_master() -> Iterator[MasterProcess]:
     """A master that the test may kill."""
     master = start_master()
     yield master
-    if master.process.poll() is None:
-        master.stop()
-    assert master.process.stdout is not None
-    master.process.stdout.close()
+    master.stop()
 
 
 @pytest.fixture

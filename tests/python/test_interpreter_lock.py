@@ -48,8 +48,6 @@ def pool() -> Iterator[tuple[MooncakeDistributedStore, list[int]]]:
     store.close()
     lender.communicate(timeout=30)
     master.stop()
-    assert master.process.stdout is not None
-    master.process.stdout.close()
 
 
 def lend(master: MasterProcess) -> subprocess.Popen[str]:

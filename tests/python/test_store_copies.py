@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
-from conftest import MIB, MasterProcess, start_master
+from conftest import MIB, MasterProcess
 
 import mooncake
 from mooncake import DrainInfo, Store, StoreConfig, TaskInfo
@@ -14,16 +14,6 @@ from mooncake._tasks import wait_for
 
 LIMIT_S = 60.0
 NOW = datetime.now(UTC)
-
-
-@pytest.fixture(scope="module")
-def quick_master() -> Iterator[MasterProcess]:
-    """A master whose leases do not last."""
-    master = start_master("--default_kv_lease_ttl=1ms")
-    yield master
-    master.stop()
-    assert master.process.stdout is not None
-    master.process.stdout.close()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from conftest import MIB, MasterProcess, set_up, start_master
+from conftest import MIB, MasterProcess, set_up
 
 from mooncake.store import (
     Descriptor,
@@ -21,16 +21,6 @@ from mooncake.store import (
 
 MISSING, INVALID, UNKNOWN = -704, -600, -1400
 Pair = tuple[MooncakeDistributedStore, MooncakeDistributedStore]
-
-
-@pytest.fixture(scope="module")
-def quick_master() -> Iterator[MasterProcess]:
-    """A master whose leases do not last."""
-    master = start_master("--default_kv_lease_ttl=1ms")
-    yield master
-    master.stop()
-    assert master.process.stdout is not None
-    master.process.stdout.close()
 
 
 @pytest.fixture
