@@ -197,7 +197,8 @@ def _stat(options: argparse.Namespace) -> int:
         print(f"memory    {amount(pool['used_bytes'])} of {amount(pool['capacity_bytes'])} used")
         for segment in store.segments():
             used, capacity = amount(segment.used_bytes), amount(segment.capacity_bytes)
-            print(f"segment   {segment.name}  {used} of {capacity}  at {segment.endpoint}")
+            state = "" if segment.takes_objects else "  takes nothing new"
+            print(f"segment   {segment.name}  {used} of {capacity}  at {segment.endpoint}{state}")
     return 0
 
 

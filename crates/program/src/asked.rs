@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn what_is_no_option_is_named() {
-        for (line, part) in [("--siz=3", "did_you_mean=size"), ("word", "argument=word")] {
+        for (line, part) in [("--sized=3", "did_you_mean=size"), ("word", "argument=word")] {
             let error = read(line).unwrap_err().to_string();
             assert!(error.contains(part), "{line}: {error}");
         }

@@ -1,0 +1,67 @@
+"""What the guide for operators names is there: flags, metrics, addresses of the admin port."""
+
+from __future__ import annotations
+
+import re
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from conftest import MasterProcess, start_master
+
+from mooncake.errors import explain
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = (ROOT / "docs/guide/operating.md").read_text(encoding="utf-8")
+OPTIONS = (ROOT / "docs/reference/options-master.md").read_text(encoding="utf-8")
+
+
+def named(pattern: str) -> set[str]:
+    """All that the guide names in this form."""
+    found = set(re.findall(pattern, GUIDE))
+    assert found, pattern
+    return found
+
+
+def admin(master: MasterProcess) -> str:
+    found = re.search(r"admin=\S+:(\d+)", master.ready)
+    assert found, master.ready
+    return f"http://127.0.0.1:{found[1]}"
+
+
+def test_every_flag_is_one_of_the_master():
+    for flag in named(r"--([a-z]+_[a-z_]+)"):
+        assert f"`{flag}`" in OPTIONS, flag
+
+
+def test_every_metric_is_told_by_a_master_with_a_log(tmp_path: Path):
+    master = start_master(f"--state_dir={tmp_path}")
+    try:
+        with urllib.request.urlopen(f"{admin(master)}/metrics", timeout=20) as reply:
+            told = set(re.findall(r"^# TYPE (\S+)", reply.read().decode(), re.MULTILINE))
+    finally:
+        master.stop()
+    table = GUIDE.split("## Watch")[1].split("##")[0]
+    asked = set(re.findall(r"`((?:mooncake_)?master_[a-z_]+|[a-z_]+_nums_)`", table))
+    assert len(asked) > 10
+    assert asked <= told
+
+
+def test_every_address_of_the_admin_port_answers(master: MasterProcess):
+    for path in named(r"(?:localhost:9003|`)(/[a-z_/0-9]+)"):
+        body = b"" if f"-X POST http://localhost:9003{path}" in GUIDE else None
+        # What wants a body, a parameter or a switch says so; what is not there is a 404.
+        assert status(admin(master) + path, body) in (200, 400, 409), path
+
+
+def status(url: str, body: bytes | None) -> int:
+    try:
+        with urllib.request.urlopen(url, body, timeout=20) as reply:
+            return reply.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_every_number_is_a_code_with_a_remedy():
+    for number in named(r"(-\d{3,4})\b"):
+        assert "unknown" not in explain(int(number)).lower()
