@@ -3,7 +3,7 @@
 //!
 //! Telling is a courtesy: what is lost on the way, or does not fit, ends by its time.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Moment, SystemClock};
@@ -11,6 +11,11 @@ use mooncake_proto::v1;
 
 /// The most objects that wait to be told of. More of them end by their time.
 const WAITING_MAX: usize = 1 << 16;
+
+/// How long a fence is told of after it has ended for its reader, who counts from before the question
+/// and with a margin: for the master it may stand for a while longer. To tell of one that has ended
+/// there too does no harm.
+const AFTERWARDS: Duration = Duration::from_secs(2);
 
 /// What one locate was granted, for itself alone. Dropped when the last of its objects is, and
 /// thereby handed back: nobody can read any more by what it said.
@@ -63,7 +68,7 @@ impl Drop for Holds {
 }
 
 impl Outbox {
-    /// What is to be told now, but for what has ended by itself.
+    /// What is to be told now, but for what has ended by itself for sure.
     pub(super) fn take(&self) -> Vec<v1::FenceReturn> {
         let waiting = {
             let mut waiting = self.0.lock();
@@ -74,7 +79,7 @@ impl Outbox {
         };
         let now = SystemClock.now();
         let mut returns: Vec<v1::FenceReturn> = Vec::new();
-        for (_, granted) in waiting.into_iter().filter(|(until, _)| !until.has_passed(now)) {
+        for (_, granted) in waiting.into_iter().filter(|(until, _)| is_worth_telling(*until, now)) {
             // Objects of one locate have one fence, as a rule.
             if returns.last().is_none_or(|last| last.fence != granted.fence) {
                 returns.push(v1::FenceReturn { fence: granted.fence, ..Default::default() });
@@ -85,5 +90,32 @@ impl Outbox {
             }
         }
         returns
+    }
+}
+
+fn is_worth_telling(until: Moment, now: Moment) -> bool {
+    !(until + AFTERWARDS).has_passed(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(outbox: &Arc<Outbox>, until: Moment) -> Vec<v1::FenceReturn> {
+        let granted = vec![Granted { fence: 7, version: 3, object: 1 }];
+        drop(Holds { granted, until, outbox: Arc::clone(outbox) });
+        outbox.take()
+    }
+
+    #[test]
+    fn a_fence_that_ended_just_now_for_its_reader_is_handed_back_and_one_long_ago_is_not() {
+        let outbox = Arc::<Outbox>::default();
+        let now = SystemClock.now();
+        // Under the reader's margin the master's end of the fence is still to come.
+        let told_now = told(&outbox, now);
+        assert_eq!((told_now.len(), told_now[0].fence), (1, 7));
+        assert!(outbox.take().is_empty(), "it is told once");
+        assert!(is_worth_telling(now, now + AFTERWARDS / 2));
+        assert!(!is_worth_telling(now, now + AFTERWARDS));
     }
 }
