@@ -33,7 +33,7 @@ impl SharedMemory {
         let huge = huge.and_then(|huge| {
             Mapping::create(length, Some(huge))
                 .inspect_err(|error| {
-                    tracing::info!(%error, "no huge pages, taking pages of the usual size");
+                    tracing::warn!(%error, "no huge pages, taking pages of the usual size");
                 })
                 .ok()
         });

@@ -60,6 +60,8 @@ pub struct TransportSnapshot {
     pub bytes_written: u64,
     /// Pieces that it could not move.
     pub errors: u64,
+    /// Pieces of memory that it does not serve, and left to another way.
+    pub unserved: u64,
     /// Peers to which there was no such way.
     pub refusals: u64,
     /// How long batches took.
@@ -144,6 +146,7 @@ struct Sums {
     bytes_read: AtomicU64,
     bytes_written: AtomicU64,
     errors: AtomicU64,
+    unserved: AtomicU64,
     refusals: AtomicU64,
     latency: Histogram,
 }
@@ -154,6 +157,7 @@ pub(crate) struct Progress {
     pieces: u64,
     bytes: u64,
     errors: u64,
+    open: u64,
 }
 
 /// What one way did for one batch.
@@ -207,7 +211,7 @@ impl Progress {
                     progress.bytes += piece.local.length() as u64;
                 }
                 Some(Err(_)) => progress.errors += 1,
-                None => {}
+                None => progress.open += 1,
             }
         }
         progress
@@ -226,6 +230,12 @@ impl Metrics {
     pub(crate) fn count(&self, work: &Work) {
         let sums = self.sums(work.kind);
         let add = |sum: &AtomicU64, count: u64| sum.fetch_add(count, Ordering::Relaxed);
+        if work.after.open > 0 {
+            add(&sums.unserved, work.after.open);
+            if work.after.open == work.before.open {
+                return;
+            }
+        }
         add(&sums.batches, 1);
         add(&sums.pieces, work.after.pieces - work.before.pieces);
         let errors = work.after.errors.saturating_sub(work.before.errors);
@@ -255,6 +265,7 @@ impl Metrics {
                 bytes_read: read(&sums.bytes_read),
                 bytes_written: read(&sums.bytes_written),
                 errors: read(&sums.errors),
+                unserved: read(&sums.unserved),
                 refusals: read(&sums.refusals),
                 latency: sums.latency.snapshot(),
             }
@@ -283,6 +294,7 @@ impl TransportSnapshot {
             bytes_read: 0,
             bytes_written: 0,
             errors: 0,
+            unserved: 0,
             refusals: 0,
             latency,
         }
@@ -290,7 +302,7 @@ impl TransportSnapshot {
 
     /// Whether anything happened on it.
     pub(crate) const fn is_used(&self) -> bool {
-        self.batches > 0 || self.refusals > 0
+        self.batches > 0 || self.refusals > 0 || self.unserved > 0
     }
 
     /// All bytes that it moved.

@@ -94,7 +94,8 @@ pub trait Path: fmt::Debug + Send + Sync {
     /// Whether the path is able to reach this range of the peer, as far as is known here.
     fn reaches(&self, range: RemoteRange) -> bool;
 
-    /// Moves every piece whose outcome is still open, and gives each its outcome.
+    /// Moves every piece whose outcome is still open, and gives each its outcome. Only pieces of
+    /// memory of a kind that the path does not serve keep none: another path is to have them.
     ///
     /// Blocks the calling thread. When it returns no piece's memory is in use by the path any
     /// more, whatever the outcome: a write is counted as done only after its bytes were applied.

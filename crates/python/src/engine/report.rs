@@ -67,6 +67,7 @@ fn transports<'py>(
         one.set_item("bytes_read", transport.bytes_read)?;
         one.set_item("bytes_written", transport.bytes_written)?;
         one.set_item("errors", transport.errors)?;
+        one.set_item("unserved", transport.unserved)?;
         one.set_item("refusals", transport.refusals)?;
         let seconds =
             |percent| transport.latency.percentile(percent).map(|latency| latency.as_secs_f64());

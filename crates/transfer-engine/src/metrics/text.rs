@@ -169,12 +169,13 @@ impl Page {
     /// What went over each way, for everybody or for each peer.
     fn transports(&mut self, part: &str, owners: &[(&str, &[TransportSnapshot])]) {
         type Column = (&'static str, &'static str, &'static str, fn(&TransportSnapshot) -> u64);
-        let columns: [Column; 6] = [
+        let columns: [Column; 7] = [
             ("batches_total", "batches given to a way", "", |one| one.batches),
             ("pieces_total", "pieces moved", "", |one| one.pieces),
             ("bytes_total", "bytes moved", "read", |one| one.bytes_read),
             ("bytes_total", "bytes moved", "write", |one| one.bytes_written),
             ("errors_total", "pieces that a way could not move", "", |one| one.errors),
+            ("unserved_total", "pieces that a way left to another one", "", |one| one.unserved),
             ("unreachable_total", "times there was no such way", "", |one| one.refusals),
         ];
         for (name, help, operation, value) in columns {
@@ -246,7 +247,7 @@ mod tests {
                 kind: TransportKind::Tcp,
                 opcode: Opcode::Write,
                 before: Progress::default(),
-                after: Progress { pieces: 2, bytes: 1_000_000, errors: 1 },
+                after: Progress { pieces: 2, bytes: 1_000_000, errors: 1, open: 0 },
                 took: Duration::from_micros(700),
             });
         }

@@ -194,7 +194,7 @@ impl Path for ShmPath {
     fn reaches(&self, range: RemoteRange) -> bool {
         let soon = SystemClock.now() + std::time::Duration::from_secs(1);
         let entered = self.attachment.enter(range, soon);
-        entered.is_ok_and(|entered| !matches!(entered.region().way, Way::None(_)))
+        entered.is_ok_and(|entered| !matches!(entered.region().way, Way::Unserved | Way::Failed(_)))
     }
 
     fn transfer(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) {
@@ -229,7 +229,9 @@ impl Path for ShmPath {
             match &region.way {
                 Way::Mapped(mapping) => mapping.transfer(opcode, run, region.base, &gate),
                 Way::Process => copy_process(opcode, run, self.attachment.process(), &gate),
-                Way::None(error) => {
+                // Left open for another way.
+                Way::Unserved => {}
+                Way::Failed(error) => {
                     for piece in run.iter_mut().filter(|piece| piece.outcome.is_none()) {
                         piece.outcome = Some(Err(error.clone()));
                     }

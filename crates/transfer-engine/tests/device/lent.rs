@@ -13,7 +13,7 @@ use mooncake_transfer_engine::{
 };
 use tokio::runtime::Runtime;
 
-use crate::{MIB, fake::Fake, outcomes, pattern, pieces, runtime, soon, start};
+use crate::{MIB, fake::Fake, outcomes, pattern, pieces, runtime, soon, start, start_with};
 
 /// The ways that reach device memory of an owner.
 const KINDS: [TransportKind; 2] = [TransportKind::Memory, TransportKind::Tcp];
@@ -147,6 +147,46 @@ fn a_batch_reaches_host_memory_and_several_devices_and_only_bad_pieces_fail() {
         assert!(pair.transfer(Opcode::Read, &ranges).iter().all(|one| one.is_ok()), "{kind:?}");
         assert!(seen(&back) == bytes, "{kind:?}");
     }
+}
+
+#[test]
+fn the_way_that_cannot_reach_a_device_leaves_it_to_tcp_and_counts_no_error() {
+    let Some(fake) = Fake::load() else { return };
+    let runtime = runtime();
+    let ways = [TransportKind::Shm, TransportKind::Tcp];
+    let near = start_with(&ways, PathBuf::from("no-driver.so"), &runtime);
+    let far = start_with(&ways, fake.file(), &runtime);
+    let peer = near.open(far.segment_name(), soon()).unwrap();
+    assert_eq!(peer.transport(), Some(TransportKind::Shm));
+    let (there, host) = (fake.memory(&[0; 100]), vec![0_u8; 100]);
+    let host_base = host.as_ptr() as usize;
+    [there, host_base].iter().for_each(|base| {
+        far.regions().register(*base as u64, 100, "*").unwrap();
+    });
+    let bytes = pattern(100, 2);
+    let from = bytes.as_ptr() as usize;
+    // What goes to the host memory beside it is not held up.
+    for _ in 0..3 {
+        let to = [there, host_base];
+        let mut batch = pieces(&to.map(|to| (from, 100, to as u64)));
+        near.transfer(&peer, Opcode::Write, &mut batch, soon());
+        outcomes(batch).into_iter().for_each(|one| one.unwrap());
+    }
+    let mut beyond = pieces(&[(from, 100, there as u64 + 1)]);
+    near.transfer(&peer, Opcode::Write, &mut beyond, soon());
+    outcomes(beyond).remove(0).unwrap_err();
+    assert!(fake.bytes(there, 100) == bytes && seen(&host) == bytes);
+    let snapshot = near.snapshot();
+    let of = |kind| snapshot.transports.iter().find(|one| one.kind == kind).unwrap();
+    let (shm, tcp) = (of(TransportKind::Shm), of(TransportKind::Tcp));
+    // The one range that is not lent is an error of both.
+    assert_eq!((shm.pieces, shm.unserved, shm.errors), (3, 3, 1));
+    assert_eq!((tcp.pieces, tcp.unserved, tcp.errors), (3, 0, 1));
+    // Memory of the host may take the place of what was the device's.
+    far.regions().unregister(there as u64).unwrap();
+    let mut gone = pieces(&[(from, 100, there as u64)]);
+    near.transfer(&peer, Opcode::Write, &mut gone, soon());
+    outcomes(gone).remove(0).unwrap_err();
 }
 
 #[test]

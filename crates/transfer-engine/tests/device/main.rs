@@ -67,10 +67,15 @@ fn runtime() -> Runtime {
 
 /// An engine that has one way only.
 fn start(kind: TransportKind, device_driver: PathBuf, runtime: &Runtime) -> Engine {
+    start_with(&[kind], device_driver, runtime)
+}
+
+/// An engine that has these ways.
+fn start_with(kinds: &[TransportKind], device_driver: PathBuf, runtime: &Runtime) -> Engine {
     let config = EngineConfig {
         name: "127.0.0.1".to_owned(),
-        is_tcp_forced: kind == TransportKind::Tcp,
-        disabled: KINDS.into_iter().filter(|other| *other != kind).collect(),
+        is_tcp_forced: kinds == [TransportKind::Tcp],
+        disabled: KINDS.into_iter().filter(|other| !kinds.contains(other)).collect(),
         device_driver,
         ..EngineConfig::default()
     };

@@ -60,8 +60,10 @@ pub(super) enum Way {
     Mapped(Mapping),
     /// The kernel copies between the two processes.
     Process,
+    /// Not at all, which is no fault: this way serves no such memory of this peer.
+    Unserved,
     /// Not at all, for this reason.
-    None(Error),
+    Failed(Error),
 }
 
 /// Leave to touch a region. The owner's withdrawal is confirmed when the last one is gone.
@@ -139,7 +141,7 @@ impl Attachment {
             _ if !region.holds(range) => None,
             Way::Mapped(_) => Some(Footing::Mapped),
             Way::Process => Some(Footing::Process),
-            Way::None(_) => None,
+            Way::Unserved | Way::Failed(_) => None,
         }
     }
 
@@ -202,23 +204,16 @@ impl Attachment {
     }
 
     fn way(&self, length: u64, kind: RegionKind, file: Option<OwnedFd>) -> Way {
-        let unproven = |way: &str| {
-            Way::None(
-                Error::new(ErrorCode::TRANSFER_FAIL, "the peer's memory is out of reach this way")
-                    .with("way", way),
-            )
-        };
         match (kind, file) {
-            (RegionKind::User, _) if self.ways.is_process => Way::Process,
-            (RegionKind::User, _) => unproven("process"),
+            (RegionKind::Device, _) => Way::Unserved,
             (RegionKind::Shared | RegionKind::Huge, Some(file)) if self.ways.is_shared => {
                 match Mapping::attach(file, length, kind == RegionKind::Huge) {
                     Ok(mapping) => Way::Mapped(mapping),
-                    Err(error) => Way::None(error),
+                    Err(error) => Way::Failed(error),
                 }
             }
-            (RegionKind::Shared | RegionKind::Huge, _) if self.ways.is_process => Way::Process,
-            (RegionKind::Shared | RegionKind::Huge, _) => unproven("shared"),
+            _ if self.ways.is_process => Way::Process,
+            _ => Way::Unserved,
         }
     }
 

@@ -5,7 +5,7 @@ use mooncake_base::EngineId;
 use crate::token::{Nonce, Proof};
 
 /// The version of these messages; both sides must have the same.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 
 /// No message is longer.
 pub(super) const MESSAGE_BYTES_MAX: usize = 72;
@@ -56,6 +56,8 @@ pub(super) enum RegionKind {
     Shared,
     /// Shared memory of huge pages.
     Huge,
+    /// Memory of a device, which no other process reaches.
+    Device,
 }
 
 impl Message {
@@ -87,6 +89,7 @@ impl Message {
                     RegionKind::User => 0,
                     RegionKind::Shared => 1,
                     RegionKind::Huge => 2,
+                    RegionKind::Device => 3,
                 };
                 put(6, &[&le(id), &le(base), &le(length), &[kind]]);
             }
@@ -119,6 +122,7 @@ impl Message {
                     [0] => RegionKind::User,
                     [1] => RegionKind::Shared,
                     [2] => RegionKind::Huge,
+                    [3] => RegionKind::Device,
                     _ => return None,
                 },
             },

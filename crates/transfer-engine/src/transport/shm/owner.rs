@@ -177,13 +177,10 @@ impl Client {
             return self.link.send(Message::Missing { id }, None);
         };
         let region: &Region = pin.region();
-        if region.device().is_some() {
-            // No other process reaches it; over TCP this one does.
-            return self.link.send(Message::Missing { id }, None);
-        }
         let Region { base, length, .. } = *region;
         let found = |kind| Message::Found { id, base, length, kind };
         match (&region.backing, lent.mapping(region)) {
+            (Backing::Device, _) => self.link.send(found(RegionKind::Device), None)?,
             (Backing::Shared { .. }, Some(mapping)) => {
                 let kind = if mapping.is_huge() { RegionKind::Huge } else { RegionKind::Shared };
                 let file: BorrowedFd<'_> = mapping.file();

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use mooncake_base::{Clock, ErrorKind, SystemClock};
 
-use self::support::{Language, Memory, Owner, moved, outcomes, pieces, soon};
+use self::support::{AT_ONCE, Language, Memory, Owner, moved, outcomes, pieces, soon};
 use super::*;
 use crate::piece::{Opcode, Piece};
 
@@ -184,7 +184,7 @@ fn closing_the_server_ends_its_connections_at_once() {
     let begin = std::time::Instant::now();
     owner.server.close();
     owner.server.close();
-    assert!(begin.elapsed() < Duration::from_millis(600), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
     let back = Memory::zeroed(10);
     let mut batch = [back.piece(0, 10, &theirs, 0)];
     path.transfer(Opcode::Read, &mut batch, soon());

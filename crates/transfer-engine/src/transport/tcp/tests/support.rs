@@ -169,5 +169,9 @@ pub(super) fn outcomes(pieces: &[Piece]) -> Vec<bool> {
 
 /// A deadline that only a hanging test reaches.
 pub(super) fn soon() -> Moment {
-    SystemClock.now() + Duration::from_secs(30)
+    SystemClock.now() + Duration::from_secs(60)
 }
+
+/// Whatever waits for nobody is over by then, on however busy a machine, and what waits for a
+/// deadline or a time-out of half a minute is not.
+pub(super) const AT_ONCE: Duration = Duration::from_secs(20);
