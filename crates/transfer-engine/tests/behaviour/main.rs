@@ -4,6 +4,7 @@
 
 mod child;
 mod engine;
+mod huge;
 mod metrics;
 mod pair;
 mod process;

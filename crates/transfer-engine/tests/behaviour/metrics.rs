@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use mooncake_base::{Clock, ErrorKind, SystemClock};
 use mooncake_transfer_engine::{Engine, EngineConfig, Opcode, Piece, TransportKind};
 
 use crate::{
@@ -116,25 +115,6 @@ fn a_peer_of_another_user_is_reached_over_tcp_and_counted() {
     let refusals = &snapshot.peers[0].refusals;
     let why = &refusals.iter().find(|(kind, _)| *kind == TransportKind::Shm).unwrap().1;
     assert!(why.contains("another user"), "{why}");
-}
-
-#[test]
-fn a_peer_that_stands_still_costs_a_transfer_its_deadline() {
-    let runtime = runtime();
-    let near = start(Some(TransportKind::Tcp), &runtime);
-    let child = ChildPeer::start();
-    let peer = near.open(&child.segment, soon()).unwrap();
-    let mut bytes = vec![1; 4 << 20];
-    move_one(&near, &peer, Opcode::Write, (held(&mut bytes), child.user)).unwrap();
-    child.stop();
-    for opcode in [Opcode::Read, Opcode::Write] {
-        let begin = Instant::now();
-        let mut pieces = [Piece::new(held(&mut bytes), child.user)];
-        near.transfer(&peer, opcode, &mut pieces, SystemClock.now() + Duration::from_millis(300));
-        let error = pieces[0].outcome.take().unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
-        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
-    }
 }
 
 #[test]

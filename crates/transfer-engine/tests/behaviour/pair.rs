@@ -1,6 +1,9 @@
 //! Two engines that reach each other over one way, and memory of both kinds to lend.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use mooncake_base::{Clock, Moment, Result, SystemClock};
 use mooncake_transfer_engine::{
@@ -12,7 +15,7 @@ pub(crate) struct Pair {
     pub(crate) near: Engine,
     pub(crate) far: Engine,
     pub(crate) peer: Arc<Peer>,
-    _runtime: tokio::runtime::Runtime,
+    pub(crate) runtime: tokio::runtime::Runtime,
 }
 
 /// Memory that the far engine lends.
@@ -41,7 +44,7 @@ impl Pair {
         let (near, far) = (start(Some(kind), &runtime), start(Some(kind), &runtime));
         let peer = near.open(far.segment_name(), soon()).unwrap();
         assert_eq!(peer.transport(), Some(kind));
-        Self { near, far, peer, _runtime: runtime }
+        Self { near, far, peer, runtime }
     }
 
     /// Both kinds of memory, of that many bytes.
@@ -95,18 +98,23 @@ impl Lent {
 
 /// An engine that has only the one way, or all of them.
 pub(crate) fn start(only: Option<TransportKind>, runtime: &tokio::runtime::Runtime) -> Engine {
+    Engine::start(config(only), runtime.handle().clone()).unwrap()
+}
+
+pub(crate) fn config(only: Option<TransportKind>) -> EngineConfig {
     let all = [TransportKind::Memory, TransportKind::Shm, TransportKind::Tcp];
     let disabled = match only {
         Some(kind) => all.into_iter().filter(|other| *other != kind).collect(),
         None => Vec::new(),
     };
-    let config = EngineConfig {
+    EngineConfig {
         name: "127.0.0.1".to_owned(),
         is_tcp_forced: only == Some(TransportKind::Tcp),
         disabled,
+        // A peer that has no processor for a second has not left us.
+        withdraw_timeout: 2 * AT_ONCE,
         ..EngineConfig::default()
-    };
-    Engine::start(config, runtime.handle().clone()).unwrap()
+    }
 }
 
 pub(crate) fn runtime() -> tokio::runtime::Runtime {
@@ -119,8 +127,18 @@ pub(crate) fn move_one(
     opcode: Opcode,
     (local, remote): (LocalRange, u64),
 ) -> Result<()> {
+    move_until(engine, peer, opcode, (local, remote), soon())
+}
+
+pub(crate) fn move_until(
+    engine: &Engine,
+    peer: &Peer,
+    opcode: Opcode,
+    (local, remote): (LocalRange, u64),
+    deadline: Moment,
+) -> Result<()> {
     let mut pieces = [Piece::new(local, remote)];
-    engine.transfer(peer, opcode, &mut pieces, soon());
+    engine.transfer(peer, opcode, &mut pieces, deadline);
     let [piece] = pieces;
     piece.outcome.expect("every piece has an outcome")
 }
@@ -135,11 +153,29 @@ pub(crate) fn foreign(address: usize, length: usize) -> LocalRange {
     unsafe { LocalRange::foreign(address, length) }
 }
 
-/// Bytes that differ at every place and by seed.
+/// Bytes that differ at every place and by seed: the place after the seed in steps of 251, changed
+/// by the number of its block. Put together of ready blocks, since a test may want a gibibyte.
 pub(crate) fn pattern(length: usize, seed: usize) -> Vec<u8> {
-    (0..length).map(|i| ((i + seed) % 251) as u8 ^ (i >> 11) as u8).collect()
+    static ROWS: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
+        let row = |block: u8| (0..PERIOD + BLOCK).map(|i| (i % PERIOD) as u8 ^ block).collect();
+        (0..=u8::MAX).map(row).collect()
+    });
+    let mut bytes = Vec::with_capacity(length);
+    while bytes.len() < length {
+        let (place, row) = (bytes.len(), &ROWS[bytes.len() / BLOCK % 256]);
+        let from = (place + seed) % PERIOD;
+        bytes.extend_from_slice(&row[from..from + BLOCK.min(length - place)]);
+    }
+    bytes
 }
 
+const BLOCK: usize = 2048;
+const PERIOD: usize = 251;
+
 pub(crate) fn soon() -> Moment {
-    SystemClock.now() + Duration::from_secs(20)
+    SystemClock.now() + Duration::from_secs(60)
 }
+
+/// Whatever waits for nobody is over by then, on however busy a machine, and what waits for a
+/// deadline is not.
+pub(crate) const AT_ONCE: Duration = Duration::from_secs(20);

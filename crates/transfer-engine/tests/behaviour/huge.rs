@@ -1,0 +1,100 @@
+//! Memory of reserved huge pages, where the system has some.
+
+use mooncake_transfer_engine::{Engine, EngineConfig, HugePages, Opcode, TransportKind};
+
+use crate::{
+    child::ChildPeer,
+    pair::{Lent, config, held, move_one, pattern, runtime, soon, start},
+};
+
+const PAGE: usize = 2 << 20;
+
+/// What the test lends at a time, in huge pages.
+const WANTED: usize = 3;
+
+#[test]
+fn memory_of_huge_pages_is_lent_over_every_way_and_given_back() {
+    let free = free_pages();
+    if free < WANTED {
+        let how = "reserve some with `sysctl vm.nr_hugepages=16`";
+        println!("skipped: {free} free huge pages, {WANTED} needed; {how}");
+        return;
+    }
+    for kind in [TransportKind::Memory, TransportKind::Shm, TransportKind::Tcp] {
+        let runtime = runtime();
+        let (near, far) = (start(Some(kind), &runtime), start_huge(Some(kind), &runtime));
+        let peer = near.open(far.segment_name(), soon()).unwrap();
+        // No whole number of pages, and a page more than is used.
+        let length = (WANTED - 1) * PAGE - 5;
+        let lent = Lent::shared(&far, length);
+        assert_eq!(page_bytes(lent.base()), PAGE, "{kind}");
+        assert_eq!(lent.length() as usize, (WANTED - 1) * PAGE, "{kind}");
+        for (offset, length) in [(0, length), (7, 1), (PAGE - 1, 4097), (PAGE, 300_000)] {
+            let mut bytes = pattern(length, offset);
+            let wanted = bytes.clone();
+            let address = lent.base() + offset as u64;
+            move_one(&near, &peer, Opcode::Write, (held(&mut bytes), address)).unwrap();
+            bytes.fill(0);
+            move_one(&near, &peer, Opcode::Read, (held(&mut bytes), address)).unwrap();
+            assert!(bytes == wanted, "{kind} {length} at {offset}");
+        }
+        assert!(free_pages() < free, "{kind}");
+        lent.withdraw().unwrap();
+        drop((peer, near, far));
+        assert_eq!(free_pages(), free, "{kind}");
+    }
+    another_process_maps_them();
+    what_is_more_than_there_is_comes_from_usual_pages();
+    assert_eq!(free_pages(), free);
+}
+
+fn another_process_maps_them() {
+    let runtime = runtime();
+    let engine = start_huge(None, &runtime);
+    let lent = Lent::shared(&engine, WANTED * PAGE);
+    let mut child = ChildPeer::start();
+    child.touch(&engine, lent.base() + PAGE as u64);
+    assert_eq!(engine.snapshot().incoming.open, 0, "it came over shared memory");
+    child.begin_flood(&engine, lent.base(), WANTED * PAGE);
+    let last = (lent.base() as usize + WANTED * PAGE - 1) as *const u8;
+    // SAFETY: the address is in the memory, which lives; the peer writes bytes of which any will do.
+    while unsafe { last.read_volatile() } < 2 {
+        std::thread::yield_now();
+    }
+    lent.withdraw().unwrap();
+    assert!(child.await_refusal() > 0);
+}
+
+fn what_is_more_than_there_is_comes_from_usual_pages() {
+    let runtime = runtime();
+    let engine = start_huge(None, &runtime);
+    let lent = Lent::shared(&engine, (free_pages() + 1) * PAGE);
+    assert_ne!(page_bytes(lent.base()), PAGE);
+    let peer = engine.open(engine.segment_name(), soon()).unwrap();
+    let one = (held(&mut [7]), lent.base() + lent.length() - 1);
+    move_one(&engine, &peer, Opcode::Write, one).unwrap();
+}
+
+fn start_huge(only: Option<TransportKind>, runtime: &tokio::runtime::Runtime) -> Engine {
+    let config = EngineConfig { huge_pages: Some(HugePages::TwoMiB), ..config(only) };
+    Engine::start(config, runtime.handle().clone()).unwrap()
+}
+
+/// How many huge pages nobody has and nobody has been promised.
+fn free_pages() -> usize {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let of = |name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name));
+        line.and_then(|line| line.split_whitespace().nth(1)?.parse::<usize>().ok()).unwrap_or(0)
+    };
+    of("HugePages_Free:") - of("HugePages_Rsvd:")
+}
+
+/// How large the pages are of what is mapped there.
+fn page_bytes(base: u64) -> usize {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let head = format!("{base:x}-");
+    let mut lines = maps.lines().skip_while(|line| !line.starts_with(&head));
+    let line = lines.find(|line| line.starts_with("KernelPageSize:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+}
