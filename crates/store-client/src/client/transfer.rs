@@ -162,8 +162,9 @@ impl Shared {
 
     /// Notes that a peer failed, and names it.
     fn blame(&self, error: Error, segment: &SegmentInfo) -> Error {
-        // Memory of our own that is not there says nothing about the peer.
-        if error.code() != ErrorCode::INVALID_PARAMS {
+        // Memory of our own that is not there says nothing about the peer, and neither does what
+        // fails while we close.
+        if error.code() != ErrorCode::INVALID_PARAMS && !self.is_closed() {
             self.metrics.count_peer_error(&segment.endpoint);
             if self.suspects.add(&segment.endpoint, SystemClock.now()) {
                 let (peer, segment) = (&segment.endpoint, &segment.name);
