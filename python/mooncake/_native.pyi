@@ -396,12 +396,26 @@ class Store:
         """
 
     @staticmethod
-    def connect_daemon(daemon: str, *, pool_bytes: int = 0) -> Store:
+    def connect_daemon(
+        daemon: str,
+        *,
+        pool_bytes: int = 0,
+        is_tcp_forced: bool | None = None,
+        rpc_timeout_s: float | None = None,
+        connect_timeout_s: float | None = None,
+        has_checksums: bool | None = None,
+        http_port: int | None = None,
+    ) -> Store:
         """Join a pool as a guest of the daemon of this host.
 
         Args:
             daemon: ``host[:port]`` of the daemon.
             pool_bytes: How much memory `take_memory` may hand out.
+            is_tcp_forced: As of `connect`, as the following.
+            rpc_timeout_s: How long the daemon may take to answer.
+            connect_timeout_s: How long to try to reach the daemon.
+            has_checksums: Keep and check checksums.
+            http_port: Where to serve health and metrics over HTTP.
 
         Raises:
             MooncakeError: No daemon answers there, it does not reach its master, or there is no

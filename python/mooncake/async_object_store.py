@@ -53,17 +53,25 @@ class AsyncStore:
         b'Hello!'
     """
 
-    __slots__ = ("__weakref__", "_config", "_lines", "_master", "_store")
+    __slots__ = ("__weakref__", "_config", "_daemon", "_lines", "_master", "_store")
 
-    def __init__(self, master: str = "embedded", config: StoreConfig | None = None) -> None:
+    def __init__(
+        self,
+        master: str = "embedded",
+        config: StoreConfig | None = None,
+        *,
+        daemon: str | None = None,
+    ) -> None:
         """Say which pool; `open` or ``async with`` joins it.
 
         Args:
             master: ``host:port`` of the master, or ``"embedded"`` to begin a pool.
             config: How to join.
+            daemon: ``host:port`` of the daemon of this host, to join as a guest of it.
         """
         self._master = master
         self._config = config
+        self._daemon = daemon
         self._store: Store | None = None
         self._lines: dict[int, _Line] = {}
 
@@ -82,7 +90,7 @@ class AsyncStore:
             InvalidArgumentError: An address or a setting is wrong.
         """
         if self._store is None:
-            store = await asyncio.to_thread(Store, self._master, self._config)
+            store = await asyncio.to_thread(Store, self._master, self._config, daemon=self._daemon)
             if self._store is None:
                 self._store = store
             else:
@@ -343,7 +351,8 @@ class AsyncStore:
 
     def __repr__(self) -> str:
         state = "closed" if self.is_closed else "open"
-        return f"<mooncake.AsyncStore master={self._master} {state}>"
+        way = f"master={self._master}" if self._daemon is None else f"daemon={self._daemon}"
+        return f"<mooncake.AsyncStore {way} {state}>"
 
     def __del__(self) -> None:
         if any(not line.is_over for line in self._lines.values()) and not self.is_closed:

@@ -40,6 +40,7 @@ Progress: TypeAlias = Callable[[int, int], object]
 """Told how many items are done, and how many there are."""
 
 _EMBEDDED_BYTES = 1 << 30
+_INVALID_PARAMS = -600
 _PROGRESS_ITEMS = 64
 MISSING: Any = object()
 
@@ -126,8 +127,8 @@ class Store:
     """A handle on a pool of memory, in which objects are put and got by key.
 
     Without an address it begins a pool of its own, with the master in this process; others join
-    at its `master_address`. It may be used by any number of threads. Close it, or use it as a
-    context manager.
+    at its `master_address`. With `daemon` it is a guest of the daemon of this host. It may be used
+    by any number of threads. Close it, or use it as a context manager.
 
     Example:
         >>> with Store() as store:
@@ -139,35 +140,28 @@ class Store:
 
     __slots__ = ("__weakref__", "_config", "_native")
 
-    def __init__(self, master: str = "embedded", config: StoreConfig | None = None) -> None:
-        """Join the pool of a master, or begin one.
+    def __init__(
+        self,
+        master: str = "embedded",
+        config: StoreConfig | None = None,
+        *,
+        daemon: str | None = None,
+    ) -> None:
+        """Join the pool of a master, directly or through a daemon, or begin a pool.
 
         Args:
             master: ``host:port`` of the master, or ``"embedded"``.
             config: How to join.
+            daemon: ``host:port`` of the daemon of this host (`mooncake_client`), which lends the
+                memory and knows the master. The store is then a guest of it, and takes its name,
+                its tenant and its metadata server from it.
 
         Raises:
-            UnavailableError: The master cannot be reached.
-            InvalidArgumentError: An address or a setting is wrong.
+            UnavailableError: The master or the daemon cannot be reached.
+            InvalidArgumentError: An address or a setting is wrong, or does not go with a daemon.
         """
-        config = config or StoreConfig()
-        lent = config.segment_bytes
-        if lent is None:
-            lent = _EMBEDDED_BYTES if master == "embedded" else 0
-        self._config = config
-        self._native = _native.Store.connect(
-            master=master,
-            name=config.name,
-            metadata=config.metadata,
-            segment_bytes=parse_size(lent),
-            tenant=config.tenant,
-            is_tcp_forced=config.is_tcp_forced,
-            rpc_timeout_s=config.rpc_timeout_s,
-            connect_timeout_s=config.connect_timeout_s,
-            listen=config.listen,
-            has_checksums=config.has_checksums,
-            http_port=config.http_port,
-        )
+        self._config = config = config or StoreConfig()
+        self._native = _joined(master, config) if daemon is None else _guest(daemon, master, config)
 
     # Writing
 
@@ -508,7 +502,7 @@ class Store:
 
     @property
     def master_address(self) -> str:
-        """Where the master is; other processes join with ``Store(address)``."""
+        """Where the master is, and others join with ``Store(address)``; of a guest: its daemon."""
         return self._native.master_address
 
     @property
@@ -566,9 +560,50 @@ class Store:
 
     def __repr__(self) -> str:
         native = self._native
-        kind = "embedded" if native.is_embedded else "joined"
+        kind = "guest" if native.is_guest else "embedded" if native.is_embedded else "joined"
         state = "closed" if native.is_closed else kind
-        return f"<mooncake.Store {native.hostname} master={native.master_address} {state}>"
+        way = "daemon" if native.is_guest else "master"
+        return f"<mooncake.Store {native.hostname} {way}={native.master_address} {state}>"
+
+
+def _joined(master: str, config: StoreConfig) -> _native.Store:
+    lent = config.segment_bytes
+    if lent is None:
+        lent = _EMBEDDED_BYTES if master == "embedded" else 0
+    return _native.Store.connect(
+        master=master,
+        name=config.name,
+        metadata=config.metadata,
+        segment_bytes=parse_size(lent),
+        tenant=config.tenant,
+        is_tcp_forced=config.is_tcp_forced,
+        rpc_timeout_s=config.rpc_timeout_s,
+        connect_timeout_s=config.connect_timeout_s,
+        listen=config.listen,
+        has_checksums=config.has_checksums,
+        http_port=config.http_port,
+    )
+
+
+def _guest(daemon: str, master: str, config: StoreConfig) -> _native.Store:
+    defaults = StoreConfig()
+    wrong = [
+        name
+        for name in ("segment_bytes", "name", "metadata", "tenant", "listen")
+        if getattr(config, name) != getattr(defaults, name)
+    ]
+    wrong += ["master"] if master != "embedded" else []
+    if wrong:
+        text = f"a guest of a daemon is told this by its daemon: {', '.join(wrong)}"
+        raise _native.failure(_INVALID_PARAMS, text)
+    return _native.Store.connect_daemon(
+        daemon,
+        is_tcp_forced=config.is_tcp_forced,
+        rpc_timeout_s=config.rpc_timeout_s,
+        connect_timeout_s=config.connect_timeout_s,
+        has_checksums=config.has_checksums,
+        http_port=config.http_port,
+    )
 
 
 def only(outcomes: Sequence[T | MooncakeError]) -> T:

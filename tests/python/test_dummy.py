@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import json
 import os
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 import pytest
 from conftest import MIB, MasterProcess, assert_quiet, run_script, set_up, start_master
 
+import mooncake
 from mooncake.store import BufferPool, MooncakeDistributedStore, ReplicateConfig
 
 READY = re.compile(r"mooncake_client ready rpc=(\S+)(?: http=(\S+))? name=(\S+)")
@@ -496,11 +498,66 @@ store.close()
     assert done.stdout.split() == [transport]
 
 
-def test_the_daemon_shows_its_health(master):
+def test_the_daemon_shows_its_health_and_what_its_guests_do(master):
     daemon = start_daemon(master.address, "--enable_http_server", "--http_port=0")
     try:
         port = daemon.http.rpartition(":")[2]
+        guest = MooncakeDistributedStore()
+        assert guest.setup_dummy(MIB, 0, daemon.address) == 0
+        assert guest.put("seen", b"v") == 0
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
+            told = answer.read().decode()
+        assert "\nmooncake_daemon_guests 1\n" in told
+        calls = re.search(r"^mooncake_daemon_calls_total (\d+)$", told, re.MULTILINE)
+        assert calls is not None
+        assert int(calls[1]) >= 2, "it registered, and put"
+        assert guest.close() == 0
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=PATIENCE) as answer:
             assert json.load(answer)["code"] == 0
     finally:
         assert daemon.stop() == 0
+
+
+def test_a_store_of_our_own_face_may_be_a_guest(master, daemon, member):
+    with mooncake.Store(daemon=daemon.address) as store:
+        assert store.put("own/a", b"value")
+        assert member.get("own/a") == b"value"
+        assert [segment.name for segment in store.segments()] == [daemon.name]
+        assert repr(store) == f"<mooncake.Store {store.name} daemon={store.master_address} guest>"
+        assert store.master_address.endswith(f":{daemon.port}")
+        async_face = mooncake.AsyncStore.of(store)
+        assert asyncio.run(async_face.get("own/a")) == b"value"
+    assert member.get("own/a") == b"value", "the daemon holds it"
+
+
+def test_an_async_store_may_be_a_guest(daemon, member):
+    async def work() -> bytes:
+        async with mooncake.AsyncStore(daemon=daemon.address) as store:
+            assert f"daemon={daemon.address}" in repr(store)
+            await store.put("own/async", b"value")
+            return await store.get("own/async")
+
+    assert asyncio.run(work()) == b"value"
+    assert member.get("own/async") == b"value"
+
+
+def test_what_the_daemon_says_cannot_be_said_of_a_guest(daemon):
+    for name, value in {
+        "segment_bytes": 16 * MIB,
+        "name": "a:1",
+        "metadata": "http://127.0.0.1:1/metadata",
+        "tenant": "t",
+        "listen": "127.0.0.1",
+    }.items():
+        config = mooncake.StoreConfig(**{name: value})
+        with pytest.raises(mooncake.InvalidArgumentError, match=name):
+            mooncake.Store(config=config, daemon=daemon.address)
+    with pytest.raises(mooncake.InvalidArgumentError, match="master"):
+        mooncake.Store("127.0.0.1:50051", daemon=daemon.address)
+    config = mooncake.StoreConfig(has_checksums=True, rpc_timeout_s=20, http_port=0)
+    with mooncake.Store(config=config, daemon=daemon.address) as store:
+        assert store.put("own/checked", b"value")
+        assert store.http_address is not None
+    quick = mooncake.StoreConfig(connect_timeout_s=0.1)
+    with pytest.raises(mooncake.UnavailableError, match="mooncake_client"):
+        mooncake.Store(config=quick, daemon="127.0.0.1:1")

@@ -63,8 +63,6 @@ impl Daemon {
         let to_master = environment::link()?;
         let link = Arc::new(LeanLink::new(&config.master, to_master.clone())?);
         let client = Client::connect(own, engine.clone(), link)?;
-        let serve = |port| client.serve(HTTP_HOST, port, &runtime);
-        let http = config.http().map(serve).transpose()?;
         let to_master = LinkConfig { connections_max: CONNECTIONS_MAX, ..to_master };
         let name = client.name().to_owned();
         let relay = Relay::start(
@@ -77,6 +75,8 @@ impl Daemon {
                 rpc_timeout,
             },
         )?;
+        let serve = |port| client.serve_with(HTTP_HOST, port, &runtime, relay.metrics());
+        let http = config.http().map(serve).transpose()?;
         Ok(Self { relay, http, client, engine })
     }
 

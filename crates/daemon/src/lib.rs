@@ -9,6 +9,7 @@
 
 pub mod config;
 mod connection;
+mod counters;
 pub mod daemon;
 pub mod environment;
 mod granted;

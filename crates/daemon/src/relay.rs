@@ -22,6 +22,7 @@ use std::{
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{ClientId, Clock, Error, ErrorCode, Moment, Result, SystemClock, TenantId};
+use mooncake_http::Exposition;
 use mooncake_proto::{
     convert::Caller,
     lean::{self, DaemonGreeting, ServerGreeting},
@@ -31,7 +32,14 @@ use mooncake_store_client::MasterLink;
 use rustc_hash::FxHashMap;
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 
-use crate::{connection, granted, members::Members, process::Process, watch};
+use crate::{
+    connection,
+    counters::{Counters, Present},
+    granted,
+    members::{MEMBERS_MAX, Members},
+    process::Process,
+    watch,
+};
 
 /// The most connections at a time. A guest has up to 16.
 pub const CONNECTIONS_MAX: usize = 4096;
@@ -98,6 +106,7 @@ pub(crate) struct Shared {
     /// A connection ended.
     ended: Condvar,
     last_number: AtomicU64,
+    pub(crate) counters: Counters,
     is_stopped: AtomicBool,
 }
 
@@ -158,6 +167,7 @@ impl Relay {
             sockets: Mutex::default(),
             ended: Condvar::new(),
             last_number: AtomicU64::new(0),
+            counters: Counters::default(),
             is_stopped: AtomicBool::new(false),
         });
         let relay = Self { shared, listeners, threads: Mutex::default() };
@@ -178,6 +188,18 @@ impl Relay {
     /// How many guests it knows.
     pub fn guests(&self) -> usize {
         self.shared.members.lock().count()
+    }
+
+    /// What writes its metrics, for as long as anybody asks.
+    pub fn metrics(&self) -> impl Fn(&mut Exposition) + Send + Sync + 'static {
+        let shared = Arc::clone(&self.shared);
+        move |out| {
+            let present = Present {
+                guests: (shared.members.lock().count(), MEMBERS_MAX),
+                connections: (shared.sockets.lock().len(), CONNECTIONS_MAX),
+            };
+            shared.counters.add_to(out, &present);
+        }
     }
 
     /// Ends every connection and the threads behind them. Guests are not told of at the master:
@@ -254,7 +276,10 @@ impl Shared {
             _ => {}
         }
         *call.caller_mut() = Some(self.caller(client));
-        let response = self.link.call(request, SystemClock.now() + self.rpc_timeout)?;
+        let begin = SystemClock.now();
+        let response = self.link.call(request, begin + self.rpc_timeout);
+        self.counters.count_call(SystemClock.now().since(begin), response.is_ok());
+        let response = response?;
         if is_leaving {
             self.members.lock().forget(client);
         }
@@ -283,6 +308,7 @@ impl Shared {
     pub(crate) fn leave(&self, client: ClientId) {
         let is_gone = self.members.lock().leave(client);
         if is_gone && !self.is_stopped() {
+            self.counters.count_death();
             // It may live and read on: its fences end by their time.
             self.release(client, Vec::new());
         }
@@ -311,6 +337,7 @@ impl Shared {
         if let Some(peer) = peer.as_socket() {
             if !is_local(&socket, peer) {
                 tracing::warn!(%peer, "only processes of this host are served, one is refused");
+                self.counters.count_refusal();
                 return;
             }
             // A socket that refuses works all the same, only slower.
@@ -322,6 +349,7 @@ impl Shared {
             let mut sockets = self.sockets.lock();
             if sockets.len() >= CONNECTIONS_MAX {
                 tracing::warn!(limit = CONNECTIONS_MAX, "too many connections, one is refused");
+                self.counters.count_refusal();
                 return;
             }
             sockets.insert(number, Arc::clone(&socket));
@@ -337,6 +365,7 @@ impl Shared {
             });
         if let Err(error) = serving {
             tracing::warn!(%error, "no thread for a connection, it is refused");
+            self.counters.count_refusal();
             self.sockets.lock().remove(&number);
             std::thread::sleep(PAUSE);
         }

@@ -85,6 +85,7 @@ fn look(shared: &Shared, mut ear: &UnixStream) -> io::Result<()> {
         let forgotten = shared.members.lock().forget(client);
         if let Some(granted) = forgotten {
             // Whoever is dead reads no more.
+            shared.counters.count_death();
             shared.release(client, granted.into_returned(SystemClock.now()));
         }
     }

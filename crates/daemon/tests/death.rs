@@ -5,13 +5,14 @@
 use std::{
     env::current_exe,
     io::{BufRead as _, BufReader},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     sync::{Arc, mpsc},
     time::Duration,
 };
 
-use mooncake_base::{ClientId, Clock as _, Endpoint, SystemClock, TenantId};
+use mooncake_base::{ClientId, Clock as _, Endpoint, ErrorCode, SystemClock, TenantId};
 use mooncake_daemon::{Relay, RelaySettings, relay::Listeners};
+use mooncake_http::Exposition;
 use mooncake_proto::{
     lean::DaemonGreeting,
     v1::{self, request::Call, response},
@@ -54,40 +55,96 @@ fn read_on(address: &str) {
     std::thread::park_timeout(4 * PATIENCE);
 }
 
+/// A guest in a process of its own that has read something, and its daemon.
+struct Guest {
+    process: Child,
+    caller: v1::Caller,
+    relay: Relay,
+    asked: mpsc::Receiver<v1::Request>,
+}
+
+impl Guest {
+    /// Starts both; `test` is the one that asks. `None` in the guest's process, when it has ended.
+    fn start(test: &str) -> Option<Self> {
+        if let Some(address) =
+            std::env::args().find_map(|a| Some(a.strip_prefix(CHILD)?.to_owned()))
+        {
+            read_on(&address);
+            return None;
+        }
+        let (sender, asked) = mpsc::sync_channel(16);
+        let settings = RelaySettings {
+            link: link(sender),
+            daemon: DaemonGreeting::default(),
+            host: "127.0.0.1".to_owned(),
+            tenant: TenantId::new("t"),
+            rpc_timeout: PATIENCE,
+        };
+        let relay = Relay::start(Listeners::bind(0).unwrap(), settings).unwrap();
+        let address = Endpoint::new("127.0.0.1", relay.address().port());
+        let mut process = Command::new(current_exe().unwrap())
+            .args(["--exact", test, "--nocapture"])
+            .arg(format!("{CHILD}{address}"))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().ends_with("reading")));
+        let Some(Call::Locate(located)) = asked.recv_timeout(PATIENCE).unwrap().call else {
+            panic!("it asked for something else");
+        };
+        Some(Self { process, caller: located.caller.unwrap(), relay, asked })
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
 #[test]
 fn what_a_killed_guest_read_and_wrote_is_given_up_at_once() {
-    if let Some(address) = std::env::args().find_map(|a| Some(a.strip_prefix(CHILD)?.to_owned())) {
-        return read_on(&address);
-    }
-    let (sender, asked) = mpsc::sync_channel(16);
-    let settings = RelaySettings {
-        link: link(sender),
-        daemon: DaemonGreeting::default(),
-        host: "127.0.0.1".to_owned(),
-        tenant: TenantId::new("t"),
-        rpc_timeout: PATIENCE,
-    };
-    let relay = Relay::start(Listeners::bind(0).unwrap(), settings).unwrap();
-    let address = Endpoint::new("127.0.0.1", relay.address().port());
-    let mut guest = Command::new(current_exe().unwrap())
-        .args(["--exact", "what_a_killed_guest_read_and_wrote_is_given_up_at_once", "--nocapture"])
-        .arg(format!("{CHILD}{address}"))
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(guest.stdout.take().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap().ends_with("reading")));
-    let Some(Call::Locate(located)) = asked.recv_timeout(PATIENCE).unwrap().call else {
-        panic!("it asked for something else");
-    };
-    let caller = located.caller.unwrap();
-    assert_eq!(caller.tenant, "t", "the tenant is the daemon's");
-    assert!(asked.try_recv().is_err(), "a guest that lives is left alone");
-    guest.kill().unwrap();
-    guest.wait().unwrap();
-    let told = asked.recv_timeout(PATIENCE).unwrap();
-    assert_eq!(told.call, Some(Call::Unregister(v1::UnregisterRequest { caller: Some(caller) })));
+    let test = "what_a_killed_guest_read_and_wrote_is_given_up_at_once";
+    let Some(mut guest) = Guest::start(test) else { return };
+    assert_eq!(guest.caller.tenant, "t", "the tenant is the daemon's");
+    assert!(guest.asked.try_recv().is_err(), "a guest that lives is left alone");
+    guest.process.kill().unwrap();
+    guest.process.wait().unwrap();
+    let told = guest.asked.recv_timeout(PATIENCE).unwrap();
+    let caller = Some(guest.caller.clone());
+    assert_eq!(told.call, Some(Call::Unregister(v1::UnregisterRequest { caller })));
     let fence = v1::FenceReturn { fence: 7, versions: vec![9], objects: vec![3] };
     assert_eq!(told.returned, [fence]);
-    assert_eq!(relay.guests(), 0);
+    assert_eq!(guest.relay.guests(), 0);
+    let mut told = Exposition::default();
+    guest.relay.metrics()(&mut told);
+    for line in ["mooncake_daemon_calls_total 1", "mooncake_daemon_dead_guests_total 1"] {
+        assert!(told.text().lines().any(|found| found == line), "{}", told.text());
+    }
+}
+
+#[test]
+fn no_other_process_speaks_by_the_id_of_a_guest() {
+    let test = "no_other_process_speaks_by_the_id_of_a_guest";
+    let Some(guest) = Guest::start(test) else { return };
+    let address = guest.relay.address().to_string();
+    let link = DaemonLink::connect(&address, LinkConfig::default(), PATIENCE).unwrap();
+    let ask = |caller: v1::Caller| {
+        let call = Some(Call::Status(v1::StatusRequest { caller: Some(caller) }));
+        let request = v1::Request { call, ..Default::default() };
+        link.call(request, SystemClock.now() + PATIENCE).unwrap().call
+    };
+    match ask(guest.caller.clone()) {
+        Some(response::Call::Failure(failure)) => {
+            assert_eq!(failure.code, ErrorCode::ILLEGAL_CLIENT.number(), "{failure:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(guest.asked.try_recv().is_err(), "the master was not asked");
+    assert_eq!(guest.relay.guests(), 1);
+    let own = ClientId::random().to_bytes().to_vec().into();
+    let answer = ask(v1::Caller { client: own, tenant: String::new() });
+    assert!(!matches!(answer, Some(response::Call::Failure(_))), "by its own id: {answer:?}");
 }

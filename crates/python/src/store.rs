@@ -25,7 +25,7 @@ pub(crate) use self::open::{Open, all_open};
 use self::{
     moves::{Blank, Signed, Unsigned as UnsignedBuffer},
     parts::{Columns, Table},
-    settings::{Arguments, Settings},
+    settings::{Arguments, GuestArguments, Settings},
     tasks::Halves,
 };
 use crate::{
@@ -108,12 +108,32 @@ impl Store {
 
     /// Joins a pool as a guest of the daemon of this host.
     #[staticmethod]
-    #[pyo3(signature = (daemon, *, pool_bytes = 0))]
-    fn connect_daemon(py: Python<'_>, daemon: String, pool_bytes: u64) -> PyResult<Self> {
+    #[pyo3(signature = (
+        daemon, *, pool_bytes = 0, is_tcp_forced = None, rpc_timeout_s = None,
+        connect_timeout_s = None, has_checksums = None, http_port = None
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "a call of Python with many options")]
+    fn connect_daemon(
+        py: Python<'_>,
+        daemon: String,
+        pool_bytes: u64,
+        is_tcp_forced: Option<bool>,
+        rpc_timeout_s: Option<f64>,
+        connect_timeout_s: Option<f64>,
+        has_checksums: Option<bool>,
+        http_port: Option<u16>,
+    ) -> PyResult<Self> {
         log::install();
         log::tell_of_refused();
         let runtime = or_raise(py, runtime())?;
-        let opened = detached(py, || Open::start_guest(&daemon, pool_bytes, runtime));
+        let arguments = GuestArguments {
+            is_tcp_forced,
+            rpc_timeout_s,
+            connect_timeout_s,
+            has_checksums,
+            http_port,
+        };
+        let opened = detached(py, || Open::start_guest(&daemon, pool_bytes, &arguments, runtime));
         let store = Arc::new(or_raise(py, opened.and_then(|opened| opened))?);
         open::remember(&store);
         Ok(Self(Some(store)))

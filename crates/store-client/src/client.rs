@@ -29,6 +29,7 @@ use std::{
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{ClientId, Clock, Error, Moment, Result, SystemClock};
+use mooncake_http::Exposition;
 use mooncake_proto::{convert::Caller, v1};
 use mooncake_transfer_engine::{Engine, process};
 use tokio::runtime::Handle;
@@ -194,8 +195,23 @@ impl Client {
     /// # Errors
     /// Nobody may listen there, or the client is closed.
     pub fn serve(&self, host: IpAddr, port: u16, runtime: &Handle) -> Result<HttpServer> {
+        self.serve_with(host, port, runtime, |_| {})
+    }
+
+    /// The same, with more metrics after its own.
+    ///
+    /// # Errors
+    /// As of [`serve`](Self::serve).
+    pub fn serve_with(
+        &self,
+        host: IpAddr,
+        port: u16,
+        runtime: &Handle,
+        more: impl Fn(&mut Exposition) + Send + Sync + 'static,
+    ) -> Result<HttpServer> {
         self.shared.check_open()?;
-        HttpServer::start(Arc::downgrade(&self.shared), (host, port), runtime)
+        let client = Arc::downgrade(&self.shared);
+        HttpServer::start(client, (host, port), runtime, Box::new(more))
     }
 
     /// Leaves the pool: tells the master if it answers soon, and gives the lent memory back to

@@ -14,7 +14,7 @@ use axum::{
 };
 use mooncake_base::{Error, Result};
 use mooncake_http::{
-    Bounded,
+    Bounded, Exposition,
     reply::{self, not_found},
 };
 use tokio::{
@@ -38,10 +38,13 @@ pub struct HttpServer {
     _task: JoinHandle<()>,
 }
 
+/// Writes metrics that are not the client's.
+pub(crate) type More = Box<dyn Fn(&mut Exposition) + Send + Sync>;
+
 /// What the handlers share.
-#[derive(Debug)]
 struct Face {
     client: Weak<Shared>,
+    more: More,
     checks: Semaphore,
 }
 
@@ -56,6 +59,7 @@ impl HttpServer {
         client: Weak<Shared>,
         (host, port): (IpAddr, u16),
         runtime: &Handle,
+        more: More,
     ) -> Result<Self> {
         let cannot = |source: std::io::Error| {
             Error::invalid("the client's HTTP server cannot listen there")
@@ -68,7 +72,7 @@ impl HttpServer {
         let _inside = runtime.enter();
         let listener = TcpListener::from_std(listener).map_err(cannot)?;
         let (stop, mut stopped) = watch::channel(());
-        let router = router(Face { client, checks: Semaphore::new(CHECKS_MAX) });
+        let router = router(Face { client, more, checks: Semaphore::new(CHECKS_MAX) });
         let task = runtime.spawn(async move {
             let stop = async move {
                 // An error says that the server's owner is gone, which is what is waited for.
@@ -118,7 +122,9 @@ fn health_reply(health: Health) -> Response {
 
 async fn metrics(State(face): State<Arc<Face>>) -> Response {
     told(&face, |client| {
-        reply::metrics(client.metrics().prometheus(&client.config().metrics.cluster))
+        let mut out = client.metrics().exposition(&client.config().metrics.cluster);
+        (face.more)(&mut out);
+        reply::metrics(out.finish())
     })
 }
 

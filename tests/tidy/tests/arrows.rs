@@ -21,6 +21,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         "daemon",
         &[
             "base",
+            "http",
             "program",
             "proto",
             "transfer-engine",

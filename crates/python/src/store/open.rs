@@ -12,7 +12,6 @@ use std::{
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, Result, SystemClock};
-use mooncake_daemon::environment;
 use mooncake_master::{Master, Origin};
 use mooncake_store_client::{CallLink, Client, DaemonLink, HttpServer, LeanLink, MasterLink};
 use mooncake_transfer_engine::{Engine, process};
@@ -20,7 +19,7 @@ use tokio::runtime::Runtime;
 
 use super::{
     pool::Pool,
-    settings::{EMBEDDED, Settings},
+    settings::{self, EMBEDDED, GuestArguments, Settings},
 };
 use crate::engine::Running;
 
@@ -117,20 +116,26 @@ impl Open {
     pub(crate) fn start_guest(
         daemon: &str,
         pool_bytes: u64,
+        arguments: &GuestArguments,
         runtime: &'static Runtime,
     ) -> Result<Self> {
-        let config = environment::link()?;
+        let config = settings::link(arguments.connect_timeout_s)?;
         let patience = config.connect_timeout;
         let link = DaemonLink::connect(daemon, config, patience)?;
-        let Settings { engine, client, .. } = Settings::guest(link.daemon())?;
+        let Settings { engine, client, http_port, .. } = Settings::guest(link.daemon(), arguments)?;
         let engine = Engine::start(engine, runtime.handle().clone())?;
-        let joined = Pool::new(&engine, pool_bytes)
-            .and_then(|pool| Ok((Client::connect(client, engine.clone(), Arc::new(link))?, pool)));
-        let (client, pool) =
+        let joined = Pool::new(&engine, pool_bytes).and_then(|pool| {
+            // Closed when dropped, should the server fail.
+            let client = Client::connect(client, engine.clone(), Arc::new(link))?;
+            let serve = |port| client.serve(HTTP_HOST, port, runtime.handle());
+            let http = http_port.map(serve).transpose()?;
+            Ok((client, pool, http))
+        });
+        let (client, pool, http) =
             joined.inspect_err(|_| engine.close(SystemClock.now() + ENGINE_CLOSE_MAX))?;
         Ok(Self {
             client,
-            http: Mutex::new(None),
+            http: Mutex::new(http),
             engine,
             shared: None,
             master: Mutex::new(None),

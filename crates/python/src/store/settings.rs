@@ -32,6 +32,16 @@ pub(crate) struct Arguments {
     pub(crate) http_port: Option<u16>,
 }
 
+/// What the caller says of a guest; the rest its daemon does.
+#[derive(Debug, Default)]
+pub(crate) struct GuestArguments {
+    pub(crate) is_tcp_forced: Option<bool>,
+    pub(crate) rpc_timeout_s: Option<f64>,
+    pub(crate) connect_timeout_s: Option<f64>,
+    pub(crate) has_checksums: Option<bool>,
+    pub(crate) http_port: Option<u16>,
+}
+
 /// The settings of each part.
 #[derive(Debug)]
 pub(crate) struct Settings {
@@ -62,10 +72,7 @@ impl Settings {
         if let Some(timeout) = seconds("rpc_timeout_s", arguments.rpc_timeout_s)? {
             client.rpc_timeout = timeout;
         }
-        let mut link = environment::link()?;
-        if let Some(timeout) = seconds("connect_timeout_s", arguments.connect_timeout_s)? {
-            link.connect_timeout = timeout;
-        }
+        let link = link(arguments.connect_timeout_s)?;
         let embedded = embedded(&arguments.listen)?;
         let http_port = arguments.http_port;
         Ok(Self { master: arguments.master, engine, client, link, embedded, http_port })
@@ -75,8 +82,8 @@ impl Settings {
     /// loopback only, and nobody is told of it.
     ///
     /// # Errors
-    /// A value from the environment that cannot be.
-    pub(crate) fn guest(daemon: &DaemonGreeting) -> Result<Self> {
+    /// A value, from the caller or the environment, that cannot be.
+    pub(crate) fn guest(daemon: &DaemonGreeting, arguments: &GuestArguments) -> Result<Self> {
         let mut settings = Self::read(Arguments {
             master: String::new(),
             name: LOOPBACK.to_owned(),
@@ -84,12 +91,12 @@ impl Settings {
             segment_bytes: 0,
             // The daemon says whose keys they are.
             tenant: String::new(),
-            is_tcp_forced: None,
-            rpc_timeout_s: None,
-            connect_timeout_s: None,
+            is_tcp_forced: arguments.is_tcp_forced,
+            rpc_timeout_s: arguments.rpc_timeout_s,
+            connect_timeout_s: arguments.connect_timeout_s,
             listen: String::new(),
-            has_checksums: None,
-            http_port: None,
+            has_checksums: arguments.has_checksums,
+            http_port: arguments.http_port,
         })?;
         settings.engine = EngineConfig {
             name: LOOPBACK.to_owned(),
@@ -101,6 +108,18 @@ impl Settings {
         settings.client.name.clone_from(&daemon.name);
         Ok(settings)
     }
+}
+
+/// Those of a link that may take so long to come about.
+///
+/// # Errors
+/// A value, from the caller or the environment, that cannot be.
+pub(crate) fn link(connect_timeout_s: Option<f64>) -> Result<LinkConfig> {
+    let mut link = environment::link()?;
+    if let Some(timeout) = seconds("connect_timeout_s", connect_timeout_s)? {
+        link.connect_timeout = timeout;
+    }
+    Ok(link)
 }
 
 /// Where the master is, as far as that is known yet.

@@ -23,6 +23,11 @@ type Labels<'a> = [(&'a str, &'a str)];
 impl MetricsSnapshot {
     /// The counters for Prometheus. `cluster` becomes a label of each sample, unless it is empty.
     pub fn prometheus(&self, cluster: &str) -> String {
+        self.exposition(cluster).finish()
+    }
+
+    /// The same, to be gone on with.
+    pub(crate) fn exposition(&self, cluster: &str) -> Exposition {
         let mut labels = vec![("client_mode", "real")];
         if !cluster.is_empty() {
             labels.push(("cluster_id", cluster));
@@ -36,7 +41,7 @@ impl MetricsSnapshot {
         for name in DISK_COUNTERS {
             counter(&mut out, name, "Always zero: there is no tier of disks.", &labels, 0);
         }
-        out.finish()
+        out
     }
 
     /// The counters for people. With `lived`, also what was moved in a second.

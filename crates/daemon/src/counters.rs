@@ -1,0 +1,95 @@
+//! What the relay of a daemon has done, for Prometheus. The bytes of guests do not come by here.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use mooncake_http::Exposition;
+
+/// Sums since the daemon started.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    calls: AtomicU64,
+    failed: AtomicU64,
+    nanos: AtomicU64,
+    died: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// What there is at one moment, and the most there may be.
+#[derive(Debug)]
+pub(crate) struct Present {
+    pub(crate) guests: (usize, usize),
+    pub(crate) connections: (usize, usize),
+}
+
+impl Counters {
+    /// A call was passed on.
+    pub(crate) fn count_call(&self, took: Duration, has_answer: bool) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.failed.fetch_add(u64::from(!has_answer), Ordering::Relaxed);
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.nanos.fetch_add(nanos, Ordering::Relaxed);
+    }
+
+    /// A guest ended without a farewell.
+    pub(crate) fn count_death(&self) {
+        self.died.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A connection was turned away.
+    pub(crate) fn count_refusal(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_to(&self, out: &mut Exposition, present: &Present) {
+        for (name, help, (value, most)) in [
+            ("mooncake_daemon_guests", "Processes that are served", present.guests),
+            ("mooncake_daemon_connections", "Their connections", present.connections),
+        ] {
+            out.gauge(name, &format!("{help}."), value);
+            out.gauge(&format!("{name}_max"), &format!("{help}, at the most."), most);
+        }
+        let read = |sum: &AtomicU64| sum.load(Ordering::Relaxed);
+        for (name, help, sum) in [
+            ("calls_total", "Calls of guests that were passed on to the master.", &self.calls),
+            ("failed_calls_total", "Of these, those without an answer.", &self.failed),
+            ("dead_guests_total", "Guests that ended without a farewell.", &self.died),
+            ("refused_connections_total", "Connections that were turned away.", &self.refused),
+        ] {
+            out.counter(&format!("mooncake_daemon_{name}"), help, read(sum));
+        }
+        let seconds = Duration::from_nanos(read(&self.nanos)).as_secs_f64();
+        let help = "How long the master took to answer calls of guests, all together.";
+        out.counter("mooncake_daemon_call_seconds_total", help, seconds);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_counted_is_told_beside_what_there_is() {
+        let counters = Counters::default();
+        counters.count_call(Duration::from_millis(1500), true);
+        counters.count_call(Duration::from_millis(500), false);
+        counters.count_death();
+        let mut out = Exposition::default();
+        let present = Present { guests: (3, 10), connections: (5, 20) };
+        counters.add_to(&mut out, &present);
+        for line in [
+            "mooncake_daemon_guests 3",
+            "mooncake_daemon_guests_max 10",
+            "mooncake_daemon_connections 5",
+            "mooncake_daemon_calls_total 2",
+            "mooncake_daemon_failed_calls_total 1",
+            "mooncake_daemon_dead_guests_total 1",
+            "mooncake_daemon_refused_connections_total 0",
+            "mooncake_daemon_call_seconds_total 2",
+        ] {
+            assert!(out.text().lines().any(|found| found == line), "{line}\n{}", out.text());
+        }
+    }
+}
