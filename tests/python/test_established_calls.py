@@ -63,10 +63,12 @@ def test_a_key_of_a_wrong_type_raises(established: Established, wrong):
         established.put(wrong, b"v")
 
 
-@pytest.mark.parametrize("wrong", ["text", 1, None])
+@pytest.mark.parametrize("wrong", ["text", 1, None, [], [b"a", b"b"], (b"a",)])
 def test_a_value_without_bytes_raises(established: Established, wrong):
-    with pytest.raises(TypeError):
-        established.put("k", wrong)
+    for call in (established.put, established.upsert):
+        with pytest.raises(TypeError):
+            call("k", wrong)
+    assert established.is_exist("k") == 0
 
 
 def test_a_config_may_be_none_but_nothing_else(established: Established):
@@ -134,6 +136,13 @@ def test_lists_are_sequences_and_nothing_else(established: Established):
     for wrong in ({"k"}, (key for key in "k"), "k"):
         with pytest.raises(TypeError):
             established.batch_is_exist(wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            established.put_batch(["m"], wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            established.create_copy_task("k", wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        established.put_batch(["m"], {b"v"})  # type: ignore[arg-type]
+    assert established.is_exist("m") == 0
 
 
 def test_put_parts_joins_parts(established: Established):

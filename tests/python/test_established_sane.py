@@ -106,6 +106,15 @@ def test_metadata_and_data_make_one_object(established: Established):
     assert established.put_from_with_metadata("data", at, 0, 100, 0) == 0
     assert established.get("data") == data.tobytes()
     assert established.put_from_with_metadata("both", at, 0, 100, 0) == 0, "kept"
+    with pytest.raises(TypeError):
+        established.put_from_with_metadata("none", at, 0, 100, None)  # type: ignore[arg-type]
+    # Together they are more than a number can say.
+    most = (1 << 64) - 1
+    assert established.put_from_with_metadata("most", at, before, most, most) == NO_SPACE
+    assert established.batch_put_from_multi_buffers(["most"], [[at, at]], [[most, most]]) == [
+        NO_SPACE
+    ]
+    assert established.batch_get_into_multi_buffers(["data"], [[at, at]], [[most, most]]) == [-800]
     assert established.get_size("both") == 107
 
 

@@ -77,8 +77,14 @@ def test_what_cannot_be_mounted_is_refused_in_words(bare: Established, file):
     assert bare.unmount_segment(["1-2"]) == FAILED
     with pytest.raises(TypeError):
         bare.unmount_segment([], -1)
-    with pytest.raises(TypeError):
-        bare.unmount_segment("1-2")  # type: ignore[arg-type]
+    for ids in ("1-2", [1], {"1-2"}):
+        with pytest.raises(TypeError):
+            bare.unmount_segment(ids)  # type: ignore[arg-type]
+    for size, offset in ((-1, 0), (MIB, -1), (MIB, 1 << 64), ("1", 0)):
+        with pytest.raises(TypeError, match="integer"):
+            bare.mount_segment(file, size, offset)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="location"):
+        bare.mount_segment(file, MIB, location=None)  # type: ignore[arg-type]
 
 
 def test_memory_of_our_own_comes_in_units_of_16_mib(bare: Established):
@@ -91,6 +97,11 @@ def test_memory_of_our_own_comes_in_units_of_16_mib(bare: Established):
     assert bare.unmount_and_free_segment(mounted["segment_ids"]) == FAILED
     refused = {"ret": FAILED, "segment_ids": [], "allocated_size": 0}
     assert bare.allocate_and_mount_segment(0) == refused
+    assert bare.allocate_and_mount_segment((1 << 64) - 1) == refused
+    with pytest.raises(TypeError, match="size"):
+        bare.allocate_and_mount_segment(-1)
+    with pytest.raises(TypeError, match="protocol"):
+        bare.allocate_and_mount_segment(16 * MIB, 7)  # type: ignore[arg-type]
 
 
 def test_during_the_grace_objects_are_read_and_none_is_put(bare: Established):

@@ -103,7 +103,7 @@ class PointerCalls(Calls):
         if size == 0 and self._native is not None:
             return self._nothing(key)
         parts = [(metadata_buffer_ptr, metadata_size), (buffer_ptr, size)]
-        ranges = [parts if metadata_size else parts[1:]]
+        ranges = [parts[1:] if metadata_size == 0 else parts]
         return as_codes(self._put_from([key], ranges, config))[0]
 
     def batch_put_from(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 from mooncake.errors import MooncakeError, NotFoundError
 from mooncake.store.batch import refuse, refuse_unready
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["SegmentCalls"]
 
 _ALLOCATION_UNIT: Final = 16 << 20
+_U64_MAX: Final = (1 << 64) - 1
 
 
 class SegmentCalls(Calls):
@@ -28,7 +30,7 @@ class SegmentCalls(Calls):
         path: str,
         size: int,
         offset: int = 0,
-        protocol: str = "tcp",  # noqa: ARG002
+        protocol: str = "tcp",
         location: str = "",
     ) -> dict[str, Any]:
         """Lend a part of a file to the pool, for instance of one in ``/dev/shm``.
@@ -45,6 +47,9 @@ class SegmentCalls(Calls):
         Returns:
             ``ret``, which is 0 or -1, and ``segment_ids``. `mooncake.last_error()` says why not.
         """
+        _check_unsigned("size", size)
+        _check_unsigned("offset", offset)
+        _check_texts(path=path, protocol=protocol, location=location)
         ids: list[str] = []
         if size == 0 and self._native is not None:
             return {"ret": OK, "segment_ids": ids}
@@ -71,8 +76,8 @@ class SegmentCalls(Calls):
     def allocate_and_mount_segment(
         self,
         size: int,
-        protocol: str = "tcp",  # noqa: ARG002
-        location: str = "",  # noqa: ARG002
+        protocol: str = "tcp",
+        location: str = "",
     ) -> dict[str, Any]:
         """Lend more memory of this process to the pool.
 
@@ -84,15 +89,18 @@ class SegmentCalls(Calls):
         Returns:
             ``ret``, which is 0 or -1, ``segment_ids`` and ``allocated_size``.
         """
+        _check_unsigned("size", size)
+        _check_texts(protocol=protocol, location=location)
         ids: list[str] = []
-        units = -(-size // _ALLOCATION_UNIT)
+        # So much that there is no multiple of the unit above it is as much too much.
+        rounded = min(-(-size // _ALLOCATION_UNIT) * _ALLOCATION_UNIT, _U64_MAX)
 
         def mount(native: _native.Store) -> None:
-            ids.extend(native.mount(units * _ALLOCATION_UNIT))
+            ids.extend(native.mount(rounded))
 
         ret = self._lend(mount)
         self._mounted.update(dict.fromkeys(ids, "own"))
-        allocated = units * _ALLOCATION_UNIT if ret == OK else 0
+        allocated = rounded if ret == OK else 0
         return {"ret": ret, "segment_ids": ids, "allocated_size": allocated}
 
     def unmount_and_free_segment(
@@ -118,7 +126,7 @@ class SegmentCalls(Calls):
         Returns:
             0, or -1 before `setup`.
         """
-        _check_grace(grace_period_seconds)
+        _check_unsigned("grace_period_seconds", grace_period_seconds)
         if self._native is None:
             refuse_unready()
             return INTERNAL_ERROR
@@ -133,8 +141,9 @@ class SegmentCalls(Calls):
         return OK if self._each(1, call)[0] is True else INTERNAL_ERROR
 
     def _unmount(self, segment_ids: Sequence[str], grace_s: int, kind: str) -> int:
-        _check_grace(grace_s)
-        if isinstance(segment_ids, str) or not isinstance(segment_ids, Sequence):
+        _check_unsigned("grace_period_seconds", grace_s)
+        is_list = isinstance(segment_ids, Sequence) and not isinstance(segment_ids, str)
+        if not is_list or not all(isinstance(each, str) for each in segment_ids):
             raise TypeError("segment_ids must be a list of str")
         if self._native is None:
             refuse_unready()
@@ -159,6 +168,13 @@ class SegmentCalls(Calls):
         return OK
 
 
-def _check_grace(grace_s: int) -> None:
-    if isinstance(grace_s, bool) or not isinstance(grace_s, int) or grace_s < 0:
-        raise TypeError("grace_period_seconds must be an integer that is not negative")
+def _check_unsigned(name: str, value: int) -> None:
+    is_integer = isinstance(value, SupportsIndex) and not isinstance(value, bool)
+    if not is_integer or not 0 <= operator.index(value) <= _U64_MAX:
+        raise TypeError(f"{name} must be an integer from 0 to 2^64-1")
+
+
+def _check_texts(**texts: str) -> None:
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise TypeError(f"{name} must be str, not {type(text).__name__}")

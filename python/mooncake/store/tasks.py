@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mooncake.errors import MooncakeError
+from mooncake.store.batch import check_lists
 from mooncake.store.calls import Calls
 from mooncake.store.codes import OK
 from mooncake.store.config import TaskStatus, TaskType
@@ -81,8 +82,7 @@ class TaskCalls(Calls):
             The id of the task and 0, or ``(0, 0)`` and a negative number: -704 if there is no such
             object, -600 for no targets or an unknown one.
         """
-        if isinstance(targets, str | bytes):
-            raise TypeError("targets must be a list of names")
+        check_lists(targets)
         return self._asked(lambda native: native.copy_object(key, list(targets)))
 
     def create_move_task(self, key: Key, source: str, target: str) -> tuple[tuple[int, int], int]:

@@ -119,7 +119,7 @@ impl Client {
         let mut sum = Sum::default();
         for (item, outcome) in items.iter().zip(&outcomes) {
             sum.add(match outcome {
-                Ok(PutOutcome::Stored { .. }) => Some(length(item.parts)),
+                Ok(PutOutcome::Stored { .. }) => Some(total(item.parts)),
                 Ok(PutOutcome::Existed) => Some(0),
                 Err(_) => None,
             });
@@ -163,7 +163,7 @@ impl Client {
         let outcomes = self.shared.write(writes, begin);
         let mut sum = Sum::default();
         for (write, outcome) in writes.iter().zip(&outcomes) {
-            let bytes = write.ranges.iter().map(|(_, range)| range.length() as u64).sum();
+            let bytes = total(write.ranges.iter().map(|(_, range)| range));
             sum.add(outcome.is_ok().then_some(bytes));
         }
         if !writes.is_empty() {
@@ -225,7 +225,7 @@ impl Shared {
         let mut may_revive = true;
         loop {
             let registrations = self.registrations();
-            let sizes = open.iter().map(|&at| length(items[at].parts) as usize);
+            let sizes = open.iter().map(|&at| total(items[at].parts) as usize);
             for range in batch::cut(sizes, PART_BYTES_MAX) {
                 self.put_part(&open[range], items, options, outcomes);
             }
@@ -256,7 +256,7 @@ impl Shared {
         outcomes: &mut [Option<Result<PutOutcome>>],
     ) {
         let wanted: Vec<_> =
-            part.iter().map(|&at| (at, &items[at].key, length(items[at].parts))).collect();
+            part.iter().map(|&at| (at, &items[at].key, total(items[at].parts))).collect();
         let mut owners = Vec::with_capacity(part.len());
         let mut reservations = Vec::with_capacity(part.len());
         for (&at, reserved) in part.iter().zip(self.reserve(&wanted, options)) {
@@ -562,9 +562,9 @@ fn in_order(parts: &[LocalRange]) -> Vec<(u64, LocalRange)> {
     parts.iter().scan(0, place).collect()
 }
 
-/// How many bytes the parts hold together.
-fn length(parts: &[LocalRange]) -> u64 {
-    parts.iter().map(|part| part.length() as u64).sum()
+/// How many bytes the ranges have together. Lengths that callers made up may be more than there is.
+pub(super) fn total<'a>(ranges: impl IntoIterator<Item = &'a LocalRange>) -> u64 {
+    ranges.into_iter().fold(0, |sum, range| sum.saturating_add(range.length() as u64))
 }
 
 fn exists(error: &Error) -> bool {

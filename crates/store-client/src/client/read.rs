@@ -10,7 +10,7 @@ use mooncake_base::{
 use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
 use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
 
-use super::{Client, Holds, Shared, batch, call, checksum::Summer, transfer::Job};
+use super::{Client, Holds, Shared, batch, call, checksum::Summer, put::total, transfer::Job};
 use crate::{
     metrics::{Operation, Sum},
     object::{Located, Read, Span},
@@ -169,7 +169,7 @@ impl Shared {
         now: Moment,
     ) -> Result<Attempt<'a>> {
         let ranges = lay(&located, span, into)?;
-        let length = ranges.iter().map(|(_, range)| range.length() as u64).sum();
+        let length = total(ranges.iter().map(|(_, range)| range));
         let mut candidates = self.preference(&located.places, length, now);
         candidates.reverse();
         // Nothing is to be read from nowhere: that is done already.
@@ -422,7 +422,7 @@ fn lay(located: &Located, span: Span<'_>, into: &[LocalRange]) -> Result<Vec<(u6
     };
     check_part(located, offset, length)?;
     fill(offset, length, into).ok_or_else(|| {
-        let room: u64 = into.iter().map(|range| range.length() as u64).sum();
+        let room = total(into);
         Error::invalid("the destination is smaller than what is to be read")
             .with("key", &located.key)
             .with("destination_bytes", room)

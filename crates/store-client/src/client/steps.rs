@@ -9,7 +9,7 @@ use mooncake_base::sync::Mutex;
 use mooncake_base::{Error, ErrorCode, ObjectKey, Result};
 use rustc_hash::FxHashMap;
 
-use super::{Client, Reservation, Write};
+use super::{Client, Reservation, Write, put::total};
 use crate::object::{Located, Parts, PutOptions, PutOutcome, Reach};
 
 /// The most reads, and the most writes, that may have begun and not ended.
@@ -160,7 +160,7 @@ impl Client {
                 open.reservation.learn(reservation);
             }
             written.next().unwrap_or_else(missing)?;
-            Ok(parts.memory.iter().map(|range| range.length() as u64).sum())
+            Ok(total(parts.memory))
         };
         taken.into_iter().zip(parts).map(&mut settle).collect()
     }
