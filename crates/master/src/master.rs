@@ -22,7 +22,8 @@ use crate::{
     journal::{Directory, Journal, Keeper},
     service::{
         Load, Service,
-        listen::{self, CONNECTIONS_MAX, Doors},
+        connection::Doors,
+        listen::{self, CONNECTIONS_MAX},
     },
 };
 

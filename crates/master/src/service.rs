@@ -6,6 +6,7 @@
 
 mod answer;
 pub mod calls;
+pub mod connection;
 mod durable;
 mod grpc;
 mod lean;

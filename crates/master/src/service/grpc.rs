@@ -13,7 +13,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, transport::Server};
 
-use super::{Load, Origin, Service, listen::GrpcStream};
+use super::{Load, Origin, Service, connection::GrpcStream};
 
 /// A quiet peer is probed this often.
 const KEEPALIVE: Duration = Duration::from_secs(30);

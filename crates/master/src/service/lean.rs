@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{
-    listen::{Connection, Doors},
+    connection::{Connection, Doors},
     load::SMALL_FRAME_BYTES,
 };
 

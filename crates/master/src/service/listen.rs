@@ -1,26 +1,22 @@
 //! The port: accepts connections, tells by their first bytes which door they take, and hands them
 //! on. A peer that says nothing, or nothing that we understand, is dropped.
 
-use std::{
-    io,
-    net::SocketAddr,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{io, net::SocketAddr, time::Duration};
 
-use bytes::{Buf, BytesMut};
+use bytes::BytesMut;
 use mooncake_proto::lean::MAGIC;
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
+    io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, UnixListener},
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    sync::mpsc,
     time::timeout,
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{Load, Origin, Service, grpc, lean};
+use super::{
+    Service,
+    connection::{Connection, Doors, GrpcStream},
+    grpc, lean,
+};
 
 /// The most connections at a time, over all doors.
 pub const CONNECTIONS_MAX: usize = 65_536;
@@ -39,59 +35,6 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Idle TCP connections are probed after so long, so that those of dead hosts close.
 const KEEPALIVE: Duration = Duration::from_secs(30);
-
-/// What every connection needs to know.
-#[derive(Debug, Clone)]
-pub struct Doors {
-    /// Where calls go.
-    pub service: Arc<Service>,
-    /// The name of our abstract Unix socket; empty for none.
-    pub unix_name: Arc<str>,
-    /// Sends small answers at once.
-    pub is_nodelay: bool,
-    /// Closes a lean connection on which nothing came for so long.
-    pub idle: Option<Duration>,
-    /// Asks connections to end after the call in hand.
-    pub stop: CancellationToken,
-    /// Ends them now.
-    pub kill: CancellationToken,
-    /// Owns the tasks of the connections.
-    pub tasks: TaskTracker,
-    /// What all connections together may ask.
-    pub load: Load,
-    /// One permit a connection.
-    pub permits: Arc<Semaphore>,
-}
-
-impl Doors {
-    fn spawn(&self, connection: impl Future<Output = ()> + Send + 'static) {
-        let kill = self.kill.clone();
-        self.tasks.spawn(async move {
-            kill.run_until_cancelled(connection).await;
-        });
-    }
-}
-
-/// A connection's session; dropped with the connection, in whatever way that ends.
-#[derive(Debug)]
-pub(super) struct Connection {
-    service: Arc<Service>,
-    pub(super) origin: Origin,
-    _permit: OwnedSemaphorePermit,
-}
-
-impl Connection {
-    fn new(doors: &Doors, is_local: bool, permit: OwnedSemaphorePermit) -> Self {
-        let origin = doors.service.open_session(is_local);
-        Self { service: doors.service.clone(), origin, _permit: permit }
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.service.close_session(&self.origin);
-    }
-}
 
 /// Serves the port until `doors.stop`.
 pub async fn serve_tcp(listener: TcpListener, doors: Doors) {
@@ -180,7 +123,7 @@ async fn route(
         Some(Door::Lean) => lean::serve(stream, prefix, connection, doors).await,
         Some(Door::Grpc) => {
             // The door ends with the master; then the stream is dropped, which closes it.
-            let _ = to_grpc.send(Ok(GrpcStream { prefix, stream, connection })).await;
+            let _ = to_grpc.send(Ok(GrpcStream::new(prefix, stream, connection))).await;
         }
         Some(Door::Http) => {
             let _ = timeout(HTTP_DEADLINE, answer_http(stream, prefix, &doors.service)).await;
@@ -267,68 +210,6 @@ fn is_local(stream: &TcpStream, peer: SocketAddr) -> bool {
 async fn pause(error: &io::Error) {
     tracing::warn!(%error, "a connection could not be accepted");
     tokio::time::sleep(ACCEPT_PAUSE).await;
-}
-
-/// A connection on its way to the gRPC door: what was read of it, then the rest.
-#[derive(Debug)]
-pub(super) struct GrpcStream {
-    prefix: BytesMut,
-    stream: TcpStream,
-    connection: Connection,
-}
-
-impl tonic::transport::server::Connected for GrpcStream {
-    type ConnectInfo = Origin;
-
-    fn connect_info(&self) -> Origin {
-        self.connection.origin.clone()
-    }
-}
-
-impl AsyncRead for GrpcStream {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.prefix.is_empty() {
-            return Pin::new(&mut self.stream).poll_read(context, into);
-        }
-        let count = self.prefix.len().min(into.remaining());
-        into.put_slice(&self.prefix[..count]);
-        self.prefix.advance(count);
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for GrpcStream {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, bytes)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
 }
 
 #[cfg(test)]
