@@ -5,9 +5,10 @@
 //! the bytes itself; both answer with an error where a plain copy would end the process.
 //!
 //! Who copies many pieces does so with one [`Copier`], which asks once for pieces that lie beside
-//! each other.
+//! each other, and goes past the caches where there is much to copy.
 
 mod look;
+mod stream;
 
 use std::{
     io,
@@ -17,7 +18,7 @@ use std::{
 
 use mooncake_base::{Error, ErrorCode, Result};
 
-use crate::piece::{LocalRange, Trust};
+use crate::piece::{LocalRange, Opcode, Piece, Trust};
 
 pub(crate) use self::look::are_present;
 
@@ -27,6 +28,12 @@ const KERNEL_COPY_MAX: usize = 32 << 10;
 /// How much is checked at once, right before it is copied: little enough that the time in which
 /// another thread could unmap it stays short and the bytes are still in the cache.
 const BLOCK: usize = look::LOOK_MAX;
+
+/// From so many bytes on, over all pieces, a transfer goes past the caches. What is read is likely to
+/// be used next, so that only what would not stay in a cache of the processor's own is kept out of
+/// it; what is written is seldom touched again by the one who wrote it.
+const STREAM_READ_MIN: usize = 256 << 10;
+const STREAM_WRITE_MIN: usize = 64 << 10;
 
 /// Copies `from` over `to`, which are of one length and may overlap.
 ///
@@ -43,6 +50,8 @@ pub fn copy(from: LocalRange, to: LocalRange) -> Result<()> {
 pub(crate) struct Copier {
     source: Known,
     target: Known,
+    /// Whether what is long enough goes past the caches.
+    is_streaming: bool,
 }
 
 /// What is known of foreign memory on one side of a copy.
@@ -57,12 +66,23 @@ struct Known {
 }
 
 impl Copier {
+    /// One for the open pieces of a transfer.
+    pub(crate) fn of(opcode: Opcode, pieces: &[Piece]) -> Self {
+        let lengths = pieces.iter().filter(|piece| piece.outcome.is_none());
+        let bytes = lengths.fold(0, |sum: usize, piece| sum.saturating_add(piece.local.length()));
+        let least = match opcode {
+            Opcode::Read => STREAM_READ_MIN,
+            Opcode::Write => STREAM_WRITE_MIN,
+        };
+        Self { is_streaming: bytes >= least, ..Self::default() }
+    }
+
     /// As [`copy`].
     pub(crate) fn copy(&mut self, from: LocalRange, to: LocalRange) -> Result<()> {
         debug_assert_eq!(from.length(), to.length(), "both sides of a copy are of one length");
         let length = from.length().min(to.length());
         if from.trust() == Trust::Held && to.trust() == Trust::Held {
-            move_bytes(from.address(), to.address(), length);
+            self.move_bytes(from.address(), to.address(), length);
             return Ok(());
         }
         let mut done = 0;
@@ -78,7 +98,7 @@ impl Copier {
                 Trust::Foreign => self.target.ask(target, part, Access::Write),
             };
             match (readable, writable) {
-                (Probe::Mapped, Probe::Mapped) => move_bytes(source, target, part),
+                (Probe::Mapped, Probe::Mapped) => self.move_bytes(source, target, part),
                 (Probe::Bad, _) => return Err(unreadable(from.address(), length)),
                 (_, Probe::Bad) => return Err(unwritable(to.address(), length)),
                 _ => copy_by_kernel(source, target, part)?,
@@ -86,6 +106,18 @@ impl Copier {
             done += part;
         }
         Ok(())
+    }
+
+    fn move_bytes(&self, source: usize, target: usize, length: usize) {
+        let move_bytes = match self.is_streaming && length >= stream::STREAM_MIN {
+            true => stream::copy,
+            false => move_plainly,
+        };
+        // SAFETY: both ranges are held by somebody until the transfer returns, or were found mapped
+        // with these rights a moment ago. They may overlap, which both ways allow. Other processes
+        // and threads may write to shared memory meanwhile; then bytes are mixed, as with any
+        // one-sided transfer, and nothing here depends on their values.
+        unsafe { move_bytes(source, target, length) };
     }
 }
 
@@ -163,11 +195,11 @@ fn unwritable(address: usize, length: usize) -> Error {
         .with("length", length)
 }
 
-fn move_bytes(source: usize, target: usize, length: usize) {
-    // SAFETY: both ranges are held by somebody until the transfer returns, or were found mapped
-    // with these rights a moment ago. They may overlap, which this copy allows. Other processes
-    // and threads may write to shared memory meanwhile; then bytes are mixed, as with any
-    // one-sided transfer, and nothing here depends on their values.
+/// # Safety
+/// Both ranges are mapped, the first can be read and the second written, until this returns. Nobody
+/// has a Rust reference to the second.
+unsafe fn move_plainly(source: usize, target: usize, length: usize) {
+    // SAFETY: as promised to us. The ranges may overlap, which this copy allows.
     unsafe { std::ptr::copy(source as *const u8, target as *mut u8, length) };
 }
 
@@ -310,11 +342,28 @@ mod tests {
                 };
                 let source = pick(held(&mut from[1..=length]), source_foreign);
                 let target = pick(held(&mut to[1..=length]), target_foreign);
-                copy(source, target).unwrap();
-                assert_eq!(to[1..=length], wanted[1..=length]);
-                assert_eq!((to[0], to[length + 1]), (0, 0), "{length}");
+                for is_streaming in [false, true] {
+                    to.fill(0);
+                    let mut copier = Copier { is_streaming, ..Copier::default() };
+                    copier.copy(source, target).unwrap();
+                    assert!(to[1..=length] == wanted[1..=length], "{length}");
+                    assert_eq!((to[0], to[length + 1]), (0, 0), "{length}");
+                }
             }
         }
+    }
+
+    #[test]
+    fn what_is_much_goes_past_the_caches_whatever_its_pieces() {
+        let is_streaming = |opcode, lengths: &[usize]| {
+            let pieces: Vec<_> =
+                lengths.iter().map(|length| Piece::new(foreign(4096, *length), 0)).collect();
+            Copier::of(opcode, &pieces).is_streaming
+        };
+        assert!(!is_streaming(Opcode::Write, &[STREAM_WRITE_MIN - 1]));
+        assert!(is_streaming(Opcode::Write, &[STREAM_WRITE_MIN]));
+        assert!(!is_streaming(Opcode::Read, &[STREAM_READ_MIN - 1]));
+        assert!(is_streaming(Opcode::Read, &[STREAM_READ_MIN / 2; 2]));
     }
 
     #[test]

@@ -17,6 +17,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/transfer-engine/src/choice.rs", "names memory in its tests"),
     ("crates/transfer-engine/src/copy.rs", "copies between addresses that were checked"),
     ("crates/transfer-engine/src/copy/look.rs", "asks the kernel about addresses"),
+    ("crates/transfer-engine/src/copy/stream.rs", "copies past the caches"),
     ("crates/transfer-engine/src/device/driver.rs", "loads the CUDA driver and calls it"),
     ("crates/transfer-engine/src/device/lent.rs", "names memory of devices to their driver"),
     ("crates/transfer-engine/src/device/pinned.rs", "lends pinned memory to copies"),
