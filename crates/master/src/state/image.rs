@@ -3,11 +3,9 @@
 //! Plain books without an order of eviction, without time and without clients;
 //! [`State::restore`](super::State::restore) makes a working state of them.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    hash::{BuildHasherDefault, DefaultHasher},
-    time::Duration,
-};
+mod keys;
+
+use std::{collections::BTreeMap, time::Duration};
 
 use mooncake_base::{ClientId, ObjectKey, TenantId};
 use rustc_hash::FxHashMap;
@@ -18,7 +16,7 @@ use super::{
     segment::{SegmentNumber, SegmentSpec},
 };
 
-type Keys = HashMap<ObjectKey, Standing, BuildHasherDefault<DefaultHasher>>;
+pub(super) use keys::Keys;
 
 /// Everything that the log knows.
 #[derive(Debug, Clone, Default)]

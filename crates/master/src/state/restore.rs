@@ -9,7 +9,7 @@ use super::{
     Effect, LoggedPin, Rules, SegmentNumber, State,
     allocator::Allocator,
     dormancy::Dormancy,
-    image::{Image, LoggedSegment, LoggedWrite, Rest, Standing},
+    image::{Image, Keys, LoggedSegment, LoggedWrite, Rest, Standing},
     object::{Flags, NO_WRITE, Replica, Replicas},
     placement::host_of,
     put::WishedPin,
@@ -150,34 +150,28 @@ impl Restoration {
         })
     }
 
-    fn objects(
-        &mut self,
-        state: &mut State,
-        tenants: &[TenantId],
-        objects: Vec<impl IntoIterator<Item = (ObjectKey, Standing)>>,
-    ) {
-        let mut all: Vec<(usize, ObjectKey, Standing)> = Vec::new();
-        for (tenant, keys) in objects.into_iter().enumerate() {
-            all.extend(keys.into_iter().map(|(key, standing)| (tenant, key, standing)));
-        }
-        state.objects.reserve(all.len());
+    fn objects(&mut self, state: &mut State, tenants: &[TenantId], objects: Vec<Keys>) {
+        state.objects.reserve(objects.iter().map(Keys::len).sum());
         // Sorted beside them, since they are large.
-        let mut order: Vec<(u64, usize)> = all
-            .iter()
-            .enumerate()
-            .map(|(index, (.., standing))| (standing.version, index))
-            .collect();
+        let mut order: Vec<(u64, usize, u32)> = Vec::new();
+        for (tenant, keys) in objects.iter().enumerate() {
+            order.extend(keys.iter().map(|(slot, _, standing)| (standing.version, tenant, slot)));
+        }
         order.sort_unstable();
         // Memory was given to the latest last: where two claim it, it is that one's.
-        let mut found: Vec<Replicas> = Vec::with_capacity(all.len());
-        for (tenant, key, standing) in order.iter().rev().map(|&(_, index)| &all[index]) {
-            found.push(self.copies(state, &tenants[*tenant], key, standing).into());
+        let mut found: Vec<Replicas> = Vec::with_capacity(order.len());
+        for &(_, tenant, slot) in order.iter().rev() {
+            if let Some((key, standing)) = objects[tenant].get(slot) {
+                found.push(self.copies(state, &tenants[tenant], key, standing).into());
+            }
         }
         // In the order in which they were put, which is that in which they will be evicted.
-        for ((_, index), replicas) in order.into_iter().zip(found.into_iter().rev()) {
-            if !replicas.as_slice().is_empty() {
-                let (tenant, key, standing) = &all[index];
-                self.stand(state, &tenants[*tenant], key, standing, replicas);
+        let mut objects: Vec<_> = objects.into_iter().map(Keys::into_slots).collect();
+        for ((_, tenant, slot), replicas) in order.into_iter().zip(found.into_iter().rev()) {
+            // Taken out, so that its memory serves what is made of it.
+            let object = objects[tenant][slot as usize].take();
+            if let Some((key, standing)) = object.filter(|_| !replicas.as_slice().is_empty()) {
+                self.stand(state, &tenants[tenant], &key, &standing, replicas);
             }
         }
     }

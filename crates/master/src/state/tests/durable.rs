@@ -29,7 +29,7 @@ impl Books {
         };
         let mut objects = BTreeMap::new();
         for (tenant, keys) in image.tenants.iter().zip(&image.objects) {
-            for (key, value) in keys {
+            for (_, key, value) in keys.iter() {
                 let value = standing(value);
                 if !value.copies.is_empty() {
                     objects.insert((tenant.to_string(), key.clone()), value);
