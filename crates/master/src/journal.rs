@@ -83,6 +83,8 @@ pub struct JournalStatus {
     pub snapshot_at: Option<Moment>,
     /// Snapshots since the start.
     pub snapshots: u64,
+    /// How long the last of them took.
+    pub snapshot_time: Duration,
     /// How long it took to read the log at the start and to make the state of it.
     pub recovery_time: Duration,
 }
@@ -142,6 +144,27 @@ struct Writer {
     spare: Vec<u8>,
 }
 
+/// A file of the log in which nothing is written yet.
+#[derive(Debug)]
+struct Fresh {
+    file: File,
+    path: PathBuf,
+    number: u64,
+    lineage: [u8; 16],
+}
+
+impl Writer {
+    /// What comes is written to that file; hands out the one before.
+    fn go_on(&mut self, fresh: Fresh) -> Option<File> {
+        self.lineage = fresh.lineage;
+        self.next_file = fresh.number + 1;
+        self.length = frame::HEADER_BYTES as u64;
+        self.synced = 0;
+        self.path = fresh.path;
+        self.file.replace(fresh.file)
+    }
+}
+
 /// What the keeper is told.
 #[derive(Debug, Default)]
 struct Orders {
@@ -186,8 +209,8 @@ impl Journal {
             wakes_keeper: Condvar::new(),
             status: Mutex::new(status),
         };
-        let file = journal.begin_file(&mut journal.writer.lock())?;
-        drop(file);
+        let first = journal.make_file(recovered.next_file, recovered.lineage)?;
+        drop(journal.writer.lock().go_on(first));
         if recovered.logs > LOGS_MAX {
             journal.ask_snapshot();
         }
@@ -293,25 +316,21 @@ impl Journal {
         Ok(())
     }
 
-    /// Begins the next file; hands out the one before.
-    fn begin_file(&self, writer: &mut Writer) -> Result<Option<File>> {
-        let number = writer.next_file;
+    /// Makes a file with nothing but its header, which is on disk if that is the rule: it may take
+    /// as long as the disk does.
+    fn make_file(&self, number: u64, lineage: [u8; 16]) -> Result<Fresh> {
         let path = self.directory.file(Kind::Log, number);
-        let begin = || -> io::Result<File> {
+        let make = || -> io::Result<File> {
             let mut file = File::options().write(true).create(true).truncate(true).open(&path)?;
-            file.write_all(&self.header(Kind::Log, number, writer.lineage).encode())?;
+            file.write_all(&self.header(Kind::Log, number, lineage).encode())?;
             if self.sync != LogSync::Never {
                 file.sync_all()?;
                 self.directory.sync()?;
             }
             Ok(file)
         };
-        let file = begin().map_err(|source| failed("cannot be written", &path, source))?;
-        writer.next_file = number + 1;
-        writer.length = frame::HEADER_BYTES as u64;
-        writer.synced = 0;
-        writer.path = path;
-        Ok(writer.file.replace(file))
+        let file = make().map_err(|source| failed("cannot be written", &path, source))?;
+        Ok(Fresh { file, path, number, lineage })
     }
 
     fn header(&self, kind: Kind, number: u64, lineage: [u8; 16]) -> Header {

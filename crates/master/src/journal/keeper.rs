@@ -10,7 +10,7 @@ use std::{
 };
 
 use mooncake_base::sync::MutexGuard;
-use mooncake_base::{Clock, Error, Result, SegmentId, SystemClock};
+use mooncake_base::{Clock, Error, ErrorCode, Result, SegmentId, SystemClock};
 
 use super::{
     Journal, LogSync,
@@ -145,17 +145,28 @@ impl Journal {
 /// was before is needless. With a new lineage if the log before was broken.
 fn snapshot_of(owner: &impl Owner, journal: &Journal, lineage: Option<[u8; 16]>) -> Result<()> {
     let start = SystemClock.now();
-    // What is synced here need not be waited for under the locks.
+    // What the disk does here need not be waited for under the locks. Nobody else begins files: a
+    // master that dies before this one is written to finds it empty, behind the log that went on.
     journal.sync_now();
+    let is_anew = lineage.is_some();
+    let (number, lineage) = {
+        let writer = journal.writer.lock();
+        (writer.next_file, lineage.unwrap_or(writer.lineage))
+    };
+    let fresh = journal.make_file(number, lineage)?;
     let mut bytes = super::empty_frame();
-    let (number, first_frame, lineage, old, mut description) = {
+    let (first_frame, old, mut description) = {
         let state = owner.hold();
         let writer = &mut *journal.writer.lock();
         journal.write_queue(writer);
-        writer.lineage = lineage.unwrap_or(writer.lineage);
-        let old = journal.begin_file(writer)?;
+        if writer.file.is_none() && !is_anew {
+            // It failed meanwhile, and took the new file along.
+            let why = "the log failed while its next file was made";
+            return Err(Error::new(ErrorCode::PERSISTENT_FAIL, why));
+        }
+        let old = writer.go_on(fresh);
         let description = state.describe(owner.now(), &mut bytes);
-        (writer.next_file - 1, writer.next_frame, writer.lineage, old, description)
+        (writer.next_frame, old, description)
     };
     if let Some(old) = old
         && journal.sync != LogSync::Never
@@ -180,6 +191,7 @@ fn snapshot_of(owner: &impl Owner, journal: &Journal, lineage: Option<[u8; 16]>)
     status.snapshots += 1;
     status.snapshot_bytes = length;
     status.snapshot_at = Some(owner.now());
+    status.snapshot_time = SystemClock.now().since(start);
     status.log_bytes = writer.length;
     if writer.file.is_some() && !status.is_healthy {
         status.is_healthy = true;
@@ -189,7 +201,7 @@ fn snapshot_of(owner: &impl Owner, journal: &Journal, lineage: Option<[u8; 16]>)
     }
     tracing::info!(
         bytes = length,
-        milliseconds = SystemClock.now().since(start).as_millis(),
+        milliseconds = status.snapshot_time.as_millis(),
         "took a snapshot"
     );
     Ok(())

@@ -297,3 +297,25 @@ fn many_who_wait_share_few_writes() {
     drop(pool);
     assert_eq!(Pool::open(folder.path()).keys().len(), 200);
 }
+
+#[test]
+fn a_file_that_was_made_and_not_gone_on_with_ends_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = Pool::open(folder.path());
+    pool.put("before");
+    let (number, lineage) = {
+        let writer = pool.journal().writer.lock();
+        (writer.next_file, writer.lineage)
+    };
+    drop(pool.journal().make_file(number, lineage).unwrap());
+    // The master goes on with the old one, and dies.
+    pool.put("after");
+    drop(pool);
+    let pool = Pool::open(folder.path());
+    assert_eq!(pool.keys(), ["after", "before"]);
+    pool.put("later");
+    drop(pool);
+    let again = Pool::open(folder.path());
+    assert_eq!(again.keys(), ["after", "before", "later"]);
+    assert_eq!(again.journal().writer.lock().lineage, lineage, "it is one history");
+}

@@ -83,8 +83,27 @@ const COUNTERS: &[&str] = &[
     "ha_state_transitions_total",
 ];
 
+/// One for each NVMe-oF segment, of which there are none.
+const GAUGES_OF_NONE: &[&str] =
+    &["nof_segment_allocated_bytes", "nof_segment_total_capacity_bytes"];
+
+const HISTOGRAMS: &[&str] = &[
+    "master_nof_heartbeat_probe_latency_ms",
+    "ha_oplog_apply_latency_us",
+    "ha_oplog_etcd_write_latency_us",
+];
+
+const HELP: &str = "Always zero: this master has nothing of the kind.";
+
 /// Adds what is not there yet.
 pub(super) fn add(out: &mut Exposition) {
+    for name in GAUGES_OF_NONE {
+        out.head(name, "gauge", HELP);
+    }
+    for name in HISTOGRAMS {
+        out.head(name, "histogram", HELP);
+        out.histogram(name, &[], [(None::<u64>, 0)], 0);
+    }
     for name in GAUGES {
         add_one(out, name, "gauge");
     }
@@ -107,9 +126,8 @@ fn add_one(out: &mut Exposition, name: &str, kind: &str) {
     if out.has(name) {
         return;
     }
-    let help = "Always zero: this master has nothing of the kind.";
     match kind {
-        "gauge" => out.gauge(name, help, 0),
-        _ => out.counter(name, help, 0),
+        "gauge" => out.gauge(name, HELP, 0),
+        _ => out.counter(name, HELP, 0),
     }
 }

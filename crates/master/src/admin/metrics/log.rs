@@ -14,6 +14,8 @@ pub(super) fn add(out: &mut Exposition, service: &Service) {
     let (taken, failed) = status.as_ref().map_or((0, 0), |s| (s.snapshots, s.failures));
     out.counter("master_snapshot_success", "Snapshots taken.", taken);
     out.counter("master_snapshot_fail", "How often the log or its snapshot failed.", failed);
+    let took = status.as_ref().map_or(0, |s| s.snapshot_time.as_millis());
+    out.gauge("master_snapshot_duration_ms", "How long the last snapshot took.", took);
     let Some(s) = status else { return };
     for (name, help, value) in [
         ("failures", "How often the log could not be written.", s.failures),
