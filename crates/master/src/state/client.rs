@@ -112,9 +112,9 @@ impl State {
         }
     }
 
-    /// The client leaves in order: it neither reads nor writes any more. Its segments go, and the
-    /// space of its unfinished puts as soon as no late byte of them can arrive. Whether it was
-    /// known.
+    /// The client leaves, or is known to be dead: it neither reads nor writes any more. Its segments
+    /// go, and the space of its unfinished puts as soon as no late byte of them can arrive: what it
+    /// sent before may still be on its way to their owners. Whether it was known.
     pub fn unregister(&mut self, now: Moment, client: ClientId) -> bool {
         self.forget_client(now, client, WritesOf::Leaving)
     }
@@ -122,13 +122,6 @@ impl State {
     /// The clients that were not heard of for too long since the last call.
     pub fn take_expired(&mut self) -> Vec<ClientId> {
         std::mem::take(&mut self.clients.expired)
-    }
-
-    /// The process of the client is known to be dead: as [`unregister`](Self::unregister), but the
-    /// space of its unfinished puts is free at once. Also frees what an expired client of that id
-    /// left; `false` if it was not known any more.
-    pub fn declare_dead(&mut self, now: Moment, client: ClientId) -> bool {
-        self.forget_client(now, client, WritesOf::Dead)
     }
 
     /// A client's timer rang: it has expired, or the timer is set again.
@@ -168,7 +161,7 @@ impl State {
         for slot in self.segments_of(client) {
             self.drop_segment(slot);
         }
-        self.abandon_tasks(now, client, writes == WritesOf::Dead);
+        self.abandon_tasks(now, client);
         was_known
     }
 

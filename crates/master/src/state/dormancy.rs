@@ -137,7 +137,7 @@ impl State {
             self.drop_segment(slot);
             if self.clients.check(client).is_err() {
                 // Nobody will fetch what waits for it.
-                self.abandon_tasks(now, client, false);
+                self.abandon_tasks(now, client);
             }
         } else {
             self.timers.push(end, Timer::Dormant(id, incarnation));

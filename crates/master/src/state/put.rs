@@ -1,5 +1,8 @@
 //! Writing: start allocates, the client writes, end publishes or revoke gives back.
 
+mod ending;
+mod record;
+
 use std::time::Duration;
 
 use mooncake_base::{
@@ -8,9 +11,9 @@ use mooncake_base::{
 };
 
 use super::{
-    Effect, LoggedPin, State, Value,
+    State,
     lease::Stamp,
-    object::{Flags, NO_WRITE, REPLICAS_MAX, Replica, Replicas, ordinal_of},
+    object::{NO_WRITE, REPLICAS_MAX, Replica},
     room::{Want, Within},
     segment::SegmentRef,
     write::Write,
@@ -121,10 +124,8 @@ pub struct Place {
 pub(super) enum WritesOf {
     /// Nothing was heard of it; it may still write.
     Vanished,
-    /// It said that it leaves; bytes it sent before may still arrive.
+    /// It leaves or is dead; bytes it sent before may still arrive.
     Leaving,
-    /// Its process is dead.
-    Dead,
 }
 
 impl State {
@@ -277,37 +278,6 @@ impl State {
         Ok(())
     }
 
-    /// The puts of a client will not be ended: they are displaced, and their space comes back as
-    /// soon as is safe.
-    pub(super) fn abandon_writes(&mut self, now: Moment, client: ClientId, why: WritesOf) {
-        for number in self.writes.of(client) {
-            self.displace(number);
-            if why != WritesOf::Vanished {
-                let write = self.writes.remove(number);
-                self.record_write_dropped(write.version);
-                let until = match why {
-                    WritesOf::Dead => Stamp::default(),
-                    _ => (write.started + self.rules.write_end()).into(),
-                };
-                self.release_written(now, &write, until);
-            }
-        }
-    }
-
-    /// The space of the oldest put under way is taken back if its time has come.
-    pub(super) fn release_oldest_write(&mut self, now: Moment) -> bool {
-        let Some(number) = self.writes.oldest() else { return false };
-        if !(self.writes.at(number).started + self.rules.put_release).has_passed(now) {
-            return false;
-        }
-        self.displace(number);
-        let write = self.writes.remove(number);
-        self.record_write_dropped(write.version);
-        self.counters.puts_released += 1;
-        self.release_written(now, &write, Stamp::default());
-        true
-    }
-
     /// Where the copies lie.
     pub(super) fn places(&self, version: u64, length: u64, replicas: &[Replica]) -> Vec<Place> {
         let place = |replica: &Replica| Place {
@@ -389,208 +359,6 @@ impl State {
                 .with("limit", WRITERS_PER_KEY_MAX));
         }
         Ok(())
-    }
-
-    /// Displaces puts of the object that are older than the rules allow. It may vanish.
-    fn discard_stale_writes(&mut self, now: Moment, slot: u32) {
-        let discard = self.rules.put_discard;
-        let stale: Vec<u32> = self
-            .writes
-            .chain(self.objects.at(slot).writes)
-            .filter(|&number| (self.writes.at(number).started + discard).has_passed(now))
-            .collect();
-        for number in stale {
-            self.displace(number);
-        }
-    }
-
-    /// The put can no longer be ended; its space is kept back.
-    fn displace(&mut self, number: u32) {
-        if let Some(slot) = self.writes.at_mut(number).object.take() {
-            self.counters.puts_displaced += 1;
-            let version = self.writes.at(number).version;
-            self.effects.record(|| Effect::Displaced { version });
-            self.unlink_write(slot, number);
-            self.vacate_if_empty(slot);
-        }
-    }
-
-    fn unlink_write(&mut self, slot: u32, number: u32) {
-        let next = self.writes.at(number).next;
-        let head = &mut self.objects.at_mut(slot).writes;
-        if *head == number {
-            *head = next;
-            return;
-        }
-        let before = self.writes.chain(*head).find(|&other| self.writes.at(other).next == number);
-        let before = before.expect("a put is linked from its object");
-        self.writes.at_mut(before).next = next;
-    }
-
-    /// Takes the put out that its writer names.
-    fn take_write(
-        &mut self,
-        now: Moment,
-        client: ClientId,
-        tenant: &TenantId,
-        put: &PutRef<'_>,
-    ) -> Result<(u32, Write)> {
-        let missing = || {
-            Error::new(
-                ErrorCode::OBJECT_NOT_FOUND,
-                "no such put is under way; it was ended, revoked, displaced or took too long",
-            )
-            .with("key", Printed(put.key))
-            .with("version", put.version)
-        };
-        let tenant = self.objects.tenant(tenant).ok_or_else(missing)?;
-        let slot = self.objects.find(tenant, put.key).ok_or_else(missing)?;
-        let number = self
-            .writes
-            .chain(self.objects.at(slot).writes)
-            .find(|&number| self.writes.at(number).version == put.version.0)
-            .ok_or_else(missing)?;
-        let write = self.writes.at(number);
-        if write.client != client {
-            return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, "the put is somebody else's")
-                .with("key", Printed(put.key)));
-        }
-        if (write.started + self.rules.put_release).has_passed(now) {
-            return Err(missing());
-        }
-        self.unlink_write(slot, number);
-        let write = self.writes.remove(number);
-        for replica in &write.replicas {
-            let segment = self.segments.at_mut(replica.segment);
-            segment.writing -= segment.allocator.size(replica.block);
-        }
-        Ok((slot, write))
-    }
-
-    /// The copies that were written; the memory of the others rests.
-    fn give_up(&mut self, now: Moment, write: &Write, failed: &[ReplicaId]) -> Vec<Replica> {
-        let mut kept = Vec::with_capacity(write.replicas.len());
-        for &replica in &write.replicas {
-            if failed.contains(&replica.id(write.version)) {
-                self.tenants.uncharge(write.tenant, write.length);
-                self.release(now, replica, (write.started + self.rules.write_end()).into());
-            } else {
-                kept.push(replica);
-            }
-        }
-        kept
-    }
-
-    /// Gives back what a put that is not in the books any more held.
-    fn release_written(&mut self, now: Moment, write: &Write, until: Stamp) {
-        self.tenants.uncharge(write.tenant, write.length * write.replicas.len() as u64);
-        for &replica in &write.replicas {
-            let segment = self.segments.at_mut(replica.segment);
-            segment.writing -= segment.allocator.size(replica.block);
-            self.release(now, replica, until);
-        }
-    }
-
-    /// What was written stands under the key from now on, and nothing else does.
-    fn publish(
-        &mut self,
-        now: Moment,
-        slot: u32,
-        write: Write,
-        kept: Vec<Replica>,
-        put: &PutRef<'_>,
-    ) {
-        let checksum = put.checksum;
-        let pin = match write.soft_pin {
-            WishedPin::Preserve => self.pins.ttl(now, slot),
-            WishedPin::None => None,
-            WishedPin::For(ttl) => Some(ttl),
-        };
-        self.drop_value(now, slot);
-        self.record_published(write.version, put, pin);
-        if write.is_hard_pinned {
-            for replica in &kept {
-                let segment = self.segments.at_mut(replica.segment);
-                segment.hard_pinned += segment.allocator.size(replica.block);
-            }
-        }
-        self.objects.set_checksum(slot, checksum);
-        let object = self.objects.at_mut(slot);
-        object.version = write.version;
-        object.length = write.length;
-        object.data_type = write.data_type;
-        object.replicas = Replicas::from(kept);
-        object.flags.set(Flags::COMPLETE, true);
-        object.flags.set(Flags::HARD_PINNED, write.is_hard_pinned);
-        object.flags.set(Flags::GROUPED, !write.group.is_empty());
-        let tenant = object.tenant;
-        if !write.group.is_empty() {
-            self.groups.join(tenant, &write.group, slot);
-        }
-        self.objects.complete += 1;
-        self.tenants.enter(tenant, slot);
-        if let Some(ttl) = pin {
-            self.pin(now, slot, ttl);
-        }
-        self.enqueue(slot);
-        self.tell_stored(slot);
-    }
-
-    /// Tells the log of a put that began.
-    fn record_write(&mut self, number: u32) {
-        if !self.effects.is_recording() {
-            return;
-        }
-        // Apart, since the effect borrows what it tells of.
-        let mut effects = std::mem::take(&mut self.effects);
-        if let Some(started) = self.logged_write(self.writes.at(number)) {
-            effects.record(|| started);
-        }
-        self.effects = effects;
-    }
-
-    /// A put in the words of the log, unless it was displaced.
-    pub(super) fn logged_write<'a>(&'a self, write: &'a Write) -> Option<Effect<'a>> {
-        let object = self.objects.at(write.object?);
-        let value = Value {
-            tenant: self.objects.logged_tenant(object.tenant),
-            key: self.objects.key(object),
-            length: write.length,
-            copies: self.logged_copies(&write.replicas),
-            data_type: write.data_type,
-            is_hard_pinned: write.is_hard_pinned,
-            group: &write.group,
-            pin: match write.soft_pin {
-                WishedPin::Preserve => LoggedPin::Preserve,
-                WishedPin::None => LoggedPin::None,
-                WishedPin::For(ttl) => LoggedPin::For(ttl),
-            },
-        };
-        let (version, client, is_replacing) = (write.version, write.client, write.is_replacing);
-        Some(Effect::Started { version, client, value, is_replacing })
-    }
-
-    fn record_write_dropped(&mut self, version: u64) {
-        self.effects.record(|| Effect::WriteDropped { version });
-    }
-
-    fn record_published(&mut self, version: u64, put: &PutRef<'_>, pin: Option<Duration>) {
-        if self.effects.is_recording() {
-            // The copies of a put have the lowest numbers.
-            let failed = put.failed_replicas.iter().filter_map(|&id| ordinal_of(id, version));
-            let failed: Vec<u8> = failed.filter_map(|number| number.try_into().ok()).collect();
-            let checksum = put.checksum;
-            let failed = &failed[..];
-            self.effects.record(|| Effect::Published { version, failed, checksum, pin });
-        }
-    }
-
-    /// Forgets an object with nothing to read and no writer.
-    pub(super) fn vacate_if_empty(&mut self, slot: u32) {
-        let object = self.objects.at(slot);
-        if !object.is_complete() && object.writes == NO_WRITE {
-            self.objects.remove(slot);
-        }
     }
 }
 

@@ -358,12 +358,12 @@ impl State {
     }
 
     /// The client's tasks are given to others.
-    pub(super) fn abandon_tasks(&mut self, now: Moment, client: ClientId, is_dead: bool) {
+    pub(super) fn abandon_tasks(&mut self, now: Moment, client: ClientId) {
         for id in self.tasks.of(client) {
             let Some(task) = self.tasks.get(id) else { continue };
             match &task.attempt {
                 Some(attempt) => {
-                    let until = if is_dead { Stamp::default() } else { attempt.until.into() };
+                    let until = attempt.until.into();
                     self.end_attempt(now, id, "the client is gone", &|_| true, until);
                 }
                 None => {

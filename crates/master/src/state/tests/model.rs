@@ -22,7 +22,7 @@ enum Call {
     Suspect { client: usize },
     Mount { client: usize },
     Unmount { client: usize, grace_ms: u64 },
-    Leave { client: usize, is_dead: bool },
+    Leave { client: usize },
     Copy { key: usize, target: usize },
     Shift { key: usize, source: usize, target: usize },
     Fetch { client: usize },
@@ -57,8 +57,7 @@ fn call() -> impl Strategy<Value = Call> {
         2 => client.clone().prop_map(|client| Call::Mount { client }),
         1 => (client.clone(), prop_oneof![Just(0), 1_u64..4000])
             .prop_map(|(client, grace_ms)| Call::Unmount { client, grace_ms }),
-        1 => (client.clone(), any::<bool>())
-            .prop_map(|(client, is_dead)| Call::Leave { client, is_dead }),
+        1 => client.clone().prop_map(|client| Call::Leave { client }),
         3 => (0..KEYS.len(), client.clone()).prop_map(|(key, target)| Call::Copy { key, target }),
         2 => (0..KEYS.len(), client.clone(), client.clone())
             .prop_map(|(key, source, target)| Call::Shift { key, source, target }),
@@ -158,12 +157,8 @@ impl Model {
                     self.leases.clear();
                 }
             }
-            Call::Leave { client, is_dead } => {
-                let (now, client) = (self.pool.now, CLIENTS[client]);
-                match is_dead {
-                    true => self.pool.state.declare_dead(now, client),
-                    false => self.pool.state.unregister(now, client),
-                };
+            Call::Leave { client } => {
+                self.pool.state.unregister(self.pool.now, CLIENTS[client]);
                 self.leases.clear();
             }
             call => self.run_task(call),
@@ -497,7 +492,7 @@ proptest! {
         }
         // In the end all memory comes back.
         for client in CLIENTS {
-            model.pool.state.declare_dead(model.pool.now, client);
+            model.pool.state.unregister(model.pool.now, client);
         }
         model.wait(601_000);
         let totals = model.pool.state.totals();

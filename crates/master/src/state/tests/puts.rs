@@ -70,7 +70,6 @@ fn the_space_of_a_writer_depends_on_how_it_went() {
         assert_eq!(pool.state.totals().used, soon);
         pool.start(A, "k", MIB).unwrap();
     };
-    check(|pool| assert!(pool.state.declare_dead(pool.now, B)), 0, 0);
     check(|pool| assert!(pool.state.unregister(pool.now, B)), MIB, 0);
     let silence = |pool: &mut Pool| {
         for _ in 0..10 {
@@ -320,4 +319,16 @@ fn the_same_call_again_has_the_same_answer_and_another_call_has_not() {
         Put { key, length: MIB, group: b"", options: &options, is_replacing: false, request: 7 };
     let again = pool.state.put_start(pool.now, A, &pool.tenant, put);
     fails(again, ErrorCode::OBJECT_ALREADY_EXISTS);
+}
+
+#[test]
+fn an_object_larger_than_any_segment_is_refused_with_both_sizes() {
+    let mut pool = Pool::new(4);
+    pool.put("small", MIB).unwrap();
+    let error = fails(pool.start(A, "k", 4 * MIB + 1), ErrorCode::NO_AVAILABLE_HANDLE).to_string();
+    for part in ["larger than any segment", "bytes=4194305", "largest_segment=4 MiB", "key=\"k\""] {
+        assert!(error.contains(part), "{error}");
+    }
+    assert_eq!(pool.probe("small"), ObjectState::Complete, "nothing is evicted in vain");
+    pool.start(A, "k", 4 * MIB).unwrap();
 }

@@ -95,7 +95,7 @@ fn a_copy_stands_beside_the_first_once_it_was_reported() {
     assert_eq!(pool.holders("k"), ["host-a:1", "host-b:1"]);
     assert_eq!(pool.status(id), (TaskStatus::Success, "Task completed successfully".to_owned()));
     fails(pool.done(A, &work), ErrorCode::TASK_NOT_FOUND);
-    pool.state.declare_dead(pool.now, A);
+    pool.state.unregister(pool.now, A);
     assert_eq!(pool.holders("k"), ["host-b:1"], "the loss of the first loses nothing");
 }
 
@@ -264,7 +264,7 @@ fn a_client_that_is_gone_leaves_its_tasks_to_others_or_fails_them() {
     pool.state.mount(pool.now, ClientId::from_bits(3), third).unwrap();
     let tasks = ["both", "both", "alone"].map(|key| pool.copy(key, &["host-c:1"]).unwrap());
     pool.fetch(A);
-    pool.state.declare_dead(pool.now, A);
+    pool.state.unregister(pool.now, A);
     pool.wait(1);
     assert_eq!(pool.status(tasks[2]).0, TaskStatus::Failed);
     for work in pool.fetch(B) {

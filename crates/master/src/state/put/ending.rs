@@ -1,0 +1,206 @@
+//! How puts end: published, revoked, displaced by others, or given up.
+
+use mooncake_base::{
+    ClientId, Error, ErrorCode, Moment, ReplicaId, Result, TenantId, key::Printed,
+};
+
+use super::{PutRef, WishedPin, WritesOf};
+use crate::state::{
+    Effect, State,
+    lease::Stamp,
+    object::{Flags, NO_WRITE, Replica, Replicas},
+    write::Write,
+};
+
+impl State {
+    /// The puts of a client will not be ended: they are displaced, and their space comes back as
+    /// soon as is safe.
+    pub(in crate::state) fn abandon_writes(
+        &mut self,
+        now: Moment,
+        client: ClientId,
+        why: WritesOf,
+    ) {
+        for number in self.writes.of(client) {
+            self.displace(number);
+            if why == WritesOf::Leaving {
+                let write = self.writes.remove(number);
+                self.record_write_dropped(write.version);
+                let until = (write.started + self.rules.write_end()).into();
+                self.release_written(now, &write, until);
+            }
+        }
+    }
+
+    /// The space of the oldest put under way is taken back if its time has come.
+    pub(in crate::state) fn release_oldest_write(&mut self, now: Moment) -> bool {
+        let Some(number) = self.writes.oldest() else { return false };
+        if !(self.writes.at(number).started + self.rules.put_release).has_passed(now) {
+            return false;
+        }
+        self.displace(number);
+        let write = self.writes.remove(number);
+        self.record_write_dropped(write.version);
+        self.counters.puts_released += 1;
+        self.release_written(now, &write, Stamp::default());
+        true
+    }
+
+    /// Displaces puts of the object that are older than the rules allow. It may vanish.
+    pub(super) fn discard_stale_writes(&mut self, now: Moment, slot: u32) {
+        let discard = self.rules.put_discard;
+        let stale: Vec<u32> = self
+            .writes
+            .chain(self.objects.at(slot).writes)
+            .filter(|&number| (self.writes.at(number).started + discard).has_passed(now))
+            .collect();
+        for number in stale {
+            self.displace(number);
+        }
+    }
+
+    /// Takes the put out that its writer names.
+    pub(super) fn take_write(
+        &mut self,
+        now: Moment,
+        client: ClientId,
+        tenant: &TenantId,
+        put: &PutRef<'_>,
+    ) -> Result<(u32, Write)> {
+        let missing = || {
+            Error::new(
+                ErrorCode::OBJECT_NOT_FOUND,
+                "no such put is under way; it was ended, revoked, displaced or took too long",
+            )
+            .with("key", Printed(put.key))
+            .with("version", put.version)
+        };
+        let tenant = self.objects.tenant(tenant).ok_or_else(missing)?;
+        let slot = self.objects.find(tenant, put.key).ok_or_else(missing)?;
+        let number = self
+            .writes
+            .chain(self.objects.at(slot).writes)
+            .find(|&number| self.writes.at(number).version == put.version.0)
+            .ok_or_else(missing)?;
+        let write = self.writes.at(number);
+        if write.client != client {
+            return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, "the put is somebody else's")
+                .with("key", Printed(put.key)));
+        }
+        if (write.started + self.rules.put_release).has_passed(now) {
+            return Err(missing());
+        }
+        self.unlink_write(slot, number);
+        let write = self.writes.remove(number);
+        for replica in &write.replicas {
+            let segment = self.segments.at_mut(replica.segment);
+            segment.writing -= segment.allocator.size(replica.block);
+        }
+        Ok((slot, write))
+    }
+
+    /// The copies that were written; the memory of the others rests.
+    pub(super) fn give_up(
+        &mut self,
+        now: Moment,
+        write: &Write,
+        failed: &[ReplicaId],
+    ) -> Vec<Replica> {
+        let mut kept = Vec::with_capacity(write.replicas.len());
+        for &replica in &write.replicas {
+            if failed.contains(&replica.id(write.version)) {
+                self.tenants.uncharge(write.tenant, write.length);
+                self.release(now, replica, (write.started + self.rules.write_end()).into());
+            } else {
+                kept.push(replica);
+            }
+        }
+        kept
+    }
+
+    /// What was written stands under the key from now on, and nothing else does.
+    pub(super) fn publish(
+        &mut self,
+        now: Moment,
+        slot: u32,
+        write: Write,
+        kept: Vec<Replica>,
+        put: &PutRef<'_>,
+    ) {
+        let checksum = put.checksum;
+        let pin = match write.soft_pin {
+            WishedPin::Preserve => self.pins.ttl(now, slot),
+            WishedPin::None => None,
+            WishedPin::For(ttl) => Some(ttl),
+        };
+        self.drop_value(now, slot);
+        self.record_published(write.version, put, pin);
+        if write.is_hard_pinned {
+            for replica in &kept {
+                let segment = self.segments.at_mut(replica.segment);
+                segment.hard_pinned += segment.allocator.size(replica.block);
+            }
+        }
+        self.objects.set_checksum(slot, checksum);
+        let object = self.objects.at_mut(slot);
+        object.version = write.version;
+        object.length = write.length;
+        object.data_type = write.data_type;
+        object.replicas = Replicas::from(kept);
+        object.flags.set(Flags::COMPLETE, true);
+        object.flags.set(Flags::HARD_PINNED, write.is_hard_pinned);
+        object.flags.set(Flags::GROUPED, !write.group.is_empty());
+        let tenant = object.tenant;
+        if !write.group.is_empty() {
+            self.groups.join(tenant, &write.group, slot);
+        }
+        self.objects.complete += 1;
+        self.tenants.enter(tenant, slot);
+        if let Some(ttl) = pin {
+            self.pin(now, slot, ttl);
+        }
+        self.enqueue(slot);
+        self.tell_stored(slot);
+    }
+
+    /// Gives back what a put that is not in the books any more held.
+    fn release_written(&mut self, now: Moment, write: &Write, until: Stamp) {
+        self.tenants.uncharge(write.tenant, write.length * write.replicas.len() as u64);
+        for &replica in &write.replicas {
+            let segment = self.segments.at_mut(replica.segment);
+            segment.writing -= segment.allocator.size(replica.block);
+            self.release(now, replica, until);
+        }
+    }
+
+    /// The put can no longer be ended; its space is kept back.
+    fn displace(&mut self, number: u32) {
+        if let Some(slot) = self.writes.at_mut(number).object.take() {
+            self.counters.puts_displaced += 1;
+            let version = self.writes.at(number).version;
+            self.effects.record(|| Effect::Displaced { version });
+            self.unlink_write(slot, number);
+            self.vacate_if_empty(slot);
+        }
+    }
+
+    fn unlink_write(&mut self, slot: u32, number: u32) {
+        let next = self.writes.at(number).next;
+        let head = &mut self.objects.at_mut(slot).writes;
+        if *head == number {
+            *head = next;
+            return;
+        }
+        let before = self.writes.chain(*head).find(|&other| self.writes.at(other).next == number);
+        let before = before.expect("a put is linked from its object");
+        self.writes.at_mut(before).next = next;
+    }
+
+    /// Forgets an object with nothing to read and no writer.
+    pub(in crate::state) fn vacate_if_empty(&mut self, slot: u32) {
+        let object = self.objects.at(slot);
+        if !object.is_complete() && object.writes == NO_WRITE {
+            self.objects.remove(slot);
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Puts in the words of the log.
+
+use std::time::Duration;
+
+use super::{PutRef, WishedPin};
+use crate::state::{Effect, LoggedPin, State, Value, object::ordinal_of, write::Write};
+
+impl State {
+    /// Tells the log of a put that began.
+    pub(super) fn record_write(&mut self, number: u32) {
+        if !self.effects.is_recording() {
+            return;
+        }
+        // Apart, since the effect borrows what it tells of.
+        let mut effects = std::mem::take(&mut self.effects);
+        if let Some(started) = self.logged_write(self.writes.at(number)) {
+            effects.record(|| started);
+        }
+        self.effects = effects;
+    }
+
+    /// A put in the words of the log, unless it was displaced.
+    pub(in crate::state) fn logged_write<'a>(&'a self, write: &'a Write) -> Option<Effect<'a>> {
+        let object = self.objects.at(write.object?);
+        let value = Value {
+            tenant: self.objects.logged_tenant(object.tenant),
+            key: self.objects.key(object),
+            length: write.length,
+            copies: self.logged_copies(&write.replicas),
+            data_type: write.data_type,
+            is_hard_pinned: write.is_hard_pinned,
+            group: &write.group,
+            pin: match write.soft_pin {
+                WishedPin::Preserve => LoggedPin::Preserve,
+                WishedPin::None => LoggedPin::None,
+                WishedPin::For(ttl) => LoggedPin::For(ttl),
+            },
+        };
+        let (version, client, is_replacing) = (write.version, write.client, write.is_replacing);
+        Some(Effect::Started { version, client, value, is_replacing })
+    }
+
+    pub(super) fn record_write_dropped(&mut self, version: u64) {
+        self.effects.record(|| Effect::WriteDropped { version });
+    }
+
+    pub(super) fn record_published(
+        &mut self,
+        version: u64,
+        put: &PutRef<'_>,
+        pin: Option<Duration>,
+    ) {
+        if self.effects.is_recording() {
+            // The copies of a put have the lowest numbers.
+            let failed = put.failed_replicas.iter().filter_map(|&id| ordinal_of(id, version));
+            let failed: Vec<u8> = failed.filter_map(|number| number.try_into().ok()).collect();
+            let checksum = put.checksum;
+            let failed = &failed[..];
+            self.effects.record(|| Effect::Published { version, failed, checksum, pin });
+        }
+    }
+}
