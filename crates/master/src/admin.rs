@@ -192,20 +192,28 @@ pub(super) fn kv_events(service: &Service) -> Value {
 
 async fn remove_all(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
-    let force = parameter(&query, "force")
-        .is_some_and(|text| mooncake_base::text::read_bool(text).unwrap_or(false));
+    let force = match parameter(&query, "force").map(mooncake_base::text::read_bool) {
+        None => false,
+        Some(Ok(force)) => force,
+        // Taken for no, it would look as if nothing had been there to remove.
+        Some(Err(_)) => {
+            let error = Error::invalid("force is true or false");
+            return failure(StatusCode::BAD_REQUEST, &error);
+        }
+    };
     let which = v1::KeySelector { by: Some(v1::key_selector::By::All(true)) };
     // The tenant is all that counts here; the client is nobody.
     let tenant = parameter(&query, "tenant_id").map(decoded).unwrap_or_default();
     let tenant = String::from_utf8_lossy(&tenant).into_owned();
     let caller = Some(v1::Caller { client: Bytes::new(), tenant });
     let call = v1::RemoveMatchingRequest { caller, which: Some(which), force };
-    match admin.ask(request::Call::RemoveMatching(call)) {
+    browse::sweep(admin, move |admin| match admin.ask(request::Call::RemoveMatching(call)) {
         response::Call::RemoveMatching(answer) => {
             json_reply(&json!({"success": true, "removed_count": answer.removed}))
         }
         other => unexpected(other),
-    }
+    })
+    .await
 }
 
 /// The value of a parameter as it stands in the query, not decoded.

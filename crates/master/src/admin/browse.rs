@@ -79,7 +79,7 @@ pub(super) async fn groups(State(admin): Shared, RawQuery(query): RawQuery) -> R
 }
 
 /// Runs what goes through all objects on a thread of its own.
-async fn sweep(
+pub(super) async fn sweep(
     admin: Arc<Admin>,
     run: impl FnOnce(&Admin) -> Response + Send + 'static,
 ) -> Response {

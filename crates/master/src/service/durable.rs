@@ -9,11 +9,11 @@ use std::{
 };
 
 use mooncake_base::sync::MutexGuard;
-use mooncake_base::{Clock, Moment, SegmentId, TenantId};
-use mooncake_proto::v1::{self, request::Call};
+use mooncake_base::{Clock, Error, Moment, SegmentId, TenantId};
+use mooncake_proto::v1::{self, request::Call, response};
 use tokio::{sync::Notify, time::timeout};
 
-use super::{Origin, Service, locked};
+use super::{Origin, Service, load, locked};
 use crate::{
     journal::{Found, Journal, JournalStatus, Owner},
     state::{Awaited, Restored, Rules, State},
@@ -44,10 +44,21 @@ impl Service {
         (service, restored)
     }
 
-    /// Answers one call as [`dispatch`](Self::dispatch) does, without blocking on a slow disk.
+    /// Answers one call as [`dispatch`](Self::dispatch) does, without blocking on a slow disk. A
+    /// large one has a thread of its own: what keeps a thread of the runtime keeps the connections
+    /// that wait for this one.
     ///
     /// Not cancel-safe: dropped half-way, the call may have been done or not.
     pub async fn answer(self: &Arc<Self>, request: v1::Request, origin: &Origin) -> v1::Response {
+        if request.call.as_ref().is_some_and(load::is_large) {
+            let (service, origin) = (Arc::clone(self), origin.clone());
+            let answered =
+                tokio::task::spawn_blocking(move || service.dispatch(request, &origin)).await;
+            return answered.unwrap_or_else(|source| {
+                let error = Error::internal("the call did not end").caused_by(source);
+                v1::Response { call: Some(response::Call::Failure((&error).into())) }
+            });
+        }
         let (response, appended) = self.run(request, origin);
         match &self.journal {
             Some(journal) if appended > 0 && journal.is_slow() => {

@@ -39,7 +39,8 @@ const TURN_DEADLINE: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone)]
 pub struct Load {
     frames: Arc<Semaphore>,
-    /// Large calls run one less than there are threads, so that small ones find one free.
+    /// Large calls, each on a thread of its own, run one less than there are threads that serve, so
+    /// that small ones find a core free.
     turns: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
     deadline: Duration,
@@ -110,8 +111,8 @@ impl Load {
     }
 }
 
-/// Whether a call may keep a thread for long.
-fn is_large(call: &Call) -> bool {
+/// Whether a call may keep a thread for long, beyond what it is to be answered in.
+pub(super) fn is_large(call: &Call) -> bool {
     let items = match call {
         Call::RemoveMatching(_) | Call::ListObjects(_) => return true,
         Call::PutStart(r) => r.items.len(),
