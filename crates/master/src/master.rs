@@ -42,6 +42,18 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 4096;
 
+/// The options that say where to listen, to be named when that cannot be.
+#[derive(Clone, Copy)]
+struct Options {
+    host: &'static str,
+    port: &'static str,
+}
+
+const RPC: Options = Options { host: "rpc_address", port: "rpc_port" };
+const ADMIN: Options = Options { host: "metrics_host", port: "metrics_port" };
+const METADATA: Options =
+    Options { host: "http_metadata_server_host", port: "http_metadata_server_port" };
+
 /// A master that serves until it is stopped or dropped.
 #[derive(Debug)]
 pub struct Master {
@@ -110,11 +122,10 @@ pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<M
         "" => config.rpc_address.clone(),
         name => interface::address_of(name)?.to_string(),
     };
-    let rpc = bind(&host, config.effective_rpc_port(), "rpc_port").await?;
+    let rpc = bind(&host, config.effective_rpc_port(), RPC).await?;
     let admin = if config.has_admin { Some(bind_admin(&config).await?) } else { None };
     let metadata = if config.has_metadata {
-        let option = "http_metadata_server_port";
-        Some(bind(&config.metadata_host, config.metadata_port, option).await?)
+        Some(bind(&config.metadata_host, config.metadata_port, METADATA).await?)
     } else {
         None
     };
@@ -284,12 +295,12 @@ async fn report(service: Arc<Service>) {
 /// The admin port. A default that is taken is no reason to fail: two masters may share a host.
 async fn bind_admin(config: &MasterConfig) -> Result<TcpListener> {
     if let Some(port) = config.admin_port {
-        return bind(&config.admin_host, port, "metrics_port").await;
+        return bind(&config.admin_host, port, ADMIN).await;
     }
-    match bind(&config.admin_host, ADMIN_PORT, "metrics_port").await {
+    match bind(&config.admin_host, ADMIN_PORT, ADMIN).await {
         Ok(listener) => Ok(listener),
         Err(error) => {
-            let listener = bind(&config.admin_host, 0, "metrics_port").await?;
+            let listener = bind(&config.admin_host, 0, ADMIN).await?;
             tracing::warn!(%error, taken = %local(&listener)?, "took a free admin port instead");
             Ok(listener)
         }
@@ -297,17 +308,18 @@ async fn bind_admin(config: &MasterConfig) -> Result<TcpListener> {
 }
 
 /// Binds the first address of the host that can be bound.
-async fn bind(host: &str, port: u16, option: &'static str) -> Result<TcpListener> {
+async fn bind(host: &str, port: u16, by: Options) -> Result<TcpListener> {
     let endpoint: Endpoint = host.parse()?;
     if endpoint.port.is_some() {
         return Err(Error::invalid("the host must not have a port; give that by its own option")
             .with("host", host)
-            .with("option", format_args!("--{option}")));
+            .with("option", format_args!("--{}", by.host)));
     }
     let failed = |source: io::Error| {
-        let message = match source.kind() {
-            io::ErrorKind::AddrInUse => "the address is in use; choose another port",
-            _ => "the address cannot be bound",
+        let (message, option) = match source.kind() {
+            io::ErrorKind::AddrInUse => ("the address is in use; choose another port", by.port),
+            io::ErrorKind::PermissionDenied => ("the port may not be bound", by.port),
+            _ => ("the address cannot be bound", by.host),
         };
         Error::new(ErrorCode::RPC_FAIL, message)
             .with("address", Endpoint::new(endpoint.host.clone(), port))

@@ -112,6 +112,17 @@ fn an_occupied_port_ends_with_one_and_is_named() {
 }
 
 #[test]
+fn an_address_that_is_not_of_this_host_is_named_with_its_option() {
+    // Reserved for documents: nobody has it.
+    for (host, port) in [("rpc_address", "rpc_port"), ("metrics_host", "metrics_port")] {
+        let (host_flag, port_flag) = (format!("--{host}=203.0.113.77"), format!("--{port}=0"));
+        let (code, _, error) = ended(&[FREE[0], FREE[1], FREE[2], FREE[3], &host_flag, &port_flag]);
+        assert_eq!(code, 1);
+        assert!(error.contains("203.0.113.77") && error.contains(host), "{error}");
+    }
+}
+
+#[test]
 fn the_ready_line_names_every_address_and_both_signals_end_well() {
     for signal in ["-TERM", "-INT"] {
         let metadata = [

@@ -130,6 +130,8 @@ pub const OPTIONS: &[Spec] = &[
         "The share of the pool above which objects are evicted ahead of need; 1 never. Only when given: \
          a put makes the room it needs by itself.",
         |c, t| read_number(t).map(|n| c.eviction_watermark = Some(n)), |c| c.watermark().to_string()),
+    value("eviction_policy", "What is evicted first: adaptive (by the last use and how often a key was seen, weighed by what serves), lru or s3fifo.",
+        |c, t| named(EVICTIONS, t).map(|kind| c.eviction = kind), |c| name_of(EVICTIONS, c.eviction)),
     also(value("client_ttl", "Seconds without a heartbeat after which a client counts as gone.",
         |c, t| read_seconds(t).map(|d| c.client_ttl = d), |c| c.client_ttl.as_secs().to_string()),
         &["client_live_ttl_sec"]),
@@ -139,8 +141,6 @@ pub const OPTIONS: &[Spec] = &[
     value("put_start_release_timeout_sec", "Seconds after which the memory of an unfinished put is given to others.",
         |c, t| read_seconds(t).map(|d| c.put_release_timeout = d),
         |c| c.put_release_timeout.as_secs().to_string()),
-    value("eviction_policy", "What is evicted first: adaptive (by the last use and how often a key was seen, weighed by what serves), lru or s3fifo.",
-        |c, t| named(EVICTIONS, t).map(|kind| c.eviction = kind), |c| name_of(EVICTIONS, c.eviction)),
     value("allocation_strategy", "How segments are picked: random, free_ratio_first, local_first, cxl (segments of that protocol first) or ssd_free_ratio_first (by free memory, where no disk is reported).",
         |c, t| named(ALLOCATIONS, t).map(|way| c.allocation = way), |c| name_of(ALLOCATIONS, c.allocation)),
     value("cluster_id", "The name of the cluster: letters, digits, '_', '.', '-'.",
