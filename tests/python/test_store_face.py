@@ -32,6 +32,15 @@ def test_a_missing_object_is_a_key_error_or_the_default(store: Store):
     assert store.get("nope", default=7) == 7
 
 
+def test_an_object_larger_than_any_segment_is_refused_with_both_sizes(store: Store):
+    words = "larger than any segment bytes=67108865 largest_segment=64 MiB"
+    with pytest.raises(mooncake.NoSpaceError, match=words) as caught:
+        store.put("huge", bytes(64 * MIB + 1))
+    assert caught.value.code == -200
+    assert "huge" not in store
+    assert store.put("huge", bytes(MIB)) is True
+
+
 def test_a_store_reads_like_a_mapping_where_it_is_one(store: Store):
     store["k"] = b"v"
     store["k"] = b"w"
