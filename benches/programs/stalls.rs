@@ -1,0 +1,298 @@
+//! How long a client of a real master waits, over its socket: with few objects and with many, and
+//! while another removes or searches a million keys, or the log is written anew.
+//!
+//! `cargo run --release -p mooncake-benches --bin stalls -- [OBJECTS]`
+//!
+//! Objects have keys of 64 bytes and one copy of 4 KiB, and the master keeps its log. A line says
+//! the 50th and 99th percentile and the longest of single calls. The second part has one client
+//! that goes on with single calls while another does what the line says; the first line of it is
+//! how the one does by itself.
+#![allow(clippy::print_stdout, reason = "the table is what the program is for")]
+
+use std::{
+    hint::black_box,
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use mooncake_base::{ClientId, Clock, SegmentId, SystemClock};
+use mooncake_master::{MasterConfig, config::StateDir, start};
+use mooncake_proto::v1::{self, key_selector::By, request::Call, response};
+use mooncake_store_client::{LeanLink, LinkConfig, MasterLink};
+
+const OBJECT_BYTES: u64 = 4096;
+/// Keys of one call while the pool is filled.
+const BATCH: u64 = 1000;
+/// Keys that a sweep meets.
+const SWEPT: u64 = 1_000_000;
+/// The pool is measured with so many objects first.
+const FEW: u64 = 10_000;
+/// Calls of each kind that are timed for a line of the first part.
+const CALLS: u64 = 50_000;
+/// No call takes longer than this.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+fn main() -> Result<()> {
+    let asked = std::env::args().nth(1).map(|word| word.parse()).transpose()?;
+    let objects: u64 = asked.unwrap_or(5_000_000).max(FEW);
+    let folder = tempfile::tempdir()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let config = MasterConfig {
+        state_dir: StateDir::At(folder.path().to_owned()),
+        rpc_port: Some(0),
+        // Nobody sends heartbeats here.
+        client_ttl: Duration::from_secs(3600),
+        ..MasterConfig::embedded()
+    };
+    let master = runtime.block_on(start(config))?;
+    let address = master.addresses().rpc.to_string();
+    let client = Client::connect(&address, objects + SWEPT + FEW)?;
+
+    client.fill("kept", 0..FEW)?;
+    let few = client.singles(FEW)?;
+    print("few objects", FEW, &few);
+    client.fill("kept", FEW..objects)?;
+    let many = client.singles(objects)?;
+    print("many objects", objects, &many);
+    for (few, many) in few.iter().zip(&many) {
+        println!("  {:<8} p99 grew {:.2} times", few.name, many.at(0.99) / few.at(0.99));
+    }
+
+    client.fill("swept", 0..SWEPT)?;
+    println!("\none client's single calls while another …");
+    let beside =
+        |what: &str, work: &(dyn Fn() -> Result<u64> + Sync)| beside(&address, objects, what, work);
+    beside("… waits", &|| {
+        std::thread::park_timeout(Duration::from_secs(2));
+        Ok(0)
+    })?;
+    beside("… lists by a pattern", &|| client.list("swept.*f{3}"))?;
+    beside("… fills in batches", &|| client.fill("more", 0..FEW).map(|()| FEW))?;
+    beside("… removes by a pattern", &|| client.remove(By::Regex("^ *swept".to_owned())))?;
+    beside("… removes by a prefix", &|| {
+        client.remove(By::Prefix(Bytes::from(format!("{:>32}", "more"))))
+    })?;
+    beside("… removes everything", &|| client.remove(By::All(true)))?;
+    runtime.block_on(master.stop());
+    Ok(())
+}
+
+/// One who speaks with the master.
+struct Client {
+    link: LeanLink,
+    id: ClientId,
+}
+
+impl Client {
+    /// Registers, and lends room for so many objects.
+    fn connect(address: &str, objects: u64) -> Result<Self> {
+        let client = Self::observe(address, ClientId::from_bits(1))?;
+        let segment = v1::Segment {
+            id: Bytes::copy_from_slice(&SegmentId::random().to_bytes()),
+            incarnation: 1,
+            name: "host:1".to_owned(),
+            endpoint: "host:1".to_owned(),
+            base: 1 << 40,
+            length: OBJECT_BYTES * objects,
+            protocol: "tcp".to_owned(),
+        };
+        let segments = vec![segment];
+        let caller = client.caller();
+        client.ask(Call::Mount(v1::MountRequest { caller, segments, ..Default::default() }))?;
+        Ok(client)
+    }
+
+    /// Registers, and lends nothing.
+    fn observe(address: &str, id: ClientId) -> Result<Self> {
+        let client = Self { link: LeanLink::new(address, LinkConfig::default())?, id };
+        let (caller, name) = (client.caller(), format!("{id}"));
+        client.ask(Call::Register(v1::RegisterRequest { caller, name, ..Default::default() }))?;
+        Ok(client)
+    }
+
+    fn caller(&self) -> Option<v1::Caller> {
+        let client = Bytes::copy_from_slice(&self.id.to_bytes());
+        Some(v1::Caller { client, tenant: String::new() })
+    }
+
+    fn ask(&self, call: Call) -> Result<response::Call> {
+        let request = v1::Request { call: Some(call), ..Default::default() };
+        let answer = self.link.call(request, SystemClock.now() + DEADLINE)?;
+        match answer.call.context("an answer of a later master")? {
+            response::Call::Failure(failure) => bail!("the master refused: {}", failure.message),
+            answer => Ok(answer),
+        }
+    }
+
+    fn fill(&self, prefix: &str, which: std::ops::Range<u64>) -> Result<()> {
+        for first in which.clone().step_by(BATCH as usize) {
+            let last = which.end.min(first + BATCH);
+            self.put((first..last).map(|at| key(prefix, at)).collect())?;
+        }
+        Ok(())
+    }
+
+    fn put(&self, keys: Vec<Bytes>) -> Result<()> {
+        let item = |key: &Bytes| v1::PutItem {
+            key: key.clone(),
+            length: OBJECT_BYTES,
+            ..v1::PutItem::default()
+        };
+        let items = keys.iter().map(item).collect();
+        let caller = self.caller();
+        let start = v1::PutStartRequest { caller, items, ..Default::default() };
+        let response::Call::PutStart(started) = self.ask(Call::PutStart(start))? else {
+            bail!("another answer than asked for");
+        };
+        let put = |(key, result): (Bytes, &v1::PutStartResult)| match &result.failure {
+            Some(failure) => bail!("a put failed: {}", failure.message),
+            None => Ok(v1::PutRef { key, version: result.version, ..Default::default() }),
+        };
+        let puts = keys.into_iter().zip(&started.results).map(put).collect::<Result<_>>()?;
+        self.ask(Call::PutEnd(v1::PutEndRequest { caller: self.caller(), puts }))?;
+        Ok(())
+    }
+
+    fn probe(&self, key: Bytes) -> Result<()> {
+        let (caller, keys) = (self.caller(), vec![key]);
+        self.ask(Call::Probe(v1::ProbeRequest { caller, keys, lease: true }))?;
+        Ok(())
+    }
+
+    fn locate(&self, key: Bytes) -> Result<()> {
+        let (caller, keys) = (self.caller(), vec![key]);
+        let locate = v1::LocateRequest { caller, keys, lease: true, fence: false };
+        black_box(self.ask(Call::Locate(locate))?);
+        Ok(())
+    }
+
+    fn put_and_remove(&self, key: Bytes) -> Result<()> {
+        self.put(vec![key.clone()])?;
+        let (caller, keys) = (self.caller(), vec![key]);
+        self.ask(Call::Remove(v1::RemoveRequest { caller, keys, force: true }))?;
+        Ok(())
+    }
+
+    /// How many keys a pattern finds, page by page.
+    fn list(&self, pattern: &str) -> Result<u64> {
+        let (mut after, mut count) = (Bytes::new(), 0);
+        loop {
+            let which = Some(v1::KeySelector { by: Some(By::Regex(pattern.to_owned())) });
+            let caller = self.caller();
+            let list = v1::ListObjectsRequest { caller, which, after, limit: 0 };
+            let response::Call::ListObjects(page) = self.ask(Call::ListObjects(list))? else {
+                bail!("another answer than asked for");
+            };
+            count += page.objects.len() as u64;
+            match page.objects.last().filter(|_| !page.is_last) {
+                Some(last) => after = last.key.clone(),
+                None => return Ok(count),
+            }
+        }
+    }
+
+    fn remove(&self, by: By) -> Result<u64> {
+        let (caller, which) = (self.caller(), Some(v1::KeySelector { by: Some(by) }));
+        let remove = v1::RemoveMatchingRequest { caller, which, force: true };
+        match self.ask(Call::RemoveMatching(remove))? {
+            response::Call::RemoveMatching(answer) => Ok(answer.removed),
+            _ => bail!("another answer than asked for"),
+        }
+    }
+
+    /// Times single calls, each about another of so many objects.
+    fn singles(&self, objects: u64) -> Result<[Times; 3]> {
+        let mut probes = Times::new("probe");
+        let mut locates = Times::new("locate");
+        let mut puts = Times::new("put, end and remove");
+        // Taken in turns, so that what else the machine does meets all alike.
+        for at in 0..CALLS {
+            let existing = key("kept", scattered(at) % objects);
+            probes.measure(|| self.probe(existing.clone()))?;
+            locates.measure(|| self.locate(existing.clone()))?;
+            puts.measure(|| self.put_and_remove(key("single", at)))?;
+        }
+        Ok([probes, locates, puts].map(Times::sorted))
+    }
+}
+
+/// Says how one client does while another works.
+fn beside(
+    address: &str,
+    objects: u64,
+    what: &str,
+    work: &(dyn Fn() -> Result<u64> + Sync),
+) -> Result<()> {
+    let client = Client::observe(address, ClientId::from_bits(2))?;
+    let is_over = AtomicBool::new(false);
+    let (count, took, times) = std::thread::scope(|scope| {
+        let quick = scope.spawn(|| {
+            let mut probes = Times::new("probe");
+            let mut puts = Times::new("put, end and remove");
+            let mut at = 0;
+            while !is_over.load(Ordering::Acquire) {
+                at += 1;
+                probes.measure(|| client.probe(key("kept", scattered(at) % objects)))?;
+                puts.measure(|| client.put_and_remove(key("quick", at)))?;
+            }
+            anyhow::Ok([probes, puts].map(Times::sorted))
+        });
+        let begun = Instant::now();
+        let count = work();
+        let took = begun.elapsed();
+        is_over.store(true, Ordering::Release);
+        let times = quick.join().ok().context("the quick client panicked")??;
+        anyhow::Ok((count?, took, times))
+    })?;
+    print(&format!("{what}, {} ms", took.as_millis()), count, &times);
+    Ok(())
+}
+
+fn print(what: &str, count: u64, times: &[Times]) {
+    println!("{what}: {count}");
+    for times in times {
+        let (name, calls) = (times.name, times.micros.len());
+        let [half, most, all] = [0.5, 0.99, 1.0].map(|share| times.at(share));
+        println!("  {name:<20} p50 {half:7.1} us  p99 {most:7.1} us  max {all:9.1} us  ({calls})");
+    }
+}
+
+fn key(prefix: &str, at: u64) -> Bytes {
+    // 64 bytes, as hashes of blocks have them.
+    Bytes::from(format!("{prefix:>32}{at:032x}"))
+}
+
+fn scattered(at: u64) -> u64 {
+    at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16
+}
+
+/// How long calls of one kind took.
+struct Times {
+    name: &'static str,
+    micros: Vec<f32>,
+}
+
+impl Times {
+    fn new(name: &'static str) -> Self {
+        Self { name, micros: Vec::new() }
+    }
+
+    fn measure(&mut self, call: impl FnOnce() -> Result<()>) -> Result<()> {
+        let start = Instant::now();
+        call()?;
+        self.micros.push(start.elapsed().as_secs_f32() * 1e6);
+        Ok(())
+    }
+
+    fn sorted(mut self) -> Self {
+        self.micros.sort_unstable_by(f32::total_cmp);
+        self
+    }
+
+    fn at(&self, share: f64) -> f32 {
+        let last = self.micros.len().saturating_sub(1);
+        self.micros.get((last as f64 * share) as usize).copied().unwrap_or_default()
+    }
+}
