@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -75,8 +76,8 @@ def run(options: argparse.Namespace) -> int:
         0.
     """
     sizes = [parse_size(text) for text in options.sizes.split(",")]
-    if not sizes or min(sizes) == 0 or options.seconds <= 0:
-        raise ValueError("a size and the seconds must be more than 0")
+    if not sizes or min(sizes) == 0 or not 0 < options.seconds < math.inf:
+        raise ValueError("a size and the seconds must be numbers above 0")
     with _joined(options.master) as store:
         rows = [row for size in sizes for row in _measure(store, size, options.seconds)]
         moved = store.stats()["store"]["by_transport"]

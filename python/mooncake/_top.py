@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import http.client
 import json
+import math
 import select
 import shutil
 import sys
@@ -60,8 +61,8 @@ def run(options: argparse.Namespace) -> int:
     Returns:
         0.
     """
-    if options.interval <= 0:
-        raise ValueError("the interval must be more than 0 seconds")
+    if not 0 < options.interval < math.inf:
+        raise ValueError("the interval must be a number of seconds above 0")
     admin = options.admin or _admin_of(options.master)
     if options.once or options.is_json or not sys.stdout.isatty():
         before = _look(admin)
@@ -208,6 +209,8 @@ def _look(admin: str) -> Look:
         if response.status != 200:
             raise ValueError(f"{admin} answers {response.status} instead of an overview")
         return Look(time.monotonic(), json.loads(body))
+    except OSError as error:
+        raise ValueError(f"the admin pages at {admin} cannot be reached: {error}") from error
     except http.client.HTTPException as error:
         raise ValueError(f"{admin} does not answer as a master does: {error!r}") from error
     finally:

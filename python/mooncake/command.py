@@ -18,6 +18,18 @@ from mooncake.object_store import Store, StoreConfig
 __all__ = ["main"]
 
 _CHILD_S = 60
+_INTERRUPTED = 130
+
+# What is told in a sentence. Anything else is a mistake of ours, which wants its traceback.
+_FAILURES = (
+    MemoryError,
+    MooncakeError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    ValueError,
+    subprocess.SubprocessError,
+)
 _DEMO_BYTES = 64 << 20
 _PROBE_BYTES = 4 << 20
 
@@ -46,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: What stands behind the command's name; None takes the command line.
 
     Returns:
-        The exit code: 0 success, 1 failure, 2 wrong usage.
+        The exit code: 0 success, 1 failure, 2 wrong usage, 130 interrupted.
     """
     options = _parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
@@ -56,8 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output has left; that is its right.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         return 0
-    except (MooncakeError, ValueError, OSError) as error:
-        print(f"mooncake: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except _FAILURES as error:
+        print(f"mooncake: {error or type(error).__name__}", file=sys.stderr)
         remedy = getattr(error, "remedy", "")
         if remedy:
             print(f"mooncake: {remedy}", file=sys.stderr)
@@ -84,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add("demo", _demo, "begin a pool here, put and get from a second process", joins=False)
     codes = add("explain", _explain, "say what an error code means", joins=False)
-    codes.add_argument("codes", nargs="+", type=int, metavar="code")
+    codes.add_argument("codes", nargs="+", type=_code, metavar="code")
     doctor = add("doctor", _examine, "say what works on this machine, by trying it", joins=False)
     doctor.add_argument("--json", action="store_true", dest="is_json", help="print JSON")
     env.add_options(
@@ -131,6 +145,13 @@ def _demo(_: argparse.Namespace) -> int:
         print(f"objects in the pool: {keys}")
     print("closed; nothing is left running")
     return 0
+
+
+def _code(text: str) -> int | str:
+    try:
+        return int(text)
+    except ValueError:
+        return text
 
 
 def _explain(options: argparse.Namespace) -> int:

@@ -160,21 +160,22 @@ CLASSES: dict[str, type[MooncakeError]] = {
 """The class of each kind of failure, by the kind's name in the native module."""
 
 
-def explain(code: int) -> str:
+def explain(code: int | str) -> str:
     """Return in words what a number means that an established call returned.
 
     Args:
-        code: The number.
+        code: The number, or its name.
 
     Returns:
-        Its name, the exception that our own face raises for it, and what usually helps; for 0 and
-        above that it is success.
+        Its number and name, the exception that our own face raises for it, and what usually helps;
+        for 0 and above that it is success.
     """
-    if code >= 0:
+    if isinstance(code, int) and code >= 0:
         return f"{code}: success"
     from mooncake import _native
 
+    wanted = code.upper() if isinstance(code, str) else code
     for number, name, kind, remedy in _native.codes():
-        if number == code:
-            return f"{code} {name} ({CLASSES[kind].__name__}): {remedy}"
+        if wanted in (number, name):
+            return f"{number} {name} ({CLASSES[kind].__name__}): {remedy}"
     return f"{code}: no call of ours returns that"

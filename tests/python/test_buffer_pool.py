@@ -233,6 +233,33 @@ def test_memory_of_the_host_is_named_by_its_address(established):
         allocator.alloc(1 << 60)
     with pytest.raises(TypeError):
         allocator.alloc(size=1)  # type: ignore[call-arg]
+    for kind in (None, -1, "x"):
+        with pytest.raises(TypeError):
+            allocator.free(kind)  # type: ignore[arg-type]
+
+
+def test_arguments_of_a_wrong_kind_are_refused_by_name(established):
+    for name, wrong in {
+        "max_bytes": -1,
+        "max_size_class": "x",
+        "default_timeout": "x",
+        "max_regions": -1,
+        "prewarm_count": 1.5,
+    }.items():
+        with pytest.raises(TypeError, match=name):
+            BufferPool(established, **{name: wrong})
+    with pytest.raises(RuntimeError, match="timeout must be non-negative"):
+        BufferPool(established, default_timeout=float("nan"))
+    pool = BufferPool(established)
+    for size in (-1, None, "x", 1.5, 1 << 64):
+        with pytest.raises(TypeError, match="size"):
+            pool.acquire(size)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="timeout"):
+        pool.acquire(1, timeout="x")  # type: ignore[arg-type]
+    with pool.acquire(10, timeout=float("inf")) as lease:
+        assert lease.size == 10
+    with pytest.raises(TypeError):
+        bind_to_numa_node("x")  # type: ignore[arg-type]
 
 
 def test_a_thread_keeps_to_a_node_and_a_node_that_is_not_there_changes_nothing(caplog):

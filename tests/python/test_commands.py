@@ -161,12 +161,60 @@ def test_amounts_are_read_at_a_glance():
     assert shown == ["0", "7", "9999", "12.3k", "2.5M"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["get", "k"],
+        ["put", "k", "/dev/null"],
+        ["put", "k", "/nowhere/at/all"],
+        ["ls"],
+        ["rm", "k"],
+        ["stat"],
+        ["top", "--once"],
+        ["top", "--admin=127.0.0.1:1", "--once"],
+        ["top", "--interval=nan"],
+        ["bench"],
+        ["bench", "--seconds=nan"],
+        ["bench", "--sizes=0"],
+        ["bench", "--sizes=many"],
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence(words):
+    name, *rest = words
+    done = command(name, "--master=127.0.0.1:1", *rest)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("mooncake: ")
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("name", ["put", "get", "rm", "explain"])
+def test_what_is_no_command_line_is_answered_with_usage(name):
+    for words in ([name], [name, "k", "--nonsense"], ["nonsense"]):
+        done = command(*words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("usage: mooncake")
+
+
+COMMANDS = ["put", "get", "ls", "rm", "stat", "top", "bench", "doctor", "demo", "env", "explain"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_help_text(name):
+    done = command(name, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: mooncake {name}")
+    assert name in command("--help").stdout
+
+
 def test_codes_are_explained():
     done = command("explain", "-704", "0", "-12345")
     missing, success, unknown = done.stdout.splitlines()
     assert missing.startswith("-704 OBJECT_NOT_FOUND (NotFoundError): No object has that key")
     assert (success, unknown) == ("0: success", "-12345: no call of ours returns that")
+    assert command("explain", "object_not_found").stdout == missing + "\n"
     for number, name, _, remedy in _native.codes():
         text = mooncake.errors.explain(number)
+        assert text == mooncake.errors.explain(name)
         assert name in text
         assert remedy in text

@@ -117,6 +117,19 @@ def test_the_config_refuses_other_fields_and_takes_no_keywords():
     assert ReplicateConfig() != ReplicateConfig()
 
 
+def test_numbers_of_the_config_have_a_range():
+    for name in ("replica_num", "soft_pin_ttl_ms", "nof_replica_num", "dfs_replica_num"):
+        for wrong in (-1, 1 << 64, 1.0, True):
+            with pytest.raises(TypeError, match=name):
+                setattr(ReplicateConfig(), name, wrong)
+    store = MooncakeDistributedStore()
+    assert store.setup("localhost", "P2PHANDSHAKE", master_server_addr="embedded") == 0
+    config = ReplicateConfig()
+    config.replica_num = (1 << 64) - 1
+    assert store.put("k", b"v", config) == -600, "so many there are nowhere"
+    assert store.close() == 0
+
+
 def test_fields_that_only_callers_know_are_kept_and_change_nothing():
     assert hasattr(ReplicateConfig, "session_ids")
     config = ReplicateConfig()

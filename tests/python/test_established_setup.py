@@ -182,6 +182,22 @@ def test_arguments_of_a_wrong_type_raise(fresh):
         fresh.setup("localhost", "P2PHANDSHAKE", engine=object())
     with pytest.raises(TypeError, match="nonsense"):
         fresh.setup("localhost", "P2PHANDSHAKE", nonsense=1)
+    with pytest.raises(TypeError, match="local_hostname"):
+        fresh.setup([], "P2PHANDSHAKE")
+    for sizes in ((1 << 64, 0), (0, 1 << 64), (-1, 0)):
+        with pytest.raises(TypeError, match="sizes"):
+            fresh.setup("localhost", "P2PHANDSHAKE", *sizes)
+
+
+def test_a_dictionary_stands_alone(fresh):
+    config = {"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE"}
+    with pytest.raises(TypeError, match="protocol"):
+        fresh.setup(config=config, protocol="rdma")
+    with pytest.raises(TypeError, match="metadata_server"):
+        fresh.setup(config, "P2PHANDSHAKE")
+    with pytest.raises(TypeError, match="config"):
+        fresh.setup(config=[("local_hostname", "localhost")])
+    assert fresh.health_check() == 1
 
 
 def test_what_is_not_built_is_refused_and_not_faked(fresh, tmp_path):

@@ -56,7 +56,7 @@ fn error_codes() -> String {
     let mut text = "# Error codes\n\n\
         The numbers that the established calls give back, the kind that our own errors carry, the \
         exception of `mooncake.errors` that our own face raises, and what usually helps. `0` is \
-        success. `mooncake explain NUMBER` and `mooncake.errors.explain` say the same.\n\n\
+        success. `mooncake explain NUMBER` (or NAME) and `mooncake.errors.explain` say the same.\n\n\
         | Number | Name | Kind | Exception | What it means and what helps |\n\
         |---|---|---|---|---|\n"
         .to_owned();

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake._runtime import _native
 from mooncake.errors import MooncakeError
@@ -23,11 +25,14 @@ __all__ = [
     "ranges_of",
     "refuse",
     "refuse_unready",
+    "unsigned",
 ]
 
 T = TypeVar("T")
 Key = str | bytes
 
+_U64_MAX = (1 << 64) - 1
+_NO_INTEGERS = (bool, Enum)
 _NO_LISTS = (str, bytes, dict, set, frozenset)
 
 
@@ -103,6 +108,15 @@ def ranges_of(
         list(zip(addresses, sizes, strict=True)) if len(addresses) == len(sizes) else []
         for addresses, sizes in zip(all_addresses, all_sizes, strict=True)
     ]
+
+
+def unsigned(name: str, value: Any) -> int:
+    """Return a number from 0 to 2^64-1; refuse all else by type, as the established calls do."""
+    is_integer = hasattr(value, "__index__") and not isinstance(value, _NO_INTEGERS)
+    number = operator.index(value) if is_integer else -1
+    if not 0 <= number <= _U64_MAX:
+        raise TypeError(f"{name} must be an integer from 0 to 2^64-1, not {value!r}")
+    return number
 
 
 def check_lists(*lists: object) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from mooncake._runtime import PutOptions, _native
+from mooncake.store.batch import unsigned
 from mooncake.store.codes import DFS_SERVICE_UNAVAILABLE, INVALID_PARAMS
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "TaskType",
     "put_options",
 ]
+
+_REPLICAS_MAX: Final = (1 << 31) - 1
 
 
 class _Named(Enum):
@@ -152,7 +155,7 @@ class ReplicateConfig:
 
     @replica_num.setter
     def replica_num(self, value: int) -> None:
-        self._replica_num = _count("replica_num", value)
+        self._replica_num = unsigned("replica_num", value)
 
     @property
     def nof_replica_num(self) -> int:
@@ -161,7 +164,7 @@ class ReplicateConfig:
 
     @nof_replica_num.setter
     def nof_replica_num(self, value: int) -> None:
-        self._nof_replica_num = _count("nof_replica_num", value)
+        self._nof_replica_num = unsigned("nof_replica_num", value)
 
     @property
     def dfs_replica_num(self) -> int:
@@ -170,7 +173,7 @@ class ReplicateConfig:
 
     @dfs_replica_num.setter
     def dfs_replica_num(self, value: int) -> None:
-        self._dfs_replica_num = _count("dfs_replica_num", value)
+        self._dfs_replica_num = unsigned("dfs_replica_num", value)
 
     @property
     def soft_pin_action(self) -> SoftPinAction:
@@ -198,7 +201,7 @@ class ReplicateConfig:
 
     @soft_pin_ttl_ms.setter
     def soft_pin_ttl_ms(self, value: int | None) -> None:
-        self._soft_pin_ttl_ms = None if value is None else _count("soft_pin_ttl_ms", value)
+        self._soft_pin_ttl_ms = None if value is None else unsigned("soft_pin_ttl_ms", value)
 
     @property
     def with_hard_pin(self) -> bool:
@@ -326,7 +329,8 @@ def put_options(
         )
     older = config.preferred_segment
     return PutOptions(
-        replicas=config.replica_num,
+        # The master refuses so many, and more than a message can say.
+        replicas=min(config.replica_num, _REPLICAS_MAX),
         soft_pin=config.soft_pin_action.name.lower(),
         soft_pin_ttl_ms=config.soft_pin_ttl_ms,
         is_hard_pinned=config.with_hard_pin,
@@ -341,13 +345,6 @@ def _instance(name: str, value: Any, kind: type[Any]) -> Any:
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
     return value
-
-
-def _count(name: str, value: Any) -> int:
-    count = operator.index(value)
-    if isinstance(value, Enum) or count < 0:
-        raise TypeError(f"{name} must be an integer that is not negative")
-    return count
 
 
 def _texts(name: str, value: Any) -> list[str]:

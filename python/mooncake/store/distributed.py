@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from typing import Any
 
 from mooncake._runtime import _native
 from mooncake.engine.types import shared_engine
 from mooncake.errors import MooncakeError, NotSupportedError
-from mooncake.store.batch import refuse
+from mooncake.store.batch import refuse, unsigned
 from mooncake.store.codes import INTERNAL_ERROR, INVALID_PARAMS, OK
 from mooncake.store.copying import CopyingCalls
 from mooncake.store.looking import LookingCalls
@@ -91,29 +92,28 @@ class MooncakeDistributedStore(
         """
         if isinstance(local_hostname, dict):
             config, local_hostname = local_hostname, None
-        if config is None and (local_hostname is None or metadata_server is None):
-            missing = "local_hostname" if local_hostname is None else "metadata_server"
-            raise TypeError(f"setup() missing required argument: {missing!r}")
+        given: dict[str, Any] = {
+            "local_hostname": local_hostname,
+            "metadata_server": metadata_server,
+            "global_segment_size": global_segment_size,
+            "local_buffer_size": local_buffer_size,
+            "protocol": protocol,
+            "rdma_devices": rdma_devices,
+            "master_server_addr": master_server_addr,
+            "enable_ssd_offload": enable_ssd_offload,
+            "ssd_offload_path": ssd_offload_path,
+            "tenant_id": tenant_id,
+            "enable_client_http_server": enable_client_http_server,
+            "client_http_port": client_http_port,
+        }
+        _check_form(given, config)
         shared = shared_engine(engine)
         self.close()
         try:
             if config is not None:
                 arguments = SetupArguments.from_dict(config)
             else:
-                arguments = SetupArguments(
-                    local_hostname=local_hostname or "",
-                    metadata_server=metadata_server or "",
-                    global_segment_size=global_segment_size,
-                    local_buffer_size=local_buffer_size,
-                    protocol=protocol,
-                    rdma_devices=rdma_devices,
-                    master_server_addr=master_server_addr,
-                    enable_ssd_offload=enable_ssd_offload,
-                    ssd_offload_path=ssd_offload_path,
-                    tenant_id=tenant_id,
-                    enable_client_http_server=enable_client_http_server,
-                    client_http_port=client_http_port,
-                )
+                arguments = SetupArguments(**given)
             self._name = arguments.local_hostname
             arguments.check()
             self._native = connect(arguments, shared)
@@ -146,12 +146,8 @@ class MooncakeDistributedStore(
             0, or -1 if no daemon answers there within `MC_RPC_CONNECT_TIMEOUT_MS`, or it does not
             reach its master, or there is no memory.
         """
-        for name, value in (
-            ("mem_pool_size", mem_pool_size),
-            ("local_buffer_size", local_buffer_size),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise TypeError(f"setup_dummy(): {name} must be an integer that is not negative")
+        unsigned("setup_dummy(): mem_pool_size", mem_pool_size)
+        unsigned("setup_dummy(): local_buffer_size", local_buffer_size)
         if not isinstance(server_address, str):
             raise TypeError("setup_dummy(): server_address must be str")
         self.close()
@@ -235,8 +231,7 @@ class MooncakeDistributedStore(
             `setup`, which makes no such pool: `BufferPool` and `MooncakeHostMemAllocator` lend
             memory there.
         """
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise TypeError("alloc_from_mem_pool(): size must be an integer that is not negative")
+        unsigned("alloc_from_mem_pool(): size", size)
         native = self._native
         if native is None or not native.is_guest:
             return 0
@@ -249,3 +244,18 @@ class MooncakeDistributedStore(
     def _get_pyclient_capsule(self) -> MooncakeDistributedStore | None:
         """Return what `BufferPool` is made of; None if it is not set up. Wrappers pass it on."""
         return None if self._native is None else self
+
+
+def _check_form(given: dict[str, Any], config: dict[str, Any] | None) -> None:
+    """Refuse half of one form of `setup`, or some of both."""
+    if config is None:
+        for name in ("local_hostname", "metadata_server"):
+            if given[name] is None:
+                raise TypeError(f"setup() missing required argument: {name!r}")
+        return
+    if not isinstance(config, dict):
+        raise TypeError(f"setup(): config must be a dict, not {type(config).__name__}")
+    parameters = inspect.signature(MooncakeDistributedStore.setup).parameters
+    for name, value in given.items():
+        if value != parameters[name].default:
+            raise TypeError(f"setup() got {name!r} beside a dictionary; say it there")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import logging
 import mmap
+import operator
 import os
 from typing import Final
 
 from mooncake._runtime import _native
+from mooncake.store.batch import unsigned
 
 __all__ = [
     "MooncakeHostMemAllocator",
@@ -66,7 +68,7 @@ class MooncakeHostMemAllocator:
         Returns:
             0, or -1 if no memory was allocated there.
         """
-        mapped = self._mapped.pop(ptr, None)
+        mapped = self._mapped.pop(unsigned("ptr", ptr), None)
         if mapped is None:
             return -1
         mapped.close()
@@ -98,8 +100,9 @@ def bind_to_numa_node(node: int) -> None:
     Args:
         node: The number of the node. One that is not there is logged and changes nothing.
     """
+    node = operator.index(node)
     try:
-        with open(f"/sys/devices/system/node/node{node:d}/cpulist", encoding="ascii") as file:
+        with open(f"/sys/devices/system/node/node{node}/cpulist", encoding="ascii") as file:
             cores = _numbers(file.read())
         os.sched_setaffinity(0, cores)
     except (OSError, ValueError) as error:

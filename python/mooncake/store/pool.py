@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from mooncake._runtime import Buffer as BufferLeaseView, _native
 from mooncake.errors import MooncakeError
+from mooncake.store.batch import unsigned
 from mooncake.store.calls import Calls
 
 if TYPE_CHECKING:
@@ -78,6 +79,12 @@ class BufferPool:
         Raises:
             RuntimeError: The store cannot have a pool, or an argument is out of its range.
         """
+        unsigned("max_bytes", max_bytes)
+        unsigned("prewarm_count", prewarm_count)
+        for name, number in (("max_size_class", max_size_class), ("max_regions", max_regions)):
+            if number is not None:
+                unsigned(name, number)
+        _seconds("default_timeout", default_timeout)
         if min_size_class <= 0 or alignment <= 0:
             raise RuntimeError("min_size_class and alignment must be positive")
         if alignment & (alignment - 1) or alignment < _POINTER_BYTES:
@@ -120,11 +127,8 @@ class BufferPool:
             RuntimeError: All is lent, the time is over, the pool is closed, or it never has so
                 much.
         """
-        timeout = self._default_timeout if timeout is None else timeout
-        if timeout is not None and timeout < 0:
-            raise RuntimeError("timeout must be non-negative")
-        if size < 0:
-            raise TypeError("size must not be negative")
+        timeout = _seconds("timeout", self._default_timeout if timeout is None else timeout)
+        size = unsigned("size", size)
         if size > self._capacity:
             raise RuntimeError("requested buffer size exceeds pool capacity")
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -161,6 +165,8 @@ class BufferPool:
             size: How many bytes each.
             count: How many leases.
         """
+        unsigned("size", size)
+        unsigned("count", count)
         with self._turn, self._inside():
             made = [self._take(size) for _ in range(count) if self._has_room(size)]
             for memory in made:
@@ -349,3 +355,15 @@ def _native_of(store: Any) -> _native.Store:
     if native is None:
         raise RuntimeError("MooncakeDistributedStore is not initialized")
     return native
+
+
+def _seconds(name: str, value: float | None) -> float | None:
+    """Return a time to wait, None for one without end; refuse what is none."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
+    if not value >= 0:
+        raise RuntimeError("timeout must be non-negative")
+    # Longer than a thread can wait is without end.
+    return value if value <= threading.TIMEOUT_MAX else None

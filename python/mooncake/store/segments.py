@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final
 
 from mooncake.errors import MooncakeError, NotFoundError
-from mooncake.store.batch import refuse, refuse_unready
+from mooncake.store.batch import refuse, refuse_unready, unsigned
 from mooncake.store.calls import Calls
 from mooncake.store.codes import INTERNAL_ERROR, INVALID_PARAMS, OK
 
@@ -47,8 +46,8 @@ class SegmentCalls(Calls):
         Returns:
             ``ret``, which is 0 or -1, and ``segment_ids``. `mooncake.last_error()` says why not.
         """
-        _check_unsigned("size", size)
-        _check_unsigned("offset", offset)
+        unsigned("size", size)
+        unsigned("offset", offset)
         _check_texts(path=path, protocol=protocol, location=location)
         ids: list[str] = []
         if size == 0 and self._native is not None:
@@ -89,7 +88,7 @@ class SegmentCalls(Calls):
         Returns:
             ``ret``, which is 0 or -1, ``segment_ids`` and ``allocated_size``.
         """
-        _check_unsigned("size", size)
+        unsigned("size", size)
         _check_texts(protocol=protocol, location=location)
         ids: list[str] = []
         # So much that there is no multiple of the unit above it is as much too much.
@@ -126,7 +125,7 @@ class SegmentCalls(Calls):
         Returns:
             0, or -1 before `setup`.
         """
-        _check_unsigned("grace_period_seconds", grace_period_seconds)
+        unsigned("grace_period_seconds", grace_period_seconds)
         if self._native is None:
             refuse_unready()
             return INTERNAL_ERROR
@@ -141,7 +140,7 @@ class SegmentCalls(Calls):
         return OK if self._each(1, call)[0] is True else INTERNAL_ERROR
 
     def _unmount(self, segment_ids: Sequence[str], grace_s: int, kind: str) -> int:
-        _check_unsigned("grace_period_seconds", grace_s)
+        unsigned("grace_period_seconds", grace_s)
         is_list = isinstance(segment_ids, Sequence) and not isinstance(segment_ids, str)
         if not is_list or not all(isinstance(each, str) for each in segment_ids):
             raise TypeError("segment_ids must be a list of str")
@@ -166,12 +165,6 @@ class SegmentCalls(Calls):
             if grace_s == 0:
                 self._mounted.pop(segment, None)
         return OK
-
-
-def _check_unsigned(name: str, value: int) -> None:
-    is_integer = isinstance(value, SupportsIndex) and not isinstance(value, bool)
-    if not is_integer or not 0 <= operator.index(value) <= _U64_MAX:
-        raise TypeError(f"{name} must be an integer from 0 to 2^64-1")
 
 
 def _check_texts(**texts: str) -> None:

@@ -24,6 +24,7 @@ _SEGMENT_BYTES_MIN = 16 << 20
 _DICT_BYTES_MIN = 1024
 _DICT_BYTES_DEFAULT = 16 << 20
 _LOCAL_BUFFER_BYTES_MAX = 1 << 40
+_SIZE_MAX = (1 << 64) - 1
 _NAME_TRIES = 20
 _TRUE = ("true", "1", "yes", "on", "enable")
 _FALSE = ("false", "0", "no", "off", "disable", "")
@@ -88,8 +89,9 @@ class SetupArguments:
                 raise TypeError(
                     f"setup(): {field.name} must be {field.type}, not {type(value).__name__}"
                 )
-        if self.global_segment_size < 0 or self.local_buffer_size < 0:
-            raise TypeError("setup(): sizes are integers that are not negative")
+        for size in (self.global_segment_size, self.local_buffer_size):
+            if not 0 <= size <= _SIZE_MAX:
+                raise TypeError("setup(): sizes are integers from 0 to 2^64-1")
         for name in ("local_hostname", "metadata_server", "master_server_addr"):
             if not getattr(self, name).strip():
                 raise _native.failure(INVALID_PARAMS, f"{name} is empty")
