@@ -129,6 +129,19 @@ class Engine:
             MooncakeError: The segment cannot be reached, or a range of it is not registered.
         """
 
+    def transfer_one(
+        self,
+        segment: str,
+        address: int,
+        peer_address: int,
+        length: int,
+        is_write: bool,
+        timeout_s: float,
+        hint: str,
+        /,
+    ) -> None:
+        """Move one range between this process and a segment; a batch of one without its lists."""
+
     def transfer_on_stream(
         self,
         segment: str,

@@ -137,11 +137,13 @@ pub(crate) fn writable_range(buffer: &Bound<'_, PyAny>) -> PyResult<(usize, usiz
 
 /// Memory that a caller named by addresses and lengths.
 pub(crate) fn foreign(ranges: Vec<(usize, usize)>) -> Vec<LocalRange> {
-    ranges
-        .into_iter()
-        // SAFETY: the memory is the caller's; no Rust reference to it exists.
-        .map(|(address, length)| unsafe { LocalRange::foreign(address, length) })
-        .collect()
+    ranges.into_iter().map(|(address, length)| foreign_range(address, length)).collect()
+}
+
+/// Memory that a caller named by its address.
+pub(crate) fn foreign_range(address: usize, length: usize) -> LocalRange {
+    // SAFETY: the memory is the caller's; no Rust reference to it exists.
+    unsafe { LocalRange::foreign(address, length) }
 }
 
 /// A `bytes` of that length whose content nobody has written yet, and the memory to write. The

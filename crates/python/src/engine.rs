@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Duration};
 
 use mooncake_base::{Clock, Error, Moment, Result, SystemClock};
 use mooncake_transfer_engine::{
-    BatchId, BatchStatus, Opcode, Stream, TransportKind, copy::copy, handshake::Notification,
+    BatchId, BatchStatus, Opcode, Piece, Stream, TransportKind, copy::copy, handshake::Notification,
 };
 use mooncake_transfer_tools::settings::engine_config;
 use pyo3::{
@@ -21,7 +21,7 @@ use self::batch::{Batch, Numbers};
 pub(crate) use self::open::{Running, close_all};
 use crate::{
     argument::Unsigned,
-    buffer::{Views, blank_bytes, foreign},
+    buffer::{Views, blank_bytes, foreign, foreign_range},
     detach::detached,
     error::or_raise,
     log,
@@ -95,19 +95,37 @@ impl Engine {
         let batch = or_raise(py, Batch::new(addresses, peer_addresses, lengths))?;
         let deadline = or_raise(py, deadline(timeout_s, batch.bytes()))?;
         let notification = notify.map(|(name, message)| Notification { name, message });
+        let hint = TransportKind::from_name(hint);
         self.call(py, |running| {
-            let engine = running.engine()?;
-            let peer = engine.open(segment, deadline)?;
             let mut pieces = batch.into_pieces();
-            let hint = TransportKind::from_name(hint);
-            let opcode = opcode(is_write);
-            let served = engine.transfer_hinted(&peer, opcode, &mut pieces, deadline, hint);
-            pieces.into_iter().try_for_each(|piece| piece.outcome.unwrap_or(Ok(())))?;
+            let call = (segment, opcode(is_write), deadline, hint);
+            let served = move_pieces(running, call, &mut pieces)?;
             if let Some(notification) = notification {
-                engine.notify(segment, &notification, deadline)?;
+                running.engine()?.notify(segment, &notification, deadline)?;
             }
             Ok(served.map(|kind| kind.name()))
         })
+    }
+
+    /// Moves one range between this process and a segment. The same as a batch of one, for callers
+    /// that count microseconds: no lists, no keywords.
+    #[pyo3(signature = (segment, address, peer_address, length, is_write, timeout_s, hint, /))]
+    #[allow(clippy::too_many_arguments, reason = "a structure would have to be made in Python")]
+    fn transfer_one(
+        &self,
+        py: Python<'_>,
+        segment: &str,
+        address: Unsigned,
+        peer_address: Unsigned,
+        length: Unsigned,
+        is_write: bool,
+        timeout_s: f64,
+        hint: &str,
+    ) -> PyResult<()> {
+        let deadline = or_raise(py, deadline(timeout_s, length.0 as u64))?;
+        let call = (segment, opcode(is_write), deadline, TransportKind::from_name(hint));
+        let piece = Piece::new(foreign_range(address.0, length.0), peer_address.0 as u64);
+        self.call(py, |running| move_pieces(running, call, &mut [piece]).map(drop))
     }
 
     /// Moves a batch after everything that was given to a CUDA stream, and before what will be.
@@ -321,6 +339,19 @@ impl Drop for Engine {
             let _ = detached(py, || drop(running));
         });
     }
+}
+
+/// Moves pieces, and says over which way they went.
+fn move_pieces(
+    running: &Running,
+    (segment, opcode, deadline, hint): (&str, Opcode, Moment, Option<TransportKind>),
+    pieces: &mut [Piece],
+) -> Result<Option<TransportKind>> {
+    let engine = running.engine()?;
+    let peer = engine.open(segment, deadline)?;
+    let served = engine.transfer_hinted(&peer, opcode, pieces, deadline, hint);
+    pieces.iter_mut().try_for_each(|piece| piece.outcome.take().unwrap_or(Ok(())))?;
+    Ok(served)
 }
 
 fn opcode(is_write: bool) -> Opcode {

@@ -315,15 +315,7 @@ class TransferEngine(DeviceTransfers):
         Returns:
             0, or -1.
         """
-        return self.batch_transfer_sync(
-            target_hostname,
-            [buffer],
-            [peer_buffer_address],
-            [length],
-            _Opcode.Write,
-            None,
-            transport_hint,
-        )
+        return self._one(target_hostname, buffer, peer_buffer_address, length, True, transport_hint)
 
     @also(target="target_hostname", peer_addr="peer_buffer_address")
     def transfer_sync_read(
@@ -347,14 +339,8 @@ class TransferEngine(DeviceTransfers):
         Returns:
             0, or -1.
         """
-        return self.batch_transfer_sync(
-            target_hostname,
-            [buffer],
-            [peer_buffer_address],
-            [length],
-            _Opcode.Read,
-            None,
-            transport_hint,
+        return self._one(
+            target_hostname, buffer, peer_buffer_address, length, False, transport_hint
         )
 
     @also(target="target_hostname", peer_addr="peer_buffer_address")
@@ -383,6 +369,11 @@ class TransferEngine(DeviceTransfers):
         Returns:
             0, or -1.
         """
+        if notify is None:
+            is_write = _is_write(opcode)
+            return self._one(
+                target_hostname, buffer, peer_buffer_address, length, is_write, transport_hint
+            )
         return self.batch_transfer_sync(
             target_hostname,
             [buffer],
@@ -721,6 +712,24 @@ class TransferEngine(DeviceTransfers):
         if self._native is None:
             raise _uninitialized()
         return self._native
+
+    def _one(
+        self,
+        segment: str,
+        address: int,
+        peer_address: int,
+        length: int,
+        is_write: bool,
+        hint: str,
+    ) -> int:
+        try:
+            self._started().transfer_one(
+                segment, address, peer_address, length, is_write, self._timeout_s, hint or ""
+            )
+        except MooncakeError as error:
+            _log.debug("%s", error)
+            return codes.FAILED
+        return codes.OK
 
     def _failure(self, call: Callable[[_native.Engine], object]) -> MooncakeError | None:
         try:
