@@ -25,7 +25,9 @@ MODULES = sorted(
 
 
 def test_import_is_quick():
-    source = "import time; begin = time.time(); import {}; print(time.time() - begin)"
+    # In time of the processor: on a busy machine a process waits for its turn as well.
+    now = "time.process_time()"
+    source = f"import time; begin = {now}; import {{}}; print({now} - begin)"
     for module, limit_s in (("mooncake", 0.1), ("mooncake.store", 0.5)):
         best = min(float(run_script(source.format(module)).stdout) for _ in range(5))
         assert best < limit_s, module

@@ -64,8 +64,10 @@ fn main() {
 /// Lends memory, and serves a bare socket, until the input ends.
 fn lend() {
     let (engine, _runtime) = start();
-    let memory = engine.allocate(BYTES as u64).unwrap();
-    memory.write(0, &vec![1; BYTES]).unwrap();
+    // Memory of the same kind as that of the bare socket.
+    let memory = vec![1_u8; BYTES];
+    let base = memory.as_ptr() as u64;
+    engine.regions().register(base, BYTES as u64, "cpu:0").unwrap();
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
@@ -85,7 +87,7 @@ fn lend() {
             }
         }
     });
-    println!("{} {} {port}", engine.segment_name(), memory.base());
+    println!("{} {base} {port}", engine.segment_name());
     let _ = std::io::stdin().read(&mut [0]);
 }
 

@@ -90,9 +90,7 @@ fn lend(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
 fn measure(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
     let (engine, memory) = start(config, runtime)?;
     let opened = engine.open(&config.segment_id, SystemClock.now() + OPEN_PATIENCE);
-    let peer = opened
-        .inspect_err(|_| log("Unable to get target segment ID, please recheck"))
-        .map_err(|error| error.with("segment", &config.segment_id))?;
+    let peer = opened.inspect_err(|_| log("Unable to get target segment ID, please recheck"))?;
     let descriptor = peer.descriptor();
     let lent = descriptor.buffers.iter().max_by_key(|buffer| buffer.length).ok_or_else(|| {
         let text = "the target lends no memory";
