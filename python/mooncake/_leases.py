@@ -26,7 +26,7 @@ class Lease:
 
     def __init__(self, native: _native.Store, keys: list[str | bytes], every_s: float) -> None:
         """Made by `Store.lease`."""
-        if every_s <= 0:
+        if not every_s > 0:
             raise ValueError("a lease is taken anew after more than 0 seconds")
         self._native = native
         self._keys = keys

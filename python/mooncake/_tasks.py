@@ -116,7 +116,13 @@ class _Handle:
         Args:
             native: A handle on the pool.
             job_id: Its id.
+
+        Raises:
+            TypeError: That is no id: two integers.
         """
+        is_pair = isinstance(job_id, tuple) and len(job_id) == 2
+        if not is_pair or not all(isinstance(half, int) for half in job_id):
+            raise TypeError(f"an id is a tuple of two integers, not {job_id!r}")
         self._native = native
         self.id = job_id
 

@@ -7,19 +7,23 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
+from mooncake._async_leases import AsyncLease
 from mooncake._runtime import Buffer, PutOptions, _native
-from mooncake.errors import NotFoundError
+from mooncake._values import check_value, encoded, key_list
+from mooncake.errors import MooncakeError, NotFoundError
 from mooncake.object_store import (
     MISSING,
     Key,
     ObjectInfo,
+    Progress,
     SegmentInfo,
     Store,
     StoreConfig,
     all_of,
+    batches,
     decoded,
-    encoded,
     only,
+    options_of,
     or_default,
 )
 
@@ -125,6 +129,7 @@ class AsyncStore:
         Raises:
             NoSpaceError: No segment has room, and nothing may be evicted.
         """
+        check_value(value)
         outcomes: list[bool] = await self._call(
             lambda calls: calls.put([key], [value], options=options, is_upsert=overwrite)
         )
@@ -136,8 +141,16 @@ class AsyncStore:
         *,
         overwrite: bool = False,
         options: PutOptions | None = None,
+        progress: Progress | None = None,
     ) -> list[bool]:
         """Put many objects in one go.
+
+        Args:
+            items: Keys and values.
+            overwrite: Replace objects that are there; otherwise they are kept.
+            options: Copies, pins, placement; groups are one for each item.
+            progress: Called with how many items are done and how many there are, every now and
+                then; the items then go in several batches.
 
         Returns:
             For each item in order what `put` would say.
@@ -147,11 +160,21 @@ class AsyncStore:
         """
         pairs = list(items.items() if isinstance(items, Mapping) else items)
         keys, values = [key for key, _ in pairs], [value for _, value in pairs]
-        return all_of(
-            await self._call(
-                lambda calls: calls.put(keys, values, options=options, is_upsert=overwrite)
-            )
-        )
+        for value in values:
+            check_value(value)
+        outcomes: list[bool | MooncakeError] = []
+        for part in batches(len(keys), progress):
+            chosen = options_of(options, part) if progress else options
+
+            def call(
+                calls: _native.Pending, part: slice = part, chosen: PutOptions | None = chosen
+            ) -> int:
+                return calls.put(keys[part], values[part], options=chosen, is_upsert=overwrite)
+
+            outcomes += await self._call(call)
+            if progress is not None:
+                progress(len(outcomes), len(keys))
+        return all_of(outcomes)
 
     # Reading
 
@@ -173,15 +196,29 @@ class AsyncStore:
         return or_default(values[0], default)
 
     async def get_many(
-        self, keys: Iterable[Key], *, default: T | None = None
+        self, keys: Iterable[Key], *, default: T | None = None, progress: Progress | None = None
     ) -> list[bytes | T | None]:
         """Get many objects in one go; `default` stands where there is none.
+
+        Args:
+            keys: Their names.
+            default: What to return for an object that is not there.
+            progress: Called with how many are done and how many there are, every now and then; they
+                then come in several batches.
 
         Raises:
             MooncakeError: The first failure that is not a missing object.
         """
-        wanted = list(keys)
-        values = await self._call(lambda calls: calls.get(wanted, as_bytes=True))
+        wanted = key_list(keys)
+        values: list[bytes | MooncakeError] = []
+        for part in batches(len(wanted), progress):
+
+            def call(calls: _native.Pending, part: slice = part) -> int:
+                return calls.get(wanted[part], as_bytes=True)
+
+            values += await self._call(call)
+            if progress is not None:
+                progress(len(values), len(wanted))
         return all_of([default if isinstance(value, NotFoundError) else value for value in values])
 
     async def get_buffer(self, key: Key) -> Buffer:
@@ -199,7 +236,7 @@ class AsyncStore:
         Raises:
             MooncakeError: The first failure that is not a missing object.
         """
-        wanted = list(keys)
+        wanted = key_list(keys)
         values = await self._call(lambda calls: calls.get(wanted))
         return all_of([None if isinstance(value, NotFoundError) else value for value in values])
 
@@ -213,6 +250,29 @@ class AsyncStore:
         outcomes: list[int] = await self._call(lambda calls: calls.get_into([key], [buffer]))
         return only(outcomes)
 
+    def lease(self, *keys: Key, every_s: float = 1.0) -> AsyncLease:
+        """Keep objects while a block runs: ``async with store.lease("a", "b"): ...``.
+
+        They are not evicted and not removed without force, even if the block outlasts the master's
+        lease.
+
+        Args:
+            keys: Their names.
+            every_s: How often the lease is taken anew; more often than it lasts at the master.
+
+        Raises:
+            NotFoundError: On entry, there is no such object.
+        """
+        wanted = list(keys)
+
+        async def look() -> list[int | MooncakeError]:
+            found: list[int | MooncakeError] = await self._call(
+                lambda calls: calls.sizes(wanted, lease=True)
+            )
+            return found
+
+        return AsyncLease(look, wanted, every_s)
+
     async def exists(self, key: Key) -> bool:
         """Say whether an object is there and complete, without leasing it."""
         outcomes: list[bool] = await self._call(lambda calls: calls.exists([key], lease=False))
@@ -220,7 +280,7 @@ class AsyncStore:
 
     async def exists_many(self, keys: Iterable[Key]) -> list[bool]:
         """Say for each key whether an object is there and complete, without leasing any."""
-        wanted = list(keys)
+        wanted = key_list(keys)
         return all_of(await self._call(lambda calls: calls.exists(wanted, lease=False)))
 
     async def size(self, key: Key) -> int:

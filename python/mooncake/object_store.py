@@ -11,6 +11,7 @@ from mooncake._leases import Lease
 from mooncake._runtime import Buffer, PutOptions, _native
 from mooncake._sizes import parse_size
 from mooncake._tasks import CopyInfo, Drain, JobId, Task
+from mooncake._values import check_value, encoded, key_list, name_list
 from mooncake.errors import MooncakeError, NotFoundError
 
 if TYPE_CHECKING:
@@ -27,9 +28,10 @@ __all__ = [
     "Store",
     "StoreConfig",
     "all_of",
+    "batches",
     "decoded",
-    "encoded",
     "only",
+    "options_of",
     "or_default",
 ]
 
@@ -190,6 +192,7 @@ class Store:
         Raises:
             NoSpaceError: No segment has room, and nothing may be evicted.
         """
+        check_value(value)
         return only(self._native.put([key], [value], options=options, is_upsert=overwrite))
 
     def put_many(
@@ -217,12 +220,14 @@ class Store:
         """
         pairs = list(items.items() if isinstance(items, Mapping) else items)
         keys, values = [key for key, _ in pairs], [value for _, value in pairs]
+        for value in values:
+            check_value(value)
         outcomes: list[bool | MooncakeError] = []
-        for part in _parts(len(keys), progress):
+        for part in batches(len(keys), progress):
             outcomes += self._native.put(
                 keys[part],
                 values[part],
-                options=_options_of(options, part) if progress else options,
+                options=options_of(options, part) if progress else options,
                 is_upsert=overwrite,
             )
             if progress is not None:
@@ -265,9 +270,9 @@ class Store:
         Raises:
             MooncakeError: The first failure that is not a missing object.
         """
-        wanted = list(keys)
+        wanted = key_list(keys)
         values: list[bytes | MooncakeError] = []
-        for part in _parts(len(wanted), progress):
+        for part in batches(len(wanted), progress):
             values += self._native.get(wanted[part])
             if progress is not None:
                 progress(len(values), len(wanted))
@@ -299,7 +304,7 @@ class Store:
         Raises:
             MooncakeError: The first failure that is not a missing object.
         """
-        values = self._native.get_buffers(list(keys))
+        values = self._native.get_buffers(key_list(keys))
         return all_of([None if isinstance(value, NotFoundError) else value for value in values])
 
     def lease(self, *keys: Key, every_s: float = 1.0) -> Lease:
@@ -315,7 +320,7 @@ class Store:
         Raises:
             NotFoundError: On entry, there is no such object.
         """
-        return Lease(self._native, list(keys), every_s)
+        return Lease(self._native, key_list(keys), every_s)
 
     def exists(self, key: Key) -> bool:
         """Say whether an object is there and complete, without leasing it."""
@@ -323,7 +328,7 @@ class Store:
 
     def exists_many(self, keys: Iterable[Key]) -> list[bool]:
         """Say for each key whether an object is there and complete, without leasing any."""
-        return all_of(self._native.exists(list(keys), lease=False))
+        return all_of(self._native.exists(key_list(keys), lease=False))
 
     def size(self, key: Key) -> int:
         """Return the length of an object in bytes.
@@ -415,7 +420,7 @@ class Store:
             >>> store.copy("weights", to="10.0.0.2:15000").wait().state
             'success'
         """
-        targets = [to] if isinstance(to, str) else list(to)
+        targets = name_list(to)
         return Task(self._native, self._native.copy_object(key, targets))
 
     def move(self, key: Key, source: str, target: str) -> Task:
@@ -442,13 +447,14 @@ class Store:
         return Task(self._native, task_id)
 
     def drain(
-        self, segments: str | Sequence[str], *, to: Sequence[str] = (), concurrency: int = 0
+        self, segments: str | Sequence[str], *, to: str | Sequence[str] = (), concurrency: int = 0
     ) -> Drain:
         """Begin to empty segments: they take no more objects, and what lies in them is moved.
 
         Args:
             segments: The names of the segments, or of the only one.
-            to: The names of the segments that the copies go to; none: wherever there is room.
+            to: The names of the segments that the copies go to, or of the only one; none: wherever
+                there is room.
             concurrency: How many copies are moved at a time; 0 leaves it to the master.
 
         Raises:
@@ -460,8 +466,9 @@ class Store:
             ...     print(drain.info().state)
             running
         """
-        names = [segments] if isinstance(segments, str) else list(segments)
-        begun = self._native.drain(names, targets=list(to), concurrency=concurrency)
+        begun = self._native.drain(
+            name_list(segments), targets=name_list(to), concurrency=concurrency
+        )
         return Drain(self._native, begun["id"])
 
     def drain_of(self, job_id: JobId) -> Drain:
@@ -636,14 +643,14 @@ def or_default(outcome: bytes | MooncakeError, default: Any) -> Any:
     return only([outcome])
 
 
-def _parts(count: int, progress: Progress | None) -> Iterator[slice]:
+def batches(count: int, progress: Progress | None) -> Iterator[slice]:
     """Cut so many items into batches: one, if nobody wants to be told."""
     step = count if progress is None else _PROGRESS_ITEMS
     for first in range(0, count, max(step, 1)):
         yield slice(first, min(first + step, count))
 
 
-def _options_of(options: PutOptions | None, part: slice) -> PutOptions | None:
+def options_of(options: PutOptions | None, part: slice) -> PutOptions | None:
     """Return the options for a part of the items: their groups are one for each."""
     if options is None or options.groups is None:
         return options
@@ -657,11 +664,6 @@ def _options_of(options: PutOptions | None, part: slice) -> PutOptions | None:
         data_type=options.data_type,
         groups=options.groups[part],
     )
-
-
-def encoded(key: Key) -> bytes:
-    """Return the bytes of a key or of a prefix."""
-    return key.encode() if isinstance(key, str) else key
 
 
 def decoded(key: bytes) -> Key:

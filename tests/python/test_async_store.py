@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import MIB, assert_quiet, run_script
+from conftest import MIB, assert_quiet, run_script, start_master
 
 import mooncake
 from mooncake import AsyncStore, StoreConfig
@@ -334,3 +334,86 @@ asyncio.run(store.close())
 def test_it_ends_quietly(name):
     opening = "import asyncio, mooncake\nfrom mooncake import AsyncStore\n"
     assert_quiet(run_script(opening + SCRIPTS[name]))
+
+
+def test_arguments_that_python_would_take_for_something_else_are_refused():
+    async def work() -> None:
+        async with mooncake.AsyncStore() as store:
+            await store.put("k", b"v")
+            for call in (
+                lambda: store.put("x", [b"a", b"b"]),  # type: ignore[arg-type]
+                lambda: store.put_many({"x": (b"a",)}),  # type: ignore[dict-item]
+                lambda: store.get_many("key"),
+                lambda: store.get_buffers("key"),
+                lambda: store.exists_many("key"),
+                lambda: store.clear(None, force=True),  # type: ignore[arg-type]
+            ):
+                with pytest.raises(TypeError):
+                    await call()
+            assert await store.get("k") == b"v"
+            assert not await store.exists("x")
+
+    asyncio.run(work())
+
+
+def test_a_long_batch_tells_how_far_it_is():
+    async def work() -> None:
+        async with mooncake.AsyncStore(config=CONFIG) as store:
+            seen: list[tuple[int, int]] = []
+            items = {f"k{at}": b"v" * (at + 1) for at in range(150)}
+            groups = mooncake.PutOptions(groups=["g"] * len(items))
+
+            def note(done: int, of: int) -> None:
+                seen.append((done, of))
+
+            assert await store.put_many(items, options=groups, progress=note) == [True] * 150
+            assert seen[-1] == (150, 150)
+            assert len(seen) > 1
+            seen.clear()
+            assert await store.get_many([*items, "nope"], progress=note) == [*items.values(), None]
+            assert seen[-1] == (151, 151)
+
+    asyncio.run(work())
+
+
+def test_a_lease_outlasts_that_of_the_master():
+    master = start_master("--default_kv_lease_ttl=1500ms")
+
+    async def work() -> None:
+        async with mooncake.AsyncStore(master.address, CONFIG) as store:
+            await store.put("kept", b"v")
+            async with store.lease("kept", every_s=0.1) as lease:
+                loop = asyncio.get_running_loop()
+                until = loop.time() + 3
+                while loop.time() < until:
+                    with pytest.raises(mooncake.BusyError):
+                        await store.delete("kept")
+                    await asyncio.sleep(0.05)
+                assert lease.is_held
+                assert lease.keys == ("kept",)
+            assert not lease.is_held
+            await store.delete("kept", force=True)
+            with pytest.raises(mooncake.NotFoundError):
+                async with store.lease("kept"):
+                    raise AssertionError("the block must not run")
+            with pytest.raises(ValueError, match="more than 0"):
+                store.lease("kept", every_s=0)
+
+    try:
+        asyncio.run(work())
+    finally:
+        assert master.stop() == 0
+
+
+def test_a_lease_says_when_its_object_is_gone():
+    async def work() -> None:
+        async with mooncake.AsyncStore(config=CONFIG) as store:
+            await store.put("gone", b"v")
+            async with asyncio.timeout(30), store.lease("gone", every_s=0.01) as lease:
+                await store.delete("gone", force=True)
+                while lease.is_held:
+                    await asyncio.sleep(0.01)
+                with pytest.raises(mooncake.NotFoundError):
+                    await lease.renew()
+
+    asyncio.run(work())

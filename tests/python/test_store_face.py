@@ -273,3 +273,37 @@ def test_many_objects_come_as_buffers(store: mooncake.Store):
     first, missing, second = store.get_buffers(["a", "nope", "b"])
     assert missing is None
     assert (bytes(first), bytes(second)) == (b"1", b"22")
+
+
+def test_arguments_that_python_would_take_for_something_else_are_refused(store: mooncake.Store):
+    store.put("k", b"v")
+    for wrong in ([b"a", b"b"], (b"a",), "text", None):
+        with pytest.raises(TypeError):
+            store.put("x", wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            store.put_many({"x": wrong})  # type: ignore[dict-item]
+    assert not store.exists("x")
+    for many in (store.get_many, store.get_buffers, store.exists_many):
+        with pytest.raises(TypeError, match="many keys"):
+            many("key")
+    # Nothing must be taken for the prefix that every key has.
+    for nothing in (None, [], {}, False, 0):
+        with pytest.raises(TypeError):
+            store.clear(nothing, force=True)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            list(store.objects(nothing))  # type: ignore[arg-type]
+    assert store.get("k") == b"v"
+    for wrong_id in (None, 7, "ab", (1, "b")):
+        with pytest.raises(TypeError, match="id"):
+            store.task(wrong_id)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="more than 0"):
+        store.lease("k", every_s=float("nan"))
+
+
+def test_numbers_out_of_range_are_refused_by_name():
+    for name, wrong in {"replicas": -1, "soft_pin_ttl_ms": -1, "data_type": 1 << 40}.items():
+        with pytest.raises(TypeError, match=name):
+            mooncake.PutOptions(**{name: wrong})
+    for name, wrong in {"http_port": 70_000, "segment_bytes": 1 << 64}.items():
+        with pytest.raises(TypeError, match=name):
+            mooncake.Store(config=mooncake.StoreConfig(**{name: wrong}))

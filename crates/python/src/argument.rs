@@ -19,12 +19,24 @@ impl<'py> FromPyObject<'_, 'py> for Unsigned {
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         object.extract::<usize>().map(Self).map_err(|error| {
             if error.is_instance_of::<PyOverflowError>(object.py()) {
-                PyTypeError::new_err("addresses and sizes are integers from 0 to 2^64-1")
+                PyTypeError::new_err("addresses, sizes and counts are integers from 0 to 2^64-1")
             } else {
                 error
             }
         })
     }
+}
+
+/// Reads a number for `from_py_with`. One that is negative or too large is a `TypeError`, to which the
+/// name of the argument is added.
+pub(crate) fn whole<T: TryFrom<u64>>(object: &Bound<'_, PyAny>) -> PyResult<T> {
+    let Unsigned(number) = object.extract()?;
+    T::try_from(number as u64).map_err(|_| PyTypeError::new_err("the number is out of range"))
+}
+
+/// The same; `None` stands for no number.
+pub(crate) fn maybe_whole<T: TryFrom<u64>>(object: &Bound<'_, PyAny>) -> PyResult<Option<T>> {
+    if object.is_none() { Ok(None) } else { whole(object).map(Some) }
 }
 
 /// Reads keys; one that no object can have is a failure of its item.

@@ -40,13 +40,13 @@ impl PutOptions {
     #[allow(clippy::too_many_arguments, reason = "each option is a keyword of the constructor")]
     fn new(
         py: Python<'_>,
-        replicas: u32,
+        #[pyo3(from_py_with = argument::whole)] replicas: u32,
         soft_pin: &str,
-        soft_pin_ttl_ms: Option<u64>,
+        #[pyo3(from_py_with = argument::maybe_whole)] soft_pin_ttl_ms: Option<u64>,
         is_hard_pinned: bool,
         preferred_segments: Vec<String>,
         prefers_own_segments: bool,
-        data_type: u32,
+        #[pyo3(from_py_with = argument::whole)] data_type: u32,
         groups: Option<Vec<String>>,
     ) -> PyResult<Self> {
         let options = Self {

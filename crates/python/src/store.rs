@@ -71,14 +71,14 @@ impl Store {
         master: String,
         name: String,
         metadata: String,
-        segment_bytes: u64,
+        #[pyo3(from_py_with = argument::whole)] segment_bytes: u64,
         tenant: String,
         is_tcp_forced: Option<bool>,
         rpc_timeout_s: Option<f64>,
         connect_timeout_s: Option<f64>,
         listen: String,
         has_checksums: Option<bool>,
-        http_port: Option<u16>,
+        #[pyo3(from_py_with = argument::maybe_whole)] http_port: Option<u16>,
         engine: Option<&Bound<'_, Engine>>,
     ) -> PyResult<Self> {
         log::install();
@@ -116,12 +116,12 @@ impl Store {
     fn connect_daemon(
         py: Python<'_>,
         daemon: String,
-        pool_bytes: u64,
+        #[pyo3(from_py_with = argument::whole)] pool_bytes: u64,
         is_tcp_forced: Option<bool>,
         rpc_timeout_s: Option<f64>,
         connect_timeout_s: Option<f64>,
         has_checksums: Option<bool>,
-        http_port: Option<u16>,
+        #[pyo3(from_py_with = argument::maybe_whole)] http_port: Option<u16>,
     ) -> PyResult<Self> {
         log::install();
         log::tell_of_refused();

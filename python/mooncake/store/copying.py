@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mooncake._runtime import Buffer as BufferHandle, _native
+from mooncake._values import check_value
 from mooncake.store.batch import Key, as_bytes, as_codes, check_lists, contiguous, refuse
 from mooncake.store.calls import Calls
 from mooncake.store.codes import OK
@@ -36,7 +37,7 @@ class CopyingCalls(Calls):
         Returns:
             0, or a negative number.
         """
-        _check_value(value)
+        check_value(value)
         return self._put([key], [value], config, is_upsert=False)[0]
 
     def upsert(self, key: Key, value: Readable, config: ReplicateConfig | None = None) -> int:
@@ -50,7 +51,7 @@ class CopyingCalls(Calls):
         Returns:
             0, or a negative number; then the old object is still there.
         """
-        _check_value(value)
+        check_value(value)
         return self._put([key], [value], config, is_upsert=True)[0]
 
     def put_batch(
@@ -184,10 +185,3 @@ class CopyingCalls(Calls):
         if self._native is not None and all(view.nbytes == 0 for view in views):
             return self._nothing(key)
         return self._put([key], [views], config, is_upsert=is_upsert)[0]
-
-
-def _check_value(value: object) -> None:
-    """Refuse several values for one, which the native put would join."""
-    # A tuple, since a union would be made anew with each call.
-    if isinstance(value, (list, tuple)):
-        raise TypeError(f"a value is a bytes-like object, not {type(value).__name__}")

@@ -44,7 +44,7 @@ impl DaemonLink {
         match greeting.daemon {
             Some(daemon) => Ok(Self { inner, daemon }),
             None => {
-                let text = "a master listens there and no daemon; `setup` joins a master";
+                let text = "a master listens there and no daemon; join it as the master";
                 Err(Error::invalid(text).with("daemon", inner.address()))
             }
         }

@@ -1,0 +1,87 @@
+"""Objects that stay while a task of an event loop works with them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Literal, Self
+
+from mooncake.errors import MooncakeError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from types import TracebackType
+
+__all__ = ["AsyncLease"]
+
+
+class AsyncLease:
+    """Keeps objects from eviction and from removal without force; an asynchronous context manager.
+
+    A task takes the lease anew every so often. Leaving lets it run out, which takes as long as the
+    master says (``--default_kv_lease_ttl``).
+    """
+
+    __slots__ = ("_every_s", "_is_lost", "_keys", "_look", "_task")
+
+    def __init__(
+        self,
+        look: Callable[[], Awaitable[Sequence[int | MooncakeError]]],
+        keys: list[str | bytes],
+        every_s: float,
+    ) -> None:
+        """Made by `AsyncStore.lease`."""
+        if not every_s > 0:
+            raise ValueError("a lease is taken anew after more than 0 seconds")
+        self._look = look
+        self._keys = keys
+        self._every_s = every_s
+        self._is_lost = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def keys(self) -> tuple[str | bytes, ...]:
+        """The keys of the objects."""
+        return tuple(self._keys)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the lease was taken whenever it was due, and every object was there."""
+        return self._task is not None and not self._is_lost
+
+    async def renew(self) -> None:
+        """Take the lease anew.
+
+        Raises:
+            NotFoundError: An object is gone.
+            MooncakeError: The master could not be asked.
+        """
+        for outcome in await self._look():
+            if isinstance(outcome, MooncakeError):
+                self._is_lost = True
+                raise outcome
+
+    async def __aenter__(self) -> Self:
+        await self.renew()
+        self._task = asyncio.create_task(self._keep(), name="mooncake-lease")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> Literal[False]:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        return False
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            try:
+                await self.renew()
+            except MooncakeError:
+                return
