@@ -58,6 +58,14 @@ impl LocalRange {
         Self { address: self.address.wrapping_add(from), length, trust: self.trust }
     }
 
+    /// This range and the one that begins where it ends, as one; none if they are not so.
+    pub(crate) fn joined(&self, next: Self) -> Option<Self> {
+        let is_next =
+            self.trust == next.trust && self.address.checked_add(self.length) == Some(next.address);
+        let length = self.length.checked_add(next.length).filter(|_| is_next)?;
+        Some(Self { length, ..*self })
+    }
+
     /// Where it begins.
     pub const fn address(&self) -> usize {
         self.address
@@ -100,8 +108,55 @@ impl Piece {
         Self { local, remote, outcome: None }
     }
 
+    /// How many pieces at the beginning are still to be done and lie side by side, here and there,
+    /// and all that they have here.
+    ///
+    /// # Panics
+    /// If there is no piece.
+    pub(crate) fn side_by_side(pieces: &[Self]) -> (usize, LocalRange) {
+        let mut whole = pieces[0].local;
+        let mut count = 1;
+        for next in &pieces[1..] {
+            let end = pieces[0].remote.checked_add(whole.length as u64);
+            let is_next = next.outcome.is_none() && end == Some(next.remote);
+            let Some(longer) = whole.joined(next.local).filter(|_| is_next) else { break };
+            whole = longer;
+            count += 1;
+        }
+        (count, whole)
+    }
+
     /// The peer's side.
     pub const fn remote_range(&self) -> RemoteRange {
         RemoteRange { address: self.remote, length: self.local.length as u64 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn piece(address: usize, length: usize, remote: u64) -> Piece {
+        // SAFETY: nothing is transferred.
+        Piece::new(unsafe { LocalRange::foreign(address, length) }, remote)
+    }
+
+    #[test]
+    fn pieces_are_side_by_side_only_where_both_of_their_sides_are() {
+        let first = || piece(4096, 100, 7000);
+        let count = |next: Piece| Piece::side_by_side(&[first(), next, piece(4296, 9, 7200)]);
+        let (pieces, whole) = count(piece(4196, 100, 7100));
+        assert_eq!((pieces, whole.address(), whole.length()), (3, 4096, 209));
+        assert_eq!(count(piece(4197, 100, 7100)).0, 1, "a gap here");
+        assert_eq!(count(piece(4196, 100, 7101)).0, 1, "a gap there");
+        assert_eq!(count(piece(4196, 99, 7100)).0, 2);
+        let mut done = piece(4196, 100, 7100);
+        done.outcome = Some(Ok(()));
+        assert_eq!(count(done).0, 1);
+        // SAFETY: nothing is transferred.
+        let held = unsafe { LocalRange::held(4196 as *mut u8, 100) };
+        assert_eq!(count(Piece::new(held, 7100)).0, 1, "another trust");
+        let last = Piece::side_by_side(&[piece(usize::MAX, 1, 1), piece(0, 1, 2)]);
+        assert_eq!(last.0, 1);
     }
 }

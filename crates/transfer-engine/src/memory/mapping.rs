@@ -194,10 +194,26 @@ impl Mapping {
             Opcode::Write => Access::Read,
             Opcode::Read => Access::Write,
         };
-        for piece in pieces.iter_mut().filter(|piece| piece.outcome.is_none()) {
-            let offset = (piece.remote - base) as usize;
-            let moved = self.each_part(offset, piece.local, access, (gate, &mut copier));
-            piece.outcome = Some(moved);
+        let mut rest = pieces;
+        while let Some(first) = rest.first() {
+            if first.outcome.is_some() {
+                rest = &mut rest[1..];
+                continue;
+            }
+            let (count, whole) = Piece::side_by_side(rest);
+            let (run, behind) = rest.split_at_mut(count);
+            let mut copy = |remote: u64, local| {
+                self.each_part((remote - base) as usize, local, access, (gate, &mut copier))
+            };
+            let moved = copy(run[0].remote, whole);
+            for piece in run {
+                piece.outcome = Some(match &moved {
+                    // Which of them cannot be moved only each by itself can tell.
+                    Err(_) if count > 1 => copy(piece.remote, piece.local),
+                    moved => moved.clone(),
+                });
+            }
+            rest = behind;
         }
     }
 
@@ -398,5 +414,44 @@ impl Drop for Mapping {
         process::unguard(file.as_ref().map_or(-1, AsRawFd::as_raw_fd));
         // SAFETY: the mapping is ours, and whoever copies to or from it borrows `self`.
         unsafe { rest::retire(self.base, self.length) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: usize = 4096;
+
+    #[test]
+    fn of_pieces_side_by_side_only_those_fail_that_cannot_be_moved() {
+        let mapping = Mapping::create(1 << 20, None).unwrap();
+        let (rights, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping where the kernel likes.
+        let pages = unsafe { libc::mmap(std::ptr::null_mut(), 3 * PAGE, rights, flags, -1, 0) };
+        assert_ne!(pages, libc::MAP_FAILED);
+        // SAFETY: the pages were made above, and nobody has a reference to them.
+        unsafe { pages.cast::<u8>().write_bytes(7, 3 * PAGE) };
+        let middle = (pages as usize + PAGE) as *mut libc::c_void;
+        // SAFETY: takes the rights to a page of the test's own away.
+        assert_eq!(unsafe { libc::mprotect(middle, PAGE, libc::PROT_NONE) }, 0);
+        let base = 1 << 40;
+        let piece = |at: usize| {
+            // SAFETY: nobody has a reference to the pages.
+            let local = unsafe { LocalRange::foreign(pages as usize + at * PAGE, PAGE) };
+            Piece::new(local, base + (at * PAGE) as u64)
+        };
+        let mut pieces = [piece(0), piece(1), piece(2)];
+        mapping.transfer(Opcode::Write, &mut pieces, base, &open_gate);
+        let is_ok = pieces.map(|piece| piece.outcome.unwrap().is_ok());
+        assert_eq!(is_ok, [true, false, true]);
+        let mut bytes = vec![0_u8; 3 * PAGE];
+        // SAFETY: the vector outlives the call and nobody else uses it.
+        let into = unsafe { LocalRange::held(bytes.as_mut_ptr(), bytes.len()) };
+        mapping.read(0, into, &open_gate).unwrap();
+        assert!(bytes[..PAGE].iter().chain(&bytes[2 * PAGE..]).all(|byte| *byte == 7));
+        // SAFETY: the pages are the test's own.
+        unsafe { libc::munmap(pages, 3 * PAGE) };
     }
 }
