@@ -88,7 +88,15 @@ fn a_peer_that_comes_back_under_its_name_is_found_again() {
             is_tcp_forced: kind == Some(TransportKind::Tcp),
             ..EngineConfig::default()
         };
-        let far = Engine::start(config, runtime.handle().clone()).unwrap();
+        // A process that some other test has just forked may still hold the port for a moment.
+        let give_up = Instant::now() + AT_ONCE;
+        let far = loop {
+            match Engine::start(config.clone(), runtime.handle().clone()) {
+                Ok(far) => break far,
+                Err(error) => assert!(Instant::now() < give_up, "{error}"),
+            }
+            std::thread::yield_now();
+        };
         assert_eq!(far.segment_name(), name);
         let lent = Lent::shared(&far, 4096);
         move_one(&near, &peer, Opcode::Write, (held(&mut [1; 9]), lent.base())).unwrap();
