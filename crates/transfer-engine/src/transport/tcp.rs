@@ -18,7 +18,6 @@ mod plan;
 mod server;
 mod stream;
 mod vector;
-mod vigil;
 
 use std::{sync::Arc, time::Duration};
 
