@@ -326,7 +326,11 @@ async def main(arguments: list[str] | None = None) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    service = MooncakeStoreService(options.config, dict(options.define))
+    try:
+        service = MooncakeStoreService(options.config, dict(options.define))
+    except (OSError, ValueError) as error:
+        _log.error("the configuration cannot be read: %s", error)
+        return 1
     try:
         if not await service.start_store_service(options.max_wait_time, stop):
             return 0 if stop.is_set() else 1
@@ -365,7 +369,7 @@ def _fields(request: Request) -> dict[str, Any]:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64
 
 
 def _place(given: dict[str, Any]) -> tuple[str, str]:

@@ -209,6 +209,18 @@ def test_the_command_line_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nonsense" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", [None, "no json", "{}", '{"local_hostname": 7}', "[]"])
+def test_a_configuration_that_cannot_be_is_said_in_a_sentence(tmp_path: Path, text) -> None:
+    file = tmp_path / "config.json"
+    if text is not None:
+        file.write_text(text)
+    command = [sys.executable, "-m", "mooncake.mooncake_store_service", f"--config={file}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "the configuration cannot be read" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_program_serves_until_it_is_told_to_end(
     master: MasterProcess, tmp_path: Path, number: int
