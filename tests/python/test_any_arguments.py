@@ -1,0 +1,35 @@
+"""Arguments of any value end in results or in `TypeError`s, and never in a crash or a panic."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import MIB, MasterProcess
+
+import mooncake
+
+PROGRAM = Path(__file__).with_name("any_arguments.py")
+ROUNDS = "20"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("way", ["embedded", "shm", "tcp"])
+def test_no_arguments_crash_a_call(master: MasterProcess, way: str, seed: int) -> None:
+    environment = {**os.environ, "MC_FORCE_TCP": "1" if way == "tcp" else "0"}
+    address = "embedded" if way == "embedded" else master.address
+    with mooncake.Store(master.address, mooncake.StoreConfig(segment_bytes=64 * MIB)):
+        done = subprocess.run(
+            [sys.executable, str(PROGRAM), str(seed), ROUNDS, address],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env=environment,
+        )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "panicked" not in done.stderr
+    assert int(done.stdout) >= 40 * int(ROUNDS)
