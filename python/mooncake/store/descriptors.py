@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mooncake.store.config import ReplicaStatus, TaskStatus, TaskType
 
 __all__ = [
@@ -61,10 +63,10 @@ class DiskDescriptor:
 class ReplicaDescriptor:
     """One copy of an object. Made by the store only."""
 
-    __slots__ = ("_memory", "_status")
+    __slots__ = ("_memory", "_place")
 
-    _memory: MemoryDescriptor
-    _status: ReplicaStatus
+    _memory: MemoryDescriptor | None
+    _place: dict[str, Any]
 
     def __init__(self) -> None:
         """Refuse: a copy is described by the store."""
@@ -73,7 +75,7 @@ class ReplicaDescriptor:
     @property
     def status(self) -> ReplicaStatus:
         """How far the copy is."""
-        return self._status
+        return ReplicaStatus.COMPLETE
 
     def is_memory_replica(self) -> bool:
         """Say whether the copy lies in memory."""
@@ -89,6 +91,13 @@ class ReplicaDescriptor:
 
     def get_memory_descriptor(self) -> MemoryDescriptor:
         """Describe the copy in memory."""
+        if self._memory is None:
+            # Made when it is asked for: most callers count copies.
+            self._memory = MemoryDescriptor()
+            described = self._memory.buffer_descriptor
+            described.size = self._place["size"]
+            described.buffer_address = self._place["address"]
+            described.transport_endpoint = self._place["endpoint"]
         return self._memory
 
     def get_disk_descriptor(self) -> DiskDescriptor:
@@ -100,18 +109,14 @@ class ReplicaDescriptor:
         raise RuntimeError("Expected DiskDescriptor")
 
     def __repr__(self) -> str:
-        return f"<ReplicaDescriptor status={self._status} {self._memory!r}>"
+        return f"<ReplicaDescriptor status={self.status} {self.get_memory_descriptor()!r}>"
 
 
-def memory_replica(*, address: int, size: int, endpoint: str) -> ReplicaDescriptor:
-    """Describe a complete copy in memory."""
-    descriptor = MemoryDescriptor()
-    descriptor.buffer_descriptor.size = size
-    descriptor.buffer_descriptor.buffer_address = address
-    descriptor.buffer_descriptor.transport_endpoint = endpoint
+def memory_replica(place: dict[str, Any]) -> ReplicaDescriptor:
+    """Describe a complete copy in memory: its address, size and endpoint."""
     replica = object.__new__(ReplicaDescriptor)
-    replica._memory = descriptor
-    replica._status = ReplicaStatus.COMPLETE
+    replica._memory = None
+    replica._place = place
     return replica
 
 

@@ -34,7 +34,8 @@ class TaskCalls(Calls):
         Args:
             key: The name of the object.
         """
-        return next(iter(self.batch_get_replica_desc([key]).values()), [])
+        places = self._each(1, lambda native: native.replicas([key]))[0]
+        return [] if isinstance(places, MooncakeError) else [memory_replica(at) for at in places]
 
     def batch_get_replica_desc(self, keys: Sequence[Key]) -> dict[str, list[ReplicaDescriptor]]:
         """Describe the copies of many objects and lease them.
@@ -49,7 +50,7 @@ class TaskCalls(Calls):
         described = {}
         for key, places in zip(keys, found, strict=True):
             if not isinstance(places, MooncakeError):
-                described[_text(key)] = [_descriptor(place) for place in places]
+                described[_text(key)] = [memory_replica(place) for place in places]
         return described
 
     def batch_replica_clear(self, keys: Sequence[Key], segment_name: str = "") -> list[str]:
@@ -144,7 +145,3 @@ class TaskCalls(Calls):
 
 def _text(key: Key) -> str:
     return key if isinstance(key, str) else key.decode(errors="surrogateescape")
-
-
-def _descriptor(place: dict[str, Any]) -> ReplicaDescriptor:
-    return memory_replica(address=place["address"], size=place["size"], endpoint=place["endpoint"])
