@@ -201,7 +201,8 @@ mod tests {
         for bad in ["{}", "[]", r#"{"mooncake_nonce":"+1"}"#, r#"{"mooncake_nonce":1}"#] {
             assert_eq!(read_challenge(&Message::new(MessageKind::Probe, bad.as_bytes())), None);
         }
-        let plus = text.replacen(&text[text.len() - 4..text.len() - 2], "+f", 1);
+        let (mut plus, last) = (text.clone(), text.len() - 4..text.len() - 2);
+        plus.replace_range(last, "+f");
         assert!(read_challenge(&Message::new(MessageKind::Probe, plus.into_bytes())).is_none());
     }
 }
