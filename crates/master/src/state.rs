@@ -15,6 +15,7 @@ mod drain;
 mod effect;
 pub mod eviction;
 mod group;
+mod host;
 mod image;
 mod keep;
 mod keys;
@@ -67,8 +68,9 @@ pub use self::{
     effect::{Copy, Effect, LoggedPin, NotAnEffect, ObjectName, Value},
     image::Image,
     news::News,
+    object::ObjectState,
     put::{Place, Put, PutOptions, PutRef, SoftPin, Started},
-    query::{Listing, ObjectState, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
+    query::{Listing, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
     read::{Grant, Hold, Located, LocatedObject, Probed},
     restore::Restored,
     rules::{AllocationStrategy, EvictionKind, Rules, TaskRules, Watermark},

@@ -3,7 +3,7 @@
 use mooncake_base::{ClientId, Error, ErrorCode, Moment, Result};
 use rustc_hash::FxHashMap;
 
-use super::{State, placement::host_of, put::WritesOf, timer::Timer};
+use super::{State, host::host_of, put::WritesOf, timer::Timer};
 
 /// The most clients there may be.
 const CLIENTS_MAX: usize = 65_536;

@@ -27,6 +27,17 @@ const ORDINAL_BITS: u32 = 16;
 /// task adds above it.
 pub(super) const REPLICAS_MAX: u32 = 128;
 
+/// Absent, being written, or complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ObjectState {
+    /// No object has the key.
+    Absent,
+    /// There is a writer, and nothing to read yet.
+    Writing,
+    /// There is something to read.
+    Complete,
+}
+
 /// What stands under one key: something to read, puts under way, or both.
 #[derive(Debug)]
 pub(super) struct Object {

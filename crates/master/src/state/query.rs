@@ -5,7 +5,7 @@ use regex::bytes::{Regex, RegexBuilder};
 
 use super::{
     State,
-    object::{Flags, Object},
+    object::{Flags, Object, ObjectState},
     read::{not_found, not_ready},
 };
 
@@ -66,17 +66,6 @@ impl Selector {
             Self::Prefix(prefix) => key.starts_with(prefix),
         }
     }
-}
-
-/// Absent, being written, or complete.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ObjectState {
-    /// No object has the key.
-    Absent,
-    /// There is a writer, and nothing to read yet.
-    Writing,
-    /// There is something to read.
-    Complete,
 }
 
 /// An object as lists show it.

@@ -6,9 +6,8 @@ use mooncake_base::{Error, ErrorCode, Moment, ReplicaId, Result, TenantId, Versi
 
 use super::{
     Effect, State,
-    object::{NO_WRITE, Object, Replica},
+    object::{NO_WRITE, Object, ObjectState, Replica},
     put::Place,
-    query::ObjectState,
 };
 
 /// Reads of so many bytes are the usual ones, as far as fences go.

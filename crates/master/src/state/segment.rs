@@ -9,7 +9,7 @@ use super::{
     State,
     allocator::{Allocator, LENGTH_MAX},
     effect::Effect,
-    placement::host_of,
+    host::host_of,
     timer::Timer,
 };
 

@@ -4,11 +4,9 @@ use super::{
     EvictionPolicy,
     ghosts::Ghosts,
     shadow::Shadows,
-    tiers::{TICK_MASK, TIERS, Tiers},
+    tiers::{LIFETIME_TICKS, TICK_MASK, TIERS, Tiers},
 };
 
-/// Time goes by uses: so many ticks while as many uses pass as there are objects.
-pub(super) const LIFETIME_TICKS: u32 = 1024;
 /// How much longer the tiers stay than objects that were seen once, in hundredths of a lifetime.
 /// The first choice is plain recency.
 const CHOICES: [[u32; TIERS]; 5] =

@@ -2,14 +2,14 @@
 
 use rustc_hash::FxHashMap;
 
-use super::tiers::{TIERS, Tiers};
+use super::tiers::{LIFETIME_TICKS, TIERS, Tiers};
 
 /// The most objects of a shadow. It sees one key in so many that its share fits.
 const OBJECTS_MAX: usize = 8192;
 /// The choice that counts until something has been learned.
 const FIRST: usize = 0;
 /// Ticks between two looks at who is ahead.
-const LOOK_TICKS: u32 = super::adaptive::LIFETIME_TICKS / 8;
+const LOOK_TICKS: u32 = LIFETIME_TICKS / 8;
 /// A hit counts half after so many looks: eight lifetimes…
 const LONG_LOOKS: f32 = 64.0;
 /// … and in the recent past, by which a choice is given up, after two lifetimes.
@@ -170,7 +170,7 @@ mod tests {
         let mut seen: FxHashMap<u32, usize> = FxHashMap::default();
         for (index, key) in keys.enumerate() {
             let times = seen.entry(key).or_default();
-            let tick = 1 + index * super::super::adaptive::LIFETIME_TICKS as usize / OBJECTS;
+            let tick = 1 + index * LIFETIME_TICKS as usize / OBJECTS;
             shadows.used(key, (*times).min(TIERS - 1), tick as u32, OBJECTS);
             *times += 1;
         }

@@ -8,6 +8,8 @@ const OUT: u32 = u32::MAX - 1;
 pub(super) const TIERS: usize = 4;
 /// The tier of an object takes so many bits of its stamp; the rest is the tick of its last use.
 const TIER_BITS: u32 = 2;
+/// Time goes by uses: so many ticks while as many uses pass as there are objects.
+pub(super) const LIFETIME_TICKS: u32 = 1024;
 /// Ticks are counted in so many bits, and go round.
 pub(super) const TICK_MASK: u32 = u32::MAX >> TIER_BITS;
 /// No object counts as older than this; kept well below half of the round.

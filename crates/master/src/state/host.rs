@@ -1,0 +1,34 @@
+//! Where a client is, as far as its name tells.
+
+use std::net::IpAddr;
+
+use mooncake_base::Endpoint;
+
+/// The host of a client's name; empty where it says nothing about where that is.
+pub(super) fn host_of(name: &str) -> Box<str> {
+    let Ok(endpoint) = name.parse::<Endpoint>() else { return Box::from(name) };
+    let is_nowhere = match endpoint.host.parse::<IpAddr>() {
+        Ok(address) => address.is_loopback() || address.is_unspecified(),
+        Err(_) => endpoint.host == "localhost",
+    };
+    if is_nowhere { Box::from("") } else { endpoint.host.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_a_name_without_port_that_says_where_it_is() {
+        for (name, host) in [
+            ("10.0.0.1:12300", "10.0.0.1"),
+            ("[fe80::1]:1", "fe80::1"),
+            ("node-a", "node-a"),
+            ("localhost:17000", ""),
+            ("127.0.0.1:1", ""),
+            ("0.0.0.0", ""),
+        ] {
+            assert_eq!(&*host_of(name), host, "{name}");
+        }
+    }
+}
