@@ -3,10 +3,10 @@
 //!
 //! `cargo run --release -p mooncake-benches --bin stalls -- [OBJECTS]`
 //!
-//! Objects have keys of 64 bytes and one copy of 4 KiB, and the master keeps its log. A line says
-//! the 50th and 99th percentile and the longest of single calls. The second part has one client
-//! that goes on with single calls while another does what the line says; the first line of it is
-//! how the one does by itself.
+//! Objects have keys of 64 bytes and one copy of 4 KiB, and masters keep their log. A line says the
+//! 50th and 99th percentile and the longest of single calls. The first part takes turns between a
+//! master of few objects and one of many. The second has one client that goes on with single calls
+//! while another does what the line says; its first line is how the one does by itself.
 #![allow(clippy::print_stdout, reason = "the table is what the program is for")]
 
 use std::{
@@ -18,16 +18,17 @@ use std::{
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use mooncake_base::{ClientId, Clock, SegmentId, SystemClock};
-use mooncake_master::{MasterConfig, config::StateDir, start};
+use mooncake_master::{Master, MasterConfig, config::StateDir, start};
 use mooncake_proto::v1::{self, key_selector::By, request::Call, response};
 use mooncake_store_client::{LeanLink, LinkConfig, MasterLink};
+use tokio::runtime::Runtime;
 
 const OBJECT_BYTES: u64 = 4096;
 /// Keys of one call while the pool is filled.
 const BATCH: u64 = 1000;
 /// Keys that a sweep meets.
 const SWEPT: u64 = 1_000_000;
-/// The pool is measured with so many objects first.
+/// The smaller pool has so many objects.
 const FEW: u64 = 10_000;
 /// Calls of each kind that are timed for a line of the first part.
 const CALLS: u64 = 50_000;
@@ -37,45 +38,74 @@ const DEADLINE: Duration = Duration::from_secs(120);
 fn main() -> Result<()> {
     let asked = std::env::args().nth(1).map(|word| word.parse()).transpose()?;
     let objects: u64 = asked.unwrap_or(5_000_000).max(FEW);
-    let folder = tempfile::tempdir()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let config = MasterConfig {
-        state_dir: StateDir::At(folder.path().to_owned()),
-        rpc_port: Some(0),
-        // Nobody sends heartbeats here.
-        client_ttl: Duration::from_secs(3600),
-        ..MasterConfig::embedded()
-    };
-    let master = runtime.block_on(start(config))?;
-    let address = master.addresses().rpc.to_string();
-    let client = Client::connect(&address, objects + SWEPT + FEW)?;
+    let small = Pool::start(&runtime, FEW)?;
+    let large = Pool::start(&runtime, objects)?;
+    compare(&small, &large)?;
+    runtime.block_on(small.master.stop());
 
-    client.fill("kept", 0..FEW)?;
-    let few = client.singles(FEW)?;
-    print("few objects", FEW, &few);
-    client.fill("kept", FEW..objects)?;
-    let many = client.singles(objects)?;
-    print("many objects", objects, &many);
-    for (few, many) in few.iter().zip(&many) {
-        println!("  {:<8} p99 grew {:.2} times", few.name, many.at(0.99) / few.at(0.99));
-    }
-
+    let client = &large.client;
     client.fill("swept", 0..SWEPT)?;
     println!("\none client's single calls while another …");
-    let beside =
-        |what: &str, work: &(dyn Fn() -> Result<u64> + Sync)| beside(&address, objects, what, work);
+    let beside = |what: &str, work: &(dyn Fn() -> Result<u64> + Sync)| beside(&large, what, work);
     beside("… waits", &|| {
         std::thread::park_timeout(Duration::from_secs(2));
         Ok(0)
     })?;
     beside("… lists by a pattern", &|| client.list("swept.*f{3}"))?;
-    beside("… fills in batches", &|| client.fill("more", 0..FEW).map(|()| FEW))?;
+    beside("… puts in batches", &|| client.fill("more", 0..SWEPT).map(|()| SWEPT))?;
     beside("… removes by a pattern", &|| client.remove(By::Regex("^ *swept".to_owned())))?;
     beside("… removes by a prefix", &|| {
         client.remove(By::Prefix(Bytes::from(format!("{:>32}", "more"))))
     })?;
     beside("… removes everything", &|| client.remove(By::All(true)))?;
-    runtime.block_on(master.stop());
+    runtime.block_on(large.master.stop());
+    Ok(())
+}
+
+/// A master with its log, and somebody who put objects into it.
+struct Pool {
+    master: Master,
+    client: Client,
+    address: String,
+    objects: u64,
+    _folder: tempfile::TempDir,
+}
+
+impl Pool {
+    fn start(runtime: &Runtime, objects: u64) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let config = MasterConfig {
+            state_dir: StateDir::At(folder.path().to_owned()),
+            // Nobody sends heartbeats here.
+            client_ttl: Duration::from_secs(3600),
+            ..MasterConfig::embedded()
+        };
+        let master = runtime.block_on(start(config))?;
+        let address = master.addresses().rpc.to_string();
+        let client = Client::connect(&address, objects + 2 * SWEPT + FEW)?;
+        client.fill("kept", 0..objects)?;
+        Ok(Self { master, client, address, objects, _folder: folder })
+    }
+}
+
+/// Times single calls of both pools in turns, so that what else the machine does meets all alike.
+fn compare(small: &Pool, large: &Pool) -> Result<()> {
+    let mut times = [(); 2].map(|()| ["probe", "locate", "put, end and remove"].map(Times::new));
+    for at in 0..CALLS {
+        for (pool, [probes, locates, puts]) in [small, large].into_iter().zip(&mut times) {
+            let existing = key("kept", scattered(at) % pool.objects);
+            probes.measure(|| pool.client.probe(existing.clone()))?;
+            locates.measure(|| pool.client.locate(existing.clone()))?;
+            puts.measure(|| pool.client.put_and_remove(key("single", at)))?;
+        }
+    }
+    let [few, many] = times.map(|times| times.map(Times::sorted));
+    print("few objects", small.objects, &few);
+    print("many objects", large.objects, &many);
+    for (few, many) in few.iter().zip(&many) {
+        println!("  {:<20} p99 grew {:.2} times", few.name, many.at(0.99) / few.at(0.99));
+    }
     Ok(())
 }
 
@@ -201,31 +231,11 @@ impl Client {
             _ => bail!("another answer than asked for"),
         }
     }
-
-    /// Times single calls, each about another of so many objects.
-    fn singles(&self, objects: u64) -> Result<[Times; 3]> {
-        let mut probes = Times::new("probe");
-        let mut locates = Times::new("locate");
-        let mut puts = Times::new("put, end and remove");
-        // Taken in turns, so that what else the machine does meets all alike.
-        for at in 0..CALLS {
-            let existing = key("kept", scattered(at) % objects);
-            probes.measure(|| self.probe(existing.clone()))?;
-            locates.measure(|| self.locate(existing.clone()))?;
-            puts.measure(|| self.put_and_remove(key("single", at)))?;
-        }
-        Ok([probes, locates, puts].map(Times::sorted))
-    }
 }
 
 /// Says how one client does while another works.
-fn beside(
-    address: &str,
-    objects: u64,
-    what: &str,
-    work: &(dyn Fn() -> Result<u64> + Sync),
-) -> Result<()> {
-    let client = Client::observe(address, ClientId::from_bits(2))?;
+fn beside(pool: &Pool, what: &str, work: &(dyn Fn() -> Result<u64> + Sync)) -> Result<()> {
+    let client = Client::observe(&pool.address, ClientId::from_bits(2))?;
     let is_over = AtomicBool::new(false);
     let (count, took, times) = std::thread::scope(|scope| {
         let quick = scope.spawn(|| {
@@ -234,7 +244,7 @@ fn beside(
             let mut at = 0;
             while !is_over.load(Ordering::Acquire) {
                 at += 1;
-                probes.measure(|| client.probe(key("kept", scattered(at) % objects)))?;
+                probes.measure(|| client.probe(key("kept", scattered(at) % pool.objects)))?;
                 puts.measure(|| client.put_and_remove(key("quick", at)))?;
             }
             anyhow::Ok([probes, puts].map(Times::sorted))

@@ -9,8 +9,9 @@ use super::{
     read::{not_found, not_ready},
 };
 
-/// How many objects one slice of a listing or a removal looks at.
-const SLICE: u32 = 4096;
+/// How many objects one slice of a listing or a removal looks at: about a millisecond's worth where
+/// all of them go, since each call of somebody else may have to wait for one.
+const SLICE: u32 = 1024;
 
 /// The compiled form of a pattern may take so many bytes.
 const REGEX_BYTES_MAX: usize = 1 << 20;
