@@ -18,7 +18,7 @@ use std::{
 
 use mooncake_base::{Error, ErrorCode, Result};
 
-use crate::piece::{LocalRange, Opcode, Piece, Trust};
+use crate::piece::{LocalRange, Piece, Trust};
 
 pub(crate) use self::look::are_present;
 
@@ -29,11 +29,10 @@ const KERNEL_COPY_MAX: usize = 32 << 10;
 /// another thread could unmap it stays short and the bytes are still in the cache.
 const BLOCK: usize = look::LOOK_MAX;
 
-/// From so many bytes on, over all pieces, a transfer goes past the caches. What is read is likely to
-/// be used next, so that only what would not stay in a cache of the processor's own is kept out of
-/// it; what is written is seldom touched again by the one who wrote it.
-const STREAM_READ_MIN: usize = 256 << 10;
-const STREAM_WRITE_MIN: usize = 64 << 10;
+/// From so many bytes on, over all pieces, a transfer goes past the caches. Fewer are likely to be
+/// used again while a cache of the processor's own still has them, and one call of 64 KiB was not
+/// faster for it.
+const STREAM_BYTES_MIN: usize = 256 << 10;
 
 /// Copies `from` over `to`, which are of one length and may overlap.
 ///
@@ -67,14 +66,10 @@ struct Known {
 
 impl Copier {
     /// One for the open pieces of a transfer.
-    pub(crate) fn of(opcode: Opcode, pieces: &[Piece]) -> Self {
+    pub(crate) fn of(pieces: &[Piece]) -> Self {
         let lengths = pieces.iter().filter(|piece| piece.outcome.is_none());
         let bytes = lengths.fold(0, |sum: usize, piece| sum.saturating_add(piece.local.length()));
-        let least = match opcode {
-            Opcode::Read => STREAM_READ_MIN,
-            Opcode::Write => STREAM_WRITE_MIN,
-        };
-        Self { is_streaming: bytes >= least, ..Self::default() }
+        Self { is_streaming: bytes >= STREAM_BYTES_MIN, ..Self::default() }
     }
 
     /// As [`copy`].
@@ -355,15 +350,14 @@ mod tests {
 
     #[test]
     fn what_is_much_goes_past_the_caches_whatever_its_pieces() {
-        let is_streaming = |opcode, lengths: &[usize]| {
+        let is_streaming = |lengths: &[usize]| {
             let pieces: Vec<_> =
                 lengths.iter().map(|length| Piece::new(foreign(4096, *length), 0)).collect();
-            Copier::of(opcode, &pieces).is_streaming
+            Copier::of(&pieces).is_streaming
         };
-        assert!(!is_streaming(Opcode::Write, &[STREAM_WRITE_MIN - 1]));
-        assert!(is_streaming(Opcode::Write, &[STREAM_WRITE_MIN]));
-        assert!(!is_streaming(Opcode::Read, &[STREAM_READ_MIN - 1]));
-        assert!(is_streaming(Opcode::Read, &[STREAM_READ_MIN / 2; 2]));
+        assert!(!is_streaming(&[STREAM_BYTES_MIN - 1]));
+        assert!(is_streaming(&[STREAM_BYTES_MIN]));
+        assert!(is_streaming(&[STREAM_BYTES_MIN / 2; 2]));
     }
 
     #[test]

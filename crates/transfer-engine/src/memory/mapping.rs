@@ -189,7 +189,7 @@ impl Mapping {
 
     /// Moves pieces that lie in this memory, whose first byte their owner calls `base`.
     pub(crate) fn transfer(&self, opcode: Opcode, pieces: &mut [Piece], base: u64, gate: Gate<'_>) {
-        let mut copier = Copier::of(opcode, pieces);
+        let mut copier = Copier::of(pieces);
         let access = match opcode {
             Opcode::Write => Access::Read,
             Opcode::Read => Access::Write,

@@ -119,7 +119,7 @@ fn pin_region(lent: &Lent, range: RemoteRange) -> Result<Pin> {
 
 /// Copies pieces whose remote side is memory of the user, who may have unmapped it without a word.
 fn copy_each(opcode: Opcode, pieces: &mut [Piece], gate: &dyn Fn() -> Result<()>) {
-    let mut copier = Copier::of(opcode, pieces);
+    let mut copier = Copier::of(pieces);
     for piece in pieces.iter_mut().filter(|piece| piece.outcome.is_none()) {
         // SAFETY: nobody has references to bytes of a registered region; registering says so.
         let remote = unsafe { LocalRange::foreign(piece.remote as usize, piece.local.length()) };
