@@ -33,7 +33,6 @@ pub mod submit;
 pub mod token;
 pub mod topology;
 pub mod transport;
-pub mod vigil;
 
 pub use choice::{Footing, Measured};
 pub use config::EngineConfig;

@@ -18,6 +18,7 @@ mod plan;
 mod server;
 mod stream;
 mod vector;
+mod vigil;
 
 use std::{sync::Arc, time::Duration};
 

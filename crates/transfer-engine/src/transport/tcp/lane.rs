@@ -17,13 +17,13 @@ use super::{
     TcpSettings,
     frame::{Claim, GREETING_BYTES, Greeting, VERDICT_BYTES, VERSION, Verdict},
     vector::{self, Cursor, Patience, Readiness, Span, Void},
+    vigil::{Engaged, Vigil, processors},
 };
 use crate::{
     handshake::dial::{dial, is_refused, peer_error},
     metrics::PoolSnapshot,
     process,
     token::{self, Door, Exchange, NONCE_BYTES, Side},
-    vigil::{Engaged, Vigil, processors},
 };
 
 /// How long sent bytes may stay unacknowledged before the peer's host counts as dead.

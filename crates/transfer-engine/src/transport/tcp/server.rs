@@ -19,13 +19,13 @@ use self::{
 use super::{
     frame::{CLAIM_BYTES, Claim, GREETING_BYTES, Greeting, MAGIC, VERSION, Verdict},
     lane::tune,
+    vigil::processors,
 };
 use crate::{
     handshake::acceptor::{Accepted, Acceptor, Surplus},
     metrics::{PoolSnapshot, Refusals},
     region::Regions,
     token::{self, Door, Exchange, Side, Token},
-    vigil::processors,
 };
 
 /// How a data listener behaves.

@@ -19,8 +19,10 @@ use crate::{
     handshake::acceptor::{Accepted, Guarded, Standing},
     piece::RemoteRange,
     region::{Pin, Regions},
-    transport::tcp::vector::{self, Cursor, Patience, Readiness, Span, Void},
-    vigil::Vigil,
+    transport::tcp::{
+        vector::{self, Cursor, Patience, Readiness, Span, Void},
+        vigil::Vigil,
+    },
 };
 
 /// The slowest that a request may be on the whole. Slower, it would keep memory pinned for ever.

@@ -22,7 +22,7 @@ use super::{
     connection::Connection,
     own_side::{self, Scratch, Step},
 };
-use crate::vigil::Engaged;
+use crate::transport::tcp::vigil::Engaged;
 
 /// The most seats of one listener, however many processors there are.
 const SEATS_MAX: usize = 4;

@@ -40,11 +40,11 @@ static ENGAGED: AtomicUsize = AtomicUsize::new(0);
 
 /// That a thread drives a connection. Each counts as one, and one more at the other end.
 #[derive(Debug)]
-pub struct Engaged(());
+pub(super) struct Engaged(());
 
 /// What became of staying awake for one connection.
 #[derive(Debug, Default)]
-pub struct Vigil {
+pub(super) struct Vigil {
     /// Moments in a row in which nothing came.
     vain: u32,
     /// How many times no moment is spent before the next is tried.
@@ -61,16 +61,9 @@ thread_local! {
 }
 
 impl Engaged {
-    /// From now on, until it is dropped.
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         ENGAGED.fetch_add(1, Ordering::Relaxed);
         Self(())
-    }
-}
-
-impl Default for Engaged {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -81,9 +74,11 @@ impl Drop for Engaged {
 }
 
 impl Vigil {
-    /// Tries again and again for a moment, if that is worth it. Nothing if nothing came, which an
-    /// attempt says by [`io::ErrorKind::WouldBlock`].
-    pub fn keep<T>(&mut self, mut attempt: impl FnMut() -> io::Result<T>) -> Option<io::Result<T>> {
+    /// Tries again and again for a moment, if that is worth it. Nothing if nothing came.
+    pub(super) fn keep<T>(
+        &mut self,
+        mut attempt: impl FnMut() -> io::Result<T>,
+    ) -> Option<io::Result<T>> {
         if !self.is_worth_it() {
             return None;
         }
@@ -137,7 +132,7 @@ fn yields_since_last_look() -> i64 {
 }
 
 /// How many processors this process may use.
-pub(crate) fn processors() -> usize {
+pub(super) fn processors() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
     *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
