@@ -378,6 +378,11 @@ class AsyncStore:
         return self._joined().name
 
     @property
+    def config(self) -> StoreConfig:
+        """How it joins."""
+        return self._config or StoreConfig()
+
+    @property
     def is_closed(self) -> bool:
         """Whether it is not open: not yet, no more, or not in this process."""
         return self._store is None or self._store.is_closed

@@ -40,6 +40,7 @@ def loops():
 def test_every_call_does_what_the_store_does(name, make):
     async def main():
         async with AsyncStore(config=CONFIG) as store:
+            assert store.config == CONFIG
             assert await store.put("a/1", b"one")
             assert not await store.put("a/1", b"other")
             assert await store.put("a/1", b"ONE", overwrite=True)
