@@ -142,6 +142,14 @@ impl Plan {
                 self.rules.client_ttl = Duration::from_millis(300);
                 (self.keys, self.workers) = (2, 4);
             }
+            Bug::LendsUsedMemory => {
+                let faults = &mut self.faults;
+                (faults.master_crash, faults.wipe) = (400, 1000);
+                (faults.down_max, faults.lost) = (Duration::from_millis(1), 0);
+                (faults.slow, faults.slow_max) = (500, Duration::from_millis(400));
+                (self.keys, self.workers) = (2, 4);
+                (self.object_words, self.segment_words) = (64, 256);
+            }
             Bug::WritesTooLate => self.faults.client_stall = 300,
             Bug::CopiesTooLate => {
                 (self.faults.client_stall, self.faults.client_crash) = (100, 0);
