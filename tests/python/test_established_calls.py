@@ -242,7 +242,9 @@ def test_remove_all_counts(established: Established):
     established.put_batch(["a", "b", "c"], [b"1", b"2", b"3"])
     established.is_exist("a")
     assert established.remove_all() == 2
-    assert established.remove_all(force=True) == 1
+    assert established.remove_all(force=1) == 1  # as the established calls take it
+    with pytest.raises(TypeError, match="force"):
+        established.remove_all(force="yes")
     assert established.remove_all() == 0
 
 

@@ -87,6 +87,14 @@ def test_a_field_of_a_wrong_type_raises(field, value):
         setattr(ReplicateConfig(), field, value)
 
 
+@pytest.mark.parametrize("field", ["with_soft_pin", "with_hard_pin", "prefer_alloc_in_same_node"])
+@pytest.mark.parametrize(("value", "is_on"), [(1, True), (0, False), (None, False), (2.5, True)])
+def test_a_switch_takes_whatever_has_a_truth_value_of_its_own(field, value, is_on):
+    config = ReplicateConfig()
+    setattr(config, field, value)
+    assert getattr(config, field) is is_on
+
+
 def test_an_unknown_field_raises():
     with pytest.raises(AttributeError):
         ReplicateConfig().replicas = 2  # type: ignore[attr-defined]

@@ -25,6 +25,7 @@ __all__ = [
     "ranges_of",
     "refuse",
     "refuse_unready",
+    "switch",
     "unsigned",
 ]
 
@@ -117,6 +118,17 @@ def unsigned(name: str, value: Any) -> int:
     if not 0 <= number <= _U64_MAX:
         raise TypeError(f"{name} must be an integer from 0 to 2^64-1, not {value!r}")
     return number
+
+
+def switch(name: str, value: Any) -> bool:
+    """Return whether a value says yes.
+
+    As in the established calls, numbers have a say as well as booleans, and None says no; a text or
+    a list is refused.
+    """
+    if value is not None and not hasattr(type(value), "__bool__"):
+        raise TypeError(f"{name} must be a bool, not {type(value).__name__}")
+    return bool(value)
 
 
 def check_lists(*lists: object) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mooncake.errors import MooncakeError, NotFoundError
+from mooncake.store.batch import switch
 from mooncake.store.codes import INVALID_PARAMS
 from mooncake.store.pool import inner_store
 
@@ -179,7 +180,7 @@ class EngramStore:
         native = None if self._store is None else self._store._native
         if native is None:
             raise RuntimeError(f"remove_from_store failed, rc={INVALID_PARAMS}")
-        outcomes = native.remove(self._keys, force=force)
+        outcomes = native.remove(self._keys, force=switch("force", force))
         for outcome in outcomes:
             if isinstance(outcome, MooncakeError) and not isinstance(outcome, NotFoundError):
                 raise RuntimeError(f"remove_from_store failed, rc={outcome.code}") from outcome

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mooncake.errors import MooncakeError
 from mooncake.store.aliases import also_named
-from mooncake.store.batch import Key, as_codes, as_numbers, refuse_unready
+from mooncake.store.batch import Key, as_codes, as_numbers, refuse_unready, switch
 from mooncake.store.calls import Calls
 
 __all__ = ["LookingCalls"]
@@ -67,7 +67,8 @@ class LookingCalls(Calls):
         Returns:
             For each key 0 or a negative number.
         """
-        return as_codes(self._each(len(keys), lambda native: native.remove(keys, force=force)))
+        is_forced = switch("force", force)
+        return as_codes(self._each(len(keys), lambda native: native.remove(keys, force=is_forced)))
 
     @also_named(regex="regex_pattern", pattern="regex_pattern")
     def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
@@ -82,7 +83,10 @@ class LookingCalls(Calls):
         """
         if not isinstance(regex_pattern, str):
             raise TypeError(f"regex_pattern must be a str, not {type(regex_pattern).__name__}")
-        return self._whole(lambda native: native.remove_matching(regex=regex_pattern, force=force))
+        is_forced = switch("force", force)
+        return self._whole(
+            lambda native: native.remove_matching(regex=regex_pattern, force=is_forced)
+        )
 
     def remove_all(self, force: bool = False) -> int:
         """Remove every object of the tenant.
@@ -93,4 +97,5 @@ class LookingCalls(Calls):
         Returns:
             How many were removed, or a negative number.
         """
-        return self._whole(lambda native: native.remove_matching(force=force))
+        is_forced = switch("force", force)
+        return self._whole(lambda native: native.remove_matching(force=is_forced))
