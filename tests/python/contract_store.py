@@ -209,7 +209,7 @@ FIELDS: Final[dict[str, tuple[Any, Any, Any]]] = {
     "with_hard_pin": (False, True, "yes"),
     "preferred_segments": ([], ["a:1"], "a:1"),
     "preferred_segment": ("", "a:1", 5),
-    "prefer_alloc_in_same_node": (False, True, 5),
+    "prefer_alloc_in_same_node": (False, True, "node-7"),
     "group_ids": (None, ["g", ""], "g"),
     "nof_replica_num": (0, 1, -1),
     "dfs_replica_num": (0, 1, -1),
