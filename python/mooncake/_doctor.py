@@ -49,14 +49,15 @@ def run(options: argparse.Namespace, probe: Callable[[str], str]) -> int:
 def examine(probe: Callable[[str], str]) -> dict[str, dict[str, str]]:
     """Return what there is, by subject."""
     transports = _transports(probe)
+    environment = _environment()
     return {
         "versions": _versions(),
         "transports": transports,
-        "choice": _choice(transports),
+        "choice": _choice(transports, environment),
         "networks": _networks(),
         "memory": _memory(),
         "limits": _limits(),
-        "environment": _environment(),
+        "environment": environment,
     }
 
 
@@ -87,8 +88,8 @@ def _transports(probe: Callable[[str], str]) -> dict[str, str]:
     return rows
 
 
-def _choice(transports: dict[str, str]) -> dict[str, str]:
-    is_forced = _environment().get("MC_FORCE_TCP", "0") not in ("", "0")
+def _choice(transports: dict[str, str], environment: dict[str, str]) -> dict[str, str]:
+    is_forced = environment.get("MC_FORCE_TCP", "0") not in ("", "0")
     has_shm = transports["shm"].startswith("works") and not is_forced
     why = "MC_FORCE_TCP is set" if is_forced else "shared memory does not work here"
     return {

@@ -37,6 +37,13 @@ class MasterProcess:
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
 
+    @property
+    def admin(self) -> str:
+        """The URL of its admin port."""
+        found = re.search(r" admin=\S+:(\d+)", self.ready)
+        assert found is not None, self.ready
+        return f"http://127.0.0.1:{found[1]}"
+
     def kill(self) -> None:
         self.process.kill()
         self.stop()

@@ -23,12 +23,6 @@ def named(pattern: str) -> set[str]:
     return found
 
 
-def admin(master: MasterProcess) -> str:
-    found = re.search(r"admin=\S+:(\d+)", master.ready)
-    assert found, master.ready
-    return f"http://127.0.0.1:{found[1]}"
-
-
 def test_every_flag_is_one_of_the_master():
     for flag in named(r"--([a-z]+_[a-z_]+)"):
         assert f"`{flag}`" in OPTIONS, flag
@@ -37,7 +31,7 @@ def test_every_flag_is_one_of_the_master():
 def test_every_metric_is_told_by_a_master_with_a_log(tmp_path: Path):
     master = start_master(f"--state_dir={tmp_path}")
     try:
-        with urllib.request.urlopen(f"{admin(master)}/metrics", timeout=20) as reply:
+        with urllib.request.urlopen(f"{master.admin}/metrics", timeout=20) as reply:
             told = set(re.findall(r"^# TYPE (\S+)", reply.read().decode(), re.MULTILINE))
     finally:
         master.stop()
@@ -51,7 +45,7 @@ def test_every_address_of_the_admin_port_answers(master: MasterProcess):
     for path in named(r"(?:localhost:9003|`)(/[a-z_/0-9]+)"):
         body = b"" if f"-X POST http://localhost:9003{path}" in GUIDE else None
         # What wants a body, a parameter or a switch says so; what is not there is a 404.
-        assert status(admin(master) + path, body) in (200, 400, 409), path
+        assert status(master.admin + path, body) in (200, 400, 409), path
 
 
 def status(url: str, body: bytes | None) -> int:

@@ -10,7 +10,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from conftest import MIB, MasterProcess, set_up, start_master
+from conftest import MIB, set_up, start_master
 
 from mooncake.store import MooncakeDistributedStore
 
@@ -38,13 +38,6 @@ def browse(url: str, profile: Path, *flags: str) -> str:
     return done.stdout
 
 
-def admin(master: MasterProcess) -> str:
-    """Where its page is."""
-    found = re.search(r" admin=\S+:(\d+)", master.ready)
-    assert found is not None
-    return f"http://127.0.0.1:{found[1]}"
-
-
 @pytest.mark.timeout(3 * DEADLINE)
 def test_the_page_shows_a_live_pool_and_keeps_names_from_outside_harmless(tmp_path: Path) -> None:
     master = start_master()
@@ -54,7 +47,7 @@ def test_the_page_shows_a_live_pool_and_keeps_names_from_outside_harmless(tmp_pa
         assert store.put("model@rank/<img src=x onerror=alert(1)>", b"x" * MIB) == 0
         assert store.put("other/key", b"x") == 0
         assert store.get("other/key") == b"x"
-        url = admin(master)
+        url = master.admin
         with urllib.request.urlopen(f"{url}/api/v1/overview", timeout=DEADLINE) as answer:
             segment = json.load(answer)["segments"][0]["name"]
 
