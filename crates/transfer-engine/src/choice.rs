@@ -93,7 +93,7 @@ struct Row {
 #[derive(Debug, Default)]
 struct Score {
     count: AtomicU64,
-    /// A running mean.
+    /// A running mean; 0 until there is one.
     nanos_per_mib: AtomicU64,
 }
 
@@ -253,7 +253,7 @@ impl Row {
 
 impl Score {
     fn is_measured(&self) -> bool {
-        self.count.load(Ordering::Relaxed) > 0
+        self.nanos() > 0
     }
 
     fn nanos(&self) -> u64 {
@@ -263,11 +263,13 @@ impl Score {
     /// Two threads that note at once may lose one of the two, which a mean can bear.
     fn note(&self, nanos: u64) {
         let nanos = nanos.min(u64::MAX / 16);
-        let mean = match self.count.fetch_add(1, Ordering::Relaxed) {
+        // Read once: what another thread stores in the meantime may be larger or smaller by far.
+        let mean = match self.nanos() {
             0 => nanos,
-            _ => self.nanos() - self.nanos() / 8 + nanos / 8,
+            mean => mean - mean / 8 + nanos / 8,
         };
         self.nanos_per_mib.store(mean.max(1), Ordering::Relaxed);
+        self.count.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -338,6 +340,24 @@ mod tests {
         let trusted = Scores::default();
         trusted.seed(DOUBTED_BYTES_PER_SECOND);
         assert_eq!(trusted.pick(one, 0, 1), Pick::First);
+    }
+
+    #[test]
+    fn threads_that_note_at_once_leave_a_mean_of_what_they_noted() {
+        for _ in 0..2000 {
+            let (score, start) = (Score::default(), std::sync::Barrier::new(3));
+            std::thread::scope(|scope| {
+                for nanos in [1, 1_000_000, 1_000_000_000] {
+                    let (score, start) = (&score, &start);
+                    scope.spawn(move || {
+                        start.wait();
+                        (0..50).for_each(|_| score.note(nanos));
+                    });
+                }
+            });
+            assert!((1..=1_000_000_000).contains(&score.nanos()), "{score:?}");
+            assert_eq!(score.count.load(Ordering::Relaxed), 150);
+        }
     }
 
     #[test]
