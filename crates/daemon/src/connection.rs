@@ -3,7 +3,6 @@
 
 use std::{
     io::{self, Read as _, Write as _},
-    sync::Arc,
     time::Duration,
 };
 
@@ -11,12 +10,12 @@ use bytes::BytesMut;
 use mooncake_base::{ClientId, Error, ErrorCode, Result};
 use mooncake_proto::{
     convert::Caller,
-    lean::{self, FRAME_BYTES_MAX},
+    lean::{self, FRAME_BYTES_MAX, ServerGreeting},
     v1::{self, response},
 };
 use socket2::Socket;
 
-use crate::{process::Process, relay::Shared};
+use crate::{guests::Guests, process::Process};
 
 /// How long a peer may take for its greeting.
 const GREETING_PATIENCE: Duration = Duration::from_secs(10);
@@ -32,9 +31,15 @@ const READ_BYTES_MAX: usize = 256 << 10;
 const BUFFER_BYTES_KEPT: usize = 1 << 20;
 
 /// Serves until the peer hangs up, errs, or the socket is shut down.
-pub(crate) fn serve(shared: &Arc<Shared>, socket: &Socket, process: Option<Process>) {
+pub(crate) fn serve(
+    guests: &Guests,
+    greeting: &ServerGreeting,
+    socket: &Socket,
+    process: Option<Process>,
+) {
     let mut connection = Connection {
-        shared,
+        guests,
+        greeting,
         socket,
         process,
         guest: None,
@@ -48,7 +53,8 @@ pub(crate) fn serve(shared: &Arc<Shared>, socket: &Socket, process: Option<Proce
 }
 
 struct Connection<'a> {
-    shared: &'a Shared,
+    guests: &'a Guests,
+    greeting: &'a ServerGreeting,
     socket: &'a Socket,
     process: Option<Process>,
     /// For whom it speaks, once it has spoken.
@@ -65,7 +71,7 @@ impl Connection<'_> {
             return Ok(());
         }
         self.socket.set_read_timeout(Some(FRAME_PATIENCE)).map_err(broken)?;
-        while !self.shared.is_stopped() {
+        while !self.guests.are_closed() {
             match lean::decode::<v1::Request>(&mut self.incoming, FRAME_BYTES_MAX) {
                 Ok(Some(request)) => {
                     let answer = self.answer(request);
@@ -100,15 +106,14 @@ impl Connection<'_> {
         let _ = self.incoming.split_to(greeting.len());
         if greeting[..8] == lean::MAGIC {
             // A client of another version learns ours before we close.
-            let greeting = self.shared.greeting.clone();
-            self.write(&greeting)?;
+            self.write(self.greeting)?;
         }
         checked.map(|()| true)
     }
 
     fn answer(&mut self, mut request: v1::Request) -> v1::Response {
         self.speaker(&mut request)
-            .and_then(|client| self.shared.pass_on(client, request))
+            .and_then(|client| self.guests.pass_on(client, request))
             .unwrap_or_else(|error| refusal(&error))
     }
 
@@ -125,7 +130,7 @@ impl Connection<'_> {
                     .with("speaks_for", guest));
             }
             None => {
-                self.shared.join(client, self.process.as_ref())?;
+                self.guests.join(client, self.process.as_ref())?;
                 self.guest = Some(client);
             }
         }
@@ -185,7 +190,7 @@ impl Connection<'_> {
 impl Drop for Connection<'_> {
     fn drop(&mut self) {
         if let Some(guest) = self.guest {
-            self.shared.leave(guest);
+            self.guests.leave(guest);
         }
     }
 }

@@ -18,7 +18,8 @@ use tokio::runtime::Handle;
 use crate::{
     config::DaemonConfig,
     environment,
-    relay::{Listeners, Relay, RelaySettings},
+    listeners::Listeners,
+    relay::{Relay, RelaySettings},
 };
 
 /// The most connections to the master that guests share.

@@ -1,18 +1,21 @@
 //! The daemon of a host (`mooncake_client`): one client that lends memory to the pool, and the way
 //! of other processes of the host, *guests*, to the master.
 //!
-//! In reading order: [`config`] (what may be set), [`environment`] (what the environment says of clients, also of
-//! those of the Python package), [`daemon`] (a running daemon), [`relay`] (where
-//! guests connect), [`run`](mod@run) (the whole program, which the binary and the Python package
-//! both call).
+//! In reading order: [`config`] (what may be set), [`environment`] (what the environment says of
+//! clients, also of those of the Python package), [`daemon`] (a running daemon), [`relay`] (where
+//! guests connect), `guests` (who they are, and what is passed on for them), [`run`](mod@run) (the
+//! whole program, which the binary and the Python package both call).
 #![warn(missing_docs)]
 
+mod bell;
 pub mod config;
 mod connection;
 mod counters;
 pub mod daemon;
 pub mod environment;
 mod granted;
+mod guests;
+mod listeners;
 mod members;
 mod process;
 pub mod relay;
@@ -21,5 +24,6 @@ mod watch;
 
 pub use config::{DaemonConfig, OPTIONS};
 pub use daemon::Daemon;
+pub use listeners::Listeners;
 pub use relay::{Relay, RelaySettings};
 pub use run::run;

@@ -11,7 +11,7 @@ use std::{
 };
 
 use mooncake_base::{ClientId, Clock as _, Endpoint, ErrorCode, SystemClock, TenantId};
-use mooncake_daemon::{Relay, RelaySettings, relay::Listeners};
+use mooncake_daemon::{Listeners, Relay, RelaySettings};
 use mooncake_http::Exposition;
 use mooncake_proto::{
     lean::DaemonGreeting,

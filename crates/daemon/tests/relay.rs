@@ -10,7 +10,7 @@ use std::{
 
 use bytes::BytesMut;
 use mooncake_base::{ClientId, ErrorCode, TenantId};
-use mooncake_daemon::{Relay, RelaySettings, relay::Listeners};
+use mooncake_daemon::{Listeners, Relay, RelaySettings};
 use mooncake_proto::{
     lean::{self, DaemonGreeting, ServerGreeting},
     v1::{self, request::Call, response},
