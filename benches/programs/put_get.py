@@ -7,6 +7,7 @@ process that lends none and gets. The sides take turns, round by round, so that 
 machine does meets both. Every value read is compared with what was put before it is timed. The last
 column is our share of a plain copy of the same size, measured in the same run. Then come batches of
 many small objects in one call, with the items that failed. With one side only, there are no ratios.
+`--plot FILE` draws them as an SVG.
 Ratios count; absolute figures are those of this machine at this hour.
 """
 
@@ -24,6 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import bars
 
 Answer = dict[str, Any]
 
@@ -253,6 +256,23 @@ def measure_batches(sides: list[Side], rounds: int) -> None:
                 side.ask(False, op="clear", prefix="", size=256, count=0)
 
 
+def ratio(theirs: list[float], ours: list[float]) -> float:
+    """How many times as fast we were: the median over the rounds."""
+    return statistics.median(their / our for their, our in zip(theirs, ours, strict=True))
+
+
+def plot(theirs: Side, ours: Side) -> str:
+    """All ratios as an SVG."""
+    groups: dict[str, list[tuple[str, float]]] = {}
+    for (op, size), times in ours.medians.items():
+        rows = groups.setdefault(op, [])
+        rows.append((f"{size // KIB} KiB", ratio(theirs.medians[op, size], times)))
+    for (op, count), times in ours.batches.items():
+        rows = groups.setdefault(f"{op}, {BATCH_VALUE_BYTES // KIB} KiB each", [])
+        rows.append((f"{count} in one call", ratio(theirs.batches[op, count], times)))
+    return bars.draw("Times as fast as the established implementation, two processes", groups)
+
+
 def batch_table(sides: list[Side]) -> str:
     """The result of the batches as Markdown."""
     head = ["call", "items"]
@@ -266,8 +286,7 @@ def batch_table(sides: list[Side]) -> str:
             median = statistics.median(side.batches[op, count])
             row += [f"{median / count * 1e6:.2f}", str(side.failed[op, count])]
         if len(sides) == 2:
-            pairs = zip(sides[0].batches[op, count], sides[1].batches[op, count], strict=True)
-            row.append(f"{statistics.median(theirs / ours for theirs, ours in pairs):.2f}")
+            row.append(f"{ratio(sides[0].batches[op, count], sides[1].batches[op, count]):.2f}")
         lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
 
@@ -281,8 +300,7 @@ def table(sides: list[Side], copies: dict[int, float]) -> str:
         times = [statistics.median(side.medians[op, size]) for side in sides]
         row = [op, f"{size // KIB} KiB"] + [f"{seconds * 1e6:.1f}" for seconds in times]
         if len(sides) == 2:
-            pairs = zip(sides[0].medians[op, size], sides[1].medians[op, size], strict=True)
-            row.append(f"{statistics.median(theirs / ours for theirs, ours in pairs):.2f}")
+            row.append(f"{ratio(sides[0].medians[op, size], sides[1].medians[op, size]):.2f}")
         row.append("" if op == "is_exist" else f"{copies[size] / times[-1]:.2f}")
         lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
@@ -300,7 +318,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="rounds a row (default 5)")
     parser.add_argument("--tcp", action="store_true", help="force both sides to TCP")
     parser.add_argument("--batches-only", action="store_true", help="only the batches")
+    parser.add_argument("--plot", type=Path, help="draw the ratios into this SVG file")
     options = parser.parse_args()
+    if options.plot and not options.theirs:
+        parser.error("--plot draws ratios: name the other side with --theirs")
     env = {"MC_FORCE_TCP": "1", "MC_STORE_MEMCPY": "0"} if options.tcp else {}
     sides = [Side("theirs", options.theirs, env)] if options.theirs else []
     sides.append(Side("ours", options.ours, env))
@@ -311,6 +332,8 @@ def main() -> None:
             print(table(sides, measure(sides, options.rounds)), end="\n\n")
         measure_batches(sides, options.rounds)
         print(batch_table(sides))
+        if options.plot:
+            options.plot.write_text(plot(*sides), encoding="utf-8")
     finally:
         for side in sides:
             side.stop()
