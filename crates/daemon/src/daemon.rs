@@ -28,8 +28,8 @@ const CONNECTIONS_MAX: usize = 256;
 /// Where its HTTP server listens.
 const HTTP_HOST: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// How long the engine may take to end.
-const ENGINE_CLOSE_MAX: Duration = Duration::from_millis(500);
+/// How long the engine may wait for a metadata server when it ends.
+const ENGINE_CLOSE_MAX: Duration = Duration::from_secs(1);
 
 /// A daemon that serves. Closed when dropped.
 #[derive(Debug)]

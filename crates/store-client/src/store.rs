@@ -20,8 +20,8 @@ use crate::{
 /// Threads that answer other processes which reach this one's memory over TCP.
 const WORKERS: usize = 2;
 
-/// How long the engine may take to end.
-const CLOSE_PATIENCE: Duration = Duration::from_millis(200);
+/// How long the engine may wait for a metadata server when it ends.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A member of a pool: lends memory, and puts and gets whole values.
 ///

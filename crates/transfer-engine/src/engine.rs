@@ -44,8 +44,12 @@ use crate::{
     },
 };
 
-/// How long closing waits for peers to leave our memory, and for a metadata server.
+/// How long closing waits for peers to leave our memory.
 const CLOSE_PATIENCE: Duration = Duration::from_millis(50);
+
+/// How long closing waits for a metadata server that is there but slow. What stays on it keeps the
+/// name from whoever comes next.
+const WITHDRAW_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long publishing a change may take.
 const PUBLISH_PATIENCE: Duration = Duration::from_secs(5);
@@ -169,7 +173,8 @@ impl Engine {
     }
 
     /// Ends it: peers leave its memory, paths and listeners are closed, threads joined. Takes less
-    /// than 0.2 s whatever the peers do. Idempotent.
+    /// than 0.2 s whatever the peers do, and until the deadline, at most a second, more while a
+    /// metadata server does not answer. Idempotent.
     pub fn close(&self, deadline: Moment) {
         self.inner.close(deadline);
     }
@@ -434,7 +439,7 @@ impl Inner {
         {
             return;
         }
-        let soon = deadline.min(SystemClock.now() + CLOSE_PATIENCE);
+        let soon = deadline.min(SystemClock.now() + WITHDRAW_PATIENCE);
         self.lent.leave();
         if let Some(reporter) = self.reporter.lock().take() {
             reporter.abort();
@@ -459,7 +464,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.close(SystemClock.now() + CLOSE_PATIENCE);
+        self.close(SystemClock.now() + WITHDRAW_PATIENCE);
     }
 }
 

@@ -85,7 +85,7 @@ fn a_killed_master_costs_errors_and_its_successor_finds_the_nodes_again() {
         let answer = ask(&mut node, order);
         assert!(answer.starts_with("error "), "{order}: {answer}");
         assert!(answer.contains(&master.address), "the address is named: {answer}");
-        assert!(start.elapsed() < Duration::from_secs(6), "{order}: {:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(12), "{order}: {:?}", start.elapsed());
     }
     let successor = MasterProcess::start(&master.address, &[]);
     assert_eq!(successor.address, master.address);

@@ -11,8 +11,8 @@ use mooncake_base::{Clock, Error, Result, SystemClock};
 use mooncake_transfer_engine::{Engine, EngineConfig, ManagedBuffers, process};
 use tokio::runtime::Runtime;
 
-/// How long an engine may take to end.
-const CLOSE_MAX: Duration = Duration::from_millis(200);
+/// How long an engine that ends may wait for a metadata server.
+const CLOSE_MAX: Duration = Duration::from_secs(1);
 
 /// The engines that run, so that exit can close them. Touched only by threads that are attached to
 /// the interpreter, and so never taken by another thread at the moment of a fork.

@@ -23,8 +23,8 @@ use super::{
 };
 use crate::engine::Running;
 
-/// How long the engine may take to end.
-const ENGINE_CLOSE_MAX: Duration = Duration::from_millis(200);
+/// How long an engine that ends may wait for a metadata server.
+const ENGINE_CLOSE_MAX: Duration = Duration::from_secs(1);
 
 /// The client's HTTP server answers on every address of this host, as its scrapers expect.
 const HTTP_HOST: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);

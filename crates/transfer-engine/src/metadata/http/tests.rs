@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
-    sync::Arc,
+    sync::{Arc, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -14,7 +14,7 @@ use mooncake_base::{Clock, Endpoint, ErrorKind, SystemClock};
 
 use super::*;
 use crate::{
-    SegmentDescriptor,
+    Engine, EngineConfig, SegmentDescriptor,
     metadata::{MetadataStore, keyed::KeyedStore},
 };
 
@@ -201,6 +201,25 @@ fn a_server_that_hangs_costs_the_deadline_and_not_more() {
         assert!(error.to_string().contains(&url), "{error}");
         assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
     }
+}
+
+#[test]
+fn an_engine_that_ends_takes_its_name_off_a_server_that_is_slow() {
+    let (url, entries) = server();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let config = EngineConfig { name: "slow:1".into(), metadata: url, ..EngineConfig::default() };
+    let engine = Engine::start(config, runtime.handle().clone()).unwrap();
+    let busy = entries.lock();
+    assert_eq!(busy.len(), 2);
+    let (ended, has_ended) = mpsc::sync_channel(1);
+    let ending = thread::spawn(move || {
+        drop(engine);
+        ended.send(()).unwrap();
+    });
+    assert!(has_ended.recv_timeout(Duration::from_millis(200)).is_err(), "it did not wait");
+    drop(busy);
+    ending.join().unwrap();
+    assert_eq!(*entries.lock(), BTreeMap::new());
 }
 
 #[test]
