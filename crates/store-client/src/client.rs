@@ -13,6 +13,7 @@ mod peers;
 mod put;
 mod read;
 mod session;
+mod space;
 mod steps;
 mod tasks;
 mod transfer;
@@ -41,7 +42,7 @@ use self::{
 };
 pub use self::{
     parts::PartOutcomes,
-    put::{Reservation, Write},
+    space::{Reservation, Write},
 };
 use crate::{
     config::ClientConfig,

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use mooncake_base::{Error, Moment, ObjectKey, ReplicaId, SegmentId, Version};
 use mooncake_transfer_engine::LocalRange;
 
-use crate::client::Holds;
+use crate::{client::Holds, few::Few};
 
 /// An object to be put: its name and the memory that holds its bytes, in order.
 #[derive(Debug, Clone)]
@@ -134,7 +134,7 @@ pub struct Located {
     pub(crate) key: ObjectKey,
     pub(crate) version: Version,
     pub(crate) length: u64,
-    pub(crate) places: Vec<Place>,
+    pub(crate) places: Few<Place>,
     pub(crate) checksum: Option<u64>,
     /// When the master was asked.
     pub(crate) asked: Moment,

@@ -9,6 +9,7 @@ use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
 
 use super::Shared;
 use crate::{
+    few::Few,
     metrics,
     object::{Place, SegmentInfo},
 };
@@ -111,7 +112,7 @@ pub(super) fn read_places(
     places: &[v1::Place],
     segments: &[Arc<SegmentInfo>],
     length: u64,
-) -> Result<Vec<Place>> {
+) -> Result<Few<Place>> {
     let read = |place: &v1::Place| {
         let segment = segments
             .get(place.segment as usize)

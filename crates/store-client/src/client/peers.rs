@@ -14,7 +14,7 @@ use super::{
     Shared,
     pace::{Site, in_turn},
 };
-use crate::object::Place;
+use crate::{few::Few, object::Place};
 
 /// How long a peer that failed is asked last.
 const SUSPICION: Duration = Duration::from_secs(5);
@@ -67,7 +67,7 @@ impl Shared {
     /// The order in which the copies of an object are tried: our own process, then by the time that
     /// reading so many bytes is expected to take; whoever failed a moment ago comes last. Equals
     /// take turns, so that reads spread over them.
-    pub(super) fn preference(&self, places: &[Place], bytes: u64, now: Moment) -> Vec<usize> {
+    pub(super) fn preference(&self, places: &[Place], bytes: u64, now: Moment) -> Few<usize> {
         if places.len() < 2 {
             return (0..places.len()).collect();
         }
@@ -81,7 +81,7 @@ impl Shared {
             };
             ((self.suspects.has(endpoint, now), is_elsewhere), expected)
         });
-        in_turn(described, self.turns.fetch_add(1, Ordering::Relaxed))
+        Few::Many(in_turn(described, self.turns.fetch_add(1, Ordering::Relaxed)))
     }
 
     /// How long a transfer with the peer is going to take.

@@ -10,10 +10,11 @@ use mooncake_base::{
 use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
 use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
 
-use super::{Client, Holds, Shared, batch, call, checksum::Summer, put::total, transfer::Job};
+use super::{Client, Holds, Shared, batch, call, checksum::Summer, put::total, transfer::Jobs};
 use crate::{
+    few::Few,
     metrics::{Operation, Sum},
-    object::{Located, Read, Span},
+    object::{Located, Read, SegmentInfo, Span},
 };
 
 /// Taken off each fence, beside a part of it: our clock and the master's run at different speeds.
@@ -22,16 +23,33 @@ const FENCE_MARGIN: Duration = Duration::from_millis(5);
 /// The part: 1/50, far more than any two clocks drift apart.
 const FENCE_MARGIN_SHARE: u32 = 50;
 
+/// What the master answered of where objects lie.
+struct Places {
+    results: Vec<v1::LocateResult>,
+    grant: Grant,
+}
+
+/// What it said of all of them.
+struct Grant {
+    /// What their places point into.
+    segments: Vec<Arc<SegmentInfo>>,
+    asked: Moment,
+    fence: Moment,
+    hold: Option<Arc<Holds>>,
+}
+
 /// A read on its way.
 #[derive(Debug)]
 struct Attempt<'a> {
     located: Cow<'a, Located>,
     span: Span<'a>,
     /// Offsets within the object, and where the bytes from there go.
-    ranges: Vec<(u64, LocalRange)>,
+    ranges: Few<(u64, LocalRange)>,
     length: u64,
-    /// The copies still to be tried, the best one last.
-    candidates: Vec<usize>,
+    /// The copies, the best one first.
+    candidates: Few<usize>,
+    /// How many of them were tried.
+    tried: usize,
     state: State,
     /// What was read is the object's: in time or confirmed, and by its checksum.
     is_sound: bool,
@@ -52,6 +70,14 @@ impl Client {
     /// By key: `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY` while it is being written, or the
     /// master cannot be reached.
     pub fn locate(&self, keys: &[ObjectKey]) -> Vec<Result<Located>> {
+        self.shared.locate(keys.to_vec(), true)
+    }
+
+    /// As [`locate`](Self::locate), for callers that have no more use for the keys.
+    ///
+    /// # Errors
+    /// As [`locate`](Self::locate).
+    pub fn locate_owned(&self, keys: Vec<ObjectKey>) -> Vec<Result<Located>> {
         self.shared.locate(keys, true)
     }
 
@@ -61,7 +87,7 @@ impl Client {
     /// # Errors
     /// As [`locate`](Self::locate).
     pub fn describe(&self, keys: &[ObjectKey]) -> Vec<Result<Located>> {
-        self.shared.locate(keys, false)
+        self.shared.locate(keys.to_vec(), false)
     }
 
     /// Reads located objects or parts of them into memory, one transfer per peer, and says how
@@ -98,52 +124,53 @@ impl Client {
 }
 
 impl Shared {
-    fn locate(&self, keys: &[ObjectKey], has_fence: bool) -> Vec<Result<Located>> {
-        let located =
-            batch::for_keys(keys, |keys, packed| self.locate_part(keys, packed, has_fence));
+    fn locate(&self, keys: Vec<ObjectKey>, has_fence: bool) -> Vec<Result<Located>> {
+        let mut located = Vec::with_capacity(keys.len());
+        let cuts = batch::cut(keys.iter().map(|key| key.as_bytes().len()), batch::KEY_BYTES_MAX);
+        let messages: Vec<_> =
+            cuts.into_iter().map(|range| batch::pack(keys[range].iter())).collect();
+        let mut keys = keys.into_iter();
+        for packed in messages {
+            let count = packed.len();
+            let answer = self.ask_places(packed, has_fence);
+            let part = keys.by_ref().take(count);
+            match answer {
+                Ok(answer) => located.extend(
+                    answer
+                        .results
+                        .into_iter()
+                        .zip(part)
+                        .map(|(result, key)| answer.grant.located(result, key)),
+                ),
+                Err(error) => located.extend(part.map(|_| Err(error.clone()))),
+            }
+        }
         let hits = located.iter().filter(|outcome| outcome.is_ok()).count();
         self.metrics.count_located(hits as u64, (located.len() - hits) as u64);
         located
     }
 
-    fn locate_part(
-        &self,
-        keys: &[ObjectKey],
-        packed: Vec<Bytes>,
-        has_fence: bool,
-    ) -> Result<Vec<Result<Located>>> {
+    fn ask_places(&self, keys: Vec<Bytes>, has_fence: bool) -> Result<Places> {
+        let count = keys.len();
         let call = Call::Locate(v1::LocateRequest {
             caller: Some(self.caller.clone()),
-            keys: packed,
+            keys,
             lease: true,
             fence: has_fence,
         });
         // The fence counts from before the call was sent: the master cannot have begun earlier.
-        let sent = SystemClock.now();
-        let response = self.call_at(sent, call, |answer| match answer {
+        let asked = SystemClock.now();
+        let response = self.call_at(asked, call, |answer| match answer {
             Answer::Locate(response) => Some(response),
             _ => None,
         })?;
-        call::check_count(response.results.len(), keys.len())?;
+        call::check_count(response.results.len(), count)?;
         let segments = call::read_segments(response.segments)?;
         let fence = Duration::from_millis(response.fence_ms);
         let margin = FENCE_MARGIN + fence / FENCE_MARGIN_SHARE;
-        let fence = sent + fence.saturating_sub(margin);
+        let fence = asked + fence.saturating_sub(margin);
         let hold = Holds::of(&response.results, fence, &self.outbox).map(Arc::new);
-        let read = |(result, key): (v1::LocateResult, &ObjectKey)| match &result.failure {
-            Some(failure) => Err(call::item_error(failure, key)),
-            None => Ok(Located {
-                key: key.clone(),
-                version: Version(result.version),
-                length: result.length,
-                places: call::read_places(&result.places, &segments, result.length)?,
-                checksum: result.checksum,
-                asked: sent,
-                fence,
-                _hold: hold.clone(),
-            }),
-        };
-        Ok(response.results.into_iter().zip(keys).map(read).collect())
+        Ok(Places { results: response.results, grant: Grant { segments, asked, fence, hold } })
     }
 
     fn read(&self, reads: &[Read<'_>], now: Moment) -> Vec<Result<u64>> {
@@ -170,14 +197,13 @@ impl Shared {
     ) -> Result<Attempt<'a>> {
         let ranges = lay(&located, span, into)?;
         let length = total(ranges.iter().map(|(_, range)| range));
-        let mut candidates = self.preference(&located.places, length, now);
-        candidates.reverse();
+        let candidates = self.preference(&located.places, length, now);
         // Nothing is to be read from nowhere: that is done already.
         let state = match length {
             0 => State::Done(ReplicaId(0), Moment::default()),
             _ => State::Open,
         };
-        Ok(Attempt { located, span, ranges, length, candidates, state, is_sound: false })
+        Ok(Attempt { located, span, ranges, length, candidates, tried: 0, state, is_sound: false })
     }
 
     /// Reads what is open, has late reads confirmed, and reads from another copy what does not
@@ -202,11 +228,10 @@ impl Shared {
     fn bring(&self, attempts: &mut [Result<Attempt<'_>>], now: Moment, deadline: Moment) -> Moment {
         let mut now = now;
         loop {
-            let mut jobs = Vec::new();
-            let mut running = Vec::new();
+            let mut jobs = Jobs::with_capacity(attempts.len());
+            let mut running = Vec::with_capacity(attempts.len());
             for attempt in attempts.iter_mut().flatten() {
-                if let Some((job, replica)) = attempt.next_job() {
-                    jobs.push(job);
+                if let Some(replica) = attempt.next_job(&mut jobs) {
                     running.push((attempt, replica));
                 }
             }
@@ -216,10 +241,10 @@ impl Shared {
             self.run(Opcode::Read, &mut jobs, deadline);
             let begin = std::mem::replace(&mut now, SystemClock.now());
             self.metrics.count_transfer(Opcode::Read, jobs.len(), now.since(begin));
-            for ((attempt, replica), job) in running.into_iter().zip(jobs) {
-                match job.finish() {
+            for ((attempt, replica), outcome) in running.into_iter().zip(jobs.finish()) {
+                match outcome {
                     Ok(()) => attempt.state = State::Done(replica, now),
-                    Err(_) if !attempt.candidates.is_empty() && !deadline.has_passed(now) => {
+                    Err(_) if attempt.has_another() && !deadline.has_passed(now) => {
                         self.metrics.count_skipped(1);
                     }
                     Err(error) => {
@@ -251,11 +276,11 @@ impl Shared {
                 Ok(_) => {
                     let error = self.mismatch(&attempt.located, replica);
                     tracing::error!(%error, "a copy of an object is damaged");
-                    attempt.state = match attempt.candidates.is_empty() {
-                        true => State::Failed(error),
-                        false => State::Open,
+                    attempt.state = match attempt.has_another() {
+                        true => State::Open,
+                        false => State::Failed(error),
                     };
-                    is_again |= !attempt.candidates.is_empty();
+                    is_again |= attempt.has_another();
                 }
                 Err(error) => attempt.state = State::Failed(error),
             }
@@ -321,7 +346,7 @@ impl Shared {
         let keys: Vec<_> = failed.iter().map(|&at| reads[at].located.key.clone()).collect();
         let mut again = Vec::new();
         let mut owners = Vec::new();
-        for (&at, located) in failed.iter().zip(self.locate(&keys, true)) {
+        for (&at, located) in failed.iter().zip(self.locate(keys, true)) {
             let Ok(old) = &attempts[at] else { continue };
             match located {
                 Ok(new) if old.may_become(&new) => {
@@ -340,25 +365,49 @@ impl Shared {
     }
 }
 
+impl Grant {
+    /// Where one object lies, as the master says.
+    fn located(&self, result: v1::LocateResult, key: ObjectKey) -> Result<Located> {
+        if let Some(failure) = &result.failure {
+            return Err(call::item_error(failure, &key));
+        }
+        Ok(Located {
+            places: call::read_places(&result.places, &self.segments, result.length)?,
+            key,
+            version: Version(result.version),
+            length: result.length,
+            checksum: result.checksum,
+            asked: self.asked,
+            fence: self.fence,
+            _hold: self.hold.clone(),
+        })
+    }
+}
+
 impl Attempt<'_> {
-    /// The transfer from the next copy, if the read is open.
-    fn next_job(&mut self) -> Option<(Job, ReplicaId)> {
+    /// Whether there is a copy that was not tried yet.
+    fn has_another(&self) -> bool {
+        self.tried < self.candidates.len()
+    }
+
+    /// Adds the transfer from the next copy, if the read is open.
+    fn next_job(&mut self, jobs: &mut Jobs) -> Option<ReplicaId> {
         if !matches!(self.state, State::Open) {
             return None;
         }
-        let Some(at) = self.candidates.pop() else {
+        let Some(&at) = self.candidates.get(self.tried) else {
             let text = "no copy of the object can be read";
             let error = Error::new(ErrorCode::TRANSFER_FAIL, text).with("key", &self.located.key);
             self.state = State::Failed(error);
             return None;
         };
+        self.tried += 1;
         let place = &self.located.places[at];
         let piece =
             |(offset, range): &(u64, LocalRange)| Piece::new(*range, place.address() + offset);
-        let pieces = self.ranges.iter().map(piece).collect();
-        let mut job = Job::new(&place.segment, pieces);
-        job.is_chosen = self.located.places.len() > 1;
-        Some((job, place.replica))
+        let is_chosen = self.located.places.len() > 1;
+        jobs.push(&place.segment, self.ranges.iter().map(piece), is_chosen);
+        Some(place.replica)
     }
 
     fn is_late(&self) -> bool {
@@ -414,7 +463,7 @@ impl Attempt<'_> {
 }
 
 /// Decides which bytes of the object go where: offsets within it, and memory.
-fn lay(located: &Located, span: Span<'_>, into: &[LocalRange]) -> Result<Vec<(u64, LocalRange)>> {
+fn lay(located: &Located, span: Span<'_>, into: &[LocalRange]) -> Result<Few<(u64, LocalRange)>> {
     let (offset, length) = match span {
         Span::Whole => (0, located.length),
         Span::Range { offset, length } => (offset, length),
@@ -434,7 +483,7 @@ fn scatter(
     located: &Located,
     offsets: &[u64],
     into: &[LocalRange],
-) -> Result<Vec<(u64, LocalRange)>> {
+) -> Result<Few<(u64, LocalRange)>> {
     if offsets.len() != into.len() {
         return Err(Error::invalid("there must be one destination for each part")
             .with("key", &located.key)
@@ -448,7 +497,7 @@ fn scatter(
             ranges.push((offset, *range));
         }
     }
-    Ok(ranges)
+    Ok(Few::Many(ranges))
 }
 
 /// Whether the object has all of these bytes.
@@ -464,17 +513,15 @@ pub(super) fn check_part(located: &Located, offset: u64, length: u64) -> Result<
 }
 
 /// Lays so many bytes from an offset on into the ranges, in order; `None` if they do not fit.
-fn fill(offset: u64, length: u64, into: &[LocalRange]) -> Option<Vec<(u64, LocalRange)>> {
-    let mut ranges = Vec::with_capacity(into.len());
+fn fill(offset: u64, length: u64, into: &[LocalRange]) -> Option<Few<(u64, LocalRange)>> {
     let mut done = 0;
-    for range in into {
-        let left = length - done;
-        let taken = left.min(range.length() as u64);
-        if taken > 0 {
-            ranges.push((offset + done, range.part(0, taken as usize)));
-        }
+    let take = |range: &LocalRange| {
+        let begin = done;
+        let taken = (length - begin).min(range.length() as u64);
         done += taken;
-    }
+        (taken > 0).then(|| (offset + begin, range.part(0, taken as usize)))
+    };
+    let ranges = into.iter().filter_map(take).collect();
     (done == length).then_some(ranges)
 }
 

@@ -12,15 +12,26 @@ use crate::{metrics::Sum, object::SegmentInfo};
 /// How many peers are served at the same time, at the most.
 const PARALLEL_PEERS_MAX: usize = 8;
 
-/// One copy of one object, or a part of it, to be moved.
+/// Copies of objects, or parts of them, to be moved in one go.
+#[derive(Debug, Default)]
+pub(super) struct Jobs {
+    /// Where the peers' sides are.
+    segments: Vec<Arc<SegmentInfo>>,
+    /// The number of each segment among them, by its address.
+    numbers: FxHashMap<usize, usize>,
+    jobs: Vec<Job>,
+    /// What is to be moved, job after job.
+    pieces: Vec<Piece>,
+}
+
 #[derive(Debug)]
-pub(super) struct Job {
-    /// Where the peer's side is.
-    pub(super) segment: Arc<SegmentInfo>,
-    /// What is to be moved.
-    pub(super) pieces: Vec<Piece>,
+struct Job {
+    /// The number of its segment.
+    segment: usize,
+    /// How many pieces it has.
+    pieces: usize,
     /// Whether it could have been done with another peer as well.
-    pub(super) is_chosen: bool,
+    is_chosen: bool,
     /// How it went; `None` until it has run.
     outcome: Option<Result<()>>,
 }
@@ -37,20 +48,86 @@ struct Call {
 /// The jobs for one peer.
 struct Group<'a> {
     jobs: Vec<&'a mut Job>,
-    bytes: u64,
+    pieces: Vec<Piece>,
 }
 
-impl Job {
-    /// A job to be done.
-    pub(super) fn new(segment: &Arc<SegmentInfo>, pieces: Vec<Piece>) -> Self {
-        Self { segment: Arc::clone(segment), pieces, is_chosen: false, outcome: None }
+impl Jobs {
+    /// None, with room for so many of one piece.
+    pub(super) fn with_capacity(jobs: usize) -> Self {
+        Self { jobs: Vec::with_capacity(jobs), pieces: Vec::with_capacity(jobs), ..Self::default() }
     }
 
-    /// How it went. A job that never ran has failed.
-    pub(super) fn finish(self) -> Result<()> {
-        self.outcome.unwrap_or_else(|| Err(unmoved()))
+    /// Adds a job; `is_chosen`: it could have been done with another peer as well.
+    pub(super) fn push(
+        &mut self,
+        segment: &Arc<SegmentInfo>,
+        pieces: impl IntoIterator<Item = Piece>,
+        is_chosen: bool,
+    ) {
+        let segment = self.number(segment);
+        let before = self.pieces.len();
+        self.pieces.extend(pieces);
+        let pieces = self.pieces.len() - before;
+        self.jobs.push(Job { segment, pieces, is_chosen, outcome: None });
     }
 
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// Whether there is none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    /// How each went, in their order. A job that never ran has failed.
+    pub(super) fn finish(self) -> impl Iterator<Item = Result<()>> {
+        self.jobs.into_iter().map(|job| job.outcome.unwrap_or_else(|| Err(unmoved())))
+    }
+
+    fn number(&mut self, segment: &Arc<SegmentInfo>) -> usize {
+        if let Some(last) = self.jobs.last()
+            && Arc::ptr_eq(&self.segments[last.segment], segment)
+        {
+            return last.segment;
+        }
+        // What is kept here has its address to itself.
+        let next = self.segments.len();
+        let number = *self.numbers.entry(Arc::as_ptr(segment).addr()).or_insert(next);
+        if number == next {
+            self.segments.push(Arc::clone(segment));
+        }
+        number
+    }
+
+    /// Sorts them by peer, and hands out the segments too. Peers are told apart by their endpoints:
+    /// a peer has many segments.
+    fn by_peer(&mut self) -> (&[Arc<SegmentInfo>], Vec<Group<'_>>) {
+        let mut by_endpoint: FxHashMap<&str, usize> = FxHashMap::default();
+        let mut peers = Vec::with_capacity(self.segments.len());
+        for segment in &self.segments {
+            let next = by_endpoint.len();
+            peers.push(*by_endpoint.entry(&segment.endpoint).or_insert(next));
+        }
+        let pieces = std::mem::take(&mut self.pieces);
+        if by_endpoint.len() == 1 {
+            let jobs = self.jobs.iter_mut().collect();
+            return (&self.segments, vec![Group { jobs, pieces }]);
+        }
+        let empty = || Group { jobs: Vec::new(), pieces: Vec::new() };
+        let mut groups: Vec<_> = std::iter::repeat_with(empty).take(by_endpoint.len()).collect();
+        let mut pieces = pieces.into_iter();
+        for job in &mut self.jobs {
+            let group = &mut groups[peers[job.segment]];
+            group.pieces.extend(pieces.by_ref().take(job.pieces));
+            group.jobs.push(job);
+        }
+        (&self.segments, groups)
+    }
+}
+
+impl Group<'_> {
     fn bytes(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.local.length() as u64).sum()
     }
@@ -58,12 +135,12 @@ impl Job {
 
 impl Shared {
     /// Runs every job and gives each its outcome.
-    pub(super) fn run(&self, opcode: Opcode, jobs: &mut [Job], deadline: Moment) {
-        let mut groups = group(jobs);
+    pub(super) fn run(&self, opcode: Opcode, jobs: &mut Jobs, deadline: Moment) {
+        let (segments, mut groups) = jobs.by_peer();
         let call = Call { opcode, deadline, is_shared: groups.len() > 1 };
-        if !call.is_shared || !self.is_worth_threads(opcode, &groups) {
+        if !call.is_shared || !self.is_worth_threads(opcode, segments, &groups) {
             for group in &mut groups {
-                self.run_group(call, group);
+                self.run_group(call, segments, group);
             }
             return;
         }
@@ -78,7 +155,7 @@ impl Shared {
                     let now = SystemClock.now();
                     self.paces.note_start(now.since(begin), now);
                     for group in share {
-                        self.run_group(call, group);
+                        self.run_group(call, segments, group);
                     }
                 });
                 if let Err(error) = spawned {
@@ -87,49 +164,49 @@ impl Shared {
                 }
             }
             for group in own.into_iter().flatten() {
-                self.run_group(call, group);
+                self.run_group(call, segments, group);
             }
         });
     }
 
     /// Whether the groups are done sooner by a thread each.
-    fn is_worth_threads(&self, opcode: Opcode, groups: &[Group<'_>]) -> bool {
+    fn is_worth_threads(
+        &self,
+        opcode: Opcode,
+        segments: &[Arc<SegmentInfo>],
+        groups: &[Group<'_>],
+    ) -> bool {
         let now = SystemClock.now();
         let expected = groups.iter().map(|group| {
-            let endpoint = group.jobs.first().map_or("", |job| &job.segment.endpoint);
-            self.expected(endpoint, (opcode, group.bytes), now)
+            let endpoint = group.jobs.first().map_or("", |job| &segments[job.segment].endpoint);
+            self.expected(endpoint, (opcode, group.bytes()), now)
         });
         is_worth_threads(expected, self.paces.expected_start(now))
     }
 
-    fn run_group(&self, call: Call, group: &mut Group<'_>) {
+    fn run_group(&self, call: Call, segments: &[Arc<SegmentInfo>], group: &mut Group<'_>) {
         let Call { opcode, deadline, is_shared } = call;
         let Some(first) = group.jobs.first() else { return };
         let is_measured = is_shared || group.jobs.iter().any(|job| job.is_chosen);
-        let segment = Arc::clone(&first.segment);
+        let segment = &segments[first.segment];
         let peer = match self.engine.open(&segment.endpoint, deadline) {
             Ok(peer) => peer,
             Err(error) => {
-                let error = self.blame(error, &segment);
+                let error = self.blame(error, segment);
                 for job in &mut group.jobs {
                     job.outcome = Some(Err(error.clone()));
                 }
                 return;
             }
         };
-        let mut pieces: Vec<Piece> = Vec::new();
-        let counts: Vec<usize> = group.jobs.iter().map(|job| job.pieces.len()).collect();
-        for job in &mut group.jobs {
-            pieces.append(&mut job.pieces);
-        }
         let begin = is_measured.then(|| SystemClock.now());
-        let served = self.engine.transfer(&peer, opcode, &mut pieces, deadline);
+        let served = self.engine.transfer(&peer, opcode, &mut group.pieces, deadline);
         let end = begin.map(|begin| (begin, SystemClock.now()));
-        let mut pieces = pieces.into_iter();
+        let mut pieces = std::mem::take(&mut group.pieces).into_iter();
         let mut sum = Sum::default();
-        for (job, count) in group.jobs.iter_mut().zip(counts) {
-            job.pieces.extend(pieces.by_ref().take(count));
-            self.settle(job, &mut sum);
+        for job in &mut group.jobs {
+            let own = pieces.by_ref().take(job.pieces);
+            job.outcome = Some(self.settle(own, &segments[job.segment], &mut sum));
         }
         self.metrics.count_copies(served.or_else(|| peer.transport()), opcode, sum);
         if let Some((begin, end)) = end.filter(|_| sum.failed == 0) {
@@ -141,23 +218,25 @@ impl Shared {
         }
     }
 
-    /// Takes the outcome of a job from that of its pieces.
-    fn settle(&self, job: &mut Job, sum: &mut Sum) {
-        let failed = job.pieces.iter_mut().find_map(|piece| match piece.outcome.take() {
-            Some(Ok(())) => None,
-            Some(Err(error)) => Some(error),
-            None => Some(unmoved()),
-        });
-        match failed {
-            None => {
-                sum.add(Some(job.bytes()));
-                job.outcome = Some(Ok(()));
-            }
-            Some(error) => {
-                sum.add(None);
-                job.outcome = Some(Err(self.blame(error, &job.segment)));
+    /// The outcome of a job, from that of its pieces.
+    fn settle(
+        &self,
+        pieces: impl Iterator<Item = Piece>,
+        segment: &SegmentInfo,
+        sum: &mut Sum,
+    ) -> Result<()> {
+        let mut bytes = 0;
+        let mut failed = None;
+        for piece in pieces {
+            bytes += piece.local.length() as u64;
+            match piece.outcome {
+                Some(Ok(())) => {}
+                Some(Err(error)) => failed = failed.or(Some(error)),
+                None => failed = failed.or_else(|| Some(unmoved())),
             }
         }
+        sum.add(failed.is_none().then_some(bytes));
+        failed.map_or(Ok(()), |error| Err(self.blame(error, segment)))
     }
 
     /// Notes that a peer failed, and names it.
@@ -177,25 +256,4 @@ impl Shared {
 
 fn unmoved() -> Error {
     Error::new(ErrorCode::TRANSFER_FAIL, "the transfer did not happen")
-}
-
-/// Sorts the jobs by peer. Peers are told apart by their endpoints: a peer has many segments.
-fn group(jobs: &mut [Job]) -> Vec<Group<'_>> {
-    let mut groups: Vec<Group<'_>> = Vec::new();
-    let mut by_endpoint: FxHashMap<String, usize> = FxHashMap::default();
-    let mut last = None;
-    for job in jobs {
-        let bytes = job.bytes();
-        let is_same = |at: &usize| groups[*at].jobs[0].segment.endpoint == job.segment.endpoint;
-        let at = last.filter(is_same).unwrap_or_else(|| {
-            *by_endpoint.entry(job.segment.endpoint.clone()).or_insert(groups.len())
-        });
-        if at == groups.len() {
-            groups.push(Group { jobs: Vec::new(), bytes: 0 });
-        }
-        groups[at].bytes += bytes;
-        groups[at].jobs.push(job);
-        last = Some(at);
-    }
-    groups
 }

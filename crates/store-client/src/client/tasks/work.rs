@@ -12,8 +12,8 @@ use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
 use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
 
-use super::super::{Shared, call, transfer::Job};
-use crate::object::Place;
+use super::super::{Shared, call, transfer::Jobs};
+use crate::{few::Few, object::Place};
 
 /// The most tasks that are fetched together…
 const TASKS_MAX: u32 = 64;
@@ -44,7 +44,7 @@ struct WorkerState {
 struct Assignment {
     task: v1::TaskWork,
     source: Place,
-    targets: Vec<Place>,
+    targets: Few<Place>,
     /// For each target how it went.
     outcomes: Vec<Option<Result<()>>>,
 }
@@ -129,7 +129,7 @@ impl Shared {
         let read = |task: v1::TaskWork| {
             let source = task.source.into_iter().collect::<Vec<_>>();
             let source = call::read_places(&source, &segments, task.length)?;
-            let source = source.into_iter().next();
+            let source = source.first().cloned();
             let targets = call::read_places(&task.targets, &segments, task.length)?;
             Ok(Assignment {
                 source: source.ok_or_else(|| call::nonsense("a task has no source"))?,
@@ -146,7 +146,7 @@ impl Shared {
 
     fn carry_out(&self, assignments: &mut [Assignment], until: Moment) {
         for opcode in [Opcode::Write, Opcode::Read] {
-            let mut jobs = Vec::new();
+            let mut jobs = Jobs::default();
             let mut owners = Vec::new();
             for (at, assignment) in assignments.iter().enumerate() {
                 for (nth, target) in assignment.targets.iter().enumerate() {
@@ -158,13 +158,13 @@ impl Shared {
                         Opcode::Read if is_pulled => (target, source),
                         _ => continue,
                     };
-                    jobs.push(Job::new(&far.segment, vec![Piece::new(own(near), far.address())]));
+                    jobs.push(&far.segment, [Piece::new(own(near), far.address())], false);
                     owners.push((at, nth));
                 }
             }
             self.run(opcode, &mut jobs, until);
-            for ((at, nth), job) in owners.into_iter().zip(jobs) {
-                assignments[at].outcomes[nth] = Some(job.finish());
+            for ((at, nth), outcome) in owners.into_iter().zip(jobs.finish()) {
+                assignments[at].outcomes[nth] = Some(outcome);
             }
         }
         for assignment in assignments {
@@ -200,20 +200,20 @@ impl Shared {
             let length = stage.length().min(source.length - done);
             let local = range(stage.base(), length);
             let piece = Piece::new(local, source.address() + done);
-            let mut jobs = [Job::new(&source.segment, vec![piece])];
+            let mut jobs = Jobs::default();
+            jobs.push(&source.segment, [piece], false);
             self.run(Opcode::Read, &mut jobs, until);
-            let [job] = jobs;
-            job.finish()?;
+            jobs.finish().collect::<Result<()>>()?;
             let open: Vec<usize> =
                 (0..targets.len()).filter(|&nth| outcomes[nth].is_ok()).collect();
-            let write = |&nth: &usize| {
+            let mut jobs = Jobs::default();
+            for &nth in &open {
                 let piece = Piece::new(local, targets[nth].address() + done);
-                Job::new(&targets[nth].segment, vec![piece])
-            };
-            let mut jobs: Vec<Job> = open.iter().map(write).collect();
+                jobs.push(&targets[nth].segment, [piece], false);
+            }
             self.run(Opcode::Write, &mut jobs, until);
-            for (nth, job) in open.into_iter().zip(jobs) {
-                outcomes[nth] = job.finish();
+            for (nth, outcome) in open.into_iter().zip(jobs.finish()) {
+                outcomes[nth] = outcome;
             }
             done += length;
         }

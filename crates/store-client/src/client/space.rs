@@ -1,0 +1,416 @@
+//! Space for objects that are being put: reserved with the master, written, then published or given
+//! back.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use mooncake_base::{
+    Clock, Error, ErrorCode, Moment, ObjectKey, ReplicaId, Result, SystemClock, Version,
+};
+use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
+use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
+
+use super::{Shared, batch, call, checksum::Summer, transfer::Jobs};
+use crate::{
+    few::Few,
+    object::{Place, PutItem, PutOptions, PutOutcome, SoftPin},
+};
+
+/// Taken off the write window: our clock and the master's may run at different speeds.
+const WINDOW_MARGIN: Duration = Duration::from_millis(50);
+
+/// Space for an object that is not there yet: to be written, then published or revoked.
+///
+/// Dropped without either, it is taken back by the master after its time-out.
+#[derive(Debug, Clone)]
+pub struct Reservation {
+    pub(super) key: ObjectKey,
+    pub(super) space: Space,
+}
+
+/// Bytes for a reserved object.
+#[derive(Debug)]
+pub struct Write<'a> {
+    /// The object.
+    pub reservation: &'a mut Reservation,
+    /// Offsets within it, and what is to lie there.
+    pub ranges: Vec<(u64, LocalRange)>,
+}
+
+/// What is reserved for one object, whose key somebody else has.
+#[derive(Debug, Clone)]
+pub(super) struct Space {
+    version: Version,
+    length: u64,
+    places: Few<Place>,
+    checksum: Option<u64>,
+    /// Copies that could not be written, and why the last one could not.
+    failed: Vec<ReplicaId>,
+    error: Option<Error>,
+    /// No byte may be written later.
+    until: Moment,
+}
+
+/// An object to reserve space for, and its number in its batch.
+#[derive(Debug)]
+pub(super) struct Wanted<'a> {
+    pub(super) at: usize,
+    pub(super) key: &'a ObjectKey,
+    pub(super) length: u64,
+}
+
+/// An object that is being written.
+#[derive(Debug)]
+pub(super) struct Put<'a> {
+    pub(super) key: &'a ObjectKey,
+    pub(super) space: &'a mut Space,
+    pub(super) layout: Layout<'a>,
+}
+
+/// What is to lie where in an object.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Layout<'a> {
+    /// One behind the other.
+    InOrder(&'a [LocalRange]),
+    /// Each at its offset.
+    At(&'a [(u64, LocalRange)]),
+}
+
+/// An object with its space.
+type Named<'a> = (&'a ObjectKey, &'a Space);
+
+impl Layout<'_> {
+    /// Offsets within the object, and the memory that is to lie there.
+    fn ranges(self) -> impl Iterator<Item = (u64, LocalRange)> {
+        let count = match self {
+            Self::InOrder(parts) => parts.len(),
+            Self::At(ranges) => ranges.len(),
+        };
+        let mut end = 0_u64;
+        (0..count).map(move |at| {
+            let (offset, range) = match self {
+                Self::InOrder(parts) => (end, parts[at]),
+                Self::At(ranges) => ranges[at],
+            };
+            // Lengths that callers made up may be more than there is.
+            end = offset.saturating_add(range.length() as u64);
+            (offset, range)
+        })
+    }
+}
+
+impl Reservation {
+    /// The name of the object.
+    pub fn key(&self) -> &ObjectKey {
+        &self.key
+    }
+
+    /// How long the object will be.
+    pub fn length(&self) -> u64 {
+        self.space.length
+    }
+
+    /// Takes over which copies failed in a write through a clone of this.
+    pub(super) fn learn(&mut self, other: Self) {
+        let (own, other) = (&mut self.space, other.space);
+        for replica in other.failed {
+            if !own.failed.contains(&replica) {
+                own.failed.push(replica);
+            }
+        }
+        own.error = own.error.take().or(other.error);
+    }
+}
+
+impl Space {
+    /// Notes the checksum of a value that is to be written whole.
+    pub(super) fn sum(&mut self, summer: &mut Summer, item: &PutItem<'_>) {
+        match summer.sum(item.parts.iter()) {
+            Ok(sum) => self.checksum = Some(sum),
+            Err(error) => {
+                for at in 0..self.places.len() {
+                    self.fail(self.places[at].replica, error.clone(), &item.key);
+                }
+            }
+        }
+    }
+
+    fn live(&self) -> impl Iterator<Item = &Place> {
+        self.places.iter().filter(|place| !self.failed.contains(&place.replica))
+    }
+
+    fn is_lost(&self) -> bool {
+        self.live().next().is_none()
+    }
+
+    fn fail(&mut self, replica: ReplicaId, error: Error, key: &ObjectKey) {
+        self.failed.push(replica);
+        self.error = Some(error.with("key", key));
+    }
+
+    /// Why no copy is left.
+    fn loss(&self, key: &ObjectKey) -> Error {
+        self.error.clone().unwrap_or_else(|| {
+            Error::new(ErrorCode::WRITE_FAIL, "the put has no copy").with("key", key)
+        })
+    }
+
+    fn late(&self, key: &ObjectKey) -> Error {
+        Error::new(ErrorCode::WRITE_FAIL, "the put took longer than its write window")
+            .with("key", key)
+            .with("bytes", self.length)
+    }
+}
+
+impl Put<'_> {
+    /// Whether it can be written now.
+    fn check(&self, now: Moment) -> Result<()> {
+        if self.space.is_lost() {
+            return Err(self.space.loss(self.key));
+        }
+        if self.space.until.has_passed(now) {
+            return Err(self.space.late(self.key));
+        }
+        for (offset, range) in self.layout.ranges() {
+            let end = offset.checked_add(range.length() as u64);
+            if end.is_none_or(|end| end > self.space.length) {
+                return Err(Error::invalid("the write ends outside of the object")
+                    .with("key", self.key)
+                    .with("object_bytes", self.space.length)
+                    .with("offset", offset)
+                    .with("length", range.length()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The write into one copy.
+    fn pieces(&self, place: &Place) -> impl Iterator<Item = Piece> {
+        let address = place.address();
+        let some = self.layout.ranges().filter(|(_, range)| range.length() > 0);
+        some.map(move |(offset, range)| Piece::new(range, address + offset))
+    }
+}
+
+impl Shared {
+    /// Reserves space, in messages that fit. `None`: there is an object of that key, and it is kept.
+    pub(super) fn reserve(
+        &self,
+        items: &[Wanted<'_>],
+        options: &PutOptions,
+    ) -> Vec<Result<Option<Space>>> {
+        let mut results = Vec::with_capacity(items.len());
+        let size = |item: &Wanted<'_>| {
+            item.key.as_bytes().len() + options.groups.get(item.at).map_or(0, String::len)
+        };
+        for range in batch::cut(items.iter().map(size), batch::KEY_BYTES_MAX) {
+            let part = &items[range];
+            if let Err(error) = self.reserve_part(part, options, &mut results) {
+                let failed = part.iter().map(|item| Err(error.clone().with("key", item.key)));
+                results.extend(failed);
+            }
+        }
+        results
+    }
+
+    /// Adds the results of one message, or none.
+    fn reserve_part(
+        &self,
+        items: &[Wanted<'_>],
+        options: &PutOptions,
+        results: &mut Vec<Result<Option<Space>>>,
+    ) -> Result<()> {
+        let keys = batch::pack(items.iter().map(|item| item.key));
+        let put_items = items.iter().zip(keys).map(|(item, key)| v1::PutItem {
+            key,
+            length: item.length,
+            group: options.groups.get(item.at).cloned().unwrap_or_default(),
+        });
+        let call = Call::PutStart(v1::PutStartRequest {
+            caller: Some(self.caller.clone()),
+            items: put_items.collect(),
+            config: Some(wire_options(options)),
+            replace: options.is_upsert,
+            request: self.put_calls.fetch_add(1, Ordering::Relaxed) + 1,
+        });
+        let sent = SystemClock.now();
+        let response = self.call_at(sent, call, |answer| match answer {
+            Answer::PutStart(response) => Some(response),
+            _ => None,
+        })?;
+        call::check_count(response.results.len(), items.len())?;
+        let segments = call::read_segments(response.segments)?;
+        let window = Duration::from_millis(response.write_window_ms);
+        let until = sent + window.saturating_sub(WINDOW_MARGIN);
+        let read = |(result, item): (v1::PutStartResult, &Wanted<'_>)| match &result.failure {
+            Some(failure) => match call::item_error(failure, item.key) {
+                error if exists(&error) && !options.is_upsert => Ok(None),
+                error => Err(error),
+            },
+            None => Ok(Some(Space {
+                version: Version(result.version),
+                length: item.length,
+                places: call::read_places(&result.places, &segments, item.length)?,
+                checksum: None,
+                failed: Vec::new(),
+                error: None,
+                until,
+            })),
+        };
+        results.extend(response.results.into_iter().zip(items).map(read));
+        Ok(())
+    }
+
+    /// Writes into every copy. What failed is noted in the space, too.
+    pub(super) fn write(&self, puts: &mut [Put<'_>], now: Moment) -> Vec<Result<()>> {
+        let mut until = now + self.config.transfer_timeout;
+        let mut jobs = Jobs::with_capacity(puts.len());
+        let mut owners = Vec::with_capacity(puts.len());
+        let mut outcomes: Vec<Result<()>> = Vec::with_capacity(puts.len());
+        let open = self.check_open();
+        for (at, put) in puts.iter().enumerate() {
+            let checked = open.clone().and_then(|()| put.check(now));
+            if checked.is_ok() {
+                until = until.min(put.space.until);
+                for place in put.space.live() {
+                    jobs.push(&place.segment, put.pieces(place), false);
+                    owners.push((at, place.replica));
+                }
+            }
+            outcomes.push(checked);
+        }
+        if !jobs.is_empty() {
+            self.run(Opcode::Write, &mut jobs, until);
+            let took = SystemClock.now().since(now);
+            self.metrics.count_transfer(Opcode::Write, puts.len(), took);
+        }
+        for (outcome, (at, replica)) in jobs.finish().zip(owners) {
+            if let Err(error) = outcome {
+                self.metrics.count_lost(1);
+                let Put { key, space, .. } = &mut puts[at];
+                space.fail(replica, error, key);
+                if space.is_lost() {
+                    outcomes[at] = Err(space.loss(key));
+                }
+            }
+        }
+        outcomes
+    }
+
+    /// Makes objects readable. What has no whole copy, or is late, is given back instead.
+    pub(super) fn publish(&self, puts: &[Named<'_>]) -> Vec<Result<PutOutcome>> {
+        let now = SystemClock.now();
+        let mut lost = Vec::new();
+        let mut whole = Vec::with_capacity(puts.len());
+        let mut outcomes = Vec::with_capacity(puts.len());
+        for &(key, space) in puts {
+            let failed = if space.is_lost() {
+                Some(space.loss(key))
+            } else {
+                space.until.has_passed(now).then(|| space.late(key))
+            };
+            outcomes.push(match failed {
+                Some(error) => {
+                    lost.push((key, space));
+                    Err(error)
+                }
+                None => {
+                    whole.push((key, space));
+                    let replicas = u32::try_from(space.live().count()).unwrap_or(u32::MAX);
+                    Ok(PutOutcome::Stored { replicas })
+                }
+            });
+        }
+        for ((key, _), outcome) in lost.iter().zip(self.give_back(&lost)) {
+            if let Err(error) = outcome {
+                tracing::debug!(%key, %error, "a put that failed was not revoked");
+            }
+        }
+        let ended = self.end(&whole);
+        for (outcome, ended) in outcomes.iter_mut().filter(|o| o.is_ok()).zip(ended) {
+            if let Err(error) = ended {
+                *outcome = Err(error);
+            }
+        }
+        outcomes
+    }
+
+    fn end(&self, puts: &[Named<'_>]) -> Vec<Result<()>> {
+        self.finish(puts, |puts, caller| {
+            let call = Call::PutEnd(v1::PutEndRequest { caller: Some(caller), puts });
+            self.call(call, |answer| match answer {
+                Answer::PutEnd(response) => Some(response.results),
+                _ => None,
+            })
+        })
+    }
+
+    /// Gives space back that nothing is to be published of.
+    pub(super) fn give_back(&self, puts: &[Named<'_>]) -> Vec<Result<()>> {
+        self.finish(puts, |puts, caller| {
+            let call = Call::PutRevoke(v1::PutRevokeRequest { caller: Some(caller), puts });
+            self.call(call, |answer| match answer {
+                Answer::PutRevoke(response) => Some(response.results),
+                _ => None,
+            })
+        })
+    }
+
+    /// Ends or revokes puts, in messages that fit.
+    fn finish(
+        &self,
+        puts: &[Named<'_>],
+        call: impl Fn(Vec<v1::PutRef>, v1::Caller) -> Result<Vec<v1::ItemResult>>,
+    ) -> Vec<Result<()>> {
+        let mut results = Vec::with_capacity(puts.len());
+        let sizes = puts.iter().map(|(key, _)| key.as_bytes().len());
+        for range in batch::cut(sizes, batch::KEY_BYTES_MAX) {
+            let part = &puts[range];
+            let keys = batch::pack(part.iter().map(|(key, _)| *key));
+            let put_ref = |((_, space), key): (&Named<'_>, _)| v1::PutRef {
+                key,
+                version: space.version.0,
+                failed_replicas: space.failed.iter().map(|replica| replica.0).collect(),
+                checksum: space.checksum,
+            };
+            let refs = part.iter().zip(keys).map(put_ref).collect();
+            let answer = call(refs, self.caller.clone()).and_then(|answer| {
+                call::check_count(answer.len(), part.len())?;
+                Ok(answer)
+            });
+            let read = |(result, (key, _)): (&v1::ItemResult, &Named<'_>)| match &result.failure {
+                Some(failure) => Err(call::item_error(failure, key)),
+                None => Ok(()),
+            };
+            match answer {
+                Ok(answer) => results.extend(answer.iter().zip(part).map(read)),
+                Err(error) => {
+                    results.extend(part.iter().map(|(key, _)| Err(error.clone().with("key", key))));
+                }
+            }
+        }
+        results
+    }
+}
+
+fn exists(error: &Error) -> bool {
+    error.code() == ErrorCode::OBJECT_ALREADY_EXISTS
+}
+
+fn wire_options(options: &PutOptions) -> v1::ReplicateConfig {
+    let soft_pin = match options.soft_pin {
+        SoftPin::Preserve => v1::SoftPin::Preserve,
+        SoftPin::Enable => v1::SoftPin::Enable,
+        SoftPin::Disable => v1::SoftPin::Disable,
+    };
+    v1::ReplicateConfig {
+        replica_num: options.replicas,
+        soft_pin: soft_pin.into(),
+        soft_pin_ttl_ms: options
+            .soft_pin_ttl
+            .map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)),
+        with_hard_pin: options.is_hard_pinned,
+        preferred_segments: options.preferred_segments.clone(),
+        prefer_same_node: options.prefers_own_segments,
+        data_type: options.data_type,
+    }
+}
