@@ -25,10 +25,14 @@ __all__ = [
     "codes",
     "environment",
     "failure",
+    "get_columns",
+    "get_values",
     "host_allocator",
     "last_error",
     "local_topology",
     "log_to_queue",
+    "put_columns",
+    "put_values",
     "rdma_devices",
     "read_memory",
     "refused_variables",
@@ -48,6 +52,10 @@ VERSION: str
 
 _Key: TypeAlias = str | bytes
 _Ranges: TypeAlias = Sequence[tuple[int, int] | list[tuple[int, int]]]
+_Keys: TypeAlias = Sequence[_Key]
+_Options: TypeAlias = PutOptions | None
+_Ints: TypeAlias = Sequence[int]
+_Numbers: TypeAlias = tuple[list[int], MooncakeError | None]
 _Columns: TypeAlias = Sequence[Sequence[int]]
 
 @final
@@ -261,7 +269,7 @@ class Pending:
 
     def put(
         self,
-        keys: Sequence[_Key],
+        keys: _Keys,
         values: Sequence[_Readable | Sequence[_Readable]],
         *,
         options: PutOptions | None = None,
@@ -269,19 +277,19 @@ class Pending:
     ) -> int:
         """Begin what `Store.put` does. The memory is held until the outcome is taken."""
 
-    def get(self, keys: Sequence[_Key], *, as_bytes: bool = False) -> int:
+    def get(self, keys: _Keys, *, as_bytes: bool = False) -> int:
         """Begin to get objects as buffers, or as bytes, which `take` copies."""
 
-    def get_into(self, keys: Sequence[_Key], buffers: Sequence[_Readable]) -> int:
+    def get_into(self, keys: _Keys, buffers: Sequence[_Readable]) -> int:
         """Begin to get objects into writable memory, held until the outcome is taken."""
 
-    def exists(self, keys: Sequence[_Key], *, lease: bool = True) -> int:
+    def exists(self, keys: _Keys, *, lease: bool = True) -> int:
         """Begin what `Store.exists` does."""
 
-    def sizes(self, keys: Sequence[_Key], *, lease: bool = True) -> int:
+    def sizes(self, keys: _Keys, *, lease: bool = True) -> int:
         """Begin what `Store.sizes` does."""
 
-    def remove(self, keys: Sequence[_Key], *, force: bool = False) -> int:
+    def remove(self, keys: _Keys, *, force: bool = False) -> int:
         """Begin what `Store.remove` does."""
 
     def remove_matching(
@@ -450,7 +458,7 @@ class Store:
 
     def put(
         self,
-        keys: Sequence[_Key],
+        keys: _Keys,
         values: Sequence[_Readable | Sequence[_Readable]],
         *,
         options: PutOptions | None = None,
@@ -464,7 +472,7 @@ class Store:
 
     def put_from(
         self,
-        keys: Sequence[_Key],
+        keys: _Keys,
         ranges: _Ranges,
         *,
         options: PutOptions | None = None,
@@ -472,16 +480,14 @@ class Store:
     ) -> list[bool | MooncakeError]:
         """Put values that lie at ``(address, length)`` ranges."""
 
-    def get(self, keys: Sequence[_Key]) -> list[bytes | MooncakeError]:
+    def get(self, keys: _Keys) -> list[bytes | MooncakeError]:
         """Get objects as bytes."""
 
-    def get_buffers(
-        self, keys: Sequence[_Key], *, is_signed: bool = False
-    ) -> list[Buffer | MooncakeError]:
+    def get_buffers(self, keys: _Keys, *, is_signed: bool = False) -> list[Buffer | MooncakeError]:
         """Get objects as buffers of unsigned (format B) or signed (format b) bytes."""
 
     def get_into(
-        self, keys: Sequence[_Key], ranges: _Ranges, *, is_exact: bool = False
+        self, keys: _Keys, ranges: _Ranges, *, is_exact: bool = False
     ) -> list[int | MooncakeError]:
         """Get objects into memory at addresses: how many bytes each has.
 
@@ -490,7 +496,7 @@ class Store:
 
     def get_parts(
         self,
-        keys: Sequence[_Key],
+        keys: _Keys,
         bases: Sequence[int],
         destinations: _Columns,
         offsets: _Columns,
@@ -512,20 +518,20 @@ class Store:
             For each row how many bytes each part brought, or the failure of the whole row.
         """
 
-    def begin_reads(self, keys: Sequence[_Key]) -> list[bool | MooncakeError]:
+    def begin_reads(self, keys: _Keys) -> list[bool | MooncakeError]:
         """Locate objects, for `read_begun`. What was begun before is located again."""
 
     def read_begun(
-        self, keys: Sequence[_Key], addresses: _Columns, offsets: _Columns, lengths: _Columns
+        self, keys: _Keys, addresses: _Columns, offsets: _Columns, lengths: _Columns
     ) -> list[int | MooncakeError]:
         """Get parts of objects whose read has begun; return the bytes of each object."""
 
-    def end_reads(self, keys: Sequence[_Key]) -> None:
+    def end_reads(self, keys: _Keys) -> None:
         """Forget where objects lie whose read has begun; others are passed over."""
 
     def begin_writes(
         self,
-        keys: Sequence[_Key],
+        keys: _Keys,
         lengths: Sequence[int],
         *,
         options: PutOptions | None = None,
@@ -534,16 +540,14 @@ class Store:
         """Reserve space for objects, for `write_begun`; an object that exists is a failure."""
 
     def write_begun(
-        self, keys: Sequence[_Key], addresses: _Columns, offsets: _Columns, lengths: _Columns
+        self, keys: _Keys, addresses: _Columns, offsets: _Columns, lengths: _Columns
     ) -> list[int | MooncakeError]:
         """Write parts of objects whose write has begun; return the bytes of each object."""
 
-    def end_writes(
-        self, keys: Sequence[_Key], *, is_revoked: bool = False
-    ) -> list[bool | MooncakeError]:
+    def end_writes(self, keys: _Keys, *, is_revoked: bool = False) -> list[bool | MooncakeError]:
         """Make objects readable whose write has begun, or give their space back."""
 
-    def replicas(self, keys: Sequence[_Key]) -> list[list[dict[str, Any]] | MooncakeError]:
+    def replicas(self, keys: _Keys) -> list[list[dict[str, Any]] | MooncakeError]:
         """Describe the copies of objects and lease the objects.
 
         Returns:
@@ -573,9 +577,7 @@ class Store:
             ``message``.
         """
 
-    def clear_replicas(
-        self, keys: Sequence[_Key], *, segment: str = ...
-    ) -> list[bool | MooncakeError]:
+    def clear_replicas(self, keys: _Keys, *, segment: str = ...) -> list[bool | MooncakeError]:
         """Drop the copies in segments of that name, or all; whether there was one to drop."""
 
     def drain(
@@ -589,18 +591,16 @@ class Store:
     def cancel_drain(self, job_id: tuple[int, int]) -> dict[str, Any]:
         """End a drain; its segments take objects again."""
 
-    def exists(self, keys: Sequence[_Key], *, lease: bool = True) -> list[bool | MooncakeError]:
+    def exists(self, keys: _Keys, *, lease: bool = True) -> list[bool | MooncakeError]:
         """Say whether objects are there and complete; lease those that are, unless told not to."""
 
-    def presence(
-        self, keys: Sequence[_Key], *, lease: bool = True
-    ) -> tuple[list[int], MooncakeError | None]:
+    def presence(self, keys: _Keys, *, lease: bool = True) -> _Numbers:
         """Do as `exists` does, in numbers: 1, 0, or the code of a failure, which stands beside."""
 
-    def sizes(self, keys: Sequence[_Key], *, lease: bool = True) -> list[int | MooncakeError]:
+    def sizes(self, keys: _Keys, *, lease: bool = True) -> list[int | MooncakeError]:
         """Return the lengths of objects; lease those that are there, unless told not to."""
 
-    def remove(self, keys: Sequence[_Key], *, force: bool = False) -> list[bool | MooncakeError]:
+    def remove(self, keys: _Keys, *, force: bool = False) -> list[bool | MooncakeError]:
         """Remove objects; with `force` also those that were read a moment ago."""
 
     def remove_matching(
@@ -741,6 +741,22 @@ def local_topology(wanted: str, *, is_custom: bool = True) -> str:
 
 def rdma_devices() -> tuple[list[str], str | None]:
     """Return the RDMA devices of this machine, and why none can be used where that is so."""
+
+def put_columns(
+    store: Store, keys: _Keys, addresses: _Ints, lengths: _Ints, options: _Options, upsert: bool
+) -> _Numbers:
+    """Do as `Store.put_from` does, in numbers: 0, or that of a failure; the last stands beside."""
+
+def put_values(
+    store: Store, keys: _Keys, values: Sequence[_Readable], options: _Options, upsert: bool
+) -> _Numbers:
+    """Do as `Store.put` does, in numbers, with values of one buffer each, none of them empty."""
+
+def get_columns(store: Store, keys: _Keys, addresses: _Ints, lengths: _Ints) -> _Numbers:
+    """Do as `Store.get_into` does, in numbers: a length, or that of a failure."""
+
+def get_values(store: Store, keys: _Keys) -> tuple[list[bytes], MooncakeError | None]:
+    """Do as `Store.get` does, with no bytes for a failure, of which the last stands beside."""
 
 def failure(
     code: int, text: str, *, key: _Key | None = None, is_closed: bool = False

@@ -44,6 +44,22 @@ pub(crate) fn object_keys(keys: &[Bound<'_, PyAny>]) -> PyResult<Vec<Result<Obje
     keys.iter().map(object_key).collect()
 }
 
+/// The same, straight from a list.
+pub(crate) fn listed_keys(keys: &Bound<'_, PyAny>) -> PyResult<Vec<Result<ObjectKey>>> {
+    match keys.cast::<PyList>() {
+        Ok(list) => list.iter().map(|key| object_key(&key)).collect(),
+        Err(_) => object_keys(&keys.extract::<Vec<Bound<'_, PyAny>>>()?),
+    }
+}
+
+/// Reads a column of numbers, for `from_py_with`.
+pub(crate) fn column(numbers: &Bound<'_, PyAny>) -> PyResult<Vec<Unsigned>> {
+    match numbers.cast::<PyList>() {
+        Ok(list) => list.iter().map(|number| number.extract()).collect(),
+        Err(_) => numbers.extract(),
+    }
+}
+
 fn object_key(key: &Bound<'_, PyAny>) -> PyResult<Result<ObjectKey>> {
     with_bytes(key, |bytes| ObjectKey::new(bytes))
 }
@@ -87,14 +103,27 @@ pub(crate) fn among_good<I, O>(
     items: Vec<Result<I>>,
     call: impl FnOnce(Vec<I>) -> Vec<Result<O>>,
 ) -> Vec<Result<O>> {
-    let mut good = Vec::with_capacity(items.len());
-    let refused: Vec<Option<Error>> =
-        items.into_iter().map(|item| item.map(|item| good.push(item)).err()).collect();
-    let mut outcomes = call(good).into_iter();
+    let count = items.len();
+    let mut good = Vec::with_capacity(count);
+    let mut refused = Vec::new();
+    for (at, item) in items.into_iter().enumerate() {
+        match item {
+            Ok(item) => good.push(item),
+            Err(error) => refused.push((at, error)),
+        }
+    }
+    let outcomes = call(good);
+    if refused.is_empty() && outcomes.len() == count {
+        return outcomes;
+    }
+    let mut refused = refused.into_iter().peekable();
+    let mut outcomes = outcomes.into_iter();
     let missing = || Err(Error::internal("a batch was answered with too few outcomes"));
-    refused
-        .into_iter()
-        .map(|error| error.map_or_else(|| outcomes.next().unwrap_or_else(missing), Err))
+    (0..count)
+        .map(|at| match refused.next_if(|(refused, _)| *refused == at) {
+            Some((_, error)) => Err(error),
+            None => outcomes.next().unwrap_or_else(missing),
+        })
         .collect()
 }
 

@@ -60,6 +60,50 @@ impl Views {
     }
 }
 
+/// The values of a batch, each of one buffer, held for as long as a call reads them.
+#[derive(Debug)]
+pub(crate) struct Values<'py> {
+    // Both held for their drop, which gives the memory back to its owner.
+    _bytes: Vec<Bound<'py, PyBytes>>,
+    _views: Vec<PyUntypedBuffer>,
+    ranges: Vec<LocalRange>,
+}
+
+impl<'py> Values<'py> {
+    /// Takes a view of each.
+    pub(crate) fn of(values: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let count = values.len()?;
+        let (mut bytes, mut views) = (Vec::with_capacity(count), Vec::new());
+        let mut ranges = Vec::with_capacity(count);
+        for value in values.try_iter()? {
+            // What `bytes` hold stays where it is as long as they live, without a view.
+            let (address, length) = match value?.cast_into_exact::<PyBytes>() {
+                Ok(value) => {
+                    let whole = value.as_bytes();
+                    let place = (whole.as_ptr().cast_mut(), whole.len());
+                    bytes.push(value);
+                    place
+                }
+                Err(other) => {
+                    let view = view(&other.into_inner())?;
+                    let place = (view.buf_ptr().cast(), view.len_bytes());
+                    views.push(view);
+                    place
+                }
+            };
+            // SAFETY: the view or the `bytes` are kept here until after the call, and keep the
+            // memory where it is; a put reads it, so nobody's reference is written through.
+            ranges.push(unsafe { LocalRange::held(address, length) });
+        }
+        Ok(Self { _bytes: bytes, _views: views, ranges })
+    }
+
+    /// The memory of each.
+    pub(crate) fn ranges(&self) -> &[LocalRange] {
+        &self.ranges
+    }
+}
+
 fn view(value: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
     if value.is_instance_of::<PyString>() {
         return Err(PyTypeError::new_err(

@@ -40,7 +40,10 @@ mod _native {
             run_master, run_topology_dump, run_transfer_bench, secret_variables,
         },
         rpc::{RpcClient, RpcDelivery, RpcServer},
-        store::Store,
+        store::{
+            Store,
+            numbers::{get_columns, get_values, put_columns, put_values},
+        },
     };
 
     #[pymodule_export]

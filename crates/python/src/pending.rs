@@ -110,7 +110,7 @@ impl Pending {
         self.begin(py, move |client| {
             let stored = client.map(|client| {
                 let ranges: Vec<&[LocalRange]> = views.iter().map(Views::ranges).collect();
-                moves::put(client, names, &ranges, &options)
+                moves::put(client, names, &ranges, options)
             });
             Box::new(move |py| {
                 drop(views);

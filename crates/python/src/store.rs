@@ -3,6 +3,7 @@
 
 pub(crate) mod describe;
 pub(crate) mod moves;
+pub(crate) mod numbers;
 mod open;
 mod parts;
 mod pool;
@@ -646,7 +647,7 @@ impl Store {
     ) -> PyResult<Bound<'py, PyList>> {
         let names = object_keys(keys)?;
         let options = batch_options(py, options, is_upsert, keys.len())?;
-        let stored = self.call(py, |client| moves::put(client, names, values, &options))?;
+        let stored = self.call(py, |client| moves::put(client, names, values, options))?;
         outcomes(py, keys, stored)
     }
 

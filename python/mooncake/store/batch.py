@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Key",
+    "are_alike",
     "as_bytes",
     "as_codes",
     "as_numbers",
     "check_lists",
     "contiguous",
-    "paired",
     "ranges_of",
     "refuse",
     "refuse_unready",
@@ -78,18 +78,16 @@ def contiguous(value: Readable | Sequence[Readable]) -> Readable:
     return view if view.c_contiguous and view.ndim > 0 else view.tobytes()
 
 
-def paired(
-    keys: Sequence[Key], addresses: Sequence[int], sizes: Sequence[int]
-) -> list[tuple[int, int]] | None:
-    """Join addresses and sizes; None, noted as a failure, if the lists differ in length."""
+def are_alike(keys: Sequence[Key], addresses: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Return whether the lists are of one length; else that is noted as a failure."""
     check_lists(keys, addresses, sizes)
     if len(keys) == len(addresses) == len(sizes):
-        return list(zip(addresses, sizes, strict=True))
+        return True
     refuse(
         f"the lists differ in length keys={len(keys)} buffer_ptrs={len(addresses)} "
         f"sizes={len(sizes)}"
     )
-    return None
+    return False
 
 
 def ranges_of(

@@ -126,7 +126,14 @@ class CopyingCalls(Calls):
         """
         if len(keys) == 0:
             return [b""]
-        return [as_bytes(value) for value in self._each(len(keys), lambda native: native.get(keys))]
+        found: list[bytes] = [b""] * len(keys)
+
+        def call(native: _native.Store) -> tuple[list[int], MooncakeError | None]:
+            found[:], failure = _native.get_values(native, keys)
+            return [], failure
+
+        self._numbers(0, call)
+        return found
 
     def get_buffer(self, key: Key) -> BufferHandle | None:
         """Return an object as memory of its own (`BufferHandle`); None if it could not be read."""
@@ -166,10 +173,17 @@ class CopyingCalls(Calls):
         check_lists(keys, values)
         if len(keys) != len(values):
             return refuse(f"the lists differ in length keys={len(keys)} values={len(values)}").code
-        if any(memoryview(value).nbytes == 0 for value in values):
-            return refuse("a value is empty; nothing was stored").code
-        outcomes = self._put(keys, values, config, is_upsert=is_upsert)
-        return next((code for code in outcomes if code != OK), OK)
+
+        def call(native: _native.Store) -> tuple[list[int], MooncakeError | None]:
+            options = put_options(config)
+            try:
+                return _native.put_values(native, keys, values, options, is_upsert)
+            except BufferError:
+                copies = [contiguous(value) for value in values]
+                return _native.put_values(native, keys, copies, options, is_upsert)
+
+        codes = self._numbers(len(keys), call)
+        return next((code for code in codes if code != OK), OK)
 
     def _put_parts(
         self,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mooncake.errors import MooncakeError
 from mooncake.store.aliases import also_named
-from mooncake.store.batch import Key, as_codes, as_numbers, refuse_unready, switch
+from mooncake.store.batch import Key, as_codes, as_numbers, switch
 from mooncake.store.calls import Calls
 
 __all__ = ["LookingCalls"]
@@ -27,19 +26,7 @@ class LookingCalls(Calls):
 
     def _presence(self, keys: Sequence[Key]) -> list[int]:
         # What servers ask most often and of the most keys: numbers come as such.
-        native = self._native
-        if native is None:
-            return [refuse_unready().code] * len(keys)
-        try:
-            numbers, failure = native.presence(keys)
-        except MooncakeError as error:
-            self._warn(error)
-            return [error.code] * len(keys)
-        if failure is None:
-            self._is_warned = False
-        else:
-            self._warn(failure)
-        return numbers
+        return self._numbers(len(keys), lambda native: native.presence(keys))
 
     def get_size(self, key: Key) -> int:
         """Return the length of an object in bytes, or a negative number."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mooncake._runtime import _native
 from mooncake.store.aliases import also_named
-from mooncake.store.batch import Key, as_codes, as_numbers, paired, ranges_of, refuse_unready
+from mooncake.store.batch import Key, are_alike, as_codes, as_numbers, ranges_of, refuse_unready
 from mooncake.store.calls import Calls
 from mooncake.store.codes import INVALID_PARAMS
 from mooncake.store.config import ReplicateConfig, put_options
 
 if TYPE_CHECKING:
-    from mooncake._runtime import _native
     from mooncake.errors import MooncakeError
 
 __all__ = ["PointerCalls"]
@@ -201,10 +201,11 @@ class PointerCalls(Calls):
             For each key the length of the object or a negative number; -600 for all if the lists
             differ in length.
         """
-        pairs = paired(keys, buffer_ptrs, sizes)
-        if pairs is None:
+        if not are_alike(keys, buffer_ptrs, sizes):
             return [INVALID_PARAMS] * len(keys)
-        return as_numbers(self._each(len(keys), lambda native: native.get_into(keys, pairs)))
+        return self._numbers(
+            len(keys), lambda native: _native.get_columns(native, keys, buffer_ptrs, sizes)
+        )
 
     @also_named(all_ptrs="all_buffer_ptrs", sizes="all_sizes")
     def batch_get_into_multi_buffers(
@@ -266,7 +267,11 @@ class PointerCalls(Calls):
         *,
         is_upsert: bool,
     ) -> list[int]:
-        pairs = paired(keys, addresses, sizes)
-        if pairs is None:
+        if not are_alike(keys, addresses, sizes):
             return [INVALID_PARAMS] * len(keys)
-        return as_codes(self._put_from(keys, pairs, config, is_upsert=is_upsert))
+
+        def call(native: _native.Store) -> tuple[list[int], MooncakeError | None]:
+            options = put_options(config)
+            return _native.put_columns(native, keys, addresses, sizes, options, is_upsert)
+
+        return self._numbers(len(keys), call)

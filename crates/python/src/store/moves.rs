@@ -19,7 +19,7 @@ pub(crate) fn put(
     client: &Client,
     keys: Vec<Result<ObjectKey>>,
     values: &[&[LocalRange]],
-    options: &PutOptions,
+    mut options: PutOptions,
 ) -> Vec<Result<bool>> {
     let checked: Vec<Result<(usize, Item<'_>)>> = keys
         .into_iter()
@@ -33,7 +33,6 @@ pub(crate) fn put(
         .collect();
     among_good(checked, |items| {
         // Groups are one an item, so those of refused items go as well.
-        let mut options = options.clone();
         if !options.groups.is_empty() {
             options.groups = items.iter().map(|(i, _)| options.groups[*i].clone()).collect();
         }
@@ -49,7 +48,7 @@ pub(crate) fn put(
 
 /// Finds objects; those found are read next.
 pub(crate) fn locate(client: &Client, keys: Vec<Result<ObjectKey>>) -> Vec<Result<Located>> {
-    among_good(keys, |keys| client.locate(&keys))
+    among_good(keys, |keys| client.locate_owned(keys))
 }
 
 /// What a get makes to be filled.
