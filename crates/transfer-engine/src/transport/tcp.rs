@@ -17,6 +17,7 @@ mod path;
 mod plan;
 mod server;
 mod stream;
+mod tune;
 mod vector;
 mod vigil;
 

@@ -11,11 +11,12 @@ use std::{
 
 use mooncake_base::sync::{Condvar, Mutex, MutexGuard};
 use mooncake_base::{Clock, Endpoint, EngineId, Error, ErrorCode, Moment, Result, SystemClock};
-use socket2::{SockRef, TcpKeepalive};
+use socket2::SockRef;
 
 use super::{
     TcpSettings,
     frame::{Claim, GREETING_BYTES, Greeting, VERDICT_BYTES, VERSION, Verdict},
+    tune::{is_local, tune},
     vector::{self, Cursor, Patience, Readiness, Span, Void},
     vigil::{Engaged, Vigil, processors},
 };
@@ -25,9 +26,6 @@ use crate::{
     process,
     token::{self, Door, Exchange, NONCE_BYTES, Side},
 };
-
-/// How long sent bytes may stay unacknowledged before the peer's host counts as dead.
-const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(20);
 
 /// How long one call to receive waits in the kernel, which is cheaper than to ask first whether
 /// something has come. Closer than that to the deadline, it is asked.
@@ -120,7 +118,7 @@ impl Lanes {
         let most = self.settings.lanes_per_peer;
         match self.settings.lanes_per_transfer {
             Some(lanes) => lanes.clamp(1, most),
-            None if first.is_local() => (processors() / 2).clamp(1, most),
+            None if is_local(&SockRef::from(first.stream())) => (processors() / 2).clamp(1, most),
             None => most,
         }
     }
@@ -396,15 +394,6 @@ impl Lane {
         (self.socket.as_fd(), &mut self.void)
     }
 
-    /// Whether the peer is on this host, where a stream is limited by processors only.
-    fn is_local(&self) -> bool {
-        let stream = self.stream();
-        match (stream.local_addr(), stream.peer_addr()) {
-            (Ok(own), Ok(theirs)) => own.ip() == theirs.ip(),
-            _ => false,
-        }
-    }
-
     fn greet(&mut self, ours: Greeting, deadline: Moment) -> io::Result<Greeting> {
         self.say(&ours.encode(), deadline)?;
         let mut theirs = [0; GREETING_BYTES];
@@ -510,19 +499,6 @@ impl Lane {
 fn patience(deadline: Moment) -> Patience {
     let has_time = deadline.left(SystemClock.now()) > RECEIVE_WAIT;
     if has_time { Patience::Socket } else { Patience::None }
-}
-
-/// Sets what both ends of a connection need, whether bytes are under way (acknowledgements are
-/// missed) or not (probes are): the end of a host is noticed.
-pub(super) fn tune(socket: SockRef<'_>) -> io::Result<()> {
-    let keepalive = TcpKeepalive::new()
-        .with_time(Duration::from_secs(10))
-        .with_interval(Duration::from_secs(5))
-        .with_retries(3);
-    socket.set_tcp_keepalive(&keepalive)?;
-    socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX))?;
-    socket.set_tcp_nodelay(true)?;
-    Ok(())
 }
 
 /// A socket that a forked child closes at once, so that the peer does not take it for us.

@@ -18,7 +18,7 @@ use self::{
 };
 use super::{
     frame::{CLAIM_BYTES, Claim, GREETING_BYTES, Greeting, MAGIC, VERSION, Verdict},
-    lane::tune,
+    tune::tune,
     vigil::processors,
 };
 use crate::{
