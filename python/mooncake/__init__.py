@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mooncake._async_leases import AsyncLease
+    from mooncake._async_tasks import AsyncDrain, AsyncTask
     from mooncake._leases import Lease
     from mooncake._logs import log_to_python
     from mooncake._native import Buffer, PutOptions, last_error
@@ -40,7 +42,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyExistsError",
+    "AsyncDrain",
+    "AsyncLease",
     "AsyncStore",
+    "AsyncTask",
     "Buffer",
     "BufferPool",
     "BusyError",
@@ -77,7 +82,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncDrain": "mooncake._async_tasks",
+    "AsyncLease": "mooncake._async_leases",
     "AsyncStore": "mooncake.async_object_store",
+    "AsyncTask": "mooncake._async_tasks",
     "Buffer": "mooncake._runtime",
     "BufferPool": "mooncake.buffer_pool",
     "CopyInfo": "mooncake._tasks",

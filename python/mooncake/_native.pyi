@@ -306,6 +306,32 @@ class Pending:
     def status(self) -> int:
         """Begin what `Store.status` does."""
 
+    def health(self) -> int:
+        """Begin what `Store.health` does."""
+
+    def replicas(self, keys: Sequence[_Key]) -> int:
+        """Begin what `Store.replicas` does."""
+
+    def copy_object(self, key: _Key, targets: Sequence[str]) -> int:
+        """Begin what `Store.copy_object` does."""
+
+    def move_object(self, key: _Key, source: str, target: str) -> int:
+        """Begin what `Store.move_object` does."""
+
+    def task(self, task_id: tuple[int, int]) -> int:
+        """Begin what `Store.task` does."""
+
+    def drain(
+        self, segments: Sequence[str], *, targets: Sequence[str] = ..., concurrency: int = 0
+    ) -> int:
+        """Begin what `Store.drain` does."""
+
+    def drain_info(self, job_id: tuple[int, int]) -> int:
+        """Begin what `Store.drain_info` does."""
+
+    def cancel_drain(self, job_id: tuple[int, int]) -> int:
+        """Begin what `Store.cancel_drain` does."""
+
 @final
 class PutOptions:
     """How objects are put. It cannot be changed and may be used for any number of puts."""
@@ -444,10 +470,7 @@ class Store:
         """
 
     def take_memory(self, length: int) -> int:
-        """Hand out memory of a guest, for as long as the store is open.
-
-        Returns:
-            Its address, at the beginning of a page.
+        """Hand out pages of a guest, for as long as the store is open; return their address.
 
         Raises:
             MooncakeError: So much is not left, or the store is no guest.
@@ -556,18 +579,10 @@ class Store:
         """
 
     def copy_object(self, key: _Key, targets: Sequence[str]) -> tuple[int, int]:
-        """Ask for copies of an object in more segments.
-
-        Returns:
-            The id of the task. Raises what refuses it.
-        """
+        """Ask for copies of an object in more segments; return the id of the task."""
 
     def move_object(self, key: _Key, source: str, target: str) -> tuple[int, int]:
-        """Ask for the move of a copy of an object to another segment.
-
-        Returns:
-            The id of the task. Raises what refuses it.
-        """
+        """Ask for the move of a copy of an object to another segment; return the task's id."""
 
     def task(self, task_id: tuple[int, int]) -> dict[str, Any]:
         """Say how a task stands.

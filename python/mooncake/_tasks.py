@@ -6,14 +6,29 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from mooncake._runtime import _native
 
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["CopyInfo", "Drain", "DrainInfo", "JobId", "Task", "TaskInfo", "wait_for"]
+__all__ = [
+    "CopyInfo",
+    "Drain",
+    "DrainInfo",
+    "Handle",
+    "JobId",
+    "Task",
+    "TaskInfo",
+    "Watch",
+    "copies_of",
+    "done_drain",
+    "done_task",
+    "drain_info",
+    "task_info",
+    "wait_for",
+]
 
 JobId: TypeAlias = tuple[int, int]
 """The name of a task or a drain, which other processes know it by as well."""
@@ -105,16 +120,15 @@ class DrainInfo:
         return self.state in ("succeeded", "failed", "canceled")
 
 
-class _Handle:
+class Handle:
     """What the master works at, known by its id; other processes know it by the same."""
 
-    __slots__ = ("_native", "id")
+    __slots__ = ("id",)
 
-    def __init__(self, native: _native.Store, job_id: JobId) -> None:
+    def __init__(self, job_id: JobId) -> None:
         """Name a task or a drain of a pool; stores make these.
 
         Args:
-            native: A handle on the pool.
             job_id: Its id.
 
         Raises:
@@ -123,7 +137,6 @@ class _Handle:
         is_pair = isinstance(job_id, tuple) and len(job_id) == 2
         if not is_pair or not all(isinstance(half, int) for half in job_id):
             raise TypeError(f"an id is a tuple of two integers, not {job_id!r}")
-        self._native = native
         self.id = job_id
 
     def __eq__(self, other: object) -> bool:
@@ -139,7 +152,26 @@ class _Handle:
         return f"<mooncake.{type(self).__name__} {self.id[0]}-{self.id[1]}>"
 
 
-class Task(_Handle):
+class _NativeHandle(Handle):
+    """One that asks through a handle on the pool, and waits for the answer."""
+
+    __slots__ = ("_native",)
+
+    def __init__(self, native: _native.Store, job_id: JobId) -> None:
+        """Name a task or a drain of a pool; stores make these.
+
+        Args:
+            native: A handle on the pool.
+            job_id: Its id.
+
+        Raises:
+            TypeError: That is no id: two integers.
+        """
+        super().__init__(job_id)
+        self._native = native
+
+
+class Task(_NativeHandle):
     """A copy or a move that some client carries out, a moment after it was asked for."""
 
     __slots__ = ()
@@ -150,15 +182,7 @@ class Task(_Handle):
         Raises:
             NotFoundError: The master does not know it, or not any more.
         """
-        told = self._native.task(self.id)
-        return TaskInfo(
-            id=told["id"],
-            kind=told["kind"],
-            state=told["status"],
-            created=_moment(told["created_at_ms"]),
-            updated=_moment(told["updated_at_ms"]),
-            message=told["message"],
-        )
+        return task_info(self._native.task(self.id))
 
     def wait(self, timeout_s: float | None = None) -> TaskInfo:
         """Wait until it is done.
@@ -171,13 +195,10 @@ class Task(_Handle):
             DeadlineError: It is not over after `timeout_s`. It goes on all the same.
             NotFoundError: The master does not know it, or not any more.
         """
-        info = wait_for(self.info, timeout_s, None)
-        if info.state == "failed":
-            raise _native.failure(_TRANSFER_FAIL, f"the {info.kind} failed: {info.message}")
-        return info
+        return done_task(wait_for(self.info, timeout_s, None))
 
 
-class Drain(_Handle):
+class Drain(_NativeHandle):
     """Segments that are being emptied: what lies in them is moved elsewhere."""
 
     __slots__ = ()
@@ -188,7 +209,7 @@ class Drain(_Handle):
         Raises:
             NotFoundError: The master does not know it, or not any more.
         """
-        return _drain_info(self._native.drain_info(self.id))
+        return drain_info(self._native.drain_info(self.id))
 
     def wait(
         self,
@@ -207,11 +228,7 @@ class Drain(_Handle):
             DeadlineError: It is not over after `timeout_s`. It goes on all the same.
             NotFoundError: The master does not know it, or not any more.
         """
-        info = wait_for(self.info, timeout_s, progress)
-        if info.state == "failed":
-            text = f"the drain failed: {info.message} failed={info.failed} blocked={info.blocked}"
-            raise _native.failure(_TRANSFER_FAIL, text)
-        return info
+        return done_drain(wait_for(self.info, timeout_s, progress))
 
     def cancel(self) -> DrainInfo:
         """End it: nothing more leaves its segments, and they take objects again.
@@ -220,7 +237,7 @@ class Drain(_Handle):
             NotFoundError: The master does not know it, or not any more.
             InvalidArgumentError: It is over.
         """
-        return _drain_info(self._native.cancel_drain(self.id))
+        return drain_info(self._native.cancel_drain(self.id))
 
     def __enter__(self) -> Self:
         """Return the drain."""
@@ -234,7 +251,27 @@ class Drain(_Handle):
             self.cancel()
 
 
-def _drain_info(told: dict[str, Any]) -> DrainInfo:
+def task_info(told: dict[str, Any]) -> TaskInfo:
+    """Return what the native call told of a task."""
+    return TaskInfo(
+        id=told["id"],
+        kind=told["kind"],
+        state=told["status"],
+        created=_moment(told["created_at_ms"]),
+        updated=_moment(told["updated_at_ms"]),
+        message=told["message"],
+    )
+
+
+def done_task(info: TaskInfo) -> TaskInfo:
+    """Return how a task ended, or raise why it failed."""
+    if info.state == "failed":
+        raise _native.failure(_TRANSFER_FAIL, f"the {info.kind} failed: {info.message}")
+    return info
+
+
+def drain_info(told: dict[str, Any]) -> DrainInfo:
+    """Return what the native call told of a drain."""
     return DrainInfo(
         id=told["id"],
         state=told["status"],
@@ -250,14 +287,79 @@ def _drain_info(told: dict[str, Any]) -> DrainInfo:
     )
 
 
+def done_drain(info: DrainInfo) -> DrainInfo:
+    """Return how a drain ended, or raise why it failed."""
+    if info.state == "failed":
+        text = f"the drain failed: {info.message} failed={info.failed} blocked={info.blocked}"
+        raise _native.failure(_TRANSFER_FAIL, text)
+    return info
+
+
+def copies_of(places: list[dict[str, Any]]) -> list[CopyInfo]:
+    """Return what the native call told of the copies of an object."""
+    return [
+        CopyInfo(
+            segment=place["segment"],
+            segment_id=place["segment_id"],
+            endpoint=place["endpoint"],
+            size=place["size"],
+        )
+        for place in places
+    ]
+
+
 def _moment(millis: int) -> datetime:
     return datetime.fromtimestamp(millis / 1000, UTC)
+
+
+class Watch(Generic[I]):
+    """What is made of each look at something that goes on: is it over, and when to look again."""
+
+    __slots__ = ("_before", "_pause_s", "_progress", "_timeout_s", "_until")
+
+    def __init__(self, timeout_s: float | None, progress: Callable[[I], object] | None) -> None:
+        """Begin to wait.
+
+        Args:
+            timeout_s: For so long; None waits as long as it takes.
+            progress: Told what was seen, whenever that is news.
+        """
+        self._timeout_s = timeout_s
+        self._until = None if timeout_s is None else time.monotonic() + timeout_s
+        self._progress: Callable[[I], object] | None = progress
+        self._pause_s = _PAUSE_MIN_S
+        self._before: I | None = None
+
+    def pause_s(self, info: I) -> float | None:
+        """Take note of a look; return when to look again: soon at first, then less often.
+
+        Args:
+            info: What was seen.
+
+        Returns:
+            In how many seconds; None if it is over.
+
+        Raises:
+            DeadlineError: It is not over, and the time is.
+        """
+        if self._progress is not None and info != self._before:
+            self._progress(info)
+        if info.is_over:
+            return None
+        self._before = info
+        pause_s = self._pause_s
+        left_s = pause_s if self._until is None else self._until - time.monotonic()
+        if left_s <= 0:
+            text = f"it is still {info.state} after timeout_s={self._timeout_s}"
+            raise _native.failure(_TIMEOUT, text)
+        self._pause_s = min(pause_s * 2, _PAUSE_MAX_S)
+        return min(pause_s, left_s)
 
 
 def wait_for(
     look: Callable[[], I], timeout_s: float | None, progress: Callable[[I], object] | None
 ) -> I:
-    """Look until it is over: soon at first, then less and less often.
+    """Look until it is over.
 
     Args:
         look: Says how it stands.
@@ -267,18 +369,7 @@ def wait_for(
     Raises:
         DeadlineError: It is not over after `timeout_s`.
     """
-    until = None if timeout_s is None else time.monotonic() + timeout_s
-    pause = _PAUSE_MIN_S
-    before: I | None = None
-    while True:
-        info = look()
-        if progress is not None and info != before:
-            progress(info)
-        if info.is_over:
-            return info
-        before = info
-        left = pause if until is None else until - time.monotonic()
-        if left <= 0:
-            raise _native.failure(_TIMEOUT, f"it is still {info.state} after timeout_s={timeout_s}")
-        time.sleep(min(pause, left))
-        pause = min(pause * 2, _PAUSE_MAX_S)
+    watch = Watch(timeout_s, progress)
+    while (pause_s := watch.pause_s(info := look())) is not None:
+        time.sleep(pause_s)
+    return info

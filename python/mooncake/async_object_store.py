@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from mooncake._async_leases import AsyncLease
+from mooncake._async_tasks import AsyncDrain, AsyncTask
 from mooncake._runtime import Buffer, PutOptions, _native
-from mooncake._values import check_value, encoded, key_list
+from mooncake._tasks import CopyInfo, JobId, copies_of
+from mooncake._values import check_value, encoded, key_list, name_list
 from mooncake.errors import MooncakeError, NotFoundError
 from mooncake.object_store import (
     MISSING,
@@ -342,6 +344,93 @@ class AsyncStore:
         )
         return removed
 
+    # Copies
+
+    async def copies(self, key: Key) -> list[CopyInfo]:
+        """Return where the copies of an object lie, and lease the object.
+
+        Args:
+            key: The name of the object.
+
+        Raises:
+            NotFoundError: There is no such object.
+            NotReadyError: It is still being written.
+        """
+        return copies_of(only(await self._call(lambda calls: calls.replicas([key]))))
+
+    async def copy(self, key: Key, to: str | Sequence[str]) -> AsyncTask:
+        """Ask for copies of an object in more segments. They are made a moment later.
+
+        Args:
+            key: The name of the object.
+            to: The names of the segments, or of the only one. One that has a copy needs no other.
+
+        Raises:
+            NotFoundError: There is no such object.
+            InvalidArgumentError: There is no such segment, or none is named.
+        """
+        targets = name_list(to)
+        begun = await self._call(lambda calls: calls.copy_object(key, targets))
+        return AsyncTask(self._call, begun)
+
+    async def move(self, key: Key, source: str, target: str) -> AsyncTask:
+        """Ask for the move of a copy of an object to another segment. It happens a moment later.
+
+        Args:
+            key: The name of the object.
+            source: The name of the segment that the copy leaves.
+            target: The name of the segment that it goes to.
+
+        Raises:
+            NotFoundError: There is no such object.
+            InvalidArgumentError: There is no such segment, the source has no copy, or it is the
+                target.
+        """
+        begun = await self._call(lambda calls: calls.move_object(key, source, target))
+        return AsyncTask(self._call, begun)
+
+    def task(self, task_id: JobId) -> AsyncTask:
+        """Name a task by its id, which any process may have asked for.
+
+        Args:
+            task_id: Its id.
+        """
+        return AsyncTask(self._call, task_id)
+
+    async def drain(
+        self, segments: str | Sequence[str], *, to: str | Sequence[str] = (), concurrency: int = 0
+    ) -> AsyncDrain:
+        """Begin to empty segments: they take no more objects, and what lies in them is moved.
+
+        Args:
+            segments: The names of the segments, or of the only one.
+            to: The names of the segments that the copies go to, or of the only one; none: wherever
+                there is room.
+            concurrency: How many copies are moved at a time; 0 leaves it to the master.
+
+        Raises:
+            NotFoundError: There is no such segment.
+            InvalidArgumentError: None is named, or one is to be emptied and filled.
+
+        Example:
+            >>> async with await store.drain("10.0.0.2:15000") as drain:
+            ...     print((await drain.info()).state)
+            running
+        """
+        sources, targets = name_list(segments), name_list(to)
+        begun = await self._call(
+            lambda calls: calls.drain(sources, targets=targets, concurrency=concurrency)
+        )
+        return AsyncDrain(self._call, begun["id"])
+
+    def drain_of(self, job_id: JobId) -> AsyncDrain:
+        """Name a drain by its id, which any process may have begun.
+
+        Args:
+            job_id: Its id.
+        """
+        return AsyncDrain(self._call, job_id)
+
     # Looking
 
     async def segments(self) -> list[SegmentInfo]:
@@ -360,7 +449,7 @@ class AsyncStore:
 
     async def check(self) -> None:
         """Raise unless the master answers and knows this store."""
-        await self._call(lambda calls: calls.status())
+        await self._call(lambda calls: calls.health())
 
     @property
     def http_address(self) -> str | None:

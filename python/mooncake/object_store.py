@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overlo
 from mooncake._leases import Lease
 from mooncake._runtime import Buffer, PutOptions, _native
 from mooncake._sizes import parse_size
-from mooncake._tasks import CopyInfo, Drain, JobId, Task
+from mooncake._tasks import CopyInfo, Drain, JobId, Task, copies_of
 from mooncake._values import check_value, encoded, key_list, name_list
 from mooncake.errors import MooncakeError, NotFoundError
 
@@ -394,16 +394,7 @@ class Store:
             NotFoundError: There is no such object.
             NotReadyError: It is still being written.
         """
-        places = only(self._native.replicas([key]))
-        return [
-            CopyInfo(
-                segment=place["segment"],
-                segment_id=place["segment_id"],
-                endpoint=place["endpoint"],
-                size=place["size"],
-            )
-            for place in places
-        ]
+        return copies_of(only(self._native.replicas([key])))
 
     def copy(self, key: Key, to: str | Sequence[str]) -> Task:
         """Ask for copies of an object in more segments. They are made a moment later.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -129,6 +132,20 @@ def set_up(
 ) -> int:
     """The usual `setup`."""
     return store.setup(host, metadata, segment, 16 * MIB, "tcp", "", master)
+
+
+def freeze(pid: int) -> None:
+    """Stops a process; returns when none of its threads runs any more, which takes a moment."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 30
+    while not all(is_stopped(task) for task in Path(f"/proc/{pid}/task").iterdir()):
+        assert time.monotonic() < deadline, f"process {pid} does not stop"
+        time.sleep(0.001)
+
+
+def is_stopped(task: Path) -> bool:
+    # The state comes after the name, which stands in parentheses.
+    return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def run_script(

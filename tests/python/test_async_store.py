@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import MIB, assert_quiet, run_script, start_master
+from conftest import MIB, assert_quiet, freeze, run_script, start_master
 
 import mooncake
 from mooncake import AsyncStore, StoreConfig
@@ -136,7 +136,7 @@ def test_memory_of_a_cancelled_call_is_held_until_the_call_has_ended(mortal_mast
         config = StoreConfig(segment_bytes=64 * MIB, rpc_timeout_s=20)
         async with AsyncStore(mortal_master.address, config) as store:
             await store.put("k", b"v")
-            mortal_master.process.send_signal(signal.SIGSTOP)
+            freeze(mortal_master.process.pid)
             try:
                 value = bytearray(b"w" * 1000)
                 task = asyncio.create_task(store.put("slow", value))
@@ -159,7 +159,7 @@ def test_a_timeout_ends_the_wait(mortal_master):
     async def main():
         config = StoreConfig(segment_bytes=64 * MIB, rpc_timeout_s=20)
         async with AsyncStore(mortal_master.address, config) as store:
-            mortal_master.process.send_signal(signal.SIGSTOP)
+            freeze(mortal_master.process.pid)
             try:
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(store.exists("k"), 0.05)

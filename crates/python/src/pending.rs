@@ -16,7 +16,7 @@ use std::{
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Error, ObjectKey, Result};
-use mooncake_store_client::{Client, Selector};
+use mooncake_store_client::{Client, DrainInfo, NewTask, Selector};
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{IntoPyObjectExt, exceptions::PyBufferError, prelude::*};
 
@@ -25,7 +25,11 @@ use crate::{
     buffer::{Buffer, Views},
     error::{or_raise, raised},
     options::PutOptions,
-    store::{Keys, Open, Store, describe, is_there, length_of, listing, moves, outcomes, probe},
+    store::{
+        Keys, Open, Store, describe, is_there, length_of, listing, moves, only_key, outcomes,
+        probe,
+        tasks::{self, Halves},
+    },
     workers::{self, Attic},
 };
 
@@ -240,9 +244,112 @@ impl Pending {
             Box::new(move |py| whole(py, describe::status(py, &or_raise(py, status)?)?))
         })
     }
+
+    /// Begins to ask where the copies of objects lie. Leases the objects.
+    fn replicas<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> PyResult<u64> {
+        let names = as_absent(object_keys(&keys)?);
+        let keys = unbound(keys);
+        self.begin(py, move |client| {
+            let described = client.map(|client| among_good(names, |names| client.describe(&names)));
+            Box::new(move |py| {
+                let mut places = Vec::with_capacity(keys.len());
+                for located in or_raise(py, described)? {
+                    places.push(match located {
+                        Ok(located) => Ok(describe::places(py, &located)?),
+                        Err(error) => Err(error),
+                    });
+                }
+                told(py, &keys, Ok(places))
+            })
+        })
+    }
+
+    /// Begins to ask for copies of an object in more segments; the id of the task.
+    fn copy_object<'py>(
+        &self,
+        py: Python<'py>,
+        key: Bound<'py, PyAny>,
+        targets: Vec<String>,
+    ) -> PyResult<u64> {
+        let key = or_raise(py, only_key(key)?)?;
+        self.begin_task(py, NewTask::Copy { key, targets })
+    }
+
+    /// Begins to ask for the move of a copy of an object; the id of the task.
+    fn move_object<'py>(
+        &self,
+        py: Python<'py>,
+        key: Bound<'py, PyAny>,
+        source: String,
+        target: String,
+    ) -> PyResult<u64> {
+        let key = or_raise(py, only_key(key)?)?;
+        self.begin_task(py, NewTask::Move { key, source, target })
+    }
+
+    /// Begins to ask how a task stands.
+    fn task(&self, py: Python<'_>, task_id: Halves) -> PyResult<u64> {
+        self.begin(py, move |client| {
+            let info = client.and_then(|client| tasks::info(client, task_id));
+            Box::new(move |py| whole(py, tasks::task(py, &or_raise(py, info)?)?))
+        })
+    }
+
+    /// Begins to ask for segments to be emptied.
+    #[pyo3(signature = (segments, *, targets = Vec::new(), concurrency = 0))]
+    fn drain(
+        &self,
+        py: Python<'_>,
+        segments: Vec<String>,
+        targets: Vec<String>,
+        concurrency: u32,
+    ) -> PyResult<u64> {
+        self.about_drain(py, move |client| client.drain(&segments, &targets, concurrency))
+    }
+
+    /// Begins to ask how a drain stands.
+    fn drain_info(&self, py: Python<'_>, job_id: Halves) -> PyResult<u64> {
+        self.about_drain(py, move |client| client.drain_info(tasks::job(job_id)))
+    }
+
+    /// Begins to end a drain.
+    fn cancel_drain(&self, py: Python<'_>, job_id: Halves) -> PyResult<u64> {
+        self.about_drain(py, move |client| client.cancel_drain(tasks::job(job_id)))
+    }
+
+    /// Begins to ask whether the master answers and knows this client.
+    fn health(&self, py: Python<'_>) -> PyResult<u64> {
+        self.begin(py, move |client| {
+            let health = client.and_then(Client::health);
+            Box::new(move |py| {
+                or_raise(py, health)?;
+                Ok(py.None())
+            })
+        })
+    }
 }
 
 impl Pending {
+    /// Begins to ask for a task; its id.
+    fn begin_task(&self, py: Python<'_>, task: NewTask) -> PyResult<u64> {
+        self.begin(py, move |client| {
+            let id = client.and_then(|client| tasks::create(client, task));
+            Box::new(move |py| whole(py, or_raise(py, id)?))
+        })
+    }
+
+    /// Begins a call that tells how a drain stands.
+    fn about_drain(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&Client) -> Result<DrainInfo> + Send + 'static,
+    ) -> PyResult<u64> {
+        self.begin(py, move |client| {
+            let info = client.and_then(call);
+            Box::new(move |py| whole(py, tasks::drain(py, &or_raise(py, info)?)?))
+        })
+    }
+
     /// Has a call made by a worker; its number.
     fn begin(
         &self,

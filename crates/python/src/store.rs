@@ -8,7 +8,7 @@ mod open;
 mod parts;
 mod pool;
 mod settings;
-mod tasks;
+pub(crate) mod tasks;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -767,7 +767,7 @@ pub(crate) fn listing(py: Python<'_>, page: ObjectPage) -> (Vec<Entry<'_>>, bool
 }
 
 /// The one key of a call about an object that must be there.
-fn only_key(key: Bound<'_, PyAny>) -> PyResult<Result<ObjectKey>> {
+pub(crate) fn only_key(key: Bound<'_, PyAny>) -> PyResult<Result<ObjectKey>> {
     let keys = as_absent(object_keys(&[key])?);
     let missing = || Err(Error::internal("a key was left out"));
     Ok(keys.into_iter().next().unwrap_or_else(missing))

@@ -1,0 +1,243 @@
+"""`AsyncStore` has all that `Store` has: copies, moves and drains, awaited and cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from conftest import MIB, MasterProcess, freeze
+
+import mooncake
+from mooncake import AsyncStore, DrainInfo, StoreConfig
+
+LIMIT_S = 60.0
+CONFIG = StoreConfig(segment_bytes=32 * MIB)
+
+# What only one of the two faces has, and why.
+ONLY_OF_STORE = {
+    "__contains__": "`in` cannot be awaited; there is `exists`",
+    "__getitem__": "an index cannot be awaited; there is `get`",
+    "__setitem__": "an assignment cannot be awaited; there is `put`",
+    "__delitem__": "`del` cannot be awaited; there is `delete`",
+    "__enter__": "`async with` asks for `__aenter__`",
+    "__exit__": "`async with` asks for `__aexit__`",
+}
+ONLY_OF_ASYNC_STORE = {
+    "__aenter__": "as `__enter__`",
+    "__aexit__": "as `__exit__`",
+    "open": "a constructor cannot be awaited",
+    "of": "makes one of a `Store`",
+}
+PAIRS = [
+    (mooncake.Store, mooncake.AsyncStore, ONLY_OF_STORE, ONLY_OF_ASYNC_STORE),
+    *[
+        (one, other, {"__enter__": "", "__exit__": ""}, {"__aenter__": "", "__aexit__": ""})
+        for one, other in [
+            (mooncake.Task, mooncake.AsyncTask),
+            (mooncake.Drain, mooncake.AsyncDrain),
+            (mooncake.Lease, mooncake.AsyncLease),
+        ]
+    ],
+]
+# Those of a call that asks nobody, or that returns what is asked in turn.
+NOT_AWAITED = {"lease", "task", "drain_of", "metrics_text", "objects", "keys", "__init__"}
+
+
+def names_of(face: type) -> set[str]:
+    """What a face does for its users; what every object has is not among it."""
+    own = {name for kind in face.__mro__[:-1] for name in vars(kind)}
+    plain = {"__doc__", "__module__", "__slots__", "__weakref__", "__del__"}
+    plain |= {"__eq__", "__hash__", "__repr__", "__firstlineno__", "__static_attributes__"}
+    return {name for name in own - plain if name.startswith("__") or not name.startswith("_")}
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair[1].__name__)
+def test_both_faces_have_the_same_names_and_parameters(pair):
+    face, awaited, only, only_awaited = pair
+    assert names_of(face) - names_of(awaited) <= set(only)
+    assert names_of(awaited) - names_of(face) <= set(only_awaited)
+    for name in sorted(names_of(face) & names_of(awaited)):
+        one, other = getattr(face, name), getattr(awaited, name)
+        assert isinstance(one, property) == isinstance(other, property), name
+        if name == "__init__" or not inspect.isfunction(one):
+            continue
+        parameters = [
+            [
+                (each.name, each.kind, each.default)
+                for each in inspect.signature(call).parameters.values()
+            ]
+            for call in (one, other)
+        ]
+        assert parameters[0] == parameters[1], name
+        is_awaited = inspect.iscoroutinefunction(other)
+        assert is_awaited == (name not in NOT_AWAITED), name
+
+
+@asynccontextmanager
+async def pool(master: MasterProcess) -> AsyncIterator[tuple[AsyncStore, AsyncStore]]:
+    """Two stores that lend memory to one pool."""
+    async with (
+        AsyncStore(master.address, CONFIG) as first,
+        AsyncStore(master.address, CONFIG) as other,
+    ):
+        yield first, other
+
+
+async def put_on(store: AsyncStore, key: str, value: bytes) -> None:
+    options = mooncake.PutOptions(preferred_segments=[store.name])
+    assert await store.put(key, value, options=options)
+
+
+async def places(store: AsyncStore, key: str) -> set[str]:
+    return {copy.segment for copy in await store.copies(key)}
+
+
+def test_a_copy_is_made_and_a_move_leaves_the_target_only(quick_master: MasterProcess) -> None:
+    async def main() -> None:
+        async with pool(quick_master) as (first, other):
+            await put_on(first, "k", b"value" * 1000)
+            [copy] = await first.copies("k")
+            assert (copy.segment, copy.size) == (first.name, 5000)
+            task = await first.copy("k", to=other.name)
+            info = await task.wait(LIMIT_S)
+            assert (info.id, info.kind, info.state) == (task.id, "copy", "success")
+            assert other.task(task.id) == task
+            assert await other.task(task.id).info() == info
+            assert await places(other, "k") == {first.name, other.name}
+            await put_on(first, "moved", b"value")
+            move = await first.move("moved", first.name, other.name)
+            assert (await move.wait(LIMIT_S)).kind == "move"
+            assert await places(first, "moved") == {other.name}
+            assert await first.get("moved") == b"value"
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_a_task_says_why(quick_master: MasterProcess) -> None:
+    async def main() -> None:
+        async with pool(quick_master) as (first, other):
+            await put_on(first, "k", b"value")
+            wrong: list[tuple[Callable[[], Awaitable[object]], type[Exception]]] = [
+                (lambda: first.copy("none", to=other.name), mooncake.NotFoundError),
+                (lambda: first.copies("none"), mooncake.NotFoundError),
+                (lambda: first.copy("k", to=[]), mooncake.InvalidArgumentError),
+                (lambda: first.copy("k", to="nowhere:1"), mooncake.MooncakeError),
+                (lambda: first.move("k", other.name, first.name), mooncake.InvalidArgumentError),
+                (lambda: first.task((1, 2)).info(), mooncake.NotFoundError),
+                (lambda: first.task((1, 2)).wait(LIMIT_S), mooncake.NotFoundError),
+                (lambda: first.drain("nowhere:1"), mooncake.MooncakeError),
+                (lambda: first.drain([]), mooncake.InvalidArgumentError),
+                (lambda: first.drain_of((1, 2)).info(), mooncake.NotFoundError),
+                (lambda: first.drain_of((1, 2)).cancel(), mooncake.NotFoundError),
+                (lambda: first.copies(1), TypeError),  # type: ignore[arg-type]
+                (lambda: first.copy("k", to=[1]), TypeError),  # type: ignore[list-item]
+                (lambda: first.drain(first.name, concurrency=-1), OverflowError),
+            ]
+            for call, kind in wrong:
+                with pytest.raises(kind):
+                    await call()
+            with pytest.raises(TypeError, match="two integers"):
+                first.task("1-2")  # type: ignore[arg-type]
+            assert repr(first.task((1, 2))) == "<mooncake.AsyncTask 1-2>"
+
+    asyncio.run(main())
+
+
+def test_a_drain_empties_a_segment_and_tells_how_far_it_is(quick_master: MasterProcess) -> None:
+    async def main() -> None:
+        async with pool(quick_master) as (first, other):
+            await asyncio.gather(
+                *(put_on(first, f"d{at}", bytes([at]) * 10_000) for at in range(20))
+            )
+            seen: list[DrainInfo] = []
+            drain = await other.drain(first.name)
+            info = await drain.wait(LIMIT_S, progress=seen.append)
+            assert (info.state, info.segments) == ("succeeded", [first.name])
+            assert (info.succeeded, info.failed, info.active) == (20, 0, 0)
+            assert seen[-1] == info
+            assert other.drain_of(drain.id) == drain
+            for at in range(20):
+                assert await places(other, f"d{at}") == {other.name}
+                assert await other.get(f"d{at}") == bytes([at]) * 10_000
+
+    asyncio.run(main())
+
+
+def test_a_drain_is_waited_for_by_its_block_and_cancelled_with_it(
+    quick_master: MasterProcess,
+) -> None:
+    async def main() -> None:
+        async with pool(quick_master) as (first, other):
+            await put_on(first, "k", b"value")
+            async with await other.drain([first.name], to=[other.name]) as drain:
+                pass
+            assert (await drain.info()).state == "succeeded"
+            with pytest.raises(ZeroDivisionError):
+                async with await first.drain(other.name) as broken:
+                    1 / 0  # noqa: B018
+            assert (await broken.info()).is_over
+
+    asyncio.run(main())
+
+
+def test_a_block_that_is_cancelled_cancels_its_drain(quick_master: MasterProcess) -> None:
+    begun = asyncio.Event()
+    drains: list[mooncake.AsyncDrain] = []
+
+    async def empty(store: AsyncStore, segment: str) -> None:
+        async with await store.drain(segment) as drain:
+            drains.append(drain)
+            begun.set()
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        with mooncake.Store(quick_master.address, CONFIG) as lender:
+            async with AsyncStore(quick_master.address, CONFIG) as other:
+                # An object that is being written stays where it is, and holds the drain up.
+                options = mooncake.PutOptions(preferred_segments=[lender.name])
+                assert lender._native.begin_writes(["w"], [1000], options=options) == [True]
+                emptying = asyncio.create_task(empty(other, lender.name))
+                await begun.wait()
+                assert not (await drains[0].info()).is_over
+                emptying.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await emptying
+                assert (await drains[0].info()).state == "canceled"
+
+    asyncio.run(main())
+
+
+def test_a_wait_that_is_cancelled_leaves_the_task_alone(mortal_master: MasterProcess) -> None:
+    async def main() -> None:
+        config = StoreConfig(segment_bytes=32 * MIB, rpc_timeout_s=60)
+        async with (
+            AsyncStore(mortal_master.address, config) as first,
+            AsyncStore(mortal_master.address, config) as other,
+        ):
+            await put_on(first, "k", b"value")
+            task = await first.copy("k", to=other.name)
+            freeze(mortal_master.process.pid)
+            try:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(task.wait(), 0.05)
+            finally:
+                mortal_master.process.send_signal(signal.SIGCONT)
+            assert (await task.wait(LIMIT_S)).state == "success"
+            assert await places(first, "k") == {first.name, other.name}
+
+    asyncio.run(main())
+
+
+def test_a_master_that_is_gone_fails_the_check(mortal_master: MasterProcess) -> None:
+    async def main() -> None:
+        async with AsyncStore(mortal_master.address, CONFIG) as store:
+            await store.check()
+            mortal_master.kill()
+            with pytest.raises(mooncake.UnavailableError):
+                await store.check()
+
+    asyncio.run(main())
