@@ -739,8 +739,8 @@ class RpcDelivery:
     def answer(self, refusal: str | None = None) -> None:
         """Tell the sender that it was taken, or why not. The first answer counts."""
 
-def codes() -> list[tuple[int, str, str, str]]:
-    """Return every code: number, name, kind, remedy."""
+def codes(*, is_engine: bool = False) -> list[tuple[int, str, str, str]]:
+    """Return every code: number, name, kind ("" of those of the engine), remedy."""
 
 def environment() -> list[tuple[str, list[str], str, str, str | None]]:
     """Return every environment variable: name, older names, default, meaning, present value."""

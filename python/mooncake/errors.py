@@ -163,6 +163,9 @@ CLASSES: dict[str, type[MooncakeError]] = {
 def explain(code: int | str) -> str:
     """Return in words what a number means that an established call returned.
 
+    `mooncake.engine` has numbers of its own. Where one stands for something else in each of both
+    modules there are two lines, and each says whose it is.
+
     Args:
         code: The number, or its name.
 
@@ -175,7 +178,14 @@ def explain(code: int | str) -> str:
     from mooncake import _native
 
     wanted = code.upper() if isinstance(code, str) else code
-    for number, name, kind, remedy in _native.codes():
-        if wanted in (number, name):
-            return f"{number} {name} ({CLASSES[kind].__name__}): {remedy}"
-    return f"{code}: no call of ours returns that"
+    lines = [
+        f"{number} {name} ({CLASSES[kind].__name__}): {remedy}"
+        for number, name, kind, remedy in _native.codes()
+        if wanted in (number, name)
+    ]
+    lines += [
+        f"{number} {name} (mooncake.engine): {remedy}"
+        for number, name, _, remedy in _native.codes(is_engine=True)
+        if wanted in (number, name)
+    ]
+    return "\n".join(lines) or f"{code}: no call of ours returns that"

@@ -18,6 +18,7 @@ import mooncake
 import mooncake.errors
 from mooncake import _native, _top
 from mooncake._amounts import amount, count
+from mooncake.engine import codes
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -213,8 +214,20 @@ def test_codes_are_explained():
     assert missing.startswith("-704 OBJECT_NOT_FOUND (NotFoundError): No object has that key")
     assert (success, unknown) == ("0: success", "-12345: no call of ours returns that")
     assert command("explain", "object_not_found").stdout == missing + "\n"
-    for number, name, _, remedy in _native.codes():
-        text = mooncake.errors.explain(number)
-        assert text == mooncake.errors.explain(name)
-        assert name in text
-        assert remedy in text
+    store, engine = _native.codes(), _native.codes(is_engine=True)
+    for number, name, _, remedy in [*store, *engine]:
+        [line] = mooncake.errors.explain(name).splitlines()
+        assert line in mooncake.errors.explain(number).splitlines()
+        assert line.startswith(f"{number} {name} (")
+        assert line.endswith(remedy)
+
+
+def test_codes_of_the_engine_are_kept_apart_from_those_of_the_store():
+    of_store, of_engine = command("explain", "-102").stdout.splitlines()
+    assert of_store.startswith("-102 SEGMENT_ALREADY_EXISTS (AlreadyExistsError): ")
+    assert of_engine.startswith("-102 ERR_SOCKET (mooncake.engine): From `send_probe`")
+    [overlap] = command("explain", "-7").stdout.splitlines()
+    assert "register_memory" in overlap
+    known = {number for number, *_ in _native.codes(is_engine=True)}
+    failures = {value for name, value in vars(codes).items() if name in codes.__all__ and value < 0}
+    assert failures - {codes.NOT_SUPPORTED} <= known, "every number of the adapter is explained"

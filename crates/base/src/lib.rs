@@ -11,6 +11,7 @@
 
 pub mod clock;
 pub mod endpoint;
+pub mod engine_code;
 pub mod env;
 pub mod error;
 #[cfg(any(test, feature = "test-util"))]

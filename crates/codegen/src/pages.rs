@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, path::Path};
 
-use mooncake_base::{ErrorKind, env, error::CODES, options::OptionSpec};
+use mooncake_base::{ErrorKind, engine_code::ENGINE_CODES, env, error::CODES, options::OptionSpec};
 use mooncake_daemon::DaemonConfig;
 use mooncake_master::{MasterConfig, OPTIONS};
 
@@ -53,8 +53,9 @@ fn environment() -> String {
 }
 
 fn error_codes() -> String {
-    let mut text = "# Error codes\n\n\
-        The numbers that the established calls give back, the kind that our own errors carry, the \
+    let mut text = "# Error codes\n\n## Of the store\n\n\
+        The numbers that the established calls of `mooncake.store` give back, and the master's in \
+        `error_code` over HTTP, the kind that our own errors carry, the \
         exception of `mooncake.errors` that our own face raises, and what usually helps. `0` is \
         success. `mooncake explain NUMBER` (or NAME) and `mooncake.errors.explain` say the same.\n\n\
         | Number | Name | Kind | Exception | What it means and what helps |\n\
@@ -64,6 +65,18 @@ fn error_codes() -> String {
         let (number, remedy) = (row.code.number(), cell(row.remedy));
         let (name, kind, exception) = (row.name, row.kind, exception(row.kind));
         let _ = writeln!(text, "| {number} | `{name}` | `{kind:?}` | `{exception}` | {remedy} |");
+    }
+    text.push_str(
+        "\n## Of the transfer engine\n\n\
+        What the calls of `mooncake.engine` return below 0. Some of these numbers stand for \
+        something else in the store; `mooncake explain` tells both, and which is whose. Calls that \
+        begin a transfer return its number, and 0 or less if they could not; \
+        `transfer_check_status` returns 1 for done and 0 for not yet. Words and context of the last \
+        failure: `mooncake.last_error()`.\n\n\
+        | Number | Name | What it means and what helps |\n|---|---|---|\n",
+    );
+    for row in ENGINE_CODES {
+        let _ = writeln!(text, "| {} | `{}` | {} |", row.number, row.name, cell(row.remedy));
     }
     text
 }

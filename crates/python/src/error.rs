@@ -3,7 +3,11 @@
 
 use std::cell::RefCell;
 
-use mooncake_base::{Error, ErrorCode, ErrorKind, Result, error::CODES};
+use mooncake_base::{
+    Error, ErrorCode, ErrorKind, Result,
+    engine_code::{ENGINE_CODES, EngineCodeRow},
+    error::CODES,
+};
 use pyo3::{exceptions::PyRuntimeError, prelude::*, sync::PyOnceLock, types::PyDict};
 
 /// A row of the table of codes: number, name, kind, remedy.
@@ -72,9 +76,14 @@ pub(crate) fn use_exceptions(py: Python<'_>, classes: Py<PyDict>) {
     let _ = CLASSES.set(py, classes);
 }
 
-/// Every code: number, name, kind, remedy.
+/// Every code: number, name, kind, remedy. Those of the engine have no kind.
 #[pyfunction]
-pub(crate) fn codes() -> Vec<Row> {
+#[pyo3(signature = (*, is_engine = false))]
+pub(crate) fn codes(is_engine: bool) -> Vec<Row> {
+    if is_engine {
+        let told = |row: &EngineCodeRow| (row.number, row.name, String::new(), row.remedy);
+        return ENGINE_CODES.iter().map(told).collect();
+    }
     CODES.iter().map(|row| (row.code.number(), row.name, kind_name(row.kind), row.remedy)).collect()
 }
 
