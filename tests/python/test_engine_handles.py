@@ -161,6 +161,11 @@ def test_registration_answers_by_number():
     assert engine.register_memory(at + 500, 0) == -1
     assert engine.register_memory(at + 500, 2**64 - 1) == -1
     assert engine.register_memory(at + 500, 100) == 0
+    for nowhere in (0, 8, 1 << 62):
+        assert engine.register_memory(nowhere, 100) == -1
+        # One of them is nowhere: none is registered.
+        assert engine.batch_register_memory([at + 700, nowhere], [100, 100]) == -1
+        assert engine.unregister_memory(at + 700) == -3
     assert engine.unregister_memory(at + 1) == -3
     assert engine.unregister_memory(at) == 0
     assert engine.unregister_memory(at) == -3

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+
 import numpy as np
 import pytest
 
+import mooncake
 from mooncake.store import MooncakeDistributedStore as Established, ReplicateConfig
 
 INVALID, MISSING, TRANSFER = -600, -704, -800
@@ -30,6 +34,28 @@ def test_memory_need_not_be_registered(established: Established):
     assert established.put_from("k", source.ctypes.data, 1000) == 0
     assert established.get_into("k", target.ctypes.data, 1000) == 1000
     assert np.array_equal(source, target)
+
+
+def test_registering_takes_what_is_reserved_and_refuses_what_is_nowhere(established: Established):
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    length, no_rights = 64 << 30, 0
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+    at = libc.mmap(None, length, no_rights, flags, -1, 0)
+    assert established.register_buffer(at, length) == 0
+    assert established.unregister_buffer(at) == 0
+    # Where no process has memory: the first page, and what no pointer can be.
+    for nowhere in (8, 1 << 62, 2**64 - 4096):
+        assert established.register_buffer(nowhere, 100) == INVALID
+        assert "nothing is mapped there" in str(mooncake.last_error())
+        assert established.unregister_buffer(nowhere) == INVALID
+    # One end is enough: the rest may come later.
+    half = length // 2
+    assert libc.munmap(ctypes.c_void_p(at + half), ctypes.c_size_t(half)) == 0
+    assert established.register_buffer(at, length) == 0
+    assert established.unregister_buffer(at) == 0
+    assert libc.munmap(ctypes.c_void_p(at), ctypes.c_size_t(half)) == 0
 
 
 def test_registering_refuses_what_cannot_be(established: Established):

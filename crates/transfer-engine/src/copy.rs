@@ -20,7 +20,7 @@ use mooncake_base::{Error, ErrorCode, Result};
 
 use crate::piece::{LocalRange, Piece, Trust};
 
-pub(crate) use self::look::are_present;
+pub(crate) use self::look::{are_present, is_unmapped};
 
 /// Up to this length one system call that checks and copies beats a check followed by a copy.
 const KERNEL_COPY_MAX: usize = 32 << 10;

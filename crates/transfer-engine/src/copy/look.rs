@@ -43,6 +43,17 @@ pub(crate) fn are_present(address: usize, length: usize) -> bool {
     !failed && pages[..count].iter().all(|page| page & 1 != 0)
 }
 
+/// Whether nothing at all is mapped at an address. What is mapped and may not be touched is there
+/// too; and where the kernel does not tell, everything is.
+pub(crate) fn is_unmapped(address: u64) -> bool {
+    let page = page_size() as u64;
+    let mut presence = 0_u8;
+    // SAFETY: of one page the kernel writes one byte, and touches nothing of the page itself.
+    let failed =
+        unsafe { libc::mincore((address & !(page - 1)) as *mut _, 1, &raw mut presence) } != 0;
+    failed && io::Error::last_os_error().raw_os_error() == Some(libc::ENOMEM)
+}
+
 /// `struct procmap_query` of the kernel.
 #[repr(C)]
 #[derive(Default)]
@@ -148,6 +159,21 @@ mod tests {
         assert_eq!(plain_part(code, &(code..code + 1)), None);
         for nowhere in [0, 8, usize::MAX - 1] {
             assert_eq!(plain_part(nowhere, &(nowhere..nowhere + 1)), None);
+        }
+    }
+
+    #[test]
+    fn what_is_reserved_is_mapped_and_what_is_nowhere_is_not() {
+        let page = page_size();
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping where the kernel likes, which nobody touches.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), page, libc::PROT_NONE, flags, -1, 0) };
+        assert_ne!(base, libc::MAP_FAILED);
+        assert!(!is_unmapped(base as u64) && !is_unmapped(base as u64 + page as u64 - 1));
+        // SAFETY: the mapping is this test's own.
+        unsafe { libc::munmap(base, page) };
+        for nowhere in [0, 8, 1 << 63, u64::MAX] {
+            assert!(is_unmapped(nowhere), "{nowhere:#x}");
         }
     }
 

@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
-use mooncake_base::Result;
+use mooncake_base::{Error, Result};
 
 use super::Inner;
-use crate::region::{Backing, Region};
+use crate::{
+    copy,
+    region::{Backing, Region},
+};
 
 /// The registered ranges of an engine.
 #[derive(Debug)]
@@ -19,11 +22,14 @@ impl Registry<'_> {
     /// work on them that was not given to the default stream must have ended before.
     ///
     /// The range must be mapped when peers reach for it, or their transfers fail; nobody may hold
-    /// Rust references into it while it is registered.
+    /// Rust references into it while it is registered. Two of its pages are asked about, whatever
+    /// its length: if neither the first nor the last is mapped it is refused, since an address that
+    /// leads nowhere is a mistake of its caller. What is only reserved (`PROT_NONE`, never touched) or
+    /// has holes is taken: it may be filled in before anybody reaches for it.
     ///
     /// # Errors
-    /// The range is empty, wraps around, overlaps another, or is partly memory of a
-    /// device; the engine is closed; or the metadata server did not take the news.
+    /// The range is empty, wraps around, overlaps another, is partly memory of a device, or is
+    /// mapped neither where it begins nor where it ends; the engine is closed; or the metadata server did not take the news.
     pub fn register(&self, address: u64, length: u64, location: &str) -> Result<()> {
         self.register_all(&[(address, length)], location)
     }
@@ -46,6 +52,7 @@ impl Registry<'_> {
                     regions.register_device((*address, *length), named, device)?;
                 }
                 None => {
+                    check_mapped(*address, *length)?;
                     regions.register(*address, *length, location, Backing::User)?;
                     host.push(*address);
                 }
@@ -90,4 +97,18 @@ impl Registry<'_> {
     pub fn all(&self) -> Vec<Arc<Region>> {
         self.inner.lent.regions.all()
     }
+}
+
+/// Refuses memory of which neither end is mapped. A range that is none is refused in other words.
+fn check_mapped(address: u64, length: u64) -> Result<()> {
+    let Some(last) = length.checked_sub(1).and_then(|more| address.checked_add(more)) else {
+        return Ok(());
+    };
+    if copy::is_unmapped(address) && copy::is_unmapped(last) {
+        let text = "nothing is mapped there, and it is no memory of a device that is known here";
+        return Err(Error::invalid(text)
+            .with("address", format_args!("{address:#x}"))
+            .with("length", length));
+    }
+    Ok(())
 }
