@@ -4,6 +4,7 @@
 //! server of the transfer engines, on a port of its own.
 
 mod access;
+mod body;
 mod browse;
 mod history;
 mod jobs;

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-use super::{Admin, Shared, decoded, failure, json_reply, parameter, unexpected};
+use super::{Admin, Shared, body::Whole, decoded, failure, json_reply, parameter, unexpected};
 
 /// The number and the name that the established endpoints give to a drain.
 const DRAIN: (u32, &str) = (0, "DRAIN");
@@ -52,7 +52,7 @@ struct NewQuota {
 }
 
 /// POST /api/v1/drain_jobs
-async fn create(State(admin): Shared, body: Bytes) -> Response {
+async fn create(State(admin): Shared, Whole(body): Whole) -> Response {
     let job: NewJob = match serde_json::from_slice(&body) {
         Ok(job) => job,
         Err(error) => return refused(&format!("Invalid JSON body: {error}")),
@@ -111,7 +111,11 @@ async fn quotas(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
 }
 
 /// PUT /api/v1/tenant_quotas?tenant_id=T
-async fn set_quota(State(admin): Shared, RawQuery(query): RawQuery, body: Bytes) -> Response {
+async fn set_quota(
+    State(admin): Shared,
+    RawQuery(query): RawQuery,
+    Whole(body): Whole,
+) -> Response {
     let Some(tenant) = tenant_id(query) else { return refused("Missing or invalid tenant_id") };
     let bytes = match serde_json::from_slice::<NewQuota>(&body) {
         Ok(quota) => quota.requested_quota_bytes,

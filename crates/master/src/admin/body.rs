@@ -1,0 +1,91 @@
+//! The body of a request, taken whole; what cannot be taken is told in JSON, as every failure is.
+
+use axum::{
+    extract::{FromRequest, Request},
+    http::{StatusCode, header},
+    response::Response,
+};
+use bytes::{Bytes, BytesMut};
+use mooncake_base::Error;
+use tokio_stream::StreamExt;
+
+use super::failure;
+
+/// The longest body: some ten thousand names.
+const BYTES_MAX: usize = 2 << 20;
+
+/// The body of a request.
+#[derive(Debug)]
+pub(super) struct Whole(pub(super) Bytes);
+
+impl<S: Sync> FromRequest<S> for Whole {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Response> {
+        let told = request.headers().get(header::CONTENT_LENGTH);
+        let told = told.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+        if told.is_some_and(|length| length > BYTES_MAX as u64) {
+            return Err(too_long());
+        }
+        let mut bytes = BytesMut::new();
+        let mut pieces = request.into_body().into_data_stream();
+        while let Some(piece) = pieces.next().await {
+            let Ok(piece) = piece else {
+                let error = Error::invalid("the body was cut off");
+                return Err(failure(StatusCode::BAD_REQUEST, &error));
+            };
+            if piece.len() > BYTES_MAX - bytes.len() {
+                return Err(too_long());
+            }
+            bytes.extend_from_slice(&piece);
+        }
+        Ok(Self(bytes.freeze()))
+    }
+}
+
+fn too_long() -> Response {
+    let error = Error::invalid(format!("the body is longer than {BYTES_MAX} bytes"));
+    failure(StatusCode::PAYLOAD_TOO_LARGE, &error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::body::{Body, to_bytes};
+
+    async fn taken(request: Request) -> Result<Bytes, (StatusCode, serde_json::Value)> {
+        match Whole::from_request(request, &()).await {
+            Ok(Whole(bytes)) => Ok(bytes),
+            Err(refusal) => {
+                let status = refusal.status();
+                let body = to_bytes(refusal.into_body(), 4096).await.unwrap();
+                Err((status, serde_json::from_slice(&body).unwrap()))
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_is_taken_up_to_its_limit_and_refused_in_json_beyond() {
+        let longest = vec![b' '; BYTES_MAX];
+        let body = taken(Request::new(Body::from(longest.clone()))).await.unwrap();
+        assert_eq!(body.len(), BYTES_MAX);
+        let said = Request::builder().header("content-length", BYTES_MAX + 1).body(Body::empty());
+        // In two frames, and without a length: only the bytes tell.
+        let frames = [longest, vec![b'x']].map(Ok::<_, std::convert::Infallible>);
+        let unsaid = Request::new(Body::from_stream(tokio_stream::iter(frames)));
+        for request in [said.unwrap(), unsaid] {
+            let (status, told) = taken(request).await.unwrap_err();
+            assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
+            assert_eq!((&told["success"], &told["error_code"]), (&false.into(), &(-600).into()));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_that_is_cut_off_is_refused_in_json() {
+        let cut = [Ok(vec![b'{']), Err(std::io::Error::other("gone"))];
+        let request = Request::new(Body::from_stream(tokio_stream::iter(cut)));
+        let (status, told) = taken(request).await.unwrap_err();
+        assert_eq!(status, StatusCode::BAD_REQUEST);
+        assert_eq!(told["error_message"], "the body was cut off");
+    }
+}
