@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from conftest import set_up, start_master
+from conftest import MasterProcess, set_up, start_master
 
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
@@ -36,30 +40,66 @@ def receive(subscriber: Any, count: int) -> tuple[list[int], list[dict[str, Any]
     return sequences, events
 
 
-def test_a_subscriber_hears_of_objects_in_order() -> None:
-    master = start_master(
+def start_publisher(endpoint: str = "tcp://127.0.0.1:*", *flags: str) -> MasterProcess:
+    return start_master(
         "--enable_kv_events",
-        "--kv_events_bind_endpoint=tcp://127.0.0.1:*",
+        f"--kv_events_bind_endpoint={endpoint}",
         "--kv_events_backend_id=pool-a",
-        "--kv_events_model_name=some/model",
         "--default_kv_lease_ttl=1ms",
+        *flags,
     )
+
+
+def endpoint_of(master: MasterProcess) -> str:
+    found = re.search(r" events=(\S+)", master.ready)
+    assert found is not None
+    return f"tcp://{found[1]}"
+
+
+def status_of(master: MasterProcess) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{master.admin}/kv_events/status", timeout=DEADLINE) as answer:
+        status: dict[str, Any] = json.load(answer)
+    return status
+
+
+def knock(subscriber: Any, store: MooncakeDistributedStore) -> int:
+    """Puts objects until the subscriber hears of one: a subscription is not answered."""
+    end = time.monotonic() + DEADLINE
+    knocks = 0
+    while not subscriber.poll(50):
+        assert time.monotonic() < end
+        assert store.put(f"knock-{knocks}", b"x") == 0
+        knocks += 1
+    return knocks
+
+
+Subscribe = Callable[..., Any]
+
+
+@pytest.fixture
+def subscribe() -> Iterator[Subscribe]:
+    """Makes subscribers, and closes them."""
+    with zmq.Context() as context, ExitStack() as stack:
+
+        def made(endpoint: str, **options: int) -> Any:
+            subscriber = stack.enter_context(context.socket(zmq.SUB))
+            subscriber.setsockopt(zmq.LINGER, 0)
+            for name, value in options.items():
+                subscriber.setsockopt(getattr(zmq, name), value)
+            subscriber.setsockopt(zmq.SUBSCRIBE, b"")
+            subscriber.connect(endpoint)
+            return subscriber
+
+        yield made
+
+
+def test_a_subscriber_hears_of_objects_in_order(subscribe: Subscribe) -> None:
+    master = start_publisher("tcp://127.0.0.1:*", "--kv_events_model_name=some/model")
     store = MooncakeDistributedStore()
-    context = zmq.Context()
-    subscriber = context.socket(zmq.SUB)
     try:
         assert set_up(store, master.address) == 0
-        found = re.search(r" events=(\S+)", master.ready)
-        assert found is not None
-        subscriber.connect(f"tcp://{found[1]}")
-        subscriber.setsockopt(zmq.SUBSCRIBE, b"")
-        # A subscription is not answered: knock until something comes.
-        end = time.monotonic() + DEADLINE
-        knocks = 0
-        while not subscriber.poll(50):
-            assert time.monotonic() < end
-            assert store.put(f"knock-{knocks}", b"x") == 0
-            knocks += 1
+        subscriber = subscribe(endpoint_of(master))
+        knocks = knock(subscriber, store)
         assert store.put("last-knock", b"x") == 0
         before: list[int] = []
         while True:
@@ -109,7 +149,85 @@ def test_a_subscriber_hears_of_objects_in_order() -> None:
         assert events[-1]["medium"] is None
         assert "object_key" not in events[-1]
     finally:
-        subscriber.close(0)
-        context.term()
+        store.close()
+        master.kill()
+
+
+def test_one_who_does_not_listen_holds_up_nobody_and_sees_what_it_missed(
+    subscribe: Subscribe,
+) -> None:
+    master = start_publisher()
+    store = MooncakeDistributedStore()
+    try:
+        assert set_up(store, master.address) == 0
+        slow = subscribe(endpoint_of(master), RCVHWM=1, RCVBUF=1 << 16)
+        knock(slow, store)
+        quick = subscribe(endpoint_of(master))
+        knock(quick, store)
+        assert status_of(master)["subscribers"] == 2
+        # Long keys soon fill what lies between: what kernels hold, and what waits at the master.
+        long = "k" * 60_000
+        sequences: list[int] = []
+        told: set[str] = set()
+        for turn in range(500):
+            key = f"{turn}/{long}"
+            assert store.put(key, b"x") == 0
+            while key not in told:
+                numbers, events = receive(quick, 1)
+                sequences += numbers
+                told |= {event["object_key"] for event in events}
+            assert store.remove(key, True) == 0
+        assert sequences == list(range(sequences[0], sequences[0] + len(sequences)))
+
+        heard: list[int] = []
+        keys: set[str] = set()
+        end = time.monotonic() + DEADLINE
+        while not any(key.startswith("last") for key in keys):
+            assert time.monotonic() < end
+            assert store.put(f"last-{len(heard)}", b"x") == 0
+            while slow.poll(50):
+                numbers, events = receive(slow, 1)
+                heard += numbers
+                keys = {event["object_key"] for event in events}
+        assert heard == sorted(set(heard))
+        assert heard[-1] - heard[0] >= len(heard), "a gap in the numbers tells of what was missed"
+        assert status_of(master)["missed_by_slow_subscribers"] > 0
+        assert status_of(master)["dropped_events"] == 0, "none was lost for all"
+    finally:
+        store.close()
+        master.kill()
+
+
+def test_subscribers_come_back_by_themselves_and_numbers_begin_anew_with_a_master(
+    subscribe: Subscribe,
+) -> None:
+    master = start_publisher()
+    store = MooncakeDistributedStore()
+    try:
+        assert set_up(store, master.address) == 0
+        endpoint = endpoint_of(master)
+        subscriber = subscribe(endpoint)
+        knocks = knock(subscriber, store)
+        [first, *_], _ = receive(subscriber, 1)
+        assert 1 <= first <= knocks
+        # A second one goes on from where the first is, not from the beginning.
+        other = subscribe(endpoint)
+        knock(other, store)
+        [later, *_], _ = receive(other, 1)
+        assert later > first
+    finally:
+        store.close()
+        master.kill()
+    while subscriber.poll(0):
+        subscriber.recv_multipart()
+    master = start_publisher(endpoint)
+    store = MooncakeDistributedStore()
+    try:
+        assert set_up(store, master.address) == 0
+        knocks = knock(subscriber, store)
+        [again, *_], events = receive(subscriber, 1)
+        assert 1 <= again <= knocks
+        assert events[0]["event_type"] == "stored"
+    finally:
         store.close()
         master.kill()

@@ -76,7 +76,13 @@ pub(super) async fn serve(
         tokio::select! {
             came = read(&mut reader, &mut input) => came?,
             message = messages.recv(), if subscriptions > 0 => match message {
-                Ok(message) => write(&mut writer, &message).await?,
+                Ok(message) => {
+                    let written = write(&mut writer, &message).await;
+                    // With its connection it loses this one, and those that wait behind it.
+                    written.inspect_err(|_| {
+                        missed.fetch_add(1 + messages.len() as u64, Ordering::Relaxed);
+                    })?;
+                }
                 Err(RecvError::Lagged(count)) => {
                     missed.fetch_add(count, Ordering::Relaxed);
                 }
