@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -218,16 +219,34 @@ config = mooncake.StoreConfig(segment_bytes=64 << 20)
 with mooncake.Store(sys.argv[1], config) as store:
     store.put("kept", b"v" * 100000)
     print("busy", flush=True)
-    ctypes.PyDLL(None).sleep(8)
+    ctypes.PyDLL(None).sleep(int(sys.argv[2]))
     assert store.get("kept") == b"v" * 100000
 """
 
 
-def test_a_busy_interpreter_expires_nobody():
-    master = start_master("--client_ttl=1")
+IS_LONG = "MOONCAKE_LONG_TESTS" in os.environ
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("seconds", "flags"),
+    [
+        pytest.param(8, ["--client_ttl=1"], id="8 s"),
+        pytest.param(
+            30,
+            [],
+            id="30 s, and all as it is by default",
+            marks=pytest.mark.skipif(not IS_LONG, reason="the long tier: MOONCAKE_LONG_TESTS=1"),
+        ),
+    ],
+)
+def test_a_busy_interpreter_expires_nobody(seconds, flags):
+    master = start_master(*flags)
     try:
         with subprocess.Popen(
-            [sys.executable, "-c", BUSY, master.address], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", BUSY, master.address, str(seconds)],
+            stdout=subprocess.PIPE,
+            text=True,
         ) as lender:
             assert lender.stdout is not None
             assert lender.stdout.readline() == "busy\n"
