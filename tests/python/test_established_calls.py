@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 
 import numpy as np
 import pytest
 
 import mooncake
+from mooncake.engine import TransferEngine
 from mooncake.store import MooncakeDistributedStore as Established, ReplicateConfig
 
 INVALID, MISSING, LEASED, NO_SPACE = -600, -704, -706, -200
@@ -321,3 +323,25 @@ def test_a_lease_ends_by_itself(master):
         assert code == 0
     finally:
         store.close()
+
+
+def test_errors_name_the_class_that_users_know(established: Established):
+    wrong = [
+        ("put", lambda: established.put("k", b"v", cfg=1)),  # type: ignore[call-arg]
+        ("remove_by_regex", lambda: established.remove_by_regex(pat="x")),  # type: ignore[call-arg]
+        ("mount_segment", lambda: established.mount_segment()),  # type: ignore[call-arg]
+    ]
+    for name, call in wrong:
+        with pytest.raises(TypeError, match=rf"^MooncakeDistributedStore\.{name}\(\) "):
+            call()
+    for kind in (Established, TransferEngine):
+        for name, call in inspect.getmembers(kind, inspect.isfunction):
+            if not name.startswith("__"):
+                assert call.__qualname__ == f"{kind.__name__}.{name}"
+
+
+def test_an_address_that_is_none_is_refused_in_words(established: Established):
+    for wrong in (np.zeros(4, np.uint8), b"abc", 1.5, "x", None):
+        with pytest.raises(TypeError, match=f"are integers.*, not {type(wrong).__name__}"):
+            established.put_from("k", wrong, 4)  # type: ignore[arg-type]
+    assert established.put_from("k", np.uint64(8), 4) < 0, "a number of numpy is an integer"

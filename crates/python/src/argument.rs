@@ -18,10 +18,16 @@ impl<'py> FromPyObject<'_, 'py> for Unsigned {
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         object.extract::<usize>().map(Self).map_err(|error| {
-            if error.is_instance_of::<PyOverflowError>(object.py()) {
-                PyTypeError::new_err("addresses, sizes and counts are integers from 0 to 2^64-1")
-            } else {
-                error
+            let what = "addresses, sizes and counts are integers from 0 to 2^64-1";
+            let py = object.py();
+            if error.is_instance_of::<PyOverflowError>(py) {
+                return PyTypeError::new_err(what);
+            }
+            match object.get_type().name() {
+                Ok(kind) if error.is_instance_of::<PyTypeError>(py) => {
+                    PyTypeError::new_err(format!("{what}, not {kind}"))
+                }
+                _ => error,
             }
         })
     }

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from mooncake._names import take_credit
 from mooncake._runtime import _native
 from mooncake.engine import codes
 from mooncake.engine.aliases import also
@@ -750,6 +751,9 @@ class TransferEngine(DeviceTransfers):
         except MooncakeError as error:
             _log.debug("%s", error)
             return otherwise
+
+
+take_credit(TransferEngine)
 
 
 def _told(error: MooncakeError) -> int:

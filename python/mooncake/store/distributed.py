@@ -6,6 +6,7 @@ import inspect
 import logging
 from typing import Any
 
+from mooncake._names import take_credit
 from mooncake._runtime import _native
 from mooncake.engine.types import shared_engine
 from mooncake.errors import MooncakeError, NotSupportedError
@@ -244,6 +245,9 @@ class MooncakeDistributedStore(
     def _get_pyclient_capsule(self) -> MooncakeDistributedStore | None:
         """Return what `BufferPool` is made of; None if it is not set up. Wrappers pass it on."""
         return None if self._native is None else self
+
+
+take_credit(MooncakeDistributedStore)
 
 
 def _check_form(given: dict[str, Any], config: dict[str, Any] | None) -> None:
