@@ -1,5 +1,10 @@
 //! The admin endpoints of drains and quotas: their established shapes and codes.
 
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+};
+
 use mooncake_master::{MasterConfig, config::StateDir};
 use serde_json::{Value, json};
 
@@ -64,6 +69,23 @@ fn a_drain_that_cannot_be_is_refused_as_established() {
         assert_eq!(unknown, (404, failure(-1402, "JOB_NOT_FOUND")));
         let bad = ask(&running, method, &format!("/api/v1/drain_jobs/{path}?job_id=x"), "");
         assert_eq!(bad, (400, failure(-600, "Missing or invalid job_id")));
+    }
+}
+
+#[test]
+fn a_body_that_is_too_long_is_refused_in_json_before_it_comes() {
+    let running = Running::whole();
+    for target in ["POST /api/v1/drain_jobs", "PUT /api/v1/tenant_quotas?tenant_id=t"] {
+        let mut stream = TcpStream::connect(running.admin()).unwrap();
+        let head =
+            format!("{target} HTTP/1.0\r\nhost: localhost\r\ncontent-length: 3000000\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.0 413 "), "{head}");
+        let told: Value = serde_json::from_str(body).unwrap();
+        assert_eq!(told, failure(-600, "the body is longer than 2097152 bytes"));
     }
 }
 
