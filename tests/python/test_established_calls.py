@@ -345,3 +345,10 @@ def test_an_address_that_is_none_is_refused_in_words(established: Established):
         with pytest.raises(TypeError, match=f"are integers.*, not {type(wrong).__name__}"):
             established.put_from("k", wrong, 4)  # type: ignore[arg-type]
     assert established.put_from("k", np.uint64(8), 4) < 0, "a number of numpy is an integer"
+
+
+def test_keys_that_are_no_list_are_refused_in_words(established: Established):
+    for wrong in ("key", None, 7):
+        with pytest.raises(TypeError, match=f"a list of str or bytes, not {type(wrong).__name__}"):
+            established.batch_is_exist(wrong)  # type: ignore[arg-type]
+    assert established.batch_is_exist(("a", b"b")) == [0, 0], "any sequence serves"

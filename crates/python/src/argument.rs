@@ -84,7 +84,11 @@ fn with_bytes<R>(key: &Bound<'_, PyAny>, take: impl FnOnce(&[u8]) -> R) -> PyRes
 /// Reads keys into one buffer.
 pub(crate) fn key_batch(keys: &Bound<'_, PyAny>) -> PyResult<KeyBatch> {
     let Ok(list) = keys.cast::<PyList>() else {
-        let keys: Vec<Bound<'_, PyAny>> = keys.extract()?;
+        let Ok(keys) = keys.extract::<Vec<Bound<'_, PyAny>>>() else {
+            let kind = keys.get_type().name()?;
+            let text = format!("keys are a list of str or bytes, not {kind}");
+            return Err(PyTypeError::new_err(text));
+        };
         return gathered(keys.into_iter());
     };
     gathered(list.iter())
