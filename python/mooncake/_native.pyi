@@ -453,16 +453,9 @@ class Store:
         has_checksums: bool | None = None,
         http_port: int | None = None,
     ) -> Store:
-        """Join a pool as a guest of the daemon of this host.
+        """Join a pool as a guest of the daemon of this host, which is at ``host[:port]``.
 
-        Args:
-            daemon: ``host[:port]`` of the daemon.
-            pool_bytes: How much memory `take_memory` may hand out.
-            is_tcp_forced: As of `connect`, as the following.
-            rpc_timeout_s: How long the daemon may take to answer.
-            connect_timeout_s: How long to try to reach the daemon.
-            has_checksums: Keep and check checksums.
-            http_port: Where to serve health and metrics over HTTP.
+        `take_memory` may hand out so many `pool_bytes`; the rest is as of `connect`.
 
         Raises:
             MooncakeError: No daemon answers there, it does not reach its master, or there is no
@@ -659,20 +652,11 @@ class Store:
     def mount_file(self, path: str, length: int, *, offset: int = 0, location: str = "*") -> str:
         """Lend a part of a file to the pool; return the id of the segment.
 
-        Args:
-            path: The file; objects that are put there are written into it.
-            length: How many bytes of it.
-            offset: The first of them, a multiple of the page size.
-            location: Where the memory is, for instance ``"cpu:0"``.
+        Objects are written into it, from an offset on that is a multiple of the page size.
         """
 
     def unmount(self, segment: str, *, grace_s: float = 0.0) -> None:
-        """Take a segment of this client out of the pool.
-
-        Args:
-            segment: Its id.
-            grace_s: For so long it can be read, but takes no new objects.
-        """
+        """Take a segment out of the pool, which can be read for a grace, but takes no objects."""
 
     @property
     def hostname(self) -> str:
@@ -758,12 +742,12 @@ def rdma_devices() -> tuple[list[str], str | None]:
     """Return the RDMA devices of this machine, and why none can be used where that is so."""
 
 def put_columns(
-    store: Store, keys: _Keys, addresses: _Ints, lengths: _Ints, options: _Options, upsert: bool
+    store: Store, keys: _Keys, addresses: _Ints, lengths: _Ints, options: _Options, is_upsert: bool
 ) -> _Numbers:
     """Do as `Store.put_from` does, in numbers: 0, or that of a failure; the last stands beside."""
 
 def put_values(
-    store: Store, keys: _Keys, values: Sequence[_Readable], options: _Options, upsert: bool
+    store: Store, keys: _Keys, values: Sequence[_Readable], options: _Options, is_upsert: bool
 ) -> _Numbers:
     """Do as `Store.put` does, in numbers, with values of one buffer each, none of them empty."""
 
