@@ -348,7 +348,7 @@ def test_an_address_that_is_none_is_refused_in_words(established: Established):
 
 
 def test_keys_that_are_no_list_are_refused_in_words(established: Established):
-    for wrong in ("key", None, 7):
+    for wrong in ("key", {"key": 1}, {"key"}):
         with pytest.raises(TypeError, match=f"a list of str or bytes, not {type(wrong).__name__}"):
             established.batch_is_exist(wrong)  # type: ignore[arg-type]
     assert established.batch_is_exist(("a", b"b")) == [0, 0], "any sequence serves"

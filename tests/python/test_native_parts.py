@@ -21,7 +21,7 @@ def native(store: mooncake.Store) -> Any:
 
 def test_many_small_parts_come_in_one_quick_call(native: Any) -> None:
     value = bytes(range(256)) * 4096
-    native.put(["k"], [value])
+    assert native.put(["k"], [value]) == [True]
     count = 100_000
     into = ctypes.create_string_buffer(count * 8)
     base = ctypes.addressof(into)
