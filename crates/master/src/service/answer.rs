@@ -26,15 +26,15 @@ pub(super) struct SegmentTable {
 
 impl SegmentTable {
     /// The places as the wire shows them; the state must be the one that just gave them.
-    pub(super) fn places(&mut self, state: &State, places: &[Place]) -> Vec<v1::Place> {
-        places.iter().map(|place| self.place(state, place)).collect()
+    pub(super) fn places(&mut self, state: &State, places: Vec<Place>) -> Vec<v1::Place> {
+        places.into_iter().map(|place| self.place(state, place)).collect()
     }
 
     pub(super) fn into_segments(self) -> Vec<v1::Segment> {
         self.segments
     }
 
-    fn place(&mut self, state: &State, place: &Place) -> v1::Place {
+    fn place(&mut self, state: &State, place: Place) -> v1::Place {
         let spec = state.segment(place.segment).spec;
         let segments = &mut self.segments;
         let index = *self.indices.entry((spec.id, spec.incarnation)).or_insert_with(|| {

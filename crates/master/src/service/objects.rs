@@ -1,7 +1,7 @@
 //! The calls about objects: writing, reading, removing and listing them.
 
 use bytes::Bytes;
-use mooncake_base::{ClientId, Error, ObjectKey, ReplicaId, Result, TenantId, Version};
+use mooncake_base::{ClientId, Error, Moment, ObjectKey, ReplicaId, Result, TenantId, Version};
 use mooncake_proto::{
     convert::Caller,
     v1::{self, ItemResult},
@@ -33,29 +33,29 @@ impl Service {
         let mut segments = SegmentTable::default();
         let mut write_window_ms = 0;
         let mut items_before = 0;
-        let results = self.in_slices(&r.items, |state, item| {
+        let mut results = Vec::with_capacity(r.items.len());
+        self.by_slices(&r.items, |state, items| {
             write_window_ms = millis(state.rules().write_window);
-            let request = item_request(r.request, items_before);
-            items_before += 1;
-            match self.start_one(
-                state,
-                (caller.client, &tenant),
-                item,
-                (&options, r.replace, request),
-            ) {
-                Ok(started) => {
-                    self.traffic.put(item.length);
-                    v1::PutStartResult {
-                        failure: None,
-                        version: started.version.0,
-                        places: segments.places(state, &started.places),
+            let now = self.clock.now();
+            results.extend(items.iter().map(|item| {
+                let request = item_request(r.request, items_before);
+                items_before += 1;
+                let (who, how) = ((caller.client, &*tenant), (&options, r.replace, request));
+                match start_one(state, now, who, item, how) {
+                    Ok(started) => {
+                        self.traffic.put(item.length);
+                        v1::PutStartResult {
+                            failure: None,
+                            version: started.version.0,
+                            places: segments.places(state, started.places),
+                        }
                     }
+                    Err(error) => v1::PutStartResult {
+                        failure: Some((&error).into()),
+                        ..v1::PutStartResult::default()
+                    },
                 }
-                Err(error) => v1::PutStartResult {
-                    failure: Some((&error).into()),
-                    ..v1::PutStartResult::default()
-                },
-            }
+            }));
         });
         let failed = results.iter().filter(|result| result.failure.is_some()).count();
         self.calls.batch(Op::PutStart, results.len(), failed);
@@ -78,21 +78,21 @@ impl Service {
         let tenant = self.tenant(r.caller.as_ref())?;
         let grant = Grant { has_lease: r.lease, has_fence: r.fence };
         let mut segments = SegmentTable::default();
-        let (results, fence_ms) = {
+        let (mut hits, mut bytes) = (0, 0);
+        let (results, fence) = {
             let mut state = self.lock();
-            let located = state.locate(self.clock.now(), &tenant, &r.keys, grant);
-            let found = located.objects.iter().flatten();
-            let (hits, bytes) = found.fold((0, 0), |(n, b), object| (n + 1, b + object.length));
-            if r.lease || r.fence {
-                self.traffic.looked_up(r.keys.len(), hits, bytes);
-            }
-            let results: Vec<_> = located
-                .objects
-                .into_iter()
-                .map(|object| located_to_wire(&state, &mut segments, object))
-                .collect();
-            (results, millis(located.fence))
+            let now = self.clock.now();
+            state.locate_with(now, &tenant, &r.keys, grant, |state, object| {
+                if let Ok(object) = &object {
+                    (hits, bytes) = (hits + 1, bytes + object.length);
+                }
+                located_to_wire(state, &mut segments, object)
+            })
         };
+        if r.lease || r.fence {
+            self.traffic.looked_up(r.keys.len(), hits, bytes);
+        }
+        let fence_ms = millis(fence);
         let failed = results.iter().filter(|result| result.failure.is_some()).count();
         self.calls.batch(Op::Locate, results.len(), failed);
         Ok(v1::LocateResponse { results, segments: segments.into_segments(), fence_ms })
@@ -129,10 +129,10 @@ impl Service {
         let now = self.clock.now();
         let mut states = Vec::with_capacity(r.keys.len());
         let mut lengths = Vec::with_capacity(r.keys.len());
-        self.in_slices(&r.keys, |state, key| {
-            let probed = state.probe(now, &tenant, key, r.lease);
-            states.push(object_state(probed.state).into());
-            lengths.push(probed.length);
+        self.by_slices(&r.keys, |state, keys| {
+            let probed = state.probe_all(now, &tenant, keys, r.lease);
+            states.extend(probed.iter().map(|probed| i32::from(object_state(probed.state))));
+            lengths.extend(probed.iter().map(|probed| probed.length));
         });
         self.calls.batch(Op::Probe, states.len(), 0);
         Ok(v1::ProbeResponse { states, lengths })
@@ -199,24 +199,6 @@ impl Service {
         self.lock().walk(&self.tenant, from, visit)
     }
 
-    fn start_one(
-        &self,
-        state: &mut State,
-        (client, tenant): (ClientId, &TenantId),
-        item: &v1::PutItem,
-        (options, is_replacing, request): (&PutOptions, bool, u64),
-    ) -> Result<crate::state::Started> {
-        let key = ObjectKey::new(&item.key[..])?;
-        if item.group.len() > GROUP_BYTES_MAX {
-            return Err(Error::invalid("the name of the group is too long")
-                .with("group_bytes", item.group.len())
-                .with("limit", GROUP_BYTES_MAX));
-        }
-        let group = item.group.as_bytes();
-        let put = Put { key, length: item.length, group, options, is_replacing, request };
-        state.put_start(self.clock.now(), client, tenant, put)
-    }
-
     fn close_puts(
         &self,
         op: Op,
@@ -252,14 +234,21 @@ impl Service {
         mut handle: impl FnMut(&mut State, &T) -> R,
     ) -> Vec<R> {
         let mut results = Vec::with_capacity(items.len());
+        self.by_slices(items, |state, slice| {
+            results.extend(slice.iter().map(|item| handle(state, item)));
+        });
+        results
+    }
+
+    /// As [`in_slices`](Self::in_slices), so many items at once as others may have to wait for.
+    fn by_slices<T>(&self, items: &[T], mut handle: impl FnMut(&mut State, &[T])) {
         for slice in items.chunks(SLICE_ITEMS) {
             let mut state = self.lock();
-            results.extend(slice.iter().map(|item| handle(&mut state, item)));
+            handle(&mut state, slice);
             if items.len() > SLICE_ITEMS {
                 state.unlock_fair();
             }
         }
-        results
     }
 
     /// Runs a sweep slice by slice, letting others at the state in between.
@@ -273,6 +262,24 @@ impl Service {
             }
         }
     }
+}
+
+fn start_one(
+    state: &mut State,
+    now: Moment,
+    (client, tenant): (ClientId, &TenantId),
+    item: &v1::PutItem,
+    (options, is_replacing, request): (&PutOptions, bool, u64),
+) -> Result<crate::state::Started> {
+    let key = ObjectKey::new(&item.key[..])?;
+    if item.group.len() > GROUP_BYTES_MAX {
+        return Err(Error::invalid("the name of the group is too long")
+            .with("group_bytes", item.group.len())
+            .with("limit", GROUP_BYTES_MAX));
+    }
+    let group = item.group.as_bytes();
+    let put = Put { key, length: item.length, group, options, is_replacing, request };
+    state.put_start(now, client, tenant, put)
 }
 
 /// What tells an item of a call from all others of its caller, the same key twice among them; 0 if
@@ -292,7 +299,7 @@ fn located_to_wire(
             failure: None,
             version: object.version.0,
             length: object.length,
-            places: segments.places(state, &object.places),
+            places: segments.places(state, object.places),
             checksum: object.checksum,
             fence: object.hold.map_or(0, |hold| hold.fence),
             object: object.hold.map_or(0, |hold| hold.object),

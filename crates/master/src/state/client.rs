@@ -1,5 +1,7 @@
 //! Clients: who is there, and how sure we are of it.
 
+use std::sync::Arc;
+
 use mooncake_base::{ClientId, Error, ErrorCode, Moment, Result};
 use rustc_hash::FxHashMap;
 
@@ -21,7 +23,7 @@ pub(super) struct Clients {
 
 #[derive(Debug)]
 pub(super) struct Client {
-    host: Box<str>,
+    host: Arc<str>,
     heard: Moment,
     is_suspect: bool,
     registration: u64,
@@ -47,8 +49,8 @@ impl Clients {
     }
 
     /// Its host; empty if nothing is known of it.
-    pub(super) fn host(&self, client: ClientId) -> &str {
-        self.by_id.get(&client).map_or("", |client| &client.host)
+    pub(super) fn host(&self, client: ClientId) -> Arc<str> {
+        self.by_id.get(&client).map_or_else(|| Arc::from(""), |client| Arc::clone(&client.host))
     }
 
     pub(super) fn count(&self) -> u64 {
@@ -69,7 +71,7 @@ impl State {
         }
         if self.heartbeat(now, client) {
             if let Some(known) = self.clients.by_id.get_mut(&client) {
-                known.host = host_of(name);
+                known.host = host_of(name).into();
             }
             return Ok(());
         }
@@ -78,8 +80,13 @@ impl State {
         }
         self.clients.registrations += 1;
         let registration = self.clients.registrations;
-        let new =
-            Client { host: host_of(name), heard: now, is_suspect: false, registration, turn: 0 };
+        let new = Client {
+            host: host_of(name).into(),
+            heard: now,
+            is_suspect: false,
+            registration,
+            turn: 0,
+        };
         self.clients.by_id.insert(client, new);
         self.timers.push(now + self.rules.client_ttl, Timer::Client(client, registration));
         Ok(())

@@ -34,6 +34,9 @@ impl From<Moment> for Stamp {
     }
 }
 
+/// Uses are told apart by time to this share of a lease, as a power of two.
+const SLOT_SHARE: u32 = 4;
+
 /// Until when an object and its memory are held.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Holds {
@@ -45,6 +48,18 @@ impl Holds {
     /// Keeps the object until then, or longer if it was to be kept longer.
     pub(super) fn extend_lease(&mut self, until: Moment) {
         self.lease = self.lease.max(until.into());
+    }
+
+    /// As [`extend_lease`](Self::extend_lease), for a use that begins a lease of that length. `false`
+    /// if the last such use was a moment ago: time is divided into slots, each at most a sixteenth
+    /// of a lease, and both uses are in one of them.
+    pub(super) fn lease(&mut self, now: Moment, ttl: Duration) -> bool {
+        let before = self.lease.0;
+        self.extend_lease(now + ttl);
+        let ttl = u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX);
+        let slot_bits = ttl.checked_ilog2().and_then(|bits| bits.checked_sub(SLOT_SHARE));
+        // Leases of one length end in the order in which they begin, and in slots of that length.
+        slot_bits.is_none_or(|bits| before >> bits != self.lease.0 >> bits)
     }
 
     /// Keeps the memory until then, or longer.
@@ -101,6 +116,28 @@ mod tests {
         assert_eq!(holds.end(), at(20).into());
         holds.forget_fence();
         assert_eq!((holds.fence(), holds.end()), (Stamp::default(), at(10).into()));
+    }
+
+    #[test]
+    fn uses_of_one_slot_are_one_and_the_next_slot_comes_within_a_sixteenth_of_a_lease() {
+        let ttl = Duration::from_secs(5);
+        let at = |micros| Moment::from_boot(Duration::from_micros(micros));
+        let mut holds = Holds::default();
+        let uses: Vec<u64> =
+            (1_000_000..8_000_000).step_by(50).filter(|&m| holds.lease(at(m), ttl)).collect();
+        let gaps: Vec<u64> = uses.windows(2).map(|two| two[1] - two[0]).collect();
+        assert_eq!(uses[0], 1_000_000, "the first is one");
+        assert!(gaps.iter().all(|&gap| gap <= 5_000_000 / 16), "{gaps:?}");
+        assert!(gaps.iter().skip(1).all(|&gap| gap >= 5_000_000 / 32 - 50), "{gaps:?}");
+        assert!(holds.is_leased(at(8_000_000 - 50 + 4_999_999)), "each extends the lease");
+        assert!(!holds.is_leased(at(8_000_000 - 50 + 5_000_000)), "to no more than was promised");
+    }
+
+    #[test]
+    fn without_leases_every_use_counts() {
+        let now = Moment::from_boot(Duration::from_secs(1));
+        let mut holds = Holds::default();
+        assert!(holds.lease(now, Duration::ZERO) && holds.lease(now, Duration::ZERO));
     }
 
     #[test]

@@ -167,7 +167,7 @@ impl State {
             length: put.length,
             replicas: copies,
             within: Within::All,
-            host: self.clients.host(client).into(),
+            host: self.clients.host(client),
             options: put.options,
             spared: standing,
         };
@@ -233,8 +233,8 @@ impl State {
         tenant: &TenantId,
         put: PutRef<'_>,
     ) -> Result<()> {
-        let (slot, write) = self.take_write(now, client, tenant, &put)?;
-        let kept = self.give_up(now, &write, put.failed_replicas);
+        let (slot, mut write) = self.take_write(now, client, tenant, &put)?;
+        let kept = self.give_up(now, &mut write, put.failed_replicas);
         if kept.is_empty() {
             self.record_write_dropped(write.version);
             self.vacate_if_empty(slot);
@@ -267,9 +267,9 @@ impl State {
         tenant: &TenantId,
         put: PutRef<'_>,
     ) -> Result<()> {
-        let (slot, write) = self.take_write(now, client, tenant, &put)?;
+        let (slot, mut write) = self.take_write(now, client, tenant, &put)?;
         self.record_write_dropped(write.version);
-        let kept = self.give_up(now, &write, put.failed_replicas);
+        let kept = self.give_up(now, &mut write, put.failed_replicas);
         self.tenants.uncharge(write.tenant, write.length * kept.len() as u64);
         for replica in kept {
             self.release(now, replica, Stamp::default());
@@ -279,14 +279,19 @@ impl State {
     }
 
     /// Where the copies lie.
-    pub(super) fn places(&self, version: u64, length: u64, replicas: &[Replica]) -> Vec<Place> {
+    pub(super) fn places<'a>(
+        &self,
+        version: u64,
+        length: u64,
+        replicas: impl IntoIterator<Item = &'a Replica>,
+    ) -> Vec<Place> {
         let place = |replica: &Replica| Place {
             segment: SegmentRef(replica.segment),
             offset: self.segments.at(replica.segment).allocator.offset(replica.block),
             length,
             replica: replica.id(version),
         };
-        replicas.iter().map(place).collect()
+        replicas.into_iter().map(place).collect()
     }
 
     /// What was asked for, checked; the time of the soft pin in it.

@@ -6,7 +6,7 @@ use mooncake_base::{Error, ErrorCode, Moment, ReplicaId, Result, TenantId, Versi
 
 use super::{
     Effect, State,
-    object::{NO_WRITE, Object, ObjectState, Replica},
+    object::{Flags, NO_WRITE, Object, ObjectState, Replica},
     put::Place,
 };
 
@@ -92,6 +92,19 @@ impl State {
         keys: &[K],
         grant: Grant,
     ) -> Located {
+        let (objects, fence) = self.locate_with(now, tenant, keys, grant, |_, object| object);
+        Located { objects, fence }
+    }
+
+    /// As [`locate`](Self::locate), where each answer is at once made into something else.
+    pub fn locate_with<K: AsRef<[u8]>, R>(
+        &mut self,
+        now: Moment,
+        tenant: &TenantId,
+        keys: &[K],
+        grant: Grant,
+        mut make: impl FnMut(&Self, Result<LocatedObject>) -> R,
+    ) -> (Vec<R>, Duration) {
         self.queue.look(now);
         let tenant = self.objects.tenant(tenant);
         let found: Vec<Result<u32>> =
@@ -104,8 +117,11 @@ impl State {
             false => Duration::ZERO,
         };
         self.widen_horizon(now, fence);
-        let objects = found.into_iter().map(|slot| Ok(self.grant(now, slot?, grant, fence)));
-        Located { objects: objects.collect(), fence }
+        let answers = found.into_iter().map(|slot| {
+            let object = slot.map(|slot| self.grant(now, slot, grant, fence));
+            make(self, object)
+        });
+        (answers.collect(), fence)
     }
 
     /// Whether that copy of that version still stands, and did all the time since it was located.
@@ -129,11 +145,35 @@ impl State {
     pub fn probe(&mut self, now: Moment, tenant: &TenantId, key: &[u8], has_lease: bool) -> Probed {
         self.queue.look(now);
         let tenant = self.objects.tenant(tenant);
+        self.probe_one(now, tenant, key, has_lease)
+    }
+
+    /// As [`probe`](Self::probe), of several keys: an answer for each, in their order.
+    pub fn probe_all<K: AsRef<[u8]>>(
+        &mut self,
+        now: Moment,
+        tenant: &TenantId,
+        keys: &[K],
+        has_lease: bool,
+    ) -> Vec<Probed> {
+        self.queue.look(now);
+        let tenant = self.objects.tenant(tenant);
+        keys.iter().map(|key| self.probe_one(now, tenant, key.as_ref(), has_lease)).collect()
+    }
+
+    fn probe_one(
+        &mut self,
+        now: Moment,
+        tenant: Option<u16>,
+        key: &[u8],
+        has_lease: bool,
+    ) -> Probed {
         let Some(slot) = tenant.and_then(|tenant| self.find(tenant, key)) else {
             return Probed { state: ObjectState::Absent, length: 0 };
         };
-        let is_written = self.objects.at(slot).writes != NO_WRITE;
-        if !self.objects.at(slot).is_complete() || (is_written && self.is_dormant(slot)) {
+        let object = self.objects.at(slot);
+        let (length, is_written) = (object.length, object.writes != NO_WRITE);
+        if !object.is_complete() || (is_written && self.is_dormant(slot)) {
             return Probed { state: ObjectState::Writing, length: 0 };
         }
         if self.is_dormant(slot) {
@@ -142,7 +182,7 @@ impl State {
         if has_lease {
             self.extend_lease(now, slot);
         }
-        Probed { state: ObjectState::Complete, length: self.objects.at(slot).length }
+        Probed { state: ObjectState::Complete, length }
     }
 
     fn widen_horizon(&mut self, now: Moment, fence: Duration) {
@@ -209,20 +249,24 @@ impl State {
             }
         }
         let object = self.objects.at(slot);
-        let copies: Vec<Replica> = self.readable_copies(object).copied().collect();
         LocatedObject {
             version: object.version(),
             length: object.length,
-            places: self.places(object.version, object.length, &copies),
+            places: self.places(object.version, object.length, self.readable_copies(object)),
             checksum: self.objects.checksum(slot),
             data_type: object.data_type,
             hold,
         }
     }
 
+    /// A use that leases. That an object is used again and again tells the order of eviction
+    /// nothing new a moment later: it cannot go before the lease ends.
     fn extend_lease(&mut self, now: Moment, slot: u32) {
-        self.objects.at_mut(slot).holds.extend_lease(now + self.rules.lease_ttl);
-        self.touch(now, slot);
+        let object = self.objects.at_mut(slot);
+        let is_new = object.holds.lease(now, self.rules.lease_ttl);
+        if is_new || object.flags.has(Flags::PARKED) || object.flags.has(Flags::SOFT_PINNED) {
+            self.touch(now, slot);
+        }
     }
 
     fn readable_copies<'a>(&'a self, object: &'a Object) -> impl Iterator<Item = &'a Replica> {

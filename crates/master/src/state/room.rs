@@ -2,7 +2,7 @@
 
 mod refusal;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use mooncake_base::{Moment, Result};
 
@@ -33,7 +33,7 @@ pub(super) struct Want<'a> {
     /// Where the copies may lie.
     pub(super) within: Within<'a>,
     /// The writer's host; empty if unknown.
-    pub(super) host: Box<str>,
+    pub(super) host: Arc<str>,
     pub(super) options: &'a PutOptions,
     /// Must not be evicted: it is to be replaced.
     pub(super) spared: Option<u32>,
@@ -188,7 +188,7 @@ impl State {
         }
         let open = self.segments.open();
         if want.options.is_same_node_preferred && !want.host.is_empty() {
-            order.extend(open.iter().filter(|&&slot| self.segments.at(slot).host == want.host));
+            order.extend(open.iter().filter(|&&slot| *self.segments.at(slot).host == *want.host));
         }
         let ask = Ask { host: &want.host, replicas: want.replicas };
         self.placement.order(&self.segments, &ask, &mut order);

@@ -99,23 +99,23 @@ impl State {
         Ok((slot, write))
     }
 
-    /// The copies that were written; the memory of the others rests.
+    /// Takes out the copies that were written; the memory of the others rests.
     pub(super) fn give_up(
         &mut self,
         now: Moment,
-        write: &Write,
+        write: &mut Write,
         failed: &[ReplicaId],
     ) -> Vec<Replica> {
-        let mut kept = Vec::with_capacity(write.replicas.len());
-        for &replica in &write.replicas {
-            if failed.contains(&replica.id(write.version)) {
+        let mut copies = std::mem::take(&mut write.replicas);
+        copies.retain(|replica| {
+            let is_kept = !failed.contains(&replica.id(write.version));
+            if !is_kept {
                 self.tenants.uncharge(write.tenant, write.length);
-                self.release(now, replica, (write.started + self.rules.write_end()).into());
-            } else {
-                kept.push(replica);
+                self.release(now, *replica, (write.started + self.rules.write_end()).into());
             }
-        }
-        kept
+            is_kept
+        });
+        copies
     }
 
     /// What was written stands under the key from now on, and nothing else does.

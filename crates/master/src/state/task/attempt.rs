@@ -1,6 +1,6 @@
 //! One try of a task: what is still wanted, room for it, and what becomes of it at the end.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use mooncake_base::{ClientId, Error, Moment, ReplicaId, Result, TaskId, Version};
 
@@ -259,7 +259,7 @@ impl State {
                 length,
                 replicas: 1,
                 within: spot.within(),
-                host: Box::from(""),
+                host: Arc::from(""),
                 options: &options,
                 spared: Some(slot),
             };

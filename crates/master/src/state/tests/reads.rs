@@ -176,3 +176,76 @@ fn a_listing_comes_in_byte_order_and_in_pages() {
     let mut other = Listing::new(TenantId::new("other"), Selector::All, None, 0);
     assert!(pool.state.list_objects(&mut other) && other.into_page().objects.is_empty());
 }
+
+/// Uses the key again and again for that long, a use each millisecond.
+fn poll(pool: &mut Pool, key: &str, time: Duration) {
+    for _ in 0..time.as_millis() {
+        pool.now = pool.now + Duration::from_millis(1);
+        pool.state.probe(pool.now, &pool.tenant, key.as_bytes(), true);
+    }
+}
+
+#[test]
+fn what_is_used_all_the_time_outlives_all_that_is_not() {
+    for eviction in [EvictionKind::Lru, EvictionKind::Adaptive, EvictionKind::S3Fifo] {
+        let rules = Rules { eviction, lease_ttl: Duration::from_secs(1), ..Rules::default() };
+        let mut pool = Pool::with(rules, 4);
+        pool.put("polled", MIB).unwrap();
+        for round in 0..20 {
+            // Leases end a moment after the last of these uses.
+            poll(&mut pool, "polled", Duration::from_millis(300));
+            pool.wait(2);
+            pool.put(&round.to_string(), MIB).unwrap();
+            assert!(pool.exists("polled"), "{eviction:?} {round}");
+        }
+        assert_eq!(pool.state.totals().counters.evicted_keys, 17, "{eviction:?}");
+    }
+}
+
+#[test]
+fn each_use_of_a_run_keeps_the_object_as_long_as_promised() {
+    let rules = Rules { lease_ttl: Duration::from_secs(1), ..Rules::default() };
+    let mut pool = Pool::with(rules, 4);
+    pool.put("k", MIB).unwrap();
+    for uses in 1..100 {
+        poll(&mut pool, "k", Duration::from_millis(uses));
+        let used = pool.now;
+        pool.now = used + Duration::from_millis(999);
+        fails(pool.remove("k", false), ErrorCode::OBJECT_HAS_LEASE);
+        pool.now = used;
+    }
+    pool.now = pool.now + Duration::from_secs(1);
+    pool.remove("k", false).unwrap();
+}
+
+#[test]
+fn what_is_used_while_it_waits_for_the_end_of_its_lease_is_not_the_next_to_go() {
+    let lease_ttl = Duration::from_secs(1);
+    let rules = Rules { eviction: EvictionKind::Lru, lease_ttl, ..Rules::default() };
+    let mut pool = Pool::with(rules, 2);
+    pool.put("k", MIB).unwrap();
+    pool.put("other", MIB).unwrap();
+    poll(&mut pool, "other", Duration::from_millis(1));
+    poll(&mut pool, "k", Duration::from_millis(1));
+    // Both are met in vain and wait; then one of them is used, a moment after its last use.
+    fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+    poll(&mut pool, "other", Duration::from_millis(1));
+    pool.wait(2);
+    pool.put("new", MIB).unwrap();
+    assert!(pool.exists("other") && !pool.exists("k"));
+}
+
+#[test]
+fn several_probes_of_one_call_answer_as_each_alone() {
+    let mut pool = Pool::new(4);
+    pool.put("there", MIB).unwrap();
+    pool.start(A, "begun", MIB).unwrap();
+    let keys = ["there", "begun", "absent", "there"];
+    let alone = keys.map(|key| pool.state.probe(pool.now, &pool.tenant, key.as_bytes(), false));
+    let together = pool.state.probe_all(pool.now, &pool.tenant, &keys, true);
+    assert_eq!(together, alone);
+    fails(pool.remove("there", false), ErrorCode::OBJECT_HAS_LEASE);
+    let nobody = TenantId::new("nobody");
+    let absent = Probed { state: ObjectState::Absent, length: 0 };
+    assert_eq!(pool.state.probe_all(pool.now, &nobody, &keys, true), [absent; 4]);
+}
