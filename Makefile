@@ -127,7 +127,7 @@ test-python: dev ## Python tests against the extension that `make dev` built
 ROUNDS ?= 3
 CASES ?= 5000
 .PHONY: soak
-soak: setup dev ## The long tier: many random cases, the rest over and over (ROUNDS=3 CASES=5000)
+soak: setup dev ## The long tier: many random cases, the rest over and over (ROUNDS=3 CASES=5000); with MOONCAKE_LONG_TESTS=1 also what takes minutes
 	for round in $$(seq $(ROUNDS)); do \
 	  echo "round $$round of $(ROUNDS), $(CASES) cases a property"; \
 	  PROPTEST_CASES=$(CASES) cargo test $(RUST_TESTED) --no-fail-fast; \

@@ -16,10 +16,11 @@ from conftest import MasterProcess, set_up, start_master
 
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
+pytestmark = pytest.mark.timeout(4 * 60)
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
 msgpack = pytest.importorskip("msgpack", reason="msgpack is not installed")
 
-DEADLINE = 20
+DEADLINE = 60
 
 
 def receive(subscriber: Any, count: int) -> tuple[list[int], list[dict[str, Any]]]:
