@@ -58,3 +58,10 @@ fn only<T>(outcomes: Vec<Result<T>>) -> Result<T> {
     let mut outcomes = outcomes.into_iter();
     outcomes.next().unwrap_or_else(|| Err(Error::internal("a batch of one gave no outcome")))
 }
+
+/// Memory for tests that transfer nothing.
+#[cfg(test)]
+pub(super) fn nowhere(length: usize) -> LocalRange {
+    // SAFETY: nobody reads or writes it.
+    unsafe { LocalRange::foreign(4096, length) }
+}

@@ -290,3 +290,24 @@ fn check_groups(items: usize, options: &PutOptions) -> Result<()> {
 pub(super) fn total<'a>(ranges: impl IntoIterator<Item = &'a LocalRange>) -> u64 {
     ranges.into_iter().fold(0, |sum, range| sum.saturating_add(range.length() as u64))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_key_that_is_there_twice_the_first_stays_and_the_others_come_later() {
+        let item =
+            |key: &&str| PutItem { key: ObjectKey::new(key.as_bytes()).unwrap(), parts: &[] };
+        let later = |keys: &[&str]| {
+            let items: Vec<_> = keys.iter().map(item).collect();
+            let mut open: Vec<usize> = (0..items.len()).collect();
+            let later = split_repeated(&items, &mut open);
+            (open, later)
+        };
+        assert_eq!(later(&[]), (vec![], vec![]));
+        assert_eq!(later(&["a"]), (vec![0], vec![]));
+        assert_eq!(later(&["a", "b", "c"]), (vec![0, 1, 2], vec![]));
+        assert_eq!(later(&["a", "b", "a", "a", "b"]), (vec![0, 1], vec![2, 3, 4]));
+    }
+}

@@ -414,3 +414,18 @@ fn wire_options(options: &PutOptions) -> v1::ReplicateConfig {
         data_type: options.data_type,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{super::bytes::nowhere, *};
+
+    #[test]
+    fn parts_lie_one_behind_the_other_and_ranges_where_they_say() {
+        let offsets = |layout: Layout<'_>| layout.ranges().map(|(at, _)| at).collect::<Vec<_>>();
+        let parts = [nowhere(3), nowhere(0), nowhere(5), nowhere(1)];
+        assert_eq!(offsets(Layout::InOrder(&parts)), [0, 3, 3, 8]);
+        assert_eq!(offsets(Layout::At(&[(7, nowhere(2)), (1, nowhere(4))])), [7, 1]);
+        let most = [nowhere(usize::MAX), nowhere(usize::MAX), nowhere(1)];
+        assert_eq!(offsets(Layout::InOrder(&most)), [0, u64::MAX, u64::MAX]);
+    }
+}

@@ -257,3 +257,54 @@ impl Shared {
 fn unmoved() -> Error {
     Error::new(ErrorCode::TRANSFER_FAIL, "the transfer did not happen")
 }
+
+#[cfg(test)]
+mod tests {
+    use mooncake_base::SegmentId;
+
+    use super::{super::bytes::nowhere, *};
+
+    fn segment(endpoint: &str) -> Arc<SegmentInfo> {
+        Arc::new(SegmentInfo {
+            id: SegmentId::random(),
+            name: "name".to_owned(),
+            endpoint: endpoint.to_owned(),
+            base: 0,
+            length: 1 << 20,
+            protocol: "tcp".to_owned(),
+        })
+    }
+
+    #[test]
+    fn jobs_are_sorted_by_peer_with_the_pieces_that_are_theirs() {
+        let (a, b, more_of_a) = (segment("a"), segment("b"), segment("a"));
+        let piece = |remote| Piece::new(nowhere(1), remote);
+        let mut jobs = Jobs::default();
+        jobs.push(&a, [piece(1), piece(2)], false);
+        jobs.push(&b, [piece(3)], false);
+        jobs.push(&more_of_a, [], false);
+        jobs.push(&a, [piece(4)], false);
+        let (segments, groups) = jobs.by_peer();
+        assert_eq!(segments.len(), 3, "each is kept once");
+        let remotes = |group: &Group<'_>| {
+            let counts = group.jobs.iter().map(|job| job.pieces).collect::<Vec<_>>();
+            (counts, group.pieces.iter().map(|piece| piece.remote).collect::<Vec<_>>())
+        };
+        let found: Vec<_> = groups.iter().map(remotes).collect();
+        assert_eq!(found, [(vec![2, 0, 1], vec![1, 2, 4]), (vec![1], vec![3])]);
+        assert_eq!(jobs.finish().filter(Result::is_err).count(), 4, "none of them has run");
+    }
+
+    #[test]
+    fn the_jobs_of_one_peer_are_one_group() {
+        let (a, more_of_a) = (segment("a"), segment("a"));
+        let piece = |remote| Piece::new(nowhere(1), remote);
+        let mut jobs = Jobs::default();
+        jobs.push(&a, [piece(1)], true);
+        jobs.push(&more_of_a, [piece(2)], false);
+        let (_, groups) = jobs.by_peer();
+        assert_eq!(groups.len(), 1);
+        assert_eq!((groups[0].jobs.len(), groups[0].pieces.len()), (2, 2));
+        assert!(groups[0].jobs[0].is_chosen);
+    }
+}
