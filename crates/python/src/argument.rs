@@ -52,18 +52,28 @@ pub(crate) fn object_keys(keys: &[Bound<'_, PyAny>]) -> PyResult<Vec<Result<Obje
 
 /// The same, straight from a list.
 pub(crate) fn listed_keys(keys: &Bound<'_, PyAny>) -> PyResult<Vec<Result<ObjectKey>>> {
-    match keys.cast::<PyList>() {
-        Ok(list) => list.iter().map(|key| object_key(&key)).collect(),
-        Err(_) => object_keys(&keys.extract::<Vec<Bound<'_, PyAny>>>()?),
-    }
+    listed(keys, |key| object_key(&key))
 }
 
 /// Reads a column of numbers, for `from_py_with`.
 pub(crate) fn column(numbers: &Bound<'_, PyAny>) -> PyResult<Vec<Unsigned>> {
-    match numbers.cast::<PyList>() {
-        Ok(list) => list.iter().map(|number| number.extract()).collect(),
-        Err(_) => numbers.extract(),
+    listed(numbers, |number| number.extract())
+}
+
+/// Reads each item of a sequence; those of a list, which is what callers have, where they are.
+fn listed<'py, T>(
+    items: &Bound<'py, PyAny>,
+    read: impl Fn(Bound<'py, PyAny>) -> PyResult<T>,
+) -> PyResult<Vec<T>> {
+    let Ok(list) = items.cast::<PyList>() else {
+        return items.extract::<Vec<_>>()?.into_iter().map(read).collect();
+    };
+    // A result that is collected does not know how many there will be.
+    let mut values = Vec::with_capacity(list.len());
+    for item in list {
+        values.push(read(item)?);
     }
+    Ok(values)
 }
 
 fn object_key(key: &Bound<'_, PyAny>) -> PyResult<Result<ObjectKey>> {

@@ -184,8 +184,9 @@ class PointerCalls(Calls):
         Returns:
             The length of the object, or a negative number.
         """
-        ranges = [(buffer_ptr, size)]
-        return as_numbers(self._each(1, lambda native: native.get_into([key], ranges)))[0]
+        return self._numbers(
+            1, lambda native: _native.get_columns(native, [key], [buffer_ptr], [size])
+        )[0]
 
     def batch_get_into(
         self, keys: Sequence[Key], buffer_ptrs: Sequence[int], sizes: Sequence[int]
@@ -255,8 +256,7 @@ class PointerCalls(Calls):
     ) -> int:
         if size == 0 and self._native is not None:
             return self._nothing(key)
-        ranges = [(address, size)]
-        return as_codes(self._put_from([key], ranges, config, is_upsert=is_upsert))[0]
+        return self._put_columns([key], [address], [size], config, is_upsert=is_upsert)[0]
 
     def _put_each_from(
         self,
@@ -269,7 +269,17 @@ class PointerCalls(Calls):
     ) -> list[int]:
         if not are_alike(keys, addresses, sizes):
             return [INVALID_PARAMS] * len(keys)
+        return self._put_columns(keys, addresses, sizes, config, is_upsert=is_upsert)
 
+    def _put_columns(
+        self,
+        keys: Sequence[Key],
+        addresses: Sequence[int],
+        sizes: Sequence[int],
+        config: ReplicateConfig | None,
+        *,
+        is_upsert: bool,
+    ) -> list[int]:
         def call(native: _native.Store) -> tuple[list[int], MooncakeError | None]:
             options = put_options(config)
             return _native.put_columns(native, keys, addresses, sizes, options, is_upsert)
