@@ -36,6 +36,7 @@ mod segment;
 mod task;
 mod tenant;
 mod timer;
+mod wish;
 mod write;
 
 #[cfg(test)]
@@ -69,7 +70,7 @@ pub use self::{
     image::Image,
     news::News,
     object::ObjectState,
-    put::{Place, Put, PutOptions, PutRef, SoftPin, Started},
+    put::{Place, Put, PutRef, Started},
     query::{Listing, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
     read::{Grant, Hold, Located, LocatedObject, Probed},
     restore::Restored,
@@ -77,6 +78,7 @@ pub use self::{
     segment::{SegmentNumber, SegmentRef, SegmentSpec, SegmentStatus, SegmentView, Segments},
     task::{NewTask, TaskEnd, TaskKind, TaskStatus, TaskView, Work},
     tenant::TenantQuota,
+    wish::{PutOptions, SoftPin},
 };
 
 /// How many things that are due one call of [`State::advance`] does.

@@ -12,9 +12,9 @@ use super::{
     host::host_of,
     image::{Image, Keys, LoggedSegment, LoggedWrite, Rest, Standing},
     object::{Flags, NO_WRITE, Replica, Replicas},
-    put::WishedPin,
     segment::{Segment, SegmentStatus},
     timer::Timer,
+    wish::WishedPin,
     write::Write,
 };
 

@@ -15,7 +15,7 @@ use super::{
     lease::Stamp,
     object::{Flags, Replica},
     placement::Ask,
-    put::PutOptions,
+    wish::PutOptions,
 };
 
 /// How soon a group with a hard-pinned member is looked at again.

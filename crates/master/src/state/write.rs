@@ -5,7 +5,7 @@ use mooncake_base::{ClientId, Moment};
 use super::{
     eviction::{Chain, Links},
     object::{NO_WRITE, Replica},
-    put::WishedPin,
+    wish::WishedPin,
 };
 
 /// A put that has started and not ended.

@@ -28,8 +28,9 @@ impl Registry<'_> {
     /// has holes is taken: it may be filled in before anybody reaches for it.
     ///
     /// # Errors
-    /// The range is empty, wraps around, overlaps another, is partly memory of a device, or is
-    /// mapped neither where it begins nor where it ends; the engine is closed; or the metadata server did not take the news.
+    /// The range is empty, wraps around, overlaps another, is partly memory of a device, or is mapped
+    /// neither where it begins nor where it ends; the engine is closed; or the metadata server did
+    /// not take the news.
     pub fn register(&self, address: u64, length: u64, location: &str) -> Result<()> {
         self.register_all(&[(address, length)], location)
     }

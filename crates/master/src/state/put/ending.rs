@@ -4,11 +4,12 @@ use mooncake_base::{
     ClientId, Error, ErrorCode, Moment, ReplicaId, Result, TenantId, key::Printed,
 };
 
-use super::{PutRef, WishedPin, WritesOf};
+use super::{PutRef, WritesOf};
 use crate::state::{
     Effect, State,
     lease::Stamp,
     object::{Flags, NO_WRITE, Replica, Replicas},
+    wish::WishedPin,
     write::Write,
 };
 

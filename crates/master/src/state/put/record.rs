@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use super::{PutRef, WishedPin};
-use crate::state::{Effect, LoggedPin, State, Value, object::ordinal_of, write::Write};
+use super::PutRef;
+use crate::state::{
+    Effect, LoggedPin, State, Value, object::ordinal_of, wish::WishedPin, write::Write,
+};
 
 impl State {
     /// Tells the log of a put that began.

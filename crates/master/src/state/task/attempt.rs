@@ -13,10 +13,10 @@ use crate::state::{
     Effect, State,
     lease::Stamp,
     object::{Flags, Object, Replica},
-    put::PutOptions,
     room::{Want, Within},
     segment::Segment,
     timer::Timer,
+    wish::PutOptions,
 };
 
 /// How long a task waits after its first failure; twice as long after each further one…
