@@ -8,6 +8,8 @@
 
 pub mod caller;
 pub mod convert;
+#[cfg(test)]
+mod fuzz;
 pub mod lean;
 
 /// The generated messages, and with the feature `grpc` the service.

@@ -1,0 +1,183 @@
+//! Throws broken bytes at what takes frames of the lean door apart, on either side of it.
+
+use bytes::BytesMut;
+use mooncake_base::{
+    Error, ErrorCode,
+    fuzz::{Target, check, outcome},
+};
+use prost::Message;
+
+use crate::{
+    convert,
+    lean::{
+        DaemonGreeting, GREETING_BYTES_MAX, ServerGreeting, check_client_greeting, client_greeting,
+        decode, encode,
+    },
+    v1::{self, request::Call, response::Call as Answer},
+};
+
+/// The longest frame that is taken here; inputs are shorter than the real limit.
+const LIMIT: usize = 1 << 10;
+
+/// The numbers of all calls, and one behind them.
+const CALLS: [std::ops::RangeInclusive<u32>; 3] = [1..=16, 30..=39, 100..=101];
+
+/// What came out of a connection: the messages before the first that is none, and how it ended.
+struct Taken<M> {
+    messages: Vec<M>,
+    has_failed: bool,
+    left: usize,
+}
+
+/// Takes frames off bytes that come in pieces of that length.
+fn take<M: Message + Default>(bytes: &[u8], piece: usize, limit: usize) -> Taken<M> {
+    let (mut wire, mut messages) = (BytesMut::new(), Vec::new());
+    for part in bytes.chunks(piece) {
+        wire.extend_from_slice(part);
+        loop {
+            match decode(&mut wire, limit) {
+                Ok(Some(message)) => messages.push(message),
+                Ok(None) => break,
+                Err(_) => return Taken { messages, has_failed: true, left: 0 },
+            }
+        }
+        assert!(
+            wire.capacity() <= 2 * (limit + 4 + bytes.len()),
+            "no more room than a frame needs"
+        );
+    }
+    Taken { messages, has_failed: false, left: wire.len() }
+}
+
+/// Takes frames in one piece and in many, which must be the same, and writes them again.
+fn read<M: Message + Default + PartialEq>(bytes: &[u8], limit: usize) -> Taken<M> {
+    let whole = take::<M>(bytes, bytes.len().max(1), limit);
+    let parted = take::<M>(bytes, 7, limit);
+    assert!(whole.messages == parted.messages && whole.has_failed == parted.has_failed);
+    assert_eq!(whole.left, parted.left);
+    for message in &whole.messages {
+        let mut wire = BytesMut::new();
+        encode(message, &mut wire).expect("what was a frame fits into one");
+        // Numbers may have been written longer than need be, and unknown fields are dropped.
+        assert!(
+            decode::<M>(&mut wire, usize::MAX).is_ok_and(|again| again.as_ref() == Some(message))
+        );
+        assert!(wire.is_empty());
+    }
+    whole
+}
+
+fn frame(message: &impl Message) -> Vec<u8> {
+    let mut wire = BytesMut::new();
+    encode(message, &mut wire).expect("a small message");
+    wire.to_vec()
+}
+
+/// A frame with an empty message for each call that there is, and for one that there is not.
+fn empty_calls() -> impl Iterator<Item = Vec<u8>> {
+    CALLS.into_iter().flatten().map(|number| {
+        let mut body = Vec::new();
+        prost::encoding::encode_key(number, prost::encoding::WireType::LengthDelimited, &mut body);
+        body.push(0);
+        [&(body.len() as u32).to_le_bytes()[..], &body].concat()
+    })
+}
+
+/// As the master and the relay of a daemon read them.
+fn requests() -> Target {
+    let caller = Some(v1::Caller { client: vec![7; 16].into(), tenant: "t".to_owned() });
+    let keys = vec![b"a".as_slice().into(), vec![b'k'; 64].into()];
+    let item = v1::PutItem { key: b"k".as_slice().into(), length: 1 << 40, ..Default::default() };
+    let calls = [
+        Call::Locate(v1::LocateRequest { caller: caller.clone(), keys, lease: true, fence: true }),
+        Call::PutStart(v1::PutStartRequest {
+            caller,
+            items: vec![item; 2],
+            config: Some(v1::ReplicateConfig::default()),
+            request: u64::MAX,
+            ..Default::default()
+        }),
+    ];
+    let fence = v1::FenceReturn { fence: 3, versions: vec![1, u64::MAX], objects: vec![0, 9] };
+    let full = calls.map(|call| v1::Request { call: Some(call), returned: vec![fence.clone()] });
+    let mut seeds: Vec<_> = empty_calls().chain(full.iter().map(frame)).collect();
+    seeds.push([frame(&full[0]), frame(&full[1])].concat());
+    let run = |bytes: &[u8]| {
+        let mut taken = read::<v1::Request>(bytes, LIMIT);
+        let calls = taken.messages.iter_mut().filter_map(|request| request.call.as_mut());
+        let kinds: Vec<_> = calls
+            .map(|call| {
+                let caller = call.caller_mut().clone();
+                let checked = convert::Caller::try_from(caller.as_ref());
+                if let Ok(checked) = &checked {
+                    let wire = v1::Caller::from(checked);
+                    let again = convert::Caller::try_from(Some(&wire));
+                    assert!(again.is_ok_and(|again| again == *checked));
+                }
+                (std::mem::discriminant(call), checked.is_ok())
+            })
+            .collect();
+        outcome((kinds, taken.has_failed, taken.left == 0))
+    };
+    Target { name: "lean request", seeds, run }
+}
+
+/// As clients read them.
+fn answers() -> Target {
+    let failure = v1::Failure::from(&Error::new(ErrorCode::OBJECT_NOT_FOUND, "no such key"));
+    let states = vec![0, 1, 2, 7];
+    let calls = [
+        Answer::Probe(v1::ProbeResponse { states, lengths: vec![1, u64::MAX] }),
+        Answer::Failure(failure),
+    ];
+    let full = calls.map(|call| v1::Response { call: Some(call) });
+    let mut seeds: Vec<_> = empty_calls().chain(full.iter().map(frame)).collect();
+    seeds.push([frame(&full[0]), frame(&full[1])].concat());
+    let run = |bytes: &[u8]| {
+        let taken = read::<v1::Response>(bytes, LIMIT);
+        let kinds = taken.messages.iter().filter_map(|answer| answer.call.as_ref()).map(|call| {
+            let code = match call {
+                Answer::Failure(failure) => Some(Error::from(failure).code().number()),
+                _ => None,
+            };
+            (std::mem::discriminant(call), code)
+        });
+        outcome((kinds.collect::<Vec<_>>(), taken.has_failed, taken.left == 0))
+    };
+    Target { name: "lean answer", seeds, run }
+}
+
+/// What a server says first, as clients read it.
+fn server_greetings() -> Target {
+    let daemon = DaemonGreeting { name: "h:1".to_owned(), metadata: "P2PHANDSHAKE".to_owned() };
+    let mut greeting = ServerGreeting {
+        version: 1,
+        master: vec![9; 16],
+        unix_socket: "mooncake-7".to_owned(),
+        daemon: None,
+    };
+    let master = frame(&greeting);
+    greeting.daemon = Some(daemon);
+    let run = |bytes: &[u8]| {
+        let taken = read::<ServerGreeting>(bytes, GREETING_BYTES_MAX);
+        let kinds = taken.messages.iter().map(|one| (one.version == 1, one.daemon.is_some()));
+        outcome((kinds.collect::<Vec<_>>(), taken.has_failed, taken.left == 0))
+    };
+    Target { name: "lean greeting of a server", seeds: vec![master, frame(&greeting)], run }
+}
+
+/// What a client says first, as a server reads it.
+fn client_greetings() -> Target {
+    let run = |bytes: &[u8]| {
+        let Some(first) = bytes.first_chunk() else { return 0 };
+        let checked = check_client_greeting(first);
+        assert_eq!(checked.is_ok(), *first == client_greeting());
+        outcome(checked.map_err(|error| error.code().number()))
+    };
+    Target { name: "lean greeting of a client", seeds: vec![client_greeting().to_vec()], run }
+}
+
+#[test]
+fn no_frame_of_the_lean_door_panics_or_changes_on_its_way() {
+    check(&[requests(), answers(), server_greetings(), client_greetings()]);
+}
