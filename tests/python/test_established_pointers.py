@@ -40,9 +40,10 @@ def test_registering_takes_what_is_reserved_and_refuses_what_is_nowhere(establis
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    length, no_rights = 64 << 30, 0
+    length, no_rights = 64 << 20, 0
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
     at = libc.mmap(None, length, no_rights, flags, -1, 0)
+    assert at != 2**64 - 1, ctypes.get_errno()
     assert established.register_buffer(at, length) == 0
     assert established.unregister_buffer(at) == 0
     # Where no process has memory: the first page, and what no pointer can be.
