@@ -28,6 +28,7 @@ const DOUBT: f32 = 4.0;
 #[derive(Debug)]
 pub(super) struct Shadows<const N: usize> {
     shadows: [Shadow; N],
+    names: Names,
     chosen: usize,
     looked: u32,
     /// Uses that were seen, fading like hits.
@@ -39,13 +40,42 @@ pub(super) struct Shadows<const N: usize> {
 struct Shadow {
     stay: [u32; TIERS],
     tiers: Tiers,
-    /// The number of each held name, by its hash.
-    held: FxHashMap<u32, u32>,
-    vacant: Vec<u32>,
     hits: f32,
     /// Against the first choice, of all uses and of recent ones.
     long: Duel,
     short: Duel,
+}
+
+/// Names that any shadow holds, each under one number in all of them: they hold much the same.
+#[derive(Debug, Default)]
+struct Names {
+    /// By hash.
+    numbers: FxHashMap<u32, u32>,
+    /// By number: a bit for each shadow that holds it.
+    holders: Vec<u8>,
+    vacant: Vec<u32>,
+}
+
+impl Names {
+    /// The number of a name, given to it if nobody holds it.
+    fn number(&mut self, hash: u32) -> u32 {
+        *self.numbers.entry(hash).or_insert_with(|| {
+            self.vacant.pop().unwrap_or_else(|| {
+                self.holders.push(0);
+                (self.holders.len() - 1) as u32
+            })
+        })
+    }
+
+    /// That shadow no longer holds the name.
+    fn let_go(&mut self, number: u32, hash: u32, shadow: usize) {
+        let holders = &mut self.holders[number as usize];
+        *holders &= !(1 << shadow);
+        if *holders == 0 {
+            self.numbers.remove(&hash);
+            self.vacant.push(number);
+        }
+    }
 }
 
 /// Uses that two choices served differently: those alike say nothing of which is better.
@@ -74,8 +104,10 @@ impl Duel {
 impl<const N: usize> Shadows<N> {
     /// One for each choice of how long the tiers stay.
     pub(super) fn new(choices: [[u32; TIERS]; N]) -> Self {
+        const { assert!(N <= u8::BITS as usize, "each shadow has a bit") };
         let shadow = |stay| Shadow { stay, ..Shadow::default() };
-        Self { shadows: choices.map(shadow), chosen: FIRST, looked: 0, uses: 0.0 }
+        let names = Names::default();
+        Self { shadows: choices.map(shadow), names, chosen: FIRST, looked: 0, uses: 0.0 }
     }
 
     /// An object was used, in a cache of so many.
@@ -86,14 +118,26 @@ impl<const N: usize> Shadows<N> {
             return;
         }
         self.uses += 1.0;
+        let number = self.names.number(hash);
+        let holders = self.names.holders[number as usize];
         let mut is_first_hit = None;
-        for shadow in &mut self.shadows {
-            let is_hit = shadow.used(hash, tier, tick, (objects >> thinned).max(1));
+        for (index, shadow) in self.shadows.iter_mut().enumerate() {
+            let is_hit = holders & (1 << index) != 0;
+            if is_hit {
+                shadow.hits += 1.0;
+                shadow.tiers.remove(number);
+            } else {
+                shadow.make_room((objects >> thinned).max(1), tick, |victim, hash| {
+                    self.names.let_go(victim, hash, index);
+                });
+            }
+            shadow.tiers.push(number, hash, tier, tick);
             if is_hit != *is_first_hit.get_or_insert(is_hit) {
                 shadow.long.count(is_hit);
                 shadow.short.count(is_hit);
             }
         }
+        self.names.holders[number as usize] = u8::MAX >> (u8::BITS as usize - N);
         if tick.wrapping_sub(self.looked) >= LOOK_TICKS {
             self.looked = tick;
             self.look();
@@ -138,24 +182,15 @@ impl<const N: usize> Shadows<N> {
 }
 
 impl Shadow {
-    /// Whether it was held.
-    fn used(&mut self, hash: u32, tier: usize, tick: u32, objects_max: usize) -> bool {
-        if let Some(&number) = self.held.get(&hash) {
-            self.hits += 1.0;
-            self.tiers.remove(number);
-            self.tiers.push(number, hash, tier, tick);
-            return true;
-        }
-        while self.held.len() >= objects_max {
-            let Some(victim) = self.tiers.pop(tick, &self.stay) else { break };
-            self.held.remove(&self.tiers.hash(victim));
-            self.vacant.push(victim);
+    /// Lets names go until there is room for one more of so many.
+    fn make_room(&mut self, objects_max: usize, tick: u32, mut let_go: impl FnMut(u32, u32)) {
+        while self.tiers.count() >= objects_max {
+            let Some(victim) = self.tiers.pop(tick, &self.stay) else {
+                break;
+            };
+            let_go(victim, self.tiers.hash(victim));
         }
         self.tiers.bound_ages(tick);
-        let number = self.vacant.pop().unwrap_or(self.held.len() as u32);
-        self.held.insert(hash, number);
-        self.tiers.push(number, hash, tier, tick);
-        false
     }
 }
 
@@ -198,5 +233,36 @@ mod tests {
         let in_turn = (0..50_000_u32).map(|index| 3_000_000 + index / 4000 * 10_000 + below(900));
         let mut shadows = Shadows::new([first, other]);
         assert_eq!(choose(scanned.into_iter().chain(in_turn), &mut shadows), first);
+    }
+
+    #[test]
+    fn each_holds_what_it_would_hold_alone() {
+        let choices = [[0; TIERS], [0, 50, 70, 80], [0, 500, 500, 500]];
+        let mut together = Shadows::new(choices);
+        let mut alone = choices.map(|choice| Shadows::new([choice]));
+        let mut random = Random::new(7);
+        let (mut hits, mut seen) = (0.0, FxHashMap::default());
+        for index in 0..40_000_u32 {
+            // Some are used often, some twice, some never again; the cache grows and shrinks.
+            let hash = match random.below(3) {
+                0 => random.below(400) as u32,
+                1 => 10_000 + index / 2 - random.below(300).min(index as usize / 2) as u32,
+                _ => 1_000_000 + index,
+            };
+            let objects = if index % 8000 < 6000 { 900 } else { 300 };
+            let times: &mut usize = seen.entry(hash).or_default();
+            let (tier, tick) = ((*times).min(TIERS - 1), 1 + index / 3);
+            *times += 1;
+            together.used(hash, tier, tick, objects);
+            for (alone, beside) in alone.iter_mut().zip(&together.shadows) {
+                alone.used(hash, tier, tick, objects);
+                assert_eq!(alone.shadows[0].hits, beside.hits, "use {index}");
+            }
+            hits = together.shadows[0].hits;
+        }
+        assert!(hits > 100.0, "hits={hits}");
+        let Names { numbers, holders, vacant } = &together.names;
+        assert_eq!(numbers.len() + vacant.len(), holders.len());
+        assert!(holders.len() <= choices.len() * 900, "numbers are used again");
     }
 }
