@@ -102,6 +102,11 @@ impl State {
         tenant: &TenantId,
         put: Put<'_>,
     ) -> Result<Started> {
+        if self.segments.open().is_empty() {
+            // Should the driver be late: memory may have rested by now. What else is due comes to
+            // pass as well, so nothing may have been looked up yet.
+            while self.ring(now) {}
+        }
         self.clients.check(client)?;
         let soft_pin = self.check_put(&put)?;
         self.check_tenant(tenant)?;

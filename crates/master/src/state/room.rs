@@ -100,10 +100,6 @@ impl State {
     /// # Errors
     /// `NO_AVAILABLE_HANDLE`, with what holds the memory.
     pub(super) fn find_room(&mut self, now: Moment, want: &Want<'_>) -> Result<Vec<Replica>> {
-        if self.segments.open().is_empty() {
-            // Should the driver be late: memory may have rested by now.
-            while self.ring(now) {}
-        }
         let open = self.segments.open().iter().filter(|&&slot| want.within.has(slot));
         let Some(need) = footprint(want.length) else { return Err(self.too_large(now, want)) };
         let possible =

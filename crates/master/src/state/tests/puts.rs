@@ -82,6 +82,32 @@ fn the_space_of_a_writer_depends_on_how_it_went() {
 }
 
 #[test]
+fn what_an_upsert_would_replace_may_go_at_the_moment_when_room_is_found() {
+    let mut pool = Pool::new(1);
+    pool.mount(B, 2, 16).unwrap();
+    pool.start(B, "b", 8 * MIB).unwrap();
+    // The same memory comes back, and rests until nothing can be written late.
+    pool.state.unmount(pool.now, B, SegmentId::from_bits(2), Duration::ZERO).unwrap();
+    pool.mount(B, 2, 16).unwrap();
+    pool.wait(11);
+    pool.start(A, "k", MIB).unwrap();
+    // A falls silent, so that it is given up a moment before that memory has rested.
+    for _ in 0..10 {
+        pool.now = pool.now + Duration::from_millis(990);
+        pool.state.heartbeat(pool.now, B);
+        pool.settle();
+    }
+    pool.state.suspect(pool.now, A);
+    fails(pool.start(B, "l", 2 * MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+    pool.now = pool.now + Duration::from_millis(1200);
+    pool.state.heartbeat(pool.now, B);
+    let options = PutOptions::default();
+    let started = pool.start_with(B, "k", 2 * MIB, true, &options).unwrap();
+    pool.end(B, "k", &started).unwrap();
+    assert_eq!(pool.locate("k", false, false).unwrap().places, started.places);
+}
+
+#[test]
 fn a_copy_that_failed_is_given_up_and_its_memory_rests() {
     let mut pool = Pool::new(4);
     pool.mount(B, 2, 4).unwrap();
