@@ -138,6 +138,8 @@ def test_lists_are_sequences_and_nothing_else(established: Established):
     for wrong in ({"k"}, (key for key in "k"), "k"):
         with pytest.raises(TypeError):
             established.batch_is_exist(wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a list of str or bytes, not str"):
+        established.get_batch("key")  # type: ignore[arg-type]
         with pytest.raises(TypeError):
             established.put_batch(["m"], wrong)  # type: ignore[arg-type]
         with pytest.raises(TypeError):
@@ -351,4 +353,6 @@ def test_keys_that_are_no_list_are_refused_in_words(established: Established):
     for wrong in ("key", {"key": 1}, {"key"}):
         with pytest.raises(TypeError, match=f"a list of str or bytes, not {type(wrong).__name__}"):
             established.batch_is_exist(wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a list of str or bytes, not str"):
+        established.get_batch("key")  # type: ignore[arg-type]
     assert established.batch_is_exist(("a", b"b")) == [0, 0], "any sequence serves"

@@ -52,21 +52,25 @@ pub(crate) fn object_keys(keys: &[Bound<'_, PyAny>]) -> PyResult<Vec<Result<Obje
 
 /// The same, straight from a list.
 pub(crate) fn listed_keys(keys: &Bound<'_, PyAny>) -> PyResult<Vec<Result<ObjectKey>>> {
-    listed(keys, |key| object_key(&key))
+    listed(keys, KEYS, |key| object_key(&key))
 }
 
 /// Reads a column of numbers, for `from_py_with`.
 pub(crate) fn column(numbers: &Bound<'_, PyAny>) -> PyResult<Vec<Unsigned>> {
-    listed(numbers, |number| number.extract())
+    listed(numbers, "addresses and sizes are lists of integers", |number| number.extract())
 }
+
+/// What keys are, where something else was given.
+const KEYS: &str = "keys are a list of str or bytes";
 
 /// Reads each item of a sequence; those of a list, which is what callers have, where they are.
 fn listed<'py, T>(
     items: &Bound<'py, PyAny>,
+    what: &str,
     read: impl Fn(Bound<'py, PyAny>) -> PyResult<T>,
 ) -> PyResult<Vec<T>> {
     let Ok(list) = items.cast::<PyList>() else {
-        return items.extract::<Vec<_>>()?.into_iter().map(read).collect();
+        return sequence(items, what)?.into_iter().map(read).collect();
     };
     // A result that is collected does not know how many there will be.
     let mut values = Vec::with_capacity(list.len());
@@ -91,15 +95,18 @@ fn with_bytes<R>(key: &Bound<'_, PyAny>, take: impl FnOnce(&[u8]) -> R) -> PyRes
     Err(PyTypeError::new_err(format!("a key is str or bytes, not {kind}")))
 }
 
+/// The items of what is a sequence and no text; else an error that begins with `what` was expected.
+fn sequence<'py>(items: &Bound<'py, PyAny>, what: &str) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    items.extract().or_else(|_| {
+        let kind = items.get_type().name()?;
+        Err(PyTypeError::new_err(format!("{what}, not {kind}")))
+    })
+}
+
 /// Reads keys into one buffer.
 pub(crate) fn key_batch(keys: &Bound<'_, PyAny>) -> PyResult<KeyBatch> {
     let Ok(list) = keys.cast::<PyList>() else {
-        let Ok(keys) = keys.extract::<Vec<Bound<'_, PyAny>>>() else {
-            let kind = keys.get_type().name()?;
-            let text = format!("keys are a list of str or bytes, not {kind}");
-            return Err(PyTypeError::new_err(text));
-        };
-        return gathered(keys.into_iter());
+        return gathered(sequence(keys, KEYS)?.into_iter());
     };
     gathered(list.iter())
 }
