@@ -102,11 +102,8 @@ impl State {
         tenant: &TenantId,
         put: Put<'_>,
     ) -> Result<Started> {
-        if self.segments.open().is_empty() {
-            // Should the driver be late: memory may have rested by now. What else is due comes to
-            // pass as well, so nothing may have been looked up yet.
-            while self.ring(now) {}
-        }
+        // Before anything is looked up, since what is due may take it away.
+        self.catch_up(now);
         self.clients.check(client)?;
         let soft_pin = self.check_put(&put)?;
         self.check_tenant(tenant)?;
@@ -279,6 +276,13 @@ impl State {
                 .with("key", &put.key)
                 .with("ttl_ms", ttl.as_millis())
                 .with("limit_ms", self.rules.soft_pin_ttl_max.as_millis())),
+        }
+    }
+
+    /// Should the driver be late while nothing takes objects: memory may have rested by now.
+    fn catch_up(&mut self, now: Moment) {
+        if self.segments.open().is_empty() {
+            while self.ring(now) {}
         }
     }
 
