@@ -150,7 +150,7 @@ impl Image {
                 }
             }
             Effect::ReplicaAdded { object, copy } => {
-                self.next_ordinal = copy.ordinal.wrapping_add(1);
+                self.next_ordinal = number_after(self.next_ordinal, copy.ordinal);
                 self.change(&object, |found| {
                     found.copies.retain(|other| other.ordinal != copy.ordinal);
                     found.copies.push(copy);
@@ -270,4 +270,12 @@ impl Standing {
             pin: None,
         }
     }
+}
+
+/// The number of the next copy, once one of that number is told of. Copies are not done in the order in
+/// which they were numbered, and numbers come round again.
+fn number_after(next: u16, ordinal: u16) -> u16 {
+    let after = ordinal.wrapping_add(1);
+    let is_ahead = after.wrapping_sub(next) < 1 << 15;
+    if is_ahead { after } else { next }
 }

@@ -1,7 +1,8 @@
 //! Tasks and drains across restarts of the master: they go on, or fail and say why.
 
 use super::{
-    durable::{self, restarted},
+    super::object::ordinal_of,
+    durable::{self, Log, restarted},
     tasks::{drain, on, segment_status, two},
     *,
 };
@@ -9,12 +10,18 @@ use super::{
 /// A pool after a restart, in which A and B have announced what they lent.
 fn back(pool: &mut Pool) -> Pool {
     let mut pool = restarted(pool);
-    for (client, id) in [(A, 1), (B, 2)] {
+    announce(&mut pool);
+    pool
+}
+
+/// A and B announce what they lent before the restart.
+fn announce(pool: &mut Pool) {
+    for (client, id, name) in [(A, 1, "host-a:1"), (B, 2, "host-b:1")] {
+        pool.state.register(pool.now, client, name).unwrap();
         pool.state.resume(client, &spec(client, id, 1, 4)).unwrap();
     }
     // Memory rests until readers of before are done.
     pool.wait(1);
-    pool
 }
 
 #[test]
@@ -61,6 +68,29 @@ fn a_try_dies_with_the_master_and_the_task_is_tried_again_elsewhere_in_the_targe
     pool.wait(30);
     let totals = pool.state.totals();
     assert_eq!((totals.used, totals.fenced, totals.writing), (MIB, 0, 0));
+}
+
+#[test]
+fn copies_made_after_a_restart_have_numbers_that_no_copy_had_before() {
+    let mut pool = two();
+    let mut log = Log::begin(&mut pool);
+    for key in ["x", "y", "z"] {
+        pool.put_with(key, MIB / 2, false, &on("host-a:1")).unwrap();
+    }
+    for key in ["x", "y"] {
+        pool.copy(key, &["host-b:1"]).unwrap();
+    }
+    let number = |work: &Work| ordinal_of(work.targets[0].replica, work.version.0);
+    let mut works = pool.fetch(A);
+    works.sort_by_key(number);
+    // The last is done first.
+    works.iter().rev().for_each(|work| pool.done(A, work).unwrap());
+    log.check(&mut pool);
+    pool.state = log.restart(pool.now, &Rules::default());
+    announce(&mut pool);
+    pool.copy("z", &["host-b:1"]).unwrap();
+    let next = pool.fetch(A).remove(0);
+    assert!(works.iter().all(|work| number(work) < number(&next)), "{works:?} {next:?}");
 }
 
 #[test]
