@@ -196,11 +196,13 @@ fn ranges_registered_together_are_lent_all_or_none_and_described_in_order() {
     let runtime = runtime();
     let engine = start(None, &runtime);
     let registry = engine.regions();
-    registry.register_all(&[(8192, 10), (4096, 10)], "*").unwrap();
-    assert!(registry.register_all(&[(100, 10), (8195, 1)], "*").is_err());
+    let memory = [0_u8; 100];
+    let at = |offset| memory.as_ptr() as u64 + offset;
+    registry.register_all(&[(at(50), 10), (at(0), 10)], "*").unwrap();
+    assert!(registry.register_all(&[(at(20), 10), (at(53), 1)], "*").is_err());
     let described = engine.metadata().resolve(engine.segment_name(), soon()).unwrap();
     let bases: Vec<_> = described.buffers.iter().map(|buffer| buffer.addr).collect();
-    assert_eq!(bases, [8192, 4096]);
-    assert!(registry.unregister_all(&[8192, 77, 4096]).is_err());
+    assert_eq!(bases, [at(50), at(0)]);
+    assert!(registry.unregister_all(&[at(50), 77, at(0)]).is_err());
     assert!(registry.all().is_empty());
 }
