@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import socket
 import statistics
@@ -251,8 +252,8 @@ def measure_batches(sides: list[Side], rounds: int) -> None:
                     prefix, size = f"b{turn}-", BATCH_VALUE_BYTES
                     answer = side.ask(reader, op=op, prefix=prefix, size=size, count=count)
                     # What failed was no use to anybody: time counts for what was moved.
-                    good = max(1, count - answer["failed"])
-                    times = [seconds / good for seconds in answer["seconds"]]
+                    good = count - answer["failed"]
+                    times = [seconds / good if good else math.inf for seconds in answer["seconds"]]
                     side.batches.setdefault((op, count), []).extend(times)
                     failed = side.failed.get((op, count), 0)
                     side.failed[op, count] = failed + answer["failed"]
@@ -260,8 +261,9 @@ def measure_batches(sides: list[Side], rounds: int) -> None:
 
 
 def ratio(theirs: list[float], ours: list[float]) -> float:
-    """How many times as fast we were: the median over the rounds."""
-    return statistics.median(their / our for their, our in zip(theirs, ours, strict=True))
+    """How many times as fast we were: the median over the rounds in which both moved something."""
+    pairs = [pair for pair in zip(theirs, ours, strict=True) if math.inf not in pair]
+    return statistics.median(their / our for their, our in pairs) if pairs else math.inf
 
 
 def plot(theirs: Side, ours: Side) -> str:
@@ -272,7 +274,9 @@ def plot(theirs: Side, ours: Side) -> str:
         rows.append((f"{size // KIB} KiB", ratio(theirs.medians[op, size], times)))
     for (op, count), times in ours.batches.items():
         rows = groups.setdefault(f"{op}, {BATCH_VALUE_BYTES // KIB} KiB each", [])
-        rows.append((f"{count} in one call", ratio(theirs.batches[op, count], times)))
+        if (times_as_fast := ratio(theirs.batches[op, count], times)) < math.inf:
+            rows.append((f"{count} in one call", times_as_fast))
+    groups = {op: rows for op, rows in groups.items() if rows}
     return bars.draw("Times as fast as the established implementation, two processes", groups)
 
 
@@ -287,9 +291,10 @@ def batch_table(sides: list[Side]) -> str:
         row = [op, str(count)]
         for side in sides:
             median = statistics.median(side.batches[op, count])
-            row += [f"{median * 1e6:.2f}", str(side.failed[op, count])]
+            row += [f"{median * 1e6:.2f}" if median < math.inf else "", str(side.failed[op, count])]
         if len(sides) == 2:
-            row.append(f"{ratio(sides[0].batches[op, count], sides[1].batches[op, count]):.2f}")
+            times_as_fast = ratio(sides[0].batches[op, count], sides[1].batches[op, count])
+            row.append(f"{times_as_fast:.2f}" if times_as_fast < math.inf else "")
         lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
 
