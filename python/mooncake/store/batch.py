@@ -19,6 +19,7 @@ __all__ = [
     "are_alike",
     "as_bytes",
     "as_codes",
+    "as_established",
     "as_numbers",
     "check_lists",
     "contiguous",
@@ -52,8 +53,15 @@ def _number(value: int | MooncakeError) -> int:
 
 
 def _code(error: MooncakeError) -> int:
-    # Established callers know a destination that is too small by the number of a bad argument.
-    return INVALID_PARAMS if error.code == BUFFER_OVERFLOW else error.code
+    return as_established(error.code)
+
+
+def as_established(code: int) -> int:
+    """Return the number by which established callers know a failure.
+
+    To them a destination that is too small is a bad argument.
+    """
+    return INVALID_PARAMS if code == BUFFER_OVERFLOW else code
 
 
 def as_bytes(value: bytes | MooncakeError) -> bytes:

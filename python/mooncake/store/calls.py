@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from mooncake.errors import MooncakeError
-from mooncake.store.batch import Key, as_codes, as_numbers, refuse_unready
-from mooncake.store.codes import BUFFER_OVERFLOW, INVALID_PARAMS, OK, RPC_FAIL, RPC_TIMEOUT
+from mooncake.store.batch import Key, as_established, as_numbers, refuse_unready
+from mooncake.store.codes import INVALID_PARAMS, OK, RPC_FAIL, RPC_TIMEOUT
 
 if TYPE_CHECKING:
     from mooncake._runtime import _native
@@ -55,23 +55,33 @@ class Calls:
             self._is_warned = False
         return outcomes
 
+    def _told(
+        self, otherwise: T, call: Callable[[_native.Store], tuple[T, MooncakeError | None]]
+    ) -> tuple[T, MooncakeError | None]:
+        """Make a call that tells of a failure beside its answer; `otherwise` if it has none."""
+        native = self._native
+        if native is None:
+            return otherwise, refuse_unready()
+        try:
+            told = call(native)
+        except MooncakeError as error:
+            self._warn(error)
+            return otherwise, error
+        if told[1] is None:
+            self._is_warned = False
+        else:
+            self._warn(told[1])
+        return told
+
     def _numbers(
         self, count: int, call: Callable[[_native.Store], tuple[list[int], MooncakeError | None]]
     ) -> list[int]:
-        """Make a call that answers in numbers, with a failure beside them."""
-        native = self._native
-        if native is None:
-            return [refuse_unready().code] * count
-        try:
-            numbers, failure = call(native)
-        except MooncakeError as error:
-            self._warn(error)
-            return as_codes([error]) * count
+        """Make a call that answers in numbers; a failure of the whole stands for each item."""
+        none: list[int] = []
+        numbers, failure = self._told(none, call)
         if failure is None:
-            self._is_warned = False
             return numbers
-        self._warn(failure)
-        return [INVALID_PARAMS if number == BUFFER_OVERFLOW else number for number in numbers]
+        return [as_established(number) for number in numbers or [failure.code] * count]
 
     def _whole(self, call: Callable[[_native.Store], int]) -> int:
         def alone(native: _native.Store) -> list[int | MooncakeError]:

@@ -126,14 +126,8 @@ class CopyingCalls(Calls):
         """
         if len(keys) == 0:
             return [b""]
-        found: list[bytes] = [b""] * len(keys)
-
-        def call(native: _native.Store) -> tuple[list[int], MooncakeError | None]:
-            found[:], failure = _native.get_values(native, keys)
-            return [], failure
-
-        self._numbers(0, call)
-        return found
+        nothing = [b""] * len(keys)
+        return self._told(nothing, lambda native: _native.get_values(native, keys))[0]
 
     def get_buffer(self, key: Key) -> BufferHandle | None:
         """Return an object as memory of its own (`BufferHandle`); None if it could not be read."""
