@@ -8,7 +8,7 @@ import struct
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -41,14 +41,25 @@ def receive(subscriber: Any, count: int) -> tuple[list[int], list[dict[str, Any]
     return sequences, events
 
 
-def start_publisher(endpoint: str = "tcp://127.0.0.1:*", *flags: str) -> MasterProcess:
-    return start_master(
+@contextmanager
+def publishing(
+    endpoint: str = "tcp://127.0.0.1:*", *flags: str
+) -> Iterator[tuple[MasterProcess, MooncakeDistributedStore]]:
+    """A master that publishes, and a store that joined it; both end with the block."""
+    master = start_master(
         "--enable_kv_events",
         f"--kv_events_bind_endpoint={endpoint}",
         "--kv_events_backend_id=pool-a",
         "--default_kv_lease_ttl=1ms",
         *flags,
     )
+    store = MooncakeDistributedStore()
+    try:
+        assert set_up(store, master.address) == 0
+        yield master, store
+    finally:
+        store.close()
+        master.kill()
 
 
 def endpoint_of(master: MasterProcess) -> str:
@@ -95,10 +106,7 @@ def subscribe() -> Iterator[Subscribe]:
 
 
 def test_a_subscriber_hears_of_objects_in_order(subscribe: Subscribe) -> None:
-    master = start_publisher("tcp://127.0.0.1:*", "--kv_events_model_name=some/model")
-    store = MooncakeDistributedStore()
-    try:
-        assert set_up(store, master.address) == 0
+    with publishing("tcp://127.0.0.1:*", "--kv_events_model_name=some/model") as (master, store):
         subscriber = subscribe(endpoint_of(master))
         knocks = knock(subscriber, store)
         assert store.put("last-knock", b"x") == 0
@@ -149,18 +157,12 @@ def test_a_subscriber_hears_of_objects_in_order(subscribe: Subscribe) -> None:
         assert [event["event_type"] for event in events] == ["removed"] * (knocks + 1) + ["cleared"]
         assert events[-1]["medium"] is None
         assert "object_key" not in events[-1]
-    finally:
-        store.close()
-        master.kill()
 
 
 def test_one_who_does_not_listen_holds_up_nobody_and_sees_what_it_missed(
     subscribe: Subscribe,
 ) -> None:
-    master = start_publisher()
-    store = MooncakeDistributedStore()
-    try:
-        assert set_up(store, master.address) == 0
+    with publishing() as (master, store):
         slow = subscribe(endpoint_of(master), RCVHWM=1, RCVBUF=1 << 16)
         knock(slow, store)
         quick = subscribe(endpoint_of(master))
@@ -194,18 +196,12 @@ def test_one_who_does_not_listen_holds_up_nobody_and_sees_what_it_missed(
         assert heard[-1] - heard[0] >= len(heard), "a gap in the numbers tells of what was missed"
         assert status_of(master)["missed_by_slow_subscribers"] > 0
         assert status_of(master)["dropped_events"] == 0, "none was lost for all"
-    finally:
-        store.close()
-        master.kill()
 
 
 def test_subscribers_come_back_by_themselves_and_numbers_begin_anew_with_a_master(
     subscribe: Subscribe,
 ) -> None:
-    master = start_publisher()
-    store = MooncakeDistributedStore()
-    try:
-        assert set_up(store, master.address) == 0
+    with publishing() as (master, store):
         endpoint = endpoint_of(master)
         subscriber = subscribe(endpoint)
         knocks = knock(subscriber, store)
@@ -216,19 +212,10 @@ def test_subscribers_come_back_by_themselves_and_numbers_begin_anew_with_a_maste
         knock(other, store)
         [later, *_], _ = receive(other, 1)
         assert later > first
-    finally:
-        store.close()
-        master.kill()
     while subscriber.poll(0):
         subscriber.recv_multipart()
-    master = start_publisher(endpoint)
-    store = MooncakeDistributedStore()
-    try:
-        assert set_up(store, master.address) == 0
+    with publishing(endpoint) as (_, store):
         knocks = knock(subscriber, store)
         [again, *_], events = receive(subscriber, 1)
         assert 1 <= again <= knocks
         assert events[0]["event_type"] == "stored"
-    finally:
-        store.close()
-        master.kill()
