@@ -11,6 +11,7 @@ from typing_extensions import Buffer as _Readable
 
 from mooncake.errors import MooncakeError
 
+# One file: stubtest compares what is defined here with the module, and not what is imported.
 __all__ = [
     "VERSION",
     "Buffer",
@@ -53,10 +54,11 @@ VERSION: str
 _Key: TypeAlias = str | bytes
 _Ranges: TypeAlias = Sequence[tuple[int, int] | list[tuple[int, int]]]
 _Keys: TypeAlias = Sequence[_Key]
+_Values: TypeAlias = Sequence[_Readable | Sequence[_Readable]]
 _Options: TypeAlias = PutOptions | None
 _Ints: TypeAlias = Sequence[int]
 _Numbers: TypeAlias = tuple[list[int], MooncakeError | None]
-_Columns: TypeAlias = Sequence[Sequence[int]]
+_Columns: TypeAlias = Sequence[_Ints]
 
 @final
 class Buffer:
@@ -98,20 +100,18 @@ class Engine:
                 another live engine of that name.
         """
 
-    def register(
-        self, addresses: Sequence[int], lengths: Sequence[int], *, location: str = "*"
-    ) -> None:
+    def register(self, addresses: _Ints, lengths: _Ints, *, location: str = "*") -> None:
         """Let peers reach ranges of this process, all of them or none. Touches no page of them."""
 
-    def unregister(self, addresses: Sequence[int]) -> None:
+    def unregister(self, addresses: _Ints) -> None:
         """Withdraw ranges, by their first addresses. Every one of them is tried."""
 
     def transfer(
         self,
         segment: str,
-        addresses: Sequence[int],
-        peer_addresses: Sequence[int],
-        lengths: Sequence[int],
+        addresses: _Ints,
+        peer_addresses: _Ints,
+        lengths: _Ints,
         *,
         is_write: bool,
         timeout_s: float,
@@ -153,56 +153,35 @@ class Engine:
     def transfer_on_stream(
         self,
         segment: str,
-        addresses: Sequence[int],
-        peer_addresses: Sequence[int],
-        lengths: Sequence[int],
+        addresses: _Ints,
+        peer_addresses: _Ints,
+        lengths: _Ints,
         *,
         stream: int,
         is_write: bool,
         timeout_s: float,
         hint: str = "",
     ) -> str | None:
-        """Move a batch in the order of a CUDA stream. Waits until the stream has come to its end.
+        """Do as `transfer` does, in the order of a CUDA stream (0: the default one).
 
-        Args:
-            segment: The name by which peers open it.
-            addresses: The addresses here, of devices or of this process.
-            peer_addresses: The addresses there.
-            lengths: How many bytes each has.
-            stream: The stream; 0: the default one.
-            is_write: From here to there, or the other way.
-            timeout_s: How long it may take after the stream, besides a nanosecond for each byte.
-            hint: The way to try first: ``"memory"``, ``"shm"`` or ``"tcp"``; "": the fastest.
-
-        Returns:
-            The way that served; None if there was nothing to move.
+        It waits until the stream has come to its end; the time that it may take begins then.
 
         Raises:
-            MooncakeError: There is no CUDA driver, the segment cannot be reached, or a range of it
-                is not registered.
+            MooncakeError: Also where there is no CUDA driver.
         """
 
     def submit(
         self,
         segment: str,
-        addresses: Sequence[int],
-        peer_addresses: Sequence[int],
-        lengths: Sequence[int],
+        addresses: _Ints,
+        peer_addresses: _Ints,
+        lengths: _Ints,
         *,
         is_write: bool,
         timeout_s: float,
         hint: str = "",
     ) -> int:
-        """Begin to move a batch; return its number, at least 1.
-
-        Args:
-            segment: The name by which peers open it.
-            addresses: The addresses here.
-            peer_addresses: The addresses there.
-            lengths: How many bytes each has.
-            is_write: From here to there, or the other way.
-            timeout_s: How long it may take, besides a nanosecond for each byte.
-            hint: The way to try first: ``"memory"``, ``"shm"`` or ``"tcp"``; "": the fastest.
+        """Begin what `transfer` does; return its number, at least 1.
 
         Raises:
             MooncakeError: The segment cannot be reached, or too many batches wait.
@@ -211,7 +190,7 @@ class Engine:
     def is_done(self, batch: int) -> bool:
         """Say whether a batch has ended; raise if it failed. How it ended is told once."""
 
-    def wait(self, batches: Sequence[int]) -> None:
+    def wait(self, batches: _Ints) -> None:
         """Wait until all of the batches have ended; raise if one failed."""
 
     def allocate(self, length: int) -> int:
@@ -268,12 +247,7 @@ class Pending:
         """Return number and value of the calls that have ended; an exception if one failed."""
 
     def put(
-        self,
-        keys: _Keys,
-        values: Sequence[_Readable | Sequence[_Readable]],
-        *,
-        options: PutOptions | None = None,
-        is_upsert: bool = False,
+        self, keys: _Keys, values: _Values, *, options: _Options = None, is_upsert: bool = False
     ) -> int:
         """Begin what `Store.put` does. The memory is held until the outcome is taken."""
 
@@ -309,7 +283,7 @@ class Pending:
     def health(self) -> int:
         """Begin what `Store.health` does."""
 
-    def replicas(self, keys: Sequence[_Key]) -> int:
+    def replicas(self, keys: _Keys) -> int:
         """Begin what `Store.replicas` does."""
 
     def copy_object(self, key: _Key, targets: Sequence[str]) -> int:
@@ -473,12 +447,7 @@ class Store:
         """Leave the pool. Closing again does nothing."""
 
     def put(
-        self,
-        keys: _Keys,
-        values: Sequence[_Readable | Sequence[_Readable]],
-        *,
-        options: PutOptions | None = None,
-        is_upsert: bool = False,
+        self, keys: _Keys, values: _Values, *, options: _Options = None, is_upsert: bool = False
     ) -> list[bool | MooncakeError]:
         """Put values: true where it was stored, false where the key had an object that was kept.
 
@@ -487,12 +456,7 @@ class Store:
         """
 
     def put_from(
-        self,
-        keys: _Keys,
-        ranges: _Ranges,
-        *,
-        options: PutOptions | None = None,
-        is_upsert: bool = False,
+        self, keys: _Keys, ranges: _Ranges, *, options: _Options = None, is_upsert: bool = False
     ) -> list[bool | MooncakeError]:
         """Put values that lie at ``(address, length)`` ranges."""
 
@@ -513,7 +477,7 @@ class Store:
     def get_parts(
         self,
         keys: _Keys,
-        bases: Sequence[int],
+        bases: _Ints,
         destinations: _Columns,
         offsets: _Columns,
         lengths: _Columns,
@@ -546,12 +510,7 @@ class Store:
         """Forget where objects lie whose read has begun; others are passed over."""
 
     def begin_writes(
-        self,
-        keys: _Keys,
-        lengths: Sequence[int],
-        *,
-        options: PutOptions | None = None,
-        is_upsert: bool = False,
+        self, keys: _Keys, lengths: _Ints, *, options: _Options = None, is_upsert: bool = False
     ) -> list[bool | MooncakeError]:
         """Reserve space for objects, for `write_begun`; an object that exists is a failure."""
 
