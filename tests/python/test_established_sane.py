@@ -79,6 +79,24 @@ def test_a_range_that_runs_out_of_memory_is_an_error(established: Established):
     assert established.get_into("k", at + 4096, 4096) < 0
 
 
+def test_arrays_that_speak_no_buffer_protocol_and_parts_with_gaps_are_stored_whole(
+    established: Established,
+):
+    times = np.arange(6).astype("datetime64[s]").reshape(2, 3)
+    assert established.put("times", times) == 0
+    assert established.get("times") == times.tobytes()
+    assert established.upsert_batch(["times", "b"], [times[:, ::2], b"b"]) == 0
+    assert established.get_batch(["times", "b"]) == [times[:, ::2].tobytes(), b"b"]
+    gaps = np.arange(10, dtype=np.uint8)
+    assert established.put_parts("gaps", gaps[::2], b"x", gaps[::-1]) == 0
+    assert established.get("gaps") == gaps[::2].tobytes() + b"x" + gaps[::-1].tobytes()
+    released = memoryview(b"gone")
+    released.release()
+    with pytest.raises(ValueError, match="released"):
+        established.put("gone", released)
+    assert established.is_exist("gone") == 0
+
+
 def test_no_bytes_are_success_and_said(established: Established, caplog):
     caplog.set_level(logging.INFO, "mooncake.store")
     at = np.ones(10, np.uint8).ctypes.data

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -81,8 +81,19 @@ def refuse_unready() -> MooncakeError:
 
 
 def contiguous(value: Readable | Sequence[Readable]) -> Readable:
-    """Return the value itself if its memory has no gaps, or else a copy."""
-    view = memoryview(value)  # type: ignore[arg-type]
+    """Return the value itself if its memory has no gaps and can be read as bytes, or else a copy.
+
+    Raises:
+        TypeError: It is nothing with bytes.
+    """
+    try:
+        view = memoryview(value)  # type: ignore[arg-type]
+    except ValueError:
+        # An array of items that the buffer protocol has no name for: points in time, bfloat16.
+        copied: Callable[[], bytes] | None = getattr(value, "tobytes", None)
+        if copied is None:
+            raise
+        return copied()
     return view if view.c_contiguous and view.ndim > 0 else view.tobytes()
 
 

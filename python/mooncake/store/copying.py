@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mooncake._runtime import Buffer as BufferHandle, _native
 from mooncake._values import check_value
+from mooncake.errors import MooncakeError
 from mooncake.store.batch import Key, as_bytes, as_codes, check_lists, contiguous, refuse
 from mooncake.store.calls import Calls
 from mooncake.store.codes import OK
@@ -15,9 +16,10 @@ from mooncake.store.config import ReplicateConfig, put_options
 if TYPE_CHECKING:
     from typing_extensions import Buffer as Readable
 
-    from mooncake.errors import MooncakeError
-
 __all__ = ["CopyingCalls"]
+
+# What the native calls raise for memory that they cannot read in place.
+_UNREADABLE = (BufferError, ValueError)
 
 
 class CopyingCalls(Calls):
@@ -150,7 +152,9 @@ class CopyingCalls(Calls):
             options = put_options(config)
             try:
                 return native.put(keys, values, options=options, is_upsert=is_upsert)
-            except BufferError:
+            except MooncakeError:
+                raise
+            except _UNREADABLE:
                 copies = [contiguous(value) for value in values]
                 return native.put(keys, copies, options=options, is_upsert=is_upsert)
 
@@ -172,7 +176,9 @@ class CopyingCalls(Calls):
             options = put_options(config)
             try:
                 return _native.put_values(native, keys, values, options, is_upsert)
-            except BufferError:
+            except MooncakeError:
+                raise
+            except _UNREADABLE:
                 copies = [contiguous(value) for value in values]
                 return _native.put_values(native, keys, copies, options, is_upsert)
 
@@ -192,4 +198,4 @@ class CopyingCalls(Calls):
             raise RuntimeError("parts must be 1-D bytes-like")
         if self._native is not None and all(view.nbytes == 0 for view in views):
             return self._nothing(key)
-        return self._put([key], [views], config, is_upsert=is_upsert)[0]
+        return self._put([key], [[*map(contiguous, views)]], config, is_upsert=is_upsert)[0]
