@@ -199,6 +199,7 @@ def test_a_guest_lends_nothing_and_is_set_up_once(guest):
     assert guest.allocate_and_mount_segment(16 * MIB)["ret"] == -1
     assert guest.mount_segment("/dev/shm/nothing", MIB)["ret"] == -1
     assert guest.unmount_segment(["1-2"]) == -1
+    assert guest.unmount_local_disk_segment() == -1
     assert guest.init_all("tcp", "") == -1
     assert guest.put("dummy/still", b"there") == 0
 

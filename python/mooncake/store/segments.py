@@ -123,11 +123,15 @@ class SegmentCalls(Calls):
             grace_period_seconds: From 0 on.
 
         Returns:
-            0, or -1 before `setup`.
+            0, or -1 before `setup` and after `setup_dummy`.
         """
         unsigned("grace_period_seconds", grace_period_seconds)
-        if self._native is None:
+        native = self._native
+        if native is None:
             refuse_unready()
+            return INTERNAL_ERROR
+        if native.is_guest:
+            refuse("a guest of a daemon lends no memory")
             return INTERNAL_ERROR
         return OK
 
