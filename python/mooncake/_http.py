@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
 
-__all__ = ["Answer", "Reply", "Request", "Server"]
+__all__ = ["Answer", "Refusal", "Reply", "Request", "Server"]
 
 _IDLE_S = 60.0
+_LINGER_S = 5.0
 
 _log = logging.getLogger("mooncake.http")
 
@@ -22,12 +27,14 @@ class Request:
 
     Attributes:
         method: For instance ``"GET"``.
-        target: The path with its query, as it came.
+        path: Where, as it came: a byte is a character, or an escape.
+        query: What stands behind the question mark, as it came.
         body: The bytes that came with it.
     """
 
     method: str
-    target: str
+    path: str
+    query: str
     body: bytes
 
 
@@ -47,6 +54,11 @@ class Reply:
 
 
 Answer = Callable[[Request], Reply]
+Refusal = Callable[[int, str], Reply]
+
+
+def _in_words(status: int, text: str) -> Reply:
+    return Reply(status, text.encode(), "text/plain")
 
 
 class Server(ThreadingHTTPServer):
@@ -55,19 +67,28 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], answer: Answer, body_bytes_max: int) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        answer: Answer,
+        body_bytes_max: int,
+        refusal: Refusal = _in_words,
+    ) -> None:
         """Listen.
 
         Args:
             address: Where; port 0 takes any free one.
             answer: Called for each request, from many threads.
             body_bytes_max: The longest body; longer ones are refused unread.
+            refusal: Called with status and reason for the requests that `answer` does not see, and
+                when it fails.
 
         Raises:
             OSError: Nobody may listen there.
         """
         self.answer = answer
         self.body_bytes_max = body_bytes_max
+        self.refusal = refusal
         super().__init__(address, _Handler)
 
     @property
@@ -115,27 +136,43 @@ class _Handler(BaseHTTPRequestHandler):
         text = self.headers.get("Content-Length", "0")
         length = int(text) if text.isdecimal() else -1
         if length > self.server.body_bytes_max:
-            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, b"the body is too large")
-        elif length < 0 or "Transfer-Encoding" in self.headers:
-            self._refuse(HTTPStatus.LENGTH_REQUIRED, b"a Content-Length is required")
-        else:
-            body = self.rfile.read(length)
-            try:
-                reply = self.server.answer(Request(self.command, self.path, body))
-            except Exception:  # noqa: BLE001
-                _log.exception("%s %s failed", self.command, self.path)
-                reply = Reply(HTTPStatus.INTERNAL_SERVER_ERROR, b"internal error", "text/plain")
-            self._reply(reply)
+            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the body is too large")
+            return
+        if length < 0 or "Transfer-Encoding" in self.headers:
+            self._refuse(HTTPStatus.LENGTH_REQUIRED, "a Content-Length is required")
+            return
+        body = self.rfile.read(length)
+        try:
+            target = urlsplit(self.path)
+        except ValueError:
+            self._reply(self.server.refusal(HTTPStatus.BAD_REQUEST, "the path cannot be read"))
+            return
+        try:
+            reply = self.server.answer(Request(self.command, target.path, target.query, body))
+        except Exception:  # noqa: BLE001
+            _log.exception("%s %s failed", self.command, self.path)
+            reply = self.server.refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")
+        self._reply(reply)
 
-    def _refuse(self, status: int, body: bytes) -> None:
-        # What was not read would be taken for the next request.
+    def _refuse(self, status: int, text: str) -> None:
+        """Refuse a request whose body is not read, which would be taken for the next one."""
         self.close_connection = True
-        self._reply(Reply(status, body, "text/plain"))
+        self._reply(self.server.refusal(status, text))
+        # Who is still sending would find the connection broken before the answer is read.
+        end = time.monotonic() + _LINGER_S
+        with contextlib.suppress(OSError):
+            self.wfile.flush()
+            self.connection.shutdown(socket.SHUT_WR)
+            self.connection.settimeout(_LINGER_S)
+            while time.monotonic() < end and self.rfile.read1(1 << 16):
+                pass
 
     def _reply(self, reply: Reply) -> None:
         self.send_response(reply.status)
         self.send_header("Content-Type", reply.kind)
         self.send_header("Content-Length", str(len(reply.body)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(reply.body)

@@ -9,7 +9,7 @@ import threading
 from enum import Enum
 from http import HTTPStatus
 from typing import Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from mooncake._http import Reply, Request, Server
 
@@ -86,10 +86,9 @@ class KVBootstrapServer:
         return KVPoll.Success if is_alive else KVPoll.Failed
 
     def _answer(self, request: Request) -> Reply:
-        url = urlsplit(request.target)
-        if url.path != "/metadata":
+        if request.path != "/metadata":
             return Reply(HTTPStatus.NOT_FOUND, b"404: Not Found")
-        query = parse_qs(url.query, keep_blank_values=True, errors="surrogateescape")
+        query = parse_qs(request.query, keep_blank_values=True, errors="surrogateescape")
         key = query.get("key", [""])[0]
         if not key:
             return Reply(HTTPStatus.BAD_REQUEST, b"metadata key is required")

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes
 
 from mooncake._http import Reply, Request, Server
 from mooncake.mooncake_config import MooncakeConfig
@@ -110,7 +110,7 @@ class MooncakeStoreService:
             Whether it does; if not, the log says why.
         """
         try:
-            self._server = Server(("0.0.0.0", port), self._answer, _BODY_BYTES_MAX)
+            self._server = Server(("0.0.0.0", port), self._answer, _BODY_BYTES_MAX, _failed)
         except (OSError, OverflowError) as error:
             _log.error("cannot listen at port=%s: %s", port, error)
             return False
@@ -156,7 +156,7 @@ class MooncakeStoreService:
     # Answers
 
     def _answer(self, request: Request) -> Reply:
-        path = urlsplit(request.target).path
+        path = request.path
         for (method, prefix), answer in _ROUTES.items():
             takes_key = prefix.endswith("/")
             if not (path.startswith(prefix) and path != prefix if takes_key else path == prefix):
@@ -167,7 +167,7 @@ class MooncakeStoreService:
             if store is None:
                 return _failed(500, "the store is not set up")
             try:
-                given = unquote(path[len(prefix) :]) if takes_key else _fields(request)
+                given = _key(path[len(prefix) :]) if takes_key else _fields(request)
                 return answer(self, store, given)
             except _RefusedError as error:
                 return _failed(400, str(error))
@@ -179,21 +179,25 @@ class MooncakeStoreService:
             raise _RefusedError("Missing key or value")
         if not isinstance(key, str) or not isinstance(value, str):
             raise _RefusedError("key and value must be strings")
-        if store.put(key, value.encode()) != 0:
+        try:
+            name, stored = key.encode(), value.encode()
+        except UnicodeEncodeError as error:
+            raise _RefusedError("key and value must be text that UTF-8 can write") from error
+        if store.put(name, stored) != 0:
             return _failed(500, "PUT operation failed")
         return _done()
 
-    def _get(self, store: MooncakeDistributedStore, key: str) -> Reply:
+    def _get(self, store: MooncakeDistributedStore, key: bytes) -> Reply:
         value = store.get(key)
         if not value:
             return _failed(404, "Key not found")
         return Reply(200, value, "application/octet-stream")
 
-    def _exist(self, store: MooncakeDistributedStore, key: str) -> Reply:
+    def _exist(self, store: MooncakeDistributedStore, key: bytes) -> Reply:
         found = store.is_exist(key)
         return _failed(500, "Exist check failed") if found < 0 else _reply(exists=found == 1)
 
-    def _remove(self, store: MooncakeDistributedStore, key: str) -> Reply:
+    def _remove(self, store: MooncakeDistributedStore, key: bytes) -> Reply:
         return _done() if store.remove(key) == 0 else _failed(500, "Remove operation failed")
 
     def _remove_all(self, store: MooncakeDistributedStore, given: dict[str, Any]) -> Reply:
@@ -357,11 +361,16 @@ def _definition(text: str) -> tuple[str, str]:
     return name, value
 
 
+def _key(path: str) -> bytes:
+    """Return the key at the end of a path, of which each byte may be escaped or not."""
+    return unquote_to_bytes(path.encode("latin-1"))
+
+
 def _fields(request: Request) -> dict[str, Any]:
     """Read the body, which is an object of JSON; no body is an empty one."""
     try:
         given = json.loads(request.body) if request.body else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _RefusedError("Malformed JSON body") from error
     if not isinstance(given, dict):
         raise _RefusedError("Request body must be a JSON object")

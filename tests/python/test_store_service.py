@@ -7,6 +7,7 @@ import http.client
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -41,6 +42,13 @@ class Asker:
         self.connection.request(method, path, body)
         answer = self.connection.getresponse()
         return answer.status, answer.read()
+
+    def line(self, line: str) -> bytes:
+        """All that is answered to a request of one line, on a connection of its own."""
+        address = (self.connection.host, self.connection.port)
+        with socket.create_connection(address, 60) as raw, raw.makefile("rb") as answer:
+            raw.sendall(f"{line}\r\nConnection: close\r\n\r\n".encode())
+            return answer.read()
 
     def __call__(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         sent = None if body is None else json.dumps(body).encode()
@@ -97,6 +105,44 @@ def test_what_cannot_be_put_is_refused(ask: Asker) -> None:
     assert ask("PUT", "/api/put", [1]) == (400, {"error": "Request body must be a JSON object"})
     assert ask.raw("PUT", "/api/put", b"{")[0] == 400
     assert ask("GET", "/api/exist/k") == (200, {"exists": False})
+
+
+def test_what_cannot_be_read_is_refused_in_json(ask: Asker) -> None:
+    malformed = (400, {"error": "Malformed JSON body"})
+    for body in (b"{", b"\xff", b"[" * 200_000):
+        status, text = ask.raw("PUT", "/api/put", body)
+        assert (status, json.loads(text)) == malformed
+    unwritable = {"error": "key and value must be text that UTF-8 can write"}
+    for given in ({"key": "\ud800", "value": "v"}, {"key": "k", "value": "\ud800"}):
+        assert ask("PUT", "/api/put", given) == (400, unwritable)
+    assert ask.line("GET http://[/ HTTP/1.1").endswith(b'{"error": "the path cannot be read"}')
+    assert ask("GET", "/api/exist/k") == (200, {"exists": False}), "the connection is kept"
+
+
+def test_a_body_that_is_too_large_is_refused_in_json_also_to_one_who_sends_it_all(
+    service: MooncakeStoreService, ask: Asker
+) -> None:
+    refused = (413, {"error": "the body is too large"})
+    # Many times what kernels hold between the two, so that this sends until the answer is there.
+    assert ask("PUT", "/api/put", {"key": "k", "value": "v" * (101 << 20)}) == refused
+    assert ask("PUT", "/api/put", {"key": "k", "value": "v"})[0] == 200, "on a new connection"
+    ask.connection.putrequest("PUT", "/api/put")
+    ask.connection.putheader("Transfer-Encoding", "chunked")
+    ask.connection.endheaders()
+    answer = ask.connection.getresponse()
+    refusal = {"error": "a Content-Length is required"}
+    assert (answer.status, json.load(answer)) == (411, refusal)
+
+
+def test_a_key_in_a_path_is_the_same_escaped_or_not(
+    service: MooncakeStoreService, ask: Asker
+) -> None:
+    assert service.store is not None
+    assert service.store.put("grüße", b"text") == 0
+    assert service.store.put(b"\xff", b"bytes") == 0
+    assert ask.line("GET /api/get/gr%C3%BC%C3%9Fe HTTP/1.1").endswith(b"\r\n\r\ntext")
+    assert ask.line("GET /api/get/grüße HTTP/1.1").endswith(b"\r\n\r\ntext")
+    assert ask.line("GET /api/get/%FF HTTP/1.1").endswith(b"\r\n\r\nbytes")
 
 
 def test_what_is_no_endpoint_is_said(ask: Asker) -> None:
