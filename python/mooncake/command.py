@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from mooncake import _bench, _doctor, _top, env
 from mooncake._amounts import amount, rate
 from mooncake._runtime import __version__
-from mooncake.errors import MooncakeError, NotFoundError, explain
+from mooncake.errors import BusyError, MooncakeError, NotFoundError, explain
 from mooncake.object_store import Store, StoreConfig
 
 __all__ = ["main"]
@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         if joins:
             command.add_argument(
                 "--master",
-                default=os.environ.get("MOONCAKE_MASTER", "127.0.0.1:50051"),
+                default=os.environ.get("MOONCAKE_MASTER") or "127.0.0.1:50051",
                 help="host:port of the master (MOONCAKE_MASTER, or 127.0.0.1:50051)",
             )
         return command
@@ -105,16 +105,16 @@ def _parser() -> argparse.ArgumentParser:
         add("env", env.run, "show which environment variables hold, and why", joins=False)
     )
     put = add("put", _put, "store a file (or standard input) under a key")
-    put.add_argument("key")
+    put.add_argument("key", type=os.fsencode)
     put.add_argument("file", nargs="?", default="-")
     put.add_argument("--overwrite", action="store_true", help="replace an object that is there")
     get = add("get", _get, "write an object to a file (or standard output)")
-    get.add_argument("key")
+    get.add_argument("key", type=os.fsencode)
     get.add_argument("file", nargs="?", default="-")
     ls = add("ls", _ls, "list objects")
-    ls.add_argument("prefix", nargs="?", default="")
+    ls.add_argument("prefix", nargs="?", default=b"", type=os.fsencode)
     rm = add("rm", _rm, "remove objects")
-    rm.add_argument("keys", nargs="+", metavar="key")
+    rm.add_argument("keys", nargs="+", metavar="key", type=os.fsencode)
     rm.add_argument("--force", action="store_true", help="also if somebody just read it")
     add("stat", _stat, "show the pool: objects, memory, segments")
     _top.add_options(
@@ -172,7 +172,7 @@ def _put(options: argparse.Namespace) -> int:
             value = file.read()
     with Store(options.master) as store:
         if not store.put(options.key, value, overwrite=options.overwrite):
-            print(f"mooncake: {options.key!r} exists and was kept", file=sys.stderr)
+            print(f"mooncake: {os.fsdecode(options.key)!r} exists and was kept", file=sys.stderr)
             return 1
     return 0
 
@@ -193,7 +193,11 @@ def _ls(options: argparse.Namespace) -> int:
     with Store(options.master) as store:
         for found in store.objects(options.prefix):
             state = "" if found.is_complete else "  (being written)"
-            print(f"{found.size:>14}  {found.replicas:>2}  {found.key!s}{state}")
+            # A key is what the shell would give for it, whatever its bytes are.
+            key = found.key if isinstance(found.key, bytes) else found.key.encode()
+            line = f"{found.size:>14}  {found.replicas:>2}  ".encode() + key + state.encode()
+            sys.stdout.buffer.write(line + b"\n")
+        sys.stdout.buffer.flush()
     return 0
 
 
@@ -203,8 +207,8 @@ def _rm(options: argparse.Namespace) -> int:
         for key in options.keys:
             try:
                 store.delete(key, force=options.force)
-            except NotFoundError as error:
-                print(f"mooncake: {error}", file=sys.stderr)
+            except (BusyError, NotFoundError) as error:
+                print(f"mooncake: {error} ({error.remedy})", file=sys.stderr)
                 code = 1
     return code
 

@@ -12,7 +12,7 @@ import sys
 import time
 
 import pytest
-from conftest import MIB, MasterProcess
+from conftest import MIB, MasterProcess, start_master
 
 import mooncake
 import mooncake.errors
@@ -21,13 +21,19 @@ from mooncake._amounts import amount, count
 from mooncake.engine import codes
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+def command(
+    *arguments: str | bytes, errors: str = "strict", **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "mooncake.command", *arguments],
         capture_output=True,
         text=True,
+        encoding="utf-8",
+        errors=errors,
+        stdin=subprocess.DEVNULL,
         timeout=50,
         check=False,
+        env={**os.environ, **environment},
     )
 
 
@@ -160,6 +166,51 @@ def test_amounts_are_read_at_a_glance():
     ]
     shown = [count(n) for n in (0, 7, 9999, 12_345, 2_500_000)]
     assert shown == ["0", "7", "9999", "12.3k", "2.5M"]
+
+
+def test_objects_are_put_listed_read_and_removed_by_any_key(master: MasterProcess, tmp_path):
+    given, got = tmp_path / "given", tmp_path / "got"
+    given.write_bytes(b"bytes")
+    keys: list[str | bytes] = ["shell/grüße", b"shell/\xff"]
+    at = f"--master={master.address}"
+    with mooncake.Store(master.address, mooncake.StoreConfig(segment_bytes=64 * MIB)) as store:
+        for key in keys:
+            assert command("put", at, key, str(given)).returncode == 0
+            again = command("put", at, key, "/proc/self/comm")
+            assert (again.returncode, "exists and was kept" in again.stderr) == (1, True)
+            assert command("get", at, key, str(got)).returncode == 0
+            assert got.read_bytes() == b"bytes" == store.get(key)
+        # Also where the terminal is said to know no such letters.
+        listed = command("ls", at, b"shell/", errors="surrogateescape", PYTHONIOENCODING="ascii")
+        lines = [line.split() for line in os.fsencode(listed.stdout).splitlines()]
+        assert lines == [[b"5", b"1", "shell/grüße".encode()], [b"5", b"1", b"shell/\xff"]]
+        assert command("ls", at, "shell/none").stdout == ""
+
+        assert command("rm", at, "--force", *keys).returncode == 0
+        assert store.exists_many(keys) == [False, False]
+
+
+def test_an_object_in_use_keeps_no_other_from_being_removed():
+    master = start_master("--default_kv_lease_ttl=600s")
+    at = f"--master={master.address}"
+    try:
+        with mooncake.Store(master.address, mooncake.StoreConfig(segment_bytes=64 * MIB)) as store:
+            store.put_many({"used": b"1", "unused": b"2"})
+            assert store.get("used") == b"1"
+            removed = command("rm", at, "used", "none", "unused")
+            assert (removed.returncode, removed.stdout) == (1, "")
+            used, none = removed.stderr.splitlines()
+            assert ("used" in used, "none" in none) == (True, True)
+            assert store.exists_many(["used", "unused"]) == [True, False]
+            assert command("rm", at, "--force", "used").returncode == 0
+            assert not store.exists("used")
+    finally:
+        master.stop()
+
+
+def test_an_empty_variable_names_no_master():
+    done = command("stat", MOONCAKE_MASTER="")
+    assert "the address has no host" not in done.stderr
 
 
 @pytest.mark.parametrize(
