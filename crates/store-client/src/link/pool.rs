@@ -21,6 +21,8 @@ struct State {
     idle: Vec<Connection>,
     /// Slots that are taken, with or without a connection.
     taken: usize,
+    /// Callers that wait for a slot.
+    waiting: usize,
     /// Every connection there is, so that closing wakes those who wait on one.
     sockets: Vec<Weak<Socket>>,
     is_closed: bool,
@@ -61,7 +63,9 @@ impl Pool {
                 let text = "every connection to the master was busy until the deadline";
                 return Err(Error::new(ErrorCode::RPC_TIMEOUT, text).with("limit", self.limit));
             }
+            state.waiting += 1;
             self.returned.wait_for(&mut state, left);
+            state.waiting -= 1;
         }
     }
 
@@ -105,7 +109,12 @@ impl Drop for Slot<'_> {
         if !state.is_closed {
             state.idle.extend(self.connection.take());
         }
-        self.pool.returned.notify_one();
+        // Nearly always there is nobody, and waking nobody is a system call as well.
+        let is_wanted = state.waiting > 0;
+        drop(state);
+        if is_wanted {
+            self.pool.returned.notify_one();
+        }
     }
 }
 
