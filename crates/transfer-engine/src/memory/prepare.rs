@@ -5,18 +5,22 @@
 //! (2.2 GB/s against 5.5 by `pwrite` where this was measured). One thread of low priority goes over
 //! the beginning of each new piece of memory: first it has the system make the pages (9 GB/s), then
 //! it asks for huge pages in their place (3 GB/s), which every process maps at almost no cost. It
-//! takes no more than its share of the room there is, and stops when the engine closes. On request
+//! takes no more than its share of the room there is, and stops when the engine closes. Where others
+//! need the processors it rests: a step that is interrupted holds a lock of the kernel that whoever
+//! writes to the memory, or maps any, then waits for, and its low priority makes that long. On request
 //! it also asks for huge pages under memory that the user registers, where all of the small ones are
 //! there.
 
 use std::{
+    cell::RefCell,
     collections::VecDeque,
     fs,
     sync::{Arc, Weak},
     thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 
-use mooncake_base::sync::Mutex;
+use mooncake_base::sync::{Condvar, Mutex};
 
 use super::mapping::{self, CHUNK, Mapping};
 use crate::{copy, piece::RemoteRange, process, region::Regions};
@@ -27,13 +31,25 @@ const SHARE: u64 = 8;
 /// How much the thread gives way to others, as `nice` counts.
 const NICENESS: i32 = 15;
 
+/// How long it rests where the processor was taken from it, at first and at most.
+const REST_MIN: Duration = Duration::from_millis(20);
+const REST_MAX: Duration = Duration::from_millis(200);
+
 /// The thread of one engine, which exists while there is something to do.
 #[derive(Debug)]
 pub(crate) struct Preparer {
-    shared: Arc<Mutex<State>>,
+    shared: Arc<Shared>,
     /// The most bytes of one piece of memory.
     bytes_max: u64,
     generation: u64,
+}
+
+/// What the engine and the thread share.
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// It closes.
+    closing: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -42,6 +58,14 @@ struct State {
     thread: Option<JoinHandle<()>>,
     is_running: bool,
     is_closed: bool,
+}
+
+/// How the processors are shared with others, by how often one was taken from this thread.
+#[derive(Debug, Default)]
+struct Crowd {
+    yields: Option<i64>,
+    /// The last rest; none since a step that was not interrupted.
+    rest: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -72,7 +96,7 @@ impl Preparer {
     }
 
     fn enter(&self, task: Task) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         if state.is_closed {
             return;
         }
@@ -92,11 +116,12 @@ impl Preparer {
         if process::is_forked_since(self.generation) {
             return;
         }
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         state.is_closed = true;
         state.queue.clear();
         let thread = state.thread.take();
         drop(state);
+        self.shared.closing.notify_all();
         let is_other = |thread: &JoinHandle<()>| thread.thread().id() != thread::current().id();
         if thread.filter(is_other).is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the thread that makes pages panicked");
@@ -106,7 +131,7 @@ impl Preparer {
     /// Whether there is nothing left to do.
     #[cfg(test)]
     pub(crate) fn is_done(&self) -> bool {
-        !self.shared.lock().is_running
+        !self.shared.state.lock().is_running
     }
 }
 
@@ -116,16 +141,45 @@ impl Drop for Preparer {
     }
 }
 
-fn run(shared: &Mutex<State>) {
+impl Shared {
+    fn is_closed(&self) -> bool {
+        self.state.lock().is_closed
+    }
+
+    /// Waits so long, or until it closes.
+    fn rest(&self, time: Duration) {
+        let until = Instant::now() + time;
+        let mut state = self.state.lock();
+        while !state.is_closed && !self.closing.wait_until(&mut state, until).timed_out() {}
+    }
+}
+
+impl Crowd {
+    /// How long to rest, told how often the thread has had to give way up to now.
+    fn note(&mut self, yields: i64) -> Option<Duration> {
+        let before = self.yields.replace(yields);
+        let is_crowded = before.is_some_and(|before| before < yields);
+        let longer = self.rest.map_or(REST_MIN, |rest| (rest * 2).min(REST_MAX));
+        self.rest = is_crowded.then_some(longer);
+        self.rest
+    }
+}
+
+fn run(shared: &Shared) {
     process::give_way(NICENESS);
+    let crowd = RefCell::<Crowd>::default();
     loop {
-        let mut state = shared.lock();
+        let mut state = shared.state.lock();
         let Some(task) = state.queue.pop_front() else {
             state.is_running = false;
             return;
         };
         drop(state);
-        let is_wanted = || !shared.lock().is_closed;
+        let is_wanted = || {
+            let rest = crowd.borrow_mut().note(process::forced_yields());
+            rest.into_iter().for_each(|time| shared.rest(time));
+            !shared.is_closed()
+        };
         let (mapping, bytes) = match task {
             Task::New(mapping, bytes) => (mapping, bytes.min(room() / SHARE)),
             Task::Registered(regions, base) => {
@@ -188,8 +242,6 @@ fn room() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
-
     use super::*;
 
     fn wait_until(what: &str, is_so: impl Fn() -> bool) {
@@ -252,6 +304,28 @@ mod tests {
         wait_until("the thread ends", || preparer.is_done());
         assert!(!copy::are_present(base as usize + touched, CHUNK));
         assert!(bytes[..touched].iter().enumerate().all(|(i, byte)| *byte == (i % 251) as u8));
+    }
+
+    #[test]
+    fn who_was_interrupted_rests_longer_and_longer_until_a_step_goes_through() {
+        let mut crowd = Crowd::default();
+        // How often the thread gave way before its first step says nothing.
+        assert_eq!([5, 5].map(|yields| crowd.note(yields)), [None; 2]);
+        assert_eq!(crowd.note(6), Some(REST_MIN));
+        assert_eq!(crowd.note(9), Some(REST_MIN * 2));
+        assert_eq!((10..20).filter_map(|yields| crowd.note(yields)).last(), Some(REST_MAX));
+        assert_eq!(crowd.note(19), None);
+        assert_eq!(crowd.note(20), Some(REST_MIN));
+    }
+
+    #[test]
+    fn closing_ends_a_rest() {
+        let shared = Arc::<Shared>::default();
+        let resting = Arc::clone(&shared);
+        let thread = thread::spawn(move || resting.rest(Duration::from_secs(3600)));
+        shared.state.lock().is_closed = true;
+        shared.closing.notify_all();
+        thread.join().unwrap();
     }
 
     #[test]
