@@ -59,7 +59,8 @@ class StoreConfig:
         name: ``host[:port]`` by which peers reach this process; "" finds it out.
         metadata: ``"P2PHANDSHAKE"``, or the URL of a metadata server.
         tenant: Whose namespace the keys live in. A master without tenants has one for all.
-        is_tcp_forced: Move bytes over TCP only; None does as ``MC_FORCE_TCP`` says.
+        is_tcp_forced: Move bytes over TCP only; None does as ``MC_FORCE_TCP`` says. What lies in
+            this store's own memory is copied all the same, unless ``MC_STORE_MEMCPY=0``.
         rpc_timeout_s: How long the master may take to answer a call.
         connect_timeout_s: How long to try to reach the master.
         listen: Where the master of an embedded store listens, as ``host[:port]``; "" is loopback

@@ -261,3 +261,17 @@ def test_a_busy_interpreter_expires_nobody(seconds, flags):
             assert lender.returncode == 0
     finally:
         master.stop()
+
+
+@pytest.mark.parametrize(
+    ("memcpy", "transport"), [("", "memory"), ("what", "memory"), ("0", "tcp")]
+)
+def test_a_store_copies_what_is_its_own_also_where_tcp_is_forced(monkeypatch, memcpy, transport):
+    monkeypatch.setenv("MC_FORCE_TCP", "1")
+    monkeypatch.setenv("MC_STORE_MEMCPY", memcpy)
+    value = bytes(range(256)) * 4096
+    with mooncake.Store(config=mooncake.StoreConfig(segment_bytes=64 * MIB)) as store:
+        store.put("own", value)
+        assert store.get("own") == value
+        count = store.stats()["store"]["by_transport"]
+        assert [name for name in count if count[name]["bytes"]] == [transport]

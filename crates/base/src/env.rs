@@ -82,7 +82,7 @@ macro_rules! variables {
 variables! {
     MC_LOG_LEVEL = "warn", "Level of our log: trace, debug, info, warn, error (or TRACE INFO WARNING ERROR, or 0 info, 1 warning, 2 error).";
     MOONCAKE_LOG = "", "Level of our log, with per-module filters in the form of tracing's EnvFilter; wins over MC_LOG_LEVEL.";
-    MC_FORCE_TCP = "off", "Move bytes over TCP only, also within one process and one host.";
+    MC_FORCE_TCP = "off", "Move bytes over TCP only, also within one process and one host; but see MC_STORE_MEMCPY.";
     MC_TRANSFER_TIMEOUT = "30", "Seconds that a transfer may take before it fails (at least 5).";
     MC_TCP_BIND_ADDRESS = "", "Address that the transfer engine binds and publishes instead of the one it finds.";
     MC_MIN_RPC_PORT ("MC_MIN_PRC_PORT") = "15000", "First port that the transfer engine tries to listen on.";
@@ -112,7 +112,7 @@ variables! {
     MC_STORE_CLIENT_METRIC_INTERVAL = "0", "Seconds between two summaries of a store client's metrics in the log; 0 for none.";
     MC_STORE_CLIENT_METRIC_BANDWIDTH = "on", "Tell bytes a second in that summary.";
     MC_STORE_CLUSTER_ID = "", "A label, `cluster_id`, on every sample of a store client's metrics.";
-    MC_STORE_MEMCPY = "on", "Copy within the process when the data is this client's own.";
+    MC_STORE_MEMCPY = "on", "Copy within the process what lies in a store's own memory, even where MC_FORCE_TCP is set. Off, that goes over TCP too.";
     MC_STORE_USE_HUGEPAGE = "off", "Take segments from huge pages of hugetlbfs.";
     MC_STORE_HUGEPAGE_SIZE = "2MB", "Size of those huge pages: 2MB or 1GB.";
     MC_RPC_TIMEOUT_MS = "30000", "Milliseconds that the master may take to answer a call.";

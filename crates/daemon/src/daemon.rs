@@ -11,7 +11,7 @@ use mooncake_proto::lean::DaemonGreeting;
 use mooncake_store_client::{
     Client, ClientConfig, HttpServer, LeanLink, LinkConfig, address::own_host,
 };
-use mooncake_transfer_engine::Engine;
+use mooncake_transfer_engine::{Engine, EngineConfig};
 use mooncake_transfer_tools::settings::engine_config;
 use tokio::runtime::Handle;
 
@@ -49,7 +49,10 @@ impl Daemon {
     pub fn start(config: &DaemonConfig, runtime: Handle) -> Result<Self> {
         let listeners = Listeners::bind(config.port)?;
         let name = advertised(config, listeners.address().port())?;
-        let settings = engine_config(&name, &config.metadata, None)?;
+        let settings = EngineConfig {
+            copies_own: environment::copies_own(),
+            ..engine_config(&name, &config.metadata, None)?
+        };
         let is_p2p = settings.is_p2p();
         let engine = Engine::start(settings, runtime.clone())?;
         let tenant = TenantId::new(&config.tenant);

@@ -44,6 +44,12 @@ pub fn link() -> Result<LinkConfig> {
     Ok(link)
 }
 
+/// Whether a client copies what is its own within its process, even where TCP is forced.
+pub fn copies_own() -> bool {
+    let text = env::MC_STORE_MEMCPY.read().unwrap_or_default();
+    read_bool(&text).unwrap_or(true)
+}
+
 fn metrics() -> Result<MetricsConfig> {
     let interval = value(&env::MC_STORE_CLIENT_METRIC_INTERVAL, read_seconds)?;
     Ok(MetricsConfig {

@@ -29,6 +29,8 @@ pub struct EngineConfig {
     pub redis: RedisLogin,
     /// Moves bytes over TCP only, also within one process and one host.
     pub is_tcp_forced: bool,
+    /// Where that is so, copies all the same what lies in memory of this very engine.
+    pub copies_own: bool,
     /// Address to bind and to publish instead of the one that was found.
     pub bind_address: Option<String>,
     /// Where the listeners look for a free port; when none is free the system chooses.
@@ -82,6 +84,7 @@ impl Default for EngineConfig {
             metadata_prefix: String::new(),
             redis: RedisLogin::default(),
             is_tcp_forced: false,
+            copies_own: false,
             bind_address: None,
             ports: 15000..=17000,
             is_port_fixed: false,

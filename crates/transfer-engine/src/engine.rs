@@ -139,7 +139,7 @@ impl Engine {
         let describe = Arc::new(move || described.segment().to_json());
         let settings = handshake_settings(&config, &refusals);
         let handshake = HandshakeServer::start(rpc, describe, settings, &runtime)?;
-        let transports = transports(&config, control.as_ref(), &refusals);
+        let transports = transports(&config, lent.id, control.as_ref(), &refusals);
         let preparer = Preparer::new(config.prepared_bytes_max);
         let devices = Devices::new(config.device_driver.clone());
         devices.look();
@@ -492,6 +492,7 @@ fn handshake_settings(config: &EngineConfig, refusals: &Arc<Refusals>) -> Handsh
 
 fn transports(
     config: &EngineConfig,
+    own: EngineId,
     control: Option<&Arc<Control>>,
     refusals: &Arc<Refusals>,
 ) -> Vec<Arc<dyn Transport>> {
@@ -503,8 +504,11 @@ fn transports(
         refusals: Arc::clone(refusals),
     };
     let mut transports: Vec<Arc<dyn Transport>> = vec![Arc::new(TcpTransport::new(tcp))];
+    if config.is_tcp_forced && config.copies_own {
+        transports.push(Arc::new(MemoryTransport { only: Some(own) }));
+    }
     if !config.is_tcp_forced {
-        transports.push(Arc::new(MemoryTransport));
+        transports.push(Arc::new(MemoryTransport { only: None }));
         let shm = control.map(|control| ShmTransport::new(Arc::clone(control)));
         transports.extend(shm.map(|shm| Arc::new(shm) as Arc<dyn Transport>));
     }

@@ -59,6 +59,7 @@ impl Settings {
     pub(crate) fn read(arguments: Arguments) -> Result<Self> {
         let mut engine =
             engine_config(&arguments.name, &arguments.metadata, arguments.is_tcp_forced)?;
+        engine.copies_own = environment::copies_own();
         face_master(&mut engine, master_address(&arguments));
         let mut client = ClientConfig {
             name: arguments.name,

@@ -15,7 +15,10 @@ use crate::{
 
 /// The way within one process.
 #[derive(Debug)]
-pub(crate) struct MemoryTransport;
+pub(crate) struct MemoryTransport {
+    /// The one engine that it leads to; none: to all of this process.
+    pub(crate) only: Option<EngineId>,
+}
 
 impl Transport for MemoryTransport {
     fn kind(&self) -> TransportKind {
@@ -33,9 +36,10 @@ impl Transport for MemoryTransport {
 
     fn connect(&self, peer: &SegmentDescriptor, _deadline: Moment) -> Result<Arc<dyn Path>> {
         let id = peer.mooncake.as_ref().and_then(|own| own.engine());
+        let id = id.filter(|id| self.only.is_none_or(|only| only == *id));
         let found = id.and_then(|id| Some((id, Lent::of(id)?)));
         let Some((id, lent)) = found else {
-            let text = "the peer is not an engine of this process";
+            let text = "the peer is no engine of this process, or may not be reached so";
             return Err(Error::new(ErrorCode::TRANSFER_FAIL, text));
         };
         Ok(Arc::new(MemoryPath { id, lent: Arc::downgrade(&lent) }))

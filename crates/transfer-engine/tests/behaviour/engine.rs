@@ -105,6 +105,30 @@ fn a_peer_that_comes_back_under_its_name_is_found_again() {
 }
 
 #[test]
+fn where_tcp_is_forced_only_what_is_an_engines_own_may_be_copied() {
+    let runtime = runtime();
+    let other = start(Some(TransportKind::Tcp), &runtime);
+    for copies_own in [false, true] {
+        let config = EngineConfig {
+            is_tcp_forced: true,
+            copies_own,
+            name: "127.0.0.1".to_owned(),
+            ..EngineConfig::default()
+        };
+        let engine = Engine::start(config, runtime.handle().clone()).unwrap();
+        let own_way = if copies_own { TransportKind::Memory } else { TransportKind::Tcp };
+        for (owner, way) in [(&engine, own_way), (&other, TransportKind::Tcp)] {
+            let (lent, mut whole, mut bytes) = (Lent::shared(owner, 4096), *b"whole", [0; 5]);
+            let peer = engine.open(owner.segment_name(), soon()).unwrap();
+            let mut pieces = [Piece::new(held(&mut whole), lent.base())];
+            assert_eq!(engine.transfer(&peer, Opcode::Write, &mut pieces, soon()), Some(way));
+            move_one(&engine, &peer, Opcode::Read, (held(&mut bytes), lent.base())).unwrap();
+            assert_eq!(&bytes, b"whole");
+        }
+    }
+}
+
+#[test]
 fn a_closed_engine_says_so_and_closing_twice_is_once() {
     let runtime = runtime();
     let engine = start(None, &runtime);
