@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import threading
 
 from mooncake import _native, errors
 from mooncake._native import VERSION, Buffer, PutOptions, last_error
@@ -13,6 +14,22 @@ __version__ = VERSION
 
 _native.use_exceptions(errors.CLASSES)
 
+
+def _end() -> None:
+    """Close every store and engine, and let threads that hear of it end without a word.
+
+    Only daemon threads are left, which nobody asked to stop.
+    """
+    told = threading.excepthook
+
+    def tell(failed: threading.ExceptHookArgs) -> None:
+        if not issubclass(failed.exc_type, errors.ClosedError):
+            told(failed)
+
+    threading.excepthook = tell
+    _native.at_exit()
+
+
 # Registered at import, so that hooks of the program, which come later, run before it and may still
 # use a store.
-atexit.register(_native.at_exit)
+atexit.register(_end)

@@ -298,6 +298,34 @@ def test_a_program_hook_at_exit_may_still_use_the_store():
     assert done.stdout == "0 0\n"
 
 
+# A hook that was there before the package runs after the stores were closed.
+LATE = """
+import atexit, threading
+closed = threading.Event()
+def last():
+    closed.set()
+    thread.join(20)
+    print("ended", not thread.is_alive())
+atexit.register(last)
+import mooncake
+store = mooncake.Store()
+def work():
+    closed.wait()
+    {call}
+thread = threading.Thread(target=work, daemon=True)
+thread.start()
+"""
+
+
+def test_a_daemon_thread_that_calls_when_all_is_closed_ends_without_a_word():
+    done = run_script(LATE.format(call='store.put("k", b"v")'))
+    assert_quiet(done)
+    assert done.stdout == "ended True\n"
+    other = run_script(LATE.format(call="1 / 0"))
+    assert (other.returncode, other.stdout) == (0, "ended True\n")
+    assert "ZeroDivisionError" in other.stderr, "its other failures are told"
+
+
 # A program that a shell started in the background inherits that it ignores SIGINT, and then Python
 # does not raise; a test must not depend on how it was started.
 INTERRUPTIBLE = """
