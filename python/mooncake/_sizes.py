@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 __all__ = ["parse_size"]
@@ -17,6 +18,7 @@ def parse_size(size: int | str) -> int:
 
     Raises:
         ValueError: It is no size, or negative.
+        TypeError: It is neither a number nor text.
     """
     if isinstance(size, str):
         match = _FORM.fullmatch(size.strip())
@@ -25,6 +27,8 @@ def parse_size(size: int | str) -> int:
         number, unit = match[1], (match[2] or "").lower()
         shift = _SHIFTS[unit]
         return int(number) << shift if number.isdigit() else int(float(number) * (1 << shift))
-    if size < 0:
-        raise ValueError(f"not a size: {size}; it is negative")
+    if isinstance(size, bool):
+        raise TypeError("a size is a number of bytes, or text; not bool")
+    if not 0 <= size < math.inf:
+        raise ValueError(f"not a size: {size}; it is negative, or no number")
     return int(size)

@@ -32,10 +32,14 @@ def test_sizes_are_read_as_people_write_them(text, size):
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "mb", "-1", "1 pb", "1.2.3", "ten", -1])
+@pytest.mark.parametrize(
+    "text", ["", "mb", "-1", "1 pb", "1.2.3", "ten", -1, float("nan"), float("inf")]
+)
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(ValueError, match="not a size"):
         parse_size(text)
+    with pytest.raises(TypeError, match="not bool"):
+        parse_size(True)
 
 
 def test_a_file_is_read_with_the_established_defaults(tmp_path):
