@@ -6,6 +6,8 @@ import asyncio
 import http.client
 import json
 import re
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -290,3 +292,34 @@ def test_the_program_serves_until_it_is_told_to_end(
         asker.connection.close()
         done.send_signal(number)
         assert done.wait(60) == 0
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_commands_of_the_guide_put_and_get(master: MasterProcess) -> None:
+    guide = Path(__file__).resolve().parents[2] / "docs/guide/store.md"
+    block = re.search(
+        r"```bash\n(mc_store_rest_server .*?)```", guide.read_text("utf-8"), re.DOTALL
+    )
+    assert block is not None
+    lines = block[1].replace("\\\n", " ").replace("localhost:50051", master.address).splitlines()
+    (_, *flags), *asked = map(shlex.split, lines)
+    flags[flags.index("--port=8081")] = "--port=0"
+    command = [sys.executable, "-m", "mooncake.mooncake_store_service", *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            found = (re.search(r":(\d+)/api", line) for line in server.stderr)
+            port = next(match[1] for match in found if match)
+            answers = [
+                subprocess.run(
+                    [word.replace("localhost:8081", f"127.0.0.1:{port}") for word in words],
+                    capture_output=True,
+                    text=True,
+                    timeout=60,
+                    check=True,
+                ).stdout
+                for words in asked
+            ]
+        finally:
+            server.terminate()
+    assert answers == ['{"status": "success"}', "Hello!", '{"exists": true}']
