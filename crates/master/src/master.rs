@@ -24,6 +24,7 @@ use crate::{
         Load, Service,
         connection::Doors,
         listen::{self, CONNECTIONS_MAX},
+        seat::SEATS_MAX,
     },
 };
 
@@ -195,6 +196,7 @@ fn doors(config: &MasterConfig, master: &Master, unix_name: Arc<str>) -> Doors {
         tasks: master.tasks.clone(),
         load,
         permits: Arc::new(Semaphore::new(connections(CONNECTIONS_MAX, limit()))),
+        seats: Arc::new(Semaphore::new(SEATS_MAX)),
     }
 }
 

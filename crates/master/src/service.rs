@@ -15,6 +15,7 @@ mod load;
 mod locked;
 mod objects;
 mod quotas;
+pub mod seat;
 mod session;
 pub mod slow;
 mod tasks;

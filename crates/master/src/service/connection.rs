@@ -39,6 +39,8 @@ pub struct Doors {
     pub load: Load,
     /// One permit a connection.
     pub permits: Arc<Semaphore>,
+    /// One permit a connection that has a thread of its own for a while.
+    pub seats: Arc<Semaphore>,
 }
 
 impl Doors {

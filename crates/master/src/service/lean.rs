@@ -10,6 +10,7 @@ use mooncake_proto::{
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::UnixStream,
     sync::OwnedSemaphorePermit,
     time::timeout,
 };
@@ -17,6 +18,7 @@ use tokio::{
 use super::{
     connection::{Connection, Doors},
     load::SMALL_FRAME_BYTES,
+    seat::{self, Local},
 };
 
 /// How long a peer may take for its greeting and for taking ours.
@@ -26,7 +28,7 @@ const GREETING_DEADLINE: Duration = Duration::from_secs(10);
 const FRAME_DEADLINE: Duration = Duration::from_secs(30);
 
 /// How long a peer may leave our answer untaken.
-const WRITE_DEADLINE: Duration = Duration::from_secs(30);
+pub(super) const WRITE_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Answers are written out when so many bytes of them have gathered.
 const GATHERED_BYTES_MAX: usize = 256 * 1024;
@@ -47,23 +49,38 @@ pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     connection: Connection,
     doors: Doors,
 ) {
-    let mut driver = Driver {
-        stream,
-        input: prefix,
-        output: BytesMut::new(),
-        room: None,
-        skipping: 0,
-        connection,
-        doors,
-    };
-    // The peer's doing or the network's: of interest only to one who looks for it.
-    if let Err(error) = driver.run().await {
+    told(Driver::new(stream, prefix, connection, doors).run().await);
+}
+
+/// Serves one connection of this host, on a seat while its calls come thick and fast.
+pub(super) async fn serve_local(stream: UnixStream, connection: Connection, doors: Doors) {
+    let driver = Driver::new(Local::Shared(stream), BytesMut::new(), connection, doors);
+    told(seat::run(driver).await);
+}
+
+/// How a connection ended is the peer's doing or the network's: of interest only to one who looks
+/// for it.
+fn told(ended: Result<()>) {
+    if let Err(error) = ended {
         tracing::debug!(%error, "a connection ended early");
     }
 }
 
-struct Driver<S> {
-    stream: S,
+/// What came of waiting for calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Some came, and those that came whole were answered.
+    Answered,
+    /// None came for a while; told on a seat only.
+    Idle,
+    /// The peer closed between frames, was idle too long, or the master stops.
+    Gone,
+}
+
+/// A connection, what was read of it, and what is to be written.
+#[derive(Debug)]
+pub(super) struct Driver<S> {
+    pub(super) stream: S,
     input: BytesMut,
     output: BytesMut,
     /// Room for the large frame in hand.
@@ -71,24 +88,40 @@ struct Driver<S> {
     /// Bytes of a refused frame that are still to come.
     skipping: usize,
     connection: Connection,
-    doors: Doors,
+    pub(super) doors: Doors,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
+    fn new(stream: S, prefix: BytesMut, connection: Connection, doors: Doors) -> Self {
+        let (output, room, skipping) = (BytesMut::new(), None, 0);
+        Self { stream, input: prefix, output, room, skipping, connection, doors }
+    }
+
     async fn run(&mut self) -> Result<()> {
+        if self.begin().await? {
+            while self.step().await? != Step::Gone {}
+        }
+        Ok(())
+    }
+
+    /// Exchanges greetings, and answers what came with the peer's. `false`: it closed instead.
+    pub(super) async fn begin(&mut self) -> Result<bool> {
         match timeout(GREETING_DEADLINE, self.greet()).await {
             Ok(Ok(true)) => {}
-            Ok(Ok(false)) => return Ok(()),
-            Ok(Err(error)) => return Err(error),
+            Ok(refused) => return refused,
             Err(_) => return Err(late("the peer did not finish its greeting")),
         }
-        loop {
+        self.answer_buffered().await?;
+        Ok(true)
+    }
+
+    /// Waits for calls and answers them. What arrived before a stop is still read and answered.
+    pub(super) async fn step(&mut self) -> Result<Step> {
+        let step = self.read().await?;
+        if step == Step::Answered {
             self.answer_buffered().await?;
-            // What arrived before a stop is still read and answered.
-            if !self.read().await? {
-                return Ok(());
-            }
         }
+        Ok(step)
     }
 
     /// Checks the peer's greeting and sends ours. `false`: it closed before it had said anything.
@@ -97,7 +130,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
             if let Some(greeting) = self.input.first_chunk::<12>() {
                 break *greeting;
             }
-            if !self.read().await? {
+            if self.read().await? != Step::Answered {
                 return Ok(false);
             }
         };
@@ -168,9 +201,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
         }
     }
 
-    /// Reads some bytes. `false`: the peer closed between frames, was idle too long, or the
-    /// master stops.
-    async fn read(&mut self) -> Result<bool> {
+    /// Reads some bytes, which are then to be answered.
+    async fn read(&mut self) -> Result<Step> {
         let is_between = self.input.is_empty() && self.skipping == 0;
         if is_between && self.input.capacity() > KEPT_BYTES_MAX {
             self.input = BytesMut::new();
@@ -181,22 +213,26 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
         let limit = if is_between { self.doors.idle } else { Some(FRAME_DEADLINE) };
         let read = self.stream.read_buf(&mut self.input);
         let stop = self.doors.stop.cancelled();
-        let count = match limit {
-            None => tokio::select! { biased; count = read => count, () = stop => return Ok(false) },
+        let read = match limit {
+            None => {
+                tokio::select! { biased; read = read => read, () = stop => return Ok(Step::Gone) }
+            }
             Some(limit) => tokio::select! {
                 biased;
-                count = timeout(limit, read) => match count {
-                    Ok(count) => count,
-                    Err(_) if is_between => return Ok(false),
+                read = timeout(limit, read) => match read {
+                    Ok(read) => read,
+                    Err(_) if is_between => return Ok(Step::Gone),
                     Err(_) => return Err(late("the peer did not finish its frame")),
                 },
-                () = stop => return Ok(false),
+                () = stop => return Ok(Step::Gone),
             },
         };
-        match count.map_err(broken)? {
-            0 if is_between => Ok(false),
-            0 => Err(broken(io::ErrorKind::UnexpectedEof.into())),
-            _ => Ok(true),
+        match read {
+            Ok(0) if is_between => Ok(Step::Gone),
+            Ok(0) => Err(broken(io::ErrorKind::UnexpectedEof.into())),
+            Ok(_) => Ok(Step::Answered),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Step::Idle),
+            Err(error) => Err(broken(error)),
         }
     }
 

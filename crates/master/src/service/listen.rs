@@ -80,9 +80,7 @@ pub async fn serve_unix(listener: UnixListener, doors: Doors) {
         };
         let connection = Connection::new(&doors, true, permit);
         let inner = doors.clone();
-        doors.spawn(async move {
-            lean::serve(stream, BytesMut::new(), connection, inner).await;
-        });
+        doors.spawn(lean::serve_local(stream, connection, inner));
     }
 }
 

@@ -1,0 +1,183 @@
+//! A connection takes a seat when its calls come in haste, and leaves it in every way it can.
+
+use bytes::{Bytes, BytesMut};
+use mooncake_base::SystemClock;
+use mooncake_proto::{
+    lean::{self, FRAME_BYTES_MAX, ServerGreeting},
+    v1::{self, request::Call, response},
+};
+use prost::Message;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    sync::Semaphore,
+    task::yield_now,
+    time::{sleep, timeout},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::*;
+use crate::{
+    service::{Load, Service, connection::Doors, lean::serve_local},
+    state::Rules,
+};
+
+/// Longer than anything here takes, however busy the machine is.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A client's end of a connection that is served, and what it is served by.
+struct Served {
+    stream: UnixStream,
+    input: BytesMut,
+    doors: Doors,
+}
+
+fn doors(seats: usize) -> Doors {
+    Doors {
+        service: Arc::new(Service::new(Rules::default(), SystemClock::shared())),
+        unix_name: Arc::from(""),
+        is_nodelay: true,
+        idle: None,
+        stop: CancellationToken::new(),
+        kill: CancellationToken::new(),
+        tasks: TaskTracker::new(),
+        load: Load::new(2),
+        permits: Arc::new(Semaphore::new(8)),
+        seats: Arc::new(Semaphore::new(seats)),
+    }
+}
+
+async fn connect(doors: &Doors) -> Served {
+    let (near, far) = UnixStream::pair().unwrap();
+    let permit = doors.permits.clone().try_acquire_owned().unwrap();
+    let connection = super::super::connection::Connection::new(doors, true, permit);
+    doors.spawn(serve_local(far, connection, doors.clone()));
+    let mut served = Served { stream: near, input: BytesMut::new(), doors: doors.clone() };
+    served.stream.write_all(&lean::client_greeting()).await.unwrap();
+    served.receive::<ServerGreeting>().await.unwrap();
+    served
+}
+
+impl Served {
+    /// The next message; nothing if the connection has ended.
+    async fn receive<M: Message + Default>(&mut self) -> Option<M> {
+        loop {
+            if let Some(message) = lean::decode(&mut self.input, FRAME_BYTES_MAX).unwrap() {
+                return Some(message);
+            }
+            let read = timeout(LONG, self.stream.read_buf(&mut self.input)).await.unwrap();
+            if !read.is_ok_and(|count| count > 0) {
+                return None;
+            }
+        }
+    }
+
+    /// Asks one thing; whether an answer came.
+    async fn ask(&mut self) -> bool {
+        let keys = vec![Bytes::from_static(b"nobody put this")];
+        let call = Call::Probe(v1::ProbeRequest { caller: None, keys, lease: false });
+        let mut frame = BytesMut::new();
+        let request = v1::Request { call: Some(call), ..Default::default() };
+        lean::encode(&request, &mut frame).unwrap();
+        if self.stream.write_all(&frame).await.is_err() {
+            return false;
+        }
+        let answer = self.receive::<v1::Response>().await;
+        answer.is_some_and(|answer| matches!(answer.call, Some(response::Call::Probe(_))))
+    }
+
+    /// Asks in haste until the seats that are free are so many.
+    async fn ask_until(&mut self, free: usize) {
+        let until = async {
+            while self.doors.seats.available_permits() != free {
+                assert!(self.ask().await, "a call was not answered");
+            }
+        };
+        timeout(LONG, until).await.expect("it is not seated");
+    }
+}
+
+async fn seats_are_free(doors: &Doors, count: usize) {
+    let freed = async {
+        while doors.seats.available_permits() != count {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(LONG, freed).await.expect("a seat was not given back");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_asks_in_haste_has_a_seat_until_there_is_a_pause() {
+    let doors = doors(1);
+    let mut served = connect(&doors).await;
+    for _ in 0..3 {
+        served.ask_until(0).await;
+        assert!(served.ask().await, "it is answered on the seat");
+        seats_are_free(&doors, 1).await;
+        assert!(served.ask().await, "it is answered beside others");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_a_call_does_not_keep_a_seat_and_is_not_lost() {
+    let doors = doors(1);
+    let mut served = connect(&doors).await;
+    served.ask_until(0).await;
+    let mut frame = BytesMut::new();
+    lean::encode(&v1::Request::default(), &mut frame).unwrap();
+    let padded = v1::Request {
+        call: Some(Call::Probe(v1::ProbeRequest {
+            keys: vec![Bytes::from(vec![b'k'; 100])],
+            ..Default::default()
+        })),
+        ..Default::default()
+    };
+    lean::encode(&padded, &mut frame).unwrap();
+    let (first, second) = frame.split_at(frame.len() / 2);
+    served.stream.write_all(first).await.unwrap();
+    seats_are_free(&doors, 1).await;
+    served.stream.write_all(second).await.unwrap();
+    for _ in 0..2 {
+        assert!(served.receive::<v1::Response>().await.is_some());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_free_seat_it_goes_on_as_before() {
+    let doors = doors(1);
+    let mut first = connect(&doors).await;
+    let mut second = connect(&doors).await;
+    first.ask_until(0).await;
+    for _ in 0..4 * CALLS_IN_HASTE {
+        assert!(second.ask().await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_and_a_kill_end_a_connection_on_its_seat() {
+    for is_kill in [false, true] {
+        let doors = doors(1);
+        let mut served = connect(&doors).await;
+        served.ask_until(0).await;
+        let token = if is_kill { &doors.kill } else { &doors.stop };
+        token.cancel();
+        doors.tasks.close();
+        timeout(LONG, doors.tasks.wait()).await.expect("its task goes on");
+        seats_are_free(&doors, 1).await;
+        assert!(served.receive::<v1::Response>().await.is_none(), "its socket is closed");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_goes_leaves_its_seat_and_its_session() {
+    let doors = doors(1);
+    let mut served = connect(&doors).await;
+    served.ask_until(0).await;
+    drop(served);
+    seats_are_free(&doors, 1).await;
+    let gone = async {
+        while doors.permits.available_permits() != 8 {
+            yield_now().await;
+        }
+    };
+    timeout(LONG, gone).await.expect("the connection goes on");
+}
