@@ -80,6 +80,29 @@ fn the_environment_is_read_in_one_place() {
 }
 
 #[test]
+fn every_variable_of_the_environment_is_read_by_somebody() {
+    let declarations = "crates/base/src/env.rs";
+    let of_python = "python/mooncake/";
+    let (declared, users): (Vec<_>, Vec<_>) = files()
+        .into_iter()
+        .filter(|file| file.is_code())
+        .filter(|file| file.path == declarations || !file.path.starts_with("tests/tidy/"))
+        .partition(|file| file.path == declarations);
+    let row = regex(r#"(?m)^    ([A-Z][A-Z0-9_]+)(?: \([^)]*\))? = ""#);
+    let names: Vec<_> = row.captures_iter(&declared[0].text).map(|row| row[1].to_owned()).collect();
+    assert!(names.len() > 40, "the rows were not found");
+    let is_read = |name: &String| {
+        let by_rust = regex(&format!(r"\b(env|environment)::{name}\b"));
+        users.iter().any(|file| {
+            by_rust.is_match(&file.text)
+                || file.path.starts_with(of_python) && file.text.contains(name.as_str())
+        })
+    };
+    let unread: Vec<_> = names.into_iter().filter(|name| !is_read(name)).collect();
+    report("nobody reads these variables", &unread);
+}
+
+#[test]
 fn the_rules_of_the_master_know_no_clock_no_chance_and_no_io() {
     let pattern = regex(concat!(
         r"\b(Instant|SystemTime|SystemClock|tokio|getrandom|thread_rng|async|Condvar|Mutex|RwLock)\b",
