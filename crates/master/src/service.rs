@@ -58,7 +58,7 @@ use crate::{
 };
 
 /// The most items of one call. Their answers fit a frame.
-pub const BATCH_ITEMS_MAX: usize = 1 << 17;
+pub const BATCH_ITEMS_MAX: usize = mooncake_proto::bound::ITEMS_MAX;
 
 /// So many items are handled before others may have the state.
 const SLICE_ITEMS: usize = 1024;

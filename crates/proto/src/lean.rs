@@ -11,6 +11,8 @@ use bytes::{Buf, BufMut, BytesMut};
 use mooncake_base::{Error, ErrorCode, Result};
 use prost::Message;
 
+use crate::bound;
+
 /// The first bytes of a lean connection. No HTTP method and no HTTP/2 preface begins so.
 pub const MAGIC: [u8; 8] = *b"MOONLEAN";
 
@@ -24,6 +26,9 @@ pub const FRAME_BYTES_MAX: usize = 16 << 20;
 pub const GREETING_BYTES_MAX: usize = 1024;
 
 const LENGTH_BYTES: usize = 4;
+
+/// Items are fields of a call, and that is a field of the request or the response.
+const ITEM_LEVELS: u32 = 2;
 
 /// What a client sends first: [`MAGIC`], then [`VERSION`] in four bytes, little-endian.
 pub fn client_greeting() -> [u8; 12] {
@@ -99,7 +104,8 @@ pub fn encode(message: &impl Message, into: &mut BytesMut) -> Result<()> {
 /// Takes one frame off the front, if all of it is there.
 ///
 /// # Errors
-/// A length above `limit`, or bytes that are no such message; the connection is of no more use.
+/// `INVALID_PARAMS`: the frame holds more than a call may, and was taken off. Else a length above
+/// `limit`, or bytes that are no such message; the connection is of no more use.
 pub fn decode<M: Message + Default>(from: &mut BytesMut, limit: usize) -> Result<Option<M>> {
     let Some(length) = from.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
     let length = u32::from_le_bytes(*length) as usize;
@@ -113,11 +119,7 @@ pub fn decode<M: Message + Default>(from: &mut BytesMut, limit: usize) -> Result
         return Ok(None);
     }
     from.advance(LENGTH_BYTES);
-    let frame = from.split_to(length).freeze();
-    M::decode(frame).map(Some).map_err(|source| {
-        Error::new(ErrorCode::RPC_FAIL, "the peer sent a frame that is no message")
-            .caused_by(source)
-    })
+    bound::decode(from.split_to(length).freeze(), ITEM_LEVELS).map(Some)
 }
 
 #[cfg(test)]

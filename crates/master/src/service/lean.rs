@@ -154,13 +154,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
     /// Answers every whole frame in the buffer; the answers go out together.
     async fn answer_buffered(&mut self) -> Result<()> {
         let mut answered = 0;
-        while self.admit()?
-            && let Some(request) = lean::decode::<v1::Request>(&mut self.input, FRAME_BYTES_MAX)?
-        {
-            self.doors.service.wait_for_owners(request.call.as_ref()).await;
-            let answer = match self.doors.load.turn(request.call.as_ref()).await {
-                Ok(_turn) => self.doors.service.answer(request, &self.connection.origin).await,
-                Err(error) => refusal(&error),
+        while self.admit()? {
+            let answer = match lean::decode::<v1::Request>(&mut self.input, FRAME_BYTES_MAX) {
+                Ok(Some(request)) => self.answer(request).await,
+                Ok(None) => break,
+                // The frame was whole, and too much: the next one begins behind it.
+                Err(error) if error.code() == ErrorCode::INVALID_PARAMS => refusal(&error),
+                Err(error) => return Err(error),
             };
             if let Err(error) = lean::encode(&answer, &mut self.output) {
                 lean::encode(&refusal(&error), &mut self.output)?;
@@ -175,6 +175,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
             }
         }
         self.flush().await
+    }
+
+    async fn answer(&self, request: v1::Request) -> v1::Response {
+        self.doors.service.wait_for_owners(request.call.as_ref()).await;
+        match self.doors.load.turn(request.call.as_ref()).await {
+            Ok(_turn) => self.doors.service.answer(request, &self.connection.origin).await,
+            Err(error) => refusal(&error),
+        }
     }
 
     /// Makes sure that there is room for the frame that begins the buffer; a frame without is

@@ -141,3 +141,22 @@ fn a_message_above_the_limit_is_refused_over_both_doors_and_disturbs_nobody() {
     assert!(std::iter::from_fn(|| lean.try_receive()).count() <= 1);
     assert_eq!(running.lean().probe(&["k"]).states.len(), 1);
 }
+
+#[test]
+fn a_message_full_of_empty_items_is_refused_over_both_doors_before_it_is_unpacked() {
+    const EMPTY: usize = 4 * BATCH_ITEMS_MAX + 1;
+    let running = Running::whole();
+    let keys = vec![Bytes::new(); EMPTY];
+    let full = v1::ProbeRequest { caller: None, keys, lease: false };
+    let mut client = channel(&running);
+    let refusal = running.block_on(client.probe(full.clone())).unwrap_err();
+    assert_eq!(refusal.code(), Code::InvalidArgument, "{refusal}");
+    assert!(refusal.message().contains("more items than a call may"), "{refusal}");
+    assert!(running.block_on(client.probe(probe(1))).is_ok(), "the connection goes on");
+    let mut lean = running.lean();
+    let response::Call::Failure(failure) = lean.call(request::Call::Probe(full)) else {
+        panic!("the message was taken")
+    };
+    assert!(failure.message.contains("more items than a call may"), "{failure:?}");
+    assert_eq!(lean.probe(&["k"]).states.len(), 1, "the connection goes on");
+}

@@ -1,0 +1,63 @@
+//! The codec of the gRPC service: prost's, within the bounds of what a message may grow into.
+
+use std::marker::PhantomData;
+
+use prost::Message;
+use tonic::{
+    Status,
+    codec::{Codec, DecodeBuf, Decoder},
+};
+use tonic_prost::{ProstCodec, ProstEncoder};
+
+use crate::bound;
+
+/// Here a message is the call itself.
+const ITEM_LEVELS: u32 = 1;
+
+/// Encodes `T` and decodes `U`.
+#[derive(Debug)]
+pub struct BoundedCodec<T, U> {
+    kinds: PhantomData<(T, U)>,
+}
+
+impl<T, U> Default for BoundedCodec<T, U> {
+    fn default() -> Self {
+        Self { kinds: PhantomData }
+    }
+}
+
+impl<T, U> Codec for BoundedCodec<T, U>
+where
+    T: Message + Send + 'static,
+    U: Message + Default + Send + 'static,
+{
+    type Encode = T;
+    type Decode = U;
+    type Encoder = ProstEncoder<T>;
+    type Decoder = BoundedDecoder<U>;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstCodec::<T, U>::default().encoder()
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        BoundedDecoder { kind: PhantomData }
+    }
+}
+
+/// Decodes `U`.
+#[derive(Debug)]
+pub struct BoundedDecoder<U> {
+    kind: PhantomData<U>,
+}
+
+impl<U: Message + Default> Decoder for BoundedDecoder<U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        bound::decode(from, ITEM_LEVELS).map(Some).map_err(|error| {
+            Status::invalid_argument(format!("{}: {}", error.code().name(), error.message()))
+        })
+    }
+}
