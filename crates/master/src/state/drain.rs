@@ -87,7 +87,8 @@ pub struct JobView {
     pub succeeded: u64,
     /// Copies that could not.
     pub failed: u64,
-    /// Copies that something else held up when they were last looked at.
+    /// Copies that something else held up when they were last looked at: another task, or that
+    /// they are still being written.
     pub blocked: u64,
     /// Copies that are being moved.
     pub active: u32,
@@ -396,8 +397,10 @@ impl State {
     /// All objects were looked at: the segments are empty, or there is another pass.
     fn end_pass(&mut self, now: Moment, id: JobId, sources: &[u32]) {
         let is_written = sources.iter().any(|&slot| self.segments.at(slot).writing > 0);
+        let written = self.writes.iter().flat_map(|write| &write.replicas);
+        let written = written.filter(|copy| sources.contains(&copy.segment)).count() as u64;
         let Some(job) = self.jobs.running(id) else { return };
-        job.view.blocked = job.blocked;
+        job.view.blocked = job.blocked + written;
         let is_empty = job.met == 0 && job.view.active == 0 && !is_written;
         if !is_empty {
             (job.cursor, job.met, job.blocked) = (0, 0, 0);

@@ -426,10 +426,12 @@ fn an_object_that_is_written_while_its_segment_drains_leaves_too() {
     let started = pool.start_with(A, "late", MIB, false, &on("host-a:1")).unwrap();
     let job = drain(&mut pool, &["host-a:1"], &["host-b:1"]).unwrap();
     pool.work_off(2);
-    assert_eq!(pool.state.job(job).unwrap().status, JobStatus::Running);
+    let view = pool.state.job(job).unwrap();
+    assert_eq!((view.status, view.blocked), (JobStatus::Running, 1));
     pool.end(A, "late", &started).unwrap();
     pool.work_off(3);
-    assert_eq!(pool.state.job(job).unwrap().status, JobStatus::Succeeded);
+    let view = pool.state.job(job).unwrap();
+    assert_eq!((view.status, view.blocked, view.succeeded), (JobStatus::Succeeded, 0, 1));
     assert_eq!(pool.holders("late"), ["host-b:1"]);
 }
 
