@@ -326,6 +326,32 @@ def test_a_daemon_thread_that_calls_when_all_is_closed_ends_without_a_word():
     assert "ZeroDivisionError" in other.stderr, "its other failures are told"
 
 
+def test_a_hook_that_waits_for_a_thread_in_the_midst_of_calls_ends():
+    source = """
+import atexit, threading
+is_over, is_under_way = threading.Event(), threading.Event()
+def last():
+    is_over.set()
+    thread.join()
+    print("ended")
+atexit.register(last)
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+assert store.setup("localhost", "P2PHANDSHAKE", 64 << 20, 1 << 20, "tcp", "", "embedded") == 0
+def work():
+    value = bytes(1 << 20)
+    while not is_over.is_set():
+        store.upsert("k", value)
+        is_under_way.set()
+thread = threading.Thread(target=work, daemon=True)
+thread.start()
+is_under_way.wait()
+"""
+    done = run_script(source)
+    assert_quiet(done)
+    assert done.stdout == "ended\n"
+
+
 # A program that a shell started in the background inherits that it ignores SIGINT, and then Python
 # does not raise; a test must not depend on how it was started.
 INTERRUPTIBLE = """

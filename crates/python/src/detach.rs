@@ -2,17 +2,24 @@
 //!
 //! Up to CPython 3.13 a daemon thread that wants the interpreter back after its finalization has
 //! begun is ended by unwinding its stack. PyO3 stops that at the first Rust frame by a means that is
-//! unspecified; here a thread that returns after exit began does not ask any more, but waits for
-//! ever, and the process ends without it.
+//! unspecified; here a thread that returns after exit began does not ask at once, but waits, and
+//! most often the process ends without it.
+//!
+//! It does not wait for ever: a hook of the program that runs after ours may wait for that thread,
+//! and then the interpreter is still whole.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
     thread::{self, ThreadId},
+    time::{Duration, Instant},
 };
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Error, Result};
 use pyo3::Python;
+
+/// How long a thread waits for the end of the process: longer than most hooks take to run.
+const END: Duration = Duration::from_secs(2);
 
 static IS_EXITING: AtomicBool = AtomicBool::new(false);
 /// The thread that ends the interpreter, once it does.
@@ -32,15 +39,15 @@ where
     }
     Ok(py.detach(|| {
         let value = call();
-        while is_too_late() {
-            thread::park();
+        if is_too_late() {
+            await_end();
         }
         value
     }))
 }
 
-/// Begins the exit: new calls of other threads are refused, and those under way do not return. To
-/// be called by the thread that ends the interpreter.
+/// Begins the exit: new calls of other threads are refused, and those under way return late or
+/// never. To be called by the thread that ends the interpreter.
 pub(crate) fn begin_exit() {
     *FINALIZING.lock() = Some(thread::current().id());
     IS_EXITING.store(true, Ordering::SeqCst);
@@ -48,4 +55,12 @@ pub(crate) fn begin_exit() {
 
 fn is_too_late() -> bool {
     IS_EXITING.load(Ordering::SeqCst) && *FINALIZING.lock() != Some(thread::current().id())
+}
+
+/// Returns only if the process goes on for long.
+fn await_end() {
+    let end = Instant::now() + END;
+    while let Some(left) = end.checked_duration_since(Instant::now()).filter(|it| !it.is_zero()) {
+        thread::park_timeout(left);
+    }
 }
