@@ -27,12 +27,15 @@ __all__ = [
     "environment",
     "failure",
     "get_columns",
+    "get_one",
     "get_values",
     "host_allocator",
+    "is_present",
     "last_error",
     "local_topology",
     "log_to_queue",
     "put_columns",
+    "put_one",
     "put_values",
     "rdma_devices",
     "read_memory",
@@ -699,6 +702,17 @@ def local_topology(wanted: str, *, is_custom: bool = True) -> str:
 
 def rdma_devices() -> tuple[list[str], str | None]:
     """Return the RDMA devices of this machine, and why none can be used where that is so."""
+
+def is_present(store: Store, key: _Key) -> int:
+    """Return 1 if an object is there, which leases it, or 0."""
+
+def put_one(
+    store: Store, key: _Key, buffer_ptr: int, size: int, options: _Options, is_upsert: bool
+) -> int:
+    """Put a value that lies at an address; return 0."""
+
+def get_one(store: Store, key: _Key, buffer_ptr: int, size: int) -> int:
+    """Get an object into memory; return its length."""
 
 def put_columns(
     store: Store, keys: _Keys, addresses: _Ints, lengths: _Ints, options: _Options, is_upsert: bool

@@ -80,7 +80,15 @@ fn listed<'py, T>(
     Ok(values)
 }
 
-fn object_key(key: &Bound<'_, PyAny>) -> PyResult<Result<ObjectKey>> {
+/// Reads one key as a batch.
+pub(crate) fn one_key(key: &Bound<'_, PyAny>) -> PyResult<KeyBatch> {
+    let mut batch = KeyBatch::with_capacity(1);
+    with_bytes(key, |bytes| batch.push(bytes))?;
+    Ok(batch)
+}
+
+/// Reads one key; one that no object can have is a failure of its item.
+pub(crate) fn object_key(key: &Bound<'_, PyAny>) -> PyResult<Result<ObjectKey>> {
     with_bytes(key, |bytes| ObjectKey::new(bytes))
 }
 

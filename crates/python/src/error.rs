@@ -33,7 +33,12 @@ pub(crate) fn exception<'py>(
 
 /// The exception, to be raised.
 pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
-    match exception(py, error, None) {
+    raised_of(py, error, None)
+}
+
+/// The same, of a key.
+pub(crate) fn raised_of(py: Python<'_>, error: &Error, key: Option<&Bound<'_, PyAny>>) -> PyErr {
+    match exception(py, error, key) {
         Ok(instance) => PyErr::from_value(instance),
         Err(failed) => failed,
     }

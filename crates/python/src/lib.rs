@@ -42,7 +42,9 @@ mod _native {
         rpc::{RpcClient, RpcDelivery, RpcServer},
         store::{
             Store,
-            numbers::{get_columns, get_values, put_columns, put_values},
+            numbers::{
+                get_columns, get_one, get_values, is_present, put_columns, put_one, put_values,
+            },
         },
     };
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mooncake._runtime import _native
 from mooncake.store.aliases import also_named
 from mooncake.store.batch import Key, as_codes, as_numbers, switch
 from mooncake.store.calls import Calls
@@ -18,7 +19,7 @@ class LookingCalls(Calls):
 
     def is_exist(self, key: Key) -> int:
         """Return 1 if an object is there and complete, 0 if not, a negative number if unknown."""
-        return self._presence([key])[0]
+        return self._number(_native.is_present, key)
 
     def batch_is_exist(self, keys: Sequence[Key]) -> list[int]:
         """Return for each key 1, 0, or a negative number."""

@@ -184,9 +184,7 @@ class PointerCalls(Calls):
         Returns:
             The length of the object, or a negative number.
         """
-        return self._numbers(
-            1, lambda native: _native.get_columns(native, [key], [buffer_ptr], [size])
-        )[0]
+        return self._number(_native.get_one, key, buffer_ptr, size)
 
     def batch_get_into(
         self, keys: Sequence[Key], buffer_ptrs: Sequence[int], sizes: Sequence[int]
@@ -256,7 +254,9 @@ class PointerCalls(Calls):
     ) -> int:
         if size == 0 and self._native is not None:
             return self._nothing(key)
-        return self._put_columns([key], [address], [size], config, is_upsert=is_upsert)[0]
+        if config is not None:
+            return self._put_columns([key], [address], [size], config, is_upsert=is_upsert)[0]
+        return self._number(_native.put_one, key, address, size, None, is_upsert)
 
     def _put_each_from(
         self,

@@ -1,9 +1,9 @@
 //! Batches as the established calls write them: columns in; plain numbers or bytes out, with one
 //! failure beside them that speaks for the others. Of very many small objects each should cost
-//! little.
+//! little. Calls of one object have a shorter way: values in, a plain number out, a failure raised.
 
 use mooncake_base::{Error, Result};
-use mooncake_store_client::Located;
+use mooncake_store_client::{Located, Presence};
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{
     prelude::*,
@@ -12,9 +12,9 @@ use pyo3::{
 
 use super::{Store, batch_options, moves, moves::Blank};
 use crate::{
-    argument::{Unsigned, as_absent, column, listed_keys, same_length},
+    argument::{Unsigned, as_absent, column, listed_keys, object_key, one_key, same_length},
     buffer::{Values, foreign_range},
-    error::{exception, or_raise},
+    error::{exception, or_raise, raised_of},
     options::PutOptions,
 };
 
@@ -108,6 +108,58 @@ pub(crate) fn get_values<'py>(
     });
     let values = PyList::new(py, values.collect::<Vec<_>>())?;
     Ok((values, told(keys, failure)?))
+}
+
+/// Says whether an object is there, and leases it.
+#[pyfunction]
+pub(crate) fn is_present(store: &Bound<'_, Store>, key: &Bound<'_, PyAny>) -> PyResult<u8> {
+    let (py, keys) = (store.py(), one_key(key)?);
+    let Presence { found, failure } = store.get().call(py, |client| client.presence(keys, true))?;
+    match (failure, found.first()) {
+        (None, Some(Some(is_there))) => Ok(u8::from(*is_there)),
+        (failure, _) => or_raise(py, Err(failure.unwrap_or_else(unanswered))),
+    }
+}
+
+/// Puts a value that lies at an address.
+#[pyfunction]
+pub(crate) fn put_one(
+    store: &Bound<'_, Store>,
+    key: &Bound<'_, PyAny>,
+    buffer_ptr: Unsigned,
+    size: Unsigned,
+    options: Option<&Bound<'_, PutOptions>>,
+    is_upsert: bool,
+) -> PyResult<u8> {
+    let (py, name) = (store.py(), object_key(key)?);
+    let options = batch_options(py, options, is_upsert, 1)?;
+    let memory = [foreign_range(buffer_ptr.0, size.0)];
+    let put = |client: &_| moves::put(client, vec![name], &[&memory[..]], options);
+    alone(key, store.get().call(py, put)?).map(|_: bool| 0)
+}
+
+/// Gets an object into memory at an address: how many bytes it has.
+#[pyfunction]
+pub(crate) fn get_one(
+    store: &Bound<'_, Store>,
+    key: &Bound<'_, PyAny>,
+    buffer_ptr: Unsigned,
+    size: Unsigned,
+) -> PyResult<u64> {
+    let names = as_absent(vec![object_key(key)?]);
+    let memory = [foreign_range(buffer_ptr.0, size.0)];
+    let get = |client: &_| moves::get_into(client, names, &[&memory[..]], false);
+    alone(key, store.get().call(store.py(), get)?)
+}
+
+/// The outcome of a batch of one, its failure raised.
+fn alone<T>(key: &Bound<'_, PyAny>, outcomes: Vec<Result<T>>) -> PyResult<T> {
+    let outcome = outcomes.into_iter().next().unwrap_or_else(|| Err(unanswered()));
+    outcome.map_err(|error| raised_of(key.py(), &error, Some(key)))
+}
+
+fn unanswered() -> Error {
+    Error::internal("a batch of one gave no outcome")
 }
 
 fn put<'py>(
