@@ -16,7 +16,13 @@ fn request(keys: usize) -> Request {
     let keys = (0..keys).map(|index| format!("{index:064}").into_bytes().into()).collect();
     let caller = Some(Caller { client: vec![7; 16].into(), tenant: String::new() });
     Request {
-        call: Some(Call::Locate(LocateRequest { caller, keys, lease: true, fence: true })),
+        call: Some(Call::Locate(LocateRequest {
+            caller,
+            keys,
+            lease: true,
+            fence: true,
+            columns: None,
+        })),
         ..Default::default()
     }
 }

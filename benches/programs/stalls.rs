@@ -181,7 +181,7 @@ impl Client {
             None => Ok(v1::PutRef { key, version: result.version, ..Default::default() }),
         };
         let puts = keys.into_iter().zip(&started.results).map(put).collect::<Result<_>>()?;
-        self.ask(Call::PutEnd(v1::PutEndRequest { caller: self.caller(), puts }))?;
+        self.ask(Call::PutEnd(v1::PutEndRequest { caller: self.caller(), puts, columns: None }))?;
         Ok(())
     }
 
@@ -193,7 +193,7 @@ impl Client {
 
     fn locate(&self, key: Bytes) -> Result<()> {
         let (caller, keys) = (self.caller(), vec![key]);
-        let locate = v1::LocateRequest { caller, keys, lease: true, fence: false };
+        let locate = v1::LocateRequest { caller, keys, lease: true, fence: false, columns: None };
         black_box(self.ask(Call::Locate(locate))?);
         Ok(())
     }

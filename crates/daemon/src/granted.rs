@@ -19,14 +19,14 @@ pub(crate) struct Granted {
 /// The fences of an answer, as they are handed back.
 pub(crate) fn fences(response: &v1::LocateResponse) -> Vec<v1::FenceReturn> {
     let mut fences: Vec<v1::FenceReturn> = Vec::new();
-    for result in response.results.iter().filter(|result| result.fence != 0) {
+    for (fence, version, object) in response.fences() {
         // Objects of one answer have one fence, as a rule.
-        if fences.last().is_none_or(|last| last.fence != result.fence) {
-            fences.push(v1::FenceReturn { fence: result.fence, ..Default::default() });
+        if fences.last().is_none_or(|last| last.fence != fence) {
+            fences.push(v1::FenceReturn { fence, ..Default::default() });
         }
         if let Some(last) = fences.last_mut() {
-            last.versions.push(result.version);
-            last.objects.push(result.object);
+            last.versions.push(version);
+            last.objects.push(object);
         }
     }
     fences

@@ -149,7 +149,13 @@ fn frames(call: &str, items: usize, keys: &[Bytes], number: usize) -> Vec<BytesM
         "locate" => chunks
             .map(|keys| {
                 let caller = caller.clone();
-                Call::Locate(v1::LocateRequest { caller, keys, lease: true, fence: true })
+                Call::Locate(v1::LocateRequest {
+                    caller,
+                    keys,
+                    lease: true,
+                    fence: true,
+                    columns: None,
+                })
             })
             .map(framed)
             .collect(),
@@ -183,7 +189,7 @@ fn put(stream: &mut UnixStream, start: &[u8], items: usize, number: usize) {
         ..v1::PutRef::default()
     };
     let puts: Vec<v1::PutRef> = started.results.iter().enumerate().map(put).collect();
-    let end = Call::PutEnd(v1::PutEndRequest { caller: caller(number), puts });
+    let end = Call::PutEnd(v1::PutEndRequest { caller: caller(number), puts, columns: None });
     ask(stream, end);
     let keys = (0..items).map(|index| new_key(number, index)).collect();
     ask(stream, Call::Remove(v1::RemoveRequest { caller: caller(number), keys, force: true }));
@@ -239,7 +245,10 @@ fn fill(address: &str, keys: &[Bytes]) -> UnixStream {
             ..v1::PutRef::default()
         };
         let puts = keys.iter().zip(&started.results).map(put).collect();
-        ask(&mut stream, Call::PutEnd(v1::PutEndRequest { caller: caller(0), puts }));
+        ask(
+            &mut stream,
+            Call::PutEnd(v1::PutEndRequest { caller: caller(0), puts, columns: None }),
+        );
     }
     stream
 }

@@ -122,7 +122,11 @@ fn fill(service: &Service, prefix: &str, count: usize, batch: usize) -> Duration
             assert!(result.failure.is_none(), "{result:?}");
             v1::PutRef { key, version: result.version, ..v1::PutRef::default() }
         });
-        ask(Call::PutEnd(v1::PutEndRequest { caller: caller(), puts: puts.collect() }));
+        ask(Call::PutEnd(v1::PutEndRequest {
+            caller: caller(),
+            puts: puts.collect(),
+            columns: None,
+        }));
     }
     begun.elapsed()
 }

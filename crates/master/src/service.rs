@@ -8,6 +8,7 @@ mod answer;
 pub mod calls;
 pub mod connection;
 mod durable;
+mod forms;
 mod grpc;
 mod lean;
 pub mod listen;

@@ -209,6 +209,7 @@ mod tests {
         let call = Call::PutEnd(v1::PutEndRequest {
             caller: Some(v1::Caller { client: vec![7; 16].into(), tenant: "t".to_owned() }),
             puts: vec![item; ITEMS_MAX],
+            columns: None,
         });
         let request = v1::Request { call: Some(call), returned: vec![fence; 1 << 16] };
         let wire = request.encode_to_vec();
@@ -218,7 +219,16 @@ mod tests {
     #[test]
     fn a_ration_that_ends_anywhere_is_an_error_and_never_half_a_message() {
         let item = v1::PutItem { key: b"key".as_slice().into(), length: 300, group: "g".into() };
-        let start = v1::PutStartRequest { items: vec![item; 3], ..Default::default() };
+        let columns = v1::PutColumns {
+            keys: Some(v1::KeyColumn { bytes: "keykey".into(), lengths: vec![3; 2] }),
+            lengths: vec![300; 2],
+            groups: vec!["g".into(); 2],
+        };
+        let start = v1::PutStartRequest {
+            items: vec![item; 3],
+            columns: Some(columns),
+            ..Default::default()
+        };
         let request = v1::Request { call: Some(Call::PutStart(start)), ..Default::default() };
         let wire = request.encode_to_vec();
         let mut is_enough = false;

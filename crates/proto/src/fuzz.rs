@@ -2,13 +2,14 @@
 
 use bytes::BytesMut;
 use mooncake_base::{
-    Error, ErrorCode,
+    Error, ErrorCode, ObjectKey,
     fuzz::{Target, check, outcome},
 };
 use prost::Message;
 
 use crate::{
-    convert,
+    columns::{ItemPlaces, Located, PutRefs},
+    convert, items,
     lean::{
         DaemonGreeting, GREETING_BYTES_MAX, ServerGreeting, check_client_greeting, client_greeting,
         decode, encode,
@@ -88,13 +89,41 @@ fn requests() -> Target {
     let caller = Some(v1::Caller { client: vec![7; 16].into(), tenant: "t".to_owned() });
     let keys = vec![b"a".as_slice().into(), vec![b'k'; 64].into()];
     let item = v1::PutItem { key: b"k".as_slice().into(), length: 1 << 40, ..Default::default() };
+    let named = ["a", "key"].map(|key| ObjectKey::new(key.as_bytes()).expect("a key"));
+    let column = v1::KeyColumn::pack(named.iter());
+    let checksums = v1::ChecksumColumn { items: vec![1], checksums: vec![u64::MAX] };
     let calls = [
-        Call::Locate(v1::LocateRequest { caller: caller.clone(), keys, lease: true, fence: true }),
+        Call::Locate(v1::LocateRequest {
+            caller: caller.clone(),
+            keys,
+            lease: true,
+            fence: true,
+            columns: None,
+        }),
+        Call::Locate(v1::LocateRequest { columns: Some(column.clone()), ..Default::default() }),
         Call::PutStart(v1::PutStartRequest {
             caller,
             items: vec![item; 2],
             config: Some(v1::ReplicateConfig::default()),
             request: u64::MAX,
+            ..Default::default()
+        }),
+        Call::PutStart(v1::PutStartRequest {
+            columns: Some(v1::PutColumns {
+                keys: Some(column.clone()),
+                lengths: vec![1 << 40],
+                groups: vec!["g".to_owned(), String::new()],
+            }),
+            ..Default::default()
+        }),
+        Call::PutEnd(v1::PutEndRequest {
+            columns: Some(v1::PutRefColumns {
+                keys: Some(column),
+                versions: vec![1, u64::MAX],
+                checksums: Some(checksums),
+                failed_items: vec![0, 1],
+                failed_replicas: vec![1 << 16, 2],
+            }),
             ..Default::default()
         }),
     ];
@@ -114,7 +143,9 @@ fn requests() -> Target {
                     let again = convert::Caller::try_from(Some(&wire));
                     assert!(again.is_ok_and(|again| again == *checked));
                 }
-                (std::mem::discriminant(call), checked.is_ok())
+                let keys = columns_of(call);
+                assert!(keys.is_none_or(|keys| keys <= call.items()));
+                (std::mem::discriminant(call), checked.is_ok(), keys)
             })
             .collect();
         outcome((kinds, taken.has_failed, taken.left == 0))
@@ -122,11 +153,57 @@ fn requests() -> Target {
     Target { name: "lean request", seeds, run }
 }
 
+/// How many keys of a call are taken as they came in columns; none: they do not fit together.
+fn columns_of(call: &Call) -> Option<usize> {
+    let first = call.first_key();
+    let keys = match call {
+        Call::Locate(r) => r.keys(),
+        Call::PutStart(r) => r.keys(),
+        Call::PutEnd(r) => {
+            let refs = r.columns.as_ref()?;
+            PutRefs::read(refs, refs.versions.len()).ok()?.for_each(drop);
+            items::in_column(refs.keys.as_ref())
+        }
+        _ => return None,
+    };
+    let keys = keys.ok()?;
+    assert!(keys.first().is_none_or(|key| *key == first), "the first key is the first");
+    Some(keys.len())
+}
+
 /// As clients read them.
 fn answers() -> Target {
     let failure = v1::Failure::from(&Error::new(ErrorCode::OBJECT_NOT_FOUND, "no such key"));
     let states = vec![0, 1, 2, 7];
+    let failures = vec![v1::ItemFailure { item: 1, failure: Some(failure.clone()) }];
+    let mut places = v1::PlaceColumns::default();
+    places.push(0, [v1::Place { offset: 1, ..Default::default() }; 2].into_iter());
+    places.push(1, std::iter::empty());
     let calls = [
+        Answer::PutStart(v1::PutStartResponse {
+            columns: Some(v1::StartedColumns {
+                versions: vec![9, 0],
+                places: Some(places.clone()),
+                failures: failures.clone(),
+            }),
+            ..Default::default()
+        }),
+        Answer::PutEnd(v1::PutEndResponse {
+            columns: Some(v1::DoneColumns { items: 2, failures: failures.clone() }),
+            ..Default::default()
+        }),
+        Answer::Locate(v1::LocateResponse {
+            columns: Some(v1::LocatedColumns {
+                versions: vec![9, 0],
+                lengths: vec![3],
+                places: Some(places),
+                checksums: Some(v1::ChecksumColumn { items: vec![0], checksums: vec![5] }),
+                fences: vec![7, 0],
+                objects: vec![1, 0],
+                failures,
+            }),
+            ..Default::default()
+        }),
         Answer::Probe(v1::ProbeResponse { states, lengths: vec![1, u64::MAX] }),
         Answer::Failure(failure),
     ];
@@ -138,13 +215,40 @@ fn answers() -> Target {
         let kinds = taken.messages.iter().filter_map(|answer| answer.call.as_ref()).map(|call| {
             let code = match call {
                 Answer::Failure(failure) => Some(Error::from(failure).code().number()),
-                _ => None,
+                answer => items_of(answer).map(|items| items as i32),
             };
             (std::mem::discriminant(call), code)
         });
         outcome((kinds.collect::<Vec<_>>(), taken.has_failed, taken.left == 0))
     };
     Target { name: "lean answer", seeds, run }
+}
+
+/// How many items or places an answer has in columns; none: they do not fit together.
+fn items_of(answer: &Answer) -> Option<usize> {
+    match answer {
+        Answer::PutStart(started) => {
+            let columns = started.columns.as_ref()?;
+            let items = columns.versions.len();
+            let places = |(_, places): (u64, ItemPlaces<'_>)| places.of(1).count();
+            Some(columns.read(items).ok()?.map(|item| item.map_or(0, places)).sum())
+        }
+        Answer::PutEnd(ended) => {
+            let columns = ended.columns.as_ref()?;
+            // Their number is no more than a number that somebody sent.
+            let items = (columns.items as usize).min(LIMIT);
+            Some(columns.read(items).ok()?.count())
+        }
+        Answer::Locate(located) => {
+            let fences = located.fences().count();
+            let columns = located.columns.as_ref()?;
+            let items = columns.versions.len();
+            assert!(fences <= items + located.results.len());
+            let places = |at: Located<'_>| at.places.of(1).count();
+            Some(columns.read(items).ok()?.map(|item| item.map_or(0, places)).sum())
+        }
+        _ => None,
+    }
 }
 
 /// What a server says first, as clients read it.

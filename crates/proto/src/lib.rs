@@ -2,18 +2,21 @@
 //! frames that carry them.
 //!
 //! [`v1`] is generated from `proto/mooncake/v1/master.proto` by `make generate` and committed, so
-//! that no build needs `protoc`. [`caller`] finds who makes a call. [`lean`] is the codec of the
+//! that no build needs `protoc`. [`caller`] finds who makes a call, [`items`] what it is about, in
+//! either of two forms, of which [`columns`] is the one for batches. [`lean`] is the codec of the
 //! lean door, without I/O. [`bound`] keeps what is decoded small. [`convert`] turns wire types into
 //! the checked types of `mooncake-base` and back.
 #![warn(missing_docs)]
 
 pub mod bound;
 pub mod caller;
+pub mod columns;
 pub mod convert;
 #[cfg(test)]
 mod fuzz;
 #[cfg(feature = "grpc")]
 pub mod grpc;
+pub mod items;
 pub mod lean;
 
 /// The generated messages, and with the feature `grpc` the service.

@@ -192,6 +192,38 @@ fn a_put_after_its_window_leaves_nothing_behind() {
 }
 
 #[test]
+fn an_answer_whose_columns_do_not_fit_is_a_failure_of_the_call() {
+    let cluster = cluster(1);
+    cluster.nodes[0].put("k", b"here").unwrap();
+    let spoils: [fn(&mut Answer); 3] = [
+        |answer| match answer {
+            Answer::Locate(located) => located.columns.as_mut().unwrap().versions.clear(),
+            Answer::PutStart(started) => started.columns.as_mut().unwrap().versions.push(7),
+            _ => {}
+        },
+        |answer| match answer {
+            Answer::Locate(located) => located.columns.as_mut().unwrap().lengths.clear(),
+            Answer::PutEnd(ended) => ended.columns.as_mut().unwrap().items = 2,
+            _ => {}
+        },
+        |answer| match answer {
+            Answer::Locate(located) => located.columns = None,
+            Answer::PutEnd(ended) => ended.columns = None,
+            _ => {}
+        },
+    ];
+    for (number, spoil) in spoils.into_iter().enumerate() {
+        let link = cluster.tampering_link(move |response| {
+            response.call.iter_mut().for_each(spoil);
+        });
+        let node = cluster.join_by(ClientConfig::default(), link).unwrap();
+        assert_eq!(code(node.get("k")), ErrorCode::RPC_FAIL, "{number}");
+        assert_eq!(code(node.put(&format!("k{number}"), b"new")), ErrorCode::RPC_FAIL, "{number}");
+    }
+    assert_eq!(cluster.nodes[0].get("k").unwrap().unwrap(), b"here");
+}
+
+#[test]
 fn a_copy_that_is_lost_is_read_from_another() {
     let cluster = cluster(3);
     let options = PutOptions { replicas: 2, ..PutOptions::default() };

@@ -35,7 +35,7 @@ pub(super) async fn query_key(State(admin): Shared, RawQuery(query): RawQuery) -
     let key = parameter(&query, "key").unwrap_or_default();
     let ask = |key: &[u8]| {
         let keys = vec![Bytes::copy_from_slice(key)];
-        let call = v1::LocateRequest { caller: None, keys, lease: true, fence: false };
+        let call = v1::LocateRequest { keys, lease: true, ..Default::default() };
         admin.ask(request::Call::Locate(call))
     };
     let plain = decoded(key);
@@ -75,7 +75,7 @@ pub(super) async fn query_keys(State(admin): Shared, RawQuery(query): RawQuery) 
         let error = Error::invalid("too many keys in one query").with("limit", KEYS_MAX);
         return failure(StatusCode::BAD_REQUEST, &error);
     }
-    let call = v1::LocateRequest { caller: None, keys: keys.clone(), lease: false, fence: false };
+    let call = v1::LocateRequest { keys: keys.clone(), ..Default::default() };
     let answer = match admin.ask(request::Call::Locate(call)) {
         response::Call::Locate(answer) => answer,
         other => return unexpected(other),

@@ -20,9 +20,14 @@ const PREFERRED_MAX: usize = 1024;
 /// The segments that the places of one answer point into, each once.
 #[derive(Debug, Default)]
 pub(super) struct SegmentTable {
-    indices: FxHashMap<(SegmentId, Incarnation), u32>,
+    indices: FxHashMap<Named, u32>,
     segments: Vec<v1::Segment>,
+    /// The one that was asked for last, and will be next.
+    last: Option<(Named, u32)>,
 }
+
+/// What tells a segment from all others.
+type Named = (SegmentId, Incarnation);
 
 impl SegmentTable {
     /// The places as the wire shows them; the state must be the one that just gave them.
@@ -34,19 +39,28 @@ impl SegmentTable {
         self.segments
     }
 
-    fn place(&mut self, state: &State, place: Place) -> v1::Place {
-        let spec = state.segment(place.segment).spec;
-        let segments = &mut self.segments;
-        let index = *self.indices.entry((spec.id, spec.incarnation)).or_insert_with(|| {
-            segments.push(segment_to_wire(spec));
-            u32::try_from(segments.len() - 1).expect("segments are fewer than items")
-        });
+    /// One place; the state must be the one that just gave it.
+    pub(super) fn place(&mut self, state: &State, place: Place) -> v1::Place {
         v1::Place {
-            segment: index,
+            segment: self.index(state.segment(place.segment).spec),
             offset: place.offset,
             length: place.length,
             replica: place.replica.0,
         }
+    }
+
+    fn index(&mut self, spec: &SegmentSpec) -> u32 {
+        let named = (spec.id, spec.incarnation);
+        if let Some((_, index)) = self.last.filter(|(last, _)| *last == named) {
+            return index;
+        }
+        let segments = &mut self.segments;
+        let index = *self.indices.entry(named).or_insert_with(|| {
+            segments.push(segment_to_wire(spec));
+            u32::try_from(segments.len() - 1).expect("segments are fewer than items")
+        });
+        self.last = Some((named, index));
+        index
     }
 }
 

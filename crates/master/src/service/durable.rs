@@ -131,12 +131,18 @@ impl Service {
         };
         // A call that does not say whose it is will be refused, which needs no waiting.
         let Ok(tenant) = self.tenant(caller) else { return };
+        // The same of one whose columns do not fit together.
+        let in_either_form = match call {
+            Some(Call::Locate(r)) => r.keys(),
+            Some(Call::PutStart(r)) => r.keys(),
+            _ => Ok(Vec::new()),
+        };
+        let Ok(in_either_form) = in_either_form else { return };
         let keys: Vec<&[u8]> = match call {
-            Some(Call::Locate(r)) => r.keys.iter().map(|key| &key[..]).collect(),
             Some(Call::Probe(r)) => r.keys.iter().map(|key| &key[..]).collect(),
             Some(Call::Remove(r)) => r.keys.iter().map(|key| &key[..]).collect(),
             Some(Call::Verify(r)) => r.reads.iter().map(|read| &read.key[..]).collect(),
-            Some(Call::PutStart(r)) => r.items.iter().map(|item| &item.key[..]).collect(),
+            Some(Call::Locate(_) | Call::PutStart(_)) => in_either_form,
             Some(Call::ListObjects(_) | Call::RemoveMatching(_)) => Vec::new(),
             _ => return,
         };

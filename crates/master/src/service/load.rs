@@ -113,18 +113,7 @@ impl Load {
 
 /// Whether a call may keep a thread for long, beyond what it is to be answered in.
 pub(super) fn is_large(call: &Call) -> bool {
-    let items = match call {
-        Call::RemoveMatching(_) | Call::ListObjects(_) => return true,
-        Call::PutStart(r) => r.items.len(),
-        Call::PutEnd(r) => r.puts.len(),
-        Call::PutRevoke(r) => r.puts.len(),
-        Call::Locate(r) => r.keys.len(),
-        Call::Verify(r) => r.reads.len(),
-        Call::Probe(r) => r.keys.len(),
-        Call::Remove(r) => r.keys.len(),
-        _ => 0,
-    };
-    items > LARGE_ITEMS
+    matches!(call, Call::RemoveMatching(_) | Call::ListObjects(_)) || call.items() > LARGE_ITEMS
 }
 
 #[cfg(test)]
@@ -166,6 +155,16 @@ mod tests {
         let error = load.turn(Some(&sweep)).await.unwrap_err();
         let error = error.to_string();
         assert!(error.contains("waited too long"), "{error}");
+    }
+
+    #[test]
+    fn a_call_is_as_large_in_columns() {
+        let locate = |lengths| {
+            let column = v1::KeyColumn { bytes: Bytes::new(), lengths };
+            Call::Locate(v1::LocateRequest { columns: Some(column), ..Default::default() })
+        };
+        assert!(!is_large(&locate(vec![0; LARGE_ITEMS])));
+        assert!(is_large(&locate(vec![0; LARGE_ITEMS + 1])));
     }
 
     #[test]

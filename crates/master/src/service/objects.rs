@@ -12,11 +12,11 @@ use super::{
     BATCH_ITEMS_MAX, SLICE_ITEMS, Service,
     answer::{SegmentTable, object_state, put_options, replicas, selector},
     calls::Op,
-    check_batch, millis,
+    check_batch,
+    forms::{Ends, Finds, Item, Starts, endings, put_items},
+    millis,
 };
-use crate::state::{
-    Grant, Hold, Listing, LocatedObject, ObjectSummary, Put, PutOptions, PutRef, Removal, State,
-};
+use crate::state::{Grant, Hold, Listing, ObjectSummary, Put, PutOptions, PutRef, Removal, State};
 
 /// A page of a listing is cut when its objects take more than this on the wire.
 const PAGE_BYTES_MAX: usize = 8 << 20;
@@ -26,76 +26,73 @@ const GROUP_BYTES_MAX: usize = 1024;
 
 impl Service {
     pub(super) fn put_start(&self, r: &v1::PutStartRequest) -> Result<v1::PutStartResponse> {
-        check_batch(r.items.len())?;
+        check_batch(r.count())?;
+        let items = put_items(r)?;
         let caller = Caller::try_from(r.caller.as_ref())?;
         let tenant = self.tenant(r.caller.as_ref())?;
         let options = put_options(r.config.as_ref())?;
         let mut segments = SegmentTable::default();
         let mut write_window_ms = 0;
         let mut items_before = 0;
-        let mut results = Vec::with_capacity(r.items.len());
-        self.by_slices(&r.items, |state, items| {
+        let mut failed = 0;
+        let mut starts = Starts::like(r, items.len());
+        self.by_slices(&items, |state, items| {
             write_window_ms = millis(state.rules().write_window);
             let now = self.clock.now();
-            results.extend(items.iter().map(|item| {
+            for item in items {
                 let request = item_request(r.request, items_before);
                 items_before += 1;
                 let (who, how) = ((caller.client, &*tenant), (&options, r.replace, request));
-                match start_one(state, now, who, item, how) {
-                    Ok(started) => {
-                        self.traffic.put(item.length);
-                        v1::PutStartResult {
-                            failure: None,
-                            version: started.version.0,
-                            places: segments.places(state, started.places),
-                        }
-                    }
-                    Err(error) => v1::PutStartResult {
-                        failure: Some((&error).into()),
-                        ..v1::PutStartResult::default()
-                    },
+                let started = start_one(state, now, who, *item, how);
+                match &started {
+                    Ok(_) => self.traffic.put(item.length),
+                    Err(_) => failed += 1,
                 }
-            }));
+                starts.push(state, &mut segments, started);
+            }
         });
-        let failed = results.iter().filter(|result| result.failure.is_some()).count();
-        self.calls.batch(Op::PutStart, results.len(), failed);
-        Ok(v1::PutStartResponse { results, segments: segments.into_segments(), write_window_ms })
+        self.calls.batch(Op::PutStart, items.len(), failed);
+        Ok(starts.into_response(segments, write_window_ms))
     }
 
     pub(super) fn put_end(&self, r: &v1::PutEndRequest) -> Result<v1::PutEndResponse> {
-        let results = self.close_puts(Op::PutEnd, r.caller.as_ref(), &r.puts)?;
-        Ok(v1::PutEndResponse { results })
+        check_batch(r.count())?;
+        let puts = (&r.puts[..], r.columns.as_ref());
+        let (results, columns) = self.close_puts(Op::PutEnd, r.caller.as_ref(), puts)?;
+        Ok(v1::PutEndResponse { results, columns })
     }
 
     pub(super) fn put_revoke(&self, r: &v1::PutRevokeRequest) -> Result<v1::PutRevokeResponse> {
-        let results = self.close_puts(Op::PutRevoke, r.caller.as_ref(), &r.puts)?;
-        Ok(v1::PutRevokeResponse { results })
+        check_batch(r.count())?;
+        let puts = (&r.puts[..], r.columns.as_ref());
+        let (results, columns) = self.close_puts(Op::PutRevoke, r.caller.as_ref(), puts)?;
+        Ok(v1::PutRevokeResponse { results, columns })
     }
 
     /// One call of the state for all keys, since the fence is sized by the bytes of all of them.
     pub(super) fn locate(&self, r: &v1::LocateRequest) -> Result<v1::LocateResponse> {
-        check_batch(r.keys.len())?;
+        check_batch(r.count())?;
+        let keys = r.keys()?;
         let tenant = self.tenant(r.caller.as_ref())?;
         let grant = Grant { has_lease: r.lease, has_fence: r.fence };
         let mut segments = SegmentTable::default();
+        let mut finds = Finds::like(r, keys.len());
         let (mut hits, mut bytes) = (0, 0);
-        let (results, fence) = {
+        let (_, fence) = {
             let mut state = self.lock();
             let now = self.clock.now();
-            state.locate_with(now, &tenant, &r.keys, grant, |state, object| {
+            state.locate_with(now, &tenant, &keys, grant, |state, object| {
                 if let Ok(object) = &object {
                     (hits, bytes) = (hits + 1, bytes + object.length);
                 }
-                located_to_wire(state, &mut segments, object)
+                finds.push(state, &mut segments, object);
             })
         };
         if r.lease || r.fence {
-            self.traffic.looked_up(r.keys.len(), hits, bytes);
+            self.traffic.looked_up(keys.len(), hits, bytes);
         }
-        let fence_ms = millis(fence);
-        let failed = results.iter().filter(|result| result.failure.is_some()).count();
-        self.calls.batch(Op::Locate, results.len(), failed);
-        Ok(v1::LocateResponse { results, segments: segments.into_segments(), fence_ms })
+        self.calls.batch(Op::Locate, keys.len(), keys.len() - hits);
+        Ok(finds.into_response(segments, millis(fence)))
     }
 
     /// Readers are done with what they were granted.
@@ -203,28 +200,34 @@ impl Service {
         &self,
         op: Op,
         caller: Option<&v1::Caller>,
-        puts: &[v1::PutRef],
-    ) -> Result<Vec<ItemResult>> {
-        check_batch(puts.len())?;
+        (puts, columns): (&[v1::PutRef], Option<&v1::PutRefColumns>),
+    ) -> Result<(Vec<ItemResult>, Option<v1::DoneColumns>)> {
+        let puts = endings(puts, columns)?;
         let tenant = self.tenant(caller)?;
         let caller = Caller::try_from(caller)?;
         let now = self.clock.now();
-        let results = self.in_slices(puts, |state, put| {
-            let failed_replicas = replicas(&put.failed_replicas);
-            let put = PutRef {
-                key: &put.key,
-                version: Version(put.version),
-                failed_replicas: &failed_replicas,
-                checksum: put.checksum,
-            };
-            let client = caller.client;
-            ItemResult::from(match op {
-                Op::PutEnd => state.put_end(now, client, &tenant, put),
-                _ => state.put_revoke(now, client, &tenant, put),
-            })
+        let mut ends = Ends::like(columns, puts.len());
+        let mut failed = 0;
+        self.by_slices(&puts, |state, puts| {
+            for put in puts {
+                let failed_replicas = replicas(put.failed_replicas);
+                let put = PutRef {
+                    key: put.key,
+                    version: Version(put.version),
+                    failed_replicas: &failed_replicas,
+                    checksum: put.checksum,
+                };
+                let client = caller.client;
+                let ended = match op {
+                    Op::PutEnd => state.put_end(now, client, &tenant, put),
+                    _ => state.put_revoke(now, client, &tenant, put),
+                };
+                failed += usize::from(ended.is_err());
+                ends.push(ended);
+            }
         });
-        self.calls.batch(op, results.len(), failed(&results));
-        Ok(results)
+        self.calls.batch(op, puts.len(), failed);
+        Ok(ends.into_parts())
     }
 
     /// Handles the items in order, letting others at the state in between.
@@ -268,17 +271,17 @@ fn start_one(
     state: &mut State,
     now: Moment,
     (client, tenant): (ClientId, &TenantId),
-    item: &v1::PutItem,
+    item: Item<'_>,
     (options, is_replacing, request): (&PutOptions, bool, u64),
 ) -> Result<crate::state::Started> {
-    let key = ObjectKey::new(&item.key[..])?;
+    let key = ObjectKey::new(item.key)?;
     if item.group.len() > GROUP_BYTES_MAX {
         return Err(Error::invalid("the name of the group is too long")
             .with("group_bytes", item.group.len())
             .with("limit", GROUP_BYTES_MAX));
     }
-    let group = item.group.as_bytes();
-    let put = Put { key, length: item.length, group, options, is_replacing, request };
+    let Item { length, group, .. } = item;
+    let put = Put { key, length, group, options, is_replacing, request };
     state.put_start(now, client, tenant, put)
 }
 
@@ -287,27 +290,6 @@ fn start_one(
 fn item_request(call: u64, items_before: u64) -> u64 {
     const { assert!(BATCH_ITEMS_MAX <= 1 << 17) };
     if call == 0 { 0 } else { call << 17 | items_before }
-}
-
-fn located_to_wire(
-    state: &State,
-    segments: &mut SegmentTable,
-    object: Result<LocatedObject>,
-) -> v1::LocateResult {
-    match object {
-        Ok(object) => v1::LocateResult {
-            failure: None,
-            version: object.version.0,
-            length: object.length,
-            places: segments.places(state, object.places),
-            checksum: object.checksum,
-            fence: object.hold.map_or(0, |hold| hold.fence),
-            object: object.hold.map_or(0, |hold| hold.object),
-        },
-        Err(error) => {
-            v1::LocateResult { failure: Some((&error).into()), ..v1::LocateResult::default() }
-        }
-    }
 }
 
 fn summary_to_wire(object: &ObjectSummary) -> v1::ObjectSummary {

@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use mooncake_base::ClientId;
 use mooncake_base::sync::Mutex;
-use mooncake_proto::v1::{self, request::Call, response};
+use mooncake_proto::v1::{request::Call, response};
 
 /// How many are kept.
 pub const KEPT_MAX: usize = 128;
@@ -138,49 +138,37 @@ struct Outline {
 
 impl Outline {
     fn of(call: &Call) -> Self {
-        let none = Bytes::new;
-        let first = |keys: &[Bytes]| keys.first().cloned().unwrap_or_default();
-        match call {
-            Call::Register(r) => Self::new("register", &r.caller, 1, none()),
-            Call::Heartbeat(r) => Self::new("heartbeat", &r.caller, 1, none()),
-            Call::Unregister(r) => Self::new("unregister", &r.caller, 1, none()),
-            Call::Mount(r) => Self::new("mount", &r.caller, r.segments.len(), none()),
-            Call::Unmount(r) => Self::new("unmount", &r.caller, r.segments.len(), none()),
-            Call::PutStart(r) => {
-                let key = r.items.first().map(|item| item.key.clone()).unwrap_or_default();
-                Self::new("put_start", &r.caller, r.items.len(), key)
-            }
-            Call::PutEnd(r) => Self::of_puts("put_end", &r.caller, &r.puts),
-            Call::PutRevoke(r) => Self::of_puts("put_revoke", &r.caller, &r.puts),
-            Call::Locate(r) => Self::new("locate", &r.caller, r.keys.len(), first(&r.keys)),
-            Call::Verify(r) => {
-                let key = r.reads.first().map(|read| read.key.clone()).unwrap_or_default();
-                Self::new("verify", &r.caller, r.reads.len(), key)
-            }
-            Call::Probe(r) => Self::new("probe", &r.caller, r.keys.len(), first(&r.keys)),
-            Call::Remove(r) => Self::new("remove", &r.caller, r.keys.len(), first(&r.keys)),
-            Call::RemoveMatching(r) => Self::new("remove_matching", &r.caller, 1, none()),
-            Call::ListObjects(r) => Self::new("list_objects", &r.caller, 1, none()),
-            Call::ListSegments(r) => Self::new("list_segments", &r.caller, 1, none()),
-            Call::Status(r) => Self::new("status", &r.caller, 1, none()),
+        let (name, caller) = match call {
+            Call::Register(r) => ("register", &r.caller),
+            Call::Heartbeat(r) => ("heartbeat", &r.caller),
+            Call::Unregister(r) => ("unregister", &r.caller),
+            Call::Mount(r) => ("mount", &r.caller),
+            Call::Unmount(r) => ("unmount", &r.caller),
+            Call::PutStart(r) => ("put_start", &r.caller),
+            Call::PutEnd(r) => ("put_end", &r.caller),
+            Call::PutRevoke(r) => ("put_revoke", &r.caller),
+            Call::Locate(r) => ("locate", &r.caller),
+            Call::Verify(r) => ("verify", &r.caller),
+            Call::Probe(r) => ("probe", &r.caller),
+            Call::Remove(r) => ("remove", &r.caller),
+            Call::RemoveMatching(r) => ("remove_matching", &r.caller),
+            Call::ListObjects(r) => ("list_objects", &r.caller),
+            Call::ListSegments(r) => ("list_segments", &r.caller),
+            Call::Status(r) => ("status", &r.caller),
             #[allow(unreachable_patterns, reason = "calls that are new here have no outline yet")]
-            _ => Self::new("other", &None, 1, none()),
-        }
-    }
-
-    fn of_puts(call: &'static str, caller: &Option<v1::Caller>, puts: &[v1::PutRef]) -> Self {
-        let key = puts.first().map(|put| put.key.clone()).unwrap_or_default();
-        Self::new(call, caller, puts.len(), key)
-    }
-
-    fn new(call: &'static str, caller: &Option<v1::Caller>, items: usize, key: Bytes) -> Self {
+            _ => ("other", &None),
+        };
         let client = caller.as_ref().and_then(|caller| ClientId::from_bytes(&caller.client));
-        Self { call, items, key, client }
+        // A call without items is one.
+        let items = call.items().max(1);
+        Self { call: name, items, key: call.first_key(), client }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use mooncake_proto::v1;
+
     use super::*;
 
     fn probe(key: &str) -> Call {

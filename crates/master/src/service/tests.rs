@@ -1,5 +1,7 @@
 //! Arbitrary calls never bring the service down, and the rules of dispatch hold.
 
+mod columns;
+
 use std::time::Duration;
 
 use bytes::{BufMut, BytesMut};
@@ -146,9 +148,7 @@ fn an_answer_has_an_entry_for_every_item_and_errors_stay_with_theirs() {
     let start = v1::PutStartRequest {
         caller: caller(id),
         items: vec![item(b"a", 10), item(b"", 10), item(b"b", 0), item(b"c", 10)],
-        config: None,
-        replace: false,
-        request: 0,
+        ..Default::default()
     };
     let response::Call::PutStart(answer) = ask(&service, Call::PutStart(start)) else {
         panic!("not an answer to a put")
@@ -178,8 +178,7 @@ fn tenants_share_one_namespace_while_there_are_none() {
     };
     let items =
         vec![v1::PutItem { key: Bytes::from_static(b"a"), length: 1, group: String::new() }];
-    let start =
-        v1::PutStartRequest { caller: caller(id), items, config: None, replace: false, request: 0 };
+    let start = v1::PutStartRequest { caller: caller(id), items, ..Default::default() };
     ask(&service, Call::PutStart(start));
     assert_eq!(probe("x"), Some(v1::ObjectState::Writing));
     assert_eq!(probe(""), Some(v1::ObjectState::Writing));
@@ -195,8 +194,7 @@ fn a_long_page_is_cut_by_bytes_and_goes_on_where_it_was_cut() {
     };
     let items =
         (0..200).map(|i| v1::PutItem { key: key(i), length: 1, group: String::new() }).collect();
-    let start =
-        v1::PutStartRequest { caller: caller(id), items, config: None, replace: false, request: 0 };
+    let start = v1::PutStartRequest { caller: caller(id), items, ..Default::default() };
     ask(&service, Call::PutStart(start));
     let mut after = Bytes::new();
     let mut found = Vec::new();

@@ -74,7 +74,7 @@ fn a_client_whose_grpc_connection_closes_is_suspect() {
     });
     let locate = |owner: &mut crate::support::LeanClient<_>| {
         let keys = vec![Bytes::from_static(b"a")];
-        let call = v1::LocateRequest { caller: owner.caller(), keys, lease: false, fence: false };
+        let call = v1::LocateRequest { caller: owner.caller(), keys, ..Default::default() };
         match owner.call(request::Call::Locate(call)) {
             response::Call::Locate(answer) => answer.results[0].failure.is_none(),
             other => panic!("{other:?}"),

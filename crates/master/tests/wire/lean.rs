@@ -169,7 +169,7 @@ fn close_and_look<S: Read + Write>(running: &Running, mut owner: LeanClient<S>) 
     let locate = |reader: &mut LeanClient<_>| {
         let keys = vec![Bytes::from_static(b"a")];
         let caller = reader.caller();
-        let call = v1::LocateRequest { caller, keys, lease: false, fence: true };
+        let call = v1::LocateRequest { caller, keys, lease: false, fence: true, columns: None };
         match reader.call(request::Call::Locate(call)) {
             response::Call::Locate(answer) => answer,
             other => panic!("{other:?}"),

@@ -33,9 +33,7 @@ fn fill(client: &mut LeanClient<TcpStream>, count: usize) {
     let start = request::Call::PutStart(v1::PutStartRequest {
         caller: client.caller(),
         items: keys.iter().map(item).collect(),
-        config: None,
-        replace: false,
-        request: 0,
+        ..Default::default()
     });
     let response::Call::PutStart(started) = client.call(start) else { panic!("put_start") };
     let put = |(key, result): (Bytes, &v1::PutStartResult)| {
@@ -43,7 +41,8 @@ fn fill(client: &mut LeanClient<TcpStream>, count: usize) {
         v1::PutRef { key, version: result.version, failed_replicas: vec![], checksum: None }
     };
     let puts = keys.into_iter().zip(&started.results).map(put).collect();
-    let end = request::Call::PutEnd(v1::PutEndRequest { caller: client.caller(), puts });
+    let end =
+        request::Call::PutEnd(v1::PutEndRequest { caller: client.caller(), puts, columns: None });
     let response::Call::PutEnd(_) = client.call(end) else { panic!("put_end") };
 }
 

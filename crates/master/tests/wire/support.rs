@@ -197,9 +197,7 @@ impl<S: Read + Write> LeanClient<S> {
         let start = request::Call::PutStart(v1::PutStartRequest {
             caller: self.caller(),
             items: vec![v1::PutItem { key: key.clone(), length, group: String::new() }],
-            config: None,
-            replace: false,
-            request: 0,
+            ..Default::default()
         });
         let response::Call::PutStart(answer) = self.call(start) else { panic!("put_start") };
         let result = &answer.results[0];
@@ -207,8 +205,11 @@ impl<S: Read + Write> LeanClient<S> {
         assert_eq!(answer.segments.len(), 1);
         let put =
             v1::PutRef { key, version: result.version, failed_replicas: vec![], checksum: None };
-        let end =
-            request::Call::PutEnd(v1::PutEndRequest { caller: self.caller(), puts: vec![put] });
+        let end = request::Call::PutEnd(v1::PutEndRequest {
+            caller: self.caller(),
+            puts: vec![put],
+            columns: None,
+        });
         let response::Call::PutEnd(answer) = self.call(end) else { panic!("put_end") };
         assert_eq!(answer.results, [v1::ItemResult { failure: None }]);
     }

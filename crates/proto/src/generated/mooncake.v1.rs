@@ -168,6 +168,44 @@ pub struct Caller {
     #[prost(string, tag = "2")]
     pub tenant: ::prost::alloc::string::String,
 }
+/// Keys, end to end, and how many bytes each has.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KeyColumn {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub bytes: ::prost::bytes::Bytes,
+    #[prost(fixed32, repeated, tag = "2")]
+    pub lengths: ::prost::alloc::vec::Vec<u32>,
+}
+/// Where the copies of all items lie, item after item.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PlaceColumns {
+    /// how many each item has; none: one each
+    #[prost(uint32, repeated, tag = "1")]
+    pub counts: ::prost::alloc::vec::Vec<u32>,
+    /// as in Place; one may stand for all
+    #[prost(fixed32, repeated, tag = "2")]
+    pub segments: ::prost::alloc::vec::Vec<u32>,
+    #[prost(fixed64, repeated, tag = "3")]
+    pub offsets: ::prost::alloc::vec::Vec<u64>,
+    #[prost(fixed64, repeated, tag = "4")]
+    pub replicas: ::prost::alloc::vec::Vec<u64>,
+}
+/// The checksums of those items that have one, by their numbers, which rise.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ChecksumColumn {
+    #[prost(fixed32, repeated, tag = "1")]
+    pub items: ::prost::alloc::vec::Vec<u32>,
+    #[prost(fixed64, repeated, tag = "2")]
+    pub checksums: ::prost::alloc::vec::Vec<u64>,
+}
+/// An item that failed; of those of one answer the numbers rise.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ItemFailure {
+    #[prost(uint32, tag = "1")]
+    pub item: u32,
+    #[prost(message, optional, tag = "2")]
+    pub failure: ::core::option::Option<Failure>,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RegisterRequest {
     #[prost(message, optional, tag = "1")]
@@ -342,6 +380,20 @@ pub struct PutStartRequest {
     /// answer was lost, has the same answer.
     #[prost(uint64, tag = "5")]
     pub request: u64,
+    /// Instead of `items`.
+    #[prost(message, optional, tag = "6")]
+    pub columns: ::core::option::Option<PutColumns>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PutColumns {
+    #[prost(message, optional, tag = "1")]
+    pub keys: ::core::option::Option<KeyColumn>,
+    /// one may stand for all
+    #[prost(fixed64, repeated, tag = "2")]
+    pub lengths: ::prost::alloc::vec::Vec<u64>,
+    /// none: no item has a group
+    #[prost(string, repeated, tag = "3")]
+    pub groups: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PutStartResponse {
@@ -353,6 +405,20 @@ pub struct PutStartResponse {
     /// No byte may be written later than this after the call was sent.
     #[prost(uint64, tag = "3")]
     pub write_window_ms: u64,
+    /// Instead of `results`, to a call in columns.
+    #[prost(message, optional, tag = "4")]
+    pub columns: ::core::option::Option<StartedColumns>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct StartedColumns {
+    /// 0 of what failed
+    #[prost(fixed64, repeated, tag = "1")]
+    pub versions: ::prost::alloc::vec::Vec<u64>,
+    /// each as long as its object
+    #[prost(message, optional, tag = "2")]
+    pub places: ::core::option::Option<PlaceColumns>,
+    #[prost(message, repeated, tag = "3")]
+    pub failures: ::prost::alloc::vec::Vec<ItemFailure>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PutStartResult {
@@ -396,11 +462,17 @@ pub struct PutEndRequest {
     pub caller: ::core::option::Option<Caller>,
     #[prost(message, repeated, tag = "2")]
     pub puts: ::prost::alloc::vec::Vec<PutRef>,
+    /// Instead of `puts`.
+    #[prost(message, optional, tag = "3")]
+    pub columns: ::core::option::Option<PutRefColumns>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PutEndResponse {
     #[prost(message, repeated, tag = "1")]
     pub results: ::prost::alloc::vec::Vec<ItemResult>,
+    /// Instead of `results`, to a call in columns.
+    #[prost(message, optional, tag = "2")]
+    pub columns: ::core::option::Option<DoneColumns>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PutRevokeRequest {
@@ -408,11 +480,39 @@ pub struct PutRevokeRequest {
     pub caller: ::core::option::Option<Caller>,
     #[prost(message, repeated, tag = "2")]
     pub puts: ::prost::alloc::vec::Vec<PutRef>,
+    /// Instead of `puts`.
+    #[prost(message, optional, tag = "3")]
+    pub columns: ::core::option::Option<PutRefColumns>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PutRevokeResponse {
     #[prost(message, repeated, tag = "1")]
     pub results: ::prost::alloc::vec::Vec<ItemResult>,
+    /// Instead of `results`, to a call in columns.
+    #[prost(message, optional, tag = "2")]
+    pub columns: ::core::option::Option<DoneColumns>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PutRefColumns {
+    #[prost(message, optional, tag = "1")]
+    pub keys: ::core::option::Option<KeyColumn>,
+    #[prost(fixed64, repeated, tag = "2")]
+    pub versions: ::prost::alloc::vec::Vec<u64>,
+    #[prost(message, optional, tag = "3")]
+    pub checksums: ::core::option::Option<ChecksumColumn>,
+    /// As in PutRef, of all items: the copies, and the numbers of their items, which never fall.
+    #[prost(fixed32, repeated, tag = "4")]
+    pub failed_items: ::prost::alloc::vec::Vec<u32>,
+    #[prost(fixed64, repeated, tag = "5")]
+    pub failed_replicas: ::prost::alloc::vec::Vec<u64>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DoneColumns {
+    /// how many there were
+    #[prost(uint32, tag = "1")]
+    pub items: u32,
+    #[prost(message, repeated, tag = "2")]
+    pub failures: ::prost::alloc::vec::Vec<ItemFailure>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LocateRequest {
@@ -426,6 +526,9 @@ pub struct LocateRequest {
     /// Grant a fence: the memory is given to nobody else while the bytes are read.
     #[prost(bool, tag = "4")]
     pub fence: bool,
+    /// Instead of `keys`.
+    #[prost(message, optional, tag = "5")]
+    pub columns: ::core::option::Option<KeyColumn>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct LocateResponse {
@@ -436,6 +539,30 @@ pub struct LocateResponse {
     /// Bytes read later than this after the call was sent count only if `Verify` says so.
     #[prost(uint64, tag = "3")]
     pub fence_ms: u64,
+    /// Instead of `results`, to a call in columns.
+    #[prost(message, optional, tag = "4")]
+    pub columns: ::core::option::Option<LocatedColumns>,
+}
+/// As LocateResult says, of all items; 0 of what failed.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LocatedColumns {
+    #[prost(fixed64, repeated, tag = "1")]
+    pub versions: ::prost::alloc::vec::Vec<u64>,
+    /// one may stand for all
+    #[prost(fixed64, repeated, tag = "2")]
+    pub lengths: ::prost::alloc::vec::Vec<u64>,
+    /// each as long as its object
+    #[prost(message, optional, tag = "3")]
+    pub places: ::core::option::Option<PlaceColumns>,
+    #[prost(message, optional, tag = "4")]
+    pub checksums: ::core::option::Option<ChecksumColumn>,
+    /// one may stand for all
+    #[prost(fixed64, repeated, tag = "5")]
+    pub fences: ::prost::alloc::vec::Vec<u64>,
+    #[prost(fixed32, repeated, tag = "6")]
+    pub objects: ::prost::alloc::vec::Vec<u32>,
+    #[prost(message, repeated, tag = "7")]
+    pub failures: ::prost::alloc::vec::Vec<ItemFailure>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct LocateResult {

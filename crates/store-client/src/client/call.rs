@@ -5,7 +5,10 @@ use std::sync::Arc;
 use mooncake_base::{
     Clock, Error, ErrorCode, Moment, ObjectKey, ReplicaId, Result, SegmentId, SystemClock,
 };
-use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
+use mooncake_proto::{
+    columns::Uneven,
+    v1::{self, request::Call, response::Call as Answer},
+};
 
 use super::Shared;
 use crate::{
@@ -81,6 +84,16 @@ pub(super) fn nonsense(what: &str) -> Error {
     Error::new(ErrorCode::RPC_FAIL, "the master's answer makes no sense").with("because", what)
 }
 
+/// The columns of an answer to a call in columns.
+pub(super) fn in_columns<T>(columns: Option<T>) -> Result<T> {
+    columns.ok_or_else(|| nonsense("it is not in columns, as the call was"))
+}
+
+/// Columns of an answer that do not fit together, or to the call.
+pub(super) fn uneven(_: Uneven) -> Error {
+    nonsense("its columns do not fit together, or are of another number of items")
+}
+
 /// Checks that the answer has one result for each item.
 pub(super) fn check_count(results: usize, items: usize) -> Result<()> {
     if results == items { Ok(()) } else { Err(nonsense("it has another number of results")) }
@@ -109,11 +122,11 @@ pub(super) fn read_segment(segment: v1::Segment) -> Result<SegmentInfo> {
 
 /// Reads the places of one object of that length.
 pub(super) fn read_places(
-    places: &[v1::Place],
+    places: impl Iterator<Item = v1::Place>,
     segments: &[Arc<SegmentInfo>],
     length: u64,
 ) -> Result<Few<Place>> {
-    let read = |place: &v1::Place| {
+    let read = |place: v1::Place| {
         let segment = segments
             .get(place.segment as usize)
             .ok_or_else(|| nonsense("a place is in no segment"))?;
@@ -129,5 +142,5 @@ pub(super) fn read_places(
             replica: ReplicaId(place.replica),
         })
     };
-    places.iter().map(read).collect()
+    places.map(read).collect()
 }

@@ -41,18 +41,13 @@ pub(super) struct Outbox(Mutex<Vec<(Moment, Granted)>>);
 impl Holds {
     /// What the answers grant, if they grant anything.
     pub(super) fn of(
-        results: &[v1::LocateResult],
+        answer: &v1::LocateResponse,
         until: Moment,
         outbox: &Arc<Outbox>,
     ) -> Option<Self> {
-        let granted: Vec<_> = results
-            .iter()
-            .filter(|result| result.fence != 0)
-            .map(|result| Granted {
-                fence: result.fence,
-                version: result.version,
-                object: result.object,
-            })
+        let granted: Vec<_> = answer
+            .fences()
+            .map(|(fence, version, object)| Granted { fence, version, object })
             .collect();
         (!granted.is_empty()).then(|| Self { granted, until, outbox: Arc::clone(outbox) })
     }

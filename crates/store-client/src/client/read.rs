@@ -3,11 +3,13 @@
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use mooncake_base::{
     Clock, Error, ErrorCode, ErrorKind, Moment, ObjectKey, ReplicaId, Result, SystemClock, Version,
 };
-use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
+use mooncake_proto::{
+    columns::{Located as Found, Outcome},
+    v1::{self, request::Call, response::Call as Answer},
+};
 use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
 
 use super::{Client, Holds, Shared, batch, call, checksum::Summer, put::total, transfer::Jobs};
@@ -25,7 +27,7 @@ const FENCE_MARGIN_SHARE: u32 = 50;
 
 /// What the master answered of where objects lie.
 struct Places {
-    results: Vec<v1::LocateResult>,
+    columns: v1::LocatedColumns,
     grant: Grant,
 }
 
@@ -128,20 +130,16 @@ impl Shared {
         let mut located = Vec::with_capacity(keys.len());
         let cuts = batch::cut(keys.iter().map(|key| key.as_bytes().len()), batch::KEY_BYTES_MAX);
         let messages: Vec<_> =
-            cuts.into_iter().map(|range| batch::pack(keys[range].iter())).collect();
+            cuts.into_iter().map(|range| v1::KeyColumn::pack(keys[range].iter())).collect();
         let mut keys = keys.into_iter();
         for packed in messages {
-            let count = packed.len();
+            let count = packed.lengths.len();
             let answer = self.ask_places(packed, has_fence);
             let part = keys.by_ref().take(count);
-            match answer {
-                Ok(answer) => located.extend(
-                    answer
-                        .results
-                        .into_iter()
-                        .zip(part)
-                        .map(|(result, key)| answer.grant.located(result, key)),
-                ),
+            match answer.as_ref().map_err(Clone::clone).and_then(|places| places.read(count)) {
+                Ok((grant, found)) => {
+                    located.extend(found.zip(part).map(|(found, key)| grant.located(found, key)))
+                }
                 Err(error) => located.extend(part.map(|_| Err(error.clone()))),
             }
         }
@@ -150,13 +148,13 @@ impl Shared {
         located
     }
 
-    fn ask_places(&self, keys: Vec<Bytes>, has_fence: bool) -> Result<Places> {
-        let count = keys.len();
+    fn ask_places(&self, keys: v1::KeyColumn, has_fence: bool) -> Result<Places> {
         let call = Call::Locate(v1::LocateRequest {
             caller: Some(self.caller.clone()),
-            keys,
+            keys: Vec::new(),
             lease: true,
             fence: has_fence,
+            columns: Some(keys),
         });
         // The fence counts from before the call was sent: the master cannot have begun earlier.
         let asked = SystemClock.now();
@@ -164,13 +162,13 @@ impl Shared {
             Answer::Locate(response) => Some(response),
             _ => None,
         })?;
-        call::check_count(response.results.len(), count)?;
-        let segments = call::read_segments(response.segments)?;
         let fence = Duration::from_millis(response.fence_ms);
         let margin = FENCE_MARGIN + fence / FENCE_MARGIN_SHARE;
         let fence = asked + fence.saturating_sub(margin);
-        let hold = Holds::of(&response.results, fence, &self.outbox).map(Arc::new);
-        Ok(Places { results: response.results, grant: Grant { segments, asked, fence, hold } })
+        let hold = Holds::of(&response, fence, &self.outbox).map(Arc::new);
+        let segments = call::read_segments(response.segments)?;
+        let columns = call::in_columns(response.columns)?;
+        Ok(Places { columns, grant: Grant { segments, asked, fence, hold } })
     }
 
     fn read(&self, reads: &[Read<'_>], now: Moment) -> Vec<Result<u64>> {
@@ -365,18 +363,24 @@ impl Shared {
     }
 }
 
+impl Places {
+    /// What was found of each of so many keys.
+    fn read(&self, keys: usize) -> Result<(&Grant, impl Iterator<Item = Outcome<'_, Found<'_>>>)> {
+        Ok((&self.grant, self.columns.read(keys).map_err(call::uneven)?))
+    }
+}
+
 impl Grant {
     /// Where one object lies, as the master says.
-    fn located(&self, result: v1::LocateResult, key: ObjectKey) -> Result<Located> {
-        if let Some(failure) = &result.failure {
-            return Err(call::item_error(failure, &key));
-        }
+    fn located(&self, found: Outcome<'_, Found<'_>>, key: ObjectKey) -> Result<Located> {
+        let found = found.map_err(|failure| call::item_error(failure, &key))?;
+        let places = found.places.of(found.length);
         Ok(Located {
-            places: call::read_places(&result.places, &self.segments, result.length)?,
+            places: call::read_places(places, &self.segments, found.length)?,
             key,
-            version: Version(result.version),
-            length: result.length,
-            checksum: result.checksum,
+            version: Version(found.version),
+            length: found.length,
+            checksum: found.checksum,
             asked: self.asked,
             fence: self.fence,
             _hold: self.hold.clone(),

@@ -6,7 +6,10 @@ use std::{sync::atomic::Ordering, time::Duration};
 use mooncake_base::{
     Clock, Error, ErrorCode, Moment, ObjectKey, ReplicaId, Result, SystemClock, Version,
 };
-use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
+use mooncake_proto::{
+    columns::{ItemPlaces, Outcome, share},
+    v1::{self, request::Call, response::Call as Answer},
+};
 use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
 
 use super::{Shared, batch, call, checksum::Summer, transfer::Jobs};
@@ -219,44 +222,49 @@ impl Shared {
         options: &PutOptions,
         results: &mut Vec<Result<Option<Space>>>,
     ) -> Result<()> {
-        let keys = batch::pack(items.iter().map(|item| item.key));
-        let put_items = items.iter().zip(keys).map(|(item, key)| v1::PutItem {
-            key,
-            length: item.length,
-            group: options.groups.get(item.at).cloned().unwrap_or_default(),
-        });
+        let mut lengths: Vec<u64> = items.iter().map(|item| item.length).collect();
+        share(&mut lengths);
+        let group = |item: &Wanted<'_>| options.groups.get(item.at).cloned().unwrap_or_default();
+        let groups = match options.groups.is_empty() {
+            true => Vec::new(),
+            false => items.iter().map(group).collect(),
+        };
+        let keys = Some(v1::KeyColumn::pack(items.iter().map(|item| item.key)));
         let call = Call::PutStart(v1::PutStartRequest {
             caller: Some(self.caller.clone()),
-            items: put_items.collect(),
+            items: Vec::new(),
             config: Some(wire_options(options)),
             replace: options.is_upsert,
             request: self.put_calls.fetch_add(1, Ordering::Relaxed) + 1,
+            columns: Some(v1::PutColumns { keys, lengths, groups }),
         });
         let sent = SystemClock.now();
         let response = self.call_at(sent, call, |answer| match answer {
             Answer::PutStart(response) => Some(response),
             _ => None,
         })?;
-        call::check_count(response.results.len(), items.len())?;
+        let columns = call::in_columns(response.columns)?;
+        let started = columns.read(items.len()).map_err(call::uneven)?;
         let segments = call::read_segments(response.segments)?;
         let window = Duration::from_millis(response.write_window_ms);
         let until = sent + window.saturating_sub(WINDOW_MARGIN);
-        let read = |(result, item): (v1::PutStartResult, &Wanted<'_>)| match &result.failure {
-            Some(failure) => match call::item_error(failure, item.key) {
-                error if exists(&error) && !options.is_upsert => Ok(None),
-                error => Err(error),
-            },
-            None => Ok(Some(Space {
-                version: Version(result.version),
-                length: item.length,
-                places: call::read_places(&result.places, &segments, item.length)?,
-                checksum: None,
-                failed: Vec::new(),
-                error: None,
-                until,
-            })),
-        };
-        results.extend(response.results.into_iter().zip(items).map(read));
+        let read =
+            |(started, item): (Outcome<'_, (u64, ItemPlaces<'_>)>, &Wanted<'_>)| match started {
+                Err(failure) => match call::item_error(failure, item.key) {
+                    error if exists(&error) && !options.is_upsert => Ok(None),
+                    error => Err(error),
+                },
+                Ok((version, places)) => Ok(Some(Space {
+                    version: Version(version),
+                    length: item.length,
+                    places: call::read_places(places.of(item.length), &segments, item.length)?,
+                    checksum: None,
+                    failed: Vec::new(),
+                    error: None,
+                    until,
+                })),
+            };
+        results.extend(started.zip(items).map(read));
         Ok(())
     }
 
@@ -335,10 +343,11 @@ impl Shared {
     }
 
     fn end(&self, puts: &[Named<'_>]) -> Vec<Result<()>> {
-        self.finish(puts, |puts, caller| {
-            let call = Call::PutEnd(v1::PutEndRequest { caller: Some(caller), puts });
+        self.finish(puts, |columns, caller| {
+            let (caller, columns) = (Some(caller), Some(columns));
+            let call = Call::PutEnd(v1::PutEndRequest { caller, puts: Vec::new(), columns });
             self.call(call, |answer| match answer {
-                Answer::PutEnd(response) => Some(response.results),
+                Answer::PutEnd(response) => Some(response.columns),
                 _ => None,
             })
         })
@@ -346,10 +355,11 @@ impl Shared {
 
     /// Gives space back that nothing is to be published of.
     pub(super) fn give_back(&self, puts: &[Named<'_>]) -> Vec<Result<()>> {
-        self.finish(puts, |puts, caller| {
-            let call = Call::PutRevoke(v1::PutRevokeRequest { caller: Some(caller), puts });
+        self.finish(puts, |columns, caller| {
+            let (caller, columns) = (Some(caller), Some(columns));
+            let call = Call::PutRevoke(v1::PutRevokeRequest { caller, puts: Vec::new(), columns });
             self.call(call, |answer| match answer {
-                Answer::PutRevoke(response) => Some(response.results),
+                Answer::PutRevoke(response) => Some(response.columns),
                 _ => None,
             })
         })
@@ -359,30 +369,19 @@ impl Shared {
     fn finish(
         &self,
         puts: &[Named<'_>],
-        call: impl Fn(Vec<v1::PutRef>, v1::Caller) -> Result<Vec<v1::ItemResult>>,
+        call: impl Fn(v1::PutRefColumns, v1::Caller) -> Result<Option<v1::DoneColumns>>,
     ) -> Vec<Result<()>> {
         let mut results = Vec::with_capacity(puts.len());
         let sizes = puts.iter().map(|(key, _)| key.as_bytes().len());
         for range in batch::cut(sizes, batch::KEY_BYTES_MAX) {
             let part = &puts[range];
-            let keys = batch::pack(part.iter().map(|(key, _)| *key));
-            let put_ref = |((_, space), key): (&Named<'_>, _)| v1::PutRef {
-                key,
-                version: space.version.0,
-                failed_replicas: space.failed.iter().map(|replica| replica.0).collect(),
-                checksum: space.checksum,
+            let answer = call(refs(part), self.caller.clone()).and_then(call::in_columns);
+            let answer = answer.as_ref().map_err(Clone::clone);
+            let read = |(done, (key, _)): (Outcome<'_, ()>, &Named<'_>)| {
+                done.map_err(|failure| call::item_error(failure, key))
             };
-            let refs = part.iter().zip(keys).map(put_ref).collect();
-            let answer = call(refs, self.caller.clone()).and_then(|answer| {
-                call::check_count(answer.len(), part.len())?;
-                Ok(answer)
-            });
-            let read = |(result, (key, _)): (&v1::ItemResult, &Named<'_>)| match &result.failure {
-                Some(failure) => Err(call::item_error(failure, key)),
-                None => Ok(()),
-            };
-            match answer {
-                Ok(answer) => results.extend(answer.iter().zip(part).map(read)),
+            match answer.and_then(|done| done.read(part.len()).map_err(call::uneven)) {
+                Ok(done) => results.extend(done.zip(part).map(read)),
                 Err(error) => {
                     results.extend(part.iter().map(|(key, _)| Err(error.clone().with("key", key))));
                 }
@@ -390,6 +389,25 @@ impl Shared {
         }
         results
     }
+}
+
+/// Puts that end, as columns.
+fn refs(puts: &[Named<'_>]) -> v1::PutRefColumns {
+    let mut columns = v1::PutRefColumns {
+        keys: Some(v1::KeyColumn::pack(puts.iter().map(|(key, _)| *key))),
+        versions: puts.iter().map(|(_, space)| space.version.0).collect(),
+        ..Default::default()
+    };
+    for ((_, space), item) in puts.iter().zip(0_u32..) {
+        if let Some(checksum) = space.checksum {
+            columns.checksums.get_or_insert_default().push(item as usize, checksum);
+        }
+        for replica in &space.failed {
+            columns.failed_items.push(item);
+            columns.failed_replicas.push(replica.0);
+        }
+    }
+    columns
 }
 
 fn exists(error: &Error) -> bool {

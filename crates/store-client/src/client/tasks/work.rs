@@ -127,10 +127,10 @@ impl Shared {
         let window = Duration::from_millis(response.window_ms);
         let until = sent + window.saturating_sub(WINDOW_MARGIN);
         let read = |task: v1::TaskWork| {
-            let source = task.source.into_iter().collect::<Vec<_>>();
-            let source = call::read_places(&source, &segments, task.length)?;
+            let source = call::read_places(task.source.iter().copied(), &segments, task.length)?;
             let source = source.first().cloned();
-            let targets = call::read_places(&task.targets, &segments, task.length)?;
+            let targets = task.targets.iter().copied();
+            let targets = call::read_places(targets, &segments, task.length)?;
             Ok(Assignment {
                 source: source.ok_or_else(|| call::nonsense("a task has no source"))?,
                 outcomes: targets.iter().map(|_| None).collect(),

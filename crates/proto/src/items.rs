@@ -1,0 +1,202 @@
+//! The items of calls, in whichever form: how many there are, and their keys.
+
+use bytes::Bytes;
+use mooncake_base::Result;
+
+use crate::{
+    columns::Form,
+    v1::{self, request::Call},
+};
+
+impl Call {
+    /// How many items it names; 0 if it is not about any.
+    pub fn items(&self) -> usize {
+        match self {
+            Self::Mount(r) => r.segments.len(),
+            Self::Unmount(r) => r.segments.len(),
+            Self::PutStart(r) => r.count(),
+            Self::PutEnd(r) => r.count(),
+            Self::PutRevoke(r) => r.count(),
+            Self::Locate(r) => r.count(),
+            Self::Verify(r) => r.reads.len(),
+            Self::Probe(r) => r.keys.len(),
+            Self::Remove(r) => r.keys.len(),
+            _ => 0,
+        }
+    }
+
+    /// The first key that it names, as far as it is there; empty if there is none.
+    pub fn first_key(&self) -> Bytes {
+        let (item, column) = match self {
+            Self::PutStart(r) => (r.items.first().map(|item| &item.key), keys_of_put(r)),
+            Self::PutEnd(r) => (r.puts.first().map(|put| &put.key), keys_of_refs(&r.columns)),
+            Self::PutRevoke(r) => (r.puts.first().map(|put| &put.key), keys_of_refs(&r.columns)),
+            Self::Locate(r) => (r.keys.first(), r.columns.as_ref()),
+            Self::Verify(r) => (r.reads.first().map(|read| &read.key), None),
+            Self::Probe(r) => (r.keys.first(), None),
+            Self::Remove(r) => (r.keys.first(), None),
+            _ => (None, None),
+        };
+        match (item, column) {
+            (Some(key), _) => key.clone(),
+            (None, Some(column)) => column.first(),
+            (None, None) => Bytes::new(),
+        }
+    }
+}
+
+impl v1::PutStartRequest {
+    /// How many items it names.
+    pub fn count(&self) -> usize {
+        self.items.len() + count(keys_of_put(self))
+    }
+
+    /// The keys of its items.
+    ///
+    /// # Errors
+    /// They come in two forms, or in columns that do not fit together.
+    pub fn keys(&self) -> Result<Vec<&[u8]>> {
+        match Form::of(&self.items, self.columns.as_ref())? {
+            Form::Items(items) => Ok(items.iter().map(|item| &item.key[..]).collect()),
+            Form::Columns(columns) => in_column(columns.keys.as_ref()),
+        }
+    }
+}
+
+impl v1::PutEndRequest {
+    /// How many items it names.
+    pub fn count(&self) -> usize {
+        self.puts.len() + count(keys_of_refs(&self.columns))
+    }
+}
+
+impl v1::PutRevokeRequest {
+    /// How many items it names.
+    pub fn count(&self) -> usize {
+        self.puts.len() + count(keys_of_refs(&self.columns))
+    }
+}
+
+impl v1::LocateRequest {
+    /// How many items it names.
+    pub fn count(&self) -> usize {
+        self.keys.len() + count(self.columns.as_ref())
+    }
+
+    /// The keys.
+    ///
+    /// # Errors
+    /// They come in two forms, or in columns that do not fit together.
+    pub fn keys(&self) -> Result<Vec<&[u8]>> {
+        match Form::of(&self.keys, self.columns.as_ref())? {
+            Form::Items(keys) => Ok(keys.iter().map(|key| &key[..]).collect()),
+            Form::Columns(column) => in_column(Some(column)),
+        }
+    }
+}
+
+/// The keys of a column; none: no keys.
+///
+/// # Errors
+/// There are more or fewer bytes than the lengths say.
+pub fn in_column(column: Option<&v1::KeyColumn>) -> Result<Vec<&[u8]>> {
+    Ok(column.map_or_else(|| Ok(Vec::new()), v1::KeyColumn::keys)?)
+}
+
+fn keys_of_put(r: &v1::PutStartRequest) -> Option<&v1::KeyColumn> {
+    r.columns.as_ref()?.keys.as_ref()
+}
+
+fn keys_of_refs(columns: &Option<v1::PutRefColumns>) -> Option<&v1::KeyColumn> {
+    columns.as_ref()?.keys.as_ref()
+}
+
+fn count(column: Option<&v1::KeyColumn>) -> usize {
+    column.map_or(0, |column| column.lengths.len())
+}
+
+impl v1::LocateResponse {
+    /// What it grants, if it grants anything: fence, version and number of each object that is to be
+    /// handed back. Of columns that do not fit together, nothing.
+    pub fn fences(&self) -> impl Iterator<Item = (u64, u64, u32)> {
+        let one = |result: &v1::LocateResult| (result.fence, result.version, result.object);
+        let items = self.results.iter().map(one);
+        let columns = self.columns.iter().flat_map(v1::LocatedColumns::fences);
+        items.chain(columns).filter(|(fence, ..)| *fence != 0)
+    }
+}
+
+impl v1::LocatedColumns {
+    fn fences(&self) -> impl Iterator<Item = (u64, u64, u32)> {
+        let items = self.versions.len();
+        let fences = crate::columns::Column::shared(&self.fences, items).ok();
+        let pairs = self.versions.iter().zip(&self.objects).enumerate();
+        fences.into_iter().flat_map(move |fences| {
+            let pairs = pairs.clone();
+            pairs.map(move |(item, (&version, &object))| (*fences.at(item), version, object))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mooncake_base::ObjectKey;
+
+    use super::*;
+
+    fn columns(keys: &[&str]) -> v1::KeyColumn {
+        let keys: Vec<_> = keys.iter().map(|key| ObjectKey::new(key.as_bytes()).unwrap()).collect();
+        v1::KeyColumn::pack(keys.iter())
+    }
+
+    #[test]
+    fn a_call_has_the_same_items_in_either_form() {
+        let one_by_one = v1::LocateRequest {
+            keys: vec![Bytes::from_static(b"a"), Bytes::from_static(b"bc")],
+            ..Default::default()
+        };
+        let in_columns =
+            v1::LocateRequest { columns: Some(columns(&["a", "bc"])), ..Default::default() };
+        assert_eq!(in_columns.keys().unwrap(), [&b"a"[..], b"bc"]);
+        assert_eq!(in_columns.keys().unwrap(), one_by_one.keys().unwrap());
+        let refs = v1::PutRefColumns { keys: Some(columns(&["a", "bc"])), ..Default::default() };
+        let put = v1::PutColumns { keys: Some(columns(&["a", "bc"])), ..Default::default() };
+        for call in [
+            Call::Locate(one_by_one),
+            Call::Locate(in_columns),
+            Call::PutStart(v1::PutStartRequest { columns: Some(put), ..Default::default() }),
+            Call::PutEnd(v1::PutEndRequest { columns: Some(refs.clone()), ..Default::default() }),
+            Call::PutRevoke(v1::PutRevokeRequest { columns: Some(refs), ..Default::default() }),
+        ] {
+            assert_eq!((call.items(), &call.first_key()[..]), (2, &b"a"[..]), "{call:?}");
+        }
+    }
+
+    #[test]
+    fn a_call_in_two_forms_is_refused_and_counted_in_both() {
+        let both = v1::LocateRequest {
+            keys: vec![Bytes::from_static(b"a")],
+            columns: Some(columns(&["b"])),
+            ..Default::default()
+        };
+        assert!(both.keys().is_err());
+        assert_eq!(Call::Locate(both).items(), 2);
+    }
+
+    #[test]
+    fn fences_are_the_same_in_either_form() {
+        let result =
+            |fence, object| v1::LocateResult { fence, version: 9, object, ..Default::default() };
+        let results = vec![result(7, 1), result(0, 0), result(7, 2)];
+        let items = v1::LocateResponse { results, ..Default::default() };
+        let located = v1::LocatedColumns {
+            versions: vec![9, 0, 9],
+            fences: vec![7, 0, 7],
+            objects: vec![1, 0, 2],
+            ..Default::default()
+        };
+        let columns = v1::LocateResponse { columns: Some(located), ..Default::default() };
+        assert_eq!(items.fences().collect::<Vec<_>>(), [(7, 9, 1), (7, 9, 2)]);
+        assert_eq!(columns.fences().collect::<Vec<_>>(), [(7, 9, 1), (7, 9, 2)]);
+    }
+}
