@@ -5,6 +5,7 @@ mod bytes;
 mod call;
 mod checksum;
 mod holds;
+mod lanes;
 mod look;
 mod mount;
 mod pace;

@@ -103,6 +103,46 @@ fn a_batch_larger_than_a_message_is_cut_unseen() {
 }
 
 #[test]
+fn of_many_small_objects_each_has_its_own_bytes_and_its_own_outcome() {
+    const COUNT: usize = 5000;
+    let cluster = cluster(2);
+    let [writer, reader] = &cluster.nodes[..] else { panic!() };
+    let name = |at: usize| format!("key {at}");
+    let is_there_before = |at: usize| at.is_multiple_of(700);
+    let is_empty = |at: usize| at % 900 == 1;
+    for at in (0..COUNT).filter(|&at| is_there_before(at)) {
+        writer.put(&name(at), b"first").unwrap();
+    }
+    let memory = writer.engine().allocate(COUNT as u64 * 8).unwrap();
+    let bytes: Vec<u8> = (0..COUNT as u64).flat_map(u64::to_le_bytes).collect();
+    memory.write(0, &bytes).unwrap();
+    let parts: Vec<_> =
+        (0..COUNT).map(|at| [range(&memory, at * 8, if is_empty(at) { 0 } else { 8 })]).collect();
+    let items: Vec<_> =
+        (0..COUNT).map(|at| PutItem { key: key(&name(at)), parts: &parts[at] }).collect();
+    let outcomes = writer.client.put(&items, &PutOptions::default());
+    assert_eq!(outcomes.len(), COUNT);
+    for (at, outcome) in outcomes.into_iter().enumerate() {
+        match outcome {
+            Err(error) => {
+                assert!(is_empty(at), "{at}: {error}");
+                assert!(error.to_string().ends_with(&format!("{:?}", name(at))), "{error}");
+            }
+            Ok(PutOutcome::Existed) => assert!(is_there_before(at), "{at}"),
+            Ok(PutOutcome::Stored { .. }) => assert!(!is_there_before(at) && !is_empty(at), "{at}"),
+        }
+    }
+    for at in (0..COUNT).step_by(97).chain([0, 1, 700, COUNT - 1]) {
+        let expected = match at {
+            at if is_empty(at) => None,
+            at if is_there_before(at) => Some(b"first".to_vec()),
+            at => Some((at as u64).to_le_bytes().to_vec()),
+        };
+        assert_eq!(reader.get(&name(at)).unwrap(), expected, "{at}");
+    }
+}
+
+#[test]
 fn the_same_key_twice_in_a_batch_is_put_in_order() {
     let cluster = cluster(1);
     let node = &cluster.nodes[0];

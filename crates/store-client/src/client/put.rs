@@ -1,7 +1,7 @@
 //! Putting: reserve space for every copy, write them, then publish what is whole; and again what
 //! only waits.
 
-use std::{hash::BuildHasher, time::Duration};
+use std::{hash::BuildHasher, ops::Range, time::Duration};
 
 use mooncake_base::{Clock, Error, ErrorCode, Moment, ObjectKey, Result, SystemClock};
 use mooncake_transfer_engine::LocalRange;
@@ -10,6 +10,7 @@ use rustc_hash::{FxBuildHasher, FxHashSet};
 use super::{
     Client, Shared, batch,
     checksum::Summer,
+    lanes,
     mount::is_unknown,
     space::{Layout, Put, Reservation, Space, Wanted, Write},
 };
@@ -27,10 +28,14 @@ const FENCE_NAP_MAX: Duration = Duration::from_millis(20);
 /// write window. A larger object goes alone.
 const PART_BYTES_MAX: usize = 1 << 30;
 
+/// Items by their numbers, and what came of each.
+type Done = Vec<(usize, Result<PutOutcome>)>;
+
 impl Client {
     /// Puts objects: each is readable, whole, when this returns, or was kept as it was, or failed
     /// and left nothing behind. One call to start, one transfer per peer and one call to end, for
-    /// the whole batch. The same key twice in a batch is put twice, in order.
+    /// the whole batch, or for each of its parts if it is large. The same key twice in a batch is
+    /// put twice, in order.
     ///
     /// # Errors
     /// By object. An object of no bytes is refused.
@@ -159,9 +164,8 @@ impl Shared {
         let mut may_revive = true;
         loop {
             let registrations = self.registrations();
-            let sizes = open.iter().map(|&at| total(items[at].parts) as usize);
-            for range in batch::cut(sizes, PART_BYTES_MAX) {
-                self.put_part(&open[range], items, options, outcomes);
+            for (at, outcome) in self.put_parts(&open, items, options) {
+                outcomes[at] = Some(outcome);
             }
             let retries: Vec<_> = open.iter().filter_map(|&at| Retry::of(&outcomes[at])).collect();
             let Some(wait) = retries.iter().map(|retry| retry.wait).min() else { return };
@@ -181,19 +185,26 @@ impl Shared {
         }
     }
 
+    /// Puts items, in parts that are not too much at a time.
+    fn put_parts(&self, open: &[usize], items: &[PutItem<'_>], options: &PutOptions) -> Done {
+        let size = |&at: &usize| usize::try_from(total(items[at].parts)).unwrap_or(usize::MAX);
+        let sizes: Vec<_> = open.iter().map(size).collect();
+        let put = |part: &Range<usize>| self.put_part(&open[part.clone()], items, options);
+        let done = match lanes::cut(&sizes) {
+            Some(parts) => lanes::side_by_side(&parts, put),
+            None => batch::cut(sizes.into_iter(), PART_BYTES_MAX).iter().map(put).collect(),
+        };
+        done.into_iter().flatten().collect()
+    }
+
     /// One round: reserve, write, publish.
-    fn put_part(
-        &self,
-        part: &[usize],
-        items: &[PutItem<'_>],
-        options: &PutOptions,
-        outcomes: &mut [Option<Result<PutOutcome>>],
-    ) {
+    fn put_part(&self, part: &[usize], items: &[PutItem<'_>], options: &PutOptions) -> Done {
         let wanted = |&at: &usize| {
             let PutItem { key, parts } = &items[at];
             Wanted { at, key, length: total(*parts) }
         };
         let wanted: Vec<_> = part.iter().map(wanted).collect();
+        let mut done = Vec::with_capacity(part.len());
         let mut owners = Vec::with_capacity(part.len());
         let mut spaces = Vec::with_capacity(part.len());
         for (&at, reserved) in part.iter().zip(self.reserve(&wanted, options)) {
@@ -202,8 +213,8 @@ impl Shared {
                     owners.push(at);
                     spaces.push(space);
                 }
-                Ok(None) => outcomes[at] = Some(Ok(PutOutcome::Existed)),
-                Err(error) => outcomes[at] = Some(Err(error)),
+                Ok(None) => done.push((at, Ok(PutOutcome::Existed))),
+                Err(error) => done.push((at, Err(error))),
             }
         }
         if self.config.has_checksums {
@@ -220,9 +231,8 @@ impl Shared {
         // What failed is noted in the space, and publishing says so.
         self.write(&mut puts, SystemClock.now());
         let puts: Vec<_> = puts.into_iter().map(|put| (put.key, &*put.space)).collect();
-        for (at, outcome) in owners.into_iter().zip(self.publish(&puts)) {
-            outcomes[at] = Some(outcome);
-        }
+        done.extend(owners.into_iter().zip(self.publish(&puts)));
+        done
     }
 }
 
