@@ -16,7 +16,8 @@ use crate::{
 #[test]
 fn memory_of_another_process_is_read_and_written_without_a_socket() {
     let runtime = runtime();
-    let engine = start(None, &runtime);
+    // With more ways it might try how fast another one is.
+    let engine = start(Some(TransportKind::Shm), &runtime);
     let child = ChildPeer::start();
     let peer = engine.open(&child.segment, soon()).unwrap();
     assert_eq!(peer.transport(), Some(TransportKind::Shm));
@@ -33,13 +34,10 @@ fn memory_of_another_process_is_read_and_written_without_a_socket() {
         move_one(&engine, &peer, Opcode::Write, beyond).unwrap_err();
     }
     let snapshot = engine.snapshot();
-    let moved = |kind| {
-        let one = snapshot.transports.iter().find(|one| one.kind == kind).unwrap();
-        (one.bytes_read, one.bytes_written)
-    };
+    let moved = snapshot.transports.iter().filter(|one| one.bytes_read + one.bytes_written > 0);
+    let moved: Vec<_> = moved.map(|one| (one.kind, one.bytes_read, one.bytes_written)).collect();
     let all = 2 * (1 + 4097 + LENT_BYTES as u64);
-    assert_eq!(moved(TransportKind::Shm), (all, all));
-    assert_eq!(moved(TransportKind::Tcp), (0, 0));
+    assert_eq!(moved, [(TransportKind::Shm, all, all)]);
 }
 
 /// The ways into another process.
