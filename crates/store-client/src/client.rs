@@ -1,11 +1,11 @@
 //! A client of the store: lends memory to the pool, puts objects and reads them.
 
+mod abreast;
 mod batch;
 mod bytes;
 mod call;
 mod checksum;
 mod holds;
-mod lanes;
 mod look;
 mod mount;
 mod pace;

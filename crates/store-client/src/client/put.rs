@@ -8,9 +8,8 @@ use mooncake_transfer_engine::LocalRange;
 use rustc_hash::{FxBuildHasher, FxHashSet};
 
 use super::{
-    Client, Shared, batch,
+    Client, Shared, abreast, batch,
     checksum::Summer,
-    lanes,
     mount::is_unknown,
     space::{Layout, Put, Reservation, Space, Wanted, Write},
 };
@@ -190,8 +189,8 @@ impl Shared {
         let size = |&at: &usize| usize::try_from(total(items[at].parts)).unwrap_or(usize::MAX);
         let sizes: Vec<_> = open.iter().map(size).collect();
         let put = |part: &Range<usize>| self.put_part(&open[part.clone()], items, options);
-        let done = match lanes::cut(&sizes) {
-            Some(parts) => lanes::side_by_side(&parts, put),
+        let done = match abreast::cut(&sizes) {
+            Some(parts) => abreast::do_all(&parts, put),
             None => batch::cut(sizes.into_iter(), PART_BYTES_MAX).iter().map(put).collect(),
         };
         done.into_iter().flatten().collect()

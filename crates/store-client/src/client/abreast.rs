@@ -1,5 +1,5 @@
-//! Two lanes for a batch of many small objects: the master names the ones while the others are
-//! written.
+//! A batch of many small objects, two parts of it abreast: the master names the ones while the
+//! others are written.
 //!
 //! To name a small object takes about as long as to write it, and the one waits for the other. Cut
 //! into parts, of which two are under way at a time, both ends have something to do.
@@ -11,12 +11,12 @@ use std::{
     thread,
 };
 
-/// The most items of a part in a lane. The master answers calls of so many at once, on the
+/// The most items of a part. The master answers calls of so many at once, on the
 /// connection's own thread.
 const ITEMS_MAX: usize = 1024;
 
 /// Objects that are larger on the average take so much longer to be written than to be named that
-/// lanes gain nothing.
+/// two parts abreast gain nothing.
 const MEAN_BYTES_MAX: usize = 16 << 10;
 
 /// The parts of a batch of many small objects, about equally large, an even number of them. `None`:
@@ -32,9 +32,9 @@ pub(super) fn cut(sizes: &[usize]) -> Option<Vec<Range<usize>>> {
 }
 
 /// Does the parts, two at a time, and returns what came of each, in no order.
-pub(super) fn side_by_side<P: Sync, R: Send>(parts: &[P], work: impl Fn(&P) -> R + Sync) -> Vec<R> {
+pub(super) fn do_all<P: Sync, R: Send>(parts: &[P], work: impl Fn(&P) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
-    let lane = || {
+    let work_off = || {
         let mut done = Vec::new();
         while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
             done.push(work(part));
@@ -42,13 +42,13 @@ pub(super) fn side_by_side<P: Sync, R: Send>(parts: &[P], work: impl Fn(&P) -> R
         done
     };
     thread::scope(|scope| {
-        let other = thread::Builder::new().name("mc-lane".to_owned()).spawn_scoped(scope, lane);
-        let mut done = lane();
+        let other = thread::Builder::new().name("mc-put".to_owned()).spawn_scoped(scope, work_off);
+        let mut done = work_off();
         match other.map(thread::ScopedJoinHandle::join) {
             Ok(Ok(others)) => done.extend(others),
             Ok(Err(panic)) => resume_unwind(panic),
             // Its parts were done here.
-            Err(error) => tracing::debug!(%error, "no thread for a second lane"),
+            Err(error) => tracing::debug!(%error, "no second thread for a batch"),
         }
         done
     })
@@ -77,9 +77,9 @@ mod tests {
     #[test]
     fn two_parts_are_under_way_at_a_time_and_each_is_done_once() {
         let parts: Vec<usize> = (0..8).collect();
-        // Both lanes must come here for either to go on.
+        // Two threads must come here for either to go on.
         let meeting = Barrier::new(2);
-        let mut done = side_by_side(&parts, |part| {
+        let mut done = do_all(&parts, |part| {
             meeting.wait();
             *part
         });
