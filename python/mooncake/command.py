@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from mooncake import _bench, _doctor, _top, env
 from mooncake._amounts import amount, rate
 from mooncake._runtime import __version__
-from mooncake.errors import BusyError, MooncakeError, NotFoundError, explain
+from mooncake.errors import BusyError, MooncakeError, NotFoundError, explain, meanings
 from mooncake.object_store import Store, StoreConfig
 
 __all__ = ["main"]
@@ -157,7 +157,7 @@ def _code(text: str) -> int | str:
 def _explain(options: argparse.Namespace) -> int:
     for code in options.codes:
         print(explain(code))
-    return 0
+    return 0 if all(map(meanings, options.codes)) else 1
 
 
 def _examine(options: argparse.Namespace) -> int:

@@ -173,8 +173,13 @@ def explain(code: int | str) -> str:
         Its number and name, the exception that our own face raises for it, and what usually helps;
         for 0 and above that it is success.
     """
+    return "\n".join(meanings(code)) or f"{code}: no call of ours returns that"
+
+
+def meanings(code: int | str) -> list[str]:
+    """Return the lines of `explain`; none for what no call of ours returns."""
     if isinstance(code, int) and code >= 0:
-        return f"{code}: success"
+        return [f"{code}: success"]
     from mooncake import _native
 
     wanted = code.upper() if isinstance(code, str) else code
@@ -188,4 +193,4 @@ def explain(code: int | str) -> str:
         for number, name, _, remedy in _native.codes(is_engine=True)
         if wanted in (number, name)
     ]
-    return "\n".join(lines) or f"{code}: no call of ours returns that"
+    return lines
