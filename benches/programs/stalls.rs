@@ -3,6 +3,9 @@
 //!
 //! `cargo run --release -p mooncake-benches --bin stalls -- [OBJECTS]`
 //!
+//! On few processors `taskset -c 0` before it makes the first part a comparison of numbers of objects
+//! alone: else it weighs more on which processor the system wakes each master's thread.
+//!
 //! Objects have keys of 64 bytes and one copy of 4 KiB, and masters keep their log. A line says the
 //! 50th and 99th percentile and the longest of single calls. The first part takes turns between a
 //! master of few objects and one of many. The second has one client that goes on with single calls

@@ -35,9 +35,10 @@ impl EnvVar {
         self.name.ends_with("_TOKEN") || self.name.ends_with("_PASSWORD")
     }
 
-    /// Whether it is set to anything that does not say no.
+    /// Whether it is set to anything that does not say no, or on where it is not set.
     pub fn is_on(&self) -> bool {
-        self.read().is_some_and(|text| crate::text::read_bool(&text).unwrap_or(true))
+        let is_on_unset = self.default == "on";
+        self.read().map_or(is_on_unset, |text| crate::text::read_bool(&text).unwrap_or(true))
     }
 }
 
@@ -93,6 +94,7 @@ variables! {
     MC_REDIS_PASSWORD = "", "The password for a Redis metadata server.";
     MC_REDIS_DB_INDEX = "0", "The database of a Redis metadata server.";
     MC_TCP_LANES_PER_PEER ("MC_TCP_MAX_CONNECTIONS_PER_PEER") = "4", "Connections that the transfer engine opens to one peer at the most (1 to 16).";
+    MC_STAY_AWAKE = "on", "Look for answers and calls without pause for a tenth of a millisecond before sleeping for them, as long as they come that soon and no more than half of the processors are taken up by it. Off, every thread sleeps at once.";
     MC_TE_METRIC = "off", "Log a line every so often about what the transfer engine has moved, if it has: throughput and how long batches took as the established engine writes them, then each way by itself. It is logged at any level.";
     MC_TE_METRIC_INTERVAL_SECONDS = "5", "How many seconds lie between two lines of MC_TE_METRIC.";
     MC_PREPARED_MEMORY_SIZE = "1GB", "Of each segment, how much is made ready in the background, never more than an eighth of the room there is; 0 for none.";

@@ -5,8 +5,8 @@
 //! In reading order: [`error`] (one error type and the table of codes), [`id`], [`key`],
 //! [`size`], [`endpoint`], [`clock`], [`options`] (flags, files and environment from one
 //! declaration), [`env`](mod@env) (the register of environment variables), [`text`] (values as
-//! people write them), [`sync`] (locks that a forked child can live with), and for tests alone `fuzz`
-//! (broken bytes for decoders).
+//! people write them), [`sync`] (locks that a forked child can live with), [`vigil`] (staying awake
+//! for what comes at once), and for tests alone `fuzz` (broken bytes for decoders).
 #![warn(missing_docs)]
 
 pub mod clock;
@@ -22,6 +22,7 @@ pub mod options;
 pub mod size;
 pub mod sync;
 pub mod text;
+pub mod vigil;
 
 pub use clock::{Clock, Moment, SystemClock};
 pub use endpoint::Endpoint;

@@ -1,12 +1,14 @@
 //! Seats: threads that serve one connection of this host each while its calls come thick and fast.
 //!
 //! A task of the runtime learns of a call from an event queue, which another of its threads may have
-//! to be woken for. A thread that waits in its one socket is there sooner, with fewer system calls.
+//! to be woken for. A thread that waits in its one socket is there sooner, with fewer system calls,
+//! and sooner still if it stays awake for it.
 //! There are few seats, so that threads stay few; who finds none free goes on as a task, and who has
 //! nothing to do for a moment gives his back.
 
 use std::{
     io::{self, Read, Write},
+    mem::MaybeUninit,
     net::Shutdown,
     os::unix::net,
     pin::Pin,
@@ -15,7 +17,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mooncake_base::{Error, Result};
+use mooncake_base::{
+    Error, Result,
+    vigil::{Engaged, NEXT_CALL, Vigil},
+};
+use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::UnixStream,
@@ -46,7 +52,15 @@ pub(super) enum Local {
     /// In the runtime's event queue, beside others.
     Shared(UnixStream),
     /// In the kernel, on a thread of its own: nothing is ever pending.
-    Seated(Arc<net::UnixStream>),
+    Seated(Seat),
+}
+
+/// What a thread of its own has of a connection.
+#[derive(Debug)]
+pub(super) struct Seat {
+    stream: Arc<net::UnixStream>,
+    vigil: Vigil,
+    _engaged: Engaged,
 }
 
 /// Serves a connection until it ends, on a seat whenever it asks for one and one is free.
@@ -102,26 +116,30 @@ async fn stay(mut driver: Driver<Local>) -> Result<Option<Driver<Local>>> {
 }
 
 fn seated(mut driver: Driver<Local>) -> Result<(Driver<Local>, Weak<net::UnixStream>)> {
-    let stream = match driver.stream {
-        Local::Seated(stream) => stream,
+    let seat = match driver.stream {
+        Local::Seated(seat) => seat,
         Local::Shared(stream) => {
             let stream = stream.into_std().map_err(moved)?;
             stream.set_nonblocking(false).map_err(moved)?;
             stream.set_read_timeout(Some(SEAT_WAIT)).map_err(moved)?;
             stream.set_write_timeout(Some(WRITE_DEADLINE)).map_err(moved)?;
-            Arc::new(stream)
+            Seat {
+                stream: Arc::new(stream),
+                vigil: Vigil::new(NEXT_CALL),
+                _engaged: Engaged::new(),
+            }
         }
     };
-    let socket = Arc::downgrade(&stream);
-    driver.stream = Local::Seated(stream);
+    let socket = Arc::downgrade(&seat.stream);
+    driver.stream = Local::Seated(seat);
     Ok((driver, socket))
 }
 
 fn unseated(mut driver: Driver<Local>) -> Result<Driver<Local>> {
     driver.stream = match driver.stream {
         Local::Shared(stream) => Local::Shared(stream),
-        Local::Seated(stream) => {
-            let stream = Arc::into_inner(stream)
+        Local::Seated(seat) => {
+            let stream = Arc::into_inner(seat.stream)
                 .ok_or_else(|| Error::internal("the connection is being shut down"))?;
             stream.set_nonblocking(true).map_err(moved)?;
             Local::Shared(UnixStream::from_std(stream).map_err(moved)?)
@@ -156,9 +174,11 @@ impl AsyncRead for Local {
     ) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Shared(stream) => Pin::new(stream).poll_read(context, into),
-            Self::Seated(stream) => {
+            Self::Seated(Seat { stream, vigil, .. }) => {
                 let room = into.remaining().min(READ_BYTES_MAX);
                 let room = into.initialize_unfilled_to(room);
+                // What comes then is read next.
+                let _ = vigil.keep(|| peek(stream));
                 let count = again(|| (&**stream).read(room))?;
                 into.advance(count);
                 Poll::Ready(Ok(()))
@@ -175,7 +195,7 @@ impl AsyncWrite for Local {
     ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Shared(stream) => Pin::new(stream).poll_write(context, bytes),
-            Self::Seated(stream) => Poll::Ready(again(|| (&**stream).write(bytes))),
+            Self::Seated(seat) => Poll::Ready(again(|| (&*seat.stream).write(bytes))),
         }
     }
 
@@ -186,9 +206,15 @@ impl AsyncWrite for Local {
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Shared(stream) => Pin::new(stream).poll_shutdown(context),
-            Self::Seated(stream) => Poll::Ready(stream.shutdown(Shutdown::Write)),
+            Self::Seated(seat) => Poll::Ready(seat.stream.shutdown(Shutdown::Write)),
         }
     }
+}
+
+/// What a read would bring now, without waiting and without taking it.
+fn peek(stream: &net::UnixStream) -> io::Result<usize> {
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    SockRef::from(stream).recv_with_flags(&mut [MaybeUninit::uninit()], flags)
 }
 
 /// Calls until no signal comes between.

@@ -8,6 +8,7 @@ use std::{
 };
 
 use bytes::BytesMut;
+use mooncake_base::vigil::{ANSWER, Engaged, Vigil};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_proto::lean;
 use prost::Message;
@@ -30,6 +31,7 @@ pub(super) struct Connection {
     patience: Duration,
     /// When it was used last.
     last_used: Moment,
+    vigil: Vigil,
 }
 
 /// Why a call over a connection brought no answer. The connection is of no more use.
@@ -54,6 +56,7 @@ impl Connection {
             outgoing: BytesMut::new(),
             patience: Duration::ZERO,
             last_used: SystemClock.now(),
+            vigil: Vigil::new(ANSWER),
         }
     }
 
@@ -79,6 +82,7 @@ impl Connection {
         deadline: Moment,
     ) -> Result<Result<A, Broken>> {
         lean::encode(message, &mut self.outgoing)?;
+        let _engaged = Engaged::new();
         let answer =
             self.send(deadline).and_then(|()| self.receive(lean::FRAME_BYTES_MAX, deadline));
         self.last_used = SystemClock.now();
@@ -98,12 +102,8 @@ impl Connection {
 
     /// Whether the master has hung up, as far as can be seen without waiting.
     pub(super) fn has_ended(&self) -> bool {
-        let mut byte = [MaybeUninit::uninit()];
-        match self.socket.recv_with_flags(&mut byte, libc::MSG_PEEK | libc::MSG_DONTWAIT) {
-            // A byte that nobody asked for is as bad as the end.
-            Ok(_) => true,
-            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
-        }
+        // A byte that nobody asked for is as bad as the end.
+        peek(&self.socket).map_or_else(|error| error.kind() != io::ErrorKind::WouldBlock, |_| true)
     }
 
     fn send(&mut self, deadline: Moment) -> Result<(), Broken> {
@@ -142,6 +142,10 @@ impl Connection {
             // After the length has come the decoder has reserved room for all of the frame.
             let room = (self.incoming.capacity() - filled).clamp(READ_BYTES, READ_BYTES_MAX);
             self.incoming.resize(filled + room, 0);
+            if filled == 0 {
+                // What comes then is read below.
+                let _ = self.vigil.keep(|| peek(&self.socket));
+            }
             let read = (&*self.socket).read(&mut self.incoming[filled..]);
             self.incoming.truncate(filled + *read.as_ref().unwrap_or(&0));
             let ended = match read {
@@ -180,6 +184,12 @@ impl Connection {
         }
         Ok(())
     }
+}
+
+/// What a read would bring now, without waiting and without taking it.
+fn peek(socket: &Socket) -> io::Result<usize> {
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    socket.recv_with_flags(&mut [MaybeUninit::uninit()], flags)
 }
 
 /// Whether the socket's own time-out or a signal ended the wait; the deadline decides what next.

@@ -19,7 +19,6 @@ mod server;
 mod stream;
 mod tune;
 mod vector;
-mod vigil;
 
 use std::{sync::Arc, time::Duration};
 

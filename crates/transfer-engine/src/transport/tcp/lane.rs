@@ -10,6 +10,7 @@ use std::{
 };
 
 use mooncake_base::sync::{Condvar, Mutex, MutexGuard};
+use mooncake_base::vigil::{ANSWER, Engaged, Vigil, processors};
 use mooncake_base::{Clock, Endpoint, EngineId, Error, ErrorCode, Moment, Result, SystemClock};
 use socket2::SockRef;
 
@@ -18,7 +19,6 @@ use super::{
     frame::{Claim, GREETING_BYTES, Greeting, VERDICT_BYTES, VERSION, Verdict},
     tune::{is_local, tune},
     vector::{self, Cursor, Patience, Readiness, Span, Void},
-    vigil::{Engaged, Vigil, processors},
 };
 use crate::{
     handshake::dial::{dial, is_refused, peer_error},
@@ -365,7 +365,7 @@ impl Lane {
             wire: Vec::new(),
             spans: Vec::new(),
             void: Void::default(),
-            vigil: Vigil::default(),
+            vigil: Vigil::new(ANSWER),
             is_used: false,
         })
     }

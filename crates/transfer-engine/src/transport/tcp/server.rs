@@ -8,7 +8,7 @@ mod staged;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use mooncake_base::{EngineId, Result};
+use mooncake_base::{EngineId, Result, vigil::processors};
 use socket2::SockRef;
 use tokio::{runtime::Handle, time::Instant};
 
@@ -19,7 +19,6 @@ use self::{
 use super::{
     frame::{CLAIM_BYTES, Claim, GREETING_BYTES, Greeting, MAGIC, VERSION, Verdict},
     tune::tune,
-    vigil::processors,
 };
 use crate::{
     handshake::acceptor::{Accepted, Acceptor, Surplus},

@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::{Clock, SystemClock};
+use mooncake_base::{
+    Clock, SystemClock,
+    vigil::{NEXT_CALL, Vigil},
+};
 use tokio::{
     io::Interest,
     net::TcpStream,
@@ -19,10 +22,7 @@ use crate::{
     handshake::acceptor::{Accepted, Guarded, Standing},
     piece::RemoteRange,
     region::{Pin, Regions},
-    transport::tcp::{
-        vector::{self, Cursor, Patience, Readiness, Span, Void},
-        vigil::Vigil,
-    },
+    transport::tcp::vector::{self, Cursor, Patience, Readiness, Span, Void},
 };
 
 /// The slowest that a request may be on the whole. Slower, it would keep memory pinned for ever.
@@ -98,7 +98,7 @@ impl Connection {
             devices: Vec::new(),
             pins: Vec::new(),
             void: Void::default(),
-            vigil: Vigil::default(),
+            vigil: Vigil::new(NEXT_CALL),
             _standing: accepted.standing,
         }
     }

@@ -17,12 +17,13 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+use mooncake_base::vigil::Engaged;
+
 use super::{
     Shared,
     connection::Connection,
     own_side::{self, Scratch, Step},
 };
-use crate::transport::tcp::vigil::Engaged;
 
 /// The most seats of one listener, however many processors there are.
 const SEATS_MAX: usize = 4;
