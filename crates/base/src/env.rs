@@ -94,7 +94,7 @@ variables! {
     MC_REDIS_PASSWORD = "", "The password for a Redis metadata server.";
     MC_REDIS_DB_INDEX = "0", "The database of a Redis metadata server.";
     MC_TCP_LANES_PER_PEER ("MC_TCP_MAX_CONNECTIONS_PER_PEER") = "4", "Connections that the transfer engine opens to one peer at the most (1 to 16).";
-    MC_STAY_AWAKE = "on", "Look for answers and calls without pause for a tenth of a millisecond before sleeping for them, as long as they come that soon and no more than half of the processors are taken up by it. Off, every thread sleeps at once.";
+    MC_STAY_AWAKE = "on", "Look for answers and calls without pause for one or two tenths of a millisecond before sleeping for them, as long as they come that soon and no more than half of the processors are taken up by it. Off, every thread sleeps at once.";
     MC_TE_METRIC = "off", "Log a line every so often about what the transfer engine has moved, if it has: throughput and how long batches took as the established engine writes them, then each way by itself. It is logged at any level.";
     MC_TE_METRIC_INTERVAL_SECONDS = "5", "How many seconds lie between two lines of MC_TE_METRIC.";
     MC_PREPARED_MEMORY_SIZE = "1GB", "Of each segment, how much is made ready in the background, never more than an eighth of the room there is; 0 for none.";

@@ -99,6 +99,8 @@ pub struct State {
     pins: Pins,
     queue: Queue,
     placement: Box<dyn AllocationPolicy>,
+    /// Segments that one put is offered; kept for the next.
+    offers: Vec<u32>,
     quarantine: Quarantine,
     timers: Timers,
     sweeps: Sweeps,
@@ -190,6 +192,7 @@ impl State {
             pins: Pins::default(),
             queue: Queue::new(eviction::policy(rules.eviction)),
             placement: placement::policy(rules.allocation, random.next()),
+            offers: Vec::new(),
             quarantine: Quarantine::default(),
             timers: Timers::default(),
             sweeps: Sweeps::default(),

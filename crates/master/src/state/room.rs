@@ -102,12 +102,11 @@ impl State {
     pub(super) fn find_room(&mut self, now: Moment, want: &Want<'_>) -> Result<Vec<Replica>> {
         let open = self.segments.open().iter().filter(|&&slot| want.within.has(slot));
         let Some(need) = footprint(want.length) else { return Err(self.too_large(now, want)) };
-        let possible =
-            open.filter(|&&slot| self.segments.at(slot).allocator.length() >= need).count();
-        if possible == 0 {
+        let possible = open.filter(|&&slot| self.segments.at(slot).allocator.length() >= need);
+        let wished = possible.take(want.replicas as usize).count();
+        if wished == 0 {
             return Err(self.too_large(now, want));
         }
-        let wished = possible.min(want.replicas as usize);
         let mut replicas = Vec::with_capacity(wished);
         self.fill(want, wished, &mut replicas);
         if replicas.len() < wished && self.take_back(now) {
@@ -159,12 +158,17 @@ impl State {
 
     /// Allocates copies where there is room.
     fn fill(&mut self, want: &Want<'_>, wished: usize, replicas: &mut Vec<Replica>) {
-        for segment in self.order(want).into_iter().filter(|&slot| want.within.has(slot)) {
-            if replicas.len() == wished {
-                return;
-            }
-            self.try_segment(segment, want.length, replicas);
+        let mut offers = std::mem::take(&mut self.offers);
+        offers.clear();
+        self.offer(want, &mut offers);
+        self.try_segments(&offers, want, wished, replicas);
+        // All of perhaps thousands come only after those that were offered.
+        if replicas.len() < wished {
+            offers.clear();
+            offers.extend(self.segments.open());
+            self.try_segments(&offers, want, wished, replicas);
         }
+        self.offers = offers;
     }
 
     /// Takes memory back that is due, should the driver be late with it; whether there was any.
@@ -176,20 +180,32 @@ impl State {
         has_any
     }
 
-    /// Every segment that takes new objects, in the order in which they should be tried.
-    fn order(&mut self, want: &Want<'_>) -> Vec<u32> {
-        let mut order = Vec::new();
+    /// Segments that should be tried before the others, in that order.
+    fn offer(&mut self, want: &Want<'_>, offers: &mut Vec<u32>) {
         for name in &want.options.preferred_segments {
-            order.extend(self.segments.named(name));
+            offers.extend(self.segments.named(name));
         }
         let open = self.segments.open();
         if want.options.is_same_node_preferred && !want.host.is_empty() {
-            order.extend(open.iter().filter(|&&slot| *self.segments.at(slot).host == *want.host));
+            offers.extend(open.iter().filter(|&&slot| *self.segments.at(slot).host == *want.host));
         }
         let ask = Ask { host: &want.host, replicas: want.replicas };
-        self.placement.order(&self.segments, &ask, &mut order);
-        order.extend(self.segments.open());
-        order
+        self.placement.order(&self.segments, &ask, offers);
+    }
+
+    fn try_segments(
+        &mut self,
+        slots: &[u32],
+        want: &Want<'_>,
+        wished: usize,
+        replicas: &mut Vec<Replica>,
+    ) {
+        for &slot in slots.iter().filter(|&&slot| want.within.has(slot)) {
+            if replicas.len() == wished {
+                return;
+            }
+            self.try_segment(slot, want.length, replicas);
+        }
     }
 
     fn try_segment(&mut self, slot: u32, length: u64, replicas: &mut Vec<Replica>) {

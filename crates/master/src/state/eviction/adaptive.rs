@@ -3,7 +3,7 @@
 use super::{
     EvictionPolicy,
     ghosts::Ghosts,
-    shadow::Shadows,
+    shadow::{OBJECTS_MAX, Shadows},
     tiers::{LIFETIME_TICKS, TICK_MASK, TIERS, Tiers},
 };
 
@@ -11,6 +11,8 @@ use super::{
 /// The first choice is plain recency.
 const CHOICES: [[u32; TIERS]; 5] =
     [[0; TIERS], [0, 50, 70, 80], [0, 100, 180, 240], [0, 200, 200, 200], [0, 500, 500, 500]];
+/// The most objects of a shadow before anything was evicted.
+const EARLY_OBJECTS_MAX: usize = OBJECTS_MAX / 8;
 /// Parts of a tick in which uses are counted.
 const TICK_PARTS: u64 = 1 << 32;
 /// Reads after a share of the objects, one in so many, are no longer of the same batch…
@@ -73,9 +75,12 @@ impl Adaptive {
     }
 
     fn show_shadows(&mut self, hash: u32, tier: usize) {
-        // While there is room for all, what is learned is how half of it would do.
-        let objects = self.tiers.count();
-        let objects = if self.has_evicted { objects } else { objects / 2 };
+        let count = self.tiers.count();
+        // While there is room for all, what is learned is how half of it would do, and roughly.
+        let objects = match self.has_evicted {
+            true => (count, OBJECTS_MAX),
+            false => (count / 2, EARLY_OBJECTS_MAX),
+        };
         self.shadows.used(hash, tier, self.tick, objects);
     }
 }

@@ -5,7 +5,7 @@ use rustc_hash::FxHashMap;
 use super::tiers::{LIFETIME_TICKS, TIERS, Tiers};
 
 /// The most objects of a shadow. It sees one key in so many that its share fits.
-const OBJECTS_MAX: usize = 8192;
+pub(super) const OBJECTS_MAX: usize = 8192;
 /// The choice that counts until something has been learned.
 const FIRST: usize = 0;
 /// Ticks between two looks at who is ahead.
@@ -110,9 +110,15 @@ impl<const N: usize> Shadows<N> {
         Self { shadows: choices.map(shadow), names, chosen: FIRST, looked: 0, uses: 0.0 }
     }
 
-    /// An object was used, in a cache of so many.
-    pub(super) fn used(&mut self, hash: u32, tier: usize, tick: u32, objects: usize) {
-        let thinned = objects.div_ceil(OBJECTS_MAX).next_power_of_two().trailing_zeros();
+    /// An object was used, in a cache of so many, of which shadows are to hold at most so many.
+    pub(super) fn used(
+        &mut self,
+        hash: u32,
+        tier: usize,
+        tick: u32,
+        (objects, objects_max): (usize, usize),
+    ) {
+        let thinned = objects.div_ceil(objects_max).next_power_of_two().trailing_zeros();
         // Apart from the bits by which ghosts are placed.
         if thinned > 0 && hash.wrapping_mul(0x9e37_79b1) >> (u32::BITS - thinned) != 0 {
             return;
@@ -206,7 +212,8 @@ mod tests {
         for (index, key) in keys.enumerate() {
             let times = seen.entry(key).or_default();
             let tick = 1 + index * LIFETIME_TICKS as usize / OBJECTS;
-            shadows.used(key, (*times).min(TIERS - 1), tick as u32, OBJECTS);
+            let objects = (OBJECTS, OBJECTS_MAX);
+            shadows.used(key, (*times).min(TIERS - 1), tick as u32, objects);
             *times += 1;
         }
         *shadows.stay()
@@ -249,7 +256,7 @@ mod tests {
                 1 => 10_000 + index / 2 - random.below(300).min(index as usize / 2) as u32,
                 _ => 1_000_000 + index,
             };
-            let objects = if index % 8000 < 6000 { 900 } else { 300 };
+            let objects = (if index % 8000 < 6000 { 900 } else { 300 }, OBJECTS_MAX);
             let times: &mut usize = seen.entry(hash).or_default();
             let (tier, tick) = ((*times).min(TIERS - 1), 1 + index / 3);
             *times += 1;
