@@ -2,6 +2,8 @@
 
 /// So many evicted keys are remembered for each object that is held.
 const KEYS_PER_OBJECT: usize = 5;
+/// The memory is made anew when there are so many times fewer objects than it is for.
+const SHRUNK: usize = 4;
 /// Places of a set. A key may lie in the places of one set only.
 const WAYS: usize = 32;
 /// Places that are taken on average: seldom is a set too small for all that is to be remembered.
@@ -38,9 +40,10 @@ struct Set {
 
 impl Ghosts {
     /// Remembers a key, beside so many objects that are held. When their number outgrows the
-    /// memory, what was remembered before is forgotten.
+    /// memory, or has become much smaller, what was remembered before is forgotten: sets that are
+    /// seldom looked into do not notice how old their keys are.
     pub(super) fn remember(&mut self, hash: u32, tier: usize, objects: usize) {
-        if objects > self.objects_max {
+        if objects > self.objects_max || objects < self.objects_max / SHRUNK {
             self.objects_max = objects + objects / 4;
             let sets = (self.objects_max * KEYS_PER_OBJECT).div_ceil(WAYS_TAKEN);
             let empty = Set { prints: [0; WAYS], notes: [0; WAYS], count: 0 };
@@ -109,6 +112,22 @@ mod tests {
         assert_eq!((ghosts.recall(hash(7)), ghosts.recall(hash(7))), (Some(2), None));
         let kept = (1000..3000).filter(|n| ghosts.recall(hash(*n)) == Some(*n as usize % 4));
         assert!(kept.count() > 1990, "nearly all");
+    }
+
+    #[test]
+    fn what_was_evicted_from_a_far_larger_pool_is_forgotten() {
+        let mut ghosts = Ghosts::default();
+        for number in 0..1000 {
+            ghosts.remember(hash(number), 1, 40_000);
+        }
+        ghosts.remember(hash(2000), 1, 40_000 / SHRUNK);
+        assert_eq!(ghosts.recall(hash(7)), None, "the memory is for a quarter more objects");
+        for number in 3000..4000 {
+            ghosts.remember(hash(number), 2, 10_000);
+        }
+        ghosts.remember(hash(5000), 1, 12_500 / SHRUNK);
+        assert_eq!(ghosts.recall(hash(3007)), Some(2), "it is not so much smaller");
+        assert_eq!(ghosts.recall(hash(5000)), Some(1));
     }
 
     #[test]
