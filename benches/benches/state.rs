@@ -42,12 +42,16 @@ fn key(index: u64) -> ObjectKey {
 fn put(state: &mut State, index: u64, length: u64) {
     let tenant = TenantId::default();
     let options = PutOptions::default();
-    let key = key(index);
-    let named = key.as_bytes().to_vec();
+    let named = key(index);
+    let key = (&named).into();
     let put = Put { key, length, group: b"", options: &options, is_replacing: false, request: 0 };
     let started = state.put_start(NOW, CLIENT, &tenant, put).unwrap();
-    let put =
-        PutRef { key: &named, version: started.version, failed_replicas: &[], checksum: None };
+    let put = PutRef {
+        key: named.as_bytes(),
+        version: started.version,
+        failed_replicas: &[],
+        checksum: None,
+    };
     state.put_end(NOW, CLIENT, &tenant, put).unwrap();
 }
 

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mooncake_base::{ClientId, Incarnation, Moment, ObjectKey, Result, SegmentId, TenantId};
+use mooncake_base::{ClientId, Incarnation, KeyRef, Moment, Result, SegmentId, TenantId};
 use mooncake_master::state::{
     Put, PutOptions, PutRef, Removal, Rules, SegmentSpec, Selector, State,
 };
@@ -77,7 +77,7 @@ fn put(state: &mut State, index: u64) -> Result<()> {
     let named = key(index);
     let tenant = TenantId::default();
     let options = PutOptions::default();
-    let key = ObjectKey::new(named)?;
+    let key = KeyRef::new(&named)?;
     let put = Put {
         key,
         length: OBJECT_BYTES,

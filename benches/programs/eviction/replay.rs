@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::{ClientId, Incarnation, Moment, ObjectKey, SegmentId, TenantId};
+use mooncake_base::{ClientId, Incarnation, KeyRef, Moment, SegmentId, TenantId};
 use mooncake_master::state::{
     EvictionKind, Grant, ObjectState, Put, PutOptions, PutRef, Rules, SegmentSpec, State,
 };
@@ -138,7 +138,7 @@ impl Pool {
     fn put(&mut self, block: u32) {
         self.now = self.now + STEP;
         let named = block.to_le_bytes();
-        let key = ObjectKey::new(named).expect("four bytes are a key");
+        let key = KeyRef::new(&named).expect("four bytes are a key");
         let put = Put {
             key,
             length: BLOCK_BYTES,

@@ -55,6 +55,26 @@ impl ObjectKey {
     /// An empty key or one that is too long.
     pub fn new(bytes: impl Into<Box<[u8]>>) -> Result<Self> {
         let bytes = bytes.into();
+        KeyRef::new(&bytes)?;
+        Ok(Self(bytes))
+    }
+
+    /// Its bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// An [`ObjectKey`] whose bytes somebody else has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct KeyRef<'a>(&'a [u8]);
+
+impl<'a> KeyRef<'a> {
+    /// Checks the length.
+    ///
+    /// # Errors
+    /// As [`ObjectKey::new`].
+    pub fn new(bytes: &'a [u8]) -> Result<Self> {
         match bytes.len() {
             0 => Err(Error::invalid("the key is empty")),
             1..=KEY_BYTES_MAX => Ok(Self(bytes)),
@@ -65,8 +85,20 @@ impl ObjectKey {
     }
 
     /// Its bytes.
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+    pub fn as_bytes(self) -> &'a [u8] {
+        self.0
+    }
+}
+
+impl<'a> From<&'a ObjectKey> for KeyRef<'a> {
+    fn from(key: &'a ObjectKey) -> Self {
+        Self(&key.0)
+    }
+}
+
+impl fmt::Display for KeyRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Printed(self.0).fmt(f)
     }
 }
 

@@ -3,10 +3,11 @@
 //!
 //! No I/O beyond reading the clock and the random source, no async, nothing of ours below it.
 //! In reading order: [`error`] (one error type and the table of codes), [`id`], [`key`],
-//! [`size`], [`endpoint`], [`clock`], [`options`] (flags, files and environment from one
-//! declaration), [`env`](mod@env) (the register of environment variables), [`text`] (values as
-//! people write them), [`sync`] (locks that a forked child can live with), [`vigil`] (staying awake
-//! for what comes at once), and for tests alone `fuzz` (broken bytes for decoders).
+//! [`size`], [`endpoint`], [`clock`], [`Few`] (a list that is nearly always of one), [`options`]
+//! (flags, files and environment from one declaration), [`env`](mod@env) (the register of
+//! environment variables), [`text`] (values as people write them), [`sync`] (locks that a forked
+//! child can live with), [`vigil`] (staying awake for what comes at once), and for tests alone
+//! `fuzz` (broken bytes for decoders).
 #![warn(missing_docs)]
 
 pub mod clock;
@@ -14,6 +15,7 @@ pub mod endpoint;
 pub mod engine_code;
 pub mod env;
 pub mod error;
+mod few;
 #[cfg(any(test, feature = "test-util"))]
 pub mod fuzz;
 pub mod id;
@@ -27,6 +29,7 @@ pub mod vigil;
 pub use clock::{Clock, Moment, SystemClock};
 pub use endpoint::Endpoint;
 pub use error::{Error, ErrorCode, ErrorKind, Result};
+pub use few::Few;
 pub use id::{ClientId, EngineId, Incarnation, JobId, ReplicaId, SegmentId, TaskId, Version};
-pub use key::{KeyBatch, ObjectKey, TenantId};
+pub use key::{KeyBatch, KeyRef, ObjectKey, TenantId};
 pub use size::ByteSize;

@@ -70,7 +70,7 @@ pub use self::{
     image::Image,
     news::News,
     object::ObjectState,
-    put::{Place, Put, PutRef, Started},
+    put::{Place, Put, PutRef, Putter, Started},
     query::{Listing, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
     read::{Grant, Hold, Located, LocatedObject, Probed},
     restore::Restored,

@@ -367,7 +367,7 @@ impl v1::LocatedColumns {
     }
 }
 
-/// What is said of one of many puts that end, beside its key.
+/// What is said of one of many puts that end.
 #[derive(Debug, Clone, Copy)]
 pub struct PutRef<'a> {
     /// As in the message of that name.
@@ -392,12 +392,12 @@ impl<'a> PutRefs<'a> {
     /// Checks them.
     ///
     /// # Errors
-    /// They do not fit together, or are of another number of items.
-    pub fn read(columns: &'a v1::PutRefColumns, items: usize) -> Checked<Self> {
+    /// They do not fit together.
+    pub fn read(columns: &'a v1::PutRefColumns) -> Checked<Self> {
         let v1::PutRefColumns { versions, failed_items, failed_replicas, .. } = columns;
+        let items = versions.len();
         let last = failed_items.last().map_or(0, |&item| item as usize + 1);
-        let is_even = versions.len() == items
-            && failed_items.len() == failed_replicas.len()
+        let is_even = failed_items.len() == failed_replicas.len()
             && failed_items.is_sorted()
             && last <= items;
         if !is_even {

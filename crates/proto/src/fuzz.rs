@@ -9,7 +9,7 @@ use prost::Message;
 
 use crate::{
     columns::{ItemPlaces, Located, PutRefs},
-    convert, items,
+    convert,
     lean::{
         DaemonGreeting, GREETING_BYTES_MAX, ServerGreeting, check_client_greeting, client_greeting,
         decode, encode,
@@ -110,7 +110,7 @@ fn requests() -> Target {
         }),
         Call::PutStart(v1::PutStartRequest {
             columns: Some(v1::PutColumns {
-                keys: Some(column.clone()),
+                keys: Some(column),
                 lengths: vec![1 << 40],
                 groups: vec!["g".to_owned(), String::new()],
             }),
@@ -118,7 +118,6 @@ fn requests() -> Target {
         }),
         Call::PutEnd(v1::PutEndRequest {
             columns: Some(v1::PutRefColumns {
-                keys: Some(column),
                 versions: vec![1, u64::MAX],
                 checksums: Some(checksums),
                 failed_items: vec![0, 1],
@@ -153,17 +152,13 @@ fn requests() -> Target {
     Target { name: "lean request", seeds, run }
 }
 
-/// How many keys of a call are taken as they came in columns; none: they do not fit together.
+/// How many items of a call are taken as they came in columns; none: they do not fit together.
 fn columns_of(call: &Call) -> Option<usize> {
     let first = call.first_key();
     let keys = match call {
         Call::Locate(r) => r.keys(),
         Call::PutStart(r) => r.keys(),
-        Call::PutEnd(r) => {
-            let refs = r.columns.as_ref()?;
-            PutRefs::read(refs, refs.versions.len()).ok()?.for_each(drop);
-            items::in_column(refs.keys.as_ref())
-        }
+        Call::PutEnd(r) => return Some(PutRefs::read(r.columns.as_ref()?).ok()?.count()),
         _ => return None,
     };
     let keys = keys.ok()?;

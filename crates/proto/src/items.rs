@@ -25,12 +25,13 @@ impl Call {
         }
     }
 
-    /// The first key that it names, as far as it is there; empty if there is none.
+    /// The first key that it names, as far as it is there; empty if there is none, or if it names
+    /// what it is about otherwise.
     pub fn first_key(&self) -> Bytes {
         let (item, column) = match self {
             Self::PutStart(r) => (r.items.first().map(|item| &item.key), keys_of_put(r)),
-            Self::PutEnd(r) => (r.puts.first().map(|put| &put.key), keys_of_refs(&r.columns)),
-            Self::PutRevoke(r) => (r.puts.first().map(|put| &put.key), keys_of_refs(&r.columns)),
+            Self::PutEnd(r) => (r.puts.first().map(|put| &put.key), None),
+            Self::PutRevoke(r) => (r.puts.first().map(|put| &put.key), None),
             Self::Locate(r) => (r.keys.first(), r.columns.as_ref()),
             Self::Verify(r) => (r.reads.first().map(|read| &read.key), None),
             Self::Probe(r) => (r.keys.first(), None),
@@ -66,14 +67,14 @@ impl v1::PutStartRequest {
 impl v1::PutEndRequest {
     /// How many items it names.
     pub fn count(&self) -> usize {
-        self.puts.len() + count(keys_of_refs(&self.columns))
+        self.puts.len() + self.columns.as_ref().map_or(0, |columns| columns.versions.len())
     }
 }
 
 impl v1::PutRevokeRequest {
     /// How many items it names.
     pub fn count(&self) -> usize {
-        self.puts.len() + count(keys_of_refs(&self.columns))
+        self.puts.len() + self.columns.as_ref().map_or(0, |columns| columns.versions.len())
     }
 }
 
@@ -105,10 +106,6 @@ pub fn in_column(column: Option<&v1::KeyColumn>) -> Result<Vec<&[u8]>> {
 
 fn keys_of_put(r: &v1::PutStartRequest) -> Option<&v1::KeyColumn> {
     r.columns.as_ref()?.keys.as_ref()
-}
-
-fn keys_of_refs(columns: &Option<v1::PutRefColumns>) -> Option<&v1::KeyColumn> {
-    columns.as_ref()?.keys.as_ref()
 }
 
 fn count(column: Option<&v1::KeyColumn>) -> usize {
@@ -159,16 +156,20 @@ mod tests {
             v1::LocateRequest { columns: Some(columns(&["a", "bc"])), ..Default::default() };
         assert_eq!(in_columns.keys().unwrap(), [&b"a"[..], b"bc"]);
         assert_eq!(in_columns.keys().unwrap(), one_by_one.keys().unwrap());
-        let refs = v1::PutRefColumns { keys: Some(columns(&["a", "bc"])), ..Default::default() };
         let put = v1::PutColumns { keys: Some(columns(&["a", "bc"])), ..Default::default() };
         for call in [
             Call::Locate(one_by_one),
             Call::Locate(in_columns),
             Call::PutStart(v1::PutStartRequest { columns: Some(put), ..Default::default() }),
-            Call::PutEnd(v1::PutEndRequest { columns: Some(refs.clone()), ..Default::default() }),
-            Call::PutRevoke(v1::PutRevokeRequest { columns: Some(refs), ..Default::default() }),
         ] {
             assert_eq!((call.items(), &call.first_key()[..]), (2, &b"a"[..]), "{call:?}");
+        }
+        let refs = || Some(v1::PutRefColumns { versions: vec![3, 4], ..Default::default() });
+        for call in [
+            Call::PutEnd(v1::PutEndRequest { columns: refs(), ..Default::default() }),
+            Call::PutRevoke(v1::PutRevokeRequest { columns: refs(), ..Default::default() }),
+        ] {
+            assert_eq!((call.items(), call.first_key().len()), (2, 0), "{call:?}");
         }
     }
 

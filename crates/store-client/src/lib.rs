@@ -9,7 +9,6 @@
 pub mod address;
 pub mod client;
 pub mod config;
-mod few;
 pub mod http;
 pub mod link;
 pub mod metrics;

@@ -2,10 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use mooncake_base::{Error, Moment, ObjectKey, ReplicaId, SegmentId, Version};
+use mooncake_base::{Error, Few, Moment, ObjectKey, ReplicaId, SegmentId, Version};
 use mooncake_transfer_engine::LocalRange;
 
-use crate::{client::Holds, few::Few};
+use crate::client::Holds;
 
 /// An object to be put: its name and the memory that holds its bytes, in order.
 #[derive(Debug, Clone)]

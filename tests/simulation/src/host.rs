@@ -1,6 +1,6 @@
 //! The host of the master: the running state, and the log that outlives it.
 
-use mooncake_base::{ClientId, Error, Moment, ObjectKey, Result, TenantId};
+use mooncake_base::{ClientId, Error, KeyRef, Moment, Result, TenantId};
 use mooncake_master::state::{
     Awaited, Description, Effect, Grant, Image, NewJob, NewTask, Put, PutOptions, PutRef, Removal,
     Rules, Selector, State, TaskEnd,
@@ -204,7 +204,8 @@ impl Host {
             }
             &Call::PutStart { key, length, replicas, is_replacing, request } => {
                 let options = PutOptions { replicas, ..PutOptions::default() };
-                let (key, group) = (ObjectKey::new(key_name(key))?, &b""[..]);
+                let name = key_name(key);
+                let (key, group) = (KeyRef::new(&name)?, &b""[..]);
                 let length = length * WORD_BYTES;
                 let put = Put { key, length, group, options: &options, is_replacing, request };
                 let started = state.put_start(now, client, tenant, put)?;

@@ -3,7 +3,7 @@
 use std::{fs, path::Path, sync::Arc};
 
 use mooncake_base::sync::MutexGuard;
-use mooncake_base::{ClientId, Incarnation, ObjectKey, SegmentId, TenantId};
+use mooncake_base::{ClientId, Incarnation, KeyRef, ObjectKey, SegmentId, TenantId};
 
 use super::{frame::HEADER_BYTES, *};
 use crate::state::{
@@ -73,7 +73,7 @@ impl Pool {
         let (now, tenant, options) =
             (Moment::default(), TenantId::default(), PutOptions::default());
         let started = self.change(|state| {
-            let key = ObjectKey::new(key.as_bytes()).unwrap();
+            let key = KeyRef::new(key.as_bytes()).unwrap();
             let put = Put {
                 key,
                 length: 100,

@@ -31,8 +31,8 @@ type Named = (SegmentId, Incarnation);
 
 impl SegmentTable {
     /// The places as the wire shows them; the state must be the one that just gave them.
-    pub(super) fn places(&mut self, state: &State, places: Vec<Place>) -> Vec<v1::Place> {
-        places.into_iter().map(|place| self.place(state, place)).collect()
+    pub(super) fn places(&mut self, state: &State, places: &[Place]) -> Vec<v1::Place> {
+        places.iter().map(|&place| self.place(state, place)).collect()
     }
 
     pub(super) fn into_segments(self) -> Vec<v1::Segment> {

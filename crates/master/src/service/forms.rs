@@ -55,6 +55,7 @@ pub(super) fn put_items(r: &v1::PutStartRequest) -> Result<Vec<Item<'_>>> {
 /// A put that is to end.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ending<'a> {
+    /// Empty: not told.
     pub(super) key: &'a [u8],
     pub(super) version: u64,
     pub(super) checksum: Option<u64>,
@@ -80,15 +81,13 @@ pub(super) fn endings<'a>(
             Ok(puts.iter().map(ending).collect())
         }
         Form::Columns(columns) => {
-            let keys = in_column(columns.keys.as_ref())?;
-            let puts = PutRefs::read(columns, keys.len())?;
-            let ending = |(key, put): (_, mooncake_proto::columns::PutRef<'a>)| Ending {
-                key,
+            let ending = |put: mooncake_proto::columns::PutRef<'a>| Ending {
+                key: &[],
                 version: put.version,
                 checksum: put.checksum,
                 failed_replicas: put.failed_replicas,
             };
-            Ok(keys.into_iter().zip(puts).map(ending).collect())
+            Ok(PutRefs::read(columns)?.map(ending).collect())
         }
     }
 }
@@ -121,7 +120,7 @@ impl Starts {
     ) {
         match (self, started) {
             (Self::Items(results), Ok(Started { version, places })) => {
-                let places = segments.places(state, places);
+                let places = segments.places(state, &places);
                 results.push(v1::PutStartResult { failure: None, version: version.0, places });
             }
             (Self::Items(results), Err(error)) => {
@@ -292,7 +291,7 @@ fn located_to_wire(
         failure: None,
         version: object.version.0,
         length: object.length,
-        places: segments.places(state, object.places),
+        places: segments.places(state, &object.places),
         checksum: object.checksum,
         fence: object.hold.map_or(0, |hold| hold.fence),
         object: object.hold.map_or(0, |hold| hold.object),
@@ -356,7 +355,6 @@ mod tests {
     #[test]
     fn endings_come_out_of_columns_that_fit_together() {
         let columns = v1::PutRefColumns {
-            keys: keys(),
             versions: vec![3, 4],
             checksums: Some(v1::ChecksumColumn { items: vec![1], checksums: vec![9] }),
             failed_items: vec![0, 0],
@@ -367,10 +365,9 @@ mod tests {
             .iter()
             .map(|put| (put.key, put.version, put.checksum, put.failed_replicas))
             .collect();
-        assert_eq!(shown, [(&b"a"[..], 3, None, &[5, 6][..]), (b"bc", 4, Some(9), &[])]);
+        assert_eq!(shown, [(&b""[..], 3, None, &[5, 6][..]), (b"", 4, Some(9), &[])]);
         type Break = fn(&mut v1::PutRefColumns);
-        let breaks: [Break; 5] = [
-            |columns| columns.keys = None,
+        let breaks: [Break; 4] = [
             |columns| columns.versions.truncate(1),
             |columns| columns.failed_items = vec![0, 2],
             |columns| columns.failed_items = vec![1, 0],

@@ -1,7 +1,7 @@
 //! The calls about objects: writing, reading, removing and listing them.
 
 use bytes::Bytes;
-use mooncake_base::{ClientId, Error, Moment, ObjectKey, ReplicaId, Result, TenantId, Version};
+use mooncake_base::{Error, KeyRef, Moment, ReplicaId, Result, Version};
 use mooncake_proto::{
     convert::Caller,
     v1::{self, ItemResult},
@@ -16,7 +16,9 @@ use super::{
     forms::{Ends, Finds, Item, Starts, endings, put_items},
     millis,
 };
-use crate::state::{Grant, Hold, Listing, ObjectSummary, Put, PutOptions, PutRef, Removal, State};
+use crate::state::{
+    Grant, Hold, Listing, ObjectSummary, Put, PutOptions, PutRef, Putter, Removal, State,
+};
 
 /// A page of a listing is cut when its objects take more than this on the wire.
 const PAGE_BYTES_MAX: usize = 8 << 20;
@@ -39,11 +41,14 @@ impl Service {
         self.by_slices(&items, |state, items| {
             write_window_ms = millis(state.rules().write_window);
             let now = self.clock.now();
+            let putter = state.putter(now, caller.client, &tenant);
             for item in items {
                 let request = item_request(r.request, items_before);
                 items_before += 1;
-                let (who, how) = ((caller.client, &*tenant), (&options, r.replace, request));
-                let started = start_one(state, now, who, *item, how);
+                let putter = putter.as_ref().map_err(Clone::clone);
+                let started = putter.and_then(|putter| {
+                    start_one(state, now, putter, *item, (&options, r.replace, request))
+                });
                 match &started {
                     Ok(_) => self.traffic.put(item.length),
                     Err(_) => failed += 1,
@@ -270,11 +275,11 @@ impl Service {
 fn start_one(
     state: &mut State,
     now: Moment,
-    (client, tenant): (ClientId, &TenantId),
+    putter: &Putter,
     item: Item<'_>,
     (options, is_replacing, request): (&PutOptions, bool, u64),
 ) -> Result<crate::state::Started> {
-    let key = ObjectKey::new(item.key)?;
+    let key = KeyRef::new(item.key)?;
     if item.group.len() > GROUP_BYTES_MAX {
         return Err(Error::invalid("the name of the group is too long")
             .with("group_bytes", item.group.len())
@@ -282,7 +287,7 @@ fn start_one(
     }
     let Item { length, group, .. } = item;
     let put = Put { key, length, group, options, is_replacing, request };
-    state.put_start(now, client, tenant, put)
+    state.put_start_by(now, putter, put)
 }
 
 /// What tells an item of a call from all others of its caller, the same key twice among them; 0 if

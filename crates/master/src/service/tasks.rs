@@ -252,8 +252,8 @@ fn work_to_wire(state: &State, segments: &mut SegmentTable, work: Work) -> v1::T
         version: work.version.0,
         length: work.length,
         checksum: work.checksum,
-        source: segments.places(state, vec![work.source]).pop(),
-        targets: segments.places(state, work.targets),
+        source: Some(segments.place(state, work.source)),
+        targets: segments.places(state, &work.targets),
     }
 }
 

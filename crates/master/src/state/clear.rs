@@ -23,7 +23,7 @@ impl State {
             return false;
         }
         let segments = match segment {
-            "" => object.replicas.as_slice().iter().map(|copy| copy.segment).collect(),
+            "" => object.replicas.iter().map(|copy| copy.segment).collect(),
             name => self.segments.named(name).to_vec(),
         };
         self.drop_copies(now, slot, &segments) > 0

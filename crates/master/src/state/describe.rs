@@ -70,7 +70,7 @@ impl State {
     }
 
     fn describe_object(&self, slot: u32, object: &Object, into: &mut Vec<u8>) {
-        let copies = self.logged_copies(object.replicas.as_slice());
+        let copies = self.logged_copies(&object.replicas);
         if copies.is_empty() {
             return;
         }
@@ -109,7 +109,7 @@ impl State {
         }
         for write in self.writes.iter().filter(|write| write.object.is_none()) {
             let end = write.started + self.rules.write_end();
-            for replica in &write.replicas {
+            for replica in write.replicas.iter() {
                 rest(replica.segment, replica.block, end.left(now));
             }
         }

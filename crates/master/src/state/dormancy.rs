@@ -115,7 +115,7 @@ impl State {
         if self.dormancy.segments == 0 {
             return false;
         }
-        let copies = self.objects.at(slot).replicas.as_slice();
+        let copies = &self.objects.at(slot).replicas[..];
         let mut standing = copies
             .iter()
             .map(|copy| self.segments.at(copy.segment))

@@ -367,7 +367,7 @@ impl State {
     fn leaving(&self, job: JobId, slot: u32, sources: &[u32]) -> Seen {
         let object = self.objects.get(slot).filter(|object| object.is_complete());
         let Some(object) = object else { return Seen::Nothing };
-        let mut copies = object.replicas.as_slice().iter();
+        let mut copies = object.replicas.iter();
         let source = copies.find(|copy| sources.contains(&copy.segment));
         let Some(source) = source else { return Seen::Nothing };
         let job = &self.jobs.by_id[&job];
@@ -397,7 +397,7 @@ impl State {
     /// All objects were looked at: the segments are empty, or there is another pass.
     fn end_pass(&mut self, now: Moment, id: JobId, sources: &[u32]) {
         let is_written = sources.iter().any(|&slot| self.segments.at(slot).writing > 0);
-        let written = self.writes.iter().flat_map(|write| &write.replicas);
+        let written = self.writes.iter().flat_map(|write| write.replicas.iter());
         let written = written.filter(|copy| sources.contains(&copy.segment)).count() as u64;
         let Some(job) = self.jobs.running(id) else { return };
         job.view.blocked = job.blocked + written;
@@ -409,7 +409,7 @@ impl State {
         let given_up = std::mem::take(&mut job.given_up);
         let left = given_up.iter().filter(|(slot, version)| {
             self.objects.get(**slot).is_some_and(|object| {
-                let copies = object.replicas.as_slice();
+                let copies = &object.replicas[..];
                 object.version == **version
                     && copies.iter().any(|copy| sources.contains(&copy.segment))
             })

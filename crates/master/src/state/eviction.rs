@@ -23,7 +23,7 @@ pub trait EvictionPolicy: std::fmt::Debug + Send {
 
     /// The object may be evicted from now on. `hash` is the same for the same key. Nothing if it
     /// is in already.
-    fn insert(&mut self, object: u32, hash: u64);
+    fn insert(&mut self, object: u32, hash: u32);
 
     /// The object was used. Nothing if it is not in.
     fn touch(&mut self, object: u32);
@@ -38,7 +38,7 @@ pub trait EvictionPolicy: std::fmt::Debug + Send {
     fn put_back(&mut self, object: u32);
 
     /// The object, of that hash, is no longer in and is evicted.
-    fn evicted(&mut self, _object: u32, _hash: u64) {}
+    fn evicted(&mut self, _object: u32, _hash: u32) {}
 }
 
 /// The policy of that kind, empty.
@@ -60,8 +60,8 @@ mod tests {
         policy.touch(3);
         policy.remove(3);
         for object in 0..100 {
-            policy.insert(object, u64::from(object) << 32);
-            policy.insert(object, u64::from(object) << 32);
+            policy.insert(object, object);
+            policy.insert(object, object);
         }
         policy.remove(50);
         policy.touch(7);
@@ -103,12 +103,12 @@ mod tests {
     fn s3fifo_keeps_what_is_used_again_through_a_scan() {
         let mut policy = S3Fifo::default();
         for object in 0..10 {
-            policy.insert(object, u64::from(object) << 32);
+            policy.insert(object, object);
             policy.touch(object);
         }
         // A hundred objects that are used once pass through; room for 50 in all.
         for object in 10..110 {
-            policy.insert(object, u64::from(object) << 32);
+            policy.insert(object, object);
             if object >= 50 {
                 let victim = policy.pop().unwrap();
                 assert!(victim >= 10, "victim={victim}");

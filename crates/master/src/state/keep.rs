@@ -104,7 +104,12 @@ impl Sweeps {
 impl State {
     /// The object of that key, without copies that were lost.
     pub(super) fn find(&mut self, tenant: u16, key: &[u8]) -> Option<u32> {
-        let slot = self.objects.find(tenant, key)?;
+        self.find_hashed(self.objects.hash(tenant, key), tenant, key)
+    }
+
+    /// As [`find`](Self::find), for who knows the hash of the key.
+    pub(super) fn find_hashed(&mut self, hash: u32, tenant: u16, key: &[u8]) -> Option<u32> {
+        let slot = self.objects.find_hashed(hash, tenant, key)?;
         if !self.settle(slot) {
             let is_written = self.writes.chain(self.objects.at(slot).writes).next().is_some();
             if !is_written {
@@ -122,7 +127,7 @@ impl State {
             return object.is_complete();
         }
         let is_standing = |replica: &&Replica| self.segments.at(replica.segment).is_standing();
-        let replicas = object.replicas.as_slice();
+        let replicas = &object.replicas[..];
         let kept: Vec<Replica> = replicas.iter().filter(is_standing).copied().collect();
         if kept.len() == replicas.len() {
             return true;
@@ -157,7 +162,7 @@ impl State {
         self.tenants.uncharge(object.tenant, object.bytes());
         let is_hard_pinned = object.flags.has(Flags::HARD_PINNED);
         let replicas = std::mem::take(&mut object.replicas);
-        for &replica in replicas.as_slice() {
+        for &replica in replicas.iter() {
             let segment = self.segments.at_mut(replica.segment);
             if is_hard_pinned && segment.is_standing() {
                 segment.hard_pinned -= segment.allocator.size(replica.block);
@@ -231,11 +236,16 @@ impl State {
 
     /// The object may be evicted, if it ever may.
     pub(super) fn enqueue(&mut self, slot: u32) {
+        self.enqueue_hashed(slot, self.objects.key_hash(slot));
+    }
+
+    /// As [`enqueue`](Self::enqueue), for who knows the hash of its key.
+    pub(super) fn enqueue_hashed(&mut self, slot: u32, hash: u32) {
         let flags = self.objects.at(slot).flags;
         if flags.has(Flags::SOFT_PINNED) && !flags.has(Flags::HARD_PINNED) {
             self.queue.soft.insert(slot, 0);
         } else if !flags.has(Flags::HARD_PINNED) {
-            self.queue.plain.insert(slot, self.objects.key_hash(slot));
+            self.queue.plain.insert(slot, hash);
         }
     }
 
@@ -395,7 +405,7 @@ impl State {
     /// One more copy of an object that can be read.
     pub(super) fn add_copy(&mut self, slot: u32, replica: Replica) {
         let object = self.objects.at_mut(slot);
-        let mut copies = object.replicas.as_slice().to_vec();
+        let mut copies = object.replicas.to_vec();
         copies.push(replica);
         object.replicas = Replicas::from(copies);
         let length = object.length;
@@ -422,7 +432,7 @@ impl State {
     /// How many were dropped.
     pub(super) fn drop_copies(&mut self, now: Moment, slot: u32, segments: &[u32]) -> usize {
         let object = self.objects.at(slot);
-        let copies = object.replicas.as_slice().iter().copied();
+        let copies = object.replicas.iter().copied();
         let (dropped, kept): (Vec<_>, Vec<_>) =
             copies.partition(|copy| segments.contains(&copy.segment));
         if dropped.is_empty() {

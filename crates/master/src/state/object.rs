@@ -1,9 +1,9 @@
 //! Objects by tenant and key, kept small: there may be tens of millions of them.
 
-use std::{collections::HashMap, hash::Hasher};
+use std::{collections::HashMap, hash::Hasher, ops::Deref};
 
 use hashbrown::HashTable;
-use mooncake_base::{Error, ObjectKey, ReplicaId, Result, TenantId, Version};
+use mooncake_base::{Error, KeyRef, ObjectKey, ReplicaId, Result, TenantId, Version};
 
 use super::{
     allocator::BlockId,
@@ -115,7 +115,37 @@ pub(super) enum Replicas {
 }
 
 impl Replicas {
-    pub(super) fn as_slice(&self) -> &[Replica] {
+    /// Adds one at the end.
+    pub(super) fn push(&mut self, replica: Replica) {
+        match self {
+            Self::None => *self = Self::One(replica),
+            Self::One(first) => *self = Self::Many(Box::new(vec![*first, replica])),
+            Self::Many(replicas) => replicas.push(replica),
+        }
+    }
+
+    /// Keeps those of which that holds.
+    pub(super) fn retain(&mut self, is_kept: impl FnMut(&Replica) -> bool) {
+        let mut is_kept = is_kept;
+        match self {
+            Self::None => {}
+            Self::One(replica) => {
+                if !is_kept(replica) {
+                    *self = Self::None;
+                }
+            }
+            Self::Many(replicas) => {
+                replicas.retain(is_kept);
+                *self = std::mem::take(&mut **replicas).into();
+            }
+        }
+    }
+}
+
+impl Deref for Replicas {
+    type Target = [Replica];
+
+    fn deref(&self) -> &[Replica] {
         match self {
             Self::None => &[],
             Self::One(replica) => std::slice::from_ref(replica),
@@ -148,7 +178,7 @@ impl Object {
 
     /// Bytes of all its copies.
     pub(super) fn bytes(&self) -> u64 {
-        self.length * self.replicas.as_slice().len() as u64
+        self.length * self.replicas.len() as u64
     }
 }
 
@@ -221,7 +251,11 @@ impl Objects {
     }
 
     pub(super) fn find(&self, tenant: u16, key: &[u8]) -> Option<u32> {
-        let hash = upper_half(self.hash(tenant, key));
+        self.find_hashed(self.hash(tenant, key), tenant, key)
+    }
+
+    /// As [`find`](Self::find), for who knows the hash.
+    pub(super) fn find_hashed(&self, hash: u32, tenant: u16, key: &[u8]) -> Option<u32> {
         let found = self.by_key[table_of(hash)].find(spread(hash), |entry| {
             let is_meant = || {
                 let object = self.at(entry.slot);
@@ -243,8 +277,12 @@ impl Objects {
     }
 
     /// A new object with nothing in it, under a key that has none.
-    pub(super) fn insert(&mut self, tenant: u16, key: &ObjectKey) -> Result<u32> {
-        let hash = upper_half(self.hash(tenant, key.as_bytes()));
+    pub(super) fn insert(&mut self, tenant: u16, key: KeyRef<'_>) -> Result<u32> {
+        self.insert_hashed(self.hash(tenant, key.as_bytes()), tenant, key)
+    }
+
+    /// As [`insert`](Self::insert), for who knows the hash.
+    pub(super) fn insert_hashed(&mut self, hash: u32, tenant: u16, key: KeyRef<'_>) -> Result<u32> {
         let slot = match self.vacant.pop() {
             Some(slot) => slot,
             None if self.slots.len() >= OBJECTS_MAX => {
@@ -272,7 +310,7 @@ impl Objects {
     }
 
     pub(super) fn remove(&mut self, slot: u32) {
-        let hash = upper_half(self.key_hash(slot));
+        let hash = self.key_hash(slot);
         self.by_key[table_of(hash)]
             .find_entry(spread(hash), |entry| entry.slot == slot)
             .expect("every object is in the table")
@@ -333,14 +371,15 @@ impl Objects {
         ObjectKey::new(self.key(object)).expect("it came as a key")
     }
 
-    /// A number that is the same for the same key.
-    pub(super) fn key_hash(&self, slot: u32) -> u64 {
+    /// The hash of its key.
+    pub(super) fn key_hash(&self, slot: u32) -> u32 {
         let object = self.at(slot);
         self.hash(object.tenant, self.key(object))
     }
 
-    fn hash(&self, tenant: u16, key: &[u8]) -> u64 {
-        hash_of(self.seed, tenant, key)
+    /// A number that is the same for the same key, and that no caller can foretell.
+    pub(super) fn hash(&self, tenant: u16, key: &[u8]) -> u32 {
+        (hash_of(self.seed, tenant, key) >> u32::BITS) as u32
     }
 }
 
@@ -352,10 +391,6 @@ fn table_of(hash: u32) -> usize {
 /// The bits that tables go by, of those that all keys of one table do not share.
 fn spread(hash: u32) -> u64 {
     u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
-
-fn upper_half(hash: u64) -> u32 {
-    (hash >> u32::BITS) as u32
 }
 
 /// SipHash with a seed that no caller knows: keys come from strangers.
@@ -380,8 +415,8 @@ mod tests {
     #[test]
     fn a_checksum_is_that_of_its_object_and_may_be_none() {
         let mut objects = Objects::new(1);
-        let slots = [*b"a", *b"b", *b"c"]
-            .map(|key| objects.insert(0, &ObjectKey::new(key).unwrap()).unwrap());
+        let slots =
+            [*b"a", *b"b", *b"c"].map(|key| objects.insert(0, KeyRef::new(&key).unwrap()).unwrap());
         assert_eq!(objects.checksum(slots[1]), None);
         objects.set_checksum(slots[1], Some(0));
         objects.set_checksum(slots[0], Some(7));
@@ -390,7 +425,7 @@ mod tests {
         assert_eq!(objects.checksum(slots[0]), None);
         // The number goes to another object, not the checksum.
         objects.remove(slots[1]);
-        let next = objects.insert(0, &ObjectKey::new(*b"d").unwrap()).unwrap();
+        let next = objects.insert(0, KeyRef::new(b"d").unwrap()).unwrap();
         assert_eq!((next, objects.checksum(next)), (slots[1], None));
     }
 
@@ -400,12 +435,12 @@ mod tests {
         let other = objects.enter_tenant(&TenantId::new("other")).unwrap();
         assert_eq!(objects.enter_tenant(&TenantId::new("")).unwrap(), 0);
         assert_eq!(objects.tenant(&TenantId::new("unknown")), None);
-        let key = || ObjectKey::new(*b"k").unwrap();
-        let mine = objects.insert(0, &key()).unwrap();
+        let key = KeyRef::new(b"k").unwrap();
+        let mine = objects.insert(0, key).unwrap();
         assert_eq!((objects.find(0, b"k"), objects.find(other, b"k")), (Some(mine), None));
-        let theirs = objects.insert(other, &key()).unwrap();
+        let theirs = objects.insert(other, key).unwrap();
         objects.remove(mine);
         assert_eq!((objects.find(0, b"k"), objects.find(other, b"k")), (None, Some(theirs)));
-        assert_eq!(objects.insert(0, &ObjectKey::new(*b"l").unwrap()).unwrap(), mine);
+        assert_eq!(objects.insert(0, KeyRef::new(b"l").unwrap()).unwrap(), mine);
     }
 }

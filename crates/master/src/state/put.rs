@@ -3,8 +3,10 @@
 mod ending;
 mod record;
 
+use std::sync::Arc;
+
 use mooncake_base::{
-    ClientId, Error, ErrorCode, Moment, ObjectKey, ReplicaId, Result, TenantId, Version,
+    ClientId, Error, ErrorCode, Few, KeyRef, Moment, ReplicaId, Result, TenantId, Version,
     key::Printed,
 };
 
@@ -27,7 +29,7 @@ const GROUP_BYTES_MAX: usize = 64 * 1024;
 #[derive(Debug)]
 pub struct Put<'a> {
     /// Its key.
-    pub key: ObjectKey,
+    pub key: KeyRef<'a>,
     /// Its length, at least 1 byte.
     pub length: u64,
     /// Objects of one group are evicted together or not at all; empty: no group.
@@ -41,10 +43,20 @@ pub struct Put<'a> {
     pub request: u64,
 }
 
+/// Who puts, looked up once for the puts of a call. Good as long as nothing else is asked of the
+/// state.
+#[derive(Debug)]
+pub struct Putter {
+    client: ClientId,
+    tenant: u16,
+    /// Empty if unknown.
+    host: Arc<str>,
+}
+
 /// A put that was started, named by its writer.
 #[derive(Debug, Clone, Copy)]
 pub struct PutRef<'a> {
-    /// The key.
+    /// The key; empty if it is not told, since the version says enough.
     pub key: &'a [u8],
     /// What [`State::put_start`] answered.
     pub version: Version,
@@ -60,7 +72,7 @@ pub struct Started {
     /// The life of the object that this put would begin.
     pub version: Version,
     /// Where to write, one place a copy, at least one.
-    pub places: Vec<Place>,
+    pub places: Few<Place>,
 }
 
 /// Where one copy lies.
@@ -86,15 +98,24 @@ pub(super) enum WritesOf {
 }
 
 impl State {
-    /// Allocates the copies of an object and lets the client write them for the rules'
-    /// `write_window`. Evicts what it needs to.
+    /// Looks the one up who is to put.
     ///
     /// # Errors
-    /// `OBJECT_ALREADY_EXISTS` (unless replacing): there is such an object, or somebody is writing
-    /// it. `NO_AVAILABLE_HANDLE`: no room; the context says what holds it, and has `retry_after_ms`
-    /// if only the end of a fence is awaited. `CLIENT_NOT_FOUND`: register first.
-    /// `INVALID_PARAMS`: no bytes, no copies, or too long a pin. `OBJECT_REPLICA_BUSY`: too many
-    /// writers of one key.
+    /// `CLIENT_NOT_FOUND`: register first. `TENANT_NOT_REGISTERED`: quotas are enforced, and the
+    /// tenant has none.
+    pub fn putter(&mut self, now: Moment, client: ClientId, tenant: &TenantId) -> Result<Putter> {
+        // Before anything is looked up, since what is due may take it away.
+        self.catch_up(now);
+        self.clients.check(client)?;
+        self.check_tenant(tenant)?;
+        let tenant = self.objects.enter_tenant(tenant)?;
+        Ok(Putter { client, tenant, host: self.clients.host(client) })
+    }
+
+    /// [`put_start_by`](Self::put_start_by) of one put.
+    ///
+    /// # Errors
+    /// As there, and as [`putter`](Self::putter).
     pub fn put_start(
         &mut self,
         now: Moment,
@@ -102,13 +123,24 @@ impl State {
         tenant: &TenantId,
         put: Put<'_>,
     ) -> Result<Started> {
-        // Before anything is looked up, since what is due may take it away.
-        self.catch_up(now);
-        self.clients.check(client)?;
+        let putter = self.putter(now, client, tenant)?;
+        self.put_start_by(now, &putter, put)
+    }
+
+    /// Allocates the copies of an object and lets the client write them for the rules'
+    /// `write_window`. Evicts what it needs to.
+    ///
+    /// # Errors
+    /// `OBJECT_ALREADY_EXISTS` (unless replacing): there is such an object, or somebody is writing
+    /// it. `NO_AVAILABLE_HANDLE`: no room; the context says what holds it, and has `retry_after_ms`
+    /// if only the end of a fence is awaited.
+    /// `INVALID_PARAMS`: no bytes, no copies, or too long a pin. `OBJECT_REPLICA_BUSY`: too many
+    /// writers of one key.
+    pub fn put_start_by(&mut self, now: Moment, putter: &Putter, put: Put<'_>) -> Result<Started> {
+        let &Putter { client, tenant, ref host } = putter;
         let soft_pin = self.check_put(&put)?;
-        self.check_tenant(tenant)?;
-        let tenant = self.objects.enter_tenant(tenant)?;
-        let standing = self.find(tenant, put.key.as_bytes());
+        let hash = self.objects.hash(tenant, put.key.as_bytes());
+        let standing = self.find_hashed(hash, tenant, put.key.as_bytes());
         if let Some(slot) = standing {
             self.discard_stale_writes(now, slot);
         }
@@ -121,18 +153,18 @@ impl State {
         }
         let copies = put.options.replicas.min(REPLICAS_MAX);
         let growth = self.growth(put.length, copies, standing);
-        self.admit(now, tenant, growth, standing).map_err(|error| error.with("key", &put.key))?;
+        self.admit(now, tenant, growth, standing).map_err(|error| error.with("key", put.key))?;
         let want = Want {
             length: put.length,
             replicas: copies,
             within: Within::All,
-            host: self.clients.host(client),
+            host,
             options: put.options,
             spared: standing,
         };
         let replicas = self.find_room(now, &want).map_err(|error| {
             self.counters.puts_without_room += 1;
-            error.with("key", &put.key)
+            error.with("key", put.key)
         })?;
         let slot = match standing {
             Some(slot) => {
@@ -142,7 +174,7 @@ impl State {
                 }
                 slot
             }
-            None => self.objects.insert(tenant, &put.key).inspect_err(|_| {
+            None => self.objects.insert_hashed(hash, tenant, put.key).inspect_err(|_| {
                 // Nothing was promised to anybody yet.
                 replicas.iter().for_each(|&copy| self.release(now, copy, Stamp::default()));
             })?,
@@ -152,11 +184,12 @@ impl State {
         self.next_version += 1;
         let started = Started {
             version: Version(version),
-            places: self.places(version, put.length, &replicas),
+            places: self.places(version, put.length, replicas.iter()),
         };
         self.mark_written(now, &replicas);
         let number = self.writes.insert(Write {
             object: Some(slot),
+            hash,
             tenant,
             next: self.objects.at(slot).writes,
             version,
@@ -193,24 +226,22 @@ impl State {
         put: PutRef<'_>,
     ) -> Result<()> {
         let (slot, mut write) = self.take_write(now, client, tenant, &put)?;
-        let kept = self.give_up(now, &mut write, put.failed_replicas);
-        if kept.is_empty() {
+        self.give_up(now, &mut write, put.failed_replicas);
+        if write.replicas.is_empty() {
             self.record_write_dropped(write.version);
+            let error = Error::new(ErrorCode::REPLICA_IS_GONE, "no copy of the object is left")
+                .with("key", Printed(self.objects.key(self.objects.at(slot))))
+                .with("version", put.version);
             self.vacate_if_empty(slot);
-            return Err(Error::new(ErrorCode::REPLICA_IS_GONE, "no copy of the object is left")
-                .with("key", Printed(put.key))
-                .with("version", put.version));
+            return Err(error);
         }
         let is_late = !write.is_replacing && self.settle(slot);
         if is_late {
             self.record_write_dropped(write.version);
-            self.tenants.uncharge(write.tenant, write.length * kept.len() as u64);
-            for replica in kept {
-                self.release(now, replica, Stamp::default());
-            }
+            self.free_written(now, &write);
             return Ok(());
         }
-        self.publish(now, slot, write, kept, &put);
+        self.publish(now, slot, write, &put);
         Ok(())
     }
 
@@ -228,11 +259,8 @@ impl State {
     ) -> Result<()> {
         let (slot, mut write) = self.take_write(now, client, tenant, &put)?;
         self.record_write_dropped(write.version);
-        let kept = self.give_up(now, &mut write, put.failed_replicas);
-        self.tenants.uncharge(write.tenant, write.length * kept.len() as u64);
-        for replica in kept {
-            self.release(now, replica, Stamp::default());
-        }
+        self.give_up(now, &mut write, put.failed_replicas);
+        self.free_written(now, &write);
         self.vacate_if_empty(slot);
         Ok(())
     }
@@ -243,7 +271,7 @@ impl State {
         version: u64,
         length: u64,
         replicas: impl IntoIterator<Item = &'a Replica>,
-    ) -> Vec<Place> {
+    ) -> Few<Place> {
         let place = |replica: &Replica| Place {
             segment: SegmentRef(replica.segment),
             offset: self.segments.at(replica.segment).allocator.offset(replica.block),
@@ -255,7 +283,7 @@ impl State {
 
     /// What was asked for, checked; the time of the soft pin in it.
     fn check_put(&self, put: &Put<'_>) -> Result<WishedPin> {
-        let refuse = |why: &str| Err(Error::invalid(why).with("key", &put.key));
+        let refuse = |why: &str| Err(Error::invalid(why).with("key", put.key));
         if put.length == 0 {
             return refuse("an object has at least one byte");
         }
@@ -273,7 +301,7 @@ impl State {
                 Ok(WishedPin::For(ttl))
             }
             SoftPin::Enable(Some(ttl)) => Err(Error::invalid("the soft pin is too long")
-                .with("key", &put.key)
+                .with("key", put.key)
                 .with("ttl_ms", ttl.as_millis())
                 .with("limit_ms", self.rules.soft_pin_ttl_max.as_millis())),
         }
@@ -307,7 +335,7 @@ impl State {
         let write = writes.map(|number| self.writes.at(number)).find(is_same)?;
         Some(Started {
             version: Version(write.version),
-            places: self.places(write.version, write.length, &write.replicas),
+            places: self.places(write.version, write.length, write.replicas.iter()),
         })
     }
 

@@ -248,7 +248,7 @@ impl State {
         let end = from.saturating_add(SLICE).min(self.objects.slots());
         for slot in from..end {
             let Some(object) = self.objects.get(slot) else { continue };
-            let mut copies = object.replicas.as_slice().iter();
+            let mut copies = object.replicas.iter();
             if object.tenant == tenant
                 && object.is_complete()
                 && copies.any(|copy| self.segments.at(copy.segment).is_standing())
@@ -268,7 +268,7 @@ impl State {
     /// The object as lists show it; `None` if all of it was lost.
     fn summary(&self, object: &Object) -> Option<ObjectSummary> {
         let key = self.objects.object_key(object);
-        let copies = object.replicas.as_slice().iter();
+        let copies = object.replicas.iter();
         let standing = copies.filter(|copy| self.segments.at(copy.segment).is_awake()).count();
         if standing > 0 {
             let replicas = standing as u32;

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use mooncake_base::{Error, ErrorCode, Moment, ReplicaId, Result, TenantId, Version, key::Printed};
+use mooncake_base::{
+    Error, ErrorCode, Few, Moment, ReplicaId, Result, TenantId, Version, key::Printed,
+};
 
 use super::{
     Effect, State,
@@ -50,7 +52,7 @@ pub struct LocatedObject {
     /// Its length in bytes.
     pub length: u64,
     /// Copies that may be read, at least one.
-    pub places: Vec<Place>,
+    pub places: Few<Place>,
     /// The checksum its writer gave.
     pub checksum: Option<u64>,
     /// What its writer said it is.
@@ -136,7 +138,7 @@ impl State {
         let Some(object) = slot.map(|slot| self.objects.at(slot)) else { return false };
         object.is_complete()
             && object.version() == version
-            && object.replicas.as_slice().iter().any(|copy| {
+            && object.replicas.iter().any(|copy| {
                 copy.id(version.0) == replica && self.segments.at(copy.segment).is_awake()
             })
     }
@@ -243,7 +245,7 @@ impl State {
             let end = object.holds.fence().moment();
             let version = object.version();
             hold = own.map(|fence| Hold { object: slot, version, fence: fence.number() });
-            for replica in object.replicas.as_slice() {
+            for replica in object.replicas.iter() {
                 let segment = self.segments.at_mut(replica.segment);
                 segment.quiet = segment.quiet.max(end);
             }
@@ -270,7 +272,7 @@ impl State {
     }
 
     fn readable_copies<'a>(&'a self, object: &'a Object) -> impl Iterator<Item = &'a Replica> {
-        let copies = object.replicas.as_slice().iter();
+        let copies = object.replicas.iter();
         copies.filter(|copy| self.segments.at(copy.segment).is_readable())
     }
 }

@@ -170,7 +170,7 @@ impl Restoration {
         for ((_, tenant, slot), replicas) in order.into_iter().zip(found.into_iter().rev()) {
             // Taken out, so that its memory serves what is made of it.
             let object = objects[tenant][slot as usize].take();
-            if let Some((key, standing)) = object.filter(|_| !replicas.as_slice().is_empty()) {
+            if let Some((key, standing)) = object.filter(|_| !replicas.is_empty()) {
                 self.stand(state, &tenants[tenant], &key, &standing, replicas);
             }
         }
@@ -230,14 +230,14 @@ impl Restoration {
     ) {
         // Both have limits that held when the object was put.
         let Ok(tenant) = state.objects.enter_tenant(tenant) else { return };
-        let Ok(slot) = state.objects.insert(tenant, key) else { return };
+        let Ok(slot) = state.objects.insert(tenant, key.into()) else { return };
         if standing.is_hard_pinned {
-            for replica in replicas.as_slice() {
+            for replica in replicas.iter() {
                 let segment = state.segments.at_mut(replica.segment);
                 segment.hard_pinned += segment.allocator.size(replica.block);
             }
         }
-        let bytes = standing.length * replicas.as_slice().len() as u64;
+        let bytes = standing.length * replicas.len() as u64;
         state.objects.set_checksum(slot, standing.checksum);
         let object = state.objects.at_mut(slot);
         object.version = standing.version;
@@ -290,6 +290,7 @@ impl Restoration {
         state.tenants.charge(tenant, logged.value.length * replicas.len() as u64);
         let number = state.writes.insert(Write {
             object,
+            hash: object.map_or(0, |slot| state.objects.key_hash(slot)),
             tenant,
             next: object.map_or(NO_WRITE, |slot| state.objects.at(slot).writes),
             version: logged.value.version,
@@ -297,7 +298,7 @@ impl Restoration {
             request: 0,
             started: self.now,
             length: logged.value.length,
-            replicas,
+            replicas: replicas.into(),
             soft_pin: match logged.pin {
                 LoggedPin::Preserve => WishedPin::Preserve,
                 LoggedPin::None => WishedPin::None,
@@ -344,6 +345,6 @@ fn write_object(state: &mut State, tenant: u16, key: &ObjectKey) -> Option<u32> 
     match state.objects.find(tenant, key.as_bytes()) {
         Some(slot) => Some(slot),
         // There is a limit, which held when the put began.
-        None => state.objects.insert(tenant, key).ok(),
+        None => state.objects.insert(tenant, key.into()).ok(),
     }
 }

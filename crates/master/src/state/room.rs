@@ -2,7 +2,7 @@
 
 mod refusal;
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use mooncake_base::{Moment, Result};
 
@@ -13,7 +13,7 @@ use super::{
     allocator::{BlockId, footprint},
     eviction::EvictionPolicy,
     lease::Stamp,
-    object::{Flags, Replica},
+    object::{Flags, Replica, Replicas},
     placement::Ask,
     wish::PutOptions,
 };
@@ -33,7 +33,7 @@ pub(super) struct Want<'a> {
     /// Where the copies may lie.
     pub(super) within: Within<'a>,
     /// The writer's host; empty if unknown.
-    pub(super) host: Arc<str>,
+    pub(super) host: &'a str,
     pub(super) options: &'a PutOptions,
     /// Must not be evicted: it is to be replaced.
     pub(super) spared: Option<u32>,
@@ -99,7 +99,7 @@ impl State {
     ///
     /// # Errors
     /// `NO_AVAILABLE_HANDLE`, with what holds the memory.
-    pub(super) fn find_room(&mut self, now: Moment, want: &Want<'_>) -> Result<Vec<Replica>> {
+    pub(super) fn find_room(&mut self, now: Moment, want: &Want<'_>) -> Result<Replicas> {
         let open = self.segments.open().iter().filter(|&&slot| want.within.has(slot));
         let Some(need) = footprint(want.length) else { return Err(self.too_large(now, want)) };
         let possible = open.filter(|&&slot| self.segments.at(slot).allocator.length() >= need);
@@ -107,7 +107,7 @@ impl State {
         if wished == 0 {
             return Err(self.too_large(now, want));
         }
-        let mut replicas = Vec::with_capacity(wished);
+        let mut replicas = Replicas::default();
         self.fill(want, wished, &mut replicas);
         if replicas.len() < wished && self.take_back(now) {
             self.fill(want, wished, &mut replicas);
@@ -157,7 +157,7 @@ impl State {
     }
 
     /// Allocates copies where there is room.
-    fn fill(&mut self, want: &Want<'_>, wished: usize, replicas: &mut Vec<Replica>) {
+    fn fill(&mut self, want: &Want<'_>, wished: usize, replicas: &mut Replicas) {
         let mut offers = std::mem::take(&mut self.offers);
         offers.clear();
         self.offer(want, &mut offers);
@@ -189,7 +189,7 @@ impl State {
         if want.options.is_same_node_preferred && !want.host.is_empty() {
             offers.extend(open.iter().filter(|&&slot| *self.segments.at(slot).host == *want.host));
         }
-        let ask = Ask { host: &want.host, replicas: want.replicas };
+        let ask = Ask { host: want.host, replicas: want.replicas };
         self.placement.order(&self.segments, &ask, offers);
     }
 
@@ -198,7 +198,7 @@ impl State {
         slots: &[u32],
         want: &Want<'_>,
         wished: usize,
-        replicas: &mut Vec<Replica>,
+        replicas: &mut Replicas,
     ) {
         for &slot in slots.iter().filter(|&&slot| want.within.has(slot)) {
             if replicas.len() == wished {
@@ -208,7 +208,7 @@ impl State {
         }
     }
 
-    fn try_segment(&mut self, slot: u32, length: u64, replicas: &mut Vec<Replica>) {
+    fn try_segment(&mut self, slot: u32, length: u64, replicas: &mut Replicas) {
         let segment = self.segments.at_mut(slot);
         let is_taken = replicas.iter().any(|replica| replica.segment == slot);
         if is_taken || !segment.takes_new() || segment.free() < length {
@@ -225,7 +225,7 @@ impl State {
         now: Moment,
         need: u64,
         want: &Want<'_>,
-        replicas: &mut Vec<Replica>,
+        replicas: &mut Replicas,
     ) -> bool {
         self.counters.evictions_attempted += 1;
         let mut room = vec![None; self.segments.slots()];
@@ -264,7 +264,7 @@ impl State {
         pass: Pass,
         want: &Want<'_>,
         hunt: &mut Hunt,
-        replicas: &mut Vec<Replica>,
+        replicas: &mut Replicas,
     ) -> bool {
         while let Some(object) = self.pop(pass) {
             match self.judge(now, object, pass, want.spared) {
@@ -298,9 +298,9 @@ impl State {
         hunt: &mut Hunt,
         latest: &[u32],
         length: u64,
-        replicas: &mut Vec<Replica>,
+        replicas: &mut Replicas,
     ) -> bool {
-        let copies = latest.iter().flat_map(|&object| self.objects.at(object).replicas.as_slice());
+        let copies = latest.iter().flat_map(|&object| self.objects.at(object).replicas.iter());
         let found = copies.into_iter().find_map(|copy| {
             let segment = copy.segment;
             hunt.room.get(segment as usize)?.filter(|&room| room >= hunt.need)?;
@@ -313,7 +313,7 @@ impl State {
             // A block whose object went with another one's group is gone already.
             let Some(&object) = hunt.taken.get(&(segment, block)) else { continue };
             for member in self.unit(object) {
-                for copy in self.objects.at(member).replicas.as_slice() {
+                for copy in self.objects.at(member).replicas.iter() {
                     hunt.taken.remove(&(copy.segment, copy.block));
                 }
                 self.evict(now, member);
@@ -328,7 +328,7 @@ impl State {
     fn count(&self, hunt: &mut Hunt, unit: &[u32]) -> bool {
         let mut helps = false;
         for &member in unit {
-            for replica in self.objects.at(member).replicas.as_slice() {
+            for replica in self.objects.at(member).replicas.iter() {
                 if let Some(Some(room)) = hunt.room.get_mut(replica.segment as usize) {
                     hunt.taken.insert((replica.segment, replica.block), member);
                     *room += self.segments.at(replica.segment).allocator.size(replica.block);

@@ -302,7 +302,7 @@ impl State {
                 }
                 let from = known(source)?;
                 known(target)?;
-                let copies = self.objects.at(slot).replicas.as_slice();
+                let copies = &self.objects.at(slot).replicas[..];
                 if !copies.iter().any(|copy| from.contains(&copy.segment)) {
                     let why = "the object has no copy in the source";
                     return Err(Error::invalid(why).with("segment", source));
@@ -336,7 +336,7 @@ impl State {
             return self.fail_task(now, id, CHANGED);
         };
         let sources = self.sources(&task.goal);
-        let holders = object.replicas.as_slice().iter().filter_map(|copy| {
+        let holders = object.replicas.iter().filter_map(|copy| {
             let segment = self.segments.at(copy.segment);
             segment.is_standing().then_some((copy, segment))
         });

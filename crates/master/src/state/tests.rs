@@ -13,8 +13,8 @@ mod tenants;
 use std::time::Duration;
 
 use mooncake_base::{
-    ClientId, Error, ErrorCode, Incarnation, JobId, Moment, ObjectKey, ReplicaId, Result,
-    SegmentId, TaskId, TenantId,
+    ClientId, Error, ErrorCode, Incarnation, JobId, KeyRef, Moment, ReplicaId, Result, SegmentId,
+    TaskId, TenantId,
 };
 
 use super::*;
@@ -77,7 +77,7 @@ impl Pool {
         options: &PutOptions,
     ) -> Result<Started> {
         let put = Put {
-            key: ObjectKey::new(key.as_bytes()).unwrap(),
+            key: KeyRef::new(key.as_bytes()).unwrap(),
             length,
             group: key.split_once('/').map_or("", |(group, _)| group).as_bytes(),
             options,

@@ -1,10 +1,11 @@
-//! Puts under way, in the order in which they started.
+//! Puts under way, by their versions and in the order in which they started.
 
-use mooncake_base::{ClientId, Moment};
+use mooncake_base::{ClientId, Moment, Version};
+use rustc_hash::FxHashMap;
 
 use super::{
     eviction::{Chain, Links},
-    object::{NO_WRITE, Replica},
+    object::{NO_WRITE, Replicas},
     wish::WishedPin,
 };
 
@@ -13,6 +14,8 @@ use super::{
 pub(super) struct Write {
     /// The object it is to be; none once it was displaced and only its space counts.
     pub(super) object: Option<u32>,
+    /// Of the object's key.
+    pub(super) hash: u32,
     /// Who is charged for it.
     pub(super) tenant: u16,
     /// The next put of the same object, or [`NO_WRITE`].
@@ -23,7 +26,7 @@ pub(super) struct Write {
     pub(super) request: u64,
     pub(super) started: Moment,
     pub(super) length: u64,
-    pub(super) replicas: Vec<Replica>,
+    pub(super) replicas: Replicas,
     pub(super) soft_pin: WishedPin,
     pub(super) is_hard_pinned: bool,
     pub(super) is_replacing: bool,
@@ -36,6 +39,7 @@ pub(super) struct Write {
 pub(super) struct Writes {
     slots: Vec<Option<Write>>,
     vacant: Vec<u32>,
+    by_version: FxHashMap<u64, u32>,
     links: Links,
     by_start: Chain,
 }
@@ -50,6 +54,7 @@ impl Writes {
                 (self.slots.len() - 1) as u32
             }
         };
+        self.by_version.insert(write.version, number);
         self.slots[number as usize] = Some(write);
         self.by_start.push_last(&mut self.links, number);
         number
@@ -58,7 +63,9 @@ impl Writes {
     pub(super) fn remove(&mut self, number: u32) -> Write {
         self.by_start.remove(&mut self.links, number);
         self.vacant.push(number);
-        self.slots[number as usize].take().expect("the caller has just found it")
+        let write = self.slots[number as usize].take().expect("the caller has just found it");
+        self.by_version.remove(&write.version);
+        write
     }
 
     /// The memory of that segment is gone; who is charged for so many bytes less.
@@ -81,6 +88,11 @@ impl Writes {
 
     pub(super) fn at(&self, number: u32) -> &Write {
         self.slots[number as usize].as_ref().expect("the caller has just found it")
+    }
+
+    /// The one that is to begin that life of an object: no two ever have the same version.
+    pub(super) fn find(&self, version: Version) -> Option<u32> {
+        self.by_version.get(&version.0).copied()
     }
 
     /// The one that started first.

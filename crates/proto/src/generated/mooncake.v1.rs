@@ -445,6 +445,7 @@ pub struct Place {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PutRef {
+    /// may be empty, since the version says enough; else it must fit
     #[prost(bytes = "bytes", tag = "1")]
     pub key: ::prost::bytes::Bytes,
     #[prost(uint64, tag = "2")]
@@ -494,8 +495,7 @@ pub struct PutRevokeResponse {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PutRefColumns {
-    #[prost(message, optional, tag = "1")]
-    pub keys: ::core::option::Option<KeyColumn>,
+    /// which say enough: no two puts ever have the same
     #[prost(fixed64, repeated, tag = "2")]
     pub versions: ::prost::alloc::vec::Vec<u64>,
     #[prost(message, optional, tag = "3")]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mooncake_base::{
-    Clock, Error, ErrorCode, Moment, ObjectKey, ReplicaId, Result, SegmentId, SystemClock,
+    Clock, Error, ErrorCode, Few, Moment, ObjectKey, ReplicaId, Result, SegmentId, SystemClock,
 };
 use mooncake_proto::{
     columns::Uneven,
@@ -12,7 +12,6 @@ use mooncake_proto::{
 
 use super::Shared;
 use crate::{
-    few::Few,
     metrics,
     object::{Place, SegmentInfo},
 };

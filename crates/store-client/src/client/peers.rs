@@ -5,8 +5,8 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::Moment;
 use mooncake_base::sync::Mutex;
+use mooncake_base::{Few, Moment};
 use mooncake_transfer_engine::Opcode;
 use rustc_hash::FxHashMap;
 
@@ -14,7 +14,7 @@ use super::{
     Shared,
     pace::{Site, in_turn},
 };
-use crate::{few::Few, object::Place};
+use crate::object::Place;
 
 /// How long a peer that failed is asked last.
 const SUSPICION: Duration = Duration::from_secs(5);

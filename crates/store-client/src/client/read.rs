@@ -4,7 +4,8 @@
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use mooncake_base::{
-    Clock, Error, ErrorCode, ErrorKind, Moment, ObjectKey, ReplicaId, Result, SystemClock, Version,
+    Clock, Error, ErrorCode, ErrorKind, Few, Moment, ObjectKey, ReplicaId, Result, SystemClock,
+    Version,
 };
 use mooncake_proto::{
     columns::{Located as Found, Outcome},
@@ -14,7 +15,6 @@ use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
 
 use super::{Client, Holds, Shared, batch, call, checksum::Summer, put::total, transfer::Jobs};
 use crate::{
-    few::Few,
     metrics::{Operation, Sum},
     object::{Located, Read, SegmentInfo, Span},
 };

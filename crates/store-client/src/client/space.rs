@@ -4,7 +4,7 @@
 use std::{sync::atomic::Ordering, time::Duration};
 
 use mooncake_base::{
-    Clock, Error, ErrorCode, Moment, ObjectKey, ReplicaId, Result, SystemClock, Version,
+    Clock, Error, ErrorCode, Few, Moment, ObjectKey, ReplicaId, Result, SystemClock, Version,
 };
 use mooncake_proto::{
     columns::{ItemPlaces, Outcome, share},
@@ -13,10 +13,7 @@ use mooncake_proto::{
 use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
 
 use super::{Shared, batch, call, checksum::Summer, transfer::Jobs};
-use crate::{
-    few::Few,
-    object::{Place, PutItem, PutOptions, PutOutcome, SoftPin},
-};
+use crate::object::{Place, PutItem, PutOptions, PutOutcome, SoftPin};
 
 /// Taken off the write window: our clock and the master's may run at different speeds.
 const WINDOW_MARGIN: Duration = Duration::from_millis(50);
@@ -372,7 +369,7 @@ impl Shared {
         call: impl Fn(v1::PutRefColumns, v1::Caller) -> Result<Option<v1::DoneColumns>>,
     ) -> Vec<Result<()>> {
         let mut results = Vec::with_capacity(puts.len());
-        let sizes = puts.iter().map(|(key, _)| key.as_bytes().len());
+        let sizes = puts.iter().map(|_| size_of::<u64>());
         for range in batch::cut(sizes, batch::KEY_BYTES_MAX) {
             let part = &puts[range];
             let answer = call(refs(part), self.caller.clone()).and_then(call::in_columns);
@@ -391,10 +388,9 @@ impl Shared {
     }
 }
 
-/// Puts that end, as columns.
+/// Puts that end, as columns. Their versions name them.
 fn refs(puts: &[Named<'_>]) -> v1::PutRefColumns {
     let mut columns = v1::PutRefColumns {
-        keys: Some(v1::KeyColumn::pack(puts.iter().map(|(key, _)| *key))),
         versions: puts.iter().map(|(_, space)| space.version.0).collect(),
         ..Default::default()
     };

@@ -69,7 +69,6 @@ fn a_batch_in_columns_is_put_and_found_as_one_by_one() {
     let done = [true, false, true, true];
     assert_eq!(outcomes.iter().map(Result::is_ok).collect::<Vec<_>>(), done);
     let written = v1::PutRefColumns {
-        keys: Some(column(&["a", "c", "d"])),
         versions: [0, 2, 3].map(|item| columns.versions[item]).to_vec(),
         checksums: Some(v1::ChecksumColumn { items: vec![1], checksums: vec![77] }),
         // Its only copy is given up, and with it the object.
@@ -97,12 +96,7 @@ fn a_batch_in_columns_is_put_and_found_as_one_by_one() {
 fn a_fence_of_a_batch_in_columns_can_be_handed_back() {
     let (service, id) = lent();
     let versions = start(&service, id).columns.unwrap().versions;
-    let keys = Some(column(&["a"]));
-    end(
-        &service,
-        id,
-        v1::PutRefColumns { keys, versions: vec![versions[0]], ..Default::default() },
-    );
+    end(&service, id, v1::PutRefColumns { versions: vec![versions[0]], ..Default::default() });
     let columns = Some(column(&["a", "b"]));
     let request = v1::LocateRequest { columns, fence: true, lease: true, ..Default::default() };
     let fences: Vec<_> = locate(&service, request).fences().collect();
@@ -147,9 +141,8 @@ fn any_call(id: ClientId) -> impl Strategy<Value = Call> {
         let columns = Some(v1::PutColumns { keys, lengths, groups });
         Call::PutStart(v1::PutStartRequest { caller: caller(id), columns, ..Default::default() })
     });
-    let refs = (keys(), numbers(), small_numbers(), small_numbers(), numbers()).prop_map(
-        |(keys, versions, summed, failed_items, failed_replicas)| v1::PutRefColumns {
-            keys,
+    let refs = (numbers(), small_numbers(), small_numbers(), numbers()).prop_map(
+        |(versions, summed, failed_items, failed_replicas)| v1::PutRefColumns {
             checksums: Some(v1::ChecksumColumn { items: summed, checksums: versions.clone() }),
             versions,
             failed_items,

@@ -11,8 +11,10 @@ use super::{
 /// The first choice is plain recency.
 const CHOICES: [[u32; TIERS]; 5] =
     [[0; TIERS], [0, 50, 70, 80], [0, 100, 180, 240], [0, 200, 200, 200], [0, 500, 500, 500]];
-/// The most objects of a shadow before anything was evicted.
-const EARLY_OBJECTS_MAX: usize = OBJECTS_MAX / 8;
+/// Before anything was evicted a shadow has so many objects at most…
+const EARLY_OBJECTS_MAX: usize = OBJECTS_MAX / 32;
+/// … and sees no more than one key in so many.
+const EARLY_SHARE: usize = 8;
 /// Parts of a tick in which uses are counted.
 const TICK_PARTS: u64 = 1 << 32;
 /// Reads after a share of the objects, one in so many, are no longer of the same batch…
@@ -79,7 +81,7 @@ impl Adaptive {
         // While there is room for all, what is learned is how half of it would do, and roughly.
         let objects = match self.has_evicted {
             true => (count, OBJECTS_MAX),
-            false => (count / 2, EARLY_OBJECTS_MAX),
+            false => (count / 2, (count / 2 / EARLY_SHARE).clamp(1, EARLY_OBJECTS_MAX)),
         };
         self.shadows.used(hash, tier, self.tick, objects);
     }
@@ -92,11 +94,10 @@ impl EvictionPolicy for Adaptive {
         }
     }
 
-    fn insert(&mut self, object: u32, hash: u64) {
+    fn insert(&mut self, object: u32, hash: u32) {
         if self.tiers.contains(object) {
             return;
         }
-        let hash = (hash >> 32) as u32;
         if self.uses * INSERT_SHARE > self.tiers.count() {
             self.next_batch();
         }
@@ -140,8 +141,7 @@ impl EvictionPolicy for Adaptive {
         self.tiers.put_back(object);
     }
 
-    fn evicted(&mut self, object: u32, hash: u64) {
-        let hash = (hash >> 32) as u32;
+    fn evicted(&mut self, object: u32, hash: u32) {
         if let Some((tier, _)) = self.tiers.known(object, hash) {
             self.has_evicted = true;
             self.ghosts.remember(hash, tier, self.tiers.count() + 1);

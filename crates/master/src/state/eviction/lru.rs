@@ -16,7 +16,7 @@ impl Lru {
 }
 
 impl EvictionPolicy for Lru {
-    fn insert(&mut self, object: u32, _hash: u64) {
+    fn insert(&mut self, object: u32, _hash: u32) {
         if !self.links.contains(object) {
             self.chain.push_last(&mut self.links, object);
         }

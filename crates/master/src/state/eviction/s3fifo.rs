@@ -64,14 +64,13 @@ impl S3Fifo {
 }
 
 impl EvictionPolicy for S3Fifo {
-    fn insert(&mut self, object: u32, hash: u64) {
+    fn insert(&mut self, object: u32, hash: u32) {
         if self.links.contains(object) {
             return;
         }
         if object as usize >= self.notes.len() {
             self.notes.resize(object as usize + 1, Note::default());
         }
-        let hash = (hash >> 32) as u32;
         self.notes[object as usize] = Note { uses: 0, is_proven: false };
         self.gone.make_room(self.proven.count());
         let is_proven = self.gone.recall(hash);
@@ -111,10 +110,10 @@ impl EvictionPolicy for S3Fifo {
         chain.push_first(links, object);
     }
 
-    fn evicted(&mut self, object: u32, hash: u64) {
+    fn evicted(&mut self, object: u32, hash: u32) {
         let is_newcomer = self.notes.get(object as usize).is_some_and(|note| !note.is_proven);
         if is_newcomer {
-            self.gone.remember((hash >> 32) as u32);
+            self.gone.remember(hash);
         }
     }
 }

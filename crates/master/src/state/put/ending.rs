@@ -8,7 +8,7 @@ use super::{PutRef, WritesOf};
 use crate::state::{
     Effect, State,
     lease::Stamp,
-    object::{Flags, NO_WRITE, Replica, Replicas},
+    object::{Flags, NO_WRITE},
     wish::WishedPin,
     write::Write,
 };
@@ -69,65 +69,60 @@ impl State {
         put: &PutRef<'_>,
     ) -> Result<(u32, Write)> {
         let missing = || {
-            Error::new(
-                ErrorCode::OBJECT_NOT_FOUND,
-                "no such put is under way; it was ended, revoked, displaced or took too long",
-            )
-            .with("key", Printed(put.key))
-            .with("version", put.version)
+            let why = "no such put is under way; it was ended, revoked, displaced or took too long";
+            let error = Error::new(ErrorCode::OBJECT_NOT_FOUND, why).with("version", put.version);
+            if put.key.is_empty() { error } else { error.with("key", Printed(put.key)) }
         };
-        let tenant = self.objects.tenant(tenant).ok_or_else(missing)?;
-        let slot = self.objects.find(tenant, put.key).ok_or_else(missing)?;
-        let number = self
-            .writes
-            .chain(self.objects.at(slot).writes)
-            .find(|&number| self.writes.at(number).version == put.version.0)
-            .ok_or_else(missing)?;
+        let number = self.writes.find(put.version).ok_or_else(missing)?;
         let write = self.writes.at(number);
+        let slot = write.object.ok_or_else(missing)?;
+        let object = self.objects.at(slot);
+        let is_named = put.key.is_empty() || put.key == self.objects.key(object);
+        if !is_named || self.objects.tenant(tenant) != Some(object.tenant) {
+            return Err(missing());
+        }
         if write.client != client {
             return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, "the put is somebody else's")
-                .with("key", Printed(put.key)));
+                .with("key", Printed(self.objects.key(object))));
         }
         if (write.started + self.rules.put_release).has_passed(now) {
             return Err(missing());
         }
         self.unlink_write(slot, number);
         let write = self.writes.remove(number);
-        for replica in &write.replicas {
+        for replica in write.replicas.iter() {
             let segment = self.segments.at_mut(replica.segment);
             segment.writing -= segment.allocator.size(replica.block);
         }
         Ok((slot, write))
     }
 
-    /// Takes out the copies that were written; the memory of the others rests.
-    pub(super) fn give_up(
-        &mut self,
-        now: Moment,
-        write: &mut Write,
-        failed: &[ReplicaId],
-    ) -> Vec<Replica> {
-        let mut copies = std::mem::take(&mut write.replicas);
-        copies.retain(|replica| {
+    /// Only the copies that were written are left; the memory of the others rests.
+    pub(super) fn give_up(&mut self, now: Moment, write: &mut Write, failed: &[ReplicaId]) {
+        if failed.is_empty() {
+            return;
+        }
+        let until = (write.started + self.rules.write_end()).into();
+        write.replicas.retain(|replica| {
             let is_kept = !failed.contains(&replica.id(write.version));
             if !is_kept {
                 self.tenants.uncharge(write.tenant, write.length);
-                self.release(now, *replica, (write.started + self.rules.write_end()).into());
+                self.release(now, *replica, until);
             }
             is_kept
         });
-        copies
+    }
+
+    /// Gives back what was written and will not be published.
+    pub(super) fn free_written(&mut self, now: Moment, write: &Write) {
+        self.tenants.uncharge(write.tenant, write.length * write.replicas.len() as u64);
+        for &replica in write.replicas.iter() {
+            self.release(now, replica, Stamp::default());
+        }
     }
 
     /// What was written stands under the key from now on, and nothing else does.
-    pub(super) fn publish(
-        &mut self,
-        now: Moment,
-        slot: u32,
-        write: Write,
-        kept: Vec<Replica>,
-        put: &PutRef<'_>,
-    ) {
+    pub(super) fn publish(&mut self, now: Moment, slot: u32, write: Write, put: &PutRef<'_>) {
         let checksum = put.checksum;
         let pin = match write.soft_pin {
             WishedPin::Preserve => self.pins.ttl(now, slot),
@@ -137,7 +132,7 @@ impl State {
         self.drop_value(now, slot);
         self.record_published(write.version, put, pin);
         if write.is_hard_pinned {
-            for replica in &kept {
+            for replica in write.replicas.iter() {
                 let segment = self.segments.at_mut(replica.segment);
                 segment.hard_pinned += segment.allocator.size(replica.block);
             }
@@ -147,7 +142,7 @@ impl State {
         object.version = write.version;
         object.length = write.length;
         object.data_type = write.data_type;
-        object.replicas = Replicas::from(kept);
+        object.replicas = write.replicas;
         object.flags.set(Flags::COMPLETE, true);
         object.flags.set(Flags::HARD_PINNED, write.is_hard_pinned);
         object.flags.set(Flags::GROUPED, !write.group.is_empty());
@@ -160,14 +155,14 @@ impl State {
         if let Some(ttl) = pin {
             self.pin(now, slot, ttl);
         }
-        self.enqueue(slot);
+        self.enqueue_hashed(slot, write.hash);
         self.tell_stored(slot);
     }
 
     /// Gives back what a put that is not in the books any more held.
     fn release_written(&mut self, now: Moment, write: &Write, until: Stamp) {
         self.tenants.uncharge(write.tenant, write.length * write.replicas.len() as u64);
-        for &replica in &write.replicas {
+        for &replica in write.replicas.iter() {
             let segment = self.segments.at_mut(replica.segment);
             segment.writing -= segment.allocator.size(replica.block);
             self.release(now, replica, until);

@@ -108,7 +108,7 @@ impl State {
             if !object.is_complete() || object.flags.has(Flags::HARD_PINNED) {
                 continue;
             }
-            let copies = object.replicas.as_slice().iter().map(|copy| {
+            let copies = object.replicas.iter().map(|copy| {
                 let segment = self.segments.at(copy.segment);
                 let counts = segment.takes_new() && want.within.has(copy.segment);
                 if counts { segment.allocator.size(copy.block) } else { 0 }

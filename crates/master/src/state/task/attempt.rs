@@ -1,6 +1,6 @@
 //! One try of a task: what is still wanted, room for it, and what becomes of it at the end.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use mooncake_base::{ClientId, Error, Moment, ReplicaId, Result, TaskId, Version};
 
@@ -100,7 +100,7 @@ impl State {
     }
 
     fn plan(&self, task: &Task, object: &Object, client: ClientId) -> Plan {
-        let copies = object.replicas.as_slice();
+        let copies = &object.replicas[..];
         let readable: Vec<(Replica, ClientId)> = copies
             .iter()
             .map(|copy| (*copy, self.segments.at(copy.segment)))
@@ -224,8 +224,8 @@ impl State {
         self.tenants.charge(tenant, length * placed.len() as u64);
         self.objects.at_mut(slot).flags.set(Flags::COPIED, true);
         let is_whole = why.is_none();
-        let targets = self.places(version, length, &placed);
-        let source = self.places(version, length, &[source]).pop()?;
+        let targets = self.places(version, length, &placed).to_vec();
+        let source = *self.places(version, length, &[source]).first()?;
         self.tasks.run(id, Attempt { until, tenant, length, placed, is_whole });
         let task = self.tasks.get_mut(id)?;
         task.begun.get_or_insert(now);
@@ -259,14 +259,14 @@ impl State {
                 length,
                 replicas: 1,
                 within: spot.within(),
-                host: Arc::from(""),
+                host: "",
                 options: &options,
                 spared: Some(slot),
             };
             match self.find_room(now, &want) {
                 Ok(found) => {
                     let ordinal = self.tasks.ordinal();
-                    placed.extend(found.into_iter().map(|copy| Replica { ordinal, ..copy }));
+                    placed.extend(found.iter().map(|&copy| Replica { ordinal, ..copy }));
                 }
                 Err(error) => failure = Some(error),
             }

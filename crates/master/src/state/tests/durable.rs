@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mooncake_base::ObjectKey;
+
 use super::{
     super::image::{LoggedSegment, Standing},
     *,

@@ -272,7 +272,7 @@ impl Model {
             let Some(slot) = state.objects.find(0, name.as_bytes()) else { continue };
             let object = state.objects.at(slot);
             if self.lease_of(key).is_some() && !object.flags.has(Flags::HARD_PINNED) {
-                let copies = object.replicas.as_slice().iter();
+                let copies = object.replicas.iter();
                 leased += object.length
                     * copies.filter(|copy| open.contains(&copy.segment)).count() as u64;
             }
@@ -318,7 +318,7 @@ impl Model {
                 *fence = until.max(*fence);
             }
         }
-        for place in located.places {
+        for place in located.places.iter() {
             assert!(self.pool.state.verify(
                 &self.pool.tenant,
                 KEYS[key].as_bytes(),
@@ -421,13 +421,13 @@ impl Model {
         let charged = state.quota(&self.pool.tenant).unwrap().charged;
         assert_eq!(charged, stored + put + copied, "what is charged is what there is");
         for object in objects.clone().filter(|object| object.is_complete()) {
-            let mut ids: Vec<u16> = object.replicas.as_slice().iter().map(|c| c.ordinal).collect();
+            let mut ids: Vec<u16> = object.replicas.iter().map(|c| c.ordinal).collect();
             ids.sort_unstable();
             assert!(ids.windows(2).all(|pair| pair[0] != pair[1]), "copies have numbers");
         }
         assert_eq!(complete, state.objects.complete);
-        let copies = objects.flat_map(|object| object.replicas.as_slice());
-        let written = state.writes.iter().flat_map(|write| &write.replicas);
+        let copies = objects.flat_map(|object| object.replicas.iter());
+        let written = state.writes.iter().flat_map(|write| write.replicas.iter());
         let written = written.chain(state.tasks.placed());
         let blocks = copies.chain(written).map(|copy| (copy.segment, copy.block));
         let resting = || state.quarantine.blocks().map(|(_, slot, block)| (slot, block));
@@ -452,7 +452,7 @@ impl Model {
                     .map(|(_, block)| segment.allocator.size(block))
                     .sum::<u64>()
             };
-            let written = state.writes.iter().flat_map(|write| &write.replicas);
+            let written = state.writes.iter().flat_map(|write| write.replicas.iter());
             let written = written.chain(state.tasks.placed());
             let mut written = written.map(|copy| (copy.segment, copy.block));
             assert_eq!(block_bytes(&mut written), segment.writing);

@@ -122,7 +122,7 @@ fn a_copy_that_failed_is_given_up_and_its_memory_rests() {
         checksum: None,
     };
     pool.state.put_end(pool.now, A, &pool.tenant, put).unwrap();
-    assert_eq!(pool.locate("k", false, false).unwrap().places, [second]);
+    assert_eq!(pool.locate("k", false, false).unwrap().places[..], [second]);
     assert!(!pool.state.verify(&pool.tenant, b"k", started.version, first.replica));
     assert_eq!(pool.state.totals().fenced, MIB);
     pool.wait(22);
@@ -330,7 +330,7 @@ fn the_same_call_again_has_the_same_answer_and_another_call_has_not() {
     let mut pool = Pool::new(4);
     let options = PutOptions::default();
     let mut start = |client, length, request| {
-        let key = ObjectKey::new(&b"k"[..]).unwrap();
+        let key = KeyRef::new(b"k").unwrap();
         let put = Put { key, length, group: b"", options: &options, is_replacing: false, request };
         pool.state.put_start(pool.now, client, &pool.tenant, put)
     };
@@ -340,7 +340,7 @@ fn the_same_call_again_has_the_same_answer_and_another_call_has_not() {
         fails(start(client, length, request), ErrorCode::OBJECT_ALREADY_EXISTS);
     }
     pool.end(A, "k", &first).unwrap();
-    let key = ObjectKey::new(&b"k"[..]).unwrap();
+    let key = KeyRef::new(b"k").unwrap();
     let put =
         Put { key, length: MIB, group: b"", options: &options, is_replacing: false, request: 7 };
     let again = pool.state.put_start(pool.now, A, &pool.tenant, put);

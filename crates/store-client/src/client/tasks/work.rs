@@ -8,12 +8,12 @@
 use std::{sync::Arc, thread::JoinHandle, time::Duration};
 
 use mooncake_base::sync::{Condvar, Mutex};
-use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_base::{Clock, Error, ErrorCode, Few, Moment, Result, SystemClock};
 use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
 use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
 
 use super::super::{Shared, call, transfer::Jobs};
-use crate::{few::Few, object::Place};
+use crate::object::Place;
 
 /// The most tasks that are fetched together…
 const TASKS_MAX: u32 = 64;

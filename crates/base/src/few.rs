@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 
 /// Items in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Few<T> {
+pub enum Few<T> {
     /// Exactly one.
     One([T; 1]),
     /// Any number.
@@ -29,6 +29,12 @@ impl<T> DerefMut for Few<T> {
             Self::One(one) => one,
             Self::Many(many) => many,
         }
+    }
+}
+
+impl<T> Default for Few<T> {
+    fn default() -> Self {
+        Self::Many(Vec::new())
     }
 }
 
