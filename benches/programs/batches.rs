@@ -75,7 +75,7 @@ fn put_all(client: &Client, keys: &[ObjectKey], ranges: &[[LocalRange; 1]]) -> R
     let items: Vec<_> = keys
         .iter()
         .zip(ranges)
-        .map(|(key, parts)| PutItem { key: key.clone(), parts: parts.as_slice() })
+        .map(|(key, parts)| PutItem { key: key.into(), parts: parts.as_slice() })
         .collect();
     for outcome in client.put(&items, &PutOptions::default()) {
         ensure!(matches!(outcome?, PutOutcome::Stored { replicas: 1 }), "a key is new");

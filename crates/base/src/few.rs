@@ -38,6 +38,15 @@ impl<T> Default for Few<T> {
     }
 }
 
+impl<T> From<Few<T>> for Vec<T> {
+    fn from(few: Few<T>) -> Self {
+        match few {
+            Few::One(one) => Self::from(one),
+            Few::Many(many) => many,
+        }
+    }
+}
+
 impl<T> FromIterator<T> for Few<T> {
     fn from_iter<I: IntoIterator<Item = T>>(items: I) -> Self {
         let mut items = items.into_iter();
@@ -60,6 +69,7 @@ mod tests {
             let few: Few<usize> = (0..count).collect();
             assert_eq!(*few, (0..count).collect::<Vec<_>>());
             assert_eq!(matches!(few, Few::One(_)), count == 1);
+            assert_eq!(Vec::from(few), (0..count).collect::<Vec<_>>());
         }
     }
 }

@@ -44,6 +44,7 @@ mod tests;
 
 use mooncake_base::Moment;
 
+pub(crate) use self::put::Putter;
 use self::{
     client::Clients,
     dormancy::Dormancy,
@@ -70,7 +71,7 @@ pub use self::{
     image::Image,
     news::News,
     object::ObjectState,
-    put::{Place, Put, PutRef, Putter, Started},
+    put::{Place, Put, PutRef, Started},
     query::{Listing, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
     read::{Grant, Hold, Located, LocatedObject, Probed},
     restore::Restored,

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
-use mooncake_base::{Error, ObjectKey};
+use mooncake_base::{Error, KeyRef};
 
 use crate::v1;
 
@@ -132,10 +132,10 @@ impl<'a> Failures<'a> {
 
 impl v1::KeyColumn {
     /// Puts keys end to end.
-    pub fn pack<'a>(keys: impl Iterator<Item = &'a ObjectKey> + Clone) -> Self {
+    pub fn pack<'a>(keys: impl Iterator<Item = KeyRef<'a>> + Clone) -> Self {
         let total = keys.clone().map(|key| key.as_bytes().len()).sum();
         let mut bytes = BytesMut::with_capacity(total);
-        let length = |key: &ObjectKey| {
+        let length = |key: KeyRef<'_>| {
             bytes.extend_from_slice(key.as_bytes());
             u32::try_from(key.as_bytes().len()).expect("keys are short")
         };

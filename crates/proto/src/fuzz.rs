@@ -2,7 +2,7 @@
 
 use bytes::BytesMut;
 use mooncake_base::{
-    Error, ErrorCode, ObjectKey,
+    Error, ErrorCode, KeyRef,
     fuzz::{Target, check, outcome},
 };
 use prost::Message;
@@ -89,8 +89,8 @@ fn requests() -> Target {
     let caller = Some(v1::Caller { client: vec![7; 16].into(), tenant: "t".to_owned() });
     let keys = vec![b"a".as_slice().into(), vec![b'k'; 64].into()];
     let item = v1::PutItem { key: b"k".as_slice().into(), length: 1 << 40, ..Default::default() };
-    let named = ["a", "key"].map(|key| ObjectKey::new(key.as_bytes()).expect("a key"));
-    let column = v1::KeyColumn::pack(named.iter());
+    let named = ["a", "key"].map(|key| KeyRef::new(key.as_bytes()).expect("a key"));
+    let column = v1::KeyColumn::pack(named.into_iter());
     let checksums = v1::ChecksumColumn { items: vec![1], checksums: vec![u64::MAX] };
     let calls = [
         Call::Locate(v1::LocateRequest {

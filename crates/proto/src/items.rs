@@ -137,13 +137,13 @@ impl v1::LocatedColumns {
 
 #[cfg(test)]
 mod tests {
-    use mooncake_base::ObjectKey;
+    use mooncake_base::KeyRef;
 
     use super::*;
 
     fn columns(keys: &[&str]) -> v1::KeyColumn {
-        let keys: Vec<_> = keys.iter().map(|key| ObjectKey::new(key.as_bytes()).unwrap()).collect();
-        v1::KeyColumn::pack(keys.iter())
+        let keys: Vec<_> = keys.iter().map(|key| KeyRef::new(key.as_bytes()).unwrap()).collect();
+        v1::KeyColumn::pack(keys.into_iter())
     }
 
     #[test]

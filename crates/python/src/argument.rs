@@ -1,6 +1,6 @@
 //! Arguments as Python writes them, turned into checked types.
 
-use mooncake_base::{Error, ErrorCode, KeyBatch, ObjectKey, Result};
+use mooncake_base::{Error, ErrorCode, KeyBatch, KeyRef, ObjectKey, Result};
 use mooncake_store_client::Selector;
 use pyo3::{
     Borrowed,
@@ -43,6 +43,48 @@ pub(crate) fn whole<T: TryFrom<u64>>(object: &Bound<'_, PyAny>) -> PyResult<T> {
 /// The same; `None` stands for no number.
 pub(crate) fn maybe_whole<T: TryFrom<u64>>(object: &Bound<'_, PyAny>) -> PyResult<Option<T>> {
     if object.is_none() { Ok(None) } else { whole(object).map(Some) }
+}
+
+/// Keys as they were given, end to end in one buffer.
+#[derive(Debug)]
+pub(crate) struct Names {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl Names {
+    /// Reads them.
+    pub(crate) fn of(keys: &Bound<'_, PyAny>) -> PyResult<Self> {
+        match keys.cast::<PyList>() {
+            Ok(list) => Self::gathered(list.iter()),
+            Err(_) => Self::gathered(sequence(keys, KEYS)?.into_iter()),
+        }
+    }
+
+    /// Reads those.
+    pub(crate) fn gathered<'py>(
+        keys: impl ExactSizeIterator<Item = Bound<'py, PyAny>>,
+    ) -> PyResult<Self> {
+        let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(keys.len()));
+        for key in keys {
+            with_bytes(&key, |key| bytes.extend_from_slice(key))?;
+            ends.push(bytes.len());
+        }
+        Ok(Self { bytes, ends })
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Each of them; one that no object can have is a failure of its item.
+    pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = Result<KeyRef<'_>>> {
+        let mut start = 0;
+        self.ends
+            .iter()
+            .map(move |&end| KeyRef::new(&self.bytes[std::mem::replace(&mut start, end)..end]))
+    }
 }
 
 /// Reads keys; one that no object can have is a failure of its item.
@@ -138,28 +180,49 @@ pub(crate) fn among_good<I, O>(
     items: Vec<Result<I>>,
     call: impl FnOnce(Vec<I>) -> Vec<Result<O>>,
 ) -> Vec<Result<O>> {
+    let (good, refused) = sort_out(items.into_iter());
+    refused.among(call(good))
+}
+
+/// The items that are good, and the others.
+pub(crate) fn sort_out<I>(items: impl ExactSizeIterator<Item = Result<I>>) -> (Vec<I>, Refused) {
     let count = items.len();
     let mut good = Vec::with_capacity(count);
     let mut refused = Vec::new();
-    for (at, item) in items.into_iter().enumerate() {
+    for (at, item) in items.enumerate() {
         match item {
             Ok(item) => good.push(item),
             Err(error) => refused.push((at, error)),
         }
     }
-    let outcomes = call(good);
-    if refused.is_empty() && outcomes.len() == count {
-        return outcomes;
+    (good, Refused { count, refused })
+}
+
+/// Items of a batch that were refused before it was called.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    /// Of how many.
+    count: usize,
+    /// The number of each, and why.
+    refused: Vec<(usize, Error)>,
+}
+
+impl Refused {
+    /// These failures among the outcomes of the good items, each in its place.
+    pub(crate) fn among<O>(self, outcomes: Vec<Result<O>>) -> Vec<Result<O>> {
+        if self.refused.is_empty() && outcomes.len() == self.count {
+            return outcomes;
+        }
+        let mut refused = self.refused.into_iter().peekable();
+        let mut outcomes = outcomes.into_iter();
+        let missing = || Err(Error::internal("a batch was answered with too few outcomes"));
+        (0..self.count)
+            .map(|at| match refused.next_if(|(refused, _)| *refused == at) {
+                Some((_, error)) => Err(error),
+                None => outcomes.next().unwrap_or_else(missing),
+            })
+            .collect()
     }
-    let mut refused = refused.into_iter().peekable();
-    let mut outcomes = outcomes.into_iter();
-    let missing = || Err(Error::internal("a batch was answered with too few outcomes"));
-    (0..count)
-        .map(|at| match refused.next_if(|(refused, _)| *refused == at) {
-            Some((_, error)) => Err(error),
-            None => outcomes.next().unwrap_or_else(missing),
-        })
-        .collect()
 }
 
 /// Refuses lists of which one is longer than the other.

@@ -21,7 +21,7 @@ use mooncake_transfer_engine::LocalRange;
 use pyo3::{IntoPyObjectExt, exceptions::PyBufferError, prelude::*};
 
 use crate::{
-    argument::{among_good, as_absent, object_keys, same_length, selector},
+    argument::{Names, among_good, as_absent, object_keys, same_length, selector},
     buffer::{Buffer, Views},
     error::{or_raise, raised},
     options::PutOptions,
@@ -105,7 +105,7 @@ impl Pending {
     ) -> PyResult<u64> {
         or_raise(py, same_length("values", values.len(), keys.len()))?;
         let views = values.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
-        let names = object_keys(&keys)?;
+        let names = Names::gathered(keys.iter().cloned())?;
         let options = match options {
             Some(options) => or_raise(py, options.get().for_batch(is_upsert, keys.len()))?,
             None => mooncake_store_client::PutOptions { is_upsert, ..Default::default() },
@@ -114,7 +114,7 @@ impl Pending {
         self.begin(py, move |client| {
             let stored = client.map(|client| {
                 let ranges: Vec<&[LocalRange]> = views.iter().map(Views::ranges).collect();
-                moves::put(client, names, &ranges, options)
+                moves::put(client, &names, &ranges, options)
             });
             Box::new(move |py| {
                 drop(views);

@@ -30,7 +30,7 @@ use self::{
     tasks::Halves,
 };
 use crate::{
-    argument::{self, Unsigned, among_good, as_absent, key_batch, object_keys, same_length},
+    argument::{self, Names, Unsigned, among_good, as_absent, key_batch, object_keys, same_length},
     buffer::{Ranges, Views},
     detach::detached,
     engine::Engine,
@@ -645,9 +645,9 @@ impl Store {
         values: &[&[LocalRange]],
         (options, is_upsert): (Option<&Bound<'py, PutOptions>>, bool),
     ) -> PyResult<Bound<'py, PyList>> {
-        let names = object_keys(keys)?;
+        let names = Names::gathered(keys.iter().cloned())?;
         let options = batch_options(py, options, is_upsert, keys.len())?;
-        let stored = self.call(py, |client| moves::put(client, names, values, options))?;
+        let stored = self.call(py, |client| moves::put(client, &names, values, options))?;
         outcomes(py, keys, stored)
     }
 

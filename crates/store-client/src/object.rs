@@ -2,16 +2,16 @@
 
 use std::{sync::Arc, time::Duration};
 
-use mooncake_base::{Error, Few, Moment, ObjectKey, ReplicaId, SegmentId, Version};
+use mooncake_base::{Error, Few, KeyRef, Moment, ObjectKey, ReplicaId, SegmentId, Version};
 use mooncake_transfer_engine::LocalRange;
 
 use crate::client::Holds;
 
 /// An object to be put: its name and the memory that holds its bytes, in order.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct PutItem<'a> {
     /// The name.
-    pub key: ObjectKey,
+    pub key: KeyRef<'a>,
     /// The bytes. Their lengths add up to the object's length, which is at least 1.
     pub parts: &'a [LocalRange],
 }

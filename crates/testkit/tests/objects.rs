@@ -118,8 +118,9 @@ fn of_many_small_objects_each_has_its_own_bytes_and_its_own_outcome() {
     memory.write(0, &bytes).unwrap();
     let parts: Vec<_> =
         (0..COUNT).map(|at| [range(&memory, at * 8, if is_empty(at) { 0 } else { 8 })]).collect();
+    let keys: Vec<_> = (0..COUNT).map(|at| key(&name(at))).collect();
     let items: Vec<_> =
-        (0..COUNT).map(|at| PutItem { key: key(&name(at)), parts: &parts[at] }).collect();
+        (0..COUNT).map(|at| PutItem { key: (&keys[at]).into(), parts: &parts[at] }).collect();
     let outcomes = writer.client.put(&items, &PutOptions::default());
     assert_eq!(outcomes.len(), COUNT);
     for (at, outcome) in outcomes.into_iter().enumerate() {
@@ -150,7 +151,8 @@ fn the_same_key_twice_in_a_batch_is_put_in_order() {
     let memory = node.engine().allocate(4096).unwrap();
     memory.write(0, b"onetwo").unwrap();
     // Twice the same memory, at two lengths: their lengths tell the two puts apart.
-    let item = |parts| PutItem { key: key("k"), parts };
+    let key = key("k");
+    let item = |parts| PutItem { key: (&key).into(), parts };
     let (one, two) = ([range(&memory, 0, 3)], [range(&memory, 0, 6)]);
     let kept = node.client.put(&[item(&one), item(&two)], &PutOptions::default());
     assert!(

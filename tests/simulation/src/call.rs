@@ -24,12 +24,10 @@ pub(crate) enum Call {
         request: u64,
     },
     PutEnd {
-        key: u64,
         version: Version,
         failed: Vec<ReplicaId>,
     },
     PutRevoke {
-        key: u64,
         version: Version,
         failed: Vec<ReplicaId>,
     },

@@ -212,10 +212,9 @@ impl Host {
                 let places = places(state, &started.places);
                 Ok(Reply::Started { version: started.version, places })
             }
-            Call::PutEnd { key, version, failed } | Call::PutRevoke { key, version, failed } => {
-                let name = key_name(*key);
+            Call::PutEnd { version, failed } | Call::PutRevoke { version, failed } => {
                 let failed_replicas = &failed[..];
-                let put = PutRef { key: &name, version: *version, failed_replicas, checksum: None };
+                let put = PutRef { key: b"", version: *version, failed_replicas, checksum: None };
                 match call {
                     Call::PutEnd { .. } => state.put_end(now, client, tenant, put)?,
                     _ => state.put_revoke(now, client, tenant, put)?,

@@ -109,10 +109,10 @@ impl Ledger {
     }
 
     fn start(&mut self, version: u64, value: &Value<'_>) -> Result<(), String> {
-        for copy in &value.copies {
+        for copy in value.copies.iter() {
             self.take(copy, value.length, version)?;
         }
-        let (key, copies) = (value.key.to_vec(), value.copies.clone());
+        let (key, copies) = (value.key.to_vec(), value.copies.to_vec());
         let length = value.length;
         self.writes.insert(version, Holding { key, version, length, copies });
         Ok(())

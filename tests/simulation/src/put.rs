@@ -126,9 +126,9 @@ impl Put {
         if writing.next.1 >= self.length {
             writing.next = (writing.next.0 + 1, 0);
         }
-        let (key, version) = (self.key, writing.version);
+        let version = writing.version;
         if gives_up {
-            self.close(world, me, Call::PutRevoke { key, version, failed: Vec::new() });
+            self.close(world, me, Call::PutRevoke { version, failed: Vec::new() });
         } else if let Some(place) = writing.places.get(writing.next.0) {
             let first = writing.next.1;
             let words = world.random.between(1, PIECE_WORDS).min(self.length - first);
@@ -136,10 +136,10 @@ impl Put {
             let content = (first..first + words).map(|index| truth::word(version, index));
             world.write_piece(me, *place, first, content.collect());
         } else if writing.failed.len() == writing.places.len() {
-            self.close(world, me, Call::PutRevoke { key, version, failed: Vec::new() });
+            self.close(world, me, Call::PutRevoke { version, failed: Vec::new() });
         } else {
             let failed = std::mem::take(&mut writing.failed);
-            self.close(world, me, Call::PutEnd { key, version, failed });
+            self.close(world, me, Call::PutEnd { version, failed });
         }
     }
 

@@ -316,13 +316,13 @@ fn share_segments(places: &mut Option<v1::PlaceColumns>) {
 
 #[cfg(test)]
 mod tests {
-    use mooncake_base::ObjectKey;
+    use mooncake_base::KeyRef;
 
     use super::*;
 
     fn keys() -> Option<v1::KeyColumn> {
-        let keys = ["a", "bc"].map(|key| ObjectKey::new(key.as_bytes()).unwrap());
-        Some(v1::KeyColumn::pack(keys.iter()))
+        let keys = ["a", "bc"].map(|key| KeyRef::new(key.as_bytes()).unwrap());
+        Some(v1::KeyColumn::pack(keys.into_iter()))
     }
 
     fn start(lengths: &[u64], groups: &[&str]) -> v1::PutStartRequest {

@@ -1,7 +1,7 @@
 //! The calls about objects: writing, reading, removing and listing them.
 
 use bytes::Bytes;
-use mooncake_base::{Error, KeyRef, Moment, ReplicaId, Result, Version};
+use mooncake_base::{Error, Few, KeyRef, Moment, ReplicaId, Result, Version};
 use mooncake_proto::{
     convert::Caller,
     v1::{self, ItemResult},
@@ -10,7 +10,7 @@ use prost::Message;
 
 use super::{
     BATCH_ITEMS_MAX, SLICE_ITEMS, Service,
-    answer::{SegmentTable, object_state, put_options, replicas, selector},
+    answer::{SegmentTable, object_state, put_options, selector},
     calls::Op,
     check_batch,
     forms::{Ends, Finds, Item, Starts, endings, put_items},
@@ -42,12 +42,14 @@ impl Service {
             write_window_ms = millis(state.rules().write_window);
             let now = self.clock.now();
             let putter = state.putter(now, caller.client, &tenant);
-            for item in items {
+            let hashes = state.hashes(putter.as_ref().ok(), items.iter().map(|item| item.key));
+            for (item, hash) in items.iter().zip(hashes) {
                 let request = item_request(r.request, items_before);
                 items_before += 1;
                 let putter = putter.as_ref().map_err(Clone::clone);
                 let started = putter.and_then(|putter| {
-                    start_one(state, now, putter, *item, (&options, r.replace, request))
+                    let how = (&options, r.replace, request);
+                    start_one(state, now, putter, (*item, hash), how)
                 });
                 match &started {
                     Ok(_) => self.traffic.put(item.length),
@@ -215,7 +217,8 @@ impl Service {
         let mut failed = 0;
         self.by_slices(&puts, |state, puts| {
             for put in puts {
-                let failed_replicas = replicas(put.failed_replicas);
+                let failed_replicas: Few<ReplicaId> =
+                    put.failed_replicas.iter().copied().map(ReplicaId).collect();
                 let put = PutRef {
                     key: put.key,
                     version: Version(put.version),
@@ -276,7 +279,7 @@ fn start_one(
     state: &mut State,
     now: Moment,
     putter: &Putter,
-    item: Item<'_>,
+    (item, hash): (Item<'_>, u32),
     (options, is_replacing, request): (&PutOptions, bool, u64),
 ) -> Result<crate::state::Started> {
     let key = KeyRef::new(item.key)?;
@@ -287,7 +290,7 @@ fn start_one(
     }
     let Item { length, group, .. } = item;
     let put = Put { key, length, group, options, is_replacing, request };
-    state.put_start_by(now, putter, put)
+    state.put_start_hashed(now, putter, hash, put)
 }
 
 /// What tells an item of a call from all others of its caller, the same key twice among them; 0 if

@@ -9,7 +9,7 @@ pub(super) mod codec;
 
 use std::time::Duration;
 
-use mooncake_base::{ClientId, ErrorCode, TenantId};
+use mooncake_base::{ClientId, ErrorCode, Few, TenantId};
 
 use super::{
     State,
@@ -165,7 +165,7 @@ pub struct Value<'a> {
     /// Bytes.
     pub length: u64,
     /// Where its copies lie.
-    pub copies: Vec<Copy>,
+    pub copies: Few<Copy>,
     /// What its writer says it is.
     pub data_type: u8,
     /// Never evicted.
@@ -277,7 +277,7 @@ impl State {
     }
 
     /// Copies in the words of the log, those that were lost left out.
-    pub(super) fn logged_copies(&self, replicas: &[Replica]) -> Vec<Copy> {
+    pub(super) fn logged_copies(&self, replicas: &[Replica]) -> Few<Copy> {
         let standing = replicas.iter().filter(|copy| self.segments.at(copy.segment).is_standing());
         standing.map(|copy| self.logged_copy(copy)).collect()
     }

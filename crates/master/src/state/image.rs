@@ -262,7 +262,7 @@ impl Standing {
         Self {
             version,
             length: value.length,
-            copies: std::mem::take(&mut value.copies),
+            copies: std::mem::take(&mut value.copies).into(),
             data_type: value.data_type,
             is_hard_pinned: value.is_hard_pinned,
             group: value.group.into(),

@@ -405,9 +405,7 @@ impl State {
     /// One more copy of an object that can be read.
     pub(super) fn add_copy(&mut self, slot: u32, replica: Replica) {
         let object = self.objects.at_mut(slot);
-        let mut copies = object.replicas.to_vec();
-        copies.push(replica);
-        object.replicas = Replicas::from(copies);
+        object.replicas.push(replica);
         let length = object.length;
         let flags = object.flags;
         let object = self.objects.at(slot);

@@ -46,7 +46,7 @@ pub struct Put<'a> {
 /// Who puts, looked up once for the puts of a call. Good as long as nothing else is asked of the
 /// state.
 #[derive(Debug)]
-pub struct Putter {
+pub(crate) struct Putter {
     client: ClientId,
     tenant: u16,
     /// Empty if unknown.
@@ -103,7 +103,12 @@ impl State {
     /// # Errors
     /// `CLIENT_NOT_FOUND`: register first. `TENANT_NOT_REGISTERED`: quotas are enforced, and the
     /// tenant has none.
-    pub fn putter(&mut self, now: Moment, client: ClientId, tenant: &TenantId) -> Result<Putter> {
+    pub(crate) fn putter(
+        &mut self,
+        now: Moment,
+        client: ClientId,
+        tenant: &TenantId,
+    ) -> Result<Putter> {
         // Before anything is looked up, since what is due may take it away.
         self.catch_up(now);
         self.clients.check(client)?;
@@ -112,19 +117,13 @@ impl State {
         Ok(Putter { client, tenant, host: self.clients.host(client) })
     }
 
-    /// [`put_start_by`](Self::put_start_by) of one put.
-    ///
-    /// # Errors
-    /// As there, and as [`putter`](Self::putter).
-    pub fn put_start(
-        &mut self,
-        now: Moment,
-        client: ClientId,
-        tenant: &TenantId,
-        put: Put<'_>,
-    ) -> Result<Started> {
-        let putter = self.putter(now, client, tenant)?;
-        self.put_start_by(now, &putter, put)
+    /// The hashes of keys that the putter, if there is one, puts next.
+    pub(crate) fn hashes<'k>(
+        &self,
+        putter: Option<&Putter>,
+        keys: impl Iterator<Item = &'k [u8]>,
+    ) -> Vec<u32> {
+        self.objects.hashes(putter.map(|putter| putter.tenant), keys)
     }
 
     /// Allocates the copies of an object and lets the client write them for the rules'
@@ -133,18 +132,32 @@ impl State {
     /// # Errors
     /// `OBJECT_ALREADY_EXISTS` (unless replacing): there is such an object, or somebody is writing
     /// it. `NO_AVAILABLE_HANDLE`: no room; the context says what holds it, and has `retry_after_ms`
-    /// if only the end of a fence is awaited.
+    /// if only the end of a fence is awaited. `CLIENT_NOT_FOUND`: register first.
     /// `INVALID_PARAMS`: no bytes, no copies, or too long a pin. `OBJECT_REPLICA_BUSY`: too many
     /// writers of one key.
-    pub fn put_start_by(&mut self, now: Moment, putter: &Putter, put: Put<'_>) -> Result<Started> {
+    pub fn put_start(
+        &mut self,
+        now: Moment,
+        client: ClientId,
+        tenant: &TenantId,
+        put: Put<'_>,
+    ) -> Result<Started> {
+        let putter = self.putter(now, client, tenant)?;
+        let hash = self.objects.hash(putter.tenant, put.key.as_bytes());
+        self.put_start_hashed(now, &putter, hash, put)
+    }
+
+    /// As [`put_start`](Self::put_start), of one of many keys, for who knows its hash.
+    pub(crate) fn put_start_hashed(
+        &mut self,
+        now: Moment,
+        putter: &Putter,
+        hash: u32,
+        put: Put<'_>,
+    ) -> Result<Started> {
         let &Putter { client, tenant, ref host } = putter;
         let soft_pin = self.check_put(&put)?;
-        let hash = self.objects.hash(tenant, put.key.as_bytes());
-        let standing = self.find_hashed(hash, tenant, put.key.as_bytes());
-        if let Some(slot) = standing {
-            self.discard_stale_writes(now, slot);
-        }
-        let standing = standing.filter(|&slot| self.objects.get(slot).is_some());
+        let standing = self.standing(now, hash, tenant, put.key);
         if let Some(slot) = standing {
             if let Some(started) = self.started_before(slot, client, &put) {
                 return Ok(started);
@@ -174,10 +187,14 @@ impl State {
                 }
                 slot
             }
-            None => self.objects.insert_hashed(hash, tenant, put.key).inspect_err(|_| {
-                // Nothing was promised to anybody yet.
-                replicas.iter().for_each(|&copy| self.release(now, copy, Stamp::default()));
-            })?,
+            None => match self.objects.insert_hashed(hash, tenant, put.key) {
+                Ok(slot) => slot,
+                Err(error) => {
+                    // Nothing was promised to anybody yet.
+                    replicas.iter().for_each(|&copy| self.release(now, copy, Stamp::default()));
+                    return Err(error);
+                }
+            },
         };
         self.tenants.charge(tenant, put.length * replicas.len() as u64);
         let version = self.next_version;
@@ -225,7 +242,8 @@ impl State {
         tenant: &TenantId,
         put: PutRef<'_>,
     ) -> Result<()> {
-        let (slot, mut write) = self.take_write(now, client, tenant, &put)?;
+        let (slot, number) = self.find_write(now, client, tenant, &put)?;
+        let mut write = self.take_write(slot, number);
         self.give_up(now, &mut write, put.failed_replicas);
         if write.replicas.is_empty() {
             self.record_write_dropped(write.version);
@@ -257,7 +275,8 @@ impl State {
         tenant: &TenantId,
         put: PutRef<'_>,
     ) -> Result<()> {
-        let (slot, mut write) = self.take_write(now, client, tenant, &put)?;
+        let (slot, number) = self.find_write(now, client, tenant, &put)?;
+        let mut write = self.take_write(slot, number);
         self.record_write_dropped(write.version);
         self.give_up(now, &mut write, put.failed_replicas);
         self.free_written(now, &write);
@@ -305,6 +324,13 @@ impl State {
                 .with("ttl_ms", ttl.as_millis())
                 .with("limit_ms", self.rules.soft_pin_ttl_max.as_millis())),
         }
+    }
+
+    /// What stands under that key, without puts that took too long.
+    fn standing(&mut self, now: Moment, hash: u32, tenant: u16, key: KeyRef<'_>) -> Option<u32> {
+        let slot = self.find_hashed(hash, tenant, key.as_bytes())?;
+        self.discard_stale_writes(now, slot);
+        self.objects.get(slot).map(|_| slot)
     }
 
     /// Should the driver be late while nothing takes objects: memory may have rested by now.

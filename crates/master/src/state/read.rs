@@ -109,8 +109,12 @@ impl State {
     ) -> (Vec<R>, Duration) {
         self.queue.look(now);
         let tenant = self.objects.tenant(tenant);
-        let found: Vec<Result<u32>> =
-            keys.iter().map(|key| self.readable(tenant, key.as_ref())).collect();
+        let hashes = self.objects.hashes(tenant, keys.iter().map(AsRef::as_ref));
+        let found: Vec<Result<u32>> = keys
+            .iter()
+            .zip(hashes)
+            .map(|(key, hash)| self.readable(tenant, hash, key.as_ref()))
+            .collect();
         let bytes = |slot: &u32| self.objects.at(*slot).length;
         let fence = match grant.has_fence {
             true => {
@@ -147,7 +151,8 @@ impl State {
     pub fn probe(&mut self, now: Moment, tenant: &TenantId, key: &[u8], has_lease: bool) -> Probed {
         self.queue.look(now);
         let tenant = self.objects.tenant(tenant);
-        self.probe_one(now, tenant, key, has_lease)
+        let hash = tenant.map_or(0, |tenant| self.objects.hash(tenant, key));
+        self.probe_one(now, tenant, hash, key, has_lease)
     }
 
     /// As [`probe`](Self::probe), of several keys: an answer for each, in their order.
@@ -160,17 +165,23 @@ impl State {
     ) -> Vec<Probed> {
         self.queue.look(now);
         let tenant = self.objects.tenant(tenant);
-        keys.iter().map(|key| self.probe_one(now, tenant, key.as_ref(), has_lease)).collect()
+        let hashes = self.objects.hashes(tenant, keys.iter().map(AsRef::as_ref));
+        keys.iter()
+            .zip(hashes)
+            .map(|(key, hash)| self.probe_one(now, tenant, hash, key.as_ref(), has_lease))
+            .collect()
     }
 
     fn probe_one(
         &mut self,
         now: Moment,
         tenant: Option<u16>,
+        hash: u32,
         key: &[u8],
         has_lease: bool,
     ) -> Probed {
-        let Some(slot) = tenant.and_then(|tenant| self.find(tenant, key)) else {
+        let found = tenant.and_then(|tenant| self.find_hashed(hash, tenant, key));
+        let Some(slot) = found else {
             return Probed { state: ObjectState::Absent, length: 0 };
         };
         let object = self.objects.at(slot);
@@ -211,10 +222,9 @@ impl State {
     }
 
     /// An object with a copy that may be read.
-    fn readable(&mut self, tenant: Option<u16>, key: &[u8]) -> Result<u32> {
-        let Some(slot) = tenant.and_then(|tenant| self.find(tenant, key)) else {
-            return Err(not_found(key));
-        };
+    fn readable(&mut self, tenant: Option<u16>, hash: u32, key: &[u8]) -> Result<u32> {
+        let found = tenant.and_then(|tenant| self.find_hashed(hash, tenant, key));
+        let slot = found.ok_or_else(|| not_found(key))?;
         let object = self.objects.at(slot);
         if !object.is_complete() {
             return Err(not_ready(key));

@@ -17,8 +17,8 @@ fn packed(items: &[Vec<v1::Place>]) -> v1::PlaceColumns {
 
 #[test]
 fn keys_are_read_as_they_were_packed_and_need_all_their_bytes() {
-    let keys = ["a", "bc", "def"].map(|key| ObjectKey::new(key.as_bytes()).unwrap());
-    let mut column = v1::KeyColumn::pack(keys.iter());
+    let keys = ["a", "bc", "def"].map(|key| KeyRef::new(key.as_bytes()).unwrap());
+    let mut column = v1::KeyColumn::pack(keys.into_iter());
     assert_eq!(column.keys().unwrap(), [&b"a"[..], b"bc", b"def"]);
     assert_eq!(column.first(), &b"a"[..]);
     column.lengths[2] = 2;

@@ -6,44 +6,31 @@ use mooncake_transfer_engine::LocalRange;
 use pyo3::{prelude::*, types::PyBytes};
 
 use crate::{
-    argument::among_good,
+    argument::{Names, among_good, sort_out},
     buffer::{Buffer, blank_bytes},
 };
-
-/// An item of a put: its key, and the memory that holds its value.
-pub(crate) type Item<'a> = (ObjectKey, &'a [LocalRange]);
 
 /// Puts the items that can be put. True: stored; false: an object of that key was there and was
 /// kept.
 pub(crate) fn put(
     client: &Client,
-    keys: Vec<Result<ObjectKey>>,
+    names: &Names,
     values: &[&[LocalRange]],
     mut options: PutOptions,
 ) -> Vec<Result<bool>> {
-    let checked: Vec<Result<(usize, Item<'_>)>> = keys
-        .into_iter()
-        .zip(values)
-        .enumerate()
-        .map(|(i, (key, value))| {
-            let key = key?;
-            check_source(value)?;
-            Ok((i, (key, *value)))
-        })
-        .collect();
-    among_good(checked, |items| {
+    let mut groups = std::mem::take(&mut options.groups).into_iter();
+    let checked = names.iter().zip(values).map(|(key, parts)| {
+        let group = groups.next();
+        let key = key?;
+        check_source(parts)?;
         // Groups are one an item, so those of refused items go as well.
-        if !options.groups.is_empty() {
-            options.groups = items.iter().map(|(i, _)| options.groups[*i].clone()).collect();
-        }
-        let items: Vec<PutItem<'_>> =
-            items.into_iter().map(|(_, (key, parts))| PutItem { key, parts }).collect();
-        let outcomes = client.put(&items, &options);
-        outcomes
-            .into_iter()
-            .map(|outcome| outcome.map(|outcome| matches!(outcome, PutOutcome::Stored { .. })))
-            .collect()
-    })
+        options.groups.extend(group);
+        Ok(PutItem { key, parts })
+    });
+    let (items, refused) = sort_out(checked);
+    let outcomes = refused.among(client.put(&items, &options));
+    let is_stored = |outcome| matches!(outcome, PutOutcome::Stored { .. });
+    outcomes.into_iter().map(|outcome| outcome.map(is_stored)).collect()
 }
 
 /// Finds objects; those found are read next.

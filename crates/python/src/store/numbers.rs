@@ -12,7 +12,7 @@ use pyo3::{
 
 use super::{Store, batch_options, moves, moves::Blank};
 use crate::{
-    argument::{Unsigned, as_absent, column, listed_keys, object_key, one_key, same_length},
+    argument::{Names, Unsigned, as_absent, column, listed_keys, object_key, one_key, same_length},
     buffer::{Values, foreign_range},
     error::{exception, or_raise, raised_of},
     options::PutOptions,
@@ -131,10 +131,11 @@ pub(crate) fn put_one(
     options: Option<&Bound<'_, PutOptions>>,
     is_upsert: bool,
 ) -> PyResult<u8> {
-    let (py, name) = (store.py(), object_key(key)?);
+    let py = store.py();
+    let names = Names::gathered([key.clone()].into_iter())?;
     let options = batch_options(py, options, is_upsert, 1)?;
     let memory = [foreign_range(buffer_ptr.0, size.0)];
-    let put = |client: &_| moves::put(client, vec![name], &[&memory[..]], options);
+    let put = |client: &_| moves::put(client, &names, &[&memory[..]], options);
     alone(key, store.get().call(py, put)?).map(|_: bool| 0)
 }
 
@@ -169,12 +170,12 @@ fn put<'py>(
     (options, is_upsert): (Option<&Bound<'py, PutOptions>>, bool),
 ) -> PyResult<Answer<'py>> {
     let py = store.py();
-    let names = listed_keys(keys)?;
+    let names = Names::of(keys)?;
     or_raise(py, same_length("values", values.len(), names.len()))?;
     let options = batch_options(py, options, is_upsert, names.len())?;
     let values: Vec<&[LocalRange]> = values.iter().map(std::slice::from_ref).collect();
     let store = store.get();
-    let stored = store.call(py, |client| moves::put(client, names, &values, options))?;
+    let stored = store.call(py, |client| moves::put(client, &names, &values, options))?;
     numbers(keys, stored, |_| 0)
 }
 

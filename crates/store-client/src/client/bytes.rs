@@ -23,7 +23,7 @@ impl Client {
     ) -> Result<PutOutcome> {
         // SAFETY: the slice is borrowed until the put has returned, and a put only reads it.
         let part = unsafe { LocalRange::held(value.as_ptr().cast_mut(), value.len()) };
-        only(self.put(&[PutItem { key: key.clone(), parts: &[part] }], options))
+        only(self.put(&[PutItem { key: key.into(), parts: &[part] }], options))
     }
 
     /// Gets one value; `None` if no object has the key.

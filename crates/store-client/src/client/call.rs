@@ -1,9 +1,9 @@
 //! One call to the master, typed, and what its answers mean.
 
-use std::sync::Arc;
+use std::{fmt::Display, sync::Arc};
 
 use mooncake_base::{
-    Clock, Error, ErrorCode, Few, Moment, ObjectKey, ReplicaId, Result, SegmentId, SystemClock,
+    Clock, Error, ErrorCode, Few, Moment, ReplicaId, Result, SegmentId, SystemClock,
 };
 use mooncake_proto::{
     columns::Uneven,
@@ -73,7 +73,7 @@ impl Shared {
 }
 
 /// A failure that the master gave for one key, with that key if its words do not have it.
-pub(super) fn item_error(failure: &v1::Failure, key: &ObjectKey) -> Error {
+pub(super) fn item_error(failure: &v1::Failure, key: impl Display) -> Error {
     let error = Error::from(failure);
     if failure.message.contains("key=") { error } else { error.with("key", key) }
 }

@@ -75,8 +75,9 @@ impl Client {
             return items.iter().map(|_| Err(error.clone())).collect();
         }
         let wanted = items.iter().enumerate();
-        let wanted: Vec<_> =
-            wanted.map(|(at, (key, length))| Wanted { at, key, length: *length }).collect();
+        let wanted: Vec<_> = wanted
+            .map(|(at, (key, length))| Wanted { at, key: key.into(), length: *length })
+            .collect();
         let reserved = self.shared.reserve(&wanted, options).into_iter().zip(items);
         let named = |(reserved, (key, _)): (Result<Option<Space>>, &(ObjectKey, u64))| {
             Ok(reserved?.map(|space| Reservation { key: key.clone(), space }))
@@ -94,7 +95,7 @@ impl Client {
         let mut puts = Vec::with_capacity(writes.len());
         for Write { reservation, ranges } in writes.iter_mut() {
             let Reservation { key, space } = &mut **reservation;
-            puts.push(Put { key, space, layout: Layout::At(ranges) });
+            puts.push(Put { key: (&*key).into(), space, layout: Layout::At(ranges) });
         }
         let outcomes = self.shared.write(&mut puts, begin);
         let mut sum = Sum::default();
@@ -114,7 +115,7 @@ impl Client {
     /// # Errors
     /// By object: no copy is whole, the write window is over, or the master refuses.
     pub fn publish(&self, reservations: Vec<Reservation>) -> Vec<Result<PutOutcome>> {
-        let puts: Vec<_> = reservations.iter().map(|r| (&r.key, &r.space)).collect();
+        let puts: Vec<_> = reservations.iter().map(Reservation::named).collect();
         self.shared.publish(&puts)
     }
 
@@ -123,7 +124,7 @@ impl Client {
     /// # Errors
     /// By object: the reservation is gone already, or the master cannot be reached.
     pub fn revoke(&self, reservations: Vec<Reservation>) -> Vec<Result<()>> {
-        let puts: Vec<_> = reservations.iter().map(|r| (&r.key, &r.space)).collect();
+        let puts: Vec<_> = reservations.iter().map(Reservation::named).collect();
         self.shared.give_back(&puts)
     }
 }
@@ -199,8 +200,8 @@ impl Shared {
     /// One round: reserve, write, publish.
     fn put_part(&self, part: &[usize], items: &[PutItem<'_>], options: &PutOptions) -> Done {
         let wanted = |&at: &usize| {
-            let PutItem { key, parts } = &items[at];
-            Wanted { at, key, length: total(*parts) }
+            let PutItem { key, parts } = items[at];
+            Wanted { at, key, length: total(parts) }
         };
         let wanted: Vec<_> = part.iter().map(wanted).collect();
         let mut done = Vec::with_capacity(part.len());
@@ -224,7 +225,7 @@ impl Shared {
         }
         let mut puts = Vec::with_capacity(spaces.len());
         for (space, &at) in spaces.iter_mut().zip(&owners) {
-            let PutItem { key, parts } = &items[at];
+            let PutItem { key, parts } = items[at];
             puts.push(Put { key, space, layout: Layout::InOrder(parts) });
         }
         // What failed is noted in the space, and publishing says so.
@@ -265,7 +266,7 @@ fn split_repeated(items: &[PutItem<'_>], open: &mut Vec<usize>) -> Vec<usize> {
     if may_repeat(items, open) {
         let mut seen = FxHashSet::default();
         open.retain(|&at| {
-            let is_first = seen.insert(&items[at].key);
+            let is_first = seen.insert(items[at].key);
             if !is_first {
                 later.push(at);
             }
@@ -282,7 +283,7 @@ fn may_repeat(items: &[PutItem<'_>], open: &[usize]) -> bool {
     }
     let hasher = FxBuildHasher;
     let mut seen = FxHashSet::with_capacity_and_hasher(open.len(), hasher);
-    !open.iter().all(|&at| seen.insert(hasher.hash_one(&items[at].key)))
+    !open.iter().all(|&at| seen.insert(hasher.hash_one(items[at].key)))
 }
 
 fn check_groups(items: usize, options: &PutOptions) -> Result<()> {
@@ -302,13 +303,15 @@ pub(super) fn total<'a>(ranges: impl IntoIterator<Item = &'a LocalRange>) -> u64
 
 #[cfg(test)]
 mod tests {
+    use mooncake_base::KeyRef;
+
     use super::*;
 
     #[test]
     fn of_a_key_that_is_there_twice_the_first_stays_and_the_others_come_later() {
         let item =
-            |key: &&str| PutItem { key: ObjectKey::new(key.as_bytes()).unwrap(), parts: &[] };
-        let later = |keys: &[&str]| {
+            |key: &&'static str| PutItem { key: KeyRef::new(key.as_bytes()).unwrap(), parts: &[] };
+        let later = |keys: &[&'static str]| {
             let items: Vec<_> = keys.iter().map(item).collect();
             let mut open: Vec<usize> = (0..items.len()).collect();
             let later = split_repeated(&items, &mut open);

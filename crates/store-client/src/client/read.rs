@@ -4,8 +4,8 @@
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use mooncake_base::{
-    Clock, Error, ErrorCode, ErrorKind, Few, Moment, ObjectKey, ReplicaId, Result, SystemClock,
-    Version,
+    Clock, Error, ErrorCode, ErrorKind, Few, KeyRef, Moment, ObjectKey, ReplicaId, Result,
+    SystemClock, Version,
 };
 use mooncake_proto::{
     columns::{Located as Found, Outcome},
@@ -129,8 +129,10 @@ impl Shared {
     fn locate(&self, keys: Vec<ObjectKey>, has_fence: bool) -> Vec<Result<Located>> {
         let mut located = Vec::with_capacity(keys.len());
         let cuts = batch::cut(keys.iter().map(|key| key.as_bytes().len()), batch::KEY_BYTES_MAX);
-        let messages: Vec<_> =
-            cuts.into_iter().map(|range| v1::KeyColumn::pack(keys[range].iter())).collect();
+        let messages: Vec<_> = cuts
+            .into_iter()
+            .map(|range| v1::KeyColumn::pack(keys[range].iter().map(KeyRef::from)))
+            .collect();
         let mut keys = keys.into_iter();
         for packed in messages {
             let count = packed.lengths.len();

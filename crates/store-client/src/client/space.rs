@@ -4,7 +4,8 @@
 use std::{sync::atomic::Ordering, time::Duration};
 
 use mooncake_base::{
-    Clock, Error, ErrorCode, Few, Moment, ObjectKey, ReplicaId, Result, SystemClock, Version,
+    Clock, Error, ErrorCode, Few, KeyRef, Moment, ObjectKey, ReplicaId, Result, SystemClock,
+    Version,
 };
 use mooncake_proto::{
     columns::{ItemPlaces, Outcome, share},
@@ -54,14 +55,14 @@ pub(super) struct Space {
 #[derive(Debug)]
 pub(super) struct Wanted<'a> {
     pub(super) at: usize,
-    pub(super) key: &'a ObjectKey,
+    pub(super) key: KeyRef<'a>,
     pub(super) length: u64,
 }
 
 /// An object that is being written.
 #[derive(Debug)]
 pub(super) struct Put<'a> {
-    pub(super) key: &'a ObjectKey,
+    pub(super) key: KeyRef<'a>,
     pub(super) space: &'a mut Space,
     pub(super) layout: Layout<'a>,
 }
@@ -76,7 +77,7 @@ pub(super) enum Layout<'a> {
 }
 
 /// An object with its space.
-type Named<'a> = (&'a ObjectKey, &'a Space);
+pub(super) type Named<'a> = (KeyRef<'a>, &'a Space);
 
 impl Layout<'_> {
     /// Offsets within the object, and the memory that is to lie there.
@@ -104,6 +105,11 @@ impl Reservation {
         &self.key
     }
 
+    /// The name and what is reserved under it.
+    pub(super) fn named(&self) -> Named<'_> {
+        ((&self.key).into(), &self.space)
+    }
+
     /// How long the object will be.
     pub fn length(&self) -> u64 {
         self.space.length
@@ -128,7 +134,7 @@ impl Space {
             Ok(sum) => self.checksum = Some(sum),
             Err(error) => {
                 for at in 0..self.places.len() {
-                    self.fail(self.places[at].replica, error.clone(), &item.key);
+                    self.fail(self.places[at].replica, error.clone(), item.key);
                 }
             }
         }
@@ -142,19 +148,19 @@ impl Space {
         self.live().next().is_none()
     }
 
-    fn fail(&mut self, replica: ReplicaId, error: Error, key: &ObjectKey) {
+    fn fail(&mut self, replica: ReplicaId, error: Error, key: KeyRef<'_>) {
         self.failed.push(replica);
         self.error = Some(error.with("key", key));
     }
 
     /// Why no copy is left.
-    fn loss(&self, key: &ObjectKey) -> Error {
+    fn loss(&self, key: KeyRef<'_>) -> Error {
         self.error.clone().unwrap_or_else(|| {
             Error::new(ErrorCode::WRITE_FAIL, "the put has no copy").with("key", key)
         })
     }
 
-    fn late(&self, key: &ObjectKey) -> Error {
+    fn late(&self, key: KeyRef<'_>) -> Error {
         Error::new(ErrorCode::WRITE_FAIL, "the put took longer than its write window")
             .with("key", key)
             .with("bytes", self.length)
@@ -292,9 +298,9 @@ impl Shared {
             if let Err(error) = outcome {
                 self.metrics.count_lost(1);
                 let Put { key, space, .. } = &mut puts[at];
-                space.fail(replica, error, key);
+                space.fail(replica, error, *key);
                 if space.is_lost() {
-                    outcomes[at] = Err(space.loss(key));
+                    outcomes[at] = Err(space.loss(*key));
                 }
             }
         }

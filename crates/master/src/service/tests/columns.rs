@@ -1,7 +1,7 @@
 //! A call in columns does what the same call does one by one, and columns that do not fit together
 //! are refused whole.
 
-use mooncake_base::ObjectKey;
+use mooncake_base::KeyRef;
 use mooncake_proto::columns::{Located, Outcome};
 
 use super::*;
@@ -11,8 +11,8 @@ const KEYS: [&str; 4] = ["a", "b", "c", "d"];
 const LENGTHS: [u64; 4] = [10, 0, 30, 40];
 
 fn column(keys: &[&str]) -> v1::KeyColumn {
-    let keys: Vec<_> = keys.iter().map(|key| ObjectKey::new(key.as_bytes()).unwrap()).collect();
-    v1::KeyColumn::pack(keys.iter())
+    let keys: Vec<_> = keys.iter().map(|key| KeyRef::new(key.as_bytes()).unwrap()).collect();
+    v1::KeyColumn::pack(keys.into_iter())
 }
 
 fn start(service: &Service, id: ClientId) -> v1::PutStartResponse {

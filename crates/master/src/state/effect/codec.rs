@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mooncake_base::{ClientId, Incarnation, SegmentId};
+use mooncake_base::{ClientId, Few, Incarnation, SegmentId};
 
 use super::{Copy, Effect, LoggedPin, NotAnEffect, ObjectName, Value};
 use crate::state::segment::{SegmentNumber, SegmentSpec};
@@ -159,7 +159,7 @@ impl Writer<'_> {
     fn value(&mut self, value: &Value<'_>) -> &mut Self {
         self.text(value.tenant).bytes(value.key).int(value.length);
         self.int(value.copies.len() as u64);
-        for copy in &value.copies {
+        for copy in value.copies.iter() {
             self.copy(copy);
         }
         self.byte(value.data_type).bool(value.is_hard_pinned).bytes(value.group);
@@ -332,11 +332,9 @@ impl<'a> Reader<'a> {
     fn value(&mut self) -> Option<Value<'a>> {
         let (tenant, key, length) = (self.text()?, self.sized()?, self.int()?);
         let count = self.int()?;
-        // A damaged count must not make us ask for more memory than the bytes could fill.
-        let mut copies = Vec::with_capacity(count.min(8) as usize);
-        for _ in 0..count {
-            copies.push(self.copy()?);
-        }
+        // A damaged count must not make us ask for more memory than the bytes could fill: options
+        // that are collected do not know how many there will be.
+        let copies = (0..count).map(|_| self.copy()).collect::<Option<Few<Copy>>>()?;
         let (data_type, is_hard_pinned, group) = (self.byte()?, self.bool()?, self.sized()?);
         let pin = match self.byte()? {
             0 => LoggedPin::Preserve,
@@ -355,7 +353,7 @@ mod tests {
     use super::*;
 
     fn each() -> Vec<Effect<'static>> {
-        let copies = vec![
+        let copies = [
             Copy { segment: SegmentNumber(0), offset: 0, ordinal: 0 },
             Copy { segment: SegmentNumber(u32::MAX), offset: u64::MAX, ordinal: u16::MAX },
         ];
@@ -363,14 +361,19 @@ mod tests {
             tenant: "t",
             key: b"key",
             length: 1 << 40,
-            copies: copies.clone(),
+            copies: copies.iter().cloned().collect(),
             data_type: 7,
             is_hard_pinned: true,
             group: b"g",
             pin: LoggedPin::For(Duration::from_millis(300)),
         };
-        let plain =
-            Value { tenant: "", copies: vec![], group: b"", pin: LoggedPin::None, ..value.clone() };
+        let plain = Value {
+            tenant: "",
+            copies: Few::default(),
+            group: b"",
+            pin: LoggedPin::None,
+            ..value.clone()
+        };
         let spec = SegmentSpec {
             id: SegmentId::from_bits(u128::MAX),
             incarnation: Incarnation(3),

@@ -60,14 +60,14 @@ impl State {
         }
     }
 
-    /// Takes the put out that its writer names.
-    pub(super) fn take_write(
-        &mut self,
+    /// The object and the number of the put that its writer names.
+    pub(super) fn find_write(
+        &self,
         now: Moment,
         client: ClientId,
         tenant: &TenantId,
         put: &PutRef<'_>,
-    ) -> Result<(u32, Write)> {
+    ) -> Result<(u32, u32)> {
         let missing = || {
             let why = "no such put is under way; it was ended, revoked, displaced or took too long";
             let error = Error::new(ErrorCode::OBJECT_NOT_FOUND, why).with("version", put.version);
@@ -88,13 +88,18 @@ impl State {
         if (write.started + self.rules.put_release).has_passed(now) {
             return Err(missing());
         }
+        Ok((slot, number))
+    }
+
+    /// Takes the put out.
+    pub(super) fn take_write(&mut self, slot: u32, number: u32) -> Write {
         self.unlink_write(slot, number);
         let write = self.writes.remove(number);
         for replica in write.replicas.iter() {
             let segment = self.segments.at_mut(replica.segment);
             segment.writing -= segment.allocator.size(replica.block);
         }
-        Ok((slot, write))
+        write
     }
 
     /// Only the copies that were written are left; the memory of the others rests.
