@@ -6,10 +6,11 @@
 
 use std::{
     ops::Range,
-    panic::resume_unwind,
     sync::atomic::{AtomicUsize, Ordering},
     thread,
 };
+
+use mooncake_base::sync::Mutex;
 
 /// The most items of a part. The master answers calls of so many at once, on the
 /// connection's own thread.
@@ -34,24 +35,23 @@ pub(super) fn cut(sizes: &[usize]) -> Option<Vec<Range<usize>>> {
 /// Does the parts, two at a time, and returns what came of each, in no order.
 pub(super) fn do_all<P: Sync, R: Send>(parts: &[P], work: impl Fn(&P) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::with_capacity(parts.len()));
     let work_off = || {
-        let mut done = Vec::new();
         while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
-            done.push(work(part));
+            let outcome = work(part);
+            done.lock().push(outcome);
         }
-        done
     };
+    // The other thread is not joined: that would wait for the end of its stack, too.
     thread::scope(|scope| {
-        let other = thread::Builder::new().name("mc-put".to_owned()).spawn_scoped(scope, work_off);
-        let mut done = work_off();
-        match other.map(thread::ScopedJoinHandle::join) {
-            Ok(Ok(others)) => done.extend(others),
-            Ok(Err(panic)) => resume_unwind(panic),
-            // Its parts were done here.
-            Err(error) => tracing::debug!(%error, "no second thread for a batch"),
+        let builder = thread::Builder::new().name("mc-put".to_owned());
+        if let Err(error) = builder.spawn_scoped(scope, work_off) {
+            // Its parts are done here.
+            tracing::debug!(%error, "no second thread for a batch");
         }
-        done
-    })
+        work_off();
+    });
+    done.into_inner()
 }
 
 #[cfg(test)]
