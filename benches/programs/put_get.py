@@ -2,13 +2,14 @@
 
     python benches/programs/put_get.py --theirs THEIR_VENV/bin/python --ours OUR_VENV/bin/python
 
-Each side gets a master of its own on free ports, a process that lends memory and puts, and a
-process that lends none and gets. The sides take turns, round by round, so that whatever else the
-machine does meets both. Every value read is compared with what was put before it is timed. The last
-column is our share of a plain copy of the same size, measured in the same run. Then come batches of
-many small objects in one call, by the item that succeeded, with those that failed. With one side
-only, there are no ratios. `--plot FILE` draws them as an SVG. Ratios count; absolute figures are
-those of this machine at this hour.
+Each side gets a master of its own on free ports, a process that lends memory, and a process that
+lends none, which puts into the other's memory and gets from there. Puts of the process that lends
+the memory itself are rows of their own. The sides take turns, round by round, so that whatever else
+the machine does meets both. Every value read is compared with what was put before it is timed. The
+last column is our share of a plain copy of the same size, measured in the same run. Then come
+batches of many small objects in one call, by the item that succeeded, with those that failed; what
+never succeeds is not asked again. With one side only, there are no ratios. `--plot FILE` draws them
+as an SVG. Ratios count; absolute figures are those of this machine at this hour.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ SEGMENT_BYTES = 768 * MIB
 LOCAL_BUFFER_BYTES = 128 * MIB
 ROUND_BYTES_MAX = 128 * MIB
 START_SECONDS = 30.0
+# Said of a put by the process that lends the memory it goes to.
+OWN = ", own memory"
 
 
 def worker(master: str, segment_bytes: int) -> None:
@@ -159,13 +162,26 @@ class Side:
             if (answer := self.read(process))["setup"] != 0:
                 raise SystemExit(f"{self.name}: setup gave {answer['setup']}")
 
-    def ask(self, reader: bool, **command: object) -> Answer:
-        """Runs a round in the putting process or in the reading one."""
-        process = self.processes[2 if reader else 1]
+    def ask(self, call: str, **command: object) -> Answer:
+        """Runs a round: in the process that lends memory if its name says so, else in the other."""
+        process = self.processes[1 if call.endswith(OWN) else 2]
+        command["op"] = call.removesuffix(OWN)
         assert process.stdin
         process.stdin.write(json.dumps(command) + "\n")
         process.stdin.flush()
         return self.read(process)
+
+    def move_batch(self, call: str, prefix: str, count: int) -> None:
+        """Puts or gets so many small objects, unless nothing of that ever succeeded here."""
+        times = self.batches.setdefault((call, count), [])
+        if times and min(times) == math.inf:
+            times.append(math.inf)
+            return
+        answer = self.ask(call, prefix=prefix, size=BATCH_VALUE_BYTES, count=count)
+        # What failed was no use to anybody: time counts for what was moved.
+        good = count - answer["failed"]
+        times.extend(seconds / good if good else math.inf for seconds in answer["seconds"])
+        self.failed[call, count] = self.failed.get((call, count), 0) + answer["failed"]
 
     def read(self, process: subprocess.Popen[str]) -> Answer:
         """Reads one line of JSON; other lines are the implementation's own talk."""
@@ -230,16 +246,18 @@ def measure(sides: list[Side], rounds: int) -> dict[int, float]:
         copies[size] = copy_seconds(size)
         for turn in range(rounds):
             for side in sides if turn % 2 == 0 else reversed(sides):
-                for put, get in (("put", "get"), ("put_from", "get_into")):
-                    prefix = f"{put}-{size}-{turn}-"
-                    plan = [(put, False), (get, True)] + [("is_exist", True)] * (put == "put")
-                    for op, reader in plan:
-                        answer = side.ask(reader, op=op, prefix=prefix, size=size, count=count)
-                        if answer["failed"]:
-                            raise SystemExit(f"{side.name}: {answer['failed']} of {op} failed")
-                        times = answer["seconds"]
-                        side.medians.setdefault((op, size), []).append(statistics.median(times))
-                    side.ask(False, op="clear", prefix="", size=256, count=0)
+                for calls in (("put", "get", "is_exist"), ("put_from", "get_into")):
+                    for plan in (calls, (calls[0] + OWN,)):
+                        prefix = f"{calls[0]}-{size}-{turn}-"
+                        for call in plan:
+                            answer = side.ask(call, prefix=prefix, size=size, count=count)
+                            if answer["failed"]:
+                                raise SystemExit(
+                                    f"{side.name}: {answer['failed']} of {call} failed"
+                                )
+                            median = statistics.median(answer["seconds"])
+                            side.medians.setdefault((call, size), []).append(median)
+                        side.ask("clear", prefix="", size=256, count=0)
     return copies
 
 
@@ -248,16 +266,11 @@ def measure_batches(sides: list[Side], rounds: int) -> None:
     for count in BATCHES:
         for turn in range(rounds):
             for side in sides if turn % 2 == 0 else reversed(sides):
-                for op, reader in (("batch_put_from", False), ("batch_get_into", True)):
-                    prefix, size = f"b{turn}-", BATCH_VALUE_BYTES
-                    answer = side.ask(reader, op=op, prefix=prefix, size=size, count=count)
-                    # What failed was no use to anybody: time counts for what was moved.
-                    good = count - answer["failed"]
-                    times = [seconds / good if good else math.inf for seconds in answer["seconds"]]
-                    side.batches.setdefault((op, count), []).extend(times)
-                    failed = side.failed.get((op, count), 0)
-                    side.failed[op, count] = failed + answer["failed"]
-                side.ask(False, op="clear", prefix="", size=256, count=0)
+                put = "batch_put_from"
+                for calls in ((put + OWN, "batch_get_into"), (put,)):
+                    for call in calls:
+                        side.move_batch(call, f"b{turn}-", count)
+                    side.ask("clear", prefix="", size=256, count=0)
 
 
 def ratio(theirs: list[float], ours: list[float]) -> float:

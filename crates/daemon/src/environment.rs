@@ -46,8 +46,7 @@ pub fn link() -> Result<LinkConfig> {
 
 /// Whether a client copies what is its own within its process, even where TCP is forced.
 pub fn copies_own() -> bool {
-    let text = env::MC_STORE_MEMCPY.read().unwrap_or_default();
-    read_bool(&text).unwrap_or(true)
+    env::MC_STORE_MEMCPY.is_on()
 }
 
 fn metrics() -> Result<MetricsConfig> {

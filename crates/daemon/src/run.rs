@@ -36,7 +36,7 @@ fn work(config: DaemonConfig) -> Result<()> {
     }
     // A guest needs up to seventeen.
     descriptors::raise();
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = mooncake_base::vigil::processors();
     let runtime = Builder::new_multi_thread()
         .worker_threads(cores.clamp(1, WORKERS))
         .thread_name("mooncake-io")

@@ -31,7 +31,7 @@ fn work(config: MasterConfig) -> Result<()> {
         tracing::warn!("{warning}");
     }
     descriptors::raise();
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = mooncake_base::vigil::processors();
     let runtime = Builder::new_multi_thread()
         .worker_threads(config.effective_threads(cores))
         .thread_name("mooncake-master")
