@@ -125,8 +125,7 @@ impl Replicas {
     }
 
     /// Keeps those of which that holds.
-    pub(super) fn retain(&mut self, is_kept: impl FnMut(&Replica) -> bool) {
-        let mut is_kept = is_kept;
+    pub(super) fn retain(&mut self, mut is_kept: impl FnMut(&Replica) -> bool) {
         match self {
             Self::None => {}
             Self::One(replica) => {

@@ -108,6 +108,24 @@ fn what_an_upsert_would_replace_may_go_at_the_moment_when_room_is_found() {
 }
 
 #[test]
+fn a_put_ends_by_its_version_alone_but_by_no_other_key_client_or_tenant() {
+    let mut pool = Pool::new(4);
+    pool.mount(B, 2, 4).unwrap();
+    let started = pool.start(A, "k", MIB).unwrap();
+    pool.start(A, "other", MIB).unwrap();
+    fails(pool.end(A, "other", &started), ErrorCode::OBJECT_NOT_FOUND);
+    fails(pool.end(B, "", &started), ErrorCode::ILLEGAL_CLIENT);
+    let put = PutRef { key: b"", version: started.version, failed_replicas: &[], checksum: None };
+    let stranger = TenantId::new("stranger");
+    fails(pool.state.put_end(pool.now, A, &stranger, put), ErrorCode::OBJECT_NOT_FOUND);
+    pool.end(A, "", &started).unwrap();
+    assert_eq!(pool.locate("k", false, false).unwrap().places, started.places);
+    let error = fails(pool.end(A, "", &started), ErrorCode::OBJECT_NOT_FOUND).to_string();
+    assert!(!error.contains("key"), "{error}");
+    fails(pool.locate("other", false, false), ErrorCode::REPLICA_IS_NOT_READY);
+}
+
+#[test]
 fn a_copy_that_failed_is_given_up_and_its_memory_rests() {
     let mut pool = Pool::new(4);
     pool.mount(B, 2, 4).unwrap();
