@@ -7,9 +7,10 @@ lends none, which puts into the other's memory and gets from there. Puts of the 
 the memory itself are rows of their own. The sides take turns, round by round, so that whatever else
 the machine does meets both. Every value read is compared with what was put before it is timed. The
 last column is our share of a plain copy of the same size, measured in the same run. Then come
-batches of many small objects in one call, by the item that succeeded, with those that failed; what
-never succeeds is not asked again. With one side only, there are no ratios. `--plot FILE` draws them
-as an SVG. Ratios count; absolute figures are those of this machine at this hour.
+batches of many small objects in one call, by the item that succeeded, with those that failed; where
+most of them fail there is no time, and it is not tried again. With one side only, there are no
+ratios. `--plot FILE` draws them as an SVG. Ratios count; absolute figures are those of this machine
+at this hour.
 """
 
 from __future__ import annotations
@@ -172,15 +173,16 @@ class Side:
         return self.read(process)
 
     def move_batch(self, call: str, prefix: str, count: int) -> None:
-        """Puts or gets so many small objects, unless nothing of that ever succeeded here."""
+        """Puts or gets so many small objects, unless most of them failed when that was tried."""
         times = self.batches.setdefault((call, count), [])
         if times and min(times) == math.inf:
             times.append(math.inf)
             return
         answer = self.ask(call, prefix=prefix, size=BATCH_VALUE_BYTES, count=count)
-        # What failed was no use to anybody: time counts for what was moved.
+        # What failed was no use to anybody: time counts for what was moved, if that was most of it.
         good = count - answer["failed"]
-        times.extend(seconds / good if good else math.inf for seconds in answer["seconds"])
+        is_of_use = 2 * good > count
+        times.extend(seconds / good if is_of_use else math.inf for seconds in answer["seconds"])
         self.failed[call, count] = self.failed.get((call, count), 0) + answer["failed"]
 
     def read(self, process: subprocess.Popen[str]) -> Answer:
@@ -274,7 +276,11 @@ def measure_batches(sides: list[Side], rounds: int) -> None:
 
 
 def ratio(theirs: list[float], ours: list[float]) -> float:
-    """How many times as fast we were: the median over the rounds in which both moved something."""
+    """How many times as fast we were: the median over the rounds in which both moved something.
+    Infinite if one of them moved nothing in most of them.
+    """
+    if math.inf in (statistics.median(theirs), statistics.median(ours)):
+        return math.inf
     pairs = [pair for pair in zip(theirs, ours, strict=True) if math.inf not in pair]
     return statistics.median(their / our for their, our in pairs) if pairs else math.inf
 
