@@ -67,14 +67,14 @@ impl v1::PutStartRequest {
 impl v1::PutEndRequest {
     /// How many items it names.
     pub fn count(&self) -> usize {
-        self.puts.len() + self.columns.as_ref().map_or(0, |columns| columns.versions.len())
+        self.puts.len() + count_refs(self.columns.as_ref())
     }
 }
 
 impl v1::PutRevokeRequest {
     /// How many items it names.
     pub fn count(&self) -> usize {
-        self.puts.len() + self.columns.as_ref().map_or(0, |columns| columns.versions.len())
+        self.puts.len() + count_refs(self.columns.as_ref())
     }
 }
 
@@ -106,6 +106,10 @@ pub fn in_column(column: Option<&v1::KeyColumn>) -> Result<Vec<&[u8]>> {
 
 fn keys_of_put(r: &v1::PutStartRequest) -> Option<&v1::KeyColumn> {
     r.columns.as_ref()?.keys.as_ref()
+}
+
+fn count_refs(columns: Option<&v1::PutRefColumns>) -> usize {
+    columns.map_or(0, |columns| columns.versions.len())
 }
 
 fn count(column: Option<&v1::KeyColumn>) -> usize {

@@ -55,22 +55,22 @@ pub(crate) struct Names {
 impl Names {
     /// Reads them.
     pub(crate) fn of(keys: &Bound<'_, PyAny>) -> PyResult<Self> {
-        match keys.cast::<PyList>() {
-            Ok(list) => Self::gathered(list.iter()),
-            Err(_) => Self::gathered(sequence(keys, KEYS)?.into_iter()),
-        }
+        let mut bytes = Vec::new();
+        let ends = listed(keys, KEYS, |key| Self::add(&mut bytes, &key))?;
+        Ok(Self { bytes, ends })
     }
 
     /// Reads those.
-    pub(crate) fn gathered<'py>(
-        keys: impl ExactSizeIterator<Item = Bound<'py, PyAny>>,
-    ) -> PyResult<Self> {
-        let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(keys.len()));
-        for key in keys {
-            with_bytes(&key, |key| bytes.extend_from_slice(key))?;
-            ends.push(bytes.len());
-        }
+    pub(crate) fn each(keys: &[Bound<'_, PyAny>]) -> PyResult<Self> {
+        let mut bytes = Vec::new();
+        let ends = keys.iter().map(|key| Self::add(&mut bytes, key)).collect::<PyResult<_>>()?;
         Ok(Self { bytes, ends })
+    }
+
+    /// Reads one more; where it ends.
+    fn add(bytes: &mut Vec<u8>, key: &Bound<'_, PyAny>) -> PyResult<usize> {
+        with_bytes(key, |key| bytes.extend_from_slice(key))?;
+        Ok(bytes.len())
     }
 
     /// How many there are.
@@ -109,7 +109,7 @@ const KEYS: &str = "keys are a list of str or bytes";
 fn listed<'py, T>(
     items: &Bound<'py, PyAny>,
     what: &str,
-    read: impl Fn(Bound<'py, PyAny>) -> PyResult<T>,
+    mut read: impl FnMut(Bound<'py, PyAny>) -> PyResult<T>,
 ) -> PyResult<Vec<T>> {
     let Ok(list) = items.cast::<PyList>() else {
         return sequence(items, what)?.into_iter().map(read).collect();
@@ -153,19 +153,11 @@ fn sequence<'py>(items: &Bound<'py, PyAny>, what: &str) -> PyResult<Vec<Bound<'p
     })
 }
 
-/// Reads keys into one buffer.
+/// Reads keys as a batch.
 pub(crate) fn key_batch(keys: &Bound<'_, PyAny>) -> PyResult<KeyBatch> {
-    let Ok(list) = keys.cast::<PyList>() else {
-        return gathered(sequence(keys, KEYS)?.into_iter());
-    };
-    gathered(list.iter())
-}
-
-fn gathered<'py>(keys: impl ExactSizeIterator<Item = Bound<'py, PyAny>>) -> PyResult<KeyBatch> {
-    let mut batch = KeyBatch::with_capacity(keys.len());
-    for key in keys {
-        with_bytes(&key, |bytes| batch.push(bytes))?;
-    }
+    let count = keys.cast::<PyList>().map_or(0, |list| list.len());
+    let mut batch = KeyBatch::with_capacity(count);
+    listed(keys, KEYS, |key| with_bytes(&key, |bytes| batch.push(bytes)))?;
     Ok(batch)
 }
 

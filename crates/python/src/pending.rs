@@ -105,7 +105,7 @@ impl Pending {
     ) -> PyResult<u64> {
         or_raise(py, same_length("values", values.len(), keys.len()))?;
         let views = values.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
-        let names = Names::gathered(keys.iter().cloned())?;
+        let names = Names::each(&keys)?;
         let options = match options {
             Some(options) => or_raise(py, options.get().for_batch(is_upsert, keys.len()))?,
             None => mooncake_store_client::PutOptions { is_upsert, ..Default::default() },

@@ -645,7 +645,7 @@ impl Store {
         values: &[&[LocalRange]],
         (options, is_upsert): (Option<&Bound<'py, PutOptions>>, bool),
     ) -> PyResult<Bound<'py, PyList>> {
-        let names = Names::gathered(keys.iter().cloned())?;
+        let names = Names::each(keys)?;
         let options = batch_options(py, options, is_upsert, keys.len())?;
         let stored = self.call(py, |client| moves::put(client, &names, values, options))?;
         outcomes(py, keys, stored)

@@ -1,7 +1,7 @@
 //! Wire types of the calls into the words of the state, and back.
 
 use bytes::Bytes;
-use mooncake_base::{Error, Incarnation, ReplicaId, Result, SegmentId};
+use mooncake_base::{Error, Few, Incarnation, ReplicaId, Result, SegmentId};
 use mooncake_proto::v1;
 use rustc_hash::FxHashMap;
 
@@ -174,7 +174,7 @@ pub(super) fn put_options(config: Option<&v1::ReplicateConfig>) -> Result<PutOpt
     })
 }
 
-pub(super) fn replicas(numbers: &[u64]) -> Vec<ReplicaId> {
+pub(super) fn replicas(numbers: &[u64]) -> Few<ReplicaId> {
     numbers.iter().copied().map(ReplicaId).collect()
 }
 

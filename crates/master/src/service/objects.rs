@@ -1,7 +1,7 @@
 //! The calls about objects: writing, reading, removing and listing them.
 
 use bytes::Bytes;
-use mooncake_base::{Error, Few, KeyRef, Moment, ReplicaId, Result, Version};
+use mooncake_base::{Error, KeyRef, Moment, ReplicaId, Result, Version};
 use mooncake_proto::{
     convert::Caller,
     v1::{self, ItemResult},
@@ -10,7 +10,7 @@ use prost::Message;
 
 use super::{
     BATCH_ITEMS_MAX, SLICE_ITEMS, Service,
-    answer::{SegmentTable, object_state, put_options, selector},
+    answer::{SegmentTable, object_state, put_options, replicas, selector},
     calls::Op,
     check_batch,
     forms::{Ends, Finds, Item, Starts, endings, put_items},
@@ -217,8 +217,7 @@ impl Service {
         let mut failed = 0;
         self.by_slices(&puts, |state, puts| {
             for put in puts {
-                let failed_replicas: Few<ReplicaId> =
-                    put.failed_replicas.iter().copied().map(ReplicaId).collect();
+                let failed_replicas = replicas(put.failed_replicas);
                 let put = PutRef {
                     key: put.key,
                     version: Version(put.version),

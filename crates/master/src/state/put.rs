@@ -256,7 +256,7 @@ impl State {
         let is_late = !write.is_replacing && self.settle(slot);
         if is_late {
             self.record_write_dropped(write.version);
-            self.free_written(now, &write);
+            self.release_written(now, &write, Stamp::default());
             return Ok(());
         }
         self.publish(now, slot, write, &put);
@@ -279,7 +279,7 @@ impl State {
         let mut write = self.take_write(slot, number);
         self.record_write_dropped(write.version);
         self.give_up(now, &mut write, put.failed_replicas);
-        self.free_written(now, &write);
+        self.release_written(now, &write, Stamp::default());
         self.vacate_if_empty(slot);
         Ok(())
     }

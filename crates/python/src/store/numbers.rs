@@ -132,7 +132,7 @@ pub(crate) fn put_one(
     is_upsert: bool,
 ) -> PyResult<u8> {
     let py = store.py();
-    let names = Names::gathered([key.clone()].into_iter())?;
+    let names = Names::each(std::slice::from_ref(key))?;
     let options = batch_options(py, options, is_upsert, 1)?;
     let memory = [foreign_range(buffer_ptr.0, size.0)];
     let put = |client: &_| moves::put(client, &names, &[&memory[..]], options);

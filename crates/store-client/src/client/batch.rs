@@ -8,7 +8,7 @@ use mooncake_base::{KeyBatch, ObjectKey, Result};
 
 /// The most items of one message. Bounds how long the master is busy with it, and with
 /// [`KEY_BYTES_MAX`] keeps it and its answer well below the limit of a frame.
-const ITEMS_MAX: usize = 8192;
+pub(super) const ITEMS_MAX: usize = 8192;
 
 /// The most bytes of keys and names in one message.
 pub(super) const KEY_BYTES_MAX: usize = 4 << 20;

@@ -375,9 +375,7 @@ impl Shared {
         call: impl Fn(v1::PutRefColumns, v1::Caller) -> Result<Option<v1::DoneColumns>>,
     ) -> Vec<Result<()>> {
         let mut results = Vec::with_capacity(puts.len());
-        let sizes = puts.iter().map(|_| size_of::<u64>());
-        for range in batch::cut(sizes, batch::KEY_BYTES_MAX) {
-            let part = &puts[range];
+        for part in puts.chunks(batch::ITEMS_MAX) {
             let answer = call(refs(part), self.caller.clone()).and_then(call::in_columns);
             let answer = answer.as_ref().map_err(Clone::clone);
             let read = |(done, (key, _)): (Outcome<'_, ()>, &Named<'_>)| {

@@ -25,7 +25,7 @@ impl State {
         for number in self.writes.of(client) {
             self.displace(number);
             if why == WritesOf::Leaving {
-                let write = self.writes.remove(number);
+                let write = self.forget_write(number);
                 self.record_write_dropped(write.version);
                 let until = (write.started + self.rules.write_end()).into();
                 self.release_written(now, &write, until);
@@ -40,7 +40,7 @@ impl State {
             return false;
         }
         self.displace(number);
-        let write = self.writes.remove(number);
+        let write = self.forget_write(number);
         self.record_write_dropped(write.version);
         self.counters.puts_released += 1;
         self.release_written(now, &write, Stamp::default());
@@ -91,9 +91,14 @@ impl State {
         Ok((slot, number))
     }
 
-    /// Takes the put out.
+    /// Takes the put of an object out.
     pub(super) fn take_write(&mut self, slot: u32, number: u32) -> Write {
         self.unlink_write(slot, number);
+        self.forget_write(number)
+    }
+
+    /// Takes a put out of the books to which no object links any more.
+    fn forget_write(&mut self, number: u32) -> Write {
         let write = self.writes.remove(number);
         for replica in write.replicas.iter() {
             let segment = self.segments.at_mut(replica.segment);
@@ -116,14 +121,6 @@ impl State {
             }
             is_kept
         });
-    }
-
-    /// Gives back what was written and will not be published.
-    pub(super) fn free_written(&mut self, now: Moment, write: &Write) {
-        self.tenants.uncharge(write.tenant, write.length * write.replicas.len() as u64);
-        for &replica in write.replicas.iter() {
-            self.release(now, replica, Stamp::default());
-        }
     }
 
     /// What was written stands under the key from now on, and nothing else does.
@@ -164,12 +161,10 @@ impl State {
         self.tell_stored(slot);
     }
 
-    /// Gives back what a put that is not in the books any more held.
-    fn release_written(&mut self, now: Moment, write: &Write, until: Stamp) {
+    /// Gives back what a put that is not in the books any more held; until then it rests.
+    pub(super) fn release_written(&mut self, now: Moment, write: &Write, until: Stamp) {
         self.tenants.uncharge(write.tenant, write.length * write.replicas.len() as u64);
         for &replica in write.replicas.iter() {
-            let segment = self.segments.at_mut(replica.segment);
-            segment.writing -= segment.allocator.size(replica.block);
             self.release(now, replica, until);
         }
     }
