@@ -9,7 +9,7 @@ use std::sync::Arc;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use mooncake_base::ObjectKey;
 use mooncake_master::{Master, MasterConfig, Origin};
-use mooncake_store_client::{CallLink, Client, ClientConfig, PutOptions};
+use mooncake_store_client::{Client, ClientConfig, InProcessLink, PutOptions};
 use mooncake_transfer_engine::{Engine, EngineConfig, TransportKind};
 use tokio::runtime::{Builder, Runtime};
 
@@ -40,7 +40,8 @@ impl Pool {
         let engine = Engine::start(engine, self.runtime.handle().clone()).unwrap();
         let service = self.master.as_ref().unwrap().service();
         let origin = Origin::in_process();
-        let link = CallLink::new("here", move |request| Ok(service.dispatch(request, &origin)));
+        let link =
+            InProcessLink::new("here", move |request| Ok(service.dispatch(request, &origin)));
         let config = ClientConfig { segment_bytes, ..ClientConfig::default() };
         Client::connect(config, engine, Arc::new(link)).unwrap()
     }

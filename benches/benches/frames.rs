@@ -1,4 +1,4 @@
-//! What a call costs before and after the wire: frames of the lean door, made and read.
+//! What a call costs before and after the wire: frames of the native protocol, made and read.
 //!
 //! `cargo bench -p mooncake-benches --bench frames`
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop")]
@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use criterion::{Criterion, criterion_group, criterion_main};
 use mooncake_proto::{
-    lean::{self, FRAME_BYTES_MAX},
+    native_frame::{self, FRAME_BYTES_MAX},
     v1::{Caller, LocateRequest, Request, request::Call},
 };
 
@@ -35,15 +35,15 @@ fn frames(c: &mut Criterion) {
         group.bench_function(format!("encode {keys} keys"), |b| {
             b.iter(|| {
                 wire.clear();
-                lean::encode(&request, &mut wire).unwrap();
+                native_frame::encode(&request, &mut wire).unwrap();
             });
         });
         wire.clear();
-        lean::encode(&request, &mut wire).unwrap();
+        native_frame::encode(&request, &mut wire).unwrap();
         group.bench_function(format!("decode {keys} keys"), |b| {
             b.iter(|| {
                 let mut frame = wire.clone();
-                lean::decode::<Request>(&mut frame, FRAME_BYTES_MAX).unwrap().unwrap()
+                native_frame::decode::<Request>(&mut frame, FRAME_BYTES_MAX).unwrap().unwrap()
             });
         });
     }

@@ -1,5 +1,5 @@
 //! What a batch of many small objects costs, end to end: a master and two clients in this process,
-//! over the lean door, as two processes of one host would be.
+//! over the native protocol, as two processes of one host would be.
 //!
 //! `cargo run --release -p mooncake-benches --bin batches -- [ITEMS [ROUNDS]]`
 //!
@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, ensure};
 use mooncake_base::ObjectKey;
 use mooncake_master::MasterConfig;
 use mooncake_store_client::{
-    Client, ClientConfig, LeanLink, LinkConfig, PutItem, PutOptions, PutOutcome, Read,
+    Client, ClientConfig, LinkConfig, PutItem, PutOptions, PutOutcome, Read, SocketLink,
 };
 use mooncake_transfer_engine::{Engine, EngineConfig, LocalRange};
 use tokio::runtime::{Builder, Handle};
@@ -61,7 +61,7 @@ fn main() -> Result<()> {
 fn join(address: &str, segment_bytes: u64, runtime: &Handle) -> Result<Client> {
     let engine = EngineConfig { name: "127.0.0.1".to_owned(), ..EngineConfig::default() };
     let engine = Engine::start(engine, runtime.clone())?;
-    let link = LeanLink::new(address, LinkConfig::default())?;
+    let link = SocketLink::new(address, LinkConfig::default())?;
     let config = ClientConfig { segment_bytes, ..ClientConfig::default() };
     Ok(Client::connect(config, engine, Arc::new(link))?)
 }

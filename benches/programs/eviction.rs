@@ -34,7 +34,7 @@ const ORDERS: [(&str, EvictionKind); 3] = [
 
 /// What was asked for.
 #[derive(Debug)]
-struct Asked {
+struct CliCommand {
     traces: Vec<String>,
     sizes: Vec<usize>,
     clients: usize,
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(asked: &Asked) -> Result<(), String> {
+fn run(asked: &CliCommand) -> Result<(), String> {
     let mut traces = Vec::new();
     for path in &asked.traces {
         let name = path.rsplit('/').next().unwrap_or(path).trim_end_matches(".jsonl").to_owned();
@@ -97,8 +97,8 @@ fn run(asked: &Asked) -> Result<(), String> {
     Ok(())
 }
 
-fn read_arguments() -> Result<Asked, String> {
-    let mut asked = Asked {
+fn read_arguments() -> Result<CliCommand, String> {
+    let mut asked = CliCommand {
         traces: Vec::new(),
         sizes: vec![1_000, 3_000, 10_000, 30_000],
         clients: 1,

@@ -23,7 +23,7 @@ use bytes::Bytes;
 use mooncake_base::{ClientId, Clock, SegmentId, SystemClock};
 use mooncake_master::{Master, MasterConfig, config::StateDir, start};
 use mooncake_proto::v1::{self, key_selector::By, request::Call, response};
-use mooncake_store_client::{LeanLink, LinkConfig, MasterLink};
+use mooncake_store_client::{LinkConfig, MasterLink, SocketLink};
 use tokio::runtime::Runtime;
 
 const OBJECT_BYTES: u64 = 4096;
@@ -114,7 +114,7 @@ fn compare(small: &Pool, large: &Pool) -> Result<()> {
 
 /// One who speaks with the master.
 struct Client {
-    link: LeanLink,
+    link: SocketLink,
     id: ClientId,
 }
 
@@ -139,7 +139,7 @@ impl Client {
 
     /// Registers, and lends nothing.
     fn observe(address: &str, id: ClientId) -> Result<Self> {
-        let client = Self { link: LeanLink::new(address, LinkConfig::default())?, id };
+        let client = Self { link: SocketLink::new(address, LinkConfig::default())?, id };
         let (caller, name) = (client.caller(), format!("{id}"));
         client.ask(Call::Register(v1::RegisterRequest { caller, name, ..Default::default() }))?;
         Ok(client)

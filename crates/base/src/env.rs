@@ -3,9 +3,9 @@
 //! Only the doors (the binaries and the Python binding) call [`EnvVar::read`]; libraries are
 //! handed values. The table in `docs/reference/environment.md` is generated from [`ALL`].
 
-mod refused;
+mod unsupported;
 
-pub use refused::{REFUSED, Refused};
+pub use unsupported::{UNSUPPORTED, Unsupported};
 
 /// A variable we honour.
 #[derive(Debug, Clone, Copy)]
@@ -38,18 +38,18 @@ impl EnvVar {
     /// Whether it is set to anything that does not say no, or on where it is not set.
     pub fn is_on(&self) -> bool {
         let is_on_unset = self.default == "on";
-        self.read().map_or(is_on_unset, |text| crate::text::read_bool(&text).unwrap_or(true))
+        self.read().map_or(is_on_unset, |text| crate::parse::read_bool(&text).unwrap_or(true))
     }
 }
 
-impl Refused {
+impl Unsupported {
     /// Those of them that are set, with the reason why they have no effect.
     #[allow(
         clippy::disallowed_methods,
         reason = "this is the one place that reads the environment"
     )]
-    pub fn that_are_set() -> impl Iterator<Item = (&'static str, &'static str)> {
-        REFUSED.iter().flat_map(|row| {
+    pub fn set_in_environment() -> impl Iterator<Item = (&'static str, &'static str)> {
+        UNSUPPORTED.iter().flat_map(|row| {
             let set = row.names.iter().filter(|name| std::env::var_os(name).is_some());
             set.map(|name| (*name, row.reason))
         })
@@ -94,7 +94,7 @@ variables! {
     MC_REDIS_PASSWORD = "", "The password for a Redis metadata server.";
     MC_REDIS_DB_INDEX = "0", "The database of a Redis metadata server.";
     MC_TCP_LANES_PER_PEER ("MC_TCP_MAX_CONNECTIONS_PER_PEER") = "4", "Connections that the transfer engine opens to one peer at the most (1 to 16).";
-    MC_STAY_AWAKE = "on", "Look for answers and calls without pause for one or two tenths of a millisecond before sleeping for them, as long as they come that soon and no more than half of the processors are taken up by it. Off, every thread sleeps at once.";
+    MC_BUSY_POLL ("MC_STAY_AWAKE") = "on", "Look for answers and calls without pause for one or two tenths of a millisecond before sleeping for them, as long as they come that soon and no more than half of the processors are taken up by it. Off, every thread sleeps at once.";
     MC_TE_METRIC = "off", "Log a line every so often about what the transfer engine has moved, if it has: throughput and how long batches took as the established engine writes them, then each way by itself. It is logged at any level.";
     MC_TE_METRIC_INTERVAL_SECONDS = "5", "How many seconds lie between two lines of MC_TE_METRIC.";
     MC_PREPARED_MEMORY_SIZE = "1GB", "Of each segment, how much is made ready in the background, never more than an eighth of the room there is; 0 for none.";
@@ -147,15 +147,16 @@ mod tests {
     #[test]
     fn every_established_variable_of_the_engine_is_honoured_or_refused_and_never_both() {
         let honoured = |name: &str| ALL.iter().any(|v| v.name == name || v.aliases.contains(&name));
-        let refused = |name: &str| REFUSED.iter().filter(|row| row.names.contains(&name)).count();
-        let names = include_str!("env/established.txt").lines();
+        let refused =
+            |name: &str| UNSUPPORTED.iter().filter(|row| row.names.contains(&name)).count();
+        let names = include_str!("env/upstream.txt").lines();
         for name in names.filter(|line| !line.starts_with('#')) {
             assert_eq!(usize::from(honoured(name)) + refused(name), 1, "{name}");
         }
-        for name in REFUSED.iter().flat_map(|row| row.names) {
+        for name in UNSUPPORTED.iter().flat_map(|row| row.names) {
             assert!(!honoured(name) && refused(name) == 1, "{name}");
         }
-        assert!(REFUSED.iter().all(|row| row.reason.ends_with('.')));
+        assert!(UNSUPPORTED.iter().all(|row| row.reason.ends_with('.')));
     }
 
     #[test]

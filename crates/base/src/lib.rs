@@ -5,8 +5,8 @@
 //! In reading order: [`error`] (one error type and the table of codes), [`id`], [`key`],
 //! [`size`], [`endpoint`], [`clock`], [`Few`] (a list that is nearly always of one), [`options`]
 //! (flags, files and environment from one declaration), [`env`](mod@env) (the register of
-//! environment variables), [`text`] (values as people write them), [`sync`] (locks that a forked
-//! child can live with), [`vigil`] (staying awake for what comes at once), and for tests alone
+//! environment variables), [`parse`] (values as people write them), [`sync`] (locks that a forked
+//! child can live with), [`spin_wait`] (staying awake for what comes at once), and for tests alone
 //! `fuzz` (broken bytes for decoders).
 #![warn(missing_docs)]
 
@@ -21,10 +21,10 @@ pub mod fuzz;
 pub mod id;
 pub mod key;
 pub mod options;
+pub mod parse;
 pub mod size;
+pub mod spin_wait;
 pub mod sync;
-pub mod text;
-pub mod vigil;
 
 pub use clock::{Clock, Moment, SystemClock};
 pub use endpoint::Endpoint;

@@ -8,7 +8,7 @@ mod gflags;
 
 use std::fmt::Write as _;
 
-pub use gflags::{FLAGS_ABOUT_FLAGS, read_file, read_gflags};
+pub use gflags::{META_FLAGS, read_file, read_gflags};
 
 use crate::{Error, Result, env::EnvVar};
 
@@ -170,7 +170,7 @@ pub fn help<S: Default>(specs: &'static [OptionSpec<S>], program: &str, purpose:
             let _ = writeln!(text, "      Environment: {}", var.name);
         }
     }
-    for (flag, help) in FLAGS_ABOUT_FLAGS {
+    for (flag, help) in META_FLAGS {
         let _ = writeln!(text, "  {flag}\n      {help}");
     }
     text.push_str("Log flags of the established programs (--logtostderr …) change nothing.\n");
@@ -232,7 +232,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::text::{read_bool, read_millis, read_number};
+    use crate::parse::{read_bool, read_millis, read_number};
 
     #[derive(Debug, PartialEq)]
     struct Settings {

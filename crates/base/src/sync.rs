@@ -198,22 +198,22 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for RwLock<T> {
 
 /// A right that one thread at a time has, perhaps for long, and that is waited for with an end.
 #[derive(Debug, Default)]
-pub struct Turn<T> {
+pub struct TimedMutex<T> {
     is_taken: Mutex<bool>,
     returned: Condvar,
     value: Mutex<T>,
 }
 
-/// The right of a [`Turn`], and what belongs to it.
+/// The right of a [`TimedMutex`], and what belongs to it.
 #[derive(Debug)]
-pub struct TurnGuard<'a, T> {
+pub struct TimedMutexGuard<'a, T> {
     value: Option<MutexGuard<'a, T>>,
-    turn: &'a Turn<T>,
+    turn: &'a TimedMutex<T>,
 }
 
-impl<T> Turn<T> {
+impl<T> TimedMutex<T> {
     /// Waits for the turn for so long at the most.
-    pub fn take_within(&self, time: Duration) -> Option<TurnGuard<'_, T>> {
+    pub fn take_within(&self, time: Duration) -> Option<TimedMutexGuard<'_, T>> {
         let until = Instant::now() + time;
         let mut is_taken = self.is_taken.lock();
         while *is_taken {
@@ -224,11 +224,11 @@ impl<T> Turn<T> {
         *is_taken = true;
         drop(is_taken);
         // Free: only who has the turn takes it.
-        Some(TurnGuard { value: Some(self.value.lock()), turn: self })
+        Some(TimedMutexGuard { value: Some(self.value.lock()), turn: self })
     }
 }
 
-impl<T> Deref for TurnGuard<'_, T> {
+impl<T> Deref for TimedMutexGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -236,13 +236,13 @@ impl<T> Deref for TurnGuard<'_, T> {
     }
 }
 
-impl<T> DerefMut for TurnGuard<'_, T> {
+impl<T> DerefMut for TimedMutexGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         self.value.as_mut().expect("only dropping takes it away")
     }
 }
 
-impl<T> Drop for TurnGuard<'_, T> {
+impl<T> Drop for TimedMutexGuard<'_, T> {
     fn drop(&mut self) {
         drop(self.value.take());
         *self.turn.is_taken.lock() = false;
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_turn_is_had_by_one_and_given_up_waiting_for_in_time() {
-        let turn = Arc::new(Turn::<u32>::default());
+        let turn = Arc::new(TimedMutex::<u32>::default());
         let mut mine = turn.take_within(Duration::ZERO).unwrap();
         *mine = 7;
         assert!(turn.take_within(Duration::from_millis(1)).is_none());

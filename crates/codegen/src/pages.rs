@@ -45,7 +45,7 @@ fn environment() -> String {
         starts while one of them is set, the log says so once.\n\n\
         | Variables | Why |\n|---|---|\n",
     );
-    for row in env::REFUSED {
+    for row in env::UNSUPPORTED {
         let names: Vec<_> = row.names.iter().map(|name| code(name)).collect();
         let _ = writeln!(text, "| {} | {} |", names.join(" "), cell(row.reason));
     }

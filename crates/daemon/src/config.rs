@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use mooncake_base::{
     ByteSize, Error, Result,
     options::{OptionSpec, resolve},
-    text::{read_bool, read_number, read_size},
+    parse::{read_bool, read_number, read_size},
 };
-use mooncake_program::Asked;
+use mooncake_cli::CliCommand;
 
 /// Everything that may be set about a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,8 +59,8 @@ impl Default for DaemonConfig {
 ///
 /// # Errors
 /// An unknown flag, with the nearest known one, or a value that cannot be.
-pub fn from_arguments(arguments: Vec<String>) -> Result<Asked<DaemonConfig>> {
-    Asked::read(OPTIONS, arguments)?.and_then(|assignments| {
+pub fn from_arguments(arguments: Vec<String>) -> Result<CliCommand<DaemonConfig>> {
+    CliCommand::read(OPTIONS, arguments)?.and_then(|assignments| {
         let config: DaemonConfig = resolve(OPTIONS, &[], |_| None, &assignments)?;
         config.check()?;
         Ok(config)
@@ -194,7 +194,7 @@ mod tests {
 
     fn read(line: &str) -> Result<DaemonConfig> {
         match from_arguments(line.split_whitespace().map(str::to_owned).collect())? {
-            Asked::Run(config) => Ok(config),
+            CliCommand::Run(config) => Ok(config),
             other => panic!("{other:?}"),
         }
     }

@@ -10,7 +10,7 @@ use bytes::BytesMut;
 use mooncake_base::{ClientId, Error, ErrorCode, Result};
 use mooncake_proto::{
     convert::Caller,
-    lean::{self, FRAME_BYTES_MAX, ServerGreeting},
+    native_frame::{self, FRAME_BYTES_MAX, ServerGreeting},
     v1::{self, response},
 };
 use socket2::Socket;
@@ -72,7 +72,7 @@ impl Connection<'_> {
         }
         self.socket.set_read_timeout(Some(FRAME_PATIENCE)).map_err(broken)?;
         while !self.guests.are_closed() {
-            match lean::decode::<v1::Request>(&mut self.incoming, FRAME_BYTES_MAX) {
+            match native_frame::decode::<v1::Request>(&mut self.incoming, FRAME_BYTES_MAX) {
                 Ok(Some(request)) => {
                     let answer = self.answer(request);
                     self.send(&answer)?;
@@ -102,9 +102,9 @@ impl Connection<'_> {
                 return Ok(false);
             }
         };
-        let checked = lean::check_client_greeting(&greeting);
+        let checked = native_frame::check_client_greeting(&greeting);
         let _ = self.incoming.split_to(greeting.len());
-        if greeting[..8] == lean::MAGIC {
+        if greeting[..8] == native_frame::MAGIC {
             // A client of another version learns ours before we close.
             self.write(self.greeting)?;
         }
@@ -165,14 +165,14 @@ impl Connection<'_> {
     }
 
     fn send(&mut self, answer: &v1::Response) -> Result<()> {
-        match lean::encode(answer, &mut self.outgoing) {
+        match native_frame::encode(answer, &mut self.outgoing) {
             Ok(()) => self.flush(),
             Err(error) => self.write(&refusal(&error)),
         }
     }
 
     fn write(&mut self, message: &impl prost::Message) -> Result<()> {
-        lean::encode(message, &mut self.outgoing)?;
+        native_frame::encode(message, &mut self.outgoing)?;
         self.flush()
     }
 

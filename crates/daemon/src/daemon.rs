@@ -7,9 +7,9 @@ use std::{
 };
 
 use mooncake_base::{Clock, Endpoint, Result, SystemClock, TenantId};
-use mooncake_proto::lean::DaemonGreeting;
+use mooncake_proto::native_frame::DaemonGreeting;
 use mooncake_store_client::{
-    Client, ClientConfig, HttpServer, LeanLink, LinkConfig, address::own_host,
+    Client, ClientConfig, HttpServer, LinkConfig, SocketLink, address::own_host,
 };
 use mooncake_transfer_engine::{Engine, EngineConfig};
 use mooncake_transfer_tools::settings::engine_config;
@@ -65,14 +65,14 @@ impl Daemon {
         };
         let rpc_timeout = own.rpc_timeout;
         let to_master = environment::link()?;
-        let link = Arc::new(LeanLink::new(&config.master, to_master.clone())?);
+        let link = Arc::new(SocketLink::new(&config.master, to_master.clone())?);
         let client = Client::connect(own, engine.clone(), link)?;
         let to_master = LinkConfig { connections_max: CONNECTIONS_MAX, ..to_master };
         let name = client.name().to_owned();
         let relay = Relay::start(
             listeners,
             RelaySettings {
-                link: Arc::new(LeanLink::new(&config.master, to_master)?),
+                link: Arc::new(SocketLink::new(&config.master, to_master)?),
                 host: name.parse::<Endpoint>()?.host,
                 daemon: DaemonGreeting { name, metadata: config.metadata.clone() },
                 tenant,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use mooncake_base::{
     Result,
     env::{self, EnvVar},
-    text::{read_bool, read_millis, read_seconds},
+    parse::{read_bool, read_millis, read_seconds},
 };
 use mooncake_store_client::{ClientConfig, LinkConfig, MetricsConfig};
 use mooncake_transfer_tools::settings::value;

@@ -12,17 +12,17 @@ const OBJECTS_MAX: usize = 1 << 16;
 /// to hand one back twice changes nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Granted {
-    fences: VecDeque<(Moment, v1::FenceReturn)>,
+    fences: VecDeque<(Moment, v1::FenceRelease)>,
     objects: usize,
 }
 
 /// The fences of an answer, as they are handed back.
-pub(crate) fn fences(response: &v1::LocateResponse) -> Vec<v1::FenceReturn> {
-    let mut fences: Vec<v1::FenceReturn> = Vec::new();
+pub(crate) fn fences(response: &v1::LocateResponse) -> Vec<v1::FenceRelease> {
+    let mut fences: Vec<v1::FenceRelease> = Vec::new();
     for (fence, version, object) in response.fences() {
         // Objects of one answer have one fence, as a rule.
         if fences.last().is_none_or(|last| last.fence != fence) {
-            fences.push(v1::FenceReturn { fence, ..Default::default() });
+            fences.push(v1::FenceRelease { fence, ..Default::default() });
         }
         if let Some(last) = fences.last_mut() {
             last.versions.push(version);
@@ -34,7 +34,7 @@ pub(crate) fn fences(response: &v1::LocateResponse) -> Vec<v1::FenceReturn> {
 
 impl Granted {
     /// Takes note of fences that stand for so long.
-    pub(crate) fn add(&mut self, now: Moment, time: Duration, fences: Vec<v1::FenceReturn>) {
+    pub(crate) fn add(&mut self, now: Moment, time: Duration, fences: Vec<v1::FenceRelease>) {
         for fence in fences {
             self.objects += fence.objects.len();
             self.fences.push_back((now + time, fence));
@@ -48,7 +48,7 @@ impl Granted {
     }
 
     /// What may still stand.
-    pub(crate) fn into_returned(self, now: Moment) -> Vec<v1::FenceReturn> {
+    pub(crate) fn into_returned(self, now: Moment) -> Vec<v1::FenceRelease> {
         let standing = self.fences.into_iter().filter(|(until, _)| !until.has_passed(now));
         standing.map(|(_, fence)| fence).collect()
     }
@@ -74,7 +74,7 @@ mod tests {
         granted.add(start, SECOND, fences(&answer(2)));
         granted.add(start, SECOND * 3, fences(&answer(1)));
         let returned = granted.into_returned(start + SECOND * 2);
-        let expected = v1::FenceReturn { fence: 7, versions: vec![9], objects: vec![0] };
+        let expected = v1::FenceRelease { fence: 7, versions: vec![9], objects: vec![0] };
         assert_eq!(returned, [expected]);
     }
 

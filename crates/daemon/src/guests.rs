@@ -144,9 +144,9 @@ impl Guests {
     }
 
     /// Gives back what the master holds for a guest that is gone, and these fences.
-    fn release(&self, client: ClientId, returned: Vec<v1::FenceReturn>) {
+    fn release(&self, client: ClientId, returned: Vec<v1::FenceRelease>) {
         let call = Call::Unregister(v1::UnregisterRequest { caller: Some(self.caller(client)) });
-        let request = v1::Request { call: Some(call), returned };
+        let request = v1::Request { call: Some(call), released_fences: returned };
         match self.link.call(request, SystemClock.now() + RELEASE_PATIENCE) {
             Ok(_) => tracing::info!(%client, "a guest is gone, what it held is free"),
             // It hears nothing of the guest any more, and so comes to the same end later.

@@ -1,4 +1,4 @@
-//! Where guests connect: the lean door, whose calls go on to the master.
+//! Where guests connect: the native protocol, whose calls go on to the master.
 
 use std::{
     net::SocketAddr,
@@ -13,7 +13,7 @@ use std::{
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{ClientId, Clock, Error, Moment, Result, SystemClock, TenantId};
 use mooncake_http::Exposition;
-use mooncake_proto::lean::{self, DaemonGreeting, ServerGreeting};
+use mooncake_proto::native_frame::{self, DaemonGreeting, ServerGreeting};
 use mooncake_store_client::MasterLink;
 use rustc_hash::FxHashMap;
 use socket2::{SockAddr, SockRef, Socket};
@@ -78,7 +78,7 @@ impl Relay {
         let RelaySettings { link, daemon, host, tenant, rpc_timeout } = settings;
         let (bell, ear) = bell()?;
         let greeting = ServerGreeting {
-            version: lean::VERSION,
+            version: native_frame::VERSION,
             master: ClientId::random().to_bytes().to_vec(),
             unix_socket: listeners.unix_name().to_owned(),
             daemon: Some(daemon),

@@ -4,7 +4,7 @@
 use std::process::id;
 
 use mooncake_base::{Error, Result, options::help};
-use mooncake_program::{PortsFile, Program, Signals, descriptors, log, say};
+use mooncake_cli::{PortsFile, Program, Signals, log, print_flush, rlimit};
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 
@@ -14,7 +14,7 @@ use crate::{
 };
 
 const PROGRAM: Program =
-    Program { name: "mooncake_client", version: env!("CARGO_PKG_VERSION"), complaint: "ERROR" };
+    Program { name: "mooncake_client", version: env!("CARGO_PKG_VERSION"), error_prefix: "ERROR" };
 const PURPOSE: &str =
     "lends memory to the pool, and is the way to it of the processes of this host";
 
@@ -35,8 +35,8 @@ fn work(config: DaemonConfig) -> Result<()> {
         tracing::warn!("{warning}");
     }
     // A guest needs up to seventeen.
-    descriptors::raise();
-    let cores = mooncake_base::vigil::processors();
+    rlimit::raise();
+    let cores = mooncake_base::spin_wait::cpu_count();
     let runtime = Builder::new_multi_thread()
         .worker_threads(cores.clamp(1, WORKERS))
         .thread_name("mooncake-io")
@@ -55,7 +55,7 @@ fn serve(config: &DaemonConfig, runtime: &Runtime) -> Result<()> {
     let _ports = PortsFile::write(&config.ports_file, &bound(&daemon))?;
     let (address, name) = (daemon.address(), daemon.client().name());
     let http = daemon.http_address().map(|http| format!(" http={http}")).unwrap_or_default();
-    say(&format!("{} ready rpc={address}{http} name={name} pid={}\n", PROGRAM.name, id()));
+    print_flush(&format!("{} ready rpc={address}{http} name={name} pid={}\n", PROGRAM.name, id()));
     tracing::info!(%address, name, master = config.master, "ready");
     let signal = runtime.block_on(signals.next());
     tracing::info!(signal, guests = daemon.guests(), "stopping");

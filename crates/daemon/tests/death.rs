@@ -14,10 +14,10 @@ use mooncake_base::{ClientId, Clock as _, Endpoint, ErrorCode, SystemClock, Tena
 use mooncake_daemon::{Listeners, Relay, RelaySettings};
 use mooncake_http::Exposition;
 use mooncake_proto::{
-    lean::DaemonGreeting,
+    native_frame::DaemonGreeting,
     v1::{self, request::Call, response},
 };
-use mooncake_store_client::{CallLink, DaemonLink, LinkConfig, MasterLink as _};
+use mooncake_store_client::{DaemonLink, InProcessLink, LinkConfig, MasterLink as _};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -25,8 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const CHILD: &str = "guest-of-";
 
 /// A master that grants a fence of a minute, and what it was asked.
-fn link(asked: mpsc::SyncSender<v1::Request>) -> Arc<CallLink> {
-    Arc::new(CallLink::new("a test", move |request| {
+fn link(asked: mpsc::SyncSender<v1::Request>) -> Arc<InProcessLink> {
+    Arc::new(InProcessLink::new("a test", move |request| {
         let located = v1::LocateResult { fence: 7, version: 9, object: 3, ..Default::default() };
         let answer = match &request.call {
             Some(Call::Locate(_)) => response::Call::Locate(v1::LocateResponse {
@@ -115,8 +115,8 @@ fn what_a_killed_guest_read_and_wrote_is_given_up_at_once() {
     let told = guest.asked.recv_timeout(PATIENCE).unwrap();
     let caller = Some(guest.caller.clone());
     assert_eq!(told.call, Some(Call::Unregister(v1::UnregisterRequest { caller })));
-    let fence = v1::FenceReturn { fence: 7, versions: vec![9], objects: vec![3] };
-    assert_eq!(told.returned, [fence]);
+    let fence = v1::FenceRelease { fence: 7, versions: vec![9], objects: vec![3] };
+    assert_eq!(told.released_fences, [fence]);
     assert_eq!(guest.relay.guests(), 0);
     let mut told = Exposition::default();
     guest.relay.metrics()(&mut told);

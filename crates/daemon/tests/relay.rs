@@ -12,11 +12,11 @@ use bytes::BytesMut;
 use mooncake_base::{ClientId, ErrorCode, TenantId};
 use mooncake_daemon::{Listeners, Relay, RelaySettings};
 use mooncake_proto::{
-    lean::{self, DaemonGreeting, ServerGreeting},
+    native_frame::{self, DaemonGreeting, ServerGreeting},
     v1::{self, request::Call, response},
 };
 use mooncake_store_client::{
-    ClientConfig, DaemonLink, LeanLink, LinkConfig, PutOptions, PutOutcome,
+    ClientConfig, DaemonLink, LinkConfig, PutOptions, PutOutcome, SocketLink,
 };
 use mooncake_testkit::{Cluster, ClusterSettings, Node, Random, cluster::key, until};
 
@@ -27,7 +27,7 @@ fn cluster() -> Cluster {
 }
 
 fn relay(cluster: &Cluster, port: u16) -> Relay {
-    let link = LeanLink::new(&cluster.address().to_string(), LinkConfig::default()).unwrap();
+    let link = SocketLink::new(&cluster.address().to_string(), LinkConfig::default()).unwrap();
     let settings = RelaySettings {
         link: Arc::new(link),
         daemon: DaemonGreeting {
@@ -56,7 +56,7 @@ impl Raw {
     fn connect(address: SocketAddr) -> Self {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.write_all(&lean::client_greeting()).unwrap();
+        stream.write_all(&native_frame::client_greeting()).unwrap();
         let mut raw = Self { stream, incoming: BytesMut::new() };
         let greeting: ServerGreeting = raw.receive().unwrap();
         assert_eq!(greeting.daemon.unwrap().metadata, "P2PHANDSHAKE");
@@ -66,14 +66,15 @@ impl Raw {
     fn send(&mut self, call: Call) {
         let mut frame = BytesMut::new();
         let request = v1::Request { call: Some(call), ..Default::default() };
-        lean::encode(&request, &mut frame).unwrap();
+        native_frame::encode(&request, &mut frame).unwrap();
         self.stream.write_all(&frame).unwrap();
     }
 
     /// A frame; `None` if the connection ends first.
     fn receive<M: prost::Message + Default>(&mut self) -> Option<M> {
         loop {
-            let frame = lean::decode(&mut self.incoming, lean::FRAME_BYTES_MAX).unwrap();
+            let frame =
+                native_frame::decode(&mut self.incoming, native_frame::FRAME_BYTES_MAX).unwrap();
             if frame.is_some() {
                 return frame;
             }
@@ -265,7 +266,7 @@ fn any_bytes_leave_the_relay_as_it_was() {
         }
         let mut stream = TcpStream::connect(relay.address()).unwrap();
         // The relay may hang up in the middle of it.
-        let _ = has_greeting.then(|| stream.write_all(&lean::client_greeting()));
+        let _ = has_greeting.then(|| stream.write_all(&native_frame::client_greeting()));
         let _ = stream.write_all(&bytes);
     }
     let guest = guest(&cluster, &relay, LinkConfig::default());

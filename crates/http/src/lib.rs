@@ -1,12 +1,12 @@
 //! What the HTTP servers of masters and clients have in common.
 //!
-//! In reading order: [`bounded`] (connections, bounded in number and in how long they may say
+//! In reading order: [`limited_listener`] (connections, limited_listener in number and in how long they may say
 //! nothing), [`exposition`] (metrics as Prometheus text), [`reply`].
 #![warn(missing_docs)]
 
-pub mod bounded;
 pub mod exposition;
+pub mod limited_listener;
 pub mod reply;
 
-pub use bounded::{Bounded, Peer};
 pub use exposition::Exposition;
+pub use limited_listener::{LimitedListener, Peer};

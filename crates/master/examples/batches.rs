@@ -24,7 +24,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use mooncake_base::{ClientId, SegmentId};
 use mooncake_proto::{
-    lean::{self, ServerGreeting},
+    native_frame::{self, ServerGreeting},
     v1::{self, request::Call, response},
 };
 use prost::Message;
@@ -136,7 +136,8 @@ fn measure(
 fn frames(call: &str, items: usize, keys: &[Bytes], number: usize) -> Vec<BytesMut> {
     let framed = |call| {
         let mut frame = BytesMut::new();
-        lean::encode(&v1::Request { call: Some(call), ..Default::default() }, &mut frame).unwrap();
+        native_frame::encode(&v1::Request { call: Some(call), ..Default::default() }, &mut frame)
+            .unwrap();
         frame
     };
     let chunks = keys.chunks_exact(items).map(<[Bytes]>::to_vec);
@@ -261,18 +262,19 @@ fn caller(number: usize) -> Option<v1::Caller> {
 /// Over the Unix socket that the master names.
 fn connect(address: &str) -> UnixStream {
     let mut tcp = TcpStream::connect(address).unwrap();
-    tcp.write_all(&lean::client_greeting()).unwrap();
+    tcp.write_all(&native_frame::client_greeting()).unwrap();
     let greeting: ServerGreeting = receive(&mut tcp);
     let name = std::os::unix::net::SocketAddr::from_abstract_name(greeting.unix_socket).unwrap();
     let mut stream = UnixStream::connect_addr(&name).unwrap();
-    stream.write_all(&lean::client_greeting()).unwrap();
+    stream.write_all(&native_frame::client_greeting()).unwrap();
     let _: ServerGreeting = receive(&mut stream);
     stream
 }
 
 fn ask(stream: &mut UnixStream, call: Call) -> response::Call {
     let mut frame = BytesMut::new();
-    lean::encode(&v1::Request { call: Some(call), ..Default::default() }, &mut frame).unwrap();
+    native_frame::encode(&v1::Request { call: Some(call), ..Default::default() }, &mut frame)
+        .unwrap();
     stream.write_all(&frame).unwrap();
     answer(stream).call.unwrap()
 }

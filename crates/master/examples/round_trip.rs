@@ -15,7 +15,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use mooncake_master::{MasterConfig, Origin};
 use mooncake_proto::{
-    lean::{self, ServerGreeting},
+    native_frame::{self, ServerGreeting},
     v1::{self, request},
 };
 use prost::Message;
@@ -60,7 +60,7 @@ fn probe() -> v1::Request {
 }
 
 fn greet<S: Read + Write>(stream: &mut S) -> Result<ServerGreeting, Box<dyn Error>> {
-    stream.write_all(&lean::client_greeting())?;
+    stream.write_all(&native_frame::client_greeting())?;
     receive(stream, &mut BytesMut::new())
 }
 
@@ -69,7 +69,7 @@ fn probes<S: Read + Write>(stream: &mut S) -> Result<Vec<Duration>, Box<dyn Erro
     let mut input = BytesMut::new();
     timed(|| {
         output.clear();
-        lean::encode(&probe(), &mut output)?;
+        native_frame::encode(&probe(), &mut output)?;
         stream.write_all(&output)?;
         let _: v1::Response = receive(stream, &mut input)?;
         Ok(())
@@ -82,7 +82,7 @@ fn receive<M: Message + Default>(
 ) -> Result<M, Box<dyn Error>> {
     let mut chunk = [0; 4096];
     loop {
-        if let Some(message) = lean::decode(input, lean::FRAME_BYTES_MAX)? {
+        if let Some(message) = native_frame::decode(input, native_frame::FRAME_BYTES_MAX)? {
             return Ok(message);
         }
         match stream.read(&mut chunk)? {

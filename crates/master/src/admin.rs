@@ -30,7 +30,7 @@ use axum::{
 use mooncake_base::Error;
 use mooncake_base::sync::Mutex;
 use mooncake_http::{
-    Bounded, Peer,
+    LimitedListener, Peer,
     reply::{not_found, text as text_reply},
 };
 use mooncake_proto::v1::{self, request, response};
@@ -90,8 +90,8 @@ pub(crate) async fn serve(
     let sampling = stop.clone().run_until_cancelled_owned(sample(admin.clone()));
     let router = router(admin);
     let app = router.into_make_service_with_connect_info::<Peer>();
-    let serving =
-        axum::serve(Bounded::new(listener), app).with_graceful_shutdown(stop.cancelled_owned());
+    let serving = axum::serve(LimitedListener::new(listener), app)
+        .with_graceful_shutdown(stop.cancelled_owned());
     let (served, _) = tokio::join!(serving, sampling);
     if let Err(error) = served {
         tracing::error!(%error, "the admin server closed");
@@ -193,7 +193,7 @@ pub(super) fn kv_events(service: &Service) -> Value {
 
 async fn remove_all(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
-    let force = match parameter(&query, "force").map(mooncake_base::text::read_bool) {
+    let force = match parameter(&query, "force").map(mooncake_base::parse::read_bool) {
         None => false,
         Some(Ok(force)) => force,
         // Taken for no, it would look as if nothing had been there to remove.

@@ -15,7 +15,7 @@ mod secret;
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use mooncake_base::{Error, Result, env, options::resolve};
-use mooncake_program::Asked;
+use mooncake_cli::CliCommand;
 
 pub use events::EventsConfig;
 pub use options::OPTIONS;
@@ -339,8 +339,8 @@ impl MasterConfig {
 ///
 /// # Errors
 /// What is unknown, unreadable or out of range, in a sentence that names it.
-pub fn from_arguments(arguments: Vec<String>) -> Result<Asked<Box<MasterConfig>>> {
-    Asked::read(OPTIONS, arguments)?.and_then(|assignments| {
+pub fn from_arguments(arguments: Vec<String>) -> Result<CliCommand<Box<MasterConfig>>> {
+    CliCommand::read(OPTIONS, arguments)?.and_then(|assignments| {
         let path = assignments.iter().rev().find(|(name, _)| *name == "config_path");
         let entries = match path {
             Some((_, path)) if !path.is_empty() => file::read(path)?,

@@ -1,6 +1,6 @@
 //! How many descriptors the process may have: raised at the start, and what follows from it.
 
-use mooncake_program::descriptors;
+use mooncake_cli::rlimit;
 
 /// Descriptors kept for listeners, files, HTTP and the runtime itself.
 const RESERVED: u64 = 256;
@@ -10,8 +10,8 @@ const LOW: u64 = 8192;
 
 /// Raises the limit as far as it may be raised, and says so when that is not far.
 pub(crate) fn raise() {
-    let was = descriptors::raise();
-    let limit = descriptors::limit();
+    let was = rlimit::raise();
+    let limit = rlimit::limit();
     if limit < LOW {
         let connections = connections(usize::MAX, limit);
         tracing::warn!(

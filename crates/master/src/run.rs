@@ -4,7 +4,7 @@
 use std::{path::PathBuf, process::id};
 
 use mooncake_base::{Error, Result, env};
-use mooncake_program::{PortsFile, Program, Signals, log, say};
+use mooncake_cli::{PortsFile, Program, Signals, log, print_flush};
 use tokio::runtime::{Builder, Handle};
 
 use crate::{
@@ -15,7 +15,8 @@ use crate::{
     service::VERSION,
 };
 
-const PROGRAM: Program = Program { name: "mooncake_master", version: VERSION, complaint: "ERROR" };
+const PROGRAM: Program =
+    Program { name: "mooncake_master", version: VERSION, error_prefix: "ERROR" };
 
 /// Runs the program with these arguments (without its own name) and returns its exit code: 0 after
 /// SIGTERM, SIGINT, `--help` or `--version`, 1 after an error.
@@ -31,7 +32,7 @@ fn work(config: MasterConfig) -> Result<()> {
         tracing::warn!("{warning}");
     }
     descriptors::raise();
-    let cores = mooncake_base::vigil::processors();
+    let cores = mooncake_base::spin_wait::cpu_count();
     let runtime = Builder::new_multi_thread()
         .worker_threads(config.effective_threads(cores))
         .thread_name("mooncake-master")
@@ -51,7 +52,7 @@ async fn serve(config: MasterConfig) -> Result<()> {
     let ports_file = config.ports_file.clone();
     let master = start(config).await?;
     let _ports = PortsFile::write(&ports_file, &master.addresses().to_json())?;
-    say(&format!("{}\n", ready_line(master.addresses())));
+    print_flush(&format!("{}\n", ready_line(master.addresses())));
     tracing::info!(version = VERSION, addresses = ?master.addresses(), "ready");
     let signal = signals.next().await;
     tracing::info!(signal, "stopping");

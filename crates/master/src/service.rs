@@ -2,7 +2,7 @@
 //!
 //! [`Service::dispatch`] is synchronous and short. It turns wire types into checked ones, takes
 //! the lock of the state for a slice at a time, and turns the answer back. The doors
-//! ([`listen`]: sniffing, `lean`, `grpc`) only move bytes.
+//! ([`listen`]: sniffing, `native`, `grpc`) only move bytes.
 
 mod answer;
 pub mod calls;
@@ -10,10 +10,10 @@ pub mod connection;
 mod durable;
 mod forms;
 mod grpc;
-mod lean;
 pub mod listen;
 mod load;
 mod locked;
+mod native;
 mod objects;
 mod quotas;
 pub mod seat;
@@ -59,7 +59,7 @@ use crate::{
 };
 
 /// The most items of one call. Their answers fit a frame.
-pub const BATCH_ITEMS_MAX: usize = mooncake_proto::bound::ITEMS_MAX;
+pub const BATCH_ITEMS_MAX: usize = mooncake_proto::decode_limits::ITEMS_MAX;
 
 /// So many items are handled before others may have the state.
 const SLICE_ITEMS: usize = 1024;
@@ -143,8 +143,8 @@ impl Service {
 
     fn call(&self, request: v1::Request, origin: &Origin) -> v1::Response {
         use request::Call;
-        if !request.returned.is_empty() {
-            self.take_back(&request.returned);
+        if !request.released_fences.is_empty() {
+            self.take_back(&request.released_fences);
         }
         let watched = self.slow.begin(request.call.as_ref());
         let answer = match request.call {

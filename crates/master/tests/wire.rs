@@ -13,11 +13,11 @@ mod admin;
 mod grpc;
 #[path = "wire/jobs.rs"]
 mod jobs;
-#[path = "wire/lean.rs"]
-mod lean;
 #[path = "wire/limits.rs"]
 mod limits;
 #[path = "wire/metadata.rs"]
 mod metadata;
+#[path = "wire/native.rs"]
+mod native;
 #[path = "wire/start.rs"]
 mod start;

@@ -13,27 +13,27 @@ use crate::v1;
 
 /// Columns that do not fit together: of other lengths, or with numbers of items that there are not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Uneven;
+pub struct ColumnMismatch;
 
-impl From<Uneven> for Error {
-    fn from(_: Uneven) -> Self {
+impl From<ColumnMismatch> for Error {
+    fn from(_: ColumnMismatch) -> Self {
         Self::invalid("the columns of the call do not fit together")
     }
 }
 
 /// What a read of columns gives.
-pub type Checked<T> = Result<T, Uneven>;
+pub type Checked<T> = Result<T, ColumnMismatch>;
 
 /// The items of a call, in the one form in which it names them.
 #[derive(Debug, Clone, Copy)]
-pub enum Form<'a, I, C> {
+pub enum BatchEncoding<'a, I, C> {
     /// A message each.
     Items(&'a [I]),
     /// Columns.
     Columns(&'a C),
 }
 
-impl<'a, I, C> Form<'a, I, C> {
+impl<'a, I, C> BatchEncoding<'a, I, C> {
     /// Looks which form it is.
     ///
     /// # Errors
@@ -69,7 +69,7 @@ impl<'a, T> Column<'a, T> {
     /// # Errors
     /// It has another number of values.
     pub fn each(values: &'a [T], items: usize) -> Checked<Self> {
-        if values.len() == items { Ok(Self { values, step: 1 }) } else { Err(Uneven) }
+        if values.len() == items { Ok(Self { values, step: 1 }) } else { Err(ColumnMismatch) }
     }
 
     /// The same, or one value for all.
@@ -116,7 +116,7 @@ impl<'a> Failures<'a> {
     pub fn read(failures: &'a [v1::ItemFailure], items: usize) -> Checked<Self> {
         let is_whole = failures.iter().all(|failure| failure.failure.is_some());
         let numbers = failures.iter().map(|failure| failure.item);
-        if is_whole && is_rising(numbers, items) { Ok(Self(failures)) } else { Err(Uneven) }
+        if is_whole && is_rising(numbers, items) { Ok(Self(failures)) } else { Err(ColumnMismatch) }
     }
 
     /// The failure of that item, if it failed. To be asked of every item in turn.
@@ -151,11 +151,11 @@ impl v1::KeyColumn {
         let mut rest = &self.bytes[..];
         let mut keys = Vec::with_capacity(self.lengths.len());
         for &length in &self.lengths {
-            let (key, after) = rest.split_at_checked(length as usize).ok_or(Uneven)?;
+            let (key, after) = rest.split_at_checked(length as usize).ok_or(ColumnMismatch)?;
             keys.push(key);
             rest = after;
         }
-        if rest.is_empty() { Ok(keys) } else { Err(Uneven) }
+        if rest.is_empty() { Ok(keys) } else { Err(ColumnMismatch) }
     }
 
     /// The first key, as far as it is there.
@@ -185,12 +185,12 @@ impl v1::PlaceColumns {
     /// Checks them, to be taken item by item.
     ///
     /// # Errors
-    /// There are more or fewer places than the counts say, or counts than items.
+    /// There are more or fewer places than the counts print_flush, or counts than items.
     pub fn read(&self, items: usize) -> Checked<Places<'_>> {
         let count = match &self.counts[..] {
             [] => items,
             counts if counts.len() == items => counts.iter().map(|&count| count as usize).sum(),
-            _ => return Err(Uneven),
+            _ => return Err(ColumnMismatch),
         };
         Ok(Places {
             counts: &self.counts,
@@ -274,7 +274,7 @@ impl<'a> Checksums<'a> {
         let Some(column) = column else { return Ok(Self { items: &[], checksums: &[] }) };
         let numbers = column.items.iter().copied();
         if column.items.len() != column.checksums.len() || !is_rising(numbers, items) {
-            return Err(Uneven);
+            return Err(ColumnMismatch);
         }
         Ok(Self { items: &column.items, checksums: &column.checksums })
     }
@@ -304,7 +304,8 @@ impl v1::StartedColumns {
         items: usize,
     ) -> Checked<impl Iterator<Item = Outcome<'_, (u64, ItemPlaces<'_>)>>> {
         let versions = Column::each(&self.versions, items)?;
-        let mut places = self.places.as_ref().map_or(Err(Uneven), |places| places.read(items))?;
+        let mut places =
+            self.places.as_ref().map_or(Err(ColumnMismatch), |places| places.read(items))?;
         let mut failures = Failures::read(&self.failures, items)?;
         Ok((0..items).map(move |item| {
             let places = places.take();
@@ -323,7 +324,7 @@ impl v1::DoneColumns {
     /// They do not fit together, or are of another number of items.
     pub fn read(&self, items: usize) -> Checked<impl Iterator<Item = Outcome<'_, ()>>> {
         if self.items as usize != items {
-            return Err(Uneven);
+            return Err(ColumnMismatch);
         }
         let mut failures = Failures::read(&self.failures, items)?;
         Ok((0..items).map(move |item| failures.take(item).map_or(Ok(()), Err)))
@@ -351,7 +352,8 @@ impl v1::LocatedColumns {
     pub fn read(&self, items: usize) -> Checked<impl Iterator<Item = Outcome<'_, Located<'_>>>> {
         let versions = Column::each(&self.versions, items)?;
         let lengths = Column::shared(&self.lengths, items)?;
-        let mut places = self.places.as_ref().map_or(Err(Uneven), |places| places.read(items))?;
+        let mut places =
+            self.places.as_ref().map_or(Err(ColumnMismatch), |places| places.read(items))?;
         let mut checksums = Checksums::read(self.checksums.as_ref(), items)?;
         let mut failures = Failures::read(&self.failures, items)?;
         Ok((0..items).map(move |item| {
@@ -401,7 +403,7 @@ impl<'a> PutRefs<'a> {
             && failed_items.is_sorted()
             && last <= items;
         if !is_even {
-            return Err(Uneven);
+            return Err(ColumnMismatch);
         }
         let checksums = Checksums::read(columns.checksums.as_ref(), items)?;
         Ok(Self { versions: versions.iter(), item: 0, checksums, failed_items, failed_replicas })

@@ -1,4 +1,4 @@
-//! Throws broken bytes at what takes frames of the lean door apart, on either side of it.
+//! Throws broken bytes at what takes frames of the native protocol apart, on either side of it.
 
 use bytes::BytesMut;
 use mooncake_base::{
@@ -10,7 +10,7 @@ use prost::Message;
 use crate::{
     columns::{ItemPlaces, Located, PutRefs},
     convert,
-    lean::{
+    native_frame::{
         DaemonGreeting, GREETING_BYTES_MAX, ServerGreeting, check_client_greeting, client_greeting,
         decode, encode,
     },
@@ -126,8 +126,9 @@ fn requests() -> Target {
             ..Default::default()
         }),
     ];
-    let fence = v1::FenceReturn { fence: 3, versions: vec![1, u64::MAX], objects: vec![0, 9] };
-    let full = calls.map(|call| v1::Request { call: Some(call), returned: vec![fence.clone()] });
+    let fence = v1::FenceRelease { fence: 3, versions: vec![1, u64::MAX], objects: vec![0, 9] };
+    let full =
+        calls.map(|call| v1::Request { call: Some(call), released_fences: vec![fence.clone()] });
     let mut seeds: Vec<_> = empty_calls().chain(full.iter().map(frame)).collect();
     seeds.push([frame(&full[0]), frame(&full[1])].concat());
     let run = |bytes: &[u8]| {
@@ -149,7 +150,7 @@ fn requests() -> Target {
             .collect();
         outcome((kinds, taken.has_failed, taken.left == 0))
     };
-    Target { name: "lean request", seeds, run }
+    Target { name: "native request", seeds, run }
 }
 
 /// How many items of a call are taken as they came in columns; none: they do not fit together.
@@ -216,7 +217,7 @@ fn answers() -> Target {
         });
         outcome((kinds.collect::<Vec<_>>(), taken.has_failed, taken.left == 0))
     };
-    Target { name: "lean answer", seeds, run }
+    Target { name: "native answer", seeds, run }
 }
 
 /// How many items or places an answer has in columns; none: they do not fit together.
@@ -262,7 +263,7 @@ fn server_greetings() -> Target {
         let kinds = taken.messages.iter().map(|one| (one.version == 1, one.daemon.is_some()));
         outcome((kinds.collect::<Vec<_>>(), taken.has_failed, taken.left == 0))
     };
-    Target { name: "lean greeting of a server", seeds: vec![master, frame(&greeting)], run }
+    Target { name: "native greeting of a server", seeds: vec![master, frame(&greeting)], run }
 }
 
 /// What a client says first, as a server reads it.
@@ -273,7 +274,7 @@ fn client_greetings() -> Target {
         assert_eq!(checked.is_ok(), *first == client_greeting());
         outcome(checked.map_err(|error| error.code().number()))
     };
-    Target { name: "lean greeting of a client", seeds: vec![client_greeting().to_vec()], run }
+    Target { name: "native greeting of a client", seeds: vec![client_greeting().to_vec()], run }
 }
 
 #[test]

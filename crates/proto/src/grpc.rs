@@ -9,7 +9,7 @@ use tonic::{
 };
 use tonic_prost::{ProstCodec, ProstEncoder};
 
-use crate::bound;
+use crate::decode_limits;
 
 /// Here a message is the call itself.
 const ITEM_LEVELS: u32 = 1;
@@ -56,7 +56,7 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
     type Error = Status;
 
     fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        bound::decode(from, ITEM_LEVELS).map(Some).map_err(|error| {
+        decode_limits::decode(from, ITEM_LEVELS).map(Some).map_err(|error| {
             Status::invalid_argument(format!("{}: {}", error.code().name(), error.message()))
         })
     }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use mooncake_base::Result;
 
 use crate::{
-    columns::Form,
+    columns::BatchEncoding,
     v1::{self, request::Call},
 };
 
@@ -57,9 +57,9 @@ impl v1::PutStartRequest {
     /// # Errors
     /// They come in two forms, or in columns that do not fit together.
     pub fn keys(&self) -> Result<Vec<&[u8]>> {
-        match Form::of(&self.items, self.columns.as_ref())? {
-            Form::Items(items) => Ok(items.iter().map(|item| &item.key[..]).collect()),
-            Form::Columns(columns) => in_column(columns.keys.as_ref()),
+        match BatchEncoding::of(&self.items, self.columns.as_ref())? {
+            BatchEncoding::Items(items) => Ok(items.iter().map(|item| &item.key[..]).collect()),
+            BatchEncoding::Columns(columns) => in_column(columns.keys.as_ref()),
         }
     }
 }
@@ -89,9 +89,9 @@ impl v1::LocateRequest {
     /// # Errors
     /// They come in two forms, or in columns that do not fit together.
     pub fn keys(&self) -> Result<Vec<&[u8]>> {
-        match Form::of(&self.keys, self.columns.as_ref())? {
-            Form::Items(keys) => Ok(keys.iter().map(|key| &key[..]).collect()),
-            Form::Columns(column) => in_column(Some(column)),
+        match BatchEncoding::of(&self.keys, self.columns.as_ref())? {
+            BatchEncoding::Items(keys) => Ok(keys.iter().map(|key| &key[..]).collect()),
+            BatchEncoding::Columns(column) => in_column(Some(column)),
         }
     }
 }

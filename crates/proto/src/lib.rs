@@ -3,21 +3,21 @@
 //!
 //! [`v1`] is generated from `proto/mooncake/v1/master.proto` by `make generate` and committed, so
 //! that no build needs `protoc`. [`caller`] finds who makes a call, [`items`] what it is about, in
-//! either of two forms, of which [`columns`] is the one for batches. [`lean`] is the codec of the
-//! lean door, without I/O. [`bound`] keeps what is decoded small. [`convert`] turns wire types into
+//! either of two forms, of which [`columns`] is the one for batches. [`native_frame`] is the codec of the
+//! native protocol, without I/O. [`decode_limits`] keeps what is decoded small. [`convert`] turns wire types into
 //! the checked types of `mooncake-base` and back.
 #![warn(missing_docs)]
 
-pub mod bound;
 pub mod caller;
 pub mod columns;
 pub mod convert;
+pub mod decode_limits;
 #[cfg(test)]
 mod fuzz;
 #[cfg(feature = "grpc")]
 pub mod grpc;
 pub mod items;
-pub mod lean;
+pub mod native_frame;
 
 /// The generated messages, and with the feature `grpc` the service.
 pub mod v1 {
@@ -39,4 +39,4 @@ pub mod v1 {
 }
 
 /// The compiled descriptors, for gRPC reflection.
-pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.bin");
+pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!("generated/descriptors.bin");

@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::env::{self, Refused};
+use mooncake_base::env::{self, Unsupported};
 use mooncake_base::sync::{Condvar, Mutex};
 use pyo3::prelude::*;
 use tracing::{
@@ -43,7 +43,7 @@ static ARRIVED: Condvar = Condvar::new();
 pub(crate) fn install() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
-        let filter = mooncake_program::log::filter();
+        let filter = mooncake_cli::log::filter();
         let asked = [&env::MC_TE_METRIC, &env::MC_STORE_CLIENT_METRIC_INTERVAL];
         let filter = match asked.iter().any(|var| var.is_on()) {
             // Who asks for the lines wants to see them at any level.
@@ -61,7 +61,7 @@ pub(crate) fn install() {
 pub(crate) fn tell_of_refused() {
     static TOLD: Once = Once::new();
     TOLD.call_once(|| {
-        for (name, reason) in Refused::that_are_set() {
+        for (name, reason) in Unsupported::set_in_environment() {
             tracing::warn!(variable = name, "has no effect here: {reason}");
         }
     });

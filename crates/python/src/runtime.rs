@@ -29,7 +29,7 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
     if let Some(made) = made.as_ref().filter(|made| made.generation == generation) {
         return Ok(made.runtime);
     }
-    let workers = mooncake_base::vigil::processors().min(WORKERS_MAX);
+    let workers = mooncake_base::spin_wait::cpu_count().min(WORKERS_MAX);
     let runtime = Builder::new_multi_thread()
         .worker_threads(workers)
         .thread_name("mooncake-io")

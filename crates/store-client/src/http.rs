@@ -14,7 +14,7 @@ use axum::{
 };
 use mooncake_base::{Error, Result};
 use mooncake_http::{
-    Bounded, Exposition,
+    Exposition, LimitedListener,
     reply::{self, not_found},
 };
 use tokio::{
@@ -78,7 +78,7 @@ impl HttpServer {
                 // An error says that the server's owner is gone, which is what is waited for.
                 while stopped.changed().await.is_ok() {}
             };
-            let serving = axum::serve(Bounded::new(listener), router);
+            let serving = axum::serve(LimitedListener::new(listener), router);
             tokio::select! {
                 () = stop => {}
                 served = serving.into_future() => {

@@ -19,7 +19,7 @@ pub mod task;
 pub use client::{Client, PartOutcomes, Reservation, Write};
 pub use config::{ClientConfig, LinkConfig, MetricsConfig};
 pub use http::HttpServer;
-pub use link::{CallLink, DaemonGreeting, DaemonLink, LeanLink, MasterLink};
+pub use link::{DaemonGreeting, DaemonLink, InProcessLink, MasterLink, SocketLink};
 pub use metrics::MetricsSnapshot;
 pub use object::{
     Located, MasterStatus, ObjectPage, ObjectStatus, ObjectSummary, Parts, Place, Presence,

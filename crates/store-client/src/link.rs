@@ -1,15 +1,15 @@
 //! The way to the master: one call, one answer, within a deadline.
 //!
-//! [`LeanLink`] speaks the lean door over sockets, in the calling thread. [`DaemonLink`] does so
-//! with the daemon of this host, which passes calls on. [`CallLink`] calls a master of the same
+//! [`SocketLink`] speaks the native protocol over sockets, in the calling thread. [`DaemonLink`] does so
+//! with the daemon of this host, which passes calls on. [`InProcessLink`] calls a master of the same
 //! process.
 
 mod circuit;
 mod connection;
 mod daemon;
 mod dial;
-mod lean;
 mod pool;
+mod socket;
 
 use std::{
     fmt,
@@ -20,7 +20,7 @@ use mooncake_base::{Moment, Result};
 use mooncake_proto::v1;
 
 pub use daemon::{DaemonGreeting, DaemonLink};
-pub use lean::LeanLink;
+pub use socket::SocketLink;
 
 /// A way to the master.
 pub trait MasterLink: fmt::Debug + Send + Sync {
@@ -42,13 +42,13 @@ pub trait MasterLink: fmt::Debug + Send + Sync {
 type Dispatch = dyn Fn(v1::Request) -> Result<v1::Response> + Send + Sync;
 
 /// A link that is a function: a master of the same process, called without a socket.
-pub struct CallLink {
+pub struct InProcessLink {
     address: String,
     dispatch: Box<Dispatch>,
     is_closed: AtomicBool,
 }
 
-impl CallLink {
+impl InProcessLink {
     /// A link that answers each call with the function. The function must be short, as the
     /// master's dispatch is: no deadline can interrupt it.
     pub fn new(
@@ -59,7 +59,7 @@ impl CallLink {
     }
 }
 
-impl MasterLink for CallLink {
+impl MasterLink for InProcessLink {
     fn call(&self, request: v1::Request, _: Moment) -> Result<v1::Response> {
         if self.is_closed.load(Ordering::Acquire) {
             return Err(pool::closed());
@@ -76,8 +76,8 @@ impl MasterLink for CallLink {
     }
 }
 
-impl fmt::Debug for CallLink {
+impl fmt::Debug for InProcessLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CallLink").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("InProcessLink").field("address", &self.address).finish_non_exhaustive()
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     client::Client,
     config::{ClientConfig, LinkConfig},
     http::HttpServer,
-    link::LeanLink,
+    link::SocketLink,
     object::{PutOptions, PutOutcome, Selector},
 };
 
@@ -62,7 +62,7 @@ impl Store {
             .map_err(|source| Error::internal("the runtime does not start").caused_by(source))?;
         let mut engine = engine;
         face_master(&mut engine, master);
-        let link = LeanLink::new(master, LinkConfig::default())?;
+        let link = SocketLink::new(master, LinkConfig::default())?;
         let engine = Engine::start(engine, runtime.handle().clone())?;
         let client = Client::connect(client, engine.clone(), Arc::new(link))?;
         Ok(Self { client, engine, runtime })

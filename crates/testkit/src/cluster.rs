@@ -6,7 +6,7 @@ use mooncake_base::{ByteSize, Clock, Error, ObjectKey, Result, SystemClock};
 use mooncake_master::{Master, MasterConfig, Origin};
 use mooncake_proto::v1;
 use mooncake_store_client::{
-    CallLink, Client, ClientConfig, LeanLink, LinkConfig, MasterLink, PutOptions, PutOutcome,
+    Client, ClientConfig, InProcessLink, LinkConfig, MasterLink, PutOptions, PutOutcome, SocketLink,
 };
 use mooncake_transfer_engine::{Engine, EngineConfig, LocalRange, SharedMemory};
 use tokio::runtime::{Builder, Runtime};
@@ -97,7 +97,7 @@ impl Cluster {
     /// # Errors
     /// Whatever the master or the engine says.
     pub fn join_with(&self, config: ClientConfig) -> Result<Node> {
-        let link = LeanLink::new(&self.address.to_string(), LinkConfig::default())?;
+        let link = SocketLink::new(&self.address.to_string(), LinkConfig::default())?;
         self.join_by(config, Arc::new(link))
     }
 
@@ -133,7 +133,7 @@ impl Cluster {
         tamper: impl Fn(&mut v1::Response) + Send + Sync + 'static,
     ) -> Arc<dyn MasterLink> {
         let service = self.master.as_ref().expect("the test did not stop the master").service();
-        Arc::new(CallLink::new("this process", move |request| {
+        Arc::new(InProcessLink::new("this process", move |request| {
             let mut response = service.dispatch(request, &Origin::in_process());
             tamper(&mut response);
             Ok(response)

@@ -63,7 +63,7 @@ fn a_copied_object_outlives_the_first_that_held_it() {
     let value = Random::new().bytes(20_000_000);
     put_on(&cluster.nodes[0], "k", &value);
     let [a, b, c] = &cluster.nodes[..] else { panic!() };
-    // Asked for by one who neither has a copy nor gets one.
+    // CliCommand for by one who neither has a copy nor gets one.
     let done = over(c, copy(c, "k", &[b]).unwrap());
     assert_eq!((done.status, done.client), (TaskStatus::Success, a.client.id()));
     assert_eq!(done.message, "Task completed successfully");

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::sync::{RwLock, Turn};
+use mooncake_base::sync::{RwLock, TimedMutex};
 use mooncake_base::{Clock, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock};
 
 use crate::{
@@ -29,7 +29,7 @@ pub struct Peer {
     generation: u64,
     state: RwLock<State>,
     /// Held by the one who looks for the peer or for a path to it.
-    repair: Turn<Repair>,
+    repair: TimedMutex<Repair>,
     errors: AtomicU64,
     /// When it was last opened, counted in openings of its engine.
     last_use: AtomicU64,
@@ -86,7 +86,7 @@ impl Peer {
                 descriptor: Arc::new(descriptor),
                 slots: vec![Slot::Untried; ways.transports.len()],
             }),
-            repair: Turn::default(),
+            repair: TimedMutex::default(),
             errors: AtomicU64::new(0),
             last_use: AtomicU64::new(0),
             metrics: Metrics::default(),

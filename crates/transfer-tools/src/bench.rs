@@ -20,7 +20,7 @@ use mooncake_base::{
     Clock, Error, ErrorCode, Result, SystemClock,
     options::{help, resolve},
 };
-use mooncake_program::{Asked, Program, Signals, say};
+use mooncake_cli::{CliCommand, Program, Signals, print_flush};
 use mooncake_transfer_engine::{Engine, SharedMemory};
 use tokio::runtime::{Builder, Runtime};
 
@@ -34,7 +34,7 @@ use crate::settings::engine_config;
 const PROGRAM: Program = Program {
     name: "transfer_engine_bench",
     version: env!("CARGO_PKG_VERSION"),
-    complaint: "transfer_engine_bench",
+    error_prefix: "transfer_engine_bench",
 };
 const PURPOSE: &str = "moves batches between two processes and tells how fast that went";
 
@@ -62,8 +62,8 @@ pub fn run(arguments: Vec<String>) -> u8 {
     )
 }
 
-fn from_arguments(arguments: Vec<String>) -> Result<Asked<BenchConfig>> {
-    Asked::read(OPTIONS, arguments)?.and_then(|assignments| {
+fn from_arguments(arguments: Vec<String>) -> Result<CliCommand<BenchConfig>> {
+    CliCommand::read(OPTIONS, arguments)?.and_then(|assignments| {
         let config: BenchConfig = resolve(OPTIONS, &[], |_| None, &assignments)?;
         config.check()?;
         Ok(config)
@@ -122,7 +122,7 @@ fn measure(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
         })?;
     }
     if config.is_json {
-        say(&format!("{}\n", outcome.json()));
+        print_flush(&format!("{}\n", outcome.json()));
     }
     log(&outcome.latency_line());
     log(&outcome.closing_line());

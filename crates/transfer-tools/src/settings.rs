@@ -5,7 +5,7 @@ use std::{ops::RangeInclusive, path::Path, time::Duration};
 use mooncake_base::{
     Endpoint, Error, Result,
     env::{self, EnvVar},
-    text::{read_number, read_seconds, read_size},
+    parse::{read_number, read_seconds, read_size},
 };
 use mooncake_transfer_engine::{EngineConfig, HugePages, Token, Topology};
 

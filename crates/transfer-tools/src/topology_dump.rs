@@ -5,9 +5,9 @@ use std::path::Path;
 use mooncake_base::{
     Error, Result,
     options::{self, OptionSpec, resolve},
-    text::read_bool,
+    parse::read_bool,
 };
-use mooncake_program::{Asked, Program, say};
+use mooncake_cli::{CliCommand, Program, print_flush};
 use mooncake_transfer_engine::Topology;
 
 use crate::settings::custom_topology;
@@ -15,7 +15,7 @@ use crate::settings::custom_topology;
 const PROGRAM: Program = Program {
     name: "transfer_engine_topology_dump",
     version: env!("CARGO_PKG_VERSION"),
-    complaint: "transfer_engine_topology_dump",
+    error_prefix: "transfer_engine_topology_dump",
 };
 const PURPOSE: &str = "prints which network devices are near which memory of this machine";
 
@@ -58,14 +58,14 @@ pub fn run(arguments: Vec<String>) -> u8 {
         from_arguments(arguments),
         || options::help(OPTIONS, PROGRAM.name, PURPOSE),
         |settings| {
-            say(&format!("{}\n", dump(&settings)?));
+            print_flush(&format!("{}\n", dump(&settings)?));
             Ok(())
         },
     )
 }
 
-fn from_arguments(arguments: Vec<String>) -> Result<Asked<Settings>> {
-    Asked::read(OPTIONS, arguments)?
+fn from_arguments(arguments: Vec<String>) -> Result<CliCommand<Settings>> {
+    CliCommand::read(OPTIONS, arguments)?
         .and_then(|assignments| resolve(OPTIONS, &[], |_| None, &assignments))
 }
 
@@ -96,7 +96,7 @@ mod tests {
 
     fn dumped(arguments: &[&str]) -> Result<String> {
         match from_arguments(arguments.iter().map(|word| (*word).to_owned()).collect())? {
-            Asked::Run(settings) => dump(&settings),
+            CliCommand::Run(settings) => dump(&settings),
             other => panic!("{other:?}"),
         }
     }

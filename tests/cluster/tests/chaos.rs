@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use mooncake_base::{
     env::{self, EnvVar},
-    text::read_number,
+    parse::read_number,
 };
 use mooncake_cluster_tests::{MasterProcess, NodeProcess, tally::Tally};
 use mooncake_testkit::{Random, until};

@@ -11,18 +11,18 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("base", &[]),
     ("proto", &["base"]),
     ("http", &[]),
-    ("program", &["base"]),
+    ("cli", &["base"]),
     ("verbs", &[]),
     ("transfer-engine", &["base", "verbs"]),
-    ("master", &["base", "http", "program", "proto"]),
+    ("master", &["base", "http", "cli", "proto"]),
     ("store-client", &["base", "http", "proto", "transfer-engine"]),
-    ("transfer-tools", &["base", "program", "transfer-engine"]),
+    ("transfer-tools", &["base", "cli", "transfer-engine"]),
     (
         "daemon",
         &[
             "base",
             "http",
-            "program",
+            "cli",
             "proto",
             "transfer-engine",
             "transfer-tools",
@@ -36,7 +36,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         "python",
         &[
             "base",
-            "program",
+            "cli",
             "proto",
             "verbs",
             "transfer-engine",
@@ -61,7 +61,7 @@ const BARRED: &[(&str, &str, &str)] = &[
     ("transfer-engine", "prost", "the engine knows no messages of the master"),
     ("transfer-engine", "tonic", "the engine knows no messages of the master"),
     ("transfer-engine", "rdma-sys", "only verbs touches the C bindings"),
-    ("store-client", "tonic", "our own clients use the lean door"),
+    ("store-client", "tonic", "our own clients use the native protocol"),
     ("python", "prost", "the binding holds no messages of its own"),
 ];
 

@@ -13,7 +13,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 const DEPTH_MAX: usize = 8;
 
 /// The flags about flags, as a help text tells of them.
-pub const FLAGS_ABOUT_FLAGS: &[(&str, &str)] = &[
+pub const META_FLAGS: &[(&str, &str)] = &[
     (
         "--flagfile=FILE,…",
         "Reads options from files, one a line; lines without a dash are comments.",
@@ -154,7 +154,7 @@ fn parts(argument: &str) -> Option<(&str, Option<&str>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::read_number;
+    use crate::parse::read_number;
 
     #[derive(Debug, Default)]
     struct Settings {

@@ -13,7 +13,7 @@ use axum::{
     routing::{any, get},
 };
 use mooncake_base::sync::Mutex;
-use mooncake_http::{Bounded, Peer};
+use mooncake_http::{LimitedListener, Peer};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -118,7 +118,7 @@ pub(crate) async fn serve(listener: TcpListener, store: Arc<Metadata>, stop: Can
         .method_not_allowed_fallback(|| async { not_found() })
         .with_state(store)
         .into_make_service_with_connect_info::<Peer>();
-    let served = axum::serve(Bounded::new(listener), app)
+    let served = axum::serve(LimitedListener::new(listener), app)
         .with_graceful_shutdown(stop.cancelled_owned())
         .await;
     if let Err(error) = served {
@@ -139,35 +139,37 @@ async fn answer(
     }
     let query = query.unwrap_or_default();
     let Some(key) = parameter(&query, "key").filter(|key| !key.is_empty()) else {
-        return say(StatusCode::BAD_REQUEST, "Missing key parameter");
+        return print_flush(StatusCode::BAD_REQUEST, "Missing key parameter");
     };
     if key.len() > KEY_BYTES_MAX {
-        return say(StatusCode::BAD_REQUEST, "the key is too long");
+        return print_flush(StatusCode::BAD_REQUEST, "the key is too long");
     }
     match method {
         Method::GET => match store.get(key) {
             Some(value) => ([(header::CONTENT_TYPE, "application/json")], value).into_response(),
-            None => say(StatusCode::NOT_FOUND, "metadata not found"),
+            None => print_flush(StatusCode::NOT_FOUND, "metadata not found"),
         },
         Method::PUT => match to_bytes(request.into_body(), VALUE_BYTES_MAX).await {
             Ok(value) => match store.put(key, value) {
-                Stored::Updated => say(StatusCode::OK, "metadata updated"),
-                Stored::Unchanged => say(StatusCode::OK, "metadata unchanged"),
+                Stored::Updated => print_flush(StatusCode::OK, "metadata updated"),
+                Stored::Unchanged => print_flush(StatusCode::OK, "metadata unchanged"),
                 Stored::Duplicate => {
-                    say(StatusCode::BAD_REQUEST, "Duplicate rpc_meta key not allowed")
+                    print_flush(StatusCode::BAD_REQUEST, "Duplicate rpc_meta key not allowed")
                 }
                 Stored::Full => {
-                    say(StatusCode::INSUFFICIENT_STORAGE, "the metadata server is full")
+                    print_flush(StatusCode::INSUFFICIENT_STORAGE, "the metadata server is full")
                 }
             },
-            Err(_) => say(StatusCode::PAYLOAD_TOO_LARGE, "the value is too large or was cut off"),
+            Err(_) => {
+                print_flush(StatusCode::PAYLOAD_TOO_LARGE, "the value is too large or was cut off")
+            }
         },
-        _ if store.delete(key) => say(StatusCode::OK, "metadata deleted"),
-        _ => say(StatusCode::NOT_FOUND, "metadata not found"),
+        _ if store.delete(key) => print_flush(StatusCode::OK, "metadata deleted"),
+        _ => print_flush(StatusCode::NOT_FOUND, "metadata not found"),
     }
 }
 
-fn say(status: StatusCode, text: &'static str) -> Response {
+fn print_flush(status: StatusCode, text: &'static str) -> Response {
     (status, text_reply(text)).into_response()
 }
 

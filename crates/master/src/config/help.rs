@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use mooncake_base::options::FLAGS_ABOUT_FLAGS;
+use mooncake_base::options::META_FLAGS;
 
 use super::{MasterConfig, OPTIONS};
 
@@ -55,7 +55,7 @@ pub(crate) fn text(program: &str) -> String {
         }
     }
     text.push_str("\nAbout the options themselves\n");
-    for (flag, help) in FLAGS_ABOUT_FLAGS {
+    for (flag, help) in META_FLAGS {
         let _ = writeln!(text, "  {flag}");
         wrap(&mut text, help);
     }

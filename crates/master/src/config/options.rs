@@ -6,7 +6,7 @@ use mooncake_base::{
     Error, Result,
     env::{self, EnvVar},
     options::OptionSpec,
-    text::{read_bool, read_millis, read_number, read_seconds},
+    parse::{read_bool, read_millis, read_number, read_seconds},
 };
 
 use super::{MasterConfig, RPC_PORT, Secret, StateDir};

@@ -6,7 +6,7 @@ use super::*;
 
 fn parse(line: &str) -> Result<MasterConfig> {
     match from_arguments(line.split_whitespace().map(str::to_owned).collect())? {
-        Asked::Run(config) => Ok(*config),
+        CliCommand::Run(config) => Ok(*config),
         other => panic!("{line}: {other:?}"),
     }
 }

@@ -1,4 +1,4 @@
-//! A connection: what it needs to know, its session, and the form in which the gRPC door takes it.
+//! A connection: what it needs to know, its session, and the form in which gRPC takes it.
 
 use std::{
     io,
@@ -27,7 +27,7 @@ pub struct Doors {
     pub unix_name: Arc<str>,
     /// Sends small answers at once.
     pub is_nodelay: bool,
-    /// Closes a lean connection on which nothing came for so long.
+    /// Closes a native connection on which nothing came for so long.
     pub idle: Option<Duration>,
     /// Asks connections to end after the call in hand.
     pub stop: CancellationToken,
@@ -75,7 +75,7 @@ impl Drop for Connection {
     }
 }
 
-/// A connection on its way to the gRPC door: what was read of it, then the rest.
+/// A connection on its way to gRPC: what was read of it, then the rest.
 #[derive(Debug)]
 pub(super) struct GrpcStream {
     prefix: BytesMut,

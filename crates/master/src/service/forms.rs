@@ -5,7 +5,7 @@
 
 use mooncake_base::Result;
 use mooncake_proto::{
-    columns::{Column, Form, PutRefs, push_failure, share},
+    columns::{BatchEncoding, Column, PutRefs, push_failure, share},
     items::in_column,
     v1::{self, ItemResult},
 };
@@ -27,8 +27,8 @@ pub(super) struct Item<'a> {
 /// # Errors
 /// It comes in two forms, or in columns that do not fit together.
 pub(super) fn put_items(r: &v1::PutStartRequest) -> Result<Vec<Item<'_>>> {
-    let columns = match Form::of(&r.items, r.columns.as_ref())? {
-        Form::Items(items) => {
+    let columns = match BatchEncoding::of(&r.items, r.columns.as_ref())? {
+        BatchEncoding::Items(items) => {
             let items = items.iter().map(|item| Item {
                 key: &item.key,
                 length: item.length,
@@ -36,7 +36,7 @@ pub(super) fn put_items(r: &v1::PutStartRequest) -> Result<Vec<Item<'_>>> {
             });
             return Ok(items.collect());
         }
-        Form::Columns(columns) => columns,
+        BatchEncoding::Columns(columns) => columns,
     };
     let keys = in_column(columns.keys.as_ref())?;
     let lengths = Column::shared(&columns.lengths, keys.len())?;
@@ -70,8 +70,8 @@ pub(super) fn endings<'a>(
     puts: &'a [v1::PutRef],
     columns: Option<&'a v1::PutRefColumns>,
 ) -> Result<Vec<Ending<'a>>> {
-    match Form::of(puts, columns)? {
-        Form::Items(puts) => {
+    match BatchEncoding::of(puts, columns)? {
+        BatchEncoding::Items(puts) => {
             let ending = |put: &'a v1::PutRef| Ending {
                 key: &put.key,
                 version: put.version,
@@ -80,7 +80,7 @@ pub(super) fn endings<'a>(
             };
             Ok(puts.iter().map(ending).collect())
         }
-        Form::Columns(columns) => {
+        BatchEncoding::Columns(columns) => {
             let ending = |put: mooncake_proto::columns::PutRef<'a>| Ending {
                 key: &[],
                 version: put.version,

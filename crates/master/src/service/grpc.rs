@@ -1,11 +1,11 @@
-//! The gRPC door: the same calls by name, with health and reflection.
+//! gRPC: the same calls by name, with health and reflection.
 
 use std::{io, sync::Arc, time::Duration};
 
 use mooncake_base::{Error, ErrorKind};
 use mooncake_proto::{
-    DESCRIPTORS,
-    lean::FRAME_BYTES_MAX,
+    FILE_DESCRIPTOR_SET,
+    native_frame::FRAME_BYTES_MAX,
     v1::{self, master_server::MasterServer, request, response},
 };
 use tokio::sync::mpsc;
@@ -37,7 +37,7 @@ pub(super) async fn serve(
     let (health, health_server) = tonic_health::server::health_reporter();
     health.set_serving::<MasterServer<Door>>().await;
     let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(DESCRIPTORS)
+        .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1();
     let reflection = match reflection {
@@ -62,7 +62,7 @@ pub(super) async fn serve(
         .serve_with_incoming_shutdown(ReceiverStream::new(connections), stop.cancelled())
         .await;
     if let Err(error) = served {
-        tracing::error!(%error, "the gRPC door closed");
+        tracing::error!(%error, "gRPC closed");
     }
 }
 

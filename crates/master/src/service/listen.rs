@@ -4,7 +4,7 @@
 use std::{io, net::SocketAddr, time::Duration};
 
 use bytes::BytesMut;
-use mooncake_proto::lean::MAGIC;
+use mooncake_proto::native_frame::MAGIC;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, UnixListener},
@@ -15,7 +15,7 @@ use tokio::{
 use super::{
     Service,
     connection::{Connection, Doors, GrpcStream},
-    grpc, lean,
+    grpc, native,
 };
 
 /// The most connections at a time, over all doors.
@@ -64,7 +64,7 @@ pub async fn serve_tcp(listener: TcpListener, doors: Doors) {
     }
 }
 
-/// Serves the abstract Unix socket until `doors.stop`. Only the lean protocol is spoken there.
+/// Serves the abstract Unix socket until `doors.stop`. Only the native protocol is spoken there.
 pub async fn serve_unix(listener: UnixListener, doors: Doors) {
     while let Some(accepted) = doors.stop.run_until_cancelled(listener.accept()).await {
         let stream = match accepted {
@@ -80,7 +80,7 @@ pub async fn serve_unix(listener: UnixListener, doors: Doors) {
         };
         let connection = Connection::new(&doors, true, permit);
         let inner = doors.clone();
-        doors.spawn(lean::serve_local(stream, connection, inner));
+        doors.spawn(native::serve_local(stream, connection, inner));
     }
 }
 
@@ -118,7 +118,7 @@ async fn route(
         () = doors.stop.cancelled() => None,
     };
     match told {
-        Some(Door::Lean) => lean::serve(stream, prefix, connection, doors).await,
+        Some(Door::Lean) => native::serve(stream, prefix, connection, doors).await,
         Some(Door::Grpc) => {
             // The door ends with the master; then the stream is dropped, which closes it.
             let _ = to_grpc.send(Ok(GrpcStream::new(prefix, stream, connection))).await;

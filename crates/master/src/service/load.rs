@@ -10,7 +10,7 @@ use std::{
 };
 
 use mooncake_base::{Error, ErrorCode, Result};
-use mooncake_proto::{lean::FRAME_BYTES_MAX, v1::request::Call};
+use mooncake_proto::{native_frame::FRAME_BYTES_MAX, v1::request::Call};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit},
     time::timeout,

@@ -103,7 +103,7 @@ impl Service {
     }
 
     /// Readers are done with what they were granted.
-    pub(super) fn take_back(&self, returned: &[v1::FenceReturn]) {
+    pub(super) fn take_back(&self, returned: &[v1::FenceRelease]) {
         let holds = returned.iter().flat_map(|returned| {
             let objects = returned.versions.iter().zip(&returned.objects);
             objects.map(|(&version, &object)| Hold {

@@ -19,7 +19,7 @@ use std::{
 
 use mooncake_base::{
     Error, Result,
-    vigil::{Engaged, NEXT_CALL, Vigil},
+    spin_wait::{ActiveThread, NEXT_CALL_SPIN_TIME, SpinWait},
 };
 use socket2::SockRef;
 use tokio::{
@@ -29,7 +29,7 @@ use tokio::{
     sync::OwnedSemaphorePermit,
 };
 
-use super::lean::{Driver, Step, WRITE_DEADLINE};
+use super::native::{Driver, Step, WRITE_DEADLINE};
 
 /// The most seats of one master.
 pub const SEATS_MAX: usize = 16;
@@ -59,8 +59,8 @@ pub(super) enum Local {
 #[derive(Debug)]
 pub(super) struct Seat {
     stream: Arc<net::UnixStream>,
-    vigil: Vigil,
-    _engaged: Engaged,
+    spin_wait: SpinWait,
+    _active: ActiveThread,
 }
 
 /// Serves a connection until it ends, on a seat whenever it asks for one and one is free.
@@ -125,8 +125,8 @@ fn seated(mut driver: Driver<Local>) -> Result<(Driver<Local>, Weak<net::UnixStr
             stream.set_write_timeout(Some(WRITE_DEADLINE)).map_err(moved)?;
             Seat {
                 stream: Arc::new(stream),
-                vigil: Vigil::new(NEXT_CALL),
-                _engaged: Engaged::new(),
+                spin_wait: SpinWait::new(NEXT_CALL_SPIN_TIME),
+                _active: ActiveThread::new(),
             }
         }
     };
@@ -174,11 +174,11 @@ impl AsyncRead for Local {
     ) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Shared(stream) => Pin::new(stream).poll_read(context, into),
-            Self::Seated(Seat { stream, vigil, .. }) => {
+            Self::Seated(Seat { stream, spin_wait, .. }) => {
                 let room = into.remaining().min(READ_BYTES_MAX);
                 let room = into.initialize_unfilled_to(room);
                 // What comes then is read next.
-                let _ = vigil.keep(|| peek(stream));
+                let _ = spin_wait.poll(|| peek(stream));
                 let count = again(|| (&**stream).read(room))?;
                 into.advance(count);
                 Poll::Ready(Ok(()))

@@ -205,7 +205,7 @@ fn a_long_page_is_cut_by_bytes_and_goes_on_where_it_was_cut() {
         let response::Call::ListObjects(page) = ask(&service, Call::ListObjects(list)) else {
             panic!("not a page")
         };
-        assert!(page.encoded_len() < mooncake_proto::lean::FRAME_BYTES_MAX);
+        assert!(page.encoded_len() < mooncake_proto::native_frame::FRAME_BYTES_MAX);
         found.extend(page.objects.into_iter().map(|object| object.key));
         pages += 1;
         after = found.last().cloned().unwrap();

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use crate::support::{Running, get, http, http_with, whole_config};
 
 /// A master with one client, one segment of 64 MiB and two objects.
-fn filled() -> (Running, crate::support::LeanClient<std::net::TcpStream>) {
+fn filled() -> (Running, crate::support::NativeClient<std::net::TcpStream>) {
     let running = Running::whole();
-    let mut client = running.lean();
+    let mut client = running.native();
     client.join("127.0.0.1:1", 64 << 20);
     client.put("a", 3);
     client.put("b/c", 5);
@@ -185,7 +185,7 @@ fn a_head_request_is_answered_as_a_get_without_its_body() {
 #[test]
 fn a_key_of_any_bytes_is_listed_and_found() {
     let running = Running::whole();
-    let mut client = running.lean();
+    let mut client = running.native();
     client.join("127.0.0.1:1", 1 << 20);
     client.put("sp ace+%41&=\u{fc}", 1);
     assert_eq!(get(running.admin(), "/get_all_keys").text(), "sp ace+%41&=\u{fc}\n");
@@ -257,7 +257,7 @@ fn the_overview_shows_the_pool_its_clients_and_what_was_called() {
 fn slow_calls_are_shown_with_their_key() {
     let slow_call = std::time::Duration::from_micros(1);
     let running = Running::new(MasterConfig { slow_call, ..whole_config() });
-    let mut client = running.lean();
+    let mut client = running.native();
     client.join("127.0.0.1:1", 1 << 20);
     crate::support::eventually("a probe takes a microsecond", || {
         client.probe(&["a \"key\""]);
@@ -275,7 +275,7 @@ fn slow_calls_are_shown_with_their_key() {
 #[test]
 fn keys_are_found_by_prefix_and_search_page_by_page() {
     let running = Running::whole();
-    let mut client = running.lean();
+    let mut client = running.native();
     client.join("127.0.0.1:1", 1 << 20);
     for key in ["m/a/1", "m/a/2", "m/b/1", "n/a/1", "m/.*"] {
         client.put(key, 7);
@@ -303,10 +303,10 @@ fn the_log_tasks_and_drains_are_shown_to_people_and_to_monitors() {
     let folder = tempfile::tempdir().unwrap();
     let state_dir = StateDir::At(folder.path().to_owned());
     let running = Running::new(MasterConfig { state_dir, ..whole_config() });
-    let mut client = running.lean();
+    let mut client = running.native();
     client.join("127.0.0.1:1", 1 << 20);
     client.put("k\"ey", 3);
-    let mut other = running.lean();
+    let mut other = running.native();
     other.join("127.0.0.1:2", 1 << 20);
     let task = v1::NewTask {
         kind: v1::TaskKind::Copy.into(),

@@ -1,4 +1,4 @@
-//! The gRPC door with tonic's own client.
+//! gRPC with tonic's own client.
 
 use bytes::Bytes;
 use mooncake_proto::v1::{self, master_client::MasterClient, request, response};
@@ -15,15 +15,15 @@ async fn channel(running: &Running) -> tonic::transport::Channel {
 #[test]
 fn the_same_calls_are_answered_by_name() {
     let running = Running::whole();
-    let mut lean = running.lean();
-    lean.join("127.0.0.1:1", 1 << 20);
-    lean.put("a", 7);
+    let mut native = running.native();
+    native.join("127.0.0.1:1", 1 << 20);
+    native.put("a", 7);
     running.block_on(async {
         let mut client = MasterClient::new(channel(&running).await);
         let status = client.status(v1::StatusRequest { caller: None }).await.unwrap().into_inner();
         assert_eq!((status.keys, status.clients), (1, 1));
         let keys = vec![Bytes::from_static(b"a"), Bytes::from_static(b"b")];
-        let probe = v1::ProbeRequest { caller: lean.caller(), keys, lease: false };
+        let probe = v1::ProbeRequest { caller: native.caller(), keys, lease: false };
         let found = client.probe(probe).await.unwrap().into_inner();
         assert_eq!(found.lengths, [7, 0]);
         assert_eq!(found.states().nth(1), Some(v1::ObjectState::Absent));
@@ -57,7 +57,7 @@ fn health_says_serving_for_the_server_and_the_service() {
 #[test]
 fn a_client_whose_grpc_connection_closes_is_suspect() {
     let running = Running::whole();
-    let mut owner = running.lean();
+    let mut owner = running.native();
     owner.join("127.0.0.1:1", 1 << 20);
     owner.put("a", 7);
     // The owner registers anew over gRPC; from then on that connection is its session.
@@ -72,7 +72,7 @@ fn a_client_whose_grpc_connection_closes_is_suspect() {
         client.register(register).await.unwrap();
         client
     });
-    let locate = |owner: &mut crate::support::LeanClient<_>| {
+    let locate = |owner: &mut crate::support::NativeClient<_>| {
         let keys = vec![Bytes::from_static(b"a")];
         let call = v1::LocateRequest { caller: owner.caller(), keys, ..Default::default() };
         match owner.call(request::Call::Locate(call)) {

@@ -22,7 +22,7 @@ fn failure(code: i32, message: &str) -> Value {
 #[test]
 fn a_drain_is_made_watched_and_cancelled() {
     let running = Running::whole();
-    let mut client = running.lean();
+    let mut client = running.native();
     client.join("127.0.0.1:1", 64 << 20);
     client.put("a", 3);
     let post = |body: &str| ask(&running, "POST", "/api/v1/drain_jobs", body);

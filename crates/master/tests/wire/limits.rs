@@ -5,13 +5,13 @@ use std::{net::TcpStream, time::Duration};
 use bytes::Bytes;
 use mooncake_master::{MasterConfig, service::BATCH_ITEMS_MAX};
 use mooncake_proto::{
-    lean::FRAME_BYTES_MAX,
+    native_frame::FRAME_BYTES_MAX,
     v1::{self, master_client::MasterClient, request, response},
 };
 use tokio::task::JoinSet;
 use tonic::Code;
 
-use crate::support::{LeanClient, Running, get};
+use crate::support::{NativeClient, Running, get};
 
 /// Answers to many calls at once may take so long on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -27,7 +27,7 @@ fn channel(running: &Running) -> MasterClient<tonic::transport::Channel> {
 }
 
 /// So many objects, put with a few calls.
-fn fill(client: &mut LeanClient<TcpStream>, count: usize) {
+fn fill(client: &mut NativeClient<TcpStream>, count: usize) {
     let keys: Vec<Bytes> = (0..count).map(|at| Bytes::from(format!("key-{at}"))).collect();
     let item = |key: &Bytes| v1::PutItem { key: key.clone(), length: 1, group: String::new() };
     let start = request::Call::PutStart(v1::PutStartRequest {
@@ -50,7 +50,7 @@ fn fill(client: &mut LeanClient<TcpStream>, count: usize) {
 fn calls_beyond_what_a_grpc_connection_may_have_in_hand_are_refused_and_none_waits_for_ever() {
     let running = Running::whole();
     let client = channel(&running);
-    let mut health = running.lean();
+    let mut health = running.native();
     let calls = (0..512).map(|_| {
         let mut client = client.clone();
         async move { client.probe(probe(4096)).await.map(|answer| answer.into_inner()) }
@@ -82,13 +82,13 @@ fn calls_beyond_what_a_grpc_connection_may_have_in_hand_are_refused_and_none_wai
 #[test]
 fn large_calls_beyond_those_that_may_wait_are_refused_while_small_ones_are_served() {
     let running = Running::new(MasterConfig::embedded());
-    let mut owner = running.lean();
+    let mut owner = running.native();
     owner.join("127.0.0.1:1", 64 << 20);
     fill(&mut owner, 16_384);
     let regex = "no-such-key-[0-9]{3}".to_owned();
     let which = v1::KeySelector { by: Some(v1::key_selector::By::Regex(regex)) };
     let sweep = v1::RemoveMatchingRequest { caller: None, which: Some(which), force: false };
-    let mut callers: Vec<_> = (0..400).map(|_| running.lean()).collect();
+    let mut callers: Vec<_> = (0..400).map(|_| running.native()).collect();
     for caller in &mut callers {
         caller.stream.set_read_timeout(Some(PATIENCE)).unwrap();
         caller.send(&[request::Call::RemoveMatching(sweep.clone())]);
@@ -133,12 +133,12 @@ fn a_message_above_the_limit_is_refused_over_both_doors_and_disturbs_nobody() {
     let refusal = running.block_on(client.probe(large)).unwrap_err();
     assert_eq!(refusal.code(), Code::OutOfRange, "{refusal}");
     assert!(running.block_on(client.probe(probe(1))).is_ok(), "the connection goes on");
-    let mut lean = running.lean();
+    let mut native = running.native();
     let announced = u32::try_from(FRAME_BYTES_MAX + 1).unwrap().to_le_bytes();
-    std::io::Write::write_all(&mut lean.stream, &announced).unwrap();
+    std::io::Write::write_all(&mut native.stream, &announced).unwrap();
     // Nothing that follows could be told apart: the connection ends.
-    assert!(std::iter::from_fn(|| lean.try_receive()).count() <= 1);
-    assert_eq!(running.lean().probe(&["k"]).states.len(), 1);
+    assert!(std::iter::from_fn(|| native.try_receive()).count() <= 1);
+    assert_eq!(running.native().probe(&["k"]).states.len(), 1);
 }
 
 #[test]
@@ -152,10 +152,10 @@ fn a_message_full_of_empty_items_is_refused_over_both_doors_before_it_is_unpacke
     assert_eq!(refusal.code(), Code::InvalidArgument, "{refusal}");
     assert!(refusal.message().contains("more items than a call may"), "{refusal}");
     assert!(running.block_on(client.probe(probe(1))).is_ok(), "the connection goes on");
-    let mut lean = running.lean();
-    let response::Call::Failure(failure) = lean.call(request::Call::Probe(full)) else {
+    let mut native = running.native();
+    let response::Call::Failure(failure) = native.call(request::Call::Probe(full)) else {
         panic!("the message was taken")
     };
     assert!(failure.message.contains("more items than a call may"), "{failure:?}");
-    assert_eq!(lean.probe(&["k"]).states.len(), 1, "the connection goes on");
+    assert_eq!(native.probe(&["k"]).states.len(), 1, "the connection goes on");
 }

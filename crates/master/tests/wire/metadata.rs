@@ -82,7 +82,7 @@ fn the_metadata_of_a_client_that_is_gone_is_deleted_if_asked_for() {
         ..whole_config()
     });
     let address = running.addresses().metadata.unwrap();
-    let mut client = running.lean();
+    let mut client = running.native();
     client.join("127.0.0.1:1", 1 << 20);
     put(address, "mooncake%2Frpc_meta%2F127.0.0.1%3A1", b"x");
     put(address, "mooncake%2Frpc_meta%2F127.0.0.1%3A2", b"x");

@@ -8,7 +8,7 @@ use std::{
 use mooncake_master::{MasterConfig, Origin};
 use mooncake_proto::v1::{self, request, response};
 
-use crate::support::{LeanClient, Running, connect, eventually, get, runtime, whole_config};
+use crate::support::{NativeClient, Running, connect, eventually, get, runtime, whole_config};
 
 #[test]
 fn an_embedded_master_has_only_the_clients_port_and_answers_without_a_socket() {
@@ -51,7 +51,7 @@ fn two_masters_come_up_with_the_default_admin_port() {
     for running in [&first, &second] {
         assert_eq!(get(running.admin(), "/role").text(), "leader");
     }
-    assert_ne!(first.lean().greeting.master, second.lean().greeting.master);
+    assert_ne!(first.native().greeting.master, second.native().greeting.master);
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_master_serves_ipv6_with_and_without_brackets() {
         let rpc_address = host.to_owned();
         let running = Running::new(MasterConfig { rpc_address, ..MasterConfig::embedded() });
         assert!(running.addresses().rpc.is_ipv6());
-        running.lean().status();
+        running.native().status();
     }
 }
 
@@ -82,14 +82,14 @@ fn a_host_with_a_port_or_no_host_is_refused() {
 fn stop_closes_idle_connections_and_frees_the_ports_in_time() {
     let running = Running::whole();
     let addresses = running.addresses();
-    let mut lean = running.lean();
+    let mut native = running.native();
     let _unix = running.unix();
     let silent = connect(addresses.rpc);
     let _open = connect(addresses.admin.unwrap());
     let begun = Instant::now();
     running.stop();
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
-    assert!(std::io::Read::read(&mut lean.stream, &mut [0; 1]).is_ok_and(|count| count == 0));
+    assert!(std::io::Read::read(&mut native.stream, &mut [0; 1]).is_ok_and(|count| count == 0));
     drop(silent);
     TcpListener::bind(addresses.rpc).unwrap();
 }
@@ -99,7 +99,7 @@ fn a_master_that_is_dropped_stops_serving() {
     let runtime = runtime();
     let master = runtime.block_on(mooncake_master::start(MasterConfig::embedded())).unwrap();
     let address = master.addresses().rpc;
-    LeanClient::over(connect(address)).unwrap().status();
+    NativeClient::over(connect(address)).unwrap().status();
     drop(master);
     eventually("the port is closed", || std::net::TcpStream::connect(address).is_err());
 }
@@ -108,6 +108,6 @@ fn a_master_that_is_dropped_stops_serving() {
 fn an_idle_connection_is_closed_when_the_settings_say_so() {
     let rpc_idle_timeout = Duration::from_millis(50);
     let running = Running::new(MasterConfig { rpc_idle_timeout, ..MasterConfig::embedded() });
-    let mut client = running.lean();
+    let mut client = running.native();
     assert!(std::io::Read::read(&mut client.stream, &mut [0; 1]).is_ok_and(|count| count == 0));
 }

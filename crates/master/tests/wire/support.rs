@@ -1,4 +1,4 @@
-//! A master in this process, a blocking lean client, and a small HTTP client.
+//! A master in this process, a blocking native client, and a small HTTP client.
 
 use std::{
     io::{Read, Write},
@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use mooncake_base::{ClientId, SegmentId};
 use mooncake_master::{Addresses, Master, MasterConfig};
 use mooncake_proto::{
-    lean::{self, ServerGreeting},
+    native_frame::{self, ServerGreeting},
     v1::{self, request, response},
 };
 use prost::Message;
@@ -58,17 +58,17 @@ impl Running {
         self.runtime.block_on(self.master.take().unwrap().stop());
     }
 
-    pub(crate) fn lean(&self) -> LeanClient<TcpStream> {
-        LeanClient::over(connect(self.addresses().rpc)).unwrap()
+    pub(crate) fn native(&self) -> NativeClient<TcpStream> {
+        NativeClient::over(connect(self.addresses().rpc)).unwrap()
     }
 
     /// A client on the Unix socket that the greeting names.
-    pub(crate) fn unix(&self) -> LeanClient<UnixStream> {
-        let name = self.lean().greeting.unix_socket;
+    pub(crate) fn unix(&self) -> NativeClient<UnixStream> {
+        let name = self.native().greeting.unix_socket;
         let address = std::os::unix::net::SocketAddr::from_abstract_name(name).unwrap();
         let stream = UnixStream::connect_addr(&address).unwrap();
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
-        LeanClient::over(stream).unwrap()
+        NativeClient::over(stream).unwrap()
     }
 }
 
@@ -104,17 +104,17 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A caller that speaks lean.
-pub(crate) struct LeanClient<S> {
+/// A caller that speaks native.
+pub(crate) struct NativeClient<S> {
     pub(crate) stream: S,
     pub(crate) greeting: ServerGreeting,
     pub(crate) id: ClientId,
     input: BytesMut,
 }
 
-impl<S: Read + Write> LeanClient<S> {
+impl<S: Read + Write> NativeClient<S> {
     pub(crate) fn over(mut stream: S) -> std::io::Result<Self> {
-        stream.write_all(&lean::client_greeting())?;
+        stream.write_all(&native_frame::client_greeting())?;
         let mut input = BytesMut::new();
         let greeting = receive(&mut stream, &mut input)?;
         Ok(Self { stream, greeting, id: ClientId::random(), input })
@@ -128,7 +128,7 @@ impl<S: Read + Write> LeanClient<S> {
     pub(crate) fn send(&mut self, calls: &[request::Call]) {
         let mut output = BytesMut::new();
         for call in calls {
-            lean::encode(
+            native_frame::encode(
                 &v1::Request { call: Some(call.clone()), ..Default::default() },
                 &mut output,
             )
@@ -230,7 +230,7 @@ fn receive<M: Message + Default>(
     input: &mut BytesMut,
 ) -> std::io::Result<M> {
     loop {
-        if let Some(message) = lean::decode(input, lean::FRAME_BYTES_MAX).unwrap() {
+        if let Some(message) = native_frame::decode(input, native_frame::FRAME_BYTES_MAX).unwrap() {
             return Ok(message);
         }
         let mut chunk = [0; 4096];

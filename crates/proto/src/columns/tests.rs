@@ -22,9 +22,9 @@ fn keys_are_read_as_they_were_packed_and_need_all_their_bytes() {
     assert_eq!(column.keys().unwrap(), [&b"a"[..], b"bc", b"def"]);
     assert_eq!(column.first(), &b"a"[..]);
     column.lengths[2] = 2;
-    assert_eq!(column.keys(), Err(Uneven), "a byte is left");
+    assert_eq!(column.keys(), Err(ColumnMismatch), "a byte is left");
     column.lengths[2] = u32::MAX;
-    assert_eq!(column.keys(), Err(Uneven), "bytes are missing");
+    assert_eq!(column.keys(), Err(ColumnMismatch), "bytes are missing");
     column.lengths[0] = u32::MAX;
     assert_eq!(column.first(), &b"abcdef"[..], "as far as it is there");
     assert_eq!(v1::KeyColumn::default().keys().unwrap(), [&b""[..]; 0]);
@@ -38,13 +38,13 @@ fn a_value_stands_for_all_where_it_may() {
     assert_eq!(same, [5]);
     let column = Column::shared(&same, 3).unwrap();
     assert_eq!([0, 1, 2].map(|item| *column.at(item)), [5; 3]);
-    assert_eq!(Column::each(&same, 3).unwrap_err(), Uneven);
+    assert_eq!(Column::each(&same, 3).unwrap_err(), ColumnMismatch);
     let mut other = vec![5, 5, 6];
     share(&mut other);
     let column = Column::shared(&other, 3).unwrap();
     assert_eq!([0, 1, 2].map(|item| *column.at(item)), [5, 5, 6]);
-    assert_eq!(Column::shared(&other, 2).unwrap_err(), Uneven);
-    assert_eq!(Column::shared(&other, 4).unwrap_err(), Uneven);
+    assert_eq!(Column::shared(&other, 2).unwrap_err(), ColumnMismatch);
+    assert_eq!(Column::shared(&other, 4).unwrap_err(), ColumnMismatch);
 }
 
 #[test]

@@ -13,7 +13,9 @@ use std::{
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, Result, SystemClock};
 use mooncake_master::{Master, Origin};
-use mooncake_store_client::{CallLink, Client, DaemonLink, HttpServer, LeanLink, MasterLink};
+use mooncake_store_client::{
+    Client, DaemonLink, HttpServer, InProcessLink, MasterLink, SocketLink,
+};
 use mooncake_transfer_engine::{Engine, process};
 use tokio::runtime::Runtime;
 
@@ -261,12 +263,12 @@ fn link(
     runtime: &'static Runtime,
 ) -> Result<Joined> {
     if address != EMBEDDED {
-        return Ok((Arc::new(LeanLink::new(address, config)?), None));
+        return Ok((Arc::new(SocketLink::new(address, config)?), None));
     }
     let master = runtime.block_on(mooncake_master::start(embedded))?;
     let service = master.service();
     let origin = Origin::in_process();
-    let link = CallLink::new(master.addresses().rpc.to_string(), move |request| {
+    let link = InProcessLink::new(master.addresses().rpc.to_string(), move |request| {
         Ok(service.dispatch(request, &origin))
     });
     Ok((Arc::new(link), Some(master)))

@@ -6,7 +6,7 @@ use mooncake_base::{
     Clock, Error, ErrorCode, Few, Moment, ReplicaId, Result, SegmentId, SystemClock,
 };
 use mooncake_proto::{
-    columns::Uneven,
+    columns::ColumnMismatch,
     v1::{self, request::Call, response::Call as Answer},
 };
 
@@ -61,8 +61,8 @@ impl Shared {
         pick: impl FnOnce(Answer) -> Option<A>,
     ) -> Result<A> {
         let number = metrics::number_of(&call);
-        let returned = self.outbox.take();
-        let response = self.link.call(v1::Request { call: Some(call), returned }, deadline);
+        let released_fences = self.outbox.take();
+        let response = self.link.call(v1::Request { call: Some(call), released_fences }, deadline);
         self.metrics.count_call(number, response.is_ok(), SystemClock.now().since(sent));
         match response?.call {
             Some(Answer::Failure(failure)) => Err((&failure).into()),
@@ -89,7 +89,7 @@ pub(super) fn in_columns<T>(columns: Option<T>) -> Result<T> {
 }
 
 /// Columns of an answer that do not fit together, or to the call.
-pub(super) fn uneven(_: Uneven) -> Error {
+pub(super) fn uneven(_: ColumnMismatch) -> Error {
     nonsense("its columns do not fit together, or are of another number of items")
 }
 

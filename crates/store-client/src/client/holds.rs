@@ -64,7 +64,7 @@ impl Drop for Holds {
 
 impl Outbox {
     /// What is to be told now, but for what has ended by itself for sure.
-    pub(super) fn take(&self) -> Vec<v1::FenceReturn> {
+    pub(super) fn take(&self) -> Vec<v1::FenceRelease> {
         let waiting = {
             let mut waiting = self.0.lock();
             if waiting.is_empty() {
@@ -73,11 +73,11 @@ impl Outbox {
             std::mem::take(&mut *waiting)
         };
         let now = SystemClock.now();
-        let mut returns: Vec<v1::FenceReturn> = Vec::new();
+        let mut returns: Vec<v1::FenceRelease> = Vec::new();
         for (_, granted) in waiting.into_iter().filter(|(until, _)| is_worth_telling(*until, now)) {
             // Objects of one locate have one fence, as a rule.
             if returns.last().is_none_or(|last| last.fence != granted.fence) {
-                returns.push(v1::FenceReturn { fence: granted.fence, ..Default::default() });
+                returns.push(v1::FenceRelease { fence: granted.fence, ..Default::default() });
             }
             if let Some(last) = returns.last_mut() {
                 last.versions.push(granted.version);
@@ -96,7 +96,7 @@ fn is_worth_telling(until: Moment, now: Moment) -> bool {
 mod tests {
     use super::*;
 
-    fn told(outbox: &Arc<Outbox>, until: Moment) -> Vec<v1::FenceReturn> {
+    fn told(outbox: &Arc<Outbox>, until: Moment) -> Vec<v1::FenceRelease> {
         let granted = vec![Granted { fence: 7, version: 3, object: 1 }];
         drop(Holds { granted, until, outbox: Arc::clone(outbox) });
         outbox.take()

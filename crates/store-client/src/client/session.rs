@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use mooncake_base::sync::{Mutex, Turn, TurnGuard};
+use mooncake_base::sync::{Mutex, TimedMutex, TimedMutexGuard};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
 
@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) struct Session {
     /// Held by the one who registers or mounts, across its calls (which have deadlines), so that
     /// no two announce segments in a different order. Taken before `terms`.
-    turn: Turn<()>,
+    turn: TimedMutex<()>,
     terms: Mutex<Terms>,
     /// How often segments were announced: late messages are told by it.
     announcements: AtomicU64,
@@ -113,7 +113,7 @@ impl Shared {
     }
 
     /// The right to announce segments.
-    pub(super) fn turn(&self, deadline: Moment) -> Result<TurnGuard<'_, ()>> {
+    pub(super) fn turn(&self, deadline: Moment) -> Result<TimedMutexGuard<'_, ()>> {
         self.check_open()?;
         self.session.turn.take_within(deadline.left(SystemClock.now())).ok_or_else(|| {
             Error::new(ErrorCode::RPC_TIMEOUT, "another thread is still registering the client")

@@ -8,9 +8,9 @@ use std::{
 };
 
 use bytes::BytesMut;
-use mooncake_base::vigil::{ANSWER, Engaged, Vigil};
+use mooncake_base::spin_wait::{ANSWER_SPIN_TIME, ActiveThread, SpinWait};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
-use mooncake_proto::lean;
+use mooncake_proto::native_frame;
 use prost::Message;
 use socket2::Socket;
 
@@ -31,7 +31,7 @@ pub(super) struct Connection {
     patience: Duration,
     /// When it was used last.
     last_used: Moment,
-    vigil: Vigil,
+    spin_wait: SpinWait,
 }
 
 /// Why a call over a connection brought no answer. The connection is of no more use.
@@ -56,7 +56,7 @@ impl Connection {
             outgoing: BytesMut::new(),
             patience: Duration::ZERO,
             last_used: SystemClock.now(),
-            vigil: Vigil::new(ANSWER),
+            spin_wait: SpinWait::new(ANSWER_SPIN_TIME),
         }
     }
 
@@ -66,10 +66,13 @@ impl Connection {
     }
 
     /// Sends the greeting and reads the server's.
-    pub(super) fn greet(&mut self, deadline: Moment) -> Result<lean::ServerGreeting, Broken> {
-        self.outgoing.extend_from_slice(&lean::client_greeting());
+    pub(super) fn greet(
+        &mut self,
+        deadline: Moment,
+    ) -> Result<native_frame::ServerGreeting, Broken> {
+        self.outgoing.extend_from_slice(&native_frame::client_greeting());
         self.send(deadline)?;
-        self.receive(lean::GREETING_BYTES_MAX, deadline)
+        self.receive(native_frame::GREETING_BYTES_MAX, deadline)
     }
 
     /// Sends one message and reads the answer to it.
@@ -81,10 +84,11 @@ impl Connection {
         message: &impl Message,
         deadline: Moment,
     ) -> Result<Result<A, Broken>> {
-        lean::encode(message, &mut self.outgoing)?;
-        let _engaged = Engaged::new();
-        let answer =
-            self.send(deadline).and_then(|()| self.receive(lean::FRAME_BYTES_MAX, deadline));
+        native_frame::encode(message, &mut self.outgoing)?;
+        let _active = ActiveThread::new();
+        let answer = self
+            .send(deadline)
+            .and_then(|()| self.receive(native_frame::FRAME_BYTES_MAX, deadline));
         self.last_used = SystemClock.now();
         if self.outgoing.capacity() > BUFFER_BYTES_KEPT {
             self.outgoing = BytesMut::new();
@@ -132,7 +136,7 @@ impl Connection {
         deadline: Moment,
     ) -> Result<A, Broken> {
         loop {
-            match lean::decode(&mut self.incoming, limit) {
+            match native_frame::decode(&mut self.incoming, limit) {
                 Ok(Some(answer)) => return Ok(answer),
                 Ok(None) => {}
                 Err(error) => return Err(Broken::Garbled(error)),
@@ -144,7 +148,7 @@ impl Connection {
             self.incoming.resize(filled + room, 0);
             if filled == 0 {
                 // What comes then is read below.
-                let _ = self.vigil.keep(|| peek(&self.socket));
+                let _ = self.spin_wait.poll(|| peek(&self.socket));
             }
             let read = (&*self.socket).read(&mut self.incoming[filled..]);
             self.incoming.truncate(filled + *read.as_ref().unwrap_or(&0));

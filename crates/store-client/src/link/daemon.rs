@@ -3,10 +3,10 @@
 use std::{error::Error as _, time::Duration};
 
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
-pub use mooncake_proto::lean::DaemonGreeting;
+pub use mooncake_proto::native_frame::DaemonGreeting;
 use mooncake_proto::v1;
 
-use super::{LeanLink, MasterLink};
+use super::{MasterLink, SocketLink};
 use crate::config::LinkConfig;
 
 /// The port a daemon listens on unless told otherwise.
@@ -19,7 +19,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// listens there, they go on.
 #[derive(Debug)]
 pub struct DaemonLink {
-    inner: LeanLink,
+    inner: SocketLink,
     daemon: DaemonGreeting,
 }
 
@@ -31,7 +31,7 @@ impl DaemonLink {
     #[allow(clippy::disallowed_methods, reason = "nothing tells that a port begins to listen")]
     pub fn connect(address: &str, config: LinkConfig, patience: Duration) -> Result<Self> {
         let until = SystemClock.now() + patience;
-        let inner = LeanLink::to(address.parse::<Endpoint>()?.or_port(DEFAULT_PORT), config);
+        let inner = SocketLink::to(address.parse::<Endpoint>()?.or_port(DEFAULT_PORT), config);
         let greeting = loop {
             match inner.greeting(until) {
                 Ok(greeting) => break greeting,

@@ -9,7 +9,7 @@ use std::{
 };
 
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
-use mooncake_proto::lean::{self, ServerGreeting};
+use mooncake_proto::native_frame::{self, ServerGreeting};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::connection::{Broken, Connection};
@@ -95,12 +95,12 @@ fn greet(socket: Socket, deadline: Moment) -> Result<(Connection, ServerGreeting
         }
         Broken::Late => unreachable("whoever listens there did not greet in time"),
     })?;
-    if greeting.version == lean::VERSION {
+    if greeting.version == native_frame::VERSION {
         Ok((connection, greeting))
     } else {
-        Err(Error::new(ErrorCode::INVALID_VERSION, "the master speaks another lean version")
+        Err(Error::new(ErrorCode::INVALID_VERSION, "the master speaks another native version")
             .with("master_version", greeting.version)
-            .with("our_version", lean::VERSION))
+            .with("our_version", native_frame::VERSION))
     }
 }
 

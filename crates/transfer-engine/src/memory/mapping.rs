@@ -395,7 +395,7 @@ fn aligned_place(length: usize) -> io::Result<usize> {
     Ok(place)
 }
 
-/// Asked before each step of a long copy whether the memory may still be touched.
+/// CliCommand before each step of a long copy whether the memory may still be touched.
 pub(crate) type Gate<'a> = &'a dyn Fn() -> Result<()>;
 
 /// The gate of memory that is pinned or owned.

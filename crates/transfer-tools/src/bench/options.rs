@@ -8,7 +8,7 @@ use std::time::Duration;
 use mooncake_base::{
     Error, Result,
     options::OptionSpec,
-    text::{read_bool, read_number, read_seconds, read_size},
+    parse::{read_bool, read_number, read_seconds, read_size},
 };
 
 /// Which end of the transfers this process is.

@@ -12,8 +12,8 @@ use anyhow::{Context, Result, bail};
 use mooncake_base::{JobId, ObjectKey, TaskId};
 use mooncake_cluster_tests::{load::Loads, pattern};
 use mooncake_store_client::{
-    Client, ClientConfig, LeanLink, LinkConfig, MetricsSnapshot, NewTask, ObjectStatus, PutOptions,
-    PutOutcome, Read, Reservation, Selector, Write,
+    Client, ClientConfig, LinkConfig, MetricsSnapshot, NewTask, ObjectStatus, PutOptions,
+    PutOutcome, Read, Reservation, Selector, SocketLink, Write,
 };
 use mooncake_testkit::{Random, cluster::range};
 use mooncake_transfer_engine::{Engine, EngineConfig, SharedMemory};
@@ -48,7 +48,7 @@ fn main() -> Result<()> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let engine = Engine::start(engine, runtime.handle().clone())?;
-    let link = LeanLink::new(&master, LinkConfig::default())?;
+    let link = SocketLink::new(&master, LinkConfig::default())?;
     let client = Client::connect(config, engine, Arc::new(link))?;
     let mut node = Node { client: Arc::new(client), loads: Loads::default(), begun: Vec::new() };
     println!("ready");

@@ -3,7 +3,7 @@
 use bytes::{Bytes, BytesMut};
 use mooncake_base::SystemClock;
 use mooncake_proto::{
-    lean::{self, FRAME_BYTES_MAX, ServerGreeting},
+    native_frame::{self, FRAME_BYTES_MAX, ServerGreeting},
     v1::{self, request::Call, response},
 };
 use prost::Message;
@@ -17,7 +17,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::*;
 use crate::{
-    service::{Load, Service, connection::Doors, lean::serve_local},
+    service::{Load, Service, connection::Doors, native::serve_local},
     state::Rules,
 };
 
@@ -52,7 +52,7 @@ async fn connect(doors: &Doors) -> Served {
     let connection = super::super::connection::Connection::new(doors, true, permit);
     doors.spawn(serve_local(far, connection, doors.clone()));
     let mut served = Served { stream: near, input: BytesMut::new(), doors: doors.clone() };
-    served.stream.write_all(&lean::client_greeting()).await.unwrap();
+    served.stream.write_all(&native_frame::client_greeting()).await.unwrap();
     served.receive::<ServerGreeting>().await.unwrap();
     served
 }
@@ -61,7 +61,7 @@ impl Served {
     /// The next message; nothing if the connection has ended.
     async fn receive<M: Message + Default>(&mut self) -> Option<M> {
         loop {
-            if let Some(message) = lean::decode(&mut self.input, FRAME_BYTES_MAX).unwrap() {
+            if let Some(message) = native_frame::decode(&mut self.input, FRAME_BYTES_MAX).unwrap() {
                 return Some(message);
             }
             let read = timeout(LONG, self.stream.read_buf(&mut self.input)).await.unwrap();
@@ -77,7 +77,7 @@ impl Served {
         let call = Call::Probe(v1::ProbeRequest { caller: None, keys, lease: false });
         let mut frame = BytesMut::new();
         let request = v1::Request { call: Some(call), ..Default::default() };
-        lean::encode(&request, &mut frame).unwrap();
+        native_frame::encode(&request, &mut frame).unwrap();
         if self.stream.write_all(&frame).await.is_err() {
             return false;
         }
@@ -123,7 +123,7 @@ async fn half_a_call_does_not_keep_a_seat_and_is_not_lost() {
     let mut served = connect(&doors).await;
     served.ask_until(0).await;
     let mut frame = BytesMut::new();
-    lean::encode(&v1::Request::default(), &mut frame).unwrap();
+    native_frame::encode(&v1::Request::default(), &mut frame).unwrap();
     let padded = v1::Request {
         call: Some(Call::Probe(v1::ProbeRequest {
             keys: vec![Bytes::from(vec![b'k'; 100])],
@@ -131,7 +131,7 @@ async fn half_a_call_does_not_keep_a_seat_and_is_not_lost() {
         })),
         ..Default::default()
     };
-    lean::encode(&padded, &mut frame).unwrap();
+    native_frame::encode(&padded, &mut frame).unwrap();
     let (first, second) = frame.split_at(frame.len() / 2);
     served.stream.write_all(first).await.unwrap();
     seats_are_free(&doors, 1).await;

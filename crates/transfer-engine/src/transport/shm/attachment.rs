@@ -275,7 +275,7 @@ impl Use<'_> {
         &self.region
     }
 
-    /// Asked between the steps of a copy.
+    /// CliCommand between the steps of a copy.
     pub(super) fn may_go_on(&self, deadline: Moment) -> Result<()> {
         if !self.region.is_open() {
             let text = "the owner withdrew the range during the transfer";

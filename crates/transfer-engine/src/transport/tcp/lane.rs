@@ -9,8 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use mooncake_base::spin_wait::{ANSWER_SPIN_TIME, ActiveThread, SpinWait, cpu_count};
 use mooncake_base::sync::{Condvar, Mutex, MutexGuard};
-use mooncake_base::vigil::{ANSWER, Engaged, Vigil, processors};
 use mooncake_base::{Clock, Endpoint, EngineId, Error, ErrorCode, Moment, Result, SystemClock};
 use socket2::SockRef;
 
@@ -41,7 +41,7 @@ pub(super) struct Lane {
     pub(super) wire: Vec<u8>,
     pub(super) spans: Vec<Span>,
     void: Void,
-    vigil: Vigil,
+    spin_wait: SpinWait,
     /// Whether it has served before; such a one may have been closed by the peer meanwhile.
     pub(super) is_used: bool,
 }
@@ -83,7 +83,7 @@ pub(super) struct LaneLease<'a> {
     lanes: &'a Lanes,
     lane: Option<Lane>,
     is_kept: bool,
-    _engaged: Engaged,
+    _active: ActiveThread,
 }
 
 /// Why sending failed.
@@ -118,7 +118,7 @@ impl Lanes {
         let most = self.settings.lanes_per_peer;
         match self.settings.lanes_per_transfer {
             Some(lanes) => lanes.clamp(1, most),
-            None if is_local(&SockRef::from(first.stream())) => (processors() / 2).clamp(1, most),
+            None if is_local(&SockRef::from(first.stream())) => (cpu_count() / 2).clamp(1, most),
             None => most,
         }
     }
@@ -189,7 +189,7 @@ impl Lanes {
     }
 
     fn lease(&self, lane: Option<Lane>) -> LaneLease<'_> {
-        LaneLease { lanes: self, lane, is_kept: false, _engaged: Engaged::new() }
+        LaneLease { lanes: self, lane, is_kept: false, _active: ActiveThread::new() }
     }
 
     /// Closes the lanes that nobody uses; the others close when they come back. None is given out
@@ -282,7 +282,7 @@ impl Lanes {
         let of_caller = token::nonce();
         let exchange = Exchange { door: Door::Tcp, owner: theirs.engine, of_owner, of_caller };
         let claim = Claim { nonce: of_caller, proof: token.proof(Side::Caller, &exchange) };
-        lane.say(&claim.encode(), deadline).map_err(failed)?;
+        lane.print_flush(&claim.encode(), deadline).map_err(failed)?;
         let mut verdict = [0; VERDICT_BYTES];
         lane.read(&mut verdict, deadline).map_err(failed)?;
         match Verdict::decode(&verdict).map_err(|bad| failed(bad.into()))? {
@@ -365,13 +365,13 @@ impl Lane {
             wire: Vec::new(),
             spans: Vec::new(),
             void: Void::default(),
-            vigil: Vigil::new(ANSWER),
+            spin_wait: SpinWait::new(ANSWER_SPIN_TIME),
             is_used: false,
         })
     }
 
     /// Sends bytes that are no request.
-    fn say(&mut self, bytes: &[u8], deadline: Moment) -> io::Result<()> {
+    fn print_flush(&mut self, bytes: &[u8], deadline: Moment) -> io::Result<()> {
         self.wire.clear();
         self.wire.extend_from_slice(bytes);
         self.spans.clear();
@@ -395,7 +395,7 @@ impl Lane {
     }
 
     fn greet(&mut self, ours: Greeting, deadline: Moment) -> io::Result<Greeting> {
-        self.say(&ours.encode(), deadline)?;
+        self.print_flush(&ours.encode(), deadline)?;
         let mut theirs = [0; GREETING_BYTES];
         self.read(&mut theirs, deadline)?;
         Ok(Greeting::decode(&theirs)?)
@@ -431,7 +431,7 @@ impl Lane {
             let patience = patience(deadline);
             let mut receive =
                 |patience| vector::receive(socket, spans, &mut cursor, void, patience);
-            let awake = self.vigil.keep(|| receive(Patience::None));
+            let awake = self.spin_wait.poll(|| receive(Patience::None));
             match awake.unwrap_or_else(|| receive(patience)) {
                 Ok(()) => {}
                 Err(failure) if vector::is_fault(&failure) => {
@@ -452,7 +452,7 @@ impl Lane {
         while filled < buffer.len() {
             let (socket, patience) = (self.socket.as_fd(), patience(deadline));
             let mut read = |patience| vector::read(socket, &mut buffer[filled..], patience);
-            let awake = self.vigil.keep(|| read(Patience::None));
+            let awake = self.spin_wait.poll(|| read(Patience::None));
             match awake.unwrap_or_else(|| read(patience)) {
                 Ok(count) => filled += count,
                 Err(failure) => self.wait_to_receive(failure, patience, deadline)?,

@@ -8,7 +8,7 @@ mod staged;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use mooncake_base::{EngineId, Result, vigil::processors};
+use mooncake_base::{EngineId, Result, spin_wait::cpu_count};
 use socket2::SockRef;
 use tokio::{runtime::Handle, time::Instant};
 
@@ -84,7 +84,7 @@ impl TcpServer {
         runtime: &Handle,
     ) -> Result<Self> {
         let limit = (settings.connections_max, Surplus::Close);
-        let shared = Arc::new(Shared { regions, settings, seats: Seats::new(processors()) });
+        let shared = Arc::new(Shared { regions, settings, seats: Seats::new(cpu_count()) });
         #[cfg(test)]
         let seen = Arc::clone(&shared);
         let serve = move |accepted| serve(accepted, Arc::clone(&shared));

@@ -48,7 +48,7 @@ fn tune_local(socket: &SockRef<'_>) {
     let _ = socket.set_tcp_congestion(b"reno");
 }
 
-/// The most that the system lets a socket ask for. Where it does not say, that is left to it.
+/// The most that the system lets a socket ask for. Where it does not print_flush, that is left to it.
 fn send_bytes_max() -> usize {
     static MOST: OnceLock<usize> = OnceLock::new();
     *MOST.get_or_init(|| {

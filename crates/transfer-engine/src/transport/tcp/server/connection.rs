@@ -9,7 +9,7 @@ use std::{
 
 use mooncake_base::{
     Clock, SystemClock,
-    vigil::{NEXT_CALL, Vigil},
+    spin_wait::{NEXT_CALL_SPIN_TIME, SpinWait},
 };
 use tokio::{
     io::Interest,
@@ -54,7 +54,7 @@ pub(super) struct Connection {
     /// Keeps the memory of `spans` registered.
     pins: Vec<Pin>,
     void: Void,
-    vigil: Vigil,
+    spin_wait: SpinWait,
     /// Dropped after the pins: who waits for the connection's end waits for the memory.
     _standing: Standing,
 }
@@ -98,7 +98,7 @@ impl Connection {
             devices: Vec::new(),
             pins: Vec::new(),
             void: Void::default(),
-            vigil: Vigil::new(NEXT_CALL),
+            spin_wait: SpinWait::new(NEXT_CALL_SPIN_TIME),
             _standing: accepted.standing,
         }
     }
@@ -171,7 +171,7 @@ impl Connection {
             if let Socket::Shared(stream) = &self.socket {
                 stream.readable().await?;
             }
-            match self.socket.read(buffer, &mut self.vigil) {
+            match self.socket.read(buffer, &mut self.spin_wait) {
                 Err(failure) if failure.kind() == io::ErrorKind::Interrupted => {}
                 Err(failure) if failure.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 Err(failure) if failure.kind() == io::ErrorKind::WouldBlock => {
@@ -188,7 +188,7 @@ impl Connection {
     pub(super) async fn read(&mut self, buffer: &mut [u8], pace: Pace) -> io::Result<()> {
         let mut filled = 0;
         while filled < buffer.len() {
-            match self.socket.read(&mut buffer[filled..], &mut self.vigil) {
+            match self.socket.read(&mut buffer[filled..], &mut self.spin_wait) {
                 Ok(count) => filled += count,
                 Err(failure) => self.wait_after(failure, Readiness::Read, pace).await?,
             }
@@ -218,7 +218,7 @@ impl Connection {
         let mut bad = Vec::new();
         while !cursor.is_done(&[], spans) {
             let void = &mut self.void;
-            let received = self.socket.receive(&mut self.vigil, |socket, patience| {
+            let received = self.socket.receive(&mut self.spin_wait, |socket, patience| {
                 vector::receive(socket, spans, &mut cursor, void, patience)
             });
             match received {
@@ -304,14 +304,14 @@ impl Connection {
 }
 
 impl Socket {
-    fn read(&self, buffer: &mut [u8], vigil: &mut Vigil) -> io::Result<usize> {
-        self.receive(vigil, |socket, patience| vector::read(socket, buffer, patience))
+    fn read(&self, buffer: &mut [u8], spin_wait: &mut SpinWait) -> io::Result<usize> {
+        self.receive(spin_wait, |socket, patience| vector::read(socket, buffer, patience))
     }
 
     /// Receives by a system call that waits only where that keeps nobody else from his work.
     fn receive<T>(
         &self,
-        vigil: &mut Vigil,
+        spin_wait: &mut SpinWait,
         mut receive: impl FnMut(BorrowedFd<'_>, Patience) -> io::Result<T>,
     ) -> io::Result<T> {
         match self {
@@ -319,7 +319,7 @@ impl Socket {
                 stream.try_io(Interest::READABLE, || receive(stream.as_fd(), Patience::None))
             }
             Self::Seated(stream) => {
-                let awake = vigil.keep(|| receive(stream.as_fd(), Patience::None));
+                let awake = spin_wait.poll(|| receive(stream.as_fd(), Patience::None));
                 awake.unwrap_or_else(|| receive(stream.as_fd(), Patience::Socket))
             }
         }

@@ -17,7 +17,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use mooncake_base::vigil::Engaged;
+use mooncake_base::spin_wait::ActiveThread;
 
 use super::{
     Shared,
@@ -86,7 +86,7 @@ impl Seat {
         let mut recall = Recall(Arc::downgrade(&socket));
         drop(socket);
         let stay = move || {
-            let _engaged = Engaged::new();
+            let _active = ActiveThread::new();
             let stayed = stay(connection, &shared, scratch);
             drop(self);
             stayed

@@ -18,7 +18,7 @@ use crate::{
 };
 
 const DONE: [u8; 8] = [0, 0, 0, 0, 0x56, 0x54, 0x43, 0x4D];
-const REFUSED: [u8; 8] = [1, 0, 0, 0, 0x56, 0x54, 0x43, 0x4D];
+const UNSUPPORTED: [u8; 8] = [1, 0, 0, 0, 0x56, 0x54, 0x43, 0x4D];
 
 fn header(length: u64, address: u64, opcode: u8) -> Vec<u8> {
     [&length.to_le_bytes()[..], &address.to_le_bytes(), &[opcode, 0, 0, 0, 0, 0, 0, 0]].concat()
@@ -61,7 +61,7 @@ fn our_server_refuses_an_established_client_and_closes() {
         if opcode == 0x81 {
             stream.write_all(&[9; 4]).unwrap();
         }
-        assert_eq!(read(&mut stream), REFUSED);
+        assert_eq!(read(&mut stream), UNSUPPORTED);
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
         assert_eq!(theirs.bytes(), before);
     }
@@ -95,7 +95,7 @@ fn our_client_speaks_version_2_to_an_established_server() {
                 let address = u64::from_le_bytes(bytes[8..16].try_into().unwrap()) as usize;
                 requests.push(bytes[16]);
                 if address < 1000 {
-                    stream.write_all(&REFUSED).unwrap();
+                    stream.write_all(&UNSUPPORTED).unwrap();
                     break;
                 }
                 let range = address - 1000..address - 1000 + length;

@@ -48,9 +48,9 @@ fn decode_within<M: Message + Default>(
     if from.remaining() > 2 * fields && count(from.chunk(), levels, fields) > fields {
         return Err(too_much());
     }
-    let mut rationed = Rationed { from, reads };
-    let decoded = M::decode(&mut rationed);
-    if rationed.reads == 0 {
+    let mut limited = LimitedBuf { from, reads };
+    let decoded = M::decode(&mut limited);
+    if limited.reads == 0 {
         return Err(too_much());
     }
     decoded.map_err(no_message)
@@ -103,12 +103,12 @@ fn field<'a>(message: &mut &'a [u8]) -> std::result::Result<Option<&'a [u8]>, De
 }
 
 /// A buffer that seems to end once its ration of reads is used up.
-struct Rationed<B> {
+struct LimitedBuf<B> {
     from: B,
     reads: u32,
 }
 
-impl<B: Buf> Rationed<B> {
+impl<B: Buf> LimitedBuf<B> {
     fn take_one(&mut self) {
         self.reads = self.reads.saturating_sub(1);
         if self.reads == 0 {
@@ -118,7 +118,7 @@ impl<B: Buf> Rationed<B> {
 }
 
 /// Nothing here panics after the end: a decoder may have looked at what remains before it came.
-impl<B: Buf> Buf for Rationed<B> {
+impl<B: Buf> Buf for LimitedBuf<B> {
     fn remaining(&self) -> usize {
         self.from.remaining()
     }
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
     use crate::v1::{self, request::Call};
 
-    const FRAME: usize = crate::lean::FRAME_BYTES_MAX;
+    const FRAME: usize = crate::native_frame::FRAME_BYTES_MAX;
 
     /// A field with a length.
     fn within(tag: u32, body: &[u8]) -> Vec<u8> {
@@ -205,13 +205,13 @@ mod tests {
             failed_replicas: vec![u64::MAX; 2],
             checksum: Some(u64::MAX),
         };
-        let fence = v1::FenceReturn { fence: 7, versions: vec![1], objects: vec![1] };
+        let fence = v1::FenceRelease { fence: 7, versions: vec![1], objects: vec![1] };
         let call = Call::PutEnd(v1::PutEndRequest {
             caller: Some(v1::Caller { client: vec![7; 16].into(), tenant: "t".to_owned() }),
             puts: vec![item; ITEMS_MAX],
             columns: None,
         });
-        let request = v1::Request { call: Some(call), returned: vec![fence; 1 << 16] };
+        let request = v1::Request { call: Some(call), released_fences: vec![fence; 1 << 16] };
         let wire = request.encode_to_vec();
         assert_eq!(decode::<v1::Request>(wire.as_slice(), 2).unwrap(), request);
     }

@@ -20,10 +20,10 @@ use crate::env;
 
 /// How long a thread stays awake for an answer: as long as it takes to wake the other side, whose
 /// processor has gone to sleep, and to be answered.
-pub const ANSWER: Duration = Duration::from_micros(100);
+pub const ANSWER_SPIN_TIME: Duration = Duration::from_micros(100);
 
 /// How long for the next call: as long as it takes to copy a MiB and come again.
-pub const NEXT_CALL: Duration = Duration::from_micros(200);
+pub const NEXT_CALL_SPIN_TIME: Duration = Duration::from_micros(200);
 
 /// The first pause after a moment in vain. Each further one makes it twice as long, up to…
 const PAUSE_MIN: Duration = Duration::from_millis(1);
@@ -33,20 +33,20 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// So many answers in a row within their moments make the next pause a short one again.
 const ANSWERS_IN_TIME: u32 = 64;
 
-static IS_ALLOWED: LazyLock<bool> = LazyLock::new(|| env::MC_STAY_AWAKE.is_on());
+static IS_ALLOWED: LazyLock<bool> = LazyLock::new(|| env::MC_BUSY_POLL.is_on());
 
 /// Threads of this process that drive a connection at present.
-static ENGAGED: AtomicUsize = AtomicUsize::new(0);
+static ACTIVE_THREADS: AtomicUsize = AtomicUsize::new(0);
 
 /// That a thread drives a connection. Each counts as one, and one more at the other end.
 #[derive(Debug)]
-pub struct Engaged(());
+pub struct ActiveThread(());
 
 /// What became of staying awake for one connection.
 #[derive(Debug)]
-pub struct Vigil {
+pub struct SpinWait {
     /// How long a thread stays awake.
-    moment: Duration,
+    spin_time: Duration,
     /// Until then nobody stays awake.
     pause_until: Option<Instant>,
     /// The next pause.
@@ -55,55 +55,55 @@ pub struct Vigil {
     in_time: u32,
 }
 
-impl Engaged {
+impl ActiveThread {
     /// Counts this thread until it is dropped.
     #[must_use = "the thread counts for as long as this lives"]
     #[expect(clippy::new_without_default, reason = "a default that counts would surprise")]
     pub fn new() -> Self {
-        ENGAGED.fetch_add(1, Ordering::Relaxed);
+        ACTIVE_THREADS.fetch_add(1, Ordering::Relaxed);
         Self(())
     }
 }
 
-impl Drop for Engaged {
+impl Drop for ActiveThread {
     fn drop(&mut self) {
-        ENGAGED.fetch_sub(1, Ordering::Relaxed);
+        ACTIVE_THREADS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Vigil {
-    /// One of so long: [`ANSWER`] or [`NEXT_CALL`].
-    pub const fn new(moment: Duration) -> Self {
-        Self { moment, pause_until: None, pause: PAUSE_MIN, in_time: 0 }
+impl SpinWait {
+    /// One of so long: [`ANSWER_SPIN_TIME`] or [`NEXT_CALL_SPIN_TIME`].
+    pub const fn new(spin_time: Duration) -> Self {
+        Self { spin_time, pause_until: None, pause: PAUSE_MIN, in_time: 0 }
     }
 
     /// Tries again and again for a moment, if that is worth it. Nothing if nothing came.
-    pub fn keep<T>(&mut self, mut attempt: impl FnMut() -> io::Result<T>) -> Option<io::Result<T>> {
+    pub fn poll<T>(&mut self, mut attempt: impl FnMut() -> io::Result<T>) -> Option<io::Result<T>> {
         let begin = Instant::now();
-        if !self.is_worth_it(begin) {
+        if !self.should_spin(begin) {
             return None;
         }
         loop {
             let outcome = attempt();
             let now = Instant::now();
-            let is_over = now - begin > self.moment;
+            let is_over = now - begin > self.spin_time;
             let has_come = !is_nothing(&outcome);
             if has_come || is_over {
                 // What came, but only after the processor had been taken away, came late too.
-                self.note(!is_over, now);
+                self.record(!is_over, now);
                 return has_come.then_some(outcome);
             }
             std::hint::spin_loop();
         }
     }
 
-    fn is_worth_it(&self, now: Instant) -> bool {
+    fn should_spin(&self, now: Instant) -> bool {
         *IS_ALLOWED
-            && ENGAGED.load(Ordering::Relaxed) * 2 <= processors()
+            && ACTIVE_THREADS.load(Ordering::Relaxed) * 2 <= cpu_count()
             && self.pause_until.is_none_or(|until| until <= now)
     }
 
-    fn note(&mut self, is_in_time: bool, now: Instant) {
+    fn record(&mut self, is_in_time: bool, now: Instant) {
         if !is_in_time {
             self.in_time = 0;
             self.pause_until = Some(now + self.pause);
@@ -118,7 +118,7 @@ impl Vigil {
 }
 
 /// How many processors this process may use.
-pub fn processors() -> usize {
+pub fn cpu_count() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
     *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
@@ -137,57 +137,58 @@ mod tests {
 
     #[test]
     fn the_pauses_after_moments_in_vain_grow_and_are_short_again_after_answers_in_time() {
-        let (mut vigil, mut now, mut pause) = (Vigil::new(ANSWER), Instant::now(), PAUSE_MIN);
+        let (mut spin_wait, mut now, mut pause) =
+            (SpinWait::new(ANSWER_SPIN_TIME), Instant::now(), PAUSE_MIN);
         for _ in 0..20 {
-            vigil.note(false, now);
-            assert_eq!(vigil.pause_until, Some(now + pause));
+            spin_wait.record(false, now);
+            assert_eq!(spin_wait.pause_until, Some(now + pause));
             now += pause;
             pause = (pause * 2).min(PAUSE_MAX);
         }
         assert_eq!(pause, PAUSE_MAX);
         for _ in 1..ANSWERS_IN_TIME {
-            vigil.note(true, now);
+            spin_wait.record(true, now);
         }
-        vigil.note(false, now);
-        assert_eq!(vigil.pause_until, Some(now + PAUSE_MAX), "one answer too few");
+        spin_wait.record(false, now);
+        assert_eq!(spin_wait.pause_until, Some(now + PAUSE_MAX), "one answer too few");
         for _ in 0..ANSWERS_IN_TIME {
-            vigil.note(true, now);
+            spin_wait.record(true, now);
         }
-        vigil.note(false, now);
-        assert_eq!(vigil.pause_until, Some(now + PAUSE_MIN));
+        spin_wait.record(false, now);
+        assert_eq!(spin_wait.pause_until, Some(now + PAUSE_MIN));
     }
 
     #[test]
     fn what_is_there_is_taken_and_what_never_comes_is_not_waited_for() {
-        let mut vigil = Vigil::new(ANSWER);
+        let mut spin_wait = SpinWait::new(ANSWER_SPIN_TIME);
         // Tests beside this one may need the processors.
-        if let Some(come) = vigil.keep(|| Ok(7)) {
+        if let Some(come) = spin_wait.poll(|| Ok(7)) {
             assert_eq!(come.unwrap(), 7);
         }
-        assert!((0..100).all(|_| vigil.keep(nothing).is_none()));
+        assert!((0..100).all(|_| spin_wait.poll(nothing).is_none()));
     }
 
     #[test]
     fn what_came_after_its_moment_is_taken_and_was_late() {
-        let (mut vigil, mut asked) = (Vigil::new(ANSWER), 0);
-        let come = vigil.keep(|| {
+        let (mut spin_wait, mut asked) = (SpinWait::new(ANSWER_SPIN_TIME), 0);
+        let come = spin_wait.poll(|| {
             asked += 1;
-            let late = Instant::now() + ANSWER * 2;
+            let late = Instant::now() + ANSWER_SPIN_TIME * 2;
             while Instant::now() < late {}
             Ok(7)
         });
         if asked > 0 {
             assert_eq!(come.unwrap().unwrap(), 7);
-            assert!(vigil.pause_until.is_some());
+            assert!(spin_wait.pause_until.is_some());
         }
     }
 
     #[test]
     fn nobody_stays_awake_where_others_need_the_processors() {
-        let _crowd: Vec<_> = (0..=processors()).map(|_| Engaged::new()).collect();
-        let (mut vigil, mut asked) = (Vigil::new(ANSWER), 0);
+        let _crowd: Vec<_> = (0..=cpu_count()).map(|_| ActiveThread::new()).collect();
+        let (mut spin_wait, mut asked) = (SpinWait::new(ANSWER_SPIN_TIME), 0);
         for _ in 0..5 {
-            let outcome = vigil.keep(|| {
+            let outcome = spin_wait.poll(|| {
                 asked += 1;
                 nothing()
             });

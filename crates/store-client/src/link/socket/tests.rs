@@ -19,7 +19,7 @@ use std::{
 use bytes::BytesMut;
 use mooncake_base::{ClientId, ErrorKind};
 use mooncake_proto::{
-    lean::{self, ServerGreeting},
+    native_frame::{self, ServerGreeting},
     v1::response::Call as Answer,
 };
 
@@ -60,7 +60,7 @@ impl Server {
         let is_over = Arc::new(AtomicBool::new(false));
         let name = format!("mooncake-test-{}", ClientId::random());
         let greeting = |master: &[u8], unix_socket: &str| ServerGreeting {
-            version: lean::VERSION,
+            version: native_frame::VERSION,
             master: master.to_vec(),
             unix_socket: unix_socket.to_owned(),
             daemon: None,
@@ -95,8 +95,8 @@ impl Server {
         Self { address, connections, is_over, acceptors, unix }
     }
 
-    fn link(&self, config: LinkConfig) -> LeanLink {
-        LeanLink::new(&self.address.to_string(), config).unwrap()
+    fn link(&self, config: LinkConfig) -> SocketLink {
+        SocketLink::new(&self.address.to_string(), config).unwrap()
     }
 }
 
@@ -126,15 +126,15 @@ fn serve(
     std::thread::spawn(move || {
         let mut hello = [0; 12];
         stream.read_exact(&mut hello).unwrap();
-        lean::check_client_greeting(&hello).unwrap();
+        native_frame::check_client_greeting(&hello).unwrap();
         let mut outgoing = BytesMut::new();
-        lean::encode(&greeting, &mut outgoing).unwrap();
+        native_frame::encode(&greeting, &mut outgoing).unwrap();
         stream.write_all(&outgoing).unwrap();
         let mut incoming = BytesMut::new();
         let mut connection = None;
         let mut requests = 0;
         loop {
-            while lean::decode::<v1::Request>(&mut incoming, lean::FRAME_BYTES_MAX)
+            while native_frame::decode::<v1::Request>(&mut incoming, native_frame::FRAME_BYTES_MAX)
                 .unwrap()
                 .is_some()
             {
@@ -154,7 +154,7 @@ fn serve(
                 };
                 let response = v1::Response { call: Some(Answer::Status(status)) };
                 outgoing.clear();
-                lean::encode(&response, &mut outgoing).unwrap();
+                native_frame::encode(&response, &mut outgoing).unwrap();
                 if stream.write_all(&outgoing).is_err() {
                     return;
                 }
@@ -288,7 +288,7 @@ fn no_more_connections_than_allowed_are_opened() {
 #[test]
 fn a_dead_address_is_named_and_not_tried_again_at_once() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let link = LeanLink::new(&address.to_string(), LinkConfig::default()).unwrap();
+    let link = SocketLink::new(&address.to_string(), LinkConfig::default()).unwrap();
     let start = Instant::now();
     let first = link.call(status(), soon()).unwrap_err();
     assert_eq!(first.code(), ErrorCode::RPC_FAIL);
@@ -312,7 +312,7 @@ fn what_is_no_master_is_called_so() {
         stream.read_exact(&mut [0; 12]).unwrap();
         stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
     });
-    let link = LeanLink::new(&address.to_string(), LinkConfig::default()).unwrap();
+    let link = SocketLink::new(&address.to_string(), LinkConfig::default()).unwrap();
     let error = link.call(status(), soon()).unwrap_err();
     assert_eq!(error.code(), ErrorCode::RPC_FAIL);
     assert!(error.to_string().contains("no mooncake master"), "{error}");
@@ -323,7 +323,7 @@ fn what_is_no_master_is_called_so() {
 fn a_name_is_resolved_and_each_of_its_addresses_tried() {
     let server = Server::start(|_, _| Reaction::Answer);
     let address = format!("localhost:{}", server.address.port());
-    let link = LeanLink::new(&address, LinkConfig::default()).unwrap();
+    let link = SocketLink::new(&address, LinkConfig::default()).unwrap();
     link.call(status(), soon()).unwrap();
-    assert!(LeanLink::new("a:b:c", LinkConfig::default()).is_err());
+    assert!(SocketLink::new("a:b:c", LinkConfig::default()).is_err());
 }

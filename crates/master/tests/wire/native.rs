@@ -1,4 +1,4 @@
-//! The lean door over TCP and Unix, and what is not let in.
+//! The native door over TCP and Unix, and what is not let in.
 
 use std::{
     io::{Read, Write},
@@ -8,11 +8,11 @@ use std::{
 use bytes::Bytes;
 use mooncake_master::MasterConfig;
 use mooncake_proto::{
-    lean,
+    native_frame,
     v1::{self, request, response},
 };
 
-use crate::support::{LeanClient, Running, connect, eventually};
+use crate::support::{NativeClient, Running, connect, eventually};
 
 /// Whether the peer closed: nothing more to read, or a reset.
 fn is_closed(stream: &mut impl Read) -> bool {
@@ -23,9 +23,9 @@ fn is_closed(stream: &mut impl Read) -> bool {
 #[test]
 fn the_greeting_names_the_master_and_a_unix_socket_that_is_the_same_master() {
     let running = Running::whole();
-    let tcp = running.lean();
+    let tcp = running.native();
     let unix = running.unix();
-    assert_eq!(tcp.greeting.version, lean::VERSION);
+    assert_eq!(tcp.greeting.version, native_frame::VERSION);
     assert_eq!(tcp.greeting.master.len(), 16);
     assert_eq!(tcp.greeting.master, unix.greeting.master);
     assert_eq!(tcp.greeting.master, running.master().service().identity());
@@ -34,7 +34,7 @@ fn the_greeting_names_the_master_and_a_unix_socket_that_is_the_same_master() {
 #[test]
 fn a_put_over_tcp_is_found_over_the_unix_socket() {
     let running = Running::whole();
-    let mut writer = running.lean();
+    let mut writer = running.native();
     writer.join("127.0.0.1:1", 1 << 20);
     writer.put("a", 100);
     let mut reader = running.unix();
@@ -50,7 +50,7 @@ fn a_put_over_tcp_is_found_over_the_unix_socket() {
 #[test]
 fn answers_come_in_the_order_of_the_calls_however_many_are_sent_at_once() {
     let running = Running::whole();
-    let mut client = running.lean();
+    let mut client = running.native();
     client.join("127.0.0.1:1", 1 << 20);
     let known =
         request::Call::Heartbeat(v1::HeartbeatRequest { caller: client.caller(), registration: 0 });
@@ -70,7 +70,7 @@ fn answers_come_in_the_order_of_the_calls_however_many_are_sent_at_once() {
 #[test]
 fn a_client_that_is_known_by_another_registration_is_told_to_register() {
     let running = Running::whole();
-    let mut client = running.lean();
+    let mut client = running.native();
     client.join("127.0.0.1:1", 1 << 20);
     // The first client of a master is its first registration.
     for (registration, is_known) in [(1, true), (0, true), (2, false)] {
@@ -86,10 +86,11 @@ fn a_client_that_is_known_by_another_registration_is_told_to_register() {
 #[test]
 fn a_frame_that_comes_in_pieces_is_one_call() {
     let running = Running::whole();
-    let mut client = running.lean();
+    let mut client = running.native();
     let mut wire = bytes::BytesMut::new();
     let call = request::Call::Status(v1::StatusRequest { caller: client.caller() });
-    lean::encode(&v1::Request { call: Some(call), ..Default::default() }, &mut wire).unwrap();
+    native_frame::encode(&v1::Request { call: Some(call), ..Default::default() }, &mut wire)
+        .unwrap();
     for byte in &wire {
         client.stream.write_all(&[*byte]).unwrap();
     }
@@ -99,7 +100,7 @@ fn a_frame_that_comes_in_pieces_is_one_call() {
 #[test]
 fn a_call_without_caller_or_kind_fails_and_the_connection_lives_on() {
     let running = Running::whole();
-    let mut client = running.lean();
+    let mut client = running.native();
     let nobody = request::Call::Heartbeat(v1::HeartbeatRequest::default());
     assert!(matches!(client.call(nobody), response::Call::Failure(_)));
     client.stream.write_all(&0_u32.to_le_bytes()).unwrap();
@@ -110,7 +111,7 @@ fn a_call_without_caller_or_kind_fails_and_the_connection_lives_on() {
 #[test]
 fn a_frame_above_the_limit_closes_the_connection() {
     let running = Running::whole();
-    let mut client = running.lean();
+    let mut client = running.native();
     client.stream.write_all(&u32::MAX.to_le_bytes()).unwrap();
     assert!(is_closed(&mut client.stream));
 }
@@ -118,7 +119,7 @@ fn a_frame_above_the_limit_closes_the_connection() {
 #[test]
 fn a_frame_that_is_no_message_closes_the_connection() {
     let running = Running::whole();
-    let mut client = running.lean();
+    let mut client = running.native();
     client.stream.write_all(&[4, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]).unwrap();
     assert!(is_closed(&mut client.stream));
 }
@@ -127,15 +128,15 @@ fn a_frame_that_is_no_message_closes_the_connection() {
 fn a_client_of_another_version_learns_ours_and_is_let_go() {
     let running = Running::whole();
     let mut stream = connect(running.addresses().rpc);
-    let mut greeting = lean::client_greeting();
+    let mut greeting = native_frame::client_greeting();
     greeting[8] = 99;
     stream.write_all(&greeting).unwrap();
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).unwrap();
     let mut answer = bytes::BytesMut::from(&answer[..]);
-    let ours: lean::ServerGreeting =
-        lean::decode(&mut answer, lean::GREETING_BYTES_MAX).unwrap().unwrap();
-    assert_eq!(ours.version, lean::VERSION);
+    let ours: native_frame::ServerGreeting =
+        native_frame::decode(&mut answer, native_frame::GREETING_BYTES_MAX).unwrap().unwrap();
+    assert_eq!(ours.version, native_frame::VERSION);
 }
 
 #[test]
@@ -151,22 +152,22 @@ fn garbage_and_half_a_greeting_are_let_go_and_disturb_nobody() {
     }
     half.shutdown(std::net::Shutdown::Write).unwrap();
     assert!(is_closed(&mut half));
-    running.lean().status();
+    running.native().status();
 }
 
 #[test]
 fn a_client_whose_connection_closes_is_suspect_and_its_objects_are_not_named() {
     let running = Running::whole();
-    close_and_look(&running, running.lean());
+    close_and_look(&running, running.native());
     close_and_look(&running, running.unix());
 }
 
 /// The owner joins, puts, and is gone.
-fn close_and_look<S: Read + Write>(running: &Running, mut owner: LeanClient<S>) {
+fn close_and_look<S: Read + Write>(running: &Running, mut owner: NativeClient<S>) {
     owner.join("127.0.0.1:1", 1 << 20);
     owner.put("a", 100);
     let mut reader = running.unix();
-    let locate = |reader: &mut LeanClient<_>| {
+    let locate = |reader: &mut NativeClient<_>| {
         let keys = vec![Bytes::from_static(b"a")];
         let caller = reader.caller();
         let call = v1::LocateRequest { caller, keys, lease: false, fence: true, columns: None };
@@ -194,7 +195,7 @@ fn close_and_look<S: Read + Write>(running: &Running, mut owner: LeanClient<S>) 
 #[test]
 fn a_batch_above_the_limit_is_refused_whole_with_the_limit() {
     let running = Running::whole();
-    let mut client = running.lean();
+    let mut client = running.native();
     let keys = vec![Bytes::from_static(b"k"); mooncake_master::service::BATCH_ITEMS_MAX + 1];
     let caller = client.caller();
     let call = v1::ProbeRequest { caller, keys, lease: false };
@@ -222,14 +223,14 @@ fn the_clients_port_answers_curl_with_health() {
 fn large_frames_beyond_what_the_master_takes_on_are_refused_and_small_ones_are_not() {
     let running = Running::new(MasterConfig::embedded());
     let announced = (16_u32 << 20).to_le_bytes();
-    let mut hoarders: Vec<_> = (0..32).map(|_| running.lean()).collect();
+    let mut hoarders: Vec<_> = (0..32).map(|_| running.native()).collect();
     for hoarder in &mut hoarders {
         hoarder.stream.write_all(&announced).unwrap();
         hoarder.stream.write_all(b"the rest of it never comes").unwrap();
     }
-    let mut client = running.lean();
+    let mut client = running.native();
     let large = vec!["k"; 50_000];
-    let probe = |client: &mut LeanClient<TcpStream>| {
+    let probe = |client: &mut NativeClient<TcpStream>| {
         let keys = large.iter().map(|key| Bytes::from_static(key.as_bytes())).collect();
         client.call(request::Call::Probe(v1::ProbeRequest { caller: None, keys, lease: false }))
     };
@@ -260,7 +261,7 @@ fn large_frames_beyond_what_the_master_takes_on_are_refused_and_small_ones_are_n
 #[test]
 fn calls_that_arrived_before_a_stop_are_answered() {
     let running = Running::new(MasterConfig::embedded());
-    let mut client = running.lean();
+    let mut client = running.native();
     let call = request::Call::Status(v1::StatusRequest { caller: None });
     client.send(&vec![call; 500]);
     // The first answer tells that the master is at it; all arrived in one piece.

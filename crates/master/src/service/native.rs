@@ -1,11 +1,11 @@
-//! The lean door on the runtime: frames in, answers out, in order. The codec is `mooncake-proto`'s.
+//! the native protocol on the runtime: frames in, answers out, in order. The codec is `mooncake-proto`'s.
 
 use std::{io, time::Duration};
 
 use bytes::{Buf, BytesMut};
 use mooncake_base::{Error, ErrorCode, Result};
 use mooncake_proto::{
-    lean::{self, FRAME_BYTES_MAX, ServerGreeting},
+    native_frame::{self, FRAME_BYTES_MAX, ServerGreeting},
     v1::{self, response},
 };
 use tokio::{
@@ -134,19 +134,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
                 return Ok(false);
             }
         };
-        let checked = lean::check_client_greeting(&greeting);
+        let checked = native_frame::check_client_greeting(&greeting);
         self.input.advance(greeting.len());
-        if greeting[..8] != lean::MAGIC {
+        if greeting[..8] != native_frame::MAGIC {
             return checked.map(|()| false);
         }
         // A client of another version learns ours before we close.
         let ours = ServerGreeting {
-            version: lean::VERSION,
+            version: native_frame::VERSION,
             master: self.doors.service.identity().to_vec(),
             unix_socket: self.doors.unix_name.to_string(),
             daemon: None,
         };
-        lean::encode(&ours, &mut self.output)?;
+        native_frame::encode(&ours, &mut self.output)?;
         self.flush().await?;
         checked.map(|()| true)
     }
@@ -155,15 +155,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
     async fn answer_buffered(&mut self) -> Result<()> {
         let mut answered = 0;
         while self.admit()? {
-            let answer = match lean::decode::<v1::Request>(&mut self.input, FRAME_BYTES_MAX) {
+            let answer = match native_frame::decode::<v1::Request>(&mut self.input, FRAME_BYTES_MAX)
+            {
                 Ok(Some(request)) => self.answer(request).await,
                 Ok(None) => break,
                 // The frame was whole, and too much: the next one begins behind it.
                 Err(error) if error.code() == ErrorCode::INVALID_PARAMS => refusal(&error),
                 Err(error) => return Err(error),
             };
-            if let Err(error) = lean::encode(&answer, &mut self.output) {
-                lean::encode(&refusal(&error), &mut self.output)?;
+            if let Err(error) = native_frame::encode(&answer, &mut self.output) {
+                native_frame::encode(&refusal(&error), &mut self.output)?;
             }
             if self.output.len() > GATHERED_BYTES_MAX || self.room.is_some() {
                 self.flush().await?;
@@ -203,7 +204,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
                 Ok(room) => self.room = Some(room),
                 Err(error) => {
                     self.skipping = head.len() + length;
-                    lean::encode(&refusal(&error), &mut self.output)?;
+                    native_frame::encode(&refusal(&error), &mut self.output)?;
                 }
             }
         }

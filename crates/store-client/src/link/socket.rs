@@ -1,11 +1,11 @@
-//! The lean door from the client's side: blocking sockets, used by the calling thread itself.
+//! the native protocol from the client's side: blocking sockets, used by the calling thread itself.
 
 use std::time::Duration;
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_proto::{
-    lean::ServerGreeting,
+    native_frame::ServerGreeting,
     v1::{self, request::Call},
 };
 use mooncake_transfer_engine::process;
@@ -27,7 +27,7 @@ const TRUSTED_IDLE: Duration = Duration::from_millis(100);
 
 /// A link over sockets: TCP, or the Unix socket that the master names in its greeting.
 #[derive(Debug)]
-pub struct LeanLink {
+pub struct SocketLink {
     address: Endpoint,
     config: LinkConfig,
     pool: Pool,
@@ -35,7 +35,7 @@ pub struct LeanLink {
     generation: u64,
 }
 
-impl LeanLink {
+impl SocketLink {
     /// A link to `host`, `host:port`, `[v6]` or `[v6]:port`. Nothing is connected yet: the first
     /// call does that.
     ///
@@ -131,7 +131,7 @@ impl LeanLink {
     }
 }
 
-impl MasterLink for LeanLink {
+impl MasterLink for SocketLink {
     fn call(&self, request: v1::Request, deadline: Moment) -> Result<v1::Response> {
         if process::is_forked_since(self.generation) {
             let text = "the link to the master was made before a fork and is the parent's";

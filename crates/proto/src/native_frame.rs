@@ -1,4 +1,4 @@
-//! The lean door's greeting and frames: a codec without I/O, driven by a blocking client and by
+//! the native protocol's greeting and frames: a codec without I/O, driven by a blocking client and by
 //! the master's runtime.
 //!
 //! A connection begins with the client's greeting; the server answers with its own, which names
@@ -11,9 +11,9 @@ use bytes::{Buf, BufMut, BytesMut};
 use mooncake_base::{Error, ErrorCode, Result};
 use prost::Message;
 
-use crate::bound;
+use crate::decode_limits;
 
-/// The first bytes of a lean connection. No HTTP method and no HTTP/2 preface begins so.
+/// The first bytes of a native connection. No HTTP method and no HTTP/2 preface begins so.
 pub const MAGIC: [u8; 8] = *b"MOONLEAN";
 
 /// The version of the frames. Messages grow by protobuf's rules and need no new one.
@@ -41,16 +41,16 @@ pub fn client_greeting() -> [u8; 12] {
 /// Checks a client's greeting.
 ///
 /// # Errors
-/// Something else than a lean client, or one of another version.
+/// Something else than a native client, or one of another version.
 pub fn check_client_greeting(greeting: &[u8; 12]) -> Result<()> {
     if greeting[..8] != MAGIC {
-        return Err(Error::new(ErrorCode::RPC_FAIL, "the peer does not speak the lean protocol"));
+        return Err(Error::new(ErrorCode::RPC_FAIL, "the peer does not speak the native protocol"));
     }
     let version = u32::from_le_bytes([greeting[8], greeting[9], greeting[10], greeting[11]]);
     if version == VERSION {
         Ok(())
     } else {
-        Err(Error::new(ErrorCode::INVALID_VERSION, "the client speaks another lean version")
+        Err(Error::new(ErrorCode::INVALID_VERSION, "the client speaks another native version")
             .with("client_version", version)
             .with("our_version", VERSION))
     }
@@ -119,7 +119,7 @@ pub fn decode<M: Message + Default>(from: &mut BytesMut, limit: usize) -> Result
         return Ok(None);
     }
     from.advance(LENGTH_BYTES);
-    bound::decode(from.split_to(length).freeze(), ITEM_LEVELS).map(Some)
+    decode_limits::decode(from.split_to(length).freeze(), ITEM_LEVELS).map(Some)
 }
 
 #[cfg(test)]

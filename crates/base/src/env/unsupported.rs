@@ -2,49 +2,49 @@
 
 /// Variables that are not honoured.
 #[derive(Debug, Clone, Copy)]
-pub struct Refused {
+pub struct Unsupported {
     /// Their names.
     pub names: &'static [&'static str],
     /// Why, and what to use instead, in a sentence.
     pub reason: &'static str,
 }
 
-const fn refused(names: &'static [&'static str], reason: &'static str) -> Refused {
-    Refused { names, reason }
+const fn unsupported(names: &'static [&'static str], reason: &'static str) -> Unsupported {
+    Unsupported { names, reason }
 }
 
 /// Every one of them, in the order of the reference page.
 #[rustfmt::skip] // A table: names, then the reason.
-pub static REFUSED: &[Refused] = &[
-    refused(&["MC_LOG_DIR"],
+pub static UNSUPPORTED: &[Unsupported] = &[
+    unsupported(&["MC_LOG_DIR"],
         "The log goes to standard error, or to Python's logging by mooncake.log_to_python."),
-    refused(&["MC_METADATA_SERVER", "MC_MASTER_ADDR"],
+    unsupported(&["MC_METADATA_SERVER", "MC_MASTER_ADDR"],
         "The servers are named by the caller, as an argument; the established Python interface reads neither."),
-    refused(&["MC_YLT_LOG_LEVEL"],
+    unsupported(&["MC_YLT_LOG_LEVEL"],
         "The log of calls is a part of ours; see MC_LOG_LEVEL and MOONCAKE_LOG."),
-    refused(&["MC_TE_RPC_CLIENT_IO_THREADS", "MC_STORE_RPC_CLIENT_IO_THREADS", "MC_RPC_CLIENT_IO_THREADS"],
+    unsupported(&["MC_TE_RPC_CLIENT_IO_THREADS", "MC_STORE_RPC_CLIENT_IO_THREADS", "MC_RPC_CLIENT_IO_THREADS"],
         "Calls are written and read by the threads that make them."),
-    refused(&["MC_RPC_PROTOCOL", "MC_MS_AUTO_DISC", "MC_MS_FILTERS"],
+    unsupported(&["MC_RPC_PROTOCOL", "MC_MS_AUTO_DISC", "MC_MS_FILTERS"],
         "They choose RDMA and its network devices, for which there is no transport yet."),
-    refused(&["MC_FORCE_HCA"],
+    unsupported(&["MC_FORCE_HCA"],
         "There is no RDMA transport yet that could be demanded."),
-    refused(&["MC_TE_METADATA_REFRESH_INTERVAL_SECONDS", "MC_DISABLE_METACACHE"],
+    unsupported(&["MC_TE_METADATA_REFRESH_INTERVAL_SECONDS", "MC_DISABLE_METACACHE"],
         "A descriptor is asked for again whenever a path to its engine breaks or a range is refused."),
-    refused(&["MC_SLICE_SIZE", "MC_FRAGMENT_RATIO", "MC_SLICE_TIMEOUT", "MC_TCP_SLICE_SIZE"],
+    unsupported(&["MC_SLICE_SIZE", "MC_FRAGMENT_RATIO", "MC_SLICE_TIMEOUT", "MC_TCP_SLICE_SIZE"],
         "Transfers are not cut into slices of a fixed size; the deadline is that of the whole transfer."),
-    refused(&["MC_RETRY_CNT", "MC_CONN_PAUSE_TTL_MS"],
+    unsupported(&["MC_RETRY_CNT", "MC_CONN_PAUSE_TTL_MS"],
         "A transfer is tried on every path and looks for a lost peer once more; a peer that cannot be reached is not asked again for 0.2 seconds."),
-    refused(&["MC_TCP_ENABLE_CONNECTION_POOL"],
+    unsupported(&["MC_TCP_ENABLE_CONNECTION_POOL"],
         "Connections are always kept; MC_TCP_LANES_PER_PEER bounds them."),
-    refused(&["MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER", "MC_TCP_ADMISSION_TIMEOUT_MS"],
+    unsupported(&["MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER", "MC_TCP_ADMISSION_TIMEOUT_MS"],
         "Callers wait for a connection, up to their deadline, instead of being refused at a length of a queue."),
-    refused(&["MC_TCP_PROTO"],
+    unsupported(&["MC_TCP_PROTO"],
         "The older frames acknowledge nothing; a peer that knows only those is still served."),
-    refused(&["MC_TCP_STATUS_TIMEOUT_SEC"],
+    unsupported(&["MC_TCP_STATUS_TIMEOUT_SEC"],
         "The deadline of the transfer, see MC_TRANSFER_TIMEOUT, holds for its acknowledgement too."),
-    refused(&["MC_USE_TENT", "MC_USE_TEV1", "MC_TENT_CONF", "MC_TENT_RPC_THREADS", "MC_TE_FILTERS", "MC_TE_FILTERS_EXCLUDE"],
+    unsupported(&["MC_USE_TENT", "MC_USE_TEV1", "MC_TENT_CONF", "MC_TENT_RPC_THREADS", "MC_TE_FILTERS", "MC_TE_FILTERS_EXCLUDE"],
         "There is one engine here; these choose and tune another one."),
-    refused(&[
+    unsupported(&[
         "MC_NUM_CQ_PER_CTX", "MC_NUM_COMP_CHANNELS_PER_CTX", "MC_IB_PORT", "MC_GID_INDEX", "NCCL_IB_GID_INDEX",
         "MC_PKEY_INDEX", "MC_AUTO_GID_MAX_RETRIES", "MC_MAX_CQE_PER_CTX", "MC_MAX_EP_PER_CTX", "MC_NUM_QP_PER_EP",
         "MC_MAX_SGE", "MC_MAX_WR", "MC_MAX_INLINE", "MC_MTU", "MC_WORKERS_PER_CTX", "MC_MAX_MR_SIZE",
@@ -55,9 +55,9 @@ pub static REFUSED: &[Refused] = &[
         "MC_MAX_CONCURRENT_REG_MR", "MC_PATH_ROUNDROBIN", "WITH_NVIDIA_PEERMEM", "MC_RDMA_BIND_ADDRESS",
         "MC_DISABLE_GPU_DIRECT_RDMA",
     ], "They tune RDMA, for which there is no transport yet."),
-    refused(&["MC_EFA_CQ_THREADS", "MC_EFA_NIC_SELECTION", "MC_EID_INDEX", "USE_BAREX", "BAREX_USE_RANDOM_DEV"],
+    unsupported(&["MC_EFA_CQ_THREADS", "MC_EFA_NIC_SELECTION", "MC_EID_INDEX", "USE_BAREX", "BAREX_USE_RANDOM_DEV"],
         "They are for network devices of other kinds (EFA, URMA, Barex), which are not supported."),
-    refused(&[
+    unsupported(&[
         "MC_FORCE_MNNVL", "MC_ENABLE_MNNVL", "MC_INTRA_NVLINK", "MC_INTRANODE_NVLINK", "MC_USE_NVLINK_IPC",
         "MC_USE_HIP_IPC", "MC_DISABLE_HIP", "MC_HIP_NUM_STREAMS", "MC_HIP_NUM_EVENTS", "MOONCAKE_DISABLE_HIP_DMABUF",
         "MC_DISABLE_MACA", "MC_MACA_HOST_TRANSPORT", "MC_MACA_BATCHFLAG_MIN_BYTES", "MC_MACA_CALLER_SYNC",

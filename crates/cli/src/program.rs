@@ -4,7 +4,7 @@ use std::io::Write as _;
 
 use mooncake_base::Result;
 
-use crate::Asked;
+use crate::CliCommand;
 
 /// A program of ours.
 #[derive(Debug, Clone, Copy)]
@@ -14,7 +14,7 @@ pub struct Program {
     /// Its version.
     pub version: &'static str,
     /// What its complaints begin with.
-    pub complaint: &'static str,
+    pub error_prefix: &'static str,
 }
 
 impl Program {
@@ -22,25 +22,25 @@ impl Program {
     /// which goes to stderr in one line.
     pub fn run<S>(
         &self,
-        asked: Result<Asked<S>>,
+        asked: Result<CliCommand<S>>,
         help: impl FnOnce() -> String,
         work: impl FnOnce(S) -> Result<()>,
     ) -> u8 {
         let done = asked.and_then(|asked| match asked {
-            Asked::Run(settings) => work(settings),
-            Asked::Help => {
-                say(&help());
+            CliCommand::Run(settings) => work(settings),
+            CliCommand::Help => {
+                print_flush(&help());
                 Ok(())
             }
-            Asked::Version => {
-                say(&format!("{} {}\n", self.name, self.version));
+            CliCommand::Version => {
+                print_flush(&format!("{} {}\n", self.name, self.version));
                 Ok(())
             }
         });
         match done {
             Ok(()) => 0,
             Err(error) => {
-                let _ = writeln!(std::io::stderr().lock(), "{}: {error}", self.complaint);
+                let _ = writeln!(std::io::stderr().lock(), "{}: {error}", self.error_prefix);
                 1
             }
         }
@@ -48,7 +48,7 @@ impl Program {
 }
 
 /// Writes to stdout, at once. A closed stdout is the reader's choice; the program goes on.
-pub fn say(text: &str) {
+pub fn print_flush(text: &str) {
     let mut stdout = std::io::stdout().lock();
     let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
 }
@@ -61,21 +61,21 @@ mod tests {
 
     use super::*;
 
-    const PROGRAM: Program = Program { name: "program", version: "1", complaint: "ERROR" };
+    const PROGRAM: Program = Program { name: "program", version: "1", error_prefix: "ERROR" };
 
     #[test]
     fn the_exit_code_is_zero_unless_something_failed() {
         let worked = Cell::new(0);
-        let run = |asked: Result<Asked<u32>>| {
+        let run = |asked: Result<CliCommand<u32>>| {
             PROGRAM.run(asked, String::new, |number| {
                 worked.set(worked.get() + 1);
                 (number == 7).then_some(()).ok_or_else(|| Error::invalid("not seven"))
             })
         };
-        assert_eq!((run(Ok(Asked::Help)), run(Ok(Asked::Version))), (0, 0));
+        assert_eq!((run(Ok(CliCommand::Help)), run(Ok(CliCommand::Version))), (0, 0));
         assert_eq!(run(Err(Error::invalid("unknown"))), 1);
         assert_eq!(worked.get(), 0, "none of these works");
-        assert_eq!((run(Ok(Asked::Run(7))), run(Ok(Asked::Run(8)))), (0, 1));
+        assert_eq!((run(Ok(CliCommand::Run(7))), run(Ok(CliCommand::Run(8)))), (0, 1));
         assert_eq!(worked.get(), 2);
     }
 }

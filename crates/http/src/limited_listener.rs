@@ -28,19 +28,19 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A listener whose connections are bounded.
 #[derive(Debug)]
-pub struct Bounded {
+pub struct LimitedListener {
     listener: TcpListener,
     permits: Arc<Semaphore>,
 }
 
-impl Bounded {
+impl LimitedListener {
     /// Connections of that listener.
     pub fn new(listener: TcpListener) -> Self {
         Self { listener, permits: Arc::new(Semaphore::new(CONNECTIONS_MAX)) }
     }
 }
 
-impl axum::serve::Listener for Bounded {
+impl axum::serve::Listener for LimitedListener {
     type Io = BoundedStream;
     type Addr = SocketAddr;
 
@@ -70,8 +70,8 @@ impl axum::serve::Listener for Bounded {
 #[derive(Debug, Clone, Copy)]
 pub struct Peer(pub SocketAddr);
 
-impl Connected<IncomingStream<'_, Bounded>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, Bounded>) -> Self {
+impl Connected<IncomingStream<'_, LimitedListener>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, LimitedListener>) -> Self {
         Self(*stream.remote_addr())
     }
 }

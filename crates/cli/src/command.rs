@@ -7,7 +7,7 @@ use mooncake_base::{
 
 /// What a program was asked to do.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Asked<S> {
+pub enum CliCommand<S> {
     /// To do its work with this.
     Run(S),
     /// To print the help text.
@@ -19,7 +19,7 @@ pub enum Asked<S> {
 /// The options that a command line sets, by their declared names and in order.
 pub type Assignments = Vec<(&'static str, String)>;
 
-impl Asked<Assignments> {
+impl CliCommand<Assignments> {
     /// Reads a command line with its flag files. There are no words in it but options.
     ///
     /// # Errors
@@ -36,16 +36,16 @@ impl Asked<Assignments> {
     }
 }
 
-impl<S> Asked<S> {
+impl<S> CliCommand<S> {
     /// Makes settings of what was read.
     ///
     /// # Errors
     /// Those of `make`.
-    pub fn and_then<T>(self, make: impl FnOnce(S) -> Result<T>) -> Result<Asked<T>> {
+    pub fn and_then<T>(self, make: impl FnOnce(S) -> Result<T>) -> Result<CliCommand<T>> {
         Ok(match self {
-            Self::Run(read) => Asked::Run(make(read)?),
-            Self::Help => Asked::Help,
-            Self::Version => Asked::Version,
+            Self::Run(read) => CliCommand::Run(make(read)?),
+            Self::Help => CliCommand::Help,
+            Self::Version => CliCommand::Version,
         })
     }
 }
@@ -60,19 +60,19 @@ mod tests {
         env: None,
         is_switch: false,
         help: "",
-        set: |to, text| mooncake_base::text::read_number(text).map(|number| *to = number),
+        set: |to, text| mooncake_base::parse::read_number(text).map(|number| *to = number),
         show: u32::to_string,
     }];
 
-    fn read(line: &str) -> Result<Asked<Assignments>> {
-        Asked::read(OPTIONS, line.split_whitespace().map(str::to_owned).collect())
+    fn read(line: &str) -> Result<CliCommand<Assignments>> {
+        CliCommand::read(OPTIONS, line.split_whitespace().map(str::to_owned).collect())
     }
 
     #[test]
     fn a_line_asks_for_work_for_help_or_for_the_version() {
-        assert_eq!(read("--size=3").unwrap(), Asked::Run(vec![("size", "3".to_owned())]));
-        assert_eq!(read("--size=3 --help").unwrap(), Asked::Help);
-        assert_eq!(read("--version").unwrap(), Asked::Version);
+        assert_eq!(read("--size=3").unwrap(), CliCommand::Run(vec![("size", "3".to_owned())]));
+        assert_eq!(read("--size=3 --help").unwrap(), CliCommand::Help);
+        assert_eq!(read("--version").unwrap(), CliCommand::Version);
     }
 
     #[test]
@@ -86,9 +86,9 @@ mod tests {
     #[test]
     fn settings_are_made_of_work_only() {
         let count = |assignments: Assignments| Ok(assignments.len());
-        assert_eq!(read("--size=3").unwrap().and_then(count).unwrap(), Asked::Run(1));
+        assert_eq!(read("--size=3").unwrap().and_then(count).unwrap(), CliCommand::Run(1));
         let fail = |_| Err::<(), _>(Error::invalid("no"));
-        assert_eq!(read("--help").unwrap().and_then(fail).unwrap(), Asked::Help);
+        assert_eq!(read("--help").unwrap().and_then(fail).unwrap(), CliCommand::Help);
         assert!(read("").unwrap().and_then(fail).is_err());
     }
 }
