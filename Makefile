@@ -134,7 +134,7 @@ soak: setup dev ## The long tier: many random cases, the rest over and over (ROU
 	  $(BIN)/pytest tests/python; \
 	done
 
-MEMCHECKED ?= tests/python/test_native_parts.py tests/python/test_established_pointers.py
+MEMCHECKED ?= tests/python/test_native_parts.py tests/python/test_compat_pointers.py
 .PHONY: memcheck
 memcheck: setup dev ## The long tier: what handles raw memory under valgrind (MEMCHECKED=files of tests/python)
 	scripts/memcheck.sh $(BIN)/python $(MEMCHECKED)

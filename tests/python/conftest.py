@@ -114,7 +114,7 @@ def store() -> Iterator[mooncake.Store]:
 
 
 @pytest.fixture
-def established() -> Iterator[MooncakeDistributedStore]:
+def compat_store() -> Iterator[MooncakeDistributedStore]:
     """A store by the established names, with a pool of its own."""
     store = MooncakeDistributedStore()
     assert set_up(store, "embedded") == 0

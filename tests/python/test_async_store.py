@@ -37,7 +37,7 @@ def loops():
 
 
 @pytest.mark.parametrize(("name", "make"), [pytest.param(*each, id=each[0]) for each in loops()])
-def test_every_call_does_what_the_store_does(name, make):
+def test_async_calls_match_sync_calls(name, make):
     async def main():
         async with AsyncStore(config=CONFIG) as store:
             assert store.config == CONFIG
@@ -80,7 +80,7 @@ def test_every_call_does_what_the_store_does(name, make):
     run_in(make(), main())
 
 
-def test_many_calls_at_once_need_few_threads():
+def test_concurrent_calls_share_few_threads():
     async def main():
         async with AsyncStore(config=CONFIG) as store:
             value = bytes(range(256)) * 16
@@ -102,7 +102,7 @@ def threads_named(name: str) -> int:
     return count
 
 
-def test_one_store_serves_several_loops_at_once():
+def test_one_store_serves_several_event_loops():
     async def prepare(store):
         await store.open()
         await store.put("k", b"v" * 1000)
@@ -131,7 +131,7 @@ def test_one_store_serves_several_loops_at_once():
     asyncio.run(store.close())
 
 
-def test_memory_of_a_cancelled_call_is_held_until_the_call_has_ended(mortal_master):
+def test_cancelled_call_keeps_its_buffer_until_it_ends(mortal_master):
     async def main():
         config = StoreConfig(segment_bytes=64 * MIB, rpc_timeout_s=20)
         async with AsyncStore(mortal_master.address, config) as store:
@@ -155,7 +155,7 @@ def test_memory_of_a_cancelled_call_is_held_until_the_call_has_ended(mortal_mast
     asyncio.run(main())
 
 
-def test_a_timeout_ends_the_wait(mortal_master):
+def test_timeout_ends_the_wait(mortal_master):
     async def main():
         config = StoreConfig(segment_bytes=64 * MIB, rpc_timeout_s=20)
         async with AsyncStore(mortal_master.address, config) as store:
@@ -170,7 +170,7 @@ def test_a_timeout_ends_the_wait(mortal_master):
     asyncio.run(main())
 
 
-def test_a_store_that_is_not_open_says_so():
+def test_unopened_store_raises_closed_error():
     async def main():
         store = AsyncStore()
         assert store.is_closed
@@ -186,7 +186,7 @@ def test_a_store_that_is_not_open_says_so():
     asyncio.run(main())
 
 
-def test_a_store_that_two_tasks_open_is_one_store():
+def test_concurrent_opens_make_one_store():
     async def main():
         store = AsyncStore(config=CONFIG)
         await asyncio.gather(store.open(), store.open())
@@ -197,7 +197,7 @@ def test_a_store_that_two_tasks_open_is_one_store():
     asyncio.run(main())
 
 
-def test_both_faces_share_a_store(store):
+def test_sync_and_async_api_share_a_store(store):
     async def main():
         face = AsyncStore.of(store)
         await face.put("k", b"v")
@@ -209,7 +209,7 @@ def test_both_faces_share_a_store(store):
     assert store.is_closed
 
 
-def test_loops_that_are_left_behind_leave_nothing_open():
+def test_finished_event_loops_leak_no_descriptors():
     store = mooncake.Store(config=CONFIG)
     face = AsyncStore.of(store)
 
@@ -225,7 +225,7 @@ def test_loops_that_are_left_behind_leave_nothing_open():
     store.close()
 
 
-def test_calls_of_a_loop_that_is_gone_give_their_memory_back(store):
+def test_calls_of_a_closed_loop_release_their_buffers(store):
     values = [bytearray(2 * MIB) for _ in range(20)]
     face = AsyncStore.of(store)
 
@@ -258,7 +258,7 @@ def test_calls_of_a_loop_that_is_gone_give_their_memory_back(store):
     asyncio.run(other.close())
 
 
-def test_calls_that_are_cancelled_at_any_moment_break_nothing(store):
+def test_cancelling_at_any_moment_is_safe(store):
     async def main():
         face = AsyncStore.of(store)
         value = bytes(range(256)) * 400
@@ -332,12 +332,12 @@ asyncio.run(store.close())
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_it_ends_quietly(name):
+def test_script_exits_cleanly(name):
     opening = "import asyncio, mooncake\nfrom mooncake import AsyncStore\n"
     assert_quiet(run_script(opening + SCRIPTS[name]))
 
 
-def test_arguments_that_python_would_take_for_something_else_are_refused():
+def test_rejects_arguments_of_ambiguous_type():
     async def work() -> None:
         async with mooncake.AsyncStore() as store:
             await store.put("k", b"v")
@@ -357,7 +357,7 @@ def test_arguments_that_python_would_take_for_something_else_are_refused():
     asyncio.run(work())
 
 
-def test_a_long_batch_tells_how_far_it_is():
+def test_long_batch_reports_progress():
     async def work() -> None:
         async with mooncake.AsyncStore(config=CONFIG) as store:
             seen: list[tuple[int, int]] = []
@@ -377,7 +377,7 @@ def test_a_long_batch_tells_how_far_it_is():
     asyncio.run(work())
 
 
-def test_a_lease_outlasts_that_of_the_master():
+def test_lease_is_renewed_beyond_master_ttl():
     master = start_master("--default_kv_lease_ttl=1500ms")
 
     async def work() -> None:
@@ -406,7 +406,7 @@ def test_a_lease_outlasts_that_of_the_master():
         assert master.stop() == 0
 
 
-def test_a_lease_says_when_its_object_is_gone():
+def test_lease_ends_when_its_object_is_deleted():
     async def work() -> None:
         async with mooncake.AsyncStore(config=CONFIG) as store:
             await store.put("gone", b"v")

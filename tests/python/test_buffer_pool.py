@@ -23,23 +23,23 @@ from mooncake.store import (
 
 
 @pytest.fixture
-def pool(established):
+def pool(compat_store):
     """A pool of a store whose local buffer has 16 MiB."""
-    pool = BufferPool(established)
+    pool = BufferPool(compat_store)
     yield pool
     pool.close()
 
 
-def test_the_names_are_one_class():
+def test_pool_names_are_one_class():
     assert BufferPool is RegisteredBufferPool is mooncake.BufferPool is mooncake.store.BufferPool
 
 
-def test_a_lease_is_read_into_and_returned(established, pool):
-    assert established.put("k", b"0123456789") == 0
+def test_lease_is_filled_and_released(compat_store, pool):
+    assert compat_store.put("k", b"0123456789") == 0
     with pool.buffer(MIB) as lease:
         assert isinstance(lease, BufferLease)
         assert lease.size == MIB
-        assert established.get_into("k", lease.ptr, lease.size) == 10
+        assert compat_store.get_into("k", lease.ptr, lease.size) == 10
         view = lease.buffer
         assert (view.format, view.ndim, view.readonly, len(view)) == ("B", 1, False, MIB)
         assert isinstance(view.obj, BufferLeaseView)
@@ -55,7 +55,7 @@ def test_a_lease_is_read_into_and_returned(established, pool):
     lease.release()
 
 
-def test_memory_that_was_returned_is_lent_again(pool):
+def test_released_memory_is_reused(pool):
     first = pool.acquire(100_000)
     at = first.ptr
     first.release()
@@ -64,7 +64,7 @@ def test_memory_that_was_returned_is_lent_again(pool):
     second.release()
 
 
-def test_a_view_keeps_its_lease(pool):
+def test_view_keeps_its_lease(pool):
     lease = pool.acquire(100)
     view = lease.buffer
     part = np.frombuffer(view[10:20], np.uint8)
@@ -77,7 +77,7 @@ def test_a_view_keeps_its_lease(pool):
     lease.release()
 
 
-def test_a_lease_that_is_dropped_goes_back_and_its_views_stay_valid(pool):
+def test_dropped_lease_keeps_its_views_valid(pool):
     lease = pool.acquire(100)
     view = lease.buffer
     view[:3] = b"abc"
@@ -91,8 +91,8 @@ def test_a_lease_that_is_dropped_goes_back_and_its_views_stay_valid(pool):
     pool.close()
 
 
-def test_what_is_lent_has_a_bound(established):
-    pool = BufferPool(established, block_on_exhaustion=False)
+def test_pool_capacity_is_limited(compat_store):
+    pool = BufferPool(compat_store, block_on_exhaustion=False)
     with pytest.raises(RuntimeError, match="requested buffer size exceeds pool capacity"):
         pool.acquire(32 * MIB + 1)
     first, second = pool.acquire(16 * MIB), pool.acquire(16 * MIB)
@@ -113,17 +113,17 @@ def test_what_is_lent_has_a_bound(established):
         pool.acquire(1)
 
 
-def test_the_bound_is_never_below_the_local_buffer(established):
+def test_capacity_is_at_least_the_local_buffer(compat_store):
     for max_bytes, capacity in ((1, 16 * MIB), (20 * MIB, 20 * MIB)):
-        pool = BufferPool(established, max_bytes=max_bytes)
+        pool = BufferPool(compat_store, max_bytes=max_bytes)
         pool.acquire(capacity).release()
         with pytest.raises(RuntimeError, match="exceeds"):
             pool.acquire(capacity + 1)
         pool.close()
 
 
-def test_leases_are_counted_where_that_is_asked_for(established):
-    pool = BufferPool(established, max_regions=2, block_on_exhaustion=False)
+def test_max_regions_limits_open_leases(compat_store):
+    pool = BufferPool(compat_store, max_regions=2, block_on_exhaustion=False)
     leases = [pool.acquire(1), pool.acquire(0)]
     assert (leases[1].size, len(leases[1].buffer)) == (0, 0)
     with pytest.raises(RuntimeError, match="exhausted"):
@@ -133,7 +133,7 @@ def test_leases_are_counted_where_that_is_asked_for(established):
     pool.close()
 
 
-def test_one_who_waits_gets_what_another_returns(pool):
+def test_waiting_acquire_gets_released_memory(pool):
     held = [pool.acquire(16 * MIB), pool.acquire(16 * MIB)]
     got = []
     waiting = [
@@ -153,7 +153,7 @@ def test_one_who_waits_gets_what_another_returns(pool):
         lease.release()
 
 
-def test_a_pool_wants_a_store_that_is_set_up_with_a_local_buffer(established):
+def test_pool_needs_a_store_with_a_local_buffer(compat_store):
     with pytest.raises(RuntimeError, match="not initialized"):
         BufferPool(None)
     with pytest.raises(RuntimeError, match="not initialized"):
@@ -168,38 +168,38 @@ def test_a_pool_wants_a_store_that_is_set_up_with_a_local_buffer(established):
 
     class Wrapper:
         def _get_pyclient_capsule(self):
-            return established._get_pyclient_capsule()
+            return compat_store._get_pyclient_capsule()
 
     BufferPool(Wrapper()).close()
     for wrong in ({"alignment": 3}, {"alignment": 4}):
         with pytest.raises(RuntimeError, match="alignment must be a power of two"):
-            BufferPool(established, **wrong)
+            BufferPool(compat_store, **wrong)
     for wrong in ({"alignment": 0}, {"min_size_class": 0}):
         with pytest.raises(RuntimeError, match="min_size_class and alignment must be positive"):
-            BufferPool(established, **wrong)
+            BufferPool(compat_store, **wrong)
 
 
-def test_a_lease_outlives_its_store(established):
-    pool = BufferPool(established, prewarm_size=1000, prewarm_count=2)
+def test_lease_outlives_its_store(compat_store):
+    pool = BufferPool(compat_store, prewarm_size=1000, prewarm_count=2)
     lease = pool.acquire(1000)
-    assert established.close() == 0
+    assert compat_store.close() == 0
     lease.buffer[:] = b"x" * 1000
     assert ctypes.string_at(lease.ptr, 1000) == b"x" * 1000
     lease.release()
     pool.close()
 
 
-def test_many_threads_share_a_pool(established):
-    pool = BufferPool(established, max_bytes=16 * MIB)
+def test_threads_share_a_pool(compat_store):
+    pool = BufferPool(compat_store, max_bytes=16 * MIB)
     failures = []
 
     def work(number):
         try:
             for turn in range(50):
                 key, value = f"{number}/{turn}", bytes([number]) * (100_000 + turn)
-                assert established.put(key, value) == 0
+                assert compat_store.put(key, value) == 0
                 with pool.buffer(2 * MIB, timeout=30) as lease:
-                    assert established.get_into(key, lease.ptr, lease.size) == len(value)
+                    assert compat_store.get_into(key, lease.ptr, lease.size) == len(value)
                     with lease.buffer[: len(value)] as view:
                         assert view == value
         except BaseException as error:  # noqa: BLE001
@@ -214,16 +214,16 @@ def test_many_threads_share_a_pool(established):
     pool.close()
 
 
-def test_memory_of_the_host_is_named_by_its_address(established):
+def test_host_allocator_returns_usable_addresses(compat_store):
     allocator = MooncakeHostMemAllocator()
     at = allocator.alloc(100_000)
     assert at % 4096 == 0
     assert ctypes.string_at(at, 100_000) == bytes(100_000)
     ctypes.memset(at, 7, 100_000)
-    assert established.register_buffer(at, 100_000) == 0
-    assert established.put_from("k", at, 100_000) == 0
-    assert established.get("k") == b"\7" * 100_000
-    assert established.unregister_buffer(at) == 0
+    assert compat_store.register_buffer(at, 100_000) == 0
+    assert compat_store.put_from("k", at, 100_000) == 0
+    assert compat_store.get("k") == b"\7" * 100_000
+    assert compat_store.unregister_buffer(at) == 0
     assert allocator.free(at) == 0
     for wrong in (at, 0, 4096):
         assert allocator.free(wrong) == -1
@@ -238,7 +238,7 @@ def test_memory_of_the_host_is_named_by_its_address(established):
             allocator.free(kind)  # type: ignore[arg-type]
 
 
-def test_arguments_of_a_wrong_kind_are_refused_by_name(established):
+def test_type_errors_name_the_argument(compat_store):
     for name, wrong in {
         "max_bytes": -1,
         "max_size_class": "x",
@@ -247,10 +247,10 @@ def test_arguments_of_a_wrong_kind_are_refused_by_name(established):
         "prewarm_count": 1.5,
     }.items():
         with pytest.raises(TypeError, match=name):
-            BufferPool(established, **{name: wrong})
+            BufferPool(compat_store, **{name: wrong})
     with pytest.raises(RuntimeError, match="timeout must be non-negative"):
-        BufferPool(established, default_timeout=float("nan"))
-    pool = BufferPool(established)
+        BufferPool(compat_store, default_timeout=float("nan"))
+    pool = BufferPool(compat_store)
     for size in (-1, None, "x", 1.5, 1 << 64):
         with pytest.raises(TypeError, match="size"):
             pool.acquire(size)  # type: ignore[arg-type]
@@ -262,7 +262,7 @@ def test_arguments_of_a_wrong_kind_are_refused_by_name(established):
         bind_to_numa_node("x")  # type: ignore[arg-type]
 
 
-def test_a_thread_keeps_to_a_node_and_a_node_that_is_not_there_changes_nothing(caplog):
+def test_binding_to_unknown_numa_node_changes_nothing(caplog):
     seen = []
 
     def bind():

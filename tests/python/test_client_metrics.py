@@ -44,7 +44,7 @@ def store():
         yield store
 
 
-def test_operations_are_counted_with_their_bytes_and_times(store: Store):
+def test_operations_count_bytes_and_latency(store: Store):
     store.put("one", b"x" * 100)
     store.put_many([("a", b"y" * 10), ("b", b"z" * 20)])
     assert store.get("one") == b"x" * 100
@@ -72,7 +72,7 @@ def test_operations_are_counted_with_their_bytes_and_times(store: Store):
     assert counted["peer_errors"] == {}
 
 
-def test_a_store_serves_health_and_metrics_and_nothing_else(store: Store):
+def test_store_serves_only_health_and_metrics(store: Store):
     store.put("k", b"x" * 64)
     store.get("k")
     address = here(store)
@@ -88,7 +88,7 @@ def test_a_store_serves_health_and_metrics_and_nothing_else(store: Store):
     assert fetch(address, "/metrics/x")[0] == 404
 
 
-def test_a_closed_store_serves_nothing():
+def test_closed_store_serves_nothing():
     config = StoreConfig(segment_bytes=16 * MIB, http_port=0)
     with Store(config=config) as store:
         address = here(store)
@@ -103,12 +103,12 @@ def test_a_closed_store_serves_nothing():
     pytest.fail("a closed store still answers")
 
 
-def test_a_store_without_a_port_serves_nothing():
+def test_store_without_http_port_serves_nothing():
     with Store(config=StoreConfig(segment_bytes=0)) as store:
         assert store.http_address is None
 
 
-def test_the_environment_names_the_cluster_and_silences_metrics(monkeypatch):
+def test_environment_sets_cluster_and_disables_metrics(monkeypatch):
     monkeypatch.setenv("MC_STORE_CLUSTER_ID", "blue")
     with Store(config=StoreConfig(segment_bytes=0, http_port=0)) as store:
         assert 'client_mode="real",cluster_id="blue"' in fetch(here(store), "/metrics")[1]
@@ -120,7 +120,7 @@ def test_the_environment_names_the_cluster_and_silences_metrics(monkeypatch):
         assert fetch(here(store), "/health")[0] == 200
 
 
-def test_the_established_setup_serves_health_and_tells_of_a_lost_master(mortal_master):
+def test_health_reports_an_unreachable_master(mortal_master):
     store, other = MooncakeDistributedStore(), MooncakeDistributedStore()
     port = free_port()
     settings = {
@@ -142,7 +142,7 @@ def test_the_established_setup_serves_health_and_tells_of_a_lost_master(mortal_m
     assert store.close() == 0
 
 
-def test_a_summary_is_logged_every_so_often_where_that_is_wanted():
+def test_summary_is_logged_at_the_set_interval():
     script = (
         "import mooncake, sys\n"
         "with mooncake.Store() as store:\n"

@@ -47,7 +47,7 @@ def busy(master: MasterProcess):
         yield master
 
 
-def test_top_prints_once_where_nobody_looks(busy: MasterProcess):
+def test_top_prints_once_without_a_terminal(busy: MasterProcess):
     done = command("top", f"--master={busy.address}", "--interval=0.2")
     assert (done.returncode, done.stderr) == (0, "")
     assert busy.address in done.stdout
@@ -59,14 +59,14 @@ def test_top_prints_once_where_nobody_looks(busy: MasterProcess):
         assert title in done.stdout
 
 
-def test_top_tells_programs_too(busy: MasterProcess):
+def test_top_prints_json(busy: MasterProcess):
     done = command("top", f"--master={busy.address}", "--interval=0.2", "--json")
     seen = json.loads(done.stdout)
     assert seen["pool"]["keys"] == 1
     assert seen["per_second"]["gets"] == 0
 
 
-def test_top_takes_a_terminal_and_gives_it_back(busy: MasterProcess):
+def test_top_restores_the_terminal(busy: MasterProcess):
     leader, follower = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "mooncake.command", "top", f"--master={busy.address}"],
@@ -97,7 +97,7 @@ def read_until(file: int, end: bytes) -> bytes:
     return text
 
 
-def test_top_says_what_happened_in_a_second():
+def test_top_shows_rates_per_second():
     def look(at, gets, calls):
         zero = {"used": 0, "capacity": 0, "writing": 0, "fenced": 0, "keys": 0}
         return _top.Look(
@@ -127,7 +127,7 @@ def test_top_says_what_happened_in_a_second():
     assert all(len(line) <= 20 for line in _top.render(look(1.0, 0, 0), None, "a:2", 20))
 
 
-def test_top_without_a_master_or_with_another_server_says_so(busy: MasterProcess):
+def test_top_fails_without_a_master(busy: MasterProcess):
     assert command("top", "--master=127.0.0.1:1").returncode == 1
     wrong = command("top", f"--admin={busy.metadata}")
     assert (wrong.returncode, "404" in wrong.stderr) == (1, True)
@@ -135,7 +135,7 @@ def test_top_without_a_master_or_with_another_server_says_so(busy: MasterProcess
 
 
 @pytest.mark.parametrize("where", [[], ["--master=embedded"]])
-def test_bench_measures_beside_a_copy(where):
+def test_bench_measures_against_memcpy(where):
     done = command("bench", "--sizes=4kb,1mb", "--seconds=0.05", *where)
     assert (done.returncode, done.stderr) == (0, "")
     rows = re.findall(r"(4 KiB|1 MiB) (copy|put|get_into|get) ", done.stdout)
@@ -143,7 +143,7 @@ def test_bench_measures_beside_a_copy(where):
     assert ("memory" if where else "shm") in done.stdout.splitlines()[0]
 
 
-def test_bench_tells_programs_too_and_leaves_nothing(busy: MasterProcess):
+def test_bench_prints_json_and_leaves_no_objects(busy: MasterProcess):
     to = f"--master={busy.address}"
     done = command("bench", to, "--sizes=64kb", "--seconds=0.05", "--json")
     report = json.loads(done.stdout)
@@ -156,7 +156,7 @@ def test_bench_tells_programs_too_and_leaves_nothing(busy: MasterProcess):
     assert command("bench", to, "--sizes=0").returncode == 1
 
 
-def test_amounts_are_read_at_a_glance():
+def test_amounts_are_formatted_for_people():
     assert [amount(n) for n in (0, 1023, 1024, 1536, 5 << 40)] == [
         "0 B",
         "1023 B",
@@ -168,7 +168,7 @@ def test_amounts_are_read_at_a_glance():
     assert shown == ["0", "7", "9999", "12.3k", "2.5M"]
 
 
-def test_objects_are_put_listed_read_and_removed_by_any_key(master: MasterProcess, tmp_path):
+def test_commands_accept_any_key(master: MasterProcess, tmp_path):
     given, got = tmp_path / "given", tmp_path / "got"
     given.write_bytes(b"bytes")
     keys: list[str | bytes] = ["shell/grüße", b"shell/\xff"]
@@ -190,7 +190,7 @@ def test_objects_are_put_listed_read_and_removed_by_any_key(master: MasterProces
         assert store.exists_many(keys) == [False, False]
 
 
-def test_an_object_in_use_keeps_no_other_from_being_removed():
+def test_rm_continues_past_a_leased_object():
     master = start_master("--default_kv_lease_ttl=600s")
     at = f"--master={master.address}"
     try:
@@ -208,7 +208,7 @@ def test_an_object_in_use_keeps_no_other_from_being_removed():
         master.stop()
 
 
-def test_an_empty_variable_names_no_master():
+def test_empty_master_variable_is_ignored():
     done = command("stat", MOONCAKE_MASTER="")
     assert "the address has no host" not in done.stderr
 
@@ -231,7 +231,7 @@ def test_an_empty_variable_names_no_master():
         ["bench", "--sizes=many"],
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_sentence(words):
+def test_failures_print_one_line(words):
     name, *rest = words
     done = command(name, "--master=127.0.0.1:1", *rest)
     assert (done.returncode, done.stdout) == (1, "")
@@ -241,7 +241,7 @@ def test_what_cannot_be_done_is_said_in_a_sentence(words):
 
 
 @pytest.mark.parametrize("name", ["put", "get", "rm", "explain"])
-def test_what_is_no_command_line_is_answered_with_usage(name):
+def test_invalid_command_line_prints_usage(name):
     for words in ([name], [name, "k", "--nonsense"], ["nonsense"]):
         done = command(*words)
         assert (done.returncode, done.stdout) == (2, "")
@@ -259,7 +259,7 @@ def test_every_command_has_a_help_text(name):
     assert name in command("--help").stdout
 
 
-def test_codes_are_explained():
+def test_explain_describes_every_code():
     done = command("explain", "-704", "0", "-12345")
     missing, success, unknown = done.stdout.splitlines()
     assert missing.startswith("-704 OBJECT_NOT_FOUND (NotFoundError): No object has that key")
@@ -275,7 +275,7 @@ def test_codes_are_explained():
         assert line.endswith(remedy)
 
 
-def test_codes_of_the_engine_are_kept_apart_from_those_of_the_store():
+def test_explain_separates_engine_and_store_codes():
     of_store, of_engine = command("explain", "-102").stdout.splitlines()
     assert of_store.startswith("-102 SEGMENT_ALREADY_EXISTS (AlreadyExistsError): ")
     assert of_engine.startswith("-102 ERR_SOCKET (mooncake.engine): From `send_probe`")

@@ -75,7 +75,7 @@ def pair() -> tuple[TransferEngine, str, ctypes.Array[ctypes.c_char]]:
     return near, f"127.0.0.1:{far.get_rpc_port()}", lent
 
 
-def test_transfers_on_a_stream_come_in_its_order(driver, pair):
+def test_transfers_follow_stream_order(driver, pair):
     engine, segment, lent = pair
     base = ctypes.addressof(lent)
     memory, stream = driver.memory(bytes(SIZE)), driver.stream()
@@ -88,7 +88,7 @@ def test_transfers_on_a_stream_come_in_its_order(driver, pair):
     assert driver.bytes(memory, SIZE) == b"\11" * SIZE
 
 
-def test_batches_on_a_stream_mix_device_and_host_memory(driver, pair):
+def test_stream_batches_mix_device_and_host_memory(driver, pair):
     engine, segment, lent = pair
     base = ctypes.addressof(lent)
     memory, host = driver.memory(b"device"), ctypes.create_string_buffer(b"host", 4)
@@ -100,7 +100,7 @@ def test_batches_on_a_stream_mix_device_and_host_memory(driver, pair):
     assert (driver.bytes(memory, 6), host.raw) == (b"DEVICE", b"HOST")
 
 
-def test_calls_without_a_stream_take_device_memory_too(driver, pair):
+def test_calls_without_stream_accept_device_memory(driver, pair):
     engine, segment, lent = pair
     memory = driver.memory(b"bytes of a device")
     base = ctypes.addressof(lent)
@@ -112,7 +112,7 @@ def test_calls_without_a_stream_take_device_memory_too(driver, pair):
 
 
 @pytest.mark.parametrize("way", ["tcp", "memory"])
-def test_calls_on_a_stream_go_the_way_that_their_caller_names(driver, pair, way):
+def test_stream_calls_use_the_requested_transport(driver, pair, way):
     engine, segment, lent = pair
     memory, base, stream = driver.memory(b"bytes"), ctypes.addressof(lent), driver.stream()
     one, many = (memory, base, 5), ([memory], [base], [5])
@@ -127,7 +127,7 @@ def test_calls_on_a_stream_go_the_way_that_their_caller_names(driver, pair, way)
         assert engine.metrics()["transports"][way]["pieces"] == before + 1, call.__name__
 
 
-def test_what_fails_on_a_stream_raises(driver, pair):
+def test_stream_failures_raise(driver, pair):
     engine, segment, lent = pair
     memory, base = driver.memory(b"bytes"), ctypes.addressof(lent)
     with pytest.raises(RuntimeError, match="Failed to open segment"):
@@ -166,7 +166,7 @@ assert engine.unregister_memory(memory) == 0
 
 
 @pytest.mark.parametrize("tcp", ["0", "1"])
-def test_another_process_reaches_lent_memory_of_a_device(driver, monkeypatch, tcp):
+def test_another_process_reaches_device_memory(driver, monkeypatch, tcp):
     monkeypatch.setenv("MC_FORCE_TCP", tcp)
     here = pathlib.Path(__file__).parent
     command = [sys.executable, "-c", LENDER, str(here), driver.library._name]

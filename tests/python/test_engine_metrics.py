@@ -56,7 +56,7 @@ def end(writer: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.parametrize("on", ["1", "true", "yes", "on"])
-def test_the_log_has_a_line_every_so_often_in_the_established_form(on):
+def test_metrics_are_logged_in_upstreams_format(on):
     writer = start_writer(MC_TE_METRIC=on, MC_TE_METRIC_INTERVAL_SECONDS="1")
     assert writer.stderr is not None
     try:
@@ -73,20 +73,20 @@ def test_the_log_has_a_line_every_so_often_in_the_established_form(on):
     assert abs(sum(percents) - 100) < len(percents) * 0.1
 
 
-def test_the_log_has_no_such_line_unless_it_is_asked_for():
+def test_metrics_are_not_logged_by_default():
     writer = start_writer(MC_LOG_LEVEL="info", MC_TE_METRIC_INTERVAL_SECONDS="1")
     with pytest.raises(subprocess.TimeoutExpired):
         writer.wait(1.5)
     assert "[Metrics]" not in end(writer)
 
 
-def test_an_interval_that_is_none_is_refused():
+def test_rejects_metrics_interval_of_zero():
     writer = start_writer(MC_TE_METRIC="1", MC_TE_METRIC_INTERVAL_SECONDS="0")
     _, told = writer.communicate("\n", timeout=30)
     assert writer.returncode != 0, told
 
 
-def test_the_page_and_the_dictionary_tell_the_same():
+def test_metrics_text_and_dict_agree():
     here, there, memory = start_engine(), start_engine(), Memory.of(bytes(300))
     assert (here.metrics_text(), there.metrics()["refused"]["ranges"]) != ("", None)
     assert there.register_memory(memory.address, 200) == 0

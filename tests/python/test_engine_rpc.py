@@ -45,7 +45,7 @@ def wait_for(is_met: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_data_arrives_whole_with_its_sender(server, client, free_address):
+def test_data_arrives_with_its_source_address(server, client, free_address):
     taken = []
     server.set_data_receive_callback(taken.append)
     bodies = [b"", b"a\0b", bytearray(b"xy"), memoryview(b"0123")[1:3], bytes(range(256)) * 20_000]
@@ -58,7 +58,7 @@ def test_data_arrives_whole_with_its_sender(server, client, free_address):
     assert (host, port.isdigit()) == ("127.0.0.1", True)
 
 
-def test_tensors_arrive_with_shape_and_type(server, client, free_address):
+def test_numpy_arrays_arrive_with_shape_and_dtype(server, client, free_address):
     np = pytest.importorskip("numpy")
     taken = []
     server.set_tensor_receive_callback(taken.append)
@@ -79,7 +79,7 @@ def test_tensors_arrive_with_shape_and_type(server, client, free_address):
         assert each.get_data_as_bytes() == array.tobytes()
 
 
-def test_torch_tensors_arrive_too(server, client, free_address):
+def test_torch_tensors_arrive(server, client, free_address):
     torch = pytest.importorskip("torch")
     taken = []
     server.set_tensor_receive_callback(taken.append)
@@ -90,7 +90,7 @@ def test_torch_tensors_arrive_too(server, client, free_address):
     assert torch.equal(back, tensor.t())
 
 
-def test_what_nobody_takes_is_told_to_the_sender(server, client, free_address):
+def test_undelivered_data_fails_the_send(server, client, free_address):
     assert client.send_data(free_address, b"x") == -1
     assert "no callback" in str(mooncake.last_error())
     assert client.send_data("nonsense", b"x") == -1
@@ -108,7 +108,7 @@ def test_what_nobody_takes_is_told_to_the_sender(server, client, free_address):
             cls()
 
 
-def test_a_callback_that_fails_is_logged_and_harms_nobody(server, client, free_address, caplog):
+def test_failing_callback_is_logged(server, client, free_address, caplog):
     calls = itertools.count()
 
     def fail(_):
@@ -121,7 +121,7 @@ def test_a_callback_that_fails_is_logged_and_harms_nobody(server, client, free_a
     assert client.send_data(free_address, b"x") == 0
 
 
-def test_as_many_callbacks_run_at_once_as_there_are_threads(server, client, free_address):
+def test_callbacks_run_on_all_threads(server, client, free_address):
     both = threading.Barrier(2)
     server.set_data_receive_callback(lambda _: both.wait(20))
     answers = []
@@ -136,7 +136,7 @@ def test_as_many_callbacks_run_at_once_as_there_are_threads(server, client, free
     assert answers == [0] * 4
 
 
-def test_event_loops_send_without_waiting(server, client, free_address):
+def test_async_sends_do_not_block(server, client, free_address):
     np = pytest.importorskip("numpy")
     data, tensors = [], []
     server.set_data_receive_callback(lambda each: data.append(each.get_bytes()))
@@ -154,7 +154,7 @@ def test_event_loops_send_without_waiting(server, client, free_address):
     assert len(tensors) == 1
 
 
-def test_a_server_begins_and_ends_as_often_as_wanted(client, free_address):
+def test_server_restarts_repeatedly(client, free_address):
     server = RpcInterface()
     assert not server.start_server()
     assert not server.start_server_async()
@@ -180,7 +180,7 @@ def test_a_server_begins_and_ends_as_often_as_wanted(client, free_address):
     assert not server.initialize_client(1, -1)
 
 
-def test_a_server_that_blocks_ends_when_a_callback_stops_it(client, free_address):
+def test_callback_can_stop_a_blocking_server(client, free_address):
     server = RpcInterface()
     assert server.initialize_server(listen_address=free_address, thread_count=1, timeout_seconds=20)
     server.set_data_receive_callback(lambda _: server.stop_server())
@@ -200,7 +200,7 @@ assert all(client.send_data(sys.argv[1], b"from afar") == 0 for _ in range(3))
 """
 
 
-def test_another_process_sends(server, free_address):
+def test_another_process_can_send(server, free_address):
     taken = []
     server.set_data_receive_callback(lambda each: taken.append(each.get_bytes()))
     assert_quiet(run_script(SENDER, free_address))
@@ -228,7 +228,7 @@ asyncio.run(begin())
 """
 
 
-def test_a_program_ends_at_once_whatever_is_under_way():
+def test_program_exits_with_calls_in_flight():
     begin = time.monotonic()
     assert_quiet(run_script(EXIT))
     assert time.monotonic() - begin < 15

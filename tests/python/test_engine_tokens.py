@@ -30,7 +30,7 @@ def with_token(monkeypatch, secret: str, server: str) -> TransferEngine:
 
 
 @pytest.mark.usefixtures("way")
-def test_only_who_knows_the_token_moves_bytes_and_is_heard(monkeypatch, server):
+def test_wrong_token_is_refused(monkeypatch, server):
     monkeypatch.setenv("MC_TRANSFER_TOKEN", SECRET)
     far = start_peer(name=next(NAMES), metadata=server)
     try:
@@ -54,7 +54,7 @@ def test_only_who_knows_the_token_moves_bytes_and_is_heard(monkeypatch, server):
 
 
 @pytest.mark.usefixtures("way")
-def test_an_engine_with_a_token_reaches_nobody_without_one(monkeypatch, server):
+def test_engine_with_token_refuses_peers_without(monkeypatch, server):
     monkeypatch.delenv("MC_TRANSFER_TOKEN", raising=False)
     far = start_peer(name=next(NAMES), metadata=server)
     try:
@@ -69,6 +69,6 @@ def test_an_engine_with_a_token_reaches_nobody_without_one(monkeypatch, server):
         far.end()
 
 
-def test_a_token_that_is_too_short_is_refused(monkeypatch):
+def test_rejects_short_token(monkeypatch):
     monkeypatch.setenv("MC_TRANSFER_TOKEN", "short")
     assert TransferEngine().initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == -1

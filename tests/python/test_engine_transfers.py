@@ -47,7 +47,7 @@ def pattern(length: int, seed: int = 1) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["address", "managed"])
-def test_bytes_written_are_at_the_peer_and_come_back(pair, kind):
+def test_written_bytes_reach_the_peer_and_return(pair, kind):
     there = getattr(pair.far, kind) + 1000
     for length in (1, 4096, 100_001):
         here = Memory.of(pattern(length, length))
@@ -58,7 +58,7 @@ def test_bytes_written_are_at_the_peer_and_come_back(pair, kind):
         assert back.content == here.content
 
 
-def test_one_call_takes_either_opcode(pair):
+def test_transfer_sync_accepts_both_opcodes(pair):
     here, back = Memory.of(pattern(500)), Memory.of(bytes(500))
     segment, there = pair.far.segment, pair.far.address
     assert pair.near.transfer_sync(segment, here.address, there, 500, Write) == 0
@@ -71,7 +71,7 @@ def test_one_call_takes_either_opcode(pair):
 
 
 @pytest.mark.parametrize("count", [1, 256, 20_000])
-def test_batches_of_any_size_arrive_whole(pair, count):
+def test_batches_of_any_size_arrive_intact(pair, count):
     here = Memory.of(pattern(count * CHUNK, count))
     back = Memory.of(bytes(count * CHUNK))
     # Every second chunk backwards, so that pieces cannot be joined to one.
@@ -92,7 +92,7 @@ def test_batches_of_any_size_arrive_whole(pair, count):
     assert back.content == here.content
 
 
-def test_a_batch_goes_on_while_its_caller_does_not_wait(pair):
+def test_async_batches_run_in_the_background(pair):
     count, segment = 2000, pair.far.segment
     here, back = Memory.of(pattern(count * CHUNK, 5)), Memory.of(bytes(count * CHUNK))
     remote = [pair.far.address + i * CHUNK for i in range(count)]
@@ -117,7 +117,7 @@ def test_a_batch_goes_on_while_its_caller_does_not_wait(pair):
     assert pair.near.get_batch_transfer_status([other, one]) == 0
 
 
-def test_how_a_batch_ended_is_told_once(pair):
+def test_batch_status_is_reported_once(pair):
     here = Memory.of(b"0123456789")
     batch = pair.near.transfer_submit_write(pair.far.segment, here.address, pair.far.address, 10)
     assert pair.near.get_batch_transfer_status([batch]) == 0
@@ -128,7 +128,7 @@ def test_how_a_batch_ended_is_told_once(pair):
         assert pair.near.transfer_check_status(unknown) == -1
 
 
-def test_ranges_outside_of_registered_memory_are_refused(pair):
+def test_rejects_ranges_outside_registered_memory(pair):
     here, segment = Memory.of(bytes(100)), pair.far.segment
     end = pair.far.address + (8 << 20)
     for there in (4096, end, end - 50, 2**64 - 100, 0):
@@ -145,7 +145,7 @@ def test_ranges_outside_of_registered_memory_are_refused(pair):
     assert pair.near.transfer_sync_write(segment, here.address, good, 100) == 0
 
 
-def test_bad_addresses_of_this_process_fail_and_crash_nothing(pair):
+def test_bad_local_addresses_fail_without_a_crash(pair):
     there, segment = pair.far.address, pair.far.segment
     for here in (0, 8, 2**47, 2**64 - 4096):
         for length in (10, 100_000):
@@ -153,7 +153,7 @@ def test_bad_addresses_of_this_process_fail_and_crash_nothing(pair):
             assert pair.near.transfer_sync_read(segment, here, there, length) == -1
 
 
-def test_nothing_moves_in_no_time(pair):
+def test_empty_transfers_succeed(pair):
     here, segment = Memory.of(b"x"), pair.far.segment
     assert pair.near.transfer_sync_write(segment, here.address, pair.far.address, 0) == 0
     assert pair.near.transfer_sync_read(segment, here.address, 4096, 0) == 0
@@ -162,7 +162,7 @@ def test_nothing_moves_in_no_time(pair):
     assert pair.near.get_batch_transfer_status([empty]) == 0
 
 
-def test_lists_that_differ_in_length_are_refused(pair):
+def test_rejects_lists_of_different_length(pair):
     here, there, segment = Memory.of(bytes(10)).address, pair.far.address, pair.far.segment
     for lists in (([here], [there, there], [10]), ([here] * 2, [there] * 2, [10]), ([], [], [1])):
         assert pair.near.batch_transfer_sync_write(segment, *lists) == -1
@@ -170,7 +170,7 @@ def test_lists_that_differ_in_length_are_refused(pair):
         assert pair.near.batch_transfer_async_write(segment, *lists) == 0
 
 
-def test_peers_that_nobody_knows_are_refused(pair):
+def test_rejects_unknown_peers(pair):
     here = Memory.of(bytes(10)).address
     for segment in ("127.0.0.1:1", "", "nonsense", "127.0.0.1", "no.such.host.invalid:5"):
         assert pair.near.transfer_sync_write(segment, here, pair.far.address, 10) == -1
@@ -179,13 +179,13 @@ def test_peers_that_nobody_knows_are_refused(pair):
         assert pair.near.send_probe(segment) in (-102, -200)
 
 
-def test_the_first_buffer_is_the_one_that_was_registered_first(pair):
+def test_first_buffer_is_the_earliest_registered(pair):
     assert pair.near.get_first_buffer_address(pair.far.segment) == pair.far.address
     assert pair.near.send_probe(pair.far.segment) == 0
     assert pair.near.warmup_efa_segment(pair.far.segment) == 0
 
 
-def test_messages_follow_their_bytes_in_order_and_come_once(pair):
+def test_notifications_follow_their_bytes_in_order(pair):
     here, segment = Memory.of(b"0123456789"), pair.far.segment
     for i in range(5):
         message = TransferNotify(f"n{i}", "done \u00e9")
@@ -205,7 +205,7 @@ def test_messages_follow_their_bytes_in_order_and_come_once(pair):
     assert pair.near.get_notifies() == []
 
 
-def test_keywords_have_the_established_names(pair):
+def test_keywords_have_upstreams_names(pair):
     here = Memory.of(b"0123456789")
     place = {
         "target_hostname": pair.far.segment,
@@ -221,7 +221,7 @@ def test_keywords_have_the_established_names(pair):
 
 
 @pytest.mark.parametrize("way", ["tcp", "shm"])
-def test_every_call_goes_the_way_that_its_caller_names(mortal, way):
+def test_calls_use_the_requested_transport(mortal, way):
     near, here = start_engine(), Memory.of(bytes(10))
     segment, there = mortal.segment, mortal.address
     lists = (segment, [here.address], [there], [10])
@@ -252,7 +252,7 @@ def test_every_call_goes_the_way_that_its_caller_names(mortal, way):
 
 
 @pytest.mark.parametrize("way", ["shm", "tcp"])
-def test_a_killed_peer_is_a_failure_within_the_deadline(way, monkeypatch):
+def test_killed_peer_fails_before_the_deadline(way, monkeypatch):
     monkeypatch.setenv("MC_FORCE_TCP", "1" if way == "tcp" else "0")
     monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "60")
     peer, near = start_peer(), start_engine()
@@ -286,7 +286,7 @@ def stuck(request, monkeypatch, mortal: EnginePeer) -> tuple[TransferEngine, int
     return near, batch, here
 
 
-def test_a_batch_that_takes_too_long_has_timed_out(stuck):
+def test_slow_batch_times_out(stuck):
     near, batch, _here = stuck
     assert near.transfer_check_status(batch) == 0
     deadline = time.monotonic() + 10
@@ -297,7 +297,7 @@ def test_a_batch_that_takes_too_long_has_timed_out(stuck):
 
 
 @pytest.mark.parametrize("stuck", [60.0], indirect=True)
-def test_an_engine_ends_at_once_while_a_batch_is_stuck(stuck):
+def test_engine_ends_while_a_batch_is_stuck(stuck):
     near, _batch, _here = stuck
     segment = f"127.0.0.1:{near.get_rpc_port()}"
     start = time.monotonic()
@@ -307,7 +307,7 @@ def test_an_engine_ends_at_once_while_a_batch_is_stuck(stuck):
     assert near.send_probe(segment) == -102
 
 
-def test_memory_that_the_peer_has_withdrawn_is_out_of_reach(mortal):
+def test_unregistered_memory_is_unreachable(mortal):
     near, here = start_engine(), Memory.of(bytes(10))
     assert near.transfer_sync_read(mortal.segment, here.address, mortal.address, 10) == 0
     assert mortal.ask("unregister") == 0

@@ -23,7 +23,7 @@ def setting(name: str) -> env.Setting:
     return next(each for each in env.settings() if each.name == name)
 
 
-def test_a_default_holds_until_something_is_set(monkeypatch):
+def test_default_applies_until_a_variable_is_set(monkeypatch):
     assert (setting("MC_TRANSFER_TIMEOUT").value, setting("MC_TRANSFER_TIMEOUT").source) == (
         "30",
         "",
@@ -33,7 +33,7 @@ def test_a_default_holds_until_something_is_set(monkeypatch):
     assert setting("MC_TRANSFER_TIMEOUT").source == "MC_TRANSFER_TIMEOUT"
 
 
-def test_an_older_name_is_told_as_the_source(monkeypatch):
+def test_alias_is_reported_as_the_source(monkeypatch):
     monkeypatch.setenv("MC_MIN_PRC_PORT", "16000")
     found = setting("MC_MIN_RPC_PORT")
     assert (found.value, found.source) == ("16000", "MC_MIN_PRC_PORT")
@@ -48,7 +48,7 @@ def test_secrets_are_not_shown(monkeypatch, name):
         assert "sesame" not in done.stdout + done.stderr
 
 
-def test_what_is_set_in_vain_is_told_with_the_reason(monkeypatch):
+def test_ineffective_variables_are_listed_with_a_reason(monkeypatch):
     assert env.vain() == []
     monkeypatch.setenv("MC_SLICE_SIZE", "65536")
     monkeypatch.setenv("MC_TRANSFER_TIMEOUTS", "7")
@@ -59,7 +59,7 @@ def test_what_is_set_in_vain_is_told_with_the_reason(monkeypatch):
     assert reasons["MOONCAKE_OF_SOMEBODY_ELSE"] == "Not known here."
 
 
-def test_the_settings_are_printed_whole_or_those_that_are_set(monkeypatch):
+def test_settings_are_printed_all_or_only_set(monkeypatch):
     assert run("mooncake.env", "--set").stdout == "no variable of ours is set\n"
     monkeypatch.setenv("MC_FORCE_TCP", "1")
     monkeypatch.setenv("MC_LOG_DIR", "/tmp")
@@ -72,7 +72,7 @@ def test_the_settings_are_printed_whole_or_those_that_are_set(monkeypatch):
     assert [row["name"] for row in told["vain"]] == ["MC_LOG_DIR"]
 
 
-def test_every_variable_of_the_configuration_is_in_the_table(monkeypatch):
+def test_config_variables_are_in_the_table(monkeypatch):
     asked = set()
 
     def getenv(name: str, default: str | None = None) -> str | None:

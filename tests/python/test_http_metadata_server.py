@@ -27,7 +27,7 @@ def server() -> Iterator[KVBootstrapServer]:
     server.close()
 
 
-class Asker:
+class HttpClient:
     """One connection, kept over questions."""
 
     def __init__(self, port: int) -> None:
@@ -42,8 +42,8 @@ class Asker:
         return answer.status, answer.read()
 
 
-def test_values_are_kept_by_key(server):
-    ask = Asker(server.port)
+def test_values_are_stored_by_key(server):
+    ask = HttpClient(server.port)
     path = "/metadata?key=mooncake%2Fram%2Fa"
     assert ask("GET", path) == (404, b"metadata not found")
     assert ask("PUT", path, b"\0\xff") == (200, b"metadata updated")
@@ -56,8 +56,8 @@ def test_values_are_kept_by_key(server):
     ask.connection.close()
 
 
-def test_the_address_of_an_engine_is_not_taken_by_another(server):
-    ask = Asker(server.port)
+def test_engine_address_cannot_be_overwritten(server):
+    ask = HttpClient(server.port)
     path = "/metadata?key=mooncake/rpc_meta/a:1"
     assert ask("PUT", path, b"one") == (200, b"metadata updated")
     assert ask("PUT", path, b"one") == (200, b"metadata unchanged")
@@ -66,8 +66,8 @@ def test_the_address_of_an_engine_is_not_taken_by_another(server):
     ask.connection.close()
 
 
-def test_what_is_no_question_is_refused(server):
-    ask = Asker(server.port)
+def test_rejects_malformed_requests(server):
+    ask = HttpClient(server.port)
     assert ask("GET", "/metadata") == (400, b"metadata key is required")
     assert ask("GET", "/metadata?key=") == (400, b"metadata key is required")
     assert ask("GET", "/metadata?key=" + "k" * 5000)[0] == 400
@@ -75,13 +75,13 @@ def test_what_is_no_question_is_refused(server):
         assert ask("GET", path)[0] == 404
     assert ask("PUT", "/metadata?key=k", None, **{"Content-Length": str(1 << 30)})[0] == 413
     ask.connection.close()
-    ask = Asker(server.port)
+    ask = HttpClient(server.port)
     assert ask("PUT", "/metadata?key=k", None, **{"Content-Length": "many"})[0] == 411
     assert server.store == {}
     ask.connection.close()
 
 
-def test_a_port_that_is_taken_is_a_failure_and_no_exception(caplog):
+def test_occupied_port_fails_without_an_exception(caplog):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -92,7 +92,7 @@ def test_a_port_that_is_taken_is_a_failure_and_no_exception(caplog):
         server.close()
 
 
-def test_stores_find_each_other_by_it(server, master):
+def test_stores_discover_each_other(server, master):
     metadata = f"http://127.0.0.1:{server.port}/metadata"
     first, other = MooncakeDistributedStore(), MooncakeDistributedStore()
     assert first.setup("localhost", metadata, 16 << 20, 1 << 20, "tcp", "", master.address) == 0
@@ -105,7 +105,7 @@ def test_stores_find_each_other_by_it(server, master):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_program_serves_until_it_is_told_to_end(number):
+def test_program_serves_until_signalled(number):
     command = [sys.executable, "-m", "mooncake.http_metadata_server", "--port=0"]
     done = subprocess.Popen(
         [*command, "--host=127.0.0.1"], stderr=subprocess.PIPE, text=True, encoding="utf-8"
@@ -114,7 +114,7 @@ def test_the_program_serves_until_it_is_told_to_end(number):
     with done, done.stderr:
         port = re.search(r":(\d+)/metadata", done.stderr.readline())
         assert port is not None
-        ask = Asker(int(port[1]))
+        ask = HttpClient(int(port[1]))
         assert ask("PUT", "/metadata?key=k", b"v")[0] == 200
         ask.connection.close()
         done.send_signal(number)

@@ -29,7 +29,7 @@ def server(
             yield (address if request.param == "bare" else f"etcd://{address}"), "etcd"
 
 
-def test_engines_find_each_other_and_a_dead_one_keeps_no_name(server):
+def test_engines_connect_and_reuse_a_dead_engines_name(server):
     address, kind = server
     peer = start_peer(name="peer:1", metadata=address)
     engine = start_engine(name="caller:1", metadata=address)
@@ -52,7 +52,7 @@ def test_engines_find_each_other_and_a_dead_one_keeps_no_name(server):
     peer.end()
 
 
-def test_who_may_not_enter_is_told(tmp_path, monkeypatch):
+def test_wrong_redis_password_fails(tmp_path, monkeypatch):
     with running_redis(tmp_path, PASSWORD) as address:
         for password in ("", "shut sesame"):
             monkeypatch.setenv("MC_REDIS_PASSWORD", password)

@@ -19,7 +19,7 @@ def native(store: mooncake.Store) -> Any:
     return store._native
 
 
-def test_many_small_parts_come_in_one_quick_call(native: Any) -> None:
+def test_many_small_parts_take_linear_time(native: Any) -> None:
     value = bytes(range(256)) * 4096
     assert native.put(["k"], [value]) == [True]
 
@@ -42,7 +42,7 @@ def test_many_small_parts_come_in_one_quick_call(native: Any) -> None:
     assert many < 40 * few + 0.3
 
 
-def test_rows_fail_alone_and_parts_of_a_row_too(native: Any) -> None:
+def test_rows_and_parts_fail_independently(native: Any) -> None:
     native.put(["k"], [b"0123456789"])
     into = ctypes.create_string_buffer(64)
     base = ctypes.addressof(into)
@@ -66,7 +66,7 @@ def test_rows_fail_alone_and_parts_of_a_row_too(native: Any) -> None:
     native.unregister_buffer(base)
 
 
-def test_an_object_is_written_and_read_in_steps(native: Any) -> None:
+def test_object_is_written_and_read_in_parts(native: Any) -> None:
     source = ctypes.create_string_buffer(b"hello world", 11)
     base = ctypes.addressof(source)
     assert native.begin_writes(["k"], [11]) == [True]

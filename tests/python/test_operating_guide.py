@@ -23,12 +23,12 @@ def named(pattern: str) -> set[str]:
     return found
 
 
-def test_every_flag_is_one_of_the_master():
+def test_guide_names_only_existing_flags():
     for flag in named(r"--([a-z]+_[a-z_]+)"):
         assert f"`{flag}`" in OPTIONS, flag
 
 
-def test_every_metric_is_told_by_a_master_with_a_log(tmp_path: Path):
+def test_guide_names_only_existing_metrics(tmp_path: Path):
     master = start_master(f"--state_dir={tmp_path}")
     try:
         with urllib.request.urlopen(f"{master.admin}/metrics", timeout=20) as reply:
@@ -41,7 +41,7 @@ def test_every_metric_is_told_by_a_master_with_a_log(tmp_path: Path):
     assert asked <= told
 
 
-def test_every_address_of_the_admin_port_answers(master: MasterProcess):
+def test_guide_names_only_existing_admin_paths(master: MasterProcess):
     for path in named(r"(?:localhost:9003|`)(/[a-z_/0-9]+)"):
         body = b"" if f"-X POST http://localhost:9003{path}" in GUIDE else None
         # What wants a body, a parameter or a switch says so; what is not there is a 404.
@@ -56,6 +56,6 @@ def status(url: str, body: bytes | None) -> int:
         return error.code
 
 
-def test_every_number_is_a_code_with_a_remedy():
+def test_guide_names_only_known_error_codes():
     for number in named(r"(-\d{3,4})\b"):
         assert "unknown" not in explain(int(number)).lower()

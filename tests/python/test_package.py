@@ -24,7 +24,7 @@ MODULES = sorted(
 )
 
 
-def test_import_is_quick():
+def test_import_is_fast():
     # In time of the processor: on a busy machine a process waits for its turn as well.
     now = "time.process_time()"
     source = f"import time; begin = {now}; import {{}}; print({now} - begin)"
@@ -33,7 +33,7 @@ def test_import_is_quick():
         assert best < limit_s, module
 
 
-def test_nothing_outside_of_the_standard_library_is_needed():
+def test_package_needs_only_the_standard_library():
     source = """
 import sys
 class Blocker:
@@ -55,7 +55,7 @@ assert sys.modules.keys().isdisjoint({"numpy", "torch"})
 
 
 @pytest.mark.parametrize("name", ["mooncake", *MODULES])
-def test_the_public_names_are_sorted_and_exist(name):
+def test_public_names_are_sorted_and_exist(name):
     module = importlib.import_module(name)
     assert module.__doc__
     public = module.__all__
@@ -71,19 +71,19 @@ def isort_key(name: str) -> tuple[int, str]:
     return (1, name) if name[:1].isupper() else (2, name)
 
 
-def test_lazy_names_are_listed_and_unknown_ones_refused():
+def test_lazy_names_are_listed():
     assert set(mooncake.__all__) <= set(dir(mooncake))
     with pytest.raises(AttributeError, match="nonsense"):
         mooncake.nonsense  # noqa: B018
 
 
-def test_the_version_is_that_of_the_distribution():
+def test_version_matches_the_distribution():
     from importlib.metadata import version
 
     assert mooncake.__version__ == version("mooncake-transfer-engine")
 
 
-def test_every_kind_of_failure_has_a_class_and_every_class_a_kind():
+def test_error_kinds_and_classes_correspond():
     kinds = {kind for _, _, kind, _ in _native.codes()} | {"Closed"}
     assert kinds == set(errors.CLASSES)
     named = [getattr(errors, name) for name in errors.__all__]
@@ -92,7 +92,7 @@ def test_every_kind_of_failure_has_a_class_and_every_class_a_kind():
     assert len(classes) == len(errors.CLASSES)
 
 
-def test_every_code_makes_an_exception_of_its_kind():
+def test_every_code_maps_to_its_exception():
     for number, name, kind, remedy in _native.codes():
         error = _native.failure(number, "what happened", key="k")
         assert type(error) is errors.CLASSES[kind]
@@ -101,7 +101,7 @@ def test_every_code_makes_an_exception_of_its_kind():
         assert str(mooncake.last_error()) == "what happened"
 
 
-def test_the_reference_page_names_the_exception_of_every_code():
+def test_reference_page_lists_every_code():
     page = Path(__file__).parents[2] / "docs/reference/error-codes.md"
     rows = re.findall(
         r"^\| (-\d+) \| `(\w+)` \| `(\w+)` \| `(\w+)` \| (.+) \|$", page.read_text(), re.M
@@ -112,7 +112,7 @@ def test_the_reference_page_names_the_exception_of_every_code():
         assert errors.CLASSES[kind].__name__ == exception
 
 
-def test_the_tree_in_the_docstring_is_the_tree():
+def test_docstring_shows_the_exception_tree():
     drawn = re.findall(r"^[├└]──\s(\w+)(?: \((\w+)\))?", errors.__doc__ or "", re.MULTILINE)
     for (name, second), each in zip(drawn, errors.CLASSES.values(), strict=True):
         assert name == each.__name__
@@ -120,7 +120,7 @@ def test_the_tree_in_the_docstring_is_the_tree():
         assert bases == ["MooncakeError", *([second] if second else [])]
 
 
-def test_the_numbers_of_the_adapter_are_those_of_the_table():
+def test_adapter_codes_match_the_table():
     from mooncake.store import codes
 
     table = {name: number for number, name, _, _ in _native.codes()}
@@ -128,14 +128,14 @@ def test_the_numbers_of_the_adapter_are_those_of_the_table():
         assert getattr(codes, name) == table.get(name, 0), name
 
 
-def test_the_environment_is_documented():
+def test_environment_variables_are_documented():
     for name, _, _, help_text, _ in _native.environment():
         assert name.startswith(("MC_", "MOONCAKE_")) or name in {"HOME", "XDG_STATE_HOME"}
         assert help_text
 
 
 @pytest.mark.timeout(300)
-def test_the_types_are_true():
+def test_type_hints_pass_mypy_and_stubtest():
     for command in (
         ["mypy", "--no-error-summary"],
         [
@@ -175,14 +175,14 @@ assert level <= logging.DEBUG and text, records[0]
     assert_quiet(run_script(source, env={"MOONCAKE_LOG": "trace"}))
 
 
-def test_logs_go_to_standard_error_otherwise():
+def test_logs_go_to_stderr_by_default():
     source = "import mooncake\nwith mooncake.Store(): pass"
     loud = run_script(source, env={"MC_LOG_LEVEL": "TRACE"})
     assert "TRACE" in loud.stderr
     assert_quiet(run_script(source, env={"MC_LOG_LEVEL": "1"}))
 
 
-def test_a_silent_second_is_not_part_of_any_close():
+def test_close_does_not_wait_for_the_log_thread():
     def lifetime() -> float:
         begin = time.monotonic()
         mooncake.Store().close()

@@ -28,7 +28,7 @@ with mooncake.Store(sys.argv[1]) as store:
 
 
 @pytest.mark.parametrize(("forced", "transport"), [("0", "shm"), ("1", "tcp")])
-def test_a_second_process_joins_an_embedded_pool(monkeypatch, forced, transport):
+def test_second_process_joins_an_embedded_pool(monkeypatch, forced, transport):
     monkeypatch.setenv("MC_FORCE_TCP", forced)
     with mooncake.Store(config=mooncake.StoreConfig(segment_bytes=64 * MIB)) as store:
         store.put("k", bytes(range(256)) * 4096)
@@ -39,7 +39,7 @@ def test_a_second_process_joins_an_embedded_pool(monkeypatch, forced, transport)
 
 
 @pytest.mark.parametrize("metadata", ["P2PHANDSHAKE", "http"])
-def test_two_stores_share_the_pool_of_a_master(master: MasterProcess, metadata):
+def test_two_stores_share_a_pool(master: MasterProcess, metadata):
     server = f"http://{master.metadata}/metadata" if metadata == "http" else metadata
     lender, reader = MooncakeDistributedStore(), MooncakeDistributedStore()
     try:
@@ -62,7 +62,7 @@ def has_ipv6() -> bool:
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
-def test_everything_works_over_ipv6(host, monkeypatch):
+def test_ipv6_works(host, monkeypatch):
     monkeypatch.setenv("MC_FORCE_TCP", "1")
     master = start_master("--rpc_address=::1")
     try:
@@ -79,7 +79,7 @@ def test_everything_works_over_ipv6(host, monkeypatch):
         assert master.stop() == 0
 
 
-def test_the_master_program_ends_with_zero_when_told_to():
+def test_master_exits_with_zero_on_signals():
     for tell in ("terminate", "interrupt"):
         master = start_master()
         if tell == "terminate":
@@ -92,7 +92,7 @@ def test_the_master_program_ends_with_zero_when_told_to():
             master.stop()
 
 
-def test_an_unreachable_master_raises_soon_and_is_named():
+def test_unreachable_master_raises_within_the_timeout():
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
@@ -103,7 +103,7 @@ def test_an_unreachable_master_raises_soon_and_is_named():
     assert isinstance(caught.value, ConnectionError)
 
 
-def test_a_master_that_never_answers_is_given_up_in_time():
+def test_silent_master_times_out():
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -114,7 +114,7 @@ def test_a_master_that_never_answers_is_given_up_in_time():
         assert time.monotonic() - begin < 12
 
 
-def test_a_dead_master_is_an_error_for_calls_and_no_wait_for_close(
+def test_dead_master_fails_calls_and_close_is_quick(
     mortal_master: MasterProcess,
 ):
     store = MooncakeDistributedStore()
@@ -142,7 +142,7 @@ def test_a_dead_master_is_an_error_for_calls_and_no_wait_for_close(
     assert store.health_check() == 1
 
 
-def test_a_master_that_dies_is_logged_once(mortal_master: MasterProcess, caplog):
+def test_dead_master_is_logged_once(mortal_master: MasterProcess, caplog):
     store = MooncakeDistributedStore()
     assert set_up(store, mortal_master.address) == 0
     mortal_master.kill()
@@ -153,7 +153,7 @@ def test_a_master_that_dies_is_logged_once(mortal_master: MasterProcess, caplog)
     store.close()
 
 
-def test_what_a_process_lent_is_gone_with_it(master: MasterProcess):
+def test_objects_vanish_with_their_segment(master: MasterProcess):
     lender, reader = MooncakeDistributedStore(), MooncakeDistributedStore()
     assert set_up(lender, master.address) == 0
     assert set_up(reader, master.address, segment=0) == 0
@@ -164,7 +164,7 @@ def test_what_a_process_lent_is_gone_with_it(master: MasterProcess):
     assert reader.close() == 0
 
 
-def test_many_threads_share_one_store():
+def test_threads_share_one_store():
     with mooncake.Store(config=mooncake.StoreConfig(segment_bytes=64 * MIB)) as store:
         failures: list[object] = []
 
@@ -190,7 +190,7 @@ def test_many_threads_share_one_store():
         assert list(store.keys()) == []
 
 
-def test_the_interpreter_runs_on_while_a_call_waits():
+def test_other_threads_run_while_a_call_waits():
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -240,7 +240,7 @@ IS_LONG = "MOONCAKE_LONG_TESTS" in os.environ
         ),
     ],
 )
-def test_a_busy_interpreter_expires_nobody(seconds, flags):
+def test_heartbeats_continue_while_the_gil_is_held(seconds, flags):
     master = start_master(*flags)
     try:
         with subprocess.Popen(
@@ -266,7 +266,7 @@ def test_a_busy_interpreter_expires_nobody(seconds, flags):
 @pytest.mark.parametrize(
     ("memcpy", "transport"), [("", "memory"), ("what", "memory"), ("0", "tcp")]
 )
-def test_a_store_copies_what_is_its_own_also_where_tcp_is_forced(monkeypatch, memcpy, transport):
+def test_own_memory_is_copied_even_with_forced_tcp(monkeypatch, memcpy, transport):
     monkeypatch.setenv("MC_FORCE_TCP", "1")
     monkeypatch.setenv("MC_STORE_MEMCPY", memcpy)
     value = bytes(range(256)) * 4096

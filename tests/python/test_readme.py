@@ -38,7 +38,7 @@ def run(source: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_embedded_snippet_prints_what_it_stored_and_where_to_join() -> None:
+def test_embedded_snippet_runs() -> None:
     done = run(snippets("python")[0])
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -48,7 +48,7 @@ def test_the_embedded_snippet_prints_what_it_stored_and_where_to_join() -> None:
 
 
 @pytest.mark.parametrize("metadata", ["http", "P2PHANDSHAKE"])
-def test_the_snippet_with_a_master_prints_what_it_stored(metadata: str) -> None:
+def test_master_snippet_runs(metadata: str) -> None:
     command = snippets("bash")[2].split()
     assert command[0] == "mooncake_master"
     flags = [*command[1:], "--rpc_port=0", "--metrics_port=0", "--http_metadata_server_port=0"]
@@ -74,29 +74,29 @@ def test_the_snippet_with_a_master_prints_what_it_stored(metadata: str) -> None:
         master.stdout.close()
 
 
-def test_the_rust_snippet_is_the_example_that_the_cluster_tests_run() -> None:
+def test_rust_snippet_is_the_tested_example() -> None:
     example = ROOT / "crates/store-client/examples/hello.rs"
     assert snippets("rust") == [example.read_text(encoding="utf-8")]
 
 
-def test_every_command_that_the_readme_names_exists() -> None:
+def test_readme_names_only_existing_commands() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^make (\w+)", "\n".join(snippets("bash")), re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_readme_links_are_valid() -> None:
     for link in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / link).exists(), link
 
 
 @pytest.mark.parametrize("source", guide_snippets())
-def test_the_snippets_of_the_guides_run(source: str) -> None:
+def test_guide_snippets_run(source: str) -> None:
     done = run(source)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_every_link_of_the_guides_leads_somewhere() -> None:
+def test_guide_links_are_valid() -> None:
     for path in GUIDES:
         for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
             assert (path.parent / link).exists(), (path.name, link)

@@ -20,7 +20,7 @@ def read(segment: SharedSegment, length: int, offset: int = 0) -> bytes:
     return ctypes.string_at(segment.base_addr() + offset, length)
 
 
-def test_one_rank_has_a_segment_of_its_own():
+def test_single_rank_gets_its_own_segment():
     segment, blob = SharedSegment.create("alone", 8193, 1, 0)
     assert (segment.ready(), segment.size(), segment.device_addr()) == (False, 8193, 0)
     segment.complete([blob])
@@ -46,7 +46,7 @@ assert ctypes.string_at(segment.base_addr(), 5) == b"owner"
 """
 
 
-def test_another_process_sees_the_same_memory_also_when_the_owner_is_gone():
+def test_mapping_outlives_the_owner():
     segment, blob = SharedSegment.create("group", 10_000, 2, 0, owner_rank=0, device_id=3)
     write(segment, b"owner")
     with subprocess.Popen(
@@ -66,7 +66,7 @@ def test_another_process_sees_the_same_memory_also_when_the_owner_is_gone():
         assert other.wait(20) == 0
 
 
-def test_what_cannot_be_is_refused():
+def test_rejects_invalid_arguments():
     for arguments in (
         ("n", 0, 1, 0),
         ("n", -1, 1, 0),
@@ -87,7 +87,7 @@ def test_what_cannot_be_is_refused():
         SharedSegment()
 
 
-def test_blobs_of_another_group_are_refused():
+def test_rejects_blobs_of_another_group():
     one, blob_one = SharedSegment.create("n", 100, 2, 0)
     two, blob_two = SharedSegment.create("n", 100, 2, 1)
     _, stranger = SharedSegment.create("m", 100, 2, 1)

@@ -66,7 +66,7 @@ def in_all_ranks(world_size, make):
     return ends
 
 
-def test_the_signatures_are_the_established_ones():
+def test_signatures_match_upstream():
     assert str(inspect.signature(create_shared_segment)).replace("'", "") == (
         "(name: str, blocks: Mapping[str, Mapping[str, Any]], world_size: int, rank_id: int, "
         "owner_rank: int = 0, device_id: int | None = None, comm_group: object = None, "
@@ -79,7 +79,7 @@ def test_the_signatures_are_the_established_ones():
     assert not shared_segment_supported(True, True)
 
 
-def test_blocks_lie_in_the_order_of_their_names_and_entries_a_stride_apart():
+def test_blocks_are_laid_out_by_name_and_stride():
     segment = create_shared_segment("alone", BLOCKS, 1, 0)
     base = segment.base_addr()
     assert base % 4096 == 0
@@ -91,7 +91,7 @@ def test_blocks_lie_in_the_order_of_their_names_and_entries_a_stride_apart():
         segment.addresses("other")
 
 
-def test_all_ranks_see_the_same_memory():
+def test_all_ranks_share_memory():
     def make(rank, group):
         names = {"comm_group": group} if rank else {"tp_group": group}
         return create_shared_segment("all", BLOCKS, 3, rank, owner_rank=1, **names)
@@ -123,7 +123,7 @@ assert ctypes.string_at(segment.addresses("b")[0], 9) == b"from here"
 """
 
 
-def test_ranks_may_be_processes_and_outlive_the_owner():
+def test_ranks_in_processes_outlive_the_owner():
     with subprocess.Popen(
         [sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
@@ -156,7 +156,7 @@ def test_ranks_may_be_processes_and_outlive_the_owner():
         {"dtype": "int32"},
     ],
 )
-def test_ranks_that_disagree_on_the_layout_all_fail(change):
+def test_layout_mismatch_fails_all_ranks(change):
     def make(rank, group):
         values = {**BLOCKS["values"], **(change if rank else {})}
         return create_shared_segment("n", {**BLOCKS, "values": values}, 2, rank, comm_group=group)
@@ -166,7 +166,7 @@ def test_ranks_that_disagree_on_the_layout_all_fail(change):
     assert "its name is" in str(ends[0])
 
 
-def test_a_rank_that_cannot_makes_all_fail_and_nobody_waits():
+def test_failing_rank_fails_all_ranks():
     def make(rank, group):
         blocks = {"b": {"count": 1, "shape": 1, "dtype": "no type" if rank == 1 else "int8"}}
         return create_shared_segment("n", blocks, 3, rank, comm_group=group)
@@ -192,12 +192,12 @@ def test_a_rank_that_cannot_makes_all_fail_and_nobody_waits():
         {"count": 1 << 30, "shape": 1 << 30, "dtype": "int8"},
     ],
 )
-def test_what_is_no_block_is_refused(block):
+def test_rejects_invalid_blocks(block):
     with pytest.raises(SharedSegmentError):
         create_shared_segment("n", {"b": block}, 1, 0)
 
 
-def test_wrong_calls_are_refused():
+def test_rejects_invalid_calls():
     with pytest.raises(SharedSegmentError, match="no bytes"):
         create_shared_segment("n", {}, 1, 0)
     with pytest.raises(SharedSegmentError, match="comm_group"):
@@ -213,7 +213,7 @@ def test_wrong_calls_are_refused():
         shared_segment.SharedSegment()
 
 
-def test_numpy_dtypes_are_known():
+def test_numpy_dtypes_are_accepted():
     numpy = pytest.importorskip("numpy")
     for dtype in (numpy.float32, numpy.dtype("float32"), "float", "torch.float32"):
         segment = create_shared_segment(
@@ -222,7 +222,7 @@ def test_numpy_dtypes_are_known():
         assert segment.total_size() == 8192
 
 
-def test_tensors_look_into_the_segment_and_keep_it():
+def test_tensors_view_and_keep_the_segment():
     torch = pytest.importorskip("torch", reason="torch is not installed")
     blocks = {
         "a": {"count": 2, "shape": (2, 3), "dtype": torch.bfloat16},
@@ -262,7 +262,7 @@ dist.destroy_process_group()
 """
 
 
-def test_ranks_of_torch_distributed_make_a_segment_together():
+def test_torch_distributed_ranks_share_a_segment():
     pytest.importorskip("torch", reason="torch is not installed")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -283,7 +283,7 @@ def test_ranks_of_torch_distributed_make_a_segment_together():
             rank.wait(10)
 
 
-def test_without_torch_the_remedy_is_told(monkeypatch):
+def test_missing_torch_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     segment = create_shared_segment("n", BLOCKS, 1, 0)
     with pytest.raises(ImportError, match=r"\[tensor\]"):

@@ -34,7 +34,7 @@ def settings(master: MasterProcess, **more: Any) -> dict[str, Any]:
     }
 
 
-class Asker:
+class HttpClient:
     """One connection, kept over questions."""
 
     def __init__(self, port: int) -> None:
@@ -71,14 +71,14 @@ def service(master: MasterProcess) -> Iterator[MooncakeStoreService]:
 
 
 @pytest.fixture
-def ask(service: MooncakeStoreService) -> Iterator[Asker]:
+def ask(service: MooncakeStoreService) -> Iterator[HttpClient]:
     assert service.port is not None
-    asker = Asker(service.port)
-    yield asker
-    asker.connection.close()
+    client = HttpClient(service.port)
+    yield client
+    client.connection.close()
 
 
-def test_objects_are_put_read_and_removed(ask: Asker) -> None:
+def test_objects_are_put_read_and_removed(ask: HttpClient) -> None:
     assert ask("PUT", "/api/put", {"key": "a/b", "value": "grüße"}) == (200, {"status": "success"})
     assert ask("PUT", "/api/put", {"key": "a/b", "value": "other"}) == (200, {"status": "success"})
     for path in ("/api/get/a/b", "/api/get/a%2Fb"):
@@ -98,7 +98,7 @@ def test_objects_are_put_read_and_removed(ask: Asker) -> None:
     assert ask("GET", "/api/exist/fresh") == (200, {"exists": False})
 
 
-def test_what_cannot_be_put_is_refused(ask: Asker) -> None:
+def test_rejects_invalid_puts(ask: HttpClient) -> None:
     missing = (400, {"error": "Missing key or value"})
     for given in ({}, {"key": "k"}, {"value": "v"}, {"key": "", "value": "v"}):
         assert ask("PUT", "/api/put", given) == missing
@@ -109,7 +109,7 @@ def test_what_cannot_be_put_is_refused(ask: Asker) -> None:
     assert ask("GET", "/api/exist/k") == (200, {"exists": False})
 
 
-def test_what_cannot_be_read_is_refused_in_json(ask: Asker) -> None:
+def test_malformed_requests_get_json_errors(ask: HttpClient) -> None:
     malformed = (400, {"error": "Malformed JSON body"})
     for body in (b"{", b"\xff", b"[" * 200_000):
         status, text = ask.raw("PUT", "/api/put", body)
@@ -121,9 +121,7 @@ def test_what_cannot_be_read_is_refused_in_json(ask: Asker) -> None:
     assert ask("GET", "/api/exist/k") == (200, {"exists": False}), "the connection is kept"
 
 
-def test_a_body_that_is_too_large_is_refused_in_json_also_to_one_who_sends_it_all(
-    service: MooncakeStoreService, ask: Asker
-) -> None:
+def test_oversized_body_gets_a_json_error(service: MooncakeStoreService, ask: HttpClient) -> None:
     refused = (413, {"error": "the body is too large"})
     # Many times what kernels hold between the two, so that this sends until the answer is there.
     assert ask("PUT", "/api/put", {"key": "k", "value": "v" * (101 << 20)}) == refused
@@ -136,9 +134,7 @@ def test_a_body_that_is_too_large_is_refused_in_json_also_to_one_who_sends_it_al
     assert (answer.status, json.load(answer)) == (411, refusal)
 
 
-def test_a_key_in_a_path_is_the_same_escaped_or_not(
-    service: MooncakeStoreService, ask: Asker
-) -> None:
+def test_keys_in_paths_may_be_escaped(service: MooncakeStoreService, ask: HttpClient) -> None:
     assert service.store is not None
     assert service.store.put("grüße", b"text") == 0
     assert service.store.put(b"\xff", b"bytes") == 0
@@ -147,14 +143,14 @@ def test_a_key_in_a_path_is_the_same_escaped_or_not(
     assert ask.line("GET /api/get/%FF HTTP/1.1").endswith(b"\r\n\r\nbytes")
 
 
-def test_what_is_no_endpoint_is_said(ask: Asker) -> None:
+def test_unknown_endpoints_return_404_or_405(ask: HttpClient) -> None:
     for path in ("/", "/health", "/metrics", "/api", "/api/get", "/api/get/", "/api/put/x"):
         assert ask.raw("GET", path)[0] == 404, path
     assert ask.raw("POST", "/api/put")[0] == 405
     assert ask.raw("GET", "/api/remove_all")[0] == 405
 
 
-def test_memory_is_mounted_and_unmounted(ask: Asker) -> None:
+def test_memory_is_mounted_and_unmounted(ask: HttpClient) -> None:
     status, mounted = ask("POST", "/api/mount", {"size": 16 * MIB})
     assert (status, mounted["status"], mounted["allocated_size"]) == (200, "success", 16 * MIB)
     assert ask("POST", "/api/unmount", {"segment_ids": mounted["segment_ids"]}) == (
@@ -172,7 +168,7 @@ def test_memory_is_mounted_and_unmounted(ask: Asker) -> None:
     )
 
 
-def test_shared_memory_is_mounted_by_its_name(ask: Asker) -> None:
+def test_shared_memory_is_mounted_by_name(ask: HttpClient) -> None:
     name = f"mooncake-test-{uuid.uuid4().hex}"
     path = Path("/dev/shm", name)
     path.write_bytes(bytes(MIB))
@@ -197,8 +193,8 @@ def test_shared_memory_is_mounted_by_its_name(ask: Asker) -> None:
         path.unlink()
 
 
-def test_the_mode_is_changed_with_the_memory(
-    ask: Asker, service: MooncakeStoreService, tmp_path: Path
+def test_reconfigure_changes_mode_and_memory(
+    ask: HttpClient, service: MooncakeStoreService, tmp_path: Path
 ) -> None:
     file = tmp_path / "memory"
     file.write_bytes(bytes(MIB))
@@ -220,13 +216,13 @@ def test_the_mode_is_changed_with_the_memory(
     assert service.mounted_segment_ids == []
 
 
-def test_graces_are_bounded(ask: Asker) -> None:
+def test_grace_periods_are_limited(ask: HttpClient) -> None:
     assert ask("POST", "/api/unmount_local_disk") == (200, {"status": "success"})
     for grace in (-1, 3601, "1", 1.5):
         assert ask("POST", "/api/unmount_local_disk", {"grace_period_seconds": grace})[0] == 400
 
 
-def test_a_service_without_a_master_gives_up_or_is_told_to() -> None:
+def test_startup_without_master_times_out_or_stops() -> None:
     config = {
         "local_hostname": "localhost",
         "metadata_server": "P2PHANDSHAKE",
@@ -247,7 +243,7 @@ def test_a_service_without_a_master_gives_up_or_is_told_to() -> None:
         MooncakeStoreService(cli_config={"local_hostname": "h"})
 
 
-def test_the_command_line_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_is_parsed(capsys: pytest.CaptureFixture[str]) -> None:
     options = parse_arguments(["-D", "tenant_id=t", "-D", "local_hostname=h", "--port", "1"])
     assert dict(options.define) == {"tenant_id": "t", "local_hostname": "h"}
     assert (options.port, options.max_wait_time, options.config) == (1, 60, None)
@@ -258,7 +254,7 @@ def test_the_command_line_is_read(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "no json", "{}", '{"local_hostname": 7}', "[]"])
-def test_a_configuration_that_cannot_be_is_said_in_a_sentence(tmp_path: Path, text) -> None:
+def test_invalid_config_prints_one_line(tmp_path: Path, text) -> None:
     file = tmp_path / "config.json"
     if text is not None:
         file.write_text(text)
@@ -270,9 +266,7 @@ def test_a_configuration_that_cannot_be_is_said_in_a_sentence(tmp_path: Path, te
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_program_serves_until_it_is_told_to_end(
-    master: MasterProcess, tmp_path: Path, number: int
-) -> None:
+def test_program_serves_until_signalled(master: MasterProcess, tmp_path: Path, number: int) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(settings(master)))
     command = [sys.executable, "-m", "mooncake.mooncake_store_service", f"--config={file}"]
@@ -286,16 +280,16 @@ def test_the_program_serves_until_it_is_told_to_end(
     with done, done.stderr:
         found = (re.search(r":(\d+)/api", line) for line in done.stderr)
         port = next(match[1] for match in found if match)
-        asker = Asker(int(port))
-        assert asker("PUT", "/api/put", {"key": f"p{number}", "value": "v"})[0] == 200
-        assert asker.raw("GET", f"/api/get/p{number}") == (200, b"v")
-        asker.connection.close()
+        client = HttpClient(int(port))
+        assert client("PUT", "/api/put", {"key": f"p{number}", "value": "v"})[0] == 200
+        assert client.raw("GET", f"/api/get/p{number}") == (200, b"v")
+        client.connection.close()
         done.send_signal(number)
         assert done.wait(60) == 0
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_the_commands_of_the_guide_put_and_get(master: MasterProcess) -> None:
+def test_guide_curl_commands_work(master: MasterProcess) -> None:
     guide = Path(__file__).resolve().parents[2] / "docs/guide/store.md"
     block = re.search(
         r"```bash\n(mc_store_rest_server .*?)```", guide.read_text("utf-8"), re.DOTALL

@@ -108,7 +108,7 @@ CALLS: dict[str, Call] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_other_threads_run_while_a_call_waits_for_the_master_and_for_bytes(name, pool):
+def test_calls_release_the_gil_while_they_wait(name, pool):
     store, processes = pool
     memory = bytearray(VALUE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -39,7 +39,7 @@ def browse(url: str, profile: Path, *flags: str) -> str:
 
 
 @pytest.mark.timeout(3 * DEADLINE)
-def test_the_page_shows_a_live_pool_and_keeps_names_from_outside_harmless(tmp_path: Path) -> None:
+def test_page_shows_the_pool_and_escapes_names(tmp_path: Path) -> None:
     master = start_master()
     store = MooncakeDistributedStore()
     try:

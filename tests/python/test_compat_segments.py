@@ -9,7 +9,7 @@ import pytest
 from conftest import MIB, MasterProcess, set_up, start_master
 
 import mooncake
-from mooncake.store import MooncakeDistributedStore as Established
+from mooncake.store import MooncakeDistributedStore as CompatStore
 
 FAILED, INVALID, NO_SPACE = -1, -600, -200
 
@@ -17,7 +17,7 @@ FAILED, INVALID, NO_SPACE = -1, -600, -200
 @pytest.fixture
 def bare():
     """A store that lends nothing yet."""
-    store = Established()
+    store = CompatStore()
     assert set_up(store, "embedded", segment=0) == 0
     yield store
     assert store.close() == 0
@@ -30,7 +30,7 @@ def file(tmp_path):
     return str(path)
 
 
-def test_a_file_holds_objects(bare: Established, file):
+def test_mounted_file_holds_objects(bare: CompatStore, file):
     assert bare.put("k", b"v") == NO_SPACE
     mounted = bare.mount_segment(file, 2 * MIB, offset=MIB)
     assert mounted["ret"] == 0
@@ -49,7 +49,7 @@ def test_a_file_holds_objects(bare: Established, file):
     assert bare.unmount_segment([]) == 0
 
 
-def test_a_file_in_shared_memory_may_be_mounted_twice(bare: Established):
+def test_shared_memory_file_can_be_mounted_twice(bare: CompatStore):
     path = f"/dev/shm/mooncake-test-{os.getpid()}"
     with open(path, "wb") as opened:
         opened.truncate(MIB)
@@ -62,7 +62,7 @@ def test_a_file_in_shared_memory_may_be_mounted_twice(bare: Established):
     assert bare.unmount_segment(first["segment_ids"] + second["segment_ids"]) == 0
 
 
-def test_what_cannot_be_mounted_is_refused_in_words(bare: Established, file):
+def test_rejects_invalid_mounts(bare: CompatStore, file):
     wrong = [
         ("/nowhere/at/all", MIB, 0),
         (file, MIB, 1),
@@ -87,7 +87,7 @@ def test_what_cannot_be_mounted_is_refused_in_words(bare: Established, file):
         bare.mount_segment(file, MIB, location=None)  # type: ignore[arg-type]
 
 
-def test_memory_of_our_own_comes_in_units_of_16_mib(bare: Established):
+def test_allocated_segments_are_multiples_of_16_mib(bare: CompatStore):
     mounted = bare.allocate_and_mount_segment(16 * MIB + 1)
     assert (mounted["ret"], mounted["allocated_size"]) == (0, 32 * MIB)
     assert bare.put("k", bytes(20 * MIB)) == 0
@@ -104,7 +104,7 @@ def test_memory_of_our_own_comes_in_units_of_16_mib(bare: Established):
         bare.allocate_and_mount_segment(16 * MIB, 7)  # type: ignore[arg-type]
 
 
-def test_during_the_grace_objects_are_read_and_none_is_put(bare: Established):
+def test_grace_period_allows_reads_only(bare: CompatStore):
     ids = bare.allocate_and_mount_segment(16 * MIB)["segment_ids"]
     assert bare.put("k", b"v") == 0
     assert bare.unmount_and_free_segment(ids, 2) == 0
@@ -118,7 +118,7 @@ def test_during_the_grace_objects_are_read_and_none_is_put(bare: Established):
     assert bare.unmount_and_free_segment(ids) in (0, INVALID)
 
 
-def test_the_disk_tier_that_is_not_there_is_unmounted(bare: Established):
+def test_unmounting_the_absent_disk_tier_succeeds(bare: CompatStore):
     assert bare.unmount_local_disk_segment() == 0
     assert bare.unmount_local_disk_segment(5) == 0
     with pytest.raises(TypeError):
@@ -126,9 +126,9 @@ def test_the_disk_tier_that_is_not_there_is_unmounted(bare: Established):
 
 
 @pytest.mark.parametrize("forced", ["0", "1"])
-def test_another_process_reaches_a_file(monkeypatch, file, master: MasterProcess, forced):
+def test_another_process_reaches_a_mounted_file(monkeypatch, file, master: MasterProcess, forced):
     monkeypatch.setenv("MC_FORCE_TCP", forced)
-    lender, reader = Established(), Established()
+    lender, reader = CompatStore(), CompatStore()
     assert set_up(lender, master.address, segment=0) == 0
     assert lender.mount_segment(file, 4 * MIB)["ret"] == 0
     monkeypatch.setenv("MC_FORCE_TCP", "1")
@@ -141,7 +141,7 @@ def test_another_process_reaches_a_file(monkeypatch, file, master: MasterProcess
     assert (reader.close(), lender.close()) == (0, 0)
 
 
-def test_a_file_that_is_shortened_ends_no_process(bare: Established, file):
+def test_truncated_file_fails_without_a_crash(bare: CompatStore, file):
     assert bare.mount_segment(file, 4 * MIB)["ret"] == 0
     value = os.urandom(3 * MIB)
     assert bare.put("k", value) == 0
@@ -151,9 +151,9 @@ def test_a_file_that_is_shortened_ends_no_process(bare: Established, file):
     os.truncate(file, 4 * MIB)
 
 
-def test_a_file_is_mapped_anew_for_a_master_that_forgot_us(file):
+def test_file_is_remounted_after_master_restart(file):
     master = start_master()
-    store = Established()
+    store = CompatStore()
     assert set_up(store, master.address, segment=0) == 0
     assert store.mount_segment(file, 4 * MIB)["ret"] == 0
     port = master.port

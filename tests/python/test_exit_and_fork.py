@@ -288,12 +288,12 @@ assert store.get("k") == b"v"
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_it_ends_quietly(name):
+def test_script_exits_cleanly(name):
     done = run_script(OPEN + WAIT + SCRIPTS[name])
     assert_quiet(done)
 
 
-def test_a_program_hook_at_exit_may_still_use_the_store():
+def test_exit_hook_can_use_the_store():
     done = run_script(OPEN + SCRIPTS["closed_by_an_exit_hook_of_the_program"])
     assert done.stdout == "0 0\n"
 
@@ -317,7 +317,7 @@ thread.start()
 """
 
 
-def test_a_daemon_thread_that_calls_when_all_is_closed_ends_without_a_word():
+def test_daemon_thread_ends_silently_after_close():
     done = run_script(LATE.format(call='store.put("k", b"v")'))
     assert_quiet(done)
     assert done.stdout == "ended True\n"
@@ -326,7 +326,7 @@ def test_a_daemon_thread_that_calls_when_all_is_closed_ends_without_a_word():
     assert "ZeroDivisionError" in other.stderr, "its other failures are told"
 
 
-def test_a_hook_that_waits_for_a_thread_in_the_midst_of_calls_ends():
+def test_exit_hook_can_join_a_calling_thread():
     source = """
 import atexit, threading
 is_over, is_under_way = threading.Event(), threading.Event()
@@ -379,7 +379,7 @@ def interrupted(source: str) -> tuple[int, str, str]:
         return process.returncode, out, err
 
 
-def test_an_interrupt_ends_a_program_as_python_does():
+def test_interrupt_raises_keyboard_interrupt():
     source = """
 store = opened()
 try:
@@ -392,7 +392,7 @@ except KeyboardInterrupt:
     assert interrupted(source) == (0, "interrupted 0\n", "")
 
 
-def test_an_interrupt_that_nobody_catches_ends_the_program_too():
+def test_uncaught_interrupt_ends_the_program():
     source = """
 store = opened()
 print("ready", flush=True)
@@ -404,7 +404,7 @@ while True:
     assert err.endswith("KeyboardInterrupt\n")
 
 
-def test_an_interrupt_during_setup_ends_it_when_the_call_does():
+def test_interrupt_during_setup_ends_after_the_call():
     source = """
 import socket
 silent = socket.socket()
@@ -423,7 +423,7 @@ except mooncake.MooncakeError:
     assert err.endswith("KeyboardInterrupt\n")
 
 
-def test_a_terminated_program_dies_by_the_signal():
+def test_sigterm_kills_the_program():
     source = "store = opened()\nprint('ready', flush=True)\ntime.sleep(60)\n"
     with subprocess.Popen(
         [sys.executable, "-c", OPEN + source], stdout=subprocess.PIPE, text=True

@@ -12,13 +12,13 @@ from conftest import MIB, MasterProcess
 
 import mooncake
 
-PROGRAM = Path(__file__).with_name("any_arguments.py")
+PROGRAM = Path(__file__).with_name("random_arguments.py")
 ROUNDS = "20"
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("way", ["embedded", "shm", "tcp"])
-def test_no_arguments_crash_a_call(master: MasterProcess, way: str, seed: int) -> None:
+def test_random_arguments_never_crash(master: MasterProcess, way: str, seed: int) -> None:
     environment = {**os.environ, "MC_FORCE_TCP": "1" if way == "tcp" else "0"}
     address = "embedded" if way == "embedded" else master.address
     with mooncake.Store(master.address, mooncake.StoreConfig(segment_bytes=64 * MIB)):

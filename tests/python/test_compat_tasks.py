@@ -53,7 +53,7 @@ def over(store: MooncakeDistributedStore, task: tuple[int, int]) -> QueryTaskRes
     raise AssertionError("the task is not over")
 
 
-def test_a_copy_can_be_read_when_the_first_holder_is_gone(pair: Pair) -> None:
+def test_copy_outlives_its_source(pair: Pair) -> None:
     first, second = pair
     value = bytes(range(256)) * 4096
     assert first.put("copied", value, on(first)) == 0
@@ -72,7 +72,7 @@ def test_a_copy_can_be_read_when_the_first_holder_is_gone(pair: Pair) -> None:
     assert second.get("copied") == value
 
 
-def test_a_move_leaves_the_target_only(pair: Pair) -> None:
+def test_move_leaves_only_the_target(pair: Pair) -> None:
     first, second = pair
     assert first.put("moved", b"value", on(first)) == 0
     task, code = first.create_move_task("moved", first.get_hostname(), second.get_hostname())
@@ -89,7 +89,7 @@ def test_a_move_leaves_the_target_only(pair: Pair) -> None:
     assert first.get("moved") == b"value"
 
 
-def test_what_cannot_be_a_task_has_its_code(pair: Pair) -> None:
+def test_invalid_tasks_have_their_code(pair: Pair) -> None:
     first, second = pair
     here, there = first.get_hostname(), second.get_hostname()
     assert first.put("k", b"value", on(first)) == 0
@@ -105,7 +105,7 @@ def test_what_cannot_be_a_task_has_its_code(pair: Pair) -> None:
             first.query_task(wrong)  # type: ignore[arg-type]
 
 
-def test_copies_are_described(pair: Pair) -> None:
+def test_replica_descriptors_are_complete(pair: Pair) -> None:
     first, _ = pair
     assert first.put("k", b"abc", on(first)) == 0
     [replica] = first.get_replica_desc("k")
@@ -128,7 +128,7 @@ def test_copies_are_described(pair: Pair) -> None:
         ReplicaDescriptor()
 
 
-def test_copies_are_cleared(pair: Pair) -> None:
+def test_replicas_are_cleared(pair: Pair) -> None:
     first, second = pair
     config = ReplicateConfig()
     config.replica_num = 2

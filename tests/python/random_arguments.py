@@ -1,7 +1,7 @@
 """A program that makes established calls with arguments of any value, by a seed: none may crash it.
 
-``any_arguments.py SEED ROUNDS MASTER`` joins a master (or ``embedded``) and prints how many calls
-it made. What is read goes only into memory of its own, or to where nothing is.
+``random_arguments.py SEED ROUNDS MASTER`` joins a master (or ``embedded``) and prints how many
+calls it made. What is read goes only into memory of its own, or to where nothing is.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import mooncake
 from mooncake import PutOptions, Store, StoreConfig
 
 
-def test_put_says_whether_it_stored(store: Store):
+def test_put_returns_whether_it_stored(store: Store):
     assert store.put("k", b"first") is True
     assert store.put("k", b"second") is False
     assert store.get("k") == b"first"
@@ -22,7 +22,7 @@ def test_put_says_whether_it_stored(store: Store):
     assert store.get("k") == b"second"
 
 
-def test_a_missing_object_is_a_key_error_or_the_default(store: Store):
+def test_missing_object_raises_key_error_or_default(store: Store):
     with pytest.raises(mooncake.NotFoundError, match="nope") as caught:
         store.get("nope")
     assert isinstance(caught.value, KeyError)
@@ -32,7 +32,7 @@ def test_a_missing_object_is_a_key_error_or_the_default(store: Store):
     assert store.get("nope", default=7) == 7
 
 
-def test_an_object_larger_than_any_segment_is_refused_with_both_sizes(store: Store):
+def test_oversized_object_error_names_both_sizes(store: Store):
     words = "larger than any segment bytes=67108865 largest_segment=64 MiB"
     with pytest.raises(mooncake.NoSpaceError, match=words) as caught:
         store.put("huge", bytes(64 * MIB + 1))
@@ -41,7 +41,7 @@ def test_an_object_larger_than_any_segment_is_refused_with_both_sizes(store: Sto
     assert store.put("huge", bytes(MIB)) is True
 
 
-def test_a_store_reads_like_a_mapping_where_it_is_one(store: Store):
+def test_store_supports_the_mapping_protocol(store: Store):
     store["k"] = b"v"
     store["k"] = b"w"
     assert store["k"] == b"w"
@@ -52,7 +52,7 @@ def test_a_store_reads_like_a_mapping_where_it_is_one(store: Store):
         store["nope"]
 
 
-def test_deleting_says_what_is_in_the_way(store: Store):
+def test_delete_of_leased_object_raises_busy(store: Store):
     store.put("k", b"v")
     store.get("k")
     with pytest.raises(mooncake.BusyError):
@@ -63,7 +63,7 @@ def test_deleting_says_what_is_in_the_way(store: Store):
     store.delete("k", missing_ok=True)
 
 
-def test_looking_takes_no_lease(store: Store):
+def test_queries_take_no_lease(store: Store):
     store.put("k", b"v")
     assert store.exists("k")
     assert store.exists_many(["k", "nope"]) == [True, False]
@@ -71,7 +71,7 @@ def test_looking_takes_no_lease(store: Store):
     store.delete("k")
 
 
-def test_many_objects_go_at_once(store: Store):
+def test_put_many_and_get_many_round_trip(store: Store):
     values = {f"k{i}": bytes([i]) * 10 for i in range(1, 100)}
     assert store.put_many(values) == [True] * 99
     assert store.put_many([("k1", b"x"), (b"new", b"y")]) == [False, True]
@@ -80,14 +80,14 @@ def test_many_objects_go_at_once(store: Store):
     assert store.get_many(["nope"], default=b"-") == [b"-"]
 
 
-def test_a_batch_raises_its_first_failure_after_trying_all(store: Store):
+def test_batch_tries_all_then_raises_the_first_error(store: Store):
     with pytest.raises(mooncake.InvalidArgumentError) as caught:
         store.put_many({"a": b"1", "": b"2", "b": b""})
     assert "2 of 3 items failed" in caught.value.__notes__
     assert store.get("a") == b"1"
 
 
-def test_a_buffer_is_read_and_written_without_a_copy(store: Store):
+def test_buffers_are_zero_copy(store: Store):
     numbers = np.arange(1000, dtype=np.float32)
     store.put("a", numbers)
     buffer = store.get_buffer("a")
@@ -111,7 +111,7 @@ def test_get_into_fills_the_callers_memory(store: Store):
         store.get_into("k", np.zeros((4, 4), np.uint8)[:, ::2])
 
 
-def test_a_value_with_gaps_is_refused_with_advice(store: Store):
+def test_rejects_strided_value_with_advice(store: Store):
     with pytest.raises(BufferError, match="ascontiguousarray"):
         store.put("a", np.arange(10)[::2])
     with pytest.raises(TypeError, match="encode"):
@@ -120,7 +120,7 @@ def test_a_value_with_gaps_is_refused_with_advice(store: Store):
         store.put("a", b"")
 
 
-def test_listing_goes_in_order_and_by_prefix(store: Store):
+def test_lists_keys_in_order_and_by_prefix(store: Store):
     store.put_many({"b/2": b"22", "a": b"1", "b/1": b"1", b"\xff": b"r"})
     assert list(store.keys()) == ["a", "b/1", "b/2", b"\xff"]
     found = list(store.objects("b/"))
@@ -133,7 +133,7 @@ def test_listing_goes_in_order_and_by_prefix(store: Store):
     assert store.clear() == 2
 
 
-def test_stats_say_what_happened_and_over_what(store: Store):
+def test_stats_count_operations_by_transport(store: Store):
     store.put("k", bytes(100))
     store.get("k")
     stats = store.stats()
@@ -146,7 +146,7 @@ def test_stats_say_what_happened_and_over_what(store: Store):
     assert segment.name == store.name
 
 
-def test_options_are_checked_where_they_are_made():
+def test_options_are_validated_at_construction():
     options = PutOptions(replicas=2, groups=["g"])
     assert options == PutOptions(replicas=2, groups=["g"])
     assert repr(options) == 'PutOptions(replicas=2, soft_pin="preserve", groups=["g"])'
@@ -157,13 +157,13 @@ def test_options_are_checked_where_they_are_made():
         options.replicas = 3  # type: ignore[misc]
 
 
-def test_options_reach_the_put(store: Store):
+def test_options_apply_to_put(store: Store):
     assert store.put("k", b"v", options=PutOptions(replicas=3, is_hard_pinned=True))
     with pytest.raises(mooncake.InvalidArgumentError, match="groups"):
         store.put("l", b"v", options=PutOptions(groups=["a", "b"]))
 
 
-def test_a_closed_store_says_so():
+def test_closed_store_raises_closed_error():
     store = Store(config=StoreConfig(segment_bytes="16mb"))
     assert "embedded" in repr(store)
     store.close()
@@ -175,13 +175,13 @@ def test_a_closed_store_says_so():
             call()
 
 
-def test_a_store_that_was_not_closed_warns_when_it_goes():
+def test_unclosed_store_warns():
     store = Store(config=StoreConfig(segment_bytes=0))
     with pytest.warns(ResourceWarning, match=r"unclosed <mooncake\.Store"):
         del store
 
 
-def test_wrong_settings_are_named():
+def test_errors_name_the_invalid_setting():
     with pytest.raises(ValueError, match="not a size"):
         Store(config=StoreConfig(segment_bytes="lots"))
     with pytest.raises(mooncake.InvalidArgumentError, match="rpc_timeout_s"):
@@ -190,7 +190,7 @@ def test_wrong_settings_are_named():
         Store("nonsense with spaces")
 
 
-def test_an_error_survives_pickling(store: Store):
+def test_errors_survive_pickling(store: Store):
     with pytest.raises(mooncake.NotFoundError) as caught:
         store.get("nope")
     copy = pickle.loads(pickle.dumps(caught.value))
@@ -198,7 +198,7 @@ def test_an_error_survives_pickling(store: Store):
     assert (str(copy), copy.code, copy.key) == (str(caught.value), -704, "nope")
 
 
-def test_a_store_without_a_name_is_named_by_where_it_is_reached():
+def test_unnamed_store_is_named_by_its_endpoint():
     lent = StoreConfig(segment_bytes="16MB")
     with Store(config=lent) as first, Store(first.master_address, lent) as second:
         segments = second.segments()
@@ -207,7 +207,7 @@ def test_a_store_without_a_name_is_named_by_where_it_is_reached():
         assert all(segment.name.startswith("127.0.0.1:") for segment in segments)
 
 
-def test_a_long_batch_tells_how_far_it_is(store: mooncake.Store):
+def test_long_batch_reports_progress(store: mooncake.Store):
     told: list[tuple[int, int]] = []
     items = {f"{i:03}": bytes([i]) for i in range(150)}
     assert store.put_many(items, progress=lambda *seen: told.append(seen)) == [True] * 150
@@ -225,7 +225,7 @@ def test_a_long_batch_tells_how_far_it_is(store: mooncake.Store):
     assert all(store.put_many(grouped, options=options, progress=lambda *_: None))
 
 
-def test_what_a_progress_callback_raises_comes_through(store: mooncake.Store):
+def test_progress_callback_errors_propagate(store: mooncake.Store):
     def stop(done: int, _total: int) -> None:
         raise RuntimeError(f"stop at {done}")
 
@@ -234,7 +234,7 @@ def test_what_a_progress_callback_raises_comes_through(store: mooncake.Store):
     assert len(list(store.keys())) == 64
 
 
-def test_a_lease_outlasts_that_of_the_master():
+def test_lease_is_renewed_beyond_master_ttl():
     master = start_master("--default_kv_lease_ttl=1500ms")
     config = mooncake.StoreConfig(segment_bytes=64 * MIB)
     with mooncake.Store(master.address, config) as store:
@@ -254,7 +254,7 @@ def test_a_lease_outlasts_that_of_the_master():
     assert master.stop() == 0
 
 
-def test_a_lease_says_when_its_object_is_gone(store: mooncake.Store):
+def test_lease_ends_when_its_object_is_deleted(store: mooncake.Store):
     store.put("k", b"v")
     with store.lease("k", every_s=0.01) as lease:
         store.delete("k", force=True)
@@ -268,14 +268,14 @@ def test_a_lease_says_when_its_object_is_gone(store: mooncake.Store):
         store.lease("k", every_s=0)
 
 
-def test_many_objects_come_as_buffers(store: mooncake.Store):
+def test_get_buffers_returns_several_objects(store: mooncake.Store):
     store.put_many({"a": b"1", "b": b"22"})
     first, missing, second = store.get_buffers(["a", "nope", "b"])
     assert missing is None
     assert (bytes(first), bytes(second)) == (b"1", b"22")
 
 
-def test_arguments_that_python_would_take_for_something_else_are_refused(store: mooncake.Store):
+def test_rejects_arguments_of_ambiguous_type(store: mooncake.Store):
     store.put("k", b"v")
     for wrong in ([b"a", b"b"], (b"a",), "text", None):
         with pytest.raises(TypeError):
@@ -300,7 +300,7 @@ def test_arguments_that_python_would_take_for_something_else_are_refused(store: 
         store.lease("k", every_s=float("nan"))
 
 
-def test_numbers_out_of_range_are_refused_by_name():
+def test_range_errors_name_the_argument():
     for name, wrong in {"replicas": -1, "soft_pin_ttl_ms": -1, "data_type": 1 << 40}.items():
         with pytest.raises(TypeError, match=name):
             mooncake.PutOptions(**{name: wrong})

@@ -6,7 +6,7 @@ import inspect
 import pickle
 
 import pytest
-from contract_store import CALLS, CLASSES, ENUMS, EXPORTED, FIELDS, REQUIRED
+from upstream_store_api import CALLS, CLASSES, ENUMS, EXPORTED, FIELDS, REQUIRED
 
 from mooncake import store as module
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
@@ -16,7 +16,7 @@ SHORT = {"get", "get_batch", "get_buffer", "batch_get_buffer", "is_exist", "batc
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_the_parameters_have_their_names_order_and_defaults(name):
+def test_parameters_match_upstream(name):
     call = CALLS[name]
     found = inspect.signature(getattr(MooncakeDistributedStore, name)).parameters
     named = [p for p in found.values() if p.kind is p.POSITIONAL_OR_KEYWORD][1:]
@@ -36,13 +36,13 @@ def test_the_parameters_have_their_names_order_and_defaults(name):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_the_result_has_its_kind(name):
+def test_return_annotation_matches_upstream(name):
     annotation = str(inspect.signature(getattr(MooncakeDistributedStore, name)).return_annotation)
     assert annotation == CALLS[name].returns
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_before_setup_and_after_close_the_result_is_soft(name):
+def test_calls_without_setup_return_error_values(name):
     store = MooncakeDistributedStore()
     for _ in range(2):
         result = getattr(store, name)(*CALLS[name].arguments)
@@ -60,7 +60,7 @@ def assert_plain(value):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_every_parameter_works_as_a_keyword(name):
+def test_parameters_can_be_keywords(name):
     call = CALLS[name]
     if call.variadic:
         return
@@ -74,13 +74,13 @@ def test_every_parameter_works_as_a_keyword(name):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_keyword_that_is_not_known_is_named_in_the_error(name):
+def test_unknown_keyword_is_named_in_the_error(name):
     with pytest.raises(TypeError, match="no_such_keyword"):
         getattr(MooncakeDistributedStore(), name)(*CALLS[name].arguments, no_such_keyword=1)
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_the_docstring_lists_the_parameters(name):
+def test_docstring_lists_the_parameters(name):
     text = getattr(MooncakeDistributedStore, name).__doc__
     assert text
     if name not in SHORT:
@@ -90,13 +90,13 @@ def test_the_docstring_lists_the_parameters(name):
         assert alias in text
 
 
-def test_no_call_is_outside_of_the_contract():
+def test_no_call_is_missing_from_the_table():
     public = {name for name in dir(MooncakeDistributedStore) if not name.startswith("_")}
     assert public <= set(CALLS)
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_a_field_of_the_config_has_its_default_and_its_type(name):
+def test_config_field_has_default_and_type(name):
     default, other, wrong = FIELDS[name]
     config = ReplicateConfig()
     assert getattr(config, name) == default
@@ -109,7 +109,7 @@ def test_a_field_of_the_config_has_its_default_and_its_type(name):
     assert name in str(inspect.getdoc(ReplicateConfig))
 
 
-def test_the_config_refuses_other_fields_and_takes_no_keywords():
+def test_config_rejects_unknown_fields_and_keywords():
     with pytest.raises(AttributeError):
         ReplicateConfig().replicas = 1  # type: ignore[attr-defined]
     with pytest.raises(TypeError):
@@ -117,7 +117,7 @@ def test_the_config_refuses_other_fields_and_takes_no_keywords():
     assert ReplicateConfig() != ReplicateConfig()
 
 
-def test_numbers_of_the_config_have_a_range():
+def test_config_numbers_are_range_checked():
     for name in ("replica_num", "soft_pin_ttl_ms", "nof_replica_num", "dfs_replica_num"):
         for wrong in (-1, 1 << 64, 1.0, True):
             with pytest.raises(TypeError, match=name):
@@ -130,7 +130,7 @@ def test_numbers_of_the_config_have_a_range():
     assert store.close() == 0
 
 
-def test_fields_that_only_callers_know_are_kept_and_change_nothing():
+def test_session_ids_are_kept_and_have_no_effect():
     assert hasattr(ReplicateConfig, "session_ids")
     config = ReplicateConfig()
     before = str(config)
@@ -146,7 +146,7 @@ def test_fields_that_only_callers_know_are_kept_and_change_nothing():
 
 
 @pytest.mark.parametrize("name", ENUMS)
-def test_an_enumeration_behaves_as_established(name):
+def test_enum_behaves_like_upstream(name):
     kind = getattr(module, name)
     assert list(kind.__members__) == ENUMS[name]
     for value, (text, member) in enumerate(kind.__members__.items()):
@@ -161,16 +161,16 @@ def test_an_enumeration_behaves_as_established(name):
 
 
 @pytest.mark.parametrize("name", EXPORTED)
-def test_members_are_attributes_of_the_module(name):
+def test_enum_members_are_module_attributes(name):
     assert getattr(module, name) is getattr(getattr(module, EXPORTED[name]), name)
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_the_module_has_its_names(name):
+def test_module_exports_upstream_names(name):
     assert getattr(module, name).__doc__
     assert name in module.__all__
 
 
-def test_the_aliases_are_the_same_classes():
+def test_aliases_are_the_same_classes():
     for name in ("Pool", "Lease", "LeaseView"):
         assert getattr(module, f"RegisteredBuffer{name}") is getattr(module, f"Buffer{name}")

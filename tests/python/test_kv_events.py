@@ -105,7 +105,7 @@ def subscribe() -> Iterator[Subscribe]:
         yield made
 
 
-def test_a_subscriber_hears_of_objects_in_order(subscribe: Subscribe) -> None:
+def test_subscriber_receives_events_in_order(subscribe: Subscribe) -> None:
     with publishing("tcp://127.0.0.1:*", "--kv_events_model_name=some/model") as (master, store):
         subscriber = subscribe(endpoint_of(master))
         knocks = knock(subscriber, store)
@@ -159,7 +159,7 @@ def test_a_subscriber_hears_of_objects_in_order(subscribe: Subscribe) -> None:
         assert "object_key" not in events[-1]
 
 
-def test_one_who_does_not_listen_holds_up_nobody_and_sees_what_it_missed(
+def test_slow_subscriber_does_not_block_others(
     subscribe: Subscribe,
 ) -> None:
     with publishing() as (master, store):
@@ -198,7 +198,7 @@ def test_one_who_does_not_listen_holds_up_nobody_and_sees_what_it_missed(
         assert status_of(master)["dropped_events"] == 0, "none was lost for all"
 
 
-def test_subscribers_come_back_by_themselves_and_numbers_begin_anew_with_a_master(
+def test_subscriber_reconnects_to_a_new_master(
     subscribe: Subscribe,
 ) -> None:
     with publishing() as (master, store):

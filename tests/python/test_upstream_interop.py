@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from engine_peers import EnginePeer, start_peer
-from established import established_python
 from metadata_servers import running_etcd
+from upstream_package import upstream_python
 
 if TYPE_CHECKING:
     from conftest import MasterProcess
@@ -28,8 +28,8 @@ RANGES = [(0, 1), (1, 4096), (4097, 65535), (70_001, 65537), (200_003, 1 << 20),
 
 
 @pytest.fixture(scope="module")
-def theirs() -> str:
-    return established_python()
+def upstream() -> str:
+    return upstream_python()
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +46,13 @@ def metadata(request: pytest.FixtureRequest) -> str:
     return request.getfixturevalue("etcd") if request.param == "etcd" else "P2PHANDSHAKE"
 
 
-@pytest.fixture(scope="module", params=["ours to theirs", "theirs to ours"])
+@pytest.fixture(scope="module", params=["to upstream", "from upstream"])
 def pair(
-    request: pytest.FixtureRequest, metadata: str, theirs: str
+    request: pytest.FixtureRequest, metadata: str, upstream: str
 ) -> Iterator[tuple[EnginePeer, EnginePeer]]:
     """Who calls, and whose memory it reaches."""
-    pythons = [sys.executable, theirs]
-    if request.param == "theirs to ours":
+    pythons = [sys.executable, upstream]
+    if request.param == "from upstream":
         pythons.reverse()
     with pytest.MonkeyPatch.context() as patch:
         # With a metadata server the first address of the host would be published.
@@ -141,22 +141,22 @@ def has_ended(caller: EnginePeer, number: int) -> bool:
     return status == 1
 
 
-WAYS = [one_by_one, with_an_opcode, as_a_batch, as_batches_that_go_on, submitted]
+CALLERS = [one_by_one, with_an_opcode, as_a_batch, as_batches_that_go_on, submitted]
 
 
 @pytest.mark.parametrize("opcode", [READ, WRITE], ids=["read", "write"])
-@pytest.mark.parametrize("way", WAYS, ids=[way.__name__ for way in WAYS])
-def test_bytes_arrive(pair, way, opcode):
+@pytest.mark.parametrize("transfer", CALLERS, ids=[transfer.__name__ for transfer in CALLERS])
+def test_transfers_interoperate(pair, transfer, opcode):
     caller, target = pair
-    seed = WAYS.index(way) * 20
+    seed = CALLERS.index(transfer) * 20
     own, other = fill(caller, seed + 1), fill(target, seed + 10)
-    way(caller, target, opcode)
+    transfer(caller, target, opcode)
     wanted = own if opcode == WRITE else other
     assert contents_of(caller) == wanted
     assert contents_of(target) == wanted
 
 
-def test_a_message_follows_the_bytes(pair):
+def test_notification_follows_the_bytes(pair):
     caller, target = pair
     note = {"notify": ["done", "chunk 1, ä"]}
     at = (target.segment, caller.address, target.address, 4096)
@@ -172,13 +172,13 @@ def check(messages: list[list[str]]) -> bool:
     return True
 
 
-def test_each_finds_the_other(pair):
+def test_peers_discover_each_other(pair):
     caller, target = pair
     assert caller.call("send_probe", target.segment) == 0
     assert caller.call("get_first_buffer_address", target.segment) == target.address
 
 
-def test_what_is_not_lent_is_refused(pair):
+def test_rejects_unregistered_ranges(pair):
     caller, target = pair
     for remote in (target.address + LENGTH - 10, target.address - 4096, 4096):
         for name in ("transfer_sync_write", "transfer_sync_read"):
@@ -188,7 +188,7 @@ def test_what_is_not_lent_is_refused(pair):
     wait_for(lambda: caller.call("transfer_sync_write", *ask) == 0)
 
 
-def test_a_peer_that_died_is_an_error_and_not_a_hang(pair):
+def test_dead_peer_fails_without_a_hang(pair):
     caller, target = pair
     ask = (target.segment, caller.address, target.address, 4096)
     assert caller.call("transfer_sync_write", *ask) == 0

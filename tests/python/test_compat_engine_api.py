@@ -108,7 +108,7 @@ CALLS = [
 ]
 
 
-def test_every_established_name_is_there_and_no_other():
+def test_engine_exports_exactly_upstreams_names():
     assert sorted(mooncake.engine.__all__) == sorted(ATTRIBUTES)
     assert mooncake.engine.CoroRPCInterface is RpcInterface
     for cls, table in CLASSES.items():
@@ -144,7 +144,7 @@ def shown(parameter: inspect.Parameter) -> str:
 
 
 @pytest.mark.parametrize(("cls", "name", "wanted", "others"), CALLS)
-def test_parameters_have_the_established_names_and_defaults(cls, name, wanted, others):
+def test_engine_parameters_match_upstream(cls, name, wanted, others):
     call = getattr(cls, name)
     assert " ".join(shown(parameter) for parameter in parameters(call)) == wanted
     for parameter in parameters(call):
@@ -178,19 +178,19 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize(("name", "wanted", "others"), [(n, *row) for n, row in ENGINE.items()])
-def test_every_parameter_may_be_given_by_each_of_its_names(name, wanted, others):
+def test_parameters_accept_their_aliases(name, wanted, others):
     engine = TransferEngine()
     names = [word.partition("=")[0] for word in wanted.split()]
     given = {each: ARGUMENTS.get(each, 4096) for each in names}
     first = answer(engine, name, given)
     assert not isinstance(first, TypeError)
-    for other, established in others.items():
-        renamed = {**given, other: given[established]}
+    for other, canonical in others.items():
+        renamed = {**given, other: given[canonical]}
         both = answer(engine, name, renamed)
         assert isinstance(both, TypeError)
         assert other in str(both)
-        assert established in str(both)
-        del renamed[established]
+        assert canonical in str(both)
+        del renamed[canonical]
         assert repr(answer(engine, name, renamed)) == repr(first)
     unknown = answer(engine, name, {**given, "nonsense": 1})
     assert isinstance(unknown, TypeError)

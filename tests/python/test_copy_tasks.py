@@ -32,7 +32,7 @@ def names(store: Store, key: str) -> set[str]:
     return {copy.segment for copy in store.copies(key)}
 
 
-def test_a_copy_is_made_and_outlives_the_first_holder(pair: tuple[Store, Store]) -> None:
+def test_copy_outlives_its_source(pair: tuple[Store, Store]) -> None:
     first, other = pair
     put_on(first, "copied", b"value" * 1000)
     [copy] = first.copies("copied")
@@ -50,14 +50,14 @@ def test_a_copy_is_made_and_outlives_the_first_holder(pair: tuple[Store, Store])
     assert other.get("copied") == b"value" * 1000
 
 
-def test_a_move_leaves_the_target_only(pair: tuple[Store, Store]) -> None:
+def test_move_leaves_only_the_target(pair: tuple[Store, Store]) -> None:
     first, other = pair
     put_on(first, "moved", b"value")
     assert first.move("moved", first.name, other.name).wait(LIMIT_S).kind == "move"
     assert names(first, "moved") == {other.name}
 
 
-def test_what_cannot_be_a_task_says_why(pair: tuple[Store, Store]) -> None:
+def test_invalid_tasks_are_rejected(pair: tuple[Store, Store]) -> None:
     first, other = pair
     put_on(first, "k", b"value")
     with pytest.raises(mooncake.NotFoundError, match="none"):
@@ -77,7 +77,7 @@ def test_what_cannot_be_a_task_says_why(pair: tuple[Store, Store]) -> None:
             call()
 
 
-def test_a_wait_that_is_too_short_says_where_the_task_stands() -> None:
+def test_short_wait_reports_the_task_state() -> None:
     info = TaskInfo((1, 2), "copy", "processing", NOW, NOW, "")
     looks = []
 
@@ -92,7 +92,7 @@ def test_a_wait_that_is_too_short_says_where_the_task_stands() -> None:
     assert len(looks) >= 2
 
 
-def test_a_drain_empties_a_segment_and_tells_how_far_it_is(pair: tuple[Store, Store]) -> None:
+def test_drain_empties_segment_and_reports_progress(pair: tuple[Store, Store]) -> None:
     first, other = pair
     for at in range(20):
         put_on(first, f"d{at}", bytes([at]) * 10_000)
@@ -109,7 +109,7 @@ def test_a_drain_empties_a_segment_and_tells_how_far_it_is(pair: tuple[Store, St
         assert other.get(f"d{at}") == bytes([at]) * 10_000
 
 
-def test_a_drain_is_waited_for_by_its_block_and_cancelled_by_an_error(
+def test_drain_block_waits_and_cancels_on_error(
     pair: tuple[Store, Store],
 ) -> None:
     first, other = pair

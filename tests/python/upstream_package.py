@@ -12,20 +12,20 @@ import pytest
 
 PACKAGE = "mooncake-transfer-engine-non-cuda==0.3.13.post1"
 # Names the interpreter of an environment that has the package already.
-VARIABLE = "MOONCAKE_TEST_ESTABLISHED_PYTHON"
+VARIABLE = "MOONCAKE_TEST_UPSTREAM_PYTHON"
 
 
-def established_python() -> str:
+def upstream_python() -> str:
     """An interpreter that has the established package; the test is skipped where there is none."""
     given = os.environ.get(VARIABLE)
-    python = Path(given) if given else made_environment()
+    python = Path(given) if given else create_environment()
     done = run(str(python), "-I", "-c", "import mooncake.engine")
     if done.returncode != 0:
         pytest.skip(f"the established package cannot be imported: {last_line(done.stderr)}")
     return str(python)
 
 
-def made_environment() -> Path:
+def create_environment() -> Path:
     """An environment in the user's cache, made the first time and kept."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     version = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -35,8 +35,8 @@ def tables(*sizes: int, dim: int = 3) -> list[np.ndarray]:
     ]
 
 
-def test_rows_of_tables_are_looked_up_by_head(established):
-    engram = layer(established)
+def test_engram_looks_up_rows_by_head(compat_store):
+    engram = layer(compat_store)
     assert engram.get_store_keys() == ["engram:l7:h0", "engram:l7:h1"]
     assert (engram.get_num_heads(), engram.get_embedding_dim()) == (2, 3)
     assert engram.get_table_vocab_sizes() == [4, 6]
@@ -49,15 +49,15 @@ def test_rows_of_tables_are_looked_up_by_head(established):
         assert found.dtype == np.float32
         assert np.array_equal(found, expected)
     assert engram.lookup(np.empty((0, 5, 2), np.int64)).shape == (0, 5, 2, 3)
-    assert established.get("engram:l7:h1") == kept[1].tobytes()
+    assert compat_store.get("engram:l7:h1") == kept[1].tobytes()
     with pytest.raises(RuntimeError, match=r"remove_from_store failed, rc=-706"):
         engram.remove_from_store()
     assert engram.remove_from_store(force=True) == 2
     assert engram.remove_from_store() == 0
 
 
-def test_tables_are_stored_all_or_none(established):
-    engram = layer(established)
+def test_engram_tables_are_stored_atomically(compat_store):
+    engram = layer(compat_store)
     for wrong, text in [
         (tables(4), "must match num_heads"),
         (tables(4, 5), "populate failed"),
@@ -65,16 +65,16 @@ def test_tables_are_stored_all_or_none(established):
     ]:
         with pytest.raises(RuntimeError, match=text):
             engram.populate(wrong)
-        assert established.batch_is_exist(engram.get_store_keys()) == [0, 0]
-    assert established.put("engram:l7:h1", b"in the way") == 0
+        assert compat_store.batch_is_exist(engram.get_store_keys()) == [0, 0]
+    assert compat_store.put("engram:l7:h1", b"in the way") == 0
     with pytest.raises(RuntimeError, match="'engram:l7:h1' is there already"):
         engram.populate(tables(4, 6))
-    assert established.batch_is_exist(engram.get_store_keys()) == [0, 1]
-    assert established.get("engram:l7:h1") == b"in the way"
+    assert compat_store.batch_is_exist(engram.get_store_keys()) == [0, 1]
+    assert compat_store.get("engram:l7:h1") == b"in the way"
 
 
-def test_a_lookup_that_cannot_be_is_refused(established):
-    engram = layer(established)
+def test_engram_rejects_invalid_lookups(compat_store):
+    engram = layer(compat_store)
     ids = np.zeros((1, 1, 2), np.int64)
     with pytest.raises(RuntimeError, match="lookup failed"):
         engram.lookup(ids)
@@ -90,7 +90,7 @@ def test_a_lookup_that_cannot_be_is_refused(established):
             engram.lookup(wrong)
 
 
-def test_tables_need_a_shape_and_a_store():
+def test_engram_needs_a_shape_and_a_store():
     for sizes, dim in [((), 3), ((0,), 3), ((4,), 0)]:
         with pytest.raises(ValueError, match="EngramStoreConfig"):
             layer(None, sizes, dim)
@@ -105,7 +105,7 @@ def test_tables_need_a_shape_and_a_store():
         layer(MooncakeDistributedStore())
 
 
-def test_memory_is_allocated_and_freed_by_c_functions(established):
+def test_c_allocator_functions_work(compat_store):
     allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(
         get_alloc_func_addr()
     )
@@ -117,12 +117,12 @@ def test_memory_is_allocated_and_freed_by_c_functions(established):
     assert at % os.sysconf("SC_PAGE_SIZE") == 0
     assert ctypes.string_at(at, 100_000) == bytes(100_000)
     ctypes.memset(at, 5, 100_000)
-    assert established.register_buffer(at, 100_000) == 0
-    assert established.put_from("k", at, 100_000) == 0
-    assert established.unregister_buffer(at) == 0
-    assert established.get("k") == b"\5" * 100_000
+    assert compat_store.register_buffer(at, 100_000) == 0
+    assert compat_store.put_from("k", at, 100_000) == 0
+    assert compat_store.unregister_buffer(at) == 0
+    assert compat_store.get("k") == b"\5" * 100_000
     free(at, 100_000, 0, None)
-    assert established.put_from("gone", at, 100_000) == -600, "the memory is not mapped any more"
+    assert compat_store.put_from("gone", at, 100_000) == -600, "the memory is not mapped any more"
     # What was freed, or never allocated, is left alone.
     free(at, 100_000, 0, None)
     free(None, 0, 0, None)
@@ -130,13 +130,13 @@ def test_memory_is_allocated_and_freed_by_c_functions(established):
         assert allocate(impossible, 0, None) is None
 
 
-def test_targets_over_nvme_are_refused():
+def test_nvme_targets_are_unsupported():
     register = MooncakeDistributedNoFRegister()
     assert register.real_register("127.0.0.1:1", 1, "e", 2, 3, 4, "n") == -1012
     assert register.real_unregister_by_endpoint("127.0.0.1:1", 1, "e", 2, "n") == -1012
 
 
-def test_a_wrapper_passes_its_store_on():
+def test_wrapper_exposes_its_store():
     class Wrapper:
         def __init__(self, store: MooncakeDistributedStore) -> None:
             self.store = store

@@ -56,7 +56,7 @@ def names_of(face: type) -> set[str]:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair[1].__name__)
-def test_both_faces_have_the_same_names_and_parameters(pair):
+def test_async_api_mirrors_sync_api(pair):
     face, awaited, only, only_awaited = pair
     assert names_of(face) - names_of(awaited) <= set(only)
     assert names_of(awaited) - names_of(face) <= set(only_awaited)
@@ -96,7 +96,7 @@ async def places(store: AsyncStore, key: str) -> set[str]:
     return {copy.segment for copy in await store.copies(key)}
 
 
-def test_a_copy_is_made_and_a_move_leaves_the_target_only(quick_master: MasterProcess) -> None:
+def test_copy_adds_a_replica_and_move_relocates_it(quick_master: MasterProcess) -> None:
     async def main() -> None:
         async with pool(quick_master) as (first, other):
             await put_on(first, "k", b"value" * 1000)
@@ -117,7 +117,7 @@ def test_a_copy_is_made_and_a_move_leaves_the_target_only(quick_master: MasterPr
     asyncio.run(main())
 
 
-def test_what_cannot_be_a_task_says_why(quick_master: MasterProcess) -> None:
+def test_invalid_tasks_are_rejected(quick_master: MasterProcess) -> None:
     async def main() -> None:
         async with pool(quick_master) as (first, other):
             await put_on(first, "k", b"value")
@@ -147,7 +147,7 @@ def test_what_cannot_be_a_task_says_why(quick_master: MasterProcess) -> None:
     asyncio.run(main())
 
 
-def test_a_drain_empties_a_segment_and_tells_how_far_it_is(quick_master: MasterProcess) -> None:
+def test_drain_empties_segment_and_reports_progress(quick_master: MasterProcess) -> None:
     async def main() -> None:
         async with pool(quick_master) as (first, other):
             await asyncio.gather(
@@ -167,7 +167,7 @@ def test_a_drain_empties_a_segment_and_tells_how_far_it_is(quick_master: MasterP
     asyncio.run(main())
 
 
-def test_a_drain_is_waited_for_by_its_block_and_cancelled_with_it(
+def test_drain_block_waits_and_cancels_on_error(
     quick_master: MasterProcess,
 ) -> None:
     async def main() -> None:
@@ -184,7 +184,7 @@ def test_a_drain_is_waited_for_by_its_block_and_cancelled_with_it(
     asyncio.run(main())
 
 
-def test_a_block_that_is_cancelled_cancels_its_drain(quick_master: MasterProcess) -> None:
+def test_cancelled_block_cancels_its_drain(quick_master: MasterProcess) -> None:
     begun = asyncio.Event()
     drains: list[mooncake.AsyncDrain] = []
 
@@ -211,7 +211,7 @@ def test_a_block_that_is_cancelled_cancels_its_drain(quick_master: MasterProcess
     asyncio.run(main())
 
 
-def test_a_wait_that_is_cancelled_leaves_the_task_alone(mortal_master: MasterProcess) -> None:
+def test_cancelled_wait_leaves_task_running(mortal_master: MasterProcess) -> None:
     async def main() -> None:
         config = StoreConfig(segment_bytes=32 * MIB, rpc_timeout_s=60)
         async with (
@@ -232,7 +232,7 @@ def test_a_wait_that_is_cancelled_leaves_the_task_alone(mortal_master: MasterPro
     asyncio.run(main())
 
 
-def test_a_master_that_is_gone_fails_the_check(mortal_master: MasterProcess) -> None:
+def test_check_fails_without_master(mortal_master: MasterProcess) -> None:
     async def main() -> None:
         async with AsyncStore(mortal_master.address, CONFIG) as store:
             await store.check()

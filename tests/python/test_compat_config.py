@@ -17,7 +17,7 @@ from mooncake.store import (
 )
 
 
-def test_the_defaults_and_their_text():
+def test_config_defaults_and_text():
     config = ReplicateConfig()
     assert config.replica_num == 1
     assert config.soft_pin_action is SoftPinAction.PRESERVE
@@ -30,7 +30,7 @@ def test_the_defaults_and_their_text():
     )
 
 
-def test_every_field_shows_in_the_text():
+def test_config_text_shows_every_field():
     config = ReplicateConfig()
     config.preferred_segments = ["a:1", "b:2"]
     config.preferred_segment = "c:3"
@@ -43,7 +43,7 @@ def test_every_field_shows_in_the_text():
     assert str(config).endswith("data_type: TENSOR, group_ids: [g, h] }")
 
 
-def test_the_older_soft_pin_is_the_newer_action():
+def test_with_soft_pin_is_an_alias_of_the_action():
     config = ReplicateConfig()
     assert config.with_soft_pin is False
     config.with_soft_pin = True
@@ -52,14 +52,14 @@ def test_the_older_soft_pin_is_the_newer_action():
     assert config.with_soft_pin is False
 
 
-def test_both_forms_of_the_same_node_are_read():
+def test_prefer_same_node_accepts_text():
     config = ReplicateConfig()
     for given, is_on in ((True, True), ("", False), ("True", True), (False, False)):
         config.prefer_alloc_in_same_node = given
         assert config.prefer_alloc_in_same_node is is_on
 
 
-def test_lists_are_copied_out():
+def test_config_lists_are_copies():
     config = ReplicateConfig()
     config.preferred_segments = ["a:1"]
     config.preferred_segments.append("b:2")
@@ -82,20 +82,20 @@ def test_lists_are_copied_out():
         ("group_ids", "g"),
     ],
 )
-def test_a_field_of_a_wrong_type_raises(field, value):
+def test_wrong_field_type_raises(field, value):
     with pytest.raises(TypeError):
         setattr(ReplicateConfig(), field, value)
 
 
 @pytest.mark.parametrize("field", ["with_soft_pin", "with_hard_pin", "prefer_alloc_in_same_node"])
 @pytest.mark.parametrize(("value", "is_on"), [(1, True), (0, False), (None, False), (2.5, True)])
-def test_a_switch_takes_whatever_has_a_truth_value_of_its_own(field, value, is_on):
+def test_switches_accept_truth_values(field, value, is_on):
     config = ReplicateConfig()
     setattr(config, field, value)
     assert getattr(config, field) is is_on
 
 
-def test_an_unknown_field_raises():
+def test_unknown_field_raises():
     with pytest.raises(AttributeError):
         ReplicateConfig().replicas = 2  # type: ignore[attr-defined]
 
@@ -110,7 +110,7 @@ def test_an_unknown_field_raises():
         (ObjectDataType.GENERAL, 9),
     ],
 )
-def test_members_have_numbers_and_are_no_numbers(member, number):
+def test_enum_members_do_not_equal_integers(member, number):
     kind = type(member)
     assert repr(member) == f"<{kind.__name__}.{member.name}: {number}>"
     assert str(member) == f"{kind.__name__}.{member.name}"
@@ -124,14 +124,14 @@ def test_members_have_numbers_and_are_no_numbers(member, number):
     assert kind(number) is member
 
 
-def test_an_unknown_number_is_accepted_and_prints_so():
+def test_unknown_enum_value_is_accepted():
     assert ReplicaStatus(77).value == 77
     assert ReplicaStatus(77).name == "???"
     with pytest.raises((TypeError, ValueError)):
         ReplicaStatus("x")
 
 
-def test_members_stand_in_the_module_and_the_later_enumeration_wins():
+def test_exported_members_favor_the_later_enum():
     assert store.COMPLETE is ReplicaStatus.COMPLETE
     assert store.FAILED is TaskStatus.FAILED
     assert store.PROCESSING is TaskStatus.PROCESSING

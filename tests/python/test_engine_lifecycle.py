@@ -55,7 +55,7 @@ IDLE = [
 
 
 @pytest.mark.parametrize("call", IDLE, ids=range(len(IDLE)))
-def test_an_engine_that_does_not_run_fails_every_call(call):
+def test_uninitialized_engine_fails_every_call(call):
     ask, answer = call
     assert ask(TransferEngine()) == answer
     failed = TransferEngine()
@@ -63,7 +63,7 @@ def test_an_engine_that_does_not_run_fails_every_call(call):
     assert ask(failed) == answer
 
 
-def test_what_initialize_takes_and_refuses():
+def test_initialize_validates_its_arguments():
     engine = TransferEngine()
     start = time.monotonic()
     here = "127.0.0.1:1"
@@ -91,7 +91,7 @@ def test_what_initialize_takes_and_refuses():
         engine.initialize("127.0.0.1:1", "P2PHANDSHAKE", "tcp")
 
 
-def test_ports_come_from_the_range_that_the_environment_gives(monkeypatch):
+def test_rpc_port_comes_from_the_configured_range(monkeypatch):
     monkeypatch.setenv("MC_MIN_RPC_PORT", "23100")
     monkeypatch.setenv("MC_MAX_RPC_PORT", "23199")
     monkeypatch.setenv("MC_TCP_BIND_ADDRESS", "127.0.0.1")
@@ -104,7 +104,7 @@ def test_ports_come_from_the_range_that_the_environment_gives(monkeypatch):
     assert start_engine(name=f"127.0.0.1:{port}").get_rpc_port() == port
 
 
-def test_the_handshake_socket_is_set_up_by_the_environment(monkeypatch):
+def test_environment_configures_the_handshake_socket(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     monkeypatch.setenv("MC_LEGACY_RPC_PORT_BINDING", "1")
@@ -119,7 +119,7 @@ def test_the_handshake_socket_is_set_up_by_the_environment(monkeypatch):
     assert TransferEngine().initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == -1
 
 
-def test_a_variable_without_effect_is_told_of_once():
+def test_ineffective_variable_is_logged_once():
     start = "e = TransferEngine(); assert e.initialize('127.0.0.1', 'P2PHANDSHAKE', 'tcp', '') == 0"
     script = f"from mooncake.engine import TransferEngine\n{start}\n{start}"
     done = run_script(script, env={"MC_TCP_PROTO": "1"})
@@ -128,7 +128,7 @@ def test_a_variable_without_effect_is_told_of_once():
     assert "no effect" in done.stderr
 
 
-def test_a_second_initialize_replaces_the_engine():
+def test_second_initialize_replaces_the_engine():
     engine = start_engine()
     memory = Memory.of(bytes(100))
     assert engine.register_memory(memory.address, 100) == 0
@@ -139,7 +139,7 @@ def test_a_second_initialize_replaces_the_engine():
     assert engine.send_probe(old) == -102
 
 
-def test_a_name_on_a_metadata_server_belongs_to_one_live_engine(master: MasterProcess):
+def test_metadata_name_belongs_to_one_live_engine(master: MasterProcess):
     server = f"http://{master.metadata}/metadata"
     first = start_engine(name="127.0.0.1:501", metadata=server)
     second = TransferEngine()
@@ -151,7 +151,7 @@ def test_a_name_on_a_metadata_server_belongs_to_one_live_engine(master: MasterPr
     assert second.initialize("127.0.0.1:501", server, "tcp", "") == 0
 
 
-def test_registration_answers_by_number():
+def test_registration_returns_upstream_codes():
     engine = start_engine()
     memory = Memory.of(bytes(1000))
     at = memory.address
@@ -179,7 +179,7 @@ def test_registration_answers_by_number():
     assert engine.register_memory(at, 500) == 0
 
 
-def test_arguments_of_a_wrong_type_raise():
+def test_wrong_argument_types_raise():
     engine = start_engine()
     with pytest.raises(TypeError):
         engine.register_memory("here", 10)
@@ -209,7 +209,7 @@ class Tens:
         return 10
 
 
-def test_lists_may_be_sequences_of_any_kind():
+def test_lists_accept_any_sequence():
     numpy = pytest.importorskip("numpy")
     engine, memory = start_engine(), Memory.of(bytes(range(100)))
     at = [memory.address + 10 * i for i in range(3)]
@@ -230,7 +230,7 @@ def test_lists_may_be_sequences_of_any_kind():
             engine.get_batch_transfer_status(other)
 
 
-def test_managed_buffers_are_apart_and_freed_once():
+def test_managed_buffers_are_disjoint_and_freed_once():
     engine = start_engine()
     lengths = [0, 1, 8192, 8193, 100_000, MIB, 256 * MIB, 256 * MIB + 1]
     buffers = [(engine.allocate_managed_buffer(length), length) for length in lengths]
@@ -248,7 +248,7 @@ def test_managed_buffers_are_apart_and_freed_once():
     assert engine.allocate_managed_buffer(1 << 60) == 0
 
 
-def test_bytes_are_copied_to_good_addresses_only():
+def test_copies_reject_bad_addresses():
     engine = TransferEngine()
     memory = Memory.of(bytes(10))
     assert engine.write_bytes_to_buffer(memory.address, b"a\0b", 3) == 0
@@ -268,7 +268,7 @@ def test_bytes_are_copied_to_good_addresses_only():
                 engine.read_bytes_from_buffer(bad, length)
 
 
-def test_a_topology_names_what_the_kernel_lists_or_what_a_file_says(monkeypatch, tmp_path):
+def test_topology_comes_from_kernel_or_file(monkeypatch, tmp_path):
     topology = json.loads(TransferEngine().get_local_topology())
     assert "cpu:0" in topology
     assert all(len(lists) == 2 for lists in topology.values())
@@ -281,7 +281,7 @@ def test_a_topology_names_what_the_kernel_lists_or_what_a_file_says(monkeypatch,
     assert json.loads(TransferEngine().get_local_topology()) == topology
 
 
-def test_opcodes_and_messages_look_as_established():
+def test_opcodes_and_notifications_match_upstream():
     assert repr(TransferOpcode.Read) == "<TransferOpcode.Read: 0>"
     assert TransferOpcode.Read is TransferOpcode.READ is mooncake.engine.Read
     assert TransferOpcode.Write is TransferOpcode.WRITE is mooncake.engine.Write
@@ -301,7 +301,7 @@ def test_opcodes_and_messages_look_as_established():
     assert not any(getattr(mooncake.engine, name) for name in flags)
 
 
-def test_without_a_driver_calls_on_a_stream_say_which_library_they_looked_for(monkeypatch):
+def test_stream_calls_name_the_missing_driver(monkeypatch):
     monkeypatch.setenv("MC_CUDA_DRIVER", "libno-driver.so.1")
     engine = start_engine()
     for name in ("transfer_write_on_cuda", "transfer_read_on_cuda"):
@@ -311,14 +311,14 @@ def test_without_a_driver_calls_on_a_stream_say_which_library_they_looked_for(mo
             getattr(engine, f"batch_{name}")("s", [1], [2], [3], stream_ptr=0)
 
 
-def test_every_call_lists_its_parameters():
+def test_docstrings_list_the_parameters():
     for name, call in inspect.getmembers(TransferEngine, inspect.isfunction):
         if not name.startswith("_"):
             parameters = list(inspect.signature(call).parameters)[1:]
             assert all(f"{parameter}:" in (call.__doc__ or "") for parameter in parameters), name
 
 
-def test_a_store_shares_the_engine_and_leaves_it_running():
+def test_store_shares_an_engine_and_leaves_it_running():
     engine = start_engine()
     memory = Memory.of(b"0123456789")
     assert engine.register_memory(memory.address, 10) == 0
@@ -345,7 +345,7 @@ def test_a_store_shares_the_engine_and_leaves_it_running():
     assert store.close() == 0
 
 
-def test_a_store_that_shares_an_engine_is_reached_by_others(master: MasterProcess):
+def test_store_with_shared_engine_is_reachable(master: MasterProcess):
     engine = start_engine()
     store, other = MooncakeDistributedStore(), MooncakeDistributedStore()
     args = ("127.0.0.1", "P2PHANDSHAKE")
@@ -390,7 +390,7 @@ assert engine.transfer_sync_write(name, buffer, buffer + 50, 6) == 0
 """
 
 
-def test_a_forked_child_starts_an_engine_of_its_own_and_harms_none():
+def test_forked_child_starts_its_own_engine():
     assert_quiet(run_script(FORK))
 
 
@@ -404,13 +404,13 @@ assert engine.transfer_submit_write(name, buffer, buffer, 1 << 20) > 0
 """
 
 
-def test_a_program_ends_at_once_with_an_engine_running():
+def test_program_exits_with_an_engine_running():
     start = time.monotonic()
     assert_quiet(run_script(EXIT))
     assert time.monotonic() - start < 5
 
 
-def test_an_engine_ends_while_a_peer_is_attached():
+def test_engine_ends_while_a_peer_is_attached():
     peer, engine = start_peer(), start_engine()
     memory = Memory.of(bytes(10))
     assert engine.transfer_sync_read(peer.segment, memory.address, peer.managed, 10) == 0

@@ -61,33 +61,33 @@ UNREADY = [
 
 
 @pytest.mark.parametrize("call", UNREADY, ids=range(len(UNREADY)))
-def test_before_setup_every_call_fails_softly(call):
+def test_calls_before_setup_return_error_values(call):
     action, answer = call
     assert action(MooncakeDistributedStore()) == answer
 
 
-def test_after_close_every_call_fails_softly(fresh):
+def test_calls_after_close_return_error_values(fresh):
     assert set_up(fresh, "embedded") == 0
     assert fresh.close() == 0
     for action, answer in UNREADY:
         assert action(fresh) == answer
 
 
-def test_a_call_before_setup_says_so_in_words(fresh):
+def test_call_before_setup_sets_last_error(fresh):
     assert fresh.put("k", b"v") == INVALID
     error = mooncake.last_error()
     assert isinstance(error, mooncake.ClosedError)
     assert "setup()" in str(error)
 
 
-def test_after_a_failed_setup_the_store_knows_its_name_and_nothing_else(fresh):
+def test_failed_setup_keeps_only_the_hostname(fresh):
     assert fresh.setup("localhost:7777", "P2PHANDSHAKE", 0, 0, "foo", "", "embedded") == INVALID
     assert (fresh.put("k", b"v"), fresh.get("k"), fresh.health_check()) == (INVALID, b"", 1)
     assert fresh.get_hostname() == "localhost:7777"
     assert fresh.close() == 0
 
 
-def test_close_twice_and_a_second_setup_work(fresh):
+def test_second_close_and_second_setup_work(fresh):
     assert set_up(fresh, "embedded") == 0
     assert fresh.put("k", b"v") == 0
     assert set_up(fresh, "embedded") == 0
@@ -111,11 +111,11 @@ def test_close_twice_and_a_second_setup_work(fresh):
         (("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", "no address"), INVALID),
     ],
 )
-def test_setup_accepts_and_refuses_as_established(fresh, arguments, code):
+def test_setup_validates_like_upstream(fresh, arguments, code):
     assert fresh.setup(*arguments) == code
 
 
-def test_the_defaults_of_the_documents_are_accepted(fresh):
+def test_documented_defaults_are_accepted(fresh):
     assert fresh.setup("localhost", "P2PHANDSHAKE", master_server_addr="embedded") == 0
     assert fresh.put("k", b"v") == 0
 
@@ -129,7 +129,7 @@ def test_the_defaults_of_the_documents_are_accepted(fresh):
         {"master_server_addr": "embedded", "local_buffer_size": 0, "rdma_devices": None},
     ],
 )
-def test_a_dictionary_sets_up_too(fresh, config):
+def test_setup_accepts_a_dict(fresh, config):
     config = {"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE", **config}
     assert fresh.setup(config) == 0
     assert (fresh.put("k", b"v"), fresh.get("k")) == (0, b"v")
@@ -149,7 +149,7 @@ def test_a_dictionary_sets_up_too(fresh, config):
         {"protocol": "foo"},
     ],
 )
-def test_a_dictionary_with_a_wrong_value_is_refused(fresh, change):
+def test_rejects_dict_with_invalid_value(fresh, change):
     config = {
         "local_hostname": "localhost",
         "metadata_server": "P2PHANDSHAKE",
@@ -159,7 +159,7 @@ def test_a_dictionary_with_a_wrong_value_is_refused(fresh, change):
     assert fresh.setup(config) == INVALID
 
 
-def test_an_unknown_setting_is_logged_with_the_nearest_name(fresh, caplog):
+def test_unknown_setting_logs_the_nearest_name(fresh, caplog):
     config = {
         "local_hostname": "localhost",
         "metadata_server": "P2PHANDSHAKE",
@@ -171,7 +171,7 @@ def test_an_unknown_setting_is_logged_with_the_nearest_name(fresh, caplog):
     assert "'global_segment_size'" in caplog.text
 
 
-def test_arguments_of_a_wrong_type_raise(fresh):
+def test_wrong_argument_types_raise(fresh):
     with pytest.raises(TypeError, match="metadata_server"):
         fresh.setup("localhost")
     with pytest.raises(TypeError, match="local_hostname"):
@@ -189,7 +189,7 @@ def test_arguments_of_a_wrong_type_raise(fresh):
             fresh.setup("localhost", "P2PHANDSHAKE", *sizes)
 
 
-def test_a_dictionary_stands_alone(fresh):
+def test_dict_excludes_other_arguments(fresh):
     config = {"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE"}
     with pytest.raises(TypeError, match="protocol"):
         fresh.setup(config=config, protocol="rdma")
@@ -200,7 +200,7 @@ def test_a_dictionary_stands_alone(fresh):
     assert fresh.health_check() == 1
 
 
-def test_what_is_not_built_is_refused_and_not_faked(fresh, tmp_path):
+def test_unsupported_features_are_rejected(fresh, tmp_path):
     with pytest.raises(ValueError, match="Invalid FileStorage configuration"):
         fresh.setup(
             "localhost", "P2PHANDSHAKE", enable_ssd_offload=True, ssd_offload_path="/nowhere"
@@ -210,14 +210,14 @@ def test_what_is_not_built_is_refused_and_not_faked(fresh, tmp_path):
     assert not hasattr(MooncakeDistributedStore, "put_tensor")
 
 
-def test_a_host_without_a_port_gets_one_for_its_name(fresh):
+def test_hostname_without_port_gets_a_port(fresh):
     assert set_up(fresh, "embedded") == 0
     name = re.fullmatch(r"localhost:(\d+)", fresh.get_hostname())
     assert name
     assert 12300 <= int(name[1]) <= 14300
 
 
-def test_the_range_of_ports_for_names_comes_from_the_environment(fresh, monkeypatch):
+def test_name_ports_come_from_the_environment(fresh, monkeypatch):
     monkeypatch.setenv("MC_STORE_CLIENT_MIN_PORT", "20001")
     monkeypatch.setenv("MC_STORE_CLIENT_MAX_PORT", "20001")
     assert set_up(fresh, "embedded") == 0
@@ -227,7 +227,7 @@ def test_the_range_of_ports_for_names_comes_from_the_environment(fresh, monkeypa
     assert set_up(fresh, "embedded") == INVALID
 
 
-def test_two_stores_of_one_name_are_refused_by_a_metadata_server(fresh, master: MasterProcess):
+def test_metadata_server_rejects_duplicate_names(fresh, master: MasterProcess):
     metadata = f"http://{master.metadata}/metadata"
     other = MooncakeDistributedStore()
     try:
@@ -238,7 +238,7 @@ def test_two_stores_of_one_name_are_refused_by_a_metadata_server(fresh, master: 
         other.close()
 
 
-def test_an_unreachable_master_is_named_within_five_seconds(fresh, caplog):
+def test_unreachable_master_is_named_in_the_error(fresh, caplog):
     begin = time.monotonic()
     assert set_up(fresh, "127.0.0.1:1") == INVALID
     assert time.monotonic() - begin < 8
@@ -246,7 +246,7 @@ def test_an_unreachable_master_is_named_within_five_seconds(fresh, caplog):
     assert "127.0.0.1:1" in str(mooncake.last_error())
 
 
-def test_a_subclass_may_have_attributes_and_the_class_itself_may_not():
+def test_only_subclasses_accept_attributes():
     class Sub(MooncakeDistributedStore):
         pass
 
@@ -256,7 +256,7 @@ def test_a_subclass_may_have_attributes_and_the_class_itself_may_not():
         MooncakeDistributedStore().note = 1  # type: ignore[attr-defined]
 
 
-def test_every_parameter_is_documented_in_the_docstring():
+def test_parameters_are_documented():
     import inspect
 
     for name, call in inspect.getmembers(MooncakeDistributedStore, inspect.isfunction):
@@ -269,7 +269,7 @@ def test_every_parameter_is_documented_in_the_docstring():
     assert isinstance(ReplicateConfig.__doc__, str)
 
 
-def test_a_cluster_id_keeps_clusters_apart_on_one_metadata_server(
+def test_cluster_id_prefixes_metadata_keys(
     fresh, master: MasterProcess, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("MC_METADATA_CLUSTER_ID", "blue")

@@ -110,7 +110,7 @@ def clients_of(store: MooncakeDistributedStore) -> int:
     return store._native.status()["clients"]
 
 
-def test_a_guest_puts_and_others_read_the_very_bytes(guest, member):
+def test_dummy_client_puts_and_others_read(guest, member):
     value = bytes(range(256)) * 4096
     assert guest.put("dummy/a", value) == 0
     assert guest.get("dummy/a") == value
@@ -123,7 +123,7 @@ def test_a_guest_puts_and_others_read_the_very_bytes(guest, member):
     assert (guest.health_check(), guest.get_hostname()) == (0, "")
 
 
-def test_memory_of_the_pool_is_written_and_read_in_place(guest, member):
+def test_pool_memory_is_used_in_place(guest, member):
     address = guest.alloc_from_mem_pool(2 * MIB)
     assert address % 4096 == 0
     other = guest.alloc_from_mem_pool(MIB)
@@ -145,7 +145,7 @@ def test_memory_of_the_pool_is_written_and_read_in_place(guest, member):
     assert guest.put_from("dummy/null", 0, 10) < 0
 
 
-def test_any_memory_of_the_process_serves(guest, member):
+def test_heap_memory_can_be_registered(guest, member):
     buffer = ctypes.create_string_buffer(b"from the heap" * 1000)
     at, size = ctypes.addressof(buffer), len(buffer)
     assert guest.register_buffer(at, size) == 0
@@ -154,7 +154,7 @@ def test_any_memory_of_the_process_serves(guest, member):
     assert guest.unregister_buffer(at) == 0
 
 
-def test_batches_parts_and_many_buffers(guest, member):
+def test_batches_parts_and_scattered_buffers_work(guest, member):
     keys = [f"dummy/batch/{i}" for i in range(2000)]
     values = [f"value {i}".encode() for i in range(2000)]
     assert guest.put_batch(keys, values) == 0
@@ -180,7 +180,7 @@ def test_batches_parts_and_many_buffers(guest, member):
     assert guest.remove_by_regex("^dummy/batch/", force=True) == 2000
 
 
-def test_sessions_descriptors_and_pools_are_there_too(guest, daemon):
+def test_sessions_descriptors_and_pools_work(guest, daemon):
     assert guest.put("dummy/s", b"0123456789") == 0
     base = guest.alloc_from_mem_pool(4096)
     assert guest.batch_get_session_start(["dummy/s"]) == [0]
@@ -195,7 +195,7 @@ def test_sessions_descriptors_and_pools_are_there_too(guest, daemon):
         assert guest.get_into("dummy/s", lease.ptr, 4096) == 10
 
 
-def test_a_guest_lends_nothing_and_is_set_up_once(guest):
+def test_dummy_client_cannot_mount_or_init_twice(guest):
     assert guest.allocate_and_mount_segment(16 * MIB)["ret"] == -1
     assert guest.mount_segment("/dev/shm/nothing", MIB)["ret"] == -1
     assert guest.unmount_segment(["1-2"]) == -1
@@ -204,7 +204,7 @@ def test_a_guest_lends_nothing_and_is_set_up_once(guest):
     assert guest.put("dummy/still", b"there") == 0
 
 
-def test_the_bytes_of_a_guest_stay_when_it_ends(daemon, member):
+def test_objects_outlive_their_dummy_client(daemon, member):
     script = """
 import sys
 from mooncake.store import MooncakeDistributedStore
@@ -232,7 +232,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("kind", ["alone", "fork"])
-def test_what_a_killed_guest_held_is_free_at_once(daemon, member, kind):
+def test_killed_dummy_client_is_released_at_once(daemon, member, kind):
     """Also while a forked child keeps the sockets of the dead one open."""
     calm = "ignore:This process:DeprecationWarning"
     before = clients_of(member)
@@ -253,7 +253,7 @@ def test_what_a_killed_guest_held_is_free_at_once(daemon, member, kind):
                 os.kill(child, signal.SIGKILL)
 
 
-def test_calls_go_on_when_a_killed_daemon_is_back(master, daemon, guest):
+def test_calls_resume_after_daemon_restart(master, daemon, guest):
     address = guest.alloc_from_mem_pool(MIB)
     assert guest.register_buffer(address, MIB) == 0
     ctypes.memset(address, 5, MIB)
@@ -277,7 +277,7 @@ def test_calls_go_on_when_a_killed_daemon_is_back(master, daemon, guest):
         again.stop()
 
 
-def test_a_guest_outlives_its_daemon(daemon):
+def test_close_is_quick_without_a_daemon(daemon):
     store = MooncakeDistributedStore()
     assert store.setup_dummy(MIB, 0, daemon.address) == 0
     daemon.kill()
@@ -286,7 +286,7 @@ def test_a_guest_outlives_its_daemon(daemon):
     assert time.monotonic() - began < 10
 
 
-def test_the_store_of_the_parent_is_dead_in_a_forked_child(daemon):
+def test_forked_child_cannot_use_parents_store(daemon):
     script = """
 import os, sys
 from mooncake.store import MooncakeDistributedStore
@@ -309,7 +309,7 @@ assert store.close() == 0
     assert_quiet(run_script(script, daemon.address))
 
 
-def test_two_daemons_of_one_host_serve_their_own_guests(master, daemon, guest):
+def test_two_daemons_serve_their_own_clients(master, daemon, guest):
     with_other = start_daemon(master.address)
     other = MooncakeDistributedStore()
     try:
@@ -326,7 +326,7 @@ def test_two_daemons_of_one_host_serve_their_own_guests(master, daemon, guest):
             with_other.stop()
 
 
-def test_a_guest_may_be_set_up_before_its_daemon(master):
+def test_setup_waits_for_a_starting_daemon(master):
     first = start_daemon(master.address)
     port = first.port
     assert first.stop() == 0
@@ -351,7 +351,7 @@ assert store.close() == 0
             daemon.stop()
 
 
-def test_nobody_or_a_master_at_the_address_is_refused(master, monkeypatch):
+def test_setup_rejects_addresses_without_a_daemon(master, monkeypatch):
     monkeypatch.setenv("MC_RPC_CONNECT_TIMEOUT_MS", "300")
     store = MooncakeDistributedStore()
     assert store.setup_dummy(MIB, 0, "127.0.0.1:1") == -1
@@ -364,7 +364,7 @@ def test_nobody_or_a_master_at_the_address_is_refused(master, monkeypatch):
             store.setup_dummy(*wrong)
 
 
-def test_a_daemon_whose_master_dies_says_so(mortal_master):
+def test_daemon_reports_an_unreachable_master(mortal_master):
     daemon = start_daemon(mortal_master.address)
     store = MooncakeDistributedStore()
     try:
@@ -377,7 +377,7 @@ def test_a_daemon_whose_master_dies_says_so(mortal_master):
         daemon.stop()
 
 
-def test_guests_live_in_the_tenant_of_their_daemon(tmp_path):
+def test_dummy_clients_share_their_daemons_tenant(tmp_path):
     quotas = tmp_path / "quotas.yaml"
     quotas.write_text("version: 1\ntenants:\n  - name: a\n    quota: 1GB\n")
     flags = ("--enable_multi_tenants", f"--tenant_quota_connector_uri=file://{quotas}")
@@ -397,7 +397,7 @@ def test_guests_live_in_the_tenant_of_their_daemon(tmp_path):
         master.stop()
 
 
-def test_a_daemon_with_a_metadata_server_serves_guests_too(master):
+def test_daemon_works_with_http_metadata(master):
     server = f"--metadata_server=http://{master.metadata}/metadata"
     daemon = start_daemon(master.address, server)
     guests = [MooncakeDistributedStore(), MooncakeDistributedStore()]
@@ -442,7 +442,7 @@ assert is_over and done > 0, "nothing went on in the end"
 """
 
 
-def test_no_wrong_bytes_are_read_while_daemons_and_guests_are_killed(master, tmp_path):
+def test_reads_stay_intact_while_processes_are_killed(master, tmp_path):
     """Every byte says whose it is."""
     daemon = start_daemon(master.address)
     over = tmp_path / "over"
@@ -480,7 +480,7 @@ def test_no_wrong_bytes_are_read_while_daemons_and_guests_are_killed(master, tmp
 
 
 @pytest.mark.parametrize(("forced", "transport"), [("0", "shm"), ("1", "tcp")])
-def test_the_bytes_of_a_guest_go_straight_to_where_they_lie(daemon, forced, transport):
+def test_dummy_client_transfers_bypass_the_daemon(daemon, forced, transport):
     """By descriptor on one host, and over TCP as to another host."""
     script = """
 import sys
@@ -499,7 +499,7 @@ store.close()
     assert done.stdout.split() == [transport]
 
 
-def test_the_daemon_shows_its_health_and_what_its_guests_do(master):
+def test_daemon_serves_health_and_metrics(master):
     daemon = start_daemon(master.address, "--enable_http_server", "--http_port=0")
     try:
         port = daemon.http.rpartition(":")[2]
@@ -519,7 +519,7 @@ def test_the_daemon_shows_its_health_and_what_its_guests_do(master):
         assert daemon.stop() == 0
 
 
-def test_a_store_of_our_own_face_may_be_a_guest(master, daemon, member):
+def test_store_can_join_through_a_daemon(master, daemon, member):
     with mooncake.Store(daemon=daemon.address) as store:
         assert store.put("own/a", b"value")
         assert member.get("own/a") == b"value"
@@ -533,7 +533,7 @@ def test_a_store_of_our_own_face_may_be_a_guest(master, daemon, member):
     assert member.get("own/a") == b"value", "the daemon holds it"
 
 
-def test_an_async_store_may_be_a_guest(daemon, member):
+def test_async_store_can_join_through_a_daemon(daemon, member):
     async def work() -> bytes:
         async with mooncake.AsyncStore(daemon=daemon.address) as store:
             assert f"daemon={daemon.address}" in repr(store)
@@ -544,7 +544,7 @@ def test_an_async_store_may_be_a_guest(daemon, member):
     assert member.get("own/async") == b"value"
 
 
-def test_what_the_daemon_says_cannot_be_said_of_a_guest(daemon):
+def test_daemon_settings_are_rejected_for_clients(daemon):
     for name, value in {
         "segment_bytes": 16 * MIB,
         "name": "a:1",

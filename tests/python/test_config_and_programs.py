@@ -28,21 +28,21 @@ REQUIRED = {
     ("text", "size"),
     [("0", 0), ("1024", 1024), ("16 mb", 16 * MIB), ("1.5gb", 3 << 29), ("2KiB", 2048), ("7b", 7)],
 )
-def test_sizes_are_read_as_people_write_them(text, size):
+def test_parses_sizes_with_units(text, size):
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize(
     "text", ["", "mb", "-1", "1 pb", "1.2.3", "ten", -1, float("nan"), float("inf")]
 )
-def test_what_is_no_size_is_refused(text):
+def test_rejects_invalid_sizes(text):
     with pytest.raises(ValueError, match="not a size"):
         parse_size(text)
     with pytest.raises(TypeError, match="not bool"):
         parse_size(True)
 
 
-def test_a_file_is_read_with_the_established_defaults(tmp_path):
+def test_config_file_has_upstreams_defaults(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**REQUIRED, "global_segment_size": "1gb", "tenant_id": None}))
     config = MooncakeConfig.from_file(str(path))
@@ -51,7 +51,7 @@ def test_a_file_is_read_with_the_established_defaults(tmp_path):
 
 
 @pytest.mark.parametrize("field", REQUIRED)
-def test_a_file_without_a_required_field_is_refused(tmp_path, field):
+def test_config_file_needs_required_fields(tmp_path, field):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({k: v for k, v in REQUIRED.items() if k != field}))
     with pytest.raises(ValueError, match=f"Missing required config field: {field}"):
@@ -68,14 +68,14 @@ def test_a_file_without_a_required_field_is_refused(tmp_path, field):
         ({"enable_ssd_offload": "maybe"}, "Invalid boolean value: maybe"),
     ],
 )
-def test_a_file_with_a_wrong_value_is_refused(tmp_path, change, text):
+def test_rejects_config_file_with_invalid_value(tmp_path, change, text):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**REQUIRED, **change}))
     with pytest.raises(ValueError, match=text):
         MooncakeConfig.from_file(str(path))
 
 
-def test_the_environment_is_read(monkeypatch, tmp_path):
+def test_config_is_read_from_the_environment(monkeypatch, tmp_path):
     for name in list(os.environ):
         if name.startswith("MOONCAKE_"):
             monkeypatch.delenv(name)
@@ -93,7 +93,7 @@ def test_the_environment_is_read(monkeypatch, tmp_path):
     assert MooncakeConfig.load_from_env().master_server_address == "localhost:50051"
 
 
-def test_every_call_is_also_a_coroutine():
+def test_every_call_has_a_coroutine():
     async def talk() -> tuple[int, bytes, list[int]]:
         store = MooncakeDistributedStoreAsync()
         assert (
@@ -112,7 +112,7 @@ def test_every_call_is_also_a_coroutine():
     assert asyncio.run(talk()) == (0, b"v", [1, 0])
 
 
-def test_an_unknown_coroutine_is_no_attribute():
+def test_unknown_coroutine_raises_attribute_error():
     store = MooncakeDistributedStoreAsync()
     for name in ("async_nonsense", "nonsense", "async__put", "async_"):
         with pytest.raises(AttributeError, match=name):
@@ -132,14 +132,14 @@ def command(*arguments: str, data: bytes = b"") -> subprocess.CompletedProcess[b
     )
 
 
-def test_the_demo_shows_two_processes():
+def test_demo_shows_two_processes():
     done = command("demo")
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"a second process joined" in done.stdout
     assert b"from-child, from-parent" in done.stdout
 
 
-def test_the_doctor_proves_the_transports():
+def test_doctor_tests_the_transports():
     done = command("doctor")
     for transport in (b"memory", b"shm", b"tcp"):
         works = re.search(rb"\n  " + transport + rb" +works", done.stdout)
@@ -150,7 +150,7 @@ def test_the_doctor_proves_the_transports():
     assert done.returncode == 0
 
 
-def test_objects_are_put_listed_read_and_removed_from_the_shell(master: MasterProcess, tmp_path):
+def test_shell_commands_manage_objects(master: MasterProcess, tmp_path):
     path = tmp_path / "value"
     path.write_bytes(b"from a file")
     to = f"--master={master.address}"
@@ -173,7 +173,7 @@ def test_objects_are_put_listed_read_and_removed_from_the_shell(master: MasterPr
         assert command("get", to, "a/1").returncode == 1
 
 
-def test_a_command_without_a_master_says_what_to_check():
+def test_command_without_master_names_the_remedy():
     done = command("ls", "--master=127.0.0.1:1")
     assert done.returncode == 1
     assert b"127.0.0.1:1" in done.stderr
@@ -181,7 +181,7 @@ def test_a_command_without_a_master_says_what_to_check():
     assert command("nonsense").returncode == 2
 
 
-def test_the_master_refuses_an_unknown_flag():
+def test_master_rejects_an_unknown_flag():
     done = subprocess.run(
         [sys.executable, "-m", "mooncake.cli", "--rpc_prt=1"], capture_output=True, check=False
     )
@@ -199,7 +199,7 @@ def program(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_topology_is_printed_by_a_program(tmp_path):
+def test_topology_dump_prints_json(tmp_path):
     done = program("transfer_engine_topology_dump", "--device-name", "")
     assert done.returncode == 0, done.stderr
     where, _, text = done.stdout.partition(": ")
@@ -216,7 +216,7 @@ def test_the_topology_is_printed_by_a_program(tmp_path):
     assert "/nowhere" in done.stderr
 
 
-def test_the_benchmark_moves_bytes_between_two_processes():
+def test_benchmark_transfers_between_two_processes():
     size = "--buffer_size=1048576"
     own = (
         "--metadata_server=P2PHANDSHAKE",
