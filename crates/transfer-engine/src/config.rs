@@ -44,7 +44,7 @@ pub struct EngineConfig {
     /// The longest handshake message that is accepted: 1 MiB to 128 MiB.
     pub handshake_bytes_max: usize,
     /// Connections to one peer, at the most. 1 to 16.
-    pub lanes_per_peer: usize,
+    pub connections_per_peer: usize,
     /// Peers that are kept open, at the most; the one opened longest ago makes room. At least 1.
     pub peers_max: usize,
     /// How long to wait for a peer to accept a connection.
@@ -91,7 +91,7 @@ impl Default for EngineConfig {
             is_ipv6_preferred: false,
             handshake_backlog: 128,
             handshake_bytes_max: MESSAGE_BYTES_MAX_DEFAULT,
-            lanes_per_peer: 4,
+            connections_per_peer: 4,
             peers_max: 4096,
             connect_timeout: Duration::from_secs(5),
             withdraw_timeout: Duration::from_secs(1),
@@ -129,9 +129,9 @@ impl EngineConfig {
                 "the metadata address is empty; P2PHANDSHAKE needs no server",
             ));
         }
-        if !(1..=16).contains(&self.lanes_per_peer) {
+        if !(1..=16).contains(&self.connections_per_peer) {
             return Err(Error::invalid("a peer has 1 to 16 connections")
-                .with("lanes_per_peer", self.lanes_per_peer));
+                .with("connections_per_peer", self.connections_per_peer));
         }
         if self.peers_max == 0 {
             return Err(Error::invalid("an engine keeps at least one peer open"));

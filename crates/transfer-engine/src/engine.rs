@@ -38,7 +38,7 @@ use crate::{
         memory::MemoryTransport,
         shm::{
             ShmTransport,
-            control::{Control, Guard},
+            server::{AuthPolicy, ShmServer},
         },
         tcp::{TcpServer, TcpServerSettings, TcpSettings, TcpTransport},
     },
@@ -69,7 +69,7 @@ pub(crate) struct Inner {
     description: Arc<Description>,
     lent: Arc<Lent>,
     /// Serves processes of this host; absent where the system lets us not.
-    control: Option<Arc<Control>>,
+    shm_server: Option<Arc<ShmServer>>,
     metadata: Arc<dyn MetadataStore>,
     handshake: HandshakeServer,
     data: TcpServer,
@@ -115,8 +115,8 @@ impl Engine {
         let Listeners { host, rpc, data } = Listeners::bind(&config)?;
         let lent = Lent::enter(EngineId::random());
         let refusals = Arc::<Refusals>::default();
-        let guard = Guard { token: config.token.clone(), refusals: Arc::clone(&refusals) };
-        let control = start_control(&config, &lent, guard);
+        let auth = AuthPolicy { token: config.token.clone(), refusals: Arc::clone(&refusals) };
+        let shm_server = start_shm_server(&config, &lent, auth);
         let settings = TcpServerSettings {
             engine: Some(lent.id),
             token: config.token.clone(),
@@ -132,14 +132,14 @@ impl Engine {
             name: segment_name(&config, &rpc_endpoint),
             host,
             data_port: data.address().port(),
-            local: control.as_ref().map(|control| control.name().to_owned()),
+            local: shm_server.as_ref().map(|shm_server| shm_server.name().to_owned()),
             lent: Arc::clone(&lent),
         });
         let described = Arc::clone(&description);
         let describe = Arc::new(move || described.segment().to_json());
         let settings = handshake_settings(&config, &refusals);
         let handshake = HandshakeServer::start(rpc, describe, settings, &runtime)?;
-        let transports = transports(&config, lent.id, control.as_ref(), &refusals);
+        let transports = transports(&config, lent.id, shm_server.as_ref(), &refusals);
         let preparer = Preparer::new(config.prepared_bytes_max);
         let devices = Devices::new(config.device_driver.clone());
         devices.look();
@@ -149,7 +149,7 @@ impl Engine {
             rpc: rpc_endpoint,
             description,
             lent,
-            control,
+            shm_server,
             metadata,
             handshake,
             data,
@@ -411,8 +411,8 @@ impl Inner {
         }
         self.lent.release(base);
         let left = patience.saturating_sub(start.elapsed());
-        let left_by_peers = match &self.control {
-            Some(control) => control.withdraw(base, left),
+        let left_by_peers = match &self.shm_server {
+            Some(shm_server) => shm_server.withdraw(base, left),
             None => Ok(()),
         };
         unpinned.and(left_by_peers)
@@ -450,8 +450,8 @@ impl Inner {
         {
             tracing::info!(%error, "the segment stays on the metadata server");
         }
-        if let Some(control) = &self.control {
-            control.stop(CLOSE_PATIENCE);
+        if let Some(shm_server) = &self.shm_server {
+            shm_server.stop(CLOSE_PATIENCE);
         }
         let peers = std::mem::take(&mut *self.peers.write());
         peers.values().for_each(|peer| peer.close());
@@ -468,12 +468,16 @@ impl Drop for Inner {
     }
 }
 
-fn start_control(config: &EngineConfig, lent: &Arc<Lent>, guard: Guard) -> Option<Arc<Control>> {
+fn start_shm_server(
+    config: &EngineConfig,
+    lent: &Arc<Lent>,
+    auth: AuthPolicy,
+) -> Option<Arc<ShmServer>> {
     if config.is_tcp_forced {
         return None;
     }
-    match Control::start(Arc::clone(lent), guard) {
-        Ok(control) => Some(Arc::new(control)),
+    match ShmServer::start(Arc::clone(lent), auth) {
+        Ok(shm_server) => Some(Arc::new(shm_server)),
         Err(error) => {
             tracing::debug!(%error, "processes of this host will be served over the network");
             None
@@ -493,12 +497,12 @@ fn handshake_settings(config: &EngineConfig, refusals: &Arc<Refusals>) -> Handsh
 fn transports(
     config: &EngineConfig,
     own: EngineId,
-    control: Option<&Arc<Control>>,
+    shm_server: Option<&Arc<ShmServer>>,
     refusals: &Arc<Refusals>,
 ) -> Vec<Arc<dyn Transport>> {
     let tcp = TcpSettings {
-        lanes_per_peer: config.lanes_per_peer,
-        lanes_per_transfer: None,
+        connections_per_peer: config.connections_per_peer,
+        connections_per_transfer: None,
         connect_timeout: config.connect_timeout,
         token: config.token.clone(),
         refusals: Arc::clone(refusals),
@@ -509,7 +513,7 @@ fn transports(
     }
     if !config.is_tcp_forced {
         transports.push(Arc::new(MemoryTransport { only: None }));
-        let shm = control.map(|control| ShmTransport::new(Arc::clone(control)));
+        let shm = shm_server.map(|shm_server| ShmTransport::new(Arc::clone(shm_server)));
         transports.extend(shm.map(|shm| Arc::new(shm) as Arc<dyn Transport>));
     }
     #[cfg(feature = "test-util")]

@@ -62,7 +62,7 @@ pub fn engine_config(
         config.redis.database = database;
     }
     if let Some(lanes) = value(&env::MC_TCP_LANES_PER_PEER, read_number::<usize>)? {
-        config.lanes_per_peer = lanes;
+        config.connections_per_peer = lanes;
     }
     if env::MC_TE_METRIC.is_on() {
         let interval = value(&env::MC_TE_METRIC_INTERVAL_SECONDS, read_interval)?;

@@ -94,7 +94,7 @@ impl Path for MemoryPath {
                 .take_while(|piece| piece.outcome.is_some() || region.holds(piece.remote_range()))
                 .count();
             let (run, behind) = rest.split_at_mut(count);
-            let gate = || in_time(deadline);
+            let gate = || check_deadline(deadline);
             let mapping = owner.as_ref().and_then(|lent| lent.mapping(region));
             match (region.device(), mapping) {
                 (Some(device), _) => device.transfer(opcode, run, &gate, deadline),
@@ -135,7 +135,7 @@ fn copy_each(opcode: Opcode, pieces: &mut [Piece], gate: &dyn Fn() -> Result<()>
     }
 }
 
-fn in_time(deadline: Moment) -> Result<()> {
+fn check_deadline(deadline: Moment) -> Result<()> {
     if deadline.has_passed(SystemClock.now()) {
         let text = "the deadline passed before the bytes were moved";
         return Err(Error::new(ErrorCode::TRANSFER_FAIL, text));

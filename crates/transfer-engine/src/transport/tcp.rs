@@ -2,23 +2,23 @@
 //!
 //! One listener speaks two protocols, told apart by the first 8 bytes of a connection: our own
 //! frames ([`frame`]), which carry thousands of ranges at a time, and those of the established
-//! engine ([`established`]), one range at a time. Payload goes between socket and registered
-//! memory without a copy in between ([`vector`]). [`server`] answers on tokio, and
+//! engine ([`compat_frame`]), one range at a time. Payload goes between socket and registered
+//! memory without a copy in between ([`vectored_io`]). [`server`] answers on tokio, and
 //! lends the busiest connections a thread each; a transfer is driven by the thread that asked for
-//! it, over one connection ([`lane`]) of a small pool, or over several of them at once if it is
-//! large ([`stream`]).
+//! it, over one connection ([`connection_pool`]) of a small pool, or over several of them at once if it is
+//! large ([`request_window`]).
 
-mod established;
+mod compat_frame;
+mod connection_pool;
 mod frame;
+mod framing;
 #[cfg(test)]
 mod fuzz;
-mod lane;
 mod path;
-mod plan;
+mod request_window;
 mod server;
-mod stream;
-mod tune;
-mod vector;
+mod socket_options;
+mod vectored_io;
 
 use std::{sync::Arc, time::Duration};
 
@@ -35,10 +35,10 @@ use crate::{descriptor::SegmentDescriptor, metrics::Refusals, token::Token};
 #[derive(Debug, Clone)]
 pub struct TcpSettings {
     /// The most connections to one peer; at least 1. Callers beyond that wait their turn.
-    pub lanes_per_peer: usize,
+    pub connections_per_peer: usize,
     /// The most connections that one large transfer uses. `None`: all of them to another host, and
     /// one for two processors to this one, where more of them only take turns.
-    pub lanes_per_transfer: Option<usize>,
+    pub connections_per_transfer: Option<usize>,
     /// How long connecting may take, however far the deadline of the transfer is.
     pub connect_timeout: Duration,
     /// What is proven to peers, and asked of them.
@@ -50,8 +50,8 @@ pub struct TcpSettings {
 impl Default for TcpSettings {
     fn default() -> Self {
         Self {
-            lanes_per_peer: 4,
-            lanes_per_transfer: None,
+            connections_per_peer: 4,
+            connections_per_transfer: None,
             connect_timeout: Duration::from_secs(5),
             token: None,
             refusals: Arc::default(),
@@ -68,8 +68,8 @@ pub struct TcpTransport {
 impl TcpTransport {
     /// A transport; connects to nothing yet.
     pub fn new(settings: TcpSettings) -> Self {
-        let lanes_per_peer = settings.lanes_per_peer.max(1);
-        Self { settings: TcpSettings { lanes_per_peer, ..settings } }
+        let connections_per_peer = settings.connections_per_peer.max(1);
+        Self { settings: TcpSettings { connections_per_peer, ..settings } }
     }
 }
 

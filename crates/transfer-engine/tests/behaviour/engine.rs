@@ -168,7 +168,7 @@ fn a_wrong_configuration_is_refused_and_leaves_nothing() {
         EngineConfig { metadata: String::new(), ..EngineConfig::default() },
         EngineConfig { metadata: "foo://x".to_owned(), ..EngineConfig::default() },
         EngineConfig { name: "a b".to_owned(), ..EngineConfig::default() },
-        EngineConfig { lanes_per_peer: 0, ..EngineConfig::default() },
+        EngineConfig { connections_per_peer: 0, ..EngineConfig::default() },
         EngineConfig { bind_address: Some("nowhere".to_owned()), ..EngineConfig::default() },
         EngineConfig {
             metadata: "http://127.0.0.1:1/metadata".to_owned(),

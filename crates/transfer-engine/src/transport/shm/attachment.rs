@@ -16,7 +16,7 @@ use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use super::{
     link::Link,
     message::{Message, RegionKind},
-    probe::Ways,
+    probe::ProvenAccess,
 };
 use crate::{choice::Footing, memory::mapping::Mapping, piece::RemoteRange};
 
@@ -26,28 +26,28 @@ pub(super) struct Attachment {
     link: Link,
     /// The peer's process, as this process calls it.
     process: i32,
-    ways: Ways,
+    proven: ProvenAccess,
     regions: RwLock<BTreeMap<u64, Arc<RemoteRegion>>>,
-    questions: Mutex<Questions>,
-    answered: Condvar,
+    queries: Mutex<PendingQueries>,
+    query_done: Condvar,
     is_alive: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct Questions {
+struct PendingQueries {
     last_id: u64,
     /// What was asked and not yet taken.
-    open: HashMap<u64, Option<Answer>>,
+    open: HashMap<u64, Option<QueryResult>>,
 }
 
-type Answer = Option<Arc<RemoteRegion>>;
+type QueryResult = Option<Arc<RemoteRegion>>;
 
 /// A region of the peer.
 #[derive(Debug)]
 pub(super) struct RemoteRegion {
     pub(super) base: u64,
     length: u64,
-    pub(super) way: Way,
+    pub(super) access: AccessMode,
     users: AtomicUsize,
     is_withdrawn: AtomicBool,
     is_confirmed: AtomicBool,
@@ -55,7 +55,7 @@ pub(super) struct RemoteRegion {
 
 /// How a region is reached.
 #[derive(Debug)]
-pub(super) enum Way {
+pub(super) enum AccessMode {
     /// It is mapped here.
     Mapped(Mapping),
     /// The kernel copies between the two processes.
@@ -68,20 +68,20 @@ pub(super) enum Way {
 
 /// Leave to touch a region. The owner's withdrawal is confirmed when the last one is gone.
 #[derive(Debug)]
-pub(super) struct Use<'a> {
+pub(super) struct RegionGuard<'a> {
     attachment: &'a Attachment,
     region: Arc<RemoteRegion>,
 }
 
 impl Attachment {
-    pub(super) fn new(link: Link, process: i32, ways: Ways) -> Self {
+    pub(super) fn new(link: Link, process: i32, proven: ProvenAccess) -> Self {
         Self {
             link,
             process,
-            ways,
+            proven,
             regions: RwLock::default(),
-            questions: Mutex::default(),
-            answered: Condvar::new(),
+            queries: Mutex::default(),
+            query_done: Condvar::new(),
             is_alive: AtomicBool::new(true),
         }
     }
@@ -99,23 +99,23 @@ impl Attachment {
     }
 
     /// The peer is gone, or there is no talking to it any more.
-    pub(super) fn die(&self) {
+    pub(super) fn close(&self) {
         self.is_alive.store(false, Ordering::Release);
         self.link.shut_down();
         // Whoever waits for an answer holds this lock until it waits, so that none is missed.
-        drop(self.questions.lock());
-        self.answered.notify_all();
+        drop(self.queries.lock());
+        self.query_done.notify_all();
     }
 
     /// Leave to touch the range; asks the owner if the region is not known yet.
-    pub(super) fn enter(&self, range: RemoteRange, deadline: Moment) -> Result<Use<'_>> {
-        if let Some(found) = self.enter_known(range) {
+    pub(super) fn acquire(&self, range: RemoteRange, deadline: Moment) -> Result<RegionGuard<'_>> {
+        if let Some(found) = self.acquire_known(range) {
             return Ok(found);
         }
         // What is found may be withdrawn at once, and registered again.
         for _ in 0..2 {
-            let Some(region) = self.ask(range, deadline)? else { break };
-            if let Some(found) = self.enter_region(region) {
+            let Some(region) = self.query_owner(range, deadline)? else { break };
+            if let Some(found) = self.acquire_region(region) {
                 return Ok(found);
             }
         }
@@ -125,64 +125,64 @@ impl Attachment {
             .with("length", range.length))
     }
 
-    fn enter_known(&self, range: RemoteRange) -> Option<Use<'_>> {
+    fn acquire_known(&self, range: RemoteRange) -> Option<RegionGuard<'_>> {
         let regions = self.regions.read();
         let (_, region) = regions.range(..=range.address).next_back()?;
         let region = region.holds(range).then(|| Arc::clone(region))?;
         drop(regions);
-        self.enter_region(region)
+        self.acquire_region(region)
     }
 
     /// What the memory of a range is, if its region is known already.
     pub(super) fn footing(&self, range: RemoteRange) -> Option<Footing> {
         let regions = self.regions.read();
         let (_, region) = regions.range(..=range.address).next_back()?;
-        match region.way {
+        match region.access {
             _ if !region.holds(range) => None,
-            Way::Mapped(_) => Some(Footing::Mapped),
-            Way::Process => Some(Footing::Process),
-            Way::Unserved | Way::Failed(_) => None,
+            AccessMode::Mapped(_) => Some(Footing::Mapped),
+            AccessMode::Process => Some(Footing::Process),
+            AccessMode::Unserved | AccessMode::Failed(_) => None,
         }
     }
 
-    fn enter_region(&self, region: Arc<RemoteRegion>) -> Option<Use<'_>> {
+    fn acquire_region(&self, region: Arc<RemoteRegion>) -> Option<RegionGuard<'_>> {
         // Either the one who withdraws sees this user, or this user sees the withdrawal.
         region.users.fetch_add(1, Ordering::SeqCst);
-        let found = Use { attachment: self, region };
+        let found = RegionGuard { attachment: self, region };
         (!found.region.is_withdrawn.load(Ordering::SeqCst)).then_some(found)
     }
 
     /// Has the owner look the range up.
-    fn ask(&self, range: RemoteRange, deadline: Moment) -> Result<Answer> {
-        let mut questions = self.questions.lock();
-        questions.last_id += 1;
-        let id = questions.last_id;
-        questions.open.insert(id, None);
-        let question = Message::Ask { id, address: range.address, length: range.length };
-        if let Err(error) = self.link.send(question, None) {
-            questions.open.remove(&id);
+    fn query_owner(&self, range: RemoteRange, deadline: Moment) -> Result<QueryResult> {
+        let mut queries = self.queries.lock();
+        queries.last_id += 1;
+        let id = queries.last_id;
+        queries.open.insert(id, None);
+        let query = Message::Query { id, address: range.address, length: range.length };
+        if let Err(error) = self.link.send(query, None) {
+            queries.open.remove(&id);
             return Err(peer_gone().caused_by(error));
         }
         loop {
-            if questions.open.get(&id).is_some_and(Option::is_some) {
-                return Ok(questions.open.remove(&id).flatten().flatten());
+            if queries.open.get(&id).is_some_and(Option::is_some) {
+                return Ok(queries.open.remove(&id).flatten().flatten());
             }
             let left = deadline.left(SystemClock.now());
             if !self.is_alive() || left.is_zero() {
-                questions.open.remove(&id);
-                return Err(if left.is_zero() { too_late() } else { peer_gone() });
+                queries.open.remove(&id);
+                return Err(if left.is_zero() { deadline_passed() } else { peer_gone() });
             }
             // Bounded, so that a deadline at the end of time does not overflow the clock.
-            self.answered.wait_for(&mut questions, left.min(Duration::from_secs(1)));
+            self.query_done.wait_for(&mut queries, left.min(Duration::from_secs(1)));
         }
     }
 
     /// What the thread that reads the connection brings. False if it makes no sense.
-    pub(super) fn receive(&self, message: Message, file: Option<OwnedFd>) -> bool {
+    pub(super) fn handle_message(&self, message: Message, file: Option<OwnedFd>) -> bool {
         match message {
             Message::Found { id, base, length, kind } => {
-                let way = self.way(length, kind, file);
-                let region = Arc::new(RemoteRegion::new(base, length, way));
+                let access = self.access_mode(length, kind, file);
+                let region = Arc::new(RemoteRegion::new(base, length, access));
                 let known = Arc::clone(&region);
                 // An older one of that place was withdrawn, or is the same.
                 let mut regions = self.regions.write();
@@ -194,39 +194,39 @@ impl Attachment {
                     }
                 };
                 drop(regions);
-                self.answer(id, Some(region));
+                self.complete_query(id, Some(region));
             }
-            Message::Missing { id } => self.answer(id, None),
+            Message::Missing { id } => self.complete_query(id, None),
             Message::Withdraw { base } => self.withdraw(base),
             _ => return false,
         }
         true
     }
 
-    fn way(&self, length: u64, kind: RegionKind, file: Option<OwnedFd>) -> Way {
+    fn access_mode(&self, length: u64, kind: RegionKind, file: Option<OwnedFd>) -> AccessMode {
         match (kind, file) {
-            (RegionKind::Device, _) => Way::Unserved,
-            (RegionKind::Shared | RegionKind::Huge, Some(file)) if self.ways.is_shared => {
+            (RegionKind::Device, _) => AccessMode::Unserved,
+            (RegionKind::Shared | RegionKind::Huge, Some(file)) if self.proven.is_shared => {
                 match Mapping::attach(file, length, kind == RegionKind::Huge) {
-                    Ok(mapping) => Way::Mapped(mapping),
-                    Err(error) => Way::Failed(error),
+                    Ok(mapping) => AccessMode::Mapped(mapping),
+                    Err(error) => AccessMode::Failed(error),
                 }
             }
-            _ if self.ways.is_process => Way::Process,
-            _ => Way::Unserved,
+            _ if self.proven.is_process => AccessMode::Process,
+            _ => AccessMode::Unserved,
         }
     }
 
-    fn answer(&self, id: u64, answer: Answer) {
-        if let Some(open) = self.questions.lock().open.get_mut(&id) {
-            *open = Some(answer);
+    fn complete_query(&self, id: u64, result: QueryResult) {
+        if let Some(open) = self.queries.lock().open.get_mut(&id) {
+            *open = Some(result);
         }
-        self.answered.notify_all();
+        self.query_done.notify_all();
     }
 
     fn withdraw(&self, base: u64) {
         let Some(region) = self.regions.write().remove(&base) else {
-            self.confirm(base);
+            self.send_confirm(base);
             return;
         };
         region.is_withdrawn.store(true, Ordering::SeqCst);
@@ -236,24 +236,24 @@ impl Attachment {
     fn confirm_if_idle(&self, region: &RemoteRegion) {
         let is_idle = region.users.load(Ordering::SeqCst) == 0;
         if is_idle && !region.is_confirmed.swap(true, Ordering::SeqCst) {
-            self.confirm(region.base);
+            self.send_confirm(region.base);
         }
     }
 
-    fn confirm(&self, base: u64) {
+    fn send_confirm(&self, base: u64) {
         if self.link.send(Message::Confirm { base }, None).is_err() {
             // The owner takes a closed connection for a confirmation.
-            self.die();
+            self.close();
         }
     }
 }
 
 impl RemoteRegion {
-    const fn new(base: u64, length: u64, way: Way) -> Self {
+    const fn new(base: u64, length: u64, access: AccessMode) -> Self {
         Self {
             base,
             length,
-            way,
+            access,
             users: AtomicUsize::new(0),
             is_withdrawn: AtomicBool::new(false),
             is_confirmed: AtomicBool::new(false),
@@ -270,13 +270,13 @@ impl RemoteRegion {
     }
 }
 
-impl Use<'_> {
+impl RegionGuard<'_> {
     pub(super) fn region(&self) -> &RemoteRegion {
         &self.region
     }
 
     /// CliCommand between the steps of a copy.
-    pub(super) fn may_go_on(&self, deadline: Moment) -> Result<()> {
+    pub(super) fn check(&self, deadline: Moment) -> Result<()> {
         if !self.region.is_open() {
             let text = "the owner withdrew the range during the transfer";
             return Err(Error::new(ErrorCode::TRANSFER_FAIL, text)
@@ -286,13 +286,13 @@ impl Use<'_> {
             return Err(peer_gone());
         }
         if deadline.has_passed(SystemClock.now()) {
-            return Err(too_late());
+            return Err(deadline_passed());
         }
         Ok(())
     }
 }
 
-impl Drop for Use<'_> {
+impl Drop for RegionGuard<'_> {
     fn drop(&mut self) {
         self.region.users.fetch_sub(1, Ordering::SeqCst);
         if !self.region.is_open() {
@@ -305,6 +305,6 @@ pub(super) fn peer_gone() -> Error {
     Error::new(ErrorCode::TRANSFER_FAIL, "the process that holds the memory is gone")
 }
 
-pub(super) fn too_late() -> Error {
+pub(super) fn deadline_passed() -> Error {
     Error::new(ErrorCode::TRANSFER_FAIL, "the deadline passed before the bytes were moved")
 }

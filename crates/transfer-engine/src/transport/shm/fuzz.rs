@@ -18,7 +18,7 @@ pub(crate) fn fuzz_targets() -> Vec<Target> {
         Message::Welcome { address: 1, sample: 2, sample_length: 3 },
         Message::Proof { shared: [4; 16], process: [5; 16] },
         Message::Verdict { is_shared: true, is_process: false },
-        Message::Ask { id: 1, address: 2, length: 3 },
+        Message::Query { id: 1, address: 2, length: 3 },
         Message::Found { id: 1, base: 2, length: 3, kind: RegionKind::Shared },
         Message::Missing { id: 4 },
         Message::Withdraw { base: 5 },

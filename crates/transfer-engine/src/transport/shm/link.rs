@@ -40,8 +40,8 @@ pub(super) struct Credentials {
 pub(super) enum Received {
     Message(Message, Option<OwnedFd>),
     /// Something that is no message of ours.
-    Garbage,
-    Nothing,
+    Malformed,
+    Empty,
     Closed,
 }
 
@@ -56,9 +56,9 @@ impl Link {
     }
 
     /// Connects to the one that listens under the name.
-    pub(super) fn connect(name: &str, patience: Duration) -> io::Result<Self> {
+    pub(super) fn connect(name: &str, timeout: Duration) -> io::Result<Self> {
         let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
-        socket.set_write_timeout(Some(patience.max(Duration::from_millis(1))))?;
+        socket.set_write_timeout(Some(timeout.max(Duration::from_millis(1))))?;
         socket.connect(&abstract_address(name)?)?;
         socket.set_nonblocking(true)?;
         Ok(Self::guard(socket))
@@ -81,7 +81,7 @@ impl Link {
         self.socket.as_ref().expect("only dropping takes the socket away")
     }
 
-    pub(super) fn descriptor(&self) -> RawFd {
+    pub(super) fn raw_fd(&self) -> RawFd {
         self.socket().as_raw_fd()
     }
 
@@ -117,7 +117,7 @@ impl Link {
             Ok(length) => length,
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {
-                    return Received::Nothing;
+                    return Received::Empty;
                 }
                 _ => return Received::Closed,
             },
@@ -129,7 +129,7 @@ impl Link {
         // SAFETY: see above.
         let bytes = bytes.map(|byte| unsafe { byte.assume_init() });
         Message::decode(&bytes[..length])
-            .map_or(Received::Garbage, |message| Received::Message(message, file))
+            .map_or(Received::Malformed, |message| Received::Message(message, file))
     }
 
     /// Waits for the next message.
@@ -137,22 +137,22 @@ impl Link {
         loop {
             match self.receive() {
                 Received::Message(message, file) => return Ok((message, file)),
-                Received::Garbage => return Err(io::ErrorKind::InvalidData.into()),
+                Received::Malformed => return Err(io::ErrorKind::InvalidData.into()),
                 Received::Closed => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Received::Nothing => {}
+                Received::Empty => {}
             }
             let left = deadline.left(SystemClock.now());
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            let mut polled = [readable(self.descriptor())];
+            let mut polled = [poll_readable(self.raw_fd())];
             poll(&mut polled, left);
         }
     }
 
     /// Whether the other end is known to be closed.
     pub(super) fn is_closed(&self) -> bool {
-        let mut polled = [libc::pollfd { fd: self.descriptor(), events: 0, revents: 0 }];
+        let mut polled = [libc::pollfd { fd: self.raw_fd(), events: 0, revents: 0 }];
         poll(&mut polled, Duration::ZERO);
         polled[0].revents & (libc::POLLHUP | libc::POLLERR) != 0
     }
@@ -169,7 +169,7 @@ impl Link {
         // SAFETY: the socket is ours and open; the answer is written to a local of that size.
         let failed = unsafe {
             libc::getsockopt(
-                self.descriptor(),
+                self.raw_fd(),
                 libc::SOL_SOCKET,
                 libc::SO_PEERCRED,
                 (&raw mut found).cast(),
@@ -220,14 +220,14 @@ fn abstract_address(name: &str) -> io::Result<SockAddr> {
 }
 
 /// What to ask of [`poll`] for a socket that is read.
-pub(super) const fn readable(descriptor: RawFd) -> libc::pollfd {
+pub(super) const fn poll_readable(descriptor: RawFd) -> libc::pollfd {
     libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 }
 }
 
 /// Waits until one of them has something, or so long. An interruption is a short wait.
-pub(super) fn poll(polled: &mut [libc::pollfd], patience: Duration) {
+pub(super) fn poll(polled: &mut [libc::pollfd], timeout: Duration) {
     // Rounded up, so that a wait of less than a millisecond is no busy loop.
-    let millis = i32::try_from(patience.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX);
+    let millis = i32::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX);
     // SAFETY: the slice is valid for the call, which writes only `revents`.
     let count = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, millis) };
     if count < 0 {
@@ -249,7 +249,7 @@ mod tests {
         let near = Link::connect(&name, Duration::from_secs(5)).unwrap();
         let far = listener.accept().unwrap();
         assert_eq!(far.credentials().unwrap().process as u32, std::process::id());
-        assert!(matches!(far.receive(), Received::Nothing));
+        assert!(matches!(far.receive(), Received::Empty));
         let mut file = tempfile::tempfile().unwrap();
         io::Write::write_all(&mut file, b"x").unwrap();
         near.send(Message::Missing { id: 4 }, Some(file.as_fd())).unwrap();

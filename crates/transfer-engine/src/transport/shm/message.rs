@@ -36,7 +36,7 @@ pub(super) enum Message {
     /// Which of the two the owner found proven.
     Verdict { is_shared: bool, is_process: bool },
     /// Which region holds this range?
-    Ask { id: u64, address: u64, length: u64 },
+    Query { id: u64, address: u64, length: u64 },
     /// This one. Carries the descriptor if the region is shared memory.
     Found { id: u64, base: u64, length: u64, kind: RegionKind },
     /// None.
@@ -83,7 +83,7 @@ impl Message {
             Self::Verdict { is_shared, is_process } => {
                 put(4, &[&[u8::from(is_shared), u8::from(is_process)]]);
             }
-            Self::Ask { id, address, length } => put(5, &[&le(id), &le(address), &le(length)]),
+            Self::Query { id, address, length } => put(5, &[&le(id), &le(address), &le(length)]),
             Self::Found { id, base, length, kind } => {
                 let kind = match kind {
                     RegionKind::User => 0,
@@ -113,7 +113,7 @@ impl Message {
             },
             3 => Self::Proof { shared: fields.take()?, process: fields.take()? },
             4 => Self::Verdict { is_shared: fields.bool()?, is_process: fields.bool()? },
-            5 => Self::Ask { id: fields.u64()?, address: fields.u64()?, length: fields.u64()? },
+            5 => Self::Query { id: fields.u64()?, address: fields.u64()?, length: fields.u64()? },
             6 => Self::Found {
                 id: fields.u64()?,
                 base: fields.u64()?,
@@ -187,7 +187,7 @@ mod tests {
             Message::Welcome { address: u64::MAX, sample: 1, sample_length: 2 },
             Message::Proof { shared: [1; 16], process: [2; 16] },
             Message::Verdict { is_shared: true, is_process: false },
-            Message::Ask { id: 1, address: 2, length: 3 },
+            Message::Query { id: 1, address: 2, length: 3 },
             Message::Found { id: 1, base: 2, length: 3, kind: RegionKind::Huge },
             Message::Found { id: 1, base: 2, length: 3, kind: RegionKind::Shared },
             Message::Found { id: 1, base: 2, length: 3, kind: RegionKind::User },

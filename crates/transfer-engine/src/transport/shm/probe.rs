@@ -20,7 +20,7 @@ use crate::{
 
 /// The ways that are proven.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Ways {
+pub(super) struct ProvenAccess {
     /// Descriptors arrive and can be mapped.
     pub(super) is_shared: bool,
     /// The kernel copies to and from the peer's memory.
@@ -38,18 +38,18 @@ const SAMPLE_ROUNDS: usize = 3;
 
 /// What an owner lays out for one peer.
 #[derive(Debug)]
-pub(super) struct Offer {
+pub(super) struct ProbeOffer {
     mapping: Mapping,
     shared: Secret,
     process: Secret,
     /// The second secret, and behind it where the peer writes. Atomic, because another process
     /// does.
     cells: Box<[AtomicU64; 4]>,
-    /// Read by the peer to measure the way.
+    /// Read by the peer to measure_process_vm the way.
     sample: Box<[u8]>,
 }
 
-impl Offer {
+impl ProbeOffer {
     pub(super) fn new() -> Result<Self> {
         let (shared, process) = (EngineId::random().to_bytes(), EngineId::random().to_bytes());
         let mapping = Mapping::create(OFFER_BYTES, None)?;
@@ -79,9 +79,9 @@ impl Offer {
     }
 
     /// Which ways these answers prove.
-    pub(super) fn judge(&self, shared: Secret, process: Secret) -> Ways {
+    pub(super) fn verify(&self, shared: Secret, process: Secret) -> ProvenAccess {
         let written = [&self.cells[2], &self.cells[3]].map(|cell| cell.load(Ordering::SeqCst));
-        Ways {
+        ProvenAccess {
             is_shared: shared == self.shared,
             is_process: process == self.process && written == words(process).map(|word| !word),
         }
@@ -115,26 +115,32 @@ pub(super) fn try_process(process: i32, address: u64) -> Option<Secret> {
     }
     let mut token = Secret::default();
     let own = libc::iovec { iov_base: token.as_mut_ptr().cast(), iov_len: token.len() };
-    let far = libc::iovec { iov_base: address as *mut _, iov_len: token.len() };
-    call(process, Direction::In, &[own], &[far]).ok().filter(|moved| *moved == token.len())?;
+    let remote = libc::iovec { iov_base: address as *mut _, iov_len: token.len() };
+    process_vm_copy(process, Direction::In, &[own], &[remote])
+        .ok()
+        .filter(|moved| *moved == token.len())?;
     let mut answer = token.map(|byte| !byte);
     let own = libc::iovec { iov_base: answer.as_mut_ptr().cast(), iov_len: answer.len() };
     let behind = address.checked_add(token.len() as u64)?;
-    let far = libc::iovec { iov_base: behind as *mut _, iov_len: answer.len() };
-    call(process, Direction::Out, &[own], &[far]).ok().filter(|moved| *moved == token.len())?;
+    let remote = libc::iovec { iov_base: behind as *mut _, iov_len: answer.len() };
+    process_vm_copy(process, Direction::Out, &[own], &[remote])
+        .ok()
+        .filter(|moved| *moved == token.len())?;
     Some(token)
 }
 
 /// How many bytes a second the kernel copies from the peer's sample.
-pub(super) fn measure(process: i32, (address, length): (u64, u64)) -> Option<u64> {
+pub(super) fn measure_process_vm(process: i32, (address, length): (u64, u64)) -> Option<u64> {
     let length = usize::try_from(length).ok()?.min(SAMPLE_BYTES);
     let mut bytes = vec![0_u8; length];
     let mut fastest: Option<u128> = None;
     for _ in 0..SAMPLE_ROUNDS {
         let own = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: length };
-        let far = libc::iovec { iov_base: address as *mut _, iov_len: length };
+        let remote = libc::iovec { iov_base: address as *mut _, iov_len: length };
         let begin = Instant::now();
-        call(process, Direction::In, &[own], &[far]).ok().filter(|moved| *moved == length)?;
+        process_vm_copy(process, Direction::In, &[own], &[remote])
+            .ok()
+            .filter(|moved| *moved == length)?;
         let took = begin.elapsed().as_nanos().max(1);
         fastest = Some(fastest.map_or(took, |before| before.min(took)));
     }
@@ -150,23 +156,27 @@ pub(super) enum Direction {
 
 /// Has the kernel copy between this process and another; says how many bytes it moved before it
 /// met one that is not mapped, an error if that was the first.
-pub(super) fn call(
+pub(super) fn process_vm_copy(
     process: i32,
     direction: Direction,
     own: &[libc::iovec],
-    far: &[libc::iovec],
+    remote: &[libc::iovec],
 ) -> io::Result<usize> {
-    let (own, owns) = (own.as_ptr(), own.len() as libc::c_ulong);
-    let (far, fars) = (far.as_ptr(), far.len() as libc::c_ulong);
+    let (own, local_count) = (own.as_ptr(), own.len() as libc::c_ulong);
+    let (remote, remote_count) = (remote.as_ptr(), remote.len() as libc::c_ulong);
     loop {
         let moved = match direction {
             // SAFETY: both arrays are valid for the call; the kernel checks every address in them,
             // here and there, and answers with an error where it is not mapped. Nobody has a
             // reference to local bytes that are written, as the one who named them promised.
-            Direction::In => unsafe { libc::process_vm_readv(process, own, owns, far, fars, 0) },
+            Direction::In => unsafe {
+                libc::process_vm_readv(process, own, local_count, remote, remote_count, 0)
+            },
             // SAFETY: as above. What is written there lies in a range that the owner registered
             // for this, or is the cell of its offer.
-            Direction::Out => unsafe { libc::process_vm_writev(process, own, owns, far, fars, 0) },
+            Direction::Out => unsafe {
+                libc::process_vm_writev(process, own, local_count, remote, remote_count, 0)
+            },
         };
         match usize::try_from(moved) {
             Ok(moved) => return Ok(moved),
@@ -186,17 +196,20 @@ mod tests {
 
     #[test]
     fn only_the_right_answers_prove_a_way() {
-        let offer = Offer::new().unwrap();
+        let offer = ProbeOffer::new().unwrap();
         let file = || offer.mapping().file().try_clone_to_owned().ok();
         let shared = try_shared(file()).unwrap();
-        assert_eq!(offer.judge(shared, [0; 16]), Ways { is_shared: true, is_process: false });
+        assert_eq!(
+            offer.verify(shared, [0; 16]),
+            ProvenAccess { is_shared: true, is_process: false }
+        );
         let own = std::process::id() as i32;
-        assert!(!offer.judge([0; 16], offer.process).is_process, "read but not written");
+        assert!(!offer.verify([0; 16], offer.process).is_process, "read but not written");
         let process = try_process(own, offer.address()).unwrap();
-        let both = offer.judge(shared, process);
-        assert_eq!(both, Ways { is_shared: true, is_process: true });
-        let swapped = offer.judge(process, shared);
-        assert_eq!(swapped, Ways::default());
+        let both = offer.verify(shared, process);
+        assert_eq!(both, ProvenAccess { is_shared: true, is_process: true });
+        let swapped = offer.verify(process, shared);
+        assert_eq!(swapped, ProvenAccess::default());
         assert_eq!(try_shared(None), None);
         assert_eq!(try_process(own, 8), None);
         assert_eq!(try_process(0, offer.address()), None);
@@ -204,9 +217,9 @@ mod tests {
 
     #[test]
     fn the_sample_is_measured_and_a_bad_one_is_not() {
-        let offer = Offer::new().unwrap();
+        let offer = ProbeOffer::new().unwrap();
         let own = std::process::id() as i32;
-        assert!(measure(own, offer.sample()).unwrap() > 1 << 20);
-        assert_eq!(measure(own, (8, 4096)), None);
+        assert!(measure_process_vm(own, offer.sample()).unwrap() > 1 << 20);
+        assert_eq!(measure_process_vm(own, (8, 4096)), None);
     }
 }

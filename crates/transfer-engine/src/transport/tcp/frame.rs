@@ -38,7 +38,7 @@ pub(super) const REQUEST_BYTES: usize = 24;
 pub(super) const ENTRY_BYTES: usize = 16;
 
 /// Length of the header of an answer.
-pub(super) const ANSWER_BYTES: usize = 24;
+pub(super) const RESPONSE_BYTES: usize = 24;
 
 /// Length of one refusal in an answer's list.
 pub(super) const REFUSAL_BYTES: usize = 8;
@@ -57,7 +57,7 @@ pub(super) struct Greeting {
     /// From the client: whom it means to reach, 0 if it does not care. From the server: who it is.
     pub(super) engine: u128,
     /// From the server: random bytes follow, and it expects a proof.
-    pub(super) asks_for_token: bool,
+    pub(super) requires_token: bool,
 }
 
 /// What a client says to a server that asks for a token.
@@ -72,7 +72,7 @@ pub(super) struct Claim {
 pub(super) enum Verdict {
     Refused,
     /// With the server's own proof.
-    Taken(Proof),
+    Accepted(Proof),
 }
 
 /// The header of a request.
@@ -89,7 +89,7 @@ pub(super) struct RequestHeader {
 
 /// The header of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct AnswerHeader {
+pub(super) struct ResponseHeader {
     pub(super) sequence: u64,
     /// How many refusals follow.
     pub(super) refused: usize,
@@ -128,7 +128,7 @@ impl Greeting {
         let mut bytes = [0; GREETING_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..10].copy_from_slice(&self.version.to_le_bytes());
-        bytes[10] = u8::from(self.asks_for_token);
+        bytes[10] = u8::from(self.requires_token);
         bytes[16..].copy_from_slice(&self.engine.to_le_bytes());
         bytes
     }
@@ -141,7 +141,7 @@ impl Greeting {
             version: u16::from_le_bytes(array(bytes, 8)),
             engine: u128::from_le_bytes(array(bytes, 16)),
             // The other bits are for later versions.
-            asks_for_token: bytes[10] & 1 != 0,
+            requires_token: bytes[10] & 1 != 0,
         })
     }
 }
@@ -162,7 +162,7 @@ impl Claim {
 impl Verdict {
     pub(super) fn encode(self) -> [u8; VERDICT_BYTES] {
         let mut bytes = [0; VERDICT_BYTES];
-        if let Self::Taken(proof) = self {
+        if let Self::Accepted(proof) = self {
             bytes[0] = 1;
             bytes[8..].copy_from_slice(&proof);
         }
@@ -172,7 +172,7 @@ impl Verdict {
     pub(super) fn decode(bytes: &[u8; VERDICT_BYTES]) -> Result<Self, Malformed> {
         match u64::from_le_bytes(array(bytes, 0)) {
             0 => Ok(Self::Refused),
-            1 => Ok(Self::Taken(array(bytes, 8))),
+            1 => Ok(Self::Accepted(array(bytes, 8))),
             _ => Err(Malformed("no verdict on a token")),
         }
     }
@@ -244,7 +244,7 @@ pub(super) fn decode_entries(
     if sum == header.payload { Ok(()) } else { Err(Malformed("the lengths do not add up")) }
 }
 
-impl AnswerHeader {
+impl ResponseHeader {
     /// Appends the header; the refusals follow with [`Refusal::encode`].
     pub(super) fn encode(&self, wire: &mut Vec<u8>) {
         wire.extend_from_slice(&self.sequence.to_le_bytes());
@@ -254,7 +254,7 @@ impl AnswerHeader {
 
     /// Reads the header of the answer to `request`.
     pub(super) fn decode(
-        bytes: &[u8; ANSWER_BYTES],
+        bytes: &[u8; RESPONSE_BYTES],
         request: &RequestHeader,
     ) -> Result<Self, Malformed> {
         let sequence = u64::from_le_bytes(array(bytes, 0));
@@ -317,8 +317,8 @@ mod tests {
     #[test]
     fn no_size_of_an_established_header_is_taken_for_our_greeting() {
         assert!(u64::from_le_bytes(MAGIC) > 1 << 63);
-        for asks_for_token in [false, true] {
-            let greeting = Greeting { version: VERSION, engine: 7 << 100, asks_for_token };
+        for requires_token in [false, true] {
+            let greeting = Greeting { version: VERSION, engine: 7 << 100, requires_token };
             assert_eq!(Greeting::decode(&greeting.encode()), Ok(greeting));
         }
         assert!(Greeting::decode(&[0; GREETING_BYTES]).is_err());
@@ -328,7 +328,7 @@ mod tests {
     fn claims_and_verdicts_survive_the_wire() {
         let claim = Claim { nonce: [3; NONCE_BYTES], proof: [4; PROOF_BYTES] };
         assert_eq!(Claim::decode(&claim.encode()), claim);
-        for verdict in [Verdict::Refused, Verdict::Taken([9; PROOF_BYTES])] {
+        for verdict in [Verdict::Refused, Verdict::Accepted([9; PROOF_BYTES])] {
             assert_eq!(Verdict::decode(&verdict.encode()), Ok(verdict));
         }
         assert!(Verdict::decode(&[2; VERDICT_BYTES]).is_err());
@@ -400,14 +400,14 @@ mod tests {
                 .into_iter()
                 .map(|index| Refusal { index: index.into(), code: ErrorCode::TRANSFER_FAIL })
                 .collect();
-            let header = AnswerHeader { sequence, refused: refusals.len(), payload };
+            let header = ResponseHeader { sequence, refused: refusals.len(), payload };
             let mut wire = Vec::new();
             header.encode(&mut wire);
             for refusal in &refusals {
                 refusal.encode(&mut wire);
             }
-            prop_assert_eq!(AnswerHeader::decode(&array(&wire, 0), &request), Ok(header));
-            prop_assert_eq!(Refusal::decode_all(&wire[ANSWER_BYTES..], 256), Ok(refusals));
+            prop_assert_eq!(ResponseHeader::decode(&array(&wire, 0), &request), Ok(header));
+            prop_assert_eq!(Refusal::decode_all(&wire[RESPONSE_BYTES..], 256), Ok(refusals));
         }
 
         #[test]
@@ -415,7 +415,7 @@ mod tests {
             let _ = Greeting::decode(&array(&bytes, 0));
             if let Ok(header) = RequestHeader::decode(&array(&bytes, 0)) {
                 let _ = decode_entries(&header, &bytes[REQUEST_BYTES..], &mut Vec::new());
-                let _ = AnswerHeader::decode(&array(&bytes, 8), &header);
+                let _ = ResponseHeader::decode(&array(&bytes, 8), &header);
             }
             let _ = Refusal::decode_all(&bytes, 10);
         }

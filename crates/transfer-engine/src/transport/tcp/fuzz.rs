@@ -6,10 +6,10 @@ use mooncake_base::{
 };
 
 use super::{
-    established::{self, Header, Status},
+    compat_frame::{self, Header, Status},
     frame::{
-        self, ANSWER_BYTES, AnswerHeader, CLAIM_BYTES, Claim, GREETING_BYTES, Greeting,
-        REQUEST_BYTES, Refusal, RequestHeader, VERDICT_BYTES, VERSION, Verdict,
+        self, CLAIM_BYTES, Claim, GREETING_BYTES, Greeting, REQUEST_BYTES, RESPONSE_BYTES, Refusal,
+        RequestHeader, ResponseHeader, VERDICT_BYTES, VERSION, Verdict,
     },
 };
 use crate::piece::{Opcode, RemoteRange};
@@ -24,9 +24,9 @@ pub(crate) fn fuzz_targets() -> Vec<Target> {
 }
 
 fn greetings() -> Vec<Vec<u8>> {
-    let greet = |asks_for_token| Greeting { version: VERSION, engine: 7, asks_for_token }.encode();
+    let greet = |requires_token| Greeting { version: VERSION, engine: 7, requires_token }.encode();
     let claim = Claim { nonce: [1; 32], proof: [2; 32] }.encode();
-    let verdict = Verdict::Taken([3; 32]).encode();
+    let verdict = Verdict::Accepted([3; 32]).encode();
     vec![greet(false).into(), [&greet(true)[..], &claim, &verdict].concat()]
 }
 
@@ -82,7 +82,7 @@ fn asked() -> RequestHeader {
 fn answers() -> Vec<Vec<u8>> {
     let with = |refused: usize| {
         let mut wire = Vec::new();
-        AnswerHeader { sequence: 5, refused, payload: 4096 }.encode(&mut wire);
+        ResponseHeader { sequence: 5, refused, payload: 4096 }.encode(&mut wire);
         for index in 0..refused {
             Refusal { index, code: ErrorCode::TRANSFER_FAIL }.encode(&mut wire);
         }
@@ -92,8 +92,8 @@ fn answers() -> Vec<Vec<u8>> {
 }
 
 fn answer(bytes: &[u8]) -> u64 {
-    let Some((head, list)) = bytes.split_first_chunk::<ANSWER_BYTES>() else { return 0 };
-    let Ok(answer) = AnswerHeader::decode(head, &asked()) else { return 1 };
+    let Some((head, list)) = bytes.split_first_chunk::<RESPONSE_BYTES>() else { return 0 };
+    let Ok(answer) = ResponseHeader::decode(head, &asked()) else { return 1 };
     assert!(answer.refused <= asked().count && answer.payload <= asked().payload);
     let Ok(refusals) = Refusal::decode_all(list, asked().count) else { return 2 };
     assert!(refusals.iter().all(|refusal| refusal.index < asked().count));
@@ -112,7 +112,7 @@ fn headers() -> Vec<Vec<u8>> {
 
 /// A header of either version and the status behind it.
 fn established_frames(bytes: &[u8]) -> u64 {
-    let Some((head, rest)) = bytes.split_first_chunk::<{ established::HEADER_BYTES }>() else {
+    let Some((head, rest)) = bytes.split_first_chunk::<{ compat_frame::HEADER_BYTES }>() else {
         return 0;
     };
     let Ok(header) = Header::decode(head) else { return 1 };

@@ -5,12 +5,12 @@ use std::io;
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
 
 use super::{
-    TcpSettings, established,
-    frame::{self, AnswerHeader, Refusal, RequestHeader},
-    lane::{Destination, Lane, LaneLease, Lanes, SendFailure},
-    plan::{FRAME_BYTES, FrameLimits, Part, Plan, fail_open},
-    stream,
-    vector::Span,
+    TcpSettings, compat_frame,
+    connection_pool::{ConnectionPool, DataConnection, Destination, PooledConnection, SendFailure},
+    frame::{self, Refusal, RequestHeader, ResponseHeader},
+    framing::{FRAME_BYTES, FrameLimits, Framer, Part, fail_unfinished},
+    request_window,
+    vectored_io::Span,
 };
 use crate::{
     descriptor::SegmentDescriptor,
@@ -27,18 +27,18 @@ const BAD_SPANS_MAX: usize = 16;
 /// A path over TCP.
 #[derive(Debug)]
 pub(super) struct TcpPath {
-    lanes: Lanes,
-    language: Language,
+    pool: ConnectionPool,
+    protocol: WireProtocol,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Language {
-    Own,
-    Established { has_status: bool },
+enum WireProtocol {
+    Native,
+    Compat { has_status: bool },
 }
 
 /// What became of one frame.
-enum Exchange {
+enum FrameOutcome {
     /// Every part has its outcome, and the lane is in step.
     Done,
     /// Every part has its outcome, but the peer closes the connection.
@@ -56,38 +56,38 @@ impl TcpPath {
         deadline: Moment,
     ) -> Result<Self> {
         let destination = destination(peer)?;
-        let language = match destination.own {
-            Some(_) => Language::Own,
-            None => Language::Established { has_status: peer.tcp_proto_version >= 2 },
+        let protocol = match destination.native {
+            Some(_) => WireProtocol::Native,
+            None => WireProtocol::Compat { has_status: peer.tcp_proto_version >= 2 },
         };
-        if settings.token.is_some() && destination.own.is_none() {
+        if settings.token.is_some() && destination.native.is_none() {
             settings.refusals.count_token_there();
             let text = "the peer speaks the established frames, which carry no token";
             return Err(
                 Error::new(ErrorCode::ILLEGAL_CLIENT, text).with("peer", &destination.endpoint)
             );
         }
-        let lanes = Lanes::new(destination, settings);
-        lanes.take(deadline)?.keep();
-        Ok(Self { lanes, language })
+        let pool = ConnectionPool::new(destination, settings);
+        pool.acquire(deadline)?.release();
+        Ok(Self { pool, protocol })
     }
 
     fn endpoint(&self) -> &Endpoint {
-        &self.lanes.destination().endpoint
+        &self.pool.destination().endpoint
     }
 
     /// Moves a large batch over several lanes, and whatever is left frame after frame. An error is
     /// for all pieces that are still open then.
     fn move_all(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) -> Result<()> {
-        if self.language == Language::Own {
-            self.stream(opcode, pieces, deadline)?;
+        if self.protocol == WireProtocol::Native {
+            self.move_windowed(opcode, pieces, deadline)?;
         }
         self.move_frames(opcode, pieces, deadline)
     }
 
     /// Moves what is more than one frame over as many lanes as are worth it. What goes wrong on the
     /// way is left to be found again, and told, by moving the rest frame by frame.
-    fn stream(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) -> Result<()> {
+    fn move_windowed(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) -> Result<()> {
         let open = pieces.iter().filter(|piece| piece.outcome.is_none());
         let (count, bytes) = open.fold((0_usize, 0_usize), |(count, bytes), piece| {
             (count + 1, bytes.saturating_add(piece.local.length()))
@@ -95,13 +95,14 @@ impl TcpPath {
         if bytes < FRAME_BYTES && count <= frame::ENTRIES_MAX {
             return Ok(());
         }
-        let first = self.lanes.take(deadline)?;
-        let most = self.lanes.limit_of_transfer(first.peek());
-        let load = stream::Load { opcode, pieces, deadline, endpoint: self.endpoint() };
-        let wanted = stream::lanes_for(bytes, most);
-        match stream::run(&self.lanes, first, (bytes, wanted), load) {
+        let first = self.pool.acquire(deadline)?;
+        let most = self.pool.max_per_transfer(first.get());
+        let batch =
+            request_window::TransferBatch { opcode, pieces, deadline, endpoint: self.endpoint() };
+        let wanted = request_window::connections_for(bytes, most);
+        match request_window::run(&self.pool, first, (bytes, wanted), batch) {
             Err(failure) if failure.kind() == io::ErrorKind::TimedOut => {
-                Err(self.too_late().caused_by(failure))
+                Err(self.deadline_passed().caused_by(failure))
             }
             Err(failure) => {
                 tracing::debug!(peer = %self.endpoint(), %failure, "a large transfer was broken");
@@ -113,90 +114,102 @@ impl TcpPath {
 
     /// Moves frame after frame.
     fn move_frames(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) -> Result<()> {
-        let limits = match self.language {
-            Language::Own => FrameLimits::OWN,
-            Language::Established { .. } => FrameLimits::ESTABLISHED,
+        let limits = match self.protocol {
+            WireProtocol::Native => FrameLimits::NATIVE,
+            WireProtocol::Compat { .. } => FrameLimits::COMPAT,
         };
-        let mut plan = Plan::new(pieces, limits);
+        let mut framer = Framer::new(pieces, limits);
         let mut parts = Vec::new();
-        plan.next_frame(pieces, &mut parts);
+        framer.next_frame(pieces, &mut parts);
         if parts.is_empty() {
             return Ok(());
         }
-        let mut lease = self.lanes.take(deadline)?;
+        let mut lease = self.pool.acquire(deadline)?;
         let mut bad_spans = 0;
         while !parts.is_empty() {
             self.check_deadline(deadline)?;
-            match self.exchange(lease.lane(), opcode, &parts, pieces, deadline) {
-                Exchange::Done => plan.next_frame(pieces, &mut parts),
-                Exchange::Closing => {
-                    plan.next_frame(pieces, &mut parts);
-                    self.renew(&mut lease, &parts, deadline)?;
+            match self.exchange(lease.get_mut(), opcode, &parts, pieces, deadline) {
+                FrameOutcome::Done => framer.next_frame(pieces, &mut parts),
+                FrameOutcome::Closing => {
+                    framer.next_frame(pieces, &mut parts);
+                    self.reconnect(&mut lease, &parts, deadline)?;
                 }
-                Exchange::BadPart(index) => {
-                    parts[index].settle(pieces, Err(bad_local(&parts[index])));
+                FrameOutcome::BadPart(index) => {
+                    parts[index].complete(pieces, Err(bad_local_error(&parts[index])));
                     bad_spans += 1;
                     if bad_spans == BAD_SPANS_MAX {
                         return Err(Error::invalid("too many local addresses cannot be read"));
                     }
                     parts.retain(|part| pieces[part.piece].outcome.is_none());
                     if parts.is_empty() {
-                        plan.next_frame(pieces, &mut parts);
+                        framer.next_frame(pieces, &mut parts);
                     }
-                    self.renew(&mut lease, &parts, deadline)?;
+                    self.reconnect(&mut lease, &parts, deadline)?;
                 }
                 // Reading or writing the same bytes again does no harm, and a connection that lay
                 // idle says only now that the peer has closed it.
-                Exchange::Broken { is_silent: true, source }
-                    if lease.lane().is_used && source.kind() != io::ErrorKind::TimedOut =>
+                FrameOutcome::Broken { is_silent: true, source }
+                    if lease.get_mut().is_used && source.kind() != io::ErrorKind::TimedOut =>
                 {
-                    lease.renew(deadline)?;
+                    lease.reconnect(deadline)?;
                 }
-                Exchange::Broken { source, .. } if source.kind() == io::ErrorKind::TimedOut => {
-                    return Err(self.too_late().caused_by(source));
+                FrameOutcome::Broken { source, .. } if source.kind() == io::ErrorKind::TimedOut => {
+                    return Err(self.deadline_passed().caused_by(source));
                 }
-                Exchange::Broken { source, .. } => {
+                FrameOutcome::Broken { source, .. } => {
                     let text = "the connection broke during the transfer";
                     return Err(peer_error(text, self.endpoint(), source));
                 }
             }
         }
         if lease.is_connected() {
-            lease.keep();
+            lease.release();
         }
         Ok(())
     }
 
     fn exchange(
         &self,
-        lane: &mut Lane,
+        connection: &mut DataConnection,
         opcode: Opcode,
         parts: &[Part],
         pieces: &mut [Piece],
         deadline: Moment,
-    ) -> Exchange {
-        let mut frame = Frame { lane, opcode, parts, pieces, endpoint: self.endpoint(), deadline };
-        match self.language {
-            Language::Own => frame.own(),
-            Language::Established { has_status } => frame.established(has_status),
+    ) -> FrameOutcome {
+        let mut frame = FrameExchange {
+            connection,
+            opcode,
+            parts,
+            pieces,
+            endpoint: self.endpoint(),
+            deadline,
+        };
+        match self.protocol {
+            WireProtocol::Native => frame.native(),
+            WireProtocol::Compat { has_status } => frame.compat(has_status),
         }
     }
 
     /// A new connection if there is more to do.
-    fn renew(&self, lease: &mut LaneLease<'_>, next: &[Part], deadline: Moment) -> Result<()> {
+    fn reconnect(
+        &self,
+        lease: &mut PooledConnection<'_>,
+        next: &[Part],
+        deadline: Moment,
+    ) -> Result<()> {
         lease.close();
-        if next.is_empty() { Ok(()) } else { lease.renew(deadline) }
+        if next.is_empty() { Ok(()) } else { lease.reconnect(deadline) }
     }
 
     fn check_deadline(&self, deadline: Moment) -> Result<()> {
         if deadline.has_passed(SystemClock.now()) {
-            return Err(self.too_late());
+            return Err(self.deadline_passed());
         }
         Ok(())
     }
 
     /// Says nothing of whose fault it was, which nobody here can know.
-    fn too_late(&self) -> Error {
+    fn deadline_passed(&self) -> Error {
         let text = "the deadline passed before the bytes were moved";
         Error::new(ErrorCode::RPC_TIMEOUT, text).with("peer", self.endpoint())
     }
@@ -213,26 +226,26 @@ impl Path for TcpPath {
 
     fn transfer(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) {
         if let Err(error) = self.move_all(opcode, pieces, deadline) {
-            fail_open(pieces, &error);
+            fail_unfinished(pieces, &error);
         }
     }
 
     fn is_alive(&self) -> bool {
-        self.lanes.is_alive()
+        self.pool.is_alive()
     }
 
     fn connections(&self) -> Option<PoolSnapshot> {
-        Some(self.lanes.load())
+        Some(self.pool.snapshot())
     }
 
     fn close(&self) {
-        self.lanes.close();
+        self.pool.close();
     }
 }
 
 /// One frame on its way.
-struct Frame<'a> {
-    lane: &'a mut Lane,
+struct FrameExchange<'a> {
+    connection: &'a mut DataConnection,
     opcode: Opcode,
     parts: &'a [Part],
     pieces: &'a mut [Piece],
@@ -240,98 +253,101 @@ struct Frame<'a> {
     deadline: Moment,
 }
 
-impl Frame<'_> {
+impl FrameExchange<'_> {
     /// All parts in one request of ours.
-    fn own(&mut self) -> Exchange {
-        self.lane.sequence += 1;
+    fn native(&mut self) -> FrameOutcome {
+        self.connection.sequence += 1;
         let payload = self.parts.iter().map(|part| part.remote.length).sum();
-        let (opcode, count, sequence) = (self.opcode, self.parts.len(), self.lane.sequence);
+        let (opcode, count, sequence) = (self.opcode, self.parts.len(), self.connection.sequence);
         let request = RequestHeader { opcode, count, sequence, payload };
-        self.lane.wire.clear();
-        request.encode(&mut self.lane.wire);
+        self.connection.wire.clear();
+        request.encode(&mut self.connection.wire);
         for part in self.parts {
-            frame::encode_entry(part.remote, &mut self.lane.wire);
+            frame::encode_entry(part.remote, &mut self.connection.wire);
         }
         self.load_spans(self.opcode == Opcode::Write, &[]);
-        if let Err(failure) = self.lane.send(self.deadline) {
+        if let Err(failure) = self.connection.send(self.deadline) {
             return failure.into();
         }
-        self.own_answer(&request)
-            .unwrap_or_else(|(source, is_silent)| Exchange::Broken { source, is_silent })
+        self.native_response(&request)
+            .unwrap_or_else(|(source, is_silent)| FrameOutcome::Broken { source, is_silent })
     }
 
-    fn own_answer(&mut self, request: &RequestHeader) -> Result<Exchange, (io::Error, bool)> {
-        let mut header = [0; frame::ANSWER_BYTES];
-        self.lane.read(&mut header, self.deadline).map_err(|source| (source, true))?;
+    fn native_response(
+        &mut self,
+        request: &RequestHeader,
+    ) -> Result<FrameOutcome, (io::Error, bool)> {
+        let mut header = [0; frame::RESPONSE_BYTES];
+        self.connection.read(&mut header, self.deadline).map_err(|source| (source, true))?;
         let loud = |source: io::Error| (source, false);
-        let answer = AnswerHeader::decode(&header, request).map_err(|bad| loud(bad.into()))?;
+        let answer = ResponseHeader::decode(&header, request).map_err(|bad| loud(bad.into()))?;
         let mut list = vec![0; answer.refused * frame::REFUSAL_BYTES];
-        self.lane.read(&mut list, self.deadline).map_err(loud)?;
+        self.connection.read(&mut list, self.deadline).map_err(loud)?;
         let refusals =
             Refusal::decode_all(&list, self.parts.len()).map_err(|bad| loud(bad.into()))?;
         for refusal in &refusals {
             let part = &self.parts[refusal.index];
-            part.settle(self.pieces, Err(refused(part, refusal.code, self.endpoint)));
+            part.complete(self.pieces, Err(refusal_error(part, refusal.code, self.endpoint)));
         }
         if self.opcode == Opcode::Read {
             self.load_spans(true, &refusals);
-            let expected: u64 = self.lane.spans.iter().map(|span| span.length() as u64).sum();
+            let expected: u64 = self.connection.spans.iter().map(|span| span.length() as u64).sum();
             if answer.payload != expected {
                 return Err(loud(frame::Malformed("the bytes do not add up").into()));
             }
             self.receive_parts().map_err(loud)?;
         }
-        self.settle_rest();
-        Ok(Exchange::Done)
+        self.complete_parts();
+        Ok(FrameOutcome::Done)
     }
 
     /// The one part in a request of the established engine.
-    fn established(&mut self, has_status: bool) -> Exchange {
-        self.established_exchange(has_status).unwrap_or_else(|exchange| exchange)
+    fn compat(&mut self, has_status: bool) -> FrameOutcome {
+        self.compat_exchange(has_status).unwrap_or_else(|exchange| exchange)
     }
 
-    fn established_exchange(&mut self, has_status: bool) -> Result<Exchange, Exchange> {
-        let silent = |source| Exchange::Broken { source, is_silent: true };
-        let loud = |source| Exchange::Broken { source, is_silent: false };
+    fn compat_exchange(&mut self, has_status: bool) -> Result<FrameOutcome, FrameOutcome> {
+        let silent = |source| FrameOutcome::Broken { source, is_silent: true };
+        let loud = |source| FrameOutcome::Broken { source, is_silent: false };
         // One range at a time; the frame was planned for one.
         let header =
-            established::Header { opcode: self.opcode, range: self.parts[0].remote, has_status };
-        self.lane.wire.clear();
-        self.lane.wire.extend_from_slice(&header.encode());
+            compat_frame::Header { opcode: self.opcode, range: self.parts[0].remote, has_status };
+        self.connection.wire.clear();
+        self.connection.wire.extend_from_slice(&header.encode());
         self.load_spans(self.opcode == Opcode::Write, &[]);
-        let sent = self.lane.send(self.deadline);
+        let sent = self.connection.send(self.deadline);
         if let Err(failure @ SendFailure::BadSpan(_)) = sent {
             return Err(failure.into());
         }
         // A refusal may have come before everything was sent: it says more than the failure.
         if has_status {
-            let mut status = [0; established::STATUS_BYTES];
-            let read = self.lane.read(&mut status, self.deadline);
+            let mut status = [0; compat_frame::STATUS_BYTES];
+            let read = self.connection.read(&mut status, self.deadline);
             if let (Err(SendFailure::Broken(source)), Err(_)) = (sent, &read) {
                 return Err(silent(source));
             }
             read.map_err(silent)?;
-            let status = established::Status::decode(status).map_err(|bad| loud(bad.into()))?;
-            if status == established::Status::Refused {
+            let status = compat_frame::Status::decode(status).map_err(|bad| loud(bad.into()))?;
+            if status == compat_frame::Status::Refused {
                 let part = &self.parts[0];
-                let error = refused(part, ErrorCode::TRANSFER_FAIL, self.endpoint);
-                part.settle(self.pieces, Err(error));
-                return Ok(Exchange::Closing);
+                let error = refusal_error(part, ErrorCode::TRANSFER_FAIL, self.endpoint);
+                part.complete(self.pieces, Err(error));
+                return Ok(FrameOutcome::Closing);
             }
         } else {
-            sent.map_err(Exchange::from)?;
+            sent.map_err(FrameOutcome::from)?;
         }
         if self.opcode == Opcode::Read {
             self.load_spans(true, &[]);
             self.receive_parts().map_err(loud)?;
         }
-        self.settle_rest();
-        Ok(Exchange::Done)
+        self.complete_parts();
+        Ok(FrameOutcome::Done)
     }
 
     /// Lists the local memory of the parts that were not refused, or nothing.
     fn load_spans(&mut self, is_wanted: bool, refusals: &[Refusal]) {
-        let spans = &mut self.lane.spans;
+        let spans = &mut self.connection.spans;
         spans.clear();
         if !is_wanted {
             return;
@@ -340,7 +356,7 @@ impl Frame<'_> {
         for (index, part) in self.parts.iter().enumerate() {
             let is_refused = refusals.next_if(|refusal| refusal.index == index).is_some();
             spans.push(if is_refused {
-                Span::void(0) // keeps the numbers of spans and parts the same
+                Span::discard(0) // keeps the numbers of spans and parts the same
             } else {
                 part.span()
             });
@@ -348,21 +364,21 @@ impl Frame<'_> {
     }
 
     fn receive_parts(&mut self) -> io::Result<()> {
-        for index in self.lane.receive(self.deadline)? {
+        for index in self.connection.receive(self.deadline)? {
             let part = &self.parts[index];
-            part.settle(self.pieces, Err(bad_local(part)));
+            part.complete(self.pieces, Err(bad_local_error(part)));
         }
         Ok(())
     }
 
-    fn settle_rest(&mut self) {
+    fn complete_parts(&mut self) {
         for part in self.parts {
-            part.settle(self.pieces, Ok(()));
+            part.complete(self.pieces, Ok(()));
         }
     }
 }
 
-impl From<SendFailure> for Exchange {
+impl From<SendFailure> for FrameOutcome {
     fn from(failure: SendFailure) -> Self {
         match failure {
             SendFailure::Broken(source) => Self::Broken { source, is_silent: true },
@@ -378,17 +394,17 @@ fn destination(peer: &SegmentDescriptor) -> Result<Destination> {
     }
     let host = if peer.tcp_data_host.is_empty() { &peer.name } else { &peer.tcp_data_host };
     let host = host.parse::<Endpoint>()?.host;
-    let own = peer.mooncake.as_ref().map(|own| own.engine());
-    Ok(Destination { endpoint: Endpoint::new(host, peer.tcp_data_port), own })
+    let native = peer.mooncake.as_ref().map(|own| own.engine());
+    Ok(Destination { endpoint: Endpoint::new(host, peer.tcp_data_port), native })
 }
 
-fn bad_local(part: &Part) -> Error {
+fn bad_local_error(part: &Part) -> Error {
     Error::invalid("the local address is not accessible memory")
         .with("address", format_args!("{:#x}", part.address))
         .with("length", part.length())
 }
 
-pub(super) fn refused(part: &Part, code: ErrorCode, endpoint: &Endpoint) -> Error {
+pub(super) fn refusal_error(part: &Part, code: ErrorCode, endpoint: &Endpoint) -> Error {
     Error::new(code, "the peer refused the address, it is not in a registered range")
         .with("peer", endpoint)
         .with("address", format_args!("{:#x}", part.remote.address))

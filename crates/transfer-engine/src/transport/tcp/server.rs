@@ -1,9 +1,9 @@
 //! The data listener: serves our memory to peers, on tokio, in both protocols.
 
+mod compat;
 mod connection;
-mod established_side;
-mod own_side;
-mod seat;
+mod dedicated_thread;
+mod native;
 mod staged;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
@@ -13,12 +13,12 @@ use socket2::SockRef;
 use tokio::{runtime::Handle, time::Instant};
 
 use self::{
-    connection::{Connection, Pace},
-    seat::Seats,
+    connection::{Connection, RequestTimeout},
+    dedicated_thread::DedicatedThreads,
 };
 use super::{
     frame::{CLAIM_BYTES, Claim, GREETING_BYTES, Greeting, MAGIC, VERSION, Verdict},
-    tune::tune,
+    socket_options::set_socket_options,
 };
 use crate::{
     handshake::acceptor::{Accepted, Acceptor, Surplus},
@@ -69,7 +69,7 @@ pub struct TcpServer {
 struct Shared {
     regions: Arc<Regions>,
     settings: TcpServerSettings,
-    seats: Seats,
+    dedicated_threads: DedicatedThreads,
 }
 
 impl TcpServer {
@@ -84,7 +84,11 @@ impl TcpServer {
         runtime: &Handle,
     ) -> Result<Self> {
         let limit = (settings.connections_max, Surplus::Close);
-        let shared = Arc::new(Shared { regions, settings, seats: Seats::new(cpu_count()) });
+        let shared = Arc::new(Shared {
+            regions,
+            settings,
+            dedicated_threads: DedicatedThreads::new(cpu_count()),
+        });
         #[cfg(test)]
         let seen = Arc::clone(&shared);
         let serve = move |accepted| serve(accepted, Arc::clone(&shared));
@@ -98,8 +102,8 @@ impl TcpServer {
 
     /// How many connections have a thread of their own at the moment.
     #[cfg(test)]
-    pub(super) fn seats_taken(&self) -> usize {
-        self.shared.seats.taken()
+    pub(super) fn dedicated_threads_in_use(&self) -> usize {
+        self.shared.dedicated_threads.in_use()
     }
 
     /// Where it listens.
@@ -119,53 +123,53 @@ impl TcpServer {
 }
 
 async fn serve(accepted: Accepted, shared: Arc<Shared>) -> io::Result<()> {
-    tune(SockRef::from(&accepted.stream))?;
+    set_socket_options(SockRef::from(&accepted.stream))?;
     let mut connection = Connection::new(accepted);
     // Whoever connects wants something; idle is a connection only after its first request.
-    let pace = Pace::until(Instant::now() + shared.settings.progress_timeout);
+    let timeout = RequestTimeout::until(Instant::now() + shared.settings.progress_timeout);
     let mut first = [0; 8];
-    connection.read(&mut first, pace).await?;
+    connection.read(&mut first, timeout).await?;
     if first != MAGIC && shared.settings.token.is_some() {
         shared.settings.refusals.count_established();
         return Err(io::Error::other("the peer's frames carry no token"));
     }
     if first != MAGIC {
-        return established_side::serve(connection, &shared, first).await;
+        return compat::serve(connection, &shared, first).await;
     }
     let mut greeting = [0; GREETING_BYTES];
     greeting[..8].copy_from_slice(&first);
-    connection.read(&mut greeting[8..], pace).await?;
+    connection.read(&mut greeting[8..], timeout).await?;
     let theirs = Greeting::decode(&greeting)?;
     let engine = shared.settings.engine.map_or(0, EngineId::bits);
-    let asks_for_token = shared.settings.token.is_some();
-    let ours = Greeting { version: VERSION, engine, asks_for_token };
+    let requires_token = shared.settings.token.is_some();
+    let ours = Greeting { version: VERSION, engine, requires_token };
     connection.wire.extend_from_slice(&ours.encode());
     let nonce = token::nonce();
-    if asks_for_token {
+    if requires_token {
         connection.wire.extend_from_slice(&nonce);
     }
-    connection.send(pace).await?;
+    connection.send(timeout).await?;
     let is_meant = theirs.engine == 0 || engine == 0 || theirs.engine == engine;
     if theirs.version != VERSION || !is_meant {
         return Ok(()); // our greeting has told the peer why
     }
     if let Some(token) = &shared.settings.token {
         let mut claim = [0; CLAIM_BYTES];
-        let read = connection.read(&mut claim, pace).await;
+        let read = connection.read(&mut claim, timeout).await;
         read.inspect_err(|_| shared.settings.refusals.count_token_here())?;
         let Claim { nonce: of_caller, proof } = Claim::decode(&claim);
         let exchange = Exchange { door: Door::Tcp, owner: engine, of_owner: nonce, of_caller };
         let is_proven = token.is_proven(Side::Caller, &exchange, &proof);
         let verdict = match is_proven {
-            true => Verdict::Taken(token.proof(Side::Owner, &exchange)),
+            true => Verdict::Accepted(token.proof(Side::Owner, &exchange)),
             false => Verdict::Refused,
         };
         connection.wire.extend_from_slice(&verdict.encode());
-        connection.send(pace).await?;
+        connection.send(timeout).await?;
         if !is_proven {
             shared.settings.refusals.count_token_here();
             return Err(io::Error::other("the peer does not know the token"));
         }
     }
-    own_side::serve(connection, &shared).await
+    native::serve(connection, &shared).await
 }

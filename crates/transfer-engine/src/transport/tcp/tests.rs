@@ -1,10 +1,10 @@
 //! Loopback tests of both protocols: our client with our server, and each with a hand-written
 //! counterpart.
 
+mod compat;
+mod dedicated_threads;
 mod faults;
-mod interplay;
-mod seats;
-mod streams;
+mod request_window;
 mod support;
 mod token;
 
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use mooncake_base::{Clock, ErrorKind, SystemClock};
 
-use self::support::{AT_ONCE, Language, Memory, Owner, moved, outcomes, pieces, soon};
+use self::support::{AT_ONCE, Memory, Owner, WireProtocol, moved, outcomes, pieces, soon};
 use super::*;
 use crate::piece::{Opcode, Piece};
 
@@ -20,9 +20,9 @@ const PAYLOAD_BYTES_MAX: usize = frame::PAYLOAD_BYTES_MAX as usize;
 
 #[test]
 fn bytes_of_every_size_arrive_in_both_directions() {
-    for language in Language::ALL {
+    for protocol in WireProtocol::ALL {
         let owner = Owner::start("127.0.0.1");
-        let path = owner.path(language);
+        let path = owner.path(protocol);
         let sizes = [1, 7, 4096, 65_537, 1 << 20, 8 << 20, PAYLOAD_BYTES_MAX + 3];
         for length in sizes {
             let theirs = Memory::patterned(length, 1);
@@ -32,25 +32,25 @@ fn bytes_of_every_size_arrive_in_both_directions() {
             let back = Memory::zeroed(length);
             let mut read = [back.piece(0, length, &theirs, 0)];
             path.transfer(Opcode::Read, &mut read, soon());
-            assert!(moved(&read[0]), "{language:?} {length} {:?}", read[0].outcome);
-            assert!(back.bytes() == ours.bytes(), "{language:?} {length}");
-            assert!(theirs.bytes() == ours.bytes(), "{language:?} {length}");
-            owner.take_back(&theirs);
+            assert!(moved(&read[0]), "{protocol:?} {length} {:?}", read[0].outcome);
+            assert!(back.bytes() == ours.bytes(), "{protocol:?} {length}");
+            assert!(theirs.bytes() == ours.bytes(), "{protocol:?} {length}");
+            owner.unregister(&theirs);
         }
     }
 }
 
 #[test]
 fn an_acknowledged_write_has_been_applied() {
-    for language in [Language::Own, Language::Established2] {
+    for protocol in [WireProtocol::Native, WireProtocol::CompatV2] {
         let (owner, theirs) = Owner::with_memory(100_000);
-        let path = owner.path(language);
+        let path = owner.path(protocol);
         for seed in 0..50 {
             let ours = Memory::patterned(100_000, seed);
             let mut batch = [ours.piece(0, 100_000, &theirs, 0)];
             path.transfer(Opcode::Write, &mut batch, soon());
             assert!(moved(&batch[0]));
-            assert!(theirs.bytes() == ours.bytes(), "{language:?}");
+            assert!(theirs.bytes() == ours.bytes(), "{protocol:?}");
         }
     }
 }
@@ -62,7 +62,7 @@ fn a_batch_may_have_any_number_of_pieces() {
     let (owner, theirs) = Owner::with_memory(COUNT * 64);
     let ours = Memory::patterned(COUNT * 64, 3);
     let back = Memory::zeroed(COUNT * 64);
-    let path = owner.path(Language::Own);
+    let path = owner.path(WireProtocol::Native);
     let batch = |local: &Memory| -> Vec<Piece> {
         (0..COUNT)
             .map(|index| {
@@ -86,9 +86,9 @@ fn a_batch_may_have_any_number_of_pieces() {
 
 #[test]
 fn refused_ranges_fail_alone() {
-    for language in [Language::Own, Language::Established2] {
+    for protocol in [WireProtocol::Native, WireProtocol::CompatV2] {
         let (owner, theirs) = Owner::with_memory(1000);
-        let path = owner.path(language);
+        let path = owner.path(protocol);
         for opcode in [Opcode::Write, Opcode::Read] {
             let ours = Memory::patterned(500, 4);
             let mut batch = pieces(&ours, 100, |index| match index {
@@ -97,13 +97,13 @@ fn refused_ranges_fail_alone() {
                 _ => theirs.address() + 100 * index as u64,
             });
             path.transfer(opcode, &mut batch, soon());
-            assert_eq!(outcomes(&batch), [true, false, true, false, true], "{language:?}");
+            assert_eq!(outcomes(&batch), [true, false, true, false, true], "{protocol:?}");
             let error = batch[3].outcome.take().unwrap().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::TransferFailed);
             assert!(error.to_string().contains("not in a registered range"), "{error}");
             for index in [0, 2, 4] {
                 let range = index * 100..index * 100 + 100;
-                assert_eq!(ours.bytes()[range.clone()], theirs.bytes()[range], "{language:?}");
+                assert_eq!(ours.bytes()[range.clone()], theirs.bytes()[range], "{protocol:?}");
             }
             assert!(path.is_alive());
         }
@@ -117,7 +117,7 @@ fn pieces_that_have_an_outcome_are_left_alone_and_empty_ones_succeed() {
     let mut batch = pieces(&ours, 50, |_| theirs.address());
     batch[0].outcome = Some(Ok(()));
     batch.push(ours.part(0, 0, 8));
-    owner.path(Language::Own).transfer(Opcode::Write, &mut batch, soon());
+    owner.path(WireProtocol::Native).transfer(Opcode::Write, &mut batch, soon());
     assert_eq!(outcomes(&batch), [true, true, true]);
     assert_eq!(theirs.bytes()[..50], ours.bytes()[50..]);
 }
@@ -127,9 +127,9 @@ fn both_kinds_of_addresses_are_served() {
     let owner = Owner::start("::1");
     let theirs = Memory::patterned(10, 6);
     let _region = owner.lend(&theirs);
-    for language in Language::ALL {
+    for protocol in WireProtocol::ALL {
         for host in ["::1", "[::1]"] {
-            let mut descriptor = owner.descriptor(language);
+            let mut descriptor = owner.descriptor(protocol);
             descriptor.tcp_data_host = host.to_owned();
             let path =
                 TcpTransport::new(TcpSettings::default()).connect(&descriptor, soon()).unwrap();
@@ -147,7 +147,7 @@ fn many_threads_share_few_connections() {
     let owner = Owner::start_with("127.0.0.1:0", settings);
     let theirs = Memory::patterned(64 * 1000, 7);
     let _region = owner.lend(&theirs);
-    let path = owner.path(Language::Own);
+    let path = owner.path(WireProtocol::Native);
     std::thread::scope(|scope| {
         for thread in 0..64 {
             let (path, theirs) = (&path, &theirs);
@@ -167,20 +167,20 @@ fn many_threads_share_few_connections() {
 #[test]
 fn a_lane_that_is_not_free_is_waited_for_until_the_deadline() {
     let (owner, theirs) = Owner::with_memory(10);
-    let settings = TcpSettings { lanes_per_peer: 1, ..TcpSettings::default() };
-    let lanes = lane::Lanes::new(support::destination(&owner), &settings);
-    let lease = lanes.take(soon()).unwrap();
-    let late = lanes.take(SystemClock.now() + Duration::from_millis(20)).unwrap_err();
+    let settings = TcpSettings { connections_per_peer: 1, ..TcpSettings::default() };
+    let pool = connection_pool::ConnectionPool::new(support::destination(&owner), &settings);
+    let lease = pool.acquire(soon()).unwrap();
+    let late = pool.acquire(SystemClock.now() + Duration::from_millis(20)).unwrap_err();
     assert_eq!(late.kind(), ErrorKind::Timeout);
-    lease.keep();
-    lanes.take(soon()).unwrap().keep();
+    lease.release();
+    pool.acquire(soon()).unwrap().release();
     drop(theirs);
 }
 
 #[test]
 fn closing_the_server_ends_its_connections_at_once() {
     let (owner, theirs) = Owner::with_memory(10);
-    let path = owner.path(Language::Own);
+    let path = owner.path(WireProtocol::Native);
     let begin = std::time::Instant::now();
     owner.server.close();
     owner.server.close();
@@ -191,7 +191,7 @@ fn closing_the_server_ends_its_connections_at_once() {
     assert_eq!(outcomes(&batch), [false]);
     assert!(!path.is_alive());
     let refused = TcpTransport::new(TcpSettings::default())
-        .connect(&owner.descriptor(Language::Own), soon())
+        .connect(&owner.descriptor(WireProtocol::Native), soon())
         .unwrap_err();
     assert!(refused.to_string().contains("127.0.0.1"), "{refused}");
 }
@@ -206,11 +206,11 @@ fn a_segment_without_a_data_listener_has_no_path() {
 #[test]
 fn regions_can_be_taken_back_after_a_transfer() {
     let (owner, theirs) = Owner::with_memory(10);
-    let path = owner.path(Language::Own);
+    let path = owner.path(WireProtocol::Native);
     let back = Memory::zeroed(10);
     path.transfer(Opcode::Read, &mut [back.piece(0, 10, &theirs, 0)], soon());
     // The pins are let go right after the answer is on its way.
-    owner.take_back(&theirs);
+    owner.unregister(&theirs);
     let mut batch = [back.piece(0, 10, &theirs, 0)];
     path.transfer(Opcode::Read, &mut batch, soon());
     let error = batch[0].outcome.take().unwrap().unwrap_err();

@@ -1,4 +1,4 @@
-//! One connection on the server's side: bytes between its socket and pinned memory, at a pace.
+//! One connection on the server's side: bytes between its socket and pinned memory, at a timeout.
 
 use std::{
     io, mem,
@@ -22,18 +22,18 @@ use crate::{
     handshake::acceptor::{Accepted, Guarded, Standing},
     piece::RemoteRange,
     region::{Pin, Regions},
-    transport::tcp::vector::{self, Cursor, Patience, Readiness, Span, Void},
+    transport::tcp::vectored_io::{self, BlockMode, Cursor, DiscardBuffer, Readiness, Span},
 };
 
 /// The slowest that a request may be on the whole. Slower, it would keep memory pinned for ever.
 const BYTES_PER_SECOND_MIN: u64 = 1 << 20;
 
 /// How long a connection on a seat waits for its next request before it gives the seat back.
-const SEAT_WAIT: Duration = Duration::from_millis(20);
+const DEDICATED_IDLE_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// How long a request may take.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pace {
+pub(super) struct RequestTimeout {
     /// How long it may stand still.
     progress: Duration,
     /// When it must be through.
@@ -53,7 +53,7 @@ pub(super) struct Connection {
     pub(super) devices: Vec<DeviceSpan>,
     /// Keeps the memory of `spans` registered.
     pins: Vec<Pin>,
-    void: Void,
+    discard: DiscardBuffer,
     spin_wait: SpinWait,
     /// Dropped after the pins: who waits for the connection's end waits for the memory.
     _standing: Standing,
@@ -63,23 +63,23 @@ pub(super) struct Connection {
 #[derive(Debug)]
 enum Socket {
     /// In the runtime's event queue, beside others.
-    Shared(TcpStream),
+    Async(TcpStream),
     /// In the kernel, on a thread of its own: nothing here is ever pending.
-    Seated(Arc<std::net::TcpStream>),
+    Blocking(Arc<std::net::TcpStream>),
 }
 
-impl Pace {
+impl RequestTimeout {
     pub(super) fn until(end: Instant) -> Self {
         Self { progress: Duration::from_secs(u64::MAX >> 32), end }
     }
 
-    pub(super) fn of(progress: Duration, bytes: u64) -> Self {
+    pub(super) fn for_bytes(progress: Duration, bytes: u64) -> Self {
         let whole = progress + Duration::from_secs(bytes / BYTES_PER_SECOND_MIN);
         Self { progress, end: Instant::now() + whole }
     }
 
     /// How long it may stand still from now on.
-    pub(super) fn patience(&self) -> Duration {
+    pub(super) fn left(&self) -> Duration {
         self.next().saturating_duration_since(Instant::now())
     }
 
@@ -92,12 +92,12 @@ impl Connection {
     pub(super) fn new(accepted: Accepted) -> Self {
         Self {
             _guarded: accepted.guarded,
-            socket: Socket::Shared(accepted.stream),
+            socket: Socket::Async(accepted.stream),
             wire: Vec::new(),
             spans: Vec::new(),
             devices: Vec::new(),
             pins: Vec::new(),
-            void: Void::default(),
+            discard: DiscardBuffer::default(),
             spin_wait: SpinWait::new(NEXT_CALL_SPIN_TIME),
             _standing: accepted.standing,
         }
@@ -105,11 +105,11 @@ impl Connection {
 
     /// Adds registered memory to what is moved next; false, and nothing is added, if the range is
     /// not registered.
-    pub(super) fn add(&mut self, regions: &Regions, range: RemoteRange) -> bool {
+    pub(super) fn add_range(&mut self, regions: &Regions, range: RemoteRange) -> bool {
         let Ok(pin) = regions.pin(range) else { return false };
         if let Some(memory) = pin.region().device().cloned() {
             let index = self.spans.len();
-            self.spans.push(Span::void(pin.length()));
+            self.spans.push(Span::discard(pin.length()));
             self.devices.push(DeviceSpan { index, memory, pin });
             return true;
         }
@@ -121,8 +121,8 @@ impl Connection {
     }
 
     /// Adds bytes that are received and thrown away.
-    pub(super) fn add_void(&mut self, length: usize) {
-        self.spans.push(Span::void(length));
+    pub(super) fn add_discard(&mut self, length: usize) {
+        self.spans.push(Span::discard(length));
     }
 
     /// How many bytes are to be moved.
@@ -139,27 +139,27 @@ impl Connection {
 
     /// Leaves the runtime for a seat. The socket is shared so that it can be shut down from
     /// elsewhere.
-    pub(super) fn seated(mut self) -> io::Result<(Self, Arc<std::net::TcpStream>)> {
+    pub(super) fn into_blocking(mut self) -> io::Result<(Self, Arc<std::net::TcpStream>)> {
         let stream = match self.socket {
-            Socket::Shared(stream) => {
+            Socket::Async(stream) => {
                 let stream = stream.into_std()?;
                 stream.set_nonblocking(false)?;
-                stream.set_read_timeout(Some(SEAT_WAIT))?;
+                stream.set_read_timeout(Some(DEDICATED_IDLE_TIMEOUT))?;
                 Arc::new(stream)
             }
-            Socket::Seated(stream) => stream,
+            Socket::Blocking(stream) => stream,
         };
-        self.socket = Socket::Seated(Arc::clone(&stream));
+        self.socket = Socket::Blocking(Arc::clone(&stream));
         Ok((self, stream))
     }
 
     /// Comes back to the runtime, which the caller runs on.
-    pub(super) fn unseated(mut self) -> io::Result<Self> {
-        if let Socket::Seated(stream) = self.socket {
+    pub(super) fn into_async(mut self) -> io::Result<Self> {
+        if let Socket::Blocking(stream) = self.socket {
             let stream = Arc::into_inner(stream)
                 .ok_or_else(|| io::Error::other("the connection is being shut down"))?;
             stream.set_nonblocking(true)?;
-            self.socket = Socket::Shared(TcpStream::from_std(stream)?);
+            self.socket = Socket::Async(TcpStream::from_std(stream)?);
         }
         Ok(self)
     }
@@ -168,14 +168,14 @@ impl Connection {
     /// gone. Waits as long as it takes, but on a seat only for a while (`WouldBlock`).
     pub(super) async fn read_some(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
-            if let Socket::Shared(stream) = &self.socket {
+            if let Socket::Async(stream) = &self.socket {
                 stream.readable().await?;
             }
             match self.socket.read(buffer, &mut self.spin_wait) {
                 Err(failure) if failure.kind() == io::ErrorKind::Interrupted => {}
                 Err(failure) if failure.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 Err(failure) if failure.kind() == io::ErrorKind::WouldBlock => {
-                    if matches!(self.socket, Socket::Seated(_)) {
+                    if matches!(self.socket, Socket::Blocking(_)) {
                         return Err(failure);
                     }
                 }
@@ -185,12 +185,16 @@ impl Connection {
     }
 
     /// Fills the buffer.
-    pub(super) async fn read(&mut self, buffer: &mut [u8], pace: Pace) -> io::Result<()> {
+    pub(super) async fn read(
+        &mut self,
+        buffer: &mut [u8],
+        timeout: RequestTimeout,
+    ) -> io::Result<()> {
         let mut filled = 0;
         while filled < buffer.len() {
             match self.socket.read(&mut buffer[filled..], &mut self.spin_wait) {
                 Ok(count) => filled += count,
-                Err(failure) => self.wait_after(failure, Readiness::Read, pace).await?,
+                Err(failure) => self.wait_after(failure, Readiness::Read, timeout).await?,
             }
         }
         Ok(())
@@ -198,12 +202,12 @@ impl Connection {
 
     /// Receives into the spans. Those whose memory cannot be written are returned by their index;
     /// their bytes are thrown away.
-    pub(super) async fn receive(&mut self, pace: Pace) -> io::Result<Vec<usize>> {
+    pub(super) async fn receive(&mut self, timeout: RequestTimeout) -> io::Result<Vec<usize>> {
         if !self.devices.is_empty() {
-            return self.receive_staged(pace).await;
+            return self.receive_staged(timeout).await;
         }
         let mut spans = mem::take(&mut self.spans);
-        let received = self.receive_into(&mut spans, pace).await;
+        let received = self.receive_into(&mut spans, timeout).await;
         self.spans = spans;
         received
     }
@@ -212,51 +216,56 @@ impl Connection {
     pub(super) async fn receive_into(
         &mut self,
         spans: &mut [Span],
-        pace: Pace,
+        timeout: RequestTimeout,
     ) -> io::Result<Vec<usize>> {
         let mut cursor = Cursor::default();
         let mut bad = Vec::new();
         while !cursor.is_done(&[], spans) {
-            let void = &mut self.void;
-            let received = self.socket.receive(&mut self.spin_wait, |socket, patience| {
-                vector::receive(socket, spans, &mut cursor, void, patience)
+            let discard = &mut self.discard;
+            let received = self.socket.receive(&mut self.spin_wait, |socket, mode| {
+                vectored_io::receive(socket, spans, &mut cursor, discard, mode)
             });
             match received {
-                Ok(()) => self.give_others_time().await,
-                Err(failure) if vector::is_fault(&failure) => {
+                Ok(()) => self.yield_to_runtime().await,
+                Err(failure) if vectored_io::is_fault(&failure) => {
                     if let Some(index) = cursor.fault() {
-                        spans[index] = spans[index].into_void();
+                        spans[index] = spans[index].into_discard();
                         bad.push(index);
                     }
                 }
-                Err(failure) => self.wait_after(failure, Readiness::Read, pace).await?,
+                Err(failure) => self.wait_after(failure, Readiness::Read, timeout).await?,
             }
         }
         Ok(bad)
     }
 
     /// Sends `wire` and the spans.
-    pub(super) async fn send(&mut self, pace: Pace) -> io::Result<()> {
+    pub(super) async fn send(&mut self, timeout: RequestTimeout) -> io::Result<()> {
         if !self.devices.is_empty() {
-            return self.send_staged(pace).await;
+            return self.send_staged(timeout).await;
         }
         let spans = mem::take(&mut self.spans);
-        let sent = self.send_from(&spans, pace).await;
+        let sent = self.send_from(&spans, timeout).await;
         self.spans = spans;
         sent
     }
 
     /// Sends `wire` and spans, whose memory the caller keeps.
-    pub(super) async fn send_from(&mut self, spans: &[Span], pace: Pace) -> io::Result<()> {
+    pub(super) async fn send_from(
+        &mut self,
+        spans: &[Span],
+        timeout: RequestTimeout,
+    ) -> io::Result<()> {
         let mut cursor = Cursor::default();
         while !cursor.is_done(&self.wire, spans) {
             let wire = &self.wire;
-            let sent = self.socket.send(|socket| vector::send(socket, wire, spans, &mut cursor));
+            let sent =
+                self.socket.send(|socket| vectored_io::send(socket, wire, spans, &mut cursor));
             match sent {
-                Ok(()) => self.give_others_time().await,
+                Ok(()) => self.yield_to_runtime().await,
                 // The peer has been told that bytes come which cannot be read: only the end of
                 // the connection can tell it otherwise.
-                Err(failure) => self.wait_after(failure, Readiness::Write, pace).await?,
+                Err(failure) => self.wait_after(failure, Readiness::Write, timeout).await?,
             }
         }
         self.wire.clear();
@@ -264,19 +273,19 @@ impl Connection {
     }
 
     /// Does what blocks: here on a seat, on a thread for such things in a task.
-    pub(super) async fn aside<T: Send + 'static>(
+    pub(super) async fn run_blocking<T: Send + 'static>(
         &self,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<T> {
         match &self.socket {
-            Socket::Seated(_) => Ok(job()),
-            Socket::Shared(_) => tokio::task::spawn_blocking(job).await.map_err(io::Error::other),
+            Socket::Blocking(_) => Ok(job()),
+            Socket::Async(_) => tokio::task::spawn_blocking(job).await.map_err(io::Error::other),
         }
     }
 
     /// A task with much to do lets the runtime's other tasks go on.
-    async fn give_others_time(&self) {
-        if matches!(self.socket, Socket::Shared(_)) {
+    async fn yield_to_runtime(&self) {
+        if matches!(self.socket, Socket::Async(_)) {
             tokio::task::consume_budget().await;
         }
     }
@@ -286,17 +295,17 @@ impl Connection {
         &self,
         failure: io::Error,
         readiness: Readiness,
-        pace: Pace,
+        timeout: RequestTimeout,
     ) -> io::Result<()> {
         match (failure.kind(), &self.socket) {
             (io::ErrorKind::Interrupted, _) => Ok(()),
-            (io::ErrorKind::WouldBlock, Socket::Shared(stream)) => {
-                timeout_at(pace.next(), stream.ready(interest(readiness))).await??;
+            (io::ErrorKind::WouldBlock, Socket::Async(stream)) => {
+                timeout_at(timeout.next(), stream.ready(interest(readiness))).await??;
                 Ok(())
             }
-            (io::ErrorKind::WouldBlock, Socket::Seated(stream)) => {
-                let left = pace.next().saturating_duration_since(Instant::now());
-                vector::wait(stream.as_fd(), readiness, SystemClock.now() + left)
+            (io::ErrorKind::WouldBlock, Socket::Blocking(stream)) => {
+                let left = timeout.next().saturating_duration_since(Instant::now());
+                vectored_io::wait(stream.as_fd(), readiness, SystemClock.now() + left)
             }
             _ => Err(failure),
         }
@@ -305,22 +314,21 @@ impl Connection {
 
 impl Socket {
     fn read(&self, buffer: &mut [u8], spin_wait: &mut SpinWait) -> io::Result<usize> {
-        self.receive(spin_wait, |socket, patience| vector::read(socket, buffer, patience))
+        self.receive(spin_wait, |socket, mode| vectored_io::read(socket, buffer, mode))
     }
 
     /// Receives by a system call that waits only where that keeps nobody else from his work.
     fn receive<T>(
         &self,
         spin_wait: &mut SpinWait,
-        mut receive: impl FnMut(BorrowedFd<'_>, Patience) -> io::Result<T>,
+        mut receive: impl FnMut(BorrowedFd<'_>, BlockMode) -> io::Result<T>,
     ) -> io::Result<T> {
         match self {
-            Self::Shared(stream) => {
-                stream.try_io(Interest::READABLE, || receive(stream.as_fd(), Patience::None))
-            }
-            Self::Seated(stream) => {
-                let awake = spin_wait.poll(|| receive(stream.as_fd(), Patience::None));
-                awake.unwrap_or_else(|| receive(stream.as_fd(), Patience::Socket))
+            Self::Async(stream) => stream
+                .try_io(Interest::READABLE, || receive(stream.as_fd(), BlockMode::NonBlocking)),
+            Self::Blocking(stream) => {
+                let awake = spin_wait.poll(|| receive(stream.as_fd(), BlockMode::NonBlocking));
+                awake.unwrap_or_else(|| receive(stream.as_fd(), BlockMode::SocketTimeout))
             }
         }
     }
@@ -328,8 +336,8 @@ impl Socket {
     /// Sends by a system call that does not wait.
     fn send(&self, send: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>) -> io::Result<()> {
         match self {
-            Self::Shared(stream) => stream.try_io(Interest::WRITABLE, || send(stream.as_fd())),
-            Self::Seated(stream) => send(stream.as_fd()),
+            Self::Async(stream) => stream.try_io(Interest::WRITABLE, || send(stream.as_fd())),
+            Self::Blocking(stream) => send(stream.as_fd()),
         }
     }
 }

@@ -5,12 +5,12 @@ use std::{io, mem};
 
 use mooncake_base::{Clock, Error, SystemClock};
 
-use super::connection::{Connection, Pace};
+use super::connection::{Connection, RequestTimeout};
 use crate::{
     device::{BUFFER_BYTES, DeviceMemory, Lease, Stretch},
     piece::Opcode,
     region::Pin,
-    transport::tcp::vector::Span,
+    transport::tcp::vectored_io::Span,
 };
 
 /// Where stretches begin in a buffer: at multiples of this.
@@ -28,16 +28,16 @@ pub(super) struct DeviceSpan {
 
 /// What goes between the socket and memory with one filling of the buffer.
 #[derive(Debug, Default)]
-struct Run {
+struct StagedChunk {
     spans: Vec<Span>,
     /// For each of them, its place among the spans of the request.
     origins: Vec<usize>,
-    moves: Vec<Move>,
+    copies: Vec<StagedCopy>,
 }
 
 /// A stretch of device memory that goes through the buffer.
 #[derive(Debug)]
-struct Move {
+struct StagedCopy {
     /// The place of its span in the request.
     origin: usize,
     memory: DeviceMemory,
@@ -47,29 +47,32 @@ struct Move {
 }
 
 /// How far a request is: a span, and an offset in it.
-type Place = (usize, usize);
+type SpanPosition = (usize, usize);
 
 impl Connection {
     /// Receives into spans of which some are of devices; see [`Connection::receive`].
-    pub(super) async fn receive_staged(&mut self, pace: Pace) -> io::Result<Vec<usize>> {
+    pub(super) async fn receive_staged(
+        &mut self,
+        timeout: RequestTimeout,
+    ) -> io::Result<Vec<usize>> {
         let (spans, devices) = (mem::take(&mut self.spans), mem::take(&mut self.devices));
-        let mut buffer = match self.lease(&devices, pace).await? {
+        let mut buffer = match self.lease(&devices, timeout).await? {
             Ok(buffer) => buffer,
             Err(error) => {
                 tracing::debug!(%error, "a write to a device found no buffer");
                 // In place of the devices' stand spans whose bytes are thrown away.
                 let mut spans = spans;
-                let mut bad = self.receive_into(&mut spans, pace).await?;
+                let mut bad = self.receive_into(&mut spans, timeout).await?;
                 bad.extend(devices.iter().map(|device| device.index));
                 return Ok(bad);
             }
         };
-        let (mut place, mut bad) = ((0, 0), Vec::new());
-        while place.0 < spans.len() {
-            let mut run = plan(&spans, &devices, &buffer, &mut place);
-            let faults = self.receive_into(&mut run.spans, pace).await?;
-            bad.extend(faults.into_iter().map(|index| run.origins[index]));
-            let (back, refused) = self.copied(Opcode::Write, run.moves, buffer).await?;
+        let (mut position, mut bad) = ((0, 0), Vec::new());
+        while position.0 < spans.len() {
+            let mut chunk = next_chunk(&spans, &devices, &buffer, &mut position);
+            let faults = self.receive_into(&mut chunk.spans, timeout).await?;
+            bad.extend(faults.into_iter().map(|index| chunk.origins[index]));
+            let (back, refused) = self.copy_staged(Opcode::Write, chunk.copies, buffer).await?;
             buffer = back;
             bad.extend(refused.into_iter().map(|(origin, _)| origin));
         }
@@ -79,48 +82,52 @@ impl Connection {
     }
 
     /// Sends `wire` and spans of which some are of devices.
-    pub(super) async fn send_staged(&mut self, pace: Pace) -> io::Result<()> {
+    pub(super) async fn send_staged(&mut self, timeout: RequestTimeout) -> io::Result<()> {
         let (spans, devices) = (mem::take(&mut self.spans), mem::take(&mut self.devices));
-        let mut buffer = self.lease(&devices, pace).await?.map_err(io::Error::other)?;
-        let mut place = (0, 0);
-        while place.0 < spans.len() {
-            let run = plan(&spans, &devices, &buffer, &mut place);
-            let (back, refused) = self.copied(Opcode::Read, run.moves, buffer).await?;
+        let mut buffer = self.lease(&devices, timeout).await?.map_err(io::Error::other)?;
+        let mut position = (0, 0);
+        while position.0 < spans.len() {
+            let chunk = next_chunk(&spans, &devices, &buffer, &mut position);
+            let (back, refused) = self.copy_staged(Opcode::Read, chunk.copies, buffer).await?;
             buffer = back;
             // The peer waits for bytes that cannot be had: only the end of the connection can tell.
             if let Some((_, error)) = refused.into_iter().next() {
                 return Err(io::Error::other(error));
             }
-            self.send_from(&run.spans, pace).await?;
+            self.send_from(&chunk.spans, timeout).await?;
         }
         Ok(())
     }
 
-    async fn lease(&self, devices: &[DeviceSpan], pace: Pace) -> io::Result<Result<Lease, Error>> {
+    async fn lease(
+        &self,
+        devices: &[DeviceSpan],
+        timeout: RequestTimeout,
+    ) -> io::Result<Result<Lease, Error>> {
         let memory = devices.first().map(|device| device.memory.clone());
         let memory = memory.ok_or_else(|| io::Error::other("no span is of a device"))?;
-        let deadline = SystemClock.now() + pace.patience();
-        self.aside(move || memory.buffer(deadline)).await
+        let deadline = SystemClock.now() + timeout.left();
+        self.run_blocking(move || memory.buffer(deadline)).await
     }
 
     /// Copies stretches; those that could not be, by the places of their spans.
-    async fn copied(
+    async fn copy_staged(
         &self,
         opcode: Opcode,
-        moves: Vec<Move>,
+        copies: Vec<StagedCopy>,
         buffer: Lease,
     ) -> io::Result<(Lease, Vec<(usize, Error)>)> {
-        if moves.is_empty() {
+        if copies.is_empty() {
             return Ok((buffer, Vec::new()));
         }
-        self.aside(move || {
-            let stretches: Vec<_> = moves.iter().map(|one| one.stretch).collect();
-            let is_one_device = moves.iter().all(|one| one.memory.is_same(&moves[0].memory));
-            if is_one_device && moves[0].memory.copy(opcode, &stretches).is_ok() {
+        self.run_blocking(move || {
+            let stretches: Vec<_> = copies.iter().map(|one| one.stretch).collect();
+            let is_one_device = copies.iter().all(|one| one.memory.is_same(&copies[0].memory));
+            if is_one_device && copies[0].memory.copy(opcode, &stretches).is_ok() {
                 return (buffer, Vec::new());
             }
             // One by one, to learn which it is.
-            let refused = moves.iter().filter_map(|one| {
+            let refused = copies.iter().filter_map(|one| {
                 let copied = one.memory.copy(opcode, &[one.stretch]);
                 copied.err().map(|error| (one.origin, error))
             });
@@ -132,39 +139,44 @@ impl Connection {
 }
 
 /// The next run of a request, from a place on.
-fn plan(spans: &[Span], devices: &[DeviceSpan], buffer: &Lease, place: &mut Place) -> Run {
-    let (mut run, mut at) = (Run::default(), 0);
-    while place.0 < spans.len() {
-        let (index, from) = *place;
+fn next_chunk(
+    spans: &[Span],
+    devices: &[DeviceSpan],
+    buffer: &Lease,
+    position: &mut SpanPosition,
+) -> StagedChunk {
+    let (mut chunk, mut at) = (StagedChunk::default(), 0);
+    while position.0 < spans.len() {
+        let (index, from) = *position;
         let span = spans[index];
         let Ok(device) = devices.binary_search_by_key(&index, |device| device.index) else {
-            run.spans.push(span);
-            run.origins.push(index);
-            *place = (index + 1, 0);
+            chunk.spans.push(span);
+            chunk.origins.push(index);
+            *position = (index + 1, 0);
             continue;
         };
         let device = &devices[device];
         let left = span.length() - from;
         let length = left.min(BUFFER_BYTES.saturating_sub(at));
         if length == 0 && left > 0 {
-            return run;
+            return chunk;
         }
         if left == 0 {
-            *place = (index + 1, 0);
+            *position = (index + 1, 0);
             continue;
         }
         let pinned = buffer.range(at, length);
         // SAFETY: the buffer is mapped and this request's alone until all of the run was moved.
-        run.spans.push(unsafe { Span::new(pinned.address(), length) });
-        run.origins.push(index);
-        run.moves.push(Move {
+        chunk.spans.push(unsafe { Span::new(pinned.address(), length) });
+        chunk.origins.push(index);
+        chunk.copies.push(StagedCopy {
             origin: index,
             memory: device.memory.clone(),
             stretch: (device.pin.address() as u64 + from as u64, pinned),
             _pin: device.pin.clone(),
         });
         at = (at + length).next_multiple_of(ALIGNMENT);
-        *place = if length == left { (index + 1, 0) } else { (index, from + length) };
+        *position = if length == left { (index + 1, 0) } else { (index, from + length) };
     }
-    run
+    chunk
 }

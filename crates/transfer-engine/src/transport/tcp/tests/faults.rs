@@ -10,7 +10,7 @@ use std::{
 use mooncake_base::{Clock, ErrorKind, SystemClock};
 use socket2::SockRef;
 
-use super::support::{AT_ONCE, Language, Memory, Owner, moved, outcomes, pieces, soon};
+use super::support::{AT_ONCE, Memory, Owner, WireProtocol, moved, outcomes, pieces, soon};
 use crate::{
     descriptor::SegmentDescriptor,
     piece::{LocalRange, Opcode, Piece, RemoteRange},
@@ -34,21 +34,21 @@ fn nowhere(length: usize, remote: u64) -> Piece {
 
 #[test]
 fn a_bad_local_address_fails_its_piece_and_nothing_else() {
-    for language in [Language::Own, Language::Established2] {
+    for protocol in [WireProtocol::Native, WireProtocol::CompatV2] {
         let (owner, theirs) = Owner::with_memory(50_000);
-        let path = owner.path(language);
+        let path = owner.path(protocol);
         for opcode in [Opcode::Read, Opcode::Write, Opcode::Read] {
             let ours = Memory::patterned(50_000, 4);
             let mut batch = pieces(&ours, 10_000, |index| theirs.address() + index as u64 * 10_000);
             batch[1] = nowhere(10_000, theirs.address() + 10_000);
             batch[3] = nowhere(10_000, theirs.address() + 30_000);
             path.transfer(opcode, &mut batch, soon());
-            assert_eq!(outcomes(&batch), [true, false, true, false, true], "{language:?}");
+            assert_eq!(outcomes(&batch), [true, false, true, false, true], "{protocol:?}");
             let error = batch[1].outcome.take().unwrap().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
             for index in [0, 2, 4] {
                 let range = index * 10_000..(index + 1) * 10_000;
-                assert!(ours.bytes()[range.clone()] == theirs.bytes()[range], "{language:?}");
+                assert!(ours.bytes()[range.clone()] == theirs.bytes()[range], "{protocol:?}");
             }
             assert!(path.is_alive());
         }
@@ -59,7 +59,7 @@ fn a_bad_local_address_fails_its_piece_and_nothing_else() {
 fn memory_of_the_owner_that_is_not_mapped_harms_neither_side() {
     let (owner, theirs) = Owner::with_memory(100);
     owner.regions.register(NOWHERE as u64, 100, "*", Backing::User).unwrap();
-    let path = owner.path(Language::Own);
+    let path = owner.path(WireProtocol::Native);
     let ours = Memory::patterned(300, 4);
     let remote = |index| if index == 1 { NOWHERE as u64 } else { theirs.address() };
     let mut batch = pieces(&ours, 100, remote);
@@ -84,12 +84,12 @@ fn greeting_peer(serve: impl Fn(TcpStream) + Send + 'static) -> SegmentDescripto
             let mut stream = stream.unwrap();
             stream.read_exact(&mut [0; GREETING_BYTES]).unwrap();
             stream
-                .write_all(&Greeting { version: VERSION, engine, asks_for_token: false }.encode())
+                .write_all(&Greeting { version: VERSION, engine, requires_token: false }.encode())
                 .unwrap();
             serve(stream);
         }
     });
-    SegmentDescriptor { tcp_data_port: port, ..owner.descriptor(Language::Own) }
+    SegmentDescriptor { tcp_data_port: port, ..owner.descriptor(WireProtocol::Native) }
 }
 
 fn connect(descriptor: &SegmentDescriptor) -> std::sync::Arc<dyn Path> {
@@ -173,7 +173,7 @@ fn a_peer_that_answers_nonsense_is_an_error() {
 #[test]
 fn a_connection_that_died_while_idle_is_replaced_unseen() {
     let (owner, theirs) = Owner::with_memory(100);
-    let path = owner.path(Language::Own);
+    let path = owner.path(WireProtocol::Native);
     let (address, engine) = (owner.server.address(), owner.engine);
     owner.server.close();
     let settings = TcpServerSettings { engine: Some(engine), ..TcpServerSettings::default() };
@@ -189,7 +189,7 @@ fn a_connection_that_died_while_idle_is_replaced_unseen() {
 #[test]
 fn another_engine_at_the_same_address_is_not_taken_for_the_peer() {
     let (owner, theirs) = Owner::with_memory(100);
-    let path = owner.path(Language::Own);
+    let path = owner.path(WireProtocol::Native);
     let address = owner.server.address();
     owner.server.close();
     let other = Owner::start_with(&address.to_string(), TcpServerSettings::default());
@@ -209,7 +209,7 @@ fn half_a_write(owner: &Owner, theirs: &Memory) -> TcpStream {
     let mut stream = TcpStream::connect(owner.server.address()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let mut wire =
-        Greeting { version: VERSION, engine: 0, asks_for_token: false }.encode().to_vec();
+        Greeting { version: VERSION, engine: 0, requires_token: false }.encode().to_vec();
     let header = RequestHeader { opcode: Opcode::Write, count: 1, sequence: 1, payload: 100 };
     header.encode(&mut wire);
     encode_entry(RemoteRange { address: theirs.address(), length: 100 }, &mut wire);
@@ -228,7 +228,7 @@ fn a_peer_that_stops_in_the_middle_does_not_hold_the_memory_for_ever() {
     drop(owner.lend(&theirs));
     let mut stuck = half_a_write(&owner, &theirs);
     assert_eq!(stuck.read(&mut [0; 8]).unwrap_or(0), 0, "the server closes the connection");
-    owner.take_back(&theirs);
+    owner.unregister(&theirs);
 }
 
 #[test]
@@ -237,15 +237,15 @@ fn closing_the_server_lets_go_of_memory_that_is_being_written() {
     let _stuck = half_a_write(&owner, &theirs);
     let begin = Instant::now();
     owner.server.close();
-    owner.take_back(&theirs);
+    owner.unregister(&theirs);
     assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
 }
 
 #[test]
 fn nonsense_ends_its_own_connection_and_no_other() {
     let (owner, theirs) = Owner::with_memory(100);
-    let path = owner.path(Language::Own);
-    let greeting = Greeting { version: VERSION, engine: 0, asks_for_token: false }.encode();
+    let path = owner.path(WireProtocol::Native);
+    let greeting = Greeting { version: VERSION, engine: 0, requires_token: false }.encode();
     let with_greeting = |rest: &[u8]| [&greeting[..], rest].concat();
     let nonsense = [
         vec![0; 7],
@@ -276,7 +276,7 @@ fn nonsense_ends_its_own_connection_and_no_other() {
 #[test]
 fn a_deadline_that_has_passed_moves_nothing() {
     let (owner, theirs) = Owner::with_memory(100);
-    let path = owner.path(Language::Own);
+    let path = owner.path(WireProtocol::Native);
     let before = theirs.bytes();
     let ours = Memory::zeroed(100);
     let mut batch = [ours.piece(0, 100, &theirs, 0)];

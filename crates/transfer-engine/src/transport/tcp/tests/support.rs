@@ -15,7 +15,9 @@ use crate::{
     region::{Backing, Region, Regions},
     transport::{
         Path, Transport,
-        tcp::{TcpServer, TcpServerSettings, TcpSettings, TcpTransport, lane::Destination},
+        tcp::{
+            TcpServer, TcpServerSettings, TcpSettings, TcpTransport, connection_pool::Destination,
+        },
     },
 };
 
@@ -25,10 +27,10 @@ pub(super) static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
 
 /// Which frames the client is to speak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Language {
-    Own,
-    Established2,
-    Established1,
+pub(super) enum WireProtocol {
+    Native,
+    CompatV2,
+    CompatV1,
 }
 
 /// Memory that is only reached through its address, as that of users.
@@ -45,8 +47,8 @@ pub(super) struct Owner {
     pub(super) engine: EngineId,
 }
 
-impl Language {
-    pub(super) const ALL: [Self; 3] = [Self::Own, Self::Established2, Self::Established1];
+impl WireProtocol {
+    pub(super) const ALL: [Self; 3] = [Self::Native, Self::CompatV2, Self::CompatV1];
 }
 
 // SAFETY: it is plain memory; the tests wait for a transfer before they look at what it wrote.
@@ -122,26 +124,27 @@ impl Owner {
         self.regions.register(memory.address(), length, "*", Backing::User).unwrap()
     }
 
-    pub(super) fn take_back(&self, memory: &Memory) {
+    pub(super) fn unregister(&self, memory: &Memory) {
         self.regions.unregister(memory.address(), Duration::from_secs(20)).unwrap();
     }
 
-    pub(super) fn descriptor(&self, language: Language) -> SegmentDescriptor {
+    pub(super) fn descriptor(&self, protocol: WireProtocol) -> SegmentDescriptor {
         let address = self.server.address();
         SegmentDescriptor {
             name: "peer".into(),
             protocol: "tcp".into(),
             tcp_data_host: address.ip().to_string(),
             tcp_data_port: address.port(),
-            tcp_proto_version: if language == Language::Established1 { 1 } else { 2 },
-            mooncake: (language == Language::Own).then(|| OwnDescriptor::new(self.engine, None)),
+            tcp_proto_version: if protocol == WireProtocol::CompatV1 { 1 } else { 2 },
+            mooncake: (protocol == WireProtocol::Native)
+                .then(|| OwnDescriptor::new(self.engine, None)),
             ..SegmentDescriptor::default()
         }
     }
 
-    pub(super) fn path(&self, language: Language) -> Arc<dyn Path> {
+    pub(super) fn path(&self, protocol: WireProtocol) -> Arc<dyn Path> {
         TcpTransport::new(TcpSettings::default())
-            .connect(&self.descriptor(language), soon())
+            .connect(&self.descriptor(protocol), soon())
             .unwrap()
     }
 }
@@ -156,7 +159,7 @@ pub(super) fn pieces(memory: &Memory, length: usize, remote: impl Fn(usize) -> u
 pub(super) fn destination(owner: &Owner) -> Destination {
     let address = owner.server.address();
     let endpoint = Endpoint::new(address.ip().to_string(), address.port());
-    Destination { endpoint, own: Some(Some(owner.engine)) }
+    Destination { endpoint, native: Some(Some(owner.engine)) }
 }
 
 pub(super) fn moved(piece: &Piece) -> bool {

@@ -9,7 +9,7 @@ use std::{
 
 use mooncake_base::{ErrorKind, Result};
 
-use super::support::{Language, Memory, Owner, moved, soon};
+use super::support::{Memory, Owner, WireProtocol, moved, soon};
 use crate::{
     metrics::{RefusalSnapshot, Refusals},
     piece::Opcode,
@@ -40,11 +40,11 @@ fn owner_with(token: Option<Token>) -> (Owner, Arc<Refusals>) {
 fn connect(
     owner: &Owner,
     token: Option<Token>,
-    language: Language,
+    protocol: WireProtocol,
 ) -> (Result<Arc<dyn Path>>, RefusalSnapshot) {
     let refusals = Arc::<Refusals>::default();
     let settings = TcpSettings { token, refusals: Arc::clone(&refusals), ..TcpSettings::default() };
-    let path = TcpTransport::new(settings).connect(&owner.descriptor(language), soon());
+    let path = TcpTransport::new(settings).connect(&owner.descriptor(protocol), soon());
     (path, refusals.snapshot())
 }
 
@@ -53,7 +53,7 @@ fn the_same_token_on_both_sides_moves_bytes() {
     let (owner, refusals) = owner_with(token("correct horse"));
     let theirs = Memory::patterned(1000, 1);
     drop(owner.lend(&theirs));
-    let path = connect(&owner, token("correct horse"), Language::Own).0.unwrap();
+    let path = connect(&owner, token("correct horse"), WireProtocol::Native).0.unwrap();
     let ours = Memory::patterned(1000, 2);
     let mut batch = [ours.piece(0, 1000, &theirs, 0)];
     path.transfer(Opcode::Write, &mut batch, soon());
@@ -71,7 +71,7 @@ fn a_wrong_or_missing_token_is_told_and_counted_on_both_sides() {
     ];
     for (there, here, words) in cases {
         let (owner, refusals) = owner_with(there.clone());
-        let (path, counted) = connect(&owner, here, Language::Own);
+        let (path, counted) = connect(&owner, here, WireProtocol::Native);
         let error = path.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
         assert!(error.to_string().contains(words), "{error}");
@@ -91,17 +91,17 @@ fn established_frames_are_refused_where_there_is_a_token() {
     let theirs = Memory::patterned(1000, 1);
     drop(owner.lend(&theirs));
     let before = theirs.bytes();
-    for language in [Language::Established1, Language::Established2] {
+    for protocol in [WireProtocol::CompatV1, WireProtocol::CompatV2] {
         // An engine with a token does not begin to talk to one that cannot ask for it.
-        let (path, counted) = connect(&owner, token("correct horse"), language);
+        let (path, counted) = connect(&owner, token("correct horse"), protocol);
         assert_eq!(path.unwrap_err().kind(), ErrorKind::PermissionDenied);
         assert_eq!(counted.token_there, 1);
         // And one without is not answered.
-        let path = connect(&owner, None, language).0.unwrap();
+        let path = connect(&owner, None, protocol).0.unwrap();
         let ours = Memory::patterned(1000, 2);
         let mut batch = [ours.piece(0, 1000, &theirs, 0)];
         path.transfer(Opcode::Read, &mut batch, soon());
-        assert!(!moved(&batch[0]) || language == Language::Established1);
+        assert!(!moved(&batch[0]) || protocol == WireProtocol::CompatV1);
         path.transfer(Opcode::Write, &mut [ours.piece(0, 1000, &theirs, 0)], soon());
         assert_eq!(theirs.bytes(), before);
     }
@@ -113,11 +113,11 @@ fn a_claim_that_was_heard_before_is_good_for_no_second_connection() {
     let (owner, refusals) = owner_with(token("correct horse"));
     let greet = |stream: &mut TcpStream| {
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        let ours = Greeting { version: VERSION, engine: 0, asks_for_token: false };
+        let ours = Greeting { version: VERSION, engine: 0, requires_token: false };
         stream.write_all(&ours.encode()).unwrap();
         let mut theirs = [0; GREETING_BYTES];
         stream.read_exact(&mut theirs).unwrap();
-        assert!(Greeting::decode(&theirs).unwrap().asks_for_token);
+        assert!(Greeting::decode(&theirs).unwrap().requires_token);
         let mut nonce = [0; 32];
         stream.read_exact(&mut nonce).unwrap();
         nonce
@@ -140,7 +140,7 @@ fn a_claim_that_was_heard_before_is_good_for_no_second_connection() {
     let proof = token("correct horse").unwrap().proof(crate::token::Side::Caller, &exchange);
     let claim = [of_caller, proof].concat();
     assert_eq!(claim.len(), CLAIM_BYTES);
-    assert!(matches!(verdict(&mut first, &claim), Verdict::Taken(_)));
+    assert!(matches!(verdict(&mut first, &claim), Verdict::Accepted(_)));
     let mut second = TcpStream::connect(owner.server.address()).unwrap();
     assert_ne!(greet(&mut second), of_owner);
     assert_eq!(verdict(&mut second, &claim), Verdict::Refused);

@@ -10,12 +10,12 @@ use mooncake_base::ErrorCode;
 
 use super::{
     Shared,
-    connection::{Connection, Pace},
+    connection::{Connection, RequestTimeout},
 };
 use crate::{
     piece::{Opcode, RemoteRange},
     transport::tcp::frame::{
-        AnswerHeader, ENTRY_BYTES, REQUEST_BYTES, Refusal, RequestHeader, array, decode_entries,
+        ENTRY_BYTES, REQUEST_BYTES, Refusal, RequestHeader, ResponseHeader, array, decode_entries,
     },
 };
 
@@ -23,10 +23,10 @@ use crate::{
 const FIRST_BYTES: usize = REQUEST_BYTES + ENTRY_BYTES;
 
 /// A connection asks for a seat after so many requests in a row, each soon after the one before.
-const REQUESTS_IN_HASTE: u32 = 16;
+const BURST_REQUESTS: u32 = 16;
 
 /// How soon that is. A frame of a large transfer takes about a millisecond.
-const SOON: Duration = Duration::from_millis(5);
+const BURST_GAP: Duration = Duration::from_millis(5);
 
 /// What one connection reuses from request to request.
 #[derive(Debug, Default)]
@@ -43,26 +43,26 @@ pub(super) enum Step {
     /// None came for a while; told on a seat only.
     Idle,
     /// The peer has closed the connection.
-    Gone,
+    Closed,
 }
 
 /// Answers request after request until the peer goes.
 pub(super) async fn serve(mut connection: Connection, shared: &Arc<Shared>) -> io::Result<()> {
     let mut scratch = Scratch::default();
-    let (mut last, mut in_haste) = (Instant::now(), 0);
+    let (mut last, mut burst) = (Instant::now(), 0);
     loop {
-        if step(&mut connection, shared, &mut scratch).await? == Step::Gone {
+        if step(&mut connection, shared, &mut scratch).await? == Step::Closed {
             return Ok(());
         }
         let now = Instant::now();
-        in_haste = if now - last < SOON { in_haste + 1 } else { 0 };
+        burst = if now - last < BURST_GAP { burst + 1 } else { 0 };
         last = now;
-        if in_haste < REQUESTS_IN_HASTE {
+        if burst < BURST_REQUESTS {
             continue;
         }
-        in_haste = 0;
-        if let Some(seat) = shared.seats.take() {
-            match seat.serve(connection, Arc::clone(shared), scratch).await? {
+        burst = 0;
+        if let Some(slot) = shared.dedicated_threads.try_acquire() {
+            match slot.serve(connection, Arc::clone(shared), scratch).await? {
                 Some(back) => (connection, scratch) = back,
                 None => return Ok(()),
             }
@@ -78,22 +78,22 @@ pub(super) async fn step(
 ) -> io::Result<Step> {
     let mut first = [0; FIRST_BYTES];
     let filled = match connection.read_some(&mut first).await {
-        Ok(0) => return Ok(Step::Gone),
+        Ok(0) => return Ok(Step::Closed),
         Ok(filled) => filled,
         Err(failure) if failure.kind() == io::ErrorKind::WouldBlock => return Ok(Step::Idle),
         Err(failure) => return Err(failure),
     };
-    let pace = Pace::of(shared.settings.progress_timeout, 0);
-    connection.read(&mut first[filled..], pace).await?;
+    let timeout = RequestTimeout::for_bytes(shared.settings.progress_timeout, 0);
+    connection.read(&mut first[filled..], timeout).await?;
     let header = RequestHeader::decode(&array(&first, 0))?;
     scratch.table.clear();
     scratch.table.resize(header.count * ENTRY_BYTES, 0);
     let (known, rest) = scratch.table.split_at_mut(ENTRY_BYTES);
     known.copy_from_slice(&first[REQUEST_BYTES..]);
-    connection.read(rest, pace).await?;
+    connection.read(rest, timeout).await?;
     decode_entries(&header, &scratch.table, &mut scratch.ranges)?;
-    let pace = Pace::of(shared.settings.progress_timeout, header.payload);
-    answer(connection, shared, &header, scratch, pace).await?;
+    let timeout = RequestTimeout::for_bytes(shared.settings.progress_timeout, header.payload);
+    answer(connection, shared, &header, scratch, timeout).await?;
     Ok(Step::Answered)
 }
 
@@ -102,21 +102,21 @@ async fn answer(
     shared: &Shared,
     header: &RequestHeader,
     scratch: &mut Scratch,
-    pace: Pace,
+    timeout: RequestTimeout,
 ) -> io::Result<()> {
     scratch.refusals.clear();
     for (index, range) in scratch.ranges.iter().enumerate() {
-        if connection.add(&shared.regions, *range) {
+        if connection.add_range(&shared.regions, *range) {
             continue;
         }
         shared.settings.refusals.count_range();
         scratch.refusals.push(Refusal { index, code: ErrorCode::TRANSFER_FAIL });
         if header.opcode == Opcode::Write {
-            connection.add_void(range.length as usize);
+            connection.add_discard(range.length as usize);
         }
     }
     if header.opcode == Opcode::Write {
-        for index in connection.receive(pace).await? {
+        for index in connection.receive(timeout).await? {
             scratch.refusals.push(Refusal { index, code: ErrorCode::TRANSFER_FAIL });
         }
         scratch.refusals.sort_unstable_by_key(|refusal| refusal.index);
@@ -124,12 +124,12 @@ async fn answer(
     }
     let payload = connection.payload();
     let refused = scratch.refusals.len();
-    let answer = AnswerHeader { sequence: header.sequence, refused, payload };
+    let answer = ResponseHeader { sequence: header.sequence, refused, payload };
     answer.encode(&mut connection.wire);
     for refusal in &scratch.refusals {
         refusal.encode(&mut connection.wire);
     }
-    connection.send(pace).await?;
+    connection.send(timeout).await?;
     connection.release();
     Ok(())
 }

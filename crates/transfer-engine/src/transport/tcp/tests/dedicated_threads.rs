@@ -5,16 +5,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::support::{Language, Memory, Owner, moved, soon};
+use super::support::{Memory, Owner, WireProtocol, moved, soon};
 use crate::{piece::Opcode, transport::Path};
 
 const BYTES: usize = 4096;
 
 /// Moves small pieces, one at a time, until the owner has given so many connections a seat.
-fn hurry(path: &dyn Path, owner: &Owner, theirs: &Memory, seats: usize) {
+fn send_burst(path: &dyn Path, owner: &Owner, theirs: &Memory, seats: usize) {
     let ours = Memory::patterned(BYTES, 5);
     let until = Instant::now() + Duration::from_secs(30);
-    while owner.server.seats_taken() < seats {
+    while owner.server.dedicated_threads_in_use() < seats {
         assert!(Instant::now() < until, "nobody was given a seat");
         let mut batch = [ours.piece(0, BYTES, theirs, 0)];
         path.transfer(Opcode::Write, &mut batch, soon());
@@ -22,9 +22,9 @@ fn hurry(path: &dyn Path, owner: &Owner, theirs: &Memory, seats: usize) {
     }
 }
 
-fn wait_until_all_are_free(owner: &Owner) {
+fn wait_until_all_free(owner: &Owner) {
     let until = Instant::now() + Duration::from_secs(30);
-    while owner.server.seats_taken() > 0 {
+    while owner.server.dedicated_threads_in_use() > 0 {
         assert!(Instant::now() < until, "a seat was not given back");
         thread::park_timeout(Duration::from_millis(2));
     }
@@ -33,10 +33,10 @@ fn wait_until_all_are_free(owner: &Owner) {
 #[test]
 fn a_seat_is_taken_in_haste_and_given_back_in_peace() {
     let (owner, theirs) = Owner::with_memory(BYTES);
-    let path = owner.path(Language::Own);
+    let path = owner.path(WireProtocol::Native);
     for round in 0..3 {
-        hurry(&*path, &owner, &theirs, 1);
-        wait_until_all_are_free(&owner);
+        send_burst(&*path, &owner, &theirs, 1);
+        wait_until_all_free(&owner);
         let ours = Memory::patterned(BYTES, round);
         let mut batch = [ours.piece(0, BYTES, &theirs, 0)];
         path.transfer(Opcode::Write, &mut batch, soon());
@@ -53,7 +53,7 @@ fn more_busy_connections_than_seats_are_all_served() {
         for caller in 0..CALLERS {
             let (owner, theirs) = (&owner, &theirs);
             scope.spawn(move || {
-                let path = owner.path(Language::Own);
+                let path = owner.path(WireProtocol::Native);
                 for round in 0..300 {
                     let ours = Memory::patterned(BYTES, caller + 7 * round);
                     let back = Memory::zeroed(BYTES);
@@ -67,17 +67,17 @@ fn more_busy_connections_than_seats_are_all_served() {
             });
         }
     });
-    wait_until_all_are_free(&owner);
+    wait_until_all_free(&owner);
 }
 
 #[test]
 fn closing_ends_connections_on_seats_and_lets_go_of_memory() {
     let (owner, theirs) = Owner::with_memory(BYTES);
-    let path = owner.path(Language::Own);
-    hurry(&*path, &owner, &theirs, 1);
+    let path = owner.path(WireProtocol::Native);
+    send_burst(&*path, &owner, &theirs, 1);
     owner.server.close();
-    wait_until_all_are_free(&owner);
-    owner.take_back(&theirs);
+    wait_until_all_free(&owner);
+    owner.unregister(&theirs);
     let ours = Memory::zeroed(BYTES);
     let mut batch = [ours.piece(0, BYTES, &theirs, 0)];
     path.transfer(Opcode::Read, &mut batch, soon());
@@ -87,8 +87,8 @@ fn closing_ends_connections_on_seats_and_lets_go_of_memory() {
 #[test]
 fn memory_is_taken_back_from_under_a_busy_seat() {
     let (owner, theirs) = Owner::with_memory(BYTES);
-    let path = owner.path(Language::Own);
-    hurry(&*path, &owner, &theirs, 1);
+    let path = owner.path(WireProtocol::Native);
+    send_burst(&*path, &owner, &theirs, 1);
     thread::scope(|scope| {
         let caller = scope.spawn(|| {
             let ours = Memory::zeroed(BYTES);
@@ -100,9 +100,9 @@ fn memory_is_taken_back_from_under_a_busy_seat() {
                 }
             }
         });
-        owner.take_back(&theirs);
+        owner.unregister(&theirs);
         caller.join().unwrap();
     });
     drop(owner.lend(&theirs));
-    hurry(&*path, &owner, &theirs, 1);
+    send_burst(&*path, &owner, &theirs, 1);
 }

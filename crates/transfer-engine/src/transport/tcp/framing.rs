@@ -2,7 +2,7 @@
 
 use mooncake_base::{Error, Result};
 
-use super::{frame::ENTRIES_MAX, vector::Span};
+use super::{frame::ENTRIES_MAX, vectored_io::Span};
 use crate::piece::{Piece, RemoteRange};
 
 /// A part of a piece that goes into one frame.
@@ -32,7 +32,7 @@ pub(super) struct FrameLimits {
 
 /// How far a batch has been cut.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct Framer {
     limits: FrameLimits,
     piece: usize,
     offset: usize,
@@ -40,12 +40,12 @@ pub(super) struct Plan {
 
 impl FrameLimits {
     /// Our own frames.
-    pub(super) const OWN: Self = Self { parts: ENTRIES_MAX, bytes: FRAME_BYTES };
+    pub(super) const NATIVE: Self = Self { parts: ENTRIES_MAX, bytes: FRAME_BYTES };
     /// The established frames: one range, however long.
-    pub(super) const ESTABLISHED: Self = Self { parts: 1, bytes: usize::MAX };
+    pub(super) const COMPAT: Self = Self { parts: 1, bytes: usize::MAX };
 }
 
-impl Plan {
+impl Framer {
     /// A plan for the open pieces; those that need no transfer get their outcome at once.
     pub(super) fn new(pieces: &mut [Piece], limits: FrameLimits) -> Self {
         for piece in pieces.iter_mut().filter(|piece| piece.outcome.is_none()) {
@@ -65,17 +65,17 @@ impl Plan {
     /// Puts the parts of the next frame into `parts`; none means that the batch is at its end.
     pub(super) fn next_frame(&mut self, pieces: &[Piece], parts: &mut Vec<Part>) {
         parts.clear();
-        let mut room = self.limits.bytes;
+        let mut budget = self.limits.bytes;
         while let Some(piece) = pieces.get(self.piece) {
             if piece.outcome.is_some() {
                 (self.piece, self.offset) = (self.piece + 1, 0);
                 continue;
             }
-            if room == 0 || parts.len() == self.limits.parts {
+            if budget == 0 || parts.len() == self.limits.parts {
                 break;
             }
             let left = piece.local.length() - self.offset;
-            let length = left.min(room);
+            let length = left.min(budget);
             let address = piece.remote + self.offset as u64;
             parts.push(Part {
                 piece: self.piece,
@@ -83,7 +83,7 @@ impl Plan {
                 remote: RemoteRange { address, length: length as u64 },
                 is_last: length == left,
             });
-            room -= length;
+            budget -= length;
             self.offset += length;
             if length == left {
                 (self.piece, self.offset) = (self.piece + 1, 0);
@@ -105,7 +105,7 @@ impl Part {
     }
 
     /// Says that the part was moved, or why not. The first failure of a piece stands.
-    pub(super) fn settle(&self, pieces: &mut [Piece], outcome: Result<()>) {
+    pub(super) fn complete(&self, pieces: &mut [Piece], outcome: Result<()>) {
         let piece = &mut pieces[self.piece];
         if piece.outcome.is_none() && (self.is_last || outcome.is_err()) {
             piece.outcome = Some(outcome);
@@ -114,7 +114,7 @@ impl Part {
 }
 
 /// Gives every piece that is still open this failure.
-pub(super) fn fail_open(pieces: &mut [Piece], error: &Error) {
+pub(super) fn fail_unfinished(pieces: &mut [Piece], error: &Error) {
     for piece in pieces.iter_mut().filter(|piece| piece.outcome.is_none()) {
         piece.outcome = Some(Err(error.clone()));
     }
@@ -138,7 +138,7 @@ mod tests {
     fn empty_and_impossible_pieces_need_no_transfer() {
         let mut pieces = [piece(1, 0, 5), piece(1, 2, u64::MAX)];
         let mut parts = Vec::new();
-        Plan::new(&mut pieces, FrameLimits::OWN).next_frame(&pieces, &mut parts);
+        Framer::new(&mut pieces, FrameLimits::NATIVE).next_frame(&pieces, &mut parts);
         assert_eq!(parts, []);
         assert!(matches!(pieces[0].outcome, Some(Ok(()))));
         assert!(matches!(pieces[1].outcome, Some(Err(_))));
@@ -148,10 +148,10 @@ mod tests {
     fn a_piece_that_failed_is_not_gone_on_with() {
         let mut pieces = [piece(1, 3 * FRAME_BYTES, 5), piece(9, 1, 9)];
         let mut parts = Vec::new();
-        let mut plan = Plan::new(&mut pieces, FrameLimits::OWN);
-        plan.next_frame(&pieces, &mut parts);
-        parts[0].settle(&mut pieces, Err(Error::internal("test")));
-        plan.next_frame(&pieces, &mut parts);
+        let mut framer = Framer::new(&mut pieces, FrameLimits::NATIVE);
+        framer.next_frame(&pieces, &mut parts);
+        parts[0].complete(&mut pieces, Err(Error::internal("test")));
+        framer.next_frame(&pieces, &mut parts);
         assert_eq!(parts.iter().map(|part| part.piece).collect::<Vec<_>>(), [1]);
     }
 
@@ -162,10 +162,10 @@ mod tests {
         ) {
             let mut pieces: Vec<_> =
                 lengths.iter().map(|&length| piece(1000, length, 5000)).collect();
-            let mut plan = Plan::new(&mut pieces, FrameLimits::OWN);
+            let mut framer = Framer::new(&mut pieces, FrameLimits::NATIVE);
             let (mut parts, mut moved) = (Vec::new(), vec![0; lengths.len()]);
             loop {
-                plan.next_frame(&pieces, &mut parts);
+                framer.next_frame(&pieces, &mut parts);
                 if parts.is_empty() {
                     break;
                 }
@@ -175,7 +175,7 @@ mod tests {
                     prop_assert_eq!(part.address, 1000 + moved[part.piece]);
                     prop_assert_eq!(part.remote.address, 5000 + moved[part.piece] as u64);
                     moved[part.piece] += part.length();
-                    part.settle(&mut pieces, Ok(()));
+                    part.complete(&mut pieces, Ok(()));
                     let is_done = moved[part.piece] == lengths[part.piece];
                     prop_assert_eq!(pieces[part.piece].outcome.is_some(), is_done);
                 }

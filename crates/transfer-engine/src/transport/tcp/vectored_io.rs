@@ -15,17 +15,17 @@ use std::{
 use mooncake_base::{Clock, Moment, SystemClock};
 
 /// The most spans that one system call gets (the kernel takes 1024; this many lie on the stack).
-const WINDOW: usize = 256;
+const IOVECS_MAX: usize = 256;
 
 /// The length of the buffer into which unwanted bytes go.
-const VOID_BYTES: usize = 64 << 10;
+const DISCARD_BYTES: usize = 64 << 10;
 
 /// Memory that bytes come from or go to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
     address: usize,
     length: usize,
-    is_void: bool,
+    is_discard: bool,
 }
 
 /// How far a message is sent or received: first its head, then its spans in order.
@@ -40,15 +40,15 @@ pub(super) struct Cursor {
 
 /// Where bytes go that nobody wants. Made when first needed.
 #[derive(Debug, Default)]
-pub(super) struct Void(Vec<u8>);
+pub(super) struct DiscardBuffer(Vec<u8>);
 
 /// Whether a system call waits when nothing has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Patience {
+pub(super) enum BlockMode {
     /// It does not.
-    None,
+    NonBlocking,
     /// As long as the socket's own time-out says, if the socket is a blocking one.
-    Socket,
+    SocketTimeout,
 }
 
 /// What a system call would have to wait for.
@@ -65,33 +65,33 @@ impl Span {
     /// If the address range is mapped, it stays so, and nobody holds a Rust reference to bytes of
     /// it that are received into, until the span is used no more. (It need not be mapped.)
     pub(super) const unsafe fn new(address: usize, length: usize) -> Self {
-        Self { address, length, is_void: false }
+        Self { address, length, is_discard: false }
     }
 
     /// So many bytes that are received and thrown away. Cannot be sent.
-    pub(super) const fn void(length: usize) -> Self {
-        Self { address: 0, length, is_void: true }
+    pub(super) const fn discard(length: usize) -> Self {
+        Self { address: 0, length, is_discard: true }
     }
 
     /// The same, thrown away.
-    pub(super) const fn into_void(self) -> Self {
-        Self::void(self.length)
+    pub(super) const fn into_discard(self) -> Self {
+        Self::discard(self.length)
     }
 
     pub(super) const fn length(&self) -> usize {
         self.length
     }
 
-    const fn is_void(&self) -> bool {
-        self.is_void
+    const fn is_discard(&self) -> bool {
+        self.is_discard
     }
 }
 
-impl Patience {
+impl BlockMode {
     const fn flags(self) -> libc::c_int {
         match self {
-            Self::None => libc::MSG_DONTWAIT,
-            Self::Socket => 0,
+            Self::NonBlocking => libc::MSG_DONTWAIT,
+            Self::SocketTimeout => 0,
         }
     }
 }
@@ -138,12 +138,12 @@ pub(super) fn send(
     spans: &[Span],
     cursor: &mut Cursor,
 ) -> io::Result<()> {
-    let mut window = Window::default();
-    window.push(head[cursor.head..].as_ptr().cast_mut(), head.len() - cursor.head);
-    window.extend(spans, cursor, ptr::null_mut(), 0);
-    let message = window.message();
+    let mut iovecs = IoVecs::default();
+    iovecs.push(head[cursor.head..].as_ptr().cast_mut(), head.len() - cursor.head);
+    iovecs.extend(spans, cursor, ptr::null_mut(), 0);
+    let message = iovecs.message();
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-    // SAFETY: the message points at `window`, which lives through the call; the kernel only reads
+    // SAFETY: the message points at `iovecs`, which lives through the call; the kernel only reads
     // the ranges in it: the head is borrowed, the spans are kept by the promise of `Span::new`,
     // and an unmapped one gives `EFAULT`.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
@@ -161,24 +161,24 @@ pub(super) fn receive(
     socket: BorrowedFd<'_>,
     spans: &[Span],
     cursor: &mut Cursor,
-    void: &mut Void,
-    patience: Patience,
+    discard: &mut DiscardBuffer,
+    mode: BlockMode,
 ) -> io::Result<()> {
     // Over empty spans, so that a fault is not laid to one of them.
     cursor.advance(0, &[], spans);
     if cursor.is_done(&[], spans) {
         return Ok(()); // the kernel would wait for the byte that nobody wants
     }
-    if void.0.is_empty() && spans[cursor.index..].iter().any(Span::is_void) {
-        void.0.resize(VOID_BYTES, 0);
+    if discard.0.is_empty() && spans[cursor.index..].iter().any(Span::is_discard) {
+        discard.0.resize(DISCARD_BYTES, 0);
     }
-    let mut window = Window::default();
-    window.extend(spans, cursor, void.0.as_mut_ptr(), void.0.len());
-    let mut message = window.message();
-    // SAFETY: the message points at `window`, which lives through the call; the kernel writes to
+    let mut iovecs = IoVecs::default();
+    iovecs.extend(spans, cursor, discard.0.as_mut_ptr(), discard.0.len());
+    let mut message = iovecs.message();
+    // SAFETY: the message points at `iovecs`, which lives through the call; the kernel writes to
     // the ranges in it: those of spans, kept and unreferenced by the promise of `Span::new`, where
-    // an unmapped one gives `EFAULT`, and the void, which is borrowed mutably here.
-    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, patience.flags()) };
+    // an unmapped one gives `EFAULT`, and the discard, which is borrowed mutably here.
+    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, mode.flags()) };
     let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
     if received == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -194,11 +194,11 @@ pub(super) fn receive(
 pub(super) fn read(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],
-    patience: Patience,
+    mode: BlockMode,
 ) -> io::Result<usize> {
     let (start, length) = (buffer.as_mut_ptr().cast(), buffer.len());
     // SAFETY: the kernel writes to the buffer only, which is borrowed mutably through the call.
-    let received = unsafe { libc::recv(socket.as_raw_fd(), start, length, patience.flags()) };
+    let received = unsafe { libc::recv(socket.as_raw_fd(), start, length, mode.flags()) };
     match usize::try_from(received) {
         Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
         Ok(count) => Ok(count),
@@ -256,19 +256,19 @@ pub(super) fn is_fault(failure: &io::Error) -> bool {
 }
 
 /// The ranges of one system call.
-struct Window {
+struct IoVecs {
     /// The first `count` of them are set; to set all would take longer than a small call.
-    ranges: [MaybeUninit<libc::iovec>; WINDOW],
+    ranges: [MaybeUninit<libc::iovec>; IOVECS_MAX],
     count: usize,
 }
 
-impl Default for Window {
+impl Default for IoVecs {
     fn default() -> Self {
-        Self { ranges: [const { MaybeUninit::uninit() }; WINDOW], count: 0 }
+        Self { ranges: [const { MaybeUninit::uninit() }; IOVECS_MAX], count: 0 }
     }
 }
 
-impl Window {
+impl IoVecs {
     fn push(&mut self, address: *mut u8, length: usize) {
         if length > 0 {
             let range = libc::iovec { iov_base: address.cast(), iov_len: length };
@@ -278,16 +278,16 @@ impl Window {
     }
 
     /// Adds what is left of the spans, as far as there is room.
-    fn extend(&mut self, spans: &[Span], cursor: &Cursor, void: *mut u8, void_length: usize) {
+    fn extend(&mut self, spans: &[Span], cursor: &Cursor, discard: *mut u8, discard_length: usize) {
         let mut offset = cursor.offset;
         for span in &spans[cursor.index..] {
-            if self.count == WINDOW || (cursor.is_single && self.count > 0) {
+            if self.count == IOVECS_MAX || (cursor.is_single && self.count > 0) {
                 break;
             }
             let left = span.length - offset;
-            if span.is_void {
-                self.push(void, left.min(void_length));
-                if left > void_length {
+            if span.is_discard {
+                self.push(discard, left.min(discard_length));
+                if left > discard_length {
                     break;
                 }
             } else {

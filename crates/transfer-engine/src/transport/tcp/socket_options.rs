@@ -18,7 +18,7 @@ const LOCAL_SEND_BYTES_MIN: usize = 128 << 10;
 
 /// Makes the end of a host be noticed, whether bytes are under way (acknowledgements are missed) or
 /// not (probes are), and sends small things at once. Peers on this host get what is best there.
-pub(super) fn tune(socket: SockRef<'_>) -> io::Result<()> {
+pub(super) fn set_socket_options(socket: SockRef<'_>) -> io::Result<()> {
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(10))
         .with_interval(Duration::from_secs(5))
@@ -27,7 +27,7 @@ pub(super) fn tune(socket: SockRef<'_>) -> io::Result<()> {
     socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX))?;
     socket.set_tcp_nodelay(true)?;
     if is_local(&socket) {
-        tune_local(&socket);
+        set_local_options(&socket);
     }
     Ok(())
 }
@@ -40,7 +40,7 @@ pub(super) fn is_local(socket: &SockRef<'_>) -> bool {
 }
 
 /// Refused by the system, it is only slower.
-fn tune_local(socket: &SockRef<'_>) {
+fn set_local_options(socket: &SockRef<'_>) {
     if send_bytes_max() >= LOCAL_SEND_BYTES_MIN {
         let _ = socket.set_send_buffer_size(LOCAL_SEND_BYTES);
     }
@@ -69,7 +69,7 @@ mod tests {
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let socket = SockRef::from(&stream);
         let before = socket.send_buffer_size().unwrap();
-        tune(SockRef::from(&stream)).unwrap();
+        set_socket_options(SockRef::from(&stream)).unwrap();
         (is_local(&socket), before, socket.send_buffer_size().unwrap())
     }
 

@@ -17,8 +17,8 @@ use socket2::SockRef;
 use super::{
     TcpSettings,
     frame::{Claim, GREETING_BYTES, Greeting, VERDICT_BYTES, VERSION, Verdict},
-    tune::{is_local, tune},
-    vector::{self, Cursor, Patience, Readiness, Span, Void},
+    socket_options::{is_local, set_socket_options},
+    vectored_io::{self, BlockMode, Cursor, DiscardBuffer, Readiness, Span},
 };
 use crate::{
     handshake::dial::{dial, is_refused, peer_error},
@@ -33,14 +33,14 @@ const RECEIVE_WAIT: Duration = Duration::from_millis(100);
 
 /// A connection. It is in step with the peer as long as every exchange on it has been finished.
 #[derive(Debug)]
-pub(super) struct Lane {
-    socket: Socket,
+pub(super) struct DataConnection {
+    socket: ForkGuardedStream,
     /// The number of the last request.
     pub(super) sequence: u64,
     /// Kept from exchange to exchange so that none allocates.
     pub(super) wire: Vec<u8>,
     pub(super) spans: Vec<Span>,
-    void: Void,
+    discard: DiscardBuffer,
     spin_wait: SpinWait,
     /// Whether it has served before; such a one may have been closed by the peer meanwhile.
     pub(super) is_used: bool,
@@ -52,16 +52,16 @@ pub(super) struct Destination {
     pub(super) endpoint: Endpoint,
     /// Present if the peer speaks our frames: who it must be (nobody in particular if it did not
     /// say).
-    pub(super) own: Option<Option<EngineId>>,
+    pub(super) native: Option<Option<EngineId>>,
 }
 
 /// A bounded pool of lanes to one peer.
 #[derive(Debug)]
-pub(super) struct Lanes {
+pub(super) struct ConnectionPool {
     destination: Destination,
     settings: TcpSettings,
     generation: u64,
-    state: Mutex<LanesState>,
+    state: Mutex<PoolState>,
     freed: Condvar,
     /// Cleared once nobody listens there, or somebody else.
     is_alive: AtomicBool,
@@ -70,19 +70,19 @@ pub(super) struct Lanes {
 }
 
 #[derive(Debug, Default)]
-struct LanesState {
-    idle: Vec<Lane>,
+struct PoolState {
+    idle: Vec<DataConnection>,
     /// All lanes there are, the idle ones included.
     open: usize,
     is_closed: bool,
 }
 
-/// A lane for one caller. Dropped, it is closed; [`LaneLease::keep`] gives it back.
+/// A lane for one caller. Dropped, it is closed; [`PooledConnection::release`] gives it back.
 #[derive(Debug)]
-pub(super) struct LaneLease<'a> {
-    lanes: &'a Lanes,
-    lane: Option<Lane>,
-    is_kept: bool,
+pub(super) struct PooledConnection<'a> {
+    pool: &'a ConnectionPool,
+    connection: Option<DataConnection>,
+    is_released: bool,
     _active: ActiveThread,
 }
 
@@ -95,7 +95,7 @@ pub(super) enum SendFailure {
     BadSpan(usize),
 }
 
-impl Lanes {
+impl ConnectionPool {
     pub(super) fn new(destination: Destination, settings: &TcpSettings) -> Self {
         Self {
             destination,
@@ -109,15 +109,15 @@ impl Lanes {
     }
 
     /// Whether a caller waits for a lane.
-    pub(super) fn is_wanted(&self) -> bool {
+    pub(super) fn has_waiters(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
     /// The most lanes that a transfer may use whose first one is this.
-    pub(super) fn limit_of_transfer(&self, first: &Lane) -> usize {
-        let most = self.settings.lanes_per_peer;
-        match self.settings.lanes_per_transfer {
-            Some(lanes) => lanes.clamp(1, most),
+    pub(super) fn max_per_transfer(&self, first: &DataConnection) -> usize {
+        let most = self.settings.connections_per_peer;
+        match self.settings.connections_per_transfer {
+            Some(limit) => limit.clamp(1, most),
             None if is_local(&SockRef::from(first.stream())) => (cpu_count() / 2).clamp(1, most),
             None => most,
         }
@@ -133,7 +133,7 @@ impl Lanes {
     }
 
     /// An idle lane, a new one, or the next that is given back.
-    pub(super) fn take(&self, deadline: Moment) -> Result<LaneLease<'_>> {
+    pub(super) fn acquire(&self, deadline: Moment) -> Result<PooledConnection<'_>> {
         if process::is_forked_since(self.generation) {
             return Err(Error::closed("the connection belongs to the parent process"));
         }
@@ -145,10 +145,10 @@ impl Lanes {
                 return Err(Error::closed("the connections to the peer were closed")
                     .with("peer", &self.destination.endpoint));
             }
-            if let Some(lane) = state.idle.pop() {
-                return Ok(self.lease(Some(lane)));
+            if let Some(connection) = state.idle.pop() {
+                return Ok(self.pooled(Some(connection)));
             }
-            if state.open < self.settings.lanes_per_peer {
+            if state.open < self.settings.connections_per_peer {
                 state.open += 1;
                 break;
             }
@@ -163,33 +163,38 @@ impl Lanes {
             }
         }
         drop(state);
-        let mut lease = self.lease(None);
-        lease.lane = Some(self.connect(deadline)?);
+        let mut lease = self.pooled(None);
+        lease.connection = Some(self.connect(deadline)?);
         Ok(lease)
     }
 
     /// One more lane for a caller that has one already, if none of those who have none waits and
     /// there is room; an idle one or a new one.
-    pub(super) fn take_another(&self, deadline: Moment) -> Option<LaneLease<'_>> {
+    pub(super) fn try_acquire_extra(&self, deadline: Moment) -> Option<PooledConnection<'_>> {
         let mut state = self.state.lock();
-        if state.is_closed || self.is_wanted() {
+        if state.is_closed || self.has_waiters() {
             return None;
         }
-        if let Some(lane) = state.idle.pop() {
-            return Some(self.lease(Some(lane)));
+        if let Some(connection) = state.idle.pop() {
+            return Some(self.pooled(Some(connection)));
         }
-        if state.open >= self.settings.lanes_per_peer {
+        if state.open >= self.settings.connections_per_peer {
             return None;
         }
         state.open += 1;
         drop(state);
-        let mut lease = self.lease(None);
-        lease.lane = Some(self.connect(deadline).ok()?);
+        let mut lease = self.pooled(None);
+        lease.connection = Some(self.connect(deadline).ok()?);
         Some(lease)
     }
 
-    fn lease(&self, lane: Option<Lane>) -> LaneLease<'_> {
-        LaneLease { lanes: self, lane, is_kept: false, _active: ActiveThread::new() }
+    fn pooled(&self, connection: Option<DataConnection>) -> PooledConnection<'_> {
+        PooledConnection {
+            pool: self,
+            connection,
+            is_released: false,
+            _active: ActiveThread::new(),
+        }
     }
 
     /// Closes the lanes that nobody uses; the others close when they come back. None is given out
@@ -206,14 +211,14 @@ impl Lanes {
     }
 
     /// How full the pool is.
-    pub(super) fn load(&self) -> PoolSnapshot {
+    pub(super) fn snapshot(&self) -> PoolSnapshot {
         let state = self.state.lock();
         let (open, idle) = (state.open, state.idle.len());
-        PoolSnapshot { open, idle, limit: self.settings.lanes_per_peer, refused: 0 }
+        PoolSnapshot { open, idle, limit: self.settings.connections_per_peer, refused: 0 }
     }
 
     /// Closes the lanes that nobody uses at the moment.
-    fn forget_idle(&self) {
+    fn close_idle(&self) {
         let mut state = self.state.lock();
         let stale = std::mem::take(&mut state.idle);
         state.open -= stale.len();
@@ -223,16 +228,16 @@ impl Lanes {
 
     /// Wakes a caller that waits, if there is one: nearly always there is none, and waking nobody
     /// is a system call as well.
-    fn tell_of_room(&self, state: MutexGuard<'_, LanesState>) {
+    fn notify_waiter(&self, state: MutexGuard<'_, PoolState>) {
         // Changed under the lock only.
-        let is_wanted = self.is_wanted();
+        let has_waiters = self.has_waiters();
         drop(state);
-        if is_wanted {
+        if has_waiters {
             self.freed.notify_one();
         }
     }
 
-    fn connect(&self, deadline: Moment) -> Result<Lane> {
+    fn connect(&self, deadline: Moment) -> Result<DataConnection> {
         let deadline = deadline.min(SystemClock.now() + self.settings.connect_timeout);
         let endpoint = &self.destination.endpoint;
         let stream = dial(endpoint, deadline).inspect_err(|error| {
@@ -241,11 +246,11 @@ impl Lanes {
             }
         })?;
         let failed = |source| peer_error("the data connection failed", endpoint, source);
-        let mut lane = Lane::new(stream).map_err(failed)?;
-        if let Some(engine) = self.destination.own {
+        let mut connection = DataConnection::new(stream).map_err(failed)?;
+        if let Some(engine) = self.destination.native {
             let engine = engine.map_or(0, EngineId::bits);
-            let ours = Greeting { version: VERSION, engine, asks_for_token: false };
-            let theirs = lane.greet(ours, deadline).map_err(failed)?;
+            let ours = Greeting { version: VERSION, engine, requires_token: false };
+            let theirs = connection.exchange_greetings(ours, deadline).map_err(failed)?;
             if theirs.version != VERSION {
                 let text = "the peer speaks another version of the data frames";
                 return Err(Error::new(ErrorCode::INVALID_VERSION, text)
@@ -258,120 +263,125 @@ impl Lanes {
                 let text = "another engine listens there now, the peer has been restarted";
                 return Err(Error::new(ErrorCode::TRANSFER_FAIL, text).with("peer", endpoint));
             }
-            self.exchange_tokens(&mut lane, theirs, deadline)?;
+            self.exchange_tokens(&mut connection, theirs, deadline)?;
         }
-        Ok(lane)
+        Ok(connection)
     }
 
     /// Proves to the peer that we know the token and has it prove the same, if there is one.
-    fn exchange_tokens(&self, lane: &mut Lane, theirs: Greeting, deadline: Moment) -> Result<()> {
+    fn exchange_tokens(
+        &self,
+        connection: &mut DataConnection,
+        theirs: Greeting,
+        deadline: Moment,
+    ) -> Result<()> {
         let endpoint = &self.destination.endpoint;
         let failed = |source| peer_error("the data connection failed", endpoint, source);
         let refused = |text| {
             self.settings.refusals.count_token_there();
             Err(Error::new(ErrorCode::ILLEGAL_CLIENT, text).with("peer", endpoint))
         };
-        let token = match (&self.settings.token, theirs.asks_for_token) {
+        let token = match (&self.settings.token, theirs.requires_token) {
             (None, false) => return Ok(()),
             (Some(token), true) => token,
             (None, true) => return refused("the peer asks for a token, and this engine has none"),
             (Some(_), false) => return refused("the peer asks for no token, and has shown none"),
         };
         let mut of_owner = [0; NONCE_BYTES];
-        lane.read(&mut of_owner, deadline).map_err(failed)?;
+        connection.read(&mut of_owner, deadline).map_err(failed)?;
         let of_caller = token::nonce();
         let exchange = Exchange { door: Door::Tcp, owner: theirs.engine, of_owner, of_caller };
         let claim = Claim { nonce: of_caller, proof: token.proof(Side::Caller, &exchange) };
-        lane.print_flush(&claim.encode(), deadline).map_err(failed)?;
+        connection.send_bytes(&claim.encode(), deadline).map_err(failed)?;
         let mut verdict = [0; VERDICT_BYTES];
-        lane.read(&mut verdict, deadline).map_err(failed)?;
+        connection.read(&mut verdict, deadline).map_err(failed)?;
         match Verdict::decode(&verdict).map_err(|bad| failed(bad.into()))? {
-            Verdict::Taken(proof) if token.is_proven(Side::Owner, &exchange, &proof) => Ok(()),
-            Verdict::Taken(_) => refused("the peer does not know the token"),
+            Verdict::Accepted(proof) if token.is_proven(Side::Owner, &exchange, &proof) => Ok(()),
+            Verdict::Accepted(_) => refused("the peer does not know the token"),
             Verdict::Refused => refused("the peer has another token"),
         }
     }
 }
 
-impl LaneLease<'_> {
+impl PooledConnection<'_> {
     /// The lane itself.
-    pub(super) fn lane(&mut self) -> &mut Lane {
-        self.lane.as_mut().expect("a lease without a lane is not handed out")
+    pub(super) fn get_mut(&mut self) -> &mut DataConnection {
+        self.connection.as_mut().expect("a connection is in place before it is handed out")
     }
 
     /// The lane, to look at.
-    pub(super) fn peek(&self) -> &Lane {
-        self.lane.as_ref().expect("a lease without a lane is not handed out")
+    pub(super) fn get(&self) -> &DataConnection {
+        self.connection.as_ref().expect("a connection is in place before it is handed out")
     }
 
     /// Closes the connection; the place in the pool stays.
     pub(super) fn close(&mut self) {
-        self.lane = None;
+        self.connection = None;
     }
 
     /// Whether there is a connection to keep.
     pub(super) fn is_connected(&self) -> bool {
-        self.lane.is_some()
+        self.connection.is_some()
     }
 
     /// Puts a new connection in the place of one that broke.
-    pub(super) fn renew(&mut self, deadline: Moment) -> Result<()> {
-        let broken = self.lane.take();
-        if broken.is_some_and(|lane| lane.is_used) {
+    pub(super) fn reconnect(&mut self, deadline: Moment) -> Result<()> {
+        let broken = self.connection.take();
+        if broken.is_some_and(|connection| connection.is_used) {
             // What ended this one has most likely ended those that lie idle as well.
-            self.lanes.forget_idle();
+            self.pool.close_idle();
         }
-        self.lane = Some(self.lanes.connect(deadline)?);
+        self.connection = Some(self.pool.connect(deadline)?);
         Ok(())
     }
 
     /// Gives the lane back for others to use. Every exchange on it must have been finished.
-    pub(super) fn keep(mut self) {
-        if let Some(mut lane) = self.lane.take() {
-            lane.is_used = true;
-            let mut state = self.lanes.state.lock();
+    pub(super) fn release(mut self) {
+        if let Some(mut connection) = self.connection.take() {
+            connection.is_used = true;
+            let mut state = self.pool.state.lock();
             if state.is_closed {
                 // Dropping the lease counts it out.
                 return;
             }
-            state.idle.push(lane);
-            self.lanes.tell_of_room(state);
+            state.idle.push(connection);
+            self.pool.notify_waiter(state);
             // The lane lives on: it must not be counted as closed.
-            self.is_kept = true;
+            self.is_released = true;
         }
     }
 }
 
-impl Drop for LaneLease<'_> {
+impl Drop for PooledConnection<'_> {
     fn drop(&mut self) {
-        if self.is_kept {
+        if self.is_released {
             return;
         }
-        drop(self.lane.take());
-        let mut state = self.lanes.state.lock();
+        drop(self.connection.take());
+        let mut state = self.pool.state.lock();
         state.open -= 1;
-        self.lanes.tell_of_room(state);
+        self.pool.notify_waiter(state);
     }
 }
 
-impl Lane {
+impl DataConnection {
     fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(false)?;
         stream.set_read_timeout(Some(RECEIVE_WAIT))?;
-        tune(SockRef::from(&stream))?;
+        set_socket_options(SockRef::from(&stream))?;
         Ok(Self {
-            socket: Socket::new(stream),
+            socket: ForkGuardedStream::new(stream),
             sequence: 0,
             wire: Vec::new(),
             spans: Vec::new(),
-            void: Void::default(),
+            discard: DiscardBuffer::default(),
             spin_wait: SpinWait::new(ANSWER_SPIN_TIME),
             is_used: false,
         })
     }
 
     /// Sends bytes that are no request.
-    fn print_flush(&mut self, bytes: &[u8], deadline: Moment) -> io::Result<()> {
+    fn send_bytes(&mut self, bytes: &[u8], deadline: Moment) -> io::Result<()> {
         self.wire.clear();
         self.wire.extend_from_slice(bytes);
         self.spans.clear();
@@ -381,7 +391,7 @@ impl Lane {
         })
     }
 
-    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
@@ -390,12 +400,12 @@ impl Lane {
     }
 
     /// What receiving needs.
-    pub(super) fn socket_and_void(&mut self) -> (BorrowedFd<'_>, &mut Void) {
-        (self.socket.as_fd(), &mut self.void)
+    pub(super) fn fd_and_discard(&mut self) -> (BorrowedFd<'_>, &mut DiscardBuffer) {
+        (self.socket.as_fd(), &mut self.discard)
     }
 
-    fn greet(&mut self, ours: Greeting, deadline: Moment) -> io::Result<Greeting> {
-        self.print_flush(&ours.encode(), deadline)?;
+    fn exchange_greetings(&mut self, ours: Greeting, deadline: Moment) -> io::Result<Greeting> {
+        self.send_bytes(&ours.encode(), deadline)?;
         let mut theirs = [0; GREETING_BYTES];
         self.read(&mut theirs, deadline)?;
         Ok(Greeting::decode(&theirs)?)
@@ -405,10 +415,10 @@ impl Lane {
     pub(super) fn send(&mut self, deadline: Moment) -> Result<(), SendFailure> {
         let mut cursor = Cursor::default();
         while !cursor.is_done(&self.wire, &self.spans) {
-            let sent = vector::send(self.socket.as_fd(), &self.wire, &self.spans, &mut cursor);
+            let sent = vectored_io::send(self.socket.as_fd(), &self.wire, &self.spans, &mut cursor);
             match sent {
                 Ok(()) => {}
-                Err(failure) if vector::is_fault(&failure) => {
+                Err(failure) if vectored_io::is_fault(&failure) => {
                     if let Some(index) = cursor.fault() {
                         return Err(SendFailure::BadSpan(index));
                     }
@@ -427,20 +437,20 @@ impl Lane {
         let mut cursor = Cursor::default();
         let mut bad = Vec::new();
         while !cursor.is_done(&[], &self.spans) {
-            let (socket, spans, void) = (self.socket.as_fd(), &self.spans, &mut self.void);
-            let patience = patience(deadline);
+            let (socket, spans, discard) = (self.socket.as_fd(), &self.spans, &mut self.discard);
+            let mode = block_mode(deadline);
             let mut receive =
-                |patience| vector::receive(socket, spans, &mut cursor, void, patience);
-            let awake = self.spin_wait.poll(|| receive(Patience::None));
-            match awake.unwrap_or_else(|| receive(patience)) {
+                |mode| vectored_io::receive(socket, spans, &mut cursor, discard, mode);
+            let awake = self.spin_wait.poll(|| receive(BlockMode::NonBlocking));
+            match awake.unwrap_or_else(|| receive(mode)) {
                 Ok(()) => {}
-                Err(failure) if vector::is_fault(&failure) => {
+                Err(failure) if vectored_io::is_fault(&failure) => {
                     if let Some(index) = cursor.fault() {
-                        self.spans[index] = self.spans[index].into_void();
+                        self.spans[index] = self.spans[index].into_discard();
                         bad.push(index);
                     }
                 }
-                Err(failure) => self.wait_to_receive(failure, patience, deadline)?,
+                Err(failure) => self.wait_to_receive(failure, mode, deadline)?,
             }
         }
         Ok(bad)
@@ -450,12 +460,12 @@ impl Lane {
     pub(super) fn read(&mut self, buffer: &mut [u8], deadline: Moment) -> io::Result<()> {
         let mut filled = 0;
         while filled < buffer.len() {
-            let (socket, patience) = (self.socket.as_fd(), patience(deadline));
-            let mut read = |patience| vector::read(socket, &mut buffer[filled..], patience);
-            let awake = self.spin_wait.poll(|| read(Patience::None));
-            match awake.unwrap_or_else(|| read(patience)) {
+            let (socket, mode) = (self.socket.as_fd(), block_mode(deadline));
+            let mut read = |mode| vectored_io::read(socket, &mut buffer[filled..], mode);
+            let awake = self.spin_wait.poll(|| read(BlockMode::NonBlocking));
+            match awake.unwrap_or_else(|| read(mode)) {
                 Ok(count) => filled += count,
-                Err(failure) => self.wait_to_receive(failure, patience, deadline)?,
+                Err(failure) => self.wait_to_receive(failure, mode, deadline)?,
             }
         }
         Ok(())
@@ -463,17 +473,17 @@ impl Lane {
 
     /// Reads what has come.
     pub(super) fn read_some(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        vector::read(self.socket.as_fd(), buffer, Patience::None)
+        vectored_io::read(self.socket.as_fd(), buffer, BlockMode::NonBlocking)
     }
 
     /// Waits on, unless the kernel has waited already.
     fn wait_to_receive(
         &self,
         failure: io::Error,
-        patience: Patience,
+        mode: BlockMode,
         deadline: Moment,
     ) -> io::Result<()> {
-        let has_waited = patience == Patience::Socket;
+        let has_waited = mode == BlockMode::SocketTimeout;
         if has_waited && failure.kind() == io::ErrorKind::WouldBlock {
             return Ok(());
         }
@@ -489,26 +499,28 @@ impl Lane {
     ) -> io::Result<()> {
         match failure.kind() {
             io::ErrorKind::Interrupted => Ok(()),
-            io::ErrorKind::WouldBlock => vector::wait(self.socket.as_fd(), readiness, deadline),
+            io::ErrorKind::WouldBlock => {
+                vectored_io::wait(self.socket.as_fd(), readiness, deadline)
+            }
             _ => Err(failure),
         }
     }
 }
 
 /// Whether a call to receive may wait before the deadline is looked at again.
-fn patience(deadline: Moment) -> Patience {
+fn block_mode(deadline: Moment) -> BlockMode {
     let has_time = deadline.left(SystemClock.now()) > RECEIVE_WAIT;
-    if has_time { Patience::Socket } else { Patience::None }
+    if has_time { BlockMode::SocketTimeout } else { BlockMode::NonBlocking }
 }
 
 /// A socket that a forked child closes at once, so that the peer does not take it for us.
 #[derive(Debug)]
-struct Socket {
+struct ForkGuardedStream {
     stream: Option<TcpStream>,
     generation: u64,
 }
 
-impl Socket {
+impl ForkGuardedStream {
     fn new(stream: TcpStream) -> Self {
         let generation = process::generation();
         process::guard_socket(stream.as_raw_fd());
@@ -524,7 +536,7 @@ impl Socket {
     }
 }
 
-impl Drop for Socket {
+impl Drop for ForkGuardedStream {
     fn drop(&mut self) {
         let Some(stream) = self.stream.take() else { return };
         if process::is_forked_since(self.generation) {

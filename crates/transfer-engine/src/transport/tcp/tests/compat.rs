@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use super::support::{Language, Memory, Owner, outcomes, pieces, soon};
+use super::support::{Memory, Owner, WireProtocol, outcomes, pieces, soon};
 use crate::{
     descriptor::SegmentDescriptor,
     piece::Opcode,
@@ -141,7 +141,7 @@ fn our_client_speaks_version_2_to_an_established_server() {
 #[test]
 fn a_descriptor_of_version_1_is_spoken_to_without_status() {
     let (owner, theirs) = Owner::with_memory(30);
-    let path = owner.path(Language::Established1);
+    let path = owner.path(WireProtocol::CompatV1);
     let back = Memory::zeroed(30);
     let mut batch = pieces(&back, 10, |index| theirs.address() + 10 * index as u64);
     batch[1] = back.part(10, 10, 8);

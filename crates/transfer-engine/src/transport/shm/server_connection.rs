@@ -11,10 +11,10 @@ use std::{
 use mooncake_base::EngineId;
 
 use super::{
-    control::Guard,
     link::{Link, Received},
     message::{Message, RegionKind, VERSION},
-    probe::{Offer, Ways},
+    probe::{ProbeOffer, ProvenAccess},
+    server::AuthPolicy,
 };
 use crate::{
     memory::lent::Lent,
@@ -28,12 +28,12 @@ const PTRACE_SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
 
 /// A peer that is attached to this engine, or wants to be.
 #[derive(Debug)]
-pub(super) struct Client {
+pub(super) struct ServerConnection {
     link: Link,
     stage: Stage,
     since: Instant,
     /// The regions it was told of and not yet told to leave.
-    given: HashSet<u64>,
+    announced: HashSet<u64>,
 }
 
 #[derive(Debug)]
@@ -43,14 +43,14 @@ enum Stage {
     /// It was asked to prove that it knows the token.
     Challenged(Nonce),
     /// It was offered ways to try.
-    Trying(Offer),
+    Probing(ProbeOffer),
     /// It may ask.
     Attached,
 }
 
 /// What a turn brought.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Reply {
+pub(super) enum ConnectionEvent {
     /// Nothing to read.
     Idle,
     /// A message was served.
@@ -58,34 +58,34 @@ pub(super) enum Reply {
     /// The peer has left this region.
     Confirmed(u64),
     /// The connection is over.
-    Gone,
+    Closed,
 }
 
-impl Client {
+impl ServerConnection {
     pub(super) fn new(link: Link) -> Self {
-        Self { link, stage: Stage::New, since: Instant::now(), given: HashSet::new() }
+        Self { link, stage: Stage::New, since: Instant::now(), announced: HashSet::new() }
     }
 
-    pub(super) fn descriptor(&self) -> RawFd {
-        self.link.descriptor()
+    pub(super) fn raw_fd(&self) -> RawFd {
+        self.link.raw_fd()
     }
 
-    pub(super) fn cut(&self) {
+    pub(super) fn shut_down(&self) {
         self.link.shut_down();
     }
 
     /// Whether it has been introducing itself for so long.
-    pub(super) fn is_introducing_for(&self, long: Duration) -> bool {
+    pub(super) fn is_handshaking_for(&self, long: Duration) -> bool {
         !matches!(self.stage, Stage::Attached) && self.since.elapsed() > long
     }
 
     /// Tells it to leave a region, or all; says which it must confirm.
     pub(super) fn withdraw(&mut self, base: Option<u64>) -> Vec<u64> {
-        let told: Vec<u64> = match base {
-            Some(base) => self.given.take(&base).into_iter().collect(),
-            None => self.given.drain().collect(),
+        let withdrawn: Vec<u64> = match base {
+            Some(base) => self.announced.take(&base).into_iter().collect(),
+            None => self.announced.drain().collect(),
         };
-        for base in &told {
+        for base in &withdrawn {
             if self.link.send(Message::Withdraw { base: *base }, None).is_err() {
                 // It does not read. The thread finds the connection closed and forgets the peer,
                 // which settles what it should have confirmed.
@@ -93,19 +93,19 @@ impl Client {
                 break;
             }
         }
-        told
+        withdrawn
     }
 
     /// Serves one message.
-    pub(super) fn turn(&mut self, lent: &Lent, guard: &Guard) -> Reply {
+    pub(super) fn serve_next(&mut self, lent: &Lent, auth: &AuthPolicy) -> ConnectionEvent {
         let message = match self.link.receive() {
             Received::Message(message, _) => message,
-            Received::Nothing => return Reply::Idle,
-            Received::Garbage | Received::Closed => return Reply::Gone,
+            Received::Empty => return ConnectionEvent::Idle,
+            Received::Malformed | Received::Closed => return ConnectionEvent::Closed,
         };
         let served = match (&self.stage, message) {
             (Stage::New, Message::Hello { version, from: _, to }) => {
-                self.greet(version, to, lent, guard)
+                self.handle_hello(version, to, lent, auth)
             }
             (Stage::Challenged(of_owner), Message::Answer { nonce, proof }) => {
                 let exchange = Exchange {
@@ -114,32 +114,40 @@ impl Client {
                     of_owner: *of_owner,
                     of_caller: nonce,
                 };
-                self.judge(&exchange, &proof, guard)
+                self.check_proof(&exchange, &proof, auth)
             }
-            (Stage::Trying(offer), Message::Proof { shared, process }) => {
-                let Ways { is_shared, is_process } = offer.judge(shared, process);
+            (Stage::Probing(offer), Message::Proof { shared, process }) => {
+                let ProvenAccess { is_shared, is_process } = offer.verify(shared, process);
                 self.stage = Stage::Attached;
                 self.link.send(Message::Verdict { is_shared, is_process }, None).ok()
             }
-            (Stage::Attached, Message::Ask { id, address, length }) => {
-                self.answer(id, RemoteRange { address, length }, lent).ok()
+            (Stage::Attached, Message::Query { id, address, length }) => {
+                self.answer_query(id, RemoteRange { address, length }, lent).ok()
             }
-            (Stage::Attached, Message::Confirm { base }) => return Reply::Confirmed(base),
+            (Stage::Attached, Message::Confirm { base }) => {
+                return ConnectionEvent::Confirmed(base);
+            }
             _ => None,
         };
-        if served.is_some() { Reply::Served } else { Reply::Gone }
+        if served.is_some() { ConnectionEvent::Served } else { ConnectionEvent::Closed }
     }
 
-    fn greet(&mut self, version: u32, to: EngineId, lent: &Lent, guard: &Guard) -> Option<()> {
+    fn handle_hello(
+        &mut self,
+        version: u32,
+        to: EngineId,
+        lent: &Lent,
+        auth: &AuthPolicy,
+    ) -> Option<()> {
         // The descriptor of an engine that has ended may name a socket that is now another's, and
         // memory is shared only with processes that could read it anyway.
         let peer = self.link.credentials().ok()?;
-        if version != VERSION || to != lent.id || peer.user != own_user() {
+        if version != VERSION || to != lent.id || peer.user != effective_user() {
             tracing::debug!(version, user = peer.user, "a peer of this host was turned away");
             return None;
         }
-        if guard.token.is_none() {
-            return self.welcome();
+        if auth.token.is_none() {
+            return self.send_offer();
         }
         let nonce = token::nonce();
         self.link.send(Message::Challenge { nonce }, None).ok()?;
@@ -148,30 +156,30 @@ impl Client {
     }
 
     /// Looks at the proof that the peer knows the token.
-    fn judge(&mut self, exchange: &Exchange, proof: &Proof, guard: &Guard) -> Option<()> {
-        let token = guard.token.as_ref()?;
+    fn check_proof(&mut self, exchange: &Exchange, proof: &Proof, auth: &AuthPolicy) -> Option<()> {
+        let token = auth.token.as_ref()?;
         if !token.is_proven(Side::Caller, exchange, proof) {
-            guard.refusals.count_token_here();
+            auth.refusals.count_token_here();
             // It learns why, if it still listens.
             let _ = self.link.send(Message::Denied, None);
             return None;
         }
         let proof = token.proof(Side::Owner, exchange);
         self.link.send(Message::Granted { proof }, None).ok()?;
-        self.welcome()
+        self.send_offer()
     }
 
-    fn welcome(&mut self) -> Option<()> {
-        allow_copies();
-        let offer = Offer::new().ok()?;
+    fn send_offer(&mut self) -> Option<()> {
+        allow_process_vm();
+        let offer = ProbeOffer::new().ok()?;
         let (sample, sample_length) = offer.sample();
         let message = Message::Welcome { address: offer.address(), sample, sample_length };
         self.link.send(message, Some(offer.mapping().file())).ok()?;
-        self.stage = Stage::Trying(offer);
+        self.stage = Stage::Probing(offer);
         Some(())
     }
 
-    fn answer(&mut self, id: u64, range: RemoteRange, lent: &Lent) -> io::Result<()> {
+    fn answer_query(&mut self, id: u64, range: RemoteRange, lent: &Lent) -> io::Result<()> {
         // The pin keeps the region, and with it the descriptor, until the answer is sent.
         let Ok(pin) = lent.regions.pin(range) else {
             return self.link.send(Message::Missing { id }, None);
@@ -188,14 +196,14 @@ impl Client {
             }
             _ => self.link.send(found(RegionKind::User), None)?,
         }
-        self.given.insert(base);
+        self.announced.insert(base);
         Ok(())
     }
 }
 
 /// Lets processes of this user copy from and to this one where the system lets only parents do so.
 /// Whoever gets here is of this user and has shown the token, if there is one.
-fn allow_copies() {
+fn allow_process_vm() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // 1: a process may name who else; 2 and 3: only an administrator may, or nobody.
@@ -209,7 +217,7 @@ fn allow_copies() {
 }
 
 /// Whom this process works for.
-pub(super) fn own_user() -> u32 {
+pub(super) fn effective_user() -> u32 {
     // SAFETY: reads a property of the process; cannot fail.
     unsafe { libc::geteuid() }
 }

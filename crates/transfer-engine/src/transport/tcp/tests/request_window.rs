@@ -4,7 +4,7 @@ use std::{io::Read, net::TcpListener, sync::Arc, thread, time::Duration};
 
 use mooncake_base::{Clock, ErrorKind, SystemClock};
 
-use super::support::{AT_ONCE, Language, Memory, Owner, moved, outcomes, pieces, soon};
+use super::support::{AT_ONCE, Memory, Owner, WireProtocol, moved, outcomes, pieces, soon};
 use crate::{
     piece::{LocalRange, Opcode, Piece},
     transport::{
@@ -16,17 +16,18 @@ use crate::{
 const LENGTH: usize = 12 << 20;
 
 /// A path whose large transfers use so many connections.
-fn path_over(owner: &Owner, lanes: usize) -> Arc<dyn Path> {
-    let settings = TcpSettings { lanes_per_transfer: Some(lanes), ..TcpSettings::default() };
-    TcpTransport::new(settings).connect(&owner.descriptor(Language::Own), soon()).unwrap()
+fn path_over(owner: &Owner, connections: usize) -> Arc<dyn Path> {
+    let settings =
+        TcpSettings { connections_per_transfer: Some(connections), ..TcpSettings::default() };
+    TcpTransport::new(settings).connect(&owner.descriptor(WireProtocol::Native), soon()).unwrap()
 }
 
 #[test]
 fn a_large_transfer_arrives_whole_over_one_connection_or_several() {
-    for lanes in [1, 2, 4] {
+    for connections in [1, 2, 4] {
         let (owner, theirs) = Owner::with_memory(LENGTH);
-        let path = path_over(&owner, lanes);
-        let ours = Memory::patterned(LENGTH, lanes);
+        let path = path_over(&owner, connections);
+        let ours = Memory::patterned(LENGTH, connections);
         // One piece, and pieces of a length that no frame ends with.
         for length in [LENGTH, 3_000_001, 777] {
             let there = |index| theirs.address() + (index * length) as u64;
@@ -38,11 +39,15 @@ fn a_large_transfer_arrives_whole_over_one_connection_or_several() {
             path.transfer(Opcode::Read, &mut batch, soon());
             assert!(batch.iter().all(moved));
             let whole = LENGTH / length * length;
-            assert!(back.bytes()[..whole] == ours.bytes()[..whole], "{lanes} {length}");
-            assert!(theirs.bytes()[..whole] == ours.bytes()[..whole], "{lanes} {length}");
+            assert!(back.bytes()[..whole] == ours.bytes()[..whole], "{connections} {length}");
+            assert!(theirs.bytes()[..whole] == ours.bytes()[..whole], "{connections} {length}");
         }
         let pool = path.connections().unwrap();
-        assert_eq!((pool.open, pool.idle), (lanes, lanes), "all of them came back in step");
+        assert_eq!(
+            (pool.open, pool.idle),
+            (connections, connections),
+            "all of them came back in step"
+        );
     }
 }
 
@@ -111,14 +116,14 @@ fn a_peer_that_takes_nothing_costs_a_large_transfer_its_deadline() {
             if stream.read_exact(&mut greeting).is_err() {
                 continue;
             }
-            let ours = frame::Greeting { version: frame::VERSION, engine, asks_for_token: false };
+            let ours = frame::Greeting { version: frame::VERSION, engine, requires_token: false };
             std::io::Write::write_all(&mut stream, &ours.encode()).unwrap();
             held.push(stream);
         }
     });
-    let mut descriptor = owner.descriptor(Language::Own);
+    let mut descriptor = owner.descriptor(WireProtocol::Native);
     descriptor.tcp_data_port = port;
-    let settings = TcpSettings { lanes_per_transfer: Some(4), ..TcpSettings::default() };
+    let settings = TcpSettings { connections_per_transfer: Some(4), ..TcpSettings::default() };
     let path = TcpTransport::new(settings).connect(&descriptor, soon()).unwrap();
     let ours = Memory::zeroed(LENGTH);
     for opcode in [Opcode::Read, Opcode::Write] {

@@ -1,0 +1,366 @@
+//! A large batch over one lane or several at once: requests go out while answers come in, so that
+//! no lane waits for the other end between two frames.
+//!
+//! All lanes are driven by the calling thread, which sleeps only when none can go on. Whatever goes
+//! wrong here (local memory that is not mapped, a connection that breaks) ends the transfer: lanes
+//! whose exchange is unfinished are closed, what was acknowledged stays so, and the caller goes on
+//! with the rest frame by frame, which finds out whose fault it was. Moving the same bytes again
+//! does no harm.
+
+use std::{
+    collections::VecDeque,
+    io,
+    os::fd::{AsRawFd, BorrowedFd},
+};
+
+use mooncake_base::{Endpoint, Moment, Result};
+
+use super::{
+    connection_pool::{ConnectionPool, PooledConnection},
+    frame::{
+        self, Malformed, REFUSAL_BYTES, RESPONSE_BYTES, Refusal, RequestHeader, ResponseHeader,
+    },
+    framing::{FRAME_BYTES, FrameLimits, Framer, Part},
+    path::refusal_error,
+    vectored_io::{self, BlockMode, Cursor, Span},
+};
+use crate::piece::{Opcode, Piece};
+
+/// How many requests of one lane are under way: one travels while another is applied.
+const WINDOW_DEPTH: usize = 2;
+
+/// A lane is worth its while from so many bytes on.
+const CONNECTION_BYTES_MIN: usize = 2 << 20;
+
+/// Frames of a batch that is shared out are no smaller than this.
+const FRAME_BYTES_MIN: usize = 512 << 10;
+
+/// What a batch is to one transfer.
+pub(super) struct TransferBatch<'a> {
+    pub(super) opcode: Opcode,
+    pub(super) pieces: &'a mut [Piece],
+    pub(super) deadline: Moment,
+    pub(super) endpoint: &'a Endpoint,
+}
+
+/// How many lanes so many bytes may use, of the most that there are.
+pub(super) fn connections_for(bytes: usize, most: usize) -> usize {
+    (bytes / CONNECTION_BYTES_MIN).clamp(1, most)
+}
+
+/// Moves the open pieces over the lane and more of them.
+///
+/// # Errors
+/// The attempt has ended before everything was moved; see the head of the file. ConnectionPool that are in
+/// step have gone back.
+pub(super) fn run<'a>(
+    pool: &'a ConnectionPool,
+    first: PooledConnection<'a>,
+    (bytes, count): (usize, usize),
+    batch: TransferBatch<'_>,
+) -> io::Result<()> {
+    let share = (bytes / (count * WINDOW_DEPTH)).clamp(FRAME_BYTES_MIN, FRAME_BYTES);
+    let limits = FrameLimits { bytes: share, ..FrameLimits::NATIVE };
+    let framer = Framer::new(batch.pieces, limits);
+    let mut connections = vec![WindowedConnection::new(first)];
+    while connections.len() < count {
+        let Some(lease) = pool.try_acquire_extra(batch.deadline) else { break };
+        connections.push(WindowedConnection::new(lease));
+    }
+    let progress = EntryProgress::new(batch.pieces.len());
+    let mut transfer =
+        WindowedTransfer { pool, framer, progress, batch, connections, spare: Vec::new() };
+    let ended = transfer.run();
+    for connection in transfer.connections {
+        // A lane with something under way is closed by being dropped.
+        if connection.in_flight.is_empty() {
+            connection.lease.release();
+        }
+    }
+    ended
+}
+
+struct WindowedTransfer<'a, 'b> {
+    pool: &'a ConnectionPool,
+    framer: Framer,
+    progress: EntryProgress,
+    batch: TransferBatch<'b>,
+    connections: Vec<WindowedConnection<'a>>,
+    /// Flights that have completed, to be used again.
+    spare: Vec<InFlightRequest>,
+}
+
+/// One lane at work.
+struct WindowedConnection<'a> {
+    lease: PooledConnection<'a>,
+    /// Oldest first; answers come in this order.
+    in_flight: VecDeque<InFlightRequest>,
+    /// How many of them have been sent whole.
+    sent: usize,
+    response: ResponseState,
+    /// Whether it takes no more frames, since somebody else waits for a connection.
+    is_draining: bool,
+}
+
+/// A request and what its answer needs.
+#[derive(Debug, Default)]
+struct InFlightRequest {
+    header: Option<RequestHeader>,
+    parts: Vec<Part>,
+    wire: Vec<u8>,
+    spans: Vec<Span>,
+    cursor: Cursor,
+}
+
+/// How far the answer of the oldest request has come.
+#[derive(Debug)]
+enum ResponseState {
+    Header { bytes: [u8; RESPONSE_BYTES], filled: usize },
+    Refusals { answer: ResponseHeader, bytes: Vec<u8>, filled: usize },
+    Payload { cursor: Cursor },
+}
+
+/// How many parts of each piece are under way, and whether all have been cut.
+struct EntryProgress(Vec<PartCount>);
+
+#[derive(Clone, Default)]
+struct PartCount {
+    open: u32,
+    is_cut: bool,
+}
+
+impl WindowedTransfer<'_, '_> {
+    fn run(&mut self) -> io::Result<()> {
+        loop {
+            let mut has_moved = false;
+            for index in 0..self.connections.len() {
+                has_moved |= self.enqueue(index);
+                has_moved |= self.connections[index].send(self.batch.opcode)?;
+                has_moved |= self.receive(index)?;
+            }
+            if self.connections.iter().all(|connection| connection.in_flight.is_empty()) {
+                return Ok(());
+            }
+            if !has_moved {
+                let polled =
+                    self.connections.iter().filter(|connection| !connection.in_flight.is_empty());
+                let mut polled: Vec<_> = polled.map(WindowedConnection::poll_fd).collect();
+                vectored_io::wait_for_any(&mut polled, self.batch.deadline)?;
+            }
+        }
+    }
+
+    /// Gives a connection its next frame, if it has room and there is one.
+    fn enqueue(&mut self, index: usize) -> bool {
+        if index > 0 && self.pool.has_waiters() {
+            self.connections[index].is_draining = true;
+        }
+        let connection = &mut self.connections[index];
+        if connection.is_draining || connection.in_flight.len() >= WINDOW_DEPTH {
+            return false;
+        }
+        let mut request = self.spare.pop().unwrap_or_default();
+        self.framer.next_frame(self.batch.pieces, &mut request.parts);
+        if request.parts.is_empty() {
+            self.spare.push(request);
+            return false;
+        }
+        self.progress.begin(&request.parts);
+        connection.enqueue(request, self.batch.opcode);
+        true
+    }
+
+    /// Takes in what has come for a connection.
+    fn receive(&mut self, index: usize) -> io::Result<bool> {
+        let mut has_moved = false;
+        loop {
+            let connection = &mut self.connections[index];
+            if connection.sent == 0 {
+                return Ok(has_moved);
+            }
+            match connection.receive_step(&mut self.batch, &mut self.progress) {
+                Ok(true) => {
+                    let completed = connection.in_flight.pop_front().expect("one was sent");
+                    connection.sent -= 1;
+                    self.progress.complete(&completed.parts, self.batch.pieces);
+                    self.spare.push(completed);
+                    // The next frame goes out before this lane's next answer is looked for.
+                    return Ok(true);
+                }
+                Ok(false) => has_moved = true,
+                Err(failure) if failure.kind() == io::ErrorKind::Interrupted => {}
+                Err(failure) if failure.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(has_moved);
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+}
+
+impl<'a> WindowedConnection<'a> {
+    fn new(lease: PooledConnection<'a>) -> Self {
+        let response = ResponseState::header();
+        Self { lease, in_flight: VecDeque::new(), sent: 0, response, is_draining: false }
+    }
+
+    fn enqueue(&mut self, mut request: InFlightRequest, opcode: Opcode) {
+        let connection = self.lease.get_mut();
+        connection.sequence += 1;
+        let payload = request.parts.iter().map(|part| part.remote.length).sum();
+        let count = request.parts.len();
+        let header = RequestHeader { opcode, count, sequence: connection.sequence, payload };
+        request.wire.clear();
+        header.encode(&mut request.wire);
+        for part in &request.parts {
+            frame::encode_entry(part.remote, &mut request.wire);
+        }
+        request.spans.clear();
+        if opcode == Opcode::Write {
+            request.spans.extend(request.parts.iter().map(Part::span));
+        }
+        request.header = Some(header);
+        request.cursor = Cursor::default();
+        self.in_flight.push_back(request);
+    }
+
+    /// Sends as much as the connection takes.
+    fn send(&mut self, opcode: Opcode) -> io::Result<bool> {
+        let mut has_moved = false;
+        while let Some(request) = self.in_flight.get_mut(self.sent) {
+            let socket = self.lease.get_mut().as_fd();
+            match vectored_io::send(socket, &request.wire, &request.spans, &mut request.cursor) {
+                Ok(()) => has_moved = true,
+                Err(failure) if failure.kind() == io::ErrorKind::Interrupted => continue,
+                Err(failure) if failure.kind() == io::ErrorKind::WouldBlock => break,
+                Err(failure) => return Err(failure),
+            }
+            if request.cursor.is_done(&request.wire, &request.spans) {
+                if opcode == Opcode::Read {
+                    request.spans.extend(request.parts.iter().map(Part::span));
+                }
+                self.sent += 1;
+            }
+        }
+        Ok(has_moved)
+    }
+
+    /// One step of taking in the answer of the oldest request; true when it is complete.
+    fn receive_step(
+        &mut self,
+        batch: &mut TransferBatch<'_>,
+        progress: &mut EntryProgress,
+    ) -> io::Result<bool> {
+        let request = self.in_flight.front_mut().expect("one was sent");
+        let connection = self.lease.get_mut();
+        match &mut self.response {
+            ResponseState::Header { bytes, filled } => {
+                *filled += connection.read_some(&mut bytes[*filled..])?;
+                if *filled == RESPONSE_BYTES {
+                    let header = request.header.as_ref().expect("it was launched");
+                    let answer = ResponseHeader::decode(bytes, header)?;
+                    let bytes = vec![0; answer.refused * REFUSAL_BYTES];
+                    self.response = ResponseState::Refusals { answer, bytes, filled: 0 };
+                }
+                Ok(false)
+            }
+            ResponseState::Refusals { answer, bytes, filled } => {
+                if *filled < bytes.len() {
+                    *filled += connection.read_some(&mut bytes[*filled..])?;
+                    return Ok(false);
+                }
+                let refusals = Refusal::decode_all(bytes, request.parts.len())?;
+                request.refuse(&refusals, batch, progress);
+                if batch.opcode == Opcode::Write {
+                    self.response = ResponseState::header();
+                    return Ok(true);
+                }
+                let expected: u64 = request.spans.iter().map(|span| span.length() as u64).sum();
+                if answer.payload != expected {
+                    return Err(Malformed("the bytes do not add up").into());
+                }
+                self.response = ResponseState::Payload { cursor: Cursor::default() };
+                Ok(false)
+            }
+            ResponseState::Payload { cursor } => {
+                let socket = connection.fd_and_discard();
+                vectored_io::receive(
+                    socket.0,
+                    &request.spans,
+                    cursor,
+                    socket.1,
+                    BlockMode::NonBlocking,
+                )?;
+                let is_complete = cursor.is_done(&[], &request.spans);
+                if is_complete {
+                    self.response = ResponseState::header();
+                }
+                Ok(is_complete)
+            }
+        }
+    }
+
+    /// What it waits for.
+    fn poll_fd(&self) -> libc::pollfd {
+        let is_sending = self.sent < self.in_flight.len();
+        let events = if is_sending { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
+        let socket: BorrowedFd<'_> = self.lease.get().as_fd();
+        libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 }
+    }
+}
+
+impl InFlightRequest {
+    /// Gives the parts that were refused their outcome; nothing is received for them.
+    fn refuse(
+        &mut self,
+        refusals: &[Refusal],
+        batch: &mut TransferBatch<'_>,
+        progress: &mut EntryProgress,
+    ) {
+        for refusal in refusals {
+            let part = &self.parts[refusal.index];
+            let error = refusal_error(part, refusal.code, batch.endpoint);
+            progress.fail(part, batch.pieces, Err(error));
+            if batch.opcode == Opcode::Read {
+                self.spans[refusal.index] = Span::discard(0);
+            }
+        }
+    }
+}
+
+impl ResponseState {
+    const fn header() -> Self {
+        Self::Header { bytes: [0; RESPONSE_BYTES], filled: 0 }
+    }
+}
+
+impl EntryProgress {
+    fn new(pieces: usize) -> Self {
+        Self(vec![PartCount::default(); pieces])
+    }
+
+    fn begin(&mut self, parts: &[Part]) {
+        for part in parts {
+            let count = &mut self.0[part.piece];
+            count.open += 1;
+            count.is_cut |= part.is_last;
+        }
+    }
+
+    /// The first failure of a piece stands.
+    fn fail(&self, part: &Part, pieces: &mut [Piece], outcome: Result<()>) {
+        debug_assert!(self.0[part.piece].open > 0, "it is under way");
+        pieces[part.piece].outcome.get_or_insert(outcome);
+    }
+
+    /// The parts are done; a piece is when all of its are.
+    fn complete(&mut self, parts: &[Part], pieces: &mut [Piece]) {
+        for part in parts {
+            let count = &mut self.0[part.piece];
+            count.open -= 1;
+            if count.open == 0 && count.is_cut {
+                pieces[part.piece].outcome.get_or_insert(Ok(()));
+            }
+        }
+    }
+}
