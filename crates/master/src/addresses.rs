@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_json_names_what_is_bound() {
+    fn json_names_bound_addresses() {
         let rpc = "127.0.0.1:50052".parse().unwrap();
         let admin = Some("127.0.0.1:9004".parse().unwrap());
         let shown = Addresses { rpc, admin, metadata: None, events: None }.to_json();

@@ -107,24 +107,24 @@ async fn sample(admin: Arc<Admin>) {
 }
 
 fn router(admin: Arc<Admin>) -> Router {
-    changes(&admin)
-        .merge(looks())
+    write_routes(&admin)
+        .merge(read_routes())
         .fallback(|| async { not_found() })
         .method_not_allowed_fallback(|| async { not_found() })
         .with_state(admin)
 }
 
 /// What changes something. Anything that does belongs here, behind the guard.
-fn changes(admin: &Arc<Admin>) -> Router<Arc<Admin>> {
+fn write_routes(admin: &Arc<Admin>) -> Router<Arc<Admin>> {
     let guard = middleware::from_fn_with_state(admin.clone(), access::guard);
     Router::new()
         .route("/api/v1/remove_all", post(remove_all))
-        .merge(jobs::changes())
+        .merge(jobs::write_routes())
         .route_layer(guard)
 }
 
 /// What only looks.
-fn looks() -> Router<Arc<Admin>> {
+fn read_routes() -> Router<Arc<Admin>> {
     Router::new()
         .route("/", get(page::show))
         .route(
@@ -150,7 +150,7 @@ fn looks() -> Router<Arc<Admin>> {
         .route("/api/v1/overview", get(overview::show))
         .route("/api/v1/keys", get(browse::keys))
         .route("/api/v1/key_groups", get(browse::groups))
-        .merge(jobs::looks())
+        .merge(jobs::read_routes())
 }
 
 /// What `/health` says, here and on the clients' port: the established fields, then ours.
@@ -212,7 +212,7 @@ async fn remove_all(State(admin): Shared, RawQuery(query): RawQuery) -> Response
         response::Call::RemoveMatching(answer) => {
             json_reply(&json!({"success": true, "removed_count": answer.removed}))
         }
-        other => unexpected(other),
+        other => call_failure(other),
     })
     .await
 }
@@ -260,7 +260,7 @@ fn failure(status: StatusCode, error: &Error) -> Response {
 }
 
 /// An answer that is a failure of the whole call.
-fn unexpected(answer: response::Call) -> Response {
+fn call_failure(answer: response::Call) -> Response {
     let error = match answer {
         response::Call::Failure(failure) => Error::from(&failure),
         _ => Error::internal("the answer is not of the kind of the call"),
@@ -269,7 +269,7 @@ fn unexpected(answer: response::Call) -> Response {
 }
 
 /// A body that is made piece by piece while it is sent.
-fn pieces(pieces: impl Iterator<Item = Bytes> + Send + 'static) -> Response {
+fn streamed_text(pieces: impl Iterator<Item = Bytes> + Send + 'static) -> Response {
     let pieces = tokio_stream::iter(pieces.map(Ok::<_, Infallible>));
     text_reply(Body::from_stream(pieces))
 }
@@ -279,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_parameter_is_taken_as_it_stands() {
+    fn parameter_is_not_decoded() {
         assert_eq!(parameter("key=a%2Fb&x=1", "key"), Some("a%2Fb"));
         assert_eq!(parameter("key", "key"), Some(""));
         assert_eq!(parameter("keys=1", "key"), None);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn percent_codes_are_decoded_and_what_is_none_stays() {
+    fn decodes_valid_percent_codes_only() {
         assert_eq!(decoded("a%2Fb+c"), b"a/b c");
         assert_eq!(decoded("%ff%"), b"\xff%");
         assert_eq!(decoded("%zz%4"), b"%zz%4");

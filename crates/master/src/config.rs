@@ -7,10 +7,10 @@
 mod events;
 mod file;
 pub(crate) mod help;
-mod later;
 mod options;
-pub mod policy;
+pub mod quota_file;
 mod secret;
+mod unsupported;
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -147,7 +147,7 @@ pub struct MasterConfig {
     pub resume_grace: Duration,
 
     /// Options of features that are not here yet, as they were given.
-    pub later: BTreeMap<&'static str, String>,
+    pub unsupported: BTreeMap<&'static str, String>,
 }
 
 impl Default for MasterConfig {
@@ -193,7 +193,7 @@ impl Default for MasterConfig {
             state_home: None,
             log_sync: LogSync::Interval(Duration::from_secs(1)),
             resume_grace: Duration::from_secs(5),
-            later: BTreeMap::new(),
+            unsupported: BTreeMap::new(),
         }
     }
 }
@@ -251,7 +251,7 @@ impl MasterConfig {
             return Err(Error::invalid("tenants need a file of their quotas")
                 .with("option", "tenant_quota_connector_uri"));
         }
-        later::check(&self.later)
+        unsupported::check(&self.unsupported)
     }
 
     /// The clients' port: `rpc_port`, or else `port`, or else 50051. An explicit 0 asks for a free
@@ -316,7 +316,7 @@ impl MasterConfig {
 
     /// One sentence for every option that was given and does nothing here.
     pub fn warnings(&self) -> Vec<String> {
-        let mut warnings: Vec<String> = later::ineffective(&self.later)
+        let mut warnings: Vec<String> = unsupported::ineffective(&self.unsupported)
             .map(|(name, value)| format!("--{name}={value} is accepted but has no effect yet"))
             .collect();
         if self.is_metadata_cleaned && !self.has_metadata {

@@ -30,7 +30,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub(crate) use self::message::Frame;
+pub(crate) use self::message::MessageEncoder;
 use crate::{config::EventsConfig, state::News};
 
 /// The most events of one message.
@@ -43,7 +43,7 @@ const BATCH_BYTES_MAX: usize = 1 << 20;
 const SUBSCRIBERS_MAX: usize = 64;
 
 /// So many messages may wait for a subscriber before it misses some.
-const BEHIND_MAX: usize = 256;
+const LAG_MAX: usize = 256;
 
 /// What "without a bound" is taken to be.
 const CAPACITY_MAX: usize = 1 << 24;
@@ -131,7 +131,7 @@ impl Events {
 
     /// Publishes until `stop`, and ends once its subscribers' connections have.
     pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener, stop: CancellationToken) {
-        let (sender, _) = broadcast::channel(BEHIND_MAX);
+        let (sender, _) = broadcast::channel(LAG_MAX);
         let tasks = TaskTracker::new();
         let accepting = self.accept(listener, &sender, &tasks, &stop);
         let publishing = self.publish(&sender);
@@ -182,7 +182,7 @@ impl Events {
     }
 
     async fn publish(&self, sender: &broadcast::Sender<Bytes>) {
-        let mut frame = Frame::default();
+        let mut frame = MessageEncoder::default();
         loop {
             self.has_more.notified().await;
             while let Some(batch) = self.take_batch(&mut frame) {
@@ -198,7 +198,7 @@ impl Events {
     }
 
     /// The next events, and the sequence numbers of what was lost before them passed over.
-    fn take_batch(&self, frame: &mut Frame) -> Option<Vec<News>> {
+    fn take_batch(&self, frame: &mut MessageEncoder) -> Option<Vec<News>> {
         let mut queue = self.queue.lock();
         frame.skip(std::mem::take(&mut queue.lost));
         let mut batch = Vec::new();

@@ -8,7 +8,7 @@
 
 mod directory;
 mod frame;
-mod keeper;
+mod maintenance;
 mod recovery;
 #[cfg(test)]
 mod tests;
@@ -25,13 +25,13 @@ use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Moment, Result, SystemClock};
 
 use self::{
-    directory::failed,
+    directory::file_error,
     frame::{FRAME_BYTES, Header, Kind},
 };
 use crate::state::Image;
 
 pub(crate) use directory::Directory;
-pub(crate) use keeper::{Keeper, Owner};
+pub(crate) use maintenance::{Maintenance, StateOwner};
 
 /// A log that has grown beyond this, and beyond twice the last snapshot, makes a new one due.
 const LOG_BYTES_MAX: u64 = 64 << 20;
@@ -91,7 +91,7 @@ pub struct JournalStatus {
 
 /// What was found in the state directory.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct RecoveredJournal {
     /// The log, to be written on.
     pub(crate) journal: Journal,
     /// What it knew.
@@ -114,8 +114,8 @@ pub(crate) struct Journal {
     /// There is a log. False from a failure on until it has begun anew.
     is_healthy: AtomicBool,
     /// What the keeper waits on.
-    keeper: Mutex<Orders>,
-    wakes_keeper: Condvar,
+    commands: Mutex<Commands>,
+    wakes_maintenance: Condvar,
     status: Mutex<JournalStatus>,
 }
 
@@ -135,7 +135,7 @@ struct Writer {
     /// None while the log is broken.
     file: Option<File>,
     path: PathBuf,
-    lineage: [u8; 16],
+    timeline_id: [u8; 16],
     next_file: u64,
     next_frame: u64,
     /// Bytes in the file, and how many of them are on disk.
@@ -146,28 +146,28 @@ struct Writer {
 
 /// A file of the log in which nothing is written yet.
 #[derive(Debug)]
-struct Fresh {
+struct NewFile {
     file: File,
     path: PathBuf,
     number: u64,
-    lineage: [u8; 16],
+    timeline_id: [u8; 16],
 }
 
 impl Writer {
     /// What comes is written to that file; hands out the one before.
-    fn go_on(&mut self, fresh: Fresh) -> Option<File> {
-        self.lineage = fresh.lineage;
-        self.next_file = fresh.number + 1;
+    fn switch_to(&mut self, new_file: NewFile) -> Option<File> {
+        self.timeline_id = new_file.timeline_id;
+        self.next_file = new_file.number + 1;
         self.length = frame::HEADER_BYTES as u64;
         self.synced = 0;
-        self.path = fresh.path;
-        self.file.replace(fresh.file)
+        self.path = new_file.path;
+        self.file.replace(new_file.file)
     }
 }
 
 /// What the keeper is told.
 #[derive(Debug, Default)]
-struct Orders {
+struct Commands {
     stop: bool,
     snapshot: bool,
 }
@@ -177,13 +177,13 @@ impl Journal {
     ///
     /// # Errors
     /// The log is damaged, or cannot be read or written.
-    pub(crate) fn open(directory: Directory, sync: LogSync) -> Result<Found> {
+    pub(crate) fn open(directory: Directory, sync: LogSync) -> Result<RecoveredJournal> {
         let boot = boot_id();
         let recovered = recovery::recover(&directory, boot)?;
         let writer = Writer {
             file: None,
             path: PathBuf::new(),
-            lineage: recovered.lineage,
+            timeline_id: recovered.timeline_id,
             next_file: recovered.next_file,
             next_frame: recovered.next_frame,
             length: 0,
@@ -205,16 +205,20 @@ impl Journal {
             writer: Mutex::new(writer),
             written: AtomicU64::new(0),
             is_healthy: AtomicBool::new(true),
-            keeper: Mutex::default(),
-            wakes_keeper: Condvar::new(),
+            commands: Mutex::default(),
+            wakes_maintenance: Condvar::new(),
             status: Mutex::new(status),
         };
-        let first = journal.make_file(recovered.next_file, recovered.lineage)?;
-        drop(journal.writer.lock().go_on(first));
+        let first = journal.make_file(recovered.next_file, recovered.timeline_id)?;
+        drop(journal.writer.lock().switch_to(first));
         if recovered.logs > LOGS_MAX {
-            journal.ask_snapshot();
+            journal.request_snapshot();
         }
-        Ok(Found { journal, image: recovered.image, may_lack_end: recovered.may_lack_end })
+        Ok(RecoveredJournal {
+            journal,
+            image: recovered.image,
+            may_lack_end: recovered.may_lack_end,
+        })
     }
 
     /// Takes effects, as [`State::take_effects`](crate::state::State::take_effects) hands them
@@ -229,7 +233,7 @@ impl Journal {
 
     /// Waits until all up to that position is written, and on disk if that is the rule. At once if
     /// it is, or if the log is broken: the master goes on without it.
-    pub(crate) fn settle(&self, position: u64) {
+    pub(crate) fn wait_durable(&self, position: u64) {
         if self.written.load(Ordering::Acquire) >= position {
             return;
         }
@@ -246,12 +250,12 @@ impl Journal {
     }
 
     /// Which history a restart of this master would go on with; none while the log is broken.
-    pub(crate) fn lineage(&self) -> Option<[u8; 16]> {
-        self.is_healthy.load(Ordering::Acquire).then(|| self.writer.lock().lineage)
+    pub(crate) fn timeline_id(&self) -> Option<[u8; 16]> {
+        self.is_healthy.load(Ordering::Acquire).then(|| self.writer.lock().timeline_id)
     }
 
     /// The state was made of it, which took so long.
-    pub(crate) fn recovered_in(&self, time: Duration) {
+    pub(crate) fn set_recovery_time(&self, time: Duration) {
         self.status.lock().recovery_time = time;
     }
 
@@ -296,7 +300,7 @@ impl Journal {
             status.log_bytes > LOG_BYTES_MAX.max(2 * status.snapshot_bytes)
         };
         if is_large {
-            self.ask_snapshot();
+            self.request_snapshot();
         }
         if self.sync == LogSync::Always {
             self.sync_file(file)?;
@@ -318,30 +322,30 @@ impl Journal {
 
     /// Makes a file with nothing but its header, which is on disk if that is the rule: it may take
     /// as long as the disk does.
-    fn make_file(&self, number: u64, lineage: [u8; 16]) -> Result<Fresh> {
+    fn make_file(&self, number: u64, timeline_id: [u8; 16]) -> Result<NewFile> {
         let path = self.directory.file(Kind::Log, number);
         let make = || -> io::Result<File> {
             let mut file = File::options().write(true).create(true).truncate(true).open(&path)?;
-            file.write_all(&self.header(Kind::Log, number, lineage).encode())?;
+            file.write_all(&self.header(Kind::Log, number, timeline_id).encode())?;
             if self.sync != LogSync::Never {
                 file.sync_all()?;
                 self.directory.sync()?;
             }
             Ok(file)
         };
-        let file = make().map_err(|source| failed("cannot be written", &path, source))?;
-        Ok(Fresh { file, path, number, lineage })
+        let file = make().map_err(|source| file_error("cannot be written", &path, source))?;
+        Ok(NewFile { file, path, number, timeline_id })
     }
 
-    fn header(&self, kind: Kind, number: u64, lineage: [u8; 16]) -> Header {
+    fn header(&self, kind: Kind, number: u64, timeline_id: [u8; 16]) -> Header {
         let is_synced = self.sync == LogSync::Always;
-        Header { kind, is_synced, lineage, number, boot: self.boot }
+        Header { kind, is_synced, timeline_id, number, boot: self.boot }
     }
 
     /// The log is broken: what lies on the disk will soon be wrong, and must not be taken for the
     /// truth after a restart. The keeper tries to begin it anew.
     fn fail(&self, writer: &mut Writer, what: &str, source: io::Error) {
-        let error = failed(what, &writer.path, source);
+        let error = file_error(what, &writer.path, source);
         tracing::error!(
             %error,
             "the log failed: the master goes on, but a restart would forget everything"
@@ -357,10 +361,10 @@ impl Journal {
         status.failure = error.to_string();
     }
 
-    fn ask_snapshot(&self) {
-        let orders = &mut *self.keeper.lock();
-        if !std::mem::replace(&mut orders.snapshot, true) {
-            self.wakes_keeper.notify_all();
+    fn request_snapshot(&self) {
+        let commands = &mut *self.commands.lock();
+        if !std::mem::replace(&mut commands.snapshot, true) {
+            self.wakes_maintenance.notify_all();
         }
     }
 }

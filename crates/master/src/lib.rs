@@ -9,10 +9,10 @@
 mod addresses;
 pub mod admin;
 pub mod config;
-mod descriptors;
 pub mod events;
 mod journal;
 pub mod master;
+mod rlimit;
 pub mod run;
 pub mod service;
 pub mod state;

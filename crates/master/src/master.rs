@@ -17,14 +17,14 @@ use crate::{
     addresses::Addresses,
     admin::{self, metadata::Metadata},
     config::{ADMIN_PORT, MasterConfig},
-    descriptors::connections,
     events::{self, Events},
-    journal::{Directory, Journal, Keeper},
+    journal::{Directory, Journal, Maintenance},
+    rlimit::connections_max,
     service::{
-        Load, Service,
-        connection::Doors,
+        Admission, Service,
+        connection::ServerContext,
+        dedicated_thread::DEDICATED_THREADS_MAX,
         listen::{self, CONNECTIONS_MAX},
-        seat::SEATS_MAX,
     },
 };
 
@@ -45,15 +45,15 @@ const BACKLOG: u32 = 4096;
 
 /// The options that say where to listen, to be named when that cannot be.
 #[derive(Clone, Copy)]
-struct Options {
+struct ListenOptions {
     host: &'static str,
     port: &'static str,
 }
 
-const RPC: Options = Options { host: "rpc_address", port: "rpc_port" };
-const ADMIN: Options = Options { host: "metrics_host", port: "metrics_port" };
-const METADATA: Options =
-    Options { host: "http_metadata_server_host", port: "http_metadata_server_port" };
+const RPC: ListenOptions = ListenOptions { host: "rpc_address", port: "rpc_port" };
+const ADMIN: ListenOptions = ListenOptions { host: "metrics_host", port: "metrics_port" };
+const METADATA: ListenOptions =
+    ListenOptions { host: "http_metadata_server_host", port: "http_metadata_server_port" };
 
 /// A master that serves until it is stopped or dropped.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ pub struct Master {
     stop: CancellationToken,
     kill: CancellationToken,
     tasks: TaskTracker,
-    keeper: Option<Keeper<Service>>,
+    maintenance: Option<Maintenance<Service>>,
 }
 
 impl Master {
@@ -89,9 +89,9 @@ impl Master {
             // Cut tasks end at their next step; one that computes is not waited for any longer.
             let _ = timeout(DRAIN_DEADLINE, self.tasks.wait()).await;
         }
-        let keeper = self.keeper.take();
+        let maintenance = self.maintenance.take();
         // It syncs what is written, which may take as long as the disk does.
-        let _ = timeout(DRAIN_DEADLINE, tokio::task::spawn_blocking(|| drop(keeper))).await;
+        let _ = timeout(DRAIN_DEADLINE, tokio::task::spawn_blocking(|| drop(maintenance))).await;
     }
 }
 
@@ -135,17 +135,17 @@ pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<M
         false => None,
     };
     let addresses = Addresses {
-        rpc: local(&rpc)?,
-        admin: admin.as_ref().map(local).transpose()?,
-        metadata: metadata.as_ref().map(local).transpose()?,
-        events: events.as_ref().map(local).transpose()?,
+        rpc: local_addr_of(&rpc)?,
+        admin: admin.as_ref().map(local_addr_of).transpose()?,
+        metadata: metadata.as_ref().map(local_addr_of).transpose()?,
+        events: events.as_ref().map(local_addr_of).transpose()?,
     };
     let service = open_service(&config, clock).await?;
     if config.is_multi_tenant {
-        service.keep_policy(&config.tenant_policy)?;
+        service.load_quota_file(&config.tenant_policy)?;
     }
     service.set_addresses(addresses);
-    service.slow_calls().set_threshold(config.slow_call);
+    service.slow_log().set_threshold(config.slow_call);
     let (unix, unix_name) = bind_unix();
     let master = Master {
         addresses,
@@ -153,40 +153,40 @@ pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<M
         stop: CancellationToken::new(),
         kill: CancellationToken::new(),
         tasks: TaskTracker::new(),
-        keeper: service.has_journal().then(|| Keeper::start(&service)).transpose()?,
+        maintenance: service.has_journal().then(|| Maintenance::start(&service)).transpose()?,
     };
-    let doors = doors(&config, &master, unix_name);
+    let context = server_context(&config, &master, unix_name);
     if let (Some(listener), Some(address)) = (events, addresses.events) {
         let events = Arc::new(Events::new(config.events.clone(), address));
-        service.publish(events.clone());
+        service.set_events(events.clone());
         tracing::info!(%address, backend_id = config.events.backend_id, "events are published");
-        master.own(events.serve(listener, master.stop.clone()));
+        master.spawn(events.serve(listener, master.stop.clone()));
     }
     let store = Arc::new(Metadata::default());
     let cleaned = (config.is_metadata_cleaned && config.has_metadata).then(|| store.clone());
-    master.own_until_stop(keep_time(service.clone(), cleaned));
+    master.spawn_until_stop(run_timers(service.clone(), cleaned));
     if config.is_reporting {
-        master.own_until_stop(report(service.clone()));
+        master.spawn_until_stop(log_summary(service.clone()));
     }
     if let Some(unix) = unix {
-        master.own(listen::serve_unix(unix, doors.clone()));
+        master.spawn(listen::serve_unix(unix, context.clone()));
     }
     if let Some(listener) = admin {
         let token = config.admin_token.clone();
-        master.own(admin::serve(listener, service, token, master.stop.clone()));
+        master.spawn(admin::serve(listener, service, token, master.stop.clone()));
     }
     if let Some(listener) = metadata {
-        master.own(admin::metadata::serve(listener, store, master.stop.clone()));
+        master.spawn(admin::metadata::serve(listener, store, master.stop.clone()));
     }
-    master.own(listen::serve_tcp(rpc, doors));
+    master.spawn(listen::serve_tcp(rpc, context));
     Ok(master)
 }
 
 /// What the connections of this master need to know.
-fn doors(config: &MasterConfig, master: &Master, unix_name: Arc<str>) -> Doors {
-    let load = Load::new(tokio::runtime::Handle::current().metrics().num_workers());
-    master.service.set_load(load.clone());
-    Doors {
+fn server_context(config: &MasterConfig, master: &Master, unix_name: Arc<str>) -> ServerContext {
+    let admission = Admission::new(tokio::runtime::Handle::current().metrics().num_workers());
+    master.service.set_admission(admission.clone());
+    ServerContext {
         service: master.service.clone(),
         unix_name,
         is_nodelay: config.is_tcp_nodelay,
@@ -194,9 +194,9 @@ fn doors(config: &MasterConfig, master: &Master, unix_name: Arc<str>) -> Doors {
         stop: master.stop.clone(),
         kill: master.kill.clone(),
         tasks: master.tasks.clone(),
-        load,
-        permits: Arc::new(Semaphore::new(connections(CONNECTIONS_MAX, limit()))),
-        seats: Arc::new(Semaphore::new(SEATS_MAX)),
+        admission,
+        permits: Arc::new(Semaphore::new(connections_max(CONNECTIONS_MAX, limit()))),
+        dedicated_threads: Arc::new(Semaphore::new(DEDICATED_THREADS_MAX)),
     }
 }
 
@@ -208,7 +208,7 @@ async fn open_service(config: &MasterConfig, clock: Arc<dyn Clock>) -> Result<Ar
     };
     let sync = config.log_sync;
     let opened = tokio::task::spawn_blocking(move || {
-        let directory = match Directory::take(&path) {
+        let directory = match Directory::lock(&path) {
             Ok(directory) => directory,
             Err(error) if is_asked_for => return Err(error),
             Err(error) => {
@@ -219,7 +219,7 @@ async fn open_service(config: &MasterConfig, clock: Arc<dyn Clock>) -> Result<Ar
         let start = SystemClock.now();
         let (service, restored) = Service::from_log(rules, clock, Journal::open(directory, sync)?);
         let time = SystemClock.now().since(start);
-        service.recovered_in(time);
+        service.set_recovery_time(time);
         tracing::info!(
             state_dir = %path.display(),
             segments = restored.segments,
@@ -244,15 +244,15 @@ async fn open_service(config: &MasterConfig, clock: Arc<dyn Clock>) -> Result<Ar
 
 impl Master {
     /// Runs a task that has nothing to finish when the master stops.
-    fn own_until_stop(&self, task: impl Future<Output = ()> + Send + 'static) {
+    fn spawn_until_stop(&self, task: impl Future<Output = ()> + Send + 'static) {
         let stop = self.stop.clone();
-        self.own(async move {
+        self.spawn(async move {
             stop.run_until_cancelled(task).await;
         });
     }
 
     /// Runs a task that ends by itself when the master stops, and is cut when that takes too long.
-    fn own(&self, task: impl Future<Output = ()> + Send + 'static) {
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let (stop, kill) = (self.stop.clone(), self.kill.clone());
         self.tasks.spawn(async move {
             kill.run_until_cancelled(task).await;
@@ -265,17 +265,17 @@ impl Master {
 }
 
 /// Lets time do its work on the state, and forgets clients that are gone.
-async fn keep_time(service: Arc<Service>, cleaned: Option<Arc<Metadata>>) {
+async fn run_timers(service: Arc<Service>, cleaned: Option<Arc<Metadata>>) {
     let mut expired = 0;
     loop {
         let due = service.advance();
         let count = service.totals().counters.clients_expired;
         if count != expired {
             expired = count;
-            for name in service.take_gone() {
+            for name in service.take_expired_clients() {
                 tracing::info!(client = name, "a client was not heard of for too long");
                 if let Some(metadata) = &cleaned {
-                    metadata.forget(&name);
+                    metadata.remove_engine(&name);
                 }
             }
         }
@@ -284,7 +284,7 @@ async fn keep_time(service: Arc<Service>, cleaned: Option<Arc<Metadata>>) {
     }
 }
 
-async fn report(service: Arc<Service>) {
+async fn log_summary(service: Arc<Service>) {
     let mut previous = admin::summary::Snapshot::take(&service);
     loop {
         tokio::time::sleep(REPORT_INTERVAL).await;
@@ -303,14 +303,14 @@ async fn bind_admin(config: &MasterConfig) -> Result<TcpListener> {
         Ok(listener) => Ok(listener),
         Err(error) => {
             let listener = bind(&config.admin_host, 0, ADMIN).await?;
-            tracing::warn!(%error, taken = %local(&listener)?, "took a free admin port instead");
+            tracing::warn!(%error, taken = %local_addr_of(&listener)?, "took a free admin port instead");
             Ok(listener)
         }
     }
 }
 
 /// Binds the first address of the host that can be bound.
-async fn bind(host: &str, port: u16, by: Options) -> Result<TcpListener> {
+async fn bind(host: &str, port: u16, by: ListenOptions) -> Result<TcpListener> {
     let endpoint: Endpoint = host.parse()?;
     if endpoint.port.is_some() {
         return Err(Error::invalid("the host must not have a port; give that by its own option")
@@ -347,7 +347,7 @@ fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-fn local(listener: &TcpListener) -> Result<SocketAddr> {
+fn local_addr_of(listener: &TcpListener) -> Result<SocketAddr> {
     listener.local_addr().map_err(|source| {
         Error::internal("a bound socket does not know its address").caused_by(source)
     })

@@ -10,8 +10,8 @@ use tokio::runtime::{Builder, Handle};
 use crate::{
     addresses::Addresses,
     config::{MasterConfig, from_arguments, help},
-    descriptors,
     master::start,
+    rlimit,
     service::VERSION,
 };
 
@@ -31,7 +31,7 @@ fn work(config: MasterConfig) -> Result<()> {
     for warning in config.warnings() {
         tracing::warn!("{warning}");
     }
-    descriptors::raise();
+    rlimit::raise();
     let cores = mooncake_base::spin_wait::cpu_count();
     let runtime = Builder::new_multi_thread()
         .worker_threads(config.effective_threads(cores))
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ready_line_names_what_is_bound_and_nothing_else() {
+    fn ready_line_names_only_bound_addresses() {
         let rpc = "127.0.0.1:1".parse().unwrap();
         let line = ready_line(&Addresses { rpc, admin: None, metadata: Some(rpc), events: None });
         assert!(

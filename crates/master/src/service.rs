@@ -1,26 +1,26 @@
 //! The calls: one dispatch function for every door, and who is connected.
 //!
 //! [`Service::dispatch`] is synchronous and short. It turns wire types into checked ones, takes
-//! the lock of the state for a slice at a time, and turns the answer back. The doors
+//! the lock of the state for a slice at a time, and turns the answer back. The context
 //! ([`listen`]: sniffing, `native`, `grpc`) only move bytes.
 
-mod answer;
-pub mod calls;
+mod admission;
 pub mod connection;
-mod durable;
-mod forms;
+pub mod dedicated_thread;
+mod durability;
+mod encoding;
 mod grpc;
 pub mod listen;
-mod load;
-mod locked;
 mod native;
 mod objects;
+pub mod op_metrics;
 mod quotas;
-pub mod seat;
 mod session;
-pub mod slow;
+pub mod slow_log;
+mod state_guard;
 mod tasks;
 mod traffic;
+mod wire;
 
 use std::{
     sync::{Arc, OnceLock},
@@ -35,24 +35,24 @@ use mooncake_proto::{
     v1::{self, request, response},
 };
 
-use self::{
-    answer::{segment_from_wire, segment_status, segment_to_wire},
-    calls::{Calls, Op},
-    durable::Owners,
-    locked::Locked,
-    session::Sessions,
-    slow::SlowCalls,
-    traffic::Traffic,
-};
 pub use self::{
-    load::Load,
+    admission::Admission,
     session::{ConnectedClient, Origin},
-    tasks::WorkShown,
+    tasks::WorkSummary,
     traffic::{SIZE_BOUNDS, TrafficCount},
+};
+use self::{
+    durability::PendingOwners,
+    op_metrics::{Op, OpMetrics},
+    session::Sessions,
+    slow_log::SlowLog,
+    state_guard::StateGuard,
+    traffic::Traffic,
+    wire::{segment_from_wire, segment_status, segment_to_wire},
 };
 use crate::{
     addresses::Addresses,
-    config::policy::Policy,
+    config::quota_file::QuotaFile,
     events::Events,
     journal::Journal,
     state::{Rules, State, Totals},
@@ -84,27 +84,27 @@ pub struct Service {
     /// Never locked while `sessions` is.
     state: Mutex<State>,
     sessions: Sessions,
-    calls: Calls,
-    slow: SlowCalls,
+    op_metrics: OpMetrics,
+    slow_log: SlowLog,
     traffic: Traffic,
     addresses: OnceLock<Addresses>,
     events: OnceLock<Arc<Events>>,
-    load: OnceLock<Load>,
-    /// The file of the quotas, if there is one. Locked before `state`.
-    policy: Mutex<Option<Policy>>,
+    admission: OnceLock<Admission>,
+    /// The file of the quotas, if there is one. StateGuard before `state`.
+    quota_file: Mutex<Option<QuotaFile>>,
     /// Never waited for while the state is held.
     journal: Option<Journal>,
-    owners: Owners,
+    pending_owners: PendingOwners,
 }
 
 impl Service {
     /// A service over an empty pool.
     pub fn new(rules: Rules, clock: Arc<dyn Clock>) -> Self {
         let (seed, _) = SegmentId::random().halves();
-        Self::over(State::new(rules, seed), clock)
+        Self::with_state(State::new(rules, seed), clock)
     }
 
-    fn over(state: State, clock: Arc<dyn Clock>) -> Self {
+    fn with_state(state: State, clock: Arc<dyn Clock>) -> Self {
         // It and the seed of the state only must differ from start to start.
         let identity = SegmentId::random().to_bytes();
         Self {
@@ -115,15 +115,15 @@ impl Service {
             is_multi_tenant: state.rules().is_multi_tenant,
             state: Mutex::new(state),
             sessions: Sessions::default(),
-            calls: Calls::default(),
-            slow: SlowCalls::default(),
+            op_metrics: OpMetrics::default(),
+            slow_log: SlowLog::default(),
             traffic: Traffic::default(),
             addresses: OnceLock::new(),
             events: OnceLock::new(),
-            load: OnceLock::new(),
-            policy: Mutex::default(),
+            admission: OnceLock::new(),
+            quota_file: Mutex::default(),
             journal: None,
-            owners: Owners::default(),
+            pending_owners: PendingOwners::default(),
         }
     }
 
@@ -131,22 +131,22 @@ impl Service {
     /// What it changed is in the log, if there is one, before it returns; does not wait for owners
     /// of what an earlier master knew, as [`answer`](Self::answer) does.
     pub fn dispatch(&self, request: v1::Request, origin: &Origin) -> v1::Response {
-        let (response, appended) = self.run(request, origin);
-        self.settle(appended);
+        let (response, position) = self.execute_logged(request, origin);
+        self.wait_durable(position);
         response
     }
 
     /// Answers one call, and says where in the log its effects end.
-    fn run(&self, request: v1::Request, origin: &Origin) -> (v1::Response, u64) {
-        durable::watched(|| self.call(request, origin))
+    fn execute_logged(&self, request: v1::Request, origin: &Origin) -> (v1::Response, u64) {
+        durability::with_log_position(|| self.execute(request, origin))
     }
 
-    fn call(&self, request: v1::Request, origin: &Origin) -> v1::Response {
+    fn execute(&self, request: v1::Request, origin: &Origin) -> v1::Response {
         use request::Call;
         if !request.released_fences.is_empty() {
-            self.take_back(&request.released_fences);
+            self.release_fences(&request.released_fences);
         }
-        let watched = self.slow.begin(request.call.as_ref());
+        let pending = self.slow_log.begin(request.call.as_ref());
         let answer = match request.call {
             Some(Call::Register(r)) => self.register(&r, origin).map(response::Call::Register),
             Some(Call::Heartbeat(r)) => self.heartbeat(&r).map(response::Call::Heartbeat),
@@ -170,7 +170,7 @@ impl Service {
             None => Err(Error::invalid("the request names no call that this master knows")),
         };
         let call = answer.unwrap_or_else(|error| response::Call::Failure((&error).into()));
-        self.slow.end(watched, &call);
+        self.slow_log.end(pending, &call);
         v1::Response { call: Some(call) }
     }
 
@@ -196,13 +196,13 @@ impl Service {
     /// Does what time demands; says when to come again at the latest, if anything is to come.
     pub fn advance(&self) -> Option<Moment> {
         let now = self.clock.now();
-        let (due, appended) = durable::watched(|| {
+        let (due, position) = durability::with_log_position(|| {
             let mut state = self.lock();
             let due = state.advance(now);
-            self.owners_changed(state.dormant_segments());
+            self.update_pending_owners(state.dormant_segments());
             due
         });
-        self.settle(appended);
+        self.wait_durable(position);
         due
     }
 
@@ -217,13 +217,13 @@ impl Service {
     }
 
     /// What was asked of this master.
-    pub fn calls(&self) -> &Calls {
-        &self.calls
+    pub fn op_metrics(&self) -> &OpMetrics {
+        &self.op_metrics
     }
 
     /// The calls that took long.
-    pub fn slow_calls(&self) -> &SlowCalls {
-        &self.slow
+    pub fn slow_log(&self) -> &SlowLog {
+        &self.slow_log
     }
 
     /// What went through the pool.
@@ -264,27 +264,27 @@ impl Service {
     }
 
     /// The names of clients that were not heard of for so long that they count as gone; each once.
-    pub(crate) fn take_gone(&self) -> Vec<String> {
+    pub(crate) fn take_expired_clients(&self) -> Vec<String> {
         let expired = self.lock().take_expired();
-        self.sessions.take_gone(&expired)
+        self.sessions.remove_expired(&expired)
     }
 
     /// Publishes the news of objects from now on.
-    pub(crate) fn publish(&self, events: Arc<Events>) {
+    pub(crate) fn set_events(&self, events: Arc<Events>) {
         // Once by `start`, before anybody may call.
         let _ = self.events.set(events);
         self.lock().tell_news();
     }
 
-    /// What the doors take on, for those who show it.
-    pub(crate) fn set_load(&self, load: Load) {
+    /// What the context take on, for those who show it.
+    pub(crate) fn set_admission(&self, admission: Admission) {
         // Once by `start`.
-        let _ = self.load.set(load);
+        let _ = self.admission.set(admission);
     }
 
-    /// What the doors take on, if there are any.
-    pub fn load(&self) -> Option<&Load> {
-        self.load.get()
+    /// What the context take on, if there are any.
+    pub fn admission(&self) -> Option<&Admission> {
+        self.admission.get()
     }
 
     /// The publisher of events, if there is one.
@@ -293,7 +293,7 @@ impl Service {
     }
 
     pub(crate) fn set_addresses(&self, addresses: Addresses) {
-        // Set once by `start`; an in-process service without doors has none.
+        // Set once by `start`; an in-process service without context has none.
         let _ = self.addresses.set(addresses);
     }
 
@@ -316,7 +316,7 @@ impl Service {
     }
 
     fn register(&self, r: &v1::RegisterRequest, origin: &Origin) -> Result<v1::RegisterResponse> {
-        self.calls.one(Op::Register, || {
+        self.op_metrics.count_one(Op::Register, || {
             let caller = Caller::try_from(r.caller.as_ref())?;
             check_name("name", &r.name)?;
             let now = self.clock.now();
@@ -331,14 +331,14 @@ impl Service {
                 client_ttl_ms: millis(ttl),
                 master: Bytes::copy_from_slice(&self.identity),
                 version: VERSION.to_owned(),
-                lineage: self.lineage(),
+                timeline_id: self.timeline_id(),
                 registration,
             })
         })
     }
 
     fn heartbeat(&self, r: &v1::HeartbeatRequest) -> Result<v1::HeartbeatResponse> {
-        self.calls.one(Op::Heartbeat, || {
+        self.op_metrics.count_one(Op::Heartbeat, || {
             let caller = Caller::try_from(r.caller.as_ref())?;
             let now = self.clock.now();
             let (is_known, has_tasks) = {
@@ -347,15 +347,15 @@ impl Service {
                     && [0, state.registration(caller.client)].contains(&r.registration);
                 (is_known, state.has_tasks(now, caller.client))
             };
-            self.sessions.heard(caller.client, now);
+            self.sessions.record_heartbeat(caller.client, now);
             let master = Bytes::copy_from_slice(&self.identity);
-            let lineage = self.lineage();
-            Ok(v1::HeartbeatResponse { is_known, master, lineage, has_tasks })
+            let timeline_id = self.timeline_id();
+            Ok(v1::HeartbeatResponse { is_known, master, timeline_id, has_tasks })
         })
     }
 
     fn unregister(&self, r: &v1::UnregisterRequest) -> Result<v1::UnregisterResponse> {
-        self.calls.one(Op::Unregister, || {
+        self.op_metrics.count_one(Op::Unregister, || {
             let caller = Caller::try_from(r.caller.as_ref())?;
             let now = self.clock.now();
             self.lock().unregister(now, caller.client);
@@ -374,7 +374,7 @@ impl Service {
             let ids = r.segments.iter().filter_map(|segment| SegmentId::from_bytes(&segment.id));
             state.keep_only(caller.client, &ids.collect::<Vec<_>>());
         }
-        let results = self.calls.each(
+        let results = self.op_metrics.count_each(
             Op::Mount,
             r.segments.into_iter().map(|segment| {
                 let spec = segment_from_wire(segment)?;
@@ -386,7 +386,7 @@ impl Service {
         );
         let dormant = state.dormant_segments();
         drop(state);
-        self.owners_changed(dormant);
+        self.update_pending_owners(dormant);
         Ok(v1::MountResponse { results })
     }
 
@@ -397,7 +397,7 @@ impl Service {
         let now = self.clock.now();
         let mut state = self.lock();
         state.hear(caller.client, r.turn)?;
-        let results = self.calls.each(
+        let results = self.op_metrics.count_each(
             Op::Unmount,
             r.segments.iter().map(|id| {
                 let id = SegmentId::from_bytes(id).ok_or_else(|| {
@@ -410,12 +410,13 @@ impl Service {
     }
 
     fn list_segments(&self, _: &v1::ListSegmentsRequest) -> Result<v1::ListSegmentsResponse> {
-        self.calls
-            .one(Op::ListSegments, || Ok(v1::ListSegmentsResponse { segments: self.segments() }))
+        self.op_metrics.count_one(Op::ListSegments, || {
+            Ok(v1::ListSegmentsResponse { segments: self.segments() })
+        })
     }
 
     fn status(&self, _: &v1::StatusRequest) -> Result<v1::StatusResponse> {
-        self.calls.one(Op::Status, || {
+        self.op_metrics.count_one(Op::Status, || {
             let totals = self.totals();
             let addresses = self.addresses.get();
             let text = |address: Option<std::net::SocketAddr>| {
@@ -437,9 +438,9 @@ impl Service {
         })
     }
 
-    fn lock(&self) -> Locked<'_> {
+    fn lock(&self) -> StateGuard<'_> {
         let (events, journal) = (self.events.get(), self.journal.as_ref());
-        Locked { state: Some(self.state.lock()), events, journal }
+        StateGuard { state: Some(self.state.lock()), events, journal }
     }
 }
 

@@ -72,7 +72,7 @@ const FREE: [&str; 4] =
     ["--rpc_port=0", "--rpc_address=127.0.0.1", "--metrics_port=0", "--metrics_host=127.0.0.1"];
 
 #[test]
-fn help_and_version_end_well() {
+fn help_and_version_exit_zero() {
     let (code, help, _) = ended(&["--help"]);
     assert_eq!(code, 0);
     assert!(help.contains("--default_kv_lease_ttl=…  (default: 10000)"), "{help}");
@@ -81,7 +81,7 @@ fn help_and_version_end_well() {
 }
 
 #[test]
-fn an_unknown_flag_ends_with_one_and_names_the_nearest() {
+fn unknown_flag_exits_one_and_suggests_nearest() {
     let (code, _, error) = ended(&["--rpc_prt=1"]);
     assert_eq!(code, 1);
     assert!(error.starts_with("ERROR: unknown command line flag 'rpc_prt'"), "{error}");
@@ -89,7 +89,7 @@ fn an_unknown_flag_ends_with_one_and_names_the_nearest() {
 }
 
 #[test]
-fn what_the_established_program_dies_of_ends_with_one_and_a_sentence() {
+fn fatal_settings_exit_one_with_message() {
     for argument in ["--eviction_ratio=2", "--memory_allocator=x", "--enable_ha", "--port=99999"] {
         let (code, _, error) = ended(&[argument]);
         assert_eq!(code, 1, "{argument}");
@@ -98,7 +98,7 @@ fn what_the_established_program_dies_of_ends_with_one_and_a_sentence() {
 }
 
 #[test]
-fn an_occupied_port_ends_with_one_and_is_named() {
+fn occupied_port_exits_one_and_is_named() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let rpc = format!("--rpc_port={port}");
@@ -112,7 +112,7 @@ fn an_occupied_port_ends_with_one_and_is_named() {
 }
 
 #[test]
-fn an_address_that_is_not_of_this_host_is_named_with_its_option() {
+fn foreign_address_error_names_option() {
     // Reserved for documents: nobody has it.
     for (host, port) in [("rpc_address", "rpc_port"), ("metrics_host", "metrics_port")] {
         let (host_flag, port_flag) = (format!("--{host}=203.0.113.77"), format!("--{port}=0"));
@@ -123,7 +123,7 @@ fn an_address_that_is_not_of_this_host_is_named_with_its_option() {
 }
 
 #[test]
-fn the_ready_line_names_every_address_and_both_signals_end_well() {
+fn ready_line_names_addresses_and_signals_exit_zero() {
     for signal in ["-TERM", "-INT"] {
         let metadata = [
             "--enable_http_metadata_server",
@@ -140,7 +140,7 @@ fn the_ready_line_names_every_address_and_both_signals_end_well() {
 }
 
 #[test]
-fn a_feature_that_is_not_here_yet_is_accepted_with_one_warning() {
+fn unsupported_feature_gives_one_warning() {
     let mut child = program(&[&FREE[..], &["--enable_offload"]].concat())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -157,7 +157,7 @@ fn a_feature_that_is_not_here_yet_is_accepted_with_one_warning() {
 }
 
 #[test]
-fn the_ports_file_names_free_ports_and_goes_with_the_master() {
+fn ports_file_names_ports_and_is_removed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ports.json");
     let flag = format!("--ports-file={}", path.display());
@@ -180,7 +180,7 @@ fn the_ports_file_names_free_ports_and_goes_with_the_master() {
 }
 
 #[test]
-fn flags_come_from_the_environment_when_asked_for() {
+fn reads_flags_from_environment_on_request() {
     let mut command =
         program(&["--fromenv=rpc_port", "--tryfromenv=port,metrics_port", "--version"]);
     let output = command.env("FLAGS_rpc_port", "1").output().unwrap();
@@ -212,7 +212,7 @@ fn started_under(limits: &str) -> (Started, BufReader<std::process::ChildStderr>
 }
 
 #[test]
-fn the_limit_of_descriptors_is_raised_at_the_start() {
+fn raises_descriptor_limit_at_start() {
     let (started, _) = started_under("ulimit -Sn 64");
     let limits = format!("/proc/{}/limits", started.child.id());
     let limits = std::fs::read_to_string(limits).unwrap();
@@ -222,7 +222,7 @@ fn the_limit_of_descriptors_is_raised_at_the_start() {
 }
 
 #[test]
-fn with_few_descriptors_the_log_says_so_and_connections_beyond_them_are_turned_away() {
+fn low_descriptor_limit_is_logged_and_enforced() {
     let (mut started, mut stderr) = started_under("ulimit -n 300");
     let mut said = String::new();
     stderr.read_line(&mut said).unwrap();
@@ -251,7 +251,7 @@ fn with_few_descriptors_the_log_says_so_and_connections_beyond_them_are_turned_a
 }
 
 #[test]
-fn two_masters_do_not_share_a_state_directory() {
+fn refuses_shared_state_directory() {
     let folder = tempfile::tempdir().unwrap();
     let directory = format!("--state_dir={}", folder.path().display());
     let arguments = ["--rpc_port=0", "--rpc_address=127.0.0.1", "--metrics_port=0", &directory];
@@ -267,7 +267,7 @@ fn two_masters_do_not_share_a_state_directory() {
 }
 
 #[test]
-fn the_log_lies_with_the_users_state_unless_the_port_is_any() {
+fn log_is_in_user_state_dir_for_fixed_port() {
     let home = tempfile::tempdir().unwrap();
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let start = |port: u16| {

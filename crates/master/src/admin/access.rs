@@ -74,10 +74,10 @@ fn is_this_host(value: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    const HERE: &str = "127.0.0.1";
-    const AWAY: &str = "192.0.2.7";
+    const LOCAL: &str = "127.0.0.1";
+    const REMOTE: &str = "192.0.2.7";
 
-    fn is_let(token: &str, peer: &str, headers: &[(&'static str, &str)]) -> bool {
+    fn is_allowed(token: &str, peer: &str, headers: &[(&'static str, &str)]) -> bool {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             map.insert(*name, value.parse().unwrap());
@@ -86,32 +86,35 @@ mod tests {
     }
 
     #[test]
-    fn peers_of_this_host_need_no_token() {
-        for peer in [HERE, "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
-            assert!(is_let("", peer, &[("host", "localhost:9003")]), "{peer}");
-            assert!(is_let("secret", peer, &[]), "{peer}");
+    fn local_peers_need_no_token() {
+        for peer in [LOCAL, "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
+            assert!(is_allowed("", peer, &[("host", "localhost:9003")]), "{peer}");
+            assert!(is_allowed("secret", peer, &[]), "{peer}");
         }
-        assert!(is_let("", HERE, &[("host", "[::1]:9003"), ("origin", "http://[::1]:9003")]));
+        assert!(is_allowed("", LOCAL, &[("host", "[::1]:9003"), ("origin", "http://[::1]:9003")]));
     }
 
     #[test]
-    fn others_need_the_very_token() {
-        assert!(!is_let("", AWAY, &[]));
-        assert!(!is_let("secret", AWAY, &[]));
-        assert!(is_let("secret", AWAY, &[("authorization", "Bearer secret")]));
+    fn remote_peers_need_exact_token() {
+        assert!(!is_allowed("", REMOTE, &[]));
+        assert!(!is_allowed("secret", REMOTE, &[]));
+        assert!(is_allowed("secret", REMOTE, &[("authorization", "Bearer secret")]));
         for shown in ["Bearer secre", "Bearer secrets", "Bearer ", "secret", "Basic secret"] {
-            assert!(!is_let("secret", AWAY, &[("authorization", shown)]), "{shown}");
+            assert!(!is_allowed("secret", REMOTE, &[("authorization", shown)]), "{shown}");
         }
-        assert!(!is_let("", AWAY, &[("authorization", "Bearer ")]), "no token is no key");
+        assert!(!is_allowed("", REMOTE, &[("authorization", "Bearer ")]), "no token is no key");
     }
 
     #[test]
-    fn what_only_seems_to_come_from_this_host_needs_the_token() {
-        assert!(!is_let("secret", HERE, &[("x-forwarded-for", AWAY)]));
-        assert!(!is_let("", HERE, &[("origin", "https://evil.example")]));
-        assert!(!is_let("", HERE, &[("origin", "null")]));
-        assert!(!is_let("", HERE, &[("host", "evil.example:9003")]), "a name that was led here");
-        assert!(!is_let("", HERE, &[("host", "127.0.0.1.evil.example")]));
-        assert!(is_let("t", HERE, &[("x-real-ip", AWAY), ("authorization", "Bearer t")]));
+    fn forwarded_and_cross_site_requests_need_token() {
+        assert!(!is_allowed("secret", LOCAL, &[("x-forwarded-for", REMOTE)]));
+        assert!(!is_allowed("", LOCAL, &[("origin", "https://evil.example")]));
+        assert!(!is_allowed("", LOCAL, &[("origin", "null")]));
+        assert!(
+            !is_allowed("", LOCAL, &[("host", "evil.example:9003")]),
+            "a name that was led here"
+        );
+        assert!(!is_allowed("", LOCAL, &[("host", "127.0.0.1.evil.example")]));
+        assert!(is_allowed("t", LOCAL, &[("x-real-ip", REMOTE), ("authorization", "Bearer t")]));
     }
 }

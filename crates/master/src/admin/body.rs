@@ -16,9 +16,9 @@ const BYTES_MAX: usize = 2 << 20;
 
 /// The body of a request.
 #[derive(Debug)]
-pub(super) struct Whole(pub(super) Bytes);
+pub(super) struct LimitedBody(pub(super) Bytes);
 
-impl<S: Sync> FromRequest<S> for Whole {
+impl<S: Sync> FromRequest<S> for LimitedBody {
     type Rejection = Response;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Response> {
@@ -54,8 +54,8 @@ mod tests {
     use axum::body::{Body, to_bytes};
 
     async fn taken(request: Request) -> Result<Bytes, (StatusCode, serde_json::Value)> {
-        match Whole::from_request(request, &()).await {
-            Ok(Whole(bytes)) => Ok(bytes),
+        match LimitedBody::from_request(request, &()).await {
+            Ok(LimitedBody(bytes)) => Ok(bytes),
             Err(refusal) => {
                 let status = refusal.status();
                 let body = to_bytes(refusal.into_body(), 4096).await.unwrap();
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_is_taken_up_to_its_limit_and_refused_in_json_beyond() {
+    async fn refuses_body_above_limit_in_json() {
         let longest = vec![b' '; BYTES_MAX];
         let body = taken(Request::new(Body::from(longest.clone()))).await.unwrap();
         assert_eq!(body.len(), BYTES_MAX);
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_that_is_cut_off_is_refused_in_json() {
+    async fn refuses_truncated_body_in_json() {
         let cut = [Ok(vec![b'{']), Err(std::io::Error::other("gone"))];
         let request = Request::new(Body::from_stream(tokio_stream::iter(cut)));
         let (status, told) = taken(request).await.unwrap_err();

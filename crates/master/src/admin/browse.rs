@@ -15,7 +15,7 @@ use mooncake_base::{Error, ErrorCode};
 use mooncake_proto::v1::{self, request, response};
 use serde_json::{Value, json};
 
-use super::{Admin, Shared, decoded, failure, json_reply, parameter, unexpected};
+use super::{Admin, Shared, call_failure, decoded, failure, json_reply, parameter};
 
 /// The most requests that may go through all objects at a time.
 pub(super) const SWEEPS_MAX: usize = 2;
@@ -57,7 +57,7 @@ pub(super) async fn keys(State(admin): Shared, RawQuery(query): RawQuery) -> Res
                 "success": true, "keys": objects, "is_last": page.is_last, "next": next,
             }))
         }
-        other => unexpected(other),
+        other => call_failure(other),
     })
     .await
 }
@@ -101,7 +101,7 @@ fn selector(prefix: &[u8], search: &[u8]) -> v1::key_selector::By {
     if search.is_empty() {
         return v1::key_selector::By::Prefix(Bytes::copy_from_slice(prefix));
     }
-    let (prefix, search) = (exactly(prefix), exactly(search));
+    let (prefix, search) = (literal_pattern(prefix), literal_pattern(search));
     v1::key_selector::By::Regex(format!("(?s-u)^{prefix}.*?{search}"))
 }
 
@@ -110,7 +110,7 @@ fn percent_coded(bytes: &[u8]) -> String {
 }
 
 /// A pattern that matches these bytes and nothing else.
-fn exactly(bytes: &[u8]) -> String {
+fn literal_pattern(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect()
 }
 
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_grouped_up_to_the_next_delimiter() {
+    fn groups_keys_up_to_next_delimiter() {
         let mut groups = Groups::new(b"m/".to_vec());
         for (key, length) in [("m/a/1", 1), ("m/a/2", 2), ("m/b@1", 4), ("m/c", 8), ("x/a", 9)] {
             groups.add(key.as_bytes(), length);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_beyond_the_limit_are_counted_together() {
+    fn counts_groups_beyond_limit_together() {
         let mut groups = Groups::new(Vec::new());
         for number in 0..GROUPS_MAX + 5 {
             groups.add(format!("{number}/k").as_bytes(), 1);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_is_no_pattern() {
+    fn search_text_is_matched_literally() {
         let v1::key_selector::By::Regex(text) = selector(b"a.", b"(\xff") else { panic!() };
         let pattern = regex::bytes::Regex::new(&text).unwrap();
         assert!(pattern.is_match(b"a.\n.(\xff!"));

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::service::{
     Service,
-    calls::{Count, Op},
+    op_metrics::{Op, OpCount},
 };
 
 /// How often numbers are taken.
@@ -41,8 +41,8 @@ impl Samples {
     pub(super) fn take(&mut self, service: &Service) {
         let totals = service.totals();
         let traffic = service.traffic();
-        let count = |op| service.calls().count(op);
-        let all = |count: Count| count.single + count.batches;
+        let count = |op| service.op_metrics().count(op);
+        let all = |count: OpCount| count.single + count.batches;
         if self.0.len() == SAMPLES_MAX {
             self.0.pop_front();
         }
@@ -92,7 +92,7 @@ mod tests {
     use crate::state::Rules;
 
     #[test]
-    fn the_latest_samples_are_kept_and_given_from_a_moment_on() {
+    fn keeps_latest_samples_and_returns_newer_ones() {
         let service = Service::new(Rules::default(), SystemClock::shared());
         let mut samples = Samples::default();
         for _ in 0..SAMPLES_MAX + 3 {

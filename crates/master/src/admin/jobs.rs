@@ -14,13 +14,15 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-use super::{Admin, Shared, body::Whole, decoded, failure, json_reply, parameter, unexpected};
+use super::{
+    Admin, Shared, body::LimitedBody, call_failure, decoded, failure, json_reply, parameter,
+};
 
 /// The number and the name that the established endpoints give to a drain.
 const DRAIN: (u32, &str) = (0, "DRAIN");
 
 /// What changes something; to be put behind the guard.
-pub(super) fn changes() -> Router<Arc<Admin>> {
+pub(super) fn write_routes() -> Router<Arc<Admin>> {
     Router::new()
         .route("/api/v1/drain_jobs", post(create))
         .route("/api/v1/drain_jobs/cancel", post(cancel))
@@ -28,7 +30,7 @@ pub(super) fn changes() -> Router<Arc<Admin>> {
 }
 
 /// What only looks.
-pub(super) fn looks() -> Router<Arc<Admin>> {
+pub(super) fn read_routes() -> Router<Arc<Admin>> {
     Router::new()
         .route("/api/v1/drain_jobs/query", get(query))
         .route("/api/v1/tenant_quotas", get(quotas))
@@ -52,10 +54,10 @@ struct NewQuota {
 }
 
 /// POST /api/v1/drain_jobs
-async fn create(State(admin): Shared, Whole(body): Whole) -> Response {
+async fn create(State(admin): Shared, LimitedBody(body): LimitedBody) -> Response {
     let job: NewJob = match serde_json::from_slice(&body) {
         Ok(job) => job,
-        Err(error) => return refused(&format!("Invalid JSON body: {error}")),
+        Err(error) => return bad_request(&format!("Invalid JSON body: {error}")),
     };
     let job = v1::NewDrainJob {
         segments: job.segments,
@@ -64,28 +66,28 @@ async fn create(State(admin): Shared, Whole(body): Whole) -> Response {
     };
     let call = v1::CreateDrainJobsRequest { caller: None, jobs: vec![job] };
     match admin.ask(request::Call::CreateDrainJobs(call)) {
-        response::Call::CreateDrainJobs(answer) => one(answer.results, created),
-        other => unexpected(other),
+        response::Call::CreateDrainJobs(answer) => single_job(answer.results, created),
+        other => call_failure(other),
     }
 }
 
 /// GET /api/v1/drain_jobs/query?job_id=a-b
 async fn query(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
-    let Some(job) = job_id(query) else { return refused("Missing or invalid job_id") };
+    let Some(job) = job_id(query) else { return bad_request("Missing or invalid job_id") };
     let call = v1::QueryDrainJobsRequest { caller: None, jobs: vec![job] };
     match admin.ask(request::Call::QueryDrainJobs(call)) {
-        response::Call::QueryDrainJobs(answer) => one(answer.results, details),
-        other => unexpected(other),
+        response::Call::QueryDrainJobs(answer) => single_job(answer.results, details),
+        other => call_failure(other),
     }
 }
 
 /// POST /api/v1/drain_jobs/cancel?job_id=a-b
 async fn cancel(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
-    let Some(job) = job_id(query) else { return refused("Missing or invalid job_id") };
+    let Some(job) = job_id(query) else { return bad_request("Missing or invalid job_id") };
     let call = v1::CancelDrainJobsRequest { caller: None, jobs: vec![job] };
     match admin.ask(request::Call::CancelDrainJobs(call)) {
-        response::Call::CancelDrainJobs(answer) => one(answer.results, created),
-        other => unexpected(other),
+        response::Call::CancelDrainJobs(answer) => single_job(answer.results, created),
+        other => call_failure(other),
     }
 }
 
@@ -96,11 +98,11 @@ async fn quotas(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
     let call = v1::QueryQuotasRequest { caller: None, tenants };
     let results = match admin.ask(request::Call::QueryQuotas(call)) {
         response::Call::QueryQuotas(answer) => answer.results,
-        response::Call::Failure(failure) => return failed(&failure),
-        other => return unexpected(other),
+        response::Call::Failure(failure) => return item_failure(&failure),
+        other => return call_failure(other),
     };
     if let Some(failure) = results.iter().find_map(|result| result.failure.as_ref()) {
-        return failed(failure);
+        return item_failure(failure);
     }
     let mut shown: Vec<Value> = results.iter().map(quota).collect();
     let data = match tenant {
@@ -114,14 +116,14 @@ async fn quotas(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
 async fn set_quota(
     State(admin): Shared,
     RawQuery(query): RawQuery,
-    Whole(body): Whole,
+    LimitedBody(body): LimitedBody,
 ) -> Response {
-    let Some(tenant) = tenant_id(query) else { return refused("Missing or invalid tenant_id") };
+    let Some(tenant) = tenant_id(query) else { return bad_request("Missing or invalid tenant_id") };
     let bytes = match serde_json::from_slice::<NewQuota>(&body) {
         Ok(quota) => quota.requested_quota_bytes,
-        Err(error) => return refused(&format!("Invalid JSON body: {error}")),
+        Err(error) => return bad_request(&format!("Invalid JSON body: {error}")),
     };
-    if let Some(refusal) = refusal(&admin, &tenant, Some(bytes)) {
+    if let Some(refusal) = change_quota(&admin, &tenant, Some(bytes)) {
         return refusal;
     }
     quotas(State(admin), RawQuery(Some(format!("tenant_id={}", escaped(&tenant))))).await
@@ -129,37 +131,42 @@ async fn set_quota(
 
 /// DELETE /api/v1/tenant_quotas?tenant_id=T
 async fn remove_quota(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
-    let Some(tenant) = tenant_id(query) else { return refused("Missing or invalid tenant_id") };
-    refusal(&admin, &tenant, None)
+    let Some(tenant) = tenant_id(query) else { return bad_request("Missing or invalid tenant_id") };
+    change_quota(&admin, &tenant, None)
         .unwrap_or_else(|| json_reply(&json!({"success": true, "data": null})))
 }
 
 /// Sets or takes away the quota of a tenant; the answer to the caller if that is refused.
-fn refusal(admin: &Admin, tenant: &str, bytes: Option<u64>) -> Option<Response> {
+fn change_quota(admin: &Admin, tenant: &str, bytes: Option<u64>) -> Option<Response> {
     let quotas = vec![v1::Quota { tenant: tenant.to_owned(), bytes }];
     let call = v1::SetQuotasRequest { caller: None, quotas };
     match admin.ask(request::Call::SetQuotas(call)) {
         response::Call::SetQuotas(answer) => match answer.results.first() {
-            Some(v1::ItemResult { failure: Some(failure) }) => Some(failed(failure)),
+            Some(v1::ItemResult { failure: Some(failure) }) => Some(item_failure(failure)),
             _ => None,
         },
-        other => Some(unexpected(other)),
+        other => Some(call_failure(other)),
     }
 }
 
 /// The one job of an answer, shown, or its failure.
-fn one(results: Vec<v1::DrainJobResult>, show: fn(&v1::DrainJobResult) -> Value) -> Response {
+fn single_job(
+    results: Vec<v1::DrainJobResult>,
+    show: fn(&v1::DrainJobResult) -> Value,
+) -> Response {
     match results.first() {
-        Some(v1::DrainJobResult { failure: Some(failure), .. }) => failed(failure),
+        Some(v1::DrainJobResult { failure: Some(failure), .. }) => item_failure(failure),
         Some(job) => json_reply(&show(job)),
-        None => unexpected(response::Call::CreateDrainJobs(v1::CreateDrainJobsResponse::default())),
+        None => {
+            call_failure(response::Call::CreateDrainJobs(v1::CreateDrainJobsResponse::default()))
+        }
     }
 }
 
 fn created(job: &v1::DrainJobResult) -> Value {
     json!({
         "success": true,
-        "job_id": printed(job),
+        "job_id": job_id_text(job),
         "status": status_name(job.status()),
         "error_code": 0,
         "error_message": "",
@@ -169,7 +176,7 @@ fn created(job: &v1::DrainJobResult) -> Value {
 fn details(job: &v1::DrainJobResult) -> Value {
     json!({
         "success": true,
-        "job_id": printed(job),
+        "job_id": job_id_text(job),
         "type": DRAIN.0,
         "type_name": DRAIN.1,
         "status": job.status,
@@ -211,7 +218,7 @@ fn status_name(status: v1::JobStatus) -> &'static str {
     }
 }
 
-fn printed(job: &v1::DrainJobResult) -> String {
+fn job_id_text(job: &v1::DrainJobResult) -> String {
     JobId::from_bytes(&job.job).map(|id| id.to_string()).unwrap_or_default()
 }
 
@@ -234,13 +241,13 @@ fn escaped(text: &str) -> String {
     text.bytes().map(|byte| format!("%{byte:02x}")).collect()
 }
 
-fn refused(why: &str) -> Response {
+fn bad_request(why: &str) -> Response {
     failure(StatusCode::BAD_REQUEST, &Error::invalid(why.to_owned()))
 }
 
 /// The failure of a call with its established status. What was asked for wrongly is told in words,
 /// the rest by its name.
-fn failed(from: &v1::Failure) -> Response {
+fn item_failure(from: &v1::Failure) -> Response {
     let error = Error::from(from);
     let code = error.code();
     let status = match code {

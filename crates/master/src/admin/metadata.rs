@@ -43,7 +43,7 @@ struct Entries {
 
 /// What became of a PUT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stored {
+pub enum PutOutcome {
     /// It is kept.
     Updated,
     /// The very same was there.
@@ -56,23 +56,23 @@ pub enum Stored {
 
 impl Metadata {
     /// Keeps the value, unless it would take the address of another engine or there is no room.
-    pub fn put(&self, key: &str, value: Bytes) -> Stored {
+    pub fn put(&self, key: &str, value: Bytes) -> PutOutcome {
         let mut entries = self.0.lock();
         let old = entries.values.get(key);
         if key.contains("rpc_meta")
             && let Some(old) = old
         {
-            return if *old == value { Stored::Unchanged } else { Stored::Duplicate };
+            return if *old == value { PutOutcome::Unchanged } else { PutOutcome::Duplicate };
         }
         let old_bytes = old.map_or(0, Bytes::len);
         let bytes = entries.bytes - old_bytes + value.len();
         let is_new = old.is_none();
         if bytes > STORED_BYTES_MAX || (is_new && entries.values.len() >= KEYS_MAX) {
-            return Stored::Full;
+            return PutOutcome::Full;
         }
         entries.bytes = bytes;
         entries.values.insert(key.to_owned(), value);
-        Stored::Updated
+        PutOutcome::Updated
     }
 
     /// The value under that key.
@@ -89,7 +89,7 @@ impl Metadata {
     }
 
     /// Deletes what an engine of that name stored about itself.
-    pub fn forget(&self, name: &str) {
+    pub fn remove_engine(&self, name: &str) {
         let endings = [format!("/ram/{name}"), format!("/rpc_meta/{name}")];
         let mut entries = self.0.lock();
         let gone: Vec<String> = entries
@@ -139,37 +139,39 @@ async fn answer(
     }
     let query = query.unwrap_or_default();
     let Some(key) = parameter(&query, "key").filter(|key| !key.is_empty()) else {
-        return print_flush(StatusCode::BAD_REQUEST, "Missing key parameter");
+        return text_with_status(StatusCode::BAD_REQUEST, "Missing key parameter");
     };
     if key.len() > KEY_BYTES_MAX {
-        return print_flush(StatusCode::BAD_REQUEST, "the key is too long");
+        return text_with_status(StatusCode::BAD_REQUEST, "the key is too long");
     }
     match method {
         Method::GET => match store.get(key) {
             Some(value) => ([(header::CONTENT_TYPE, "application/json")], value).into_response(),
-            None => print_flush(StatusCode::NOT_FOUND, "metadata not found"),
+            None => text_with_status(StatusCode::NOT_FOUND, "metadata not found"),
         },
         Method::PUT => match to_bytes(request.into_body(), VALUE_BYTES_MAX).await {
             Ok(value) => match store.put(key, value) {
-                Stored::Updated => print_flush(StatusCode::OK, "metadata updated"),
-                Stored::Unchanged => print_flush(StatusCode::OK, "metadata unchanged"),
-                Stored::Duplicate => {
-                    print_flush(StatusCode::BAD_REQUEST, "Duplicate rpc_meta key not allowed")
+                PutOutcome::Updated => text_with_status(StatusCode::OK, "metadata updated"),
+                PutOutcome::Unchanged => text_with_status(StatusCode::OK, "metadata unchanged"),
+                PutOutcome::Duplicate => {
+                    text_with_status(StatusCode::BAD_REQUEST, "Duplicate rpc_meta key not allowed")
                 }
-                Stored::Full => {
-                    print_flush(StatusCode::INSUFFICIENT_STORAGE, "the metadata server is full")
-                }
+                PutOutcome::Full => text_with_status(
+                    StatusCode::INSUFFICIENT_STORAGE,
+                    "the metadata server is full",
+                ),
             },
-            Err(_) => {
-                print_flush(StatusCode::PAYLOAD_TOO_LARGE, "the value is too large or was cut off")
-            }
+            Err(_) => text_with_status(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "the value is too large or was cut off",
+            ),
         },
-        _ if store.delete(key) => print_flush(StatusCode::OK, "metadata deleted"),
-        _ => print_flush(StatusCode::NOT_FOUND, "metadata not found"),
+        _ if store.delete(key) => text_with_status(StatusCode::OK, "metadata deleted"),
+        _ => text_with_status(StatusCode::NOT_FOUND, "metadata not found"),
     }
 }
 
-fn print_flush(status: StatusCode, text: &'static str) -> Response {
+fn text_with_status(status: StatusCode, text: &'static str) -> Response {
     (status, text_reply(text)).into_response()
 }
 
@@ -178,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_is_gone_takes_its_own_entries_along_and_no_others() {
+    fn removes_only_entries_of_expired_engine() {
         let store = Metadata::default();
         for key in [
             "mooncake%2Fram%2Fa%3A1",
@@ -187,9 +189,9 @@ mod tests {
             "mooncake%2Fram%2Fba%3A1",
             "other%2Fram%2Fa%3A1",
         ] {
-            assert_eq!(store.put(key, Bytes::from_static(b"x")), Stored::Updated);
+            assert_eq!(store.put(key, Bytes::from_static(b"x")), PutOutcome::Updated);
         }
-        store.forget("a:1");
+        store.remove_engine("a:1");
         assert!(store.get("mooncake%2Fram%2Fa%3A1").is_none());
         assert!(store.get("mooncake%2Frpc_meta%2Fa%3A1").is_none());
         assert!(store.get("mooncake/c1/ram/a:1").is_none());
@@ -199,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_is_counted_through_replacement_and_deletion() {
+    fn stored_bytes_follow_replacement_and_deletion() {
         let store = Metadata::default();
         store.put("a", Bytes::from_static(b"12345"));
         store.put("a", Bytes::from_static(b"1"));

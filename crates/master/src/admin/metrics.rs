@@ -1,8 +1,8 @@
 //! GET /metrics: Prometheus text under the established names.
 
-mod absent;
 mod log;
 mod quotas;
+mod unsupported;
 mod work;
 
 use axum::{extract::State, response::Response};
@@ -12,8 +12,8 @@ use mooncake_proto::v1;
 use super::Shared;
 use crate::{
     service::{
-        Load, SIZE_BOUNDS, Service, TrafficCount, VERSION,
-        calls::{Calls, Op},
+        Admission, SIZE_BOUNDS, Service, TrafficCount, VERSION,
+        op_metrics::{Op, OpMetrics},
     },
     state::Totals,
 };
@@ -28,7 +28,7 @@ fn text(service: &Service) -> String {
     let totals = service.totals();
     pool(&mut out, &totals);
     segments(&mut out, service.segments());
-    calls(&mut out, service.calls());
+    calls(&mut out, service.op_metrics());
     history(&mut out, &totals);
     traffic(&mut out, &service.traffic());
     slow(&mut out, service);
@@ -36,7 +36,7 @@ fn text(service: &Service) -> String {
     log::add(&mut out, service);
     work::add(&mut out, service);
     quotas::add(&mut out, service);
-    absent::add(&mut out);
+    unsupported::add(&mut out);
     out.head("mooncake_master_info", "gauge", "The version of the master.");
     out.sample("mooncake_master_info", &[("version", VERSION)], 1);
     let uptime = service.now().since(service.started()).as_secs();
@@ -88,7 +88,7 @@ fn segments(out: &mut Exposition, summaries: Vec<v1::SegmentSummary>) {
     }
 }
 
-fn calls(out: &mut Exposition, calls: &Calls) {
+fn calls(out: &mut Exposition, calls: &OpMetrics) {
     for (op, name, batch) in Op::ALL {
         let count = calls.count(*op);
         for (ending, value, help) in [
@@ -124,16 +124,16 @@ fn traffic(out: &mut Exposition, t: &TrafficCount) {
 }
 
 fn load(out: &mut Exposition, service: &Service) {
-    let load = service.load();
+    let load = service.admission();
     out.counter(
         "mooncake_master_refused_calls_total",
         "Calls refused because there was too much to do.",
-        load.map_or(0, Load::refused),
+        load.map_or(0, Admission::refused),
     );
     out.gauge(
         "mooncake_master_large_frames_bytes",
         "Bytes of large frames that are taken on.",
-        load.map_or(0, Load::frames_bytes),
+        load.map_or(0, Admission::large_frame_bytes),
     );
     let Some(events) = service.events().map(|events| events.status()) else { return };
     let number = |name: &str| events[name].as_u64().unwrap_or_default();
@@ -149,7 +149,7 @@ fn load(out: &mut Exposition, service: &Service) {
 }
 
 fn slow(out: &mut Exposition, service: &Service) {
-    let slow = service.slow_calls();
+    let slow = service.slow_log();
     out.counter("mooncake_master_slow_calls_total", "Calls that took long.", slow.total());
     out.gauge(
         "mooncake_master_slow_call_threshold_seconds",
@@ -192,7 +192,7 @@ mod tests {
     use crate::state::Rules;
 
     #[test]
-    fn every_sample_has_a_name_a_number_and_its_type_once() {
+    fn every_sample_has_number_and_one_type_line() {
         let service = Service::new(Rules::default(), SystemClock::shared());
         let text = text(&service);
         let mut types = Vec::new();
@@ -258,7 +258,7 @@ mod tests {
         ha_oplog_etcd_write_latency_us";
 
     #[test]
-    fn every_gauge_counter_and_histogram_of_the_established_master_is_there() {
+    fn exports_every_upstream_metric() {
         let service = Service::new(Rules::default(), SystemClock::shared());
         let text = text(&service);
         for (names, kind) in [(GAUGES, "gauge"), (COUNTERS, "counter"), (HISTOGRAMS, "histogram")] {
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn every_operation_of_the_established_master_is_there() {
+    fn exports_every_upstream_operation() {
         let service = Service::new(Rules::default(), SystemClock::shared());
         let text = text(&service);
         let is_there = |name: &str| text.contains(&format!("\n# TYPE {name} "));
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn the_histogram_of_sizes_adds_up() {
+    fn size_histogram_is_cumulative() {
         let sizes = [1, 0, 2, 0, 0, 0, 0, 1];
         let mut out = Exposition::default();
         traffic(&mut out, &TrafficCount { sizes, size_sum: 9, ..TrafficCount::default() });
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_of_one_name_are_summed() {
+    fn sums_segments_of_one_name() {
         let summary = |name: &str, used| v1::SegmentSummary {
             segment: Some(v1::Segment {
                 name: name.to_owned(),

@@ -10,7 +10,7 @@ use mooncake_base::Error;
 use mooncake_proto::v1::{self, request, response};
 use serde_json::{Map, Value, json};
 
-use super::{Shared, decoded, failure, json_reply, parameter, pieces, unexpected};
+use super::{Shared, call_failure, decoded, failure, json_reply, parameter, streamed_text};
 
 /// The most keys that one query may name.
 const KEYS_MAX: usize = 10_000;
@@ -18,7 +18,7 @@ const KEYS_MAX: usize = 10_000;
 /// GET /get_all_keys: one a line, in no order, slice by slice while they are sent.
 pub(super) async fn all_keys(State(admin): Shared) -> Response {
     let mut from = Some(0);
-    pieces(std::iter::from_fn(move || {
+    streamed_text(std::iter::from_fn(move || {
         let mut text = Vec::new();
         from = admin.service.walk(from?, &mut |key, _| {
             text.extend_from_slice(key);
@@ -46,7 +46,7 @@ pub(super) async fn query_key(State(admin): Shared, RawQuery(query): RawQuery) -
     {
         answer = ask(&plain);
     }
-    let response::Call::Locate(answer) = answer else { return unexpected(answer) };
+    let response::Call::Locate(answer) = answer else { return call_failure(answer) };
     match answer.results.first() {
         Some(v1::LocateResult { failure: None, places, .. }) => {
             json_reply(&json!({"success": true, "data": replicas(&answer.segments, places)}))
@@ -78,7 +78,7 @@ pub(super) async fn query_keys(State(admin): Shared, RawQuery(query): RawQuery) 
     let call = v1::LocateRequest { keys: keys.clone(), ..Default::default() };
     let answer = match admin.ask(request::Call::Locate(call)) {
         response::Call::Locate(answer) => answer,
-        other => return unexpected(other),
+        other => return call_failure(other),
     };
     let mut data = Map::new();
     for (key, result) in keys.iter().zip(&answer.results) {
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_is_shown_with_the_address_in_its_owners_memory() {
+    fn replica_shows_address_in_owner_memory() {
         let segment = v1::Segment {
             base: 0x1000,
             protocol: "tcp".to_owned(),

@@ -11,14 +11,14 @@ use super::{
     Shared,
     history::{STEP, now_ms},
     json_reply, parameter,
-    segments::{Shown, status_name},
+    segments::{SegmentRow, status_name},
 };
 use crate::{
     journal::JournalStatus,
     service::{
         SIZE_BOUNDS, Service, VERSION,
-        calls::{Count, Op},
-        slow::SlowCall,
+        op_metrics::{Op, OpCount},
+        slow_log::SlowCall,
     },
     state::{JobView, TaskKind, TaskView},
 };
@@ -46,7 +46,7 @@ fn overview(service: &Service) -> Value {
     let t = service.totals();
     let c = &t.counters;
     let traffic = service.traffic();
-    let slow = service.slow_calls();
+    let slow = service.slow_log();
     json!({
         "version": VERSION,
         "now_ms": now_ms(),
@@ -76,7 +76,7 @@ fn overview(service: &Service) -> Value {
         "journal": service.journal_status().map(|status| journal(service, &status)),
         "tasks": tasks(service),
         "quotas": quotas(service),
-        "refused_calls": service.load().map_or(0, crate::service::Load::refused),
+        "refused_calls": service.admission().map_or(0, crate::service::Admission::refused),
         "slow": {
             "threshold_ms": millis(slow.threshold()),
             "total": slow.total(),
@@ -176,7 +176,7 @@ fn addresses(service: &Service) -> Value {
 
 fn segments(service: &Service) -> Value {
     let row = |summary| {
-        let shown = Shown::new(summary);
+        let shown = SegmentRow::new(summary);
         json!({
             "name": shown.segment.name,
             "endpoint": shown.segment.endpoint,
@@ -195,7 +195,7 @@ fn clients(service: &Service) -> Value {
         json!({
             "id": client.id.to_string(),
             "name": client.name,
-            "heard_ms_ago": millis(client.heard_ago),
+            "heard_ms_ago": millis(client.since_heartbeat),
         })
     };
     service.clients().into_iter().take(ROWS_MAX).map(row).collect()
@@ -204,8 +204,8 @@ fn clients(service: &Service) -> Value {
 /// What was called at all, with the sums over single calls and batches.
 fn calls(service: &Service) -> Value {
     let row = |(op, name, _): &(Op, &str, Option<&str>)| {
-        let count = service.calls().count(*op);
-        (count != Count::default()).then(|| {
+        let count = service.op_metrics().count(*op);
+        (count != OpCount::default()).then(|| {
             json!({
                 "name": name,
                 "calls": count.single + count.batches,

@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_brings_all_it_needs() {
+    fn page_loads_nothing_from_elsewhere() {
         for reference in ["http://", "https://", "<link", "src=", "@import", "url("] {
             let found = PAGE.match_indices(reference).filter(|(at, _)| {
                 // The icon is data, and the name of SVG's namespace is no address.
@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_from_outside_is_never_markup() {
+    fn page_never_inserts_markup() {
         for way in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("] {
             assert!(!PAGE.contains(way), "{way}");
         }

@@ -12,14 +12,14 @@ use serde_json::{Value, json};
 use super::{Shared, decoded, failure, json_reply, parameter, text_reply};
 
 /// A segment as the endpoints show it.
-pub(super) struct Shown {
+pub(super) struct SegmentRow {
     pub(super) segment: v1::Segment,
     pub(super) client: String,
     pub(super) status: v1::SegmentStatus,
     pub(super) used: u64,
 }
 
-impl Shown {
+impl SegmentRow {
     pub(super) fn new(summary: v1::SegmentSummary) -> Self {
         let status = summary.status();
         let client = ClientId::from_bytes(&summary.client);
@@ -85,8 +85,12 @@ pub(super) async fn names(State(admin): Shared) -> Response {
 
 /// GET /get_segments_detail
 pub(super) async fn details(State(admin): Shared) -> Response {
-    let segments: Vec<Value> =
-        admin.service.segments().into_iter().map(|summary| Shown::new(summary).json()).collect();
+    let segments: Vec<Value> = admin
+        .service
+        .segments()
+        .into_iter()
+        .map(|summary| SegmentRow::new(summary).json())
+        .collect();
     json_reply(&json!({"total_segments": segments.len(), "segments": segments}))
 }
 
@@ -136,7 +140,7 @@ fn wanted(query: Option<String>) -> String {
     String::from_utf8_lossy(&decoded(text)).into_owned()
 }
 
-fn found(segments: Vec<v1::SegmentSummary>, wanted: &str) -> Vec<Shown> {
-    let shown = segments.into_iter().map(Shown::new);
+fn found(segments: Vec<v1::SegmentSummary>, wanted: &str) -> Vec<SegmentRow> {
+    let shown = segments.into_iter().map(SegmentRow::new);
     shown.filter(|shown| shown.segment.name == wanted).collect()
 }

@@ -9,7 +9,7 @@ use super::{Shared, text_reply};
 use crate::{
     service::{
         Service,
-        calls::{Count, Op},
+        op_metrics::{Op, OpCount},
     },
     state::Totals,
 };
@@ -18,12 +18,12 @@ use crate::{
 const STEP_MIN: Duration = Duration::from_secs(1);
 
 /// What a master without followers has to say of them.
-const ALONE: &str = "HA Metrics Summary: last_seq=0, applied_seq=0, lag=0, pending=0, \
+const NO_FOLLOWERS: &str = "HA Metrics Summary: last_seq=0, applied_seq=0, lag=0, pending=0, \
     mutation_queue=0, batch_commits=0, sync_commits=0, skipped=0, checksum_fail=0, etcd_fail=0, \
     watch_disconn=0, state=0";
 
 /// Of calls that this master does not have, the line shows zeros.
-const NO_SINGLES: [&str; 7] = [
+const UNSUPPORTED_CALLS: [&str; 7] = [
     "CopyStart",
     "CopyEnd",
     "CopyRevoke",
@@ -33,7 +33,7 @@ const NO_SINGLES: [&str; 7] = [
     "EvictDiskReplica",
 ];
 
-const NO_BATCHES: [&str; 1] = ["QueryIp"];
+const UNSUPPORTED_BATCHES: [&str; 1] = ["QueryIp"];
 
 /// The single calls that the line shows.
 const SINGLE: [(&str, Op); 8] = [
@@ -74,7 +74,7 @@ pub struct Snapshot {
     /// The sums over the pool.
     pub totals: Totals,
     /// What was asked, in the order of [`Op::ALL`].
-    pub counts: Vec<Count>,
+    pub counts: Vec<OpCount>,
     /// Snapshots of the log that were taken.
     pub snapshots: u64,
     /// How often the log or its snapshot failed.
@@ -84,7 +84,7 @@ pub struct Snapshot {
 impl Snapshot {
     /// The numbers of now.
     pub fn take(service: &Service) -> Self {
-        let counts = Op::ALL.iter().map(|(op, _, _)| service.calls().count(*op)).collect();
+        let counts = Op::ALL.iter().map(|(op, _, _)| service.op_metrics().count(*op)).collect();
         let log = service.journal_status().unwrap_or_default();
         Self {
             at: service.now(),
@@ -95,7 +95,7 @@ impl Snapshot {
         }
     }
 
-    fn count(&self, op: Op) -> Count {
+    fn count(&self, op: Op) -> OpCount {
         self.counts.get(op as usize).copied().unwrap_or_default()
     }
 }
@@ -126,7 +126,7 @@ pub(super) async fn show(State(admin): Shared) -> Response {
     let (before, present) = admin.snapshots();
     let master = line(&before, &present);
     text_reply(format!(
-        "role=leader, state=serving, service_ready=true, master={{{master}}}, ha={{{ALONE}}}"
+        "role=leader, state=serving, service_ready=true, master={{{master}}}, ha={{{NO_FOLLOWERS}}}"
     ))
 }
 
@@ -151,7 +151,7 @@ pub fn line(before: &Snapshot, present: &Snapshot) -> String {
         let (good, total) = (per_second(before, present, good), per_second(before, present, total));
         let _ = write!(text, "{separator}{name}={good:.1}/{total:.1}");
     }
-    for name in NO_SINGLES {
+    for name in UNSUPPORTED_CALLS {
         let _ = write!(text, ", {name}=0.0/0.0");
     }
     text.push_str(
@@ -159,7 +159,7 @@ pub fn line(before: &Snapshot, present: &Snapshot) -> String {
     );
     for (i, (name, op)) in BATCH.into_iter().enumerate() {
         let (old, new) = (before.count(op), present.count(op));
-        let each = |pick: fn(&Count) -> u64| {
+        let each = |pick: fn(&OpCount) -> u64| {
             per_second(before, present, pick(&new).saturating_sub(pick(&old)))
         };
         let separator = if i == 0 { "" } else { ", " };
@@ -173,13 +173,13 @@ pub fn line(before: &Snapshot, present: &Snapshot) -> String {
             each(|c| c.items),
         );
     }
-    for name in NO_BATCHES {
+    for name in UNSUPPORTED_BATCHES {
         let _ = write!(text, ", {name}:(Req=0.0/0.0/0.0, Item=0.0/0.0)");
     }
     for (name, op) in TASKS {
         let (old, new) = (before.count(op), present.count(op));
-        let calls = |count: &Count| count.single + count.items;
-        let failed = |count: &Count| count.single_failed + count.items_failed;
+        let calls = |count: &OpCount| count.single + count.items;
+        let failed = |count: &OpCount| count.single_failed + count.items_failed;
         let total = calls(&new).saturating_sub(calls(&old));
         let good = total.saturating_sub(failed(&new).saturating_sub(failed(&old)));
         let (good, total) = (per_second(before, present, good), per_second(before, present, total));
@@ -229,21 +229,21 @@ mod tests {
     use super::*;
 
     fn at(seconds: u64, puts: u64) -> Snapshot {
-        let mut counts = vec![Count::default(); Op::ALL.len()];
+        let mut counts = vec![OpCount::default(); Op::ALL.len()];
         counts[Op::PutStart as usize].single = puts;
         let at = Moment::from_boot(Duration::from_secs(seconds));
         Snapshot { at, totals: Totals::default(), counts, snapshots: 0, log_failures: 0 }
     }
 
     #[test]
-    fn rates_are_per_second_since_the_earlier_moment() {
+    fn rates_are_per_second_since_earlier_snapshot() {
         let text = line(&at(10, 100), &at(20, 200));
         assert!(text.contains("PutStart=10.0/10.0"), "{text}");
         assert!(text.contains("0 B / 0 B (0.0%)"), "{text}");
     }
 
     #[test]
-    fn tasks_and_snapshots_are_counted() {
+    fn summary_counts_tasks_and_snapshots() {
         let mut present = at(20, 0);
         present.snapshots = 3;
         let fetched = &mut present.counts[Op::FetchTasks as usize];
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn the_moment_to_compare_with_is_at_least_a_second_old() {
+    fn baseline_is_at_least_one_second_old() {
         let mut history = History::new(at(0, 0));
         let (before, _) = history.step(at(5, 1));
         assert_eq!(before.at, at(0, 0).at);

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn flat_yaml_is_read_with_comments_and_quotes() {
+    fn reads_flat_yaml_with_comments_and_quotes() {
         let text = "---\n# a comment\nrpc_port: 50052 # ours\nrpc_address: \"0.0.0.0\"\n\
                     enable_ha: false\ncluster_id: 'a b'\netcd_endpoints:\n";
         let expected = [
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn yaml_that_is_not_flat_is_refused_with_its_line() {
+    fn nested_yaml_error_names_line() {
         for text in ["a: 1\n  b: 2", "a: 1\n- b", "a: 1\nb", "a: 1\nb: [1]", "a: 1\nb: \"x"] {
             let error = read_yaml(text).unwrap_err().to_string();
             assert!(error.contains("line=2"), "{text:?}: {error}");
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn json_values_become_texts() {
+    fn json_values_become_strings() {
         let entries = read_json(r#"{"port": 1, "x": "y", "on": true, "ratio": 0.5}"#).unwrap();
         let mut expected = pairs(&[("port", "1"), ("x", "y"), ("on", "true"), ("ratio", "0.5")]);
         expected.sort();

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_option_is_there_and_every_group_begins_with_one() {
+    fn help_lists_every_option_and_group() {
         let text = text("mooncake_master");
         for spec in OPTIONS {
             assert!(text.contains(&format!("\n  --{}", spec.name)), "{}", spec.name);
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_fit_a_terminal() {
+    fn help_lines_fit_terminal() {
         for line in text("mooncake_master").lines() {
             assert!(line.chars().count() <= WIDTH + 4, "{line}");
         }

@@ -27,42 +27,47 @@ const fn switch(name: &'static str, help: &'static str, set: Set, show: Show) ->
     OptionSpec { name, aliases: &[], env: None, is_switch: true, help, set, show }
 }
 
-const fn also(spec: Spec, aliases: &'static [&'static str]) -> Spec {
+const fn with_aliases(spec: Spec, aliases: &'static [&'static str]) -> Spec {
     OptionSpec { aliases, ..spec }
 }
 
-const fn from(spec: Spec, variable: &'static EnvVar) -> Spec {
+const fn with_env(spec: Spec, variable: &'static EnvVar) -> Spec {
     OptionSpec { env: Some(variable), ..spec }
 }
 
 /// An option of a feature that is not here yet. A macro because `set` and `show` are plain
 /// functions that must know the option's name.
-macro_rules! later {
+macro_rules! unsupported {
     ($name:literal, $default:literal, $help:literal) => {
-        value($name, $help, |c, t| keep(c, $name, t.to_owned()), |c| kept(c, $name, $default))
+        value(
+            $name,
+            $help,
+            |c, t| set_unsupported(c, $name, t.to_owned()),
+            |c| show_unsupported(c, $name, $default),
+        )
     };
     ($name:literal, $default:literal, $help:literal, switch) => {
         switch(
             $name,
             $help,
-            |c, t| read_bool(t).and_then(|on| keep(c, $name, on.to_string())),
-            |c| kept(c, $name, $default),
+            |c, t| read_bool(t).and_then(|on| set_unsupported(c, $name, on.to_string())),
+            |c| show_unsupported(c, $name, $default),
         )
     };
     ($name:literal, $default:literal, $help:literal, $number:ty) => {
         value(
             $name,
             $help,
-            |c, t| read_number::<$number>(t).and_then(|n| keep(c, $name, n.to_string())),
-            |c| kept(c, $name, $default),
+            |c, t| read_number::<$number>(t).and_then(|n| set_unsupported(c, $name, n.to_string())),
+            |c| show_unsupported(c, $name, $default),
         )
     };
     ($name:literal, $default:literal, $help:literal, one_of $choices:expr) => {
         value(
             $name,
             $help,
-            |c, t| one_of(t, $choices).and_then(|t| keep(c, $name, t.to_owned())),
-            |c| kept(c, $name, $default),
+            |c, t| one_of(t, $choices).and_then(|t| set_unsupported(c, $name, t.to_owned())),
+            |c| show_unsupported(c, $name, $default),
         )
     };
 }
@@ -99,7 +104,7 @@ pub const OPTIONS: &[Spec] = &[
         |c| c.admin_port.unwrap_or(super::ADMIN_PORT).to_string()),
     switch("enable_metric_reporting", "Writes a line of numbers to the log every ten seconds (level info).",
         |c, t| read_bool(t).map(|on| c.is_reporting = on), |c| c.is_reporting.to_string()),
-    from(value("admin_token", "Lets those who show it as `Authorization: Bearer TOKEN` change something through the \
+    with_env(value("admin_token", "Lets those who show it as `Authorization: Bearer TOKEN` change something through the \
          admin port from other hosts; peers of this host need none.",
         |c, t| { c.admin_token = Secret::new(t); Ok(()) }, |_| String::new()), &env::MOONCAKE_ADMIN_TOKEN),
     value("ports_file", "A file that the bound addresses are written to, as JSON, once the master is ready.",
@@ -131,8 +136,8 @@ pub const OPTIONS: &[Spec] = &[
          a put makes the room it needs by itself.",
         |c, t| read_number(t).map(|n| c.eviction_watermark = Some(n)), |c| c.watermark().to_string()),
     value("eviction_policy", "What is evicted first: adaptive (by the last use and how often a key was seen, weighed by what serves), lru or s3fifo.",
-        |c, t| named(EVICTIONS, t).map(|kind| c.eviction = kind), |c| name_of(EVICTIONS, c.eviction)),
-    also(value("client_ttl", "Seconds without a heartbeat after which a client counts as gone.",
+        |c, t| parse_choice(EVICTIONS, t).map(|kind| c.eviction = kind), |c| choice_name(EVICTIONS, c.eviction)),
+    with_aliases(value("client_ttl", "Seconds without a heartbeat after which a client counts as gone.",
         |c, t| read_seconds(t).map(|d| c.client_ttl = d), |c| c.client_ttl.as_secs().to_string()),
         &["client_live_ttl_sec"]),
     value("put_start_discard_timeout_sec", "Seconds after which an unfinished put may be displaced by another.",
@@ -142,7 +147,7 @@ pub const OPTIONS: &[Spec] = &[
         |c, t| read_seconds(t).map(|d| c.put_release_timeout = d),
         |c| c.put_release_timeout.as_secs().to_string()),
     value("allocation_strategy", "How segments are picked: random, free_ratio_first, local_first, cxl (segments of that protocol first) or ssd_free_ratio_first (by free memory, where no disk is reported).",
-        |c, t| named(ALLOCATIONS, t).map(|way| c.allocation = way), |c| name_of(ALLOCATIONS, c.allocation)),
+        |c, t| parse_choice(ALLOCATIONS, t).map(|way| c.allocation = way), |c| choice_name(ALLOCATIONS, c.allocation)),
     value("cluster_id", "The name of the cluster: letters, digits, '_', '.', '-'.",
         |c, t| { t.clone_into(&mut c.cluster_id); Ok(()) }, |c| c.cluster_id.clone()),
     switch("enable_multi_tenants", "Lets only tenants with a quota write, and no more than that; needs --tenant_quota_connector_uri.",
@@ -167,7 +172,7 @@ pub const OPTIONS: &[Spec] = &[
         |c| c.tasks.processing_timeout.as_secs().to_string()),
     value("max_retry_attempts", "How often a copy or move is tried again.",
         |c, t| read_number(t).map(|n| c.tasks.retries_max = n), |c| c.tasks.retries_max.to_string()),
-    from(value("state_dir", "Where the log of the master lies, from which a restart brings everything back: a \
+    with_env(value("state_dir", "Where the log of the master lies, from which a restart brings everything back: a \
          directory, `none` or nothing for no log, `default` for one of the cluster id and the port under \
          $XDG_STATE_HOME/mooncake or ~/.local/state/mooncake (with port 0 none).",
         set_state_dir, show_state_dir), &env::MOONCAKE_STATE_DIR),
@@ -202,71 +207,71 @@ pub const OPTIONS: &[Spec] = &[
         |c, t| read_number(t).map(|n| c.events.block_size = n), |c| c.events.block_size.to_string()),
     value("kv_events_dp_rank", "Copied into every event and message as dp_rank.",
         |c, t| read_number(t).map(|n| c.events.dp_rank = n), |c| c.events.dp_rank.to_string()),
-    later!("kv_events_tenant_id", "default", "Ignored: the tenant of an event is its object's."),
+    unsupported!("kv_events_tenant_id", "default", "Ignored: the tenant of an event is its object's."),
 
     // Accepted, not effective yet.
-    later!("memory_allocator", "offset", "offset or cachelib; there is one allocator, both names choose it.", one_of &["offset", "cachelib"]),
-    later!("nof_eviction_ratio", "0.05", "Eviction ratio of the NVMe-oF tier.", f64),
-    later!("nof_eviction_high_watermark_ratio", "0.9", "Watermark of the NVMe-oF tier.", f64),
-    later!("nof_heartbeat_interval_sec", "10", "Heartbeat of NVMe-oF segments.", i64),
-    later!("nof_heartbeat_probe_timeout_ms", "1000", "Time-out of a probe of an NVMe-oF segment.", u32),
-    later!("nof_heartbeat_failures_threshold", "3", "Failed probes until an NVMe-oF segment is given up.", u32),
-    later!("enable_cxl", "false", "Uses CXL memory.", switch),
-    later!("cxl_path", "/dev/dax0.0", "The CXL device."),
-    later!("cxl_size", "8589934592", "Bytes of CXL memory.", u64),
-    later!("root_fs_dir", "", "Directory of the older shared-file-system replicas."),
-    later!("global_file_segment_size", "9223372036854775807", "Capacity figure of that directory.", i64),
-    later!("quota_bytes", "0", "Quota of the storage backend.", u64),
-    later!("enable_disk_eviction", "true", "Evicts from the storage backend.", switch),
-    later!("enable_offload", "false", "Moves objects to the clients' disks.", switch),
-    later!("offload_on_evict", "false", "Moves them at eviction instead of after the put.", switch),
-    later!("offload_force_evict", "false", "Drops objects beyond the limit of a round.", switch),
-    later!("offloading_queue_limit", "50000", "Objects that may wait for their move.", u64),
-    later!("offload_cap_ratio", "0.5", "Share of that limit that one round may move.", f64),
-    later!("promotion_on_hit", "false", "Brings objects back from disk after reads.", switch),
-    later!("promotion_admission_threshold", "2", "Reads until an object is brought back.", u32),
-    later!("promotion_max_per_heartbeat", "1", "Objects brought back per heartbeat.", u32),
-    later!("promotion_queue_limit", "50000", "Objects that may wait to be brought back.", u32),
-    later!("dynamic_replication_mode", "off", "off, observe or enforce.", one_of &["off", "observe", "enforce"]),
-    later!("dynamic_replication_heat_window_seconds", "10", "Window in which reads are counted.", u32),
-    later!("dynamic_replication_admission_qps_threshold", "0.8", "Reads per second that make an object hot.", f64),
-    later!("dynamic_replication_max_memory_replicas", "2", "Most replicas of a hot object.", u64),
-    later!("tenant_quota_connector_type", "file", "file; etcd is not here yet.", one_of &["file", "etcd"]),
-    later!("enable_ha", "false", "Several masters with an elected leader.", switch),
-    later!("ha_backend_type", "etcd", "etcd, redis or k8s.", one_of &["etcd", "redis", "k8s"]),
-    later!("ha_backend_connstring", "", "Where that backend is."),
-    later!("etcd_endpoints", "", "The older form of it, separated by ';'."),
-    later!("pod_name", "", "Name of our pod."),
-    later!("pod_namespace", "", "Namespace of our pod."),
-    later!("enable_oplog", "false", "Keeps the log of changes in etcd.", switch),
-    later!("oplog_batch_max_entries", "1024", "Entries of one batch of the log.", u32),
-    later!("oplog_poll_interval_ms", "1000", "How often a standby looks at the log.", i32),
-    later!("batch_oplog_retry_timeout_sec", "180", "How long a batch of the log is tried again.", u32),
-    later!("enable_snapshot", "false", "Writes snapshots.", switch),
-    later!("snapshot_interval_seconds", "600", "Seconds between snapshots.", u64),
-    later!("snapshot_child_timeout_seconds", "300", "Seconds that a snapshot may take.", u64),
-    later!("snapshot_retention_count", "2", "Snapshots that are kept.", u32),
-    also(later!("snapshot_object_store_type", "", "local or s3."),
+    unsupported!("memory_allocator", "offset", "offset or cachelib; there is one allocator, both names choose it.", one_of &["offset", "cachelib"]),
+    unsupported!("nof_eviction_ratio", "0.05", "Eviction ratio of the NVMe-oF tier.", f64),
+    unsupported!("nof_eviction_high_watermark_ratio", "0.9", "Watermark of the NVMe-oF tier.", f64),
+    unsupported!("nof_heartbeat_interval_sec", "10", "Heartbeat of NVMe-oF segments.", i64),
+    unsupported!("nof_heartbeat_probe_timeout_ms", "1000", "Time-out of a probe of an NVMe-oF segment.", u32),
+    unsupported!("nof_heartbeat_failures_threshold", "3", "Failed probes until an NVMe-oF segment is given up.", u32),
+    unsupported!("enable_cxl", "false", "Uses CXL memory.", switch),
+    unsupported!("cxl_path", "/dev/dax0.0", "The CXL device."),
+    unsupported!("cxl_size", "8589934592", "Bytes of CXL memory.", u64),
+    unsupported!("root_fs_dir", "", "Directory of the older shared-file-system replicas."),
+    unsupported!("global_file_segment_size", "9223372036854775807", "Capacity figure of that directory.", i64),
+    unsupported!("quota_bytes", "0", "Quota of the storage backend.", u64),
+    unsupported!("enable_disk_eviction", "true", "Evicts from the storage backend.", switch),
+    unsupported!("enable_offload", "false", "Moves objects to the clients' disks.", switch),
+    unsupported!("offload_on_evict", "false", "Moves them at eviction instead of after the put.", switch),
+    unsupported!("offload_force_evict", "false", "Drops objects beyond the limit of a round.", switch),
+    unsupported!("offloading_queue_limit", "50000", "Objects that may wait for their move.", u64),
+    unsupported!("offload_cap_ratio", "0.5", "Share of that limit that one round may move.", f64),
+    unsupported!("promotion_on_hit", "false", "Brings objects back from disk after reads.", switch),
+    unsupported!("promotion_admission_threshold", "2", "Reads until an object is brought back.", u32),
+    unsupported!("promotion_max_per_heartbeat", "1", "Objects brought back per heartbeat.", u32),
+    unsupported!("promotion_queue_limit", "50000", "Objects that may wait to be brought back.", u32),
+    unsupported!("dynamic_replication_mode", "off", "off, observe or enforce.", one_of &["off", "observe", "enforce"]),
+    unsupported!("dynamic_replication_heat_window_seconds", "10", "Window in which reads are counted.", u32),
+    unsupported!("dynamic_replication_admission_qps_threshold", "0.8", "Reads per second that make an object hot.", f64),
+    unsupported!("dynamic_replication_max_memory_replicas", "2", "Most replicas of a hot object.", u64),
+    unsupported!("tenant_quota_connector_type", "file", "file; etcd is not here yet.", one_of &["file", "etcd"]),
+    unsupported!("enable_ha", "false", "Several masters with an elected leader.", switch),
+    unsupported!("ha_backend_type", "etcd", "etcd, redis or k8s.", one_of &["etcd", "redis", "k8s"]),
+    unsupported!("ha_backend_connstring", "", "Where that backend is."),
+    unsupported!("etcd_endpoints", "", "The older form of it, separated by ';'."),
+    unsupported!("pod_name", "", "Name of our pod."),
+    unsupported!("pod_namespace", "", "Namespace of our pod."),
+    unsupported!("enable_oplog", "false", "Keeps the log of changes in etcd.", switch),
+    unsupported!("oplog_batch_max_entries", "1024", "Entries of one batch of the log.", u32),
+    unsupported!("oplog_poll_interval_ms", "1000", "How often a standby looks at the log.", i32),
+    unsupported!("batch_oplog_retry_timeout_sec", "180", "How long a batch of the log is tried again.", u32),
+    unsupported!("enable_snapshot", "false", "Writes snapshots.", switch),
+    unsupported!("snapshot_interval_seconds", "600", "Seconds between snapshots.", u64),
+    unsupported!("snapshot_child_timeout_seconds", "300", "Seconds that a snapshot may take.", u64),
+    unsupported!("snapshot_retention_count", "2", "Snapshots that are kept.", u32),
+    with_aliases(unsupported!("snapshot_object_store_type", "", "local or s3."),
         &["snapshot_payload_store_type", "snapshot_payload_backend_type"]),
-    also(later!("snapshot_catalog_store_type", "", "embedded or redis."), &["snapshot_catalog_backend_type"]),
-    also(later!("snapshot_catalog_store_connstring", "", "Where the catalogue is."),
+    with_aliases(unsupported!("snapshot_catalog_store_type", "", "embedded or redis."), &["snapshot_catalog_backend_type"]),
+    with_aliases(unsupported!("snapshot_catalog_store_connstring", "", "Where the catalogue is."),
         &["snapshot_catalog_backend_connstring"]),
-    later!("snapshot_backup_dir", "", "An extra local copy of each snapshot."),
-    later!("enable_snapshot_restore", "false", "Restores the latest snapshot at the start.", switch),
-    later!("mmap_arena_pool_size", "8589934592", "Arena of the older allocator.", u64),
-    later!("use_mmap_arena_allocator", "false", "Uses that arena.", switch),
+    unsupported!("snapshot_backup_dir", "", "An extra local copy of each snapshot."),
+    unsupported!("enable_snapshot_restore", "false", "Restores the latest snapshot at the start.", switch),
+    unsupported!("mmap_arena_pool_size", "8589934592", "Arena of the older allocator.", u64),
+    unsupported!("use_mmap_arena_allocator", "false", "Uses that arena.", switch),
 
     // The log of the established programs; ours is set by MC_LOG_LEVEL and goes to stderr.
-    later!("logtostderr", "false", "Ignored: the log goes to stderr (see MC_LOG_LEVEL).", switch),
-    later!("alsologtostderr", "false", "Ignored.", switch),
-    later!("colorlogtostderr", "false", "Ignored.", switch),
-    later!("log_dir", "", "Ignored."),
-    later!("minloglevel", "0", "Ignored: see MC_LOG_LEVEL.", i32),
-    later!("stderrthreshold", "2", "Ignored.", i32),
-    later!("max_log_size", "1800", "Ignored.", u32),
-    later!("logbufsecs", "30", "Ignored.", i32),
-    later!("v", "0", "Ignored: see MC_LOG_LEVEL.", i32),
-    later!("vmodule", "", "Ignored."),
+    unsupported!("logtostderr", "false", "Ignored: the log goes to stderr (see MC_LOG_LEVEL).", switch),
+    unsupported!("alsologtostderr", "false", "Ignored.", switch),
+    unsupported!("colorlogtostderr", "false", "Ignored.", switch),
+    unsupported!("log_dir", "", "Ignored."),
+    unsupported!("minloglevel", "0", "Ignored: see MC_LOG_LEVEL.", i32),
+    unsupported!("stderrthreshold", "2", "Ignored.", i32),
+    unsupported!("max_log_size", "1800", "Ignored.", u32),
+    unsupported!("logbufsecs", "30", "Ignored.", i32),
+    unsupported!("v", "0", "Ignored: see MC_LOG_LEVEL.", i32),
+    unsupported!("vmodule", "", "Ignored."),
 ];
 
 fn text(from: &str, into: &mut String) -> Result<()> {
@@ -298,7 +303,7 @@ const EVICTIONS: &[(&str, EvictionKind)] = &[
     ("s3fifo", EvictionKind::S3Fifo),
 ];
 
-fn named<T: Copy>(choices: &[(&str, T)], text: &str) -> Result<T> {
+fn parse_choice<T: Copy>(choices: &[(&str, T)], text: &str) -> Result<T> {
     let found = choices.iter().find(|(name, _)| *name == text);
     found.map(|(_, choice)| *choice).ok_or_else(|| {
         let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
@@ -346,7 +351,7 @@ fn show_log_sync(config: &MasterConfig) -> String {
     }
 }
 
-fn name_of<T: PartialEq>(choices: &[(&str, T)], choice: T) -> String {
+fn choice_name<T: PartialEq>(choices: &[(&str, T)], choice: T) -> String {
     let found = choices.iter().find(|(_, other)| *other == choice);
     found.map_or("", |(name, _)| name).to_owned()
 }
@@ -360,11 +365,11 @@ fn one_of<'a>(text: &'a str, choices: &[&str]) -> Result<&'a str> {
         .with("choices", choices.join(",")))
 }
 
-fn keep(config: &mut MasterConfig, name: &'static str, text: String) -> Result<()> {
-    config.later.insert(name, text);
+fn set_unsupported(config: &mut MasterConfig, name: &'static str, text: String) -> Result<()> {
+    config.unsupported.insert(name, text);
     Ok(())
 }
 
-fn kept(config: &MasterConfig, name: &str, default: &str) -> String {
-    config.later.get(name).map_or(default, String::as_str).to_owned()
+fn show_unsupported(config: &MasterConfig, name: &str, default: &str) -> String {
+    config.unsupported.get(name).map_or(default, String::as_str).to_owned()
 }

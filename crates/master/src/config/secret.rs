@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_very_text_is_it_and_it_is_not_printed() {
+    fn matches_exact_text_and_is_not_printed() {
         let secret = Secret::new("abc");
         assert!(secret.is(b"abc"));
         assert!(!secret.is(b"abx") && !secret.is(b"ab") && !secret.is(b"abcd") && !secret.is(b""));

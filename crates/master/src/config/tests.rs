@@ -12,7 +12,7 @@ fn parse(line: &str) -> Result<MasterConfig> {
 }
 
 #[test]
-fn every_option_stands_once_and_is_documented() {
+fn every_option_is_unique_and_documented() {
     let mut names: Vec<&str> = Vec::new();
     for spec in OPTIONS {
         names.push(spec.name);
@@ -26,7 +26,7 @@ fn every_option_stands_once_and_is_documented() {
 }
 
 #[test]
-fn every_default_reads_back_as_itself() {
+fn every_default_parses_back() {
     let defaults = MasterConfig::default();
     for spec in OPTIONS {
         let shown = (spec.show)(&defaults);
@@ -40,7 +40,7 @@ fn every_default_reads_back_as_itself() {
 }
 
 #[test]
-fn the_defaults_are_the_established_ones() {
+fn defaults_match_upstream() {
     let defaults = MasterConfig::default();
     let check = |name: &str, expected: &str| {
         let spec = OPTIONS.iter().find(|spec| spec.name == name).expect(name);
@@ -79,7 +79,7 @@ fn the_defaults_are_the_established_ones() {
 }
 
 #[test]
-fn the_port_follows_both_names() {
+fn rpc_port_honours_both_names() {
     let check = |line: &str, port: u16| {
         assert_eq!(parse(line).unwrap().effective_rpc_port(), port, "{line}");
     };
@@ -93,7 +93,7 @@ fn the_port_follows_both_names() {
 }
 
 #[test]
-fn durations_are_read_as_the_established_program_reads_them() {
+fn parses_durations_like_upstream() {
     let config = parse("--default_kv_lease_ttl=500ms --default_kv_soft_pin_ttl 30m --client_ttl=3");
     let config = config.unwrap();
     assert_eq!(config.lease_ttl, Duration::from_millis(500));
@@ -103,7 +103,7 @@ fn durations_are_read_as_the_established_program_reads_them() {
 }
 
 #[test]
-fn what_cannot_work_is_refused_with_the_name_of_the_option() {
+fn invalid_value_error_names_option() {
     for (line, name) in [
         ("--eviction_ratio=1.5", "eviction_ratio"),
         ("--eviction_ratio=-0.1", "eviction_ratio"),
@@ -129,7 +129,7 @@ fn what_cannot_work_is_refused_with_the_name_of_the_option() {
 }
 
 #[test]
-fn what_has_no_effect_yet_is_said_once_and_what_changes_nothing_is_not() {
+fn warns_only_about_ineffective_options() {
     let check = |line: &str, expected: &[&str]| {
         let warnings = parse(line).unwrap().warnings();
         assert_eq!(warnings.len(), expected.len(), "{line}: {warnings:?}");
@@ -147,14 +147,14 @@ fn what_has_no_effect_yet_is_said_once_and_what_changes_nothing_is_not() {
 }
 
 #[test]
-fn the_watermark_counts_only_when_given() {
+fn watermark_applies_only_when_given() {
     assert_eq!(parse("").unwrap().eviction_watermark, None);
     let given = parse("--eviction_high_watermark_ratio=0.9").unwrap();
     assert_eq!(given.eviction_watermark, Some(0.9));
 }
 
 #[test]
-fn flags_win_over_the_file_and_the_file_over_defaults() {
+fn flags_override_file_and_file_overrides_defaults() {
     let folder = tempfile::tempdir().unwrap();
     let yaml = folder.path().join("master.yaml");
     fs::write(&yaml, "rpc_port: 7\nclient_live_ttl_sec: 60\neviction_ratio: 0.1\n").unwrap();
@@ -175,7 +175,7 @@ fn flags_win_over_the_file_and_the_file_over_defaults() {
 }
 
 #[test]
-fn threads_are_four_or_as_many_as_there_are_cores() {
+fn default_threads_are_four_or_fewer_cores() {
     let check = |line: &str, cores, threads| {
         assert_eq!(parse(line).unwrap().effective_threads(cores), threads, "{line}");
     };
@@ -186,7 +186,7 @@ fn threads_are_four_or_as_many_as_there_are_cores() {
 }
 
 #[test]
-fn the_token_is_not_shown() {
+fn token_is_not_printed() {
     let config = parse("--admin_token=s3cret").unwrap();
     assert!(config.admin_token.is(b"s3cret"));
     assert!(!format!("{config:?}").contains("s3cret"));
@@ -194,7 +194,7 @@ fn the_token_is_not_shown() {
 }
 
 #[test]
-fn every_established_flag_is_known() {
+fn accepts_every_upstream_flag() {
     let names = "rpc_port port rpc_address rpc_interface rpc_thread_num max_threads \
         rpc_conn_timeout_seconds rpc_enable_tcp_no_delay metrics_host metrics_port \
         enable_metric_reporting enable_http_metadata_server http_metadata_server_host \

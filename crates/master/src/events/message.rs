@@ -9,12 +9,12 @@ use crate::{config::EventsConfig, state::News};
 
 /// Makes message after message; knows how many there were.
 #[derive(Debug, Default)]
-pub(crate) struct Frame {
+pub(crate) struct MessageEncoder {
     sequence: u64,
     event_id: u64,
 }
 
-impl Frame {
+impl MessageEncoder {
     /// Passes over so many sequence numbers.
     pub(super) fn skip(&mut self, lost: u64) {
         self.sequence += lost;
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_texts_take_their_shortest_form() {
+    fn encodes_shortest_form() {
         assert_eq!(made(|out| unsigned(out, 127)), [127]);
         assert_eq!(made(|out| unsigned(out, 128)), [0xcc, 128]);
         assert_eq!(made(|out| unsigned(out, 256)), [0xcd, 1, 0]);

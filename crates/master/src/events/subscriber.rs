@@ -14,7 +14,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::zmtp::{self, GREETING_BYTES, Said, broken};
+use super::zmtp::{self, GREETING_BYTES, SubscriberMessage, broken};
 
 /// How long the peer may take to introduce itself.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
@@ -45,7 +45,7 @@ pub(super) async fn serve(
         write(&mut writer, &zmtp::ready()).await?;
         loop {
             match zmtp::take(&mut input)? {
-                Some(Said::Ready) => return Ok(()),
+                Some(SubscriberMessage::Ready) => return Ok(()),
                 Some(_) => return Err(broken("the subscriber does not begin with READY")),
                 None => read(&mut reader, &mut input).await?,
             }
@@ -57,19 +57,19 @@ pub(super) async fn serve(
     // Our topic is empty, so that only a subscription to everything matches it.
     let mut subscriptions = 0_u32;
     loop {
-        while let Some(said) = zmtp::take(&mut input)? {
-            match said {
-                Said::Subscribe(topic) if topic.is_empty() => {
+        while let Some(message) = zmtp::take(&mut input)? {
+            match message {
+                SubscriberMessage::Subscribe(topic) if topic.is_empty() => {
                     if subscriptions == 0 {
                         // What was published before the subscription is not for it.
                         messages = messages.resubscribe();
                     }
                     subscriptions = subscriptions.saturating_add(1);
                 }
-                Said::Cancel(topic) if topic.is_empty() => {
+                SubscriberMessage::Cancel(topic) if topic.is_empty() => {
                     subscriptions = subscriptions.saturating_sub(1);
                 }
-                Said::Ping(pong) => write(&mut writer, &pong).await?,
+                SubscriberMessage::Ping(pong) => write(&mut writer, &pong).await?,
                 _ => {}
             }
         }

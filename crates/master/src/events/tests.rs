@@ -26,9 +26,9 @@ fn sequence(message: &[u8]) -> u64 {
 }
 
 #[test]
-fn a_full_queue_loses_its_oldest_and_leaves_a_gap() {
+fn full_queue_drops_oldest_and_leaves_gap() {
     let events = events(EventsConfig { capacity: 2, ..EventsConfig::default() });
-    let mut frame = Frame::default();
+    let mut frame = MessageEncoder::default();
     events.push([stored("a")]);
     let first = events.take_batch(&mut frame).unwrap();
     assert_eq!(sequence(&frame.message(&first, &events.config)), 1);
@@ -42,10 +42,10 @@ fn a_full_queue_loses_its_oldest_and_leaves_a_gap() {
 }
 
 #[test]
-fn a_message_holds_so_many_events_and_bytes() {
+fn batch_is_limited_by_events_and_bytes() {
     let events = events(EventsConfig::default());
     events.push((0..BATCH_MAX + 1).map(|i| stored(&i.to_string())));
-    let mut frame = Frame::default();
+    let mut frame = MessageEncoder::default();
     assert_eq!(events.take_batch(&mut frame).unwrap().len(), BATCH_MAX);
     assert_eq!(events.take_batch(&mut frame).unwrap().len(), 1);
     let large = "x".repeat(BATCH_BYTES_MAX - 1);
@@ -54,17 +54,17 @@ fn a_message_holds_so_many_events_and_bytes() {
 }
 
 #[test]
-fn without_keys_only_clearing_is_told() {
+fn without_keys_only_cleared_is_published() {
     let events = events(EventsConfig { has_object_key: false, ..EventsConfig::default() });
     let tenant = mooncake_base::TenantId::default();
     events.push([stored("a"), News::Cleared { tenant }]);
-    let batch = events.take_batch(&mut Frame::default()).unwrap();
+    let batch = events.take_batch(&mut MessageEncoder::default()).unwrap();
     assert!(matches!(batch[..], [News::Cleared { .. }]));
     assert_eq!(events.status()["skipped_unparsed_keys"], 1);
 }
 
 #[tokio::test]
-async fn an_endpoint_that_cannot_be_bound_is_named() {
+async fn bind_error_names_option() {
     for endpoint in ["", "ipc:///x", "tcp://127.0.0.1", "tcp://127.0.0.1:x", "tcp://192.0.2.1:1"] {
         let error = bind(endpoint).await.unwrap_err().to_string();
         assert!(error.contains("kv_events_bind_endpoint"), "{endpoint}: {error}");
@@ -73,7 +73,7 @@ async fn an_endpoint_that_cannot_be_bound_is_named() {
 }
 
 /// A subscriber that has said who it is.
-async fn joined(address: SocketAddr, kind: &[u8]) -> TcpStream {
+async fn connect_subscriber(address: SocketAddr, kind: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(&zmtp::greeting()).await.unwrap();
     let mut greeting = [0; zmtp::GREETING_BYTES];
@@ -88,19 +88,19 @@ async fn joined(address: SocketAddr, kind: &[u8]) -> TcpStream {
 }
 
 #[tokio::test]
-async fn subscribers_get_what_is_published_after_they_subscribed_and_others_nothing() {
+async fn subscriber_receives_events_after_subscribing() {
     let listener = bind("tcp://127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let events = Arc::new(events(EventsConfig::default()));
     let stop = CancellationToken::new();
     let serving = events.clone().serve(listener, stop.clone());
     let work = async {
-        let mut publisher = joined(address, b"PUB").await;
+        let mut publisher = connect_subscriber(address, b"PUB").await;
         let mut end = Vec::new();
         publisher.read_to_end(&mut end).await.unwrap();
         assert!(end.ends_with(b"PUB"), "it hears who we are, and the connection closes");
 
-        let mut subscriber = joined(address, b"SUB").await;
+        let mut subscriber = connect_subscriber(address, b"SUB").await;
         let mut ready = [0; 27];
         subscriber.read_exact(&mut ready).await.unwrap();
         assert!(ready.ends_with(b"PUB"));

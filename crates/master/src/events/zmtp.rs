@@ -71,7 +71,7 @@ fn put(out: &mut BytesMut, body: &[u8], flags: u8) {
 
 /// What a subscriber says.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Said {
+pub(super) enum SubscriberMessage {
     /// It is one.
     Ready,
     /// It wants messages whose topic begins so.
@@ -88,7 +88,7 @@ pub(super) enum Said {
 ///
 /// # Errors
 /// A frame that is too large, or a peer that is no subscriber.
-pub(super) fn take(input: &mut BytesMut) -> Result<Option<Said>> {
+pub(super) fn take(input: &mut BytesMut) -> Result<Option<SubscriberMessage>> {
     let Some(&flags) = input.first() else { return Ok(None) };
     let (head, length) = match flags & LONG {
         0 => match input.get(1) {
@@ -113,21 +113,21 @@ pub(super) fn take(input: &mut BytesMut) -> Result<Option<Said>> {
         return command(body).map(Some);
     }
     Ok(Some(match body.first() {
-        Some(1) => Said::Subscribe(body.slice(1..)),
-        Some(0) => Said::Cancel(body.slice(1..)),
-        _ => Said::Other,
+        Some(1) => SubscriberMessage::Subscribe(body.slice(1..)),
+        Some(0) => SubscriberMessage::Cancel(body.slice(1..)),
+        _ => SubscriberMessage::Other,
     }))
 }
 
-fn command(body: Bytes) -> Result<Said> {
+fn command(body: Bytes) -> Result<SubscriberMessage> {
     let malformed = || broken("the subscriber sent a malformed command");
     let length = usize::from(*body.first().ok_or_else(malformed)?);
     let name = body.get(1..=length).ok_or_else(malformed)?;
     let data = body.slice(length + 1..);
     match name {
         b"READY" => check_ready(&data),
-        b"SUBSCRIBE" => Ok(Said::Subscribe(data)),
-        b"CANCEL" => Ok(Said::Cancel(data)),
+        b"SUBSCRIBE" => Ok(SubscriberMessage::Subscribe(data)),
+        b"CANCEL" => Ok(SubscriberMessage::Cancel(data)),
         b"PING" => {
             // Two bytes of how long it waits, then what it wants to see again.
             let context = data.get(2..).ok_or_else(malformed)?;
@@ -135,15 +135,15 @@ fn command(body: Bytes) -> Result<Said> {
             pong.put_slice(&context[..context.len().min(16)]);
             let mut out = BytesMut::new();
             put(&mut out, &pong, COMMAND);
-            Ok(Said::Ping(out))
+            Ok(SubscriberMessage::Ping(out))
         }
         b"ERROR" => Err(broken("the subscriber refused us")),
-        _ => Ok(Said::Other),
+        _ => Ok(SubscriberMessage::Other),
     }
 }
 
 /// The properties of a READY: a name and a value each.
-fn check_ready(mut data: &[u8]) -> Result<Said> {
+fn check_ready(mut data: &[u8]) -> Result<SubscriberMessage> {
     let malformed = || broken("the subscriber sent a malformed READY");
     while !data.is_empty() {
         let name_length = usize::from(data[0]);
@@ -158,7 +158,7 @@ fn check_ready(mut data: &[u8]) -> Result<Said> {
         }
         data = &rest[4 + length..];
     }
-    Ok(Said::Ready)
+    Ok(SubscriberMessage::Ready)
 }
 
 pub(super) fn broken(why: &str) -> Error {
@@ -171,12 +171,12 @@ mod tests {
 
     use super::*;
 
-    fn taken(bytes: &[u8]) -> Result<Option<Said>> {
+    fn taken(bytes: &[u8]) -> Result<Option<SubscriberMessage>> {
         take(&mut BytesMut::from(bytes))
     }
 
     #[test]
-    fn our_greeting_is_one_and_others_are_refused() {
+    fn greeting_is_checked() {
         assert!(check_greeting(&greeting()).is_ok());
         for (at, value) in [(0, 0), (9, 0), (10, 2), (12, b'C'), (16, b'X')] {
             let mut wrong = greeting();
@@ -186,22 +186,22 @@ mod tests {
     }
 
     #[test]
-    fn subscriptions_come_as_messages_or_as_commands() {
-        let check = |bytes: &[u8], said: Said| {
-            assert_eq!(taken(bytes).unwrap(), Some(said), "{}", bytes.escape_ascii());
+    fn parses_subscriptions_as_messages_or_commands() {
+        let check = |bytes: &[u8], message: SubscriberMessage| {
+            assert_eq!(taken(bytes).unwrap(), Some(message), "{}", bytes.escape_ascii());
         };
-        check(b"\x00\x01\x01", Said::Subscribe(Bytes::new()));
-        check(b"\x00\x03\x01kv", Said::Subscribe(Bytes::from_static(b"kv")));
-        check(b"\x00\x01\x00", Said::Cancel(Bytes::new()));
-        check(b"\x04\x0a\x09SUBSCRIBE", Said::Subscribe(Bytes::new()));
-        check(b"\x04\x07\x06CANCEL", Said::Cancel(Bytes::new()));
-        check(b"\x02\0\0\0\0\0\0\0\x01\x01", Said::Subscribe(Bytes::new()));
+        check(b"\x00\x01\x01", SubscriberMessage::Subscribe(Bytes::new()));
+        check(b"\x00\x03\x01kv", SubscriberMessage::Subscribe(Bytes::from_static(b"kv")));
+        check(b"\x00\x01\x00", SubscriberMessage::Cancel(Bytes::new()));
+        check(b"\x04\x0a\x09SUBSCRIBE", SubscriberMessage::Subscribe(Bytes::new()));
+        check(b"\x04\x07\x06CANCEL", SubscriberMessage::Cancel(Bytes::new()));
+        check(b"\x02\0\0\0\0\0\0\0\x01\x01", SubscriberMessage::Subscribe(Bytes::new()));
         let pong = BytesMut::from(&b"\x04\x07\x04PONGab"[..]);
-        check(b"\x04\x09\x04PING\0\0ab", Said::Ping(pong));
+        check(b"\x04\x09\x04PING\0\0ab", SubscriberMessage::Ping(pong));
     }
 
     #[test]
-    fn a_peer_that_is_no_subscriber_is_refused() {
+    fn refuses_peer_that_is_not_subscriber() {
         let ready = |kind: &[u8]| {
             let mut body = BytesMut::from(&b"\x05READY\x0bSocket-Type"[..]);
             body.put_u32(kind.len() as u32);
@@ -210,13 +210,13 @@ mod tests {
             put(&mut out, &body, COMMAND);
             taken(&out)
         };
-        assert_eq!(ready(b"SUB").unwrap(), Some(Said::Ready));
-        assert_eq!(ready(b"XSUB").unwrap(), Some(Said::Ready));
+        assert_eq!(ready(b"SUB").unwrap(), Some(SubscriberMessage::Ready));
+        assert_eq!(ready(b"XSUB").unwrap(), Some(SubscriberMessage::Ready));
         assert!(ready(b"PUB").unwrap_err().to_string().contains("PUB"));
     }
 
     #[test]
-    fn a_frame_waits_until_it_is_whole_and_may_not_be_large() {
+    fn waits_for_whole_frame_and_refuses_large_one() {
         for cut in [&b""[..], b"\x00", b"\x00\x03\x01k", b"\x02\0\0"] {
             assert_eq!(taken(cut).unwrap(), None);
         }
@@ -228,7 +228,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+        fn arbitrary_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             let mut input = BytesMut::from(&bytes[..]);
             while let Ok(Some(_)) = take(&mut input) {}
             let _ = check_ready(&bytes);

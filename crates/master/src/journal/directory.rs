@@ -27,15 +27,15 @@ impl Directory {
     ///
     /// # Errors
     /// It cannot be made or written to, or another master has it.
-    pub(crate) fn take(path: &Path) -> Result<Self> {
-        fs::create_dir_all(path).map_err(|source| failed("cannot be made", path, source))?;
+    pub(crate) fn lock(path: &Path) -> Result<Self> {
+        fs::create_dir_all(path).map_err(|source| file_error("cannot be made", path, source))?;
         let lock = path.join(LOCK);
         let file = File::options()
             .create(true)
             .truncate(false)
             .write(true)
             .open(&lock)
-            .map_err(|source| failed("cannot be written to", path, source))?;
+            .map_err(|source| file_error("cannot be written to", path, source))?;
         match file.try_lock() {
             Ok(()) => Ok(Self { path: path.to_owned(), _lock: file }),
             Err(TryLockError::WouldBlock) => Err(Error::new(
@@ -43,7 +43,7 @@ impl Directory {
                 "another master has the state directory; name one for each by --state_dir",
             )
             .with("state_dir", path.display())),
-            Err(TryLockError::Error(source)) => Err(failed("cannot be locked", path, source)),
+            Err(TryLockError::Error(source)) => Err(file_error("cannot be locked", path, source)),
         }
     }
 
@@ -85,7 +85,7 @@ impl Directory {
             numbers.sort_unstable();
             Ok(numbers)
         };
-        list().map_err(|source| failed("cannot be read", &self.path, source))
+        list().map_err(|source| file_error("cannot be read", &self.path, source))
     }
 
     /// Removes the files that a whole snapshot of that number makes needless.
@@ -94,14 +94,14 @@ impl Directory {
             for old in self.numbers(kind)?.into_iter().filter(|old| *old < number) {
                 let path = self.file(kind, old);
                 fs::remove_file(&path)
-                    .map_err(|source| failed("cannot be removed", &path, source))?;
+                    .map_err(|source| file_error("cannot be removed", &path, source))?;
             }
         }
         // A snapshot that a crash left unfinished; none is being written now.
         let unfinished = self.path.join(UNFINISHED);
         match fs::remove_file(&unfinished) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(failed("cannot be removed", &unfinished, error))
+                Err(file_error("cannot be removed", &unfinished, error))
             }
             _ => Ok(()),
         }
@@ -119,7 +119,7 @@ impl Directory {
 }
 
 /// Something that could not be done to a file or a folder.
-pub(super) fn failed(what: &str, path: &Path, source: io::Error) -> Error {
+pub(super) fn file_error(what: &str, path: &Path, source: io::Error) -> Error {
     Error::new(ErrorCode::PERSISTENT_FAIL, format!("a file or folder of the log {what}"))
         .with("path", path.display())
         .caused_by(source)
@@ -130,20 +130,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_has_one_master_at_a_time() {
+    fn directory_is_locked_by_one_master() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/er");
-        let first = Directory::take(&path).unwrap();
-        let error = Directory::take(&path).unwrap_err();
+        let first = Directory::lock(&path).unwrap();
+        let error = Directory::lock(&path).unwrap_err();
         assert!(error.to_string().contains("another master"), "{error}");
         drop(first);
-        Directory::take(&path).unwrap();
+        Directory::lock(&path).unwrap();
     }
 
     #[test]
-    fn only_files_of_ours_count_and_go() {
+    fn ignores_foreign_files() {
         let folder = tempfile::tempdir().unwrap();
-        let directory = Directory::take(folder.path()).unwrap();
+        let directory = Directory::lock(folder.path()).unwrap();
         for number in [3, 1, 2] {
             fs::write(directory.file(Kind::Log, number), "").unwrap();
         }

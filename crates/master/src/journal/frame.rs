@@ -6,7 +6,7 @@ use mooncake_base::{Error, ErrorCode, Result};
 const MAGIC: [u8; 8] = *b"MOONLOG\n";
 /// Raised when an older master could not read what we write.
 const VERSION: u32 = 1;
-/// Bytes of a header: magic, version, kind, sync, two spare, lineage, number, boot, checksum.
+/// Bytes of a header: magic, version, kind, sync, two spare, timeline_id, number, boot, checksum.
 pub(super) const HEADER_BYTES: usize = 8 + 4 + 4 + 16 + 8 + 16 + 4;
 /// Bytes before the payload of a frame: length, checksum, number, offset known to be on disk.
 pub(super) const FRAME_BYTES: usize = 4 + 4 + 8 + 8;
@@ -29,7 +29,7 @@ pub(super) struct Header {
     /// Whether every frame was on disk before it was acknowledged.
     pub(super) is_synced: bool,
     /// The history that it belongs to.
-    pub(super) lineage: [u8; 16],
+    pub(super) timeline_id: [u8; 16],
     /// Its place in that history.
     pub(super) number: u64,
     /// Which boot of the machine wrote it.
@@ -42,7 +42,7 @@ impl Header {
         bytes.extend(MAGIC);
         bytes.extend(VERSION.to_le_bytes());
         bytes.extend([self.kind as u8, u8::from(self.is_synced), 0, 0]);
-        bytes.extend(self.lineage);
+        bytes.extend(self.timeline_id);
         bytes.extend(self.number.to_le_bytes());
         bytes.extend(self.boot);
         bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
@@ -62,10 +62,15 @@ impl Header {
             taken
         };
         let (magic, version, kind) = (take(8), number_of(take(4)), take(4));
-        let (lineage, number, boot) = (array_of(take(16)), number_of(take(8)), array_of(take(16)));
+        let (timeline_id, number, boot) =
+            (array_of(take(16)), number_of(take(8)), array_of(take(16)));
         if magic != MAGIC {
             // Zeros are what a file system leaves of a file that never reached the disk.
-            return if bytes.iter().all(|byte| *byte == 0) { Ok(None) } else { Err(foreign()) };
+            return if bytes.iter().all(|byte| *byte == 0) {
+                Ok(None)
+            } else {
+                Err(foreign_error())
+            };
         }
         if version != u64::from(VERSION) {
             let why = "the file was written by another version of the master";
@@ -80,9 +85,9 @@ impl Header {
         let kind = match kind[0] {
             0 => Kind::Log,
             1 => Kind::Snapshot,
-            _ => return Err(foreign()),
+            _ => return Err(foreign_error()),
         };
-        Ok(Some(Self { kind, is_synced, lineage, number, boot }))
+        Ok(Some(Self { kind, is_synced, timeline_id, number, boot }))
     }
 }
 
@@ -135,7 +140,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-fn foreign() -> Error {
+fn foreign_error() -> Error {
     Error::new(ErrorCode::PERSISTENT_FAIL, "the file is no log of a master")
 }
 
@@ -158,7 +163,7 @@ mod tests {
     const HEADER: Header = Header {
         kind: Kind::Snapshot,
         is_synced: true,
-        lineage: [7; 16],
+        timeline_id: [7; 16],
         number: 3,
         boot: [9; 16],
     };
@@ -171,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_read_as_written_and_a_damaged_one_is_not() {
+    fn header_round_trips_and_detects_damage() {
         let bytes = HEADER.encode();
         assert_eq!(Header::decode(&bytes).unwrap(), Some(HEADER));
         assert_eq!(Header::decode(&bytes[..HEADER_BYTES - 1]).unwrap(), None);
@@ -189,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_is_read_whole_or_not_at_all() {
+    fn frame_is_read_whole_or_not_at_all() {
         let bytes = frame(5, b"payload");
         let read = Frame::read(&bytes).unwrap();
         assert_eq!((read.number, read.synced, read.payload), (5, 11, &b"payload"[..]));
@@ -205,7 +210,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_frame_behind_rubbish_is_found(rubbish in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn finds_frame_behind_garbage(rubbish in prop::collection::vec(any::<u8>(), 0..200)) {
             let mut bytes = rubbish;
             bytes.extend(frame(8, b"x"));
             prop_assert_eq!(Frame::find(&bytes, 7).unwrap().number, 8);

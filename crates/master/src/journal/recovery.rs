@@ -9,7 +9,7 @@ use std::{fs, path::PathBuf};
 use mooncake_base::{Error, ErrorCode, Result, SegmentId};
 
 use super::{
-    directory::{Directory, failed},
+    directory::{Directory, file_error},
     frame::{Frame, HEADER_BYTES, Header, Kind},
 };
 use crate::state::Image;
@@ -21,7 +21,7 @@ pub(super) const SNAPSHOT_END: u64 = u64::MAX;
 #[derive(Debug)]
 pub(super) struct Recovered {
     pub(super) image: Image,
-    pub(super) lineage: [u8; 16],
+    pub(super) timeline_id: [u8; 16],
     /// The number of the next log.
     pub(super) next_file: u64,
     /// The number of its first frame.
@@ -35,7 +35,7 @@ pub(super) struct Recovered {
 }
 
 /// A log, read.
-struct File {
+struct LogFile {
     path: PathBuf,
     number: u64,
     header: Option<Header>,
@@ -49,7 +49,7 @@ struct File {
 pub(super) fn recover(directory: &Directory, boot: [u8; 16]) -> Result<Recovered> {
     let mut recovered = Recovered {
         image: Image::default(),
-        lineage: SegmentId::random().to_bytes(),
+        timeline_id: SegmentId::random().to_bytes(),
         next_file: 1,
         next_frame: 1,
         log_bytes: 0,
@@ -74,48 +74,48 @@ pub(super) fn recover(directory: &Directory, boot: [u8; 16]) -> Result<Recovered
         return Ok(recovered);
     }
     let files = logs.iter().map(|&log| read(directory, Kind::Log, log));
-    let files: Vec<File> = files.collect::<Result<_>>()?;
+    let files: Vec<LogFile> = files.collect::<Result<_>>()?;
     recovered.logs = files.len();
     recovered.replay(&files, boot, snapshot.is_some())?;
     Ok(recovered)
 }
 
 impl Recovered {
-    fn load_snapshot(&mut self, file: &File) -> Result<()> {
-        let header = file.header.ok_or_else(|| damaged(file, 0))?;
-        self.lineage = header.lineage;
+    fn load_snapshot(&mut self, file: &LogFile) -> Result<()> {
+        let header = file.header.ok_or_else(|| damaged_error(file, 0))?;
+        self.timeline_id = header.timeline_id;
         self.snapshot_bytes = file.bytes.len() as u64;
         let mut at = HEADER_BYTES;
         loop {
-            let frame = Frame::read(&file.bytes[at..]).ok_or_else(|| damaged(file, at))?;
+            let frame = Frame::read(&file.bytes[at..]).ok_or_else(|| damaged_error(file, at))?;
             if frame.number == SNAPSHOT_END {
                 self.next_frame = frame.synced;
                 return Ok(());
             }
-            self.image.replay(frame.payload).map_err(|_| damaged(file, at))?;
+            self.image.replay(frame.payload).map_err(|_| damaged_error(file, at))?;
             at += frame.bytes();
         }
     }
 
-    fn replay(&mut self, files: &[File], boot: [u8; 16], has_snapshot: bool) -> Result<()> {
+    fn replay(&mut self, files: &[LogFile], boot: [u8; 16], has_snapshot: bool) -> Result<()> {
         for (nth, file) in files.iter().enumerate() {
             self.log_bytes += file.bytes.len() as u64;
             let Some(header) = file.header else {
-                return self.end(&files[nth..], 0, boot);
+                return self.cut_torn_end(&files[nth..], 0, boot);
             };
             if nth == 0 && !has_snapshot {
-                self.lineage = header.lineage;
-            } else if header.lineage != self.lineage {
-                return Err(damaged(file, 0).with("because", "it is of another history"));
+                self.timeline_id = header.timeline_id;
+            } else if header.timeline_id != self.timeline_id {
+                return Err(damaged_error(file, 0).with("because", "it is of another history"));
             }
             self.may_lack_end = header.boot != boot && !header.is_synced;
             let mut at = HEADER_BYTES;
             while at < file.bytes.len() {
                 let frame = Frame::read(&file.bytes[at..]);
                 let Some(frame) = frame.filter(|frame| frame.number == self.next_frame) else {
-                    return self.end(&files[nth..], at, boot);
+                    return self.cut_torn_end(&files[nth..], at, boot);
                 };
-                self.image.replay(frame.payload).map_err(|_| damaged(file, at))?;
+                self.image.replay(frame.payload).map_err(|_| damaged_error(file, at))?;
                 self.next_frame += 1;
                 at += frame.bytes();
             }
@@ -125,7 +125,7 @@ impl Recovered {
 
     /// The first file has no sound frame at `at`: whether the log may end there. If it may, what
     /// follows is cut, so that it never comes to life again.
-    fn end(&mut self, files: &[File], at: usize, boot: [u8; 16]) -> Result<()> {
+    fn cut_torn_end(&mut self, files: &[LogFile], at: usize, boot: [u8; 16]) -> Result<()> {
         let Some((first, later)) = files.split_first() else { return Ok(()) };
         let same_boot = files.iter().filter_map(|file| file.header).any(|h| h.boot == boot);
         // Numbers go on, so that a frame from before is none of them.
@@ -136,7 +136,7 @@ impl Recovered {
         // had been synced.
         let is_lost = if same_boot { next.is_some() || has_later } else { synced > at as u64 };
         if is_lost {
-            return Err(damaged(first, at));
+            return Err(damaged_error(first, at));
         }
         self.may_lack_end |= !same_boot;
         let cut: usize = later.iter().map(|file| file.bytes.len()).sum();
@@ -148,7 +148,7 @@ impl Recovered {
         );
         for file in later {
             fs::remove_file(&file.path)
-                .map_err(|source| failed("cannot be removed", &file.path, source))?;
+                .map_err(|source| file_error("cannot be removed", &file.path, source))?;
         }
         let cut = |keep: u64| fs::File::options().write(true).open(&first.path)?.set_len(keep);
         match at < HEADER_BYTES {
@@ -158,25 +158,25 @@ impl Recovered {
             }
             false => cut(at as u64),
         }
-        .map_err(|source| failed("cannot be cut", &first.path, source))
+        .map_err(|source| file_error("cannot be cut", &first.path, source))
     }
 }
 
-fn read(directory: &Directory, kind: Kind, number: u64) -> Result<File> {
+fn read(directory: &Directory, kind: Kind, number: u64) -> Result<LogFile> {
     let path = directory.file(kind, number);
-    let bytes = fs::read(&path).map_err(|source| failed("cannot be read", &path, source))?;
+    let bytes = fs::read(&path).map_err(|source| file_error("cannot be read", &path, source))?;
     let header = Header::decode(&bytes).map_err(|error| error.with("file", path.display()))?;
-    let mut file = File { path, number, header, bytes };
+    let mut file = LogFile { path, number, header, bytes };
     if let Some(header) = file.header
         && (header.kind, header.number) != (kind, number)
     {
         file.header = None;
-        return Err(damaged(&file, 0).with("because", "it is not what its name says"));
+        return Err(damaged_error(&file, 0).with("because", "it is not what its name says"));
     }
     Ok(file)
 }
 
-fn damaged(file: &File, at: usize) -> Error {
+fn damaged_error(file: &LogFile, at: usize) -> Error {
     Error::new(
         ErrorCode::PERSISTENT_FAIL,
         "the log of the master is damaged; put a sound copy in its place, or start without what \

@@ -19,12 +19,12 @@ struct Pool {
     journal: Option<Journal>,
 }
 
-impl Owner for Pool {
+impl StateOwner for Pool {
     fn journal(&self) -> Option<&Journal> {
         self.journal.as_ref()
     }
 
-    fn hold(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
@@ -40,7 +40,7 @@ impl Pool {
 
     fn try_open(path: &Path) -> Result<Self> {
         let interval = LogSync::Interval(Duration::from_millis(20));
-        let found = Journal::open(Directory::take(path)?, interval)?;
+        let found = Journal::open(Directory::lock(path)?, interval)?;
         let now = Moment::default();
         let (mut state, restored) =
             State::restore(Rules::default(), 1, now, found.image, Duration::ZERO);
@@ -65,7 +65,7 @@ impl Pool {
         let result = change(&mut state);
         let end = self.journal().append(|into| state.take_effects(into));
         drop(state);
-        self.journal().settle(end);
+        self.journal().wait_durable(end);
         result
     }
 
@@ -135,24 +135,24 @@ fn eventually(mut holds: impl FnMut() -> bool) {
 }
 
 #[test]
-fn what_was_settled_is_there_again_however_the_master_ended() {
+fn durable_changes_survive_any_shutdown() {
     let folder = tempfile::tempdir().unwrap();
     let pool = Pool::open(folder.path());
     pool.put("a");
     pool.put("b");
     pool.remove("a");
-    let lineage = pool.journal().lineage().unwrap();
+    let timeline_id = pool.journal().timeline_id().unwrap();
     drop(pool);
     let pool = Pool::open(folder.path());
     assert_eq!(pool.keys(), ["b"]);
-    assert_eq!(pool.journal().lineage(), Some(lineage), "the same history goes on");
+    assert_eq!(pool.journal().timeline_id(), Some(timeline_id), "the same history goes on");
     pool.put("c");
     drop(pool);
     assert_eq!(Pool::open(folder.path()).keys(), ["b", "c"]);
 }
 
 #[test]
-fn a_log_torn_at_any_byte_has_all_that_was_whole_before() {
+fn torn_log_keeps_all_whole_frames() {
     let folder = tempfile::tempdir().unwrap();
     let pool = Pool::open(folder.path());
     let path = pool.log();
@@ -181,7 +181,7 @@ fn a_log_torn_at_any_byte_has_all_that_was_whole_before() {
 }
 
 #[test]
-fn a_log_that_is_damaged_in_its_midst_is_refused_and_left_alone() {
+fn refuses_log_damaged_in_middle() {
     let folder = tempfile::tempdir().unwrap();
     let pool = Pool::open(folder.path());
     let path = pool.log();
@@ -203,7 +203,7 @@ fn a_log_that_is_damaged_in_its_midst_is_refused_and_left_alone() {
 }
 
 #[test]
-fn after_the_machine_went_down_a_hole_that_was_never_synced_ends_the_log() {
+fn unsynced_hole_after_reboot_ends_log() {
     let folder = tempfile::tempdir().unwrap();
     let pool = Pool::open(folder.path());
     let path = pool.log();
@@ -217,7 +217,7 @@ fn after_the_machine_went_down_a_hole_that_was_never_synced_ends_the_log() {
     bytes[hole..hole + 16].fill(0);
     fs::write(&path, &bytes).unwrap();
     let open = |boot| {
-        let directory = Directory::take(folder.path()).unwrap();
+        let directory = Directory::lock(folder.path()).unwrap();
         recovery::recover(&directory, boot).map(|found| (found.image, found.may_lack_end))
     };
     open(boot_id()).unwrap_err();
@@ -227,10 +227,10 @@ fn after_the_machine_went_down_a_hole_that_was_never_synced_ends_the_log() {
 }
 
 #[test]
-fn a_snapshot_bounds_the_log_while_the_state_changes() {
+fn snapshot_bounds_log_under_writes() {
     let folder = tempfile::tempdir().unwrap();
     let pool = Arc::new(Pool::open(folder.path()));
-    let keeper = Keeper::start(&pool).unwrap();
+    let keeper = Maintenance::start(&pool).unwrap();
     let first = pool.log();
     for round in 0..5 {
         for key in 0..40 {
@@ -239,7 +239,7 @@ fn a_snapshot_bounds_the_log_while_the_state_changes() {
                 pool.remove(&format!("{round}/{key}"));
             }
             if key == 20 {
-                pool.journal().ask_snapshot();
+                pool.journal().request_snapshot();
             }
         }
         eventually(|| pool.journal().status().snapshots > round);
@@ -254,31 +254,34 @@ fn a_snapshot_bounds_the_log_while_the_state_changes() {
 }
 
 #[test]
-fn a_log_that_breaks_leaves_nothing_false_behind_and_begins_anew() {
+fn failed_log_is_removed_and_restarted() {
     let folder = tempfile::tempdir().unwrap();
     let pool = Arc::new(Pool::open(folder.path()));
     pool.put("a");
-    let lineage = pool.journal().lineage();
+    let timeline_id = pool.journal().timeline_id();
     // Writing to this fails, as on a full disk.
     let broken = File::open("/dev/null").unwrap();
     pool.journal().writer.lock().file = Some(broken);
     pool.put("b");
     let status = pool.journal().status();
     assert!(!status.is_healthy && status.failures == 1 && !status.failure.is_empty());
-    assert_eq!(pool.journal().lineage(), None);
+    assert_eq!(pool.journal().timeline_id(), None);
     assert_eq!(pool.keys(), ["a", "b"], "the master goes on");
     assert_eq!(pool.journal().directory.numbers(Kind::Log).unwrap(), [0_u64; 0]);
-    let keeper = Keeper::start(&pool).unwrap();
+    let keeper = Maintenance::start(&pool).unwrap();
     eventually(|| pool.journal().status().is_healthy);
     pool.put("c");
-    assert!(pool.journal().lineage().is_some_and(|new| Some(new) != lineage), "another history");
+    assert!(
+        pool.journal().timeline_id().is_some_and(|new| Some(new) != timeline_id),
+        "another history"
+    );
     drop(keeper);
     drop(pool);
     assert_eq!(Pool::open(folder.path()).keys(), ["a", "b", "c"]);
 }
 
 #[test]
-fn many_who_wait_share_few_writes() {
+fn waiting_threads_share_group_commits() {
     let folder = tempfile::tempdir().unwrap();
     let pool = Pool::open(folder.path());
     std::thread::scope(|scope| {
@@ -299,15 +302,15 @@ fn many_who_wait_share_few_writes() {
 }
 
 #[test]
-fn a_file_that_was_made_and_not_gone_on_with_ends_nothing() {
+fn unused_next_file_does_not_end_log() {
     let folder = tempfile::tempdir().unwrap();
     let pool = Pool::open(folder.path());
     pool.put("before");
-    let (number, lineage) = {
+    let (number, timeline_id) = {
         let writer = pool.journal().writer.lock();
-        (writer.next_file, writer.lineage)
+        (writer.next_file, writer.timeline_id)
     };
-    drop(pool.journal().make_file(number, lineage).unwrap());
+    drop(pool.journal().make_file(number, timeline_id).unwrap());
     // The master goes on with the old one, and dies.
     pool.put("after");
     drop(pool);
@@ -317,5 +320,5 @@ fn a_file_that_was_made_and_not_gone_on_with_ends_nothing() {
     drop(pool);
     let again = Pool::open(folder.path());
     assert_eq!(again.keys(), ["after", "before", "later"]);
-    assert_eq!(again.journal().writer.lock().lineage, lineage, "it is one history");
+    assert_eq!(again.journal().writer.lock().timeline_id, timeline_id, "it is one history");
 }

@@ -92,7 +92,7 @@ Local:
 ";
 
     #[test]
-    fn the_address_is_the_local_one_in_the_network_of_the_interface() {
+    fn finds_local_address_in_network_of_interface() {
         assert_eq!(find("eth0", ROUTES, TRIES), Some(Ipv4Addr::new(192, 168, 0, 7)));
         assert_eq!(find("eth1", ROUTES, TRIES), Some(Ipv4Addr::new(10, 0, 0, 9)));
         assert_eq!(find("eth2", ROUTES, TRIES), None, "a network without a local address");
@@ -101,7 +101,7 @@ Local:
     }
 
     #[test]
-    fn an_interface_that_is_not_there_is_named() {
+    fn error_names_missing_interface() {
         assert_eq!(address_of("lo").unwrap(), Ipv4Addr::LOCALHOST);
         let error = address_of("nowhere0").unwrap_err().to_string();
         assert!(error.contains("nowhere0") && error.contains("rpc_interface"), "{error}");

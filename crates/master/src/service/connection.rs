@@ -16,11 +16,11 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{Load, Origin, Service};
+use super::{Admission, Origin, Service};
 
 /// What every connection needs to know.
 #[derive(Debug, Clone)]
-pub struct Doors {
+pub struct ServerContext {
     /// Where calls go.
     pub service: Arc<Service>,
     /// The name of our abstract Unix socket; empty for none.
@@ -36,14 +36,14 @@ pub struct Doors {
     /// Owns the tasks of the connections.
     pub tasks: TaskTracker,
     /// What all connections together may ask.
-    pub load: Load,
+    pub admission: Admission,
     /// One permit a connection.
     pub permits: Arc<Semaphore>,
     /// One permit a connection that has a thread of its own for a while.
-    pub seats: Arc<Semaphore>,
+    pub dedicated_threads: Arc<Semaphore>,
 }
 
-impl Doors {
+impl ServerContext {
     /// Starts a task that ends when all are told to.
     pub(super) fn spawn(&self, connection: impl Future<Output = ()> + Send + 'static) {
         let kill = self.kill.clone();
@@ -63,9 +63,13 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Opens the session of a connection that was accepted.
-    pub(super) fn new(doors: &Doors, is_local: bool, permit: OwnedSemaphorePermit) -> Self {
-        let origin = doors.service.open_session(is_local);
-        Self { service: doors.service.clone(), origin, _permit: permit }
+    pub(super) fn new(
+        context: &ServerContext,
+        is_local: bool,
+        permit: OwnedSemaphorePermit,
+    ) -> Self {
+        let origin = context.service.open_session(is_local);
+        Self { service: context.service.clone(), origin, _permit: permit }
     }
 }
 

@@ -13,7 +13,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, transport::Server};
 
-use super::{Load, Origin, Service, connection::GrpcStream};
+use super::{Admission, Origin, Service, connection::GrpcStream};
 
 /// A quiet peer is probed this often.
 const KEEPALIVE: Duration = Duration::from_secs(30);
@@ -30,12 +30,12 @@ const CALL_DEADLINE: Duration = Duration::from_secs(30);
 /// Serves the connections that come until `stop`, then lets their calls end.
 pub(super) async fn serve(
     service: Arc<Service>,
-    load: Load,
+    admission: Admission,
     connections: mpsc::Receiver<io::Result<GrpcStream>>,
     stop: CancellationToken,
 ) {
     let (health, health_server) = tonic_health::server::health_reporter();
-    health.set_serving::<MasterServer<Door>>().await;
+    health.set_serving::<MasterServer<GrpcService>>().await;
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -47,7 +47,7 @@ pub(super) async fn serve(
             None
         }
     };
-    let door = MasterServer::new(Door { service, load })
+    let master = MasterServer::new(GrpcService { service, admission })
         .max_decoding_message_size(FRAME_BYTES_MAX)
         .max_encoding_message_size(FRAME_BYTES_MAX);
     let served = Server::builder()
@@ -58,7 +58,7 @@ pub(super) async fn serve(
         .timeout(CALL_DEADLINE)
         .add_service(health_server)
         .add_optional_service(reflection)
-        .add_service(door)
+        .add_service(master)
         .serve_with_incoming_shutdown(ReceiverStream::new(connections), stop.cancelled())
         .await;
     if let Err(error) = served {
@@ -67,12 +67,12 @@ pub(super) async fn serve(
 }
 
 #[derive(Debug)]
-struct Door {
+struct GrpcService {
     service: Arc<Service>,
-    load: Load,
+    admission: Admission,
 }
 
-impl Door {
+impl GrpcService {
     async fn call<Q, R>(
         &self,
         request: tonic::Request<Q>,
@@ -83,7 +83,7 @@ impl Door {
         let origin = origin.unwrap_or_else(|| self.service.open_session(false));
         let call = Some(wrap(request.into_inner()));
         self.service.wait_for_owners(call.as_ref()).await;
-        let _turn = self.load.turn(call.as_ref()).await.map_err(|error| status(&error))?;
+        let _permit = self.admission.admit(call.as_ref()).await.map_err(|error| status(&error))?;
         match self.service.answer(v1::Request { call, ..Default::default() }, &origin).await.call {
             Some(response::Call::Failure(failure)) => Err(status(&Error::from(&failure))),
             Some(call) => unwrap(call).map(tonic::Response::new).ok_or_else(mismatch),
@@ -116,10 +116,10 @@ fn status(error: &Error) -> Status {
 
 /// The service that tonic asks for. A macro because its methods differ in names only; it
 /// makes the whole block since `async_trait` must see the methods.
-macro_rules! door {
+macro_rules! grpc_service {
     ($($method:ident($request:ident) -> $response:ident as $call:ident;)*) => {
         #[tonic::async_trait]
-        impl v1::master_server::Master for Door {
+        impl v1::master_server::Master for GrpcService {
             $(
                 async fn $method(
                     &self,
@@ -136,7 +136,7 @@ macro_rules! door {
     };
 }
 
-door! {
+grpc_service! {
     register(RegisterRequest) -> RegisterResponse as Register;
     heartbeat(HeartbeatRequest) -> HeartbeatResponse as Heartbeat;
     unregister(UnregisterRequest) -> UnregisterResponse as Unregister;

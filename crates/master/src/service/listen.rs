@@ -14,11 +14,11 @@ use tokio::{
 
 use super::{
     Service,
-    connection::{Connection, Doors, GrpcStream},
+    connection::{Connection, GrpcStream, ServerContext},
     grpc, native,
 };
 
-/// The most connections at a time, over all doors.
+/// The most connections at a time, over all context.
 pub const CONNECTIONS_MAX: usize = 65_536;
 
 /// How long a peer may take to say what it speaks.
@@ -36,58 +36,58 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Idle TCP connections are probed after so long, so that those of dead hosts close.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// Serves the port until `doors.stop`.
-pub async fn serve_tcp(listener: TcpListener, doors: Doors) {
+/// Serves the port until `context.stop`.
+pub async fn serve_tcp(listener: TcpListener, context: ServerContext) {
     let (to_grpc, from_sniffers) = mpsc::channel(128);
-    doors.spawn(grpc::serve(
-        doors.service.clone(),
-        doors.load.clone(),
+    context.spawn(grpc::serve(
+        context.service.clone(),
+        context.admission.clone(),
         from_sniffers,
-        doors.stop.clone(),
+        context.stop.clone(),
     ));
-    while let Some(accepted) = doors.stop.run_until_cancelled(listener.accept()).await {
+    while let Some(accepted) = context.stop.run_until_cancelled(listener.accept()).await {
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                pause(&error).await;
+                pause_accepting(&error).await;
                 continue;
             }
         };
-        let Ok(permit) = doors.permits.clone().try_acquire_owned() else {
+        let Ok(permit) = context.permits.clone().try_acquire_owned() else {
             tracing::warn!(%peer, limit = CONNECTIONS_MAX, "too many connections, one is refused");
             continue;
         };
-        prepare(&stream, doors.is_nodelay);
-        let connection = Connection::new(&doors, is_local(&stream, peer), permit);
-        let (to_grpc, inner) = (to_grpc.clone(), doors.clone());
-        doors.spawn(async move { route(stream, connection, inner, to_grpc).await });
+        set_socket_options(&stream, context.is_nodelay);
+        let connection = Connection::new(&context, is_local(&stream, peer), permit);
+        let (to_grpc, inner) = (to_grpc.clone(), context.clone());
+        context.spawn(async move { route(stream, connection, inner, to_grpc).await });
     }
 }
 
-/// Serves the abstract Unix socket until `doors.stop`. Only the native protocol is spoken there.
-pub async fn serve_unix(listener: UnixListener, doors: Doors) {
-    while let Some(accepted) = doors.stop.run_until_cancelled(listener.accept()).await {
+/// Serves the abstract Unix socket until `context.stop`. Only the native protocol is spoken there.
+pub async fn serve_unix(listener: UnixListener, context: ServerContext) {
+    while let Some(accepted) = context.stop.run_until_cancelled(listener.accept()).await {
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                pause(&error).await;
+                pause_accepting(&error).await;
                 continue;
             }
         };
-        let Ok(permit) = doors.permits.clone().try_acquire_owned() else {
+        let Ok(permit) = context.permits.clone().try_acquire_owned() else {
             tracing::warn!(limit = CONNECTIONS_MAX, "too many connections, one is refused");
             continue;
         };
-        let connection = Connection::new(&doors, true, permit);
-        let inner = doors.clone();
-        doors.spawn(native::serve_local(stream, connection, inner));
+        let connection = Connection::new(&context, true, permit);
+        let inner = context.clone();
+        context.spawn(native::serve_local(stream, connection, inner));
     }
 }
 
 /// What a connection turned out to speak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Door {
-    Lean,
+enum Protocol {
+    Native,
     Grpc,
     Http,
 }
@@ -96,16 +96,16 @@ enum Door {
 async fn route(
     mut stream: TcpStream,
     connection: Connection,
-    doors: Doors,
+    context: ServerContext,
     to_grpc: mpsc::Sender<io::Result<GrpcStream>>,
 ) {
     let mut prefix = BytesMut::with_capacity(256);
     let sniffing = async {
         loop {
-            match tell(&prefix) {
-                Told::Door(door) => return Some(door),
-                Told::Nothing => return None,
-                Told::More => {}
+            match sniff(&prefix) {
+                Sniffed::Protocol(protocol) => return Some(protocol),
+                Sniffed::Unknown => return None,
+                Sniffed::NeedMore => {}
             }
             match stream.read_buf(&mut prefix).await {
                 Ok(0) | Err(_) => return None,
@@ -113,50 +113,50 @@ async fn route(
             }
         }
     };
-    let told = tokio::select! {
-        told = timeout(SNIFF_DEADLINE, sniffing) => told.ok().flatten(),
-        () = doors.stop.cancelled() => None,
+    let sniffed = tokio::select! {
+        sniffed = timeout(SNIFF_DEADLINE, sniffing) => sniffed.ok().flatten(),
+        () = context.stop.cancelled() => None,
     };
-    match told {
-        Some(Door::Lean) => native::serve(stream, prefix, connection, doors).await,
-        Some(Door::Grpc) => {
+    match sniffed {
+        Some(Protocol::Native) => native::serve(stream, prefix, connection, context).await,
+        Some(Protocol::Grpc) => {
             // The door ends with the master; then the stream is dropped, which closes it.
             let _ = to_grpc.send(Ok(GrpcStream::new(prefix, stream, connection))).await;
         }
-        Some(Door::Http) => {
-            let _ = timeout(HTTP_DEADLINE, answer_http(stream, prefix, &doors.service)).await;
+        Some(Protocol::Http) => {
+            let _ = timeout(HTTP_DEADLINE, answer_http(stream, prefix, &context.service)).await;
         }
         None => tracing::debug!(first = %prefix.escape_ascii(), "not a protocol of ours"),
     }
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Told {
-    More,
-    Door(Door),
-    Nothing,
+enum Sniffed {
+    NeedMore,
+    Protocol(Protocol),
+    Unknown,
 }
 
 /// Tells the door from the first bytes.
-fn tell(prefix: &[u8]) -> Told {
-    const BEGINNINGS: [(&[u8], Door); 9] = [
-        (&MAGIC, Door::Lean),
-        (b"PRI * HTTP/2.0", Door::Grpc),
-        (b"GET ", Door::Http),
-        (b"HEAD ", Door::Http),
-        (b"POST ", Door::Http),
-        (b"PUT ", Door::Http),
-        (b"DELETE ", Door::Http),
-        (b"OPTIONS ", Door::Http),
-        (b"PATCH ", Door::Http),
+fn sniff(prefix: &[u8]) -> Sniffed {
+    const BEGINNINGS: [(&[u8], Protocol); 9] = [
+        (&MAGIC, Protocol::Native),
+        (b"PRI * HTTP/2.0", Protocol::Grpc),
+        (b"GET ", Protocol::Http),
+        (b"HEAD ", Protocol::Http),
+        (b"POST ", Protocol::Http),
+        (b"PUT ", Protocol::Http),
+        (b"DELETE ", Protocol::Http),
+        (b"OPTIONS ", Protocol::Http),
+        (b"PATCH ", Protocol::Http),
     ];
-    if let Some((_, door)) = BEGINNINGS.iter().find(|(start, _)| prefix.starts_with(start)) {
-        return Told::Door(*door);
+    if let Some((_, protocol)) = BEGINNINGS.iter().find(|(start, _)| prefix.starts_with(start)) {
+        return Sniffed::Protocol(*protocol);
     }
     if BEGINNINGS.iter().any(|(start, _)| start.starts_with(prefix)) {
-        return Told::More;
+        return Sniffed::NeedMore;
     }
-    Told::Nothing
+    Sniffed::Unknown
 }
 
 /// Answers one HTTP/1 request with the health of the master, and closes.
@@ -193,7 +193,7 @@ async fn answer_http(
     stream.shutdown().await
 }
 
-fn prepare(stream: &TcpStream, is_nodelay: bool) {
+fn set_socket_options(stream: &TcpStream, is_nodelay: bool) {
     // A socket that refuses these works all the same, only slower or longer.
     let _ = stream.set_nodelay(is_nodelay);
     let keepalive = socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 3);
@@ -205,7 +205,7 @@ fn is_local(stream: &TcpStream, peer: SocketAddr) -> bool {
     peer.is_loopback() || stream.local_addr().is_ok_and(|own| own.ip().to_canonical() == peer)
 }
 
-async fn pause(error: &io::Error) {
+async fn pause_accepting(error: &io::Error) {
     tracing::warn!(%error, "a connection could not be accepted");
     tokio::time::sleep(ACCEPT_PAUSE).await;
 }
@@ -215,21 +215,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_bytes_tell_the_door_as_soon_as_they_can() {
-        let check = |prefix: &[u8], told: Told| {
-            assert_eq!(tell(prefix), told, "{}", prefix.escape_ascii());
+    fn sniffs_protocol_from_first_bytes() {
+        let check = |prefix: &[u8], sniffed: Sniffed| {
+            assert_eq!(sniff(prefix), sniffed, "{}", prefix.escape_ascii());
         };
-        check(b"", Told::More);
-        check(b"M", Told::More);
-        check(b"MOONLEA", Told::More);
-        check(b"MOONLEAN\x01", Told::Door(Door::Lean));
-        check(b"MOONLEAP", Told::Nothing);
-        check(b"P", Told::More);
-        check(b"PRI * HTTP/2.0\r\n", Told::Door(Door::Grpc));
-        check(b"PRI * HTTP/3", Told::Nothing);
-        check(b"PUT /", Told::Door(Door::Http));
-        check(b"GET /metrics", Told::Door(Door::Http));
-        check(b"\x16\x03\x01", Told::Nothing);
-        check(b"get /", Told::Nothing);
+        check(b"", Sniffed::NeedMore);
+        check(b"M", Sniffed::NeedMore);
+        check(b"MOONLEA", Sniffed::NeedMore);
+        check(b"MOONLEAN\x01", Sniffed::Protocol(Protocol::Native));
+        check(b"MOONLEAP", Sniffed::Unknown);
+        check(b"P", Sniffed::NeedMore);
+        check(b"PRI * HTTP/2.0\r\n", Sniffed::Protocol(Protocol::Grpc));
+        check(b"PRI * HTTP/3", Sniffed::Unknown);
+        check(b"PUT /", Sniffed::Protocol(Protocol::Http));
+        check(b"GET /metrics", Sniffed::Protocol(Protocol::Http));
+        check(b"\x16\x03\x01", Sniffed::Unknown);
+        check(b"get /", Sniffed::Unknown);
     }
 }

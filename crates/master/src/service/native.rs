@@ -16,9 +16,9 @@ use tokio::{
 };
 
 use super::{
-    connection::{Connection, Doors},
-    load::SMALL_FRAME_BYTES,
-    seat::{self, Local},
+    admission::SMALL_FRAME_BYTES,
+    connection::{Connection, ServerContext},
+    dedicated_thread::{self, LocalStream},
 };
 
 /// How long a peer may take for its greeting and for taking ours.
@@ -31,10 +31,10 @@ const FRAME_DEADLINE: Duration = Duration::from_secs(30);
 pub(super) const WRITE_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Answers are written out when so many bytes of them have gathered.
-const GATHERED_BYTES_MAX: usize = 256 * 1024;
+const FLUSH_BYTES: usize = 256 * 1024;
 
 /// So many answers in a row are made before other connections have the thread.
-const ANSWERED_IN_A_ROW: u32 = 64;
+const YIELD_AFTER: u32 = 64;
 
 /// A buffer that grew beyond this is given back once it is empty.
 const KEPT_BYTES_MAX: usize = 1 << 20;
@@ -47,20 +47,25 @@ pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     prefix: BytesMut,
     connection: Connection,
-    doors: Doors,
+    context: ServerContext,
 ) {
-    told(Driver::new(stream, prefix, connection, doors).run().await);
+    log_end(ConnectionDriver::new(stream, prefix, connection, context).run().await);
 }
 
 /// Serves one connection of this host, on a seat while its calls come thick and fast.
-pub(super) async fn serve_local(stream: UnixStream, connection: Connection, doors: Doors) {
-    let driver = Driver::new(Local::Shared(stream), BytesMut::new(), connection, doors);
-    told(seat::run(driver).await);
+pub(super) async fn serve_local(
+    stream: UnixStream,
+    connection: Connection,
+    context: ServerContext,
+) {
+    let driver =
+        ConnectionDriver::new(LocalStream::Async(stream), BytesMut::new(), connection, context);
+    log_end(dedicated_thread::run(driver).await);
 }
 
 /// How a connection ended is the peer's doing or the network's: of interest only to one who looks
 /// for it.
-fn told(ended: Result<()>) {
+fn log_end(ended: Result<()>) {
     if let Err(error) = ended {
         tracing::debug!(%error, "a connection ended early");
     }
@@ -74,32 +79,32 @@ pub(super) enum Step {
     /// None came for a while; told on a seat only.
     Idle,
     /// The peer closed between frames, was idle too long, or the master stops.
-    Gone,
+    Closed,
 }
 
 /// A connection, what was read of it, and what is to be written.
 #[derive(Debug)]
-pub(super) struct Driver<S> {
+pub(super) struct ConnectionDriver<S> {
     pub(super) stream: S,
     input: BytesMut,
     output: BytesMut,
     /// Room for the large frame in hand.
-    room: Option<OwnedSemaphorePermit>,
+    frame_permit: Option<OwnedSemaphorePermit>,
     /// Bytes of a refused frame that are still to come.
-    skipping: usize,
+    discard_bytes: usize,
     connection: Connection,
-    pub(super) doors: Doors,
+    pub(super) context: ServerContext,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
-    fn new(stream: S, prefix: BytesMut, connection: Connection, doors: Doors) -> Self {
-        let (output, room, skipping) = (BytesMut::new(), None, 0);
-        Self { stream, input: prefix, output, room, skipping, connection, doors }
+impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
+    fn new(stream: S, prefix: BytesMut, connection: Connection, context: ServerContext) -> Self {
+        let (output, frame_permit, discard_bytes) = (BytesMut::new(), None, 0);
+        Self { stream, input: prefix, output, frame_permit, discard_bytes, connection, context }
     }
 
     async fn run(&mut self) -> Result<()> {
         if self.begin().await? {
-            while self.step().await? != Step::Gone {}
+            while self.step().await? != Step::Closed {}
         }
         Ok(())
     }
@@ -142,8 +147,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
         // A client of another version learns ours before we close.
         let ours = ServerGreeting {
             version: native_frame::VERSION,
-            master: self.doors.service.identity().to_vec(),
-            unix_socket: self.doors.unix_name.to_string(),
+            master: self.context.service.identity().to_vec(),
+            unix_socket: self.context.unix_name.to_string(),
             daemon: None,
         };
         native_frame::encode(&ours, &mut self.output)?;
@@ -154,7 +159,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
     /// Answers every whole frame in the buffer; the answers go out together.
     async fn answer_buffered(&mut self) -> Result<()> {
         let mut answered = 0;
-        while self.admit()? {
+        while self.admit_next_frame()? {
             let answer = match native_frame::decode::<v1::Request>(&mut self.input, FRAME_BYTES_MAX)
             {
                 Ok(Some(request)) => self.answer(request).await,
@@ -166,12 +171,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
             if let Err(error) = native_frame::encode(&answer, &mut self.output) {
                 native_frame::encode(&refusal(&error), &mut self.output)?;
             }
-            if self.output.len() > GATHERED_BYTES_MAX || self.room.is_some() {
+            if self.output.len() > FLUSH_BYTES || self.frame_permit.is_some() {
                 self.flush().await?;
-                self.room = None;
+                self.frame_permit = None;
             }
             answered += 1;
-            if answered % ANSWERED_IN_A_ROW == 0 {
+            if answered % YIELD_AFTER == 0 {
                 tokio::task::yield_now().await;
             }
         }
@@ -179,31 +184,31 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
     }
 
     async fn answer(&self, request: v1::Request) -> v1::Response {
-        self.doors.service.wait_for_owners(request.call.as_ref()).await;
-        match self.doors.load.turn(request.call.as_ref()).await {
-            Ok(_turn) => self.doors.service.answer(request, &self.connection.origin).await,
+        self.context.service.wait_for_owners(request.call.as_ref()).await;
+        match self.context.admission.admit(request.call.as_ref()).await {
+            Ok(_permit) => self.context.service.answer(request, &self.connection.origin).await,
             Err(error) => refusal(&error),
         }
     }
 
     /// Makes sure that there is room for the frame that begins the buffer; a frame without is
     /// refused by its head, and what comes of it is thrown away. `false`: more must come first.
-    fn admit(&mut self) -> Result<bool> {
+    fn admit_next_frame(&mut self) -> Result<bool> {
         loop {
-            let thrown = self.skipping.min(self.input.len());
+            let thrown = self.discard_bytes.min(self.input.len());
             self.input.advance(thrown);
-            self.skipping -= thrown;
+            self.discard_bytes -= thrown;
             let Some(head) = self.input.first_chunk::<4>() else { return Ok(false) };
             let length = u32::from_le_bytes(*head) as usize;
             // The codec refuses what is above the limit.
             let is_small = length <= SMALL_FRAME_BYTES || length > FRAME_BYTES_MAX;
-            if is_small || self.room.is_some() {
+            if is_small || self.frame_permit.is_some() {
                 return Ok(true);
             }
-            match self.doors.load.frame(length) {
-                Ok(room) => self.room = Some(room),
+            match self.context.admission.admit_frame(length) {
+                Ok(permit) => self.frame_permit = Some(permit),
                 Err(error) => {
-                    self.skipping = head.len() + length;
+                    self.discard_bytes = head.len() + length;
                     native_frame::encode(&refusal(&error), &mut self.output)?;
                 }
             }
@@ -212,32 +217,32 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
 
     /// Reads some bytes, which are then to be answered.
     async fn read(&mut self) -> Result<Step> {
-        let is_between = self.input.is_empty() && self.skipping == 0;
+        let is_between = self.input.is_empty() && self.discard_bytes == 0;
         if is_between && self.input.capacity() > KEPT_BYTES_MAX {
             self.input = BytesMut::new();
         }
         if self.input.capacity() == self.input.len() {
             self.input.reserve(READ_BYTES);
         }
-        let limit = if is_between { self.doors.idle } else { Some(FRAME_DEADLINE) };
+        let limit = if is_between { self.context.idle } else { Some(FRAME_DEADLINE) };
         let read = self.stream.read_buf(&mut self.input);
-        let stop = self.doors.stop.cancelled();
+        let stop = self.context.stop.cancelled();
         let read = match limit {
             None => {
-                tokio::select! { biased; read = read => read, () = stop => return Ok(Step::Gone) }
+                tokio::select! { biased; read = read => read, () = stop => return Ok(Step::Closed) }
             }
             Some(limit) => tokio::select! {
                 biased;
                 read = timeout(limit, read) => match read {
                     Ok(read) => read,
-                    Err(_) if is_between => return Ok(Step::Gone),
+                    Err(_) if is_between => return Ok(Step::Closed),
                     Err(_) => return Err(late("the peer did not finish its frame")),
                 },
-                () = stop => return Ok(Step::Gone),
+                () = stop => return Ok(Step::Closed),
             },
         };
         match read {
-            Ok(0) if is_between => Ok(Step::Gone),
+            Ok(0) if is_between => Ok(Step::Closed),
             Ok(0) => Err(broken(io::ErrorKind::UnexpectedEof.into())),
             Ok(_) => Ok(Step::Answered),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Step::Idle),

@@ -9,12 +9,11 @@ use mooncake_proto::{
 use prost::Message;
 
 use super::{
-    BATCH_ITEMS_MAX, SLICE_ITEMS, Service,
-    answer::{SegmentTable, object_state, put_options, replicas, selector},
-    calls::Op,
-    check_batch,
-    forms::{Ends, Finds, Item, Starts, endings, put_items},
+    BATCH_ITEMS_MAX, SLICE_ITEMS, Service, check_batch,
+    encoding::{LocateReply, PutEndReply, PutItem, PutStartReply, put_end_items, put_items},
     millis,
+    op_metrics::Op,
+    wire::{SegmentTable, object_state, put_options, replicas, selector},
 };
 use crate::state::{
     Grant, Hold, Listing, ObjectSummary, Put, PutOptions, PutRef, Putter, Removal, State,
@@ -37,42 +36,42 @@ impl Service {
         let mut write_window_ms = 0;
         let mut items_before = 0;
         let mut failed = 0;
-        let mut starts = Starts::like(r, items.len());
-        self.by_slices(&items, |state, items| {
+        let mut reply = PutStartReply::matching(r, items.len());
+        self.for_each_slice(&items, |state, items| {
             write_window_ms = millis(state.rules().write_window);
             let now = self.clock.now();
             let putter = state.putter(now, caller.client, &tenant);
             let hashes = state.hashes(putter.as_ref().ok(), items.iter().map(|item| item.key));
             for (item, hash) in items.iter().zip(hashes) {
-                let request = item_request(r.request, items_before);
+                let request = item_request_id(r.request, items_before);
                 items_before += 1;
                 let putter = putter.as_ref().map_err(Clone::clone);
                 let started = putter.and_then(|putter| {
                     let how = (&options, r.replace, request);
-                    start_one(state, now, putter, (*item, hash), how)
+                    start_put(state, now, putter, (*item, hash), how)
                 });
                 match &started {
                     Ok(_) => self.traffic.put(item.length),
                     Err(_) => failed += 1,
                 }
-                starts.push(state, &mut segments, started);
+                reply.push(state, &mut segments, started);
             }
         });
-        self.calls.batch(Op::PutStart, items.len(), failed);
-        Ok(starts.into_response(segments, write_window_ms))
+        self.op_metrics.count_batch(Op::PutStart, items.len(), failed);
+        Ok(reply.into_response(segments, write_window_ms))
     }
 
     pub(super) fn put_end(&self, r: &v1::PutEndRequest) -> Result<v1::PutEndResponse> {
         check_batch(r.count())?;
         let puts = (&r.puts[..], r.columns.as_ref());
-        let (results, columns) = self.close_puts(Op::PutEnd, r.caller.as_ref(), puts)?;
+        let (results, columns) = self.end_puts(Op::PutEnd, r.caller.as_ref(), puts)?;
         Ok(v1::PutEndResponse { results, columns })
     }
 
     pub(super) fn put_revoke(&self, r: &v1::PutRevokeRequest) -> Result<v1::PutRevokeResponse> {
         check_batch(r.count())?;
         let puts = (&r.puts[..], r.columns.as_ref());
-        let (results, columns) = self.close_puts(Op::PutRevoke, r.caller.as_ref(), puts)?;
+        let (results, columns) = self.end_puts(Op::PutRevoke, r.caller.as_ref(), puts)?;
         Ok(v1::PutRevokeResponse { results, columns })
     }
 
@@ -83,7 +82,7 @@ impl Service {
         let tenant = self.tenant(r.caller.as_ref())?;
         let grant = Grant { has_lease: r.lease, has_fence: r.fence };
         let mut segments = SegmentTable::default();
-        let mut finds = Finds::like(r, keys.len());
+        let mut reply = LocateReply::matching(r, keys.len());
         let (mut hits, mut bytes) = (0, 0);
         let (_, fence) = {
             let mut state = self.lock();
@@ -92,18 +91,18 @@ impl Service {
                 if let Ok(object) = &object {
                     (hits, bytes) = (hits + 1, bytes + object.length);
                 }
-                finds.push(state, &mut segments, object);
+                reply.push(state, &mut segments, object);
             })
         };
         if r.lease || r.fence {
             self.traffic.looked_up(keys.len(), hits, bytes);
         }
-        self.calls.batch(Op::Locate, keys.len(), keys.len() - hits);
-        Ok(finds.into_response(segments, millis(fence)))
+        self.op_metrics.count_batch(Op::Locate, keys.len(), keys.len() - hits);
+        Ok(reply.into_response(segments, millis(fence)))
     }
 
     /// Readers are done with what they were granted.
-    pub(super) fn take_back(&self, returned: &[v1::FenceRelease]) {
+    pub(super) fn release_fences(&self, returned: &[v1::FenceRelease]) {
         let holds = returned.iter().flat_map(|returned| {
             let objects = returned.versions.iter().zip(&returned.objects);
             objects.map(|(&version, &object)| Hold {
@@ -113,17 +112,17 @@ impl Service {
             })
         });
         let holds: Vec<Hold> = holds.take(BATCH_ITEMS_MAX).collect();
-        self.in_slices(&holds, |state, &hold| state.end_fence(hold));
+        self.map_in_slices(&holds, |state, &hold| state.end_fence(hold));
     }
 
     pub(super) fn verify(&self, r: &v1::VerifyRequest) -> Result<v1::VerifyResponse> {
         check_batch(r.reads.len())?;
         let tenant = self.tenant(r.caller.as_ref())?;
-        let still_stands = self.in_slices(&r.reads, |state, read| {
+        let still_stands = self.map_in_slices(&r.reads, |state, read| {
             let (version, replica) = (Version(read.version), ReplicaId(read.replica));
             state.verify(&tenant, &read.key, version, replica)
         });
-        self.calls.batch(Op::Verify, still_stands.len(), 0);
+        self.op_metrics.count_batch(Op::Verify, still_stands.len(), 0);
         Ok(v1::VerifyResponse { still_stands })
     }
 
@@ -133,12 +132,12 @@ impl Service {
         let now = self.clock.now();
         let mut states = Vec::with_capacity(r.keys.len());
         let mut lengths = Vec::with_capacity(r.keys.len());
-        self.by_slices(&r.keys, |state, keys| {
+        self.for_each_slice(&r.keys, |state, keys| {
             let probed = state.probe_all(now, &tenant, keys, r.lease);
             states.extend(probed.iter().map(|probed| i32::from(object_state(probed.state))));
             lengths.extend(probed.iter().map(|probed| probed.length));
         });
-        self.calls.batch(Op::Probe, states.len(), 0);
+        self.op_metrics.count_batch(Op::Probe, states.len(), 0);
         Ok(v1::ProbeResponse { states, lengths })
     }
 
@@ -146,10 +145,10 @@ impl Service {
         check_batch(r.keys.len())?;
         let tenant = self.tenant(r.caller.as_ref())?;
         let now = self.clock.now();
-        let results = self.in_slices(&r.keys, |state, key| {
+        let results = self.map_in_slices(&r.keys, |state, key| {
             ItemResult::from(state.remove(now, &tenant, key, r.force))
         });
-        self.calls.batch(Op::Remove, results.len(), failed(&results));
+        self.op_metrics.count_batch(Op::Remove, results.len(), failed(&results));
         Ok(v1::RemoveResponse { results })
     }
 
@@ -160,11 +159,11 @@ impl Service {
         use v1::key_selector::By;
         let is_all = matches!(r.which.as_ref().and_then(|w| w.by.as_ref()), Some(By::All(_)));
         let op = if is_all { Op::RemoveAll } else { Op::RemoveMatching };
-        self.calls.one(op, || {
+        self.op_metrics.count_one(op, || {
             let tenant = self.tenant(r.caller.as_ref())?;
             let mut removal =
                 Removal::new(tenant.into_owned(), selector(r.which.as_ref())?, r.force);
-            self.until_done(|state| state.remove_matching(self.clock.now(), &mut removal));
+            self.run_to_completion(|state| state.remove_matching(self.clock.now(), &mut removal));
             Ok(v1::RemoveMatchingResponse { removed: removal.removed() })
         })
     }
@@ -173,13 +172,13 @@ impl Service {
         &self,
         r: &v1::ListObjectsRequest,
     ) -> Result<v1::ListObjectsResponse> {
-        self.calls.one(Op::ListObjects, || {
+        self.op_metrics.count_one(Op::ListObjects, || {
             let after = (!r.after.is_empty()).then_some(&r.after[..]);
             let limit = usize::try_from(r.limit).unwrap_or(usize::MAX);
             let tenant = self.tenant(r.caller.as_ref())?;
             let mut listing =
                 Listing::new(tenant.into_owned(), selector(r.which.as_ref())?, after, limit);
-            self.until_done(|state| state.list_objects(&mut listing));
+            self.run_to_completion(|state| state.list_objects(&mut listing));
             let page = listing.into_page();
             let mut objects = Vec::with_capacity(page.objects.len());
             let mut is_last = page.is_last;
@@ -203,19 +202,19 @@ impl Service {
         self.lock().walk(&self.tenant, from, visit)
     }
 
-    fn close_puts(
+    fn end_puts(
         &self,
         op: Op,
         caller: Option<&v1::Caller>,
         (puts, columns): (&[v1::PutRef], Option<&v1::PutRefColumns>),
     ) -> Result<(Vec<ItemResult>, Option<v1::DoneColumns>)> {
-        let puts = endings(puts, columns)?;
+        let puts = put_end_items(puts, columns)?;
         let tenant = self.tenant(caller)?;
         let caller = Caller::try_from(caller)?;
         let now = self.clock.now();
-        let mut ends = Ends::like(columns, puts.len());
+        let mut reply = PutEndReply::matching(columns, puts.len());
         let mut failed = 0;
-        self.by_slices(&puts, |state, puts| {
+        self.for_each_slice(&puts, |state, puts| {
             for put in puts {
                 let failed_replicas = replicas(put.failed_replicas);
                 let put = PutRef {
@@ -230,28 +229,28 @@ impl Service {
                     _ => state.put_revoke(now, client, &tenant, put),
                 };
                 failed += usize::from(ended.is_err());
-                ends.push(ended);
+                reply.push(ended);
             }
         });
-        self.calls.batch(op, puts.len(), failed);
-        Ok(ends.into_parts())
+        self.op_metrics.count_batch(op, puts.len(), failed);
+        Ok(reply.into_parts())
     }
 
     /// Handles the items in order, letting others at the state in between.
-    pub(super) fn in_slices<T, R>(
+    pub(super) fn map_in_slices<T, R>(
         &self,
         items: &[T],
         mut handle: impl FnMut(&mut State, &T) -> R,
     ) -> Vec<R> {
         let mut results = Vec::with_capacity(items.len());
-        self.by_slices(items, |state, slice| {
+        self.for_each_slice(items, |state, slice| {
             results.extend(slice.iter().map(|item| handle(state, item)));
         });
         results
     }
 
-    /// As [`in_slices`](Self::in_slices), so many items at once as others may have to wait for.
-    fn by_slices<T>(&self, items: &[T], mut handle: impl FnMut(&mut State, &[T])) {
+    /// As [`map_in_slices`](Self::map_in_slices), so many items at once as others may have to wait for.
+    fn for_each_slice<T>(&self, items: &[T], mut handle: impl FnMut(&mut State, &[T])) {
         for slice in items.chunks(SLICE_ITEMS) {
             let mut state = self.lock();
             handle(&mut state, slice);
@@ -262,7 +261,7 @@ impl Service {
     }
 
     /// Runs a sweep slice by slice, letting others at the state in between.
-    fn until_done(&self, mut slice: impl FnMut(&mut State) -> bool) {
+    fn run_to_completion(&self, mut slice: impl FnMut(&mut State) -> bool) {
         loop {
             let mut state = self.lock();
             let is_done = slice(&mut state);
@@ -274,11 +273,11 @@ impl Service {
     }
 }
 
-fn start_one(
+fn start_put(
     state: &mut State,
     now: Moment,
     putter: &Putter,
-    (item, hash): (Item<'_>, u32),
+    (item, hash): (PutItem<'_>, u32),
     (options, is_replacing, request): (&PutOptions, bool, u64),
 ) -> Result<crate::state::Started> {
     let key = KeyRef::new(item.key)?;
@@ -287,14 +286,14 @@ fn start_one(
             .with("group_bytes", item.group.len())
             .with("limit", GROUP_BYTES_MAX));
     }
-    let Item { length, group, .. } = item;
+    let PutItem { length, group, .. } = item;
     let put = Put { key, length, group, options, is_replacing, request };
     state.put_start_hashed(now, putter, hash, put)
 }
 
 /// What tells an item of a call from all others of its caller, the same key twice among them; 0 if
 /// the caller does not number its calls.
-fn item_request(call: u64, items_before: u64) -> u64 {
+fn item_request_id(call: u64, items_before: u64) -> u64 {
     const { assert!(BATCH_ITEMS_MAX <= 1 << 17) };
     if call == 0 { 0 } else { call << 17 | items_before }
 }

@@ -5,19 +5,19 @@ use std::borrow::Cow;
 use mooncake_base::{Error, Result, TenantId};
 use mooncake_proto::v1::{self, ItemResult};
 
-use super::{Service, calls::Op, check_batch, check_name};
-use crate::{config::policy::Policy, state::TenantQuota};
+use super::{Service, check_batch, check_name, op_metrics::Op};
+use crate::{config::quota_file::QuotaFile, state::TenantQuota};
 
 impl Service {
     /// Grants what the file says, and keeps it up to date from now on.
     ///
     /// # Errors
     /// The file cannot be read or does not say what a policy says.
-    pub fn keep_policy(&self, path: &str) -> Result<()> {
-        let policy = Policy::read(path)?;
+    pub fn load_quota_file(&self, path: &str) -> Result<()> {
+        let quota_file = QuotaFile::read(path)?;
         let mut state = self.lock();
         let mut known = state.quotas()?;
-        for (tenant, bytes) in policy.quotas() {
+        for (tenant, bytes) in quota_file.quotas() {
             let id = TenantId::new(tenant);
             let granted = state.set_quota(&id, bytes);
             granted.map_err(|error| error.with("file", path).with("tenant", tenant))?;
@@ -30,7 +30,7 @@ impl Service {
             }
         }
         drop(state);
-        *self.policy.lock() = Some(policy);
+        *self.quota_file.lock() = Some(quota_file);
         Ok(())
     }
 
@@ -62,7 +62,7 @@ impl Service {
         r: &v1::QueryQuotasRequest,
     ) -> Result<v1::QueryQuotasResponse> {
         check_batch(r.tenants.len())?;
-        self.calls.one(Op::QueryQuotas, || {
+        self.op_metrics.count_one(Op::QueryQuotas, || {
             let state = self.lock();
             let results = match &r.tenants[..] {
                 [] => state.quotas()?.iter().map(quota_to_wire).collect(),
@@ -78,16 +78,16 @@ impl Service {
     pub(super) fn set_quotas(&self, r: &v1::SetQuotasRequest) -> Result<v1::SetQuotasResponse> {
         check_batch(r.quotas.len())?;
         // Held across the change of the state, so that the file tells of the changes in their order.
-        let mut policy = self.policy.lock();
+        let mut quota_file = self.quota_file.lock();
         let results = r.quotas.iter().map(|quota| {
-            let result = self.set_quota(policy.as_mut(), quota);
-            self.calls.batch(Op::SetQuota, 1, usize::from(result.is_err()));
+            let result = self.set_quota(quota_file.as_mut(), quota);
+            self.op_metrics.count_batch(Op::SetQuota, 1, usize::from(result.is_err()));
             ItemResult::from(result)
         });
         Ok(v1::SetQuotasResponse { results: results.collect() })
     }
 
-    fn set_quota(&self, policy: Option<&mut Policy>, quota: &v1::Quota) -> Result<()> {
+    fn set_quota(&self, quota_file: Option<&mut QuotaFile>, quota: &v1::Quota) -> Result<()> {
         if quota.tenant.is_empty() {
             return Err(Error::invalid("Missing or invalid tenant_id"));
         }
@@ -100,8 +100,8 @@ impl Service {
                 None => state.remove_quota(&tenant)?,
             }
         }
-        match policy {
-            Some(policy) => policy.set(&quota.tenant, quota.bytes),
+        match quota_file {
+            Some(quota_file) => quota_file.set(&quota.tenant, quota.bytes),
             None => Ok(()),
         }
     }

@@ -40,11 +40,11 @@ struct Session {
 
 /// A client that registered and has not left.
 #[derive(Debug)]
-struct Known {
+struct RegisteredClient {
     name: String,
     /// The connection of its latest registration; `None`: in process.
     session: Option<u64>,
-    heard: Moment,
+    last_heartbeat: Moment,
 }
 
 /// A registered client, as pages show it.
@@ -55,14 +55,14 @@ pub struct ConnectedClient {
     /// Its name, "host:port".
     pub name: String,
     /// How long ago it was heard of.
-    pub heard_ago: Duration,
+    pub since_heartbeat: Duration,
 }
 
 /// The connections and the clients behind them.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
     last_number: AtomicU64,
-    known: Mutex<FxHashMap<ClientId, Known>>,
+    clients: Mutex<FxHashMap<ClientId, RegisteredClient>>,
 }
 
 impl Sessions {
@@ -76,9 +76,9 @@ impl Sessions {
     pub(super) fn close(&self, origin: &Origin) -> Vec<ClientId> {
         let Some(session) = &origin.session else { return Vec::new() };
         let mut clients = std::mem::take(&mut *session.clients.lock());
-        let known = self.known.lock();
+        let registered = self.clients.lock();
         clients.retain(|client| {
-            known.get(client).is_some_and(|known| known.session == Some(session.number))
+            registered.get(client).is_some_and(|client| client.session == Some(session.number))
         });
         clients
     }
@@ -91,24 +91,24 @@ impl Sessions {
             }
             session.number
         });
-        let known = Known { name: name.to_owned(), session, heard: now };
-        self.known.lock().insert(client, known);
+        let registered = RegisteredClient { name: name.to_owned(), session, last_heartbeat: now };
+        self.clients.lock().insert(client, registered);
     }
 
-    pub(super) fn heard(&self, client: ClientId, now: Moment) {
-        if let Some(known) = self.known.lock().get_mut(&client) {
-            known.heard = now;
+    pub(super) fn record_heartbeat(&self, client: ClientId, now: Moment) {
+        if let Some(registered) = self.clients.lock().get_mut(&client) {
+            registered.last_heartbeat = now;
         }
     }
 
     pub(super) fn list(&self, now: Moment) -> Vec<ConnectedClient> {
-        let known = self.known.lock();
-        let mut clients: Vec<_> = known
+        let registered = self.clients.lock();
+        let mut clients: Vec<_> = registered
             .iter()
-            .map(|(id, known)| ConnectedClient {
+            .map(|(id, client)| ConnectedClient {
                 id: *id,
-                name: known.name.clone(),
-                heard_ago: now.since(known.heard),
+                name: client.name.clone(),
+                since_heartbeat: now.since(client.last_heartbeat),
             })
             .collect();
         clients.sort_by(|a, b| a.name.cmp(&b.name).then(a.id.to_bytes().cmp(&b.id.to_bytes())));
@@ -116,16 +116,16 @@ impl Sessions {
     }
 
     pub(super) fn forget(&self, client: ClientId) {
-        self.known.lock().remove(&client);
+        self.clients.lock().remove(&client);
     }
 
     /// Forgets clients that the state has forgotten, and gives their names.
-    pub(super) fn take_gone(&self, gone: &[ClientId]) -> Vec<String> {
-        if gone.is_empty() {
+    pub(super) fn remove_expired(&self, expired: &[ClientId]) -> Vec<String> {
+        if expired.is_empty() {
             return Vec::new();
         }
-        let mut known = self.known.lock();
-        gone.iter().filter_map(|client| known.remove(client)).map(|known| known.name).collect()
+        let mut clients = self.clients.lock();
+        expired.iter().filter_map(|id| clients.remove(id)).map(|client| client.name).collect()
     }
 }
 
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_connection_of_the_latest_registration_makes_a_suspect() {
+    fn only_latest_connection_makes_client_suspect() {
         let sessions = Sessions::default();
         let client = ClientId::random();
         let (first, second) = (sessions.open(true), sessions.open(true));
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_left_is_no_suspect() {
+    fn unregistered_client_is_not_suspect() {
         let sessions = Sessions::default();
         let client = ClientId::random();
         let origin = sessions.open(false);
@@ -156,12 +156,12 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_is_gone_is_named_once() {
+    fn expired_client_is_returned_once() {
         let sessions = Sessions::default();
         let client = ClientId::random();
         sessions.register(client, "a:1", &Origin::in_process(), Moment::default());
-        assert!(sessions.take_gone(&[ClientId::random()]).is_empty());
-        assert_eq!(sessions.take_gone(&[client]), ["a:1"]);
-        assert!(sessions.take_gone(&[client]).is_empty());
+        assert!(sessions.remove_expired(&[ClientId::random()]).is_empty());
+        assert_eq!(sessions.remove_expired(&[client]), ["a:1"]);
+        assert!(sessions.remove_expired(&[client]).is_empty());
     }
 }

@@ -10,10 +10,9 @@ use mooncake_proto::{
 };
 
 use super::{
-    Service,
-    answer::{SegmentTable, job_status, replicas, task_kind, task_status},
-    calls::Op,
-    check_batch, millis,
+    Service, check_batch, millis,
+    op_metrics::Op,
+    wire::{SegmentTable, job_status, replicas, task_kind, task_status},
 };
 use crate::state::{JobView, NewJob, NewTask, State, TaskEnd, TaskView, Work};
 
@@ -24,7 +23,7 @@ const JOB_SEGMENTS_MAX: usize = 4096;
 
 /// Copies, moves and drains, for those who show them.
 #[derive(Debug)]
-pub struct WorkShown {
+pub struct WorkSummary {
     /// Tasks that wait.
     pub pending: usize,
     /// Tasks that run.
@@ -37,10 +36,10 @@ pub struct WorkShown {
 
 impl Service {
     /// What is being copied, moved and drained, with at most so many tasks.
-    pub fn work(&self, tasks_max: usize) -> WorkShown {
+    pub fn work(&self, tasks_max: usize) -> WorkSummary {
         let state = self.lock();
         let (pending, processing) = state.tasks_underway();
-        WorkShown {
+        WorkSummary {
             pending,
             processing,
             tasks: state.list_tasks(tasks_max),
@@ -55,13 +54,13 @@ impl Service {
         check_batch(r.tasks.len())?;
         let tenant = self.tenant(r.caller.as_ref())?;
         let now = self.clock.now();
-        let results = self.in_slices(&r.tasks, |state, task| {
+        let results = self.map_in_slices(&r.tasks, |state, task| {
             let created = new_task(task).and_then(|new| state.create_task(now, &tenant, new));
             let op = match task.kind() {
                 v1::TaskKind::Copy => Op::CreateCopyTask,
                 v1::TaskKind::Move => Op::CreateMoveTask,
             };
-            self.calls.batch(op, 1, usize::from(created.is_err()));
+            self.op_metrics.count_batch(op, 1, usize::from(created.is_err()));
             match created.and_then(|id| state.task(id)) {
                 Ok(view) => v1::CreateTaskResult {
                     failure: None,
@@ -80,8 +79,8 @@ impl Service {
     pub(super) fn query_tasks(&self, r: &v1::QueryTasksRequest) -> Result<v1::QueryTasksResponse> {
         check_batch(r.tasks.len())?;
         let now = self.clock.now();
-        let results =
-            self.in_slices(&r.tasks, |state, id| match task_id(id).and_then(|id| state.task(id)) {
+        let results = self.map_in_slices(&r.tasks, |state, id| {
+            match task_id(id).and_then(|id| state.task(id)) {
                 Ok(view) => v1::QueryTaskResult {
                     failure: None,
                     kind: task_kind(view.kind).into(),
@@ -95,14 +94,15 @@ impl Service {
                     failure: Some((&error).into()),
                     ..v1::QueryTaskResult::default()
                 },
-            });
+            }
+        });
         let failed = results.iter().filter(|result| result.failure.is_some()).count();
-        self.calls.batch(Op::QueryTask, results.len(), failed);
+        self.op_metrics.count_batch(Op::QueryTask, results.len(), failed);
         Ok(v1::QueryTasksResponse { results })
     }
 
     pub(super) fn fetch_tasks(&self, r: &v1::FetchTasksRequest) -> Result<v1::FetchTasksResponse> {
-        self.calls.one(Op::FetchTasks, || {
+        self.op_metrics.count_one(Op::FetchTasks, || {
             let caller = Caller::try_from(r.caller.as_ref())?;
             let limit = usize::try_from(r.limit).unwrap_or(usize::MAX).min(FETCHED_MAX);
             let mut state = self.lock();
@@ -119,7 +119,7 @@ impl Service {
         check_batch(r.ends.len())?;
         let caller = Caller::try_from(r.caller.as_ref())?;
         let now = self.clock.now();
-        let results = self.in_slices(&r.ends, |state, end| {
+        let results = self.map_in_slices(&r.ends, |state, end| {
             let failed_replicas = replicas(&end.failed_replicas);
             let ended = task_id(&end.task).and_then(|id| {
                 let end = TaskEnd {
@@ -130,7 +130,7 @@ impl Service {
                 };
                 state.end_task(now, caller.client, end)
             });
-            self.calls.batch(Op::EndTask, 1, usize::from(ended.is_err()));
+            self.op_metrics.count_batch(Op::EndTask, 1, usize::from(ended.is_err()));
             ItemResult::from(ended)
         });
         let has_tasks = self.lock().has_tasks(self.clock.now(), caller.client);
@@ -144,9 +144,9 @@ impl Service {
         check_batch(r.keys.len())?;
         let tenant = self.tenant(r.caller.as_ref())?;
         let now = self.clock.now();
-        let cleared =
-            self.in_slices(&r.keys, |state, key| state.clear_copies(now, &tenant, key, &r.segment));
-        self.calls.batch(Op::ClearReplicas, cleared.len(), 0);
+        let cleared = self
+            .map_in_slices(&r.keys, |state, key| state.clear_copies(now, &tenant, key, &r.segment));
+        self.op_metrics.count_batch(Op::ClearReplicas, cleared.len(), 0);
         Ok(v1::ClearReplicasResponse { cleared })
     }
 
@@ -171,7 +171,7 @@ impl Service {
             )?;
             state.job(id)
         };
-        let results = self.in_slices(&r.jobs, |state, job| {
+        let results = self.map_in_slices(&r.jobs, |state, job| {
             self.job_result(Op::CreateDrainJob, now, create(state, job))
         });
         Ok(v1::CreateDrainJobsResponse { results })
@@ -183,7 +183,7 @@ impl Service {
     ) -> Result<v1::QueryDrainJobsResponse> {
         check_batch(r.jobs.len())?;
         let now = self.clock.now();
-        let results = self.in_slices(&r.jobs, |state, id| {
+        let results = self.map_in_slices(&r.jobs, |state, id| {
             let view = job_id(id).and_then(|id| state.job(id));
             self.job_result(Op::QueryDrainJob, now, view)
         });
@@ -196,7 +196,7 @@ impl Service {
     ) -> Result<v1::CancelDrainJobsResponse> {
         check_batch(r.jobs.len())?;
         let now = self.clock.now();
-        let results = self.in_slices(&r.jobs, |state, id| {
+        let results = self.map_in_slices(&r.jobs, |state, id| {
             let view = job_id(id).and_then(|id| {
                 state.cancel_job(now, id)?;
                 state.job(id)
@@ -207,7 +207,7 @@ impl Service {
     }
 
     fn job_result(&self, op: Op, now: Moment, view: Result<JobView>) -> v1::DrainJobResult {
-        self.calls.batch(op, 1, usize::from(view.is_err()));
+        self.op_metrics.count_batch(op, 1, usize::from(view.is_err()));
         match view {
             Ok(view) => v1::DrainJobResult {
                 failure: None,

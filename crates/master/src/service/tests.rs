@@ -105,7 +105,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_decodes_is_answered(calls in proptest::collection::vec(call(), 1..40)) {
+    fn answers_every_decodable_request(calls in proptest::collection::vec(call(), 1..40)) {
         let (service, _) = lent();
         let origin = service.open_session(false);
         for (tag, body) in calls {
@@ -121,7 +121,7 @@ proptest! {
 }
 
 #[test]
-fn the_arbitrary_calls_do_reach_the_state() {
+fn arbitrary_calls_reach_state() {
     use proptest::{strategy::ValueTree, test_runner::TestRunner};
     let mut runner = TestRunner::deterministic();
     let (service, _) = lent();
@@ -132,13 +132,13 @@ fn the_arbitrary_calls_do_reach_the_state() {
         }
     }
     for (op, name, _) in Op::ALL {
-        let count = service.calls().count(*op);
+        let count = service.op_metrics().count(*op);
         assert!(count.single + count.batches > 0, "{name} was never reached");
     }
 }
 
 #[test]
-fn an_answer_has_an_entry_for_every_item_and_errors_stay_with_theirs() {
+fn reply_has_one_entry_per_item() {
     let (service, id) = lent();
     let item = |key: &'static [u8], length| v1::PutItem {
         key: Bytes::from_static(key),
@@ -159,13 +159,13 @@ fn an_answer_has_an_entry_for_every_item_and_errors_stay_with_theirs() {
     assert_eq!(codes, [None, invalid, invalid, None]);
     assert_eq!(answer.segments.len(), 1, "a segment is named once");
     assert!(answer.write_window_ms > 0);
-    let count = service.calls().count(Op::PutStart);
+    let count = service.op_metrics().count(Op::PutStart);
     assert_eq!((count.batches, count.batches_partial), (1, 1));
     assert_eq!((count.items, count.items_failed), (4, 2));
 }
 
 #[test]
-fn tenants_share_one_namespace_while_there_are_none() {
+fn tenants_share_namespace_without_multi_tenancy() {
     let (service, id) = lent();
     let probe = |tenant: &str| {
         let client = Bytes::copy_from_slice(&id.to_bytes());
@@ -185,7 +185,7 @@ fn tenants_share_one_namespace_while_there_are_none() {
 }
 
 #[test]
-fn a_long_page_is_cut_by_bytes_and_goes_on_where_it_was_cut() {
+fn long_page_is_cut_by_bytes_and_resumes() {
     let (service, id) = lent();
     let key = |i: u16| {
         let mut key = vec![b'k'; 60 * 1024];
@@ -218,7 +218,7 @@ fn a_long_page_is_cut_by_bytes_and_goes_on_where_it_was_cut() {
 }
 
 #[test]
-fn a_selector_that_says_nothing_removes_nothing() {
+fn empty_selector_removes_nothing() {
     let (service, _) = lent();
     for by in [None, Some(v1::key_selector::By::All(false))] {
         let which = Some(v1::KeySelector { by });
@@ -231,7 +231,7 @@ fn a_selector_that_says_nothing_removes_nothing() {
 }
 
 #[test]
-fn heartbeats_are_asked_for_several_times_within_the_time_to_live() {
+fn heartbeat_interval_is_fraction_of_ttl() {
     let service = service();
     let register =
         v1::RegisterRequest { caller: caller(ClientId::from_bits(1)), ..Default::default() };
@@ -243,13 +243,13 @@ fn heartbeats_are_asked_for_several_times_within_the_time_to_live() {
 }
 
 #[test]
-fn with_multi_tenancy_keys_are_apart_and_quotas_are_kept_in_the_file() {
+fn multi_tenancy_separates_keys_and_persists_quotas() {
     let rules = Rules { is_multi_tenant: true, ..Rules::default() };
     let service = Service::new(rules, SystemClock::shared());
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("quotas.yaml");
     std::fs::write(&path, "version: 1\ntenants:\n  - name: a\n    quota: 1KB\n").unwrap();
-    service.keep_policy(path.to_str().unwrap()).unwrap();
+    service.load_quota_file(path.to_str().unwrap()).unwrap();
     let set = |tenant: &str, bytes| {
         let quotas = vec![v1::Quota { tenant: tenant.to_owned(), bytes }];
         let set = v1::SetQuotasRequest { caller: None, quotas };

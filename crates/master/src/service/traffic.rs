@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_at_a_bound_counts_below_it() {
+    fn size_at_bound_counts_in_lower_class() {
         let traffic = Traffic::default();
         for length in [1, 4096, 4097, 64 << 20, (64 << 20) + 1] {
             traffic.put(length);
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn misses_count_as_gets_and_bring_no_bytes() {
+    fn misses_count_as_gets_without_bytes() {
         let traffic = Traffic::default();
         traffic.looked_up(3, 2, 10);
         traffic.looked_up(1, 0, 0);

@@ -21,7 +21,7 @@ fn filled() -> (Running, crate::support::NativeClient<std::net::TcpStream>) {
 }
 
 #[test]
-fn health_and_role_are_those_of_a_single_master() {
+fn reports_health_and_role_of_single_master() {
     let running = Running::whole();
     let health = get(running.admin(), "/health");
     assert!(health.head.contains("content-type: application/json"), "{}", health.head);
@@ -40,7 +40,7 @@ fn health_and_role_are_those_of_a_single_master() {
 }
 
 #[test]
-fn what_is_not_there_is_a_plain_404() {
+fn unknown_path_is_plain_404() {
     let running = Running::whole();
     for (method, target) in [("GET", "/nothing"), ("GET", "/api/v1/remove_all"), ("PUT", "/health")]
     {
@@ -50,7 +50,7 @@ fn what_is_not_there_is_a_plain_404() {
 }
 
 #[test]
-fn metrics_show_the_pool_under_the_established_names() {
+fn metrics_use_upstream_names() {
     let (running, _client) = filled();
     let answer = get(running.admin(), "/metrics");
     assert!(answer.head.contains("content-type: text/plain; version=0.0.4"), "{}", answer.head);
@@ -69,7 +69,7 @@ fn metrics_show_the_pool_under_the_established_names() {
 }
 
 #[test]
-fn the_summary_is_one_line() {
+fn summary_is_one_line() {
     let (running, _client) = filled();
     let answer = get(running.admin(), "/metrics/summary");
     let text = answer.text();
@@ -79,7 +79,7 @@ fn the_summary_is_one_line() {
 }
 
 #[test]
-fn keys_and_segments_are_listed_one_a_line() {
+fn lists_keys_and_segments_one_per_line() {
     let (running, _client) = filled();
     let text = get(running.admin(), "/get_all_keys");
     let mut keys: Vec<&str> = text.text().lines().collect();
@@ -89,7 +89,7 @@ fn keys_and_segments_are_listed_one_a_line() {
 }
 
 #[test]
-fn segments_are_shown_in_detail() {
+fn shows_segment_details() {
     let (running, client) = filled();
     let detail = get(running.admin(), "/get_segments_detail").json();
     assert_eq!(detail["total_segments"], 1);
@@ -111,7 +111,7 @@ fn segments_are_shown_in_detail() {
 }
 
 #[test]
-fn the_status_of_a_segment_is_a_number_and_a_name() {
+fn segment_status_is_number_and_name() {
     let (running, _client) = filled();
     let status = |target: &str| {
         let answer = get(running.admin(), &format!("/api/v1/segments/status{target}"));
@@ -132,7 +132,7 @@ fn the_status_of_a_segment_is_a_number_and_a_name() {
 }
 
 #[test]
-fn a_key_is_shown_with_its_copies() {
+fn query_key_shows_replicas() {
     let (running, _client) = filled();
     let answer = get(running.admin(), "/query_key?key=b/c").json();
     assert_eq!(answer["success"], true);
@@ -149,7 +149,7 @@ fn a_key_is_shown_with_its_copies() {
 }
 
 #[test]
-fn several_keys_are_shown_by_name() {
+fn batch_query_shows_each_key() {
     let (running, _client) = filled();
     let answer = get(running.admin(), "/batch_query_keys?keys=b%2Fc,x").json();
     let (known, unknown) = (&answer["data"]["b/c"], &answer["data"]["x"]);
@@ -162,7 +162,7 @@ fn several_keys_are_shown_by_name() {
 }
 
 #[test]
-fn reads_count_as_hits_and_misses_and_looking_does_not() {
+fn only_reads_count_as_hits_and_misses() {
     let (running, _client) = filled();
     for target in ["/query_key?key=a", "/query_key?key=none", "/batch_query_keys?keys=a,none"] {
         get(running.admin(), target);
@@ -174,7 +174,7 @@ fn reads_count_as_hits_and_misses_and_looking_does_not() {
 }
 
 #[test]
-fn a_head_request_is_answered_as_a_get_without_its_body() {
+fn head_request_is_answered_without_body() {
     let running = Running::whole();
     let answer = http(running.admin(), "HEAD", "/health", b"");
     assert_eq!((answer.status, &answer.body[..]), (200, &b""[..]));
@@ -183,7 +183,7 @@ fn a_head_request_is_answered_as_a_get_without_its_body() {
 }
 
 #[test]
-fn a_key_of_any_bytes_is_listed_and_found() {
+fn binary_key_is_listed_and_found() {
     let running = Running::whole();
     let mut client = running.native();
     client.join("127.0.0.1:1", 1 << 20);
@@ -198,7 +198,7 @@ fn a_key_of_any_bytes_is_listed_and_found() {
 }
 
 #[test]
-fn what_changes_anything_asks_for_the_token_unless_it_comes_from_this_host() {
+fn remote_writes_need_token() {
     let admin_token = Secret::new("s3cret");
     let running = Running::new(MasterConfig { admin_token, ..whole_config() });
     let remove = |headers: &str| {
@@ -215,7 +215,7 @@ fn what_changes_anything_asks_for_the_token_unless_it_comes_from_this_host() {
 }
 
 #[test]
-fn remove_all_leaves_leased_objects_unless_forced() {
+fn remove_all_keeps_leased_objects_unless_forced() {
     let (running, _client) = filled();
     get(running.admin(), "/query_key?key=a");
     let remove = |target: &str| http(running.admin(), "POST", target, b"").json();
@@ -227,7 +227,7 @@ fn remove_all_leaves_leased_objects_unless_forced() {
 }
 
 #[test]
-fn the_page_for_people_may_load_nothing_from_elsewhere() {
+fn page_forbids_external_resources() {
     let running = Running::whole();
     let page = get(running.admin(), "/");
     assert!(page.head.contains("text/html; charset=utf-8"), "{}", page.head);
@@ -236,7 +236,7 @@ fn the_page_for_people_may_load_nothing_from_elsewhere() {
 }
 
 #[test]
-fn the_overview_shows_the_pool_its_clients_and_what_was_called() {
+fn overview_shows_pool_clients_and_calls() {
     let (running, client) = filled();
     let shown = get(running.admin(), "/api/v1/overview").json();
     assert_eq!((&shown["pool"]["keys"], &shown["pool"]["clients"]), (&json!(2), &json!(1)));
@@ -254,7 +254,7 @@ fn the_overview_shows_the_pool_its_clients_and_what_was_called() {
 }
 
 #[test]
-fn slow_calls_are_shown_with_their_key() {
+fn slow_calls_show_their_key() {
     let slow_call = std::time::Duration::from_micros(1);
     let running = Running::new(MasterConfig { slow_call, ..whole_config() });
     let mut client = running.native();
@@ -273,7 +273,7 @@ fn slow_calls_are_shown_with_their_key() {
 }
 
 #[test]
-fn keys_are_found_by_prefix_and_search_page_by_page() {
+fn browses_keys_by_prefix_and_search() {
     let running = Running::whole();
     let mut client = running.native();
     client.join("127.0.0.1:1", 1 << 20);
@@ -299,7 +299,7 @@ fn keys_are_found_by_prefix_and_search_page_by_page() {
 }
 
 #[test]
-fn the_log_tasks_and_drains_are_shown_to_people_and_to_monitors() {
+fn shows_log_tasks_and_drains() {
     let folder = tempfile::tempdir().unwrap();
     let state_dir = StateDir::At(folder.path().to_owned());
     let running = Running::new(MasterConfig { state_dir, ..whole_config() });

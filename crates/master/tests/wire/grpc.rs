@@ -13,7 +13,7 @@ async fn channel(running: &Running) -> tonic::transport::Channel {
 }
 
 #[test]
-fn the_same_calls_are_answered_by_name() {
+fn grpc_answers_same_calls() {
     let running = Running::whole();
     let mut native = running.native();
     native.join("127.0.0.1:1", 1 << 20);
@@ -31,7 +31,7 @@ fn the_same_calls_are_answered_by_name() {
 }
 
 #[test]
-fn the_failure_of_a_call_is_a_status_that_keeps_the_established_name() {
+fn failure_status_keeps_upstream_code_name() {
     let running = Running::whole();
     running.block_on(async {
         let mut client = MasterClient::new(channel(&running).await);
@@ -42,7 +42,7 @@ fn the_failure_of_a_call_is_a_status_that_keeps_the_established_name() {
 }
 
 #[test]
-fn health_says_serving_for_the_server_and_the_service() {
+fn grpc_health_reports_serving() {
     let running = Running::whole();
     running.block_on(async {
         let mut client = HealthClient::new(channel(&running).await);
@@ -55,7 +55,7 @@ fn health_says_serving_for_the_server_and_the_service() {
 }
 
 #[test]
-fn a_client_whose_grpc_connection_closes_is_suspect() {
+fn closed_grpc_connection_makes_client_suspect() {
     let running = Running::whole();
     let mut owner = running.native();
     owner.join("127.0.0.1:1", 1 << 20);

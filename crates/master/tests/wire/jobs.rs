@@ -20,7 +20,7 @@ fn failure(code: i32, message: &str) -> Value {
 }
 
 #[test]
-fn a_drain_is_made_watched_and_cancelled() {
+fn drain_is_created_queried_and_cancelled() {
     let running = Running::whole();
     let mut client = running.native();
     client.join("127.0.0.1:1", 64 << 20);
@@ -55,7 +55,7 @@ fn a_drain_is_made_watched_and_cancelled() {
 }
 
 #[test]
-fn a_drain_that_cannot_be_is_refused_as_established() {
+fn invalid_drain_is_refused_like_upstream() {
     let running = Running::whole();
     let post = |body: &str| ask(&running, "POST", "/api/v1/drain_jobs", body);
     assert_eq!(post(r#"{"segments": ["x"]}"#), (404, failure(-101, "SEGMENT_NOT_FOUND")));
@@ -73,7 +73,7 @@ fn a_drain_that_cannot_be_is_refused_as_established() {
 }
 
 #[test]
-fn a_body_that_is_too_long_is_refused_in_json_before_it_comes() {
+fn refuses_long_body_in_json_before_reading() {
     let running = Running::whole();
     for target in ["POST /api/v1/drain_jobs", "PUT /api/v1/tenant_quotas?tenant_id=t"] {
         let mut stream = TcpStream::connect(running.admin()).unwrap();
@@ -90,7 +90,7 @@ fn a_body_that_is_too_long_is_refused_in_json_before_it_comes() {
 }
 
 #[test]
-fn quotas_are_shown_set_and_removed() {
+fn quotas_are_listed_set_and_removed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("quotas.yaml");
     std::fs::write(&path, "version: 1\ntenants:\n  - name: a b\n    quota: 1KB\n").unwrap();
@@ -143,7 +143,7 @@ fn quotas_are_shown_set_and_removed() {
 }
 
 #[test]
-fn without_tenants_there_are_no_quotas() {
+fn no_quotas_without_multi_tenancy() {
     let running = Running::whole();
     let refused = failure(-1011, "UNAVAILABLE_IN_CURRENT_MODE");
     assert_eq!(ask(&running, "GET", "/api/v1/tenant_quotas", ""), (409, refused.clone()));
@@ -154,7 +154,7 @@ fn without_tenants_there_are_no_quotas() {
 }
 
 #[test]
-fn after_a_restart_quotas_are_those_of_the_file_whatever_the_log_knew() {
+fn quota_file_overrides_log_after_restart() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("quotas.yaml");
     let begin = |tenants: &str| {

@@ -14,7 +14,7 @@ use tonic::Code;
 use crate::support::{NativeClient, Running, get};
 
 /// Answers to many calls at once may take so long on a slow machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const WAIT_MAX: Duration = Duration::from_secs(120);
 
 fn probe(keys: usize) -> v1::ProbeRequest {
     v1::ProbeRequest { caller: None, keys: vec![Bytes::from_static(b"key"); keys], lease: false }
@@ -47,7 +47,7 @@ fn fill(client: &mut NativeClient<TcpStream>, count: usize) {
 }
 
 #[test]
-fn calls_beyond_what_a_grpc_connection_may_have_in_hand_are_refused_and_none_waits_for_ever() {
+fn refuses_grpc_calls_beyond_in_flight_limit() {
     let running = Running::whole();
     let client = channel(&running);
     let mut health = running.native();
@@ -61,10 +61,10 @@ fn calls_beyond_what_a_grpc_connection_may_have_in_hand_are_refused_and_none_wai
         // Another connection is served meanwhile.
         let other = tokio::task::spawn_blocking(move || health.probe(&["k"]).states.len());
         let mut answers = Vec::new();
-        while let Some(call) = tokio::time::timeout(PATIENCE, running.join_next()).await.unwrap() {
+        while let Some(call) = tokio::time::timeout(WAIT_MAX, running.join_next()).await.unwrap() {
             answers.push(call.unwrap());
         }
-        assert_eq!(tokio::time::timeout(PATIENCE, other).await.unwrap().unwrap(), 1);
+        assert_eq!(tokio::time::timeout(WAIT_MAX, other).await.unwrap().unwrap(), 1);
         answers
     });
     let (done, refused): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
@@ -80,7 +80,7 @@ fn calls_beyond_what_a_grpc_connection_may_have_in_hand_are_refused_and_none_wai
 }
 
 #[test]
-fn large_calls_beyond_those_that_may_wait_are_refused_while_small_ones_are_served() {
+fn refuses_excess_large_calls_and_serves_small_ones() {
     let running = Running::new(MasterConfig::embedded());
     let mut owner = running.native();
     owner.join("127.0.0.1:1", 64 << 20);
@@ -90,7 +90,7 @@ fn large_calls_beyond_those_that_may_wait_are_refused_while_small_ones_are_serve
     let sweep = v1::RemoveMatchingRequest { caller: None, which: Some(which), force: false };
     let mut callers: Vec<_> = (0..400).map(|_| running.native()).collect();
     for caller in &mut callers {
-        caller.stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        caller.stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
         caller.send(&[request::Call::RemoveMatching(sweep.clone())]);
     }
     assert_eq!(owner.probe(&["key-1"]).states.len(), 1, "a small call waits for none of them");
@@ -114,7 +114,7 @@ fn large_calls_beyond_those_that_may_wait_are_refused_while_small_ones_are_serve
 }
 
 #[test]
-fn a_batch_above_the_limit_is_refused_over_grpc_too() {
+fn refuses_oversized_batch_over_grpc() {
     let running = Running::whole();
     let mut client = channel(&running);
     let answer = running.block_on(client.probe(probe(BATCH_ITEMS_MAX))).unwrap();
@@ -125,7 +125,7 @@ fn a_batch_above_the_limit_is_refused_over_grpc_too() {
 }
 
 #[test]
-fn a_message_above_the_limit_is_refused_over_both_doors_and_disturbs_nobody() {
+fn refuses_oversized_message_over_both_protocols() {
     let running = Running::whole();
     let mut client = channel(&running);
     let keys = vec![Bytes::from(vec![b'k'; FRAME_BYTES_MAX + 1])];
@@ -142,7 +142,7 @@ fn a_message_above_the_limit_is_refused_over_both_doors_and_disturbs_nobody() {
 }
 
 #[test]
-fn a_message_full_of_empty_items_is_refused_over_both_doors_before_it_is_unpacked() {
+fn refuses_many_empty_items_before_decoding() {
     const EMPTY: usize = 4 * BATCH_ITEMS_MAX + 1;
     let running = Running::whole();
     let keys = vec![Bytes::new(); EMPTY];

@@ -12,7 +12,7 @@ fn put(address: SocketAddr, key: &str, body: &[u8]) -> (u16, String) {
 }
 
 #[test]
-fn what_is_put_is_got_byte_by_byte_and_deleted_once() {
+fn stored_value_reads_back_and_is_deleted_once() {
     let running = Running::whole();
     let address = running.addresses().metadata.unwrap();
     assert_eq!(put(address, "k", b"\x00\xff"), (200, "metadata updated".to_owned()));
@@ -30,7 +30,7 @@ fn what_is_put_is_got_byte_by_byte_and_deleted_once() {
 }
 
 #[test]
-fn the_key_is_not_decoded() {
+fn key_is_not_decoded() {
     let running = Running::whole();
     let address = running.addresses().metadata.unwrap();
     put(address, "a%2Fb", b"x");
@@ -39,7 +39,7 @@ fn the_key_is_not_decoded() {
 }
 
 #[test]
-fn the_address_of_an_engine_cannot_be_taken_by_another() {
+fn refuses_duplicate_engine_address() {
     let running = Running::whole();
     let address = running.addresses().metadata.unwrap();
     let key = "mooncake%2Frpc_meta%2Fh%3A1";
@@ -51,7 +51,7 @@ fn the_address_of_an_engine_cannot_be_taken_by_another() {
 }
 
 #[test]
-fn wrong_requests_are_answered_as_established() {
+fn bad_requests_are_answered_like_upstream() {
     let running = Running::whole();
     let address = running.addresses().metadata.unwrap();
     let answer = get(address, "/metadata");
@@ -66,7 +66,7 @@ fn wrong_requests_are_answered_as_established() {
 }
 
 #[test]
-fn a_value_above_the_limit_is_refused() {
+fn refuses_value_above_limit() {
     let running = Running::whole();
     let address = running.addresses().metadata.unwrap();
     let (status, _) = put(address, "k", &vec![0; (16 << 20) + 1]);
@@ -75,7 +75,7 @@ fn a_value_above_the_limit_is_refused() {
 }
 
 #[test]
-fn the_metadata_of_a_client_that_is_gone_is_deleted_if_asked_for() {
+fn deletes_metadata_of_expired_client_on_request() {
     let running = Running::new(MasterConfig {
         client_ttl: Duration::from_secs(1),
         is_metadata_cleaned: true,

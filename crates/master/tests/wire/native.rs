@@ -21,7 +21,7 @@ fn is_closed(stream: &mut impl Read) -> bool {
 }
 
 #[test]
-fn the_greeting_names_the_master_and_a_unix_socket_that_is_the_same_master() {
+fn greeting_names_master_and_its_unix_socket() {
     let running = Running::whole();
     let tcp = running.native();
     let unix = running.unix();
@@ -32,7 +32,7 @@ fn the_greeting_names_the_master_and_a_unix_socket_that_is_the_same_master() {
 }
 
 #[test]
-fn a_put_over_tcp_is_found_over_the_unix_socket() {
+fn put_over_tcp_is_visible_over_unix_socket() {
     let running = Running::whole();
     let mut writer = running.native();
     writer.join("127.0.0.1:1", 1 << 20);
@@ -48,7 +48,7 @@ fn a_put_over_tcp_is_found_over_the_unix_socket() {
 }
 
 #[test]
-fn answers_come_in_the_order_of_the_calls_however_many_are_sent_at_once() {
+fn pipelined_calls_are_answered_in_order() {
     let running = Running::whole();
     let mut client = running.native();
     client.join("127.0.0.1:1", 1 << 20);
@@ -68,7 +68,7 @@ fn answers_come_in_the_order_of_the_calls_however_many_are_sent_at_once() {
 }
 
 #[test]
-fn a_client_that_is_known_by_another_registration_is_told_to_register() {
+fn stale_registration_must_register_again() {
     let running = Running::whole();
     let mut client = running.native();
     client.join("127.0.0.1:1", 1 << 20);
@@ -84,7 +84,7 @@ fn a_client_that_is_known_by_another_registration_is_told_to_register() {
 }
 
 #[test]
-fn a_frame_that_comes_in_pieces_is_one_call() {
+fn fragmented_frame_is_one_call() {
     let running = Running::whole();
     let mut client = running.native();
     let mut wire = bytes::BytesMut::new();
@@ -98,7 +98,7 @@ fn a_frame_that_comes_in_pieces_is_one_call() {
 }
 
 #[test]
-fn a_call_without_caller_or_kind_fails_and_the_connection_lives_on() {
+fn bad_call_fails_without_closing_connection() {
     let running = Running::whole();
     let mut client = running.native();
     let nobody = request::Call::Heartbeat(v1::HeartbeatRequest::default());
@@ -109,7 +109,7 @@ fn a_call_without_caller_or_kind_fails_and_the_connection_lives_on() {
 }
 
 #[test]
-fn a_frame_above_the_limit_closes_the_connection() {
+fn oversized_frame_closes_connection() {
     let running = Running::whole();
     let mut client = running.native();
     client.stream.write_all(&u32::MAX.to_le_bytes()).unwrap();
@@ -117,7 +117,7 @@ fn a_frame_above_the_limit_closes_the_connection() {
 }
 
 #[test]
-fn a_frame_that_is_no_message_closes_the_connection() {
+fn undecodable_frame_closes_connection() {
     let running = Running::whole();
     let mut client = running.native();
     client.stream.write_all(&[4, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]).unwrap();
@@ -125,7 +125,7 @@ fn a_frame_that_is_no_message_closes_the_connection() {
 }
 
 #[test]
-fn a_client_of_another_version_learns_ours_and_is_let_go() {
+fn other_version_learns_ours_and_is_closed() {
     let running = Running::whole();
     let mut stream = connect(running.addresses().rpc);
     let mut greeting = native_frame::client_greeting();
@@ -140,7 +140,7 @@ fn a_client_of_another_version_learns_ours_and_is_let_go() {
 }
 
 #[test]
-fn garbage_and_half_a_greeting_are_let_go_and_disturb_nobody() {
+fn garbage_and_partial_greeting_are_closed() {
     let running = Running::whole();
     let address = running.addresses().rpc;
     let mut half = connect(address);
@@ -156,14 +156,14 @@ fn garbage_and_half_a_greeting_are_let_go_and_disturb_nobody() {
 }
 
 #[test]
-fn a_client_whose_connection_closes_is_suspect_and_its_objects_are_not_named() {
+fn closed_connection_makes_client_suspect() {
     let running = Running::whole();
-    close_and_look(&running, running.native());
-    close_and_look(&running, running.unix());
+    close_and_locate(&running, running.native());
+    close_and_locate(&running, running.unix());
 }
 
 /// The owner joins, puts, and is gone.
-fn close_and_look<S: Read + Write>(running: &Running, mut owner: NativeClient<S>) {
+fn close_and_locate<S: Read + Write>(running: &Running, mut owner: NativeClient<S>) {
     owner.join("127.0.0.1:1", 1 << 20);
     owner.put("a", 100);
     let mut reader = running.unix();
@@ -193,7 +193,7 @@ fn close_and_look<S: Read + Write>(running: &Running, mut owner: NativeClient<S>
 }
 
 #[test]
-fn a_batch_above_the_limit_is_refused_whole_with_the_limit() {
+fn oversized_batch_error_names_limit() {
     let running = Running::whole();
     let mut client = running.native();
     let keys = vec![Bytes::from_static(b"k"); mooncake_master::service::BATCH_ITEMS_MAX + 1];
@@ -206,7 +206,7 @@ fn a_batch_above_the_limit_is_refused_whole_with_the_limit() {
 }
 
 #[test]
-fn the_clients_port_answers_curl_with_health() {
+fn rpc_port_answers_http_health() {
     let running = Running::whole();
     let address = running.addresses().rpc;
     for target in ["/", "/health"] {
@@ -220,7 +220,7 @@ fn the_clients_port_answers_curl_with_health() {
 }
 
 #[test]
-fn large_frames_beyond_what_the_master_takes_on_are_refused_and_small_ones_are_not() {
+fn refuses_large_frames_beyond_budget() {
     let running = Running::new(MasterConfig::embedded());
     let announced = (16_u32 << 20).to_le_bytes();
     let mut hoarders: Vec<_> = (0..32).map(|_| running.native()).collect();
@@ -259,7 +259,7 @@ fn large_frames_beyond_what_the_master_takes_on_are_refused_and_small_ones_are_n
 }
 
 #[test]
-fn calls_that_arrived_before_a_stop_are_answered() {
+fn answers_calls_received_before_stop() {
     let running = Running::new(MasterConfig::embedded());
     let mut client = running.native();
     let call = request::Call::Status(v1::StatusRequest { caller: None });

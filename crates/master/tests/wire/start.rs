@@ -11,7 +11,7 @@ use mooncake_proto::v1::{self, request, response};
 use crate::support::{NativeClient, Running, connect, eventually, get, runtime, whole_config};
 
 #[test]
-fn an_embedded_master_has_only_the_clients_port_and_answers_without_a_socket() {
+fn embedded_master_answers_in_process() {
     let running = Running::new(MasterConfig::embedded());
     let addresses = running.addresses();
     assert!(addresses.rpc.ip().is_loopback() && addresses.rpc.port() != 0);
@@ -24,7 +24,7 @@ fn an_embedded_master_has_only_the_clients_port_and_answers_without_a_socket() {
 }
 
 #[test]
-fn an_occupied_port_is_refused_by_name() {
+fn occupied_port_error_names_option() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let runtime = runtime();
@@ -39,7 +39,7 @@ fn an_occupied_port_is_refused_by_name() {
 }
 
 #[test]
-fn two_masters_come_up_with_the_default_admin_port() {
+fn two_masters_start_with_default_admin_port() {
     let config = || MasterConfig {
         has_admin: true,
         admin_host: "127.0.0.1".to_owned(),
@@ -55,7 +55,7 @@ fn two_masters_come_up_with_the_default_admin_port() {
 }
 
 #[test]
-fn a_master_serves_ipv6_with_and_without_brackets() {
+fn serves_ipv6_with_and_without_brackets() {
     if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
         println!("skipped: this machine has no IPv6 loopback");
         return;
@@ -69,7 +69,7 @@ fn a_master_serves_ipv6_with_and_without_brackets() {
 }
 
 #[test]
-fn a_host_with_a_port_or_no_host_is_refused() {
+fn refuses_host_with_port_or_empty_host() {
     let runtime = runtime();
     for host in ["127.0.0.1:1", "", "no such host"] {
         let rpc_address = host.to_owned();
@@ -79,7 +79,7 @@ fn a_host_with_a_port_or_no_host_is_refused() {
 }
 
 #[test]
-fn stop_closes_idle_connections_and_frees_the_ports_in_time() {
+fn stop_closes_idle_connections_and_frees_ports() {
     let running = Running::whole();
     let addresses = running.addresses();
     let mut native = running.native();
@@ -95,7 +95,7 @@ fn stop_closes_idle_connections_and_frees_the_ports_in_time() {
 }
 
 #[test]
-fn a_master_that_is_dropped_stops_serving() {
+fn dropped_master_stops_serving() {
     let runtime = runtime();
     let master = runtime.block_on(mooncake_master::start(MasterConfig::embedded())).unwrap();
     let address = master.addresses().rpc;
@@ -105,7 +105,7 @@ fn a_master_that_is_dropped_stops_serving() {
 }
 
 #[test]
-fn an_idle_connection_is_closed_when_the_settings_say_so() {
+fn closes_idle_connection_after_timeout() {
     let rpc_idle_timeout = Duration::from_millis(50);
     let running = Running::new(MasterConfig { rpc_idle_timeout, ..MasterConfig::embedded() });
     let mut client = running.native();

@@ -234,7 +234,7 @@ pub struct RegisterResponse {
     pub version: ::prost::alloc::string::String,
     /// The history that a restart of this master would go on with; empty: it would forget all.
     #[prost(bytes = "bytes", tag = "5")]
-    pub lineage: ::prost::bytes::Bytes,
+    pub timeline_id: ::prost::bytes::Bytes,
     /// Which time the master came to know of the client, for its heartbeats.
     #[prost(uint64, tag = "6")]
     pub registration: u64,
@@ -261,7 +261,7 @@ pub struct HeartbeatResponse {
     pub has_tasks: bool,
     /// As in RegisterResponse; may change while a master runs.
     #[prost(bytes = "bytes", tag = "3")]
-    pub lineage: ::prost::bytes::Bytes,
+    pub timeline_id: ::prost::bytes::Bytes,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UnregisterRequest {

@@ -40,7 +40,7 @@ struct Terms {
     /// Which master it was: changes whenever one starts anew.
     master: Bytes,
     /// The history that a restart of it goes on with; empty: none.
-    lineage: Bytes,
+    timeline_id: Bytes,
     interval: Duration,
     /// Which time it came to know of us.
     registration: u64,
@@ -154,9 +154,9 @@ impl Shared {
         announced?;
         let mut terms = self.session.terms.lock();
         let registrations = terms.registrations + 1;
-        let v1::RegisterResponse { master, lineage, registration, .. } = response;
+        let v1::RegisterResponse { master, timeline_id, registration, .. } = response;
         *terms =
-            Terms { master, lineage, interval, registration, registrations, is_doubted: false };
+            Terms { master, timeline_id, interval, registration, registrations, is_doubted: false };
         Ok(())
     }
 
@@ -173,8 +173,8 @@ impl Shared {
             _ => None,
         })?;
         if response.is_known && response.master == terms.master && !terms.is_doubted {
-            if response.lineage != terms.lineage {
-                self.session.terms.lock().lineage = response.lineage;
+            if response.timeline_id != terms.timeline_id {
+                self.session.terms.lock().timeline_id = response.timeline_id;
             }
             return Ok(response.has_tasks);
         }
@@ -186,7 +186,7 @@ impl Shared {
     /// Whether it is the master that we last agreed with, or one that goes on with its history.
     fn knows_our_memory(&self, response: &v1::RegisterResponse) -> bool {
         let terms = self.session.terms.lock();
-        let is_heir = !response.lineage.is_empty() && terms.lineage == response.lineage;
+        let is_heir = !response.timeline_id.is_empty() && terms.timeline_id == response.timeline_id;
         is_heir || terms.master == response.master
     }
 

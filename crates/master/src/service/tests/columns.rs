@@ -60,7 +60,7 @@ fn shown(found: Outcome<'_, Located<'_>>) -> v1::LocateResult {
 }
 
 #[test]
-fn a_batch_in_columns_is_put_and_found_as_one_by_one() {
+fn column_batch_behaves_like_single_items() {
     let (service, id) = lent();
     let started = start(&service, id);
     let columns = started.columns.expect("in columns");
@@ -88,12 +88,12 @@ fn a_batch_in_columns_is_put_and_found_as_one_by_one() {
     assert_eq!(found.segments, one_by_one.segments);
     assert_eq!(one_by_one.results.iter().filter(|result| result.failure.is_none()).count(), 2);
     assert_eq!(one_by_one.results[2].checksum, Some(77));
-    let count = service.calls().count(Op::Locate);
+    let count = service.op_metrics().count(Op::Locate);
     assert_eq!((count.batches, count.items, count.items_failed), (2, 8, 4));
 }
 
 #[test]
-fn a_fence_of_a_batch_in_columns_can_be_handed_back() {
+fn fence_of_column_batch_can_be_released() {
     let (service, id) = lent();
     let versions = start(&service, id).columns.unwrap().versions;
     end(&service, id, v1::PutRefColumns { versions: vec![versions[0]], ..Default::default() });
@@ -105,7 +105,7 @@ fn a_fence_of_a_batch_in_columns_can_be_handed_back() {
 }
 
 #[test]
-fn more_items_than_a_call_may_have_are_refused_in_columns_too() {
+fn refuses_too_many_items_in_columns() {
     let (service, id) = lent();
     let lengths = vec![0; BATCH_ITEMS_MAX + 1];
     let columns = Some(v1::KeyColumn { bytes: Bytes::new(), lengths });
@@ -184,7 +184,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_the_columns_are_the_answer_fits_the_call_or_is_a_failure(
+    fn reply_to_arbitrary_columns_fits_call_or_fails(
         calls in proptest::collection::vec(any_call(ClientId::from_bits(1)), 1..30)
     ) {
         let (service, _) = lent();

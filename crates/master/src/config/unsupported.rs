@@ -8,7 +8,7 @@ use mooncake_base::{Error, Result};
 use super::{MasterConfig, OPTIONS};
 
 /// Options that only tune the log of the established program or are ignored there too.
-const QUIET: &[&str] = &[
+const SILENT: &[&str] = &[
     "alsologtostderr",
     "colorlogtostderr",
     "kv_events_tenant_id",
@@ -24,7 +24,7 @@ const QUIET: &[&str] = &[
 ];
 
 /// Options that matter only together with one that switches their feature on.
-const TUNES: &[(&str, &str)] = &[
+const TUNING: &[(&str, &str)] = &[
     ("nof_", "enable_nof"),
     ("cxl_", "enable_cxl"),
     ("offload", "enable_offload"),
@@ -71,10 +71,10 @@ pub(super) fn ineffective<'a>(
         .filter(move |(name, value)| {
             OPTIONS.iter().any(|spec| spec.name == **name && (spec.show)(&defaults) != **value)
         })
-        .filter(|(name, _)| !QUIET.contains(name))
+        .filter(|(name, _)| !SILENT.contains(name))
         .filter(|(name, _)| {
             // A number that tunes a feature nobody switched on changes nothing here or there.
-            TUNES.iter().filter(|(prefix, _)| name.starts_with(prefix)).all(|(_, feature)| {
+            TUNING.iter().filter(|(prefix, _)| name.starts_with(prefix)).all(|(_, feature)| {
                 *name == feature || given.get(feature).is_some_and(|text| text == "true")
             })
         })

@@ -29,56 +29,56 @@ use tokio::{
     sync::OwnedSemaphorePermit,
 };
 
-use super::native::{Driver, Step, WRITE_DEADLINE};
+use super::native::{ConnectionDriver, Step, WRITE_DEADLINE};
 
 /// The most seats of one master.
-pub const SEATS_MAX: usize = 16;
+pub const DEDICATED_THREADS_MAX: usize = 16;
 
 /// A connection asks for a seat after so many calls in a row, each soon after the one before.
-const CALLS_IN_HASTE: u32 = 16;
+const BURST_CALLS: u32 = 16;
 
 /// How soon that is.
-const SOON: Duration = Duration::from_millis(5);
+const BURST_GAP: Duration = Duration::from_millis(5);
 
 /// How long a connection on a seat waits for its next call before it gives the seat back.
-const SEAT_WAIT: Duration = Duration::from_millis(20);
+const IDLE_WAIT: Duration = Duration::from_millis(20);
 
 /// The most that is read at once on a seat.
 const READ_BYTES_MAX: usize = 64 << 10;
 
 /// A socket of a client of this host.
 #[derive(Debug)]
-pub(super) enum Local {
+pub(super) enum LocalStream {
     /// In the runtime's event queue, beside others.
-    Shared(UnixStream),
+    Async(UnixStream),
     /// In the kernel, on a thread of its own: nothing is ever pending.
-    Seated(Seat),
+    Blocking(BlockingStream),
 }
 
 /// What a thread of its own has of a connection.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct BlockingStream {
     stream: Arc<net::UnixStream>,
     spin_wait: SpinWait,
     _active: ActiveThread,
 }
 
 /// Serves a connection until it ends, on a seat whenever it asks for one and one is free.
-pub(super) async fn run(mut driver: Driver<Local>) -> Result<()> {
+pub(super) async fn run(mut driver: ConnectionDriver<LocalStream>) -> Result<()> {
     if !driver.begin().await? {
         return Ok(());
     }
-    let (mut last, mut in_haste) = (Instant::now(), 0);
-    while driver.step().await? != Step::Gone {
+    let (mut last, mut burst) = (Instant::now(), 0);
+    while driver.step().await? != Step::Closed {
         let now = Instant::now();
-        in_haste = if now - last < SOON { in_haste + 1 } else { 0 };
+        burst = if now - last < BURST_GAP { burst + 1 } else { 0 };
         last = now;
-        if in_haste < CALLS_IN_HASTE {
+        if burst < BURST_CALLS {
             continue;
         }
-        in_haste = 0;
-        if let Ok(seat) = Arc::clone(&driver.doors.seats).try_acquire_owned() {
-            match sit(driver, seat).await? {
+        burst = 0;
+        if let Ok(permit) = Arc::clone(&driver.context.dedicated_threads).try_acquire_owned() {
+            match serve_blocking(driver, permit).await? {
                 Some(back) => driver = back,
                 None => return Ok(()),
             }
@@ -89,75 +89,82 @@ pub(super) async fn run(mut driver: Driver<Local>) -> Result<()> {
 
 /// Serves the connection on a seat until it has nothing to do for a moment; nothing if the peer has
 /// gone. Dropped before that, it ends the connection.
-async fn sit(driver: Driver<Local>, seat: OwnedSemaphorePermit) -> Result<Option<Driver<Local>>> {
-    let (driver, socket) = seated(driver)?;
-    let mut recall = Recall(socket);
+async fn serve_blocking(
+    driver: ConnectionDriver<LocalStream>,
+    permit: OwnedSemaphorePermit,
+) -> Result<Option<ConnectionDriver<LocalStream>>> {
+    let (driver, socket) = to_blocking(driver)?;
+    let mut shutdown = ShutdownOnDrop(socket);
     let runtime = Handle::current();
-    let stayed = tokio::task::spawn_blocking(move || {
-        let stayed = runtime.block_on(stay(driver));
-        drop(seat);
-        stayed
+    let served = tokio::task::spawn_blocking(move || {
+        let served = runtime.block_on(serve_until_idle(driver));
+        drop(permit);
+        served
     });
-    let stayed = stayed
+    let served = served
         .await
         .map_err(|source| Error::internal("a connection broke on its seat").caused_by(source))?;
-    recall.0 = Weak::new();
-    stayed?.map(unseated).transpose()
+    shutdown.0 = Weak::new();
+    served?.map(to_async).transpose()
 }
 
-async fn stay(mut driver: Driver<Local>) -> Result<Option<Driver<Local>>> {
+async fn serve_until_idle(
+    mut driver: ConnectionDriver<LocalStream>,
+) -> Result<Option<ConnectionDriver<LocalStream>>> {
     loop {
         match driver.step().await? {
-            Step::Answered if !driver.doors.stop.is_cancelled() => {}
+            Step::Answered if !driver.context.stop.is_cancelled() => {}
             Step::Answered | Step::Idle => return Ok(Some(driver)),
-            Step::Gone => return Ok(None),
+            Step::Closed => return Ok(None),
         }
     }
 }
 
-fn seated(mut driver: Driver<Local>) -> Result<(Driver<Local>, Weak<net::UnixStream>)> {
-    let seat = match driver.stream {
-        Local::Seated(seat) => seat,
-        Local::Shared(stream) => {
-            let stream = stream.into_std().map_err(moved)?;
-            stream.set_nonblocking(false).map_err(moved)?;
-            stream.set_read_timeout(Some(SEAT_WAIT)).map_err(moved)?;
-            stream.set_write_timeout(Some(WRITE_DEADLINE)).map_err(moved)?;
-            Seat {
+fn to_blocking(
+    mut driver: ConnectionDriver<LocalStream>,
+) -> Result<(ConnectionDriver<LocalStream>, Weak<net::UnixStream>)> {
+    let blocking = match driver.stream {
+        LocalStream::Blocking(blocking) => blocking,
+        LocalStream::Async(stream) => {
+            let stream = stream.into_std().map_err(switch_error)?;
+            stream.set_nonblocking(false).map_err(switch_error)?;
+            stream.set_read_timeout(Some(IDLE_WAIT)).map_err(switch_error)?;
+            stream.set_write_timeout(Some(WRITE_DEADLINE)).map_err(switch_error)?;
+            BlockingStream {
                 stream: Arc::new(stream),
                 spin_wait: SpinWait::new(NEXT_CALL_SPIN_TIME),
                 _active: ActiveThread::new(),
             }
         }
     };
-    let socket = Arc::downgrade(&seat.stream);
-    driver.stream = Local::Seated(seat);
+    let socket = Arc::downgrade(&blocking.stream);
+    driver.stream = LocalStream::Blocking(blocking);
     Ok((driver, socket))
 }
 
-fn unseated(mut driver: Driver<Local>) -> Result<Driver<Local>> {
+fn to_async(mut driver: ConnectionDriver<LocalStream>) -> Result<ConnectionDriver<LocalStream>> {
     driver.stream = match driver.stream {
-        Local::Shared(stream) => Local::Shared(stream),
-        Local::Seated(seat) => {
-            let stream = Arc::into_inner(seat.stream)
+        LocalStream::Async(stream) => LocalStream::Async(stream),
+        LocalStream::Blocking(blocking) => {
+            let stream = Arc::into_inner(blocking.stream)
                 .ok_or_else(|| Error::internal("the connection is being shut down"))?;
-            stream.set_nonblocking(true).map_err(moved)?;
-            Local::Shared(UnixStream::from_std(stream).map_err(moved)?)
+            stream.set_nonblocking(true).map_err(switch_error)?;
+            LocalStream::Async(UnixStream::from_std(stream).map_err(switch_error)?)
         }
     };
     Ok(driver)
 }
 
-fn moved(source: io::Error) -> Error {
-    Error::internal("a connection could not be moved between the runtime and a seat")
+fn switch_error(source: io::Error) -> Error {
+    Error::internal("a connection could not be moved between the runtime and its own thread")
         .caused_by(source)
 }
 
 /// Ends the connection of a seat, which may be waiting in the kernel, when nobody waits for it any
 /// more.
-struct Recall(Weak<net::UnixStream>);
+struct ShutdownOnDrop(Weak<net::UnixStream>);
 
-impl Drop for Recall {
+impl Drop for ShutdownOnDrop {
     fn drop(&mut self) {
         if let Some(socket) = self.0.upgrade() {
             // It may have been closed by the peer just now, which is as well.
@@ -166,20 +173,20 @@ impl Drop for Recall {
     }
 }
 
-impl AsyncRead for Local {
+impl AsyncRead for LocalStream {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Self::Shared(stream) => Pin::new(stream).poll_read(context, into),
-            Self::Seated(Seat { stream, spin_wait, .. }) => {
+            Self::Async(stream) => Pin::new(stream).poll_read(context, into),
+            Self::Blocking(BlockingStream { stream, spin_wait, .. }) => {
                 let room = into.remaining().min(READ_BYTES_MAX);
                 let room = into.initialize_unfilled_to(room);
                 // What comes then is read next.
                 let _ = spin_wait.poll(|| peek(stream));
-                let count = again(|| (&**stream).read(room))?;
+                let count = retry_interrupted(|| (&**stream).read(room))?;
                 into.advance(count);
                 Poll::Ready(Ok(()))
             }
@@ -187,15 +194,17 @@ impl AsyncRead for Local {
     }
 }
 
-impl AsyncWrite for Local {
+impl AsyncWrite for LocalStream {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
-            Self::Shared(stream) => Pin::new(stream).poll_write(context, bytes),
-            Self::Seated(seat) => Poll::Ready(again(|| (&*seat.stream).write(bytes))),
+            Self::Async(stream) => Pin::new(stream).poll_write(context, bytes),
+            Self::Blocking(blocking) => {
+                Poll::Ready(retry_interrupted(|| (&*blocking.stream).write(bytes)))
+            }
         }
     }
 
@@ -205,8 +214,8 @@ impl AsyncWrite for Local {
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Self::Shared(stream) => Pin::new(stream).poll_shutdown(context),
-            Self::Seated(seat) => Poll::Ready(seat.stream.shutdown(Shutdown::Write)),
+            Self::Async(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Blocking(blocking) => Poll::Ready(blocking.stream.shutdown(Shutdown::Write)),
         }
     }
 }
@@ -218,7 +227,7 @@ fn peek(stream: &net::UnixStream) -> io::Result<usize> {
 }
 
 /// Calls until no signal comes between.
-fn again(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+fn retry_interrupted(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     loop {
         match call() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -33,33 +33,33 @@ const LARGE_ITEMS: usize = 1024;
 const WAITING_MAX: usize = 256;
 
 /// How long a large call may wait for its turn.
-const TURN_DEADLINE: Duration = Duration::from_secs(10);
+const WAIT_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What all connections together may ask of the master.
 #[derive(Debug, Clone)]
-pub struct Load {
+pub struct Admission {
     frames: Arc<Semaphore>,
     /// Large calls, each on a thread of its own, run one less than there are threads that serve, so
     /// that small ones find a core free.
-    turns: Arc<Semaphore>,
+    large_calls: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
     deadline: Duration,
     refused: Arc<AtomicU64>,
 }
 
-impl Load {
+impl Admission {
     /// For a master with so many threads.
     pub fn new(threads: usize) -> Self {
-        let turns = threads.saturating_sub(1).max(1);
-        Self::with(FRAMES_BYTES_MAX, turns, WAITING_MAX, TURN_DEADLINE)
+        let large_calls = threads.saturating_sub(1).max(1);
+        Self::with(FRAMES_BYTES_MAX, large_calls, WAITING_MAX, WAIT_DEADLINE)
     }
 
-    fn with(frames_bytes: usize, turns: usize, waiting: usize, deadline: Duration) -> Self {
+    fn with(frames_bytes: usize, large_calls: usize, waiting: usize, deadline: Duration) -> Self {
         Self {
             deadline,
             refused: Arc::default(),
             frames: Arc::new(Semaphore::new(frames_bytes / UNIT_BYTES)),
-            turns: Arc::new(Semaphore::new(turns)),
+            large_calls: Arc::new(Semaphore::new(large_calls)),
             waiting: Arc::new(Semaphore::new(waiting)),
         }
     }
@@ -68,7 +68,7 @@ impl Load {
     ///
     /// # Errors
     /// `RPC_FAIL`: there is none now.
-    pub(super) fn frame(&self, bytes: usize) -> Result<OwnedSemaphorePermit> {
+    pub(super) fn admit_frame(&self, bytes: usize) -> Result<OwnedSemaphorePermit> {
         let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX);
         self.frames.clone().try_acquire_many_owned(units).map_err(|_| self.busy("too many bytes"))
     }
@@ -77,18 +77,18 @@ impl Load {
     ///
     /// # Errors
     /// `RPC_FAIL`: too many wait, or it waited for too long.
-    pub(super) async fn turn(&self, call: Option<&Call>) -> Result<Option<SemaphorePermit<'_>>> {
+    pub(super) async fn admit(&self, call: Option<&Call>) -> Result<Option<SemaphorePermit<'_>>> {
         if !call.is_some_and(is_large) {
             return Ok(None);
         }
-        if let Ok(turn) = self.turns.try_acquire() {
-            return Ok(Some(turn));
+        if let Ok(permit) = self.large_calls.try_acquire() {
+            return Ok(Some(permit));
         }
         let Ok(_place) = self.waiting.try_acquire() else {
             return Err(self.busy("too many large calls wait"));
         };
-        match timeout(self.deadline, self.turns.acquire()).await {
-            Ok(Ok(turn)) => Ok(Some(turn)),
+        match timeout(self.deadline, self.large_calls.acquire()).await {
+            Ok(Ok(permit)) => Ok(Some(permit)),
             _ => Err(self.busy("a large call waited too long for its turn")),
         }
     }
@@ -99,7 +99,7 @@ impl Load {
     }
 
     /// Bytes of large frames that are taken on now.
-    pub fn frames_bytes(&self) -> u64 {
+    pub fn large_frame_bytes(&self) -> u64 {
         let free = self.frames.available_permits() * UNIT_BYTES;
         FRAMES_BYTES_MAX.saturating_sub(free) as u64
     }
@@ -129,16 +129,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn small_calls_never_wait_and_large_ones_leave_a_thread_free() {
-        let load = Load::with(0, 1, 1, TURN_DEADLINE);
+    async fn small_calls_never_wait_for_large_ones() {
+        let admission = Admission::with(0, 1, 1, WAIT_DEADLINE);
         let large = probe(LARGE_ITEMS + 1);
-        let first = load.turn(Some(&large)).await.unwrap();
+        let first = admission.admit(Some(&large)).await.unwrap();
         assert!(first.is_some());
-        assert!(load.turn(Some(&probe(LARGE_ITEMS))).await.unwrap().is_none());
-        let waits = load.turn(Some(&large));
+        assert!(admission.admit(Some(&probe(LARGE_ITEMS))).await.unwrap().is_none());
+        let waits = admission.admit(Some(&large));
         let refused = async {
             // It is polled after the one that waits, and finds no place to wait.
-            let error = load.turn(Some(&large)).await.unwrap_err();
+            let error = admission.admit(Some(&large)).await.unwrap_err();
             let error = error.to_string();
             assert!(error.contains("too many large calls"), "{error}");
             drop(first);
@@ -148,17 +148,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_large_call_waits_no_longer_than_its_deadline() {
-        let load = Load::with(0, 1, 1, Duration::from_millis(1));
+    async fn large_call_waits_at_most_its_deadline() {
+        let admission = Admission::with(0, 1, 1, Duration::from_millis(1));
         let sweep = Call::ListObjects(v1::ListObjectsRequest::default());
-        let _first = load.turn(Some(&sweep)).await.unwrap();
-        let error = load.turn(Some(&sweep)).await.unwrap_err();
+        let _first = admission.admit(Some(&sweep)).await.unwrap();
+        let error = admission.admit(Some(&sweep)).await.unwrap_err();
         let error = error.to_string();
         assert!(error.contains("waited too long"), "{error}");
     }
 
     #[test]
-    fn a_call_is_as_large_in_columns() {
+    fn counts_items_of_columns() {
         let locate = |lengths| {
             let column = v1::KeyColumn { bytes: Bytes::new(), lengths };
             Call::Locate(v1::LocateRequest { columns: Some(column), ..Default::default() })
@@ -168,13 +168,13 @@ mod tests {
     }
 
     #[test]
-    fn room_for_frames_comes_back() {
-        let load = Load::with(4 * UNIT_BYTES, 1, 1, TURN_DEADLINE);
-        let three = load.frame(2 * UNIT_BYTES + 1).unwrap();
-        assert_eq!(load.frame(2 * UNIT_BYTES).unwrap_err().code(), ErrorCode::RPC_FAIL);
-        let _one = load.frame(UNIT_BYTES).unwrap();
+    fn dropped_frame_returns_its_bytes() {
+        let admission = Admission::with(4 * UNIT_BYTES, 1, 1, WAIT_DEADLINE);
+        let three = admission.admit_frame(2 * UNIT_BYTES + 1).unwrap();
+        assert_eq!(admission.admit_frame(2 * UNIT_BYTES).unwrap_err().code(), ErrorCode::RPC_FAIL);
+        let _one = admission.admit_frame(UNIT_BYTES).unwrap();
         drop(three);
-        assert!(load.frame(3 * UNIT_BYTES).is_ok());
-        assert_eq!(load.refused(), 1);
+        assert!(admission.admit_frame(3 * UNIT_BYTES).is_ok());
+        assert_eq!(admission.refused(), 1);
     }
 }

@@ -76,7 +76,7 @@ impl Op {
 
 /// The counters of one operation. A call with one item counts as single, else as a batch.
 #[derive(Debug, Default)]
-struct Counter {
+struct OpCounters {
     single: AtomicU64,
     single_failed: AtomicU64,
     batches: AtomicU64,
@@ -88,7 +88,7 @@ struct Counter {
 
 /// What one operation counted up to now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Count {
+pub struct OpCount {
     /// Calls with one item.
     pub single: u64,
     /// Of them, failed.
@@ -107,14 +107,14 @@ pub struct Count {
 
 /// The counters of every operation.
 #[derive(Debug, Default)]
-pub struct Calls([Counter; Op::ALL.len()]);
+pub struct OpMetrics([OpCounters; Op::ALL.len()]);
 
-impl Calls {
+impl OpMetrics {
     /// What the operation counted up to now.
-    pub fn count(&self, op: Op) -> Count {
+    pub fn count(&self, op: Op) -> OpCount {
         let counter = &self.0[op as usize];
         let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
-        Count {
+        OpCount {
             single: read(&counter.single),
             single_failed: read(&counter.single_failed),
             batches: read(&counter.batches),
@@ -126,24 +126,28 @@ impl Calls {
     }
 
     /// Runs and counts a call that has no items.
-    pub(super) fn one<R>(&self, op: Op, call: impl FnOnce() -> Result<R>) -> Result<R> {
+    pub(super) fn count_one<R>(&self, op: Op, call: impl FnOnce() -> Result<R>) -> Result<R> {
         let result = call();
-        self.batch(op, 1, usize::from(result.is_err()));
+        self.count_batch(op, 1, usize::from(result.is_err()));
         result
     }
 
     /// Runs the items and counts them, each as a call of its own.
-    pub(super) fn each(&self, op: Op, items: impl Iterator<Item = Result<()>>) -> Vec<ItemResult> {
+    pub(super) fn count_each(
+        &self,
+        op: Op,
+        items: impl Iterator<Item = Result<()>>,
+    ) -> Vec<ItemResult> {
         items
             .map(|result| {
-                self.batch(op, 1, usize::from(result.is_err()));
+                self.count_batch(op, 1, usize::from(result.is_err()));
                 ItemResult::from(result)
             })
             .collect()
     }
 
     /// Counts a call with so many items, of which so many failed.
-    pub(super) fn batch(&self, op: Op, items: usize, failed: usize) {
+    pub(super) fn count_batch(&self, op: Op, items: usize, failed: usize) {
         let counter = &self.0[op as usize];
         let add = |value: &AtomicU64, by: usize| {
             if by > 0 {
@@ -168,23 +172,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_in_the_order_of_the_operations() {
+    fn table_follows_order_of_operations() {
         for (i, (op, name, _)) in Op::ALL.iter().enumerate() {
             assert_eq!(*op as usize, i, "{name}");
         }
     }
 
     #[test]
-    fn one_item_is_a_single_call_and_several_are_a_batch() {
-        let calls = Calls::default();
-        calls.batch(Op::Probe, 1, 0);
-        calls.batch(Op::Probe, 1, 1);
-        calls.batch(Op::Probe, 3, 1);
-        calls.batch(Op::Probe, 2, 2);
-        let count = calls.count(Op::Probe);
+    fn counts_one_item_as_single_and_more_as_batch() {
+        let metrics = OpMetrics::default();
+        metrics.count_batch(Op::Probe, 1, 0);
+        metrics.count_batch(Op::Probe, 1, 1);
+        metrics.count_batch(Op::Probe, 3, 1);
+        metrics.count_batch(Op::Probe, 2, 2);
+        let count = metrics.count(Op::Probe);
         assert_eq!((count.single, count.single_failed), (2, 1));
         assert_eq!((count.batches, count.batches_partial, count.batches_failed), (2, 1, 1));
         assert_eq!((count.items, count.items_failed), (5, 3));
-        assert_eq!(calls.count(Op::Remove), Count::default());
+        assert_eq!(metrics.count(Op::Remove), OpCount::default());
     }
 }

@@ -20,14 +20,14 @@ const PREFERRED_MAX: usize = 1024;
 /// The segments that the places of one answer point into, each once.
 #[derive(Debug, Default)]
 pub(super) struct SegmentTable {
-    indices: FxHashMap<Named, u32>,
+    indices: FxHashMap<SegmentKey, u32>,
     segments: Vec<v1::Segment>,
     /// The one that was asked for last, and will be next.
-    last: Option<(Named, u32)>,
+    last: Option<(SegmentKey, u32)>,
 }
 
 /// What tells a segment from all others.
-type Named = (SegmentId, Incarnation);
+type SegmentKey = (SegmentId, Incarnation);
 
 impl SegmentTable {
     /// The places as the wire shows them; the state must be the one that just gave them.
@@ -50,16 +50,16 @@ impl SegmentTable {
     }
 
     fn index(&mut self, spec: &SegmentSpec) -> u32 {
-        let named = (spec.id, spec.incarnation);
-        if let Some((_, index)) = self.last.filter(|(last, _)| *last == named) {
+        let key = (spec.id, spec.incarnation);
+        if let Some((_, index)) = self.last.filter(|(last, _)| *last == key) {
             return index;
         }
         let segments = &mut self.segments;
-        let index = *self.indices.entry(named).or_insert_with(|| {
+        let index = *self.indices.entry(key).or_insert_with(|| {
             segments.push(segment_to_wire(spec));
             u32::try_from(segments.len() - 1).expect("segments are fewer than items")
         });
-        self.last = Some((named, index));
+        self.last = Some((key, index));
         index
     }
 }

@@ -14,7 +14,7 @@ use mooncake_base::{Clock, Error, ErrorCode, Result, SegmentId, SystemClock};
 
 use super::{
     Journal, LogSync,
-    directory::failed,
+    directory::file_error,
     frame::{self, FRAME_BYTES, Kind},
     recovery::SNAPSHOT_END,
 };
@@ -30,23 +30,23 @@ const IDLE: Duration = Duration::from_secs(5);
 const SLICE_OBJECTS: u32 = 2048;
 
 /// Whoever has the state that the log is of.
-pub(crate) trait Owner: Send + Sync + 'static {
+pub(crate) trait StateOwner: Send + Sync + 'static {
     /// The log, if there is one.
     fn journal(&self) -> Option<&Journal>;
     /// Holds the state, with all its effects appended.
-    fn hold(&self) -> MutexGuard<'_, State>;
+    fn lock_state(&self) -> MutexGuard<'_, State>;
     /// What time it is there.
     fn now(&self) -> mooncake_base::Moment;
 }
 
 /// The running thread. Ends, and syncs what is written, when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Keeper<O: Owner> {
+pub(crate) struct Maintenance<O: StateOwner> {
     owner: Weak<O>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl<O: Owner> Keeper<O> {
+impl<O: StateOwner> Maintenance<O> {
     /// Starts the thread.
     ///
     /// # Errors
@@ -57,19 +57,19 @@ impl<O: Owner> Keeper<O> {
             .name("mc-log".to_owned())
             .spawn({
                 let weak = weak.clone();
-                move || keep(&weak)
+                move || run(&weak)
             })
             .map_err(|source| Error::internal("no thread for the log").caused_by(source))?;
         Ok(Self { owner: weak, thread: Some(thread) })
     }
 }
 
-impl<O: Owner> Drop for Keeper<O> {
+impl<O: StateOwner> Drop for Maintenance<O> {
     fn drop(&mut self) {
         let owner = self.owner.upgrade();
         if let Some(journal) = owner.as_ref().and_then(|owner| owner.journal()) {
-            journal.keeper.lock().stop = true;
-            journal.wakes_keeper.notify_all();
+            journal.commands.lock().stop = true;
+            journal.wakes_maintenance.notify_all();
         }
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -79,7 +79,7 @@ impl<O: Owner> Drop for Keeper<O> {
     }
 }
 
-fn keep<O: Owner>(owner: &Weak<O>) {
+fn run<O: StateOwner>(owner: &Weak<O>) {
     let mut not_before = SystemClock.now();
     while let Some(owner) = owner.upgrade() {
         let Some(journal) = owner.journal() else { return };
@@ -89,8 +89,8 @@ fn keep<O: Owner>(owner: &Weak<O>) {
             LogSync::Interval(interval) => interval,
             _ => IDLE,
         };
-        let (stop, snapshot) = journal.rest(pause);
-        journal.settle(u64::MAX);
+        let (stop, snapshot) = journal.wait_command(pause);
+        journal.wait_durable(u64::MAX);
         if journal.sync != LogSync::Never {
             journal.sync_now();
         }
@@ -100,13 +100,13 @@ fn keep<O: Owner>(owner: &Weak<O>) {
         if journal.is_healthy.load(Ordering::Acquire) {
             if snapshot
                 && not_before.has_passed(SystemClock.now())
-                && let Err(error) = snapshot_of(&*owner, journal, None)
+                && let Err(error) = take_snapshot(&*owner, journal, None)
             {
                 not_before = SystemClock.now() + SNAPSHOT_RETRY;
                 tracing::error!(%error, "no snapshot was taken; the log goes on growing");
             }
         } else if let Err(error) =
-            snapshot_of(&*owner, journal, Some(SegmentId::random().to_bytes()))
+            take_snapshot(&*owner, journal, Some(SegmentId::random().to_bytes()))
         {
             tracing::warn!(%error, "the log cannot begin anew yet");
         }
@@ -114,13 +114,13 @@ fn keep<O: Owner>(owner: &Weak<O>) {
 }
 
 impl Journal {
-    /// Waits for orders; whether to stop, and whether a snapshot is due.
-    fn rest(&self, pause: Duration) -> (bool, bool) {
-        let mut orders = self.keeper.lock();
-        if !orders.stop && !orders.snapshot {
-            self.wakes_keeper.wait_for(&mut orders, pause);
+    /// Waits for commands; whether to stop, and whether a snapshot is due.
+    fn wait_command(&self, pause: Duration) -> (bool, bool) {
+        let mut commands = self.commands.lock();
+        if !commands.stop && !commands.snapshot {
+            self.wakes_maintenance.wait_for(&mut commands, pause);
         }
-        (orders.stop, std::mem::take(&mut orders.snapshot))
+        (commands.stop, std::mem::take(&mut commands.snapshot))
     }
 
     /// Syncs what is written, without keeping anybody from writing.
@@ -142,29 +142,33 @@ impl Journal {
 }
 
 /// Begins the next log and describes the state of that moment beside it, slice by slice; then what
-/// was before is needless. With a new lineage if the log before was broken.
-fn snapshot_of(owner: &impl Owner, journal: &Journal, lineage: Option<[u8; 16]>) -> Result<()> {
+/// was before is needless. With a new timeline_id if the log before was broken.
+fn take_snapshot(
+    owner: &impl StateOwner,
+    journal: &Journal,
+    timeline_id: Option<[u8; 16]>,
+) -> Result<()> {
     let start = SystemClock.now();
     // What the disk does here need not be waited for under the locks. Nobody else begins files: a
     // master that dies before this one is written to finds it empty, behind the log that went on.
     journal.sync_now();
-    let is_anew = lineage.is_some();
-    let (number, lineage) = {
+    let is_new_timeline = timeline_id.is_some();
+    let (number, timeline_id) = {
         let writer = journal.writer.lock();
-        (writer.next_file, lineage.unwrap_or(writer.lineage))
+        (writer.next_file, timeline_id.unwrap_or(writer.timeline_id))
     };
-    let fresh = journal.make_file(number, lineage)?;
+    let new_file = journal.make_file(number, timeline_id)?;
     let mut bytes = super::empty_frame();
     let (first_frame, old, mut description) = {
-        let state = owner.hold();
+        let state = owner.lock_state();
         let writer = &mut *journal.writer.lock();
         journal.write_queue(writer);
-        if writer.file.is_none() && !is_anew {
+        if writer.file.is_none() && !is_new_timeline {
             // It failed meanwhile, and took the new file along.
             let why = "the log failed while its next file was made";
             return Err(Error::new(ErrorCode::PERSISTENT_FAIL, why));
         }
-        let old = writer.go_on(fresh);
+        let old = writer.switch_to(new_file);
         let description = state.describe(owner.now(), &mut bytes);
         (writer.next_frame, old, description)
     };
@@ -172,19 +176,19 @@ fn snapshot_of(owner: &impl Owner, journal: &Journal, lineage: Option<[u8; 16]>)
         && journal.sync != LogSync::Never
     {
         old.sync_data()
-            .map_err(|source| failed("cannot be synced", journal.directory.path(), source))?;
+            .map_err(|source| file_error("cannot be synced", journal.directory.path(), source))?;
     }
     let path = journal.directory.unfinished();
-    let header = journal.header(Kind::Snapshot, number, lineage).encode();
+    let header = journal.header(Kind::Snapshot, number, timeline_id).encode();
     let write = || write_snapshot(owner, &path, &header, bytes, &mut description, first_frame);
-    let length = write().map_err(|source| failed("cannot be written", &path, source))?;
+    let length = write().map_err(|source| file_error("cannot be written", &path, source))?;
     // What the description met after its beginning is in the log, which must last as long.
-    journal.settle(u64::MAX);
+    journal.wait_durable(u64::MAX);
     journal.sync_now();
     let place = journal.directory.file(Kind::Snapshot, number);
     fs::rename(&path, &place)
         .and_then(|()| journal.directory.sync())
-        .map_err(|source| failed("cannot be renamed", &path, source))?;
+        .map_err(|source| file_error("cannot be renamed", &path, source))?;
     journal.directory.remove_before(number)?;
     let writer = &mut *journal.writer.lock();
     let status = &mut *journal.status.lock();
@@ -208,7 +212,7 @@ fn snapshot_of(owner: &impl Owner, journal: &Journal, lineage: Option<[u8; 16]>)
 }
 
 fn write_snapshot(
-    owner: &impl Owner,
+    owner: &impl StateOwner,
     path: &Path,
     header: &[u8],
     head: Vec<u8>,
@@ -228,7 +232,7 @@ fn write_snapshot(
     let mut bytes = head;
     put(&mut bytes, 0, 0)?;
     loop {
-        let state = owner.hold();
+        let state = owner.lock_state();
         let is_last = state.describe_slice(description, SLICE_OBJECTS, &mut bytes);
         state.unlock_fair();
         put(&mut bytes, 0, 0)?;

@@ -13,7 +13,7 @@ pub(crate) fn raise() {
     let was = rlimit::raise();
     let limit = rlimit::limit();
     if limit < LOW {
-        let connections = connections(usize::MAX, limit);
+        let connections = connections_max(usize::MAX, limit);
         tracing::warn!(
             descriptors = limit,
             connections,
@@ -25,7 +25,7 @@ pub(crate) fn raise() {
 }
 
 /// How many connections may be open at a time: as many as wished, or as the descriptors allow.
-pub(crate) fn connections(wished: usize, descriptors: u64) -> usize {
+pub(crate) fn connections_max(wished: usize, descriptors: u64) -> usize {
     let possible = descriptors.saturating_sub(RESERVED).max(descriptors / 4).max(1);
     wished.min(usize::try_from(possible).unwrap_or(usize::MAX))
 }
@@ -35,10 +35,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_leave_room_for_what_else_is_open() {
-        assert_eq!(connections(65_536, 1 << 20), 65_536);
-        assert_eq!(connections(65_536, 1024), 768);
-        assert_eq!(connections(65_536, 64), 16);
-        assert_eq!(connections(65_536, 0), 1);
+    fn connections_leave_reserved_descriptors() {
+        assert_eq!(connections_max(65_536, 1 << 20), 65_536);
+        assert_eq!(connections_max(65_536, 1024), 768);
+        assert_eq!(connections_max(65_536, 64), 16);
+        assert_eq!(connections_max(65_536, 0), 1);
     }
 }

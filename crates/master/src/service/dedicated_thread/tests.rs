@@ -17,7 +17,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::*;
 use crate::{
-    service::{Load, Service, connection::Doors, native::serve_local},
+    service::{Admission, Service, connection::ServerContext, native::serve_local},
     state::Rules,
 };
 
@@ -28,11 +28,11 @@ const LONG: Duration = Duration::from_secs(60);
 struct Served {
     stream: UnixStream,
     input: BytesMut,
-    doors: Doors,
+    context: ServerContext,
 }
 
-fn doors(seats: usize) -> Doors {
-    Doors {
+fn context(dedicated_threads: usize) -> ServerContext {
+    ServerContext {
         service: Arc::new(Service::new(Rules::default(), SystemClock::shared())),
         unix_name: Arc::from(""),
         is_nodelay: true,
@@ -40,18 +40,18 @@ fn doors(seats: usize) -> Doors {
         stop: CancellationToken::new(),
         kill: CancellationToken::new(),
         tasks: TaskTracker::new(),
-        load: Load::new(2),
+        admission: Admission::new(2),
         permits: Arc::new(Semaphore::new(8)),
-        seats: Arc::new(Semaphore::new(seats)),
+        dedicated_threads: Arc::new(Semaphore::new(dedicated_threads)),
     }
 }
 
-async fn connect(doors: &Doors) -> Served {
+async fn connect(context: &ServerContext) -> Served {
     let (near, far) = UnixStream::pair().unwrap();
-    let permit = doors.permits.clone().try_acquire_owned().unwrap();
-    let connection = super::super::connection::Connection::new(doors, true, permit);
-    doors.spawn(serve_local(far, connection, doors.clone()));
-    let mut served = Served { stream: near, input: BytesMut::new(), doors: doors.clone() };
+    let permit = context.permits.clone().try_acquire_owned().unwrap();
+    let connection = super::super::connection::Connection::new(context, true, permit);
+    context.spawn(serve_local(far, connection, context.clone()));
+    let mut served = Served { stream: near, input: BytesMut::new(), context: context.clone() };
     served.stream.write_all(&native_frame::client_greeting()).await.unwrap();
     served.receive::<ServerGreeting>().await.unwrap();
     served
@@ -88,7 +88,7 @@ impl Served {
     /// Asks in haste until the seats that are free are so many.
     async fn ask_until(&mut self, free: usize) {
         let until = async {
-            while self.doors.seats.available_permits() != free {
+            while self.context.dedicated_threads.available_permits() != free {
                 assert!(self.ask().await, "a call was not answered");
             }
         };
@@ -96,9 +96,9 @@ impl Served {
     }
 }
 
-async fn seats_are_free(doors: &Doors, count: usize) {
+async fn wait_for_free_threads(context: &ServerContext, count: usize) {
     let freed = async {
-        while doors.seats.available_permits() != count {
+        while context.dedicated_threads.available_permits() != count {
             sleep(Duration::from_millis(1)).await;
         }
     };
@@ -106,21 +106,21 @@ async fn seats_are_free(doors: &Doors, count: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_asks_in_haste_has_a_seat_until_there_is_a_pause() {
-    let doors = doors(1);
-    let mut served = connect(&doors).await;
+async fn burst_gets_dedicated_thread_until_pause() {
+    let context = context(1);
+    let mut served = connect(&context).await;
     for _ in 0..3 {
         served.ask_until(0).await;
         assert!(served.ask().await, "it is answered on the seat");
-        seats_are_free(&doors, 1).await;
+        wait_for_free_threads(&context, 1).await;
         assert!(served.ask().await, "it is answered beside others");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn half_a_call_does_not_keep_a_seat_and_is_not_lost() {
-    let doors = doors(1);
-    let mut served = connect(&doors).await;
+async fn partial_frame_frees_thread_and_is_not_lost() {
+    let context = context(1);
+    let mut served = connect(&context).await;
     served.ask_until(0).await;
     let mut frame = BytesMut::new();
     native_frame::encode(&v1::Request::default(), &mut frame).unwrap();
@@ -134,7 +134,7 @@ async fn half_a_call_does_not_keep_a_seat_and_is_not_lost() {
     native_frame::encode(&padded, &mut frame).unwrap();
     let (first, second) = frame.split_at(frame.len() / 2);
     served.stream.write_all(first).await.unwrap();
-    seats_are_free(&doors, 1).await;
+    wait_for_free_threads(&context, 1).await;
     served.stream.write_all(second).await.unwrap();
     for _ in 0..2 {
         assert!(served.receive::<v1::Response>().await.is_some());
@@ -142,40 +142,40 @@ async fn half_a_call_does_not_keep_a_seat_and_is_not_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_free_seat_it_goes_on_as_before() {
-    let doors = doors(1);
-    let mut first = connect(&doors).await;
-    let mut second = connect(&doors).await;
+async fn without_free_thread_stays_on_runtime() {
+    let context = context(1);
+    let mut first = connect(&context).await;
+    let mut second = connect(&context).await;
     first.ask_until(0).await;
-    for _ in 0..4 * CALLS_IN_HASTE {
+    for _ in 0..4 * BURST_CALLS {
         assert!(second.ask().await);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stop_and_a_kill_end_a_connection_on_its_seat() {
+async fn stop_and_kill_end_connection_on_dedicated_thread() {
     for is_kill in [false, true] {
-        let doors = doors(1);
-        let mut served = connect(&doors).await;
+        let context = context(1);
+        let mut served = connect(&context).await;
         served.ask_until(0).await;
-        let token = if is_kill { &doors.kill } else { &doors.stop };
+        let token = if is_kill { &context.kill } else { &context.stop };
         token.cancel();
-        doors.tasks.close();
-        timeout(LONG, doors.tasks.wait()).await.expect("its task goes on");
-        seats_are_free(&doors, 1).await;
+        context.tasks.close();
+        timeout(LONG, context.tasks.wait()).await.expect("its task goes on");
+        wait_for_free_threads(&context, 1).await;
         assert!(served.receive::<v1::Response>().await.is_none(), "its socket is closed");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_goes_leaves_its_seat_and_its_session() {
-    let doors = doors(1);
-    let mut served = connect(&doors).await;
+async fn closed_connection_frees_thread_and_session() {
+    let context = context(1);
+    let mut served = connect(&context).await;
     served.ask_until(0).await;
     drop(served);
-    seats_are_free(&doors, 1).await;
+    wait_for_free_threads(&context, 1).await;
     let gone = async {
-        while doors.permits.available_permits() != 8 {
+        while context.permits.available_permits() != 8 {
             yield_now().await;
         }
     };

@@ -9,12 +9,12 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 
 /// The quotas as the file has them.
 #[derive(Debug)]
-pub struct Policy {
+pub struct QuotaFile {
     path: PathBuf,
     quotas: BTreeMap<String, u64>,
 }
 
-impl Policy {
+impl QuotaFile {
     /// Reads the file.
     ///
     /// # Errors
@@ -57,14 +57,14 @@ impl Policy {
         let beside = self.path.with_extension("new");
         let write = || {
             let mut file = fs::File::create(&beside)?;
-            file.write_all(self.text().as_bytes())?;
+            file.write_all(self.to_yaml().as_bytes())?;
             file.sync_all()?;
             fs::rename(&beside, &self.path)
         };
         write().map_err(failed)
     }
 
-    fn text(&self) -> String {
+    fn to_yaml(&self) -> String {
         let mut text = "version: 1\n".to_owned();
         if self.quotas.is_empty() {
             return text + "tenants: []\n";
@@ -125,7 +125,7 @@ fn parse(text: &str) -> Result<BTreeMap<String, u64>> {
     check_version(version.as_deref() == Some("1"), has_tenants)?;
     let mut quotas = BTreeMap::new();
     for (line, Entry { name, quota }) in entries {
-        enter(&mut quotas, name, quota).map_err(|error| error.with("line", line))?;
+        insert_quota(&mut quotas, name, quota).map_err(|error| error.with("line", line))?;
     }
     Ok(quotas)
 }
@@ -149,7 +149,7 @@ fn from_json(text: &str) -> Result<BTreeMap<String, u64>> {
             serde_json::Value::Number(number) => Some(number.to_string()),
             _ => None,
         };
-        enter(&mut quotas, field("name"), field("quota"))?;
+        insert_quota(&mut quotas, field("name"), field("quota"))?;
     }
     Ok(quotas)
 }
@@ -161,7 +161,7 @@ fn check_version(is_one: bool, has_tenants: bool) -> Result<()> {
     Err(Error::invalid("a policy begins with `version: 1` and has `tenants`"))
 }
 
-fn enter(
+fn insert_quota(
     quotas: &mut BTreeMap<String, u64>,
     name: Option<String>,
     quota: Option<String>,
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_is_read_as_people_write_it() {
+    fn reads_block_yaml_and_json() {
         let text = "---\n# who may write\nversion: 1\ntenants:\n  - name: a  # first\n    quota: 10GB\n\
                     - quota: 5\n  name: \"b # c\"\n  -\n    name: 'd''e'\n    quota: 1.5 MB\n";
         let expected = [("a", 10 << 30), ("b # c", 5), ("d'e", 3 << 19)];
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_policy_is_refused() {
+    fn refuses_invalid_quota_file() {
         let tenant = |name: &str, quota: &str| {
             format!("version: 1\ntenants:\n  - name: {name}\n    quota: {quota}\n")
         };
@@ -261,18 +261,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn written_file_reads_back() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("quotas.yaml");
         fs::write(&path, "version: 1\ntenants:\n  - name: a\n    quota: 1KB\n").unwrap();
         let path = path.to_str().unwrap();
-        let mut policy = Policy::read(path).unwrap();
-        policy.set("b \"#\" c", Some(7)).unwrap();
-        policy.set("a", None).unwrap();
-        let again = Policy::read(path).unwrap();
+        let mut file = QuotaFile::read(path).unwrap();
+        file.set("b \"#\" c", Some(7)).unwrap();
+        file.set("a", None).unwrap();
+        let again = QuotaFile::read(path).unwrap();
         assert_eq!(again.quotas().collect::<Vec<_>>(), [("b \"#\" c", 7)]);
-        policy.set("b \"#\" c", None).unwrap();
-        assert_eq!(Policy::read(path).unwrap().quotas().count(), 0);
-        assert!(Policy::read("/nowhere/at/all").is_err());
+        file.set("b \"#\" c", None).unwrap();
+        assert_eq!(QuotaFile::read(path).unwrap().quotas().count(), 0);
+        assert!(QuotaFile::read("/nowhere/at/all").is_err());
     }
 }

@@ -14,22 +14,22 @@ use crate::{events::Events, journal::Journal, state::State};
 thread_local! {
     /// Where the last effects that this thread appended to the log end. A call runs on one thread,
     /// and may hold the state several times; none of the places in between need know of the log.
-    static APPENDED: Cell<u64> = const { Cell::new(0) };
+    static LOG_POSITION: Cell<u64> = const { Cell::new(0) };
 }
 
 /// Forgets what calls before have appended.
-pub(super) fn forget_appended() {
-    APPENDED.set(0);
+pub(super) fn reset_log_position() {
+    LOG_POSITION.set(0);
 }
 
 /// Behind which position of the log lies all that this thread appended since; 0 if nothing.
-pub(super) fn appended() -> u64 {
-    APPENDED.get()
+pub(super) fn log_position() -> u64 {
+    LOG_POSITION.get()
 }
 
 /// The state, as long as this is held.
 #[derive(Debug)]
-pub(super) struct Locked<'a> {
+pub(super) struct StateGuard<'a> {
     pub(super) state: Option<MutexGuard<'a, State>>,
     pub(super) events: Option<&'a Arc<Events>>,
     pub(super) journal: Option<&'a Journal>,
@@ -37,16 +37,16 @@ pub(super) struct Locked<'a> {
 
 const HELD: &str = "the lock is held until this is dropped";
 
-impl Locked<'_> {
+impl StateGuard<'_> {
     /// Gives the lock back and lets somebody who waits for it have it first.
     pub(super) fn unlock_fair(mut self) {
-        self.tell();
+        self.flush();
         if let Some(state) = self.state.take() {
             state.unlock_fair();
         }
     }
 
-    fn tell(&mut self) {
+    fn flush(&mut self) {
         if let (Some(state), Some(events)) = (&mut self.state, self.events)
             && state.has_news()
         {
@@ -55,18 +55,18 @@ impl Locked<'_> {
         if let (Some(state), Some(journal)) = (&mut self.state, self.journal)
             && state.has_effects()
         {
-            APPENDED.set(journal.append(|into| state.take_effects(into)));
+            LOG_POSITION.set(journal.append(|into| state.take_effects(into)));
         }
     }
 }
 
-impl Drop for Locked<'_> {
+impl Drop for StateGuard<'_> {
     fn drop(&mut self) {
-        self.tell();
+        self.flush();
     }
 }
 
-impl Deref for Locked<'_> {
+impl Deref for StateGuard<'_> {
     type Target = State;
 
     fn deref(&self) -> &State {
@@ -74,7 +74,7 @@ impl Deref for Locked<'_> {
     }
 }
 
-impl DerefMut for Locked<'_> {
+impl DerefMut for StateGuard<'_> {
     fn deref_mut(&mut self) -> &mut State {
         self.state.as_mut().expect(HELD)
     }

@@ -13,32 +13,36 @@ use mooncake_base::{Clock, Error, Moment, SegmentId, TenantId};
 use mooncake_proto::v1::{self, request::Call, response};
 use tokio::{sync::Notify, time::timeout};
 
-use super::{Origin, Service, load, locked};
+use super::{Origin, Service, admission, state_guard};
 use crate::{
-    journal::{Found, Journal, JournalStatus, Owner},
+    journal::{Journal, JournalStatus, RecoveredJournal, StateOwner},
     state::{Awaited, Restored, Rules, State},
 };
 
 /// How often a call that waits looks whether it still has to, whatever it is told.
-const LOOK_AGAIN: Duration = Duration::from_millis(250);
+const RECHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Owners of what the log knew, who may still come back.
 #[derive(Debug, Default)]
-pub(super) struct Owners {
-    are_awaited: AtomicBool,
+pub(super) struct PendingOwners {
+    is_any_pending: AtomicBool,
     changed: Notify,
 }
 
 impl Service {
     /// A service over what the log knows. All of it is dormant until its owners announce it.
-    pub(crate) fn from_log(rules: Rules, clock: Arc<dyn Clock>, found: Found) -> (Self, Restored) {
+    pub(crate) fn from_log(
+        rules: Rules,
+        clock: Arc<dyn Clock>,
+        recovered: RecoveredJournal,
+    ) -> (Self, Restored) {
         let (seed, _) = SegmentId::random().halves();
         // Writers that were given leave by what is lost may write for that long.
-        let quiet = if found.may_lack_end { rules.write_end() } else { Duration::ZERO };
-        let (state, restored) = State::restore(rules, seed, clock.now(), found.image, quiet);
-        let mut service = Self::over(state, clock);
-        service.owners.are_awaited = AtomicBool::new(restored.segments > 0);
-        service.journal = Some(found.journal);
+        let quiet = if recovered.may_lack_end { rules.write_end() } else { Duration::ZERO };
+        let (state, restored) = State::restore(rules, seed, clock.now(), recovered.image, quiet);
+        let mut service = Self::with_state(state, clock);
+        service.pending_owners.is_any_pending = AtomicBool::new(restored.segments > 0);
+        service.journal = Some(recovered.journal);
         // What became of conflicts is the first that is logged.
         drop(service.lock());
         (service, restored)
@@ -50,7 +54,7 @@ impl Service {
     ///
     /// Not cancel-safe: dropped half-way, the call may have been done or not.
     pub async fn answer(self: &Arc<Self>, request: v1::Request, origin: &Origin) -> v1::Response {
-        if request.call.as_ref().is_some_and(load::is_large) {
+        if request.call.as_ref().is_some_and(admission::is_large) {
             let (service, origin) = (Arc::clone(self), origin.clone());
             let answered =
                 tokio::task::spawn_blocking(move || service.dispatch(request, &origin)).await;
@@ -59,16 +63,16 @@ impl Service {
                 v1::Response { call: Some(response::Call::Failure((&error).into())) }
             });
         }
-        let (response, appended) = self.run(request, origin);
+        let (response, position) = self.execute_logged(request, origin);
         match &self.journal {
-            Some(journal) if appended > 0 && journal.is_slow() => {
+            Some(journal) if position > 0 && journal.is_slow() => {
                 let service = Arc::clone(self);
-                let settled = tokio::task::spawn_blocking(move || service.settle(appended));
-                if let Err(error) = settled.await {
+                let waited = tokio::task::spawn_blocking(move || service.wait_durable(position));
+                if let Err(error) = waited.await {
                     tracing::error!(%error, "nobody waited for the log");
                 }
             }
-            Some(journal) if appended > 0 => journal.settle(appended),
+            Some(journal) if position > 0 => journal.wait_durable(position),
             _ => {}
         }
         response
@@ -79,9 +83,9 @@ impl Service {
         self.journal.as_ref().map(Journal::status)
     }
 
-    pub(crate) fn recovered_in(&self, time: Duration) {
+    pub(crate) fn set_recovery_time(&self, time: Duration) {
         if let Some(journal) = &self.journal {
-            journal.recovered_in(time);
+            journal.set_recovery_time(time);
         }
     }
 
@@ -90,23 +94,25 @@ impl Service {
     }
 
     /// Which history a restart would go on with; empty if there is none.
-    pub(super) fn lineage(&self) -> bytes::Bytes {
-        let lineage = self.journal.as_ref().and_then(Journal::lineage);
-        lineage.map(|lineage| bytes::Bytes::copy_from_slice(&lineage)).unwrap_or_default()
+    pub(super) fn timeline_id(&self) -> bytes::Bytes {
+        let timeline_id = self.journal.as_ref().and_then(Journal::timeline_id);
+        timeline_id
+            .map(|timeline_id| bytes::Bytes::copy_from_slice(&timeline_id))
+            .unwrap_or_default()
     }
 
     /// Waits until the log has all up to there.
-    pub(super) fn settle(&self, appended: u64) {
-        if let Some(journal) = self.journal.as_ref().filter(|_| appended > 0) {
-            journal.settle(appended);
+    pub(super) fn wait_durable(&self, position: u64) {
+        if let Some(journal) = self.journal.as_ref().filter(|_| position > 0) {
+            journal.wait_durable(position);
         }
     }
 
     /// Some memory was announced, or is not waited for any longer.
-    pub(super) fn owners_changed(&self, dormant: u64) {
-        if self.owners.are_awaited.load(Ordering::Relaxed) {
-            self.owners.are_awaited.store(dormant > 0, Ordering::Relaxed);
-            self.owners.changed.notify_waiters();
+    pub(super) fn update_pending_owners(&self, dormant: u64) {
+        if self.pending_owners.is_any_pending.load(Ordering::Relaxed) {
+            self.pending_owners.is_any_pending.store(dormant > 0, Ordering::Relaxed);
+            self.pending_owners.changed.notify_waiters();
         }
     }
 
@@ -115,12 +121,12 @@ impl Service {
     ///
     /// Cancel-safe.
     pub(super) async fn wait_for_owners(&self, call: Option<&Call>) {
-        if self.owners.are_awaited.load(Ordering::Relaxed) {
-            self.wait_until_awake(call).await;
+        if self.pending_owners.is_any_pending.load(Ordering::Relaxed) {
+            self.wait_for_key_owners(call).await;
         }
     }
 
-    async fn wait_until_awake(&self, call: Option<&Call>) {
+    async fn wait_for_key_owners(&self, call: Option<&Call>) {
         let caller = match call {
             Some(Call::Locate(r)) => r.caller.as_ref(),
             Some(Call::Probe(r)) => r.caller.as_ref(),
@@ -148,9 +154,9 @@ impl Service {
         };
         let is_put = matches!(call, Some(Call::PutStart(_)));
         loop {
-            let changed = self.owners.changed.notified();
+            let changed = self.pending_owners.changed.notified();
             let Some(until) = self.awaits(&tenant, &keys, is_put) else { return };
-            let left = until.left(self.clock.now()).min(LOOK_AGAIN);
+            let left = until.left(self.clock.now()).min(RECHECK_INTERVAL);
             // Whether it was told or not, it looks again.
             let _ = timeout(left, changed).await;
         }
@@ -168,13 +174,13 @@ impl Service {
     }
 }
 
-impl Owner for Service {
+impl StateOwner for Service {
     fn journal(&self) -> Option<&Journal> {
         self.journal.as_ref()
     }
 
-    fn hold(&self) -> MutexGuard<'_, State> {
-        // What was changed before is appended: whoever holds the state does so before letting go.
+    fn lock_state(&self) -> MutexGuard<'_, State> {
+        // What was changed before is position: whoever holds the state does so before letting go.
         self.state.lock()
     }
 
@@ -184,8 +190,8 @@ impl Owner for Service {
 }
 
 /// Runs a call and says where in the log its effects end.
-pub(super) fn watched<R>(call: impl FnOnce() -> R) -> (R, u64) {
-    locked::forget_appended();
+pub(super) fn with_log_position<R>(call: impl FnOnce() -> R) -> (R, u64) {
+    state_guard::reset_log_position();
     let result = call();
-    (result, locked::appended())
+    (result, state_guard::log_position())
 }

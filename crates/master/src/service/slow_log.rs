@@ -41,13 +41,13 @@ pub struct SlowCall {
 
 /// The record of slow calls.
 #[derive(Debug)]
-pub struct SlowCalls {
+pub struct SlowLog {
     threshold_us: AtomicU64,
     total: AtomicU64,
     latest: Mutex<VecDeque<SlowCall>>,
 }
 
-impl Default for SlowCalls {
+impl Default for SlowLog {
     fn default() -> Self {
         let slow = Self {
             threshold_us: AtomicU64::new(0),
@@ -59,7 +59,7 @@ impl Default for SlowCalls {
     }
 }
 
-impl SlowCalls {
+impl SlowLog {
     /// From how long on a call counts as slow; zero: none does.
     pub fn threshold(&self) -> Duration {
         Duration::from_micros(self.threshold_us.load(Ordering::Relaxed))
@@ -82,29 +82,29 @@ impl SlowCalls {
     }
 
     /// Takes note of a call about to be answered.
-    pub(super) fn begin(&self, call: Option<&Call>) -> Option<Watched> {
+    pub(super) fn begin(&self, call: Option<&Call>) -> Option<PendingCall> {
         if self.threshold_us.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        Some(Watched { outline: call.map(Outline::of)?, began: Instant::now() })
+        Some(PendingCall { summary: call.map(CallSummary::of)?, began: Instant::now() })
     }
 
     /// Keeps the call if it took long.
-    pub(super) fn end(&self, watched: Option<Watched>, answer: &response::Call) {
-        let Some(Watched { outline, began }) = watched else { return };
+    pub(super) fn end(&self, pending: Option<PendingCall>, answer: &response::Call) {
+        let Some(PendingCall { summary, began }) = pending else { return };
         let took = began.elapsed();
         if took < self.threshold() {
             return;
         }
         self.total.fetch_add(1, Ordering::Relaxed);
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let shown = &outline.key[..outline.key.len().min(KEY_BYTES_SHOWN)];
+        let shown = &summary.key[..summary.key.len().min(KEY_BYTES_SHOWN)];
         let slow = SlowCall {
             ended_ms: u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX),
-            call: outline.call,
-            items: outline.items,
+            call: summary.call,
+            items: summary.items,
             key: shown.escape_ascii().to_string(),
-            client: outline.client.map(|client| client.to_string()).unwrap_or_default(),
+            client: summary.client.map(|client| client.to_string()).unwrap_or_default(),
             took,
             failure: match answer {
                 response::Call::Failure(failure) => failure.message.clone(),
@@ -122,21 +122,21 @@ impl SlowCalls {
 
 /// A call on its way.
 #[derive(Debug)]
-pub(super) struct Watched {
-    outline: Outline,
+pub(super) struct PendingCall {
+    summary: CallSummary,
     began: Instant,
 }
 
 /// What is remembered of a call while it is answered.
 #[derive(Debug)]
-struct Outline {
+struct CallSummary {
     call: &'static str,
     items: usize,
     key: Bytes,
     client: Option<ClientId>,
 }
 
-impl Outline {
+impl CallSummary {
     fn of(call: &Call) -> Self {
         let (name, caller) = match call {
             Call::Register(r) => ("register", &r.caller),
@@ -155,7 +155,7 @@ impl Outline {
             Call::ListObjects(r) => ("list_objects", &r.caller),
             Call::ListSegments(r) => ("list_segments", &r.caller),
             Call::Status(r) => ("status", &r.caller),
-            #[allow(unreachable_patterns, reason = "calls that are new here have no outline yet")]
+            #[allow(unreachable_patterns, reason = "calls that are new here have no summary yet")]
             _ => ("other", &None),
         };
         let client = caller.as_ref().and_then(|caller| ClientId::from_bytes(&caller.client));
@@ -176,23 +176,23 @@ mod tests {
         Call::Probe(v1::ProbeRequest { caller: None, keys, lease: false })
     }
 
-    fn answered(slow: &SlowCalls, key: &str) {
-        let watched = slow.begin(Some(&probe(key)));
-        slow.end(watched, &response::Call::Probe(v1::ProbeResponse::default()));
+    fn time_probe(slow: &SlowLog, key: &str) {
+        let pending = slow.begin(Some(&probe(key)));
+        slow.end(pending, &response::Call::Probe(v1::ProbeResponse::default()));
     }
 
     #[test]
-    fn only_calls_above_the_threshold_are_kept() {
-        let slow = SlowCalls::default();
+    fn keeps_only_calls_above_threshold() {
+        let slow = SlowLog::default();
         slow.set_threshold(Duration::from_secs(3600));
-        answered(&slow, "quick");
+        time_probe(&slow, "quick");
         assert_eq!((slow.total(), slow.latest().len()), (0, 0));
         slow.set_threshold(Duration::ZERO);
-        answered(&slow, "off");
+        time_probe(&slow, "off");
         assert_eq!(slow.total(), 0, "zero switches the record off");
         slow.set_threshold(Duration::from_micros(1));
         while slow.total() == 0 {
-            answered(&slow, "k");
+            time_probe(&slow, "k");
         }
         let kept = &slow.latest()[0];
         assert_eq!((kept.call, kept.items, &kept.key[..]), ("probe", 1, "k"));
@@ -200,12 +200,12 @@ mod tests {
     }
 
     #[test]
-    fn the_ring_keeps_the_latest_and_counts_all() {
-        let slow = SlowCalls::default();
+    fn ring_keeps_latest_and_counts_all() {
+        let slow = SlowLog::default();
         slow.set_threshold(Duration::from_micros(1));
         while slow.total() < KEPT_MAX as u64 + 5 {
             let key = slow.total().to_string();
-            answered(&slow, &key);
+            time_probe(&slow, &key);
         }
         let latest = slow.latest();
         assert_eq!(latest.len(), KEPT_MAX);
@@ -213,12 +213,12 @@ mod tests {
     }
 
     #[test]
-    fn a_key_from_outside_is_shown_in_a_bounded_printable_form() {
-        let slow = SlowCalls::default();
+    fn key_is_shown_escaped_and_truncated() {
+        let slow = SlowLog::default();
         slow.set_threshold(Duration::from_micros(1));
         let long = "\u{1b}[31m".to_owned() + &"x".repeat(10_000);
         while slow.total() == 0 {
-            answered(&slow, &long);
+            time_probe(&slow, &long);
         }
         let key = &slow.latest()[0].key;
         assert!(key.len() < 1000 && !key.contains('\u{1b}'), "{key}");

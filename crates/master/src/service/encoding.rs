@@ -10,12 +10,12 @@ use mooncake_proto::{
     v1::{self, ItemResult},
 };
 
-use super::answer::SegmentTable;
+use super::wire::SegmentTable;
 use crate::state::{LocatedObject, Started, State};
 
 /// An object to be put.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Item<'a> {
+pub(super) struct PutItem<'a> {
     pub(super) key: &'a [u8],
     pub(super) length: u64,
     /// Empty: none.
@@ -26,10 +26,10 @@ pub(super) struct Item<'a> {
 ///
 /// # Errors
 /// It comes in two forms, or in columns that do not fit together.
-pub(super) fn put_items(r: &v1::PutStartRequest) -> Result<Vec<Item<'_>>> {
+pub(super) fn put_items(r: &v1::PutStartRequest) -> Result<Vec<PutItem<'_>>> {
     let columns = match BatchEncoding::of(&r.items, r.columns.as_ref())? {
         BatchEncoding::Items(items) => {
-            let items = items.iter().map(|item| Item {
+            let items = items.iter().map(|item| PutItem {
                 key: &item.key,
                 length: item.length,
                 group: item.group.as_bytes(),
@@ -44,7 +44,7 @@ pub(super) fn put_items(r: &v1::PutStartRequest) -> Result<Vec<Item<'_>>> {
         [] => None,
         groups => Some(Column::each(groups, keys.len())?),
     };
-    let item = |(at, key)| Item {
+    let item = |(at, key)| PutItem {
         key,
         length: *lengths.at(at),
         group: groups.map_or(&[], |groups| groups.at(at).as_bytes()),
@@ -54,7 +54,7 @@ pub(super) fn put_items(r: &v1::PutStartRequest) -> Result<Vec<Item<'_>>> {
 
 /// A put that is to end.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Ending<'a> {
+pub(super) struct PutEndItem<'a> {
     /// Empty: not told.
     pub(super) key: &'a [u8],
     pub(super) version: u64,
@@ -66,48 +66,48 @@ pub(super) struct Ending<'a> {
 ///
 /// # Errors
 /// It comes in two forms, or in columns that do not fit together.
-pub(super) fn endings<'a>(
+pub(super) fn put_end_items<'a>(
     puts: &'a [v1::PutRef],
     columns: Option<&'a v1::PutRefColumns>,
-) -> Result<Vec<Ending<'a>>> {
+) -> Result<Vec<PutEndItem<'a>>> {
     match BatchEncoding::of(puts, columns)? {
         BatchEncoding::Items(puts) => {
-            let ending = |put: &'a v1::PutRef| Ending {
+            let item = |put: &'a v1::PutRef| PutEndItem {
                 key: &put.key,
                 version: put.version,
                 checksum: put.checksum,
                 failed_replicas: &put.failed_replicas,
             };
-            Ok(puts.iter().map(ending).collect())
+            Ok(puts.iter().map(item).collect())
         }
         BatchEncoding::Columns(columns) => {
-            let ending = |put: mooncake_proto::columns::PutRef<'a>| Ending {
+            let item = |put: mooncake_proto::columns::PutRef<'a>| PutEndItem {
                 key: &[],
                 version: put.version,
                 checksum: put.checksum,
                 failed_replicas: put.failed_replicas,
             };
-            Ok(PutRefs::read(columns)?.map(ending).collect())
+            Ok(PutRefs::read(columns)?.map(item).collect())
         }
     }
 }
 
 /// The answer to the start of puts, item after item.
 #[derive(Debug)]
-pub(super) enum Starts {
+pub(super) enum PutStartReply {
     Items(Vec<v1::PutStartResult>),
     Columns(v1::StartedColumns),
 }
 
-impl Starts {
+impl PutStartReply {
     /// In the form of the call.
-    pub(super) fn like(r: &v1::PutStartRequest, items: usize) -> Self {
+    pub(super) fn matching(r: &v1::PutStartRequest, items: usize) -> Self {
         if r.columns.is_none() {
             return Self::Items(Vec::with_capacity(items));
         }
         Self::Columns(v1::StartedColumns {
             versions: Vec::with_capacity(items),
-            places: Some(places(items)),
+            places: Some(place_columns(items)),
             failures: Vec::new(),
         })
     }
@@ -157,7 +157,7 @@ impl Starts {
         let (results, columns) = match self {
             Self::Items(results) => (results, None),
             Self::Columns(mut columns) => {
-                share_segments(&mut columns.places);
+                collapse_segments(&mut columns.places);
                 (Vec::new(), Some(columns))
             }
         };
@@ -167,14 +167,14 @@ impl Starts {
 
 /// The answer to the end of puts, item after item.
 #[derive(Debug)]
-pub(super) enum Ends {
+pub(super) enum PutEndReply {
     Items(Vec<ItemResult>),
     Columns { items: usize, failures: Vec<v1::ItemFailure> },
 }
 
-impl Ends {
+impl PutEndReply {
     /// In the form of the call.
-    pub(super) fn like(columns: Option<&v1::PutRefColumns>, items: usize) -> Self {
+    pub(super) fn matching(columns: Option<&v1::PutRefColumns>, items: usize) -> Self {
         match columns {
             None => Self::Items(Vec::with_capacity(items)),
             Some(_) => Self::Columns { items: 0, failures: Vec::new() },
@@ -207,15 +207,15 @@ impl Ends {
 
 /// The answer to a locate, object after object.
 #[derive(Debug)]
-pub(super) struct Finds(v1::LocateResponse);
+pub(super) struct LocateReply(v1::LocateResponse);
 
-impl Finds {
+impl LocateReply {
     /// In the form of the call.
-    pub(super) fn like(r: &v1::LocateRequest, items: usize) -> Self {
+    pub(super) fn matching(r: &v1::LocateRequest, items: usize) -> Self {
         let columns = r.columns.as_ref().map(|_| v1::LocatedColumns {
             versions: Vec::with_capacity(items),
             lengths: Vec::with_capacity(items),
-            places: Some(places(items)),
+            places: Some(place_columns(items)),
             checksums: None,
             fences: Vec::with_capacity(items),
             objects: Vec::with_capacity(items),
@@ -245,7 +245,7 @@ impl Finds {
     pub(super) fn into_response(self, segments: SegmentTable, fence_ms: u64) -> v1::LocateResponse {
         let Self(mut answer) = self;
         if let Some(columns) = &mut answer.columns {
-            share_segments(&mut columns.places);
+            collapse_segments(&mut columns.places);
             share(&mut columns.lengths);
             share(&mut columns.fences);
         }
@@ -299,7 +299,7 @@ fn located_to_wire(
 }
 
 /// Room for one place each.
-fn places(items: usize) -> v1::PlaceColumns {
+fn place_columns(items: usize) -> v1::PlaceColumns {
     v1::PlaceColumns {
         counts: Vec::new(),
         segments: Vec::with_capacity(items),
@@ -308,7 +308,7 @@ fn places(items: usize) -> v1::PlaceColumns {
     }
 }
 
-fn share_segments(places: &mut Option<v1::PlaceColumns>) {
+fn collapse_segments(places: &mut Option<v1::PlaceColumns>) {
     if let Some(places) = places {
         share(&mut places.segments);
     }
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn items_of_a_put_come_out_of_columns_that_fit_together() {
+    fn put_items_need_matching_columns() {
         let read = |lengths: &[u64], groups: &[&str]| {
             let request = start(lengths, groups);
             let items = put_items(&request)?;
@@ -353,14 +353,14 @@ mod tests {
     }
 
     #[test]
-    fn endings_come_out_of_columns_that_fit_together() {
+    fn put_end_items_need_matching_columns() {
         let columns = v1::PutRefColumns {
             versions: vec![3, 4],
             checksums: Some(v1::ChecksumColumn { items: vec![1], checksums: vec![9] }),
             failed_items: vec![0, 0],
             failed_replicas: vec![5, 6],
         };
-        let found = endings(&[], Some(&columns)).unwrap();
+        let found = put_end_items(&[], Some(&columns)).unwrap();
         let shown: Vec<_> = found
             .iter()
             .map(|put| (put.key, put.version, put.checksum, put.failed_replicas))
@@ -376,8 +376,8 @@ mod tests {
         for (number, spoil) in breaks.iter().enumerate() {
             let mut columns = columns.clone();
             spoil(&mut columns);
-            assert!(endings(&[], Some(&columns)).is_err(), "break {number}");
+            assert!(put_end_items(&[], Some(&columns)).is_err(), "break {number}");
         }
-        assert!(endings(&[v1::PutRef::default()], Some(&columns)).is_err(), "two forms");
+        assert!(put_end_items(&[v1::PutRef::default()], Some(&columns)).is_err(), "two forms");
     }
 }
