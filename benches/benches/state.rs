@@ -8,7 +8,7 @@ use std::{hint::black_box, time::Duration};
 use criterion::{Criterion, criterion_group, criterion_main};
 use mooncake_base::{ClientId, Incarnation, Moment, ObjectKey, SegmentId, TenantId};
 use mooncake_master::state::{
-    Grant, Put, PutOptions, PutRef, Rules, SegmentSpec, State, allocator::Allocator,
+    LocateOptions, Put, PutOptions, PutRef, Rules, SegmentSpec, State, allocator::Allocator,
 };
 
 const CLIENT: ClientId = ClientId::from_bits(1);
@@ -144,7 +144,7 @@ fn locate(c: &mut Criterion) {
     for index in 0..objects {
         put(&mut state, index, 4096);
     }
-    let grant = Grant { has_lease: true, has_fence: true };
+    let grant = LocateOptions { has_lease: true, has_fence: true };
     let keys: Vec<[ObjectKey; 1]> = (0..4096).map(|index| [key(index * 7919 % objects)]).collect();
     let mut next = 0;
     c.bench_function("state/locate with lease and fence, 1M objects", |b| {

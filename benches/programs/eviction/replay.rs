@@ -7,7 +7,7 @@ use std::{
 
 use mooncake_base::{ClientId, Incarnation, KeyRef, Moment, SegmentId, TenantId};
 use mooncake_master::state::{
-    EvictionKind, Grant, ObjectState, Put, PutOptions, PutRef, Rules, SegmentSpec, State,
+    EvictionKind, LocateOptions, ObjectState, Put, PutOptions, PutRef, Rules, SegmentSpec, State,
 };
 
 use super::Request;
@@ -130,7 +130,7 @@ impl Pool {
 
     fn read(&mut self, block: u32) {
         self.now = self.now + STEP;
-        let grant = Grant { has_lease: true, has_fence: false };
+        let grant = LocateOptions { has_lease: true, has_fence: false };
         self.state.locate(self.now, &self.tenant, &[block.to_le_bytes()], grant);
     }
 

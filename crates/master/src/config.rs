@@ -42,7 +42,7 @@ const WRITE_MARGIN: Duration = Duration::from_secs(3);
 const WATERMARK: f64 = 0.9;
 
 /// How long after a restart memory that nobody has announced is kept, at the least.
-const DORMANT_TTL: Duration = Duration::from_secs(30);
+const UNCLAIMED_TTL: Duration = Duration::from_secs(30);
 
 /// Where a master keeps its log.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -295,7 +295,7 @@ impl MasterConfig {
         Rules {
             client_ttl: self.client_ttl,
             resume_grace: self.resume_grace,
-            dormant_ttl: DORMANT_TTL.max(2 * self.client_ttl),
+            unclaimed_ttl: UNCLAIMED_TTL.max(2 * self.client_ttl),
             lease_ttl: self.lease_ttl,
             soft_pin_ttl: self.soft_pin_ttl,
             soft_pin_ttl_max: self.soft_pin_ttl_max,

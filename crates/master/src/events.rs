@@ -31,7 +31,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub(crate) use self::message::MessageEncoder;
-use crate::{config::EventsConfig, state::News};
+use crate::{config::EventsConfig, state::ObjectEvent};
 
 /// The most events of one message.
 const BATCH_MAX: usize = 64;
@@ -69,7 +69,7 @@ pub struct Events {
 /// Events that wait to be sent.
 #[derive(Debug, Default)]
 struct Queue {
-    waiting: VecDeque<News>,
+    waiting: VecDeque<ObjectEvent>,
     /// Sequence numbers that no message will have: one for each event that was dropped.
     lost: u64,
 }
@@ -91,7 +91,7 @@ impl Events {
     }
 
     /// Takes news in their order. Never waits; what finds no room pushes the oldest out.
-    pub fn push(&self, news: impl IntoIterator<Item = News>) {
+    pub fn push(&self, news: impl IntoIterator<Item = ObjectEvent>) {
         let capacity = match self.config.capacity {
             0 => CAPACITY_MAX,
             capacity => capacity.min(CAPACITY_MAX),
@@ -99,7 +99,7 @@ impl Events {
         let mut queue = self.queue.lock();
         for event in news {
             // Without its key, an event about one object says nothing.
-            if !self.config.has_object_key && !matches!(event, News::Cleared { .. }) {
+            if !self.config.has_object_key && !matches!(event, ObjectEvent::Cleared { .. }) {
                 self.skipped.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
@@ -198,7 +198,7 @@ impl Events {
     }
 
     /// The next events, and the sequence numbers of what was lost before them passed over.
-    fn take_batch(&self, frame: &mut MessageEncoder) -> Option<Vec<News>> {
+    fn take_batch(&self, frame: &mut MessageEncoder) -> Option<Vec<ObjectEvent>> {
         let mut queue = self.queue.lock();
         frame.skip(std::mem::take(&mut queue.lost));
         let mut batch = Vec::new();

@@ -199,7 +199,7 @@ impl Service {
         let (due, position) = durability::with_log_position(|| {
             let mut state = self.lock();
             let due = state.advance(now);
-            self.update_pending_owners(state.dormant_segments());
+            self.update_pending_owners(state.unclaimed_segments());
             due
         });
         self.wait_durable(position);
@@ -273,7 +273,7 @@ impl Service {
     pub(crate) fn set_events(&self, events: Arc<Events>) {
         // Once by `start`, before anybody may call.
         let _ = self.events.set(events);
-        self.lock().tell_news();
+        self.lock().enable_events();
     }
 
     /// What the context take on, for those who show it.
@@ -369,10 +369,10 @@ impl Service {
         let caller = Caller::try_from(r.caller.as_ref())?;
         let now = self.clock.now();
         let mut state = self.lock();
-        state.hear(caller.client, r.turn)?;
+        state.check_sequence(caller.client, r.turn)?;
         if r.is_all {
             let ids = r.segments.iter().filter_map(|segment| SegmentId::from_bytes(&segment.id));
-            state.keep_only(caller.client, &ids.collect::<Vec<_>>());
+            state.retain_segments(caller.client, &ids.collect::<Vec<_>>());
         }
         let results = self.op_metrics.count_each(
             Op::Mount,
@@ -384,7 +384,7 @@ impl Service {
                 }
             }),
         );
-        let dormant = state.dormant_segments();
+        let dormant = state.unclaimed_segments();
         drop(state);
         self.update_pending_owners(dormant);
         Ok(v1::MountResponse { results })
@@ -396,7 +396,7 @@ impl Service {
         let grace = Duration::from_millis(r.grace_period_ms);
         let now = self.clock.now();
         let mut state = self.lock();
-        state.hear(caller.client, r.turn)?;
+        state.check_sequence(caller.client, r.turn)?;
         let results = self.op_metrics.count_each(
             Op::Unmount,
             r.segments.iter().map(|id| {

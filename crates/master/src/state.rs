@@ -6,37 +6,37 @@
 //! behind one lock; whatever could take long goes in slices.
 
 pub mod allocator;
-mod announce;
 mod clear;
 mod client;
-mod describe;
-mod dormancy;
 mod drain;
 mod effect;
+mod events;
 pub mod eviction;
 mod group;
 mod host;
-mod image;
-mod keep;
-mod keys;
+mod key_arena;
 mod lease;
-mod news;
+mod mount_order;
 mod object;
+mod object_lifecycle;
 pub mod placement;
 mod put;
+mod put_options;
 mod quarantine;
 mod query;
 mod random;
 mod read;
-mod record;
+mod reclaim;
+mod recovery;
+mod replay;
 mod restore;
-mod room;
 mod rules;
 mod segment;
+mod snapshot;
 mod task;
+mod task_record;
 mod tenant;
 mod timer;
-mod wish;
 mod write;
 
 #[cfg(test)]
@@ -44,42 +44,42 @@ mod tests;
 
 use mooncake_base::Moment;
 
-pub(crate) use self::put::Putter;
+pub(crate) use self::put::PutOwner;
 use self::{
     client::Clients,
-    dormancy::Dormancy,
     drain::Jobs,
     effect::Effects,
+    events::EventBuffer,
     group::Groups,
-    keep::{Pins, Queue, Sweeps},
-    news::Untold,
     object::Objects,
+    object_lifecycle::{EvictionQueue, Pins, Sweeps},
     placement::AllocationPolicy,
     quarantine::Quarantine,
     random::Random,
-    read::Horizon,
+    read::MaxGranted,
+    recovery::Recovery,
     task::Tasks,
     tenant::Tenants,
     timer::{Timer, Timers},
     write::Writes,
 };
 pub use self::{
-    describe::Description,
-    dormancy::Awaited,
     drain::{JobStatus, JobView, NewJob},
-    effect::{Copy, Effect, LoggedPin, NotAnEffect, ObjectName, Value},
-    image::Image,
-    news::News,
+    effect::{DecodeError, Effect, LoggedCopy, LoggedPin, ObjectName, Value},
+    events::ObjectEvent,
     object::ObjectState,
     put::{Place, Put, PutRef, Started},
+    put_options::{PutOptions, SoftPin},
     query::{Listing, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
-    read::{Grant, Hold, Located, LocatedObject, Probed},
+    read::{FenceTicket, LocateOptions, Located, LocatedObject, Probed},
+    recovery::RecoveryScope,
+    replay::Image,
     restore::Restored,
     rules::{AllocationStrategy, EvictionKind, Rules, TaskRules, Watermark},
     segment::{SegmentNumber, SegmentRef, SegmentSpec, SegmentStatus, SegmentView, Segments},
+    snapshot::SnapshotCursor,
     task::{NewTask, TaskEnd, TaskKind, TaskStatus, TaskView, Work},
     tenant::TenantQuota,
-    wish::{PutOptions, SoftPin},
 };
 
 /// How many things that are due one call of [`State::advance`] does.
@@ -98,22 +98,22 @@ pub struct State {
     jobs: Jobs,
     tenants: Tenants,
     pins: Pins,
-    queue: Queue,
+    queue: EvictionQueue,
     placement: Box<dyn AllocationPolicy>,
     /// Segments that one put is offered; kept for the next.
-    offers: Vec<u32>,
+    candidates: Vec<u32>,
     quarantine: Quarantine,
     timers: Timers,
     sweeps: Sweeps,
     /// Eviction ahead of need has begun and not reached its end.
     is_evicting: bool,
     next_version: u64,
-    dormancy: Dormancy,
+    recovery: Recovery,
     /// When time was last told to do its work.
     advanced: Option<Moment>,
-    horizon: Horizon,
+    max_granted: MaxGranted,
     effects: Effects,
-    news: Untold,
+    events: EventBuffer,
     counters: Counters,
 }
 
@@ -130,7 +130,7 @@ pub struct Totals {
     /// Mounted segments.
     pub segments: u64,
     /// Segments of before a restart that nobody has announced again, in no other sum but the keys.
-    pub dormant_segments: u64,
+    pub unclaimed_segments: u64,
     /// Bytes lent to the pool.
     pub capacity: u64,
     /// Bytes given away: objects, objects being written, and memory under fences.
@@ -191,20 +191,20 @@ impl State {
             jobs: Jobs::new(random.next()),
             tenants: Tenants::new(rules.is_multi_tenant),
             pins: Pins::default(),
-            queue: Queue::new(eviction::policy(rules.eviction)),
+            queue: EvictionQueue::new(eviction::policy(rules.eviction)),
             placement: placement::policy(rules.allocation, random.next()),
-            offers: Vec::new(),
+            candidates: Vec::new(),
             quarantine: Quarantine::default(),
             timers: Timers::default(),
             sweeps: Sweeps::default(),
             is_evicting: false,
             // 47 bits, which leaves room to count and for a replica's number beside it.
             next_version: (random.next() >> 17) + 1,
-            dormancy: Dormancy::default(),
+            recovery: Recovery::default(),
             advanced: None,
-            horizon: Horizon::default(),
+            max_granted: MaxGranted::default(),
             effects: Effects::default(),
-            news: Untold::default(),
+            events: EventBuffer::default(),
             counters: Counters::default(),
             rules,
         }
@@ -217,11 +217,12 @@ impl State {
     /// To be called several times in a client's time to live: time in which it was not called is
     /// taken for a pause of the master, in which it could hear of nobody, and counts for no one.
     pub fn advance(&mut self, now: Moment) -> Option<Moment> {
-        self.forgive_stall(now);
-        self.narrow_horizon(now);
+        self.compensate_stall(now);
+        self.lower_max_granted(now);
         for _ in 0..ADVANCE_SLICE {
-            let did_one =
-                self.ring(now) | self.release_rested(now) | self.release_oldest_write(now);
+            let did_one = self.fire_timer(now)
+                | self.free_due_quarantine(now)
+                | self.release_oldest_write(now);
             if !did_one {
                 break;
             }
@@ -248,8 +249,8 @@ impl State {
             counters: self.counters,
             ..Totals::default()
         };
-        totals.dormant_segments = self.dormancy.segments;
-        for (_, segment) in self.segments.awake() {
+        totals.unclaimed_segments = self.recovery.segments;
+        for (_, segment) in self.segments.claimed() {
             totals.segments += 1;
             totals.capacity += segment.spec.length;
             totals.used += segment.allocator.used();
@@ -266,16 +267,20 @@ impl State {
     }
 
     /// One timer that is due; whether there was one.
-    fn ring(&mut self, now: Moment) -> bool {
+    fn fire_timer(&mut self, now: Moment) -> bool {
         let Some(timer) = self.timers.pop_due(now) else { return false };
         match timer {
             Timer::Client(client, registration) => self.check_client(now, client, registration),
             Timer::SoftPin(object, version) => self.check_pin(now, object, version),
             Timer::Unmount(segment, incarnation) => self.end_grace(segment, incarnation),
-            Timer::Rested(segment, incarnation) => self.end_rest(now, segment, incarnation),
+            Timer::QuarantineEnd(segment, incarnation) => {
+                self.end_segment_quarantine(now, segment, incarnation)
+            }
             Timer::Task(task, phase) => self.check_task(now, task, phase),
             Timer::Drain(job) => self.plan_job(now, job),
-            Timer::Dormant(segment, incarnation) => self.end_dormancy(now, segment, incarnation),
+            Timer::Unclaimed(segment, incarnation) => {
+                self.expire_unclaimed(now, segment, incarnation)
+            }
         }
         true
     }

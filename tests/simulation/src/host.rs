@@ -2,8 +2,8 @@
 
 use mooncake_base::{ClientId, Error, KeyRef, Moment, Result, TenantId};
 use mooncake_master::state::{
-    Awaited, Description, Effect, Grant, Image, NewJob, NewTask, Put, PutOptions, PutRef, Removal,
-    Rules, Selector, State, TaskEnd,
+    Effect, Image, LocateOptions, NewJob, NewTask, Put, PutOptions, PutRef, RecoveryScope, Removal,
+    Rules, Selector, SnapshotCursor, State, TaskEnd,
 };
 
 use crate::{
@@ -34,7 +34,7 @@ pub(crate) struct Host {
 /// A snapshot on its way.
 #[derive(Debug)]
 struct Snapshot {
-    description: Description,
+    cursor: SnapshotCursor,
     bytes: Vec<u8>,
     /// Where the log began when it was begun.
     log_from: usize,
@@ -133,10 +133,10 @@ impl Host {
         let log_from = self.log.len();
         let snapshot = self.snapshot.get_or_insert_with(|| {
             let mut bytes = Vec::new();
-            let description = state.describe(now, &mut bytes);
-            Snapshot { description, bytes, log_from }
+            let cursor = state.begin_snapshot(now, &mut bytes);
+            Snapshot { cursor, bytes, log_from }
         });
-        if state.describe_slice(&mut snapshot.description, SLICE, &mut snapshot.bytes)
+        if state.snapshot_slice(&mut snapshot.cursor, SLICE, &mut snapshot.bytes)
             && let Some(done) = self.snapshot.take()
         {
             self.base = done.bytes;
@@ -152,11 +152,13 @@ impl Host {
     pub(crate) fn awaits(&self, now: Moment, call: &Call) -> Option<Moment> {
         let key = match call {
             Call::PutStart { key, .. } | Call::Locate { key } | Call::Remove { key, .. } => *key,
-            Call::RemoveAll { .. } => return self.running.as_ref()?.awaits(now, &Awaited::All),
+            Call::RemoveAll { .. } => {
+                return self.running.as_ref()?.recovery_wait(now, &RecoveryScope::All);
+            }
             _ => return None,
         };
         let name = key_name(key);
-        self.running.as_ref()?.awaits(now, &Awaited::Keys(&self.tenant, &[&name]))
+        self.running.as_ref()?.recovery_wait(now, &RecoveryScope::Keys(&self.tenant, &[&name]))
     }
 
     /// Answers a call.
@@ -179,7 +181,7 @@ impl Host {
             return Err(Error::internal("the master is down"));
         };
         if call.is_announcement() {
-            state.hear(client, turn)?;
+            state.check_sequence(client, turn)?;
         }
         match call {
             Call::Register => {
@@ -195,7 +197,7 @@ impl Host {
             Call::Resume(spec) => state.resume(client, spec).map(|()| Reply::Done),
             Call::Mount(spec) => state.mount(now, client, spec.clone()).map(|()| Reply::Done),
             Call::All(ids) => {
-                state.keep_only(client, ids);
+                state.retain_segments(client, ids);
                 Ok(Reply::Done)
             }
             Call::Unmount(id) => {
@@ -222,7 +224,7 @@ impl Host {
                 Ok(Reply::Done)
             }
             Call::Locate { key } => {
-                let grant = Grant { has_lease: true, has_fence: true };
+                let grant = LocateOptions { has_lease: true, has_fence: true };
                 let mut located = state.locate(now, tenant, &[key_name(*key)], grant);
                 let fence = located.fence;
                 let object = located.objects.swap_remove(0)?;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use mooncake_base::SegmentId;
-use mooncake_master::state::{Copy, Effect, ObjectName, Value};
+use mooncake_master::state::{Effect, LoggedCopy, ObjectName, Value};
 
 /// Who has which memory.
 #[derive(Debug, Default)]
@@ -30,7 +30,7 @@ struct Holding {
     key: Vec<u8>,
     version: u64,
     length: u64,
-    copies: Vec<Copy>,
+    copies: Vec<LoggedCopy>,
 }
 
 /// What became of the value under a key.
@@ -119,7 +119,7 @@ impl Ledger {
     }
 
     /// A task has made one more copy.
-    fn add_copy(&mut self, object: &ObjectName<'_>, copy: Copy) -> Result<(), String> {
+    fn add_copy(&mut self, object: &ObjectName<'_>, copy: LoggedCopy) -> Result<(), String> {
         let standing = self.standing.get_mut(object.key);
         let Some(holding) = standing.filter(|holding| holding.version == object.version) else {
             return Err(format!("a copy was made of what does not stand: {object:?}"));
@@ -138,8 +138,8 @@ impl Ledger {
         let Some(holding) = standing.filter(|holding| holding.version == object.version) else {
             return Ok(());
         };
-        let is_it = |copy: &mut Copy| copy.ordinal == ordinal;
-        let gone: Vec<Copy> = holding.copies.extract_if(.., is_it).collect();
+        let is_it = |copy: &mut LoggedCopy| copy.ordinal == ordinal;
+        let gone: Vec<LoggedCopy> = holding.copies.extract_if(.., is_it).collect();
         if holding.copies.is_empty() && !gone.is_empty() {
             return Err(format!("the last copy was given up of {object:?}"));
         }
@@ -153,7 +153,7 @@ impl Ledger {
     }
 
     /// Memory is somebody's from now on.
-    fn take(&mut self, copy: &Copy, length: u64, version: u64) -> Result<(), String> {
+    fn take(&mut self, copy: &LoggedCopy, length: u64, version: u64) -> Result<(), String> {
         let Some(book) = self.segments.get_mut(&copy.segment.0) else {
             return Err(format!("memory of a segment that went was given away: {copy:?}"));
         };
@@ -174,7 +174,7 @@ impl Ledger {
 
     fn publish(&mut self, version: u64, failed: &[u8], changes: &mut Vec<(Vec<u8>, Change)>) {
         let Some(mut holding) = self.writes.remove(&version) else { return };
-        let is_failed = |copy: &Copy| {
+        let is_failed = |copy: &LoggedCopy| {
             failed.iter().any(|&ordinal| u64::from(ordinal) == u64::from(copy.ordinal))
         };
         let (given_up, kept): (Vec<_>, Vec<_>) = holding.copies.drain(..).partition(is_failed);
@@ -199,7 +199,7 @@ impl Ledger {
         changes.append(&mut lost);
     }
 
-    fn free(&mut self, holding: &Holding, copies: &[Copy]) {
+    fn free(&mut self, holding: &Holding, copies: &[LoggedCopy]) {
         for copy in copies {
             if let Some(book) = self.segments.get_mut(&copy.segment.0) {
                 let is_ours = book

@@ -181,7 +181,7 @@ fn rules(random: &mut Random) -> Rules {
         put_discard: window + Duration::from_millis(2100),
         put_release: window + Duration::from_millis(2100 + random.below(4000)),
         resume_grace: Duration::from_millis(random.between(100, 3000)),
-        dormant_ttl: Duration::from_millis(random.between(3000, 10_000)),
+        unclaimed_ttl: Duration::from_millis(random.between(3000, 10_000)),
         eviction: *random
             .pick(&[EvictionKind::Lru, EvictionKind::S3Fifo])
             .unwrap_or(&EvictionKind::Lru),

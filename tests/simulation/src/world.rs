@@ -603,7 +603,7 @@ impl World {
         let seed = self.random.next();
         let bug = self.plan.bug;
         let is_believed = |effect: &Effect<'_>| match effect {
-            Effect::Horizon { .. } => bug != Some(Bug::ForgetsFences),
+            Effect::MaxGranted { .. } => bug != Some(Bug::ForgetsFences),
             Effect::Task { .. } => bug != Some(Bug::ForgetsTasks),
             _ => true,
         };

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::zmtp::put_frame;
-use crate::{config::EventsConfig, state::News};
+use crate::{config::EventsConfig, state::ObjectEvent};
 
 /// Makes message after message; knows how many there were.
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ impl MessageEncoder {
     }
 
     /// The next message, as its frames stand on the wire.
-    pub(super) fn message(&mut self, events: &[News], config: &EventsConfig) -> Bytes {
+    pub(super) fn message(&mut self, events: &[ObjectEvent], config: &EventsConfig) -> Bytes {
         self.sequence += 1;
         let mut payload = BytesMut::new();
         let now_ms = now_ms();
@@ -46,17 +46,17 @@ impl MessageEncoder {
 /// empty; what it was told of model and cache goes along as it was told.
 fn put_event(
     out: &mut BytesMut,
-    event: &News,
+    event: &ObjectEvent,
     (event_id, now_ms): (u64, u64),
     config: &EventsConfig,
 ) {
-    let is_stored = matches!(event, News::Stored { .. });
+    let is_stored = matches!(event, ObjectEvent::Stored { .. });
     let (kind, legacy) = match event {
-        News::Stored { .. } => ("stored", "BlockStored"),
-        News::Removed { .. } => ("removed", "BlockRemoved"),
-        News::Cleared { .. } => ("cleared", "AllBlocksCleared"),
+        ObjectEvent::Stored { .. } => ("stored", "BlockStored"),
+        ObjectEvent::Removed { .. } => ("removed", "BlockRemoved"),
+        ObjectEvent::Cleared { .. } => ("cleared", "AllBlocksCleared"),
     };
-    let about_object = !matches!(event, News::Cleared { .. });
+    let about_object = !matches!(event, ObjectEvent::Cleared { .. });
     let fields = 11
         + usize::from(config.has_legacy)
         + if about_object { 4 + usize::from(config.has_legacy) } else { 0 }

@@ -11,9 +11,9 @@ use super::*;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-fn stored(key: &str) -> News {
+fn stored(key: &str) -> ObjectEvent {
     let key = key.as_bytes().into();
-    News::Stored { tenant: mooncake_base::TenantId::default(), key, group: Box::default() }
+    ObjectEvent::Stored { tenant: mooncake_base::TenantId::default(), key, group: Box::default() }
 }
 
 fn events(config: EventsConfig) -> Events {
@@ -34,7 +34,7 @@ fn full_queue_drops_oldest_and_leaves_gap() {
     assert_eq!(sequence(&frame.message(&first, &events.config)), 1);
     events.push(["b", "c", "d", "e"].map(stored));
     let rest = events.take_batch(&mut frame).unwrap();
-    let keys: Vec<_> = rest.iter().map(News::key).collect();
+    let keys: Vec<_> = rest.iter().map(ObjectEvent::key).collect();
     assert_eq!(keys, [b"d", b"e"]);
     assert_eq!(sequence(&frame.message(&rest, &events.config)), 4, "two numbers are missing");
     assert_eq!(events.status()["dropped_events"], 2);
@@ -57,9 +57,9 @@ fn batch_is_limited_by_events_and_bytes() {
 fn without_keys_only_cleared_is_published() {
     let events = events(EventsConfig { has_object_key: false, ..EventsConfig::default() });
     let tenant = mooncake_base::TenantId::default();
-    events.push([stored("a"), News::Cleared { tenant }]);
+    events.push([stored("a"), ObjectEvent::Cleared { tenant }]);
     let batch = events.take_batch(&mut MessageEncoder::default()).unwrap();
-    assert!(matches!(batch[..], [News::Cleared { .. }]));
+    assert!(matches!(batch[..], [ObjectEvent::Cleared { .. }]));
     assert_eq!(events.status()["skipped_unparsed_keys"], 1);
 }
 

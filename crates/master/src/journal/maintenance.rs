@@ -18,7 +18,7 @@ use super::{
     frame::{self, FRAME_BYTES, Kind},
     recovery::SNAPSHOT_END,
 };
-use crate::state::{Description, State};
+use crate::state::{SnapshotCursor, State};
 
 /// How soon a log that failed is tried again.
 const RETRY: Duration = Duration::from_secs(2);
@@ -159,7 +159,7 @@ fn take_snapshot(
     };
     let new_file = journal.make_file(number, timeline_id)?;
     let mut bytes = super::empty_frame();
-    let (first_frame, old, mut description) = {
+    let (first_frame, old, mut cursor) = {
         let state = owner.lock_state();
         let writer = &mut *journal.writer.lock();
         journal.write_queue(writer);
@@ -169,8 +169,8 @@ fn take_snapshot(
             return Err(Error::new(ErrorCode::PERSISTENT_FAIL, why));
         }
         let old = writer.switch_to(new_file);
-        let description = state.describe(owner.now(), &mut bytes);
-        (writer.next_frame, old, description)
+        let cursor = state.begin_snapshot(owner.now(), &mut bytes);
+        (writer.next_frame, old, cursor)
     };
     if let Some(old) = old
         && journal.sync != LogSync::Never
@@ -180,9 +180,9 @@ fn take_snapshot(
     }
     let path = journal.directory.unfinished();
     let header = journal.header(Kind::Snapshot, number, timeline_id).encode();
-    let write = || write_snapshot(owner, &path, &header, bytes, &mut description, first_frame);
+    let write = || write_snapshot(owner, &path, &header, bytes, &mut cursor, first_frame);
     let length = write().map_err(|source| file_error("cannot be written", &path, source))?;
-    // What the description met after its beginning is in the log, which must last as long.
+    // Changes after the beginning of the snapshot are in the log, which must last as long.
     journal.wait_durable(u64::MAX);
     journal.sync_now();
     let place = journal.directory.file(Kind::Snapshot, number);
@@ -216,7 +216,7 @@ fn write_snapshot(
     path: &Path,
     header: &[u8],
     head: Vec<u8>,
-    description: &mut Description,
+    cursor: &mut SnapshotCursor,
     first_frame: u64,
 ) -> io::Result<u64> {
     let mut file = File::options().write(true).create(true).truncate(true).open(path)?;
@@ -233,7 +233,7 @@ fn write_snapshot(
     put(&mut bytes, 0, 0)?;
     loop {
         let state = owner.lock_state();
-        let is_last = state.describe_slice(description, SLICE_OBJECTS, &mut bytes);
+        let is_last = state.snapshot_slice(cursor, SLICE_OBJECTS, &mut bytes);
         state.unlock_fair();
         put(&mut bytes, 0, 0)?;
         if is_last {

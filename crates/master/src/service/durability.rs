@@ -16,7 +16,7 @@ use tokio::{sync::Notify, time::timeout};
 use super::{Origin, Service, admission, state_guard};
 use crate::{
     journal::{Journal, JournalStatus, RecoveredJournal, StateOwner},
-    state::{Awaited, Restored, Rules, State},
+    state::{RecoveryScope, Restored, Rules, State},
 };
 
 /// How often a call that waits looks whether it still has to, whatever it is told.
@@ -166,10 +166,10 @@ impl Service {
         let now = self.clock.now();
         let state = self.lock();
         let by_key = match keys {
-            [] => state.awaits(now, &Awaited::All),
-            keys => state.awaits(now, &Awaited::Keys(tenant, keys)),
+            [] => state.recovery_wait(now, &RecoveryScope::All),
+            keys => state.recovery_wait(now, &RecoveryScope::Keys(tenant, keys)),
         };
-        let by_room = || state.awaits(now, &Awaited::Room);
+        let by_room = || state.recovery_wait(now, &RecoveryScope::Space);
         by_key.or_else(|| is_put.then(by_room).flatten())
     }
 }

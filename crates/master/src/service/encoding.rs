@@ -268,7 +268,7 @@ fn push_located(
             if let Some(checksum) = object.checksum {
                 columns.checksums.get_or_insert_default().push(item, checksum);
             }
-            (object.version.0, object.length, object.hold)
+            (object.version.0, object.length, object.ticket)
         }
         Err(error) => {
             places.push(item, std::iter::empty());
@@ -293,8 +293,8 @@ fn located_to_wire(
         length: object.length,
         places: segments.places(state, &object.places),
         checksum: object.checksum,
-        fence: object.hold.map_or(0, |hold| hold.fence),
-        object: object.hold.map_or(0, |hold| hold.object),
+        fence: object.ticket.map_or(0, |hold| hold.fence),
+        object: object.ticket.map_or(0, |hold| hold.object),
     }
 }
 

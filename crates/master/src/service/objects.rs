@@ -16,7 +16,8 @@ use super::{
     wire::{SegmentTable, object_state, put_options, replicas, selector},
 };
 use crate::state::{
-    Grant, Hold, Listing, ObjectSummary, Put, PutOptions, PutRef, Putter, Removal, State,
+    FenceTicket, Listing, LocateOptions, ObjectSummary, Put, PutOptions, PutOwner, PutRef, Removal,
+    State,
 };
 
 /// A page of a listing is cut when its objects take more than this on the wire.
@@ -40,15 +41,16 @@ impl Service {
         self.for_each_slice(&items, |state, items| {
             write_window_ms = millis(state.rules().write_window);
             let now = self.clock.now();
-            let putter = state.putter(now, caller.client, &tenant);
-            let hashes = state.hashes(putter.as_ref().ok(), items.iter().map(|item| item.key));
+            let put_owner = state.put_owner(now, caller.client, &tenant);
+            let hashes =
+                state.prefetch_hashes(put_owner.as_ref().ok(), items.iter().map(|item| item.key));
             for (item, hash) in items.iter().zip(hashes) {
                 let request = item_request_id(r.request, items_before);
                 items_before += 1;
-                let putter = putter.as_ref().map_err(Clone::clone);
-                let started = putter.and_then(|putter| {
+                let put_owner = put_owner.as_ref().map_err(Clone::clone);
+                let started = put_owner.and_then(|put_owner| {
                     let how = (&options, r.replace, request);
-                    start_put(state, now, putter, (*item, hash), how)
+                    start_put(state, now, put_owner, (*item, hash), how)
                 });
                 match &started {
                     Ok(_) => self.traffic.put(item.length),
@@ -80,7 +82,7 @@ impl Service {
         check_batch(r.count())?;
         let keys = r.keys()?;
         let tenant = self.tenant(r.caller.as_ref())?;
-        let grant = Grant { has_lease: r.lease, has_fence: r.fence };
+        let grant = LocateOptions { has_lease: r.lease, has_fence: r.fence };
         let mut segments = SegmentTable::default();
         let mut reply = LocateReply::matching(r, keys.len());
         let (mut hits, mut bytes) = (0, 0);
@@ -105,14 +107,14 @@ impl Service {
     pub(super) fn release_fences(&self, returned: &[v1::FenceRelease]) {
         let holds = returned.iter().flat_map(|returned| {
             let objects = returned.versions.iter().zip(&returned.objects);
-            objects.map(|(&version, &object)| Hold {
+            objects.map(|(&version, &object)| FenceTicket {
                 object,
                 version: Version(version),
                 fence: returned.fence,
             })
         });
-        let holds: Vec<Hold> = holds.take(BATCH_ITEMS_MAX).collect();
-        self.map_in_slices(&holds, |state, &hold| state.end_fence(hold));
+        let holds: Vec<FenceTicket> = holds.take(BATCH_ITEMS_MAX).collect();
+        self.map_in_slices(&holds, |state, &hold| state.release_fence(hold));
     }
 
     pub(super) fn verify(&self, r: &v1::VerifyRequest) -> Result<v1::VerifyResponse> {
@@ -276,7 +278,7 @@ impl Service {
 fn start_put(
     state: &mut State,
     now: Moment,
-    putter: &Putter,
+    put_owner: &PutOwner,
     (item, hash): (PutItem<'_>, u32),
     (options, is_replacing, request): (&PutOptions, bool, u64),
 ) -> Result<crate::state::Started> {
@@ -288,7 +290,7 @@ fn start_put(
     }
     let PutItem { length, group, .. } = item;
     let put = Put { key, length, group, options, is_replacing, request };
-    state.put_start_hashed(now, putter, hash, put)
+    state.put_start_hashed(now, put_owner, hash, put)
 }
 
 /// What tells an item of a call from all others of its caller, the same key twice among them; 0 if

@@ -48,9 +48,9 @@ impl StateGuard<'_> {
 
     fn flush(&mut self) {
         if let (Some(state), Some(events)) = (&mut self.state, self.events)
-            && state.has_news()
+            && state.has_events()
         {
-            events.push(state.take_news());
+            events.push(state.take_events());
         }
         if let (Some(state), Some(journal)) = (&mut self.state, self.journal)
             && state.has_effects()

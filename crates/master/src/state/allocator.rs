@@ -29,9 +29,9 @@ const COARSE: usize = 44;
 /// The longest segment: 128 TiB, more than an address space gives to a process.
 pub(super) const LENGTH_MAX: u64 = 1 << 47;
 /// How many blocks of a bin are looked at before larger bins are.
-const GLANCE: usize = 16;
+const FIRST_SCAN_MAX: usize = 16;
 /// How many blocks of the own bin are looked at before the answer is no.
-const SEARCH: usize = 1024;
+const BIN_SCAN_MAX: usize = 1024;
 /// Marks a free block in its offset.
 const FREE: u64 = 1 << 63;
 
@@ -162,20 +162,20 @@ impl Allocator {
         let before = self.blocks[block as usize].before;
         if before != NONE && self.is_free(before) {
             self.remove_free(before);
-            self.swallow_next(before);
+            self.merge_next(before);
             block = before;
         }
         let after = self.blocks[block as usize].after;
         if after != NONE && self.is_free(after) {
             self.remove_free(after);
-            self.swallow_next(block);
+            self.merge_next(block);
         }
         self.insert_free(block);
     }
 
     /// Whether a block of that length would fit if `taken` blocks around this one were free, and
     /// which of them; this one is the first.
-    pub(super) fn run(
+    pub(super) fn find_run(
         &self,
         around: BlockId,
         length: u64,
@@ -245,17 +245,17 @@ impl Allocator {
             let start = self.offset_of(block).next_multiple_of(align);
             start + need <= self.end_of(block)
         };
-        if let Some(block) = self.bin(own).take(GLANCE).find(|&block| fits(block)) {
+        if let Some(block) = self.bin(own).take(FIRST_SCAN_MAX).find(|&block| fits(block)) {
             return Some(block);
         }
         let mut bin = self.next_bin(own);
         while let Some(found) = bin {
-            if let Some(block) = self.bin(found).take(GLANCE).find(|&block| fits(block)) {
+            if let Some(block) = self.bin(found).take(FIRST_SCAN_MAX).find(|&block| fits(block)) {
                 return Some(block);
             }
             bin = self.next_bin(found);
         }
-        self.bin(own).skip(GLANCE).take(SEARCH).find(|&block| fits(block))
+        self.bin(own).skip(FIRST_SCAN_MAX).take(BIN_SCAN_MAX).find(|&block| fits(block))
     }
 
     fn bin(&self, (coarse, fine): (usize, usize)) -> impl Iterator<Item = u32> {
@@ -333,7 +333,7 @@ impl Allocator {
     }
 
     /// Makes the block end where the next one ends; neither is in a bin.
-    fn swallow_next(&mut self, block: u32) {
+    fn merge_next(&mut self, block: u32) {
         let next = self.blocks[block as usize].after;
         let after = self.blocks[next as usize].after;
         self.blocks[block as usize].after = after;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mooncake_base::{ClientId, Error, ErrorCode, Moment, Result};
 use rustc_hash::FxHashMap;
 
-use super::{State, host::host_of, put::WritesOf, timer::Timer};
+use super::{State, host::host_of, put::AbandonReason, timer::Timer};
 
 /// The most clients there may be.
 const CLIENTS_MAX: usize = 65_536;
@@ -24,11 +24,11 @@ pub(super) struct Clients {
 #[derive(Debug)]
 pub(super) struct Client {
     host: Arc<str>,
-    heard: Moment,
+    last_heartbeat: Moment,
     is_suspect: bool,
     registration: u64,
     /// The latest of its announcements that was heard.
-    pub(super) turn: u64,
+    pub(super) sequence: u64,
 }
 
 impl Clients {
@@ -82,10 +82,10 @@ impl State {
         let registration = self.clients.registrations;
         let new = Client {
             host: host_of(name).into(),
-            heard: now,
+            last_heartbeat: now,
             is_suspect: false,
             registration,
-            turn: 0,
+            sequence: 0,
         };
         self.clients.by_id.insert(client, new);
         self.timers.push(now + self.rules.client_ttl, Timer::Client(client, registration));
@@ -95,7 +95,7 @@ impl State {
     /// Hears of the client. `false`: it is not known; it must register and mount again.
     pub fn heartbeat(&mut self, now: Moment, client: ClientId) -> bool {
         let Some(known) = self.clients.by_id.get_mut(&client) else { return false };
-        known.heard = known.heard.max(now);
+        known.last_heartbeat = known.last_heartbeat.max(now);
         if std::mem::take(&mut known.is_suspect) {
             self.mark_segments(client, false);
         }
@@ -123,7 +123,7 @@ impl State {
     /// go, and the space of its unfinished puts as soon as no late byte of them can arrive: what it
     /// sent before may still be on its way to their owners. Whether it was known.
     pub fn unregister(&mut self, now: Moment, client: ClientId) -> bool {
-        self.forget_client(now, client, WritesOf::Leaving)
+        self.forget_client(now, client, AbandonReason::Leaving)
     }
 
     /// The clients that were not heard of for too long since the last call.
@@ -137,38 +137,38 @@ impl State {
         if known.registration != registration {
             return;
         }
-        let end = known.heard + self.rules.client_ttl;
+        let end = known.last_heartbeat + self.rules.client_ttl;
         if end.has_passed(now) {
             self.counters.clients_expired += 1;
             if self.clients.expired.len() < CLIENTS_MAX {
                 self.clients.expired.push(client);
             }
-            self.forget_client(now, client, WritesOf::Vanished);
+            self.forget_client(now, client, AbandonReason::Vanished);
         } else {
             self.timers.push(end, Timer::Client(client, registration));
         }
     }
 
     /// If the master itself was stopped, it heard of nobody meanwhile: nobody is older for that.
-    pub(super) fn forgive_stall(&mut self, now: Moment) {
+    pub(super) fn compensate_stall(&mut self, now: Moment) {
         let Some(last) = self.advanced.replace(now) else { return };
         let pause = now.since(last);
         if pause <= self.rules.stall() {
             return;
         }
         for client in self.clients.by_id.values_mut() {
-            client.heard = now.min(client.heard + pause);
+            client.last_heartbeat = now.min(client.last_heartbeat + pause);
         }
-        self.dormancy.put_off(pause);
+        self.recovery.postpone(pause);
     }
 
-    fn forget_client(&mut self, now: Moment, client: ClientId, writes: WritesOf) -> bool {
+    fn forget_client(&mut self, now: Moment, client: ClientId, writes: AbandonReason) -> bool {
         let was_known = self.clients.by_id.remove(&client).is_some();
         self.abandon_writes(now, client, writes);
         for slot in self.segments_of(client) {
             self.drop_segment(slot);
         }
-        self.abandon_tasks(now, client);
+        self.reassign_tasks(now, client);
         was_known
     }
 
@@ -176,11 +176,11 @@ impl State {
         for slot in self.segments_of(client) {
             self.segments.at_mut(slot).is_suspect = is_suspect;
         }
-        self.segments.reopen();
+        self.segments.refresh_open();
     }
 
     pub(super) fn segments_of(&self, client: ClientId) -> Vec<u32> {
-        let segments = self.segments.standing();
+        let segments = self.segments.mounted();
         segments.filter(|(_, segment)| segment.client == client).map(|(slot, _)| slot).collect()
     }
 }

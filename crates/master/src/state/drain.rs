@@ -16,7 +16,7 @@ use super::{
     object::Flags,
     random::Random,
     segment::SegmentStatus,
-    task::{TaskKind, leave},
+    task::{TaskKind, drain_goal},
     timer::Timer,
 };
 
@@ -113,9 +113,9 @@ pub(super) struct Job {
     targets: Vec<Box<str>>,
     concurrency: u32,
     is_scheduled: bool,
-    /// Where the pass has come to, and what it has met.
+    /// Where the pass has come to, and what it has found.
     cursor: u32,
-    met: u64,
+    found: u64,
     blocked: u64,
     /// Objects that could not be moved, in that version.
     given_up: FxHashMap<u32, u64>,
@@ -125,7 +125,7 @@ pub(super) struct Job {
 }
 
 /// What a job sees in an object.
-enum Seen {
+enum DrainCheck {
     /// No copy in its segments, or one that it has given up.
     Nothing,
     /// A copy that is being moved.
@@ -168,7 +168,7 @@ impl Jobs {
     }
 
     /// The job is over; which is forgotten for it.
-    fn end(&mut self, id: JobId) -> Option<JobId> {
+    fn finish(&mut self, id: JobId) -> Option<JobId> {
         self.running.retain(|other| *other != id);
         self.finished.push_back(id);
         let is_over = self.finished.len() > FINISHED_MAX;
@@ -229,7 +229,7 @@ impl State {
             },
             is_scheduled: false,
             cursor: 0,
-            met: 0,
+            found: 0,
             blocked: 0,
             given_up: FxHashMap::default(),
             busy: FxHashSet::default(),
@@ -249,7 +249,7 @@ impl State {
         };
         self.jobs.by_id.insert(id, job);
         self.jobs.running.push(id);
-        self.mark(&slots, SegmentStatus::Draining);
+        self.set_status(&slots, SegmentStatus::Draining);
         self.log_job(id);
         self.schedule_job(id, now);
         Ok(id)
@@ -310,50 +310,50 @@ impl State {
         if let Some(job) = self.jobs.by_id.get_mut(&id) {
             job.is_scheduled = false;
         }
-        self.fill_job(now, id);
+        self.advance_job(now, id);
     }
 
     /// Jobs that have less to do than they may get more.
-    pub(super) fn fill_jobs(&mut self, now: Moment) {
+    pub(super) fn advance_jobs(&mut self, now: Moment) {
         for id in self.jobs.running.clone() {
             let job = self.jobs.running(id);
             if job.is_some_and(|job| job.view.active < job.concurrency && job.cursor > 0) {
-                self.fill_job(now, id);
+                self.advance_job(now, id);
             }
         }
     }
 
     /// Looks at some more objects and makes tasks of those that must leave.
-    fn fill_job(&mut self, now: Moment, id: JobId) {
+    fn advance_job(&mut self, now: Moment, id: JobId) {
         let Some(job) = self.jobs.running(id) else { return };
         job.view.status = match job.view.status {
             JobStatus::Created => JobStatus::Planning,
             _ => JobStatus::Running,
         };
         let (mut active, concurrency) = (job.view.active, job.concurrency);
-        let (start, mut met, mut blocked) = (job.cursor, 0, 0);
-        let sources = self.sources_of(id);
+        let (start, mut found, mut blocked) = (job.cursor, 0, 0);
+        let sources = self.job_segments(id);
         if sources.is_empty() {
             let why = "the segments were unmounted before they were empty";
             return self.end_job(now, id, JobStatus::Failed, why);
         }
-        let end = start.saturating_add(SLICE).min(self.objects.slots());
+        let end = start.saturating_add(SLICE).min(self.objects.slot_count());
         let mut slot = start;
         while slot < end && active < concurrency {
-            match self.leaving(id, slot, &sources) {
-                Seen::Copy(source) => {
-                    (met, active) = (met + 1, active + 1);
-                    self.move_away(now, id, slot, source);
+            match self.check_object(id, slot, &sources) {
+                DrainCheck::Copy(source) => {
+                    (found, active) = (found + 1, active + 1);
+                    self.start_move(now, id, slot, source);
                 }
-                Seen::Busy => met += 1,
-                Seen::Blocked => (met, blocked) = (met + 1, blocked + 1),
-                Seen::Nothing => {}
+                DrainCheck::Busy => found += 1,
+                DrainCheck::Blocked => (found, blocked) = (found + 1, blocked + 1),
+                DrainCheck::Nothing => {}
             }
             slot += 1;
         }
-        let is_pass_over = slot == self.objects.slots();
+        let is_pass_over = slot == self.objects.slot_count();
         let Some(job) = self.jobs.running(id) else { return };
-        (job.cursor, job.met) = (slot, job.met + met);
+        (job.cursor, job.found) = (slot, job.found + found);
         job.blocked += blocked;
         if active >= concurrency {
             // The end of one of them brings it on.
@@ -364,34 +364,34 @@ impl State {
         }
     }
 
-    fn leaving(&self, job: JobId, slot: u32, sources: &[u32]) -> Seen {
+    fn check_object(&self, job: JobId, slot: u32, sources: &[u32]) -> DrainCheck {
         let object = self.objects.get(slot).filter(|object| object.is_complete());
-        let Some(object) = object else { return Seen::Nothing };
+        let Some(object) = object else { return DrainCheck::Nothing };
         let mut copies = object.replicas.iter();
         let source = copies.find(|copy| sources.contains(&copy.segment));
-        let Some(source) = source else { return Seen::Nothing };
+        let Some(source) = source else { return DrainCheck::Nothing };
         let job = &self.jobs.by_id[&job];
         let segment = self.segments.at(source.segment);
         if job.given_up.get(&slot) == Some(&object.version) {
-            Seen::Nothing
+            DrainCheck::Nothing
         } else if job.busy.contains(&(slot, object.version)) {
-            Seen::Busy
-        } else if object.flags.has(Flags::COPIED) || !segment.is_readable() {
-            Seen::Blocked
+            DrainCheck::Busy
+        } else if object.flags.has(Flags::BEING_COPIED) || !segment.is_readable() {
+            DrainCheck::Blocked
         } else {
-            Seen::Copy(segment.spec.id)
+            DrainCheck::Copy(segment.spec.id)
         }
     }
 
     /// Makes a task of an object.
-    fn move_away(&mut self, now: Moment, id: JobId, slot: u32, source: SegmentId) {
+    fn start_move(&mut self, now: Moment, id: JobId, slot: u32, source: SegmentId) {
         let version = self.objects.at(slot).version;
         let Some(job) = self.jobs.by_id.get_mut(&id) else { return };
         // Counted first: it may end at once.
         job.view.active += 1;
         job.busy.insert((slot, version));
-        let goal = leave(source, &job.targets);
-        self.enter_task(now, slot, TaskKind::Move, goal, Some(id));
+        let goal = drain_goal(source, &job.targets);
+        self.add_task(now, slot, TaskKind::Move, goal, Some(id));
     }
 
     /// All objects were looked at: the segments are empty, or there is another pass.
@@ -401,9 +401,9 @@ impl State {
         let written = written.filter(|copy| sources.contains(&copy.segment)).count() as u64;
         let Some(job) = self.jobs.running(id) else { return };
         job.view.blocked = job.blocked + written;
-        let is_empty = job.met == 0 && job.view.active == 0 && !is_written;
+        let is_empty = job.found == 0 && job.view.active == 0 && !is_written;
         if !is_empty {
-            (job.cursor, job.met, job.blocked) = (0, 0, 0);
+            (job.cursor, job.found, job.blocked) = (0, 0, 0);
             return self.schedule_job(id, now + PASS_PAUSE);
         }
         let given_up = std::mem::take(&mut job.given_up);
@@ -416,7 +416,7 @@ impl State {
         });
         match left.count() {
             0 => {
-                self.mark(sources, SegmentStatus::Drained);
+                self.set_status(sources, SegmentStatus::Drained);
                 self.end_job(now, id, JobStatus::Succeeded, "the segments are empty");
             }
             left => {
@@ -427,7 +427,7 @@ impl State {
     }
 
     /// The task of an object has ended.
-    pub(super) fn end_unit(
+    pub(super) fn end_move(
         &mut self,
         now: Moment,
         id: JobId,
@@ -459,11 +459,11 @@ impl State {
 
     fn end_job(&mut self, now: Moment, id: JobId, status: JobStatus, why: &str) {
         let again = self
-            .sources_of(id)
+            .job_segments(id)
             .into_iter()
             .filter(|&slot| self.segments.at(slot).status == SegmentStatus::Draining);
         let again: Vec<u32> = again.collect();
-        self.mark(&again, SegmentStatus::Ok);
+        self.set_status(&again, SegmentStatus::Ok);
         let Some(job) = self.jobs.running(id) else { return };
         match status {
             JobStatus::Succeeded => self.counters.drains_done += 1,
@@ -477,13 +477,13 @@ impl State {
             why.clone_into(&mut job.view.message);
         }
         self.log_job(id);
-        if let Some(oldest) = self.jobs.end(id) {
+        if let Some(oldest) = self.jobs.finish(id) {
             self.effects.record(|| Effect::Task { id: oldest.bits(), record: None });
         }
     }
 
     /// The segments of the job that are still there.
-    fn sources_of(&self, id: JobId) -> Vec<u32> {
+    fn job_segments(&self, id: JobId) -> Vec<u32> {
         let Some(job) = self.jobs.by_id.get(&id) else { return Vec::new() };
         let slots = job.segments.iter().filter_map(|identity| {
             let slot = self.segments.by_id(identity.0)?;
@@ -497,14 +497,14 @@ impl State {
         (spec.id, spec.incarnation)
     }
 
-    fn mark(&mut self, slots: &[u32], status: SegmentStatus) {
+    fn set_status(&mut self, slots: &[u32], status: SegmentStatus) {
         for &slot in slots {
             let segment = self.segments.at_mut(slot);
             segment.status = status;
             let (number, status, grace) = (segment.number, status.code(), Duration::ZERO);
             self.effects.record(|| Effect::SegmentStatus { number, status, grace });
         }
-        self.segments.reopen();
+        self.segments.refresh_open();
     }
 
     /// A job has one timer at a time.

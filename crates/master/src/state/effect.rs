@@ -76,7 +76,7 @@ pub enum Effect<'a> {
         version: u64,
     },
     /// What stands under a key, all in one: how snapshots tell it.
-    Stands {
+    ObjectSnapshot {
         /// Which life of the object.
         version: u64,
         /// All of it.
@@ -96,7 +96,7 @@ pub enum Effect<'a> {
         /// Which.
         object: ObjectName<'a>,
         /// The copy.
-        copy: Copy,
+        copy: LoggedCopy,
     },
     /// An object has one copy less.
     ReplicaDropped {
@@ -113,7 +113,7 @@ pub enum Effect<'a> {
         pin: Option<Duration>,
     },
     /// Freed memory that a late write may reach must rest.
-    Resting {
+    Quarantined {
         /// Where.
         number: SegmentNumber,
         /// From its base.
@@ -125,14 +125,14 @@ pub enum Effect<'a> {
     },
     /// No fence and no lease that was granted and has not ended lasts longer than this, until told
     /// otherwise.
-    Horizon {
+    MaxGranted {
         /// The longest fence.
         fence: Duration,
         /// The longest lease.
         lease: Duration,
     },
     /// Every version and every number of a segment below these may have been used.
-    Used {
+    NextIds {
         /// The next version.
         version: u64,
         /// The next number.
@@ -165,7 +165,7 @@ pub struct Value<'a> {
     /// Bytes.
     pub length: u64,
     /// Where its copies lie.
-    pub copies: Few<Copy>,
+    pub copies: Few<LoggedCopy>,
     /// What its writer says it is.
     pub data_type: u8,
     /// Never evicted.
@@ -190,7 +190,7 @@ pub enum LoggedPin {
 
 /// One copy of an object.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Copy {
+pub struct LoggedCopy {
     /// In which segment.
     pub segment: SegmentNumber,
     /// From its base.
@@ -212,13 +212,13 @@ pub struct ObjectName<'a> {
 
 /// Bytes that are no effects: damaged, or written by a later version of the master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NotAnEffect {
+pub struct DecodeError {
     /// Where in the bytes.
     pub at: usize,
 }
 
-impl From<NotAnEffect> for mooncake_base::Error {
-    fn from(error: NotAnEffect) -> Self {
+impl From<DecodeError> for mooncake_base::Error {
+    fn from(error: DecodeError) -> Self {
         Self::new(ErrorCode::INTERNAL_ERROR, "the record is damaged or of a later version")
             .with("at", error.at)
     }
@@ -250,9 +250,9 @@ impl State {
     /// Keeps a record of effects from now on.
     pub fn record_effects(&mut self) {
         self.effects.is_recording = true;
-        self.horizon.lease = self.horizon.lease.max(self.rules.lease_ttl);
-        let (fence, lease) = (self.horizon.fence, self.horizon.lease);
-        self.effects.record(|| Effect::Horizon { fence, lease });
+        self.max_granted.lease = self.max_granted.lease.max(self.rules.lease_ttl);
+        let (fence, lease) = (self.max_granted.fence, self.max_granted.lease);
+        self.effects.record(|| Effect::MaxGranted { fence, lease });
     }
 
     /// Moves the effects since the last call, in their order, to the end of `into`; says how many.
@@ -267,9 +267,9 @@ impl State {
     }
 
     /// A copy in the words of the log.
-    pub(super) fn logged_copy(&self, replica: &Replica) -> Copy {
+    pub(super) fn logged_copy(&self, replica: &Replica) -> LoggedCopy {
         let segment = self.segments.at(replica.segment);
-        Copy {
+        LoggedCopy {
             segment: segment.number,
             offset: segment.allocator.offset(replica.block),
             ordinal: replica.ordinal,
@@ -277,8 +277,8 @@ impl State {
     }
 
     /// Copies in the words of the log, those that were lost left out.
-    pub(super) fn logged_copies(&self, replicas: &[Replica]) -> Few<Copy> {
-        let standing = replicas.iter().filter(|copy| self.segments.at(copy.segment).is_standing());
+    pub(super) fn logged_copies(&self, replicas: &[Replica]) -> Few<LoggedCopy> {
+        let standing = replicas.iter().filter(|copy| self.segments.at(copy.segment).is_mounted());
         standing.map(|copy| self.logged_copy(copy)).collect()
     }
 }

@@ -1,14 +1,14 @@
 //! Which object goes first when room is needed.
 
 mod adaptive;
+mod dueling;
 mod ghosts;
-mod list;
+mod index_list;
 mod lru;
 mod s3fifo;
-mod shadow;
 mod tiers;
 
-pub(super) use self::list::{Chain, Links};
+pub(super) use self::index_list::{IndexLinks, IndexList};
 pub use self::{adaptive::Adaptive, lru::Lru, s3fifo::S3Fifo};
 use super::rules::EvictionKind;
 
@@ -19,7 +19,7 @@ use super::rules::EvictionKind;
 pub trait EvictionPolicy: std::fmt::Debug + Send {
     /// A call begins that looks for objects: what is used and inserted until the next one is
     /// likely to be wanted together.
-    fn begin(&mut self) {}
+    fn begin_batch(&mut self) {}
 
     /// The object may be evicted from now on. `hash` is the same for the same key. Nothing if it
     /// is in already.
@@ -38,7 +38,7 @@ pub trait EvictionPolicy: std::fmt::Debug + Send {
     fn put_back(&mut self, object: u32);
 
     /// The object, of that hash, is no longer in and is evicted.
-    fn evicted(&mut self, _object: u32, _hash: u32) {}
+    fn on_evicted(&mut self, _object: u32, _hash: u32) {}
 }
 
 /// The policy of that kind, empty.

@@ -10,7 +10,7 @@ pub(super) struct Groups {
     names: HashMap<(u16, Box<[u8]>), u32, rustc_hash::FxSeededState>,
     groups: FxHashMap<u32, Group>,
     /// Each object's group, and its place among the members.
-    places: FxHashMap<u32, (u32, usize)>,
+    memberships: FxHashMap<u32, (u32, usize)>,
     next: u32,
 }
 
@@ -23,7 +23,7 @@ struct Group {
 impl Groups {
     pub(super) fn new(seed: u64) -> Self {
         let names = HashMap::with_hasher(rustc_hash::FxSeededState::with_seed(seed as usize));
-        Self { names, groups: FxHashMap::default(), places: FxHashMap::default(), next: 0 }
+        Self { names, groups: FxHashMap::default(), memberships: FxHashMap::default(), next: 0 }
     }
 
     /// The object, which is in none, joins the tenant's group of that name.
@@ -43,17 +43,17 @@ impl Groups {
             }
         };
         let group = self.groups.get_mut(&number).expect("a name has its group");
-        self.places.insert(object, (number, group.members.len()));
+        self.memberships.insert(object, (number, group.members.len()));
         group.members.push(object);
     }
 
     /// The object leaves its group, if it is in one; a group goes with its last member.
     pub(super) fn leave(&mut self, object: u32) {
-        let Some((number, place)) = self.places.remove(&object) else { return };
+        let Some((number, place)) = self.memberships.remove(&object) else { return };
         let group = self.groups.get_mut(&number).expect("a member has its group");
         group.members.swap_remove(place);
         if let Some(moved) = group.members.get(place) {
-            self.places.insert(*moved, (number, place));
+            self.memberships.insert(*moved, (number, place));
         }
         if group.members.is_empty() {
             let group = self.groups.remove(&number).expect("it was there a line ago");
@@ -63,13 +63,13 @@ impl Groups {
 
     /// The name of the object's group, if it is in one.
     pub(super) fn name(&self, object: u32) -> Option<&[u8]> {
-        let (number, _) = self.places.get(&object)?;
+        let (number, _) = self.memberships.get(&object)?;
         Some(&self.groups[number].name.1)
     }
 
     /// All members of the object's group, itself among them; none if it is in no group.
-    pub(super) fn siblings(&self, object: u32) -> &[u32] {
-        match self.places.get(&object) {
+    pub(super) fn members(&self, object: u32) -> &[u32] {
+        match self.memberships.get(&object) {
             Some((number, _)) => &self.groups[number].members,
             None => &[],
         }
@@ -89,10 +89,10 @@ mod tests {
         groups.join(1, b"a", 9);
         groups.leave(0);
         groups.leave(77);
-        let mut siblings = groups.siblings(1).to_vec();
+        let mut siblings = groups.members(1).to_vec();
         siblings.sort_unstable();
-        assert_eq!((siblings, groups.siblings(9)), (vec![1, 2, 3], &[9][..]));
-        assert!(groups.siblings(0).is_empty());
+        assert_eq!((siblings, groups.members(9)), (vec![1, 2, 3], &[9][..]));
+        assert!(groups.members(0).is_empty());
         for object in 1..4 {
             groups.leave(object);
         }

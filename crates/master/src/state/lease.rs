@@ -6,21 +6,21 @@ use mooncake_base::Moment;
 
 /// A [`Moment`] in 8 bytes, for what there are millions of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub(super) struct Stamp(u64);
+pub(super) struct Timestamp(u64);
 
-impl Stamp {
+impl Timestamp {
     /// How long after `now` it comes; nothing if it has passed.
     pub(super) fn left(self, now: Moment) -> Duration {
         self.moment().left(now)
     }
 
     /// For the wire; 0 is no stamp that is granted.
-    pub(super) fn number(self) -> u64 {
+    pub(super) fn to_bits(self) -> u64 {
         self.0
     }
 
-    pub(super) fn from_number(number: u64) -> Self {
-        Self(number)
+    pub(super) fn from_bits(bits: u64) -> Self {
+        Self(bits)
     }
 
     pub(super) fn moment(self) -> Moment {
@@ -28,7 +28,7 @@ impl Stamp {
     }
 }
 
-impl From<Moment> for Stamp {
+impl From<Moment> for Timestamp {
     fn from(moment: Moment) -> Self {
         Self(u64::try_from(moment.since_boot().as_nanos()).unwrap_or(u64::MAX))
     }
@@ -39,12 +39,12 @@ const SLOT_SHARE: u32 = 4;
 
 /// Until when an object and its memory are held.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Holds {
-    lease: Stamp,
-    fence: Stamp,
+pub(super) struct LeaseAndFence {
+    lease: Timestamp,
+    fence: Timestamp,
 }
 
-impl Holds {
+impl LeaseAndFence {
     /// Keeps the object until then, or longer if it was to be kept longer.
     pub(super) fn extend_lease(&mut self, until: Moment) {
         self.lease = self.lease.max(until.into());
@@ -53,7 +53,7 @@ impl Holds {
     /// As [`extend_lease`](Self::extend_lease), for a use that begins a lease of that length. `false`
     /// if the last such use was a moment ago: time is divided into slots, each at most a sixteenth
     /// of a lease, and both uses are in one of them.
-    pub(super) fn lease(&mut self, now: Moment, ttl: Duration) -> bool {
+    pub(super) fn renew_lease(&mut self, now: Moment, ttl: Duration) -> bool {
         let before = self.lease.0;
         self.extend_lease(now + ttl);
         let ttl = u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX);
@@ -69,17 +69,17 @@ impl Holds {
 
     /// Keeps the memory for a reader until then, or longer. What comes back stands for this reader
     /// alone, if nobody else reads now: nobody is done before the fence it names.
-    pub(super) fn fence_for(&mut self, now: Moment, until: Moment) -> Option<Stamp> {
+    pub(super) fn grant_fence(&mut self, now: Moment, until: Moment) -> Option<Timestamp> {
         let before = self.fence;
-        let until = Stamp::from(until);
+        let until = Timestamp::from(until);
         // Never the same twice, so that an earlier reader does not hand back what a later one has.
-        self.fence = if until > before { until } else { Stamp(before.0 + 1) };
+        self.fence = if until > before { until } else { Timestamp(before.0 + 1) };
         (before <= now.into()).then_some(self.fence)
     }
 
     /// The memory is another one now; the object is still kept.
-    pub(super) fn forget_fence(&mut self) {
-        self.fence = Stamp::default();
+    pub(super) fn clear_fence(&mut self) {
+        self.fence = Timestamp::default();
     }
 
     pub(super) fn is_leased(&self, now: Moment) -> bool {
@@ -87,12 +87,12 @@ impl Holds {
     }
 
     /// When the last fence of the memory ends.
-    pub(super) fn fence(&self) -> Stamp {
+    pub(super) fn fence(&self) -> Timestamp {
         self.fence
     }
 
     /// When the object may be evicted and its memory be used at once.
-    pub(super) fn end(&self) -> Stamp {
+    pub(super) fn protected_until(&self) -> Timestamp {
         self.lease.max(self.fence)
     }
 
@@ -108,47 +108,62 @@ mod tests {
     #[test]
     fn a_hold_is_never_shortened() {
         let at = |seconds| Moment::from_boot(Duration::from_secs(seconds));
-        let mut holds = Holds::default();
-        holds.extend_lease(at(10));
-        holds.extend_lease(at(5));
-        assert!(holds.is_leased(at(9)) && !holds.is_leased(at(10)));
-        assert_eq!(holds.fence_for(at(0), at(20)), Some(at(20).into()));
-        assert_eq!(holds.end(), at(20).into());
-        holds.forget_fence();
-        assert_eq!((holds.fence(), holds.end()), (Stamp::default(), at(10).into()));
+        let mut protection = LeaseAndFence::default();
+        protection.extend_lease(at(10));
+        protection.extend_lease(at(5));
+        assert!(protection.is_leased(at(9)) && !protection.is_leased(at(10)));
+        assert_eq!(protection.grant_fence(at(0), at(20)), Some(at(20).into()));
+        assert_eq!(protection.protected_until(), at(20).into());
+        protection.clear_fence();
+        assert_eq!(
+            (protection.fence(), protection.protected_until()),
+            (Timestamp::default(), at(10).into())
+        );
     }
 
     #[test]
     fn uses_of_one_slot_are_one_and_the_next_slot_comes_within_a_sixteenth_of_a_lease() {
         let ttl = Duration::from_secs(5);
         let at = |micros| Moment::from_boot(Duration::from_micros(micros));
-        let mut holds = Holds::default();
-        let uses: Vec<u64> =
-            (1_000_000..8_000_000).step_by(50).filter(|&m| holds.lease(at(m), ttl)).collect();
+        let mut protection = LeaseAndFence::default();
+        let uses: Vec<u64> = (1_000_000..8_000_000)
+            .step_by(50)
+            .filter(|&m| protection.renew_lease(at(m), ttl))
+            .collect();
         let gaps: Vec<u64> = uses.windows(2).map(|two| two[1] - two[0]).collect();
         assert_eq!(uses[0], 1_000_000, "the first is one");
         assert!(gaps.iter().all(|&gap| gap <= 5_000_000 / 16), "{gaps:?}");
         assert!(gaps.iter().skip(1).all(|&gap| gap >= 5_000_000 / 32 - 50), "{gaps:?}");
-        assert!(holds.is_leased(at(8_000_000 - 50 + 4_999_999)), "each extends the lease");
-        assert!(!holds.is_leased(at(8_000_000 - 50 + 5_000_000)), "to no more than was promised");
+        assert!(protection.is_leased(at(8_000_000 - 50 + 4_999_999)), "each extends the lease");
+        assert!(
+            !protection.is_leased(at(8_000_000 - 50 + 5_000_000)),
+            "to no more than was promised"
+        );
     }
 
     #[test]
     fn without_leases_every_use_counts() {
         let now = Moment::from_boot(Duration::from_secs(1));
-        let mut holds = Holds::default();
-        assert!(holds.lease(now, Duration::ZERO) && holds.lease(now, Duration::ZERO));
+        let mut protection = LeaseAndFence::default();
+        assert!(
+            protection.renew_lease(now, Duration::ZERO)
+                && protection.renew_lease(now, Duration::ZERO)
+        );
     }
 
     #[test]
     fn a_fence_stands_for_one_reader_only_while_no_other_reads() {
         let at = |seconds| Moment::from_boot(Duration::from_secs(seconds));
-        let mut holds = Holds::default();
-        let first = holds.fence_for(at(0), at(10)).expect("nobody else reads");
-        assert_eq!(holds.fence_for(at(0), at(10)), None, "the first one still reads");
-        assert_ne!(holds.fence(), first, "what the first hands back is not what the second has");
-        assert_eq!(holds.fence_for(at(1), at(5)), None);
-        assert!(holds.fence() > at(10).into(), "a shorter fence does not shorten");
-        assert!(holds.fence_for(at(30), at(31)).is_some(), "both are done");
+        let mut protection = LeaseAndFence::default();
+        let first = protection.grant_fence(at(0), at(10)).expect("nobody else reads");
+        assert_eq!(protection.grant_fence(at(0), at(10)), None, "the first one still reads");
+        assert_ne!(
+            protection.fence(),
+            first,
+            "what the first hands back is not what the second has"
+        );
+        assert_eq!(protection.grant_fence(at(1), at(5)), None);
+        assert!(protection.fence() > at(10).into(), "a shorter fence does not shorten");
+        assert!(protection.grant_fence(at(30), at(31)).is_some(), "both are done");
     }
 }

@@ -7,8 +7,8 @@ use mooncake_base::{Error, KeyRef, ObjectKey, ReplicaId, Result, TenantId, Versi
 
 use super::{
     allocator::BlockId,
-    keys::{KeyAt, Keys},
-    lease::Holds,
+    key_arena::{KeyArena, KeyHandle},
+    lease::LeaseAndFence,
 };
 
 /// No put under way.
@@ -41,15 +41,15 @@ pub enum ObjectState {
 /// What stands under one key: something to read, puts under way, or both.
 #[derive(Debug)]
 pub(super) struct Object {
-    key: KeyAt,
+    key: KeyHandle,
     pub(super) tenant: u16,
     pub(super) data_type: u8,
     pub(super) flags: Flags,
     /// The newest put under way, which links to the others.
-    pub(super) writes: u32,
+    pub(super) newest_write: u32,
     pub(super) version: u64,
     pub(super) length: u64,
-    pub(super) holds: Holds,
+    pub(super) protection: LeaseAndFence,
     /// Empty unless complete.
     pub(super) replicas: Replicas,
 }
@@ -72,7 +72,7 @@ impl Flags {
     /// Waits outside the order of eviction for the end of a lease.
     pub(super) const PARKED: Self = Self(32);
     /// A client is copying it: neither evicted nor plainly removed.
-    pub(super) const COPIED: Self = Self(64);
+    pub(super) const BEING_COPIED: Self = Self(64);
     /// Was used while it waited there.
     pub(super) const USED: Self = Self(128);
 
@@ -185,7 +185,7 @@ impl Object {
 #[derive(Debug)]
 pub(super) struct Objects {
     slots: Vec<Option<Object>>,
-    keys: Keys,
+    keys: KeyArena,
     /// Of objects with [`Flags::CHECKSUM`]; shorter than `slots` while later ones have none, so
     /// that it costs nothing where no writer gives one.
     checksums: Vec<u64>,
@@ -214,7 +214,7 @@ impl Objects {
         tenants.insert(TenantId::default(), 0);
         Self {
             slots: Vec::new(),
-            keys: Keys::default(),
+            keys: KeyArena::default(),
             checksums: Vec::new(),
             vacant: Vec::new(),
             by_key: (0..TABLES).map(|_| HashTable::new()).collect(),
@@ -226,8 +226,8 @@ impl Objects {
     }
 
     /// The number of a tenant, given to it if it is new.
-    pub(super) fn enter_tenant(&mut self, tenant: &TenantId) -> Result<u16> {
-        if let Some(number) = self.tenant(tenant) {
+    pub(super) fn intern_tenant(&mut self, tenant: &TenantId) -> Result<u16> {
+        if let Some(number) = self.tenant_index(tenant) {
             return Ok(number);
         }
         if self.tenants.len() >= TENANTS_MAX {
@@ -240,7 +240,7 @@ impl Objects {
     }
 
     /// The number of a tenant that has put something before.
-    pub(super) fn tenant(&self, tenant: &TenantId) -> Option<u16> {
+    pub(super) fn tenant_index(&self, tenant: &TenantId) -> Option<u16> {
         self.tenants.get(tenant).copied()
     }
 
@@ -268,7 +268,7 @@ impl Objects {
     /// The hashes of keys that are looked up next. What that will look at is fetched meanwhile, for
     /// all of them side by side: in a large table each lookup alone waits for memory several times.
     /// Of no meaning where there is no tenant.
-    pub(super) fn hashes<'k>(
+    pub(super) fn prefetch_hashes<'k>(
         &self,
         tenant: Option<u16>,
         keys: impl Iterator<Item = &'k [u8]>,
@@ -317,10 +317,10 @@ impl Objects {
             tenant,
             data_type: 0,
             flags: Flags::default(),
-            writes: NO_WRITE,
+            newest_write: NO_WRITE,
             version: 0,
             length: 0,
-            holds: Holds::default(),
+            protection: LeaseAndFence::default(),
             replicas: Replicas::None,
         });
         let entry = Entry { slot, hash };
@@ -376,7 +376,7 @@ impl Objects {
     }
 
     /// Every number is below this.
-    pub(super) fn slots(&self) -> u32 {
+    pub(super) fn slot_count(&self) -> u32 {
         self.slots.len() as u32
     }
 
@@ -451,9 +451,9 @@ mod tests {
     #[test]
     fn keys_of_two_tenants_are_two_keys() {
         let mut objects = Objects::new(1);
-        let other = objects.enter_tenant(&TenantId::new("other")).unwrap();
-        assert_eq!(objects.enter_tenant(&TenantId::new("")).unwrap(), 0);
-        assert_eq!(objects.tenant(&TenantId::new("unknown")), None);
+        let other = objects.intern_tenant(&TenantId::new("other")).unwrap();
+        assert_eq!(objects.intern_tenant(&TenantId::new("")).unwrap(), 0);
+        assert_eq!(objects.tenant_index(&TenantId::new("unknown")), None);
         let key = KeyRef::new(b"k").unwrap();
         let mine = objects.insert(0, key).unwrap();
         assert_eq!((objects.find(0, b"k"), objects.find(other, b"k")), (Some(mine), None));

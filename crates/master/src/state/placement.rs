@@ -12,7 +12,7 @@ const CXL_PROTOCOL: &str = "cxl";
 
 /// What is known of the put that asks.
 #[derive(Debug, Clone, Copy)]
-pub struct Ask<'a> {
+pub struct PlacementRequest<'a> {
     /// The writer's host; empty if it is not known or says nothing ("localhost").
     pub host: &'a str,
     /// Wished copies.
@@ -23,12 +23,12 @@ pub struct Ask<'a> {
 pub trait AllocationPolicy: std::fmt::Debug + Send {
     /// Appends segments in the order in which they should be tried. It need not name all: those
     /// left out are tried last. Twice the same does no harm.
-    fn order(&mut self, segments: &Segments, ask: &Ask<'_>, order: &mut Vec<u32>);
+    fn order(&mut self, segments: &Segments, request: &PlacementRequest<'_>, order: &mut Vec<u32>);
 }
 
 /// The policy of that name.
 pub(super) fn policy(strategy: AllocationStrategy, seed: u64) -> Box<dyn AllocationPolicy> {
-    let random = AnyFirst(Random::new(seed));
+    let random = RandomOrder(Random::new(seed));
     match strategy {
         AllocationStrategy::Random => Box::new(random),
         // No segment reports a disk: what is left of the choice is the room in memory.
@@ -42,10 +42,10 @@ pub(super) fn policy(strategy: AllocationStrategy, seed: u64) -> Box<dyn Allocat
 
 /// All alike: from a random one on.
 #[derive(Debug)]
-struct AnyFirst(Random);
+struct RandomOrder(Random);
 
-impl AllocationPolicy for AnyFirst {
-    fn order(&mut self, segments: &Segments, _ask: &Ask<'_>, order: &mut Vec<u32>) {
+impl AllocationPolicy for RandomOrder {
+    fn order(&mut self, segments: &Segments, _ask: &PlacementRequest<'_>, order: &mut Vec<u32>) {
         let open = segments.open();
         if open.is_empty() {
             return;
@@ -60,13 +60,13 @@ impl AllocationPolicy for AnyFirst {
 struct FreeRatioFirst(Random);
 
 impl AllocationPolicy for FreeRatioFirst {
-    fn order(&mut self, segments: &Segments, ask: &Ask<'_>, order: &mut Vec<u32>) {
+    fn order(&mut self, segments: &Segments, request: &PlacementRequest<'_>, order: &mut Vec<u32>) {
         let open = segments.open();
         if open.is_empty() {
             return;
         }
         let start = order.len();
-        let samples = SAMPLES_PER_REPLICA * ask.replicas as usize;
+        let samples = SAMPLES_PER_REPLICA * request.replicas as usize;
         if samples >= open.len() {
             order.extend(open);
         } else {
@@ -84,25 +84,25 @@ impl AllocationPolicy for FreeRatioFirst {
 
 /// The writer's host, then those after it by name, around the circle.
 #[derive(Debug)]
-struct LocalFirst(AnyFirst);
+struct LocalFirst(RandomOrder);
 
 impl AllocationPolicy for LocalFirst {
-    fn order(&mut self, segments: &Segments, ask: &Ask<'_>, order: &mut Vec<u32>) {
-        if ask.replicas != 1 || ask.host.is_empty() {
-            return self.0.order(segments, ask, order);
+    fn order(&mut self, segments: &Segments, request: &PlacementRequest<'_>, order: &mut Vec<u32>) {
+        if request.replicas != 1 || request.host.is_empty() {
+            return self.0.order(segments, request, order);
         }
         let open = segments.open();
-        let start = open.partition_point(|&segment| &*segments.at(segment).host < ask.host);
+        let start = open.partition_point(|&segment| &*segments.at(segment).host < request.host);
         order.extend(open[start..].iter().chain(&open[..start]));
     }
 }
 
 /// Segments of CXL memory, then any.
 #[derive(Debug)]
-struct CxlFirst(AnyFirst);
+struct CxlFirst(RandomOrder);
 
 impl AllocationPolicy for CxlFirst {
-    fn order(&mut self, segments: &Segments, ask: &Ask<'_>, order: &mut Vec<u32>) {
+    fn order(&mut self, segments: &Segments, request: &PlacementRequest<'_>, order: &mut Vec<u32>) {
         let start = order.len();
         let is_cxl = |&&segment: &&u32| segments.at(segment).spec.protocol == CXL_PROTOCOL;
         order.extend(segments.open().iter().filter(is_cxl));
@@ -111,6 +111,6 @@ impl AllocationPolicy for CxlFirst {
             let turn = self.0.0.below(order.len() - start);
             order[start..].rotate_left(turn);
         }
-        self.0.order(segments, ask, order);
+        self.0.order(segments, request, order);
     }
 }

@@ -1,6 +1,6 @@
 //! Writing: start allocates, the client writes, end publishes or revoke gives back.
 
-mod ending;
+mod finish;
 mod record;
 
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use mooncake_base::{
 
 use super::{
     State,
-    lease::Stamp,
+    lease::Timestamp,
     object::{NO_WRITE, REPLICAS_MAX, Replica},
-    room::{Want, Within},
+    put_options::{PutOptions, SoftPin, WishedPin},
+    reclaim::{AllocRequest, SegmentFilter},
     segment::SegmentRef,
-    wish::{PutOptions, SoftPin, WishedPin},
     write::Write,
 };
 
@@ -46,7 +46,7 @@ pub struct Put<'a> {
 /// Who puts, looked up once for the puts of a call. Good as long as nothing else is asked of the
 /// state.
 #[derive(Debug)]
-pub(crate) struct Putter {
+pub(crate) struct PutOwner {
     client: ClientId,
     tenant: u16,
     /// Empty if unknown.
@@ -90,7 +90,7 @@ pub struct Place {
 
 /// Why the puts of a client will not be ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum WritesOf {
+pub(super) enum AbandonReason {
     /// Nothing was heard of it; it may still write.
     Vanished,
     /// It leaves or is dead; bytes it sent before may still arrive.
@@ -103,27 +103,27 @@ impl State {
     /// # Errors
     /// `CLIENT_NOT_FOUND`: register first. `TENANT_NOT_REGISTERED`: quotas are enforced, and the
     /// tenant has none.
-    pub(crate) fn putter(
+    pub(crate) fn put_owner(
         &mut self,
         now: Moment,
         client: ClientId,
         tenant: &TenantId,
-    ) -> Result<Putter> {
+    ) -> Result<PutOwner> {
         // Before anything is looked up, since what is due may take it away.
-        self.catch_up(now);
+        self.fire_due_timers(now);
         self.clients.check(client)?;
         self.check_tenant(tenant)?;
-        let tenant = self.objects.enter_tenant(tenant)?;
-        Ok(Putter { client, tenant, host: self.clients.host(client) })
+        let tenant = self.objects.intern_tenant(tenant)?;
+        Ok(PutOwner { client, tenant, host: self.clients.host(client) })
     }
 
-    /// The hashes of keys that the putter, if there is one, puts next.
-    pub(crate) fn hashes<'k>(
+    /// The hashes of keys that the put_owner, if there is one, puts next.
+    pub(crate) fn prefetch_hashes<'k>(
         &self,
-        putter: Option<&Putter>,
+        put_owner: Option<&PutOwner>,
         keys: impl Iterator<Item = &'k [u8]>,
     ) -> Vec<u32> {
-        self.objects.hashes(putter.map(|putter| putter.tenant), keys)
+        self.objects.prefetch_hashes(put_owner.map(|put_owner| put_owner.tenant), keys)
     }
 
     /// Allocates the copies of an object and lets the client write them for the rules'
@@ -142,47 +142,47 @@ impl State {
         tenant: &TenantId,
         put: Put<'_>,
     ) -> Result<Started> {
-        let putter = self.putter(now, client, tenant)?;
-        let hash = self.objects.hash(putter.tenant, put.key.as_bytes());
-        self.put_start_hashed(now, &putter, hash, put)
+        let put_owner = self.put_owner(now, client, tenant)?;
+        let hash = self.objects.hash(put_owner.tenant, put.key.as_bytes());
+        self.put_start_hashed(now, &put_owner, hash, put)
     }
 
     /// As [`put_start`](Self::put_start), of one of many keys, for who knows its hash.
     pub(crate) fn put_start_hashed(
         &mut self,
         now: Moment,
-        putter: &Putter,
+        put_owner: &PutOwner,
         hash: u32,
         put: Put<'_>,
     ) -> Result<Started> {
-        let &Putter { client, tenant, ref host } = putter;
+        let &PutOwner { client, tenant, ref host } = put_owner;
         let soft_pin = self.check_put(&put)?;
-        let standing = self.standing(now, hash, tenant, put.key);
-        if let Some(slot) = standing {
-            if let Some(started) = self.started_before(slot, client, &put) {
+        let existing = self.existing(now, hash, tenant, put.key);
+        if let Some(slot) = existing {
+            if let Some(started) = self.repeated_start(slot, client, &put) {
                 return Ok(started);
             }
-            self.check_standing(slot, put.is_replacing)?;
+            self.check_existing(slot, put.is_replacing)?;
         }
         let copies = put.options.replicas.min(REPLICAS_MAX);
-        let growth = self.growth(put.length, copies, standing);
-        self.admit(now, tenant, growth, standing).map_err(|error| error.with("key", put.key))?;
-        let want = Want {
+        let growth = self.growth(put.length, copies, existing);
+        self.admit(now, tenant, growth, existing).map_err(|error| error.with("key", put.key))?;
+        let request = AllocRequest {
             length: put.length,
             replicas: copies,
-            within: Within::All,
+            filter: SegmentFilter::All,
             host,
             options: put.options,
-            spared: standing,
+            spared: existing,
         };
-        let replicas = self.find_room(now, &want).map_err(|error| {
+        let replicas = self.allocate_copies(now, &request).map_err(|error| {
             self.counters.puts_without_room += 1;
             error.with("key", put.key)
         })?;
-        let slot = match standing {
+        let slot = match existing {
             Some(slot) => {
                 // What nobody has announced is free for writers, and must not come back.
-                if !put.is_replacing && self.is_dormant(slot) {
+                if !put.is_replacing && self.is_unclaimed(slot) {
                     self.drop_value(now, slot);
                 }
                 slot
@@ -191,7 +191,7 @@ impl State {
                 Ok(slot) => slot,
                 Err(error) => {
                     // Nothing was promised to anybody yet.
-                    replicas.iter().for_each(|&copy| self.release(now, copy, Stamp::default()));
+                    replicas.iter().for_each(|&copy| self.release(now, copy, Timestamp::default()));
                     return Err(error);
                 }
             },
@@ -203,12 +203,12 @@ impl State {
             version: Version(version),
             places: self.places(version, put.length, replicas.iter()),
         };
-        self.mark_written(now, &replicas);
+        self.reserve_write_window(now, &replicas);
         let number = self.writes.insert(Write {
             object: Some(slot),
             hash,
             tenant,
-            next: self.objects.at(slot).writes,
+            next: self.objects.at(slot).newest_write,
             version,
             client,
             request: put.request,
@@ -221,8 +221,8 @@ impl State {
             data_type: put.options.data_type,
             group: put.group.into(),
         });
-        self.objects.at_mut(slot).writes = number;
-        self.record_write(number);
+        self.objects.at_mut(slot).newest_write = number;
+        self.log_put_started(number);
         Ok(started)
     }
 
@@ -243,20 +243,20 @@ impl State {
         put: PutRef<'_>,
     ) -> Result<()> {
         let (slot, number) = self.find_write(now, client, tenant, &put)?;
-        let mut write = self.take_write(slot, number);
-        self.give_up(now, &mut write, put.failed_replicas);
+        let mut write = self.remove_write(slot, number);
+        self.drop_failed_copies(now, &mut write, put.failed_replicas);
         if write.replicas.is_empty() {
-            self.record_write_dropped(write.version);
+            self.log_put_dropped(write.version);
             let error = Error::new(ErrorCode::REPLICA_IS_GONE, "no copy of the object is left")
                 .with("key", Printed(self.objects.key(self.objects.at(slot))))
                 .with("version", put.version);
-            self.vacate_if_empty(slot);
+            self.remove_if_empty(slot);
             return Err(error);
         }
-        let is_late = !write.is_replacing && self.settle(slot);
+        let is_late = !write.is_replacing && self.drop_lost_replicas(slot);
         if is_late {
-            self.record_write_dropped(write.version);
-            self.release_written(now, &write, Stamp::default());
+            self.log_put_dropped(write.version);
+            self.release_put_memory(now, &write, Timestamp::default());
             return Ok(());
         }
         self.publish(now, slot, write, &put);
@@ -276,11 +276,11 @@ impl State {
         put: PutRef<'_>,
     ) -> Result<()> {
         let (slot, number) = self.find_write(now, client, tenant, &put)?;
-        let mut write = self.take_write(slot, number);
-        self.record_write_dropped(write.version);
-        self.give_up(now, &mut write, put.failed_replicas);
-        self.release_written(now, &write, Stamp::default());
-        self.vacate_if_empty(slot);
+        let mut write = self.remove_write(slot, number);
+        self.log_put_dropped(write.version);
+        self.drop_failed_copies(now, &mut write, put.failed_replicas);
+        self.release_put_memory(now, &write, Timestamp::default());
+        self.remove_if_empty(slot);
         Ok(())
     }
 
@@ -327,37 +327,37 @@ impl State {
     }
 
     /// What stands under that key, without puts that took too long.
-    fn standing(&mut self, now: Moment, hash: u32, tenant: u16, key: KeyRef<'_>) -> Option<u32> {
+    fn existing(&mut self, now: Moment, hash: u32, tenant: u16, key: KeyRef<'_>) -> Option<u32> {
         let slot = self.find_hashed(hash, tenant, key.as_bytes())?;
         self.discard_stale_writes(now, slot);
         self.objects.get(slot).map(|_| slot)
     }
 
     /// Should the driver be late while nothing takes objects: memory may have rested by now.
-    fn catch_up(&mut self, now: Moment) {
+    fn fire_due_timers(&mut self, now: Moment) {
         if self.segments.open().is_empty() {
-            while self.ring(now) {}
+            while self.fire_timer(now) {}
         }
     }
 
     /// Somebody may write there until his window is over.
-    fn mark_written(&mut self, now: Moment, replicas: &[Replica]) {
+    fn reserve_write_window(&mut self, now: Moment, replicas: &[Replica]) {
         for replica in replicas {
             let segment = self.segments.at_mut(replica.segment);
             segment.writing += segment.allocator.size(replica.block);
-            segment.quiet = segment.quiet.max(now + self.rules.write_end());
+            segment.busy_until = segment.busy_until.max(now + self.rules.write_end());
         }
     }
 
     /// What the same call was answered before, if it is this one again.
-    fn started_before(&self, slot: u32, client: ClientId, put: &Put<'_>) -> Option<Started> {
+    fn repeated_start(&self, slot: u32, client: ClientId, put: &Put<'_>) -> Option<Started> {
         let is_same = |write: &&Write| {
             write.request == put.request && write.client == client && write.length == put.length
         };
         if put.request == 0 {
             return None;
         }
-        let writes = self.writes.chain(self.objects.at(slot).writes);
+        let writes = self.writes.chain(self.objects.at(slot).newest_write);
         let write = writes.map(|number| self.writes.at(number)).find(is_same)?;
         Some(Started {
             version: Version(write.version),
@@ -366,9 +366,9 @@ impl State {
     }
 
     /// Whether a put may begin where something stands.
-    fn check_standing(&self, slot: u32, is_replacing: bool) -> Result<()> {
+    fn check_existing(&self, slot: u32, is_replacing: bool) -> Result<()> {
         let object = self.objects.at(slot);
-        let is_free = object.writes == NO_WRITE && self.is_dormant(slot);
+        let is_free = object.newest_write == NO_WRITE && self.is_unclaimed(slot);
         if !is_replacing && !is_free {
             let why = match object.is_complete() {
                 true => "there is an object of that key",
@@ -377,7 +377,7 @@ impl State {
             let key = Printed(self.objects.key(object));
             return Err(Error::new(ErrorCode::OBJECT_ALREADY_EXISTS, why).with("key", key));
         }
-        let writers = self.writes.chain(object.writes).count();
+        let writers = self.writes.chain(object.newest_write).count();
         if writers >= WRITERS_PER_KEY_MAX {
             return Err(Error::new(ErrorCode::OBJECT_REPLICA_BUSY, "too many writers of one key")
                 .with("key", Printed(self.objects.key(object)))

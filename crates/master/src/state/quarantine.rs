@@ -4,16 +4,16 @@ use std::collections::BTreeSet;
 
 use mooncake_base::Moment;
 
-use super::{allocator::BlockId, lease::Stamp};
+use super::{allocator::BlockId, lease::Timestamp};
 
 /// Blocks that rest, in the order in which they become free: until when, the version of the object
 /// that readers may still read there (0: none is), segment and block.
 #[derive(Debug, Default)]
-pub(super) struct Quarantine(BTreeSet<(Stamp, u64, u32, BlockId)>);
+pub(super) struct Quarantine(BTreeSet<(Timestamp, u64, u32, BlockId)>);
 
 impl Quarantine {
     /// The block of that segment rests until then.
-    pub(super) fn push(&mut self, until: Stamp, version: u64, segment: u32, block: BlockId) {
+    pub(super) fn push(&mut self, until: Timestamp, version: u64, segment: u32, block: BlockId) {
         self.0.insert((until, version, segment, block));
     }
 
@@ -24,7 +24,7 @@ impl Quarantine {
     }
 
     /// Takes out a block that rested only for readers of that version, until exactly then.
-    pub(super) fn pop_read(&mut self, until: Stamp, version: u64) -> Option<(u32, BlockId)> {
+    pub(super) fn pop_read(&mut self, until: Timestamp, version: u64) -> Option<(u32, BlockId)> {
         let first = (until, version, 0, BlockId::FIRST);
         let found = *self.0.range(first..).next()?;
         let (found_until, found_version, segment, block) = found;
@@ -46,7 +46,7 @@ impl Quarantine {
     }
 
     /// All of them, and until when they rest.
-    pub(super) fn blocks(&self) -> impl Iterator<Item = (Stamp, u32, BlockId)> {
+    pub(super) fn blocks(&self) -> impl Iterator<Item = (Timestamp, u32, BlockId)> {
         self.0.iter().map(|(until, _, segment, block)| (*until, *segment, *block))
     }
 }

@@ -162,10 +162,10 @@ impl State {
         key: &[u8],
         is_forced: bool,
     ) -> Result<()> {
-        let tenant = self.objects.tenant(tenant);
+        let tenant = self.objects.tenant_index(tenant);
         let slot = tenant.and_then(|tenant| self.find(tenant, key));
         let slot = slot.ok_or_else(|| not_found(key))?;
-        if self.is_dormant(slot) {
+        if self.is_unclaimed(slot) {
             // It must not come back with its owner.
             self.remove_value(now, slot);
             return Err(not_found(key));
@@ -174,12 +174,12 @@ impl State {
         if !object.is_complete() {
             return Err(not_ready(key));
         }
-        if object.holds.is_leased(now) && !is_forced {
+        if object.protection.is_leased(now) && !is_forced {
             return Err(Error::new(ErrorCode::OBJECT_HAS_LEASE, "the object has a lease")
                 .with("key", Printed(key))
-                .with("lease_left_ms", object.holds.lease_left(now).as_millis()));
+                .with("lease_left_ms", object.protection.lease_left(now).as_millis()));
         }
-        if object.flags.has(Flags::COPIED) && !is_forced {
+        if object.flags.has(Flags::BEING_COPIED) && !is_forced {
             let why = "a client is copying the object";
             let code = ErrorCode::OBJECT_HAS_REPLICATION_TASK;
             return Err(Error::new(code, why).with("key", Printed(key)));
@@ -190,50 +190,52 @@ impl State {
 
     /// One slice of a removal of many; `true` when it is done.
     pub fn remove_matching(&mut self, now: Moment, removal: &mut Removal) -> bool {
-        let Some(tenant) = self.objects.tenant(&removal.tenant) else { return true };
-        let end = removal.next_slot.saturating_add(SLICE).min(self.objects.slots());
+        let Some(tenant) = self.objects.tenant_index(&removal.tenant) else { return true };
+        let end = removal.next_slot.saturating_add(SLICE).min(self.objects.slot_count());
         for slot in removal.next_slot..end {
-            let is_meant = self.objects.get(slot).is_some_and(|object| {
+            let is_selected = self.objects.get(slot).is_some_and(|object| {
                 object.tenant == tenant
                     && object.is_complete()
-                    && (removal.is_forced || !self.is_held(now, object) || self.is_dormant(slot))
+                    && (removal.is_forced
+                        || !self.is_protected(now, object)
+                        || self.is_unclaimed(slot))
                     && removal.selector.matches(self.objects.key(object))
             });
             // What was lost already is not counted as removed; the sweep forgets it.
-            if is_meant && self.settle(slot) {
-                removal.removed += u64::from(!self.is_dormant(slot));
+            if is_selected && self.drop_lost_replicas(slot) {
+                removal.removed += u64::from(!self.is_unclaimed(slot));
                 self.remove_value(now, slot);
             }
         }
         removal.next_slot = end;
-        let is_done = end == self.objects.slots();
+        let is_done = end == self.objects.slot_count();
         let is_clear = matches!(removal.selector, Selector::All) && self.objects.complete == 0;
         if is_done && is_clear && removal.removed > 0 {
-            self.tell_cleared(&removal.tenant);
+            self.emit_cleared(&removal.tenant);
         }
         is_done
     }
 
     /// One slice of a listing; `true` when its page is complete. Takes no lease.
     pub fn list_objects(&self, listing: &mut Listing) -> bool {
-        let Some(tenant) = self.objects.tenant(&listing.tenant) else { return true };
-        let end = listing.next_slot.saturating_add(SLICE).min(self.objects.slots());
+        let Some(tenant) = self.objects.tenant_index(&listing.tenant) else { return true };
+        let end = listing.next_slot.saturating_add(SLICE).min(self.objects.slot_count());
         for slot in listing.next_slot..end {
             let Some(object) = self.objects.get(slot) else { continue };
             if object.tenant == tenant
-                && listing.wants(self.objects.key(object))
+                && listing.accepts(self.objects.key(object))
                 && let Some(summary) = self.summary(object)
             {
                 listing.add(summary);
             }
         }
         listing.next_slot = end;
-        end == self.objects.slots()
+        end == self.objects.slot_count()
     }
 
     /// Whether a lease or a copy under way keeps the object from plain removal.
-    fn is_held(&self, now: Moment, object: &Object) -> bool {
-        object.holds.is_leased(now) || object.flags.has(Flags::COPIED)
+    fn is_protected(&self, now: Moment, object: &Object) -> bool {
+        object.protection.is_leased(now) || object.flags.has(Flags::BEING_COPIED)
     }
 
     /// One slice of a walk over the complete objects of a tenant, in no order. From where to go
@@ -244,38 +246,38 @@ impl State {
         from: u32,
         visit: &mut dyn FnMut(&[u8], u64),
     ) -> Option<u32> {
-        let tenant = self.objects.tenant(tenant)?;
-        let end = from.saturating_add(SLICE).min(self.objects.slots());
+        let tenant = self.objects.tenant_index(tenant)?;
+        let end = from.saturating_add(SLICE).min(self.objects.slot_count());
         for slot in from..end {
             let Some(object) = self.objects.get(slot) else { continue };
             let mut copies = object.replicas.iter();
             if object.tenant == tenant
                 && object.is_complete()
-                && copies.any(|copy| self.segments.at(copy.segment).is_standing())
+                && copies.any(|copy| self.segments.at(copy.segment).is_mounted())
             {
                 visit(self.objects.key(object), object.length);
             }
         }
-        (end < self.objects.slots()).then_some(end)
+        (end < self.objects.slot_count()).then_some(end)
     }
 
     fn remove_value(&mut self, now: Moment, slot: u32) {
         self.drop_value(now, slot);
-        self.objects.at_mut(slot).holds = super::lease::Holds::default();
-        self.vacate_if_empty(slot);
+        self.objects.at_mut(slot).protection = super::lease::LeaseAndFence::default();
+        self.remove_if_empty(slot);
     }
 
     /// The object as lists show it; `None` if all of it was lost.
     fn summary(&self, object: &Object) -> Option<ObjectSummary> {
         let key = self.objects.object_key(object);
         let copies = object.replicas.iter();
-        let standing = copies.filter(|copy| self.segments.at(copy.segment).is_awake()).count();
+        let standing = copies.filter(|copy| self.segments.at(copy.segment).is_claimed()).count();
         if standing > 0 {
             let replicas = standing as u32;
             let length = object.length;
             return Some(ObjectSummary { key, length, state: ObjectState::Complete, replicas });
         }
-        let newest = self.writes.at(self.writes.chain(object.writes).next()?);
+        let newest = self.writes.at(self.writes.chain(object.newest_write).next()?);
         let replicas = newest.replicas.len() as u32;
         let length = newest.length;
         Some(ObjectSummary { key, length, state: ObjectState::Writing, replicas })
@@ -284,7 +286,7 @@ impl State {
 
 impl Listing {
     /// Whether the key belongs on the page, as far as is known.
-    fn wants(&mut self, key: &[u8]) -> bool {
+    fn accepts(&mut self, key: &[u8]) -> bool {
         if self.after.as_deref().is_some_and(|after| key <= after) {
             return false;
         }

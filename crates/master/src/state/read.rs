@@ -18,17 +18,17 @@ const USUAL_BYTES: u64 = 64 << 20;
 /// What every fence that was granted stays below, as the log knows it: raised in leaps, so that it
 /// is logged seldom, and lowered again.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Horizon {
+pub(super) struct MaxGranted {
     pub(super) fence: Duration,
     /// When the last fence has ended that was longer than usual.
-    wide_until: Moment,
+    raised_until: Moment,
     /// The longest lease that an earlier master may have granted.
     pub(super) lease: Duration,
 }
 
 /// What a locate asks for beside the places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Grant {
+pub struct LocateOptions {
     /// Grant or refresh the retention lease.
     pub has_lease: bool,
     /// Give the memory to nobody else while the bytes are read.
@@ -58,12 +58,12 @@ pub struct LocatedObject {
     /// What its writer said it is.
     pub data_type: u8,
     /// What the reader may hand back once it has read; none while others read too.
-    pub hold: Option<Hold>,
+    pub ticket: Option<FenceTicket>,
 }
 
 /// A fence that stands for one reader alone, and the object whose memory it covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Hold {
+pub struct FenceTicket {
     /// The object, by a number that another may have later.
     pub object: u32,
     /// Which life of it.
@@ -92,9 +92,9 @@ impl State {
         now: Moment,
         tenant: &TenantId,
         keys: &[K],
-        grant: Grant,
+        options: LocateOptions,
     ) -> Located {
-        let (objects, fence) = self.locate_with(now, tenant, keys, grant, |_, object| object);
+        let (objects, fence) = self.locate_with(now, tenant, keys, options, |_, object| object);
         Located { objects, fence }
     }
 
@@ -104,27 +104,27 @@ impl State {
         now: Moment,
         tenant: &TenantId,
         keys: &[K],
-        grant: Grant,
+        options: LocateOptions,
         mut make: impl FnMut(&Self, Result<LocatedObject>) -> R,
     ) -> (Vec<R>, Duration) {
-        self.queue.look(now);
-        let tenant = self.objects.tenant(tenant);
-        let hashes = self.objects.hashes(tenant, keys.iter().map(AsRef::as_ref));
+        self.queue.begin_batch(now);
+        let tenant = self.objects.tenant_index(tenant);
+        let hashes = self.objects.prefetch_hashes(tenant, keys.iter().map(AsRef::as_ref));
         let found: Vec<Result<u32>> = keys
             .iter()
             .zip(hashes)
             .map(|(key, hash)| self.readable(tenant, hash, key.as_ref()))
             .collect();
         let bytes = |slot: &u32| self.objects.at(*slot).length;
-        let fence = match grant.has_fence {
+        let fence = match options.has_fence {
             true => {
                 self.rules.fence(found.iter().flatten().map(bytes).fold(0, u64::saturating_add))
             }
             false => Duration::ZERO,
         };
-        self.widen_horizon(now, fence);
+        self.raise_max_granted(now, fence);
         let answers = found.into_iter().map(|slot| {
-            let object = slot.map(|slot| self.grant(now, slot, grant, fence));
+            let object = slot.map(|slot| self.locate_one(now, slot, options, fence));
             make(self, object)
         });
         (answers.collect(), fence)
@@ -138,19 +138,20 @@ impl State {
         version: Version,
         replica: ReplicaId,
     ) -> bool {
-        let slot = self.objects.tenant(tenant).and_then(|tenant| self.objects.find(tenant, key));
+        let slot =
+            self.objects.tenant_index(tenant).and_then(|tenant| self.objects.find(tenant, key));
         let Some(object) = slot.map(|slot| self.objects.at(slot)) else { return false };
         object.is_complete()
             && object.version() == version
             && object.replicas.iter().any(|copy| {
-                copy.id(version.0) == replica && self.segments.at(copy.segment).is_awake()
+                copy.id(version.0) == replica && self.segments.at(copy.segment).is_claimed()
             })
     }
 
     /// Whether there is such an object; grants the retention lease if asked to.
     pub fn probe(&mut self, now: Moment, tenant: &TenantId, key: &[u8], has_lease: bool) -> Probed {
-        self.queue.look(now);
-        let tenant = self.objects.tenant(tenant);
+        self.queue.begin_batch(now);
+        let tenant = self.objects.tenant_index(tenant);
         let hash = tenant.map_or(0, |tenant| self.objects.hash(tenant, key));
         self.probe_one(now, tenant, hash, key, has_lease)
     }
@@ -163,9 +164,9 @@ impl State {
         keys: &[K],
         has_lease: bool,
     ) -> Vec<Probed> {
-        self.queue.look(now);
-        let tenant = self.objects.tenant(tenant);
-        let hashes = self.objects.hashes(tenant, keys.iter().map(AsRef::as_ref));
+        self.queue.begin_batch(now);
+        let tenant = self.objects.tenant_index(tenant);
+        let hashes = self.objects.prefetch_hashes(tenant, keys.iter().map(AsRef::as_ref));
         keys.iter()
             .zip(hashes)
             .map(|(key, hash)| self.probe_one(now, tenant, hash, key.as_ref(), has_lease))
@@ -185,11 +186,11 @@ impl State {
             return Probed { state: ObjectState::Absent, length: 0 };
         };
         let object = self.objects.at(slot);
-        let (length, is_written) = (object.length, object.writes != NO_WRITE);
-        if !object.is_complete() || (is_written && self.is_dormant(slot)) {
+        let (length, is_written) = (object.length, object.newest_write != NO_WRITE);
+        if !object.is_complete() || (is_written && self.is_unclaimed(slot)) {
             return Probed { state: ObjectState::Writing, length: 0 };
         }
-        if self.is_dormant(slot) {
+        if self.is_unclaimed(slot) {
             return Probed { state: ObjectState::Absent, length: 0 };
         }
         if has_lease {
@@ -198,27 +199,27 @@ impl State {
         Probed { state: ObjectState::Complete, length }
     }
 
-    fn widen_horizon(&mut self, now: Moment, fence: Duration) {
+    fn raise_max_granted(&mut self, now: Moment, fence: Duration) {
         if fence > self.rules.fence(USUAL_BYTES) {
-            self.horizon.wide_until = self.horizon.wide_until.max(now + fence);
+            self.max_granted.raised_until = self.max_granted.raised_until.max(now + fence);
         }
-        if fence > self.horizon.fence {
-            self.set_horizon(self.rules.fence_max().min(fence * 2));
+        if fence > self.max_granted.fence {
+            self.set_max_fence(self.rules.fence_max().min(fence * 2));
         }
     }
 
     /// Few long fences must not make all memory rest for long after a restart.
-    pub(super) fn narrow_horizon(&mut self, now: Moment) {
+    pub(super) fn lower_max_granted(&mut self, now: Moment) {
         let usual = self.rules.fence(USUAL_BYTES);
-        if self.horizon.fence > usual && self.horizon.wide_until.has_passed(now) {
-            self.set_horizon(usual);
+        if self.max_granted.fence > usual && self.max_granted.raised_until.has_passed(now) {
+            self.set_max_fence(usual);
         }
     }
 
-    fn set_horizon(&mut self, fence: Duration) {
-        self.horizon.fence = fence;
-        let (fence, lease) = (self.horizon.fence, self.horizon.lease);
-        self.effects.record(|| Effect::Horizon { fence, lease });
+    fn set_max_fence(&mut self, fence: Duration) {
+        self.max_granted.fence = fence;
+        let (fence, lease) = (self.max_granted.fence, self.max_granted.lease);
+        self.effects.record(|| Effect::MaxGranted { fence, lease });
     }
 
     /// An object with a copy that may be read.
@@ -229,7 +230,7 @@ impl State {
         if !object.is_complete() {
             return Err(not_ready(key));
         }
-        if self.is_dormant(slot) {
+        if self.is_unclaimed(slot) {
             return Err(not_found(key));
         }
         if self.readable_copies(object).next().is_none() {
@@ -242,22 +243,28 @@ impl State {
         Ok(slot)
     }
 
-    fn grant(&mut self, now: Moment, slot: u32, grant: Grant, fence: Duration) -> LocatedObject {
-        if grant.has_lease {
+    fn locate_one(
+        &mut self,
+        now: Moment,
+        slot: u32,
+        options: LocateOptions,
+        fence: Duration,
+    ) -> LocatedObject {
+        if options.has_lease {
             self.extend_lease(now, slot);
         } else {
             self.touch(now, slot);
         }
-        let mut hold = None;
-        if grant.has_fence {
+        let mut ticket = None;
+        if options.has_fence {
             let object = self.objects.at_mut(slot);
-            let own = object.holds.fence_for(now, now + fence);
-            let end = object.holds.fence().moment();
+            let own = object.protection.grant_fence(now, now + fence);
+            let end = object.protection.fence().moment();
             let version = object.version();
-            hold = own.map(|fence| Hold { object: slot, version, fence: fence.number() });
+            ticket = own.map(|fence| FenceTicket { object: slot, version, fence: fence.to_bits() });
             for replica in object.replicas.iter() {
                 let segment = self.segments.at_mut(replica.segment);
-                segment.quiet = segment.quiet.max(end);
+                segment.busy_until = segment.busy_until.max(end);
             }
         }
         let object = self.objects.at(slot);
@@ -267,7 +274,7 @@ impl State {
             places: self.places(object.version, object.length, self.readable_copies(object)),
             checksum: self.objects.checksum(slot),
             data_type: object.data_type,
-            hold,
+            ticket,
         }
     }
 
@@ -275,7 +282,7 @@ impl State {
     /// nothing new a moment later: it cannot go before the lease ends.
     fn extend_lease(&mut self, now: Moment, slot: u32) {
         let object = self.objects.at_mut(slot);
-        let is_new = object.holds.lease(now, self.rules.lease_ttl);
+        let is_new = object.protection.renew_lease(now, self.rules.lease_ttl);
         if is_new || object.flags.has(Flags::PARKED) || object.flags.has(Flags::SOFT_PINNED) {
             self.touch(now, slot);
         }

@@ -8,13 +8,13 @@ use rustc_hash::FxHashMap;
 use super::{
     Effect, LoggedPin, Rules, SegmentNumber, State,
     allocator::Allocator,
-    dormancy::Dormancy,
     host::host_of,
-    image::{Image, Keys, LoggedSegment, LoggedWrite, Rest, Standing},
     object::{Flags, NO_WRITE, Replica, Replicas},
+    put_options::WishedPin,
+    recovery::Recovery,
+    replay::{Image, LiveObject, LoggedSegment, LoggedWrite, QuarantinedRange, TenantObjects},
     segment::{Segment, SegmentStatus},
     timer::Timer,
-    wish::WishedPin,
     write::Write,
 };
 
@@ -69,24 +69,24 @@ impl State {
         seed: u64,
         now: Moment,
         image: Image,
-        quiet: Duration,
+        lost_grants_max: Duration,
     ) -> (Self, Restored) {
         let mut state = Self::new(rules, seed);
         state.next_version = image.next_version.saturating_add(VERSIONS_PASSED);
         state.segments.set_next_number(image.next_number);
-        state.horizon.fence = image.fence;
-        state.horizon.lease = image.lease;
+        state.max_granted.fence = image.fence;
+        state.max_granted.lease = image.lease;
         state.record_effects();
         let mut restoration = Restoration {
             now,
-            fence: now + image.fence.max(quiet),
+            fence: now + image.fence.max(lost_grants_max),
             lease: now + image.lease,
             slots: FxHashMap::default(),
             report: Restored::default(),
         };
-        state.dormancy = Dormancy::begin(now, restoration.fence, &state.rules);
+        state.recovery = Recovery::begin(now, restoration.fence, &state.rules);
         restoration.run(&mut state, image);
-        state.segments.reopen();
+        state.segments.refresh_open();
         (state, restoration.report)
     }
 }
@@ -94,7 +94,7 @@ impl State {
 impl Restoration {
     fn run(&mut self, state: &mut State, image: Image) {
         for (number, segment) in image.segments {
-            let slot = self.segment(state, number, segment);
+            let slot = self.restore_segment(state, number, segment);
             self.slots.insert(number, slot);
             self.report.segments += 1;
         }
@@ -102,46 +102,51 @@ impl Restoration {
             // Without multi-tenancy there are none any more.
             let _ = state.set_quota(&TenantId::new(&tenant), bytes);
         }
-        self.objects(state, &image.tenants, image.objects);
+        self.restore_objects(state, &image.tenants, image.objects);
         let mut writes: Vec<LoggedWrite> = image.writes.into_values().collect();
         writes.sort_unstable_by_key(|write| write.value.version);
         for write in writes {
-            self.write(state, &image.tenants, write);
+            self.restore_write(state, &image.tenants, write);
         }
-        for rest in image.rests {
-            self.rest(state, &rest);
+        for range in image.quarantined {
+            self.restore_quarantined(state, &range);
         }
         let records = state.restore_records(self.now, image.tasks, image.next_ordinal);
         (self.report.tasks, self.report.jobs) = (records.tasks, records.jobs);
         self.report.conflicts += records.damaged;
     }
 
-    fn segment(&self, state: &mut State, number: SegmentNumber, logged: LoggedSegment) -> u32 {
+    fn restore_segment(
+        &self,
+        state: &mut State,
+        number: SegmentNumber,
+        logged: LoggedSegment,
+    ) -> u32 {
         let spec = logged.spec;
         let (id, incarnation) = (spec.id, spec.incarnation);
         let status = SegmentStatus::from_code(logged.status);
-        let leaves =
+        let unmount_at =
             (status == SegmentStatus::GracefullyUnmounting).then(|| self.now + logged.grace);
         if status.code() != logged.status {
             let (status, grace) = (status.code(), Duration::ZERO);
             state.effects.record(|| Effect::SegmentStatus { number, status, grace });
         }
-        if let Some(leaves) = leaves {
-            state.timers.push(leaves, Timer::Unmount(id, incarnation));
+        if let Some(unmount_at) = unmount_at {
+            state.timers.push(unmount_at, Timer::Unmount(id, incarnation));
         }
-        state.timers.push(self.fence, Timer::Rested(id, incarnation));
-        state.timers.push(state.dormancy.end(), Timer::Dormant(id, incarnation));
-        state.dormancy.segments += 1;
+        state.timers.push(self.fence, Timer::QuarantineEnd(id, incarnation));
+        state.timers.push(state.recovery.end(), Timer::Unclaimed(id, incarnation));
+        state.recovery.segments += 1;
         state.segments.insert(Segment {
             number,
             client: logged.client,
             host: host_of(&spec.name),
             status,
             is_suspect: false,
-            is_dormant: true,
-            rests_until: (!self.fence.has_passed(self.now)).then_some(self.fence),
-            quiet: self.fence,
-            leaves,
+            is_unclaimed: true,
+            quarantined_until: (!self.fence.has_passed(self.now)).then_some(self.fence),
+            busy_until: self.fence,
+            unmount_at,
             allocator: Allocator::new(spec.length),
             fenced: 0,
             writing: 0,
@@ -150,48 +155,53 @@ impl Restoration {
         })
     }
 
-    fn objects(&mut self, state: &mut State, tenants: &[TenantId], objects: Vec<Keys>) {
-        state.objects.reserve(objects.iter().map(Keys::len).sum());
+    fn restore_objects(
+        &mut self,
+        state: &mut State,
+        tenants: &[TenantId],
+        objects: Vec<TenantObjects>,
+    ) {
+        state.objects.reserve(objects.iter().map(TenantObjects::len).sum());
         // Sorted beside them, since they are large.
         let mut order: Vec<(u64, usize, u32)> = Vec::new();
         for (tenant, keys) in objects.iter().enumerate() {
-            order.extend(keys.iter().map(|(slot, _, standing)| (standing.version, tenant, slot)));
+            order.extend(keys.iter().map(|(slot, _, live)| (live.version, tenant, slot)));
         }
         order.sort_unstable();
         // Memory was given to the latest last: where two claim it, it is that one's.
         let mut found: Vec<Replicas> = Vec::with_capacity(order.len());
         for &(_, tenant, slot) in order.iter().rev() {
-            if let Some((key, standing)) = objects[tenant].get(slot) {
-                found.push(self.copies(state, &tenants[tenant], key, standing).into());
+            if let Some((key, live)) = objects[tenant].get(slot) {
+                found.push(self.restore_copies(state, &tenants[tenant], key, live).into());
             }
         }
         // In the order in which they were put, which is that in which they will be evicted.
-        let mut objects: Vec<_> = objects.into_iter().map(Keys::into_slots).collect();
+        let mut objects: Vec<_> = objects.into_iter().map(TenantObjects::into_slots).collect();
         for ((_, tenant, slot), replicas) in order.into_iter().zip(found.into_iter().rev()) {
             // Taken out, so that its memory serves what is made of it.
             let object = objects[tenant][slot as usize].take();
-            if let Some((key, standing)) = object.filter(|_| !replicas.is_empty()) {
-                self.stand(state, &tenants[tenant], &key, &standing, replicas);
+            if let Some((key, live)) = object.filter(|_| !replicas.is_empty()) {
+                self.restore_object(state, &tenants[tenant], &key, &live, replicas);
             }
         }
     }
 
     /// The copies of an object that are where the log has them.
-    fn copies(
+    fn restore_copies(
         &mut self,
         state: &mut State,
         tenant: &TenantId,
         key: &ObjectKey,
-        standing: &Standing,
+        live: &LiveObject,
     ) -> Vec<Replica> {
-        let mut replicas = Vec::with_capacity(standing.copies.len());
+        let mut replicas = Vec::with_capacity(live.copies.len());
         let name = || super::ObjectName {
             tenant: tenant.as_str(),
             key: key.as_bytes(),
-            version: standing.version,
+            version: live.version,
         };
-        for copy in &standing.copies {
-            match self.place(state, copy, standing.length) {
+        for copy in &live.copies {
+            match self.allocate_at(state, copy, live.length) {
                 Ok(replica) => replicas.push(replica),
                 Err(Misplaced::Lost) => {}
                 Err(Misplaced::Conflict) => {
@@ -208,10 +218,10 @@ impl Restoration {
         replicas
     }
 
-    fn place(
+    fn allocate_at(
         &self,
         state: &mut State,
-        copy: &super::Copy,
+        copy: &super::LoggedCopy,
         length: u64,
     ) -> Result<Replica, Misplaced> {
         let &segment = self.slots.get(&copy.segment).ok_or(Misplaced::Lost)?;
@@ -220,42 +230,42 @@ impl Restoration {
         Ok(Replica { segment, block, ordinal: copy.ordinal })
     }
 
-    fn stand(
+    fn restore_object(
         &mut self,
         state: &mut State,
         tenant: &TenantId,
         key: &ObjectKey,
-        standing: &Standing,
+        live: &LiveObject,
         replicas: Replicas,
     ) {
         // Both have limits that held when the object was put.
-        let Ok(tenant) = state.objects.enter_tenant(tenant) else { return };
+        let Ok(tenant) = state.objects.intern_tenant(tenant) else { return };
         let Ok(slot) = state.objects.insert(tenant, key.into()) else { return };
-        if standing.is_hard_pinned {
+        if live.is_hard_pinned {
             for replica in replicas.iter() {
                 let segment = state.segments.at_mut(replica.segment);
                 segment.hard_pinned += segment.allocator.size(replica.block);
             }
         }
-        let bytes = standing.length * replicas.len() as u64;
-        state.objects.set_checksum(slot, standing.checksum);
+        let bytes = live.length * replicas.len() as u64;
+        state.objects.set_checksum(slot, live.checksum);
         let object = state.objects.at_mut(slot);
-        object.version = standing.version;
-        object.length = standing.length;
-        object.data_type = standing.data_type;
+        object.version = live.version;
+        object.length = live.length;
+        object.data_type = live.data_type;
         object.replicas = replicas;
         object.flags.set(Flags::COMPLETE, true);
-        object.flags.set(Flags::HARD_PINNED, standing.is_hard_pinned);
-        object.flags.set(Flags::GROUPED, !standing.group.is_empty());
-        object.holds.extend_lease(self.lease);
-        object.holds.extend_fence(self.fence);
-        if !standing.group.is_empty() {
-            state.groups.join(tenant, &standing.group, slot);
+        object.flags.set(Flags::HARD_PINNED, live.is_hard_pinned);
+        object.flags.set(Flags::GROUPED, !live.group.is_empty());
+        object.protection.extend_lease(self.lease);
+        object.protection.extend_fence(self.fence);
+        if !live.group.is_empty() {
+            state.groups.join(tenant, &live.group, slot);
         }
         state.objects.complete += 1;
         state.tenants.charge(tenant, bytes);
-        state.tenants.enter(tenant, slot);
-        if let Some(ttl) = standing.pin {
+        state.tenants.add_object(tenant, slot);
+        if let Some(ttl) = live.pin {
             state.pin(self.now, slot, ttl);
         }
         state.enqueue(slot);
@@ -263,9 +273,9 @@ impl Restoration {
     }
 
     /// A put goes on as if it had begun now: its writer may still end it.
-    fn write(&mut self, state: &mut State, tenants: &[TenantId], logged: LoggedWrite) {
-        let (replicas, is_whole) = self.write_copies(state, &logged.value);
-        let tenant = state.objects.enter_tenant(&tenants[logged.tenant]).ok();
+    fn restore_write(&mut self, state: &mut State, tenants: &[TenantId], logged: LoggedWrite) {
+        let (replicas, is_whole) = self.restore_write_copies(state, &logged.value);
+        let tenant = state.objects.intern_tenant(&tenants[logged.tenant]).ok();
         let object = match tenant {
             Some(tenant) if is_whole && logged.is_displaced => Some((tenant, None)),
             Some(tenant) if is_whole => {
@@ -285,14 +295,14 @@ impl Restoration {
         for replica in &replicas {
             let segment = state.segments.at_mut(replica.segment);
             segment.writing += segment.allocator.size(replica.block);
-            segment.quiet = segment.quiet.max(end);
+            segment.busy_until = segment.busy_until.max(end);
         }
         state.tenants.charge(tenant, logged.value.length * replicas.len() as u64);
         let number = state.writes.insert(Write {
             object,
             hash: object.map_or(0, |slot| state.objects.key_hash(slot)),
             tenant,
-            next: object.map_or(NO_WRITE, |slot| state.objects.at(slot).writes),
+            next: object.map_or(NO_WRITE, |slot| state.objects.at(slot).newest_write),
             version: logged.value.version,
             client: logged.client,
             request: 0,
@@ -310,17 +320,17 @@ impl Restoration {
             group: logged.value.group,
         });
         if let Some(slot) = object {
-            state.objects.at_mut(slot).writes = number;
+            state.objects.at_mut(slot).newest_write = number;
         }
         self.report.writes += 1;
     }
 
     /// The copies of a put that are where the log has them, and whether none is anybody else's.
-    fn write_copies(&self, state: &mut State, value: &Standing) -> (Vec<Replica>, bool) {
+    fn restore_write_copies(&self, state: &mut State, value: &LiveObject) -> (Vec<Replica>, bool) {
         let mut replicas = Vec::with_capacity(value.copies.len());
         let mut is_whole = true;
         for copy in &value.copies {
-            match self.place(state, copy, value.length) {
+            match self.allocate_at(state, copy, value.length) {
                 Ok(replica) => replicas.push(replica),
                 Err(Misplaced::Lost) => {}
                 Err(Misplaced::Conflict) => is_whole = false,
@@ -329,13 +339,13 @@ impl Restoration {
         (replicas, is_whole)
     }
 
-    fn rest(&self, state: &mut State, rest: &Rest) {
-        let Some(&slot) = self.slots.get(&rest.number) else { return };
+    fn restore_quarantined(&self, state: &mut State, range: &QuarantinedRange) {
+        let Some(&slot) = self.slots.get(&range.number) else { return };
         let segment = state.segments.at_mut(slot);
         // What lies there now was put there after the rest was over.
-        if let Some(block) = segment.allocator.allocate_at(rest.offset, rest.length) {
+        if let Some(block) = segment.allocator.allocate_at(range.offset, range.length) {
             segment.fenced += segment.allocator.size(block);
-            state.quarantine.push((self.now + rest.time).into(), 0, slot, block);
+            state.quarantine.push((self.now + range.time).into(), 0, slot, block);
         }
     }
 }

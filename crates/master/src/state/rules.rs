@@ -37,7 +37,7 @@ pub struct Rules {
     /// How long after a restart calls wait for the owners of what the log knows.
     pub resume_grace: Duration,
     /// How long after a restart memory that nobody has announced is kept.
-    pub dormant_ttl: Duration,
+    pub unclaimed_ttl: Duration,
     /// Evict ahead of need; `None`: only when a put needs the room.
     pub watermark: Option<Watermark>,
     /// Which segment a copy goes to.
@@ -92,7 +92,7 @@ impl Default for Rules {
             put_discard: Duration::from_secs(30),
             put_release: Duration::from_secs(600),
             resume_grace: Duration::from_secs(5),
-            dormant_ttl: Duration::from_secs(30),
+            unclaimed_ttl: Duration::from_secs(30),
             watermark: None,
             allocation: AllocationStrategy::Random,
             eviction: EvictionKind::default(),

@@ -103,15 +103,15 @@ pub(super) struct Segment {
     /// Its client may be gone: not named to readers, not given to writers.
     pub(super) is_suspect: bool,
     /// Known from the log; its owner has not announced it since.
-    pub(super) is_dormant: bool,
+    pub(super) is_unclaimed: bool,
     pub(super) allocator: Allocator,
     /// Taken back into the pool while somebody may still read or write what lay in it before: until
     /// then. What is granted in it meanwhile makes that no longer.
-    pub(super) rests_until: Option<Moment>,
+    pub(super) quarantined_until: Option<Moment>,
     /// When the last fence and the last write that were granted in it end.
-    pub(super) quiet: Moment,
+    pub(super) busy_until: Moment,
     /// When it goes, if it does so with a grace.
-    pub(super) leaves: Option<Moment>,
+    pub(super) unmount_at: Option<Moment>,
     /// Bytes under fences, of puts under way, and of hard-pinned objects: all that eviction
     /// cannot win.
     pub(super) fenced: u64,
@@ -122,34 +122,34 @@ pub(super) struct Segment {
 impl Segment {
     /// Whether copies in it may be named to readers.
     pub(super) fn is_readable(&self) -> bool {
-        self.is_awake() && !self.is_suspect
+        self.is_claimed() && !self.is_suspect
     }
 
     /// Whether it is in the pool for others to see.
-    pub(super) fn is_awake(&self) -> bool {
-        self.is_standing() && !self.is_dormant
+    pub(super) fn is_claimed(&self) -> bool {
+        self.is_mounted() && !self.is_unclaimed
     }
 
     /// Whether copies in it are still what they were.
-    pub(super) fn is_standing(&self) -> bool {
+    pub(super) fn is_mounted(&self) -> bool {
         self.status != SegmentStatus::Unmounting
     }
 
     /// Whether it takes new objects as soon as it has rested.
-    fn is_only_resting(&self) -> bool {
-        let is_in_use = self.status == SegmentStatus::Ok && !self.is_suspect && !self.is_dormant;
-        is_in_use && self.rests_until.is_some()
+    fn is_only_quarantined(&self) -> bool {
+        let is_in_use = self.status == SegmentStatus::Ok && !self.is_suspect && !self.is_unclaimed;
+        is_in_use && self.quarantined_until.is_some()
     }
 
     /// Whether it will take new objects by itself: once its owner has announced it after a restart,
     /// and it has rested.
     pub(super) fn is_coming_back(&self) -> bool {
-        let is_awaited = self.is_dormant || self.rests_until.is_some();
+        let is_awaited = self.is_unclaimed || self.quarantined_until.is_some();
         self.status == SegmentStatus::Ok && !self.is_suspect && is_awaited
     }
 
-    pub(super) fn takes_new(&self) -> bool {
-        let is_awaited = self.is_dormant || self.rests_until.is_some();
+    pub(super) fn accepts_new(&self) -> bool {
+        let is_awaited = self.is_unclaimed || self.quarantined_until.is_some();
         self.status == SegmentStatus::Ok && !self.is_suspect && !is_awaited
     }
 
@@ -159,7 +159,7 @@ impl Segment {
     }
 
     /// Bytes that are free or could be by evicting everything that may ever be evicted.
-    pub(super) fn reach(&self) -> u64 {
+    pub(super) fn reclaimable(&self) -> u64 {
         self.allocator.length().saturating_sub(self.fenced + self.writing + self.hard_pinned)
     }
 
@@ -181,7 +181,7 @@ pub struct Segments {
     by_name: FxHashMap<Box<str>, Vec<u32>>,
     open: Vec<u32>,
     /// Bytes of all that are mounted.
-    pub(super) lent: u64,
+    pub(super) mounted_bytes: u64,
     next_number: u32,
     /// Segments that went, the latest making of each, and when all its memory is quiet.
     gone: FxHashMap<SegmentId, (Incarnation, Moment)>,
@@ -221,28 +221,28 @@ impl Segments {
     }
 
     /// When the first of those that only rest, and hold so much, takes new objects.
-    pub(super) fn end_of_rest(&self, length: u64) -> Option<Moment> {
-        let resting = self.standing().filter(|(_, segment)| segment.is_only_resting());
+    pub(super) fn quarantine_end(&self, length: u64) -> Option<Moment> {
+        let resting = self.mounted().filter(|(_, segment)| segment.is_only_quarantined());
         let fitting = resting.filter(|(_, segment)| segment.allocator.length() >= length);
-        fitting.filter_map(|(_, segment)| segment.rests_until).min()
+        fitting.filter_map(|(_, segment)| segment.quarantined_until).min()
     }
 
     /// Every number is below this.
-    pub(super) fn slots(&self) -> usize {
+    pub(super) fn slot_count(&self) -> usize {
         self.slots.len()
     }
 
     /// The mounted ones, but for those that nobody has announced since a restart.
-    pub(super) fn awake(&self) -> impl Iterator<Item = (u32, &Segment)> {
-        self.standing().filter(|(_, segment)| segment.is_awake())
+    pub(super) fn claimed(&self) -> impl Iterator<Item = (u32, &Segment)> {
+        self.mounted().filter(|(_, segment)| segment.is_claimed())
     }
 
     /// The mounted ones.
-    pub(super) fn standing(&self) -> impl Iterator<Item = (u32, &Segment)> {
+    pub(super) fn mounted(&self) -> impl Iterator<Item = (u32, &Segment)> {
         let numbered = self.slots.iter().enumerate();
         numbered
             .filter_map(|(slot, segment)| Some((slot as u32, segment.as_ref()?)))
-            .filter(|(_, segment)| segment.is_standing())
+            .filter(|(_, segment)| segment.is_mounted())
     }
 
     /// Its number in the books.
@@ -255,33 +255,38 @@ impl Segments {
                 (self.slots.len() - 1) as u32
             }
         };
-        self.lent += segment.spec.length;
+        self.mounted_bytes += segment.spec.length;
         self.by_id.insert(segment.spec.id, slot);
         self.by_name.entry(segment.spec.name.as_str().into()).or_default().push(slot);
         self.slots[slot as usize] = Some(segment);
-        self.reopen();
+        self.refresh_open();
         slot
     }
 
     /// Until when somebody may still use what was granted in that memory before it went.
-    fn quiet(&mut self, now: Moment, id: SegmentId, incarnation: Incarnation) -> Option<Moment> {
+    fn busy_until(
+        &mut self,
+        now: Moment,
+        id: SegmentId,
+        incarnation: Incarnation,
+    ) -> Option<Moment> {
         self.gone.retain(|_, (_, quiet)| !quiet.has_passed(now));
         let &(earlier, quiet) = self.gone.get(&id)?;
         // An owner that goes back to an earlier making of the memory has it rest as well.
         (incarnation <= earlier).then_some(quiet)
     }
 
-    /// Nothing finds it any more; its number stays taken until [`vacate`](Self::vacate).
+    /// Nothing finds it any more; its number stays taken until [free_slot](free_slot).
     fn close(&mut self, slot: u32) {
         let segment = self.at_mut(slot);
         segment.status = SegmentStatus::Unmounting;
         (segment.fenced, segment.writing, segment.hard_pinned) = (0, 0, 0);
         let (id, name) = (segment.spec.id, segment.spec.name.clone());
         let length = segment.spec.length;
-        let (incarnation, quiet) = (segment.spec.incarnation, segment.quiet);
+        let (incarnation, quiet) = (segment.spec.incarnation, segment.busy_until);
         // Its books are of no more use, and may be large.
         segment.allocator = Allocator::new(0);
-        self.lent -= length;
+        self.mounted_bytes -= length;
         let gone = self.gone.entry(id).or_insert((incarnation, quiet));
         *gone = (incarnation.max(gone.0), quiet.max(gone.1));
         self.by_id.remove(&id);
@@ -291,19 +296,19 @@ impl Segments {
                 self.by_name.remove(name.as_str());
             }
         }
-        self.reopen();
+        self.refresh_open();
     }
 
     /// No copy names it any more.
-    pub(super) fn vacate(&mut self, slot: u32) {
+    pub(super) fn free_slot(&mut self, slot: u32) {
         self.slots[slot as usize] = None;
     }
 
     /// Looks again which segments take new objects.
-    pub(super) fn reopen(&mut self) {
+    pub(super) fn refresh_open(&mut self) {
         let mut open: Vec<u32> = self
-            .standing()
-            .filter(|(_, segment)| segment.takes_new())
+            .mounted()
+            .filter(|(_, segment)| segment.accepts_new())
             .map(|(slot, _)| slot)
             .collect();
         open.sort_by(|&a, &b| (&self.at(a).host, a).cmp(&(&self.at(b).host, b)));
@@ -333,7 +338,7 @@ impl State {
         if let Some(slot) = self.segments.by_id(segment.id) {
             let old = self.segments.at(slot);
             if old.client == client && old.spec == segment {
-                self.wake_segment(slot);
+                self.claim_segment(slot);
                 return Ok(());
             }
             if old.client != client || segment.incarnation <= old.spec.incarnation {
@@ -346,14 +351,14 @@ impl State {
             }
             self.drop_segment(slot);
         }
-        let overlapping = self.segments.standing().filter(|(_, other)| {
+        let overlapping = self.segments.mounted().filter(|(_, other)| {
             other.client == client
                 && other.spec.base < end
                 && segment.base < other.spec.base + other.spec.length
         });
         let (dormant, awake): (Vec<_>, Vec<_>) = overlapping
-            .map(|(slot, other)| (slot, other.is_dormant))
-            .partition(|&(_, is_dormant)| is_dormant);
+            .map(|(slot, other)| (slot, other.is_unclaimed))
+            .partition(|&(_, is_unclaimed)| is_unclaimed);
         if !awake.is_empty() {
             return refuse("the memory overlaps another segment of the client");
         }
@@ -361,24 +366,24 @@ impl State {
         for (slot, _) in dormant {
             self.drop_segment(slot);
         }
-        let known = self.segments.quiet(now, segment.id, segment.incarnation);
-        let strange = self.dormancy.strange_until;
+        let known = self.segments.busy_until(now, segment.id, segment.incarnation);
+        let strange = self.recovery.unknown_grants_until;
         let quiet = known.max((!strange.has_passed(now)).then_some(strange));
         if let Some(quiet) = quiet {
-            self.timers.push(quiet, Timer::Rested(segment.id, segment.incarnation));
+            self.timers.push(quiet, Timer::QuarantineEnd(segment.id, segment.incarnation));
         }
         let number = self.segments.next_number();
         self.effects.record(|| Effect::Mounted { number, client, spec: segment.clone() });
         self.segments.insert(Segment {
             number,
-            rests_until: quiet,
-            quiet: quiet.unwrap_or(now),
+            quarantined_until: quiet,
+            busy_until: quiet.unwrap_or(now),
             host: host_of(&segment.name),
             client,
             status: SegmentStatus::Ok,
             is_suspect: self.clients.is_suspect(client),
-            is_dormant: false,
-            leaves: None,
+            is_unclaimed: false,
+            unmount_at: None,
             allocator: Allocator::new(segment.length),
             fenced: 0,
             writing: 0,
@@ -415,11 +420,11 @@ impl State {
             return Ok(());
         }
         found.status = SegmentStatus::GracefullyUnmounting;
-        found.leaves = Some(now + grace);
+        found.unmount_at = Some(now + grace);
         let (number, status) = (found.number, found.status.code());
         self.effects.record(|| Effect::SegmentStatus { number, status, grace });
         let incarnation = found.spec.incarnation;
-        self.segments.reopen();
+        self.segments.refresh_open();
         self.timers.push(now + grace, Timer::Unmount(segment, incarnation));
         Ok(())
     }
@@ -431,7 +436,8 @@ impl State {
 
     /// Every mounted segment, in the order of their names.
     pub fn list_segments(&self) -> Vec<SegmentView<'_>> {
-        let mut views: Vec<_> = self.segments.awake().map(|(_, segment)| segment.view()).collect();
+        let mut views: Vec<_> =
+            self.segments.claimed().map(|(_, segment)| segment.view()).collect();
         views.sort_by(|a, b| (&a.spec.name, a.spec.id).cmp(&(&b.spec.name, b.spec.id)));
         views
     }
@@ -448,13 +454,18 @@ impl State {
     }
 
     /// The timer of a segment rang: what was granted in its memory before has ended.
-    pub(super) fn end_rest(&mut self, now: Moment, id: SegmentId, incarnation: Incarnation) {
+    pub(super) fn end_segment_quarantine(
+        &mut self,
+        now: Moment,
+        id: SegmentId,
+        incarnation: Incarnation,
+    ) {
         let Some(slot) = self.segments.by_id(id) else { return };
         let segment = self.segments.at_mut(slot);
-        let is_over = segment.rests_until.is_some_and(|end| end.has_passed(now));
+        let is_over = segment.quarantined_until.is_some_and(|end| end.has_passed(now));
         if segment.spec.incarnation == incarnation && is_over {
-            segment.rests_until = None;
-            self.segments.reopen();
+            segment.quarantined_until = None;
+            self.segments.refresh_open();
         }
     }
 
@@ -463,19 +474,19 @@ impl State {
         let is_used = self.segments.at(slot).allocator.used() > 0;
         let number = self.segments.at(slot).number;
         self.effects.record(|| Effect::SegmentDropped { number });
-        if std::mem::take(&mut self.segments.at_mut(slot).is_dormant) {
-            self.dormancy.segments -= 1;
+        if std::mem::take(&mut self.segments.at_mut(slot).is_unclaimed) {
+            self.recovery.segments -= 1;
         }
         self.quarantine.forget(slot);
         self.segments.close(slot);
         for (tenant, bytes) in self.writes.forget_segment(slot) {
             self.tenants.uncharge(tenant, bytes);
         }
-        self.forget_task_places(slot);
+        self.drop_task_replicas(slot);
         if is_used {
             self.sweeps.begin(slot);
         } else {
-            self.segments.vacate(slot);
+            self.segments.free_slot(slot);
         }
     }
 }

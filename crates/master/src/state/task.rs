@@ -6,8 +6,8 @@
 //! The object must be the very same at the end; if it was replaced or removed, the task fails.
 
 mod attempt;
-mod book;
 mod record;
+mod table;
 
 use mooncake_base::{
     ClientId, Error, ErrorCode, JobId, Moment, ObjectKey, ReplicaId, Result, SegmentId, TaskId,
@@ -16,13 +16,13 @@ use mooncake_base::{
 
 use super::{
     State,
-    lease::Stamp,
+    lease::Timestamp,
     object::{Flags, Object, Replica},
     put::Place,
     read::{not_found, not_ready},
 };
-pub(super) use book::Tasks;
-use book::{Goal, Subject, Task};
+pub(super) use table::Tasks;
+use table::{Goal, Subject, Task};
 
 /// The most targets of one copy.
 const TARGETS_MAX: usize = 128;
@@ -141,7 +141,7 @@ impl State {
         new: NewTask<'_>,
     ) -> Result<TaskId> {
         let (NewTask::Copy { key, .. } | NewTask::Move { key, .. }) = new;
-        let number = self.objects.tenant(tenant);
+        let number = self.objects.tenant_index(tenant);
         let slot = number.and_then(|tenant| self.find(tenant, key));
         let slot = slot.ok_or_else(|| not_found(key))?;
         if !self.objects.at(slot).is_complete() {
@@ -153,7 +153,7 @@ impl State {
             return Err(Error::new(ErrorCode::TASK_PENDING_LIMIT_EXCEEDED, why)
                 .with("limit", self.rules.tasks.pending_max));
         }
-        Ok(self.enter_task(now, slot, kind, goal, None))
+        Ok(self.add_task(now, slot, kind, goal, None))
     }
 
     /// A task that was made and not forgotten.
@@ -206,7 +206,8 @@ impl State {
         self.clients.check(client)?;
         let mut work = Vec::new();
         for id in self.tasks.due(now, client) {
-            let limit = limit.min(work.len() + self.tasks.room(self.rules.tasks.processing_max));
+            let limit =
+                limit.min(work.len() + self.tasks.processing_left(self.rules.tasks.processing_max));
             let fetched: u64 = work.iter().map(|work: &Work| work.length).sum();
             if work.len() >= limit || (fetched >= bytes && !work.is_empty()) {
                 break;
@@ -214,7 +215,7 @@ impl State {
             work.extend(self.begin_task(now, client, id));
         }
         // Some may have ended without anything to do.
-        self.fill_jobs(now);
+        self.advance_jobs(now);
         Ok(work)
     }
 
@@ -234,12 +235,12 @@ impl State {
         let failed = |replica: ReplicaId| end.failed_replicas.contains(&replica);
         let why = &end.why[..end.why.floor_char_boundary(WHY_BYTES_MAX)];
         self.end_attempt(now, end.id, why, &failed, until.into());
-        self.fill_jobs(now);
+        self.advance_jobs(now);
         Ok(())
     }
 
     /// Puts a task into the books and into somebody's queue.
-    pub(super) fn enter_task(
+    pub(super) fn add_task(
         &mut self,
         now: Moment,
         slot: u32,
@@ -253,16 +254,16 @@ impl State {
         let subject = Subject { slot, version, tenant, key };
         let id = self.tasks.insert(Task::new(now, kind, goal, subject, job));
         self.log_task(id);
-        self.await_client(now, id);
+        self.queue_task(now, id);
         id
     }
 
     /// A task that is in no queue waits for a client to fetch it.
-    fn await_client(&mut self, now: Moment, id: TaskId) {
+    fn queue_task(&mut self, now: Moment, id: TaskId) {
         self.assign_task(now, id, now, None);
         let is_of_job = self.tasks.get(id).is_some_and(|task| task.job.is_some());
         if !is_of_job && !self.rules.tasks.pending_timeout.is_zero() {
-            self.watch(id, now + self.rules.tasks.pending_timeout);
+            self.set_task_timer(id, now + self.rules.tasks.pending_timeout);
         }
     }
 
@@ -273,10 +274,10 @@ impl State {
     }
 
     /// Until when a client may still read the object for a task.
-    pub(super) fn copied_until(&self, slot: u32) -> Stamp {
-        match self.objects.at(slot).flags.has(Flags::COPIED) {
-            true => self.tasks.copied_until(slot).map_or_else(Stamp::default, Stamp::from),
-            false => Stamp::default(),
+    pub(super) fn copying_until(&self, slot: u32) -> Timestamp {
+        match self.objects.at(slot).flags.has(Flags::BEING_COPIED) {
+            true => self.tasks.copying_until(slot).map_or_else(Timestamp::default, Timestamp::from),
+            false => Timestamp::default(),
         }
     }
 
@@ -318,7 +319,7 @@ impl State {
         match goal {
             Goal::Copy { .. } => Vec::new(),
             Goal::Move { source, .. } => self.segments.named(source).to_vec(),
-            Goal::Leave { source, .. } => self.segments.by_id(*source).into_iter().collect(),
+            Goal::Evacuate { source, .. } => self.segments.by_id(*source).into_iter().collect(),
         }
     }
 
@@ -338,7 +339,7 @@ impl State {
         let sources = self.sources(&task.goal);
         let holders = object.replicas.iter().filter_map(|copy| {
             let segment = self.segments.at(copy.segment);
-            segment.is_standing().then_some((copy, segment))
+            segment.is_mounted().then_some((copy, segment))
         });
         // The owner of the copy that goes pushes it out of its own memory; whoever is not heard of
         // comes last, for it may come back.
@@ -358,8 +359,8 @@ impl State {
     }
 
     /// The client's tasks are given to others.
-    pub(super) fn abandon_tasks(&mut self, now: Moment, client: ClientId) {
-        for id in self.tasks.of(client) {
+    pub(super) fn reassign_tasks(&mut self, now: Moment, client: ClientId) {
+        for id in self.tasks.of_client(client) {
             let Some(task) = self.tasks.get(id) else { continue };
             match &task.attempt {
                 Some(attempt) => {
@@ -375,7 +376,7 @@ impl State {
     }
 
     /// The memory of that segment is gone, and with it what tasks took in it.
-    pub(super) fn forget_task_places(&mut self, segment: u32) {
+    pub(super) fn drop_task_replicas(&mut self, segment: u32) {
         for (tenant, bytes) in self.tasks.forget_segment(segment) {
             self.tenants.uncharge(tenant, bytes);
         }
@@ -391,12 +392,12 @@ fn unknown(id: TaskId) -> Error {
 }
 
 /// Of the copies of an object the one to read: the client's own if it has one, else any.
-fn nearest(copies: &[(Replica, ClientId)], client: ClientId) -> Option<Replica> {
+fn pick_source(copies: &[(Replica, ClientId)], client: ClientId) -> Option<Replica> {
     let own = copies.iter().find(|(_, owner)| *owner == client);
     own.or_else(|| copies.first()).map(|(copy, _)| *copy)
 }
 
 /// What a drain wants of an object: that it leaves a segment, for one of those named, or any.
-pub(super) fn leave(source: SegmentId, targets: &[Box<str>]) -> Goal {
-    Goal::Leave { source, targets: targets.into() }
+pub(super) fn drain_goal(source: SegmentId, targets: &[Box<str>]) -> Goal {
+    Goal::Evacuate { source, targets: targets.into() }
 }

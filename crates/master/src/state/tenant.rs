@@ -5,9 +5,9 @@ use rustc_hash::FxHashMap;
 
 use super::{
     Effect, State,
-    eviction::{Chain, Links},
+    eviction::{IndexLinks, IndexList},
     object::NO_WRITE,
-    room::{Pass, Verdict},
+    reclaim::{EvictionPass, Verdict},
 };
 
 /// The largest quota.
@@ -20,22 +20,22 @@ const PASSED_MAX: usize = 1024;
 pub(super) struct Tenants {
     is_enforced: bool,
     /// By the number of the tenant.
-    used: Vec<Used>,
+    used: Vec<TenantUsage>,
     /// Those with a quota.
     numbers: FxHashMap<TenantId, u16>,
     /// The sum of all quotas.
     requested: u128,
-    links: Links,
+    links: IndexLinks,
 }
 
 #[derive(Debug, Default)]
-struct Used {
+struct TenantUsage {
     /// Bytes that its policy grants; none without a policy.
     quota: u64,
     /// Bytes of all its copies, those that are being written among them.
     charged: u64,
     /// What it can read, the longest unused first. Kept only where quotas count.
-    order: Chain,
+    order: IndexList,
     refused: u64,
     evicted_bytes: u64,
 }
@@ -76,62 +76,62 @@ impl Tenants {
             used: Vec::new(),
             numbers: FxHashMap::default(),
             requested: 0,
-            links: Links::default(),
+            links: IndexLinks::default(),
         }
     }
 
     pub(super) fn charge(&mut self, tenant: u16, bytes: u64) {
-        self.used(tenant).charged += bytes;
+        self.usage(tenant).charged += bytes;
     }
 
     pub(super) fn uncharge(&mut self, tenant: u16, bytes: u64) {
-        self.used(tenant).charged -= bytes;
+        self.usage(tenant).charged -= bytes;
     }
 
     /// The tenant has something more to read.
-    pub(super) fn enter(&mut self, tenant: u16, object: u32) {
+    pub(super) fn add_object(&mut self, tenant: u16, object: u32) {
         if self.is_enforced {
             let links = &mut self.links;
-            at(&mut self.used, tenant).order.push_last(links, object);
+            usage_at(&mut self.used, tenant).order.push_last(links, object);
         }
     }
 
     /// The object was used.
-    pub(super) fn touch(&mut self, tenant: u16, object: u32) {
+    pub(super) fn touch_object(&mut self, tenant: u16, object: u32) {
         if self.is_enforced {
             let links = &mut self.links;
-            let order = &mut at(&mut self.used, tenant).order;
+            let order = &mut usage_at(&mut self.used, tenant).order;
             order.remove(links, object);
             order.push_last(links, object);
         }
     }
 
     /// The object cannot be read any more.
-    pub(super) fn leave(&mut self, tenant: u16, object: u32) {
+    pub(super) fn remove_object(&mut self, tenant: u16, object: u32) {
         if self.is_enforced {
             let links = &mut self.links;
-            at(&mut self.used, tenant).order.remove(links, object);
+            usage_at(&mut self.used, tenant).order.remove(links, object);
         }
     }
 
-    fn used(&mut self, tenant: u16) -> &mut Used {
-        at(&mut self.used, tenant)
+    fn usage(&mut self, tenant: u16) -> &mut TenantUsage {
+        usage_at(&mut self.used, tenant)
     }
 
     /// What a tenant with that quota may use of so much memory.
-    fn effective(&self, requested: u64, lent: u64) -> u64 {
+    fn effective(&self, requested: u64, mounted_bytes: u64) -> u64 {
         let share = match self.requested {
-            sum if sum <= u128::from(lent) => return requested,
-            sum => u128::from(requested) * u128::from(lent) / sum,
+            sum if sum <= u128::from(mounted_bytes) => return requested,
+            sum => u128::from(requested) * u128::from(mounted_bytes) / sum,
         };
         u64::try_from(share).unwrap_or(u64::MAX)
     }
 }
 
-fn at(used: &mut Vec<Used>, tenant: u16) -> &mut Used {
+fn usage_at(used: &mut Vec<TenantUsage>, tenant: u16) -> &mut TenantUsage {
     let index = usize::from(tenant);
     if index >= used.len() {
-        used.resize_with(index + 1, Used::default);
+        used.resize_with(index + 1, TenantUsage::default);
     }
     &mut used[index]
 }
@@ -153,9 +153,9 @@ impl State {
             let why = "Tenant quota must be in [1, 2^63 - 1] bytes";
             return Err(Error::invalid(why));
         }
-        let number = self.objects.enter_tenant(tenant)?;
+        let number = self.objects.intern_tenant(tenant)?;
         self.tenants.numbers.insert(tenant.clone(), number);
-        let before = std::mem::replace(&mut self.tenants.used(number).quota, bytes);
+        let before = std::mem::replace(&mut self.tenants.usage(number).quota, bytes);
         self.tenants.requested += u128::from(bytes);
         self.tenants.requested -= u128::from(before);
         self.effects.record(|| Effect::Quota { tenant: name, bytes: Some(bytes) });
@@ -176,7 +176,7 @@ impl State {
                 .with("charged", quota.charged));
         }
         if let Some(number) = self.tenants.numbers.remove(tenant) {
-            let bytes = std::mem::take(&mut self.tenants.used(number).quota);
+            let bytes = std::mem::take(&mut self.tenants.usage(number).quota);
             self.tenants.requested -= u128::from(bytes);
             self.effects.record(|| Effect::Quota { tenant: tenant.as_str(), bytes: None });
         }
@@ -215,7 +215,7 @@ impl State {
         TenantQuota {
             tenant: tenant.clone(),
             requested: used.quota,
-            effective: self.tenants.effective(used.quota, self.segments.lent),
+            effective: self.tenants.effective(used.quota, self.segments.mounted_bytes),
             charged: used.charged,
             refused: used.refused,
             evicted_bytes: used.evicted_bytes,
@@ -241,11 +241,11 @@ impl State {
 
     /// What a put adds to the tenant's use: its copies, without what it replaces (unless others
     /// are writing that too).
-    pub(super) fn growth(&self, length: u64, copies: u32, standing: Option<u32>) -> u64 {
+    pub(super) fn growth(&self, length: u64, copies: u32, existing: Option<u32>) -> u64 {
         let copies = u64::from(copies).min(self.segments.open().len() as u64).max(1);
-        let replaced = standing.map_or(0, |slot| {
+        let replaced = existing.map_or(0, |slot| {
             let object = self.objects.at(slot);
-            if object.writes == NO_WRITE { object.bytes() } else { 0 }
+            if object.newest_write == NO_WRITE { object.bytes() } else { 0 }
         });
         length.saturating_mul(copies).saturating_sub(replaced)
     }
@@ -262,16 +262,16 @@ impl State {
         if !self.tenants.is_enforced {
             return Ok(());
         }
-        let requested = self.tenants.used(tenant).quota;
-        let limit = self.tenants.effective(requested, self.segments.lent);
+        let requested = self.tenants.usage(tenant).quota;
+        let limit = self.tenants.effective(requested, self.segments.mounted_bytes);
         if need <= limit {
             self.evict_own(now, tenant, limit - need, spared);
         }
-        let charged = self.tenants.used(tenant).charged;
+        let charged = self.tenants.usage(tenant).charged;
         if charged.saturating_add(need) <= limit {
             return Ok(());
         }
-        self.tenants.used(tenant).refused += 1;
+        self.tenants.usage(tenant).refused += 1;
         let why = "the tenant's quota is used up, and nothing more of its own may be evicted";
         Err(Error::new(ErrorCode::TENANT_QUOTA_EXCEEDED, why)
             .with("bytes", need)
@@ -281,28 +281,28 @@ impl State {
 
     /// Evicts the tenant's objects, the longest unused first, until it uses no more than that.
     fn evict_own(&mut self, now: Moment, tenant: u16, limit: u64, spared: Option<u32>) {
-        let passes = [Pass::Plain, Pass::Soft];
+        let passes = [EvictionPass::Plain, EvictionPass::Soft];
         let passes = &passes[..1 + usize::from(self.rules.is_soft_pin_evictable)];
         for &pass in passes {
-            let count = self.tenants.used(tenant).order.count();
+            let count = self.tenants.usage(tenant).order.count();
             for _ in 0..count.min(PASSED_MAX) {
-                if self.tenants.used(tenant).charged <= limit {
+                if self.tenants.usage(tenant).charged <= limit {
                     return;
                 }
-                while let Some(object) = self.tenants.used(tenant).order.first() {
+                while let Some(object) = self.tenants.usage(tenant).order.first() {
                     // What is passed over goes to the end, so that the next put looks further.
-                    if !matches!(self.judge(now, object, pass, spared), Verdict::Evict) {
+                    if !matches!(self.classify(now, object, pass, spared), Verdict::Evict) {
                         if self.objects.get(object).is_some_and(|object| object.is_complete()) {
-                            self.tenants.touch(tenant, object);
+                            self.tenants.touch_object(tenant, object);
                         }
                         break;
                     }
-                    let before = self.tenants.used(tenant).charged;
-                    for member in self.unit(object) {
+                    let before = self.tenants.usage(tenant).charged;
+                    for member in self.eviction_group(object) {
                         self.dequeue(member);
                         self.evict(now, member);
                     }
-                    let used = self.tenants.used(tenant);
+                    let used = self.tenants.usage(tenant);
                     used.evicted_bytes += before - used.charged;
                     if used.charged <= limit {
                         return;

@@ -1,12 +1,12 @@
 //! The rules, called as the service calls them, under a time moved by hand.
 
-mod durable;
+mod events;
 mod model;
-mod news;
 mod pool;
 mod puts;
 mod reads;
-mod records;
+mod recovery;
+mod task_records;
 mod tasks;
 mod tenants;
 
@@ -56,11 +56,11 @@ impl Pool {
             self.now = self.now + Duration::from_secs(1);
             self.state.heartbeat(self.now, A);
             self.state.heartbeat(self.now, B);
-            self.settle();
+            self.advance_all();
         }
     }
 
-    fn settle(&mut self) {
+    fn advance_all(&mut self) {
         while self.state.advance(self.now).is_some_and(|due| due <= self.now) {}
     }
 
@@ -128,7 +128,7 @@ impl Pool {
     }
 
     fn locate(&mut self, key: &str, has_lease: bool, has_fence: bool) -> Result<LocatedObject> {
-        let grant = Grant { has_lease, has_fence };
+        let grant = LocateOptions { has_lease, has_fence };
         self.state.locate(self.now, &self.tenant, &[key], grant).objects.pop().unwrap()
     }
 

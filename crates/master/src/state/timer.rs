@@ -14,13 +14,13 @@ pub(super) enum Timer {
     /// The grace of a segment is over.
     Unmount(SegmentId, Incarnation),
     /// Memory that came back into the pool is quiet.
-    Rested(SegmentId, Incarnation),
+    QuarantineEnd(SegmentId, Incarnation),
     /// A task may have waited or run for too long: which, and which phase of it.
     Task(TaskId, u64),
     /// A drain job looks for more to move.
     Drain(JobId),
     /// A segment of before the restart was not announced.
-    Dormant(SegmentId, Incarnation),
+    Unclaimed(SegmentId, Incarnation),
 }
 
 /// Timers in the order in which they are due. One thing has one timer at a time.

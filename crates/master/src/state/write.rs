@@ -4,9 +4,9 @@ use mooncake_base::{ClientId, Moment, Version};
 use rustc_hash::FxHashMap;
 
 use super::{
-    eviction::{Chain, Links},
+    eviction::{IndexLinks, IndexList},
     object::{NO_WRITE, Replicas},
-    wish::WishedPin,
+    put_options::WishedPin,
 };
 
 /// A put that has started and not ended.
@@ -40,8 +40,8 @@ pub(super) struct Writes {
     slots: Vec<Option<Write>>,
     vacant: Vec<u32>,
     by_version: FxHashMap<u64, u32>,
-    links: Links,
-    by_start: Chain,
+    links: IndexLinks,
+    by_start: IndexList,
 }
 
 impl Writes {
@@ -101,7 +101,7 @@ impl Writes {
     }
 
     /// Those of a client.
-    pub(super) fn of(&self, client: ClientId) -> Vec<u32> {
+    pub(super) fn of_client(&self, client: ClientId) -> Vec<u32> {
         let numbered = (0_u32..).zip(&self.slots);
         numbered
             .filter(|(_, write)| write.as_ref().is_some_and(|write| write.client == client))

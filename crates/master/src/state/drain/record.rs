@@ -7,8 +7,8 @@ use super::{Job, JobStatus, JobView};
 use crate::state::{
     Effect, State,
     effect::codec::{Reader, Writer},
-    record::{Kind, read_moment, read_texts, write_moment, write_texts},
     segment::SegmentStatus,
+    task_record::{Kind, read_moment, read_texts, write_moment, write_texts},
 };
 
 impl Job {
@@ -70,7 +70,7 @@ impl State {
             concurrency: 0,
             is_scheduled: false,
             cursor: 0,
-            met: 0,
+            found: 0,
             blocked: 0,
             given_up: FxHashMap::default(),
             busy: FxHashSet::default(),
@@ -121,12 +121,12 @@ impl State {
         }
         // Segments whose job is not known any more take objects again.
         let drained: Vec<u32> =
-            self.jobs.running.iter().flat_map(|&id| self.sources_of(id)).collect();
-        let draining = self.segments.standing().filter(|(slot, segment)| {
+            self.jobs.running.iter().flat_map(|&id| self.job_segments(id)).collect();
+        let draining = self.segments.mounted().filter(|(slot, segment)| {
             segment.status == SegmentStatus::Draining && !drained.contains(slot)
         });
         let stray: Vec<u32> = draining.map(|(slot, _)| slot).collect();
-        self.mark(&stray, SegmentStatus::Ok);
+        self.set_status(&stray, SegmentStatus::Ok);
         self.jobs.running.len() as u64
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mooncake_base::{ClientId, Few, Incarnation, SegmentId};
 
-use super::{Copy, Effect, LoggedPin, NotAnEffect, ObjectName, Value};
+use super::{DecodeError, Effect, LoggedCopy, LoggedPin, ObjectName, Value};
 use crate::state::segment::{SegmentNumber, SegmentSpec};
 
 impl<'a> Effect<'a> {
@@ -35,7 +35,7 @@ impl<'a> Effect<'a> {
             Self::WriteDropped { version } => {
                 out.tag(7).int(*version);
             }
-            Self::Stands { version, value, checksum, pin } => {
+            Self::ObjectSnapshot { version, value, checksum, pin } => {
                 out.tag(8).int(*version).value(value).checksum(*checksum).maybe_time(*pin);
             }
             Self::Dropped { object } => {
@@ -50,13 +50,13 @@ impl<'a> Effect<'a> {
             Self::Pinned { object, pin } => {
                 out.tag(12).object(object).maybe_time(*pin);
             }
-            Self::Resting { number, offset, length, time } => {
+            Self::Quarantined { number, offset, length, time } => {
                 out.tag(13).number(number.0).int(*offset).int(*length).time(*time);
             }
-            Self::Horizon { fence, lease } => {
+            Self::MaxGranted { fence, lease } => {
                 out.tag(14).time(*fence).time(*lease);
             }
-            Self::Used { version, number } => {
+            Self::NextIds { version, number } => {
                 out.tag(15).int(*version).number(number.0);
             }
             Self::Task { id, record } => {
@@ -72,11 +72,11 @@ impl<'a> Effect<'a> {
     ///
     /// # Errors
     /// The bytes are damaged or of a later version; those before were handed over.
-    pub fn decode_all(bytes: &'a [u8], mut each: impl FnMut(Self)) -> Result<(), NotAnEffect> {
+    pub fn decode_all(bytes: &'a [u8], mut each: impl FnMut(Self)) -> Result<(), DecodeError> {
         let mut input = Reader::new(bytes);
         while input.at < bytes.len() {
             let at = input.at;
-            each(input.effect().ok_or(NotAnEffect { at })?);
+            each(input.effect().ok_or(DecodeError { at })?);
         }
         Ok(())
     }
@@ -152,7 +152,7 @@ impl Writer<'_> {
         self.text(object.tenant).bytes(object.key).int(object.version)
     }
 
-    fn copy(&mut self, copy: &Copy) -> &mut Self {
+    fn copy(&mut self, copy: &LoggedCopy) -> &mut Self {
         self.number(copy.segment.0).int(copy.offset).int(u64::from(copy.ordinal))
     }
 
@@ -209,7 +209,7 @@ impl<'a> Reader<'a> {
             },
             6 => Effect::Displaced { version: self.int()? },
             7 => Effect::WriteDropped { version: self.int()? },
-            8 => Effect::Stands {
+            8 => Effect::ObjectSnapshot {
                 version: self.int()?,
                 value: self.value()?,
                 checksum: self.checksum()?,
@@ -219,14 +219,14 @@ impl<'a> Reader<'a> {
             10 => Effect::ReplicaAdded { object: self.object()?, copy: self.copy()? },
             11 => Effect::ReplicaDropped { object: self.object()?, ordinal: self.ordinal()? },
             12 => Effect::Pinned { object: self.object()?, pin: self.maybe_time()? },
-            13 => Effect::Resting {
+            13 => Effect::Quarantined {
                 number: self.number()?,
                 offset: self.int()?,
                 length: self.int()?,
                 time: self.time()?,
             },
-            14 => Effect::Horizon { fence: self.time()?, lease: self.time()? },
-            15 => Effect::Used { version: self.int()?, number: self.number()? },
+            14 => Effect::MaxGranted { fence: self.time()?, lease: self.time()? },
+            15 => Effect::NextIds { version: self.int()?, number: self.number()? },
             16 => {
                 let (id, is_some, record) = (self.id()?, self.bool()?, self.sized()?);
                 Effect::Task { id, record: is_some.then_some(record) }
@@ -313,8 +313,8 @@ impl<'a> Reader<'a> {
         Some(ObjectName { tenant: self.text()?, key: self.sized()?, version: self.int()? })
     }
 
-    fn copy(&mut self) -> Option<Copy> {
-        Some(Copy { segment: self.number()?, offset: self.int()?, ordinal: self.ordinal()? })
+    fn copy(&mut self) -> Option<LoggedCopy> {
+        Some(LoggedCopy { segment: self.number()?, offset: self.int()?, ordinal: self.ordinal()? })
     }
 
     fn spec(&mut self) -> Option<SegmentSpec> {
@@ -334,7 +334,7 @@ impl<'a> Reader<'a> {
         let count = self.int()?;
         // A damaged count must not make us ask for more memory than the bytes could fill: options
         // that are collected do not know how many there will be.
-        let copies = (0..count).map(|_| self.copy()).collect::<Option<Few<Copy>>>()?;
+        let copies = (0..count).map(|_| self.copy()).collect::<Option<Few<LoggedCopy>>>()?;
         let (data_type, is_hard_pinned, group) = (self.byte()?, self.bool()?, self.sized()?);
         let pin = match self.byte()? {
             0 => LoggedPin::Preserve,
@@ -354,8 +354,8 @@ mod tests {
 
     fn each() -> Vec<Effect<'static>> {
         let copies = [
-            Copy { segment: SegmentNumber(0), offset: 0, ordinal: 0 },
-            Copy { segment: SegmentNumber(u32::MAX), offset: u64::MAX, ordinal: u16::MAX },
+            LoggedCopy { segment: SegmentNumber(0), offset: 0, ordinal: 0 },
+            LoggedCopy { segment: SegmentNumber(u32::MAX), offset: u64::MAX, ordinal: u16::MAX },
         ];
         let value = Value {
             tenant: "t",
@@ -396,15 +396,15 @@ mod tests {
             Effect::Published { version: 9, failed: &[], checksum: None, pin: Some(second) },
             Effect::Displaced { version: 9 },
             Effect::WriteDropped { version: 9 },
-            Effect::Stands { version: 10, value, checksum: Some(1), pin: Some(second) },
-            Effect::Stands { version: 10, value: plain, checksum: None, pin: None },
+            Effect::ObjectSnapshot { version: 10, value, checksum: Some(1), pin: Some(second) },
+            Effect::ObjectSnapshot { version: 10, value: plain, checksum: None, pin: None },
             Effect::Dropped { object: object.clone() },
             Effect::ReplicaAdded { object: object.clone(), copy: copies[1].clone() },
             Effect::ReplicaDropped { object: object.clone(), ordinal: 1 },
             Effect::Pinned { object, pin: Some(second) },
-            Effect::Resting { number, offset: 64, length: 4096, time: second },
-            Effect::Horizon { fence: second, lease: second * 10 },
-            Effect::Used { version: u64::MAX, number },
+            Effect::Quarantined { number, offset: 64, length: 4096, time: second },
+            Effect::MaxGranted { fence: second, lease: second * 10 },
+            Effect::NextIds { version: u64::MAX, number },
             Effect::Task { id: 1, record: Some(b"task") },
             Effect::Task { id: 1, record: None },
             Effect::Quota { tenant: "t", bytes: Some(1) },

@@ -2,8 +2,8 @@
 
 use super::{
     EvictionPolicy,
+    dueling::{OBJECTS_MAX, ShadowCaches},
     ghosts::Ghosts,
-    shadow::{OBJECTS_MAX, Shadows},
     tiers::{LIFETIME_TICKS, TICK_MASK, TIERS, Tiers},
 };
 
@@ -32,7 +32,7 @@ const INSERT_SHARE: usize = 4;
 pub struct Adaptive {
     tiers: Tiers,
     ghosts: Ghosts,
-    shadows: Shadows<{ CHOICES.len() }>,
+    shadows: ShadowCaches<{ CHOICES.len() }>,
     /// Parts of ticks that have passed.
     elapsed: u64,
     /// The tick of the present batch.
@@ -46,11 +46,11 @@ pub struct Adaptive {
 
 impl Default for Adaptive {
     fn default() -> Self {
-        let ticks = |stay: [u32; TIERS]| stay.map(|hundredths| hundredths * LIFETIME_TICKS / 100);
+        let ticks = |bonus: [u32; TIERS]| bonus.map(|hundredths| hundredths * LIFETIME_TICKS / 100);
         Self {
             tiers: Tiers::default(),
             ghosts: Ghosts::default(),
-            shadows: Shadows::new(CHOICES.map(ticks)),
+            shadows: ShadowCaches::new(CHOICES.map(ticks)),
             elapsed: TICK_PARTS,
             tick: 1,
             uses: 0,
@@ -76,19 +76,19 @@ impl Adaptive {
         self.elapsed = self.elapsed.wrapping_add(step);
     }
 
-    fn show_shadows(&mut self, hash: u32, tier: usize) {
+    fn train_shadows(&mut self, hash: u32, tier: usize) {
         let count = self.tiers.count();
         // While there is room for all, what is learned is how half of it would do, and roughly.
         let objects = match self.has_evicted {
             true => (count, OBJECTS_MAX),
             false => (count / 2, (count / 2 / EARLY_SHARE).clamp(1, EARLY_OBJECTS_MAX)),
         };
-        self.shadows.used(hash, tier, self.tick, objects);
+        self.shadows.record_use(hash, tier, self.tick, objects);
     }
 }
 
 impl EvictionPolicy for Adaptive {
-    fn begin(&mut self) {
+    fn begin_batch(&mut self) {
         if self.has_inserted || self.uses * READ_SHARE > self.tiers.count() {
             self.next_batch();
         }
@@ -108,7 +108,7 @@ impl EvictionPolicy for Adaptive {
         self.count_use();
         self.has_inserted = true;
         self.tiers.push(object, hash, tier, self.tick);
-        self.show_shadows(hash, tier);
+        self.train_shadows(hash, tier);
     }
 
     fn touch(&mut self, object: u32) {
@@ -123,7 +123,7 @@ impl EvictionPolicy for Adaptive {
             let tier = (tier + 1).min(TIERS - 1);
             self.tiers.remove(object);
             self.tiers.push(object, hash, tier, self.tick);
-            self.show_shadows(hash, tier);
+            self.train_shadows(hash, tier);
         }
     }
 
@@ -134,14 +134,14 @@ impl EvictionPolicy for Adaptive {
     }
 
     fn pop(&mut self) -> Option<u32> {
-        self.tiers.pop(self.tick, self.shadows.stay())
+        self.tiers.pop(self.tick, self.shadows.bonus())
     }
 
     fn put_back(&mut self, object: u32) {
         self.tiers.put_back(object);
     }
 
-    fn evicted(&mut self, object: u32, hash: u32) {
+    fn on_evicted(&mut self, object: u32, hash: u32) {
         if let Some((tier, _)) = self.tiers.known(object, hash) {
             self.has_evicted = true;
             self.ghosts.remember(hash, tier, self.tiers.count() + 1);

@@ -32,9 +32,9 @@ pub(super) struct Ghosts {
 /// Keys, the latest first.
 #[derive(Debug, Clone)]
 struct Set {
-    prints: [u16; WAYS],
+    fingerprints: [u16; WAYS],
     /// Epoch and tier.
-    notes: [u8; WAYS],
+    entries: [u8; WAYS],
     count: u8,
 }
 
@@ -46,7 +46,7 @@ impl Ghosts {
         if objects > self.objects_max || objects < self.objects_max / SHRUNK {
             self.objects_max = objects + objects / 4;
             let sets = (self.objects_max * KEYS_PER_OBJECT).div_ceil(WAYS_TAKEN);
-            let empty = Set { prints: [0; WAYS], notes: [0; WAYS], count: 0 };
+            let empty = Set { fingerprints: [0; WAYS], entries: [0; WAYS], count: 0 };
             self.sets = vec![empty; sets];
         }
         self.count += 1;
@@ -54,12 +54,12 @@ impl Ghosts {
             (self.epoch, self.count) = ((self.epoch + 1) & EPOCH_MASK, 0);
         }
         self.take(hash);
-        let note = self.epoch << TIER_BITS | tier as u8;
+        let entry = self.epoch << TIER_BITS | tier as u8;
         let set = self.set(hash);
         let count = usize::from(set.count).min(WAYS - 1);
-        set.prints.copy_within(..count, 1);
-        set.notes.copy_within(..count, 1);
-        (set.prints[0], set.notes[0]) = (hash as u16, note);
+        set.fingerprints.copy_within(..count, 1);
+        set.entries.copy_within(..count, 1);
+        (set.fingerprints[0], set.entries[0]) = (hash as u16, entry);
         set.count = count as u8 + 1;
     }
 
@@ -72,15 +72,16 @@ impl Ghosts {
     fn take(&mut self, hash: u32) -> Option<usize> {
         let epoch = self.epoch;
         let set = self.set(hash);
-        let age = |note: u8| epoch.wrapping_sub(note >> TIER_BITS) & EPOCH_MASK;
-        while set.count > 0 && age(set.notes[usize::from(set.count) - 1]) > EPOCHS {
+        let age = |entry: u8| epoch.wrapping_sub(entry >> TIER_BITS) & EPOCH_MASK;
+        while set.count > 0 && age(set.entries[usize::from(set.count) - 1]) > EPOCHS {
             set.count -= 1;
         }
         let count = usize::from(set.count);
-        let place = set.prints[..count].iter().position(|&print| print == hash as u16)?;
-        let tier = set.notes[place] & !(u8::MAX << TIER_BITS);
-        set.prints.copy_within(place + 1..count, place);
-        set.notes.copy_within(place + 1..count, place);
+        let place =
+            set.fingerprints[..count].iter().position(|&fingerprint| fingerprint == hash as u16)?;
+        let tier = set.entries[place] & !(u8::MAX << TIER_BITS);
+        set.fingerprints.copy_within(place + 1..count, place);
+        set.entries.copy_within(place + 1..count, place);
         set.count -= 1;
         Some(usize::from(tier))
     }

@@ -1,12 +1,12 @@
 //! Least recently used first.
 
-use super::{Chain, EvictionPolicy, Links};
+use super::{EvictionPolicy, IndexLinks, IndexList};
 
 /// Evicts what was not used for the longest time.
 #[derive(Debug, Default)]
 pub struct Lru {
-    links: Links,
-    chain: Chain,
+    links: IndexLinks,
+    list: IndexList,
 }
 
 impl Lru {
@@ -18,28 +18,28 @@ impl Lru {
 impl EvictionPolicy for Lru {
     fn insert(&mut self, object: u32, _hash: u32) {
         if !self.links.contains(object) {
-            self.chain.push_last(&mut self.links, object);
+            self.list.push_last(&mut self.links, object);
         }
     }
 
     fn touch(&mut self, object: u32) {
         if self.links.contains(object) {
-            self.chain.remove(&mut self.links, object);
-            self.chain.push_last(&mut self.links, object);
+            self.list.remove(&mut self.links, object);
+            self.list.push_last(&mut self.links, object);
         }
     }
 
     fn remove(&mut self, object: u32) {
         if self.links.contains(object) {
-            self.chain.remove(&mut self.links, object);
+            self.list.remove(&mut self.links, object);
         }
     }
 
     fn pop(&mut self) -> Option<u32> {
-        self.chain.pop_first(&mut self.links)
+        self.list.pop_first(&mut self.links)
     }
 
     fn put_back(&mut self, object: u32) {
-        self.chain.push_first(&mut self.links, object);
+        self.list.push_first(&mut self.links, object);
     }
 }

@@ -1,9 +1,9 @@
 //! Three queues first in, first out: newcomers, proven ones, and the names of those just gone.
 
-use super::{Chain, EvictionPolicy, Links};
+use super::{EvictionPolicy, IndexLinks, IndexList};
 
 /// Newcomers may hold this share of all objects before they go first: one in so many.
-const NEWCOMER_SHARE: usize = 10;
+const SMALL_SHARE: usize = 10;
 /// Uses are counted so far; each saves an object from one pass.
 const USES_MAX: u8 = 3;
 
@@ -13,51 +13,51 @@ const USES_MAX: u8 = 3;
 /// when it comes again is proven at once. A scan over many objects passes through the newcomers.
 #[derive(Debug, Default)]
 pub struct S3Fifo {
-    links: Links,
-    newcomers: Chain,
-    proven: Chain,
-    notes: Vec<Note>,
-    gone: Gone,
+    links: IndexLinks,
+    small: IndexList,
+    main: IndexList,
+    entries: Vec<Entry>,
+    ghosts: GhostTable,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Note {
+struct Entry {
     uses: u8,
-    is_proven: bool,
+    is_main: bool,
 }
 
 impl S3Fifo {
-    fn chain(&mut self, object: u32) -> (&mut Chain, &mut Links) {
-        let is_proven = self.notes[object as usize].is_proven;
-        (if is_proven { &mut self.proven } else { &mut self.newcomers }, &mut self.links)
+    fn list_of(&mut self, object: u32) -> (&mut IndexList, &mut IndexLinks) {
+        let is_main = self.entries[object as usize].is_main;
+        (if is_main { &mut self.main } else { &mut self.small }, &mut self.links)
     }
 
-    fn enter(&mut self, object: u32, is_proven: bool) {
-        self.notes[object as usize].is_proven = is_proven;
-        let (chain, links) = self.chain(object);
-        chain.push_last(links, object);
+    fn push(&mut self, object: u32, is_main: bool) {
+        self.entries[object as usize].is_main = is_main;
+        let (list, links) = self.list_of(object);
+        list.push_last(links, object);
     }
 
-    fn pop_newcomer(&mut self) -> Option<u32> {
-        while let Some(object) = self.newcomers.pop_first(&mut self.links) {
-            let note = &mut self.notes[object as usize];
-            if note.uses == 0 {
+    fn pop_small(&mut self) -> Option<u32> {
+        while let Some(object) = self.small.pop_first(&mut self.links) {
+            let entry = &mut self.entries[object as usize];
+            if entry.uses == 0 {
                 return Some(object);
             }
-            note.uses = 0;
-            self.enter(object, true);
+            entry.uses = 0;
+            self.push(object, true);
         }
         None
     }
 
-    fn pop_proven(&mut self) -> Option<u32> {
-        while let Some(object) = self.proven.pop_first(&mut self.links) {
-            let note = &mut self.notes[object as usize];
-            if note.uses == 0 {
+    fn pop_main(&mut self) -> Option<u32> {
+        while let Some(object) = self.main.pop_first(&mut self.links) {
+            let entry = &mut self.entries[object as usize];
+            if entry.uses == 0 {
                 return Some(object);
             }
-            note.uses -= 1;
-            self.enter(object, true);
+            entry.uses -= 1;
+            self.push(object, true);
         }
         None
     }
@@ -68,61 +68,61 @@ impl EvictionPolicy for S3Fifo {
         if self.links.contains(object) {
             return;
         }
-        if object as usize >= self.notes.len() {
-            self.notes.resize(object as usize + 1, Note::default());
+        if object as usize >= self.entries.len() {
+            self.entries.resize(object as usize + 1, Entry::default());
         }
-        self.notes[object as usize] = Note { uses: 0, is_proven: false };
-        self.gone.make_room(self.proven.count());
-        let is_proven = self.gone.recall(hash);
-        self.enter(object, is_proven);
+        self.entries[object as usize] = Entry { uses: 0, is_main: false };
+        self.ghosts.make_room(self.main.count());
+        let is_main = self.ghosts.recall(hash);
+        self.push(object, is_main);
     }
 
     fn touch(&mut self, object: u32) {
         if self.links.contains(object) {
-            let note = &mut self.notes[object as usize];
-            note.uses = USES_MAX.min(note.uses + 1);
+            let entry = &mut self.entries[object as usize];
+            entry.uses = USES_MAX.min(entry.uses + 1);
         }
     }
 
     fn remove(&mut self, object: u32) {
         if self.links.contains(object) {
-            let (chain, links) = self.chain(object);
-            chain.remove(links, object);
+            let (list, links) = self.list_of(object);
+            list.remove(links, object);
         }
     }
 
     fn pop(&mut self) -> Option<u32> {
-        let all = self.newcomers.count() + self.proven.count();
-        if self.newcomers.count() * NEWCOMER_SHARE > all {
-            self.pop_newcomer().or_else(|| self.pop_proven())
+        let all = self.small.count() + self.main.count();
+        if self.small.count() * SMALL_SHARE > all {
+            self.pop_small().or_else(|| self.pop_main())
         } else {
-            self.pop_proven().or_else(|| self.pop_newcomer())
+            self.pop_main().or_else(|| self.pop_small())
         }
     }
 
     fn put_back(&mut self, object: u32) {
         // Among the newcomers if those are looked at first, so that it is the next one.
-        let all = self.newcomers.count() + self.proven.count() + 1;
-        let is_newcomer = (self.newcomers.count() + 1) * NEWCOMER_SHARE > all;
-        let note = &mut self.notes[object as usize];
-        (note.is_proven, note.uses) = (!is_newcomer, 0);
-        let (chain, links) = self.chain(object);
-        chain.push_first(links, object);
+        let all = self.small.count() + self.main.count() + 1;
+        let is_small = (self.small.count() + 1) * SMALL_SHARE > all;
+        let entry = &mut self.entries[object as usize];
+        (entry.is_main, entry.uses) = (!is_small, 0);
+        let (list, links) = self.list_of(object);
+        list.push_first(links, object);
     }
 
-    fn evicted(&mut self, object: u32, hash: u32) {
-        let is_newcomer = self.notes.get(object as usize).is_some_and(|note| !note.is_proven);
-        if is_newcomer {
-            self.gone.remember(hash);
+    fn on_evicted(&mut self, object: u32, hash: u32) {
+        let is_small = self.entries.get(object as usize).is_some_and(|entry| !entry.is_main);
+        if is_small {
+            self.ghosts.remember(hash);
         }
     }
 }
 
-/// Names of objects that went as newcomers: a table in which the later overwrites the earlier.
+/// Names of objects that went as small: a table in which the later overwrites the earlier.
 #[derive(Debug, Default)]
-struct Gone(Vec<Option<u32>>);
+struct GhostTable(Vec<Option<u32>>);
 
-impl Gone {
+impl GhostTable {
     /// Grows with the objects that are proven; what was remembered is forgotten then.
     fn make_room(&mut self, objects: usize) {
         if self.0.len() < objects.max(64) {

@@ -18,7 +18,7 @@ const AGE_MAX: u32 = 1 << 28;
 /// Objects by tier, each with what is known of its use. 16 bytes an object.
 #[derive(Debug, Default)]
 pub(super) struct Tiers {
-    notes: Vec<Note>,
+    entries: Vec<Entry>,
     tiers: [Tier; TIERS],
     /// When ages were last kept from growing without bound.
     bounded: u32,
@@ -26,7 +26,7 @@ pub(super) struct Tiers {
 
 /// What is known of an object; it outlives the object's stay in a tier.
 #[derive(Debug, Clone, Copy)]
-struct Note {
+struct Entry {
     earlier: u32,
     later: u32,
     /// The tick of the last use, and the tier.
@@ -49,7 +49,7 @@ impl Default for Tier {
     }
 }
 
-impl Note {
+impl Entry {
     const UNKNOWN: Self = Self { earlier: OUT, later: OUT, stamp: 0, hash: 0 };
 
     fn tier(self) -> usize {
@@ -67,49 +67,49 @@ impl Tiers {
     /// before its continuation, which is of no use alone.
     pub(super) fn push(&mut self, object: u32, hash: u32, tier: usize, tick: u32) {
         let index = object as usize;
-        if index >= self.notes.len() {
-            self.notes.resize(index + 1, Note::UNKNOWN);
+        if index >= self.entries.len() {
+            self.entries.resize(index + 1, Entry::UNKNOWN);
         }
-        self.notes[index].hash = hash;
-        self.notes[index].stamp = tick << TIER_BITS | tier as u32;
+        self.entries[index].hash = hash;
+        self.entries[index].stamp = tick << TIER_BITS | tier as u32;
         let newest = self.tiers[tier].newest;
-        let is_same = newest != NONE && self.notes[newest as usize].tick() == tick;
+        let is_same = newest != NONE && self.entries[newest as usize].tick() == tick;
         self.link(object, if is_same { newest } else { NONE });
         self.tiers[tier].newest = object;
     }
 
     /// Adds an object that was popped as the first of its tier.
     pub(super) fn put_back(&mut self, object: u32) {
-        let tier = self.tiers[self.notes[object as usize].tier()];
+        let tier = self.tiers[self.entries[object as usize].tier()];
         self.link(object, tier.first);
     }
 
     /// Takes an object out that is in a tier.
     pub(super) fn remove(&mut self, object: u32) {
-        let note = self.notes[object as usize];
-        let Note { earlier, later, .. } = note;
-        let tier = &mut self.tiers[note.tier()];
+        let entry = self.entries[object as usize];
+        let Entry { earlier, later, .. } = entry;
+        let tier = &mut self.tiers[entry.tier()];
         tier.count -= 1;
         if tier.newest == object {
             tier.newest = later;
         }
         match earlier {
             NONE => tier.first = later,
-            earlier => self.notes[earlier as usize].later = later,
+            earlier => self.entries[earlier as usize].later = later,
         }
         match later {
             NONE => tier.last = earlier,
-            later => self.notes[later as usize].earlier = earlier,
+            later => self.entries[later as usize].earlier = earlier,
         }
-        (self.notes[object as usize].earlier, self.notes[object as usize].later) = (OUT, OUT);
+        (self.entries[object as usize].earlier, self.entries[object as usize].later) = (OUT, OUT);
     }
 
     /// Takes the object out that has outstayed its tier for longest, by what each tier may stay
     /// longer than the first.
-    pub(super) fn pop(&mut self, tick: u32, stay: &[u32; TIERS]) -> Option<u32> {
+    pub(super) fn pop(&mut self, tick: u32, bonus: &[u32; TIERS]) -> Option<u32> {
         let first = |tier: usize| {
             let object = self.tiers[tier].first;
-            let overdue = || i64::from(self.age(object, tick)) - i64::from(stay[tier]);
+            let overdue = || i64::from(self.age(object, tick)) - i64::from(bonus[tier]);
             (object != NONE).then(|| (overdue(), object))
         };
         let (_, object) = (0..TIERS).filter_map(first).max_by_key(|(overdue, _)| *overdue)?;
@@ -119,8 +119,8 @@ impl Tiers {
 
     /// Forgets what is known of an object that is in no tier.
     pub(super) fn forget(&mut self, object: u32) {
-        if let Some(note) = self.notes.get_mut(object as usize) {
-            *note = Note::UNKNOWN;
+        if let Some(entry) = self.entries.get_mut(object as usize) {
+            *entry = Entry::UNKNOWN;
         }
     }
 
@@ -131,28 +131,28 @@ impl Tiers {
             return;
         }
         self.bounded = tick;
-        for note in &mut self.notes {
-            if age(*note, tick) > AGE_MAX {
+        for entry in &mut self.entries {
+            if age(*entry, tick) > AGE_MAX {
                 let oldest = tick.wrapping_sub(AGE_MAX) & TICK_MASK;
-                note.stamp = oldest << TIER_BITS | note.tier() as u32;
+                entry.stamp = oldest << TIER_BITS | entry.tier() as u32;
             }
         }
     }
 
     pub(super) fn contains(&self, object: u32) -> bool {
-        self.notes.get(object as usize).is_some_and(|note| note.earlier != OUT)
+        self.entries.get(object as usize).is_some_and(|entry| entry.earlier != OUT)
     }
 
     /// The tier of an object and the tick of its last use, also after it was taken out, as long as
     /// its number was given to no other.
     pub(super) fn known(&self, object: u32, hash: u32) -> Option<(usize, u32)> {
-        let note = self.notes.get(object as usize).filter(|note| note.hash == hash)?;
-        (note.stamp != 0).then(|| (note.tier(), note.tick()))
+        let entry = self.entries.get(object as usize).filter(|entry| entry.hash == hash)?;
+        (entry.stamp != 0).then(|| (entry.tier(), entry.tick()))
     }
 
     /// The hash it was added with.
     pub(super) fn hash(&self, object: u32) -> u32 {
-        self.notes.get(object as usize).map_or(0, |note| note.hash)
+        self.entries.get(object as usize).map_or(0, |entry| entry.hash)
     }
 
     /// How many are in a tier.
@@ -161,36 +161,36 @@ impl Tiers {
     }
 
     fn age(&self, object: u32, tick: u32) -> u32 {
-        age(self.notes[object as usize], tick)
+        age(self.entries[object as usize], tick)
     }
 
     /// Puts an object of which all else is known before `later` in its tier.
     fn link(&mut self, object: u32, later: u32) {
-        let tier = &mut self.tiers[self.notes[object as usize].tier()];
+        let tier = &mut self.tiers[self.entries[object as usize].tier()];
         tier.count += 1;
         let earlier = match later {
             NONE => std::mem::replace(&mut tier.last, object),
-            later => std::mem::replace(&mut self.notes[later as usize].earlier, object),
+            later => std::mem::replace(&mut self.entries[later as usize].earlier, object),
         };
         match earlier {
             NONE => tier.first = object,
-            earlier => self.notes[earlier as usize].later = object,
+            earlier => self.entries[earlier as usize].later = object,
         }
-        let note = &mut self.notes[object as usize];
-        (note.earlier, note.later) = (earlier, later);
+        let entry = &mut self.entries[object as usize];
+        (entry.earlier, entry.later) = (earlier, later);
     }
 }
 
-fn age(note: Note, tick: u32) -> u32 {
-    tick.wrapping_sub(note.tick()) & TICK_MASK
+fn age(entry: Entry, tick: u32) -> u32 {
+    tick.wrapping_sub(entry.tick()) & TICK_MASK
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn drain(tiers: &mut Tiers, tick: u32, stay: [u32; TIERS]) -> Vec<u32> {
-        std::iter::from_fn(|| tiers.pop(tick, &stay)).collect()
+    fn drain(tiers: &mut Tiers, tick: u32, bonus: [u32; TIERS]) -> Vec<u32> {
+        std::iter::from_fn(|| tiers.pop(tick, &bonus)).collect()
     }
 
     #[test]

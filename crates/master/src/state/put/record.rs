@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use super::PutRef;
 use crate::state::{
-    Effect, LoggedPin, State, Value, object::ordinal_of, wish::WishedPin, write::Write,
+    Effect, LoggedPin, State, Value, object::ordinal_of, put_options::WishedPin, write::Write,
 };
 
 impl State {
     /// Tells the log of a put that began.
-    pub(super) fn record_write(&mut self, number: u32) {
+    pub(super) fn log_put_started(&mut self, number: u32) {
         if !self.effects.is_recording() {
             return;
         }
@@ -42,11 +42,11 @@ impl State {
         Some(Effect::Started { version, client, value, is_replacing })
     }
 
-    pub(super) fn record_write_dropped(&mut self, version: u64) {
+    pub(super) fn log_put_dropped(&mut self, version: u64) {
         self.effects.record(|| Effect::WriteDropped { version });
     }
 
-    pub(super) fn record_published(
+    pub(super) fn log_put_published(
         &mut self,
         version: u64,
         put: &PutRef<'_>,

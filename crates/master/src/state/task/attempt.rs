@@ -5,39 +5,38 @@ use std::time::Duration;
 use mooncake_base::{ClientId, Error, Moment, ReplicaId, Result, TaskId, Version};
 
 use super::{
-    CHANGED, TaskKind, TaskStatus, Work,
-    book::{Attempt, Goal, Task},
-    nearest,
+    CHANGED, TaskKind, TaskStatus, Work, pick_source,
+    table::{Attempt, Goal, Task},
 };
 use crate::state::{
     Effect, State,
-    lease::Stamp,
+    lease::Timestamp,
     object::{Flags, Object, Replica},
-    room::{Want, Within},
+    put_options::PutOptions,
+    reclaim::{AllocRequest, SegmentFilter},
     segment::Segment,
     timer::Timer,
-    wish::PutOptions,
 };
 
 /// How long a task waits after its first failure; twice as long after each further one…
-const PAUSE: Duration = Duration::from_millis(250);
+const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// … but no longer than this.
-const PAUSE_MAX: Duration = Duration::from_secs(5);
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// How soon it is looked again whether memory has come back.
 const WAIT_PAUSE: Duration = Duration::from_millis(250);
 /// How often a part of a drain is tried again.
-const UNIT_RETRIES_MAX: u32 = 3;
+const DRAIN_RETRIES_MAX: u32 = 3;
 
 /// What is to be done for a task.
 enum Plan {
     /// All that is wanted stands; what the task drops may go.
     Finish,
     /// Copies are to be made: of this one, one in each of those.
-    Copy(Replica, Vec<Spot>),
+    Copy(Replica, Vec<Target>),
     /// The client holds no copy any more.
-    Elsewhere,
+    Reassign,
     /// Not now.
-    Later(&'static str),
+    Retry(&'static str),
     /// Not before memory that is on its way back is there.
     Wait,
     /// Never.
@@ -45,16 +44,16 @@ enum Plan {
 }
 
 /// Where one copy is wanted.
-enum Spot {
+enum Target {
     Only(Vec<u32>),
     Except(Vec<u32>),
 }
 
-impl Spot {
-    fn within(&self) -> Within<'_> {
+impl Target {
+    fn filter(&self) -> SegmentFilter<'_> {
         match self {
-            Self::Only(these) => Within::Only(these),
-            Self::Except(these) => Within::Except(these),
+            Self::Only(these) => SegmentFilter::Only(these),
+            Self::Except(these) => SegmentFilter::Except(these),
         }
     }
 }
@@ -64,27 +63,27 @@ impl State {
     pub(super) fn begin_task(&mut self, now: Moment, client: ClientId, id: TaskId) -> Option<Work> {
         let slot = self.tasks.get(id)?.subject.slot;
         if self.objects.get(slot).is_some() {
-            self.settle(slot);
+            self.drop_lost_replicas(slot);
         }
         let task = self.tasks.get(id)?;
         let subject = self.subject(task);
-        if subject.is_some_and(|object| object.flags.has(Flags::COPIED)) {
+        if subject.is_some_and(|object| object.flags.has(Flags::BEING_COPIED)) {
             // Another task copies it; this one's turn comes.
             return None;
         }
         let plan = subject.map_or(Plan::Fail(CHANGED), |object| self.plan(task, object, client));
         self.tasks.unqueue(id);
         match plan {
-            Plan::Copy(source, spots) => self.start_attempt(now, id, source, &spots),
+            Plan::Copy(source, targets) => self.start_attempt(now, id, source, &targets),
             Plan::Finish => {
-                self.conclude(now, id, 0);
+                self.complete_task(now, id, 0);
                 None
             }
-            Plan::Elsewhere => {
+            Plan::Reassign => {
                 self.assign_task(now, id, now, Some(client));
                 None
             }
-            Plan::Later(why) => {
+            Plan::Retry(why) => {
                 self.retry_task(now, id, why);
                 None
             }
@@ -107,10 +106,10 @@ impl State {
             .filter(|(_, segment)| segment.is_readable())
             .map(|(copy, segment)| (copy, segment.client))
             .collect();
-        let Some(source) = nearest(&readable, client) else {
-            return match copies.iter().any(|copy| self.segments.at(copy.segment).is_dormant) {
+        let Some(source) = pick_source(&readable, client) else {
+            return match copies.iter().any(|copy| self.segments.at(copy.segment).is_unclaimed) {
                 true => Plan::Wait,
-                false => Plan::Later("nobody who holds a copy is heard of"),
+                false => Plan::Retry("nobody who holds a copy is heard of"),
             };
         };
         let sources = self.sources(&task.goal);
@@ -118,74 +117,76 @@ impl State {
             let mut stays = readable.iter().filter(|(copy, _)| !sources.contains(&copy.segment));
             stays.any(|(copy, _)| slots.contains(&copy.segment))
         };
-        let spots = match &task.goal {
+        let targets = match &task.goal {
             Goal::Copy { targets } => {
                 let slots = targets.iter().map(|name| self.segments.named(name).to_vec());
-                slots.filter(|slots| !is_on(slots)).map(Spot::Only).collect()
+                slots.filter(|slots| !is_on(slots)).map(Target::Only).collect()
             }
             Goal::Move { target, .. } => {
                 if !copies.iter().any(|copy| sources.contains(&copy.segment)) {
                     return Plan::Fail("the object has no copy in the source any more");
                 }
                 let slots = self.segments.named(target).to_vec();
-                if is_on(&slots) { Vec::new() } else { vec![Spot::Only(slots)] }
+                if is_on(&slots) { Vec::new() } else { vec![Target::Only(slots)] }
             }
-            Goal::Leave { targets, .. } => match self.way_out(copies, &sources, targets, &is_on) {
-                Ok(spot) => spot.into_iter().collect(),
-                Err(later) => return later,
-            },
+            Goal::Evacuate { targets, .. } => {
+                match self.drain_target(copies, &sources, targets, &is_on) {
+                    Ok(target) => target.into_iter().collect(),
+                    Err(later) => return later,
+                }
+            }
         };
-        if spots.iter().any(|spot| self.is_on_its_way(spot)) {
+        if targets.iter().any(|target| self.is_coming_back(target)) {
             return Plan::Wait;
         }
-        let is_gone = |spot: &Spot| matches!(spot, Spot::Only(slots) if slots.is_empty());
-        if spots.iter().any(is_gone) {
+        let is_gone = |target: &Target| matches!(target, Target::Only(slots) if slots.is_empty());
+        if targets.iter().any(is_gone) {
             Plan::Fail("the target is not mounted any more")
-        } else if spots.is_empty() {
+        } else if targets.is_empty() {
             Plan::Finish
         } else if !readable.iter().any(|(_, owner)| *owner == client) {
-            Plan::Elsewhere
+            Plan::Reassign
         } else {
-            Plan::Copy(source, spots)
+            Plan::Copy(source, targets)
         }
     }
 
     /// Where a copy is wanted so that another may leave its segment; nowhere if there is one
     /// already, or if no other segment could take it and another copy can be read.
-    fn way_out(
+    fn drain_target(
         &self,
         copies: &[Replica],
         sources: &[u32],
         targets: &[Box<str>],
         is_on: &dyn Fn(&[u32]) -> bool,
-    ) -> Result<Option<Spot>, Plan> {
+    ) -> Result<Option<Target>, Plan> {
         if !copies.iter().any(|copy| sources.contains(&copy.segment)) {
             return Ok(None);
         }
         if !targets.is_empty() {
             let named = targets.iter().flat_map(|name| self.segments.named(name));
             let slots: Vec<u32> = named.copied().collect();
-            return Ok((!is_on(&slots)).then_some(Spot::Only(slots)));
+            return Ok((!is_on(&slots)).then_some(Target::Only(slots)));
         }
         let holders: Vec<u32> = copies.iter().map(|copy| copy.segment).collect();
         if self.segments.open().iter().any(|slot| !holders.contains(slot)) {
-            return Ok(Some(Spot::Except(holders)));
+            return Ok(Some(Target::Except(holders)));
         }
-        let others = self.segments.standing().filter(|(slot, _)| !holders.contains(slot));
+        let others = self.segments.mounted().filter(|(slot, _)| !holders.contains(slot));
         if others.into_iter().any(|(_, segment)| segment.is_coming_back()) {
             Err(Plan::Wait)
         } else if is_on(&holders) {
             Ok(None)
         } else {
-            Err(Plan::Later("no other segment takes objects"))
+            Err(Plan::Retry("no other segment takes objects"))
         }
     }
 
     /// Whether a copy is wanted where nothing can be put yet, but soon.
-    fn is_on_its_way(&self, spot: &Spot) -> bool {
-        let Spot::Only(slots) = spot else { return false };
+    fn is_coming_back(&self, target: &Target) -> bool {
+        let Target::Only(slots) = target else { return false };
         let mut wanted = slots.iter().map(|&slot| self.segments.at(slot));
-        !wanted.clone().any(Segment::takes_new) && wanted.any(Segment::is_coming_back)
+        !wanted.clone().any(Segment::accepts_new) && wanted.any(Segment::is_coming_back)
     }
 
     /// Takes room for the copies and lets the client write them.
@@ -194,14 +195,14 @@ impl State {
         now: Moment,
         id: TaskId,
         source: Replica,
-        spots: &[Spot],
+        targets: &[Target],
     ) -> Option<Work> {
         let task = self.tasks.get(id)?;
         let (slot, key, kind) = (task.subject.slot, task.subject.key.clone(), task.kind);
         let object = self.objects.at(slot);
         let (tenant, version, length) = (object.tenant, object.version, object.length);
         let checksum = self.objects.checksum(slot);
-        let placed = self.place_copies(now, slot, kind, spots).map_err(|error| error.to_string());
+        let placed = self.place_copies(now, slot, kind, targets).map_err(|error| error.to_string());
         let (placed, why) = match placed {
             Ok(placed) => placed,
             Err(why) => {
@@ -213,16 +214,16 @@ impl State {
         for replica in &placed {
             let segment = self.segments.at_mut(replica.segment);
             segment.writing += segment.allocator.size(replica.block);
-            segment.quiet = segment.quiet.max(until);
+            segment.busy_until = segment.busy_until.max(until);
             // Should the master die before it becomes a copy, bytes may still arrive.
             let (number, time) = (segment.number, self.rules.write_end());
             let offset = segment.allocator.offset(replica.block);
-            self.effects.record(|| Effect::Resting { number, offset, length, time });
+            self.effects.record(|| Effect::Quarantined { number, offset, length, time });
         }
         let segment = self.segments.at_mut(source.segment);
-        segment.quiet = segment.quiet.max(until);
+        segment.busy_until = segment.busy_until.max(until);
         self.tenants.charge(tenant, length * placed.len() as u64);
-        self.objects.at_mut(slot).flags.set(Flags::COPIED, true);
+        self.objects.at_mut(slot).flags.set(Flags::BEING_COPIED, true);
         let is_whole = why.is_none();
         let targets = self.places(version, length, &placed).to_vec();
         let source = *self.places(version, length, &[source]).first()?;
@@ -232,7 +233,7 @@ impl State {
         task.updated = now;
         task.message = why.unwrap_or_default();
         let attempt = task.phase;
-        self.watch(id, until);
+        self.set_task_timer(id, until);
         let version = Version(version);
         Some(Work { id, attempt, key, version, length, checksum, source, targets })
     }
@@ -243,29 +244,29 @@ impl State {
         now: Moment,
         slot: u32,
         kind: TaskKind,
-        spots: &[Spot],
+        targets: &[Target],
     ) -> Result<(Vec<Replica>, Option<String>)> {
         let object = self.objects.at(slot);
         let (tenant, length) = (object.tenant, object.length);
         if kind == TaskKind::Copy {
-            let need = length.saturating_mul(spots.len() as u64);
+            let need = length.saturating_mul(targets.len() as u64);
             self.admit(now, tenant, need, Some(slot))?;
         }
         let options = PutOptions::default();
-        let mut placed = Vec::with_capacity(spots.len());
+        let mut placed = Vec::with_capacity(targets.len());
         let mut failure: Option<Error> = None;
-        for spot in spots {
-            let want = Want {
+        for target in targets {
+            let request = AllocRequest {
                 length,
                 replicas: 1,
-                within: spot.within(),
+                filter: target.filter(),
                 host: "",
                 options: &options,
                 spared: Some(slot),
             };
-            match self.find_room(now, &want) {
+            match self.allocate_copies(now, &request) {
                 Ok(found) => {
-                    let ordinal = self.tasks.ordinal();
+                    let ordinal = self.tasks.take_ordinal();
                     placed.extend(found.iter().map(|&copy| Replica { ordinal, ..copy }));
                 }
                 Err(error) => failure = Some(error),
@@ -284,16 +285,16 @@ impl State {
         id: TaskId,
         why: &str,
         failed: &dyn Fn(ReplicaId) -> bool,
-        until: Stamp,
+        until: Timestamp,
     ) {
-        let Some(attempt) = self.tasks.halt(id) else { return };
+        let Some(attempt) = self.tasks.stop(id) else { return };
         let Some(task) = self.tasks.get(id) else { return };
         let (slot, version) = (task.subject.slot, task.subject.version);
         // What was lost meanwhile does not come back by a copy.
-        let is_same = self.subject(task).is_some() && self.settle(slot);
+        let is_same = self.subject(task).is_some() && self.drop_lost_replicas(slot);
         if is_same {
-            self.objects.at_mut(slot).flags.set(Flags::COPIED, false);
-            self.wake(slot);
+            self.objects.at_mut(slot).flags.set(Flags::BEING_COPIED, false);
+            self.unpark_early(slot);
         }
         let mut is_whole = attempt.is_whole;
         let mut copied = 0;
@@ -307,13 +308,13 @@ impl State {
                 copied += attempt.length;
             } else {
                 self.tenants.uncharge(attempt.tenant, attempt.length);
-                self.release(now, replica, if has_failed { until } else { Stamp::default() });
+                self.release(now, replica, if has_failed { until } else { Timestamp::default() });
             }
         }
         if !is_same {
             self.fail_task(now, id, CHANGED);
         } else if is_whole {
-            self.conclude(now, id, copied);
+            self.complete_task(now, id, copied);
         } else {
             let why = if why.is_empty() { "not every copy was written" } else { why };
             self.retry_task(now, id, why);
@@ -321,7 +322,7 @@ impl State {
     }
 
     /// What the task wanted stands: what it drops goes.
-    fn conclude(&mut self, now: Moment, id: TaskId, copied: u64) {
+    fn complete_task(&mut self, now: Moment, id: TaskId, copied: u64) {
         let Some(task) = self.tasks.get(id) else { return };
         let (slot, sources) = (task.subject.slot, self.sources(&task.goal));
         self.drop_copies(now, slot, &sources);
@@ -332,7 +333,7 @@ impl State {
     fn retry_task(&mut self, now: Moment, id: TaskId, why: &str) {
         let limits = &self.rules.tasks;
         let Some(task) = self.tasks.get_mut(id) else { return };
-        let retries_max = task.job.map_or(limits.retries_max, |_| UNIT_RETRIES_MAX);
+        let retries_max = task.job.map_or(limits.retries_max, |_| DRAIN_RETRIES_MAX);
         let timeout = limits.processing_timeout;
         let is_late =
             !timeout.is_zero() && task.begun.is_some_and(|begun| (begun + timeout).has_passed(now));
@@ -345,7 +346,7 @@ impl State {
         why.clone_into(&mut task.message);
         let (client, retries) = (task.client, task.retries);
         self.log_task(id);
-        let pause = PAUSE_MAX.min(PAUSE * (1 << retries.min(8)));
+        let pause = RETRY_PAUSE_MAX.min(RETRY_PAUSE * (1 << retries.min(8)));
         self.assign_task(now, id, now + pause, Some(client));
     }
 
@@ -365,7 +366,7 @@ impl State {
         match job {
             Some(job) => {
                 self.tasks.remove(id);
-                self.end_unit(now, job, (slot, version), outcome);
+                self.end_move(now, job, (slot, version), outcome);
             }
             None => {
                 self.counters.tasks_done += u64::from(outcome.is_ok());
@@ -384,7 +385,7 @@ impl State {
     }
 
     /// A timer is set for the present phase of the task.
-    pub(super) fn watch(&mut self, id: TaskId, at: Moment) {
+    pub(super) fn set_task_timer(&mut self, id: TaskId, at: Moment) {
         if let Some(task) = self.tasks.get(id) {
             self.timers.push(at, Timer::Task(id, task.phase));
         }
@@ -397,7 +398,7 @@ impl State {
         match task.status {
             TaskStatus::Processing => {
                 let why = "the client did not say in time how it went";
-                self.end_attempt(now, id, why, &|_| true, Stamp::default());
+                self.end_attempt(now, id, why, &|_| true, Timestamp::default());
             }
             TaskStatus::Pending => {
                 self.tasks.unqueue(id);

@@ -4,13 +4,13 @@ use mooncake_base::{ClientId, Moment, ObjectKey, TaskId, TenantId};
 
 use super::{
     TaskKind, TaskStatus,
-    book::{Goal, Subject, Task},
+    table::{Goal, Subject, Task},
 };
 use crate::state::{
     Effect, State,
     effect::codec::{Reader, Writer},
     object::{NO_OBJECT, Objects},
-    record::{Kind, read_moment, read_texts, write_moment, write_texts},
+    task_record::{Kind, read_moment, read_texts, write_moment, write_texts},
 };
 
 impl Task {
@@ -28,7 +28,7 @@ impl Task {
                 out.byte(1).text(source).text(target);
             }
             // Of a drain, which is logged as a whole.
-            Goal::Leave { targets, .. } => {
+            Goal::Evacuate { targets, .. } => {
                 out.byte(0);
                 write_texts(out, targets);
             }
@@ -79,7 +79,7 @@ impl State {
             }
             _ => return None,
         };
-        let tenant = self.objects.enter_tenant(&TenantId::new(input.text()?)).ok()?;
+        let tenant = self.objects.intern_tenant(&TenantId::new(input.text()?)).ok()?;
         let key = ObjectKey::new(input.sized()?).ok()?;
         let version = input.int()?;
         let found = self.objects.find(tenant, key.as_bytes());
@@ -109,11 +109,11 @@ impl State {
         tasks.sort_by_key(|(id, task)| (task.is_over(), task.updated, task.created, *id));
         for (id, task) in tasks {
             let is_over = task.is_over();
-            self.tasks.enter(id, task);
+            self.tasks.insert_with_id(id, task);
             if is_over {
                 self.forget_finished(id);
             } else {
-                self.await_client(now, id);
+                self.queue_task(now, id);
             }
         }
         self.tasks.pending() as u64

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use mooncake_base::Version;
 use proptest::prelude::*;
 
-use super::{super::object::Flags, durable::Log, *};
+use super::{super::object::Flags, recovery::Log, *};
 
 const KEYS: [&str; 6] = ["a", "b", "c", "g/1", "g/2", "g/3"];
 const CLIENTS: [ClientId; 3] = [A, B, ClientId::from_bits(3)];
@@ -341,7 +341,7 @@ impl Model {
                     self.pool.state.heartbeat(self.pool.now, client);
                 }
             }
-            self.pool.settle();
+            self.pool.advance_all();
         }
         let totals = self.pool.state.totals();
         if totals.counters.clients_expired != expired || totals.segments != mounted {
@@ -390,7 +390,7 @@ impl Model {
     fn standing(&mut self, key: usize) -> Option<(Version, u64)> {
         let slot = self.pool.state.find(0, KEYS[key].as_bytes())?;
         let object = self.pool.state.objects.at(slot);
-        let is_seen = object.is_complete() && !self.pool.state.is_dormant(slot);
+        let is_seen = object.is_complete() && !self.pool.state.is_unclaimed(slot);
         is_seen.then(|| (object.version(), object.length))
     }
 
@@ -412,7 +412,7 @@ impl Model {
     fn check(&mut self) {
         let state = &self.pool.state;
         let mut held: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
-        let objects = (0..state.objects.slots()).filter_map(|slot| state.objects.get(slot));
+        let objects = (0..state.objects.slot_count()).filter_map(|slot| state.objects.get(slot));
         let complete = objects.clone().filter(|object| object.is_complete()).count() as u64;
         let stored: u64 = objects.clone().map(|object| object.bytes()).sum();
         let writes = state.writes.iter();
@@ -433,14 +433,14 @@ impl Model {
         let resting = || state.quarantine.blocks().map(|(_, slot, block)| (slot, block));
         for (slot, block) in blocks.chain(resting()) {
             let segment = state.segments.at(slot);
-            if segment.is_standing() {
+            if segment.is_mounted() {
                 let start = segment.allocator.offset(block);
                 let end = start + segment.allocator.size(block);
                 assert!(end <= segment.spec.length, "all lies inside");
                 held.entry(slot).or_default().push((start, end));
             }
         }
-        for (slot, segment) in state.segments.standing() {
+        for (slot, segment) in state.segments.mounted() {
             let mut held = held.remove(&slot).unwrap_or_default();
             held.sort_unstable();
             assert!(held.windows(2).all(|pair| pair[0].1 <= pair[1].0), "nothing overlaps");

@@ -20,17 +20,17 @@ fn an_expired_client_takes_its_objects_along() {
         pool.state.advance(pool.now);
     }
     assert_eq!(pool.state.totals().clients, 1);
-    pool.settle();
+    pool.advance_all();
     assert!(!pool.exists("b"));
     assert_eq!(pool.locate("both", false, false).unwrap().places.len(), 1);
     assert!(!pool.state.heartbeat(pool.now, B));
     assert_eq!(pool.state.registration(B), 0);
     fails(pool.mount(B, 2, 4), ErrorCode::CLIENT_NOT_FOUND);
     assert_eq!(pool.state.totals().capacity, 4 * MIB);
-    assert_eq!(pool.state.segments.slots(), 2, "and its number can be used again");
+    assert_eq!(pool.state.segments.slot_count(), 2, "and its number can be used again");
     pool.state.register(pool.now, B, "host-b:1").unwrap();
     pool.mount(B, 3, 4).unwrap();
-    assert_eq!(pool.state.segments.slots(), 2);
+    assert_eq!(pool.state.segments.slot_count(), 2);
     let again = pool.state.registration(B);
     assert!(again > pool.state.registration(A), "it is told from the first time");
     pool.state.register(pool.now, B, "host-b:1").unwrap();

@@ -53,7 +53,7 @@ fn a_put_cannot_end_after_its_space_was_released() {
     pool.wait(599);
     pool.now = pool.now + Duration::from_secs(1);
     fails(pool.end(A, "k", &started), ErrorCode::OBJECT_NOT_FOUND);
-    pool.settle();
+    pool.advance_all();
     fails(pool.end(A, "k", &started), ErrorCode::OBJECT_NOT_FOUND);
     assert_eq!((pool.probe("k"), pool.state.totals().used), (ObjectState::Absent, 0));
 }
@@ -75,7 +75,7 @@ fn the_space_of_a_writer_depends_on_how_it_went() {
         for _ in 0..10 {
             pool.now = pool.now + Duration::from_secs(1);
             pool.state.heartbeat(pool.now, A);
-            pool.settle();
+            pool.advance_all();
         }
     };
     check(silence, MIB, MIB);
@@ -95,7 +95,7 @@ fn what_an_upsert_would_replace_may_go_at_the_moment_when_room_is_found() {
     for _ in 0..10 {
         pool.now = pool.now + Duration::from_millis(990);
         pool.state.heartbeat(pool.now, B);
-        pool.settle();
+        pool.advance_all();
     }
     pool.state.suspect(pool.now, A);
     fails(pool.start(B, "l", 2 * MIB), ErrorCode::NO_AVAILABLE_HANDLE);
@@ -326,7 +326,7 @@ fn a_watermark_keeps_room_ahead_of_need() {
     for index in 0..8 {
         pool.put(&format!("k{index}"), MIB).unwrap();
     }
-    pool.settle();
+    pool.advance_all();
     assert_eq!(pool.state.totals().used, 4 * MIB);
     assert!(!pool.exists("k0") && pool.exists("k7"));
 }

@@ -51,7 +51,7 @@ fn fenced_memory_is_given_to_nobody_and_a_put_says_when_to_come_back() {
     let error = fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
     assert!(error.to_string().contains("fenced=1048576 retry_after_ms=253"), "{error}");
     pool.now = pool.now + Duration::from_millis(253);
-    pool.settle();
+    pool.advance_all();
     fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
     pool.now = pool.now + Duration::from_millis(1);
     pool.put("new", MIB).unwrap();
@@ -62,25 +62,25 @@ fn a_reader_that_hands_its_fence_back_frees_the_memory_before_and_after_it_went(
     let mut pool = Pool::new(1);
     // The object still stands.
     pool.put("k", MIB).unwrap();
-    let hold = pool.locate("k", false, true).unwrap().hold.expect("nobody else reads");
-    pool.state.end_fence(hold);
+    let ticket = pool.locate("k", false, true).unwrap().ticket.expect("nobody else reads");
+    pool.state.release_fence(ticket);
     pool.remove("k", true).unwrap();
     pool.put("k", MIB).unwrap();
     // It went meanwhile.
-    let hold = pool.locate("k", false, true).unwrap().hold.expect("nobody else reads");
+    let ticket = pool.locate("k", false, true).unwrap().ticket.expect("nobody else reads");
     pool.remove("k", true).unwrap();
     fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
     for wrong in [
-        Hold { version: mooncake_base::Version(hold.version.0 + 1), ..hold },
-        Hold { fence: hold.fence + 1, ..hold },
-        Hold { fence: 0, ..hold },
+        FenceTicket { version: mooncake_base::Version(ticket.version.0 + 1), ..ticket },
+        FenceTicket { fence: ticket.fence + 1, ..ticket },
+        FenceTicket { fence: 0, ..ticket },
     ] {
-        pool.state.end_fence(wrong);
+        pool.state.release_fence(wrong);
         fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
     }
-    pool.state.end_fence(hold);
+    pool.state.release_fence(ticket);
     pool.put("new", MIB).unwrap();
-    pool.state.end_fence(hold);
+    pool.state.release_fence(ticket);
     assert!(pool.exists("new"));
 }
 
@@ -88,17 +88,17 @@ fn a_reader_that_hands_its_fence_back_frees_the_memory_before_and_after_it_went(
 fn a_fence_of_several_readers_ends_with_its_time_only() {
     let mut pool = Pool::new(1);
     pool.put("k", MIB).unwrap();
-    let first = pool.locate("k", false, true).unwrap().hold.expect("nobody else reads");
-    assert_eq!(pool.locate("k", false, true).unwrap().hold, None, "the first still reads");
-    pool.state.end_fence(first);
+    let first = pool.locate("k", false, true).unwrap().ticket.expect("nobody else reads");
+    assert_eq!(pool.locate("k", false, true).unwrap().ticket, None, "the first still reads");
+    pool.state.release_fence(first);
     pool.remove("k", true).unwrap();
-    pool.state.end_fence(first);
+    pool.state.release_fence(first);
     fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
     pool.wait(1);
     pool.put("new", MIB).unwrap();
     // What the first was granted says nothing of who reads later.
-    let later = pool.locate("new", false, true).unwrap().hold.expect("nobody else reads");
-    pool.state.end_fence(Hold { fence: first.fence, ..later });
+    let later = pool.locate("new", false, true).unwrap().ticket.expect("nobody else reads");
+    pool.state.release_fence(FenceTicket { fence: first.fence, ..later });
     pool.remove("new", true).unwrap();
     fails(pool.put("k", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
 }
@@ -121,7 +121,7 @@ fn the_fence_of_a_batch_covers_all_of_it() {
     for key in ["a", "b"] {
         pool.put(key, 256 * MIB).unwrap();
     }
-    let grant = Grant { has_lease: false, has_fence: true };
+    let grant = LocateOptions { has_lease: false, has_fence: true };
     let located = pool.state.locate(pool.now, &pool.tenant, &["a", "missing", "b"], grant);
     assert_eq!(located.fence, Duration::from_millis(2250));
     assert!(located.objects[0].is_ok() && located.objects[1].is_err());

@@ -73,7 +73,7 @@ impl Pool {
             self.now = self.now + Duration::from_millis(100);
             self.state.heartbeat(self.now, A);
             self.state.heartbeat(self.now, B);
-            self.settle();
+            self.advance_all();
         }
     }
 }
@@ -401,7 +401,7 @@ fn a_drained_segment_is_empty_and_everything_is_still_there() {
     assert_eq!(pool.state.job(job).unwrap().status, JobStatus::Created);
     assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::Draining);
     fails(drain(&mut pool, &["host-a:1"], &[]), ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS);
-    pool.settle();
+    pool.advance_all();
     assert_eq!(pool.state.tasks_underway().0, 2, "no more at once than may be");
     let written = pool.put_with("new", 1000, false, &on("host-a:1")).unwrap();
     let name = &pool.state.segment(written.places[0].segment).spec.name;
@@ -456,7 +456,7 @@ fn a_cancelled_drain_gives_the_segment_back() {
     let mut pool = two();
     pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
     let job = drain(&mut pool, &["host-a:1"], &[]).unwrap();
-    pool.settle();
+    pool.advance_all();
     let work = pool.fetch(A).remove(0);
     pool.state.cancel_job(pool.now, job).unwrap();
     pool.state.cancel_job(pool.now, job).unwrap();
@@ -477,7 +477,7 @@ fn a_drain_job_is_checked() {
     fails(drain(&mut pool, &["host-a:1"], &["host-a:1"]), ErrorCode::INVALID_PARAMS);
     assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::Ok);
     let job = drain(&mut pool, &["host-a:1"], &[]).unwrap();
-    pool.settle();
+    pool.advance_all();
     let view = pool.state.job(job).unwrap();
     assert!((view.created, view.succeeded) == (pool.now, 0) && view.segments == ["host-a:1"]);
     assert_eq!(pool.state.job(job).unwrap().status, JobStatus::Succeeded, "nothing lay in it");

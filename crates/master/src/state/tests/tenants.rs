@@ -107,7 +107,7 @@ fn copies_count_each() {
     pool.put_with("k", 2 * MIB, false, &both).unwrap();
     assert_eq!(charged(&pool), 4 * MIB);
     pool.state.unmount(pool.now, B, SegmentId::from_bits(2), Duration::ZERO).unwrap();
-    pool.settle();
+    pool.advance_all();
     assert_eq!(charged(&pool), 2 * MIB, "a lost copy is not paid for");
 }
 

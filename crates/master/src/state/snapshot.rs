@@ -15,25 +15,25 @@ use super::{
     segment::SegmentStatus,
 };
 
-/// A description on its way; begun by [`State::describe`].
+/// A cursor on its way; begun by [`State::begin_snapshot`].
 #[derive(Debug)]
-pub struct Description {
+pub struct SnapshotCursor {
     next: u32,
 }
 
 impl State {
     /// Appends all but the objects to `into`, and begins to describe those.
-    pub fn describe(&self, now: Moment, into: &mut Vec<u8>) -> Description {
+    pub fn begin_snapshot(&self, now: Moment, into: &mut Vec<u8>) -> SnapshotCursor {
         let (version, number) = (self.next_version, self.segments.next_number());
-        Effect::Used { version, number }.encode(into);
-        let (fence, lease) = (self.horizon.fence, self.horizon.lease);
-        Effect::Horizon { fence, lease }.encode(into);
-        for (_, segment) in self.segments.standing() {
+        Effect::NextIds { version, number }.encode(into);
+        let (fence, lease) = (self.max_granted.fence, self.max_granted.lease);
+        Effect::MaxGranted { fence, lease }.encode(into);
+        for (_, segment) in self.segments.mounted() {
             let (number, client) = (segment.number, segment.client);
             Effect::Mounted { number, client, spec: segment.spec.clone() }.encode(into);
             if segment.status != SegmentStatus::Ok {
                 let status = segment.status.code();
-                let grace = segment.leaves.map_or(Duration::ZERO, |end| end.left(now));
+                let grace = segment.unmount_at.map_or(Duration::ZERO, |end| end.left(now));
                 Effect::SegmentStatus { number, status, grace }.encode(into);
             }
         }
@@ -41,35 +41,35 @@ impl State {
             let tenant = quota.tenant.as_str();
             Effect::Quota { tenant, bytes: Some(quota.requested) }.encode(into);
         }
-        self.describe_records(into);
-        self.describe_rests(now, into);
+        self.snapshot_task_records(into);
+        self.snapshot_quarantine(now, into);
         for write in self.writes.iter() {
             if let Some(started) = self.logged_write(write) {
                 started.encode(into);
             }
         }
-        Description { next: 0 }
+        SnapshotCursor { next: 0 }
     }
 
     /// Appends what stands among the next so many objects to `into`; `true` when it was the last.
-    pub fn describe_slice(
+    pub fn snapshot_slice(
         &self,
-        description: &mut Description,
+        cursor: &mut SnapshotCursor,
         objects: u32,
         into: &mut Vec<u8>,
     ) -> bool {
-        let end = description.next.saturating_add(objects).min(self.objects.slots());
-        for slot in description.next..end {
+        let end = cursor.next.saturating_add(objects).min(self.objects.slot_count());
+        for slot in cursor.next..end {
             let Some(object) = self.objects.get(slot) else { continue };
             if object.is_complete() {
-                self.describe_object(slot, object, into);
+                self.snapshot_object(slot, object, into);
             }
         }
-        description.next = end;
-        end == self.objects.slots()
+        cursor.next = end;
+        end == self.objects.slot_count()
     }
 
-    fn describe_object(&self, slot: u32, object: &Object, into: &mut Vec<u8>) {
+    fn snapshot_object(&self, slot: u32, object: &Object, into: &mut Vec<u8>) {
         let copies = self.logged_copies(&object.replicas);
         if copies.is_empty() {
             return;
@@ -84,20 +84,20 @@ impl State {
             group: self.groups.name(slot).unwrap_or_default(),
             pin: super::LoggedPin::None,
         };
-        let pin = self.pins.wished(slot);
+        let pin = self.pins.requested_ttl(slot);
         let (version, checksum) = (object.version, self.objects.checksum(slot));
-        Effect::Stands { version, value, checksum, pin }.encode(into);
+        Effect::ObjectSnapshot { version, value, checksum, pin }.encode(into);
     }
 
     /// Memory that rests for longer than fences do: late writes may reach it. That of puts which
     /// were displaced is among it.
-    fn describe_rests(&self, now: Moment, into: &mut Vec<u8>) {
+    fn snapshot_quarantine(&self, now: Moment, into: &mut Vec<u8>) {
         let mut rest = |slot: u32, block, time: Duration| {
             let segment = self.segments.at(slot);
-            if segment.is_standing() && time > self.horizon.fence {
+            if segment.is_mounted() && time > self.max_granted.fence {
                 let offset = segment.allocator.offset(block);
                 let length = segment.allocator.size(block);
-                Effect::Resting { number: segment.number, offset, length, time }.encode(into);
+                Effect::Quarantined { number: segment.number, offset, length, time }.encode(into);
             }
         };
         for (until, slot, block) in self.quarantine.blocks() {

@@ -2,7 +2,7 @@
 
 use super::{
     super::object::ordinal_of,
-    durable::{self, Log, restarted},
+    recovery::{self, Log, restarted},
     tasks::{drain, on, segment_status, two},
     *,
 };
@@ -125,7 +125,7 @@ fn a_task_of_a_client_that_never_came_back_ends_with_the_wait_for_its_memory() {
     pool.mount(B, 2, 4).unwrap();
     pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
     let id = pool.copy("k", &["host-b:1"]).unwrap();
-    let image = durable::described(&pool);
+    let image = recovery::described(&pool);
     let rules = pool.state.rules().clone();
     (pool.state, _) = State::restore(rules, 9, pool.now, image, Duration::ZERO);
     pool.state.register(pool.now, B, "host-b:1").unwrap();
@@ -180,7 +180,7 @@ fn a_drain_goes_on_where_it_was_and_its_segment_stays_drained() {
         pool.put_with(&format!("k{index}"), 100_000, false, &on("host-a:1")).unwrap();
     }
     let job = drain(&mut pool, &["host-a:1"], &["host-b:1"]).unwrap();
-    pool.settle();
+    pool.advance_all();
     for work in pool.fetch(A) {
         pool.done(A, &work).unwrap();
     }
@@ -218,10 +218,10 @@ fn a_drain_of_memory_that_does_not_come_back_fails_and_a_cancelled_one_gives_it_
     let mut pool = two();
     pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
     let cancelled = drain(&mut pool, &["host-a:1"], &[]).unwrap();
-    pool.settle();
+    pool.advance_all();
     pool.state.cancel_job(pool.now, cancelled).unwrap();
     let job = drain(&mut pool, &["host-b:1"], &[]).unwrap();
-    pool.settle();
+    pool.advance_all();
     let mut pool = restarted(&mut pool);
     pool.state.resume(A, &spec(A, 1, 1, 4)).unwrap();
     assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::Ok);
@@ -255,7 +255,7 @@ fn a_record_that_cannot_be_read_costs_only_itself() {
     let mut pool = two();
     pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
     let good = pool.copy("k", &["host-b:1"]).unwrap();
-    let mut image = durable::described(&pool);
+    let mut image = recovery::described(&pool);
     let mut bytes = Vec::new();
     for (id, record) in [(1, &b""[..]), (2, b"\x09"), (3, b"\x01\x05\x00\xff"), (4, b"\x02\x00")] {
         Effect::Task { id, record: Some(record) }.encode(&mut bytes);

@@ -1,27 +1,27 @@
-//! News: in their order, complete, and only when somebody listens.
+//! ObjectEvent: in their order, complete, and only when somebody listens.
 
 use super::*;
 
 /// The news as words: `+key` stored, `-key` removed, `0` cleared; `@group` behind.
 fn told(pool: &mut Pool) -> Vec<String> {
-    let word = |news: News| {
+    let word = |news: ObjectEvent| {
         let key = String::from_utf8_lossy(news.key()).into_owned();
         let group = match news.group() {
             [] => String::new(),
             group => format!("@{}", String::from_utf8_lossy(group)),
         };
         match news {
-            News::Stored { .. } => format!("+{key}{group}"),
-            News::Removed { .. } => format!("-{key}{group}"),
-            News::Cleared { .. } => "0".to_owned(),
+            ObjectEvent::Stored { .. } => format!("+{key}{group}"),
+            ObjectEvent::Removed { .. } => format!("-{key}{group}"),
+            ObjectEvent::Cleared { .. } => "0".to_owned(),
         }
     };
-    pool.state.take_news().into_iter().map(word).collect()
+    pool.state.take_events().into_iter().map(word).collect()
 }
 
 fn listened(mib: u64) -> Pool {
     let mut pool = Pool::new(mib);
-    pool.state.tell_news();
+    pool.state.enable_events();
     pool
 }
 
@@ -29,7 +29,7 @@ fn listened(mib: u64) -> Pool {
 fn nothing_is_kept_while_nobody_listens() {
     let mut pool = Pool::new(4);
     pool.put("k", MIB).unwrap();
-    assert!(!pool.state.has_news());
+    assert!(!pool.state.has_events());
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn an_object_is_told_of_when_it_can_be_read_and_when_it_no_more_can() {
     pool.remove("g/1", false).unwrap();
     pool.remove("k", false).unwrap();
     assert_eq!(told(&mut pool), ["-g/1@g", "-k"]);
-    assert!(!pool.state.has_news());
+    assert!(!pool.state.has_events());
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn objects_of_a_client_that_is_gone_are_removed() {
     let mut pool = listened(4);
     pool.put("k", MIB).unwrap();
     pool.state.unregister(pool.now, A);
-    pool.settle();
+    pool.advance_all();
     assert_eq!(told(&mut pool), ["+k", "-k"]);
 }
 

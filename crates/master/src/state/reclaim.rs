@@ -1,6 +1,6 @@
 //! Finding room for an object, and making it.
 
-mod refusal;
+mod out_of_space;
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use super::{
     State,
     allocator::{BlockId, footprint},
     eviction::EvictionPolicy,
-    lease::Stamp,
+    lease::Timestamp,
     object::{Flags, Replica, Replicas},
-    placement::Ask,
-    wish::PutOptions,
+    placement::PlacementRequest,
+    put_options::PutOptions,
 };
 
 /// How soon a group with a hard-pinned member is looked at again.
@@ -27,11 +27,11 @@ const AHEAD_RETRY: Duration = Duration::from_secs(1);
 
 /// What a put needs.
 #[derive(Debug)]
-pub(super) struct Want<'a> {
+pub(super) struct AllocRequest<'a> {
     pub(super) length: u64,
     pub(super) replicas: u32,
     /// Where the copies may lie.
-    pub(super) within: Within<'a>,
+    pub(super) filter: SegmentFilter<'a>,
     /// The writer's host; empty if unknown.
     pub(super) host: &'a str,
     pub(super) options: &'a PutOptions,
@@ -41,7 +41,7 @@ pub(super) struct Want<'a> {
 
 /// Segments that come into question, of those that take new objects.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Within<'a> {
+pub(super) enum SegmentFilter<'a> {
     /// All.
     All,
     /// These.
@@ -50,8 +50,8 @@ pub(super) enum Within<'a> {
     Except(&'a [u32]),
 }
 
-impl Within<'_> {
-    fn has(&self, segment: u32) -> bool {
+impl SegmentFilter<'_> {
+    fn admits(&self, segment: u32) -> bool {
         match self {
             Self::All => true,
             Self::Only(these) => these.contains(&segment),
@@ -62,22 +62,22 @@ impl Within<'_> {
 
 /// A search for victims on its way.
 #[derive(Debug)]
-struct Hunt {
+struct VictimSearch {
     /// What a segment must reach.
     need: u64,
     /// By segment: bytes that are free or would be without the victims; `None` if it is no use.
-    room: Vec<Option<u64>>,
+    reachable: Vec<Option<u64>>,
     /// Taken from the queue to be evicted, if they lie so that it helps.
     victims: Vec<u32>,
     /// The memory of the victims: segment and block, and whose it is.
-    taken: FxHashMap<(u32, BlockId), u32>,
+    blocks: FxHashMap<(u32, BlockId), u32>,
     /// Taken from the queue in vain.
-    aside: Vec<u32>,
+    set_aside: Vec<u32>,
 }
 
 /// The two orders of eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pass {
+pub(super) enum EvictionPass {
     Plain,
     Soft,
 }
@@ -87,11 +87,11 @@ pub(super) enum Pass {
 pub(super) enum Verdict {
     Evict,
     /// Held until then.
-    Wait(Stamp),
+    Wait(Timestamp),
     /// To be evicted only after all others.
-    Later,
+    Demote,
     /// No use, or not to be touched by this put.
-    Pass,
+    Skip,
 }
 
 impl State {
@@ -99,24 +99,30 @@ impl State {
     ///
     /// # Errors
     /// `NO_AVAILABLE_HANDLE`, with what holds the memory.
-    pub(super) fn find_room(&mut self, now: Moment, want: &Want<'_>) -> Result<Replicas> {
-        let open = self.segments.open().iter().filter(|&&slot| want.within.has(slot));
-        let Some(need) = footprint(want.length) else { return Err(self.too_large(now, want)) };
+    pub(super) fn allocate_copies(
+        &mut self,
+        now: Moment,
+        request: &AllocRequest<'_>,
+    ) -> Result<Replicas> {
+        let open = self.segments.open().iter().filter(|&&slot| request.filter.admits(slot));
+        let Some(need) = footprint(request.length) else {
+            return Err(self.too_large_error(now, request));
+        };
         let possible = open.filter(|&&slot| self.segments.at(slot).allocator.length() >= need);
-        let wished = possible.take(want.replicas as usize).count();
+        let wished = possible.take(request.replicas as usize).count();
         if wished == 0 {
-            return Err(self.too_large(now, want));
+            return Err(self.too_large_error(now, request));
         }
         let mut replicas = Replicas::default();
-        self.fill(want, wished, &mut replicas);
-        if replicas.len() < wished && self.take_back(now) {
-            self.fill(want, wished, &mut replicas);
+        self.try_allocate(request, wished, &mut replicas);
+        if replicas.len() < wished && self.release_due(now) {
+            self.try_allocate(request, wished, &mut replicas);
         }
-        while replicas.len() < wished && self.make_room(now, need, want, &mut replicas) {}
+        while replicas.len() < wished && self.evict_for(now, need, request, &mut replicas) {}
         if replicas.is_empty() {
-            return Err(self.no_room(now, need, want));
+            return Err(self.out_of_space_error(now, need, request));
         }
-        if replicas.len() < want.replicas as usize {
+        if replicas.len() < request.replicas as usize {
             self.counters.puts_with_fewer_copies += 1;
         }
         Ok(replicas)
@@ -138,80 +144,81 @@ impl State {
             if self.counters.evicted_bytes >= goal {
                 break;
             }
-            let passes = [Pass::Plain, Pass::Soft];
+            let passes = [EvictionPass::Plain, EvictionPass::Soft];
             let next = passes.into_iter().find_map(|pass| Some((pass, self.pop(pass)?)));
             let Some((pass, object)) = next else { return Some(now + AHEAD_RETRY) };
-            match self.judge(now, object, pass, None) {
+            match self.classify(now, object, pass, None) {
                 Verdict::Evict => {
-                    for member in self.unit(object) {
+                    for member in self.eviction_group(object) {
                         self.dequeue(member);
                         self.evict(now, member);
                     }
                 }
                 Verdict::Wait(until) => self.park(object, until),
-                Verdict::Later => self.queue.soft.insert(object, 0),
-                Verdict::Pass => self.put_back(object),
+                Verdict::Demote => self.queue.soft.insert(object, 0),
+                Verdict::Skip => self.put_back(object),
             }
         }
         Some(now)
     }
 
     /// Allocates copies where there is room.
-    fn fill(&mut self, want: &Want<'_>, wished: usize, replicas: &mut Replicas) {
-        let mut offers = std::mem::take(&mut self.offers);
-        offers.clear();
-        self.offer(want, &mut offers);
-        self.try_segments(&offers, want, wished, replicas);
+    fn try_allocate(&mut self, request: &AllocRequest<'_>, wished: usize, replicas: &mut Replicas) {
+        let mut candidates = std::mem::take(&mut self.candidates);
+        candidates.clear();
+        self.preferred_order(request, &mut candidates);
+        self.try_segments(&candidates, request, wished, replicas);
         // All of perhaps thousands come only after those that were offered.
         if replicas.len() < wished {
-            offers.clear();
-            offers.extend(self.segments.open());
-            self.try_segments(&offers, want, wished, replicas);
+            candidates.clear();
+            candidates.extend(self.segments.open());
+            self.try_segments(&candidates, request, wished, replicas);
         }
-        self.offers = offers;
+        self.candidates = candidates;
     }
 
     /// Takes memory back that is due, should the driver be late with it; whether there was any.
-    fn take_back(&mut self, now: Moment) -> bool {
+    fn release_due(&mut self, now: Moment) -> bool {
         let mut has_any = false;
-        while self.release_rested(now) | self.release_oldest_write(now) {
+        while self.free_due_quarantine(now) | self.release_oldest_write(now) {
             has_any = true;
         }
         has_any
     }
 
     /// Segments that should be tried before the others, in that order.
-    fn offer(&mut self, want: &Want<'_>, offers: &mut Vec<u32>) {
-        for name in &want.options.preferred_segments {
-            offers.extend(self.segments.named(name));
+    fn preferred_order(&mut self, request: &AllocRequest<'_>, candidates: &mut Vec<u32>) {
+        for name in &request.options.preferred_segments {
+            candidates.extend(self.segments.named(name));
         }
         let open = self.segments.open();
-        if want.options.is_same_node_preferred && !want.host.is_empty() {
-            offers.extend(open.iter().filter(|&&slot| *self.segments.at(slot).host == *want.host));
+        if request.options.is_same_node_preferred && !request.host.is_empty() {
+            candidates
+                .extend(open.iter().filter(|&&slot| *self.segments.at(slot).host == *request.host));
         }
-        let ask = Ask { host: want.host, replicas: want.replicas };
-        self.placement.order(&self.segments, &ask, offers);
+        let placement = PlacementRequest { host: request.host, replicas: request.replicas };
+        self.placement.order(&self.segments, &placement, candidates);
     }
 
     fn try_segments(
         &mut self,
         slots: &[u32],
-        want: &Want<'_>,
+        request: &AllocRequest<'_>,
         wished: usize,
         replicas: &mut Replicas,
     ) {
-        for &slot in slots.iter().filter(|&&slot| want.within.has(slot)) {
+        for &slot in slots.iter().filter(|&&slot| request.filter.admits(slot)) {
             if replicas.len() == wished {
                 return;
             }
-            self.try_segment(slot, want.length, replicas);
+            self.try_segment(slot, request.length, replicas);
         }
     }
 
     fn try_segment(&mut self, slot: u32, length: u64, replicas: &mut Replicas) {
         let segment = self.segments.at_mut(slot);
         let is_taken = replicas.iter().any(|replica| replica.segment == slot);
-        if is_taken || !segment.takes_new() || segment.free() < length {
+        if is_taken || !segment.accepts_new() || segment.free() < length {
             return;
         }
         if let Some(block) = segment.allocator.allocate(length) {
@@ -220,68 +227,69 @@ impl State {
     }
 
     /// Evicts until one more copy has room; nothing at all if that cannot help.
-    fn make_room(
+    fn evict_for(
         &mut self,
         now: Moment,
         need: u64,
-        want: &Want<'_>,
+        request: &AllocRequest<'_>,
         replicas: &mut Replicas,
     ) -> bool {
         self.counters.evictions_attempted += 1;
-        let mut room = vec![None; self.segments.slots()];
+        let mut reachable = vec![None; self.segments.slot_count()];
         for &slot in self.segments.open() {
             let segment = self.segments.at(slot);
             let is_taken = replicas.iter().any(|replica| replica.segment == slot);
-            if !is_taken && want.within.has(slot) && segment.reach() >= need {
-                room[slot as usize] = Some(segment.free());
+            if !is_taken && request.filter.admits(slot) && segment.reclaimable() >= need {
+                reachable[slot as usize] = Some(segment.free());
             }
         }
-        if room.iter().all(Option::is_none) {
+        if reachable.iter().all(Option::is_none) {
             return false;
         }
         self.unpark_due(now);
-        let mut hunt = Hunt {
+        let mut search = VictimSearch {
             need,
-            room,
+            reachable,
             victims: Vec::new(),
-            taken: FxHashMap::default(),
-            aside: Vec::new(),
+            blocks: FxHashMap::default(),
+            set_aside: Vec::new(),
         };
-        let mut is_found = self.hunt(now, Pass::Plain, want, &mut hunt, replicas);
+        let mut is_found =
+            self.search_victims(now, EvictionPass::Plain, request, &mut search, replicas);
         if !is_found && self.rules.is_soft_pin_evictable {
-            is_found = self.hunt(now, Pass::Soft, want, &mut hunt, replicas);
+            is_found = self.search_victims(now, EvictionPass::Soft, request, &mut search, replicas);
         }
-        for object in hunt.victims.into_iter().chain(hunt.aside).rev() {
+        for object in search.victims.into_iter().chain(search.set_aside).rev() {
             self.put_back(object);
         }
         self.counters.evictions_succeeded += u64::from(is_found);
         is_found
     }
 
-    fn hunt(
+    fn search_victims(
         &mut self,
         now: Moment,
-        pass: Pass,
-        want: &Want<'_>,
-        hunt: &mut Hunt,
+        pass: EvictionPass,
+        request: &AllocRequest<'_>,
+        search: &mut VictimSearch,
         replicas: &mut Replicas,
     ) -> bool {
         while let Some(object) = self.pop(pass) {
-            match self.judge(now, object, pass, want.spared) {
+            match self.classify(now, object, pass, request.spared) {
                 Verdict::Wait(until) => self.park(object, until),
-                Verdict::Later => self.queue.soft.insert(object, 0),
-                Verdict::Pass => hunt.aside.push(object),
+                Verdict::Demote => self.queue.soft.insert(object, 0),
+                Verdict::Skip => search.set_aside.push(object),
                 Verdict::Evict => {
-                    let unit = self.unit(object);
-                    if !self.count(hunt, &unit) {
-                        hunt.aside.push(object);
+                    let group = self.eviction_group(object);
+                    if !self.add_victims(search, &group) {
+                        search.set_aside.push(object);
                         continue;
                     }
-                    for &member in &unit {
+                    for &member in &group {
                         self.dequeue(member);
                     }
-                    hunt.victims.extend(&unit);
-                    if self.strike(now, hunt, &unit, want.length, replicas) {
+                    search.victims.extend(&group);
+                    if self.evict_run(now, search, &group, request.length, replicas) {
                         return true;
                     }
                 }
@@ -292,10 +300,10 @@ impl State {
 
     /// Evicts victims if some of them, the latest among them, lie so that the object fits where
     /// they were; only those, and the groups they are of.
-    fn strike(
+    fn evict_run(
         &mut self,
         now: Moment,
-        hunt: &mut Hunt,
+        search: &mut VictimSearch,
         latest: &[u32],
         length: u64,
         replicas: &mut Replicas,
@@ -303,18 +311,18 @@ impl State {
         let copies = latest.iter().flat_map(|&object| self.objects.at(object).replicas.iter());
         let found = copies.into_iter().find_map(|copy| {
             let segment = copy.segment;
-            hunt.room.get(segment as usize)?.filter(|&room| room >= hunt.need)?;
-            let is_taken = |block| hunt.taken.contains_key(&(segment, block));
-            let run = self.segments.at(segment).allocator.run(copy.block, length, is_taken)?;
+            search.reachable.get(segment as usize)?.filter(|&bytes| bytes >= search.need)?;
+            let is_taken = |block| search.blocks.contains_key(&(segment, block));
+            let run = self.segments.at(segment).allocator.find_run(copy.block, length, is_taken)?;
             Some((segment, run))
         });
         let Some((segment, run)) = found else { return false };
         for block in run {
             // A block whose object went with another one's group is gone already.
-            let Some(&object) = hunt.taken.get(&(segment, block)) else { continue };
-            for member in self.unit(object) {
+            let Some(&object) = search.blocks.get(&(segment, block)) else { continue };
+            for member in self.eviction_group(object) {
                 for copy in self.objects.at(member).replicas.iter() {
-                    hunt.taken.remove(&(copy.segment, copy.block));
+                    search.blocks.remove(&(copy.segment, copy.block));
                 }
                 self.evict(now, member);
             }
@@ -325,13 +333,13 @@ impl State {
     }
 
     /// Adds what evicting these would free; whether it helps.
-    fn count(&self, hunt: &mut Hunt, unit: &[u32]) -> bool {
+    fn add_victims(&self, search: &mut VictimSearch, group: &[u32]) -> bool {
         let mut helps = false;
-        for &member in unit {
+        for &member in group {
             for replica in self.objects.at(member).replicas.iter() {
-                if let Some(Some(room)) = hunt.room.get_mut(replica.segment as usize) {
-                    hunt.taken.insert((replica.segment, replica.block), member);
-                    *room += self.segments.at(replica.segment).allocator.size(replica.block);
+                if let Some(Some(bytes)) = search.reachable.get_mut(replica.segment as usize) {
+                    search.blocks.insert((replica.segment, replica.block), member);
+                    *bytes += self.segments.at(replica.segment).allocator.size(replica.block);
                     helps = true;
                 }
             }
@@ -339,45 +347,45 @@ impl State {
         helps
     }
 
-    pub(super) fn judge(
+    pub(super) fn classify(
         &mut self,
         now: Moment,
         object: u32,
-        pass: Pass,
+        pass: EvictionPass,
         spared: Option<u32>,
     ) -> Verdict {
-        if !self.settle(object) {
+        if !self.drop_lost_replicas(object) {
             // Its copies are lost; the sweep forgets the rest of it.
-            return Verdict::Pass;
+            return Verdict::Skip;
         }
-        let unit = self.unit(object);
-        let mut end = Stamp::default();
+        let group = self.eviction_group(object);
+        let mut end = Timestamp::default();
         let mut is_soft = false;
-        for &member in &unit {
-            if self.is_dormant(member) {
-                end = end.max(self.dormancy.end().into());
+        for &member in &group {
+            if self.is_unclaimed(member) {
+                end = end.max(self.recovery.end().into());
             }
             let held = self.objects.at(member);
             if held.flags.has(Flags::HARD_PINNED) {
                 end = end.max((now + GROUP_RETRY).into());
             }
-            end = end.max(held.holds.end()).max(self.copied_until(member));
+            end = end.max(held.protection.protected_until()).max(self.copying_until(member));
             is_soft |= held.flags.has(Flags::SOFT_PINNED);
         }
-        if spared.is_some_and(|spared| unit.contains(&spared)) {
-            Verdict::Pass
+        if spared.is_some_and(|spared| group.contains(&spared)) {
+            Verdict::Skip
         } else if end > now.into() {
             Verdict::Wait(end)
-        } else if is_soft && pass == Pass::Plain {
-            Verdict::Later
+        } else if is_soft && pass == EvictionPass::Plain {
+            Verdict::Demote
         } else {
             Verdict::Evict
         }
     }
 
     /// What is evicted together with the object, itself among it.
-    pub(super) fn unit(&self, object: u32) -> Vec<u32> {
-        match self.groups.siblings(object) {
+    pub(super) fn eviction_group(&self, object: u32) -> Vec<u32> {
+        match self.groups.members(object) {
             [] => vec![object],
             siblings => siblings.to_vec(),
         }
@@ -389,15 +397,15 @@ impl State {
         let is_plain = !self.objects.at(object).flags.has(Flags::SOFT_PINNED);
         self.drop_value(now, object);
         if is_plain {
-            self.queue.plain.evicted(object, self.objects.key_hash(object));
+            self.queue.plain.on_evicted(object, self.objects.key_hash(object));
         }
-        self.vacate_if_empty(object);
+        self.remove_if_empty(object);
     }
 
-    fn pop(&mut self, pass: Pass) -> Option<u32> {
+    fn pop(&mut self, pass: EvictionPass) -> Option<u32> {
         match pass {
-            Pass::Plain => self.queue.plain.pop(),
-            Pass::Soft => self.queue.soft.pop(),
+            EvictionPass::Plain => self.queue.plain.pop(),
+            EvictionPass::Soft => self.queue.soft.pop(),
         }
     }
 

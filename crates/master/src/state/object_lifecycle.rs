@@ -6,11 +6,11 @@ use mooncake_base::Moment;
 use rustc_hash::FxHashMap;
 
 use super::{
-    Copy, Effect, State,
+    Effect, LoggedCopy, State,
     eviction::{EvictionPolicy, Lru},
-    lease::Stamp,
+    lease::Timestamp,
     object::{Flags, Replica, Replicas},
-    read::Hold,
+    read::FenceTicket,
     segment::SegmentStatus,
     timer::Timer,
 };
@@ -20,34 +20,34 @@ const SWEEP_SLICE: u32 = 4096;
 
 /// Which object is evicted next.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(super) struct EvictionQueue {
     pub(super) plain: Box<dyn EvictionPolicy>,
     /// Evicted after all of the others.
     pub(super) soft: Lru,
     /// Objects that were met while leased or fenced wait here, so that none is met twice in vain:
     /// until when, object, version.
-    parked: BinaryHeap<Reverse<(Stamp, u32, u64)>>,
+    parked: BinaryHeap<Reverse<(Timestamp, u32, u64)>>,
     /// Bytes of the objects that wait there.
     pub(super) parked_bytes: u64,
-    /// When a call last looked for objects.
-    looked: Option<Moment>,
+    /// When a call last batch_started for objects.
+    batch_started: Option<Moment>,
 }
 
-impl Queue {
+impl EvictionQueue {
     pub(super) fn new(plain: Box<dyn EvictionPolicy>) -> Self {
         Self {
             plain,
             soft: Lru::default(),
             parked: BinaryHeap::new(),
             parked_bytes: 0,
-            looked: None,
+            batch_started: None,
         }
     }
 
     /// A call looks for objects; the keys of one call come at the same time.
-    pub(super) fn look(&mut self, now: Moment) {
-        if self.looked.replace(now) != Some(now) {
-            self.plain.begin();
+    pub(super) fn begin_batch(&mut self, now: Moment) {
+        if self.batch_started.replace(now) != Some(now) {
+            self.plain.begin_batch();
         }
     }
 }
@@ -69,7 +69,7 @@ impl Pins {
     }
 
     /// How long it was to last, run out or not.
-    pub(super) fn wished(&self, object: u32) -> Option<Duration> {
+    pub(super) fn requested_ttl(&self, object: u32) -> Option<Duration> {
         self.0.get(&object).map(|pin| pin.ttl)
     }
 
@@ -110,8 +110,8 @@ impl State {
     /// As [`find`](Self::find), for who knows the hash of the key.
     pub(super) fn find_hashed(&mut self, hash: u32, tenant: u16, key: &[u8]) -> Option<u32> {
         let slot = self.objects.find_hashed(hash, tenant, key)?;
-        if !self.settle(slot) {
-            let is_written = self.writes.chain(self.objects.at(slot).writes).next().is_some();
+        if !self.drop_lost_replicas(slot) {
+            let is_written = self.writes.chain(self.objects.at(slot).newest_write).next().is_some();
             if !is_written {
                 self.objects.remove(slot);
                 return None;
@@ -121,12 +121,12 @@ impl State {
     }
 
     /// Forgets copies of the object that were lost; whether there is still something to read.
-    pub(super) fn settle(&mut self, slot: u32) -> bool {
+    pub(super) fn drop_lost_replicas(&mut self, slot: u32) -> bool {
         let object = self.objects.at(slot);
         if self.sweeps.is_idle() || !object.is_complete() {
             return object.is_complete();
         }
-        let is_standing = |replica: &&Replica| self.segments.at(replica.segment).is_standing();
+        let is_standing = |replica: &&Replica| self.segments.at(replica.segment).is_mounted();
         let replicas = &object.replicas[..];
         let kept: Vec<Replica> = replicas.iter().filter(is_standing).copied().collect();
         if kept.len() == replicas.len() {
@@ -141,7 +141,7 @@ impl State {
             self.queue.parked_bytes -= before - object.bytes();
         }
         if !is_kept {
-            self.forget_value(slot);
+            self.clear_value(slot);
         }
         is_kept
     }
@@ -152,41 +152,41 @@ impl State {
             return;
         }
         self.dequeue(slot);
-        let copied = self.copied_until(slot);
+        let copied = self.copying_until(slot);
         let object = self.objects.at(slot);
         self.effects.record(|| Effect::Dropped { object: self.objects.logged_name(object) });
         let object = self.objects.at_mut(slot);
-        let until = object.holds.fence().max(copied);
+        let until = object.protection.fence().max(copied);
         let version = object.version;
-        object.holds.forget_fence();
+        object.protection.clear_fence();
         self.tenants.uncharge(object.tenant, object.bytes());
         let is_hard_pinned = object.flags.has(Flags::HARD_PINNED);
         let replicas = std::mem::take(&mut object.replicas);
         for &replica in replicas.iter() {
             let segment = self.segments.at_mut(replica.segment);
-            if is_hard_pinned && segment.is_standing() {
+            if is_hard_pinned && segment.is_mounted() {
                 segment.hard_pinned -= segment.allocator.size(replica.block);
             }
-            self.rest(now, replica, until, version);
+            self.free_or_quarantine(now, replica, until, version);
         }
-        self.forget_value(slot);
+        self.clear_value(slot);
     }
 
     /// A reader hands back the fence it was granted for itself alone: the memory of the object, if
     /// it was freed meanwhile, need not rest any longer. Fences that stand for others too, or that
     /// were handed back before, are passed over.
-    pub fn end_fence(&mut self, hold: Hold) {
-        let Hold { object, version, fence } = hold;
-        let fence = Stamp::from_number(fence);
-        if fence == Stamp::default() || version.0 == 0 {
+    pub fn release_fence(&mut self, ticket: FenceTicket) {
+        let FenceTicket { object, version, fence } = ticket;
+        let fence = Timestamp::from_bits(fence);
+        if fence == Timestamp::default() || version.0 == 0 {
             return;
         }
         if let Some(found) = self.objects.get_mut(object)
             && found.is_complete()
             && found.version() == version
         {
-            if found.holds.fence() == fence {
-                found.holds.forget_fence();
+            if found.protection.fence() == fence {
+                found.protection.clear_fence();
             }
             return;
         }
@@ -198,13 +198,19 @@ impl State {
     }
 
     /// Gives the memory of a copy back; until then it rests.
-    pub(super) fn release(&mut self, now: Moment, replica: Replica, until: Stamp) {
-        self.rest(now, replica, until, 0);
+    pub(super) fn release(&mut self, now: Moment, replica: Replica, until: Timestamp) {
+        self.free_or_quarantine(now, replica, until, 0);
     }
 
     /// As [`release`](Self::release), of an object of that version: should readers of it be done
     /// earlier and say so, it rests no longer.
-    fn rest(&mut self, now: Moment, replica: Replica, until: Stamp, version: u64) {
+    fn free_or_quarantine(
+        &mut self,
+        now: Moment,
+        replica: Replica,
+        until: Timestamp,
+        version: u64,
+    ) {
         let segment = self.segments.at_mut(replica.segment);
         if segment.status == SegmentStatus::Unmounting {
             return;
@@ -213,11 +219,11 @@ impl State {
             segment.fenced += segment.allocator.size(replica.block);
             let time = until.left(now);
             // What fences may cover rests after a restart anyhow.
-            if time > self.horizon.fence {
+            if time > self.max_granted.fence {
                 let number = segment.number;
                 let offset = segment.allocator.offset(replica.block);
                 let length = segment.allocator.size(replica.block);
-                self.effects.record(|| Effect::Resting { number, offset, length, time });
+                self.effects.record(|| Effect::Quarantined { number, offset, length, time });
             }
             self.quarantine.push(until, version, replica.segment, replica.block);
         } else {
@@ -226,7 +232,7 @@ impl State {
     }
 
     /// Frees a block whose rest is over.
-    pub(super) fn release_rested(&mut self, now: Moment) -> bool {
+    pub(super) fn free_due_quarantine(&mut self, now: Moment) -> bool {
         let Some((segment, block)) = self.quarantine.pop_due(now) else { return false };
         let segment = self.segments.at_mut(segment);
         segment.fenced -= segment.allocator.size(block);
@@ -257,7 +263,7 @@ impl State {
     }
 
     /// The object, which is in no queue, waits until then.
-    pub(super) fn park(&mut self, slot: u32, until: Stamp) {
+    pub(super) fn park(&mut self, slot: u32, until: Timestamp) {
         let object = self.objects.at_mut(slot);
         object.flags.set(Flags::PARKED, true);
         self.queue.parked_bytes += object.bytes();
@@ -276,7 +282,7 @@ impl State {
                 .get(slot)
                 .filter(|object| object.version == version && object.flags.has(Flags::PARKED));
             let Some(object) = parked else { continue };
-            let end = object.holds.end();
+            let end = object.protection.protected_until();
             if end > now.into() {
                 self.queue.parked.push(Reverse((end, slot, version)));
             } else {
@@ -306,7 +312,7 @@ impl State {
     /// The object was used: it goes later, and its soft pin lasts anew.
     pub(super) fn touch(&mut self, now: Moment, slot: u32) {
         self.queue.plain.touch(slot);
-        self.tenants.touch(self.objects.at(slot).tenant, slot);
+        self.tenants.touch_object(self.objects.at(slot).tenant, slot);
         let flags = &mut self.objects.at_mut(slot).flags;
         flags.set(Flags::USED, flags.has(Flags::PARKED));
         if !self.objects.at(slot).flags.has(Flags::SOFT_PINNED) {
@@ -332,7 +338,7 @@ impl State {
         self.effects
             .record(|| Effect::Pinned { object: self.objects.logged_name(object), pin: None });
         // Members of its group may have been put behind the others on its account.
-        let siblings = self.groups.siblings(slot).to_vec();
+        let siblings = self.groups.members(slot).to_vec();
         for member in siblings.into_iter().chain([slot]) {
             if self.queue.soft.contains(member) {
                 self.queue.soft.remove(member);
@@ -347,17 +353,17 @@ impl State {
             return false;
         }
         let start = self.sweeps.next;
-        let end = start.saturating_add(SWEEP_SLICE).min(self.objects.slots());
+        let end = start.saturating_add(SWEEP_SLICE).min(self.objects.slot_count());
         for slot in start..end {
             if self.objects.get(slot).is_some() {
-                self.settle(slot);
-                self.vacate_if_empty(slot);
+                self.drop_lost_replicas(slot);
+                self.remove_if_empty(slot);
             }
         }
         self.sweeps.next = end;
-        if end == self.objects.slots() {
+        if end == self.objects.slot_count() {
             for segment in std::mem::take(&mut self.sweeps.segments) {
-                self.segments.vacate(segment);
+                self.segments.free_slot(segment);
             }
             self.sweeps.segments = std::mem::take(&mut self.sweeps.waiting);
             self.sweeps.next = 0;
@@ -366,15 +372,15 @@ impl State {
     }
 
     /// Nothing is to be read under the key any more; its copies are gone already.
-    fn forget_value(&mut self, slot: u32) {
-        self.tell_removed(slot);
+    fn clear_value(&mut self, slot: u32) {
+        self.emit_removed(slot);
         self.dequeue(slot);
         let object = self.objects.at_mut(slot);
         let flags = object.flags;
         object.flags = Flags::default();
-        self.tenants.leave(object.tenant, slot);
+        self.tenants.remove_object(object.tenant, slot);
         self.objects.complete -= 1;
-        if flags.has(Flags::COPIED) {
+        if flags.has(Flags::BEING_COPIED) {
             self.tasks.forget_object(slot);
         }
         if flags.has(Flags::SOFT_PINNED) {
@@ -387,15 +393,15 @@ impl State {
 
     /// The others of its group wait no longer for a member that could never be evicted.
     fn leave_group(&mut self, slot: u32, was_hard_pinned: bool) {
-        let siblings = if was_hard_pinned { self.groups.siblings(slot).to_vec() } else { vec![] };
+        let siblings = if was_hard_pinned { self.groups.members(slot).to_vec() } else { vec![] };
         self.groups.leave(slot);
         for member in siblings.into_iter().filter(|&member| member != slot) {
-            self.wake(member);
+            self.unpark_early(member);
         }
     }
 
     /// What held the object has ended early: it waits no longer.
-    pub(super) fn wake(&mut self, slot: u32) {
+    pub(super) fn unpark_early(&mut self, slot: u32) {
         if self.objects.at(slot).flags.has(Flags::PARKED) {
             self.unpark(slot);
             self.enqueue(slot);
@@ -411,7 +417,7 @@ impl State {
         let object = self.objects.at(slot);
         self.effects.record(|| Effect::ReplicaAdded {
             object: self.objects.logged_name(object),
-            copy: Copy {
+            copy: LoggedCopy {
                 segment: self.segments.at(replica.segment).number,
                 offset: self.segments.at(replica.segment).allocator.offset(replica.block),
                 ordinal: replica.ordinal,
@@ -438,10 +444,10 @@ impl State {
         }
         if kept.is_empty() {
             self.drop_value(now, slot);
-            self.vacate_if_empty(slot);
+            self.remove_if_empty(slot);
             return dropped.len();
         }
-        let fence = object.holds.fence().max(self.copied_until(slot));
+        let fence = object.protection.fence().max(self.copying_until(slot));
         let object = self.objects.at_mut(slot);
         object.replicas = Replicas::from(kept);
         let freed = object.length * dropped.len() as u64;
@@ -457,7 +463,7 @@ impl State {
                 ordinal: replica.ordinal,
             });
             let segment = self.segments.at_mut(replica.segment);
-            if flags.has(Flags::HARD_PINNED) && segment.is_standing() {
+            if flags.has(Flags::HARD_PINNED) && segment.is_mounted() {
                 segment.hard_pinned -= segment.allocator.size(replica.block);
             }
             self.release(now, replica, fence);

@@ -21,7 +21,7 @@ const ALL: u128 = 0;
 
 /// What became of the records.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Restored {
+pub(super) struct RestoredRecords {
     /// Tasks that are not over.
     pub(super) tasks: u64,
     /// Jobs that are not over.
@@ -89,11 +89,11 @@ pub(super) fn next_ordinal(id: u128, record: Option<&[u8]>) -> Option<u16> {
 
 impl State {
     /// Appends every record.
-    pub(super) fn describe_records(&self, into: &mut Vec<u8>) {
+    pub(super) fn snapshot_task_records(&self, into: &mut Vec<u8>) {
         let mut ordinal = Vec::new();
         Writer(&mut ordinal).int(u64::from(self.tasks.next_ordinal()));
         Effect::Task { id: ALL, record: Some(&ordinal) }.encode(into);
-        for (id, task) in self.tasks.asked_for() {
+        for (id, task) in self.tasks.requested() {
             let record = task.record(&self.objects);
             Effect::Task { id: id.bits(), record: Some(&record) }.encode(into);
         }
@@ -108,9 +108,9 @@ impl State {
         now: Moment,
         records: BTreeMap<u128, Box<[u8]>>,
         ordinal: u16,
-    ) -> Restored {
-        self.tasks.go_on_numbering(ordinal);
-        let mut restored = Restored::default();
+    ) -> RestoredRecords {
+        self.tasks.resume_ordinals(ordinal);
+        let mut restored = RestoredRecords::default();
         let (mut tasks, mut jobs) = (Vec::new(), Vec::new());
         for (id, record) in records {
             let input = &mut Reader::new(&record);

@@ -4,12 +4,12 @@ use mooncake_base::{
     ClientId, Error, ErrorCode, Moment, ReplicaId, Result, TenantId, key::Printed,
 };
 
-use super::{PutRef, WritesOf};
+use super::{AbandonReason, PutRef};
 use crate::state::{
     Effect, State,
-    lease::Stamp,
+    lease::Timestamp,
     object::{Flags, NO_WRITE},
-    wish::WishedPin,
+    put_options::WishedPin,
     write::Write,
 };
 
@@ -20,15 +20,15 @@ impl State {
         &mut self,
         now: Moment,
         client: ClientId,
-        why: WritesOf,
+        why: AbandonReason,
     ) {
-        for number in self.writes.of(client) {
+        for number in self.writes.of_client(client) {
             self.displace(number);
-            if why == WritesOf::Leaving {
-                let write = self.forget_write(number);
-                self.record_write_dropped(write.version);
+            if why == AbandonReason::Leaving {
+                let write = self.unregister_write(number);
+                self.log_put_dropped(write.version);
                 let until = (write.started + self.rules.write_end()).into();
-                self.release_written(now, &write, until);
+                self.release_put_memory(now, &write, until);
             }
         }
     }
@@ -40,10 +40,10 @@ impl State {
             return false;
         }
         self.displace(number);
-        let write = self.forget_write(number);
-        self.record_write_dropped(write.version);
+        let write = self.unregister_write(number);
+        self.log_put_dropped(write.version);
         self.counters.puts_released += 1;
-        self.release_written(now, &write, Stamp::default());
+        self.release_put_memory(now, &write, Timestamp::default());
         true
     }
 
@@ -52,7 +52,7 @@ impl State {
         let discard = self.rules.put_discard;
         let stale: Vec<u32> = self
             .writes
-            .chain(self.objects.at(slot).writes)
+            .chain(self.objects.at(slot).newest_write)
             .filter(|&number| (self.writes.at(number).started + discard).has_passed(now))
             .collect();
         for number in stale {
@@ -78,7 +78,7 @@ impl State {
         let slot = write.object.ok_or_else(missing)?;
         let object = self.objects.at(slot);
         let is_named = put.key.is_empty() || put.key == self.objects.key(object);
-        if !is_named || self.objects.tenant(tenant) != Some(object.tenant) {
+        if !is_named || self.objects.tenant_index(tenant) != Some(object.tenant) {
             return Err(missing());
         }
         if write.client != client {
@@ -92,13 +92,13 @@ impl State {
     }
 
     /// Takes the put of an object out.
-    pub(super) fn take_write(&mut self, slot: u32, number: u32) -> Write {
+    pub(super) fn remove_write(&mut self, slot: u32, number: u32) -> Write {
         self.unlink_write(slot, number);
-        self.forget_write(number)
+        self.unregister_write(number)
     }
 
     /// Takes a put out of the books to which no object links any more.
-    fn forget_write(&mut self, number: u32) -> Write {
+    fn unregister_write(&mut self, number: u32) -> Write {
         let write = self.writes.remove(number);
         for replica in write.replicas.iter() {
             let segment = self.segments.at_mut(replica.segment);
@@ -108,7 +108,12 @@ impl State {
     }
 
     /// Only the copies that were written are left; the memory of the others rests.
-    pub(super) fn give_up(&mut self, now: Moment, write: &mut Write, failed: &[ReplicaId]) {
+    pub(super) fn drop_failed_copies(
+        &mut self,
+        now: Moment,
+        write: &mut Write,
+        failed: &[ReplicaId],
+    ) {
         if failed.is_empty() {
             return;
         }
@@ -132,7 +137,7 @@ impl State {
             WishedPin::For(ttl) => Some(ttl),
         };
         self.drop_value(now, slot);
-        self.record_published(write.version, put, pin);
+        self.log_put_published(write.version, put, pin);
         if write.is_hard_pinned {
             for replica in write.replicas.iter() {
                 let segment = self.segments.at_mut(replica.segment);
@@ -153,16 +158,16 @@ impl State {
             self.groups.join(tenant, &write.group, slot);
         }
         self.objects.complete += 1;
-        self.tenants.enter(tenant, slot);
+        self.tenants.add_object(tenant, slot);
         if let Some(ttl) = pin {
             self.pin(now, slot, ttl);
         }
         self.enqueue_hashed(slot, write.hash);
-        self.tell_stored(slot);
+        self.emit_stored(slot);
     }
 
     /// Gives back what a put that is not in the books any more held; until then it rests.
-    pub(super) fn release_written(&mut self, now: Moment, write: &Write, until: Stamp) {
+    pub(super) fn release_put_memory(&mut self, now: Moment, write: &Write, until: Timestamp) {
         self.tenants.uncharge(write.tenant, write.length * write.replicas.len() as u64);
         for &replica in write.replicas.iter() {
             self.release(now, replica, until);
@@ -176,13 +181,13 @@ impl State {
             let version = self.writes.at(number).version;
             self.effects.record(|| Effect::Displaced { version });
             self.unlink_write(slot, number);
-            self.vacate_if_empty(slot);
+            self.remove_if_empty(slot);
         }
     }
 
     fn unlink_write(&mut self, slot: u32, number: u32) {
         let next = self.writes.at(number).next;
-        let head = &mut self.objects.at_mut(slot).writes;
+        let head = &mut self.objects.at_mut(slot).newest_write;
         if *head == number {
             *head = next;
             return;
@@ -193,9 +198,9 @@ impl State {
     }
 
     /// Forgets an object with nothing to read and no writer.
-    pub(in crate::state) fn vacate_if_empty(&mut self, slot: u32) {
+    pub(in crate::state) fn remove_if_empty(&mut self, slot: u32) {
         let object = self.objects.at(slot);
-        if !object.is_complete() && object.writes == NO_WRITE {
+        if !object.is_complete() && object.newest_write == NO_WRITE {
             self.objects.remove(slot);
         }
     }

@@ -5,25 +5,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use mooncake_base::ObjectKey;
 
 use super::{
-    super::image::{LoggedSegment, Standing},
+    super::replay::{LiveObject, LoggedSegment},
     *,
 };
 
 /// What matters of an image, in an order that does not depend on its history.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Books {
+pub(super) struct LogView {
     segments: BTreeMap<SegmentNumber, (ClientId, SegmentSpec, u8)>,
     quotas: BTreeMap<Box<str>, u64>,
-    objects: BTreeMap<(String, ObjectKey), Standing>,
+    objects: BTreeMap<(String, ObjectKey), LiveObject>,
     /// Those that may still be ended.
-    writes: BTreeMap<u64, (ClientId, ObjectKey, Standing)>,
+    writes: BTreeMap<u64, (ClientId, ObjectKey, LiveObject)>,
     /// Tasks and drain jobs.
     records: BTreeMap<u128, Box<[u8]>>,
 }
 
-impl Books {
+impl LogView {
     fn of(image: &Image) -> Self {
-        let standing = |value: &Standing| {
+        let standing = |value: &LiveObject| {
             let mut value = value.clone();
             value.copies.retain(|copy| image.segments.contains_key(&copy.segment));
             value.copies.sort();
@@ -75,7 +75,7 @@ impl Books {
 pub(super) struct Log {
     image: Image,
     snapshot: Vec<u8>,
-    description: Description,
+    cursor: SnapshotCursor,
     /// Effects since the snapshot began.
     since: Vec<u8>,
 }
@@ -84,26 +84,26 @@ impl Log {
     pub(super) fn begin(pool: &mut Pool) -> Self {
         pool.state.record_effects();
         let mut snapshot = Vec::new();
-        let description = pool.state.describe(pool.now, &mut snapshot);
-        Self { image: described(pool), snapshot, description, since: Vec::new() }
+        let cursor = pool.state.begin_snapshot(pool.now, &mut snapshot);
+        Self { image: described(pool), snapshot, cursor, since: Vec::new() }
     }
 
     /// Compares the log with the state; goes on with its snapshot by one object.
-    pub(super) fn check(&mut self, pool: &mut Pool) -> Books {
+    pub(super) fn check(&mut self, pool: &mut Pool) -> LogView {
         let mut effects = Vec::new();
         pool.state.take_effects(&mut effects);
         self.image.replay(&effects).unwrap();
         self.since.extend(effects);
-        let replayed = Books::of(&self.image);
-        assert_eq!(replayed, Books::of(&described(pool)), "the log tells all that happens");
-        if pool.state.describe_slice(&mut self.description, 1, &mut self.snapshot) {
+        let replayed = LogView::of(&self.image);
+        assert_eq!(replayed, LogView::of(&described(pool)), "the log tells all that happens");
+        if pool.state.snapshot_slice(&mut self.cursor, 1, &mut self.snapshot) {
             let mut image = Image::default();
             image.replay(&self.snapshot).unwrap();
             image.replay(&self.since).unwrap();
-            assert_eq!(replayed, Books::of(&image), "a snapshot taken meanwhile is as good");
+            assert_eq!(replayed, LogView::of(&image), "a snapshot taken meanwhile is as good");
             self.snapshot.clear();
             self.since.clear();
-            self.description = pool.state.describe(pool.now, &mut self.snapshot);
+            self.cursor = pool.state.begin_snapshot(pool.now, &mut self.snapshot);
         }
         replayed
     }
@@ -115,15 +115,15 @@ impl Log {
         assert_eq!(restored.conflicts, 0);
         self.snapshot.clear();
         self.since.clear();
-        self.description = state.describe(now, &mut self.snapshot);
+        self.cursor = state.begin_snapshot(now, &mut self.snapshot);
         state
     }
 }
 
 pub(super) fn described(pool: &Pool) -> Image {
     let mut bytes = Vec::new();
-    let mut description = pool.state.describe(pool.now, &mut bytes);
-    while !pool.state.describe_slice(&mut description, 3, &mut bytes) {}
+    let mut cursor = pool.state.begin_snapshot(pool.now, &mut bytes);
+    while !pool.state.snapshot_slice(&mut cursor, 3, &mut bytes) {}
     let mut image = Image::default();
     image.replay(&bytes).unwrap();
     image
@@ -146,7 +146,7 @@ fn resume(pool: &mut Pool) {
 
 fn awaits(pool: &Pool, key: &str) -> bool {
     let keys = [key.as_bytes()];
-    pool.state.awaits(pool.now, &Awaited::Keys(&pool.tenant, &keys)).is_some()
+    pool.state.recovery_wait(pool.now, &RecoveryScope::Keys(&pool.tenant, &keys)).is_some()
 }
 
 #[test]
@@ -157,14 +157,14 @@ fn an_object_is_dormant_until_its_owner_announces_its_memory() {
     assert!(awaits(&pool, "k") && !awaits(&pool, "unknown"));
     assert_eq!(pool.probe("k"), ObjectState::Absent);
     assert_eq!(pool.list(Selector::All, None, 0), (vec![], true));
-    assert_eq!((pool.state.totals().segments, pool.state.totals().dormant_segments), (0, 1));
+    assert_eq!((pool.state.totals().segments, pool.state.totals().unclaimed_segments), (0, 1));
     fails(pool.locate("k", true, true), ErrorCode::OBJECT_NOT_FOUND);
     resume(&mut pool);
     assert!(!awaits(&pool, "k"));
     let located = pool.locate("k", true, true).unwrap();
     assert_eq!((located.version, located.places), (started.version, started.places));
     assert_eq!((located.length, located.checksum), (MIB, Some(7)));
-    assert_eq!((pool.state.totals().segments, pool.state.totals().dormant_segments), (1, 0));
+    assert_eq!((pool.state.totals().segments, pool.state.totals().unclaimed_segments), (1, 0));
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn other_memory_does_not_wake_what_lay_in_the_first() {
     // Other memory at the same addresses says that the first is gone.
     let other = SegmentSpec { id: SegmentId::from_bits(9), ..same.clone() };
     pool.state.mount(pool.now, A, other).unwrap();
-    assert_eq!(pool.state.dormant_segments(), 0);
+    assert_eq!(pool.state.unclaimed_segments(), 0);
     fails(pool.state.resume(A, &same), ErrorCode::SEGMENT_NOT_FOUND);
 }
 
@@ -224,10 +224,10 @@ fn what_nobody_announces_is_dropped_in_the_end() {
     pool.put("k", MIB).unwrap();
     let mut pool = restarted(&mut pool);
     pool.wait(29);
-    assert_eq!(pool.state.dormant_segments(), 1);
+    assert_eq!(pool.state.unclaimed_segments(), 1);
     pool.wait(1);
     let totals = pool.state.totals();
-    assert_eq!((totals.dormant_segments, totals.keys), (0, 0));
+    assert_eq!((totals.unclaimed_segments, totals.keys), (0, 0));
     fails(pool.state.resume(A, &spec(A, 1, 1, 16)), ErrorCode::SEGMENT_NOT_FOUND);
 }
 
@@ -308,7 +308,7 @@ fn groups_pins_and_tenants_are_as_before() {
     let names: BTreeSet<_> =
         (0..2).map(|slot| pool.state.groups.name(slot).map(<[u8]>::to_vec)).collect();
     assert_eq!(names, BTreeSet::from([Some(b"g".to_vec())]));
-    let pinned: u64 = pool.state.segments.awake().map(|(_, s)| s.hard_pinned).sum();
+    let pinned: u64 = pool.state.segments.claimed().map(|(_, s)| s.hard_pinned).sum();
     assert_eq!(pinned, MIB);
     pool.wait(4);
     assert_eq!(pool.state.totals().soft_pinned_keys, 0);
@@ -320,12 +320,12 @@ fn a_master_that_was_stopped_takes_nobody_for_gone() {
     pool.put("k", MIB).unwrap();
     pool.wait(3);
     pool.now = pool.now + Duration::from_secs(30);
-    pool.settle();
+    pool.advance_all();
     assert!(pool.exists("k"), "nobody could be heard of meanwhile");
     // But who stays away afterwards is.
     for _ in 0..11 {
         pool.now = pool.now + Duration::from_secs(1);
-        pool.settle();
+        pool.advance_all();
     }
     assert!(!pool.exists("k"));
     assert_eq!(pool.state.totals().counters.clients_expired, 2);
@@ -343,7 +343,7 @@ fn a_pool_that_is_read_right_after_a_restart_takes_new_objects_soon() {
     // Each read grants a fence that lasts longer than the memory of before must rest.
     for _ in 0..10 {
         pool.now = pool.now + Duration::from_millis(100);
-        pool.settle();
+        pool.advance_all();
         pool.locate("k", false, true).unwrap();
     }
     pool.put("new", MIB).unwrap();

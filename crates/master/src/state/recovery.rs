@@ -13,20 +13,20 @@ use super::{Rules, SegmentSpec, State, timer::Timer};
 
 /// How long what was restored is waited for.
 #[derive(Debug, Default)]
-pub(super) struct Dormancy {
+pub(super) struct Recovery {
     /// Segments that nobody has announced.
     pub(super) segments: u64,
     grace: Moment,
     end: Moment,
     /// Until when memory of which nothing is known may have been lent to the earlier master.
-    pub(super) strange_until: Moment,
+    pub(super) unknown_grants_until: Moment,
 }
 
-impl Dormancy {
-    pub(super) fn begin(now: Moment, strange_until: Moment, rules: &Rules) -> Self {
+impl Recovery {
+    pub(super) fn begin(now: Moment, unknown_grants_until: Moment, rules: &Rules) -> Self {
         let grace = now + rules.resume_grace;
-        let end = grace.max(now + rules.dormant_ttl);
-        Self { segments: 0, grace, end, strange_until }
+        let end = grace.max(now + rules.unclaimed_ttl);
+        Self { segments: 0, grace, end, unknown_grants_until }
     }
 
     /// When what was not announced is dropped.
@@ -35,18 +35,18 @@ impl Dormancy {
     }
 
     /// Nobody could announce anything for so long.
-    pub(super) fn put_off(&mut self, by: Duration) {
+    pub(super) fn postpone(&mut self, by: Duration) {
         (self.grace, self.end) = (self.grace + by, self.end + by);
     }
 }
 
 /// What a call is about, as far as waiting for owners goes.
 #[derive(Debug)]
-pub enum Awaited<'a> {
+pub enum RecoveryScope<'a> {
     /// These keys.
     Keys(&'a TenantId, &'a [&'a [u8]]),
     /// Room for something new.
-    Room,
+    Space,
     /// Anything.
     All,
 }
@@ -54,25 +54,27 @@ pub enum Awaited<'a> {
 impl State {
     /// Until when the call should wait for owners who have not come back yet; `None`: it need not,
     /// or no longer.
-    pub fn awaits(&self, now: Moment, awaited: &Awaited<'_>) -> Option<Moment> {
-        if self.dormancy.segments == 0 || self.dormancy.grace.has_passed(now) {
+    pub fn recovery_wait(&self, now: Moment, awaited: &RecoveryScope<'_>) -> Option<Moment> {
+        if self.recovery.segments == 0 || self.recovery.grace.has_passed(now) {
             return None;
         }
         let awaits = match awaited {
-            Awaited::All => true,
-            Awaited::Room => self.segments.open().is_empty(),
-            Awaited::Keys(tenant, keys) => self.objects.tenant(tenant).is_some_and(|tenant| {
-                keys.iter().any(|key| {
-                    self.objects.find(tenant, key).is_some_and(|slot| self.is_dormant(slot))
+            RecoveryScope::All => true,
+            RecoveryScope::Space => self.segments.open().is_empty(),
+            RecoveryScope::Keys(tenant, keys) => {
+                self.objects.tenant_index(tenant).is_some_and(|tenant| {
+                    keys.iter().any(|key| {
+                        self.objects.find(tenant, key).is_some_and(|slot| self.is_unclaimed(slot))
+                    })
                 })
-            }),
+            }
         };
-        awaits.then_some(self.dormancy.grace)
+        awaits.then_some(self.recovery.grace)
     }
 
     /// How many segments of before the restart nobody has announced.
-    pub fn dormant_segments(&self) -> u64 {
-        self.dormancy.segments
+    pub fn unclaimed_segments(&self) -> u64 {
+        self.recovery.segments
     }
 
     /// The owner still has the memory that it lent to an earlier master: what lies there can be
@@ -94,53 +96,58 @@ impl State {
             )
             .with("segment", segment.id));
         };
-        self.wake_segment(slot);
+        self.claim_segment(slot);
         Ok(())
     }
 
     /// The segment is its owner's to read and write again.
-    pub(super) fn wake_segment(&mut self, slot: u32) {
+    pub(super) fn claim_segment(&mut self, slot: u32) {
         let client = self.segments.at(slot).client;
         let is_suspect = self.clients.is_suspect(client);
         let segment = self.segments.at_mut(slot);
-        if std::mem::take(&mut segment.is_dormant) {
+        if std::mem::take(&mut segment.is_unclaimed) {
             segment.is_suspect = is_suspect;
-            self.dormancy.segments -= 1;
-            self.segments.reopen();
+            self.recovery.segments -= 1;
+            self.segments.refresh_open();
         }
     }
 
     /// Whether all that can be read of an object waits for its owners.
-    pub(super) fn is_dormant(&self, slot: u32) -> bool {
-        if self.dormancy.segments == 0 {
+    pub(super) fn is_unclaimed(&self, slot: u32) -> bool {
+        if self.recovery.segments == 0 {
             return false;
         }
         let copies = &self.objects.at(slot).replicas[..];
         let mut standing = copies
             .iter()
             .map(|copy| self.segments.at(copy.segment))
-            .filter(|segment| segment.is_standing())
+            .filter(|segment| segment.is_mounted())
             .peekable();
-        standing.peek().is_some() && standing.all(|segment| segment.is_dormant)
+        standing.peek().is_some() && standing.all(|segment| segment.is_unclaimed)
     }
 
     /// The timer of a segment rang: nobody has announced it, or it is set again.
-    pub(super) fn end_dormancy(&mut self, now: Moment, id: SegmentId, incarnation: Incarnation) {
+    pub(super) fn expire_unclaimed(
+        &mut self,
+        now: Moment,
+        id: SegmentId,
+        incarnation: Incarnation,
+    ) {
         let Some(slot) = self.segments.by_id(id) else { return };
         let segment = self.segments.at(slot);
-        if segment.spec.incarnation != incarnation || !segment.is_dormant {
+        if segment.spec.incarnation != incarnation || !segment.is_unclaimed {
             return;
         }
-        let end = self.dormancy.end();
+        let end = self.recovery.end();
         if end.has_passed(now) {
             let client = segment.client;
             self.drop_segment(slot);
             if self.clients.check(client).is_err() {
                 // Nobody will fetch what waits for it.
-                self.abandon_tasks(now, client);
+                self.reassign_tasks(now, client);
             }
         } else {
-            self.timers.push(end, Timer::Dormant(id, incarnation));
+            self.timers.push(end, Timer::Unclaimed(id, incarnation));
         }
     }
 }

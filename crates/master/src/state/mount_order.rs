@@ -11,20 +11,20 @@ impl State {
     /// # Errors
     /// `CLIENT_NOT_FOUND`: register first. `INVALID_PARAMS`: a later one was heard before; this
     /// one counts for nothing.
-    pub fn hear(&mut self, client: ClientId, turn: u64) -> Result<()> {
+    pub fn check_sequence(&mut self, client: ClientId, sequence: u64) -> Result<()> {
         let known = self.clients.at_mut(client)?;
-        if turn == 0 || turn >= known.turn {
-            known.turn = known.turn.max(turn);
+        if sequence == 0 || sequence >= known.sequence {
+            known.sequence = known.sequence.max(sequence);
             return Ok(());
         }
         Err(Error::new(ErrorCode::INVALID_PARAMS, "a later announcement of the client was heard")
             .with("client", client)
-            .with("turn", turn)
-            .with("heard", known.turn))
+            .with("turn", sequence)
+            .with("heard", known.sequence))
     }
 
     /// The client lends these segments and no others: what else is known of its memory goes.
-    pub fn keep_only(&mut self, client: ClientId, segments: &[SegmentId]) {
+    pub fn retain_segments(&mut self, client: ClientId, segments: &[SegmentId]) {
         for slot in self.segments_of(client) {
             if !segments.contains(&self.segments.at(slot).spec.id) {
                 self.drop_segment(slot);

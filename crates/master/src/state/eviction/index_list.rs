@@ -7,7 +7,7 @@ const OUT: u32 = u32::MAX - 1;
 
 /// The links of the numbers, each of which is in one list at most.
 #[derive(Debug, Default)]
-pub(crate) struct Links(Vec<Link>);
+pub(crate) struct IndexLinks(Vec<Link>);
 
 #[derive(Debug, Clone, Copy)]
 struct Link {
@@ -17,19 +17,19 @@ struct Link {
 
 /// The ends of one list.
 #[derive(Debug)]
-pub(crate) struct Chain {
+pub(crate) struct IndexList {
     first: u32,
     last: u32,
     count: usize,
 }
 
-impl Default for Chain {
+impl Default for IndexList {
     fn default() -> Self {
         Self { first: NONE, last: NONE, count: 0 }
     }
 }
 
-impl Links {
+impl IndexLinks {
     pub(crate) fn contains(&self, number: u32) -> bool {
         self.0.get(number as usize).is_some_and(|link| link.earlier != OUT)
     }
@@ -43,7 +43,7 @@ impl Links {
     }
 }
 
-impl Chain {
+impl IndexList {
     /// How many are in it.
     pub(crate) fn count(&self) -> usize {
         self.count
@@ -55,14 +55,14 @@ impl Chain {
     }
 
     /// Takes the first out.
-    pub(crate) fn pop_first(&mut self, links: &mut Links) -> Option<u32> {
+    pub(crate) fn pop_first(&mut self, links: &mut IndexLinks) -> Option<u32> {
         let first = self.first()?;
         self.remove(links, first);
         Some(first)
     }
 
     /// Puts a number that is in no list at the end.
-    pub(crate) fn push_last(&mut self, links: &mut Links, number: u32) {
+    pub(crate) fn push_last(&mut self, links: &mut IndexLinks, number: u32) {
         *links.link(number) = Link { earlier: self.last, later: NONE };
         match self.last {
             NONE => self.first = number,
@@ -73,7 +73,7 @@ impl Chain {
     }
 
     /// Puts a number that is in no list at the start.
-    pub(crate) fn push_first(&mut self, links: &mut Links, number: u32) {
+    pub(crate) fn push_first(&mut self, links: &mut IndexLinks, number: u32) {
         *links.link(number) = Link { earlier: NONE, later: self.first };
         match self.first {
             NONE => self.last = number,
@@ -84,7 +84,7 @@ impl Chain {
     }
 
     /// Takes a number out that is in this list.
-    pub(crate) fn remove(&mut self, links: &mut Links, number: u32) {
+    pub(crate) fn remove(&mut self, links: &mut IndexLinks, number: u32) {
         let Link { earlier, later } = links.0[number as usize];
         match earlier {
             NONE => self.first = later,

@@ -1,4 +1,4 @@
-//! Small caches of names, run beside the real one to learn how long which tier should stay.
+//! Small caches of keys, run beside the real one to learn how long which tier should stay.
 
 use rustc_hash::FxHashMap;
 
@@ -7,48 +7,48 @@ use super::tiers::{LIFETIME_TICKS, TIERS, Tiers};
 /// The most objects of a shadow. It sees one key in so many that its share fits.
 pub(super) const OBJECTS_MAX: usize = 8192;
 /// The choice that counts until something has been learned.
-const FIRST: usize = 0;
+const DEFAULT_CHOICE: usize = 0;
 /// Ticks between two looks at who is ahead.
-const LOOK_TICKS: u32 = LIFETIME_TICKS / 8;
+const CHOICE_TICKS: u32 = LIFETIME_TICKS / 8;
 /// A hit counts half after so many looks: eight lifetimes…
-const LONG_LOOKS: f32 = 64.0;
+const LONG_HALF_LIFE: f32 = 64.0;
 /// … and in the recent past, by which a choice is given up, after two lifetimes.
-const SHORT_LOOKS: f32 = 16.0;
+const SHORT_HALF_LIFE: f32 = 16.0;
 /// Another choice must be ahead by this share of the hits or of the misses to be taken, whichever
 /// are fewer…
-const LEAD: f32 = 0.01;
+const LEAD_MIN: f32 = 0.01;
 /// … and ahead of the first choice by so many standard deviations of what chance would do.
-const CERTAINTY: f32 = 2.5;
+const ADOPT_SIGMAS: f32 = 2.5;
 /// Behind the first choice by so many in the recent past, a choice is given up, and by half as many
 /// it is not taken.
-const DOUBT: f32 = 4.0;
+const DROP_SIGMAS: f32 = 4.0;
 
 /// The same uses under several choices. The first of them is taken but where another one is ahead
 /// of it for certain.
 #[derive(Debug)]
-pub(super) struct Shadows<const N: usize> {
-    shadows: [Shadow; N],
-    names: Names,
+pub(super) struct ShadowCaches<const N: usize> {
+    shadows: [ShadowCache; N],
+    keys: SharedKeys,
     chosen: usize,
-    looked: u32,
+    last_choice: u32,
     /// Uses that were seen, fading like hits.
     uses: f32,
 }
 
 /// One small cache.
 #[derive(Debug, Default)]
-struct Shadow {
-    stay: [u32; TIERS],
+struct ShadowCache {
+    bonus: [u32; TIERS],
     tiers: Tiers,
     hits: f32,
     /// Against the first choice, of all uses and of recent ones.
-    long: Duel,
-    short: Duel,
+    long: DuelCounter,
+    short: DuelCounter,
 }
 
 /// Names that any shadow holds, each under one number in all of them: they hold much the same.
 #[derive(Debug, Default)]
-struct Names {
+struct SharedKeys {
     /// By hash.
     numbers: FxHashMap<u32, u32>,
     /// By number: a bit for each shadow that holds it.
@@ -56,7 +56,7 @@ struct Names {
     vacant: Vec<u32>,
 }
 
-impl Names {
+impl SharedKeys {
     /// The number of a name, given to it if nobody holds it.
     fn number(&mut self, hash: u32) -> u32 {
         *self.numbers.entry(hash).or_insert_with(|| {
@@ -68,7 +68,7 @@ impl Names {
     }
 
     /// That shadow no longer holds the name.
-    fn let_go(&mut self, number: u32, hash: u32, shadow: usize) {
+    fn release(&mut self, number: u32, hash: u32, shadow: usize) {
         let holders = &mut self.holders[number as usize];
         *holders &= !(1 << shadow);
         if *holders == 0 {
@@ -80,12 +80,12 @@ impl Names {
 
 /// Uses that two choices served differently: those alike say nothing of which is better.
 #[derive(Debug, Clone, Copy, Default)]
-struct Duel {
+struct DuelCounter {
     won: f32,
     lost: f32,
 }
 
-impl Duel {
+impl DuelCounter {
     fn count(&mut self, is_won: bool) {
         *(if is_won { &mut self.won } else { &mut self.lost }) += 1.0;
     }
@@ -101,17 +101,23 @@ impl Duel {
     }
 }
 
-impl<const N: usize> Shadows<N> {
+impl<const N: usize> ShadowCaches<N> {
     /// One for each choice of how long the tiers stay.
     pub(super) fn new(choices: [[u32; TIERS]; N]) -> Self {
         const { assert!(N <= u8::BITS as usize, "each shadow has a bit") };
-        let shadow = |stay| Shadow { stay, ..Shadow::default() };
-        let names = Names::default();
-        Self { shadows: choices.map(shadow), names, chosen: FIRST, looked: 0, uses: 0.0 }
+        let shadow = |bonus| ShadowCache { bonus, ..ShadowCache::default() };
+        let keys = SharedKeys::default();
+        Self {
+            shadows: choices.map(shadow),
+            keys,
+            chosen: DEFAULT_CHOICE,
+            last_choice: 0,
+            uses: 0.0,
+        }
     }
 
     /// An object was used, in a cache of so many, of which shadows are to hold at most so many.
-    pub(super) fn used(
+    pub(super) fn record_use(
         &mut self,
         hash: u32,
         tier: usize,
@@ -124,8 +130,8 @@ impl<const N: usize> Shadows<N> {
             return;
         }
         self.uses += 1.0;
-        let number = self.names.number(hash);
-        let holders = self.names.holders[number as usize];
+        let number = self.keys.number(hash);
+        let holders = self.keys.holders[number as usize];
         let mut is_first_hit = None;
         for (index, shadow) in self.shadows.iter_mut().enumerate() {
             let is_hit = holders & (1 << index) != 0;
@@ -134,7 +140,7 @@ impl<const N: usize> Shadows<N> {
                 shadow.tiers.remove(number);
             } else {
                 shadow.make_room((objects >> thinned).max(1), tick, |victim, hash| {
-                    self.names.let_go(victim, hash, index);
+                    self.keys.release(victim, hash, index);
                 });
             }
             shadow.tiers.push(number, hash, tier, tick);
@@ -143,58 +149,59 @@ impl<const N: usize> Shadows<N> {
                 shadow.short.count(is_hit);
             }
         }
-        self.names.holders[number as usize] = u8::MAX >> (u8::BITS as usize - N);
-        if tick.wrapping_sub(self.looked) >= LOOK_TICKS {
-            self.looked = tick;
-            self.look();
+        self.keys.holders[number as usize] = u8::MAX >> (u8::BITS as usize - N);
+        if tick.wrapping_sub(self.last_choice) >= CHOICE_TICKS {
+            self.last_choice = tick;
+            self.choose();
         }
     }
 
     /// How long the tiers should stay by what was learned.
-    pub(super) fn stay(&self) -> &[u32; TIERS] {
-        &self.shadows[self.chosen].stay
+    pub(super) fn bonus(&self) -> &[u32; TIERS] {
+        &self.shadows[self.chosen].bonus
     }
 
-    fn look(&mut self) {
-        let first = self.shadows[FIRST].hits;
+    fn choose(&mut self) {
+        let first = self.shadows[DEFAULT_CHOICE].hits;
         let hits = self.shadows[self.chosen].hits;
-        let lead = |hits: f32| LEAD * hits.min(self.uses - hits);
-        let is_certain = |shadow: &Shadow| {
-            shadow.long.score() > CERTAINTY
-                && shadow.short.score() > -DOUBT / 2.0
+        let lead = |hits: f32| LEAD_MIN * hits.min(self.uses - hits);
+        let is_certain = |shadow: &ShadowCache| {
+            shadow.long.score() > ADOPT_SIGMAS
+                && shadow.short.score() > -DROP_SIGMAS / 2.0
                 && shadow.hits > first + lead(first)
         };
-        let challengers = (FIRST + 1..N).filter(|&choice| is_certain(&self.shadows[choice]));
+        let challengers =
+            (DEFAULT_CHOICE + 1..N).filter(|&choice| is_certain(&self.shadows[choice]));
         let best = challengers
             .max_by(|&a, &b| self.shadows[a].hits.total_cmp(&self.shadows[b].hits))
             .filter(|&best| {
-                self.chosen == FIRST || self.shadows[best].hits > hits + lead(hits) + 1.0
+                self.chosen == DEFAULT_CHOICE || self.shadows[best].hits > hits + lead(hits) + 1.0
             });
         let chosen = &self.shadows[self.chosen];
-        let is_doubtful = chosen.short.score() < -DOUBT || chosen.long.score() < 0.0;
+        let is_worse = chosen.short.score() < -DROP_SIGMAS || chosen.long.score() < 0.0;
         if let Some(best) = best {
             self.chosen = best;
-        } else if is_doubtful {
-            self.chosen = FIRST;
+        } else if is_worse {
+            self.chosen = DEFAULT_CHOICE;
         }
-        let fading = 0.5_f32.powf(1.0 / LONG_LOOKS);
+        let fading = 0.5_f32.powf(1.0 / LONG_HALF_LIFE);
         self.uses *= fading;
         for shadow in &mut self.shadows {
             shadow.hits *= fading;
-            shadow.long.fade(LONG_LOOKS);
-            shadow.short.fade(SHORT_LOOKS);
+            shadow.long.fade(LONG_HALF_LIFE);
+            shadow.short.fade(SHORT_HALF_LIFE);
         }
     }
 }
 
-impl Shadow {
+impl ShadowCache {
     /// Lets names go until there is room for one more of so many.
-    fn make_room(&mut self, objects_max: usize, tick: u32, mut let_go: impl FnMut(u32, u32)) {
+    fn make_room(&mut self, objects_max: usize, tick: u32, mut release: impl FnMut(u32, u32)) {
         while self.tiers.count() >= objects_max {
-            let Some(victim) = self.tiers.pop(tick, &self.stay) else {
+            let Some(victim) = self.tiers.pop(tick, &self.bonus) else {
                 break;
             };
-            let_go(victim, self.tiers.hash(victim));
+            release(victim, self.tiers.hash(victim));
         }
         self.tiers.bound_ages(tick);
     }
@@ -207,16 +214,16 @@ mod tests {
     const OBJECTS: usize = 1000;
 
     /// What is chosen after uses of these keys, each a tier higher the more often it was seen.
-    fn choose(keys: impl Iterator<Item = u32>, shadows: &mut Shadows<2>) -> [u32; TIERS] {
+    fn choose(keys: impl Iterator<Item = u32>, shadows: &mut ShadowCaches<2>) -> [u32; TIERS] {
         let mut seen: FxHashMap<u32, usize> = FxHashMap::default();
         for (index, key) in keys.enumerate() {
             let times = seen.entry(key).or_default();
             let tick = 1 + index * LIFETIME_TICKS as usize / OBJECTS;
             let objects = (OBJECTS, OBJECTS_MAX);
-            shadows.used(key, (*times).min(TIERS - 1), tick as u32, objects);
+            shadows.record_use(key, (*times).min(TIERS - 1), tick as u32, objects);
             *times += 1;
         }
-        *shadows.stay()
+        *shadows.bonus()
     }
 
     #[test]
@@ -224,7 +231,7 @@ mod tests {
         let mut random = Random::new(5);
         let mut below = |limit: usize| random.below(limit) as u32;
         let (first, other) = ([0; TIERS], [0, 500, 500, 500]);
-        let mut shadows = Shadows::new([first, other]);
+        let mut shadows = ShadowCaches::new([first, other]);
         // All keys alike: neither is better.
         let alike: Vec<u32> = (0..50_000).map(|_| below(3000)).collect();
         assert_eq!(choose(alike.into_iter(), &mut shadows), first);
@@ -234,19 +241,19 @@ mod tests {
             _ => 10_000 + below(900),
         });
         let scanned: Vec<u32> = scanned.collect();
-        let mut shadows = Shadows::new([first, other]);
+        let mut shadows = ShadowCaches::new([first, other]);
         assert_eq!(choose(scanned.iter().copied(), &mut shadows), other);
         // Sets that are used for a while and never again.
         let in_turn = (0..50_000_u32).map(|index| 3_000_000 + index / 4000 * 10_000 + below(900));
-        let mut shadows = Shadows::new([first, other]);
+        let mut shadows = ShadowCaches::new([first, other]);
         assert_eq!(choose(scanned.into_iter().chain(in_turn), &mut shadows), first);
     }
 
     #[test]
     fn each_holds_what_it_would_hold_alone() {
         let choices = [[0; TIERS], [0, 50, 70, 80], [0, 500, 500, 500]];
-        let mut together = Shadows::new(choices);
-        let mut alone = choices.map(|choice| Shadows::new([choice]));
+        let mut together = ShadowCaches::new(choices);
+        let mut alone = choices.map(|choice| ShadowCaches::new([choice]));
         let mut random = Random::new(7);
         let (mut hits, mut seen) = (0.0, FxHashMap::default());
         for index in 0..40_000_u32 {
@@ -260,15 +267,15 @@ mod tests {
             let times: &mut usize = seen.entry(hash).or_default();
             let (tier, tick) = ((*times).min(TIERS - 1), 1 + index / 3);
             *times += 1;
-            together.used(hash, tier, tick, objects);
+            together.record_use(hash, tier, tick, objects);
             for (alone, beside) in alone.iter_mut().zip(&together.shadows) {
-                alone.used(hash, tier, tick, objects);
+                alone.record_use(hash, tier, tick, objects);
                 assert_eq!(alone.shadows[0].hits, beside.hits, "use {index}");
             }
             hits = together.shadows[0].hits;
         }
         assert!(hits > 100.0, "hits={hits}");
-        let Names { numbers, holders, vacant } = &together.names;
+        let SharedKeys { numbers, holders, vacant } = &together.keys;
         assert_eq!(numbers.len() + vacant.len(), holders.len());
         assert!(holders.len() <= choices.len() * 900, "numbers are used again");
     }

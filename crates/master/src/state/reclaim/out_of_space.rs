@@ -2,16 +2,16 @@
 
 use mooncake_base::{ByteSize, Error, ErrorCode, Moment};
 
-use super::Want;
+use super::AllocRequest;
 use crate::state::{State, object::Flags};
 
 /// So many objects are looked at for what holds them. Of more, the others are taken to be held in
 /// the same shares: somebody who tries again and again must not keep all others waiting.
-const LOOK_MAX: u32 = 16_384;
+const SCAN_MAX: u32 = 16_384;
 
 /// What the memory holds that neither rests nor is written nor hard-pinned, in bytes.
 #[derive(Debug, Clone, Copy, Default)]
-struct Held {
+struct HeldBytes {
     /// Of objects that are read, copied or leased, or in a group with one that is, or with a
     /// hard-pinned one.
     leased: u64,
@@ -23,7 +23,7 @@ struct Held {
     evictable: u64,
 }
 
-impl Held {
+impl HeldBytes {
     fn sum(&self) -> u64 {
         self.leased + self.soft_pinned + self.replaced + self.evictable
     }
@@ -39,11 +39,11 @@ impl Held {
 }
 
 impl State {
-    pub(super) fn too_large(&self, now: Moment, want: &Want<'_>) -> Error {
-        if let Some(end) = self.segments.end_of_rest(want.length) {
+    pub(super) fn too_large_error(&self, now: Moment, request: &AllocRequest<'_>) -> Error {
+        if let Some(end) = self.segments.quarantine_end(request.length) {
             let why = "memory that came back rests until readers and late writers are done; retry";
             return Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
-                .with("bytes", want.length)
+                .with("bytes", request.length)
                 .with("retry_after_ms", end.left(now).as_millis().max(1));
         }
         let lengths = self.segments.open().iter().map(|&slot| self.segments.at(slot));
@@ -53,25 +53,30 @@ impl State {
             None => "no segment takes objects; none is mounted, or their clients are not heard of",
         };
         Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
-            .with("bytes", want.length)
+            .with("bytes", request.length)
             .with("largest_segment", ByteSize(largest.unwrap_or(0)))
     }
 
     /// The parts add up to all memory in which the object may lie.
-    pub(super) fn no_room(&self, now: Moment, need: u64, want: &Want<'_>) -> Error {
+    pub(super) fn out_of_space_error(
+        &self,
+        now: Moment,
+        need: u64,
+        request: &AllocRequest<'_>,
+    ) -> Error {
         let (mut free, mut fenced, mut writing, mut pinned, mut rest) = (0, 0, 0, 0, 0);
         let mut waits_for_fence = false;
-        let open = self.segments.open().iter().filter(|&&slot| want.within.has(slot));
+        let open = self.segments.open().iter().filter(|&&slot| request.filter.admits(slot));
         for &slot in open {
             let segment = self.segments.at(slot);
             free += segment.free();
             fenced += segment.fenced;
             writing += segment.writing;
             pinned += segment.hard_pinned;
-            rest += segment.reach() - segment.free().min(segment.reach());
+            rest += segment.reclaimable() - segment.free().min(segment.reclaimable());
             waits_for_fence |= segment.fenced > 0 && segment.free() + segment.fenced >= need;
         }
-        let held = self.held(now, want).scaled(rest);
+        let held = self.held_bytes(now, request).scaled(rest);
         let why = match waits_for_fence {
             true => "the room is there once readers and late writers are done with it; retry",
             false if held.evictable > 0 => {
@@ -80,7 +85,7 @@ impl State {
             false => "no segment has room, and nothing more may be evicted",
         };
         let mut error = Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
-            .with("bytes", want.length)
+            .with("bytes", request.length)
             .with("free", free)
             .with("leased", held.leased)
             .with("hard_pinned", pinned)
@@ -101,46 +106,46 @@ impl State {
     }
 
     /// What holds objects, of as many as are looked at.
-    fn held(&self, now: Moment, want: &Want<'_>) -> Held {
-        let mut held = Held::default();
-        for slot in 0..self.objects.slots().min(LOOK_MAX) {
+    fn held_bytes(&self, now: Moment, request: &AllocRequest<'_>) -> HeldBytes {
+        let mut held = HeldBytes::default();
+        for slot in 0..self.objects.slot_count().min(SCAN_MAX) {
             let Some(object) = self.objects.get(slot) else { continue };
             if !object.is_complete() || object.flags.has(Flags::HARD_PINNED) {
                 continue;
             }
             let copies = object.replicas.iter().map(|copy| {
                 let segment = self.segments.at(copy.segment);
-                let counts = segment.takes_new() && want.within.has(copy.segment);
+                let counts = segment.accepts_new() && request.filter.admits(copy.segment);
                 if counts { segment.allocator.size(copy.block) } else { 0 }
             });
             let bytes: u64 = copies.sum();
             if bytes > 0 {
-                *self.holder(now, slot, want.spared, &mut held) += bytes;
+                *self.blocker(now, slot, request.spared, &mut held) += bytes;
             }
         }
         held
     }
 
     /// What keeps the object, and all that goes with it, from eviction.
-    fn holder<'a>(
+    fn blocker<'a>(
         &self,
         now: Moment,
         slot: u32,
         spared: Option<u32>,
-        held: &'a mut Held,
+        held: &'a mut HeldBytes,
     ) -> &'a mut u64 {
-        let unit = self.unit(slot);
+        let group = self.eviction_group(slot);
         let is_leased = |&member: &u32| {
             let object = self.objects.at(member);
-            let end = object.holds.end().max(self.copied_until(member));
-            end > now.into() || object.flags.has(Flags::HARD_PINNED) || self.is_dormant(member)
+            let end = object.protection.protected_until().max(self.copying_until(member));
+            end > now.into() || object.flags.has(Flags::HARD_PINNED) || self.is_unclaimed(member)
         };
         let is_soft = |&member: &u32| self.objects.at(member).flags.has(Flags::SOFT_PINNED);
-        if unit.iter().any(is_leased) {
+        if group.iter().any(is_leased) {
             &mut held.leased
-        } else if spared.is_some_and(|spared| unit.contains(&spared)) {
+        } else if spared.is_some_and(|spared| group.contains(&spared)) {
             &mut held.replaced
-        } else if !self.rules.is_soft_pin_evictable && unit.iter().any(is_soft) {
+        } else if !self.rules.is_soft_pin_evictable && group.iter().any(is_soft) {
             &mut held.soft_pinned
         } else {
             &mut held.evictable

@@ -3,7 +3,7 @@
 //! Plain books without an order of eviction, without time and without clients;
 //! [`State::restore`](super::State::restore) makes a working state of them.
 
-mod keys;
+mod tenant_objects;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -11,22 +11,22 @@ use mooncake_base::{ClientId, ObjectKey, TenantId};
 use rustc_hash::FxHashMap;
 
 use super::{
-    effect::{Copy, Effect, LoggedPin, NotAnEffect, ObjectName, Value},
-    record::next_ordinal,
+    effect::{DecodeError, Effect, LoggedCopy, LoggedPin, ObjectName, Value},
     segment::{SegmentNumber, SegmentSpec},
+    task_record::next_ordinal,
 };
 
-pub(super) use keys::Keys;
+pub(super) use tenant_objects::TenantObjects;
 
 /// Everything that the log knows.
 #[derive(Debug, Clone, Default)]
 pub struct Image {
     pub(super) segments: BTreeMap<SegmentNumber, LoggedSegment>,
     /// By tenant, whose names stand beside.
-    pub(super) objects: Vec<Keys>,
+    pub(super) objects: Vec<TenantObjects>,
     pub(super) tenants: Vec<TenantId>,
     pub(super) writes: FxHashMap<u64, LoggedWrite>,
-    pub(super) rests: Vec<Rest>,
+    pub(super) quarantined: Vec<QuarantinedRange>,
     pub(super) fence: Duration,
     pub(super) lease: Duration,
     pub(super) next_version: u64,
@@ -48,10 +48,10 @@ pub(super) struct LoggedSegment {
 
 /// What stands under a key, or will.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Standing {
+pub(super) struct LiveObject {
     pub(super) version: u64,
     pub(super) length: u64,
-    pub(super) copies: Vec<Copy>,
+    pub(super) copies: Vec<LoggedCopy>,
     pub(super) data_type: u8,
     pub(super) is_hard_pinned: bool,
     pub(super) group: Box<[u8]>,
@@ -68,12 +68,12 @@ pub(super) struct LoggedWrite {
     pub(super) is_replacing: bool,
     pub(super) is_displaced: bool,
     pub(super) pin: LoggedPin,
-    pub(super) value: Standing,
+    pub(super) value: LiveObject,
 }
 
 /// Freed memory that a late write may reach.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Rest {
+pub(super) struct QuarantinedRange {
     pub(super) number: SegmentNumber,
     pub(super) offset: u64,
     pub(super) length: u64,
@@ -85,7 +85,7 @@ impl Image {
     ///
     /// # Errors
     /// The bytes are damaged or of a later version.
-    pub fn replay(&mut self, effects: &[u8]) -> Result<(), NotAnEffect> {
+    pub fn replay(&mut self, effects: &[u8]) -> Result<(), DecodeError> {
         Effect::decode_all(effects, |effect| self.apply(effect))
     }
 
@@ -123,13 +123,13 @@ impl Image {
             }
             Effect::SegmentDropped { number } => {
                 self.segments.remove(&number);
-                self.rests.retain(|rest| rest.number != number);
+                self.quarantined.retain(|range| range.number != number);
             }
             Effect::Started { version, client, mut value, is_replacing } => {
-                self.start(version, client, &mut value, is_replacing);
+                self.apply_started(version, client, &mut value, is_replacing);
             }
             Effect::Published { version, failed, checksum, pin } => {
-                self.publish(version, failed, checksum, pin);
+                self.apply_published(version, failed, checksum, pin);
             }
             Effect::Displaced { version } => {
                 if let Some(write) = self.writes.get_mut(&version) {
@@ -139,9 +139,9 @@ impl Image {
             Effect::WriteDropped { version } => {
                 self.writes.remove(&version);
             }
-            Effect::Stands { version, mut value, checksum, pin } => {
-                let standing = Standing { checksum, pin, ..Standing::new(version, &mut value) };
-                self.stand(&value, standing);
+            Effect::ObjectSnapshot { version, mut value, checksum, pin } => {
+                let live = LiveObject { checksum, pin, ..LiveObject::new(version, &mut value) };
+                self.insert_live(&value, live);
             }
             Effect::Dropped { object } => {
                 if self.find(&object).is_some() {
@@ -150,27 +150,27 @@ impl Image {
                 }
             }
             Effect::ReplicaAdded { object, copy } => {
-                self.next_ordinal = number_after(self.next_ordinal, copy.ordinal);
-                self.change(&object, |found| {
+                self.next_ordinal = ordinal_after(self.next_ordinal, copy.ordinal);
+                self.update(&object, |found| {
                     found.copies.retain(|other| other.ordinal != copy.ordinal);
                     found.copies.push(copy);
                 });
             }
             Effect::ReplicaDropped { object, ordinal } => {
-                self.change(&object, |found| found.copies.retain(|copy| copy.ordinal != ordinal));
+                self.update(&object, |found| found.copies.retain(|copy| copy.ordinal != ordinal));
             }
-            Effect::Pinned { object, pin } => self.change(&object, |found| found.pin = pin),
-            Effect::Resting { number, offset, length, time } => {
-                self.rests.push(Rest { number, offset, length, time });
+            Effect::Pinned { object, pin } => self.update(&object, |found| found.pin = pin),
+            Effect::Quarantined { number, offset, length, time } => {
+                self.quarantined.push(QuarantinedRange { number, offset, length, time });
             }
-            Effect::Horizon { fence, lease } => {
+            Effect::MaxGranted { fence, lease } => {
                 (self.fence, self.lease) = (fence, lease);
             }
-            Effect::Used { version, number } => {
+            Effect::NextIds { version, number } => {
                 self.next_version = self.next_version.max(version);
                 self.next_number = self.next_number.max(number.0);
             }
-            Effect::Task { id, record } => self.note(id, record),
+            Effect::Task { id, record } => self.apply_task_record(id, record),
             Effect::Quota { tenant, bytes: Some(bytes) } => {
                 self.quotas.insert(tenant.into(), bytes);
             }
@@ -180,7 +180,7 @@ impl Image {
         }
     }
 
-    fn note(&mut self, id: u128, record: Option<&[u8]>) {
+    fn apply_task_record(&mut self, id: u128, record: Option<&[u8]>) {
         if let Some(ordinal) = next_ordinal(id, record) {
             self.next_ordinal = ordinal;
         } else if let Some(record) = record {
@@ -190,16 +190,22 @@ impl Image {
         }
     }
 
-    fn stand(&mut self, value: &Value<'_>, standing: Standing) {
-        self.next_version = self.next_version.max(standing.version.saturating_add(1));
+    fn insert_live(&mut self, value: &Value<'_>, live: LiveObject) {
+        self.next_version = self.next_version.max(live.version.saturating_add(1));
         let tenant = self.tenant(value.tenant);
         // A key that cannot be was not written by us: the checksum tells of that before.
         if let Ok(key) = ObjectKey::new(value.key) {
-            self.objects[tenant].insert(key, standing);
+            self.objects[tenant].insert(key, live);
         }
     }
 
-    fn start(&mut self, version: u64, client: ClientId, value: &mut Value<'_>, is_replacing: bool) {
+    fn apply_started(
+        &mut self,
+        version: u64,
+        client: ClientId,
+        value: &mut Value<'_>,
+        is_replacing: bool,
+    ) {
         self.next_version = self.next_version.max(version.saturating_add(1));
         let tenant = self.tenant(value.tenant);
         let Ok(key) = ObjectKey::new(value.key) else { return };
@@ -210,12 +216,12 @@ impl Image {
             is_replacing,
             is_displaced: false,
             pin: value.pin.clone(),
-            value: Standing::new(version, value),
+            value: LiveObject::new(version, value),
         };
         self.writes.insert(version, write);
     }
 
-    fn publish(
+    fn apply_published(
         &mut self,
         version: u64,
         failed: &[u8],
@@ -239,24 +245,24 @@ impl Image {
             return number;
         }
         self.tenants.push(TenantId::new(name));
-        self.objects.push(Keys::default());
+        self.objects.push(TenantObjects::default());
         self.tenants.len() - 1
     }
 
-    fn change(&mut self, object: &ObjectName<'_>, change: impl FnOnce(&mut Standing)) {
+    fn update(&mut self, object: &ObjectName<'_>, change: impl FnOnce(&mut LiveObject)) {
         if let Some(found) = self.find(object) {
             change(found);
         }
     }
 
-    fn find(&mut self, object: &ObjectName<'_>) -> Option<&mut Standing> {
+    fn find(&mut self, object: &ObjectName<'_>) -> Option<&mut LiveObject> {
         let tenant = self.tenant(object.tenant);
         let found = self.objects[tenant].get_mut(object.key)?;
         (found.version == object.version).then_some(found)
     }
 }
 
-impl Standing {
+impl LiveObject {
     /// Takes the copies.
     fn new(version: u64, value: &mut Value<'_>) -> Self {
         Self {
@@ -274,7 +280,7 @@ impl Standing {
 
 /// The number of the next copy, once one of that number is told of. Copies are not done in the order in
 /// which they were numbered, and numbers come round again.
-fn number_after(next: u16, ordinal: u16) -> u16 {
+fn ordinal_after(next: u16, ordinal: u16) -> u16 {
     let after = ordinal.wrapping_add(1);
     let is_ahead = after.wrapping_sub(next) < 1 << 15;
     if is_ahead { after } else { next }

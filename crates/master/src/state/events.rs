@@ -8,7 +8,7 @@ use super::State;
 
 /// One piece of news.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum News {
+pub enum ObjectEvent {
     /// The object can be read from now on.
     Stored {
         /// Whose.
@@ -34,7 +34,7 @@ pub enum News {
     },
 }
 
-impl News {
+impl ObjectEvent {
     /// Whose objects it is about.
     pub fn tenant(&self) -> &str {
         match self {
@@ -63,51 +63,51 @@ impl News {
 
 /// The news since they were last taken. Costs nothing while nobody listens.
 #[derive(Debug, Default)]
-pub(super) struct Untold {
-    is_told: bool,
-    list: Vec<News>,
+pub(super) struct EventBuffer {
+    is_enabled: bool,
+    list: Vec<ObjectEvent>,
 }
 
 impl State {
     /// Keeps news from now on, to be taken after every change.
-    pub fn tell_news(&mut self) {
-        self.news.is_told = true;
+    pub fn enable_events(&mut self) {
+        self.events.is_enabled = true;
     }
 
     /// Whether there are news to take.
-    pub fn has_news(&self) -> bool {
-        !self.news.list.is_empty()
+    pub fn has_events(&self) -> bool {
+        !self.events.list.is_empty()
     }
 
     /// The news since the last call, in their order.
-    pub fn take_news(&mut self) -> Vec<News> {
-        std::mem::take(&mut self.news.list)
+    pub fn take_events(&mut self) -> Vec<ObjectEvent> {
+        std::mem::take(&mut self.events.list)
     }
 
     /// All objects were removed at once, and none is left.
-    pub(super) fn tell_cleared(&mut self, tenant: &TenantId) {
-        if self.news.is_told {
-            self.news.list.push(News::Cleared { tenant: tenant.clone() });
+    pub(super) fn emit_cleared(&mut self, tenant: &TenantId) {
+        if self.events.is_enabled {
+            self.events.list.push(ObjectEvent::Cleared { tenant: tenant.clone() });
         }
     }
 
     /// The object can be read from now on.
-    pub(super) fn tell_stored(&mut self, slot: u32) {
-        if self.news.is_told {
-            let (tenant, key, group) = self.names(slot);
-            self.news.list.push(News::Stored { tenant, key, group });
+    pub(super) fn emit_stored(&mut self, slot: u32) {
+        if self.events.is_enabled {
+            let (tenant, key, group) = self.event_names(slot);
+            self.events.list.push(ObjectEvent::Stored { tenant, key, group });
         }
     }
 
     /// The object can be read no more; it is still in its group.
-    pub(super) fn tell_removed(&mut self, slot: u32) {
-        if self.news.is_told {
-            let (tenant, key, group) = self.names(slot);
-            self.news.list.push(News::Removed { tenant, key, group });
+    pub(super) fn emit_removed(&mut self, slot: u32) {
+        if self.events.is_enabled {
+            let (tenant, key, group) = self.event_names(slot);
+            self.events.list.push(ObjectEvent::Removed { tenant, key, group });
         }
     }
 
-    fn names(&self, slot: u32) -> (TenantId, Box<[u8]>, Box<[u8]>) {
+    fn event_names(&self, slot: u32) -> (TenantId, Box<[u8]>, Box<[u8]>) {
         let object = self.objects.at(slot);
         let tenant = self.objects.tenant_name(object.tenant).clone();
         let group = self.groups.name(slot).unwrap_or_default();

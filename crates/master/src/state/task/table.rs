@@ -12,7 +12,7 @@ use crate::state::{
 };
 
 /// How many tasks of a client are looked at in one call.
-const LOOK_MAX: usize = 1024;
+const DUE_SCAN_MAX: usize = 1024;
 
 /// A task.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ pub(in super::super) enum Goal {
     /// A copy in the one instead of the other.
     Move { source: Box<str>, target: Box<str> },
     /// No copy in the one, but in one of the others; if none are named, anywhere.
-    Leave { source: SegmentId, targets: Box<[Box<str>]> },
+    Evacuate { source: SegmentId, targets: Box<[Box<str>]> },
 }
 
 /// A try under way.
@@ -109,8 +109,8 @@ pub(in super::super) struct Tasks {
     /// What waits for each client: not before when, in which order, which.
     queues: FxHashMap<ClientId, BTreeSet<(Moment, u64, TaskId)>>,
     /// Counts up, so that equals go in the order in which they came.
-    next_turn: u64,
-    turns: FxHashMap<TaskId, u64>,
+    next_sequence: u64,
+    queued_as: FxHashMap<TaskId, u64>,
     /// Which task copies an object.
     running: FxHashMap<u32, TaskId>,
     processing: usize,
@@ -124,8 +124,8 @@ impl Tasks {
             random: Random::new(seed),
             by_id: FxHashMap::default(),
             queues: FxHashMap::default(),
-            next_turn: 0,
-            turns: FxHashMap::default(),
+            next_sequence: 0,
+            queued_as: FxHashMap::default(),
             running: FxHashMap::default(),
             processing: 0,
             finished: VecDeque::new(),
@@ -142,12 +142,12 @@ impl Tasks {
                 break id;
             }
         };
-        self.enter(id, task);
+        self.insert_with_id(id, task);
         id
     }
 
     /// A task that has its id already.
-    pub(super) fn enter(&mut self, id: TaskId, task: Task) {
+    pub(super) fn insert_with_id(&mut self, id: TaskId, task: Task) {
         self.by_id.insert(id, task);
     }
 
@@ -166,18 +166,18 @@ impl Tasks {
     pub(super) fn queue(&mut self, id: TaskId, client: ClientId, not_before: Moment) {
         let Some(task) = self.by_id.get_mut(&id) else { return };
         (task.client, task.not_before) = (client, not_before);
-        self.next_turn += 1;
-        self.turns.insert(id, self.next_turn);
-        self.queues.entry(client).or_default().insert((not_before, self.next_turn, id));
+        self.next_sequence += 1;
+        self.queued_as.insert(id, self.next_sequence);
+        self.queues.entry(client).or_default().insert((not_before, self.next_sequence, id));
     }
 
     /// The task waits for nobody.
     pub(super) fn unqueue(&mut self, id: TaskId) {
-        let (Some(turn), Some(task)) = (self.turns.remove(&id), self.by_id.get(&id)) else {
+        let (Some(sequence), Some(task)) = (self.queued_as.remove(&id), self.by_id.get(&id)) else {
             return;
         };
         if let Some(queue) = self.queues.get_mut(&task.client) {
-            queue.remove(&(task.not_before, turn, id));
+            queue.remove(&(task.not_before, sequence, id));
             if queue.is_empty() {
                 self.queues.remove(&task.client);
             }
@@ -195,7 +195,7 @@ impl Tasks {
     }
 
     /// The task does not run any more; what it did.
-    pub(super) fn halt(&mut self, id: TaskId) -> Option<Attempt> {
+    pub(super) fn stop(&mut self, id: TaskId) -> Option<Attempt> {
         let task = self.by_id.get_mut(&id)?;
         let attempt = task.attempt.take()?;
         task.phase += 1;
@@ -240,7 +240,7 @@ impl Tasks {
     }
 
     /// What was asked for by callers, and not by drains.
-    pub(in super::super) fn asked_for(&self) -> impl Iterator<Item = (TaskId, &Task)> {
+    pub(in super::super) fn requested(&self) -> impl Iterator<Item = (TaskId, &Task)> {
         self.by_id.iter().filter(|(_, task)| task.job.is_none()).map(|(id, task)| (*id, task))
     }
 
@@ -250,12 +250,12 @@ impl Tasks {
     }
 
     /// Copies are numbered from there on.
-    pub(in super::super) fn go_on_numbering(&mut self, ordinal: u16) {
+    pub(in super::super) fn resume_ordinals(&mut self, ordinal: u16) {
         self.next_ordinal = ordinal.max(REPLICAS_MAX as u16);
     }
 
     /// A number for a new copy that no other copy of the same object has had for a long time.
-    pub(super) fn ordinal(&mut self) -> u16 {
+    pub(super) fn take_ordinal(&mut self) -> u16 {
         let ordinal = self.next_ordinal;
         self.next_ordinal = ordinal.checked_add(1).unwrap_or(REPLICAS_MAX as u16);
         ordinal
@@ -271,12 +271,12 @@ impl Tasks {
 
     /// Those that run, and then those that wait.
     pub(super) fn underway(&self) -> impl Iterator<Item = TaskId> {
-        self.running.values().chain(self.turns.keys()).copied()
+        self.running.values().chain(self.queued_as.keys()).copied()
     }
 
     /// How many wait.
     pub(super) fn pending(&self) -> usize {
-        self.turns.len()
+        self.queued_as.len()
     }
 
     /// How many run.
@@ -285,7 +285,7 @@ impl Tasks {
     }
 
     /// How many more may run.
-    pub(super) fn room(&self, processing_max: usize) -> usize {
+    pub(super) fn processing_left(&self, processing_max: usize) -> usize {
         processing_max.saturating_sub(self.processing)
     }
 
@@ -303,11 +303,11 @@ impl Tasks {
     pub(super) fn due(&self, now: Moment, client: ClientId) -> Vec<TaskId> {
         let queue = self.queues.get(&client).into_iter().flatten();
         let due = queue.take_while(|(not_before, ..)| not_before.has_passed(now));
-        due.take(LOOK_MAX).map(|(.., id)| *id).collect()
+        due.take(DUE_SCAN_MAX).map(|(.., id)| *id).collect()
     }
 
     /// What waits for the client or is being done by it.
-    pub(super) fn of(&self, client: ClientId) -> Vec<TaskId> {
+    pub(super) fn of_client(&self, client: ClientId) -> Vec<TaskId> {
         let waiting = self.queues.get(&client).into_iter().flatten().map(|(.., id)| *id);
         let running = self
             .running_tasks()
@@ -318,11 +318,11 @@ impl Tasks {
     /// Those of a drain that have not begun.
     pub(in super::super) fn waiting_for(&self, job: JobId) -> Vec<TaskId> {
         let of_job = |id: &&TaskId| self.by_id.get(id).is_some_and(|task| task.job == Some(job));
-        self.turns.keys().filter(of_job).copied().collect()
+        self.queued_as.keys().filter(of_job).copied().collect()
     }
 
     /// Until when the object may be read for the task that copies it.
-    pub(super) fn copied_until(&self, slot: u32) -> Option<Moment> {
+    pub(super) fn copying_until(&self, slot: u32) -> Option<Moment> {
         let task = self.by_id.get(self.running.get(&slot)?)?;
         task.attempt.as_ref().map(|attempt| attempt.until)
     }

@@ -12,24 +12,24 @@ const NONE: u32 = u32::MAX;
 
 /// Where a key lies, and how long it is.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct KeyAt {
+pub(super) struct KeyHandle {
     place: u32,
     /// Less one, since no key is empty and the longest has 2^16 bytes.
     length: u16,
 }
 
-/// Keys, each at a place that stays while it is kept.
+/// KeyArena, each at a place that stays while it is kept.
 #[derive(Debug)]
-pub(super) struct Keys {
+pub(super) struct KeyArena {
     /// By length.
-    short: [Places; SHORT_BYTES_MAX / STEP_BYTES],
+    classes: [KeySizeClass; SHORT_BYTES_MAX / STEP_BYTES],
     long: Vec<Box<[u8]>>,
     vacant_long: Vec<u32>,
 }
 
 /// Places of one length.
 #[derive(Debug)]
-struct Places {
+struct KeySizeClass {
     chunks: Vec<Box<[u8]>>,
     /// How many were ever given out.
     count: u32,
@@ -37,42 +37,42 @@ struct Places {
     vacant: u32,
 }
 
-impl Default for Keys {
+impl Default for KeyArena {
     fn default() -> Self {
-        let none = |_| Places { chunks: Vec::new(), count: 0, vacant: NONE };
-        Self { short: std::array::from_fn(none), long: Vec::new(), vacant_long: Vec::new() }
+        let none = |_| KeySizeClass { chunks: Vec::new(), count: 0, vacant: NONE };
+        Self { classes: std::array::from_fn(none), long: Vec::new(), vacant_long: Vec::new() }
     }
 }
 
-impl Keys {
+impl KeyArena {
     /// Keeps a key of 1 to 2^16 bytes.
-    pub(super) fn insert(&mut self, key: &[u8]) -> KeyAt {
+    pub(super) fn insert(&mut self, key: &[u8]) -> KeyHandle {
         let length = u16::try_from(key.len() - 1).expect("a key has at most 2^16 bytes");
-        let place = match self.short.get_mut(class_of(key.len())) {
+        let place = match self.classes.get_mut(class_of(key.len())) {
             Some(places) => {
-                let place = places.take(bytes_of(key.len()));
+                let place = places.allocate(bytes_of(key.len()));
                 places.at_mut(place, bytes_of(key.len()))[..key.len()].copy_from_slice(key);
                 place
             }
             None => self.insert_long(key),
         };
-        KeyAt { place, length }
+        KeyHandle { place, length }
     }
 
     /// The bytes of a key that is kept.
-    pub(super) fn get(&self, at: KeyAt) -> &[u8] {
+    pub(super) fn get(&self, at: KeyHandle) -> &[u8] {
         let length = usize::from(at.length) + 1;
-        match self.short.get(class_of(length)) {
+        match self.classes.get(class_of(length)) {
             Some(places) => &places.at(at.place, bytes_of(length))[..length],
             None => &self.long[at.place as usize],
         }
     }
 
     /// Keeps a key no longer.
-    pub(super) fn remove(&mut self, at: KeyAt) {
+    pub(super) fn remove(&mut self, at: KeyHandle) {
         let length = usize::from(at.length) + 1;
-        match self.short.get_mut(class_of(length)) {
-            Some(places) => places.give_back(at.place, bytes_of(length)),
+        match self.classes.get_mut(class_of(length)) {
+            Some(places) => places.release(at.place, bytes_of(length)),
             None => {
                 self.long[at.place as usize] = Box::default();
                 self.vacant_long.push(at.place);
@@ -90,7 +90,7 @@ impl Keys {
     }
 }
 
-impl Places {
+impl KeySizeClass {
     fn at(&self, place: u32, bytes: usize) -> &[u8] {
         let (chunk, start) = (place as usize / CHUNK_PLACES, place as usize % CHUNK_PLACES * bytes);
         &self.chunks[chunk][start..start + bytes]
@@ -101,7 +101,7 @@ impl Places {
         &mut self.chunks[chunk][start..start + bytes]
     }
 
-    fn take(&mut self, bytes: usize) -> u32 {
+    fn allocate(&mut self, bytes: usize) -> u32 {
         if self.vacant != NONE {
             let place = self.vacant;
             let next =
@@ -116,7 +116,7 @@ impl Places {
         self.count - 1
     }
 
-    fn give_back(&mut self, place: u32, bytes: usize) {
+    fn release(&mut self, place: u32, bytes: usize) {
         let next = self.vacant.to_le_bytes();
         self.at_mut(place, bytes)[..next.len()].copy_from_slice(&next);
         self.vacant = place;
@@ -148,22 +148,22 @@ mod tests {
 
     #[test]
     fn a_key_is_found_by_eight_bytes() {
-        assert_eq!(size_of::<KeyAt>(), 8);
+        assert_eq!(size_of::<KeyHandle>(), 8);
     }
 
     #[test]
     fn keys_of_every_length_are_kept_and_their_places_used_again() {
-        let mut keys = Keys::default();
+        let mut keys = KeyArena::default();
         let lengths = (1..=SHORT_BYTES_MAX + 2).chain([KEY_BYTES_MAX]);
         let all: Vec<Vec<u8>> = lengths.map(|length| vec![length as u8; length]).collect();
         for _ in 0..3 {
-            let kept: Vec<KeyAt> = all.iter().map(|key| keys.insert(key)).collect();
+            let kept: Vec<KeyHandle> = all.iter().map(|key| keys.insert(key)).collect();
             for (key, at) in all.iter().zip(&kept) {
                 assert_eq!(keys.get(*at), &key[..]);
             }
             kept.into_iter().for_each(|at| keys.remove(at));
         }
-        assert!(keys.short.iter().all(|places| places.count as usize == STEP_BYTES));
+        assert!(keys.classes.iter().all(|places| places.count as usize == STEP_BYTES));
         assert_eq!(keys.long.len(), 3);
     }
 
@@ -172,8 +172,8 @@ mod tests {
         fn each_key_stays_as_it_was_whatever_happens_to_others(
             steps in prop::collection::vec((any::<u8>(), 1..40_usize, any::<bool>()), 1..2000),
         ) {
-            let mut keys = Keys::default();
-            let mut kept: BTreeMap<u8, (KeyAt, Vec<u8>)> = BTreeMap::new();
+            let mut keys = KeyArena::default();
+            let mut kept: BTreeMap<u8, (KeyHandle, Vec<u8>)> = BTreeMap::new();
             for (name, length, is_kept) in steps {
                 if let Some((at, key)) = kept.remove(&name) {
                     prop_assert_eq!(keys.get(at), &key[..]);

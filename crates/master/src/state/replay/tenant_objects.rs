@@ -6,13 +6,13 @@ use std::hash::{DefaultHasher, Hasher};
 use hashbrown::HashTable;
 use mooncake_base::ObjectKey;
 
-use super::Standing;
+use super::LiveObject;
 
 /// The objects of one tenant.
 #[derive(Debug, Clone, Default)]
-pub(in crate::state) struct Keys {
+pub(in crate::state) struct TenantObjects {
     by_key: HashTable<Entry>,
-    slots: Vec<Option<(ObjectKey, Standing)>>,
+    slots: Vec<Option<(ObjectKey, LiveObject)>>,
     vacant: Vec<u32>,
 }
 
@@ -23,15 +23,15 @@ struct Entry {
     hash: u32,
 }
 
-impl Keys {
+impl TenantObjects {
     /// That stands under the key from now on, and nothing else.
-    pub(super) fn insert(&mut self, key: ObjectKey, standing: Standing) {
+    pub(super) fn insert(&mut self, key: ObjectKey, live: LiveObject) {
         let hash = hash_of(key.as_bytes());
         if let Some(slot) = self.find(hash, key.as_bytes()) {
-            self.slots[slot as usize] = Some((key, standing));
+            self.slots[slot as usize] = Some((key, live));
             return;
         }
-        let object = Some((key, standing));
+        let object = Some((key, live));
         let slot = match self.vacant.pop() {
             Some(slot) => {
                 self.slots[slot as usize] = object;
@@ -57,9 +57,9 @@ impl Keys {
         self.vacant.push(slot);
     }
 
-    pub(super) fn get_mut(&mut self, key: &[u8]) -> Option<&mut Standing> {
+    pub(super) fn get_mut(&mut self, key: &[u8]) -> Option<&mut LiveObject> {
         let slot = self.find(hash_of(key), key)?;
-        self.slots[slot as usize].as_mut().map(|(_, standing)| standing)
+        self.slots[slot as usize].as_mut().map(|(_, live)| live)
     }
 
     /// How many keys there are.
@@ -68,24 +68,24 @@ impl Keys {
     }
 
     /// Every object, with the number that it has here.
-    pub(in crate::state) fn iter(&self) -> impl Iterator<Item = (u32, &ObjectKey, &Standing)> {
+    pub(in crate::state) fn iter(&self) -> impl Iterator<Item = (u32, &ObjectKey, &LiveObject)> {
         let numbered = (0..).zip(&self.slots);
         numbered.filter_map(|(slot, object)| object.as_ref().map(|(key, at)| (slot, key, at)))
     }
 
     /// The object of that number, if there is one.
-    pub(in crate::state) fn get(&self, slot: u32) -> Option<&(ObjectKey, Standing)> {
+    pub(in crate::state) fn get(&self, slot: u32) -> Option<&(ObjectKey, LiveObject)> {
         self.slots.get(slot as usize)?.as_ref()
     }
 
     /// All objects, each under its number.
-    pub(in crate::state) fn into_slots(self) -> Vec<Option<(ObjectKey, Standing)>> {
+    pub(in crate::state) fn into_slots(self) -> Vec<Option<(ObjectKey, LiveObject)>> {
         self.slots
     }
 
     fn find(&self, hash: u32, key: &[u8]) -> Option<u32> {
         let is_meant = |entry: &Entry| {
-            let is_key = |(found, _): &(ObjectKey, Standing)| found.as_bytes() == key;
+            let is_key = |(found, _): &(ObjectKey, LiveObject)| found.as_bytes() == key;
             entry.hash == hash && self.get(entry.slot).is_some_and(is_key)
         };
         self.by_key.find(spread(hash), is_meant).map(|entry| entry.slot)
