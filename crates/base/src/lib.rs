@@ -22,6 +22,8 @@ pub mod id;
 pub mod key;
 pub mod options;
 pub mod parse;
+#[cfg(any(test, feature = "test-util"))]
+pub mod requirement;
 pub mod size;
 pub mod spin_wait;
 pub mod sync;

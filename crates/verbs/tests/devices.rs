@@ -1,33 +1,41 @@
-//! Real devices, where there are any: each test says why it does nothing elsewhere.
-#![cfg(feature = "rdma")]
-#![allow(clippy::print_stderr, reason = "a test that skips itself says why")]
+//! Tests on a real RDMA device, reported as ignored where there is none.
 
-use std::{ptr::NonNull, sync::Arc};
+use std::{process::ExitCode, ptr::NonNull, sync::Arc};
 
+use libtest_mimic::Arguments;
+use mooncake_base::requirement::trial;
 use mooncake_verbs::{
-    Access, CompletionQueue, Context, Error, Library, MemoryRegion, PortState, ProtectionDomain,
+    Access, CompletionQueue, Context, Device, Error, Library, MemoryRegion, PortState,
+    ProtectionDomain,
 };
 
-/// The first device, opened, or nothing with the reason on the standard error stream.
-fn device() -> Option<Arc<Context>> {
-    let library = match Library::load() {
-        Ok(library) => library,
-        Err(error) => {
-            eprintln!("skipped: {error}");
-            return None;
-        }
-    };
-    let devices = library.devices().expect("the kernel lists its devices");
-    let Some(device) = devices.first() else {
-        eprintln!("skipped: this machine has no RDMA device");
-        return None;
-    };
-    Some(device.open().expect("a device of this machine can be opened"))
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let missing = first_device().err();
+    let tests: [(&str, fn()); 5] = [
+        ("device_has_a_name_ports_and_addresses", device_has_a_name_ports_and_addresses),
+        ("unknown_port_is_an_error_that_names_the_device", unknown_port_is_an_error),
+        ("region_has_keys_and_outlives_its_parents", region_has_keys_and_outlives_its_parents),
+        ("refuses_to_register_unmapped_memory", refuses_to_register_unmapped_memory),
+        ("completion_queue_starts_empty", completion_queue_starts_empty),
+    ];
+    let trials = tests.map(|(name, test)| trial(missing.clone(), name, test));
+    libtest_mimic::run(&arguments, trials.into()).exit_code()
 }
 
-#[test]
-fn a_device_says_its_name_its_ports_and_their_addresses() {
-    let Some(context) = device() else { return };
+/// Returns the first device of this machine, or why there is none.
+fn first_device() -> Result<Arc<Device>, String> {
+    let library = Library::load().map_err(|error| format!("needs libibverbs: {error}"))?;
+    let devices = library.devices().expect("the kernel lists its devices");
+    devices.into_iter().next().ok_or_else(|| "needs an RDMA device".to_owned())
+}
+
+fn device() -> Arc<Context> {
+    first_device().unwrap().open().expect("a device of this machine can be opened")
+}
+
+fn device_has_a_name_ports_and_addresses() {
+    let context = device();
     assert!(!context.device().name().is_empty());
     assert!(mooncake_verbs::device_names().unwrap().contains(&context.device().name().to_owned()));
     let limits = context.limits().unwrap();
@@ -35,7 +43,6 @@ fn a_device_says_its_name_its_ports_and_their_addresses() {
     for number in 1..=limits.ports {
         let port = context.port(number).unwrap();
         let gids = context.gids(number).unwrap();
-        eprintln!("{:?} {number} {port:?} {gids:?}", context.device());
         assert!(gids.len() <= port.gid_count as usize);
         if port.state == PortState::Active {
             assert!(port.mtu_bytes >= 256 && !gids.is_empty());
@@ -43,17 +50,15 @@ fn a_device_says_its_name_its_ports_and_their_addresses() {
     }
 }
 
-#[test]
-fn a_port_that_does_not_exist_is_an_error_that_names_the_device() {
-    let Some(context) = device() else { return };
+fn unknown_port_is_an_error() {
+    let context = device();
     let error = context.port(200).unwrap_err();
     assert!(error.to_string().contains(context.device().name()), "{error}");
     assert!(context.gid(1, u32::MAX).is_err());
 }
 
-#[test]
-fn registered_memory_has_keys_and_outlives_the_handles_it_was_made_from() {
-    let Some(context) = device() else { return };
+fn region_has_keys_and_outlives_its_parents() {
+    let context = device();
     let domain = ProtectionDomain::new(&context).unwrap();
     let mut memory = vec![7_u8; 64 * 1024];
     let base = NonNull::new(memory.as_mut_ptr()).unwrap();
@@ -74,13 +79,12 @@ fn registered_memory_has_keys_and_outlives_the_handles_it_was_made_from() {
     assert!(memory.iter().all(|byte| *byte == 7));
 }
 
-#[test]
-fn memory_that_is_not_mapped_cannot_be_registered() {
-    let Some(context) = device() else { return };
+fn refuses_to_register_unmapped_memory() {
+    let context = device();
     let domain = ProtectionDomain::new(&context).unwrap();
     let nowhere = NonNull::without_provenance(std::num::NonZeroUsize::new(4096).unwrap());
-    // SAFETY: nothing lies in the first pages, so that there is nothing to be disturbed; the
-    // kernel finds that out.
+    // SAFETY: nothing is mapped in the first pages, so that nothing can be overwritten; the
+    // kernel refuses them.
     let refused =
         unsafe { MemoryRegion::register(&domain, nowhere, 4096, Access::RemoteReadWrite) };
     let Err(Error::Call { call, source, .. }) = refused else { panic!("{refused:?}") };
@@ -88,9 +92,8 @@ fn memory_that_is_not_mapped_cannot_be_registered() {
     assert!(source.raw_os_error().is_some(), "{source}");
 }
 
-#[test]
-fn a_completion_queue_has_the_room_asked_for_and_is_empty_at_first() {
-    let Some(context) = device() else { return };
+fn completion_queue_starts_empty() {
+    let context = device();
     let queue = CompletionQueue::new(&context, 100).unwrap();
     assert!(queue.capacity() >= 100);
     assert_eq!(queue.poll(|completion| panic!("{completion:?}")).unwrap(), 0);

@@ -2,7 +2,6 @@
 
 use std::{
     io::{BufRead, BufReader, Lines, Write},
-    os::unix::process::CommandExt,
     process::{Child, ChildStdout, Command, Stdio},
 };
 
@@ -24,12 +23,11 @@ pub(crate) const LENT_BYTES: usize = 4 << 20;
 
 impl ChildPeer {
     pub(crate) fn start() -> Self {
-        Self::meet(program().spawn().unwrap())
+        Self::start_from(&mut program()).unwrap()
     }
 
-    /// A peer that works for another user, if they may start it.
-    pub(crate) fn start_as(user: u32) -> Option<Self> {
-        program().uid(user).gid(user).spawn().ok().map(Self::meet)
+    pub(crate) fn start_from(program: &mut Command) -> std::io::Result<Self> {
+        program.spawn().map(Self::meet)
     }
 
     /// How many threads it has.
@@ -89,18 +87,27 @@ impl Drop for ChildPeer {
     }
 }
 
-fn program() -> Command {
+/// This test program, told to be a peer.
+pub(crate) fn program() -> Command {
     let mut program = Command::new(std::env::current_exe().unwrap());
     program
-        .args(["child::serve_until_the_input_ends", "--exact", "--ignored", "--nocapture"])
+        .args([CHILD, "--exact", "--ignored", "--nocapture"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped());
     program
 }
 
+/// The name of the test that is the peer's main function.
+pub(crate) const CHILD: &str = "child::serve_until_the_input_ends";
+
 #[test]
 #[ignore = "not a test: other tests start it in a process of its own"]
 fn serve_until_the_input_ends() {
+    serve();
+}
+
+/// Lends memory, and carries out the orders on standard input until it ends.
+pub(crate) fn serve() {
     let runtime = runtime();
     let engine = start(None, &runtime);
     let (shared, user) = (Lent::shared(&engine, LENT_BYTES), Lent::user(&engine, LENT_BYTES));

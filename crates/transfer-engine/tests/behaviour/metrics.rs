@@ -94,30 +94,6 @@ fn every_way_into_another_process_is_measured_in_time() {
 }
 
 #[test]
-fn a_peer_of_another_user_is_reached_over_tcp_and_counted() {
-    // SAFETY: asks who the user is; cannot fail.
-    if unsafe { libc::geteuid() } != 0 {
-        return; // only root may start a process as somebody else
-    }
-    let runtime = runtime();
-    let near = start(None, &runtime);
-    let Some(child) = ChildPeer::start_as(65_534) else {
-        return; // the test program cannot be read by them
-    };
-    let peer = near.open(&child.segment, soon()).unwrap();
-    assert_eq!(peer.transport(), Some(TransportKind::Tcp));
-    for address in [child.shared, child.user] {
-        move_one(&near, &peer, Opcode::Write, (held(&mut [1; 9]), address)).unwrap();
-    }
-    let snapshot = near.snapshot();
-    let shm = snapshot.transports.iter().find(|one| one.kind == TransportKind::Shm).unwrap();
-    assert_eq!((shm.refusals, shm.batches), (1, 0));
-    let refusals = &snapshot.peers[0].refusals;
-    let why = &refusals.iter().find(|(kind, _)| *kind == TransportKind::Shm).unwrap().1;
-    assert!(why.contains("another user"), "{why}");
-}
-
-#[test]
 fn an_engine_has_few_threads_idle_and_busy() {
     let count = |child: &ChildPeer| child.threads();
     let runtime = runtime();

@@ -15,46 +15,36 @@ pub(crate) struct Fake {
     library: Library,
 }
 
-/// The compiled driver, or why there is none.
-fn compiled() -> Result<&'static Path, &'static str> {
-    static COMPILED: OnceLock<Result<(TempDir, PathBuf), String>> = OnceLock::new();
-    let compiled = COMPILED.get_or_init(|| {
+/// Returns the compiled driver. Rust links with the same compiler, so that it is always there.
+fn compiled() -> &'static Path {
+    static COMPILED: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
+    let (_folder, file) = COMPILED.get_or_init(|| {
         let folder = TempDir::new().unwrap();
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/device/fake_driver.c");
         let file = folder.path().join("libfake.so");
         let mut compiler = Command::new("cc");
         compiler.args(["-shared", "-fPIC", "-pthread", "-Wall", "-Werror", "-o"]);
-        let run = compiler.arg(&file).arg(source).output();
-        let run = run.map_err(|error| format!("no C compiler: {error}"))?;
+        let run = compiler.arg(&file).arg(source).output().expect("the C compiler `cc` starts");
         assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
-        Ok((folder, file))
+        (folder, file)
     });
-    compiled.as_ref().map(|(_, file)| file.as_path()).map_err(String::as_str)
+    file
 }
 
-/// A copy of the driver that nobody has loaded yet; nothing, with the reason printed, where it
-/// cannot be compiled.
-#[allow(clippy::print_stderr, reason = "tells why a test was skipped")]
-pub(crate) fn driver_file() -> Option<(TempDir, PathBuf)> {
-    match compiled() {
-        Ok(file) => {
-            let folder = TempDir::new().unwrap();
-            let copy = folder.path().join("libcuda.so.1");
-            std::fs::copy(file, &copy).unwrap();
-            Some((folder, copy))
-        }
-        Err(reason) => {
-            eprintln!("skipped: {reason}");
-            None
-        }
-    }
+/// Returns a copy of the driver that no other test has loaded.
+pub(crate) fn driver_file() -> (TempDir, PathBuf) {
+    let folder = TempDir::new().unwrap();
+    let copy = folder.path().join("libcuda.so.1");
+    std::fs::copy(compiled(), &copy).unwrap();
+    (folder, copy)
 }
 
 impl Fake {
-    /// Loads a driver and has a context in this thread, as a program with device memory does.
-    pub(crate) fn load() -> Option<Self> {
-        let (folder, file) = driver_file()?;
-        Some(Self::load_from(folder, &file))
+    /// Loads a driver and makes a context current in this thread, as a program with device memory
+    /// does.
+    pub(crate) fn load() -> Self {
+        let (folder, file) = driver_file();
+        Self::load_from(folder, &file)
     }
 
     pub(crate) fn load_from(folder: TempDir, file: &Path) -> Self {

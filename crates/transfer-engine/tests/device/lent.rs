@@ -71,7 +71,7 @@ fn lent_device_memory_is_written_and_read_by_peers() {
         .into_iter()
         .flat_map(|kind| [1, 4096, 8 * MIB, 8 * MIB + 1, 35 * MIB + 3].map(|length| (kind, length)))
     {
-        let Some(fake) = Fake::load() else { return };
+        let fake = Fake::load();
         let pair = Lending::without_near_driver(kind, &fake);
         let there = fake.memory(&vec![0; length]);
         pair.lend(there, length);
@@ -96,7 +96,7 @@ fn lent_device_memory_is_written_and_read_by_peers() {
 #[test]
 fn both_sides_may_be_devices() {
     for kind in KINDS {
-        let Some(fake) = Fake::load() else { return };
+        let fake = Fake::load();
         let pair = Lending::new(kind, fake.file(), &fake);
         let length = 9 * MIB + 5;
         let here = fake.memory(&pattern(length, 7));
@@ -115,7 +115,7 @@ fn both_sides_may_be_devices() {
 #[test]
 fn a_batch_reaches_host_memory_and_several_devices_and_only_bad_pieces_fail() {
     for kind in KINDS {
-        let Some(fake) = Fake::load() else { return };
+        let fake = Fake::load();
         let pair = Lending::without_near_driver(kind, &fake);
         let first = fake.memory(&[0; 3000]);
         fake.enter(1);
@@ -151,7 +151,7 @@ fn a_batch_reaches_host_memory_and_several_devices_and_only_bad_pieces_fail() {
 
 #[test]
 fn the_way_that_cannot_reach_a_device_leaves_it_to_tcp_and_counts_no_error() {
-    let Some(fake) = Fake::load() else { return };
+    let fake = Fake::load();
     let runtime = runtime();
     let ways = [TransportKind::Shm, TransportKind::Tcp];
     let near = start_with(&ways, PathBuf::from("no-driver.so"), &runtime);
@@ -191,7 +191,7 @@ fn the_way_that_cannot_reach_a_device_leaves_it_to_tcp_and_counts_no_error() {
 
 #[test]
 fn an_engine_that_reaches_its_own_devices_from_many_threads_goes_on() {
-    let Some(fake) = Fake::load() else { return };
+    let fake = Fake::load();
     let pair = Lending::new(TransportKind::Memory, fake.file(), &fake);
     let peer = pair.far.open(pair.far.segment_name(), soon()).unwrap();
     let (from, to) = (fake.memory(&pattern(16 * MIB, 5)), fake.memory(&vec![0; 16 * MIB]));
@@ -211,7 +211,7 @@ fn an_engine_that_reaches_its_own_devices_from_many_threads_goes_on() {
 
 #[test]
 fn many_peers_at_once_wait_for_buffers_and_all_are_served() {
-    let Some(fake) = Fake::load() else { return };
+    let fake = Fake::load();
     let pair = Lending::without_near_driver(TransportKind::Tcp, &fake);
     let there = fake.memory(&vec![0; 40 * MIB]);
     pair.lend(there, 40 * MIB);
@@ -234,7 +234,7 @@ fn many_peers_at_once_wait_for_buffers_and_all_are_served() {
 #[test]
 fn a_device_that_refuses_fails_the_transfer_and_nothing_else() {
     for kind in KINDS {
-        let Some(fake) = Fake::load() else { return };
+        let fake = Fake::load();
         let pair = Lending::without_near_driver(kind, &fake);
         let there = fake.memory(&[0; 100]);
         pair.lend(there, 100);
@@ -253,7 +253,7 @@ fn a_device_that_refuses_fails_the_transfer_and_nothing_else() {
 
 #[test]
 fn what_is_lent_is_said_and_half_of_a_device_is_not_lent() {
-    let Some(fake) = Fake::load() else { return };
+    let fake = Fake::load();
     let pair = Lending::without_near_driver(TransportKind::Tcp, &fake);
     fake.enter(1);
     let there = fake.memory(&[0; 100]);
@@ -268,7 +268,7 @@ fn what_is_lent_is_said_and_half_of_a_device_is_not_lent() {
 
 #[test]
 fn the_established_frames_reach_devices_too() {
-    let Some(fake) = Fake::load() else { return };
+    let fake = Fake::load();
     let pair = Lending::without_near_driver(TransportKind::Tcp, &fake);
     let length = 17 * MIB + 1;
     let there = fake.memory(&vec![0; length]);

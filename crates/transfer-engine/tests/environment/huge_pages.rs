@@ -1,4 +1,4 @@
-//! Memory of reserved huge pages, where the system has some.
+//! Segments in reserved huge pages.
 
 use mooncake_transfer_engine::{Engine, EngineConfig, HugePages, Opcode, TransportKind};
 
@@ -9,22 +9,22 @@ use crate::{
 
 const PAGE: usize = 2 << 20;
 
-/// What the test lends at a time, in huge pages.
+/// The huge pages that the test lends at a time.
 const WANTED: usize = 3;
 
-#[test]
-fn memory_of_huge_pages_is_lent_over_every_way_and_given_back() {
+/// Returns why there are too few huge pages.
+pub(crate) fn missing() -> Option<String> {
+    let remedy = "reserve some with sysctl vm.nr_hugepages=16";
+    (free_pages() < WANTED).then(|| format!("needs {WANTED} free huge pages; {remedy}"))
+}
+
+pub(crate) fn are_lent_over_every_transport_and_given_back() {
     let free = free_pages();
-    if free < WANTED {
-        let how = "reserve some with `sysctl vm.nr_hugepages=16`";
-        println!("skipped: {free} free huge pages, {WANTED} needed; {how}");
-        return;
-    }
     for kind in [TransportKind::Memory, TransportKind::Shm, TransportKind::Tcp] {
         let runtime = runtime();
         let (near, far) = (start(Some(kind), &runtime), start_huge(Some(kind), &runtime));
         let peer = near.open(far.segment_name(), soon()).unwrap();
-        // No whole number of pages, and a page more than is used.
+        // Not a whole number of pages, and one page more than is used.
         let length = (WANTED - 1) * PAGE - 5;
         let lent = Lent::shared(&far, length);
         assert_eq!(page_bytes(lent.base()), PAGE, "{kind}");
@@ -43,18 +43,18 @@ fn memory_of_huge_pages_is_lent_over_every_way_and_given_back() {
         drop((peer, near, far));
         assert_eq!(free_pages(), free, "{kind}");
     }
-    another_process_maps_them();
-    what_is_more_than_there_is_comes_from_usual_pages();
+    are_mapped_by_another_process();
+    falls_back_to_ordinary_pages();
     assert_eq!(free_pages(), free);
 }
 
-fn another_process_maps_them() {
+fn are_mapped_by_another_process() {
     let runtime = runtime();
     let engine = start_huge(None, &runtime);
     let lent = Lent::shared(&engine, WANTED * PAGE);
     let mut child = ChildPeer::start();
     child.touch(&engine, lent.base() + PAGE as u64);
-    assert_eq!(engine.snapshot().incoming.open, 0, "it came over shared memory");
+    assert_eq!(engine.snapshot().incoming.open, 0, "the transfer used shared memory");
     child.begin_flood(&engine, lent.base(), WANTED * PAGE);
     let last = (lent.base() as usize + WANTED * PAGE - 1) as *const u8;
     // SAFETY: the address is in the memory, which lives; the peer writes bytes of which any will do.
@@ -65,7 +65,7 @@ fn another_process_maps_them() {
     assert!(child.await_refusal() > 0);
 }
 
-fn what_is_more_than_there_is_comes_from_usual_pages() {
+fn falls_back_to_ordinary_pages() {
     let runtime = runtime();
     let engine = start_huge(None, &runtime);
     let lent = Lent::shared(&engine, (free_pages() + 1) * PAGE);
@@ -80,7 +80,7 @@ fn start_huge(only: Option<TransportKind>, runtime: &tokio::runtime::Runtime) ->
     Engine::start(config, runtime.handle().clone()).unwrap()
 }
 
-/// How many huge pages nobody has and nobody has been promised.
+/// Returns the number of huge pages that are neither used nor reserved.
 fn free_pages() -> usize {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap();
     let of = |name: &str| {
@@ -90,7 +90,7 @@ fn free_pages() -> usize {
     of("HugePages_Free:") - of("HugePages_Rsvd:")
 }
 
-/// How large the pages are of what is mapped there.
+/// Returns the size of the pages that are mapped at an address.
 fn page_bytes(base: u64) -> usize {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let head = format!("{base:x}-");
