@@ -24,7 +24,7 @@ fn main() -> ExitCode {
 }
 
 /// Returns the first device of this machine, or why there is none.
-fn first_device() -> Result<Arc<Device>, String> {
+fn first_device() -> Result<Device, String> {
     let library = Library::load().map_err(|error| format!("needs libibverbs: {error}"))?;
     let devices = library.devices().expect("the kernel lists its devices");
     devices.into_iter().next().ok_or_else(|| "needs an RDMA device".to_owned())
