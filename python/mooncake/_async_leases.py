@@ -21,18 +21,18 @@ class AsyncLease:
     master says (``--default_kv_lease_ttl``).
     """
 
-    __slots__ = ("_every_s", "_is_lost", "_keys", "_look", "_task")
+    __slots__ = ("_every_s", "_is_lost", "_keys", "_probe", "_task")
 
     def __init__(
         self,
-        look: Callable[[], Awaitable[Sequence[int | MooncakeError]]],
+        probe: Callable[[], Awaitable[Sequence[int | MooncakeError]]],
         keys: list[str | bytes],
         every_s: float,
     ) -> None:
         """Made by `AsyncStore.lease`."""
         if not every_s > 0:
             raise ValueError("a lease is taken anew after more than 0 seconds")
-        self._look = look
+        self._probe = probe
         self._keys = keys
         self._every_s = every_s
         self._is_lost = False
@@ -55,14 +55,14 @@ class AsyncLease:
             NotFoundError: An object is gone.
             MooncakeError: The master could not be asked.
         """
-        for outcome in await self._look():
+        for outcome in await self._probe():
             if isinstance(outcome, MooncakeError):
                 self._is_lost = True
                 raise outcome
 
     async def __aenter__(self) -> Self:
         await self.renew()
-        self._task = asyncio.create_task(self._keep(), name="mooncake-lease")
+        self._task = asyncio.create_task(self._renew_until_closed(), name="mooncake-lease")
         return self
 
     async def __aexit__(
@@ -78,7 +78,7 @@ class AsyncLease:
             await asyncio.wait([task])
         return False
 
-    async def _keep(self) -> None:
+    async def _renew_until_closed(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)
             try:

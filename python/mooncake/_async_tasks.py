@@ -10,8 +10,8 @@ from mooncake._tasks import (
     DrainInfo,
     Handle,
     JobId,
+    PollSchedule,
     TaskInfo,
-    Watch,
     done_drain,
     done_task,
     drain_info,
@@ -77,7 +77,7 @@ class AsyncTask(_AsyncHandle):
             DeadlineError: It is not over after `timeout_s`. It goes on all the same.
             NotFoundError: The master does not know it, or not any more.
         """
-        return done_task(await _over(self.info, Watch(timeout_s, None)))
+        return done_task(await _poll_until_over(self.info, PollSchedule(timeout_s, None)))
 
 
 class AsyncDrain(_AsyncHandle):
@@ -113,7 +113,7 @@ class AsyncDrain(_AsyncHandle):
             DeadlineError: It is not over after `timeout_s`. It goes on all the same.
             NotFoundError: The master does not know it, or not any more.
         """
-        return done_drain(await _over(self.info, Watch(timeout_s, progress)))
+        return done_drain(await _poll_until_over(self.info, PollSchedule(timeout_s, progress)))
 
     async def cancel(self) -> DrainInfo:
         """End it: nothing more leaves its segments, and they take objects again.
@@ -143,8 +143,8 @@ class AsyncDrain(_AsyncHandle):
         return False
 
 
-async def _over(look: Callable[[], Awaitable[I]], watch: Watch[I]) -> I:
+async def _poll_until_over(query: Callable[[], Awaitable[I]], schedule: PollSchedule[I]) -> I:
     """Look until it is over."""
-    while (pause_s := watch.pause_s(info := await look())) is not None:
+    while (pause_s := schedule.next_pause_s(info := await query())) is not None:
         await asyncio.sleep(pause_s)
     return info

@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
-from mooncake._amounts import amount
-from mooncake._sizes import parse_size
+from mooncake._units import format_bytes, parse_size
 from mooncake.object_store import Store, StoreConfig
 
-__all__ = ["Measured", "add_options", "run"]
+__all__ = ["Measurement", "add_options", "run"]
 
 _CALLS_MAX = 20_000
 _LENDER_BYTES = 1 << 30
@@ -33,7 +32,7 @@ with Store(config=StoreConfig(segment_bytes=int(sys.argv[1]))) as store:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurement:
     """What one operation took at one size.
 
     Attributes:
@@ -78,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     sizes = [parse_size(text) for text in options.sizes.split(",")]
     if not sizes or min(sizes) == 0 or not 0 < options.seconds < math.inf:
         raise ValueError("a size and the seconds must be numbers above 0")
-    with _joined(options.master) as store:
+    with _connected(options.master) as store:
         rows = [row for size in sizes for row in _measure(store, size, options.seconds)]
         moved = store.stats()["store"]["by_transport"]
         served = [name for name in moved if moved[name]["bytes"]]
@@ -91,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
     for row in rows:
         share = row.bytes_per_second / copies[row.size].bytes_per_second
         print(
-            f"{amount(row.size):>9} {row.operation:<9} {row.calls:>7} "
+            f"{format_bytes(row.size):>9} {row.operation:<9} {row.calls:>7} "
             f"{row.bytes_per_second / 1e9:>8.2f} {row.p50_us:>8.1f} us {row.p99_us:>8.1f} us"
             f"  {share:>6.0%}"
         )
@@ -99,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _joined(master: str) -> Iterator[Store]:
+def _connected(master: str) -> Iterator[Store]:
     if master:
         lent = StoreConfig(segment_bytes=_LENDER_BYTES if master == "embedded" else 0)
         with Store(master, lent) as store:
@@ -121,7 +120,7 @@ def _joined(master: str) -> Iterator[Store]:
             lender.stdin.close()
 
 
-def _measure(store: Store, size: int, seconds: float) -> Iterator[Measured]:
+def _measure(store: Store, size: int, seconds: float) -> Iterator[Measurement]:
     value, target = bytearray(os.urandom(min(size, 1 << 20))), bytearray(size)
     value *= -(-size // len(value))
     del value[size:]
@@ -130,15 +129,18 @@ def _measure(store: Store, size: int, seconds: float) -> Iterator[Measured]:
     keys = [f"{prefix}{number}" for number in range(max(2, min(64, (64 << 20) // size)))]
     try:
         yield _timed("copy", size, seconds, lambda _: _copy(value, target))
-        yield _timed("put", size, seconds, lambda turn: _put(store, keys, turn, value))
+        yield _timed("put", size, seconds, lambda number: _put(store, keys, number, value))
         for key in keys:
             store.put(key, value)
         yield _timed(
-            "get_into", size, seconds, lambda turn: store.get_into(keys[turn % len(keys)], target)
+            "get_into",
+            size,
+            seconds,
+            lambda number: store.get_into(keys[number % len(keys)], target),
         )
         if target != value:
             raise ValueError("other bytes came back than were put")
-        yield _timed("get", size, seconds, lambda turn: store.get(keys[turn % len(keys)]))
+        yield _timed("get", size, seconds, lambda number: store.get(keys[number % len(keys)]))
     finally:
         store.clear(prefix, force=True)
 
@@ -147,13 +149,13 @@ def _copy(value: bytearray, target: bytearray) -> None:
     memoryview(target)[:] = value
 
 
-def _put(store: Store, keys: list[str], turn: int, value: bytearray) -> None:
-    store.put(keys[turn % len(keys)], value, overwrite=True)
+def _put(store: Store, keys: list[str], number: int, value: bytearray) -> None:
+    store.put(keys[number % len(keys)], value, overwrite=True)
 
 
-def _timed(operation: str, size: int, seconds: float, call: Callable[[int], object]) -> Measured:
-    for turn in range(3):
-        call(turn)
+def _timed(operation: str, size: int, seconds: float, call: Callable[[int], object]) -> Measurement:
+    for number in range(3):
+        call(number)
     took: list[float] = []
     begin = last = time.perf_counter()
     while last - begin < seconds and len(took) < _CALLS_MAX:
@@ -162,7 +164,7 @@ def _timed(operation: str, size: int, seconds: float, call: Callable[[int], obje
         took.append(now - last)
         last = now
     took.sort()
-    return Measured(
+    return Measurement(
         operation=operation,
         size=size,
         calls=len(took),

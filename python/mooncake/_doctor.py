@@ -14,17 +14,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mooncake import env
-from mooncake._amounts import amount
 from mooncake._runtime import __version__, _native
+from mooncake._units import format_bytes
 from mooncake.errors import MooncakeError
 
-__all__ = ["examine", "run"]
+__all__ = ["diagnose", "run"]
 
 _PACKAGES = ("numpy", "torch", "vllm", "sglang", "lmcache")
 
 
 def run(options: argparse.Namespace, probe: Callable[[str], str]) -> int:
-    """Print what `examine` found.
+    """Print what `diagnose` found.
 
     Args:
         options: ``is_json``.
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace, probe: Callable[[str], str]) -> int:
     Returns:
         0, or 1 if a transport does not work that should.
     """
-    found = examine(probe)
+    found = diagnose(probe)
     if options.is_json:
         print(json.dumps(found, indent=2))
     else:
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace, probe: Callable[[str], str]) -> int:
     return 1 if is_bad else 0
 
 
-def examine(probe: Callable[[str], str]) -> dict[str, dict[str, str]]:
+def diagnose(probe: Callable[[str], str]) -> dict[str, dict[str, str]]:
     """Return what there is, by subject."""
     transports = _transports(probe)
     environment = _environment()
@@ -123,14 +123,16 @@ def _memory() -> dict[str, str]:
         name, _, value = line.partition(":")
         table[name] = value.strip()
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    rows = {"memory": amount(total)}
+    rows = {"memory": format_bytes(total)}
     limit = _read(Path("/sys/fs/cgroup/memory.max"))
     if limit.isdigit():
-        rows["memory of the control group"] = amount(int(limit))
+        rows["memory of the control group"] = format_bytes(int(limit))
     shared = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
     if shared is not None:
         free, size = shared.f_bavail * shared.f_frsize, shared.f_blocks * shared.f_frsize
-        rows["/dev/shm"] = f"{amount(free)} free of {amount(size)} (segments do not need it)"
+        rows["/dev/shm"] = (
+            f"{format_bytes(free)} free of {format_bytes(size)} (segments do not need it)"
+        )
     huge, size_text = table.get("HugePages_Total", "0"), table.get("Hugepagesize", "")
     rows["huge pages"] = (
         f"{table.get('HugePages_Free', '0')} free of {huge}, {size_text} each; used with "
@@ -155,7 +157,7 @@ def _limits() -> dict[str, str]:
     rows = {
         "cores": f"{len(os.sched_getaffinity(0))} for this process, {os.cpu_count()} in all",
         "open files": f"{files}, can be raised to {files_max}",
-        "locked memory": "unlimited" if locked == resource.RLIM_INFINITY else amount(locked),
+        "locked memory": "unlimited" if locked == resource.RLIM_INFINITY else format_bytes(locked),
         "mappings": _read(Path("/proc/sys/vm/max_map_count")) or "not told",
     }
     scope = _read(Path("/proc/sys/kernel/yama/ptrace_scope"))
@@ -173,7 +175,7 @@ def _limits() -> dict[str, str]:
 
 def _environment() -> dict[str, str]:
     rows = {each.name: each.value for each in env.settings() if each.source}
-    rows |= {each.name: f"without effect: {each.reason}" for each in env.vain()}
+    rows |= {each.name: f"without effect: {each.reason}" for each in env.ignored()}
     return rows or {"none": "no variable of ours is set"}
 
 

@@ -13,7 +13,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
-__all__ = ["Answer", "Refusal", "Reply", "Request", "Server"]
+__all__ = ["ErrorHandler", "Handler", "Reply", "Request", "Server"]
 
 _IDLE_S = 60.0
 _LINGER_S = 5.0
@@ -53,11 +53,11 @@ class Reply:
     kind: str = "application/json"
 
 
-Answer = Callable[[Request], Reply]
-Refusal = Callable[[int, str], Reply]
+Handler = Callable[[Request], Reply]
+ErrorHandler = Callable[[int, str], Reply]
 
 
-def _in_words(status: int, text: str) -> Reply:
+def _plain_text_error(status: int, text: str) -> Reply:
     return Reply(status, text.encode(), "text/plain")
 
 
@@ -70,25 +70,25 @@ class Server(ThreadingHTTPServer):
     def __init__(
         self,
         address: tuple[str, int],
-        answer: Answer,
+        handler: Handler,
         body_bytes_max: int,
-        refusal: Refusal = _in_words,
+        error_handler: ErrorHandler = _plain_text_error,
     ) -> None:
         """Listen.
 
         Args:
             address: Where; port 0 takes any free one.
-            answer: Called for each request, from many threads.
+            handler: Called for each request, from many threads.
             body_bytes_max: The longest body; longer ones are refused unread.
-            refusal: Called with status and reason for the requests that `answer` does not see, and
-                when it fails.
+            error_handler: Called with status and reason for the requests that `handler` does not
+                see, and when it fails.
 
         Raises:
             OSError: Nobody may listen there.
         """
-        self.answer = answer
+        self.handler = handler
         self.body_bytes_max = body_bytes_max
-        self.refusal = refusal
+        self.error_handler = error_handler
         super().__init__(address, _Handler)
 
     @property
@@ -145,19 +145,21 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             target = urlsplit(self.path)
         except ValueError:
-            self._reply(self.server.refusal(HTTPStatus.BAD_REQUEST, "the path cannot be read"))
+            self._reply(
+                self.server.error_handler(HTTPStatus.BAD_REQUEST, "the path cannot be read")
+            )
             return
         try:
-            reply = self.server.answer(Request(self.command, target.path, target.query, body))
+            reply = self.server.handler(Request(self.command, target.path, target.query, body))
         except Exception:  # noqa: BLE001
             _log.exception("%s %s failed", self.command, self.path)
-            reply = self.server.refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")
+            reply = self.server.error_handler(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")
         self._reply(reply)
 
     def _refuse(self, status: int, text: str) -> None:
         """Refuse a request whose body is not read, which would be taken for the next one."""
         self.close_connection = True
-        self._reply(self.server.refusal(status, text))
+        self._reply(self.server.error_handler(status, text))
         # Who is still sending would find the connection broken before the answer is read.
         end = time.monotonic() + _LINGER_S
         with contextlib.suppress(OSError):

@@ -59,7 +59,9 @@ class Lease:
 
     def __enter__(self) -> Self:
         self.renew()
-        self._thread = threading.Thread(target=self._keep, name="mooncake-lease", daemon=True)
+        self._thread = threading.Thread(
+            target=self._renew_until_closed, name="mooncake-lease", daemon=True
+        )
         self._thread.start()
         return self
 
@@ -75,7 +77,7 @@ class Lease:
             self._thread.join()
         return False
 
-    def _keep(self) -> None:
+    def _renew_until_closed(self) -> None:
         while not self._is_over.wait(self._every_s):
             try:
                 self.renew()

@@ -37,7 +37,7 @@ def log_to_python(logger: str = "mooncake") -> None:
             _native.log_to_queue()
             _start()
             os.register_at_fork(after_in_child=_start)
-            atexit.register(_pass_on, 0.0)
+            atexit.register(_forward, 0.0)
 
 
 def _start() -> None:
@@ -47,12 +47,12 @@ def _start() -> None:
 def _run() -> None:
     while True:
         try:
-            _pass_on(_WAIT_S)
+            _forward(_WAIT_S)
         except errors.ClosedError:
             return
 
 
-def _pass_on(timeout_s: float) -> None:
+def _forward(timeout_s: float) -> None:
     records, dropped = _native.take_log_records(timeout_s=timeout_s)
     for level, target, text in records:
         logging.getLogger(f"{_logger}.{target}").log(level, "%s", text)

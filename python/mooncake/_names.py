@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 
-__all__ = ["take_credit"]
+__all__ = ["rebrand"]
 
 
-def take_credit(whole: type) -> None:
+def rebrand(whole: type) -> None:
     """Have the calls of a class's parts go by its own name, which is the one that users know.
 
     Args:

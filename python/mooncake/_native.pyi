@@ -39,13 +39,13 @@ __all__ = [
     "put_values",
     "rdma_devices",
     "read_memory",
-    "refused_variables",
     "run_daemon",
     "run_master",
     "run_topology_dump",
     "run_transfer_bench",
     "secret_variables",
     "take_log_records",
+    "unsupported_variables",
     "use_exceptions",
     "writable_range",
     "write_memory",
@@ -432,14 +432,14 @@ class Store:
     ) -> Store:
         """Join a pool as a guest of the daemon of this host, which is at ``host[:port]``.
 
-        `take_memory` may hand out so many `pool_bytes`; the rest is as of `connect`.
+        `allocate_from_pool` may hand out so many `pool_bytes`; the rest is as of `connect`.
 
         Raises:
             MooncakeError: No daemon answers there, it does not reach its master, or there is no
                 memory.
         """
 
-    def take_memory(self, length: int) -> int:
+    def allocate_from_pool(self, length: int) -> int:
         """Hand out pages of a guest, for as long as the store is open; return their address.
 
         Raises:
@@ -629,7 +629,7 @@ class Store:
         """Where the master is; other processes join there."""
 
     @property
-    def is_guest(self) -> bool:
+    def is_dummy(self) -> bool:
         """Whether its way to the pool leads through the daemon of this host."""
 
     @property
@@ -691,7 +691,7 @@ def codes(*, is_engine: bool = False) -> list[tuple[int, str, str, str]]:
 def environment() -> list[tuple[str, list[str], str, str, str | None]]:
     """Return every environment variable: name, older names, default, meaning, present value."""
 
-def refused_variables() -> list[tuple[str, str]]:
+def unsupported_variables() -> list[tuple[str, str]]:
     """Return the established variables that have no effect here, each with the reason."""
 
 def secret_variables() -> list[str]:

@@ -15,21 +15,21 @@ __version__ = VERSION
 _native.use_exceptions(errors.CLASSES)
 
 
-def _end() -> None:
+def _close_at_exit() -> None:
     """Close every store and engine, and let threads that hear of it end without a word.
 
     Only daemon threads are left, which nobody asked to stop.
     """
-    told = threading.excepthook
+    previous_hook = threading.excepthook
 
-    def tell(failed: threading.ExceptHookArgs) -> None:
+    def hook(failed: threading.ExceptHookArgs) -> None:
         if not issubclass(failed.exc_type, errors.ClosedError):
-            told(failed)
+            previous_hook(failed)
 
-    threading.excepthook = tell
+    threading.excepthook = hook
     _native.at_exit()
 
 
 # Registered at import, so that hooks of the program, which come later, run before it and may still
 # use a store.
-atexit.register(_end)
+atexit.register(_close_at_exit)

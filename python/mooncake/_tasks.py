@@ -19,15 +19,15 @@ __all__ = [
     "DrainInfo",
     "Handle",
     "JobId",
+    "PollSchedule",
     "Task",
     "TaskInfo",
-    "Watch",
     "copies_of",
     "done_drain",
     "done_task",
     "drain_info",
+    "poll_until_over",
     "task_info",
-    "wait_for",
 ]
 
 JobId: TypeAlias = tuple[int, int]
@@ -195,7 +195,7 @@ class Task(_NativeHandle):
             DeadlineError: It is not over after `timeout_s`. It goes on all the same.
             NotFoundError: The master does not know it, or not any more.
         """
-        return done_task(wait_for(self.info, timeout_s, None))
+        return done_task(poll_until_over(self.info, timeout_s, None))
 
 
 class Drain(_NativeHandle):
@@ -228,7 +228,7 @@ class Drain(_NativeHandle):
             DeadlineError: It is not over after `timeout_s`. It goes on all the same.
             NotFoundError: The master does not know it, or not any more.
         """
-        return done_drain(wait_for(self.info, timeout_s, progress))
+        return done_drain(poll_until_over(self.info, timeout_s, progress))
 
     def cancel(self) -> DrainInfo:
         """End it: nothing more leaves its segments, and they take objects again.
@@ -251,15 +251,15 @@ class Drain(_NativeHandle):
             self.cancel()
 
 
-def task_info(told: dict[str, Any]) -> TaskInfo:
+def task_info(reply: dict[str, Any]) -> TaskInfo:
     """Return what the native call told of a task."""
     return TaskInfo(
-        id=told["id"],
-        kind=told["kind"],
-        state=told["status"],
-        created=_moment(told["created_at_ms"]),
-        updated=_moment(told["updated_at_ms"]),
-        message=told["message"],
+        id=reply["id"],
+        kind=reply["kind"],
+        state=reply["status"],
+        created=_moment(reply["created_at_ms"]),
+        updated=_moment(reply["updated_at_ms"]),
+        message=reply["message"],
     )
 
 
@@ -270,20 +270,20 @@ def done_task(info: TaskInfo) -> TaskInfo:
     return info
 
 
-def drain_info(told: dict[str, Any]) -> DrainInfo:
+def drain_info(reply: dict[str, Any]) -> DrainInfo:
     """Return what the native call told of a drain."""
     return DrainInfo(
-        id=told["id"],
-        state=told["status"],
-        segments=list(told["segments"]),
-        succeeded=told["succeeded"],
-        failed=told["failed"],
-        blocked=told["blocked"],
-        active=told["active"],
-        moved_bytes=told["moved_bytes"],
-        created=_moment(told["created_at_ms"]),
-        updated=_moment(told["updated_at_ms"]),
-        message=told["message"],
+        id=reply["id"],
+        state=reply["status"],
+        segments=list(reply["segments"]),
+        succeeded=reply["succeeded"],
+        failed=reply["failed"],
+        blocked=reply["blocked"],
+        active=reply["active"],
+        moved_bytes=reply["moved_bytes"],
+        created=_moment(reply["created_at_ms"]),
+        updated=_moment(reply["updated_at_ms"]),
+        message=reply["message"],
     )
 
 
@@ -312,7 +312,7 @@ def _moment(millis: int) -> datetime:
     return datetime.fromtimestamp(millis / 1000, UTC)
 
 
-class Watch(Generic[I]):
+class PollSchedule(Generic[I]):
     """What is made of each look at something that goes on: is it over, and when to look again."""
 
     __slots__ = ("_before", "_pause_s", "_progress", "_timeout_s", "_until")
@@ -330,7 +330,7 @@ class Watch(Generic[I]):
         self._pause_s = _PAUSE_MIN_S
         self._before: I | None = None
 
-    def pause_s(self, info: I) -> float | None:
+    def next_pause_s(self, info: I) -> float | None:
         """Take note of a look; return when to look again: soon at first, then less often.
 
         Args:
@@ -356,20 +356,20 @@ class Watch(Generic[I]):
         return min(pause_s, left_s)
 
 
-def wait_for(
-    look: Callable[[], I], timeout_s: float | None, progress: Callable[[I], object] | None
+def poll_until_over(
+    query: Callable[[], I], timeout_s: float | None, progress: Callable[[I], object] | None
 ) -> I:
     """Look until it is over.
 
     Args:
-        look: Says how it stands.
+        query: Says how it stands.
         timeout_s: For so long; None looks as long as it takes.
         progress: Told what was seen, whenever that is news.
 
     Raises:
         DeadlineError: It is not over after `timeout_s`.
     """
-    watch = Watch(timeout_s, progress)
-    while (pause_s := watch.pause_s(info := look())) is not None:
+    schedule = PollSchedule(timeout_s, progress)
+    while (pause_s := schedule.next_pause_s(info := query())) is not None:
         time.sleep(pause_s)
     return info

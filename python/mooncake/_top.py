@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mooncake._amounts import amount, count
+from mooncake._units import format_bytes, format_count
 from mooncake.object_store import Store
 
-__all__ = ["Look", "add_options", "render", "run"]
+__all__ = ["Sample", "add_options", "render", "run"]
 
 _ENTER, _LEAVE = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
 _HOME, _CLEAR_LINE, _CLEAR_REST = "\033[H", "\033[K", "\033[J"
@@ -28,7 +28,7 @@ _TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Sample:
     """What a master said at a moment.
 
     Attributes:
@@ -65,9 +65,9 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("the interval must be a number of seconds above 0")
     admin = options.admin or _admin_of(options.master)
     if options.once or options.is_json or not sys.stdout.isatty():
-        before = _look(admin)
+        before = _sample(admin)
         time.sleep(options.interval)
-        now = _look(admin)
+        now = _sample(admin)
         if options.is_json:
             print(json.dumps({**now.overview, "per_second": _rates(now, before)}, indent=2))
         else:
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def render(now: Look, before: Look | None, admin: str, width: int) -> list[str]:
+def render(now: Sample, before: Sample | None, admin: str, width: int) -> list[str]:
     """Return the lines of the view.
 
     Args:
@@ -98,20 +98,21 @@ def render(now: Look, before: Look | None, admin: str, width: int) -> list[str]:
             f"admin {admin}  up {_age(seen['uptime_ms'] / 1000)}"
         ),
         (
-            f"memory   {_bar(share, 24)} {share:6.1%}  {amount(pool['used'])} of "
-            f"{amount(pool['capacity'])}, {amount(pool['writing'])} being written, "
-            f"{amount(pool['fenced'])} fenced"
+            f"memory   {_bar(share, 24)} {share:6.1%}  {format_bytes(pool['used'])} of "
+            f"{format_bytes(pool['capacity'])}, {format_bytes(pool['writing'])} being written, "
+            f"{format_bytes(pool['fenced'])} fenced"
         ),
         (
             f"objects  {pool['keys']:<12} soft pinned {pool['soft_pinned_keys']:<10} "
             f"clients {pool['clients']:<7} segments {pool['segments']}"
         ),
         (
-            f"reads    {count(reads)}/s, hit rate {window} now and {ever} ever, "
-            f"{amount(rates['hit_bytes'])}/s found"
+            f"reads    {format_count(reads)}/s, hit rate {window} now and {ever} ever, "
+            f"{format_bytes(rates['hit_bytes'])}/s found"
         ),
         (
-            f"evicted  {seen['evictions']['keys']} objects, {amount(seen['evictions']['bytes'])}; "
+            f"evicted  {seen['evictions']['keys']} objects, "
+            f"{format_bytes(seen['evictions']['bytes'])}; "
             f"puts without room {seen['puts']['without_room']}; slow calls {seen['slow']['total']}"
         ),
         "",
@@ -120,16 +121,18 @@ def render(now: Look, before: Look | None, admin: str, width: int) -> list[str]:
     for call in sorted(seen["calls"], key=lambda call: -call["calls"]):
         per_second = rates["calls"].get(call["name"], {})
         lines.append(
-            f"{call['name'][:25]:<26}{count(per_second.get('calls', 0)):>10}"
-            f"{count(per_second.get('items', 0)):>10}{count(per_second.get('failed', 0)):>10}"
+            f"{call['name'][:25]:<26}{format_count(per_second.get('calls', 0)):>10}"
+            f"{format_count(per_second.get('items', 0)):>10}"
+            f"{format_count(per_second.get('failed', 0)):>10}"
             f"{call['calls']:>12}{call['failed']:>10}"
         )
     lines += ["", f"{'SEGMENT':<28}{'USED':>26}  {'OF':>10}  {'STATE':<14}AT"]
     for segment in sorted(seen["segments"], key=lambda segment: -segment["used"]):
         part = segment["used"] / segment["size"] if segment["size"] else 0.0
         lines.append(
-            f"{segment['name'][:27]:<28}{_bar(part, 10)} {amount(segment['used']):>11}  "
-            f"{amount(segment['size']):>10}  {segment['status'][:13]:<14}{segment['endpoint']}"
+            f"{segment['name'][:27]:<28}{_bar(part, 10)} {format_bytes(segment['used']):>11}  "
+            f"{format_bytes(segment['size']):>10}  {segment['status'][:13]:<14}"
+            f"{segment['endpoint']}"
         )
     lines += ["", f"{'CLIENT':<28}{'HEARD':>12}"]
     for client in seen["clients"]:
@@ -138,12 +141,12 @@ def render(now: Look, before: Look | None, admin: str, width: int) -> list[str]:
 
 
 def _watch(admin: str, interval_s: float) -> None:
-    before: Look | None = None
+    before: Sample | None = None
     with _screen():
         while True:
             note = ""
             try:
-                now = _look(admin)
+                now = _sample(admin)
             except (OSError, ValueError) as error:
                 if before is None:
                     raise
@@ -199,7 +202,7 @@ def _admin_of(master: str) -> str:
     return f"{host}:{port}"
 
 
-def _look(admin: str) -> Look:
+def _sample(admin: str) -> Sample:
     host, _, port = admin.rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=_TIMEOUT_S)
     try:
@@ -208,7 +211,7 @@ def _look(admin: str) -> Look:
         body = response.read()
         if response.status != 200:
             raise ValueError(f"{admin} answers {response.status} instead of an overview")
-        return Look(time.monotonic(), json.loads(body))
+        return Sample(time.monotonic(), json.loads(body))
     except OSError as error:
         raise ValueError(f"the admin pages at {admin} cannot be reached: {error}") from error
     except http.client.HTTPException as error:
@@ -217,7 +220,7 @@ def _look(admin: str) -> Look:
         connection.close()
 
 
-def _rates(now: Look, before: Look | None) -> dict[str, Any]:
+def _rates(now: Sample, before: Sample | None) -> dict[str, Any]:
     """Return what happened in a second between two looks."""
     if before is None or now.at <= before.at:
         return {"gets": 0.0, "hits": 0.0, "hit_bytes": 0.0, "calls": {}}

@@ -59,7 +59,7 @@ class AsyncStore:
         b'Hello!'
     """
 
-    __slots__ = ("__weakref__", "_config", "_daemon", "_lines", "_master", "_store")
+    __slots__ = ("__weakref__", "_config", "_daemon", "_loops", "_master", "_store")
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class AsyncStore:
         self._config = config
         self._daemon = daemon
         self._store: Store | None = None
-        self._lines: dict[int, _Line] = {}
+        self._loops: dict[int, _LoopCalls] = {}
 
     @classmethod
     def of(cls, store: Store) -> Self:
@@ -267,13 +267,13 @@ class AsyncStore:
         """
         wanted = list(keys)
 
-        async def look() -> list[int | MooncakeError]:
+        async def probe() -> list[int | MooncakeError]:
             found: list[int | MooncakeError] = await self._call(
                 lambda calls: calls.sizes(wanted, lease=True)
             )
             return found
 
-        return AsyncLease(look, wanted, every_s)
+        return AsyncLease(probe, wanted, every_s)
 
     async def exists(self, key: Key) -> bool:
         """Say whether an object is there and complete, without leasing it."""
@@ -441,11 +441,11 @@ class AsyncStore:
     async def stats(self) -> dict[str, Any]:
         """Return what the master says (``pool``) and what this store did (``store``)."""
         pool = await self._call(lambda calls: calls.status())
-        return {"pool": pool, "store": self._joined()._native.metrics()}
+        return {"pool": pool, "store": self._open_store()._native.metrics()}
 
     def metrics_text(self) -> str:
         """Return what this store did as text that Prometheus reads."""
-        return self._joined().metrics_text()
+        return self._open_store().metrics_text()
 
     async def check(self) -> None:
         """Raise unless the master answers and knows this store."""
@@ -454,17 +454,17 @@ class AsyncStore:
     @property
     def http_address(self) -> str | None:
         """Where this store serves its health and metrics, as ``host:port``; None: nowhere."""
-        return self._joined().http_address
+        return self._open_store().http_address
 
     @property
     def master_address(self) -> str:
         """Where the master is; other processes join with ``Store(address)``."""
-        return self._joined().master_address
+        return self._open_store().master_address
 
     @property
     def name(self) -> str:
         """The name by which the pool knows this process."""
-        return self._joined().name
+        return self._open_store().name
 
     @property
     def config(self) -> StoreConfig:
@@ -484,9 +484,9 @@ class AsyncStore:
         What this process lent is gone. Closing again does nothing.
         """
         loop = asyncio.get_running_loop()
-        line = self._lines.pop(id(loop), None)
-        if line is not None:
-            await line.end()
+        calls = self._loops.pop(id(loop), None)
+        if calls is not None:
+            await calls.close()
         if self._store is not None:
             await asyncio.to_thread(self._store.close)
 
@@ -509,10 +509,10 @@ class AsyncStore:
         return f"<mooncake.AsyncStore {way} {state}>"
 
     def __del__(self) -> None:
-        if any(not line.is_over for line in self._lines.values()) and not self.is_closed:
+        if any(not calls.is_over for calls in self._loops.values()) and not self.is_closed:
             warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
 
-    def _joined(self) -> Store:
+    def _open_store(self) -> Store:
         if self._store is None:
             raise _native.failure(
                 -600, "the store is not open; use `async with` or await open()", is_closed=True
@@ -521,21 +521,21 @@ class AsyncStore:
 
     async def _call(self, begin: Callable[[_native.Pending], int]) -> Any:
         loop = asyncio.get_running_loop()
-        line = self._lines.get(id(loop))
-        if line is None or line.loop is not loop:
-            store = self._joined()
+        calls = self._loops.get(id(loop))
+        if calls is None or calls.loop is not loop:
+            store = self._open_store()
             store._native.metrics()  # raises where the store is closed
-            for number in [n for n, other in self._lines.items() if other.is_over]:
-                self._lines.pop(number, None)
-            line = self._lines[id(loop)] = _Line(loop, store._native)
-        return await line.call(begin)
+            for number in [n for n, other in self._loops.items() if other.is_over]:
+                self._loops.pop(number, None)
+            calls = self._loops[id(loop)] = _LoopCalls(loop, store._native)
+        return await calls.begin(begin)
 
     @staticmethod
     def _page(start: bytes, after: bytes | None) -> Callable[[_native.Pending], int]:
         return lambda calls: calls.list(prefix=start, after=after)
 
 
-class _Line:
+class _LoopCalls:
     """The calls of one loop: their futures, and the descriptor that tells of their ends."""
 
     __slots__ = ("_calls", "_futures", "_idle", "loop")
@@ -552,13 +552,13 @@ class _Line:
         """Whether its loop has ended."""
         return self.loop.is_closed()
 
-    def call(self, begin: Callable[[_native.Pending], int]) -> asyncio.Future[Any]:
+    def begin(self, begin: Callable[[_native.Pending], int]) -> asyncio.Future[Any]:
         """Begin a call. A future that is cancelled stays here until its call has ended."""
         number = begin(self._calls)
         future = self._futures[number] = self.loop.create_future()
         return future
 
-    async def end(self) -> None:
+    async def close(self) -> None:
         """Wait until no call is under way, and let go of the descriptor."""
         if self._futures:
             self._idle = self.loop.create_future()

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from mooncake import _bench, _doctor, _top, env
-from mooncake._amounts import amount, rate
 from mooncake._runtime import __version__
+from mooncake._units import format_bytes, format_rate
 from mooncake.errors import BusyError, MooncakeError, NotFoundError, explain, meanings
 from mooncake.object_store import Store, StoreConfig
 
@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     add("demo", _demo, "begin a pool here, put and get from a second process", joins=False)
     codes = add("explain", _explain, "say what an error code means", joins=False)
     codes.add_argument("codes", nargs="+", type=_code, metavar="code")
-    doctor = add("doctor", _examine, "say what works on this machine, by trying it", joins=False)
+    doctor = add("doctor", _diagnose, "say what works on this machine, by trying it", joins=False)
     doctor.add_argument("--json", action="store_true", dest="is_json", help="print JSON")
     env.add_options(
         add("env", env.run, "show which environment variables hold, and why", joins=False)
@@ -130,16 +130,18 @@ def _demo(_: argparse.Namespace) -> int:
     config = StoreConfig(segment_bytes=4 * _DEMO_BYTES)
     with Store(config=config) as store:
         print(f"this process {os.getpid()} is master, node and client")
-        print(f"  master at {store.master_address}, lends {amount(4 * _DEMO_BYTES)}")
+        print(f"  master at {store.master_address}, lends {format_bytes(4 * _DEMO_BYTES)}")
         begin = time.perf_counter()
         store.put("from-parent", value)
         taken = time.perf_counter() - begin
-        print(f"  put {amount(len(value))} in {taken * 1e3:.1f} ms ({rate(len(value), taken)})")
-        length, seconds, served = _visit(store, {})
+        speed = format_rate(len(value), taken)
+        print(f"  put {format_bytes(len(value))} in {taken * 1e3:.1f} ms ({speed})")
+        length, seconds, served = _run_child(store, {})
         print("a second process joined by that address")
-        print(f"  get {amount(length)} in {seconds * 1e3:.1f} ms ({rate(length, seconds)})")
+        speed = format_rate(length, seconds)
+        print(f"  get {format_bytes(length)} in {seconds * 1e3:.1f} ms ({speed})")
         print(f"  the bytes went over: {', '.join(served)}")
-        _check_answer(store, value)
+        _check_child_bytes(store, value)
         print("  the bytes it saw are the bytes that were put, and its answer was read here")
         keys = ", ".join(str(found.key) for found in store.objects())
         print(f"objects in the pool: {keys}")
@@ -160,7 +162,7 @@ def _explain(options: argparse.Namespace) -> int:
     return 0 if all(map(meanings, options.codes)) else 1
 
 
-def _examine(options: argparse.Namespace) -> int:
+def _diagnose(options: argparse.Namespace) -> int:
     return _doctor.run(options, _probe)
 
 
@@ -219,9 +221,10 @@ def _stat(options: argparse.Namespace) -> int:
         print(f"master    {store.master_address}, version {pool['version']}")
         print(f"up        {pool['uptime_s']:.0f} s, {pool['clients']} clients")
         print(f"objects   {pool['keys']}")
-        print(f"memory    {amount(pool['used_bytes'])} of {amount(pool['capacity_bytes'])} used")
+        used, capacity = format_bytes(pool["used_bytes"]), format_bytes(pool["capacity_bytes"])
+        print(f"memory    {used} of {capacity} used")
         for segment in store.segments():
-            used, capacity = amount(segment.used_bytes), amount(segment.capacity_bytes)
+            used, capacity = format_bytes(segment.used_bytes), format_bytes(segment.capacity_bytes)
             state = "" if segment.takes_objects else "  takes nothing new"
             print(f"segment   {segment.name}  {used} of {capacity}  at {segment.endpoint}{state}")
     return 0
@@ -235,14 +238,16 @@ def _probe(name: str) -> str:
     config = StoreConfig(segment_bytes=4 * _PROBE_BYTES, is_tcp_forced=forced)
     with Store(config=config) as store:
         store.put("from-parent", value)
-        length, seconds, served = _visit(store, environment)
-        _check_answer(store, value)
+        length, seconds, served = _run_child(store, environment)
+        _check_child_bytes(store, value)
     if name not in served:
         raise RuntimeError(f"{', '.join(served) or 'nothing'} served instead")
-    return f"works: {amount(length)} in {seconds * 1e3:.2f} ms ({rate(length, seconds)})"
+    return (
+        f"works: {format_bytes(length)} in {seconds * 1e3:.2f} ms ({format_rate(length, seconds)})"
+    )
 
 
-def _visit(store: Store, environment: dict[str, str]) -> tuple[int, float, list[str]]:
+def _run_child(store: Store, environment: dict[str, str]) -> tuple[int, float, list[str]]:
     """Have a second process get what is there and answer: bytes, seconds, transports."""
     done = subprocess.run(
         [sys.executable, "-c", _CHILD, store.master_address],
@@ -258,7 +263,7 @@ def _visit(store: Store, environment: dict[str, str]) -> tuple[int, float, list[
     return int(length), float(seconds), served
 
 
-def _check_answer(store: Store, value: bytes) -> None:
+def _check_child_bytes(store: Store, value: bytes) -> None:
     import zlib
 
     if store.get("from-child") != zlib.crc32(value).to_bytes(4, "big"):

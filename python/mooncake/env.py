@@ -16,7 +16,7 @@ from difflib import get_close_matches
 
 from mooncake._runtime import _native
 
-__all__ = ["Setting", "Vain", "main", "settings", "vain"]
+__all__ = ["Ignored", "Setting", "ignored", "main", "settings"]
 
 _OURS = ("MC_", "MOONCAKE_")
 _HIDDEN = "(hidden)"
@@ -40,7 +40,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Vain:
+class Ignored:
     """A variable that is set and changes nothing.
 
     Attributes:
@@ -67,18 +67,18 @@ def settings() -> list[Setting]:
     return [setting(*row) for row in _native.environment()]
 
 
-def vain() -> list[Vain]:
+def ignored() -> list[Ignored]:
     """Return the variables that are set and change nothing, by name."""
     known = {name for row in _native.environment() for name in (row[0], *row[1])}
-    reasons = dict(_native.refused_variables())
+    reasons = dict(_native.unsupported_variables())
     found = []
     for name in sorted(os.environ):
         if name in reasons:
-            found.append(Vain(name, reasons[name]))
+            found.append(Ignored(name, reasons[name]))
         elif name.startswith(_OURS) and name not in known:
             near = get_close_matches(name, known, n=1, cutoff=0.8)
             found.append(
-                Vain(name, f"Not known here; is {near[0]} meant?" if near else "Not known here.")
+                Ignored(name, f"Not known here; is {near[0]} meant?" if near else "Not known here.")
             )
     return found
 
@@ -117,11 +117,11 @@ def run(options: argparse.Namespace) -> int:
         The exit code, 0.
     """
     rows = [row for row in settings() if row.source or not options.is_brief]
-    in_vain = vain()
+    without_effect = ignored()
     if options.is_json:
         print(
             json.dumps(
-                {"settings": [*map(asdict, rows)], "vain": [*map(asdict, in_vain)]}, indent=2
+                {"settings": [*map(asdict, rows)], "vain": [*map(asdict, without_effect)]}, indent=2
             )
         )
         return 0
@@ -129,11 +129,11 @@ def run(options: argparse.Namespace) -> int:
         source = f"from {row.source}" if row.source else "default"
         print(f"{row.name} = {row.value or '(empty)'}  [{source}]")
         print(f"    {row.help}")
-    if in_vain:
+    if without_effect:
         print("\nset, and without effect:")
-    for each in in_vain:
+    for each in without_effect:
         print(f"{each.name}\n    {each.reason}")
-    if not rows and not in_vain:
+    if not rows and not without_effect:
         print("no variable of ours is set")
     return 0
 

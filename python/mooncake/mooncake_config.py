@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from mooncake._sizes import parse_size
+from mooncake._units import parse_size
 
 __all__ = ["DEFAULT_GLOBAL_SEGMENT_SIZE", "DEFAULT_LOCAL_BUFFER_SIZE", "MooncakeConfig"]
 
@@ -155,10 +155,10 @@ def _from_settings(settings: dict[str, Any]) -> MooncakeConfig:
         protocol=settings.get("protocol", "tcp"),
         device_name=settings.get("device_name", ""),
         master_server_address=settings["master_server_address"],
-        enable_ssd_offload=_switch(settings.get("enable_ssd_offload", False)),
+        enable_ssd_offload=_bool(settings.get("enable_ssd_offload", False)),
         ssd_offload_path=settings.get("ssd_offload_path") or "",
         tenant_id="default" if tenant is None else tenant,
-        enable_client_http_server=_switch(settings.get("enable_client_http_server", False)),
+        enable_client_http_server=_bool(settings.get("enable_client_http_server", False)),
         client_http_port=int(settings.get("client_http_port", 9300)),
     )
 
@@ -173,7 +173,7 @@ def _size(settings: dict[str, Any], field: str, default: int) -> int:
         raise ValueError(f"Invalid {field}: {error}") from error
 
 
-def _switch(value: Any) -> bool:
+def _bool(value: Any) -> bool:
     if isinstance(value, str):
         text = value.strip().lower()
         if text not in _TRUE + _FALSE:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overlo
 
 from mooncake._leases import Lease
 from mooncake._runtime import Buffer, PutOptions, _native
-from mooncake._sizes import parse_size
 from mooncake._tasks import CopyInfo, Drain, JobId, Task, copies_of
+from mooncake._units import parse_size
 from mooncake._values import check_value, encoded, key_list, name_list
 from mooncake.errors import MooncakeError, NotFoundError
 
@@ -164,7 +164,9 @@ class Store:
             InvalidArgumentError: An address or a setting is wrong, or does not go with a daemon.
         """
         self._config = config = config or StoreConfig()
-        self._native = _joined(master, config) if daemon is None else _guest(daemon, master, config)
+        self._native = (
+            _connect(master, config) if daemon is None else _connect_dummy(daemon, master, config)
+        )
 
     # Writing
 
@@ -559,13 +561,13 @@ class Store:
 
     def __repr__(self) -> str:
         native = self._native
-        kind = "guest" if native.is_guest else "embedded" if native.is_embedded else "joined"
+        kind = "guest" if native.is_dummy else "embedded" if native.is_embedded else "joined"
         state = "closed" if native.is_closed else kind
-        way = "daemon" if native.is_guest else "master"
+        way = "daemon" if native.is_dummy else "master"
         return f"<mooncake.Store {native.hostname} {way}={native.master_address} {state}>"
 
 
-def _joined(master: str, config: StoreConfig) -> _native.Store:
+def _connect(master: str, config: StoreConfig) -> _native.Store:
     lent = config.segment_bytes
     if lent is None:
         lent = _EMBEDDED_BYTES if master == "embedded" else 0
@@ -584,7 +586,7 @@ def _joined(master: str, config: StoreConfig) -> _native.Store:
     )
 
 
-def _guest(daemon: str, master: str, config: StoreConfig) -> _native.Store:
+def _connect_dummy(daemon: str, master: str, config: StoreConfig) -> _native.Store:
     defaults = StoreConfig()
     wrong = [
         name

@@ -218,7 +218,7 @@ def create_shared_segment(
         raise SharedSegmentError(f"comm_group must be given for world_size={world_size}")
     made = object.__new__(SharedSegment)
     try:
-        layout = made._layout = _planned(blocks)
+        layout = made._layout = _plan(blocks)
         made._segment, blob = engine.SharedSegment.create(
             f"{name}-{layout.tag()}",
             layout.total,
@@ -233,43 +233,43 @@ def create_shared_segment(
     except RuntimeError as error:
         # The others wait for this rank, so they are told.
         said = f"{_FAILED}{error}"
-    all_said = _exchanged(said, world_size, group)
+    messages = _exchange(said, world_size, group)
     # Nobody goes on before all have mapped it: the owner may be gone a moment later.
     said = ""
     try:
-        made._segment.complete(all_said)
+        made._segment.complete(messages)
     except RuntimeError as error:
         said = f"{_FAILED}{error}"
-    _exchanged(said, world_size, group)
+    _exchange(said, world_size, group)
     return made
 
 
-def _exchanged(said: str, world_size: int, group: object) -> list[str]:
+def _exchange(said: str, world_size: int, group: object) -> list[str]:
     """What every rank says, by rank; raises what one of them failed with."""
-    heard = [said] if world_size == 1 else _gathered(said, world_size, group)
+    messages = [said] if world_size == 1 else _all_gather(said, world_size, group)
     failures = [
         (rank, text.removeprefix(_FAILED))
-        for rank, text in enumerate(heard)
+        for rank, text in enumerate(messages)
         if isinstance(text, str) and text.startswith(_FAILED)
     ]
     if failures:
         why = failures[0][1] if world_size == 1 else f"rank {failures[0][0]}: {failures[0][1]}"
         raise SharedSegmentError(why)
-    return heard
+    return messages
 
 
-def _gathered(said: str, world_size: int, group: object) -> list[str]:
+def _all_gather(said: str, world_size: int, group: object) -> list[str]:
     gather = getattr(group, "all_gather_object", None)
     if gather is not None:
         return list(gather(said))
     distributed = importlib.import_module("torch.distributed")
-    heard: list[Any] = [None] * world_size
+    messages: list[Any] = [None] * world_size
     # Wrappers of other packages keep a group of theirs for messages between hosts' processors.
-    distributed.all_gather_object(heard, said, group=getattr(group, "cpu_group", group))
-    return heard
+    distributed.all_gather_object(messages, said, group=getattr(group, "cpu_group", group))
+    return messages
 
 
-def _planned(blocks: Mapping[str, Mapping[str, Any]]) -> _Layout:
+def _plan(blocks: Mapping[str, Mapping[str, Any]]) -> _Layout:
     placed: dict[str, _Block] = {}
     offset = 0
     for name in sorted(blocks):

@@ -17,7 +17,7 @@ from conftest import MIB, MasterProcess, start_master
 import mooncake
 import mooncake.errors
 from mooncake import _native, _top
-from mooncake._amounts import amount, count
+from mooncake._units import format_bytes, format_count
 from mooncake.engine import codes
 
 
@@ -100,7 +100,7 @@ def read_until(file: int, end: bytes) -> bytes:
 def test_top_shows_rates_per_second():
     def look(at, gets, calls):
         zero = {"used": 0, "capacity": 0, "writing": 0, "fenced": 0, "keys": 0}
-        return _top.Look(
+        return _top.Sample(
             at,
             {
                 "version": "1",
@@ -157,14 +157,14 @@ def test_bench_prints_json_and_leaves_no_objects(busy: MasterProcess):
 
 
 def test_amounts_are_formatted_for_people():
-    assert [amount(n) for n in (0, 1023, 1024, 1536, 5 << 40)] == [
+    assert [format_bytes(n) for n in (0, 1023, 1024, 1536, 5 << 40)] == [
         "0 B",
         "1023 B",
         "1 KiB",
         "1.5 KiB",
         "5.0 TiB",
     ]
-    shown = [count(n) for n in (0, 7, 9999, 12_345, 2_500_000)]
+    shown = [format_count(n) for n in (0, 7, 9999, 12_345, 2_500_000)]
     assert shown == ["0", "7", "9999", "12.3k", "2.5M"]
 
 

@@ -13,7 +13,7 @@ import pytest
 from conftest import MIB, MasterProcess, set_up
 
 import mooncake
-from mooncake._sizes import parse_size
+from mooncake._units import parse_size
 from mooncake.async_store import MooncakeDistributedStoreAsync
 from mooncake.mooncake_config import MooncakeConfig
 

@@ -10,7 +10,7 @@ from conftest import MIB, MasterProcess
 
 import mooncake
 from mooncake import DrainInfo, Store, StoreConfig, TaskInfo
-from mooncake._tasks import wait_for
+from mooncake._tasks import poll_until_over
 
 LIMIT_S = 60.0
 NOW = datetime.now(UTC)
@@ -87,7 +87,7 @@ def test_short_wait_reports_the_task_state() -> None:
 
     seen: list[TaskInfo] = []
     with pytest.raises(mooncake.DeadlineError, match=r"still processing after timeout_s=0\.02"):
-        wait_for(look, 0.02, seen.append)
+        poll_until_over(look, 0.02, seen.append)
     assert seen == [info], "told of once, as it does not change"
     assert len(looks) >= 2
 

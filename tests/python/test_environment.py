@@ -49,11 +49,11 @@ def test_secrets_are_not_shown(monkeypatch, name):
 
 
 def test_ineffective_variables_are_listed_with_a_reason(monkeypatch):
-    assert env.vain() == []
+    assert env.ignored() == []
     monkeypatch.setenv("MC_SLICE_SIZE", "65536")
     monkeypatch.setenv("MC_TRANSFER_TIMEOUTS", "7")
     monkeypatch.setenv("MOONCAKE_OF_SOMEBODY_ELSE", "1")
-    reasons = {each.name: each.reason for each in env.vain()}
+    reasons = {each.name: each.reason for each in env.ignored()}
     assert "slices" in reasons["MC_SLICE_SIZE"]
     assert "MC_TRANSFER_TIMEOUT " in reasons["MC_TRANSFER_TIMEOUTS"].replace("?", " ")
     assert reasons["MOONCAKE_OF_SOMEBODY_ELSE"] == "Not known here."

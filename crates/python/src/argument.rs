@@ -35,33 +35,33 @@ impl<'py> FromPyObject<'_, 'py> for Unsigned {
 
 /// Reads a number for `from_py_with`. One that is negative or too large is a `TypeError`, to which the
 /// name of the argument is added.
-pub(crate) fn whole<T: TryFrom<u64>>(object: &Bound<'_, PyAny>) -> PyResult<T> {
+pub(crate) fn unsigned<T: TryFrom<u64>>(object: &Bound<'_, PyAny>) -> PyResult<T> {
     let Unsigned(number) = object.extract()?;
     T::try_from(number as u64).map_err(|_| PyTypeError::new_err("the number is out of range"))
 }
 
 /// The same; `None` stands for no number.
-pub(crate) fn maybe_whole<T: TryFrom<u64>>(object: &Bound<'_, PyAny>) -> PyResult<Option<T>> {
-    if object.is_none() { Ok(None) } else { whole(object).map(Some) }
+pub(crate) fn optional_unsigned<T: TryFrom<u64>>(object: &Bound<'_, PyAny>) -> PyResult<Option<T>> {
+    if object.is_none() { Ok(None) } else { unsigned(object).map(Some) }
 }
 
 /// Keys as they were given, end to end in one buffer.
 #[derive(Debug)]
-pub(crate) struct Names {
+pub(crate) struct PackedKeys {
     bytes: Vec<u8>,
     ends: Vec<usize>,
 }
 
-impl Names {
+impl PackedKeys {
     /// Reads them.
-    pub(crate) fn of(keys: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub(crate) fn from_sequence(keys: &Bound<'_, PyAny>) -> PyResult<Self> {
         let mut bytes = Vec::new();
-        let ends = listed(keys, KEYS, |key| Self::add(&mut bytes, &key))?;
+        let ends = map_sequence(keys, KEYS, |key| Self::add(&mut bytes, &key))?;
         Ok(Self { bytes, ends })
     }
 
     /// Reads those.
-    pub(crate) fn each(keys: &[Bound<'_, PyAny>]) -> PyResult<Self> {
+    pub(crate) fn from_slice(keys: &[Bound<'_, PyAny>]) -> PyResult<Self> {
         let mut bytes = Vec::new();
         let ends = keys.iter().map(|key| Self::add(&mut bytes, key)).collect::<PyResult<_>>()?;
         Ok(Self { bytes, ends })
@@ -93,20 +93,20 @@ pub(crate) fn object_keys(keys: &[Bound<'_, PyAny>]) -> PyResult<Vec<Result<Obje
 }
 
 /// The same, straight from a list.
-pub(crate) fn listed_keys(keys: &Bound<'_, PyAny>) -> PyResult<Vec<Result<ObjectKey>>> {
-    listed(keys, KEYS, |key| object_key(&key))
+pub(crate) fn object_keys_of(keys: &Bound<'_, PyAny>) -> PyResult<Vec<Result<ObjectKey>>> {
+    map_sequence(keys, KEYS, |key| object_key(&key))
 }
 
 /// Reads a column of numbers, for `from_py_with`.
 pub(crate) fn column(numbers: &Bound<'_, PyAny>) -> PyResult<Vec<Unsigned>> {
-    listed(numbers, "addresses and sizes are lists of integers", |number| number.extract())
+    map_sequence(numbers, "addresses and sizes are lists of integers", |number| number.extract())
 }
 
 /// What keys are, where something else was given.
 const KEYS: &str = "keys are a list of str or bytes";
 
 /// Reads each item of a sequence; those of a list, which is what callers have, where they are.
-fn listed<'py, T>(
+fn map_sequence<'py, T>(
     items: &Bound<'py, PyAny>,
     what: &str,
     mut read: impl FnMut(Bound<'py, PyAny>) -> PyResult<T>,
@@ -157,59 +157,61 @@ fn sequence<'py>(items: &Bound<'py, PyAny>, what: &str) -> PyResult<Vec<Bound<'p
 pub(crate) fn key_batch(keys: &Bound<'_, PyAny>) -> PyResult<KeyBatch> {
     let count = keys.cast::<PyList>().map_or(0, |list| list.len());
     let mut batch = KeyBatch::with_capacity(count);
-    listed(keys, KEYS, |key| with_bytes(&key, |bytes| batch.push(bytes)))?;
+    map_sequence(keys, KEYS, |key| with_bytes(&key, |bytes| batch.push(bytes)))?;
     Ok(batch)
 }
 
 /// What a reader learns of a key that no object can have: there is no such object.
-pub(crate) fn as_absent(keys: Vec<Result<ObjectKey>>) -> Vec<Result<ObjectKey>> {
+pub(crate) fn invalid_as_missing(keys: Vec<Result<ObjectKey>>) -> Vec<Result<ObjectKey>> {
     let absent = |error: Error| Error::new(ErrorCode::OBJECT_NOT_FOUND, error.message().to_owned());
     keys.into_iter().map(|key| key.map_err(absent)).collect()
 }
 
-/// Calls with the items that are good and puts the outcomes back in their places.
-pub(crate) fn among_good<I, O>(
+/// Calls with the items that are valid and puts the outcomes back in their places.
+pub(crate) fn call_with_valid<I, O>(
     items: Vec<Result<I>>,
     call: impl FnOnce(Vec<I>) -> Vec<Result<O>>,
 ) -> Vec<Result<O>> {
-    let (good, refused) = sort_out(items.into_iter());
-    refused.among(call(good))
+    let (valid, invalid) = partition_valid(items.into_iter());
+    invalid.merge_into(call(valid))
 }
 
-/// The items that are good, and the others.
-pub(crate) fn sort_out<I>(items: impl ExactSizeIterator<Item = Result<I>>) -> (Vec<I>, Refused) {
+/// The items that are valid, and the others.
+pub(crate) fn partition_valid<I>(
+    items: impl ExactSizeIterator<Item = Result<I>>,
+) -> (Vec<I>, InvalidItems) {
     let count = items.len();
-    let mut good = Vec::with_capacity(count);
-    let mut refused = Vec::new();
+    let mut valid = Vec::with_capacity(count);
+    let mut invalid = Vec::new();
     for (at, item) in items.enumerate() {
         match item {
-            Ok(item) => good.push(item),
-            Err(error) => refused.push((at, error)),
+            Ok(item) => valid.push(item),
+            Err(error) => invalid.push((at, error)),
         }
     }
-    (good, Refused { count, refused })
+    (valid, InvalidItems { count, invalid })
 }
 
-/// Items of a batch that were refused before it was called.
+/// Items of a batch that were invalid before it was called.
 #[derive(Debug)]
-pub(crate) struct Refused {
+pub(crate) struct InvalidItems {
     /// Of how many.
     count: usize,
     /// The number of each, and why.
-    refused: Vec<(usize, Error)>,
+    invalid: Vec<(usize, Error)>,
 }
 
-impl Refused {
-    /// These failures among the outcomes of the good items, each in its place.
-    pub(crate) fn among<O>(self, outcomes: Vec<Result<O>>) -> Vec<Result<O>> {
-        if self.refused.is_empty() && outcomes.len() == self.count {
+impl InvalidItems {
+    /// These failures among the outcomes of the valid items, each in its place.
+    pub(crate) fn merge_into<O>(self, outcomes: Vec<Result<O>>) -> Vec<Result<O>> {
+        if self.invalid.is_empty() && outcomes.len() == self.count {
             return outcomes;
         }
-        let mut refused = self.refused.into_iter().peekable();
+        let mut invalid = self.invalid.into_iter().peekable();
         let mut outcomes = outcomes.into_iter();
         let missing = || Err(Error::internal("a batch was answered with too few outcomes"));
         (0..self.count)
-            .map(|at| match refused.next_if(|(refused, _)| *refused == at) {
+            .map(|at| match invalid.next_if(|(invalid, _)| *invalid == at) {
                 Some((_, error)) => Err(error),
                 None => outcomes.next().unwrap_or_else(missing),
             })
@@ -218,7 +220,7 @@ impl Refused {
 }
 
 /// Refuses lists of which one is longer than the other.
-pub(crate) fn same_length(name: &'static str, length: usize, keys: usize) -> Result<()> {
+pub(crate) fn check_same_length(name: &'static str, length: usize, keys: usize) -> Result<()> {
     if length == keys {
         return Ok(());
     }

@@ -180,19 +180,19 @@ pub(crate) fn writable_range(buffer: &Bound<'_, PyAny>) -> PyResult<(usize, usiz
 }
 
 /// Memory that a caller named by addresses and lengths.
-pub(crate) fn foreign(ranges: Vec<(usize, usize)>) -> Vec<LocalRange> {
-    ranges.into_iter().map(|(address, length)| foreign_range(address, length)).collect()
+pub(crate) fn caller_ranges(ranges: Vec<(usize, usize)>) -> Vec<LocalRange> {
+    ranges.into_iter().map(|(address, length)| caller_range(address, length)).collect()
 }
 
 /// Memory that a caller named by its address.
-pub(crate) fn foreign_range(address: usize, length: usize) -> LocalRange {
+pub(crate) fn caller_range(address: usize, length: usize) -> LocalRange {
     // SAFETY: the memory is the caller's; no Rust reference to it exists.
     unsafe { LocalRange::foreign(address, length) }
 }
 
 /// A `bytes` of that length whose content nobody has written yet, and the memory to write. The
 /// object must not be shown to Python before it is filled.
-pub(crate) fn blank_bytes(py: Python<'_>, length: u64) -> PyResult<(Py<PyBytes>, LocalRange)> {
+pub(crate) fn uninit_bytes(py: Python<'_>, length: u64) -> PyResult<(Py<PyBytes>, LocalRange)> {
     let length = isize::try_from(length).map_err(|_| PyMemoryError::new_err("object too large"))?;
     // SAFETY: a null source asks for uninitialised content, which is what the doc above demands to
     // be filled.
@@ -223,7 +223,7 @@ pub(crate) struct Buffer {
 impl Buffer {
     /// A buffer nobody has written yet, and the memory to write. It must not be shown to Python
     /// before it is filled.
-    pub(crate) fn blank(length: u64, is_signed: bool) -> PyResult<(Self, LocalRange)> {
+    pub(crate) fn uninit(length: u64, is_signed: bool) -> PyResult<(Self, LocalRange)> {
         let refused =
             || PyMemoryError::new_err(format!("no memory for an object of {length} bytes"));
         let length = usize::try_from(length).map_err(|_| refused())?;
@@ -258,7 +258,7 @@ impl Buffer {
     /// New memory of zeros, which takes room only as it is touched.
     #[staticmethod]
     fn allocate(length: Unsigned) -> PyResult<Self> {
-        let (mut buffer, _) = Self::blank(0, false)?;
+        let (mut buffer, _) = Self::uninit(0, false)?;
         let refused = || PyMemoryError::new_err(format!("no memory of {} bytes", length.0));
         let layout = Layout::array::<u8>(length.0).map_err(|_| refused())?;
         if layout.size() > 0 {

@@ -19,7 +19,7 @@ use mooncake_base::{Error, Result};
 use pyo3::Python;
 
 /// How long a thread waits for the end of the process: longer than most hooks take to run.
-const END: Duration = Duration::from_secs(2);
+const EXIT_WAIT: Duration = Duration::from_secs(2);
 
 static IS_EXITING: AtomicBool = AtomicBool::new(false);
 /// The thread that ends the interpreter, once it does.
@@ -34,13 +34,13 @@ where
     F: FnOnce() -> T + Send,
     T: Send,
 {
-    if is_too_late() {
+    if is_refused() {
         return Err(Error::closed("the interpreter is exiting"));
     }
     Ok(py.detach(|| {
         let value = call();
-        if is_too_late() {
-            await_end();
+        if is_refused() {
+            wait_for_process_exit();
         }
         value
     }))
@@ -53,13 +53,13 @@ pub(crate) fn begin_exit() {
     IS_EXITING.store(true, Ordering::SeqCst);
 }
 
-fn is_too_late() -> bool {
+fn is_refused() -> bool {
     IS_EXITING.load(Ordering::SeqCst) && *FINALIZING.lock() != Some(thread::current().id())
 }
 
 /// Returns only if the process goes on for long.
-fn await_end() {
-    let end = Instant::now() + END;
+fn wait_for_process_exit() {
+    let end = Instant::now() + EXIT_WAIT;
     while let Some(left) = end.checked_duration_since(Instant::now()).filter(|it| !it.is_zero()) {
         thread::park_timeout(left);
     }

@@ -21,7 +21,7 @@ use self::batch::{Batch, Numbers};
 pub(crate) use self::open::{Running, close_all};
 use crate::{
     argument::Unsigned,
-    buffer::{Views, blank_bytes, foreign, foreign_range},
+    buffer::{Views, caller_range, caller_ranges, uninit_bytes},
     detach::detached,
     error::or_raise,
     log,
@@ -48,12 +48,12 @@ impl Engine {
         is_tcp_forced: Option<bool>,
     ) -> PyResult<Self> {
         log::install();
-        log::tell_of_refused();
+        log::warn_unsupported_variables();
         let config = or_raise(py, engine_config(name, metadata, is_tcp_forced))?;
         let runtime = or_raise(py, runtime())?;
         let started = detached(py, || Running::start(config, runtime)).and_then(|started| started);
         let running = Arc::new(or_raise(py, started)?);
-        open::remember(&running);
+        open::track(&running);
         Ok(Self(Some(running)))
     }
 
@@ -99,7 +99,7 @@ impl Engine {
         self.call(py, |running| {
             let mut pieces = batch.into_pieces();
             let call = (segment, opcode(is_write), deadline, hint);
-            let served = move_pieces(running, call, &mut pieces)?;
+            let served = transfer_batch(running, call, &mut pieces)?;
             if let Some(notification) = notification {
                 running.engine()?.notify(segment, &notification, deadline)?;
             }
@@ -124,8 +124,8 @@ impl Engine {
     ) -> PyResult<()> {
         let deadline = or_raise(py, deadline(timeout_s, length.0 as u64))?;
         let call = (segment, opcode(is_write), deadline, TransportKind::from_name(hint));
-        let piece = Piece::new(foreign_range(address.0, length.0), peer_address.0 as u64);
-        self.call(py, |running| move_pieces(running, call, &mut [piece]).map(drop))
+        let piece = Piece::new(caller_range(address.0, length.0), peer_address.0 as u64);
+        self.call(py, |running| transfer_batch(running, call, &mut [piece]).map(drop))
     }
 
     /// Moves a batch after everything that was given to a CUDA stream, and before what will be.
@@ -191,7 +191,7 @@ impl Engine {
     /// Whether a submitted batch has ended; how it ended is told once.
     fn is_done(&self, py: Python<'_>, batch: Unsigned) -> PyResult<bool> {
         let batch = BatchId::from_number(batch.0 as u64);
-        self.call(py, |running| has_ended(running.engine()?.status(batch)?))
+        self.call(py, |running| is_ended(running.engine()?.status(batch)?))
     }
 
     /// Waits until every one of the batches has ended.
@@ -199,7 +199,7 @@ impl Engine {
         let batches: Vec<_> = batches.as_u64().into_iter().map(BatchId::from_number).collect();
         self.call(py, |running| {
             let ends = running.engine()?.wait(&batches)?;
-            ends.into_iter().try_for_each(|end| has_ended(end).map(drop))
+            ends.into_iter().try_for_each(|end| is_ended(end).map(drop))
         })
     }
 
@@ -290,7 +290,7 @@ pub(crate) fn write_memory(
     }
     let Some(from) = view.ranges().first().filter(|_| length.0 > 0) else { return Ok(()) };
     let from = from.part(0, length.0);
-    let to = foreign(vec![(address.0, length.0)]);
+    let to = caller_ranges(vec![(address.0, length.0)]);
     let copied = detached(py, || to.into_iter().try_for_each(|to| copy(from, to)));
     or_raise(py, copied.and_then(|copied| copied))
 }
@@ -302,8 +302,8 @@ pub(crate) fn read_memory(
     address: Unsigned,
     length: Unsigned,
 ) -> PyResult<Py<PyBytes>> {
-    let (bytes, to) = blank_bytes(py, length.0 as u64)?;
-    let from = foreign(vec![(address.0, length.0)]);
+    let (bytes, to) = uninit_bytes(py, length.0 as u64)?;
+    let from = caller_ranges(vec![(address.0, length.0)]);
     let copied = detached(py, || from.into_iter().try_for_each(|from| copy(from, to)));
     or_raise(py, copied.and_then(|copied| copied))?;
     Ok(bytes)
@@ -329,7 +329,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         let Some(running) = self.0.take() else { return };
-        if running.is_foreign() {
+        if running.is_forked() {
             // Its locks may be held by threads that this process does not have.
             std::mem::forget(running);
             return;
@@ -342,7 +342,7 @@ impl Drop for Engine {
 }
 
 /// Moves pieces, and says over which way they went.
-fn move_pieces(
+fn transfer_batch(
     running: &Running,
     (segment, opcode, deadline, hint): (&str, Opcode, Moment, Option<TransportKind>),
     pieces: &mut [Piece],
@@ -367,7 +367,7 @@ fn deadline(timeout_s: f64, bytes: u64) -> Result<Moment> {
         + Duration::from_secs_f64(bytes as f64 / BYTES_PER_SECOND as f64))
 }
 
-fn has_ended(status: BatchStatus) -> Result<bool> {
+fn is_ended(status: BatchStatus) -> Result<bool> {
     match status {
         BatchStatus::Running => Ok(false),
         BatchStatus::Done => Ok(true),

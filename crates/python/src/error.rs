@@ -32,12 +32,16 @@ pub(crate) fn exception<'py>(
 }
 
 /// The exception, to be raised.
-pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
-    raised_of(py, error, None)
+pub(crate) fn py_error(py: Python<'_>, error: &Error) -> PyErr {
+    py_error_for_key(py, error, None)
 }
 
 /// The same, of a key.
-pub(crate) fn raised_of(py: Python<'_>, error: &Error, key: Option<&Bound<'_, PyAny>>) -> PyErr {
+pub(crate) fn py_error_for_key(
+    py: Python<'_>,
+    error: &Error,
+    key: Option<&Bound<'_, PyAny>>,
+) -> PyErr {
     match exception(py, error, key) {
         Ok(instance) => PyErr::from_value(instance),
         Err(failed) => failed,
@@ -46,7 +50,7 @@ pub(crate) fn raised_of(py: Python<'_>, error: &Error, key: Option<&Bound<'_, Py
 
 /// The value, or the failure raised.
 pub(crate) fn or_raise<T>(py: Python<'_>, result: Result<T>) -> PyResult<T> {
-    result.map_err(|error| raised(py, &error))
+    result.map_err(|error| py_error(py, &error))
 }
 
 /// The exception that tells of the last failure in this thread.

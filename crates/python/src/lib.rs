@@ -36,13 +36,13 @@ mod _native {
         options::PutOptions,
         pending::Pending,
         process::{
-            at_exit, environment, local_topology, rdma_devices, refused_variables, run_daemon,
-            run_master, run_topology_dump, run_transfer_bench, secret_variables,
+            at_exit, environment, local_topology, rdma_devices, run_daemon, run_master,
+            run_topology_dump, run_transfer_bench, secret_variables, unsupported_variables,
         },
         rpc::{RpcClient, RpcDelivery, RpcServer},
         store::{
             Store,
-            numbers::{
+            status_codes::{
                 get_columns, get_one, get_values, is_present, put_columns, put_one, put_values,
             },
         },

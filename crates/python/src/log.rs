@@ -58,9 +58,9 @@ pub(crate) fn install() {
 }
 
 /// Says once which variables are set in vain, since another engine would heed them.
-pub(crate) fn tell_of_refused() {
-    static TOLD: Once = Once::new();
-    TOLD.call_once(|| {
+pub(crate) fn warn_unsupported_variables() {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
         for (name, reason) in Unsupported::set_in_environment() {
             tracing::warn!(variable = name, "has no effect here: {reason}");
         }
@@ -94,7 +94,7 @@ struct Log;
 
 impl<S: Subscriber> Layer<S> for Log {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        let mut text = Text::default();
+        let mut text = EventText::default();
         event.record(&mut text);
         let text = text.finish();
         let (level, target) = (event.metadata().level(), event.metadata().target());
@@ -134,18 +134,18 @@ fn python_level(level: &Level) -> u8 {
 
 /// The message, then the fields as `name=value`.
 #[derive(Default)]
-struct Text {
+struct EventText {
     message: String,
     fields: String,
 }
 
-impl Text {
+impl EventText {
     fn finish(self) -> String {
         self.message + &self.fields
     }
 }
 
-impl Visit for Text {
+impl Visit for EventText {
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
         // Writing into a string does not fail.
         let _ = if field.name() == "message" {

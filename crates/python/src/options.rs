@@ -40,13 +40,13 @@ impl PutOptions {
     #[allow(clippy::too_many_arguments, reason = "each option is a keyword of the constructor")]
     fn new(
         py: Python<'_>,
-        #[pyo3(from_py_with = argument::whole)] replicas: u32,
+        #[pyo3(from_py_with = argument::unsigned)] replicas: u32,
         soft_pin: &str,
-        #[pyo3(from_py_with = argument::maybe_whole)] soft_pin_ttl_ms: Option<u64>,
+        #[pyo3(from_py_with = argument::optional_unsigned)] soft_pin_ttl_ms: Option<u64>,
         is_hard_pinned: bool,
         preferred_segments: Vec<String>,
         prefers_own_segments: bool,
-        #[pyo3(from_py_with = argument::whole)] data_type: u32,
+        #[pyo3(from_py_with = argument::unsigned)] data_type: u32,
         groups: Option<Vec<String>>,
     ) -> PyResult<Self> {
         let options = Self {
@@ -92,7 +92,7 @@ impl PutOptions {
     /// The client's options for a batch of so many items.
     pub(crate) fn for_batch(&self, is_upsert: bool, items: usize) -> Result<client::PutOptions> {
         if let Some(groups) = &self.groups {
-            argument::same_length("groups", groups.len(), items)?;
+            argument::check_same_length("groups", groups.len(), items)?;
         }
         Ok(client::PutOptions {
             replicas: self.replicas,

@@ -21,16 +21,18 @@ use mooncake_transfer_engine::LocalRange;
 use pyo3::{IntoPyObjectExt, exceptions::PyBufferError, prelude::*};
 
 use crate::{
-    argument::{Names, among_good, as_absent, object_keys, same_length, selector},
+    argument::{
+        PackedKeys, call_with_valid, check_same_length, invalid_as_missing, object_keys, selector,
+    },
     buffer::{Buffer, Views},
-    error::{or_raise, raised},
+    error::{or_raise, py_error},
     options::PutOptions,
     store::{
-        Keys, Open, Store, describe, is_there, length_of, listing, moves, only_key, outcomes,
-        probe,
-        tasks::{self, Halves},
+        Keys, Open, Store, describe, is_there, length_of, listing, outcome_list, probe, single_key,
+        tasks::{self, IdParts},
+        transfer,
     },
-    workers::{self, Attic},
+    workers::{self, DropQueue},
 };
 
 /// The outcome of a call, to be made into objects of Python by a thread that is attached.
@@ -41,16 +43,16 @@ type Outcome = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
 #[derive(Debug)]
 pub(crate) struct Pending {
     store: Arc<Open>,
-    inbox: Option<Arc<Inbox>>,
-    bell: UnixStream,
+    completions: Option<Arc<CompletionQueue>>,
+    waker: UnixStream,
     begun: AtomicU64,
 }
 
 /// Where workers leave outcomes.
-struct Inbox {
+struct CompletionQueue {
     state: Mutex<State>,
     /// Written to when the first outcome is left, so that the other end becomes readable.
-    bell: UnixStream,
+    waker: UnixStream,
 }
 
 #[derive(Default)]
@@ -64,28 +66,28 @@ impl Pending {
     /// Prepares calls of a store for one event loop.
     #[new]
     fn new(py: Python<'_>, store: &Bound<'_, Store>) -> PyResult<Self> {
-        let (near, far) = or_raise(py, bell())?;
-        let inbox = Inbox { state: Mutex::default(), bell: far };
+        let (near, far) = or_raise(py, waker_pair())?;
+        let completions = CompletionQueue { state: Mutex::default(), waker: far };
         Ok(Self {
             store: Arc::clone(store.get().open()),
-            inbox: Some(Arc::new(inbox)),
-            bell: near,
+            completions: Some(Arc::new(completions)),
+            waker: near,
             begun: AtomicU64::new(0),
         })
     }
 
     /// The descriptor that becomes readable when outcomes can be taken.
     fn fileno(&self) -> i32 {
-        self.bell.as_raw_fd()
+        self.waker.as_raw_fd()
     }
 
     /// The outcomes since the last time: the number of the call, and its value or its exception.
     fn take(&self, py: Python<'_>) -> PyResult<Vec<(u64, Py<PyAny>)>> {
         or_raise(py, self.check())?;
-        // First the bell, so that an outcome that is left meanwhile rings it again.
-        let mut rung = [0; 64];
-        while (&self.bell).read(&mut rung).is_ok_and(|count| count == rung.len()) {}
-        let done = std::mem::take(&mut self.inbox().state.lock().done);
+        // First the waker, so that an outcome that is left meanwhile rings it again.
+        let mut drained = [0; 64];
+        while (&self.waker).read(&mut drained).is_ok_and(|count| count == drained.len()) {}
+        let done = std::mem::take(&mut self.completions().state.lock().done);
         let told = |(number, outcome): (u64, Outcome)| match outcome(py) {
             Ok(value) => (number, value),
             Err(error) => (number, error.into_value(py).into_any()),
@@ -103,9 +105,9 @@ impl Pending {
         options: Option<&Bound<'py, PutOptions>>,
         is_upsert: bool,
     ) -> PyResult<u64> {
-        or_raise(py, same_length("values", values.len(), keys.len()))?;
+        or_raise(py, check_same_length("values", values.len(), keys.len()))?;
         let views = values.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
-        let names = Names::each(&keys)?;
+        let names = PackedKeys::from_slice(&keys)?;
         let options = match options {
             Some(options) => or_raise(py, options.get().for_batch(is_upsert, keys.len()))?,
             None => mooncake_store_client::PutOptions { is_upsert, ..Default::default() },
@@ -114,11 +116,11 @@ impl Pending {
         self.begin(py, move |client| {
             let stored = client.map(|client| {
                 let ranges: Vec<&[LocalRange]> = views.iter().map(Views::ranges).collect();
-                moves::put(client, &names, &ranges, options)
+                transfer::put(client, &names, &ranges, options)
             });
             Box::new(move |py| {
                 drop(views);
-                told(py, &keys, stored)
+                outcome_objects(py, &keys, stored)
             })
         })
     }
@@ -126,16 +128,20 @@ impl Pending {
     /// Begins to get objects, as bytes or as buffers.
     #[pyo3(signature = (keys, *, as_bytes = false))]
     fn get<'py>(&self, py: Python<'py>, keys: Keys<'py>, as_bytes: bool) -> PyResult<u64> {
-        let names = as_absent(object_keys(&keys)?);
+        let names = invalid_as_missing(object_keys(&keys)?);
         let keys = unbound(keys);
         self.begin(py, move |client| {
             let fetched = client.map(|client| fetch(client, names));
             Box::new(move |py| {
                 if !as_bytes {
-                    return told(py, &keys, fetched);
+                    return outcome_objects(py, &keys, fetched);
                 }
                 let bytes = |got: Result<Buffer>| got.map(|buffer| buffer.to_bytes(py));
-                told(py, &keys, fetched.map(|fetched| fetched.into_iter().map(bytes).collect()))
+                outcome_objects(
+                    py,
+                    &keys,
+                    fetched.map(|fetched| fetched.into_iter().map(bytes).collect()),
+                )
             })
         })
     }
@@ -147,21 +153,21 @@ impl Pending {
         keys: Keys<'py>,
         buffers: Vec<Bound<'py, PyAny>>,
     ) -> PyResult<u64> {
-        or_raise(py, same_length("buffers", buffers.len(), keys.len()))?;
+        or_raise(py, check_same_length("buffers", buffers.len(), keys.len()))?;
         let views = buffers.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
         if views.iter().any(Views::is_readonly) {
             return Err(PyBufferError::new_err("the memory is read-only"));
         }
-        let names = as_absent(object_keys(&keys)?);
+        let names = invalid_as_missing(object_keys(&keys)?);
         let keys = unbound(keys);
         self.begin(py, move |client| {
             let lengths = client.map(|client| {
                 let ranges: Vec<_> = views.iter().map(Views::ranges).collect();
-                moves::get_into(client, names, &ranges, false)
+                transfer::get_into(client, names, &ranges, false)
             });
             Box::new(move |py| {
                 drop(views);
-                told(py, &keys, lengths)
+                outcome_objects(py, &keys, lengths)
             })
         })
     }
@@ -169,7 +175,7 @@ impl Pending {
     /// Begins to ask whether objects are there.
     #[pyo3(signature = (keys, *, lease = true))]
     fn exists<'py>(&self, py: Python<'py>, keys: Keys<'py>, lease: bool) -> PyResult<u64> {
-        self.for_keys(py, keys, move |client, names| {
+        self.begin_for_keys(py, keys, move |client, names| {
             probe(client, names, lease).into_iter().map(is_there).collect()
         })
     }
@@ -177,7 +183,7 @@ impl Pending {
     /// Begins to ask how long objects are.
     #[pyo3(signature = (keys, *, lease = true))]
     fn sizes<'py>(&self, py: Python<'py>, keys: Keys<'py>, lease: bool) -> PyResult<u64> {
-        self.for_keys(py, keys, move |client, names| {
+        self.begin_for_keys(py, keys, move |client, names| {
             probe(client, names, lease).into_iter().map(length_of).collect()
         })
     }
@@ -185,8 +191,8 @@ impl Pending {
     /// Begins to remove objects.
     #[pyo3(signature = (keys, *, force = false))]
     fn remove<'py>(&self, py: Python<'py>, keys: Keys<'py>, force: bool) -> PyResult<u64> {
-        self.for_keys(py, keys, move |client, names| {
-            let removed = among_good(names, |names| client.remove(&names, force));
+        self.begin_for_keys(py, keys, move |client, names| {
+            let removed = call_with_valid(names, |names| client.remove(&names, force));
             removed.into_iter().map(|removed| removed.map(|()| true)).collect()
         })
     }
@@ -203,7 +209,7 @@ impl Pending {
         let which = or_raise(py, selector(regex, prefix))?;
         self.begin(py, move |client| {
             let removed = client.and_then(|client| client.remove_matching(&which, force));
-            Box::new(move |py| whole(py, or_raise(py, removed)?))
+            Box::new(move |py| to_object(py, or_raise(py, removed)?))
         })
     }
 
@@ -220,7 +226,7 @@ impl Pending {
         let prefix = Selector::Prefix(prefix);
         self.begin(py, move |client| {
             let page = client.and_then(|client| client.list(&prefix, after.as_ref(), limit));
-            Box::new(move |py| whole(py, listing(py, or_raise(py, page)?)))
+            Box::new(move |py| to_object(py, listing(py, or_raise(py, page)?)))
         })
     }
 
@@ -232,7 +238,7 @@ impl Pending {
                 let segments = or_raise(py, segments)?;
                 let described: PyResult<Vec<_>> =
                     segments.iter().map(|segment| describe::segment(py, segment)).collect();
-                whole(py, described?)
+                to_object(py, described?)
             })
         })
     }
@@ -241,16 +247,17 @@ impl Pending {
     fn status(&self, py: Python<'_>) -> PyResult<u64> {
         self.begin(py, move |client| {
             let status = client.and_then(Client::status);
-            Box::new(move |py| whole(py, describe::status(py, &or_raise(py, status)?)?))
+            Box::new(move |py| to_object(py, describe::status(py, &or_raise(py, status)?)?))
         })
     }
 
     /// Begins to ask where the copies of objects lie. Leases the objects.
     fn replicas<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> PyResult<u64> {
-        let names = as_absent(object_keys(&keys)?);
+        let names = invalid_as_missing(object_keys(&keys)?);
         let keys = unbound(keys);
         self.begin(py, move |client| {
-            let described = client.map(|client| among_good(names, |names| client.describe(&names)));
+            let described =
+                client.map(|client| call_with_valid(names, |names| client.describe(&names)));
             Box::new(move |py| {
                 let mut places = Vec::with_capacity(keys.len());
                 for located in or_raise(py, described)? {
@@ -259,7 +266,7 @@ impl Pending {
                         Err(error) => Err(error),
                     });
                 }
-                told(py, &keys, Ok(places))
+                outcome_objects(py, &keys, Ok(places))
             })
         })
     }
@@ -271,7 +278,7 @@ impl Pending {
         key: Bound<'py, PyAny>,
         targets: Vec<String>,
     ) -> PyResult<u64> {
-        let key = or_raise(py, only_key(key)?)?;
+        let key = or_raise(py, single_key(key)?)?;
         self.begin_task(py, NewTask::Copy { key, targets })
     }
 
@@ -283,15 +290,15 @@ impl Pending {
         source: String,
         target: String,
     ) -> PyResult<u64> {
-        let key = or_raise(py, only_key(key)?)?;
+        let key = or_raise(py, single_key(key)?)?;
         self.begin_task(py, NewTask::Move { key, source, target })
     }
 
     /// Begins to ask how a task stands.
-    fn task(&self, py: Python<'_>, task_id: Halves) -> PyResult<u64> {
+    fn task(&self, py: Python<'_>, task_id: IdParts) -> PyResult<u64> {
         self.begin(py, move |client| {
             let info = client.and_then(|client| tasks::info(client, task_id));
-            Box::new(move |py| whole(py, tasks::task(py, &or_raise(py, info)?)?))
+            Box::new(move |py| to_object(py, tasks::task(py, &or_raise(py, info)?)?))
         })
     }
 
@@ -304,17 +311,17 @@ impl Pending {
         targets: Vec<String>,
         concurrency: u32,
     ) -> PyResult<u64> {
-        self.about_drain(py, move |client| client.drain(&segments, &targets, concurrency))
+        self.begin_drain_call(py, move |client| client.drain(&segments, &targets, concurrency))
     }
 
     /// Begins to ask how a drain stands.
-    fn drain_info(&self, py: Python<'_>, job_id: Halves) -> PyResult<u64> {
-        self.about_drain(py, move |client| client.drain_info(tasks::job(job_id)))
+    fn drain_info(&self, py: Python<'_>, job_id: IdParts) -> PyResult<u64> {
+        self.begin_drain_call(py, move |client| client.drain_info(tasks::job_id(job_id)))
     }
 
     /// Begins to end a drain.
-    fn cancel_drain(&self, py: Python<'_>, job_id: Halves) -> PyResult<u64> {
-        self.about_drain(py, move |client| client.cancel_drain(tasks::job(job_id)))
+    fn cancel_drain(&self, py: Python<'_>, job_id: IdParts) -> PyResult<u64> {
+        self.begin_drain_call(py, move |client| client.cancel_drain(tasks::job_id(job_id)))
     }
 
     /// Begins to ask whether the master answers and knows this client.
@@ -334,19 +341,19 @@ impl Pending {
     fn begin_task(&self, py: Python<'_>, task: NewTask) -> PyResult<u64> {
         self.begin(py, move |client| {
             let id = client.and_then(|client| tasks::create(client, task));
-            Box::new(move |py| whole(py, or_raise(py, id)?))
+            Box::new(move |py| to_object(py, or_raise(py, id)?))
         })
     }
 
     /// Begins a call that tells how a drain stands.
-    fn about_drain(
+    fn begin_drain_call(
         &self,
         py: Python<'_>,
         call: impl FnOnce(&Client) -> Result<DrainInfo> + Send + 'static,
     ) -> PyResult<u64> {
         self.begin(py, move |client| {
             let info = client.and_then(call);
-            Box::new(move |py| whole(py, tasks::drain(py, &or_raise(py, info)?)?))
+            Box::new(move |py| to_object(py, tasks::drain(py, &or_raise(py, info)?)?))
         })
     }
 
@@ -357,20 +364,20 @@ impl Pending {
         call: impl FnOnce(Result<&Client>) -> Outcome + Send + 'static,
     ) -> PyResult<u64> {
         or_raise(py, self.check())?;
-        workers::sweep();
+        workers::drain_drop_queue();
         let number = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
         let store = Arc::clone(&self.store);
-        let inbox = Arc::clone(self.inbox());
-        let job = move |attic: &Attic| {
+        let completions = Arc::clone(self.completions());
+        let job = move |drop_queue: &DropQueue| {
             let made = catch_unwind(AssertUnwindSafe(|| call(store.client())));
-            inbox.leave(number, made.unwrap_or_else(|_| broken()), attic);
+            completions.push(number, made.unwrap_or_else(|_| panicked()), drop_queue);
         };
         or_raise(py, workers::submit(Box::new(job)))?;
         Ok(number)
     }
 
     /// Begins a call that has an outcome for each key.
-    fn for_keys<'py, T>(
+    fn begin_for_keys<'py, T>(
         &self,
         py: Python<'py>,
         keys: Keys<'py>,
@@ -379,36 +386,36 @@ impl Pending {
     where
         T: for<'a> IntoPyObject<'a> + Send + 'static,
     {
-        let names = as_absent(object_keys(&keys)?);
+        let names = invalid_as_missing(object_keys(&keys)?);
         let keys = unbound(keys);
         self.begin(py, move |client| {
             let results = client.map(|client| call(client, names));
-            Box::new(move |py| told(py, &keys, results))
+            Box::new(move |py| outcome_objects(py, &keys, results))
         })
     }
 
     /// Before any lock: in a forked child one may be held for ever.
     fn check(&self) -> Result<()> {
-        if self.store.is_foreign() {
+        if self.store.is_forked() {
             let text = "the store was opened before this process was forked; open one here";
             return Err(Error::closed(text));
         }
         Ok(())
     }
 
-    fn inbox(&self) -> &Arc<Inbox> {
-        self.inbox.as_ref().expect("only drop takes what is inside")
+    fn completions(&self) -> &Arc<CompletionQueue> {
+        self.completions.as_ref().expect("only drop takes what is inside")
     }
 }
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        let Some(inbox) = self.inbox.take() else { return };
-        if self.store.is_foreign() {
-            std::mem::forget(inbox);
+        let Some(completions) = self.completions.take() else { return };
+        if self.store.is_forked() {
+            std::mem::forget(completions);
             return;
         }
-        let mut state = inbox.state.lock();
+        let mut state = completions.state.lock();
         state.is_abandoned = true;
         let done = std::mem::take(&mut state.done);
         drop(state);
@@ -416,31 +423,31 @@ impl Drop for Pending {
     }
 }
 
-impl Inbox {
-    fn leave(&self, number: u64, outcome: Outcome, attic: &Attic) {
+impl CompletionQueue {
+    fn push(&self, number: u64, outcome: Outcome, drop_queue: &DropQueue) {
         let mut state = self.state.lock();
         if state.is_abandoned {
             drop(state);
-            attic.keep(Box::new(outcome));
+            drop_queue.push(Box::new(outcome));
             return;
         }
         let is_first = state.done.is_empty();
         state.done.push((number, outcome));
         drop(state);
         if is_first {
-            // A bell that is full has rung.
-            let _ = (&self.bell).write(&[1]);
+            // A waker that is full has drained.
+            let _ = (&self.waker).write(&[1]);
         }
     }
 }
 
-impl std::fmt::Debug for Inbox {
+impl std::fmt::Debug for CompletionQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Inbox").finish_non_exhaustive()
+        f.debug_struct("CompletionQueue").finish_non_exhaustive()
     }
 }
 
-fn bell() -> Result<(UnixStream, UnixStream)> {
+fn waker_pair() -> Result<(UnixStream, UnixStream)> {
     let pair = UnixStream::pair().and_then(|(near, far)| {
         near.set_nonblocking(true)?;
         far.set_nonblocking(true)?;
@@ -451,45 +458,45 @@ fn bell() -> Result<(UnixStream, UnixStream)> {
 
 /// Gets objects into memory of their own.
 fn fetch(client: &Client, names: Vec<Result<ObjectKey>>) -> Vec<Result<Buffer>> {
-    let blank = |length| {
-        Buffer::blank(length, false).map_err(|_| {
+    let target = |length| {
+        Buffer::uninit(length, false).map_err(|_| {
             Error::internal("there is no memory for the object").with("length", length)
         })
     };
-    let located = moves::locate(client, names);
-    let blanks: Vec<Result<(Buffer, LocalRange)>> = located
+    let located = transfer::locate(client, names);
+    let targets: Vec<Result<(Buffer, LocalRange)>> = located
         .iter()
-        .map(|located| located.as_ref().map_err(Clone::clone).and_then(|l| blank(l.length())))
+        .map(|located| located.as_ref().map_err(Clone::clone).and_then(|l| target(l.length())))
         .collect();
     let wanted = located
         .iter()
-        .zip(&blanks)
-        .map(|(located, blank)| match blank {
+        .zip(&targets)
+        .map(|(located, target)| match target {
             Ok(_) => located.as_ref().map_err(Clone::clone),
             Err(error) => Err(error.clone()),
         })
         .collect();
-    let ranges: Vec<_> = blanks.iter().flatten().map(|(_, range)| *range).collect();
-    let read = moves::read(client, wanted, &ranges);
-    let filled = |(blank, read): (Result<(Buffer, LocalRange)>, Result<u64>)| {
-        let (buffer, _) = blank?;
+    let ranges: Vec<_> = targets.iter().flatten().map(|(_, range)| *range).collect();
+    let read = transfer::read(client, wanted, &ranges);
+    let filled = |(target, read): (Result<(Buffer, LocalRange)>, Result<u64>)| {
+        let (buffer, _) = target?;
         read.map(|_| buffer)
     };
-    blanks.into_iter().zip(read).map(filled).collect()
+    targets.into_iter().zip(read).map(filled).collect()
 }
 
 /// Each value, or the exception in its place; the failure of the whole is raised.
-fn told<'py, T: IntoPyObject<'py>>(
+fn outcome_objects<'py, T: IntoPyObject<'py>>(
     py: Python<'py>,
     keys: &[Py<PyAny>],
     results: Result<Vec<Result<T>>>,
 ) -> PyResult<Py<PyAny>> {
     let results = or_raise(py, results)?;
     let keys: Vec<_> = keys.iter().map(|key| key.bind(py).clone()).collect();
-    Ok(outcomes(py, &keys, results)?.into_any().unbind())
+    Ok(outcome_list(py, &keys, results)?.into_any().unbind())
 }
 
-fn whole<'py, T: IntoPyObject<'py>>(py: Python<'py>, value: T) -> PyResult<Py<PyAny>> {
+fn to_object<'py, T: IntoPyObject<'py>>(py: Python<'py>, value: T) -> PyResult<Py<PyAny>> {
     value.into_py_any(py)
 }
 
@@ -498,6 +505,6 @@ fn unbound(keys: Keys<'_>) -> Vec<Py<PyAny>> {
 }
 
 /// The outcome of a call that did not come to its end.
-fn broken() -> Outcome {
-    Box::new(|py| Err(raised(py, &Error::internal("a call broke off"))))
+fn panicked() -> Outcome {
+    Box::new(|py| Err(py_error(py, &Error::internal("a call broke off"))))
 }

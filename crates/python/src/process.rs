@@ -81,7 +81,7 @@ pub(crate) fn secret_variables() -> Vec<&'static str> {
 
 /// The variables of the established implementation that have no effect here, each with the reason.
 #[pyfunction]
-pub(crate) fn refused_variables() -> Vec<(&'static str, &'static str)> {
+pub(crate) fn unsupported_variables() -> Vec<(&'static str, &'static str)> {
     let named = |row: &'static env::Unsupported| row.names.iter().map(|name| (*name, row.reason));
     env::UNSUPPORTED.iter().flat_map(named).collect()
 }

@@ -9,12 +9,12 @@ use tokio::runtime::{Builder, Runtime};
 /// The most threads that serve sockets; payload over shared memory is copied by its caller.
 const WORKERS_MAX: usize = 4;
 
-struct Made {
+struct PerProcess {
     generation: u64,
     runtime: &'static Runtime,
 }
 
-static MADE: Mutex<Option<Made>> = Mutex::new(None);
+static CURRENT: Mutex<Option<PerProcess>> = Mutex::new(None);
 
 /// The runtime of this process.
 ///
@@ -25,9 +25,9 @@ static MADE: Mutex<Option<Made>> = Mutex::new(None);
 /// The system gives no thread or no event queue.
 pub(crate) fn runtime() -> Result<&'static Runtime> {
     let generation = process::generation();
-    let mut made = MADE.lock();
-    if let Some(made) = made.as_ref().filter(|made| made.generation == generation) {
-        return Ok(made.runtime);
+    let mut current = CURRENT.lock();
+    if let Some(current) = current.as_ref().filter(|current| current.generation == generation) {
+        return Ok(current.runtime);
     }
     let workers = mooncake_base::spin_wait::cpu_count().min(WORKERS_MAX);
     let runtime = Builder::new_multi_thread()
@@ -37,6 +37,6 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
         .build()
         .map_err(|error| Error::internal("the runtime did not start").caused_by(error))?;
     let runtime: &'static Runtime = Box::leak(Box::new(runtime));
-    *made = Some(Made { generation, runtime });
+    *current = Some(PerProcess { generation, runtime });
     Ok(runtime)
 }

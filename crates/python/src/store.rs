@@ -2,13 +2,13 @@
 //! instance in its place of the result, a call that failed raises.
 
 pub(crate) mod describe;
-pub(crate) mod moves;
-pub(crate) mod numbers;
 mod open;
 mod parts;
 mod pool;
 mod settings;
+pub(crate) mod status_codes;
 pub(crate) mod tasks;
+pub(crate) mod transfer;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -24,13 +24,16 @@ use pyo3::{
 
 pub(crate) use self::open::{Open, all_open};
 use self::{
-    moves::{Blank, Signed, Unsigned as UnsignedBuffer},
     parts::{Columns, Table},
-    settings::{Arguments, GuestArguments, Settings},
-    tasks::Halves,
+    settings::{Arguments, DummyArguments, Settings},
+    tasks::IdParts,
+    transfer::{GetTarget, Signed, Unsigned as UnsignedBuffer},
 };
 use crate::{
-    argument::{self, Names, Unsigned, among_good, as_absent, key_batch, object_keys, same_length},
+    argument::{
+        self, PackedKeys, Unsigned, call_with_valid, check_same_length, invalid_as_missing,
+        key_batch, object_keys,
+    },
     buffer::{Ranges, Views},
     detach::detached,
     engine::Engine,
@@ -72,18 +75,18 @@ impl Store {
         master: String,
         name: String,
         metadata: String,
-        #[pyo3(from_py_with = argument::whole)] segment_bytes: u64,
+        #[pyo3(from_py_with = argument::unsigned)] segment_bytes: u64,
         tenant: String,
         is_tcp_forced: Option<bool>,
         rpc_timeout_s: Option<f64>,
         connect_timeout_s: Option<f64>,
         listen: String,
         has_checksums: Option<bool>,
-        #[pyo3(from_py_with = argument::maybe_whole)] http_port: Option<u16>,
+        #[pyo3(from_py_with = argument::optional_unsigned)] http_port: Option<u16>,
         engine: Option<&Bound<'_, Engine>>,
     ) -> PyResult<Self> {
         log::install();
-        log::tell_of_refused();
+        log::warn_unsupported_variables();
         let arguments = Arguments {
             master,
             name,
@@ -103,7 +106,7 @@ impl Store {
         let opened = detached(py, || Open::start(settings, shared, runtime));
         let opened = opened.and_then(|opened| opened);
         let store = Arc::new(or_raise(py, opened)?);
-        open::remember(&store);
+        open::track(&store);
         Ok(Self(Some(store)))
     }
 
@@ -117,34 +120,34 @@ impl Store {
     fn connect_daemon(
         py: Python<'_>,
         daemon: String,
-        #[pyo3(from_py_with = argument::whole)] pool_bytes: u64,
+        #[pyo3(from_py_with = argument::unsigned)] pool_bytes: u64,
         is_tcp_forced: Option<bool>,
         rpc_timeout_s: Option<f64>,
         connect_timeout_s: Option<f64>,
         has_checksums: Option<bool>,
-        #[pyo3(from_py_with = argument::maybe_whole)] http_port: Option<u16>,
+        #[pyo3(from_py_with = argument::optional_unsigned)] http_port: Option<u16>,
     ) -> PyResult<Self> {
         log::install();
-        log::tell_of_refused();
+        log::warn_unsupported_variables();
         let runtime = or_raise(py, runtime())?;
-        let arguments = GuestArguments {
+        let arguments = DummyArguments {
             is_tcp_forced,
             rpc_timeout_s,
             connect_timeout_s,
             has_checksums,
             http_port,
         };
-        let opened = detached(py, || Open::start_guest(&daemon, pool_bytes, &arguments, runtime));
+        let opened = detached(py, || Open::start_dummy(&daemon, pool_bytes, &arguments, runtime));
         let store = Arc::new(or_raise(py, opened.and_then(|opened| opened))?);
-        open::remember(&store);
+        open::track(&store);
         Ok(Self(Some(store)))
     }
 
     /// Hands out memory of a guest; its address.
-    fn take_memory(&self, py: Python<'_>, length: Unsigned) -> PyResult<u64> {
+    fn allocate_from_pool(&self, py: Python<'_>, length: Unsigned) -> PyResult<u64> {
         let none = || Error::invalid("only a guest of a daemon has a memory pool");
         let pool = or_raise(py, self.open().pool())?;
-        or_raise(py, pool.ok_or_else(none).and_then(|pool| pool.take(length.0 as u64)))
+        or_raise(py, pool.ok_or_else(none).and_then(|pool| pool.allocate(length.0 as u64)))
     }
 
     /// Leaves the pool. Objects of which only this process held a copy are gone.
@@ -163,7 +166,7 @@ impl Store {
         options: Option<&Bound<'py, PutOptions>>,
         is_upsert: bool,
     ) -> PyResult<Bound<'py, PyList>> {
-        or_raise(py, same_length("values", values.len(), keys.len()))?;
+        or_raise(py, check_same_length("values", values.len(), keys.len()))?;
         let views = values.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
         let ranges: Vec<&[LocalRange]> = views.iter().map(Views::ranges).collect();
         self.put_ranges(py, &keys, &ranges, (options, is_upsert))
@@ -179,7 +182,7 @@ impl Store {
         options: Option<&Bound<'py, PutOptions>>,
         is_upsert: bool,
     ) -> PyResult<Bound<'py, PyList>> {
-        or_raise(py, same_length("ranges", ranges.len(), keys.len()))?;
+        or_raise(py, check_same_length("ranges", ranges.len(), keys.len()))?;
         self.put_ranges(py, &keys, &ranges.items(), (options, is_upsert))
     }
 
@@ -197,9 +200,9 @@ impl Store {
         is_signed: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         if is_signed {
-            self.fetch::<Signed>(py, &keys, |py, blank| Ok(Bound::new(py, blank.0)?.into_any()))
+            self.fetch::<Signed>(py, &keys, |py, target| Ok(Bound::new(py, target.0)?.into_any()))
         } else {
-            let bind = |py, blank: UnsignedBuffer| Ok(Bound::new(py, blank.0)?.into_any());
+            let bind = |py, target: UnsignedBuffer| Ok(Bound::new(py, target.0)?.into_any());
             self.fetch::<UnsignedBuffer>(py, &keys, bind)
         }
     }
@@ -213,11 +216,12 @@ impl Store {
         ranges: Ranges,
         is_exact: bool,
     ) -> PyResult<Bound<'py, PyList>> {
-        or_raise(py, same_length("ranges", ranges.len(), keys.len()))?;
-        let names = as_absent(object_keys(&keys)?);
+        or_raise(py, check_same_length("ranges", ranges.len(), keys.len()))?;
+        let names = invalid_as_missing(object_keys(&keys)?);
         let ranges = ranges.items();
-        let lengths = self.call(py, |client| moves::get_into(client, names, &ranges, is_exact))?;
-        outcomes(py, &keys, lengths)
+        let lengths =
+            self.call(py, |client| transfer::get_into(client, names, &ranges, is_exact))?;
+        outcome_list(py, &keys, lengths)
     }
 
     /// Gets parts of objects into memory: for each key a list, of how many bytes each part has.
@@ -233,7 +237,7 @@ impl Store {
         lengths: Columns,
         is_registered: bool,
     ) -> PyResult<Bound<'py, PyList>> {
-        let names = as_absent(object_keys(&keys)?);
+        let names = invalid_as_missing(object_keys(&keys)?);
         let table = Table::new(names, Some(bases), destinations, offsets, lengths);
         let table = or_raise(py, table)?;
         let read = self.call(py, |client| table.get(client, is_registered))?;
@@ -242,10 +246,10 @@ impl Store {
 
     /// Locates objects, for `read_begun`.
     fn begin_reads<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> PyResult<Bound<'py, PyList>> {
-        let names = as_absent(object_keys(&keys)?);
-        let begin = |client: &Client| among_good(names, |keys| client.begin_reads(&keys));
+        let names = invalid_as_missing(object_keys(&keys)?);
+        let begin = |client: &Client| call_with_valid(names, |keys| client.begin_reads(&keys));
         let begun = self.call(py, begin)?;
-        outcomes(py, &keys, begun.into_iter().map(|begun| begun.map(|()| true)).collect())
+        outcome_list(py, &keys, begun.into_iter().map(|begun| begun.map(|()| true)).collect())
     }
 
     /// Gets parts of objects whose read has begun; how many bytes came of each object.
@@ -260,7 +264,7 @@ impl Store {
         let table = Table::new(object_keys(&keys)?, None, addresses, offsets, lengths);
         let table = or_raise(py, table)?;
         let read = self.call(py, |client| table.read_begun(client))?;
-        outcomes(py, &keys, read)
+        outcome_list(py, &keys, read)
     }
 
     /// Forgets where objects lie whose read has begun.
@@ -279,12 +283,12 @@ impl Store {
         options: Option<&Bound<'py, PutOptions>>,
         is_upsert: bool,
     ) -> PyResult<Bound<'py, PyList>> {
-        or_raise(py, same_length("lengths", lengths.len(), keys.len()))?;
+        or_raise(py, check_same_length("lengths", lengths.len(), keys.len()))?;
         let names = object_keys(&keys)?;
         let options = batch_options(py, options, is_upsert, keys.len())?;
         let begun =
             self.call(py, |client| parts::begin_writes(client, names, &lengths, options))?;
-        outcomes(py, &keys, begun)
+        outcome_list(py, &keys, begun)
     }
 
     /// Writes parts of objects whose write has begun; how many bytes went to each object.
@@ -299,7 +303,7 @@ impl Store {
         let table = Table::new(object_keys(&keys)?, None, addresses, offsets, lengths);
         let table = or_raise(py, table)?;
         let written = self.call(py, |client| table.write_begun(client))?;
-        outcomes(py, &keys, written)
+        outcome_list(py, &keys, written)
     }
 
     /// Makes objects readable whose write has begun, or gives their space back.
@@ -312,18 +316,19 @@ impl Store {
     ) -> PyResult<Bound<'py, PyList>> {
         let names = object_keys(&keys)?;
         let ended = self.call(py, |client| {
-            among_good(names, |keys| match is_revoked {
+            call_with_valid(names, |keys| match is_revoked {
                 true => client.revoke_writes(&keys),
                 false => client.end_writes(&keys),
             })
         })?;
-        outcomes(py, &keys, ended.into_iter().map(|ended| ended.map(|()| true)).collect())
+        outcome_list(py, &keys, ended.into_iter().map(|ended| ended.map(|()| true)).collect())
     }
 
     /// Where the copies of objects lie. Leases the objects.
     fn replicas<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> PyResult<Bound<'py, PyList>> {
-        let names = as_absent(object_keys(&keys)?);
-        let described = self.call(py, |client| among_good(names, |keys| client.describe(&keys)))?;
+        let names = invalid_as_missing(object_keys(&keys)?);
+        let described =
+            self.call(py, |client| call_with_valid(names, |keys| client.describe(&keys)))?;
         let mut places = Vec::with_capacity(described.len());
         for located in described {
             places.push(match located {
@@ -331,7 +336,7 @@ impl Store {
                 Err(error) => Err(error),
             });
         }
-        outcomes(py, &keys, places)
+        outcome_list(py, &keys, places)
     }
 
     /// Asks for copies of an object in more segments; the id of the task.
@@ -340,8 +345,8 @@ impl Store {
         py: Python<'py>,
         key: Bound<'py, PyAny>,
         targets: Vec<String>,
-    ) -> PyResult<Halves> {
-        let key = or_raise(py, only_key(key)?)?;
+    ) -> PyResult<IdParts> {
+        let key = or_raise(py, single_key(key)?)?;
         let task = NewTask::Copy { key, targets };
         let id = self.call(py, |client| tasks::create(client, task))?;
         or_raise(py, id)
@@ -354,15 +359,15 @@ impl Store {
         key: Bound<'py, PyAny>,
         source: String,
         target: String,
-    ) -> PyResult<Halves> {
-        let key = or_raise(py, only_key(key)?)?;
+    ) -> PyResult<IdParts> {
+        let key = or_raise(py, single_key(key)?)?;
         let task = NewTask::Move { key, source, target };
         let id = self.call(py, |client| tasks::create(client, task))?;
         or_raise(py, id)
     }
 
     /// How a task stands.
-    fn task<'py>(&self, py: Python<'py>, task_id: Halves) -> PyResult<Bound<'py, PyDict>> {
+    fn task<'py>(&self, py: Python<'py>, task_id: IdParts) -> PyResult<Bound<'py, PyDict>> {
         let info = self.call(py, |client| tasks::info(client, task_id))?;
         tasks::task(py, &or_raise(py, info)?)
     }
@@ -375,10 +380,11 @@ impl Store {
         keys: Keys<'py>,
         segment: String,
     ) -> PyResult<Bound<'py, PyList>> {
-        let names = as_absent(object_keys(&keys)?);
-        let cleared = self
-            .call(py, |client| among_good(names, |keys| client.clear_replicas(&keys, &segment)))?;
-        outcomes(py, &keys, cleared)
+        let names = invalid_as_missing(object_keys(&keys)?);
+        let cleared = self.call(py, |client| {
+            call_with_valid(names, |keys| client.clear_replicas(&keys, &segment))
+        })?;
+        outcome_list(py, &keys, cleared)
     }
 
     /// Begins to empty segments.
@@ -395,14 +401,14 @@ impl Store {
     }
 
     /// How a drain stands.
-    fn drain_info<'py>(&self, py: Python<'py>, job_id: Halves) -> PyResult<Bound<'py, PyDict>> {
-        let info = self.call(py, |client| client.drain_info(tasks::job(job_id)))?;
+    fn drain_info<'py>(&self, py: Python<'py>, job_id: IdParts) -> PyResult<Bound<'py, PyDict>> {
+        let info = self.call(py, |client| client.drain_info(tasks::job_id(job_id)))?;
         tasks::drain(py, &or_raise(py, info)?)
     }
 
     /// Ends a drain.
-    fn cancel_drain<'py>(&self, py: Python<'py>, job_id: Halves) -> PyResult<Bound<'py, PyDict>> {
-        let info = self.call(py, |client| client.cancel_drain(tasks::job(job_id)))?;
+    fn cancel_drain<'py>(&self, py: Python<'py>, job_id: IdParts) -> PyResult<Bound<'py, PyDict>> {
+        let info = self.call(py, |client| client.cancel_drain(tasks::job_id(job_id)))?;
         tasks::drain(py, &or_raise(py, info)?)
     }
 
@@ -414,9 +420,9 @@ impl Store {
         keys: Keys<'py>,
         lease: bool,
     ) -> PyResult<Bound<'py, PyList>> {
-        let names = as_absent(object_keys(&keys)?);
+        let names = invalid_as_missing(object_keys(&keys)?);
         let found = self.call(py, |client| probe(client, names, lease))?;
-        outcomes(py, &keys, found.into_iter().map(is_there).collect())
+        outcome_list(py, &keys, found.into_iter().map(is_there).collect())
     }
 
     /// As `exists`, in numbers: 1, 0, or the code of why it is unknown; and the failure, if any.
@@ -443,9 +449,9 @@ impl Store {
         keys: Keys<'py>,
         lease: bool,
     ) -> PyResult<Bound<'py, PyList>> {
-        let names = as_absent(object_keys(&keys)?);
+        let names = invalid_as_missing(object_keys(&keys)?);
         let found = self.call(py, |client| probe(client, names, lease))?;
-        outcomes(py, &keys, found.into_iter().map(length_of).collect())
+        outcome_list(py, &keys, found.into_iter().map(length_of).collect())
     }
 
     /// Removes objects; with `force` also those that were read a moment ago.
@@ -456,14 +462,14 @@ impl Store {
         keys: Keys<'py>,
         force: bool,
     ) -> PyResult<Bound<'py, PyList>> {
-        let names = as_absent(object_keys(&keys)?);
+        let names = invalid_as_missing(object_keys(&keys)?);
         let removed = self.call(py, |client| {
-            among_good(names, |names| client.remove(&names, force))
+            call_with_valid(names, |names| client.remove(&names, force))
                 .into_iter()
                 .map(|removed| removed.map(|()| true))
                 .collect()
         })?;
-        outcomes(py, &keys, removed)
+        outcome_list(py, &keys, removed)
     }
 
     /// Removes the objects that an expression or a prefix selects, or all; how many.
@@ -615,14 +621,14 @@ impl Store {
 
     /// Whether its way to the pool leads through the daemon of this host.
     #[getter]
-    fn is_guest(&self) -> bool {
-        self.open().is_guest()
+    fn is_dummy(&self) -> bool {
+        self.open().is_dummy()
     }
 
     /// Whether the store was closed, or opened before this process was forked.
     #[getter]
     fn is_closed(&self) -> bool {
-        self.open().is_closed() || self.open().is_foreign()
+        self.open().is_closed() || self.open().is_forked()
     }
 }
 
@@ -645,38 +651,38 @@ impl Store {
         values: &[&[LocalRange]],
         (options, is_upsert): (Option<&Bound<'py, PutOptions>>, bool),
     ) -> PyResult<Bound<'py, PyList>> {
-        let names = Names::each(keys)?;
+        let names = PackedKeys::from_slice(keys)?;
         let options = batch_options(py, options, is_upsert, keys.len())?;
-        let stored = self.call(py, |client| moves::put(client, &names, values, options))?;
-        outcomes(py, keys, stored)
+        let stored = self.call(py, |client| transfer::put(client, &names, values, options))?;
+        outcome_list(py, keys, stored)
     }
 
     /// Locates, makes what is to be filled, reads into it.
-    fn fetch<'py, B: Blank>(
+    fn fetch<'py, B: GetTarget>(
         &self,
         py: Python<'py>,
         keys: &[Bound<'py, PyAny>],
         finish: impl Fn(Python<'py>, B) -> PyResult<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let names = as_absent(object_keys(keys)?);
-        let located = self.call(py, |client| moves::locate(client, names))?;
-        let mut blanks = Vec::with_capacity(keys.len());
+        let names = invalid_as_missing(object_keys(keys)?);
+        let located = self.call(py, |client| transfer::locate(client, names))?;
+        let mut targets = Vec::with_capacity(keys.len());
         let mut ranges = Vec::with_capacity(keys.len());
         for located in located.iter().filter_map(|located| located.as_ref().ok()) {
-            let (blank, range) = B::blank(py, located.length())?;
-            blanks.push(blank);
+            let (target, range) = B::allocate(py, located.length())?;
+            targets.push(target);
             ranges.push(range);
         }
         let wanted: Vec<Result<&Located>> =
             located.iter().map(|located| located.as_ref().map_err(Clone::clone)).collect();
-        let read = self.call(py, |client| moves::read(client, wanted, &ranges))?;
-        let mut blanks = blanks.into_iter();
+        let read = self.call(py, |client| transfer::read(client, wanted, &ranges))?;
+        let mut targets = targets.into_iter();
         let result = PyList::empty(py);
         for ((key, located), read) in keys.iter().zip(&located).zip(read) {
-            // One blank for each object that was found, also if it was not read in the end.
-            let blank = located.is_ok().then(|| blanks.next()).flatten();
-            match (read, blank) {
-                (Ok(_), Some(blank)) => result.append(finish(py, blank)?)?,
+            // One target for each object that was found, also if it was not read in the end.
+            let target = located.is_ok().then(|| targets.next()).flatten();
+            match (read, target) {
+                (Ok(_), Some(target)) => result.append(finish(py, target)?)?,
                 (Ok(_), None) => {
                     let error = Error::internal("an object was read that was not located");
                     result.append(exception(py, &error, Some(key))?)?;
@@ -691,14 +697,14 @@ impl Store {
 impl Drop for Store {
     fn drop(&mut self) {
         let Some(open) = self.0.take() else { return };
-        if open.is_foreign() {
+        if open.is_forked() {
             // Its locks may be held by threads that this process does not have.
             std::mem::forget(open);
             return;
         }
         Python::attach(|py| {
             // During exit there is nobody to tell, and the process ends anyway.
-            let _ = detached(py, || drop_last(open));
+            let _ = detached(py, || close_if_last(open));
         });
     }
 }
@@ -718,7 +724,7 @@ fn batch_options(
 /// An object in a listing: key, length, whether it can be read, number of copies.
 pub(crate) type Entry<'py> = (Bound<'py, PyBytes>, u64, bool, u32);
 
-fn drop_last(open: Arc<Open>) {
+fn close_if_last(open: Arc<Open>) {
     if Arc::strong_count(&open) == 1 {
         open.close();
     }
@@ -729,7 +735,7 @@ pub(crate) fn probe(
     keys: Vec<Result<ObjectKey>>,
     takes_lease: bool,
 ) -> Vec<Result<ObjectStatus>> {
-    among_good(keys, |keys| {
+    call_with_valid(keys, |keys| {
         let found = client.exists(&keys, takes_lease);
         let absent = |key: &ObjectKey| {
             Error::new(ErrorCode::OBJECT_NOT_FOUND, "no object has that key").with("key", key)
@@ -767,14 +773,14 @@ pub(crate) fn listing(py: Python<'_>, page: ObjectPage) -> (Vec<Entry<'_>>, bool
 }
 
 /// The one key of a call about an object that must be there.
-pub(crate) fn only_key(key: Bound<'_, PyAny>) -> PyResult<Result<ObjectKey>> {
-    let keys = as_absent(object_keys(&[key])?);
+pub(crate) fn single_key(key: Bound<'_, PyAny>) -> PyResult<Result<ObjectKey>> {
+    let keys = invalid_as_missing(object_keys(&[key])?);
     let missing = || Err(Error::internal("a key was left out"));
     Ok(keys.into_iter().next().unwrap_or_else(missing))
 }
 
 /// Each value, or the exception in its place.
-pub(crate) fn outcomes<'a, 'py: 'a, T: IntoPyObject<'py>>(
+pub(crate) fn outcome_list<'a, 'py: 'a, T: IntoPyObject<'py>>(
     py: Python<'py>,
     keys: impl IntoIterator<Item = &'a Bound<'py, PyAny>>,
     results: Vec<Result<T>>,

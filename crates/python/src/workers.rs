@@ -17,17 +17,17 @@ const WAITING_MAX: usize = 1 << 16;
 const IDLE_MAX: Duration = Duration::from_secs(10);
 
 /// A call to be made. It must not touch Python.
-pub(crate) type Job = Box<dyn FnOnce(&Attic) + Send>;
+pub(crate) type Job = Box<dyn FnOnce(&DropQueue) + Send>;
 
 /// What holds objects of Python and is of no use any more: kept until a thread that is attached to
 /// the interpreter sweeps it out.
 #[derive(Default)]
-pub(crate) struct Attic(Mutex<Vec<Box<dyn Send>>>);
+pub(crate) struct DropQueue(Mutex<Vec<Box<dyn Send>>>);
 
-impl Attic {
+impl DropQueue {
     /// Keeps it, instead of dropping it here.
-    pub(crate) fn keep(&self, useless: Box<dyn Send>) {
-        self.0.lock().push(useless);
+    pub(crate) fn push(&self, unused: Box<dyn Send>) {
+        self.0.lock().push(unused);
     }
 }
 
@@ -35,7 +35,7 @@ impl Attic {
 struct Workers {
     state: Mutex<State>,
     arrived: Condvar,
-    attic: Attic,
+    drop_queue: DropQueue,
 }
 
 #[derive(Default)]
@@ -45,14 +45,14 @@ struct State {
     threads: usize,
 }
 
-struct Made {
+struct PerProcess {
     generation: u64,
     workers: &'static Workers,
 }
 
 /// Like the runtime: made when first wanted, anew in a forked child, never dropped. The lock is only
 /// taken by threads that are attached to the interpreter.
-static MADE: Mutex<Option<Made>> = Mutex::new(None);
+static CURRENT: Mutex<Option<PerProcess>> = Mutex::new(None);
 
 /// Has a call made by one of the threads, soon.
 ///
@@ -84,21 +84,21 @@ pub(crate) fn submit(job: Job) -> Result<()> {
     Ok(())
 }
 
-/// Drops what is in the attic. To be called by a thread that is attached to the interpreter.
-pub(crate) fn sweep() {
+/// Drops what is in the drop queue. To be called by a thread that is attached to the interpreter.
+pub(crate) fn drain_drop_queue() {
     // Taken out first: what a drop runs may come here again.
-    let useless = std::mem::take(&mut *workers().attic.0.lock());
-    drop(useless);
+    let unused = std::mem::take(&mut *workers().drop_queue.0.lock());
+    drop(unused);
 }
 
 fn workers() -> &'static Workers {
     let generation = process::generation();
-    let mut made = MADE.lock();
-    if let Some(made) = made.as_ref().filter(|made| made.generation == generation) {
-        return made.workers;
+    let mut current = CURRENT.lock();
+    if let Some(current) = current.as_ref().filter(|current| current.generation == generation) {
+        return current.workers;
     }
     let workers: &'static Workers = Box::leak(Box::default());
-    *made = Some(Made { generation, workers });
+    *current = Some(PerProcess { generation, workers });
     workers
 }
 
@@ -107,7 +107,7 @@ fn work(workers: &'static Workers) {
     loop {
         if let Some(job) = state.waiting.pop_front() {
             drop(state);
-            job(&workers.attic);
+            job(&workers.drop_queue);
             state = workers.state.lock();
             continue;
         }

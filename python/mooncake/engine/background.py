@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     # Slow to import, and there already where it is wanted.
     import asyncio
 
-__all__ = ["run_for"]
+__all__ = ["run_in_background"]
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ _threads = 0
 _idle = 0
 
 
-def run_for(loop: asyncio.AbstractEventLoop, call: Callable[[], T]) -> asyncio.Future[T]:
+def run_in_background(loop: asyncio.AbstractEventLoop, call: Callable[[], T]) -> asyncio.Future[T]:
     """Make a call in another thread; a future of the loop has its outcome.
 
     Args:
@@ -35,18 +35,18 @@ def run_for(loop: asyncio.AbstractEventLoop, call: Callable[[], T]) -> asyncio.F
     """
     future: asyncio.Future[T] = loop.create_future()
 
-    def settle(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+    def set_if_pending(set_outcome: Callable[[Any], None], outcome: Any) -> None:
         if not future.done():
             set_outcome(outcome)
 
     def task() -> None:
-        settled: tuple[Callable[[Any], None], Any]
+        outcome: tuple[Callable[[Any], None], Any]
         try:
-            settled = (future.set_result, call())
+            outcome = (future.set_result, call())
         except BaseException as error:  # noqa: BLE001 - it is the future's, whatever it is
-            settled = (future.set_exception, error)
+            outcome = (future.set_exception, error)
         try:
-            loop.call_soon_threadsafe(settle, *settled)
+            loop.call_soon_threadsafe(set_if_pending, *outcome)
         except RuntimeError:
             # The loop is closed: nobody waits any more.
             return
@@ -77,10 +77,10 @@ def _work() -> None:
         task()
 
 
-def _forget() -> None:
+def _reset_after_fork() -> None:
     """In a forked child there are no threads, and what waited is the parent's."""
     global _lock, _tasks, _threads, _idle
     _lock, _tasks, _threads, _idle = threading.Lock(), queue.SimpleQueue(), 0, 0
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mooncake.engine.aliases import also
+from mooncake._aliases import accept_aliases
 from mooncake.errors import MooncakeError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class DeviceTransfers:
 
         def _started(self) -> _native.Engine: ...
 
-    @also(target="target_hostname", peer_addr="peer_buffer_address")
+    @accept_aliases(target="target_hostname", peer_addr="peer_buffer_address")
     def transfer_write_on_cuda(
         self,
         target_hostname: str,
@@ -60,7 +60,7 @@ class DeviceTransfers:
             is_write=True,
         )
 
-    @also(target="target_hostname", peer_addr="peer_buffer_address")
+    @accept_aliases(target="target_hostname", peer_addr="peer_buffer_address")
     def transfer_read_on_cuda(
         self,
         target_hostname: str,
@@ -92,7 +92,7 @@ class DeviceTransfers:
             is_write=False,
         )
 
-    @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
+    @accept_aliases(target="target_hostname", peer_addrs="peer_buffer_addresses")
     def batch_transfer_write_on_cuda(
         self,
         target_hostname: str,
@@ -124,7 +124,7 @@ class DeviceTransfers:
             is_write=True,
         )
 
-    @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
+    @accept_aliases(target="target_hostname", peer_addrs="peer_buffer_addresses")
     def batch_transfer_read_on_cuda(
         self,
         target_hostname: str,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake._runtime import Buffer, _native
 from mooncake.engine import codes
-from mooncake.engine.background import run_for
+from mooncake.engine.background import run_in_background
 from mooncake.errors import ClosedError, MooncakeError
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ class RpcInterface:
             A future of what `send_data` returns.
         """
         view = memoryview(data)
-        return run_for(loop, lambda: self._send(target_address, view, None))
+        return run_in_background(loop, lambda: self._send(target_address, view, None))
 
     def send_tensor(self, target_address: str, tensor: Any) -> int:
         """Hand a tensor to a receiver and wait until it has taken it.
@@ -322,7 +322,7 @@ class RpcInterface:
             A future of what `send_tensor` returns.
         """
         body, described = _tensor(tensor)
-        return run_for(loop, lambda: self._send(target_address, body, described))
+        return run_in_background(loop, lambda: self._send(target_address, body, described))
 
     def _send(self, target: str, body: memoryview, tensor: str | None) -> int:
         if not isinstance(target, str):
@@ -371,14 +371,14 @@ def _serve(server: _native.RpcServer, callbacks: dict[str, Callable[[Any], objec
         if delivery is None:
             continue
         try:
-            refusal = _hand_over(delivery, callbacks)
+            refusal = _dispatch(delivery, callbacks)
         except Exception:  # noqa: BLE001 - what becomes of the bytes is the receiver's affair
             _log.exception("a callback failed")
             refusal = None
         delivery.answer(refusal)
 
 
-def _hand_over(
+def _dispatch(
     delivery: _native.RpcDelivery, callbacks: dict[str, Callable[[Any], object]]
 ) -> str | None:
     kind = "data" if delivery.tensor is None else "tensor"

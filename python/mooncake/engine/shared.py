@@ -25,12 +25,12 @@ class SharedSegment:
     it is gone when the last rank that maps it is.
     """
 
-    __slots__ = ("__weakref__", "_fd", "_mapping", "_ready", "_said")
+    __slots__ = ("__weakref__", "_description", "_fd", "_mapping", "_ready")
 
     _fd: int
     _mapping: mmap.mmap | None
     _ready: bool
-    _said: dict[str, Any]
+    _description: dict[str, Any]
 
     def __init__(self) -> None:
         """Refuse: `create` makes one."""
@@ -77,7 +77,7 @@ class SharedSegment:
             )
         segment = object.__new__(SharedSegment)
         segment._fd, segment._mapping, segment._ready = -1, None, False
-        segment._said = {
+        segment._description = {
             "name": name,
             "size": size,
             "world_size": world_size,
@@ -86,7 +86,7 @@ class SharedSegment:
         }
         if rank_id == owner_rank:
             segment._allocate(size)
-        return segment, _MAGIC + json.dumps(segment._said).encode()
+        return segment, _MAGIC + json.dumps(segment._description).encode()
 
     @staticmethod
     def supported(mmap: bool = True, host_register: bool = False) -> bool:
@@ -111,23 +111,23 @@ class SharedSegment:
             RuntimeError: They are not those of this segment, or the owner is gone or belongs to
                 another user or container.
         """
-        world_size = self._said["world_size"]
+        world_size = self._description["world_size"]
         if len(blobs) != world_size:
             raise RuntimeError(
                 f"expected one blob for each of {world_size} ranks, got {len(blobs)}"
             )
-        said = [_read(blob) for blob in blobs]
-        for rank, theirs in enumerate(said):
+        descriptions = [_decode(blob) for blob in blobs]
+        for rank, theirs in enumerate(descriptions):
             for key in ("name", "size", "world_size", "owner_rank"):
-                if theirs.get(key) != self._said[key]:
+                if theirs.get(key) != self._description[key]:
                     raise RuntimeError(
                         f"rank {rank} made another segment: its {key} is {theirs.get(key)!r}, "
-                        f"not {self._said[key]!r}"
+                        f"not {self._description[key]!r}"
                     )
             if theirs.get("rank") != rank:
                 raise RuntimeError(f"the blob in place {rank} is that of rank {theirs.get('rank')}")
         if not self._ready and self._mapping is None:
-            self._attach(said[self._said["owner_rank"]])
+            self._attach(descriptions[self._description["owner_rank"]])
         self._ready = True
 
     def ready(self) -> bool:
@@ -146,7 +146,7 @@ class SharedSegment:
 
     def size(self) -> int:
         """Return how many bytes it has."""
-        return int(self._said["size"])
+        return int(self._description["size"])
 
     def __del__(self) -> None:
         fd = getattr(self, "_fd", -1)
@@ -157,14 +157,14 @@ class SharedSegment:
         token = os.urandom(16).hex()
         try:
             self._fd = os.memfd_create(f"mooncake-{token}", os.MFD_CLOEXEC)
-            os.ftruncate(self._fd, _rounded(size))
-            self._mapping = mmap.mmap(self._fd, _rounded(size))
+            os.ftruncate(self._fd, _page_aligned(size))
+            self._mapping = mmap.mmap(self._fd, _page_aligned(size))
         except (OSError, ValueError) as error:
             raise RuntimeError(f"no shared memory of {size} bytes: {error}") from error
-        self._said |= {"pid": os.getpid(), "fd": self._fd, "token": token}
+        self._description |= {"pid": os.getpid(), "fd": self._fd, "token": token}
 
     def _attach(self, owner: dict[str, Any]) -> None:
-        size = _rounded(int(owner["size"]))
+        size = _page_aligned(int(owner["size"]))
         try:
             path = f"/proc/{int(owner['pid'])}/fd/{int(owner['fd'])}"
             # A process or descriptor of that number may be another one by now.
@@ -182,17 +182,17 @@ class SharedSegment:
             ) from error
 
 
-def _rounded(size: int) -> int:
+def _page_aligned(size: int) -> int:
     return (size + _PAGE - 1) // _PAGE * _PAGE
 
 
-def _read(blob: bytes | str) -> dict[str, Any]:
+def _decode(blob: bytes | str) -> dict[str, Any]:
     raw = blob.encode() if isinstance(blob, str) else bytes(blob)
     try:
         if raw.startswith(_MAGIC) and len(raw) <= _BLOB_BYTES_MAX:
-            said = json.loads(raw[len(_MAGIC) :])
-            if isinstance(said, dict):
-                return said
+            description = json.loads(raw[len(_MAGIC) :])
+            if isinstance(description, dict):
+                return description
     except ValueError:
         pass
     raise RuntimeError("that is nothing SharedSegment.create returned")

@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from mooncake._names import take_credit
+from mooncake._aliases import accept_aliases
+from mooncake._names import rebrand
 from mooncake._runtime import _native
 from mooncake.engine import codes
-from mooncake.engine.aliases import also
 from mooncake.engine.device import DeviceTransfers
 from mooncake.engine.types import (
     InnerTransferEngine,
@@ -65,7 +65,7 @@ class TransferEngine(DeviceTransfers):
 
     # Life
 
-    @also(hostname="local_hostname")
+    @accept_aliases(hostname="local_hostname")
     def initialize(
         self,
         local_hostname: str,
@@ -89,7 +89,7 @@ class TransferEngine(DeviceTransfers):
         """
         return self.initialize_ext(local_hostname, metadata_server, protocol, device_name, "")
 
-    @also(hostname="local_hostname")
+    @accept_aliases(hostname="local_hostname")
     def initialize_ext(
         self,
         local_hostname: str,
@@ -193,7 +193,7 @@ class TransferEngine(DeviceTransfers):
         """
         return self.batch_unregister_memory([buffer_addr])
 
-    @also(addresses="buffer_addresses")
+    @accept_aliases(addresses="buffer_addresses")
     def batch_register_memory(
         self,
         buffer_addresses: Sequence[int],
@@ -210,11 +210,11 @@ class TransferEngine(DeviceTransfers):
         Returns:
             0; -7 if one overlaps memory that is registered; -1 for other failures.
         """
-        return self._number(
+        return self._call_status(
             lambda native: native.register(buffer_addresses, capacities, location=location)
         )
 
-    @also(addresses="buffer_addresses")
+    @accept_aliases(addresses="buffer_addresses")
     def batch_unregister_memory(self, buffer_addresses: Sequence[int]) -> int:
         """Withdraw memory. Every one of the ranges is tried.
 
@@ -224,7 +224,7 @@ class TransferEngine(DeviceTransfers):
         Returns:
             0; -3 if no registered memory begins at one of them; -1 for other failures.
         """
-        return self._number(lambda native: native.unregister(buffer_addresses))
+        return self._call_status(lambda native: native.unregister(buffer_addresses))
 
     def allocate_managed_buffer(self, length: int) -> int:
         """Return the address of memory that peers reach without registering it, or 0.
@@ -232,9 +232,9 @@ class TransferEngine(DeviceTransfers):
         Args:
             length: How many bytes; rounded up to 8 KiB times a power of two.
         """
-        return self._value(lambda native: native.allocate(length), 0)
+        return self._call_value(lambda native: native.allocate(length), 0)
 
-    @also(ptr="buffer_addr")
+    @accept_aliases(ptr="buffer_addr")
     def free_managed_buffer(self, buffer_addr: int, length: int) -> int:
         """Take a managed buffer back.
 
@@ -245,7 +245,7 @@ class TransferEngine(DeviceTransfers):
         Returns:
             0; -1 if no such buffer is lent, and then nothing changes.
         """
-        return self._number(lambda native: native.free(buffer_addr, length))
+        return self._call_status(lambda native: native.free(buffer_addr, length))
 
     def write_bytes_to_buffer(
         self, dest_address: int, src_ptr: bytes | bytearray | str, length: int
@@ -264,7 +264,7 @@ class TransferEngine(DeviceTransfers):
         try:
             _native.write_memory(dest_address, data, length)
         except MooncakeError as error:
-            return _told(error)
+            return _status_code(error)
         return codes.OK
 
     def read_bytes_from_buffer(self, source_address: int, length: int) -> bytes:
@@ -287,14 +287,14 @@ class TransferEngine(DeviceTransfers):
         """
         nothing: list[tuple[int, int]] = []
         timeout_s = self._timeout_s
-        found = self._value(
+        found = self._call_value(
             lambda native: native.ranges(segment_name, timeout_s=timeout_s), nothing
         )
         return found[0][0] if found else 0
 
     # Transfers that wait
 
-    @also(target="target_hostname", peer_addr="peer_buffer_address")
+    @accept_aliases(target="target_hostname", peer_addr="peer_buffer_address")
     def transfer_sync_write(
         self,
         target_hostname: str,
@@ -316,9 +316,11 @@ class TransferEngine(DeviceTransfers):
         Returns:
             0, or -1.
         """
-        return self._one(target_hostname, buffer, peer_buffer_address, length, True, transport_hint)
+        return self._transfer_one(
+            target_hostname, buffer, peer_buffer_address, length, True, transport_hint
+        )
 
-    @also(target="target_hostname", peer_addr="peer_buffer_address")
+    @accept_aliases(target="target_hostname", peer_addr="peer_buffer_address")
     def transfer_sync_read(
         self,
         target_hostname: str,
@@ -340,11 +342,11 @@ class TransferEngine(DeviceTransfers):
         Returns:
             0, or -1.
         """
-        return self._one(
+        return self._transfer_one(
             target_hostname, buffer, peer_buffer_address, length, False, transport_hint
         )
 
-    @also(target="target_hostname", peer_addr="peer_buffer_address")
+    @accept_aliases(target="target_hostname", peer_addr="peer_buffer_address")
     def transfer_sync(
         self,
         target_hostname: str,
@@ -372,7 +374,7 @@ class TransferEngine(DeviceTransfers):
         """
         if notify is None:
             is_write = _is_write(opcode)
-            return self._one(
+            return self._transfer_one(
                 target_hostname, buffer, peer_buffer_address, length, is_write, transport_hint
             )
         return self.batch_transfer_sync(
@@ -385,7 +387,7 @@ class TransferEngine(DeviceTransfers):
             transport_hint,
         )
 
-    @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
+    @accept_aliases(target="target_hostname", peer_addrs="peer_buffer_addresses")
     def batch_transfer_sync_write(
         self,
         target_hostname: str,
@@ -417,7 +419,7 @@ class TransferEngine(DeviceTransfers):
             transport_hint,
         )
 
-    @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
+    @accept_aliases(target="target_hostname", peer_addrs="peer_buffer_addresses")
     def batch_transfer_sync_read(
         self,
         target_hostname: str,
@@ -449,7 +451,7 @@ class TransferEngine(DeviceTransfers):
             transport_hint,
         )
 
-    @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
+    @accept_aliases(target="target_hostname", peer_addrs="peer_buffer_addresses")
     def batch_transfer_sync(
         self,
         target_hostname: str,
@@ -480,7 +482,7 @@ class TransferEngine(DeviceTransfers):
             kind = type(notify).__name__
             raise TypeError(f"notify must be TransferNotify or None, not {kind}")
         message = None if notify is None else (notify.name, notify.msg)
-        failure = self._failure(
+        failure = self._call_failure(
             lambda native: native.transfer(
                 target_hostname,
                 buffers,
@@ -496,7 +498,7 @@ class TransferEngine(DeviceTransfers):
 
     # Transfers that go on
 
-    @also(target="target_hostname", peer_addr="peer_buffer_address")
+    @accept_aliases(target="target_hostname", peer_addr="peer_buffer_address")
     def transfer_submit_write(
         self,
         target_hostname: str,
@@ -527,7 +529,7 @@ class TransferEngine(DeviceTransfers):
             transport_hint,
         )
 
-    @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
+    @accept_aliases(target="target_hostname", peer_addrs="peer_buffer_addresses")
     def batch_transfer_async_write(
         self,
         target_hostname: str,
@@ -558,7 +560,7 @@ class TransferEngine(DeviceTransfers):
             transport_hint,
         )
 
-    @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
+    @accept_aliases(target="target_hostname", peer_addrs="peer_buffer_addresses")
     def batch_transfer_async_read(
         self,
         target_hostname: str,
@@ -589,7 +591,7 @@ class TransferEngine(DeviceTransfers):
             transport_hint,
         )
 
-    @also(target="target_hostname", peer_addrs="peer_buffer_addresses")
+    @accept_aliases(target="target_hostname", peer_addrs="peer_buffer_addresses")
     def batch_transfer_async(
         self,
         target_hostname: str,
@@ -614,7 +616,7 @@ class TransferEngine(DeviceTransfers):
             The number of the batch, or 0 if it was not begun.
         """
         is_write = _is_write(opcode)
-        return self._value(
+        return self._call_value(
             lambda native: native.submit(
                 target_hostname,
                 buffers,
@@ -653,7 +655,7 @@ class TransferEngine(DeviceTransfers):
         Returns:
             0 if all are done, -1 if one failed, timed out or is unknown.
         """
-        failure = self._failure(lambda native: native.wait(batch_ids))
+        failure = self._call_failure(lambda native: native.wait(batch_ids))
         return codes.OK if failure is None else codes.FAILED
 
     # Peers
@@ -661,7 +663,7 @@ class TransferEngine(DeviceTransfers):
     def get_notifies(self) -> list[TransferNotify]:
         """Return the messages that have come from peers, oldest first, each once."""
         nothing: list[tuple[str, str]] = []
-        taken = self._value(lambda native: native.take_notifications(), nothing)
+        taken = self._call_value(lambda native: native.take_notifications(), nothing)
         return [TransferNotify(name, msg) for name, msg in taken]
 
     def send_probe(self, peer_server_name: str) -> int:
@@ -675,8 +677,10 @@ class TransferEngine(DeviceTransfers):
             before `initialize`.
         """
         if self._native is None:
-            return _told(_uninitialized())
-        failure = self._failure(lambda native: native.probe(peer_server_name, timeout_s=_PROBE_S))
+            return _status_code(_not_initialized())
+        failure = self._call_failure(
+            lambda native: native.probe(peer_server_name, timeout_s=_PROBE_S)
+        )
         if failure is None:
             return codes.OK
         return codes.NO_SEGMENT if isinstance(failure, NotFoundError) else codes.UNREACHABLE
@@ -701,20 +705,20 @@ class TransferEngine(DeviceTransfers):
         ``"peers"``; who was turned away under ``"refused"``.
         """
         nothing: dict[str, Any] = {}
-        return self._value(lambda native: native.snapshot(), nothing)
+        return self._call_value(lambda native: native.snapshot(), nothing)
 
     def metrics_text(self) -> str:
         """Return the same as text that Prometheus reads; "" before `initialize`."""
-        return self._value(lambda native: native.metrics_text(), "")
+        return self._call_value(lambda native: native.metrics_text(), "")
 
     # Inside
 
     def _started(self) -> _native.Engine:
         if self._native is None:
-            raise _uninitialized()
+            raise _not_initialized()
         return self._native
 
-    def _one(
+    def _transfer_one(
         self,
         segment: str,
         address: int,
@@ -732,7 +736,7 @@ class TransferEngine(DeviceTransfers):
             return codes.FAILED
         return codes.OK
 
-    def _failure(self, call: Callable[[_native.Engine], object]) -> MooncakeError | None:
+    def _call_failure(self, call: Callable[[_native.Engine], object]) -> MooncakeError | None:
         try:
             call(self._started())
         except MooncakeError as error:
@@ -741,11 +745,11 @@ class TransferEngine(DeviceTransfers):
             return error.with_traceback(None)
         return None
 
-    def _number(self, call: Callable[[_native.Engine], None]) -> int:
-        failure = self._failure(call)
-        return codes.OK if failure is None else _told(failure)
+    def _call_status(self, call: Callable[[_native.Engine], None]) -> int:
+        failure = self._call_failure(call)
+        return codes.OK if failure is None else _status_code(failure)
 
-    def _value(self, call: Callable[[_native.Engine], T], otherwise: T) -> T:
+    def _call_value(self, call: Callable[[_native.Engine], T], otherwise: T) -> T:
         try:
             return call(self._started())
         except MooncakeError as error:
@@ -753,10 +757,10 @@ class TransferEngine(DeviceTransfers):
             return otherwise
 
 
-take_credit(TransferEngine)
+rebrand(TransferEngine)
 
 
-def _told(error: MooncakeError) -> int:
+def _status_code(error: MooncakeError) -> int:
     if isinstance(error, AlreadyExistsError):
         return codes.OVERLAP
     return codes.UNKNOWN_ADDRESS if isinstance(error, NotFoundError) else codes.FAILED
@@ -768,7 +772,7 @@ def _is_write(opcode: _Opcode) -> bool:
     return opcode is _Opcode.Write
 
 
-def _uninitialized() -> MooncakeError:
+def _not_initialized() -> MooncakeError:
     return _native.failure(codes.FAILED, "the engine is not initialized", is_closed=True)
 
 

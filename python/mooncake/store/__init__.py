@@ -31,7 +31,7 @@ from mooncake.store.pool import (
     BufferLease,
     BufferLeaseView,
     BufferPool,
-    passed_on as _get_pyclient_from_wrapper,
+    client_capsule as _get_pyclient_from_wrapper,
 )
 
 __all__ = [

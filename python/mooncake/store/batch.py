@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Key",
-    "are_alike",
+    "as_bool",
     "as_bytes",
     "as_codes",
-    "as_established",
     "as_numbers",
+    "as_upstream",
     "check_lists",
     "contiguous",
+    "have_same_length",
+    "invalid_argument",
+    "not_set_up",
     "ranges_of",
-    "refuse",
-    "refuse_unready",
-    "switch",
     "unsigned",
 ]
 
@@ -53,10 +53,10 @@ def _number(value: int | MooncakeError) -> int:
 
 
 def _code(error: MooncakeError) -> int:
-    return as_established(error.code)
+    return as_upstream(error.code)
 
 
-def as_established(code: int) -> int:
+def as_upstream(code: int) -> int:
     """Return the number by which established callers know a failure.
 
     To them a destination that is too small is a bad argument.
@@ -69,12 +69,12 @@ def as_bytes(value: bytes | MooncakeError) -> bytes:
     return value if isinstance(value, bytes) else b""
 
 
-def refuse(text: str) -> MooncakeError:
+def invalid_argument(text: str) -> MooncakeError:
     """Note that an argument is wrong."""
     return _native.failure(INVALID_PARAMS, text)
 
 
-def refuse_unready() -> MooncakeError:
+def not_set_up() -> MooncakeError:
     """Note that the store is not set up."""
     text = "the store is not set up; call setup() first"
     return _native.failure(INVALID_PARAMS, text, is_closed=True)
@@ -97,12 +97,12 @@ def contiguous(value: Readable | Sequence[Readable]) -> Readable:
     return view if view.c_contiguous and view.ndim > 0 else view.tobytes()
 
 
-def are_alike(keys: Sequence[Key], addresses: Sequence[int], sizes: Sequence[int]) -> bool:
+def have_same_length(keys: Sequence[Key], addresses: Sequence[int], sizes: Sequence[int]) -> bool:
     """Return whether the lists are of one length; else that is noted as a failure."""
     check_lists(keys, addresses, sizes)
     if len(keys) == len(addresses) == len(sizes):
         return True
-    refuse(
+    invalid_argument(
         f"the lists differ in length keys={len(keys)} buffer_ptrs={len(addresses)} "
         f"sizes={len(sizes)}"
     )
@@ -117,7 +117,7 @@ def ranges_of(
     """Join buffers; an item whose lists differ in length has none, which fails on its own."""
     check_lists(keys, all_addresses, all_sizes)
     if not len(keys) == len(all_addresses) == len(all_sizes):
-        refuse(
+        invalid_argument(
             f"the lists differ in length keys={len(keys)} all_buffer_ptrs={len(all_addresses)} "
             f"all_sizes={len(all_sizes)}"
         )
@@ -137,7 +137,7 @@ def unsigned(name: str, value: Any) -> int:
     return number
 
 
-def switch(name: str, value: Any) -> bool:
+def as_bool(name: str, value: Any) -> bool:
     """Return whether a value says yes.
 
     As in the established calls, numbers have a say as well as booleans, and None says no; a text or

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, Final
 
 from mooncake._runtime import PutOptions, _native
-from mooncake.store.batch import switch, unsigned
+from mooncake.store.batch import as_bool, unsigned
 from mooncake.store.codes import DFS_SERVICE_UNAVAILABLE, INVALID_PARAMS
 
 __all__ = [
@@ -191,7 +191,7 @@ class ReplicateConfig:
 
     @with_soft_pin.setter
     def with_soft_pin(self, value: bool) -> None:
-        is_on = switch("with_soft_pin", value)
+        is_on = as_bool("with_soft_pin", value)
         self._soft_pin_action = SoftPinAction.ENABLE if is_on else SoftPinAction.PRESERVE
 
     @property
@@ -210,7 +210,7 @@ class ReplicateConfig:
 
     @with_hard_pin.setter
     def with_hard_pin(self, value: bool) -> None:
-        self._with_hard_pin = switch("with_hard_pin", value)
+        self._with_hard_pin = as_bool("with_hard_pin", value)
 
     @property
     def preferred_segments(self) -> list[str]:
@@ -251,7 +251,7 @@ class ReplicateConfig:
             if value.lower() not in ("", "true", "false"):
                 raise TypeError("prefer_alloc_in_same_node must be a bool")
             value = value.lower() == "true"
-        self._prefer_alloc_in_same_node = switch("prefer_alloc_in_same_node", value)
+        self._prefer_alloc_in_same_node = as_bool("prefer_alloc_in_same_node", value)
 
     @property
     def group_ids(self) -> list[str] | None:

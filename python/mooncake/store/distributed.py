@@ -6,20 +6,20 @@ import inspect
 import logging
 from typing import Any
 
-from mooncake._names import take_credit
+from mooncake._names import rebrand
 from mooncake._runtime import _native
 from mooncake.engine.types import shared_engine
 from mooncake.errors import MooncakeError, NotSupportedError
-from mooncake.store.batch import refuse, unsigned
+from mooncake.store.batch import invalid_argument, unsigned
 from mooncake.store.codes import INTERNAL_ERROR, INVALID_PARAMS, OK
-from mooncake.store.copying import CopyingCalls
-from mooncake.store.looking import LookingCalls
 from mooncake.store.pointers import PointerCalls
+from mooncake.store.queries import QueryCalls
 from mooncake.store.ranges import RangeCalls
 from mooncake.store.segments import SegmentCalls
 from mooncake.store.sessions import SessionCalls
 from mooncake.store.setup import MASTER_ADDRESS, SetupArguments, connect
 from mooncake.store.tasks import TaskCalls
+from mooncake.store.values import ValueCalls
 
 __all__ = ["MooncakeDistributedStore"]
 
@@ -27,7 +27,7 @@ _log = logging.getLogger("mooncake.store")
 
 
 class MooncakeDistributedStore(
-    CopyingCalls, LookingCalls, PointerCalls, RangeCalls, SessionCalls, SegmentCalls, TaskCalls
+    ValueCalls, QueryCalls, PointerCalls, RangeCalls, SessionCalls, SegmentCalls, TaskCalls
 ):
     """A distributed store of bytes by key.
 
@@ -124,7 +124,7 @@ class MooncakeDistributedStore(
             return error.code if isinstance(error, NotSupportedError) else INVALID_PARAMS
         self._name = self._native.hostname
         self._local_bytes = arguments.local_buffer_size
-        self._is_warned = False
+        self._is_outage_logged = False
         return OK
 
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
@@ -158,7 +158,7 @@ class MooncakeDistributedStore(
             _log.error("setup_dummy failed: %s (%s)", error, error.remedy)
             return INTERNAL_ERROR
         self._local_bytes = local_buffer_size
-        self._is_warned = False
+        self._is_outage_logged = False
         return OK
 
     def init_all(self, protocol: str, device_name: str, mount_segment_size: int = 16777216) -> int:
@@ -176,8 +176,8 @@ class MooncakeDistributedStore(
             by `setup_dummy`.
         """
         if self._native is not None:
-            refused = refuse("the store is set up already")
-            return INTERNAL_ERROR if self._native.is_guest else refused.code
+            refused = invalid_argument("the store is set up already")
+            return INTERNAL_ERROR if self._native.is_dummy else refused.code
         return self.setup(
             "localhost",
             "P2PHANDSHAKE",
@@ -234,10 +234,10 @@ class MooncakeDistributedStore(
         """
         unsigned("alloc_from_mem_pool(): size", size)
         native = self._native
-        if native is None or not native.is_guest:
+        if native is None or not native.is_dummy:
             return 0
         try:
-            return native.take_memory(size)
+            return native.allocate_from_pool(size)
         except MooncakeError as error:
             _log.warning("alloc_from_mem_pool: %s", error)
             return 0
@@ -247,7 +247,7 @@ class MooncakeDistributedStore(
         return None if self._native is None else self
 
 
-take_credit(MooncakeDistributedStore)
+rebrand(MooncakeDistributedStore)
 
 
 def _check_form(given: dict[str, Any], config: dict[str, Any] | None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mooncake.errors import MooncakeError, NotFoundError
-from mooncake.store.batch import switch
+from mooncake.store.batch import as_bool
 from mooncake.store.codes import INVALID_PARAMS
 from mooncake.store.pool import inner_store
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from mooncake.store.calls import Calls
+    from mooncake.store.base import StoreBase
 
 __all__ = ["EngramStore", "EngramStoreConfig"]
 
@@ -61,7 +61,7 @@ class EngramStore:
             raise ValueError("EngramStoreConfig.table_vocab_sizes must be positive")
         if int(config.embedding_dim) <= 0:
             raise ValueError("EngramStoreConfig.embedding_dim must be positive")
-        self._store: Calls | None = None if store is None else inner_store(store)
+        self._store: StoreBase | None = None if store is None else inner_store(store)
         self._sizes = sizes
         self._dim = int(config.embedding_dim)
         self._keys = [f"engram:l{int(layer_id)}:h{head}" for head in range(len(sizes))]
@@ -180,7 +180,7 @@ class EngramStore:
         native = None if self._store is None else self._store._native
         if native is None:
             raise RuntimeError(f"remove_from_store failed, rc={INVALID_PARAMS}")
-        outcomes = native.remove(self._keys, force=switch("force", force))
+        outcomes = native.remove(self._keys, force=as_bool("force", force))
         for outcome in outcomes:
             if isinstance(outcome, MooncakeError) and not isinstance(outcome, NotFoundError):
                 raise RuntimeError(f"remove_from_store failed, rc={outcome.code}") from outcome

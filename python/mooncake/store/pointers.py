@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mooncake._aliases import accept_aliases
 from mooncake._runtime import _native
-from mooncake.store.aliases import also_named
-from mooncake.store.batch import Key, are_alike, as_codes, as_numbers, ranges_of, refuse_unready
-from mooncake.store.calls import Calls
+from mooncake.store.base import StoreBase
+from mooncake.store.batch import Key, as_codes, as_numbers, have_same_length, not_set_up, ranges_of
 from mooncake.store.codes import INVALID_PARAMS
 from mooncake.store.config import ReplicateConfig, put_options
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["PointerCalls"]
 
 
-class PointerCalls(Calls):
+class PointerCalls(StoreBase):
     """Puts and gets at addresses."""
 
     __slots__ = ()
@@ -33,7 +33,7 @@ class PointerCalls(Calls):
         Returns:
             0, or -600 if it is null, empty or overlaps with memory that is registered.
         """
-        return self._done(lambda native: native.register_buffer(buffer_ptr, size))
+        return self._call_status(lambda native: native.register_buffer(buffer_ptr, size))
 
     def unregister_buffer(self, buffer_ptr: int) -> int:
         """Withdraw memory that was registered.
@@ -44,7 +44,7 @@ class PointerCalls(Calls):
         Returns:
             0, or -600 if no memory was registered there.
         """
-        return self._done(lambda native: native.unregister_buffer(buffer_ptr))
+        return self._call_status(lambda native: native.unregister_buffer(buffer_ptr))
 
     def put_from(
         self, key: Key, buffer_ptr: int, size: int, config: ReplicateConfig | None = None
@@ -101,7 +101,7 @@ class PointerCalls(Calls):
             0, or a negative number.
         """
         if size == 0 and self._native is not None:
-            return self._nothing(key)
+            return self._skip_empty(key)
         parts = [(metadata_buffer_ptr, metadata_size), (buffer_ptr, size)]
         ranges = [parts[1:] if metadata_size == 0 else parts]
         return as_codes(self._put_from([key], ranges, config))[0]
@@ -146,7 +146,7 @@ class PointerCalls(Calls):
         """
         return self._put_each_from(keys, buffer_ptrs, sizes, config, is_upsert=True)
 
-    @also_named(all_ptrs="all_buffer_ptrs", sizes="all_sizes")
+    @accept_aliases(all_ptrs="all_buffer_ptrs", sizes="all_sizes")
     def batch_put_from_multi_buffers(
         self,
         keys: Sequence[Key],
@@ -166,7 +166,7 @@ class PointerCalls(Calls):
             For each key 0 or a negative number; nothing before `setup`.
         """
         if self._native is None:
-            refuse_unready()
+            not_set_up()
             return []
         ranges = ranges_of(keys, all_buffer_ptrs, all_sizes)
         if ranges is None:
@@ -184,7 +184,7 @@ class PointerCalls(Calls):
         Returns:
             The length of the object, or a negative number.
         """
-        return self._number(_native.get_one, key, buffer_ptr, size)
+        return self._call_one(_native.get_one, key, buffer_ptr, size)
 
     def batch_get_into(
         self, keys: Sequence[Key], buffer_ptrs: Sequence[int], sizes: Sequence[int]
@@ -200,13 +200,13 @@ class PointerCalls(Calls):
             For each key the length of the object or a negative number; -600 for all if the lists
             differ in length.
         """
-        if not are_alike(keys, buffer_ptrs, sizes):
+        if not have_same_length(keys, buffer_ptrs, sizes):
             return [INVALID_PARAMS] * len(keys)
-        return self._numbers(
+        return self._call_codes(
             len(keys), lambda native: _native.get_columns(native, keys, buffer_ptrs, sizes)
         )
 
-    @also_named(all_ptrs="all_buffer_ptrs", sizes="all_sizes")
+    @accept_aliases(all_ptrs="all_buffer_ptrs", sizes="all_sizes")
     def batch_get_into_multi_buffers(
         self,
         keys: Sequence[Key],
@@ -231,7 +231,7 @@ class PointerCalls(Calls):
         if ranges is None:
             return [INVALID_PARAMS] * len(keys)
         return as_numbers(
-            self._each(len(keys), lambda native: native.get_into(keys, ranges, is_exact=True))
+            self._call_batch(len(keys), lambda native: native.get_into(keys, ranges, is_exact=True))
         )
 
     def _put_from(
@@ -247,16 +247,16 @@ class PointerCalls(Calls):
             options = put_options(config, may_prefer_own=may_prefer_own)
             return native.put_from(keys, ranges, options=options, is_upsert=is_upsert)
 
-        return self._each(len(keys), call)
+        return self._call_batch(len(keys), call)
 
     def _put_one_from(
         self, key: Key, address: int, size: int, config: ReplicateConfig | None, *, is_upsert: bool
     ) -> int:
         if size == 0 and self._native is not None:
-            return self._nothing(key)
+            return self._skip_empty(key)
         if config is not None:
             return self._put_columns([key], [address], [size], config, is_upsert=is_upsert)[0]
-        return self._number(_native.put_one, key, address, size, None, is_upsert)
+        return self._call_one(_native.put_one, key, address, size, None, is_upsert)
 
     def _put_each_from(
         self,
@@ -267,7 +267,7 @@ class PointerCalls(Calls):
         *,
         is_upsert: bool,
     ) -> list[int]:
-        if not are_alike(keys, addresses, sizes):
+        if not have_same_length(keys, addresses, sizes):
             return [INVALID_PARAMS] * len(keys)
         return self._put_columns(keys, addresses, sizes, config, is_upsert=is_upsert)
 
@@ -284,4 +284,4 @@ class PointerCalls(Calls):
             options = put_options(config)
             return _native.put_columns(native, keys, addresses, sizes, options, is_upsert)
 
-        return self._numbers(len(keys), call)
+        return self._call_codes(len(keys), call)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from mooncake._runtime import Buffer as BufferLeaseView, _native
 from mooncake.errors import MooncakeError
+from mooncake.store.base import StoreBase
 from mooncake.store.batch import unsigned
-from mooncake.store.calls import Calls
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["BufferLease", "BufferLeaseView", "BufferPool", "inner_store", "passed_on"]
+__all__ = ["BufferLease", "BufferLeaseView", "BufferPool", "client_capsule", "inner_store"]
 
 _POINTER_BYTES: Final = 8
 
@@ -31,19 +31,19 @@ class BufferPool:
     __slots__ = (
         "__weakref__",
         "_blocks",
+        "_cached",
+        "_cached_bytes",
         "_capacity",
+        "_condition",
         "_default_timeout",
-        "_free",
+        "_deferred",
+        "_is_changing",
         "_is_closed",
-        "_is_inside",
-        "_kept",
-        "_late",
         "_leases",
         "_local",
         "_max_regions",
         "_min_class",
         "_store",
-        "_turn",
         "_used",
     )
 
@@ -100,11 +100,11 @@ class BufferPool:
         self._default_timeout = default_timeout
         self._max_regions = max_regions
         # Re-entrant: a lease may be collected while its own pool works.
-        self._turn = threading.Condition(threading.RLock())
-        self._is_inside = False
-        self._late: list[tuple[BufferLeaseView, int]] = []
-        self._free: dict[int, list[BufferLeaseView]] = {}
-        self._kept = 0
+        self._condition = threading.Condition(threading.RLock())
+        self._is_changing = False
+        self._deferred: list[tuple[BufferLeaseView, int]] = []
+        self._cached: dict[int, list[BufferLeaseView]] = {}
+        self._cached_bytes = 0
         self._used = 0
         self._leases = 0
         self._is_closed = False
@@ -133,15 +133,15 @@ class BufferPool:
             raise RuntimeError("requested buffer size exceeds pool capacity")
         deadline = None if timeout is None else time.monotonic() + timeout
         may_wait = self._blocks if block is None else block
-        with self._turn:
+        with self._condition:
             while not self._has_room(size):
                 if not may_wait:
                     raise RuntimeError("buffer pool is exhausted")
                 left = None if deadline is None else deadline - time.monotonic()
-                if (left is not None and left <= 0) or not self._turn.wait(left):
+                if (left is not None and left <= 0) or not self._condition.wait(left):
                     raise RuntimeError("timed out waiting for buffer")
-            with self._inside():
-                memory = self._take(size)
+            with self._changing():
+                memory = self._reuse_or_allocate(size)
                 self._used += size
                 self._leases += 1
             return BufferLease(self, memory, size)
@@ -167,10 +167,10 @@ class BufferPool:
         """
         unsigned("size", size)
         unsigned("count", count)
-        with self._turn, self._inside():
-            made = [self._take(size) for _ in range(count) if self._has_room(size)]
+        with self._condition, self._changing():
+            made = [self._reuse_or_allocate(size) for _ in range(count) if self._has_room(size)]
             for memory in made:
-                self._keep(memory)
+                self._cache(memory)
 
     def close(self) -> None:
         """Give the memory back. Closing again does nothing.
@@ -178,16 +178,16 @@ class BufferPool:
         Raises:
             RuntimeError: A lease is not released.
         """
-        with self._turn:
+        with self._condition:
             if self._leases:
                 raise RuntimeError("cannot close buffer pool with active leases")
-            with self._inside():
+            with self._changing():
                 self._is_closed = True
-                for memory in [each for kept in self._free.values() for each in kept]:
-                    self._withdraw(memory)
-                self._free.clear()
-                self._kept = 0
-            self._turn.notify_all()
+                for memory in [each for kept in self._cached.values() for each in kept]:
+                    self._unregister(memory)
+                self._cached.clear()
+                self._cached_bytes = 0
+            self._condition.notify_all()
 
     def _has_room(self, size: int) -> bool:
         if self._is_closed:
@@ -198,58 +198,58 @@ class BufferPool:
     def _class_of(self, size: int) -> int:
         return max(self._min_class, 1 << max(size - 1, 0).bit_length())
 
-    def _take(self, size: int) -> BufferLeaseView:
+    def _reuse_or_allocate(self, size: int) -> BufferLeaseView:
         """Return memory that was kept, or new memory that is registered."""
-        kept = self._free.get(self._class_of(size))
+        kept = self._cached.get(self._class_of(size))
         if kept:
             memory = kept.pop()
-            self._kept -= len(memory)
+            self._cached_bytes -= len(memory)
             return memory
         memory = BufferLeaseView.allocate(self._class_of(size))
         with contextlib.suppress(MooncakeError):  # a store that was closed reads nothing into it
             self._store.register_buffer(memory.ptr(), len(memory))
         return memory
 
-    def _keep(self, memory: BufferLeaseView) -> None:
-        is_kept = not self._is_closed and self._kept + len(memory) <= self._local
+    def _cache(self, memory: BufferLeaseView) -> None:
+        is_kept = not self._is_closed and self._cached_bytes + len(memory) <= self._local
         if not is_kept:
-            self._withdraw(memory)
+            self._unregister(memory)
             return
-        self._kept += len(memory)
-        self._free.setdefault(len(memory), []).append(memory)
+        self._cached_bytes += len(memory)
+        self._cached.setdefault(len(memory), []).append(memory)
 
-    def _withdraw(self, memory: BufferLeaseView) -> None:
+    def _unregister(self, memory: BufferLeaseView) -> None:
         with contextlib.suppress(MooncakeError):  # so was the store, perhaps
             self._store.unregister_buffer(memory.ptr())
 
-    def _give_back(self, memory: BufferLeaseView, size: int) -> None:
-        with self._turn:
-            if self._is_inside:
+    def _return(self, memory: BufferLeaseView, size: int) -> None:
+        with self._condition:
+            if self._is_changing:
                 # The collector runs in the middle of a change; it is done right after.
-                self._late.append((memory, size))
+                self._deferred.append((memory, size))
                 return
-            with self._inside():
-                self._count_out(memory, size)
-            self._turn.notify_all()
+            with self._changing():
+                self._end_lease(memory, size)
+            self._condition.notify_all()
 
-    def _count_out(self, memory: BufferLeaseView, size: int) -> None:
+    def _end_lease(self, memory: BufferLeaseView, size: int) -> None:
         self._used -= size
         self._leases -= 1
         if memory.exports:
             # Somebody still looks at it: it is theirs now.
-            self._withdraw(memory)
+            self._unregister(memory)
         else:
-            self._keep(memory)
+            self._cache(memory)
 
     @contextlib.contextmanager
-    def _inside(self) -> Iterator[None]:
-        self._is_inside = True
+    def _changing(self) -> Iterator[None]:
+        self._is_changing = True
         try:
             yield
         finally:
-            while self._late:
-                self._count_out(*self._late.pop())
-            self._is_inside = False
+            while self._deferred:
+                self._end_lease(*self._deferred.pop())
+            self._is_changing = False
 
 
 class BufferLease:
@@ -293,7 +293,7 @@ class BufferLease:
         if self._memory.exports:
             raise RuntimeError("cannot release buffer while exported views exist")
         memory, self._memory = self._memory, None
-        self._pool._give_back(memory, self._size)
+        self._pool._return(memory, self._size)
 
     def __enter__(self) -> Self:
         return self
@@ -311,10 +311,10 @@ class BufferLease:
     def __del__(self) -> None:
         memory, self._memory = getattr(self, "_memory", None), None
         if memory is not None:
-            self._pool._give_back(memory, self._size)
+            self._pool._return(memory, self._size)
 
 
-def passed_on(wrapper: Any) -> object:
+def client_capsule(wrapper: Any) -> object:
     """Return what a wrapper of a store passes on to a `BufferPool`; None if it is not set up.
 
     Args:
@@ -327,7 +327,7 @@ def passed_on(wrapper: Any) -> object:
     return passed
 
 
-def inner_store(store: Any) -> Calls:
+def inner_store(store: Any) -> StoreBase:
     """Return the store that a wrapper passes on, or that it is.
 
     Args:
@@ -345,7 +345,7 @@ def inner_store(store: Any) -> Calls:
             "_get_pyclient_capsule()"
         )
     inner = capsule()
-    if not isinstance(inner, Calls):
+    if not isinstance(inner, StoreBase):
         raise RuntimeError("MooncakeDistributedStore is not initialized")
     return inner
 

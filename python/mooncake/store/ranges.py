@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from mooncake.errors import MooncakeError, NotReadyError
-from mooncake.store.batch import Key, as_numbers, check_lists, refuse
-from mooncake.store.calls import Calls
+from mooncake.store.base import StoreBase
+from mooncake.store.batch import Key, as_numbers, check_lists, invalid_argument
 from mooncake.store.codes import INVALID_PARAMS
 
 __all__ = ["RangeCalls"]
@@ -15,7 +15,7 @@ __all__ = ["RangeCalls"]
 Offsets = Sequence[Sequence[Sequence[int]]]
 
 
-class RangeCalls(Calls):
+class RangeCalls(StoreBase):
     """Reading parts of objects."""
 
     __slots__ = ()
@@ -51,7 +51,7 @@ class RangeCalls(Calls):
         check_lists(buffer_ptrs, all_keys, *columns)
         count = len(all_keys)
         if any(len(each) != count for each in (buffer_ptrs, *columns)):
-            refuse(
+            invalid_argument(
                 f"the lists differ in length buffer_ptrs={len(buffer_ptrs)} all_keys={count} "
                 f"all_dst_offsets={len(all_dst_offsets)} all_src_offsets={len(all_src_offsets)} "
                 f"all_sizes={len(all_sizes)}"
@@ -63,14 +63,16 @@ class RangeCalls(Calls):
             keys, parts = row[0], row[1:]
             results.append(_refused(*row))
             if any(len(column) != len(keys) for column in parts):
-                refuse(f"the lists of a buffer differ in length buffer={at}")
+                invalid_argument(f"the lists of a buffer differ in length buffer={at}")
                 continue
             for of_key, fragments in enumerate(zip(*parts, strict=True)):
                 if len({len(column) for column in fragments}) > 1:
-                    refuse(f"the fragments of a key differ in number key={keys[of_key]!r}")
+                    invalid_argument(
+                        f"the fragments of a key differ in number key={keys[of_key]!r}"
+                    )
                 else:
                     rows.append((at, of_key))
-        outcomes = self._each(
+        outcomes = self._call_batch(
             len(rows),
             lambda native: native.get_parts(
                 [all_keys[at][of_key] for at, of_key in rows],

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from mooncake.errors import MooncakeError, NotFoundError
-from mooncake.store.batch import refuse, refuse_unready, unsigned
-from mooncake.store.calls import Calls
+from mooncake.store.base import StoreBase
+from mooncake.store.batch import invalid_argument, not_set_up, unsigned
 from mooncake.store.codes import INTERNAL_ERROR, INVALID_PARAMS, OK
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _ALLOCATION_UNIT: Final = 16 << 20
 _U64_MAX: Final = (1 << 64) - 1
 
 
-class SegmentCalls(Calls):
+class SegmentCalls(StoreBase):
     """Mounting and unmounting."""
 
     __slots__ = ()
@@ -128,10 +128,10 @@ class SegmentCalls(Calls):
         unsigned("grace_period_seconds", grace_period_seconds)
         native = self._native
         if native is None:
-            refuse_unready()
+            not_set_up()
             return INTERNAL_ERROR
-        if native.is_guest:
-            refuse("a guest of a daemon lends no memory")
+        if native.is_dummy:
+            invalid_argument("a guest of a daemon lends no memory")
             return INTERNAL_ERROR
         return OK
 
@@ -141,7 +141,7 @@ class SegmentCalls(Calls):
             return [True]
 
         # Established callers know one number of a failed mount.
-        return OK if self._each(1, call)[0] is True else INTERNAL_ERROR
+        return OK if self._call_batch(1, call)[0] is True else INTERNAL_ERROR
 
     def _unmount(self, segment_ids: Sequence[str], grace_s: int, kind: str) -> int:
         unsigned("grace_period_seconds", grace_s)
@@ -149,10 +149,10 @@ class SegmentCalls(Calls):
         if not is_list or not all(isinstance(each, str) for each in segment_ids):
             raise TypeError("segment_ids must be a list of str")
         if self._native is None:
-            refuse_unready()
+            not_set_up()
             return INTERNAL_ERROR
         if wrong := [each for each in segment_ids if self._mounted.get(each) != kind]:
-            refuse(f"no segment of that kind is mounted here segment_ids={wrong}")
+            invalid_argument(f"no segment of that kind is mounted here segment_ids={wrong}")
             return INTERNAL_ERROR
         for segment in segment_ids:
 
@@ -160,7 +160,7 @@ class SegmentCalls(Calls):
                 native.unmount(segment, grace_s=grace_s)
                 return [True]
 
-            outcome = self._each(1, call)[0]
+            outcome = self._call_batch(1, call)[0]
             if isinstance(outcome, NotFoundError):
                 # It has left at the end of a grace that an earlier call gave it.
                 return INVALID_PARAMS

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mooncake.store.batch import Key, as_codes, as_numbers, check_lists, refuse, refuse_unready
-from mooncake.store.calls import Calls
+from mooncake.store.base import StoreBase
+from mooncake.store.batch import (
+    Key,
+    as_codes,
+    as_numbers,
+    check_lists,
+    invalid_argument,
+    not_set_up,
+)
 from mooncake.store.codes import INTERNAL_ERROR, INVALID_PARAMS
 from mooncake.store.config import ReplicateConfig, put_options
 
@@ -14,7 +21,7 @@ __all__ = ["SessionCalls"]
 Columns = Sequence[Sequence[int]]
 
 
-class SessionCalls(Calls):
+class SessionCalls(StoreBase):
     """Reading and writing in sessions. A session is known by its key."""
 
     __slots__ = ()
@@ -30,9 +37,9 @@ class SessionCalls(Calls):
             written. Nothing before `setup`.
         """
         if self._native is None:
-            refuse_unready()
+            not_set_up()
             return []
-        return as_codes(self._each(len(keys), lambda native: native.begin_reads(keys)))
+        return as_codes(self._call_batch(len(keys), lambda native: native.begin_reads(keys)))
 
     def batch_get_into_multi_buffer_ranges(
         self,
@@ -56,7 +63,7 @@ class SessionCalls(Calls):
         if not _is_even(keys, all_buffer_ptrs, all_sizes, all_src_offsets):
             return [INVALID_PARAMS] * len(keys)
         return as_numbers(
-            self._each(
+            self._call_batch(
                 len(keys),
                 lambda native: native.read_begun(keys, all_buffer_ptrs, all_src_offsets, all_sizes),
             )
@@ -72,9 +79,9 @@ class SessionCalls(Calls):
             0, or -1 before `setup`.
         """
         if self._native is None:
-            refuse_unready()
+            not_set_up()
             return INTERNAL_ERROR
-        return self._done(lambda native: native.end_reads(keys))
+        return self._call_status(lambda native: native.end_reads(keys))
 
     def batch_put_session_start(
         self, keys: Sequence[Key], sizes: Sequence[int], config: ReplicateConfig | None = None
@@ -95,10 +102,10 @@ class SessionCalls(Calls):
         """
         check_lists(keys, sizes)
         if len(keys) != len(sizes):
-            refuse(f"the lists differ in length keys={len(keys)} sizes={len(sizes)}")
+            invalid_argument(f"the lists differ in length keys={len(keys)} sizes={len(sizes)}")
             return [INVALID_PARAMS] * len(keys)
         return as_codes(
-            self._each(
+            self._call_batch(
                 len(keys),
                 lambda native: native.begin_writes(keys, sizes, options=put_options(config)),
             )
@@ -126,7 +133,7 @@ class SessionCalls(Calls):
         if not _is_even(keys, all_buffer_ptrs, all_sizes, all_dst_offsets):
             return [INVALID_PARAMS] * len(keys)
         return as_numbers(
-            self._each(
+            self._call_batch(
                 len(keys),
                 lambda native: native.write_begun(
                     keys, all_buffer_ptrs, all_dst_offsets, all_sizes
@@ -143,7 +150,7 @@ class SessionCalls(Calls):
         Returns:
             For each key 0 or a negative number: -600 without a session.
         """
-        return as_codes(self._each(len(keys), lambda native: native.end_writes(keys)))
+        return as_codes(self._call_batch(len(keys), lambda native: native.end_writes(keys)))
 
     def batch_put_session_revoke(self, keys: Sequence[Key]) -> list[int]:
         """Drop objects whose session has started, with what was written.
@@ -155,7 +162,7 @@ class SessionCalls(Calls):
             For each key 0 or a negative number: -600 without a session.
         """
         return as_codes(
-            self._each(len(keys), lambda native: native.end_writes(keys, is_revoked=True))
+            self._call_batch(len(keys), lambda native: native.end_writes(keys, is_revoked=True))
         )
 
 
@@ -163,5 +170,5 @@ def _is_even(keys: Sequence[Key], *columns: Columns) -> bool:
     check_lists(keys, *columns)
     if all(len(column) == len(keys) for column in columns):
         return True
-    refuse("the lists differ in length")
+    invalid_argument("the lists differ in length")
     return False

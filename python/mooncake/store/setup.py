@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from mooncake._runtime import _native
-from mooncake._sizes import parse_size
+from mooncake._units import parse_size
 from mooncake.errors import AlreadyExistsError
 from mooncake.store.codes import INVALID_PARAMS, UNABLE_OFFLOAD
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mooncake.errors import MooncakeError
+from mooncake.store.base import StoreBase
 from mooncake.store.batch import check_lists
-from mooncake.store.calls import Calls
 from mooncake.store.codes import OK
 from mooncake.store.config import TaskStatus, TaskType
 from mooncake.store.descriptors import QueryTaskResponse, ReplicaDescriptor, memory_replica
@@ -23,7 +23,7 @@ _KINDS = {"copy": TaskType.REPLICA_COPY, "move": TaskType.REPLICA_MOVE}
 _U64_MAX = (1 << 64) - 1
 
 
-class TaskCalls(Calls):
+class TaskCalls(StoreBase):
     """Copies and moves, and what is known of copies."""
 
     __slots__ = ()
@@ -34,7 +34,7 @@ class TaskCalls(Calls):
         Args:
             key: The name of the object.
         """
-        places = self._each(1, lambda native: native.replicas([key]))[0]
+        places = self._call_batch(1, lambda native: native.replicas([key]))[0]
         return [] if isinstance(places, MooncakeError) else [memory_replica(at) for at in places]
 
     def batch_get_replica_desc(self, keys: Sequence[Key]) -> dict[str, list[ReplicaDescriptor]]:
@@ -46,7 +46,7 @@ class TaskCalls(Calls):
         Returns:
             The copies by name, without the objects that are not there.
         """
-        found = self._each(len(keys), lambda native: native.replicas(keys))
+        found = self._call_batch(len(keys), lambda native: native.replicas(keys))
         described = {}
         for key, places in zip(keys, found, strict=True):
             if not isinstance(places, MooncakeError):
@@ -65,7 +65,7 @@ class TaskCalls(Calls):
         Returns:
             The names of the objects of which a copy was dropped.
         """
-        cleared = self._each(
+        cleared = self._call_batch(
             len(keys), lambda native: native.clear_replicas(keys, segment=segment_name)
         )
         return [
@@ -84,7 +84,7 @@ class TaskCalls(Calls):
             object, -600 for no targets or an unknown one.
         """
         check_lists(targets)
-        return self._asked(lambda native: native.copy_object(key, list(targets)))
+        return self._create_task(lambda native: native.copy_object(key, list(targets)))
 
     def create_move_task(self, key: Key, source: str, target: str) -> tuple[tuple[int, int], int]:
         """Ask for the move of a copy of an object to another segment. It happens a moment later.
@@ -98,7 +98,7 @@ class TaskCalls(Calls):
             The id of the task and 0, or ``(0, 0)`` and a negative number: -704 if there is no such
             object, -600 for an unknown segment, a source without a copy, or one that is the target.
         """
-        return self._asked(lambda native: native.move_object(key, source, target))
+        return self._create_task(lambda native: native.move_object(key, source, target))
 
     def query_task(self, task_id: tuple[int, int]) -> tuple[QueryTaskResponse | None, int]:
         """Say how a task stands.
@@ -118,7 +118,7 @@ class TaskCalls(Calls):
         def call(native: _native.Store) -> list[dict[str, Any] | MooncakeError]:
             return [native.task(task_id)]
 
-        told = self._each(1, call)[0]
+        told = self._call_batch(1, call)[0]
         if isinstance(told, MooncakeError):
             return None, told.code
         response = QueryTaskResponse()
@@ -131,13 +131,13 @@ class TaskCalls(Calls):
         response.message = told["message"]
         return response, OK
 
-    def _asked(
+    def _create_task(
         self, call: Callable[[_native.Store], tuple[int, int]]
     ) -> tuple[tuple[int, int], int]:
         def alone(native: _native.Store) -> list[tuple[int, int] | MooncakeError]:
             return [call(native)]
 
-        made = self._each(1, alone)[0]
+        made = self._call_batch(1, alone)[0]
         if isinstance(made, MooncakeError):
             return _NONE, made.code
         return made, OK

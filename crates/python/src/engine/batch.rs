@@ -9,7 +9,7 @@ use pyo3::{
     types::{PyByteArray, PyBytes, PyDict, PyFrozenSet, PyList, PySet, PyString, PyTuple},
 };
 
-use crate::{argument::Unsigned, buffer::foreign};
+use crate::{argument::Unsigned, buffer::caller_ranges};
 
 /// For so many numbers there is room before the first is read.
 const ROOM_MAX: usize = 64 << 10;
@@ -62,7 +62,7 @@ impl Numbers {
 
     /// With their lengths.
     pub(super) fn ranges(&self, lengths: &Self) -> Result<Vec<(u64, u64)>> {
-        same_length(self, lengths, "lengths")?;
+        check_same_length(self, lengths, "lengths")?;
         Ok(self.0.iter().zip(&lengths.0).map(|(at, length)| (*at as u64, *length as u64)).collect())
     }
 }
@@ -83,8 +83,8 @@ impl Batch {
         peer_addresses: Numbers,
         lengths: Numbers,
     ) -> Result<Self> {
-        same_length(&addresses, &peer_addresses, "peer_addresses")?;
-        same_length(&addresses, &lengths, "lengths")?;
+        check_same_length(&addresses, &peer_addresses, "peer_addresses")?;
+        check_same_length(&addresses, &lengths, "lengths")?;
         Ok(Self { addresses, peer_addresses, lengths })
     }
 
@@ -95,13 +95,13 @@ impl Batch {
 
     /// As the engine takes it.
     pub(super) fn into_pieces(self) -> Vec<Piece> {
-        let local = foreign(self.addresses.0.into_iter().zip(self.lengths.0).collect());
+        let local = caller_ranges(self.addresses.0.into_iter().zip(self.lengths.0).collect());
         let remote = self.peer_addresses.0;
         local.into_iter().zip(remote).map(|(local, at)| Piece::new(local, at as u64)).collect()
     }
 }
 
-fn same_length(addresses: &Numbers, other: &Numbers, name: &'static str) -> Result<()> {
+fn check_same_length(addresses: &Numbers, other: &Numbers, name: &'static str) -> Result<()> {
     if addresses.0.len() == other.0.len() {
         return Ok(());
     }

@@ -55,12 +55,12 @@ impl Running {
     }
 
     /// Whether this is a forked child of the process that started it.
-    pub(crate) fn is_foreign(&self) -> bool {
+    pub(crate) fn is_forked(&self) -> bool {
         process::is_forked_since(self.generation)
     }
 
     fn check(&self) -> Result<()> {
-        if self.is_foreign() {
+        if self.is_forked() {
             return Err(Error::closed(
                 "the engine was started before this process was forked; start one here",
             ));
@@ -72,7 +72,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         // A batch that is still being moved holds the engine itself; it is not to outlive us.
-        if !self.is_foreign() {
+        if !self.is_forked() {
             self.engine.close(SystemClock.now() + CLOSE_MAX);
         }
     }
@@ -85,7 +85,7 @@ impl fmt::Debug for Running {
 }
 
 /// Remembers an engine for [`close_all`].
-pub(super) fn remember(running: &Arc<Running>) {
+pub(super) fn track(running: &Arc<Running>) {
     let mut all = RUNNING.lock();
     all.retain(|running| running.strong_count() > 0);
     all.push(Arc::downgrade(running));
@@ -95,7 +95,7 @@ pub(super) fn remember(running: &Arc<Running>) {
 pub(crate) fn close_all() -> impl FnOnce() + Send {
     let all: Vec<_> = RUNNING.lock().iter().filter_map(Weak::upgrade).collect();
     move || {
-        for running in all.iter().filter(|running| !running.is_foreign()) {
+        for running in all.iter().filter(|running| !running.is_forked()) {
             running.engine.close(SystemClock.now() + CLOSE_MAX);
         }
     }

@@ -21,7 +21,7 @@ use tokio::runtime::Runtime;
 
 use super::{
     pool::Pool,
-    settings::{self, EMBEDDED, GuestArguments, Settings},
+    settings::{self, DummyArguments, EMBEDDED, Settings},
 };
 use crate::engine::Running;
 
@@ -72,7 +72,7 @@ impl Open {
             |(link, master)| match Client::connect(settings.client, engine.clone(), link) {
                 Ok(client) => Ok((client, master)),
                 Err(error) => {
-                    stop(runtime, master);
+                    stop_master(runtime, master);
                     Err(error)
                 }
             },
@@ -83,7 +83,7 @@ impl Open {
                 Ok(http) => Ok((client, master, http)),
                 Err(error) => {
                     client.close();
-                    stop(runtime, master);
+                    stop_master(runtime, master);
                     Err(error)
                 }
             }
@@ -115,16 +115,16 @@ impl Open {
     ///
     /// # Errors
     /// No daemon answers there, its master cannot be reached, or there is no memory.
-    pub(crate) fn start_guest(
+    pub(crate) fn start_dummy(
         daemon: &str,
         pool_bytes: u64,
-        arguments: &GuestArguments,
+        arguments: &DummyArguments,
         runtime: &'static Runtime,
     ) -> Result<Self> {
         let config = settings::link(arguments.connect_timeout_s)?;
-        let patience = config.connect_timeout;
-        let link = DaemonLink::connect(daemon, config, patience)?;
-        let Settings { engine, client, http_port, .. } = Settings::guest(link.daemon(), arguments)?;
+        let connect_timeout = config.connect_timeout;
+        let link = DaemonLink::connect(daemon, config, connect_timeout)?;
+        let Settings { engine, client, http_port, .. } = Settings::dummy(link.daemon(), arguments)?;
         let engine = Engine::start(engine, runtime.handle().clone())?;
         let joined = Pool::new(&engine, pool_bytes).and_then(|pool| {
             // Closed when dropped, should the server fail.
@@ -157,7 +157,7 @@ impl Open {
     }
 
     /// Whether its way to the pool leads through a daemon.
-    pub(crate) fn is_guest(&self) -> bool {
+    pub(crate) fn is_dummy(&self) -> bool {
         self.pool.is_some()
     }
 
@@ -185,7 +185,7 @@ impl Open {
     /// Where its HTTP server listens, if it has one.
     pub(crate) fn http_address(&self) -> Option<SocketAddr> {
         // A forked child may have inherited the lock from a thread it does not have.
-        if self.is_foreign() {
+        if self.is_forked() {
             return None;
         }
         self.http.lock().as_ref().map(HttpServer::address)
@@ -194,13 +194,13 @@ impl Open {
     /// Whether the master runs in this process.
     pub(crate) fn is_embedded(&self) -> bool {
         // A forked child may have inherited the lock from a thread it does not have.
-        !self.is_foreign() && self.master.lock().is_some()
+        !self.is_forked() && self.master.lock().is_some()
     }
 
     /// Leaves the pool and stops what was started. Doing it again, or in a forked child, does
     /// nothing.
     pub(crate) fn close(&self) {
-        if self.is_foreign() || self.is_closed.swap(true, Ordering::SeqCst) {
+        if self.is_forked() || self.is_closed.swap(true, Ordering::SeqCst) {
             return;
         }
         drop(self.http.lock().take());
@@ -210,11 +210,11 @@ impl Open {
         }
         // Taken on a line of its own, so that the lock is free while the master stops.
         let master = self.master.lock().take();
-        stop(self.runtime, master);
+        stop_master(self.runtime, master);
     }
 
     /// Whether this is a forked child of the process that opened it.
-    pub(crate) fn is_foreign(&self) -> bool {
+    pub(crate) fn is_forked(&self) -> bool {
         process::is_forked_since(self.generation)
     }
 
@@ -224,7 +224,7 @@ impl Open {
     }
 
     fn check(&self) -> Result<()> {
-        if self.is_foreign() {
+        if self.is_forked() {
             return Err(Error::closed(
                 "the store was opened before this process was forked; open one here",
             ));
@@ -243,7 +243,7 @@ impl fmt::Debug for Open {
 }
 
 /// Remembers an open store for [`close_all`].
-pub(crate) fn remember(store: &Arc<Open>) {
+pub(crate) fn track(store: &Arc<Open>) {
     let mut open = OPEN.lock();
     open.retain(|store| store.strong_count() > 0);
     open.push(Arc::downgrade(store));
@@ -274,7 +274,7 @@ fn link(
     Ok((Arc::new(link), Some(master)))
 }
 
-fn stop(runtime: &'static Runtime, master: Option<Master>) {
+fn stop_master(runtime: &'static Runtime, master: Option<Master>) {
     let Some(master) = master else { return };
     let stopped =
         runtime.block_on(async { tokio::time::timeout(MASTER_STOP_MAX, master.stop()).await });

@@ -6,8 +6,8 @@ use mooncake_transfer_engine::LocalRange;
 use pyo3::{prelude::*, types::PyList};
 
 use crate::{
-    argument::{Unsigned, among_good, same_length},
-    buffer::foreign,
+    argument::{Unsigned, call_with_valid, check_same_length},
+    buffer::caller_ranges,
     error::exception,
 };
 
@@ -37,14 +37,14 @@ impl Table {
         offsets: Columns,
         lengths: Columns,
     ) -> Result<Self> {
-        same_length("addresses", addresses.len(), keys.len())?;
-        same_length("offsets", offsets.len(), keys.len())?;
-        same_length("lengths", lengths.len(), keys.len())?;
+        check_same_length("addresses", addresses.len(), keys.len())?;
+        check_same_length("offsets", offsets.len(), keys.len())?;
+        check_same_length("lengths", lengths.len(), keys.len())?;
         let bases = match bases {
             Some(bases) => bases,
             None => vec![Unsigned(0); keys.len()],
         };
-        same_length("bases", bases.len(), keys.len())?;
+        check_same_length("bases", bases.len(), keys.len())?;
         let columns = bases.into_iter().zip(addresses).zip(offsets).zip(lengths);
         let rows = keys.into_iter().zip(columns);
         let row = |(key, (((base, addresses), offsets), lengths))| {
@@ -56,17 +56,17 @@ impl Table {
     /// Gets the parts.
     pub(crate) fn get(self, client: &Client, is_registered: bool) -> Vec<PartOutcomes> {
         let reach = if is_registered { Reach::Registered } else { Reach::Anywhere };
-        among_good(self.rows, |rows| client.read_parts(&parts(&rows), reach))
+        call_with_valid(self.rows, |rows| client.read_parts(&parts(&rows), reach))
     }
 
     /// Gets the parts of objects whose read has begun.
     pub(crate) fn read_begun(self, client: &Client) -> Vec<Result<u64>> {
-        among_good(self.rows, |rows| client.read_begun(&parts(&rows)))
+        call_with_valid(self.rows, |rows| client.read_begun(&parts(&rows)))
     }
 
     /// Writes the parts of objects whose write has begun.
     pub(crate) fn write_begun(self, client: &Client) -> Vec<Result<u64>> {
-        among_good(self.rows, |rows| client.write_begun(&parts(&rows)))
+        call_with_valid(self.rows, |rows| client.write_begun(&parts(&rows)))
     }
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn begin_writes(
         Ok((at, (key?, length.0 as u64)))
     };
     let items = keys.into_iter().zip(lengths).enumerate().map(item).collect();
-    among_good(items, |items: Vec<(usize, (ObjectKey, u64))>| {
+    call_with_valid(items, |items: Vec<(usize, (ObjectKey, u64))>| {
         // Groups are one an item, so those of refused items go as well.
         if !options.groups.is_empty() {
             options.groups = items.iter().map(|(at, _)| options.groups[*at].clone()).collect();
@@ -101,7 +101,7 @@ pub(crate) fn lists<'py>(
     let lists = PyList::empty(py);
     for (key, result) in keys.iter().zip(results) {
         match result {
-            Ok(parts) => lists.append(super::outcomes(py, std::iter::repeat(key), parts)?)?,
+            Ok(parts) => lists.append(super::outcome_list(py, std::iter::repeat(key), parts)?)?,
             Err(error) => lists.append(exception(py, &error, Some(key))?)?,
         }
     }
@@ -125,7 +125,7 @@ fn row(
     // A sum that wraps around names memory that nobody has, which the transfer finds out.
     let ranges = ranges.map(|(at, length)| (base.0.wrapping_add(at.0), length.0)).collect();
     let offsets = offsets.into_iter().map(|offset| offset.0 as u64).collect();
-    Ok(Row { key, offsets, memory: foreign(ranges) })
+    Ok(Row { key, offsets, memory: caller_ranges(ranges) })
 }
 
 fn parts(rows: &[Row]) -> Vec<Parts<'_>> {

@@ -71,7 +71,7 @@ impl Pool {
     ///
     /// # Errors
     /// So much is not left.
-    pub(crate) fn take(&self, bytes: u64) -> Result<u64> {
+    pub(crate) fn allocate(&self, bytes: u64) -> Result<u64> {
         let mut used = self.used.lock();
         let (base, length) =
             self.memory.as_ref().map_or((0, 0), |memory| (memory.base(), memory.length()));

@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
 
 /// What the caller says of a guest; the rest its daemon does.
 #[derive(Debug, Default)]
-pub(crate) struct GuestArguments {
+pub(crate) struct DummyArguments {
     pub(crate) is_tcp_forced: Option<bool>,
     pub(crate) rpc_timeout_s: Option<f64>,
     pub(crate) connect_timeout_s: Option<f64>,
@@ -84,7 +84,7 @@ impl Settings {
     ///
     /// # Errors
     /// A value, from the caller or the environment, that cannot be.
-    pub(crate) fn guest(daemon: &DaemonGreeting, arguments: &GuestArguments) -> Result<Self> {
+    pub(crate) fn dummy(daemon: &DaemonGreeting, arguments: &DummyArguments) -> Result<Self> {
         let mut settings = Self::read(Arguments {
             master: String::new(),
             name: LOOPBACK.to_owned(),

@@ -7,21 +7,21 @@ use mooncake_store_client::{
 use pyo3::{prelude::*, types::PyDict};
 
 /// An id in two halves, as the established calls have it.
-pub(crate) type Halves = (u64, u64);
+pub(crate) type IdParts = (u64, u64);
 
 /// Makes one task.
-pub(crate) fn create(client: &Client, task: NewTask) -> Result<Halves> {
-    only(client.create_tasks(&[task])).map(TaskId::halves)
+pub(crate) fn create(client: &Client, task: NewTask) -> Result<IdParts> {
+    single(client.create_tasks(&[task])).map(TaskId::halves)
 }
 
 /// Tells of one task.
-pub(crate) fn info(client: &Client, (first, second): Halves) -> Result<TaskInfo> {
+pub(crate) fn info(client: &Client, (first, second): IdParts) -> Result<TaskInfo> {
     let id = TaskId::from_bits(u128::from(first) << 64 | u128::from(second));
-    only(client.tasks(&[id]))
+    single(client.tasks(&[id]))
 }
 
 /// The id of a drain.
-pub(crate) fn job((first, second): Halves) -> JobId {
+pub(crate) fn job_id((first, second): IdParts) -> JobId {
     JobId::from_bits(u128::from(first) << 64 | u128::from(second))
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn drain<'py>(py: Python<'py>, info: &DrainInfo) -> PyResult<Bound<'p
     Ok(dict)
 }
 
-fn only<T>(outcomes: Vec<Result<T>>) -> Result<T> {
+fn single<T>(outcomes: Vec<Result<T>>) -> Result<T> {
     let missing = || Err(mooncake_base::Error::internal("a batch of one gave no outcome"));
     outcomes.into_iter().next().unwrap_or_else(missing)
 }

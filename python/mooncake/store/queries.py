@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mooncake._aliases import accept_aliases
 from mooncake._runtime import _native
-from mooncake.store.aliases import also_named
-from mooncake.store.batch import Key, as_codes, as_numbers, switch
-from mooncake.store.calls import Calls
+from mooncake.store.base import StoreBase
+from mooncake.store.batch import Key, as_bool, as_codes, as_numbers
 
-__all__ = ["LookingCalls"]
+__all__ = ["QueryCalls"]
 
 
-class LookingCalls(Calls):
+class QueryCalls(StoreBase):
     """Looking and removing."""
 
     __slots__ = ()
 
     def is_exist(self, key: Key) -> int:
         """Return 1 if an object is there and complete, 0 if not, a negative number if unknown."""
-        return self._number(_native.is_present, key)
+        return self._call_one(_native.is_present, key)
 
     def batch_is_exist(self, keys: Sequence[Key]) -> list[int]:
         """Return for each key 1, 0, or a negative number."""
@@ -27,11 +27,11 @@ class LookingCalls(Calls):
 
     def _presence(self, keys: Sequence[Key]) -> list[int]:
         # What servers ask most often and of the most keys: numbers come as such.
-        return self._numbers(len(keys), lambda native: native.presence(keys))
+        return self._call_codes(len(keys), lambda native: native.presence(keys))
 
     def get_size(self, key: Key) -> int:
         """Return the length of an object in bytes, or a negative number."""
-        return as_numbers(self._each(1, lambda native: native.sizes([key])))[0]
+        return as_numbers(self._call_batch(1, lambda native: native.sizes([key])))[0]
 
     def remove(self, key: Key, force: bool = False) -> int:
         """Remove an object.
@@ -55,10 +55,12 @@ class LookingCalls(Calls):
         Returns:
             For each key 0 or a negative number.
         """
-        is_forced = switch("force", force)
-        return as_codes(self._each(len(keys), lambda native: native.remove(keys, force=is_forced)))
+        is_forced = as_bool("force", force)
+        return as_codes(
+            self._call_batch(len(keys), lambda native: native.remove(keys, force=is_forced))
+        )
 
-    @also_named(regex="regex_pattern", pattern="regex_pattern")
+    @accept_aliases(regex="regex_pattern", pattern="regex_pattern")
     def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
         """Remove the objects whose key has a match of an expression anywhere.
 
@@ -71,8 +73,8 @@ class LookingCalls(Calls):
         """
         if not isinstance(regex_pattern, str):
             raise TypeError(f"regex_pattern must be a str, not {type(regex_pattern).__name__}")
-        is_forced = switch("force", force)
-        return self._whole(
+        is_forced = as_bool("force", force)
+        return self._call_count(
             lambda native: native.remove_matching(regex=regex_pattern, force=is_forced)
         )
 
@@ -85,5 +87,5 @@ class LookingCalls(Calls):
         Returns:
             How many were removed, or a negative number.
         """
-        is_forced = switch("force", force)
-        return self._whole(lambda native: native.remove_matching(force=is_forced))
+        is_forced = as_bool("force", force)
+        return self._call_count(lambda native: native.remove_matching(force=is_forced))

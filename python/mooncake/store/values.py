@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 from mooncake._runtime import Buffer as BufferHandle, _native
 from mooncake._values import check_value
 from mooncake.errors import MooncakeError
-from mooncake.store.batch import Key, as_bytes, as_codes, check_lists, contiguous, refuse
-from mooncake.store.calls import Calls
+from mooncake.store.base import StoreBase
+from mooncake.store.batch import Key, as_bytes, as_codes, check_lists, contiguous, invalid_argument
 from mooncake.store.codes import OK
 from mooncake.store.config import ReplicateConfig, put_options
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer as Readable
 
-__all__ = ["CopyingCalls"]
+__all__ = ["ValueCalls"]
 
 # What the native calls raise for memory that they cannot read in place.
 _UNREADABLE = (BufferError, ValueError)
 
 
-class CopyingCalls(Calls):
+class ValueCalls(StoreBase):
     """Puts and gets that copy."""
 
     __slots__ = ()
@@ -119,7 +119,7 @@ class CopyingCalls(Calls):
 
     def get(self, key: Key) -> bytes:
         """Return the bytes of an object; ``b""`` if there is none or it could not be read."""
-        return as_bytes(self._each(1, lambda native: native.get([key]))[0])
+        return as_bytes(self._call_batch(1, lambda native: native.get([key]))[0])
 
     def get_batch(self, keys: Sequence[Key]) -> list[bytes]:
         """Return the bytes of many objects; ``b""`` for each that could not be read.
@@ -129,7 +129,7 @@ class CopyingCalls(Calls):
         if len(keys) == 0:
             return [b""]
         nothing = [b""] * len(keys)
-        return self._told(nothing, lambda native: _native.get_values(native, keys))[0]
+        return self._call_with_failure(nothing, lambda native: _native.get_values(native, keys))[0]
 
     def get_buffer(self, key: Key) -> BufferHandle | None:
         """Return an object as memory of its own (`BufferHandle`); None if it could not be read."""
@@ -137,7 +137,9 @@ class CopyingCalls(Calls):
 
     def batch_get_buffer(self, keys: Sequence[Key]) -> list[BufferHandle | None]:
         """Return many objects as memory of their own; None for each that could not be read."""
-        fetched = self._each(len(keys), lambda native: native.get_buffers(keys, is_signed=True))
+        fetched = self._call_batch(
+            len(keys), lambda native: native.get_buffers(keys, is_signed=True)
+        )
         return [value if isinstance(value, BufferHandle) else None for value in fetched]
 
     def _put(
@@ -158,7 +160,7 @@ class CopyingCalls(Calls):
                 copies = [contiguous(value) for value in values]
                 return native.put(keys, copies, options=options, is_upsert=is_upsert)
 
-        return as_codes(self._each(len(keys), call))
+        return as_codes(self._call_batch(len(keys), call))
 
     def _put_all(
         self,
@@ -170,7 +172,9 @@ class CopyingCalls(Calls):
     ) -> int:
         check_lists(keys, values)
         if len(keys) != len(values):
-            return refuse(f"the lists differ in length keys={len(keys)} values={len(values)}").code
+            return invalid_argument(
+                f"the lists differ in length keys={len(keys)} values={len(values)}"
+            ).code
 
         def call(native: _native.Store) -> tuple[list[int], MooncakeError | None]:
             options = put_options(config)
@@ -182,7 +186,7 @@ class CopyingCalls(Calls):
                 copies = [contiguous(value) for value in values]
                 return _native.put_values(native, keys, copies, options, is_upsert)
 
-        codes = self._numbers(len(keys), call)
+        codes = self._call_codes(len(keys), call)
         return next((code for code in codes if code != OK), OK)
 
     def _put_parts(
@@ -197,5 +201,5 @@ class CopyingCalls(Calls):
         if any(view.ndim != 1 or view.itemsize != 1 for view in views):
             raise RuntimeError("parts must be 1-D bytes-like")
         if self._native is not None and all(view.nbytes == 0 for view in views):
-            return self._nothing(key)
+            return self._skip_empty(key)
         return self._put([key], [[*map(contiguous, views)]], config, is_upsert=is_upsert)[0]

@@ -6,15 +6,15 @@ use mooncake_transfer_engine::LocalRange;
 use pyo3::{prelude::*, types::PyBytes};
 
 use crate::{
-    argument::{Names, among_good, sort_out},
-    buffer::{Buffer, blank_bytes},
+    argument::{PackedKeys, call_with_valid, partition_valid},
+    buffer::{Buffer, uninit_bytes},
 };
 
 /// Puts the items that can be put. True: stored; false: an object of that key was there and was
 /// kept.
 pub(crate) fn put(
     client: &Client,
-    names: &Names,
+    names: &PackedKeys,
     values: &[&[LocalRange]],
     mut options: PutOptions,
 ) -> Vec<Result<bool>> {
@@ -23,48 +23,48 @@ pub(crate) fn put(
         let group = groups.next();
         let key = key?;
         check_source(parts)?;
-        // Groups are one an item, so those of refused items go as well.
+        // Groups are one an item, so those of invalid items go as well.
         options.groups.extend(group);
         Ok(PutItem { key, parts })
     });
-    let (items, refused) = sort_out(checked);
-    let outcomes = refused.among(client.put(&items, &options));
+    let (items, invalid) = partition_valid(checked);
+    let outcomes = invalid.merge_into(client.put(&items, &options));
     let is_stored = |outcome| matches!(outcome, PutOutcome::Stored { .. });
     outcomes.into_iter().map(|outcome| outcome.map(is_stored)).collect()
 }
 
 /// Finds objects; those found are read next.
 pub(crate) fn locate(client: &Client, keys: Vec<Result<ObjectKey>>) -> Vec<Result<Located>> {
-    among_good(keys, |keys| client.locate_owned(keys))
+    call_with_valid(keys, |keys| client.locate_owned(keys))
 }
 
 /// What a get makes to be filled.
-pub(crate) trait Blank: Sized {
+pub(crate) trait GetTarget: Sized {
     /// Makes one of that length.
-    fn blank(py: Python<'_>, length: u64) -> PyResult<(Self, LocalRange)>;
+    fn allocate(py: Python<'_>, length: u64) -> PyResult<(Self, LocalRange)>;
 }
 
-impl Blank for Py<PyBytes> {
-    fn blank(py: Python<'_>, length: u64) -> PyResult<(Self, LocalRange)> {
-        blank_bytes(py, length)
+impl GetTarget for Py<PyBytes> {
+    fn allocate(py: Python<'_>, length: u64) -> PyResult<(Self, LocalRange)> {
+        uninit_bytes(py, length)
     }
 }
 
 /// A [`Buffer`] whose bytes Python sees as unsigned.
 pub(crate) struct Unsigned(pub(crate) Buffer);
 
-impl Blank for Unsigned {
-    fn blank(_: Python<'_>, length: u64) -> PyResult<(Self, LocalRange)> {
-        Buffer::blank(length, false).map(|(buffer, range)| (Self(buffer), range))
+impl GetTarget for Unsigned {
+    fn allocate(_: Python<'_>, length: u64) -> PyResult<(Self, LocalRange)> {
+        Buffer::uninit(length, false).map(|(buffer, range)| (Self(buffer), range))
     }
 }
 
 /// A [`Buffer`] whose bytes Python sees as signed.
 pub(crate) struct Signed(pub(crate) Buffer);
 
-impl Blank for Signed {
-    fn blank(_: Python<'_>, length: u64) -> PyResult<(Self, LocalRange)> {
-        Buffer::blank(length, true).map(|(buffer, range)| (Self(buffer), range))
+impl GetTarget for Signed {
+    fn allocate(_: Python<'_>, length: u64) -> PyResult<(Self, LocalRange)> {
+        Buffer::uninit(length, true).map(|(buffer, range)| (Self(buffer), range))
     }
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn read(
     into: &[LocalRange],
 ) -> Vec<Result<u64>> {
     let mut ranges = into.iter();
-    among_good(located, |located| {
+    call_with_valid(located, |located| {
         let reads: Vec<Read<'_>> = located
             .into_iter()
             .zip(ranges.by_ref())
@@ -103,7 +103,7 @@ pub(crate) fn get_into(
             Ok((located, *into))
         })
         .collect();
-    among_good(fitting, |fitting| {
+    call_with_valid(fitting, |fitting| {
         let reads: Vec<Read<'_>> =
             fitting.into_iter().map(|(located, into)| Read::whole(located, into)).collect();
         client.read(&reads)

@@ -10,16 +10,19 @@ use pyo3::{
     types::{PyBytes, PyList},
 };
 
-use super::{Store, batch_options, moves, moves::Blank};
+use super::{Store, batch_options, transfer, transfer::GetTarget};
 use crate::{
-    argument::{Names, Unsigned, as_absent, column, listed_keys, object_key, one_key, same_length},
-    buffer::{Values, foreign_range},
-    error::{exception, or_raise, raised_of},
+    argument::{
+        PackedKeys, Unsigned, check_same_length, column, invalid_as_missing, object_key,
+        object_keys_of, one_key,
+    },
+    buffer::{Values, caller_range},
+    error::{exception, or_raise, py_error_for_key},
     options::PutOptions,
 };
 
 /// One entry for each key, and the last failure.
-type Answer<'py> = (Bound<'py, PyList>, Option<Bound<'py, PyAny>>);
+type ColumnReply<'py> = (Bound<'py, PyList>, Option<Bound<'py, PyAny>>);
 
 /// Puts values that lie at addresses: 0 or the number of a failure for each.
 #[pyfunction]
@@ -30,8 +33,8 @@ pub(crate) fn put_columns<'py>(
     #[pyo3(from_py_with = column)] lengths: Vec<Unsigned>,
     options: Option<&Bound<'py, PutOptions>>,
     is_upsert: bool,
-) -> PyResult<Answer<'py>> {
-    let memory = or_raise(store.py(), joined(&addresses, &lengths))?;
+) -> PyResult<ColumnReply<'py>> {
+    let memory = or_raise(store.py(), local_ranges(&addresses, &lengths))?;
     put(store, keys, &memory, (options, is_upsert))
 }
 
@@ -44,7 +47,7 @@ pub(crate) fn put_values<'py>(
     values: &Bound<'py, PyAny>,
     options: Option<&Bound<'py, PutOptions>>,
     is_upsert: bool,
-) -> PyResult<Answer<'py>> {
+) -> PyResult<ColumnReply<'py>> {
     let values = Values::of(values)?;
     if values.ranges().iter().any(|range| range.length() == 0) {
         let error = Error::invalid("a value is empty; nothing was stored");
@@ -60,15 +63,15 @@ pub(crate) fn get_columns<'py>(
     keys: &Bound<'py, PyAny>,
     #[pyo3(from_py_with = column)] addresses: Vec<Unsigned>,
     #[pyo3(from_py_with = column)] lengths: Vec<Unsigned>,
-) -> PyResult<Answer<'py>> {
+) -> PyResult<ColumnReply<'py>> {
     let py = store.py();
-    let memory = or_raise(py, joined(&addresses, &lengths))?;
-    let names = as_absent(listed_keys(keys)?);
-    or_raise(py, same_length("addresses", memory.len(), names.len()))?;
+    let memory = or_raise(py, local_ranges(&addresses, &lengths))?;
+    let names = invalid_as_missing(object_keys_of(keys)?);
+    or_raise(py, check_same_length("addresses", memory.len(), names.len()))?;
     let memory: Vec<&[LocalRange]> = memory.iter().map(std::slice::from_ref).collect();
     let store = store.get();
-    let read = store.call(py, |client| moves::get_into(client, names, &memory, false))?;
-    numbers(keys, read, |length| i64::try_from(length).unwrap_or(i64::MAX))
+    let read = store.call(py, |client| transfer::get_into(client, names, &memory, false))?;
+    codes_and_failure(keys, read, |length| i64::try_from(length).unwrap_or(i64::MAX))
 }
 
 /// Gets objects as `bytes`; none of them for a failure.
@@ -76,21 +79,21 @@ pub(crate) fn get_columns<'py>(
 pub(crate) fn get_values<'py>(
     store: &Bound<'py, Store>,
     keys: &Bound<'py, PyAny>,
-) -> PyResult<Answer<'py>> {
+) -> PyResult<ColumnReply<'py>> {
     let py = store.py();
-    let names = as_absent(listed_keys(keys)?);
+    let names = invalid_as_missing(object_keys_of(keys)?);
     let store = store.get();
-    let located = store.call(py, |client| moves::locate(client, names))?;
+    let located = store.call(py, |client| transfer::locate(client, names))?;
     let mut filled = Vec::with_capacity(located.len());
     let mut ranges = Vec::with_capacity(located.len());
     for located in located.iter().flatten() {
-        let (blank, range) = <Py<PyBytes>>::blank(py, located.length())?;
-        filled.push(blank);
+        let (target, range) = <Py<PyBytes>>::allocate(py, located.length())?;
+        filled.push(target);
         ranges.push(range);
     }
     let wanted: Vec<Result<&Located>> =
         located.iter().map(|located| located.as_ref().map_err(Clone::clone)).collect();
-    let read = store.call(py, |client| moves::read(client, wanted, &ranges))?;
+    let read = store.call(py, |client| transfer::read(client, wanted, &ranges))?;
     let nothing = PyBytes::new(py, b"");
     let mut filled = filled.into_iter();
     let mut failure = None;
@@ -107,7 +110,7 @@ pub(crate) fn get_values<'py>(
         }
     });
     let values = PyList::new(py, values.collect::<Vec<_>>())?;
-    Ok((values, told(keys, failure)?))
+    Ok((values, failure_object(keys, failure)?))
 }
 
 /// Says whether an object is there, and leases it.
@@ -117,7 +120,7 @@ pub(crate) fn is_present(store: &Bound<'_, Store>, key: &Bound<'_, PyAny>) -> Py
     let Presence { found, failure } = store.get().call(py, |client| client.presence(keys, true))?;
     match (failure, found.first()) {
         (None, Some(Some(is_there))) => Ok(u8::from(*is_there)),
-        (failure, _) => or_raise(py, Err(failure.unwrap_or_else(unanswered))),
+        (failure, _) => or_raise(py, Err(failure.unwrap_or_else(no_outcome))),
     }
 }
 
@@ -132,11 +135,11 @@ pub(crate) fn put_one(
     is_upsert: bool,
 ) -> PyResult<u8> {
     let py = store.py();
-    let names = Names::each(std::slice::from_ref(key))?;
+    let names = PackedKeys::from_slice(std::slice::from_ref(key))?;
     let options = batch_options(py, options, is_upsert, 1)?;
-    let memory = [foreign_range(buffer_ptr.0, size.0)];
-    let put = |client: &_| moves::put(client, &names, &[&memory[..]], options);
-    alone(key, store.get().call(py, put)?).map(|_: bool| 0)
+    let memory = [caller_range(buffer_ptr.0, size.0)];
+    let put = |client: &_| transfer::put(client, &names, &[&memory[..]], options);
+    single_outcome(key, store.get().call(py, put)?).map(|_: bool| 0)
 }
 
 /// Gets an object into memory at an address: how many bytes it has.
@@ -147,19 +150,19 @@ pub(crate) fn get_one(
     buffer_ptr: Unsigned,
     size: Unsigned,
 ) -> PyResult<u64> {
-    let names = as_absent(vec![object_key(key)?]);
-    let memory = [foreign_range(buffer_ptr.0, size.0)];
-    let get = |client: &_| moves::get_into(client, names, &[&memory[..]], false);
-    alone(key, store.get().call(store.py(), get)?)
+    let names = invalid_as_missing(vec![object_key(key)?]);
+    let memory = [caller_range(buffer_ptr.0, size.0)];
+    let get = |client: &_| transfer::get_into(client, names, &[&memory[..]], false);
+    single_outcome(key, store.get().call(store.py(), get)?)
 }
 
 /// The outcome of a batch of one, its failure raised.
-fn alone<T>(key: &Bound<'_, PyAny>, outcomes: Vec<Result<T>>) -> PyResult<T> {
-    let outcome = outcomes.into_iter().next().unwrap_or_else(|| Err(unanswered()));
-    outcome.map_err(|error| raised_of(key.py(), &error, Some(key)))
+fn single_outcome<T>(key: &Bound<'_, PyAny>, outcomes: Vec<Result<T>>) -> PyResult<T> {
+    let outcome = outcomes.into_iter().next().unwrap_or_else(|| Err(no_outcome()));
+    outcome.map_err(|error| py_error_for_key(key.py(), &error, Some(key)))
 }
 
-fn unanswered() -> Error {
+fn no_outcome() -> Error {
     Error::internal("a batch of one gave no outcome")
 }
 
@@ -168,28 +171,28 @@ fn put<'py>(
     keys: &Bound<'py, PyAny>,
     values: &[LocalRange],
     (options, is_upsert): (Option<&Bound<'py, PutOptions>>, bool),
-) -> PyResult<Answer<'py>> {
+) -> PyResult<ColumnReply<'py>> {
     let py = store.py();
-    let names = Names::of(keys)?;
-    or_raise(py, same_length("values", values.len(), names.len()))?;
+    let names = PackedKeys::from_sequence(keys)?;
+    or_raise(py, check_same_length("values", values.len(), names.len()))?;
     let options = batch_options(py, options, is_upsert, names.len())?;
     let values: Vec<&[LocalRange]> = values.iter().map(std::slice::from_ref).collect();
     let store = store.get();
-    let stored = store.call(py, |client| moves::put(client, &names, &values, options))?;
-    numbers(keys, stored, |_| 0)
+    let stored = store.call(py, |client| transfer::put(client, &names, &values, options))?;
+    codes_and_failure(keys, stored, |_| 0)
 }
 
-fn joined(addresses: &[Unsigned], lengths: &[Unsigned]) -> Result<Vec<LocalRange>> {
-    same_length("lengths", lengths.len(), addresses.len())?;
+fn local_ranges(addresses: &[Unsigned], lengths: &[Unsigned]) -> Result<Vec<LocalRange>> {
+    check_same_length("lengths", lengths.len(), addresses.len())?;
     let pairs = addresses.iter().zip(lengths);
-    Ok(pairs.map(|(address, length)| foreign_range(address.0, length.0)).collect())
+    Ok(pairs.map(|(address, length)| caller_range(address.0, length.0)).collect())
 }
 
-fn numbers<'py, T>(
+fn codes_and_failure<'py, T>(
     keys: &Bound<'py, PyAny>,
     results: Vec<Result<T>>,
     number: impl Fn(T) -> i64,
-) -> PyResult<Answer<'py>> {
+) -> PyResult<ColumnReply<'py>> {
     let mut failure = None;
     let numbers = results.into_iter().enumerate().map(|(at, result)| match result {
         Ok(value) => number(value),
@@ -200,11 +203,11 @@ fn numbers<'py, T>(
         }
     });
     let numbers = PyList::new(keys.py(), numbers)?;
-    Ok((numbers, told(keys, failure)?))
+    Ok((numbers, failure_object(keys, failure)?))
 }
 
 /// The failure of the key at that place.
-fn told<'py>(
+fn failure_object<'py>(
     keys: &Bound<'py, PyAny>,
     failure: Option<(usize, Error)>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {

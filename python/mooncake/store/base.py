@@ -7,117 +7,117 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from mooncake.errors import MooncakeError
-from mooncake.store.batch import Key, as_established, as_numbers, refuse_unready
+from mooncake.store.batch import Key, as_numbers, as_upstream, not_set_up
 from mooncake.store.codes import INVALID_PARAMS, OK, RPC_FAIL, RPC_TIMEOUT
 
 if TYPE_CHECKING:
     from mooncake._runtime import _native
 
-__all__ = ["Calls"]
+__all__ = ["StoreBase"]
 
 T = TypeVar("T")
 
 _log = logging.getLogger("mooncake.store")
 
 
-class Calls:
+class StoreBase:
     """A store that may or may not be set up, and the ways to call it.
 
     The calls themselves are added by classes that are cut by noun.
     """
 
-    __slots__ = ("__weakref__", "_is_warned", "_local_bytes", "_mounted", "_name", "_native")
+    __slots__ = ("__weakref__", "_is_outage_logged", "_local_bytes", "_mounted", "_name", "_native")
 
     def __init__(self) -> None:
         """Make a store that is not set up yet."""
         self._native: _native.Store | None = None
         self._name = ""
         self._local_bytes = 0
-        self._is_warned = False
+        self._is_outage_logged = False
         # What kind of memory each segment is that was mounted later.
         self._mounted: dict[str, str] = {}
 
-    def _each(
+    def _call_batch(
         self, count: int, call: Callable[[_native.Store], list[T | MooncakeError]]
     ) -> list[T | MooncakeError]:
         """Make a call; a failure of the whole stands for each item."""
         native = self._native
         if native is None:
-            return [refuse_unready()] * count
+            return [not_set_up()] * count
         try:
             outcomes = call(native)
         except MooncakeError as error:
-            self._warn(error)
+            self._log_outage(error)
             return [error] * count
         if outcomes and isinstance(outcomes[0], MooncakeError):
-            self._warn(outcomes[0])
+            self._log_outage(outcomes[0])
         else:
-            self._is_warned = False
+            self._is_outage_logged = False
         return outcomes
 
-    def _told(
+    def _call_with_failure(
         self, otherwise: T, call: Callable[[_native.Store], tuple[T, MooncakeError | None]]
     ) -> tuple[T, MooncakeError | None]:
         """Make a call that tells of a failure beside its answer; `otherwise` if it has none."""
         native = self._native
         if native is None:
-            return otherwise, refuse_unready()
+            return otherwise, not_set_up()
         try:
             told = call(native)
         except MooncakeError as error:
-            self._warn(error)
+            self._log_outage(error)
             return otherwise, error
         if told[1] is None:
-            self._is_warned = False
+            self._is_outage_logged = False
         else:
-            self._warn(told[1])
+            self._log_outage(told[1])
         return told
 
-    def _numbers(
+    def _call_codes(
         self, count: int, call: Callable[[_native.Store], tuple[list[int], MooncakeError | None]]
     ) -> list[int]:
         """Make a call that answers in numbers; a failure of the whole stands for each item."""
         none: list[int] = []
-        numbers, failure = self._told(none, call)
+        numbers, failure = self._call_with_failure(none, call)
         if failure is None:
             return numbers
-        return [as_established(number) for number in numbers or [failure.code] * count]
+        return [as_upstream(number) for number in numbers or [failure.code] * count]
 
-    def _number(self, call: Callable[..., int], *arguments: object) -> int:
+    def _call_one(self, call: Callable[..., int], *arguments: object) -> int:
         """Make a call of one object that answers in a number: the shortest way there is."""
         native = self._native
         if native is None:
-            return as_established(refuse_unready().code)
+            return as_upstream(not_set_up().code)
         try:
             number = call(native, *arguments)
         except MooncakeError as error:
-            self._warn(error)
-            return as_established(error.code)
-        self._is_warned = False
+            self._log_outage(error)
+            return as_upstream(error.code)
+        self._is_outage_logged = False
         return number
 
-    def _whole(self, call: Callable[[_native.Store], int]) -> int:
+    def _call_count(self, call: Callable[[_native.Store], int]) -> int:
         def alone(native: _native.Store) -> list[int | MooncakeError]:
             return [call(native)]
 
-        return as_numbers(self._each(1, alone))[0]
+        return as_numbers(self._call_batch(1, alone))[0]
 
-    def _done(self, call: Callable[[_native.Store], None]) -> int:
+    def _call_status(self, call: Callable[[_native.Store], None]) -> int:
         """Make a call that says nothing; established callers know one number of its failure."""
 
         def ok(native: _native.Store) -> list[bool | MooncakeError]:
             call(native)
             return [True]
 
-        return OK if self._each(1, ok)[0] is True else INVALID_PARAMS
+        return OK if self._call_batch(1, ok)[0] is True else INVALID_PARAMS
 
-    def _nothing(self, key: Key) -> int:
+    def _skip_empty(self, key: Key) -> int:
         """Say that a call had no bytes to store, which established callers take for success."""
         _log.info("there were no bytes, so nothing was stored or changed key=%r", key)
         return OK
 
-    def _warn(self, error: MooncakeError) -> None:
+    def _log_outage(self, error: MooncakeError) -> None:
         """Log that the master is out of reach, once until it is back."""
-        if error.code in (RPC_FAIL, RPC_TIMEOUT) and not self._is_warned:
-            self._is_warned = True
+        if error.code in (RPC_FAIL, RPC_TIMEOUT) and not self._is_outage_logged:
+            self._is_outage_logged = True
             _log.warning("%s (%s)", error, error.remedy)

@@ -1,0 +1,58 @@
+"""Sizes in bytes, counts and rates: parsing and formatting for people."""
+
+from __future__ import annotations
+
+import math
+import re
+
+__all__ = ["format_bytes", "format_count", "format_rate", "parse_size"]
+
+_SHIFTS = {"": 0, "b": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
+
+
+def parse_size(size: int | str) -> int:
+    """Return a number of bytes from a number or from text like ``"512MB"`` or ``"1.5 gb"``.
+
+    Suffixes are powers of 1024.
+
+    Raises:
+        ValueError: The text is not a size, or the number is negative.
+        TypeError: The argument is neither a number nor text.
+    """
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size.strip())
+        if match is None:
+            raise ValueError(f"not a size: {size!r}; write a number with B, KB, MB, GB or TB")
+        number, unit = match[1], (match[2] or "").lower()
+        shift = _SHIFTS[unit]
+        return int(number) << shift if number.isdigit() else int(float(number) * (1 << shift))
+    if isinstance(size, bool):
+        raise TypeError("a size is a number of bytes, or text; not bool")
+    if not 0 <= size < math.inf:
+        raise ValueError(f"not a size: {size}; it is negative, or no number")
+    return int(size)
+
+
+def format_bytes(size: float) -> str:
+    """Return a number of bytes with a unit of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:g} {unit}" if size == int(size) else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def format_count(number: float) -> str:
+    """Return a number, with a unit of 1000 from 10,000 on."""
+    for unit in ("", "k", "M"):
+        if abs(number) < (1000 if unit else 10_000):
+            is_whole = number == int(number) and not unit
+            return f"{number:.0f}" if is_whole else f"{number:.1f}{unit}"
+        number /= 1000
+    return f"{number:.1f}G"
+
+
+def format_rate(size: int, seconds: float) -> str:
+    """Return bytes per second, in units of 1000."""
+    return f"{size / seconds / 1e9:.2f} GB/s"
