@@ -1,4 +1,4 @@
-//! Arguments as Python writes them, turned into checked types.
+//! Parsing of Python arguments into checked types.
 
 use mooncake_base::{Error, ErrorCode, KeyBatch, KeyRef, ObjectKey, Result};
 use mooncake_store_client::Selector;
@@ -9,7 +9,7 @@ use pyo3::{
     types::{PyBytes, PyList, PyString},
 };
 
-/// An address or a length: an integer that is not negative.
+/// A non-negative integer: an address, a length or a count.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Unsigned(pub(crate) usize);
 
@@ -33,19 +33,19 @@ impl<'py> FromPyObject<'_, 'py> for Unsigned {
     }
 }
 
-/// Reads a number for `from_py_with`. One that is negative or too large is a `TypeError`, to which the
-/// name of the argument is added.
+/// Reads a number for `from_py_with`. A negative or too large number is a `TypeError`; PyO3 adds
+/// the name of the argument.
 pub(crate) fn unsigned<T: TryFrom<u64>>(object: &Bound<'_, PyAny>) -> PyResult<T> {
     let Unsigned(number) = object.extract()?;
     T::try_from(number as u64).map_err(|_| PyTypeError::new_err("the number is out of range"))
 }
 
-/// The same; `None` stands for no number.
+/// Reads a number or `None` for `from_py_with`.
 pub(crate) fn optional_unsigned<T: TryFrom<u64>>(object: &Bound<'_, PyAny>) -> PyResult<Option<T>> {
     if object.is_none() { Ok(None) } else { unsigned(object).map(Some) }
 }
 
-/// Keys as they were given, end to end in one buffer.
+/// The keys of a batch, packed end to end in one buffer.
 #[derive(Debug)]
 pub(crate) struct PackedKeys {
     bytes: Vec<u8>,
@@ -53,32 +53,32 @@ pub(crate) struct PackedKeys {
 }
 
 impl PackedKeys {
-    /// Reads them.
+    /// Packs the keys of any sequence.
     pub(crate) fn from_sequence(keys: &Bound<'_, PyAny>) -> PyResult<Self> {
         let mut bytes = Vec::new();
         let ends = map_sequence(keys, KEYS, |key| Self::add(&mut bytes, &key))?;
         Ok(Self { bytes, ends })
     }
 
-    /// Reads those.
+    /// Packs the keys of a slice.
     pub(crate) fn from_slice(keys: &[Bound<'_, PyAny>]) -> PyResult<Self> {
         let mut bytes = Vec::new();
         let ends = keys.iter().map(|key| Self::add(&mut bytes, key)).collect::<PyResult<_>>()?;
         Ok(Self { bytes, ends })
     }
 
-    /// Reads one more; where it ends.
+    /// Appends one key and returns its end in `bytes`.
     fn add(bytes: &mut Vec<u8>, key: &Bound<'_, PyAny>) -> PyResult<usize> {
         with_bytes(key, |key| bytes.extend_from_slice(key))?;
         Ok(bytes.len())
     }
 
-    /// How many there are.
+    /// Number of keys.
     pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Each of them; one that no object can have is a failure of its item.
+    /// Returns the keys in order. A key that no object can have is an error of its item only.
     pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = Result<KeyRef<'_>>> {
         let mut start = 0;
         self.ends
@@ -87,25 +87,25 @@ impl PackedKeys {
     }
 }
 
-/// Reads keys; one that no object can have is a failure of its item.
+/// Parses keys. A key that no object can have is an error of its item only.
 pub(crate) fn object_keys(keys: &[Bound<'_, PyAny>]) -> PyResult<Vec<Result<ObjectKey>>> {
     keys.iter().map(object_key).collect()
 }
 
-/// The same, straight from a list.
+/// Parses the keys of any sequence, as [`object_keys`] does.
 pub(crate) fn object_keys_of(keys: &Bound<'_, PyAny>) -> PyResult<Vec<Result<ObjectKey>>> {
     map_sequence(keys, KEYS, |key| object_key(&key))
 }
 
-/// Reads a column of numbers, for `from_py_with`.
+/// Reads a list of numbers for `from_py_with`.
 pub(crate) fn column(numbers: &Bound<'_, PyAny>) -> PyResult<Vec<Unsigned>> {
     map_sequence(numbers, "addresses and sizes are lists of integers", |number| number.extract())
 }
 
-/// What keys are, where something else was given.
+/// The beginning of the error for an argument that is not a list of keys.
 const KEYS: &str = "keys are a list of str or bytes";
 
-/// Reads each item of a sequence; those of a list, which is what callers have, where they are.
+/// Reads each item of a sequence. Lists, the usual case, are read in place without a copy.
 fn map_sequence<'py, T>(
     items: &Bound<'py, PyAny>,
     what: &str,
@@ -114,7 +114,7 @@ fn map_sequence<'py, T>(
     let Ok(list) = items.cast::<PyList>() else {
         return sequence(items, what)?.into_iter().map(read).collect();
     };
-    // A result that is collected does not know how many there will be.
+    // `collect` into a `Result` cannot preallocate, since it does not know the length.
     let mut values = Vec::with_capacity(list.len());
     for item in list {
         values.push(read(item)?);
@@ -122,14 +122,14 @@ fn map_sequence<'py, T>(
     Ok(values)
 }
 
-/// Reads one key as a batch.
+/// Parses one key as a batch of one.
 pub(crate) fn one_key(key: &Bound<'_, PyAny>) -> PyResult<KeyBatch> {
     let mut batch = KeyBatch::with_capacity(1);
     with_bytes(key, |bytes| batch.push(bytes))?;
     Ok(batch)
 }
 
-/// Reads one key; one that no object can have is a failure of its item.
+/// Parses one key. A key that no object can have is an error of its item only.
 pub(crate) fn object_key(key: &Bound<'_, PyAny>) -> PyResult<Result<ObjectKey>> {
     with_bytes(key, |bytes| ObjectKey::new(bytes))
 }
@@ -145,7 +145,7 @@ fn with_bytes<R>(key: &Bound<'_, PyAny>, take: impl FnOnce(&[u8]) -> R) -> PyRes
     Err(PyTypeError::new_err(format!("a key is str or bytes, not {kind}")))
 }
 
-/// The items of what is a sequence and no text; else an error that begins with `what` was expected.
+/// Returns the items of a sequence that is not text, else an error that begins with `what`.
 fn sequence<'py>(items: &Bound<'py, PyAny>, what: &str) -> PyResult<Vec<Bound<'py, PyAny>>> {
     items.extract().or_else(|_| {
         let kind = items.get_type().name()?;
@@ -153,7 +153,7 @@ fn sequence<'py>(items: &Bound<'py, PyAny>, what: &str) -> PyResult<Vec<Bound<'p
     })
 }
 
-/// Reads keys as a batch.
+/// Parses keys as a batch.
 pub(crate) fn key_batch(keys: &Bound<'_, PyAny>) -> PyResult<KeyBatch> {
     let count = keys.cast::<PyList>().map_or(0, |list| list.len());
     let mut batch = KeyBatch::with_capacity(count);
@@ -161,13 +161,13 @@ pub(crate) fn key_batch(keys: &Bound<'_, PyAny>) -> PyResult<KeyBatch> {
     Ok(batch)
 }
 
-/// What a reader learns of a key that no object can have: there is no such object.
+/// Turns the error of an invalid key into "not found", for reads: no object can have such a key.
 pub(crate) fn invalid_as_missing(keys: Vec<Result<ObjectKey>>) -> Vec<Result<ObjectKey>> {
     let absent = |error: Error| Error::new(ErrorCode::OBJECT_NOT_FOUND, error.message().to_owned());
     keys.into_iter().map(|key| key.map_err(absent)).collect()
 }
 
-/// Calls with the items that are valid and puts the outcomes back in their places.
+/// Calls `call` with the valid items and puts its outcomes and the errors back in their places.
 pub(crate) fn call_with_valid<I, O>(
     items: Vec<Result<I>>,
     call: impl FnOnce(Vec<I>) -> Vec<Result<O>>,
@@ -176,7 +176,7 @@ pub(crate) fn call_with_valid<I, O>(
     invalid.merge_into(call(valid))
 }
 
-/// The items that are valid, and the others.
+/// Splits items into the valid ones and the errors of the others.
 pub(crate) fn partition_valid<I>(
     items: impl ExactSizeIterator<Item = Result<I>>,
 ) -> (Vec<I>, InvalidItems) {
@@ -192,17 +192,17 @@ pub(crate) fn partition_valid<I>(
     (valid, InvalidItems { count, invalid })
 }
 
-/// Items of a batch that were invalid before it was called.
+/// The items of a batch that failed validation before the call.
 #[derive(Debug)]
 pub(crate) struct InvalidItems {
-    /// Of how many.
+    /// Length of the whole batch.
     count: usize,
-    /// The number of each, and why.
+    /// Index and error of each invalid item, in order.
     invalid: Vec<(usize, Error)>,
 }
 
 impl InvalidItems {
-    /// These failures among the outcomes of the valid items, each in its place.
+    /// Merges the errors into the outcomes of the valid items, each in its place.
     pub(crate) fn merge_into<O>(self, outcomes: Vec<Result<O>>) -> Vec<Result<O>> {
         if self.invalid.is_empty() && outcomes.len() == self.count {
             return outcomes;
@@ -219,7 +219,7 @@ impl InvalidItems {
     }
 }
 
-/// Refuses lists of which one is longer than the other.
+/// Returns an error if a list has another length than the list of keys.
 pub(crate) fn check_same_length(name: &'static str, length: usize, keys: usize) -> Result<()> {
     if length == keys {
         return Ok(());
@@ -227,7 +227,7 @@ pub(crate) fn check_same_length(name: &'static str, length: usize, keys: usize) 
     Err(Error::invalid("the lists differ in length").with("keys", keys).with(name, length))
 }
 
-/// Which objects, from the arguments that name them in one of three ways.
+/// Returns the selector for the arguments `regex` and `prefix`, at most one of which may be given.
 pub(crate) fn selector(regex: Option<String>, prefix: Option<Vec<u8>>) -> Result<Selector> {
     match (regex, prefix) {
         (None, None) => Ok(Selector::All),

@@ -1,8 +1,8 @@
 //! Memory that Python and transfers share: views of callers' buffers, bytes that are filled before
-//! anybody sees them, and [`Buffer`], which owns what a get brought.
+//! Python sees them, and [`Buffer`], which owns the result of a get.
 //!
-//! The only file of this crate with unsafe code.
-#![allow(unsafe_code, reason = "this is where the program meets Python's memory")]
+//! One of two files of this crate with unsafe code; the other is `hostmem`.
+#![allow(unsafe_code, reason = "shares memory with Python")]
 
 use std::{
     alloc::{Layout, alloc_zeroed},
@@ -23,7 +23,7 @@ use pyo3::{
 
 use crate::argument::Unsigned;
 
-/// The buffers that make up one value, held for as long as a call reads them.
+/// The buffers of one value, held while a call reads them.
 #[derive(Debug)]
 pub(crate) struct Views {
     // Held for their drop, which gives the memory back to its owner.
@@ -32,7 +32,7 @@ pub(crate) struct Views {
 }
 
 impl Views {
-    /// Takes a view of one buffer, or of each buffer of a list or tuple.
+    /// Takes a view of one buffer, or of each buffer in a list or tuple.
     pub(crate) fn of(value: &Bound<'_, PyAny>) -> PyResult<Self> {
         let parts = if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
             value.try_iter()?.map(|part| view(&part?)).collect::<PyResult<Vec<_>>>()?
@@ -43,24 +43,24 @@ impl Views {
             .iter()
             .filter(|part| part.len_bytes() > 0)
             // SAFETY: the view keeps the memory mapped until it is dropped, which is after the
-            // call; a put reads the bytes, so nobody's reference is written through.
+            // call. A put only reads the bytes, so no reference to them is written through.
             .map(|part| unsafe { LocalRange::held(part.buf_ptr().cast(), part.len_bytes()) })
             .collect();
         Ok(Self { views: parts, ranges })
     }
 
-    /// Whether some of the memory must not be written.
+    /// True if one of the buffers is read-only.
     pub(crate) fn is_readonly(&self) -> bool {
         self.views.iter().any(PyUntypedBuffer::readonly)
     }
 
-    /// The memory, in order, without empty parts.
+    /// The memory in order, without empty buffers.
     pub(crate) fn ranges(&self) -> &[LocalRange] {
         &self.ranges
     }
 }
 
-/// The values of a batch, each of one buffer, held for as long as a call reads them.
+/// The values of a batch with one buffer each, held while a call reads them.
 #[derive(Debug)]
 pub(crate) struct Values<'py> {
     // Both held for their drop, which gives the memory back to its owner.
@@ -70,13 +70,14 @@ pub(crate) struct Values<'py> {
 }
 
 impl<'py> Values<'py> {
-    /// Takes a view of each.
+    /// Takes a view of each value.
     pub(crate) fn of(values: &Bound<'py, PyAny>) -> PyResult<Self> {
         let count = values.len()?;
         let (mut bytes, mut views) = (Vec::with_capacity(count), Vec::new());
         let mut ranges = Vec::with_capacity(count);
         for value in values.try_iter()? {
-            // What `bytes` hold stays where it is as long as they live, without a view.
+            // The content of a `bytes` object does not move while the object lives, so it needs no
+            // view.
             let (address, length) = match value?.cast_into_exact::<PyBytes>() {
                 Ok(value) => {
                     let whole = value.as_bytes();
@@ -91,14 +92,15 @@ impl<'py> Values<'py> {
                     place
                 }
             };
-            // SAFETY: the view or the `bytes` are kept here until after the call, and keep the
-            // memory where it is; a put reads it, so nobody's reference is written through.
+            // SAFETY: the view or the `bytes` object is kept in `self` until after the call, and
+            // keeps the memory where it is. A put only reads it, so no reference to it is written
+            // through.
             ranges.push(unsafe { LocalRange::held(address, length) });
         }
         Ok(Self { _bytes: bytes, _views: views, ranges })
     }
 
-    /// The memory of each.
+    /// The memory of each value.
     pub(crate) fn ranges(&self) -> &[LocalRange] {
         &self.ranges
     }
@@ -120,17 +122,17 @@ fn view(value: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
     Ok(view)
 }
 
-/// The memory of each item of a batch, named by addresses: for each item one `(address, length)` or
-/// a list of them.
+/// The memory of each item of a batch, given by address: one `(address, length)` or a list of them
+/// for each item.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
     ranges: Vec<LocalRange>,
-    /// Behind the last range of each item.
+    /// End of each item in `ranges`.
     ends: Vec<usize>,
 }
 
 impl Ranges {
-    /// How many items there are.
+    /// Number of items.
     pub(crate) const fn len(&self) -> usize {
         self.ends.len()
     }
@@ -169,7 +171,7 @@ impl<'py> FromPyObject<'_, 'py> for Ranges {
     }
 }
 
-/// The address and the length of a writable, contiguous buffer, which the caller keeps alive.
+/// Returns address and length of a writable, contiguous buffer, which the caller keeps alive.
 #[pyfunction]
 pub(crate) fn writable_range(buffer: &Bound<'_, PyAny>) -> PyResult<(usize, usize)> {
     let view = view(buffer)?;
@@ -179,74 +181,75 @@ pub(crate) fn writable_range(buffer: &Bound<'_, PyAny>) -> PyResult<(usize, usiz
     Ok((view.buf_ptr() as usize, view.len_bytes()))
 }
 
-/// Memory that a caller named by addresses and lengths.
+/// Returns memory that a caller named by addresses and lengths.
 pub(crate) fn caller_ranges(ranges: Vec<(usize, usize)>) -> Vec<LocalRange> {
     ranges.into_iter().map(|(address, length)| caller_range(address, length)).collect()
 }
 
-/// Memory that a caller named by its address.
+/// Returns memory that a caller named by its address.
 pub(crate) fn caller_range(address: usize, length: usize) -> LocalRange {
     // SAFETY: the memory is the caller's; no Rust reference to it exists.
     unsafe { LocalRange::foreign(address, length) }
 }
 
-/// A `bytes` of that length whose content nobody has written yet, and the memory to write. The
+/// Makes a `bytes` object with uninitialized content; returns it with the memory to fill. The
 /// object must not be shown to Python before it is filled.
 pub(crate) fn uninit_bytes(py: Python<'_>, length: u64) -> PyResult<(Py<PyBytes>, LocalRange)> {
     let length = isize::try_from(length).map_err(|_| PyMemoryError::new_err("object too large"))?;
-    // SAFETY: a null source asks for uninitialised content, which is what the doc above demands to
-    // be filled.
+    // SAFETY: a null source makes the content uninitialized; the caller fills it, as the doc
+    // comment demands.
     let object = unsafe { ffi::PyBytes_FromStringAndSize(ptr::null(), length) };
-    // SAFETY: the reference is new and ours; null means an error that is set.
+    // SAFETY: the reference is new and owned by this call; null means that a Python error is set.
     let object = unsafe { Bound::from_owned_ptr_or_err(py, object) }?;
     let bytes = object.cast_into::<PyBytes>()?;
-    // SAFETY: the object is a `bytes`, as just checked.
+    // SAFETY: the object is a `bytes`, as the cast has just checked.
     let address = unsafe { ffi::PyBytes_AsString(bytes.as_ptr()) };
-    // SAFETY: the object owns that many bytes and is alive until after the transfer; no reference
-    // to its content exists, since only this call knows it.
+    // SAFETY: the object owns that many bytes and is alive until after the transfer. No reference
+    // to its content exists, since only this call knows the object.
     let range = unsafe { LocalRange::held(address.cast(), length.unsigned_abs()) };
     Ok((bytes.unbind(), range))
 }
 
-/// Bytes in memory of their own, which Python may read and write without a copy.
+/// Bytes that own their memory; Python may read and write them without a copy.
 #[pyclass(frozen, module = "mooncake", name = "Buffer")]
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    /// Has the capacity and no length: its bytes are written and read through its address alone.
+    /// A vector with capacity but of length zero: its bytes are accessed through its address only.
     memory: Vec<u8>,
     length: usize,
     format: &'static CStr,
-    /// How many views of it there are.
+    /// Number of exported views.
     exports: AtomicUsize,
 }
 
 impl Buffer {
-    /// A buffer nobody has written yet, and the memory to write. It must not be shown to Python
-    /// before it is filled.
+    /// Makes an uninitialized buffer; returns it with the memory to fill. The buffer must not be
+    /// shown to Python before it is filled.
     pub(crate) fn uninit(length: u64, is_signed: bool) -> PyResult<(Self, LocalRange)> {
         let refused =
             || PyMemoryError::new_err(format!("no memory for an object of {length} bytes"));
         let length = usize::try_from(length).map_err(|_| refused())?;
         let mut memory = Vec::new();
         memory.try_reserve_exact(length).map_err(|_| refused())?;
-        // SAFETY: the vector owns the bytes and does not move or free them while it is unchanged,
-        // which is until it is dropped; no reference to them exists.
+        // SAFETY: the vector owns the bytes and does not move or free them until it is dropped,
+        // since it is never changed. No reference to them exists.
         let range = unsafe { LocalRange::held(memory.as_mut_ptr(), length) };
         let format = if is_signed { c"b" } else { c"B" };
         Ok((Self { memory, length, format, exports: AtomicUsize::new(0) }, range))
     }
 
-    /// Bytes that are there already.
+    /// Makes a buffer of existing bytes.
     pub(crate) fn of(mut memory: Vec<u8>) -> Self {
         let length = memory.len();
-        // What is in the vector stays there; from here on it is read through its address.
+        // The bytes stay in the vector's memory; from here on they are accessed through its
+        // address.
         memory.clear();
         Self { memory, length, format: c"B", exports: AtomicUsize::new(0) }
     }
 
-    /// A copy, for those who must have `bytes`. The buffer is filled and nobody has seen it.
+    /// Returns a copy as `bytes`. The buffer must be filled and not yet visible to Python.
     pub(crate) fn to_bytes(&self, py: Python<'_>) -> Py<PyBytes> {
-        // SAFETY: the vector owns the bytes, which the transfer that is over has written; nobody
+        // SAFETY: the vector owns the bytes, and the completed transfer has written them. Nothing
         // else can write them, since Python has not seen the buffer.
         let bytes = unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.length) };
         PyBytes::new(py, bytes).unbind()
@@ -255,37 +258,37 @@ impl Buffer {
 
 #[pymethods]
 impl Buffer {
-    /// New memory of zeros, which takes room only as it is touched.
+    /// Returns zeroed memory; pages take physical memory only when they are touched.
     #[staticmethod]
     fn allocate(length: Unsigned) -> PyResult<Self> {
         let (mut buffer, _) = Self::uninit(0, false)?;
         let refused = || PyMemoryError::new_err(format!("no memory of {} bytes", length.0));
         let layout = Layout::array::<u8>(length.0).map_err(|_| refused())?;
         if layout.size() > 0 {
-            // SAFETY: the layout has a size.
+            // SAFETY: the layout has a non-zero size.
             let memory = unsafe { alloc_zeroed(layout) };
             if memory.is_null() {
                 return Err(refused());
             }
-            // SAFETY: allocated just now with the layout of so many bytes, and nobody else's.
+            // SAFETY: `memory` was just allocated with this layout and has no other owner.
             buffer.memory = unsafe { Vec::from_raw_parts(memory, 0, length.0) };
         }
         buffer.length = length.0;
         Ok(buffer)
     }
 
-    /// How many views of it there are.
+    /// Number of exported views.
     #[getter]
     fn exports(&self) -> usize {
         self.exports.load(Ordering::Relaxed)
     }
 
-    /// The address of the first byte.
+    /// Returns the address of the first byte.
     fn ptr(&self) -> usize {
         self.memory.as_ptr() as usize
     }
 
-    /// The length in bytes.
+    /// Returns the length in bytes.
     fn size(&self) -> usize {
         self.length
     }
@@ -304,8 +307,8 @@ impl Buffer {
         flags: c_int,
     ) -> PyResult<()> {
         let buffer = slf.get();
-        // SAFETY: Python hands a view to be filled; the object it keeps alive owns the memory, whose
-        // address and length do not change.
+        // SAFETY: Python passes a view to be filled. The object that the view keeps alive owns the
+        // memory, whose address and length do not change.
         let failed = unsafe {
             ffi::PyBuffer_FillInfo(
                 view,
@@ -320,7 +323,7 @@ impl Buffer {
             return Err(PyErr::fetch(slf.py()));
         }
         if flags & ffi::PyBUF_FORMAT != 0 {
-            // SAFETY: the view was filled just now; the text lives as long as the program.
+            // SAFETY: the view was just filled, and the format string is static.
             unsafe { (*view).format = buffer.format.as_ptr().cast_mut() };
         }
         buffer.exports.fetch_add(1, Ordering::Relaxed);

@@ -1,12 +1,12 @@
-//! Leaving the interpreter for a blocking call, and coming back safely while it exits.
+//! Releasing the interpreter for a blocking call, and reacquiring it safely during exit.
 //!
-//! Up to CPython 3.13 a daemon thread that wants the interpreter back after its finalization has
-//! begun is ended by unwinding its stack. PyO3 stops that at the first Rust frame by a means that is
-//! unspecified; here a thread that returns after exit began does not ask at once, but waits, and
-//! most often the process ends without it.
+//! Up to CPython 3.13 a daemon thread that tries to reacquire the interpreter after finalization
+//! has begun is ended by unwinding its stack. PyO3 stops the unwinding at the first Rust frame in
+//! an unspecified way. A thread that returns here after exit has begun therefore does not reacquire
+//! the interpreter at once, but waits. In most cases the process ends first.
 //!
-//! It does not wait for ever: a hook of the program that runs after ours may wait for that thread,
-//! and then the interpreter is still whole.
+//! The wait is bounded: an exit hook of the program that runs after ours may wait for that thread,
+//! and then the interpreter is still intact.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -18,17 +18,17 @@ use mooncake_base::sync::Mutex;
 use mooncake_base::{Error, Result};
 use pyo3::Python;
 
-/// How long a thread waits for the end of the process: longer than most hooks take to run.
+/// How long a returning thread waits for the process to end: longer than most exit hooks take.
 const EXIT_WAIT: Duration = Duration::from_secs(2);
 
 static IS_EXITING: AtomicBool = AtomicBool::new(false);
-/// The thread that ends the interpreter, once it does.
+/// The thread that finalizes the interpreter, once finalization has begun.
 static FINALIZING: Mutex<Option<ThreadId>> = Mutex::new(None);
 
 /// Runs `call` without holding the interpreter.
 ///
 /// # Errors
-/// A closed error, without running it, once the interpreter is exiting.
+/// Returns a closed error, without running `call`, once the interpreter is exiting.
 pub(crate) fn detached<T, F>(py: Python<'_>, call: F) -> Result<T>
 where
     F: FnOnce() -> T + Send,
@@ -46,8 +46,8 @@ where
     }))
 }
 
-/// Begins the exit: new calls of other threads are refused, and those under way return late or
-/// never. To be called by the thread that ends the interpreter.
+/// Begins the exit: new calls of other threads are refused, and those in flight return late or
+/// never. Must be called by the thread that finalizes the interpreter.
 pub(crate) fn begin_exit() {
     *FINALIZING.lock() = Some(thread::current().id());
     IS_EXITING.store(true, Ordering::SeqCst);
@@ -57,7 +57,7 @@ fn is_refused() -> bool {
     IS_EXITING.load(Ordering::SeqCst) && *FINALIZING.lock() != Some(thread::current().id())
 }
 
-/// Returns only if the process goes on for long.
+/// Waits for the end of the process; returns if that takes longer than [`EXIT_WAIT`].
 fn wait_for_process_exit() {
     let end = Instant::now() + EXIT_WAIT;
     while let Some(left) = end.checked_duration_since(Instant::now()).filter(|it| !it.is_zero()) {

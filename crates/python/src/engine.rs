@@ -1,5 +1,4 @@
-//! `Engine`: a transfer engine of its own, without a pool. A transfer is a batch; what failed is
-//! raised.
+//! `Engine`: a transfer engine without a pool. Each transfer is a batch; a failed transfer raises.
 
 mod batch;
 mod open;
@@ -28,7 +27,7 @@ use crate::{
     runtime::runtime,
 };
 
-/// A transfer may take a nanosecond longer for each byte.
+/// Adds one nanosecond per byte to the timeout of a transfer.
 const BYTES_PER_SECOND: u64 = 1_000_000_000;
 
 /// A transfer engine.
@@ -38,7 +37,7 @@ pub(crate) struct Engine(Option<Arc<Running>>);
 
 #[pymethods]
 impl Engine {
-    /// Starts an engine: it listens, and peers can find its segment.
+    /// Starts an engine that listens and publishes its segment.
     #[staticmethod]
     #[pyo3(signature = (*, name, metadata, is_tcp_forced = None))]
     fn start(
@@ -57,7 +56,7 @@ impl Engine {
         Ok(Self(Some(running)))
     }
 
-    /// Lets peers reach ranges of this process, all of them or none. Touches no page of them.
+    /// Registers memory ranges of this process for peers, all of them or none. Touches no page.
     #[pyo3(signature = (addresses, lengths, *, location = "*"))]
     fn register(
         &self,
@@ -70,14 +69,14 @@ impl Engine {
         self.call(py, |running| running.engine()?.regions().register_all(&ranges, location))
     }
 
-    /// Withdraws ranges, by their first addresses. Every one of them is tried.
+    /// Unregisters ranges by their first addresses. Every range is tried, also after a failure.
     fn unregister(&self, py: Python<'_>, addresses: Numbers) -> PyResult<()> {
         let addresses = addresses.as_u64();
         self.call(py, |running| running.engine()?.regions().unregister_all(&addresses))
     }
 
-    /// Moves a batch between this process and a segment, then notifies its owner. Says over which
-    /// way it went.
+    /// Transfers a batch between this process and a segment, then notifies the segment's owner.
+    /// Returns the transport that served.
     #[pyo3(signature = (segment, addresses, peer_addresses, lengths, *, is_write, timeout_s, notify = None, hint = ""))]
     #[allow(clippy::too_many_arguments, reason = "each setting is a keyword")]
     fn transfer(
@@ -107,8 +106,8 @@ impl Engine {
         })
     }
 
-    /// Moves one range between this process and a segment. The same as a batch of one, for callers
-    /// that count microseconds: no lists, no keywords.
+    /// Transfers one range between this process and a segment. Equivalent to a batch of one,
+    /// without lists and keywords, for callers that count microseconds.
     #[pyo3(signature = (segment, address, peer_address, length, is_write, timeout_s, hint, /))]
     #[allow(clippy::too_many_arguments, reason = "a structure would have to be made in Python")]
     fn transfer_one(
@@ -128,7 +127,8 @@ impl Engine {
         self.call(py, |running| transfer_batch(running, call, &mut [piece]).map(drop))
     }
 
-    /// Moves a batch after everything that was given to a CUDA stream, and before what will be.
+    /// Transfers a batch in the order of a CUDA stream: after all work submitted before, and before
+    /// all work submitted later.
     #[pyo3(signature = (segment, addresses, peer_addresses, lengths, *, stream, is_write, timeout_s, hint = ""))]
     #[allow(clippy::too_many_arguments, reason = "each setting is a keyword")]
     fn transfer_on_stream(
@@ -150,7 +150,7 @@ impl Engine {
             let engine = running.engine()?;
             let on_stream = engine.on_stream(Stream(stream.0))?;
             let peer = engine.open(segment, deadline).map_err(|error| {
-                // In the words that callers know.
+                // Upstream's error text, which callers match.
                 Error::new(error.code(), "Failed to open segment")
                     .with("segment", segment)
                     .caused_by(error)
@@ -163,7 +163,7 @@ impl Engine {
         })
     }
 
-    /// Begins to move a batch; its number.
+    /// Begins to transfer a batch; returns its number.
     #[pyo3(signature = (segment, addresses, peer_addresses, lengths, *, is_write, timeout_s, hint = ""))]
     #[allow(clippy::too_many_arguments, reason = "each setting is a keyword")]
     fn submit(
@@ -188,13 +188,13 @@ impl Engine {
         })
     }
 
-    /// Whether a submitted batch has ended; how it ended is told once.
+    /// Returns whether a submitted batch has ended. Its outcome is reported once.
     fn is_done(&self, py: Python<'_>, batch: Unsigned) -> PyResult<bool> {
         let batch = BatchId::from_number(batch.0 as u64);
         self.call(py, |running| is_ended(running.engine()?.status(batch)?))
     }
 
-    /// Waits until every one of the batches has ended.
+    /// Waits until all of the batches have ended.
     fn wait(&self, py: Python<'_>, batches: Numbers) -> PyResult<()> {
         let batches: Vec<_> = batches.as_u64().into_iter().map(BatchId::from_number).collect();
         self.call(py, |running| {
@@ -203,23 +203,23 @@ impl Engine {
         })
     }
 
-    /// A buffer of at least that many bytes, in reach of peers; its address.
+    /// Allocates a buffer of at least that many bytes that peers can reach; returns its address.
     fn allocate(&self, py: Python<'_>, length: Unsigned) -> PyResult<u64> {
         self.call(py, |running| running.buffers()?.allocate(length.0 as u64))
     }
 
-    /// Takes a buffer back.
+    /// Frees a buffer that `allocate` returned.
     fn free(&self, py: Python<'_>, address: Unsigned, length: Unsigned) -> PyResult<()> {
         self.call(py, |running| running.buffers()?.free(address.0 as u64, length.0 as u64))
     }
 
-    /// The notifications that have come, oldest first, each once: name and message.
+    /// Takes the received notifications (name, message), oldest first.
     fn take_notifications(&self, py: Python<'_>) -> PyResult<Vec<(String, String)>> {
         let taken = self.call(py, |running| Ok(running.engine()?.take_notifications()))?;
         Ok(taken.into_iter().map(|taken| (taken.name, taken.message)).collect())
     }
 
-    /// The ranges of a segment, in the order of their registration: address and length.
+    /// Returns address and length of the ranges of a segment, in the order of registration.
     #[pyo3(signature = (segment, *, timeout_s))]
     fn ranges(&self, py: Python<'_>, segment: &str, timeout_s: f64) -> PyResult<Vec<(u64, u64)>> {
         let deadline = or_raise(py, deadline(timeout_s, 0))?;
@@ -236,43 +236,43 @@ impl Engine {
         self.call(py, |running| running.engine()?.probe(segment, deadline))
     }
 
-    /// What it has moved over which way, and how full its pools are.
+    /// Returns counters of each transport and peer, and the fill levels of the pools.
     fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let snapshot = self.call(py, |running| Ok(running.engine()?.snapshot()))?;
         report::dictionary(py, &snapshot)
     }
 
-    /// The same as text that Prometheus reads.
+    /// Returns the counters as Prometheus text.
     fn metrics_text(&self, py: Python<'_>) -> PyResult<String> {
         self.call(py, |running| Ok(running.engine()?.snapshot().prometheus()))
     }
 
-    /// What peers call its segment.
+    /// The name by which peers open the segment of this engine.
     #[getter]
     fn segment(&self) -> String {
         self.running().segment().to_owned()
     }
 
-    /// Where it answers peers that ask for its segment.
+    /// The port that answers metadata requests of peers.
     #[getter]
     fn rpc_port(&self) -> u16 {
         self.running().rpc_port()
     }
 
-    /// A number that no other engine of this process has while this one lives.
+    /// A number that is unique among the live engines of this process.
     #[getter]
     fn identity(&self) -> usize {
         Arc::as_ptr(self.running()) as usize
     }
 
-    /// Whether it was started before this process was forked.
+    /// True if the engine was started before this process was forked.
     #[getter]
     fn is_closed(&self) -> bool {
         self.running().engine().is_err()
     }
 }
 
-/// Copies bytes to an address, which may be a bad one.
+/// Copies bytes to an address; returns an error if the address is not writable.
 #[pyfunction]
 pub(crate) fn write_memory(
     py: Python<'_>,
@@ -283,7 +283,7 @@ pub(crate) fn write_memory(
     let view = Views::of(data)?;
     let given = view.ranges().first().map_or(0, |range| range.length());
     if length.0 > given {
-        let error = Error::invalid("there are fewer bytes than are to be written")
+        let error = Error::invalid("the data is shorter than the length to write")
             .with("length", length.0)
             .with("given", given);
         return or_raise(py, Err(error));
@@ -295,7 +295,7 @@ pub(crate) fn write_memory(
     or_raise(py, copied.and_then(|copied| copied))
 }
 
-/// The bytes at an address, which may be a bad one.
+/// Returns the bytes at an address; returns an error if the address is not readable.
 #[pyfunction]
 pub(crate) fn read_memory(
     py: Python<'_>,
@@ -310,12 +310,12 @@ pub(crate) fn read_memory(
 }
 
 impl Engine {
-    /// The engine itself, for those who share it.
+    /// The running engine, for stores that share it.
     pub(crate) fn running(&self) -> &Arc<Running> {
         self.0.as_ref().expect("only drop takes what is inside")
     }
 
-    /// Calls without holding the interpreter; a failure is raised.
+    /// Makes a call without holding the interpreter; raises its error.
     fn call<T: Send>(
         &self,
         py: Python<'_>,
@@ -330,18 +330,19 @@ impl Drop for Engine {
     fn drop(&mut self) {
         let Some(running) = self.0.take() else { return };
         if running.is_forked() {
-            // Its locks may be held by threads that this process does not have.
+            // Locks may be held by threads that do not exist in this process, so the engine is
+            // leaked.
             std::mem::forget(running);
             return;
         }
         Python::attach(|py| {
-            // During exit there is nobody to tell, and the process ends anyway.
+            // During exit the call is refused, and the process ends anyway.
             let _ = detached(py, || drop(running));
         });
     }
 }
 
-/// Moves pieces, and says over which way they went.
+/// Transfers the entries of a batch; returns the transport that served.
 fn transfer_batch(
     running: &Running,
     (segment, opcode, deadline, hint): (&str, Opcode, Moment, Option<TransportKind>),
@@ -360,7 +361,7 @@ fn opcode(is_write: bool) -> Opcode {
 
 fn deadline(timeout_s: f64, bytes: u64) -> Result<Moment> {
     let timeout = Duration::try_from_secs_f64(timeout_s).map_err(|_| {
-        Error::invalid("a time-out is a number of seconds").with("timeout_s", timeout_s)
+        Error::invalid("a timeout must be a number of seconds").with("timeout_s", timeout_s)
     })?;
     Ok(SystemClock.now()
         + timeout

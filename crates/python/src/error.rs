@@ -1,5 +1,5 @@
-//! Failures as Python sees them: instances of the classes in `mooncake.errors`, and the last one
-//! of each thread.
+//! Conversion of errors to Python: instances of the classes in `mooncake.errors`, and the last
+//! error of each thread.
 
 use std::cell::RefCell;
 
@@ -10,18 +10,18 @@ use mooncake_base::{
 };
 use pyo3::{exceptions::PyRuntimeError, prelude::*, sync::PyOnceLock, types::PyDict};
 
-/// A row of the table of codes: number, name, kind, remedy.
+/// A row of the table of error codes: number, name, kind, remedy.
 type Row = (i32, &'static str, String, &'static str);
 
-/// The class of each kind, once the package has told.
+/// The exception class of each error kind, set by the package at import.
 static CLASSES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
 
 thread_local! {
     static LAST: RefCell<Option<Error>> = const { RefCell::new(None) };
 }
 
-/// The exception that tells of a failure, with the key as its caller wrote it. The thread
-/// remembers the failure.
+/// Builds the exception for an error, with the key as its caller wrote it, and records the error as
+/// the last one of this thread.
 pub(crate) fn exception<'py>(
     py: Python<'py>,
     error: &Error,
@@ -31,12 +31,12 @@ pub(crate) fn exception<'py>(
     build(py, error, key)
 }
 
-/// The exception, to be raised.
+/// Returns the exception for an error, to be raised.
 pub(crate) fn py_error(py: Python<'_>, error: &Error) -> PyErr {
     py_error_for_key(py, error, None)
 }
 
-/// The same, of a key.
+/// Returns the exception for an error about a key, to be raised.
 pub(crate) fn py_error_for_key(
     py: Python<'_>,
     error: &Error,
@@ -48,18 +48,19 @@ pub(crate) fn py_error_for_key(
     }
 }
 
-/// The value, or the failure raised.
+/// Returns the value, or raises the error.
 pub(crate) fn or_raise<T>(py: Python<'_>, result: Result<T>) -> PyResult<T> {
     result.map_err(|error| py_error(py, &error))
 }
 
-/// The exception that tells of the last failure in this thread.
+/// Returns the exception for the last error of this thread.
 #[pyfunction]
 pub(crate) fn last_error(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
     LAST.with_borrow(Clone::clone).map(|error| build(py, &error, None)).transpose()
 }
 
-/// Makes the exception for a failure that was found in Python, and remembers it.
+/// Builds the exception for a failure found in Python code, and records it as the last one of this
+/// thread.
 #[pyfunction]
 #[pyo3(signature = (code, text, *, key = None, is_closed = false))]
 pub(crate) fn failure<'py>(
@@ -78,14 +79,14 @@ pub(crate) fn failure<'py>(
     exception(py, &error, key.as_ref())
 }
 
-/// Says which class of exceptions is for which kind of failure. The first time counts.
+/// Sets the exception class of each error kind. Only the first call has an effect.
 #[pyfunction]
 pub(crate) fn use_exceptions(py: Python<'_>, classes: Py<PyDict>) {
-    // Given at import and not looked up when wanted: late in the exit nothing can be imported.
+    // Set at import and not looked up on use: late during exit nothing can be imported.
     let _ = CLASSES.set(py, classes);
 }
 
-/// Every code: number, name, kind, remedy. Those of the engine have no kind.
+/// Returns every error code: number, name, kind, remedy. Codes of the engine have no kind.
 #[pyfunction]
 #[pyo3(signature = (*, is_engine = false))]
 pub(crate) fn codes(is_engine: bool) -> Vec<Row> {
@@ -96,8 +97,8 @@ pub(crate) fn codes(is_engine: bool) -> Vec<Row> {
     CODES.iter().map(|row| (row.code.number(), row.name, kind_name(row.kind), row.remedy)).collect()
 }
 
-// Only classes and attributes implemented in C are touched here: no Python code runs, so the
-// thread cannot lose the interpreter on the way (see `detach`).
+// Touches only classes and attributes implemented in C: no Python code runs, so the thread cannot
+// lose the interpreter on the way (see `detach`).
 fn build<'py>(
     py: Python<'py>,
     error: &Error,

@@ -1,5 +1,5 @@
-//! Memory of the host for allocators that are plugged into others by the addresses of two C
-//! functions: what is allocated here can be shared with processes that are forked later.
+//! Host memory for allocators that other libraries plug in by the addresses of two C functions. The
+//! memory can be shared with processes that are forked later.
 #![allow(unsafe_code, reason = "maps and unmaps memory by address")]
 
 use std::{collections::HashMap, ffi::c_void, ptr, sync::LazyLock};
@@ -7,18 +7,18 @@ use std::{collections::HashMap, ffi::c_void, ptr, sync::LazyLock};
 use mooncake_base::sync::Mutex;
 use pyo3::prelude::*;
 
-/// What is allocated: the length by the address. Callers of `free` need not remember it.
+/// Length of each allocation by its address. Callers of `free` need not know the length.
 static MAPPED: LazyLock<Mutex<HashMap<usize, usize>>> = LazyLock::new(Mutex::default);
 
-/// The addresses of the two functions. They are called as pluggable allocators are: with a size, a
-/// device and a stream, and with an address, a size, a device and a stream; only the size of the
-/// first and the address of the second count.
+/// Returns the addresses of the two functions. Their signatures are those of pluggable allocators:
+/// `(size, device, stream)` and `(address, size, device, stream)`; only the size of the first and
+/// the address of the second are used.
 #[pyfunction]
 pub(crate) fn host_allocator() -> (usize, usize) {
     (allocate as *const () as usize, free as *const () as usize)
 }
 
-/// New memory of zeros, in whole pages; null if the size is none or there is no memory.
+/// Returns zeroed memory in whole pages; null if the size is not positive or there is no memory.
 extern "C" fn allocate(size: isize, _device: i32, _stream: *mut c_void) -> *mut c_void {
     let Some(size) = usize::try_from(size).ok().filter(|size| *size > 0) else {
         return ptr::null_mut();
@@ -34,10 +34,10 @@ extern "C" fn allocate(size: isize, _device: i32, _stream: *mut c_void) -> *mut 
     address
 }
 
-/// Gives memory back; what was not allocated here is left alone.
+/// Frees memory; an address that was not allocated here is ignored.
 extern "C" fn free(address: *mut c_void, _size: isize, _device: i32, _stream: *mut c_void) {
     let Some(size) = MAPPED.lock().remove(&(address as usize)) else { return };
-    // SAFETY: the table has this range only as long as it is mapped and its allocator's; whoever
-    // frees it says by that that nobody uses it.
+    // SAFETY: an entry of the table is a mapping made by `allocate` and not yet unmapped, and this
+    // call removed the entry. The caller of `free` guarantees that the memory is no longer in use.
     unsafe { libc::munmap(address, size) };
 }

@@ -1,11 +1,12 @@
-//! The extension module `mooncake._native`: convert, leave the interpreter, call, convert back.
+//! The extension module `mooncake._native`: converts arguments, releases the GIL, calls Rust,
+//! converts results.
 //!
 //! In reading order: [`store`] (a handle on a pool), [`pending`] and [`workers`] (its calls for
-//! event loops), [`engine`] (a transfer engine alone),
-//! [`options`], [`argument`] and [`buffer`] (what Python hands over), [`error`] (what it is told),
-//! [`detach`] (leaving the interpreter and coming back), [`runtime`], [`log`],
-//! [`hostmem`] (an allocator for others), [`process`] (exit,
-//! and the master as a program).
+//! event loops), [`engine`] (a transfer engine without a pool), [`rpc`] (messages between
+//! processes), [`options`], [`argument`] and [`buffer`] (values from Python), [`error`] (exceptions
+//! for Python), [`detach`] (releasing and reacquiring the interpreter), [`runtime`], [`log`],
+//! [`hostmem`] (an allocator for other libraries), [`process`] (exit, environment, and the programs
+//! of the wheel).
 #![deny(unsafe_code)]
 
 mod argument;
@@ -23,7 +24,7 @@ mod runtime;
 mod store;
 mod workers;
 
-/// What `mooncake` is made of.
+/// The classes and functions that the package `mooncake` is built on.
 #[pyo3::pymodule]
 mod _native {
     #[pymodule_export]

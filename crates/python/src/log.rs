@@ -1,8 +1,8 @@
-//! Where our log goes: to standard error, or on request to Python's `logging`.
+//! The log of the native code: to standard error, or on request to Python's `logging`.
 //!
-//! A native thread must not wait for the interpreter in order to log (whoever holds the interpreter
-//! may be waiting for that thread), so records for Python go into a bounded queue that a Python
-//! thread drains. A record that finds the queue full, or taken, is counted and dropped.
+//! A native thread must not wait for the interpreter in order to log, because the thread that holds
+//! the interpreter may be waiting for it. Records for Python therefore go into a bounded queue that
+//! a Python thread drains. A record that finds the queue full or locked is counted and dropped.
 
 use std::{
     collections::VecDeque,
@@ -28,10 +28,10 @@ use tracing_subscriber::{Layer, layer::Context, prelude::*};
 
 use crate::{detach::detached, error::or_raise};
 
-/// Records that wait for Python's `logging` at the most.
+/// Maximum number of records that wait for Python's `logging`.
 const QUEUE_MAX: usize = 4096;
 
-/// A record for Python: level as `logging` counts, logger, text.
+/// A record for Python: level in the numbers of `logging`, logger, text.
 type Record = (u8, String, String);
 
 static TO_PYTHON: AtomicBool = AtomicBool::new(false);
@@ -39,25 +39,26 @@ static DROPPED: AtomicU64 = AtomicU64::new(0);
 static QUEUE: Mutex<VecDeque<Record>> = Mutex::new(VecDeque::new());
 static ARRIVED: Condvar = Condvar::new();
 
-/// Installs the log, unless the program has one already.
+/// Installs the subscriber, unless the program has installed one already.
 pub(crate) fn install() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
         let filter = mooncake_cli::log::filter();
         let asked = [&env::MC_TE_METRIC, &env::MC_STORE_CLIENT_METRIC_INTERVAL];
         let filter = match asked.iter().any(|var| var.is_on()) {
-            // Who asks for the lines wants to see them at any level.
+            // The metric lines were asked for, so they are logged at any level.
             true => filter.add_directive(
                 "mooncake::metric=info".parse().expect("a target and a level are a directive"),
             ),
             false => filter,
         };
-        // Fails only where somebody installed a log before, which then is the one to use.
+        // Fails only if a subscriber is installed already, which is then the one to use.
         let _ = tracing_subscriber::registry().with(Log.with_filter(filter)).try_init();
     });
 }
 
-/// Says once which variables are set in vain, since another engine would heed them.
+/// Warns once about variables that are set but have no effect here, since upstream's engine reads
+/// them.
 pub(crate) fn warn_unsupported_variables() {
     static WARNED: Once = Once::new();
     WARNED.call_once(|| {
@@ -74,8 +75,7 @@ pub(crate) fn log_to_queue() {
     TO_PYTHON.store(true, Ordering::Relaxed);
 }
 
-/// Waits for records and takes them: those that are there, and how many were dropped since the
-/// last time.
+/// Waits for records; returns the queued records and how many were dropped since the last call.
 #[pyfunction]
 #[pyo3(signature = (*, timeout_s))]
 pub(crate) fn take_log_records(py: Python<'_>, timeout_s: f64) -> PyResult<(Vec<Record>, u64)> {
@@ -101,7 +101,7 @@ impl<S: Subscriber> Layer<S> for Log {
         if TO_PYTHON.load(Ordering::Relaxed) {
             enqueue((python_level(level), target.replace("::", "."), text));
         } else {
-            // A log that cannot be written has nowhere to say so.
+            // A failed write of the log cannot be reported anywhere.
             let _ = write_line(&format!("{level:>5} {target}: {text}\n"));
         }
     }
@@ -116,8 +116,8 @@ fn enqueue(record: Record) {
     ARRIVED.notify_one();
 }
 
-/// One `write` to whatever standard error is now, without the lock of `std::io::stderr`: a fork
-/// could leave that locked for ever in the child.
+/// Writes a line with one `write` to the current standard error, without the lock of
+/// `std::io::stderr`: a fork could leave that lock held forever in the child.
 fn write_line(line: &str) -> io::Result<()> {
     File::from(io::stderr().as_fd().try_clone_to_owned()?).write_all(line.as_bytes())
 }
@@ -132,7 +132,7 @@ fn python_level(level: &Level) -> u8 {
     }
 }
 
-/// The message, then the fields as `name=value`.
+/// Formats an event as its message followed by the fields as `name=value`.
 #[derive(Default)]
 struct EventText {
     message: String,
@@ -147,7 +147,7 @@ impl EventText {
 
 impl Visit for EventText {
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        // Writing into a string does not fail.
+        // Writing to a string cannot fail.
         let _ = if field.name() == "message" {
             write!(self.message, "{value:?}")
         } else {

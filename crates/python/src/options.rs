@@ -1,4 +1,4 @@
-//! `PutOptions`: how objects are put, checked once where they are made.
+//! `PutOptions`: options of puts, validated once at construction.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::{argument, error::or_raise};
 
-/// How objects are put. It cannot be changed and may be used for any number of puts.
+/// Options of puts. Immutable; may be used for any number of puts.
 #[pyclass(frozen, eq, module = "mooncake", name = "PutOptions", get_all)]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PutOptions {
@@ -89,7 +89,7 @@ impl PutOptions {
 }
 
 impl PutOptions {
-    /// The client's options for a batch of so many items.
+    /// Returns the client's options for a batch of `items` objects.
     pub(crate) fn for_batch(&self, is_upsert: bool, items: usize) -> Result<client::PutOptions> {
         if let Some(groups) = &self.groups {
             argument::check_same_length("groups", groups.len(), items)?;

@@ -1,8 +1,9 @@
-//! `Pending`: calls under way for one event loop. A call is begun by a thread that is attached to
-//! the interpreter, made by a worker that is not, and taken by the loop when a descriptor becomes
-//! readable.
+//! `Pending`: the calls in flight of one event loop. A thread that is attached to the interpreter
+//! begins a call, a worker thread that is not attached makes it, and the loop takes the outcome
+//! when a descriptor becomes readable.
 //!
-//! What a call reads or writes is kept until its outcome is taken, also if nobody waits any more.
+//! Memory that a call reads or writes is kept alive until its outcome is taken, even if the caller
+//! no longer waits for it.
 
 use std::{
     io::{Read as _, Write as _},
@@ -35,10 +36,11 @@ use crate::{
     workers::{self, DropQueue},
 };
 
-/// The outcome of a call, to be made into objects of Python by a thread that is attached.
+/// The outcome of a call, converted to Python objects by a thread that is attached to the
+/// interpreter.
 type Outcome = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
 
-/// Calls under way for one event loop.
+/// The calls in flight of one event loop.
 #[pyclass(frozen, module = "mooncake._native", name = "Pending")]
 #[derive(Debug)]
 pub(crate) struct Pending {
@@ -48,10 +50,11 @@ pub(crate) struct Pending {
     begun: AtomicU64,
 }
 
-/// Where workers leave outcomes.
+/// The outcomes that worker threads have delivered and the loop has not taken.
 struct CompletionQueue {
     state: Mutex<State>,
-    /// Written to when the first outcome is left, so that the other end becomes readable.
+    /// Write end of the waker: a byte is written when the queue becomes non-empty, which makes the
+    /// other end readable.
     waker: UnixStream,
 }
 
@@ -63,7 +66,7 @@ struct State {
 
 #[pymethods]
 impl Pending {
-    /// Prepares calls of a store for one event loop.
+    /// Makes an empty set of calls of a store, for one event loop.
     #[new]
     fn new(py: Python<'_>, store: &Bound<'_, Store>) -> PyResult<Self> {
         let (near, far) = or_raise(py, waker_pair())?;
@@ -76,15 +79,15 @@ impl Pending {
         })
     }
 
-    /// The descriptor that becomes readable when outcomes can be taken.
+    /// Returns the descriptor that becomes readable when outcomes can be taken.
     fn fileno(&self) -> i32 {
         self.waker.as_raw_fd()
     }
 
-    /// The outcomes since the last time: the number of the call, and its value or its exception.
+    /// Takes the delivered outcomes: the number of each call, and its value or its exception.
     fn take(&self, py: Python<'_>) -> PyResult<Vec<(u64, Py<PyAny>)>> {
         or_raise(py, self.check())?;
-        // First the waker, so that an outcome that is left meanwhile rings it again.
+        // Drain the waker before the queue: an outcome pushed in between then wakes the loop again.
         let mut drained = [0; 64];
         while (&self.waker).read(&mut drained).is_ok_and(|count| count == drained.len()) {}
         let done = std::mem::take(&mut self.completions().state.lock().done);
@@ -95,7 +98,7 @@ impl Pending {
         Ok(done.into_iter().map(told).collect())
     }
 
-    /// Begins to put values; where they are true it was stored.
+    /// Begins to put values. The outcome of each item says whether the value was stored.
     #[pyo3(signature = (keys, values, *, options = None, is_upsert = false))]
     fn put<'py>(
         &self,
@@ -146,7 +149,8 @@ impl Pending {
         })
     }
 
-    /// Begins to get objects into writable buffers; how many bytes each has.
+    /// Begins to get objects into writable buffers. The outcome of each item is the object's
+    /// length.
     fn get_into<'py>(
         &self,
         py: Python<'py>,
@@ -172,7 +176,7 @@ impl Pending {
         })
     }
 
-    /// Begins to ask whether objects are there.
+    /// Begins to check which objects exist.
     #[pyo3(signature = (keys, *, lease = true))]
     fn exists<'py>(&self, py: Python<'py>, keys: Keys<'py>, lease: bool) -> PyResult<u64> {
         self.begin_for_keys(py, keys, move |client, names| {
@@ -180,7 +184,7 @@ impl Pending {
         })
     }
 
-    /// Begins to ask how long objects are.
+    /// Begins to look up the lengths of objects.
     #[pyo3(signature = (keys, *, lease = true))]
     fn sizes<'py>(&self, py: Python<'py>, keys: Keys<'py>, lease: bool) -> PyResult<u64> {
         self.begin_for_keys(py, keys, move |client, names| {
@@ -197,7 +201,8 @@ impl Pending {
         })
     }
 
-    /// Begins to remove the objects that an expression or a prefix selects, or all; how many.
+    /// Begins to remove all objects, or those that a regex or a prefix selects. The outcome is
+    /// their number.
     #[pyo3(signature = (*, regex = None, prefix = None, force = false))]
     fn remove_matching(
         &self,
@@ -213,7 +218,7 @@ impl Pending {
         })
     }
 
-    /// Begins to get one page of the objects whose key has a prefix.
+    /// Begins to list one page of the objects whose key has a prefix.
     #[pyo3(signature = (*, prefix = Vec::new(), after = None, limit = 0))]
     fn list(
         &self,
@@ -230,7 +235,7 @@ impl Pending {
         })
     }
 
-    /// Begins to ask for the segments of the pool.
+    /// Begins to list the segments of the pool.
     fn segments(&self, py: Python<'_>) -> PyResult<u64> {
         self.begin(py, move |client| {
             let segments = client.and_then(Client::segments);
@@ -243,7 +248,7 @@ impl Pending {
         })
     }
 
-    /// Begins to ask what the master says of itself.
+    /// Begins to get the status of the master.
     fn status(&self, py: Python<'_>) -> PyResult<u64> {
         self.begin(py, move |client| {
             let status = client.and_then(Client::status);
@@ -251,7 +256,7 @@ impl Pending {
         })
     }
 
-    /// Begins to ask where the copies of objects lie. Leases the objects.
+    /// Begins to locate the copies of objects. Leases the objects.
     fn replicas<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> PyResult<u64> {
         let names = invalid_as_missing(object_keys(&keys)?);
         let keys = unbound(keys);
@@ -271,7 +276,7 @@ impl Pending {
         })
     }
 
-    /// Begins to ask for copies of an object in more segments; the id of the task.
+    /// Begins to create a copy task. The outcome is the id of the task.
     fn copy_object<'py>(
         &self,
         py: Python<'py>,
@@ -282,7 +287,7 @@ impl Pending {
         self.begin_task(py, NewTask::Copy { key, targets })
     }
 
-    /// Begins to ask for the move of a copy of an object; the id of the task.
+    /// Begins to create a move task. The outcome is the id of the task.
     fn move_object<'py>(
         &self,
         py: Python<'py>,
@@ -294,7 +299,7 @@ impl Pending {
         self.begin_task(py, NewTask::Move { key, source, target })
     }
 
-    /// Begins to ask how a task stands.
+    /// Begins to query a task.
     fn task(&self, py: Python<'_>, task_id: IdParts) -> PyResult<u64> {
         self.begin(py, move |client| {
             let info = client.and_then(|client| tasks::info(client, task_id));
@@ -302,7 +307,7 @@ impl Pending {
         })
     }
 
-    /// Begins to ask for segments to be emptied.
+    /// Begins to start a drain of segments.
     #[pyo3(signature = (segments, *, targets = Vec::new(), concurrency = 0))]
     fn drain(
         &self,
@@ -314,17 +319,17 @@ impl Pending {
         self.begin_drain_call(py, move |client| client.drain(&segments, &targets, concurrency))
     }
 
-    /// Begins to ask how a drain stands.
+    /// Begins to query a drain.
     fn drain_info(&self, py: Python<'_>, job_id: IdParts) -> PyResult<u64> {
         self.begin_drain_call(py, move |client| client.drain_info(tasks::job_id(job_id)))
     }
 
-    /// Begins to end a drain.
+    /// Begins to cancel a drain.
     fn cancel_drain(&self, py: Python<'_>, job_id: IdParts) -> PyResult<u64> {
         self.begin_drain_call(py, move |client| client.cancel_drain(tasks::job_id(job_id)))
     }
 
-    /// Begins to ask whether the master answers and knows this client.
+    /// Begins to check that the master answers and knows this client.
     fn health(&self, py: Python<'_>) -> PyResult<u64> {
         self.begin(py, move |client| {
             let health = client.and_then(Client::health);
@@ -337,7 +342,7 @@ impl Pending {
 }
 
 impl Pending {
-    /// Begins to ask for a task; its id.
+    /// Begins to create a task. The outcome is its id.
     fn begin_task(&self, py: Python<'_>, task: NewTask) -> PyResult<u64> {
         self.begin(py, move |client| {
             let id = client.and_then(|client| tasks::create(client, task));
@@ -345,7 +350,7 @@ impl Pending {
         })
     }
 
-    /// Begins a call that tells how a drain stands.
+    /// Begins a call that returns the state of a drain.
     fn begin_drain_call(
         &self,
         py: Python<'_>,
@@ -357,7 +362,7 @@ impl Pending {
         })
     }
 
-    /// Has a call made by a worker; its number.
+    /// Submits a call to the worker threads; returns its number.
     fn begin(
         &self,
         py: Python<'_>,
@@ -394,7 +399,8 @@ impl Pending {
         })
     }
 
-    /// Before any lock: in a forked child one may be held for ever.
+    /// Returns an error in a forked child. Must be called before any lock is taken: the child may
+    /// have inherited a lock in locked state.
     fn check(&self) -> Result<()> {
         if self.store.is_forked() {
             let text = "the store was opened before this process was forked; open one here";
@@ -435,7 +441,7 @@ impl CompletionQueue {
         state.done.push((number, outcome));
         drop(state);
         if is_first {
-            // A waker that is full has drained.
+            // If the socket is full, the loop has a wake-up pending already.
             let _ = (&self.waker).write(&[1]);
         }
     }
@@ -453,15 +459,14 @@ fn waker_pair() -> Result<(UnixStream, UnixStream)> {
         far.set_nonblocking(true)?;
         Ok((near, far))
     });
-    pair.map_err(|error| Error::internal("no descriptor for an event loop").caused_by(error))
+    pair.map_err(|error| Error::internal("no socket pair to wake the event loop").caused_by(error))
 }
 
-/// Gets objects into memory of their own.
+/// Gets objects into buffers that own their memory.
 fn fetch(client: &Client, names: Vec<Result<ObjectKey>>) -> Vec<Result<Buffer>> {
     let target = |length| {
-        Buffer::uninit(length, false).map_err(|_| {
-            Error::internal("there is no memory for the object").with("length", length)
-        })
+        Buffer::uninit(length, false)
+            .map_err(|_| Error::internal("no memory for the object").with("length", length))
     };
     let located = transfer::locate(client, names);
     let targets: Vec<Result<(Buffer, LocalRange)>> = located
@@ -485,7 +490,8 @@ fn fetch(client: &Client, names: Vec<Result<ObjectKey>>) -> Vec<Result<Buffer>> 
     targets.into_iter().zip(read).map(filled).collect()
 }
 
-/// Each value, or the exception in its place; the failure of the whole is raised.
+/// Returns a list with each value, or the exception in its place. Raises an error of the whole
+/// call.
 fn outcome_objects<'py, T: IntoPyObject<'py>>(
     py: Python<'py>,
     keys: &[Py<PyAny>],
@@ -504,7 +510,7 @@ fn unbound(keys: Keys<'_>) -> Vec<Py<PyAny>> {
     keys.into_iter().map(Bound::unbind).collect()
 }
 
-/// The outcome of a call that did not come to its end.
+/// Returns the outcome of a call that panicked.
 fn panicked() -> Outcome {
-    Box::new(|py| Err(py_error(py, &Error::internal("a call broke off"))))
+    Box::new(|py| Err(py_error(py, &Error::internal("a call panicked"))))
 }

@@ -1,5 +1,5 @@
-//! What concerns the process as a whole: its exit, its environment, the devices it sees, and the
-//! master as a program.
+//! Functions about the process as a whole: its exit, its environment, the devices it sees, and the
+//! programs that the wheel installs.
 
 use mooncake_base::env;
 use mooncake_transfer_engine::Topology;
@@ -12,7 +12,7 @@ use crate::{
     store::all_open,
 };
 
-/// An environment variable: name, older names, default, meaning, present value.
+/// An environment variable: name, older names, default, help, current value.
 type Variable = (&'static str, Vec<&'static str>, &'static str, &'static str, Option<String>);
 
 /// Refuses new calls of other threads and closes every store and engine. To be called at
@@ -28,32 +28,32 @@ pub(crate) fn at_exit(py: Python<'_>) {
     });
 }
 
-/// Runs the master until it is told to stop; its exit code.
+/// Runs the master until it is stopped; returns its exit code.
 #[pyfunction]
 pub(crate) fn run_master(py: Python<'_>, arguments: Vec<String>) -> PyResult<u8> {
     or_raise(py, detached(py, || mooncake_master::run(arguments)))
 }
 
-/// Runs the daemon of a host until it is told to stop; its exit code.
+/// Runs the daemon of a host until it is stopped; returns its exit code.
 #[pyfunction]
 pub(crate) fn run_daemon(py: Python<'_>, arguments: Vec<String>) -> PyResult<u8> {
     or_raise(py, detached(py, || mooncake_daemon::run(arguments)))
 }
 
-/// Runs the benchmark of the transfer engine; its exit code.
+/// Runs the benchmark of the transfer engine; returns its exit code.
 #[pyfunction]
 pub(crate) fn run_transfer_bench(py: Python<'_>, arguments: Vec<String>) -> PyResult<u8> {
     or_raise(py, detached(py, || mooncake_transfer_tools::bench::run(arguments)))
 }
 
-/// Prints the topology of this machine; the exit code.
+/// Prints the topology of this machine; returns the exit code.
 #[pyfunction]
 pub(crate) fn run_topology_dump(py: Python<'_>, arguments: Vec<String>) -> PyResult<u8> {
     or_raise(py, detached(py, || mooncake_transfer_tools::topology_dump::run(arguments)))
 }
 
-/// Which devices are near which memory, as JSON: of the file that the environment names, or of
-/// what the kernel tells.
+/// Returns which devices are near which memory as JSON, read from the file that the environment
+/// names or from the kernel.
 #[pyfunction]
 #[pyo3(signature = (wanted, *, is_custom = true))]
 pub(crate) fn local_topology(py: Python<'_>, wanted: &str, is_custom: bool) -> PyResult<String> {
@@ -64,7 +64,7 @@ pub(crate) fn local_topology(py: Python<'_>, wanted: &str, is_custom: bool) -> P
     or_raise(py, found.and_then(|found| found)).map(|topology| topology.to_json())
 }
 
-/// Every environment variable that we honour.
+/// Returns every environment variable that is read.
 #[pyfunction]
 pub(crate) fn environment() -> Vec<Variable> {
     env::ALL
@@ -73,20 +73,20 @@ pub(crate) fn environment() -> Vec<Variable> {
         .collect()
 }
 
-/// What those variables are called whose values are not to be shown.
+/// Returns the names of the variables whose values must not be shown.
 #[pyfunction]
 pub(crate) fn secret_variables() -> Vec<&'static str> {
     env::ALL.iter().filter(|var| var.is_secret()).map(|var| var.name).collect()
 }
 
-/// The variables of the established implementation that have no effect here, each with the reason.
+/// Returns the variables of upstream that have no effect here, each with the reason.
 #[pyfunction]
 pub(crate) fn unsupported_variables() -> Vec<(&'static str, &'static str)> {
     let named = |row: &'static env::Unsupported| row.names.iter().map(|name| (*name, row.reason));
     env::UNSUPPORTED.iter().flat_map(named).collect()
 }
 
-/// The RDMA devices of this machine, or why none can be used.
+/// Returns the RDMA devices of this machine, or why none can be used.
 #[pyfunction]
 pub(crate) fn rdma_devices(py: Python<'_>) -> (Vec<String>, Option<String>) {
     match py.detach(mooncake_verbs::device_names) {

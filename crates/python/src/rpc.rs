@@ -1,5 +1,5 @@
-//! `RpcClient`, `RpcServer`: data handed to another process. No thread of the server enters the
-//! interpreter; threads of Python take what has come.
+//! `RpcClient` and `RpcServer`: messages between processes. Server threads never enter the
+//! interpreter; Python threads take the received messages.
 
 use std::{
     io::{self, Read},
@@ -19,14 +19,14 @@ use crate::{
     error::or_raise,
 };
 
-/// Sends to any number of servers, from any number of threads.
+/// A client that sends to any number of servers, from any number of threads.
 #[pyclass(frozen, module = "mooncake._native", name = "RpcClient")]
 #[derive(Debug)]
 pub(crate) struct RpcClient(Client);
 
 #[pymethods]
 impl RpcClient {
-    /// A client that has no connection yet.
+    /// Makes a client without connections.
     #[new]
     #[pyo3(signature = (*, connections_max, timeout_s))]
     fn new(py: Python<'_>, connections_max: usize, timeout_s: f64) -> PyResult<Self> {
@@ -34,7 +34,7 @@ impl RpcClient {
         or_raise(py, config.and_then(Client::new)).map(Self)
     }
 
-    /// Sends bytes and waits until somebody has taken them; raises if nobody does.
+    /// Sends bytes and waits until the receiver has accepted them; raises if it does not.
     #[pyo3(signature = (target, body, *, tensor = None))]
     fn send(
         &self,
@@ -54,14 +54,14 @@ impl RpcClient {
     }
 }
 
-/// Receives until it is stopped or dropped.
+/// A server that receives until it is stopped or dropped.
 #[pyclass(frozen, module = "mooncake._native", name = "RpcServer")]
 #[derive(Debug)]
 pub(crate) struct RpcServer(Option<Arc<Server>>);
 
 #[pymethods]
 impl RpcServer {
-    /// Listens.
+    /// Starts a server that listens at `address`.
     #[new]
     #[pyo3(signature = (address, *, timeout_s))]
     fn new(py: Python<'_>, address: &str, timeout_s: f64) -> PyResult<Self> {
@@ -74,7 +74,7 @@ impl RpcServer {
         Ok(Self(Some(Arc::new(server))))
     }
 
-    /// Waits for the next message; nothing if none comes in time. Raises when it is stopped.
+    /// Waits for the next message; returns `None` on timeout. Raises once the server is stopped.
     #[pyo3(signature = (*, timeout_s))]
     fn take(&self, py: Python<'_>, timeout_s: f64) -> PyResult<Option<RpcDelivery>> {
         let server = self.server();
@@ -89,7 +89,7 @@ impl RpcServer {
         or_raise(py, detached(py, || server.stop()))
     }
 
-    /// Where it listens.
+    /// Returns the address that the server listens at.
     #[getter]
     fn address(&self) -> String {
         self.server().address().to_string()
@@ -106,23 +106,23 @@ impl Drop for RpcServer {
     fn drop(&mut self) {
         let server = self.0.take();
         Python::attach(|py| {
-            // During exit there is nobody to tell, and the process ends anyway.
+            // During exit the call is refused, and the process ends anyway.
             let _ = detached(py, || drop(server));
         });
     }
 }
 
-/// A message that was taken; dropped without an answer it is refused.
+/// A received message. The sender sees a refusal if it is dropped without an answer.
 #[pyclass(frozen, module = "mooncake._native", name = "RpcDelivery")]
 #[derive(Debug)]
 pub(crate) struct RpcDelivery {
-    /// Who sent it.
+    /// Address of the sender.
     #[pyo3(get)]
     source: String,
-    /// How its bytes are to be read, if they are those of a tensor.
+    /// Description of dtype and shape, if the body is a tensor.
     #[pyo3(get)]
     tensor: Option<String>,
-    /// The bytes.
+    /// The payload.
     #[pyo3(get)]
     body: Py<Buffer>,
     delivery: Mutex<Option<Delivery>>,
@@ -130,7 +130,7 @@ pub(crate) struct RpcDelivery {
 
 #[pymethods]
 impl RpcDelivery {
-    /// Tells the sender that it was taken, or why not. The first answer counts.
+    /// Accepts the message, or refuses it with a reason. Only the first answer counts.
     #[pyo3(signature = (refusal = None))]
     fn answer(&self, refusal: Option<String>) {
         if let Some(delivery) = self.delivery.lock().take() {
@@ -151,10 +151,10 @@ impl RpcDelivery {
     }
 }
 
-/// Reads memory of callers, part after part.
+/// A reader over several ranges of caller memory.
 struct Ranges {
     ranges: Vec<LocalRange>,
-    /// How many bytes of the first one are read.
+    /// Number of bytes of the first range that are read already.
     at: usize,
 }
 
@@ -174,6 +174,6 @@ impl Read for Ranges {
 
 fn timeout(timeout_s: f64) -> Result<Duration> {
     Duration::try_from_secs_f64(timeout_s).map_err(|_| {
-        Error::invalid("a time-out is a number of seconds").with("timeout_s", timeout_s)
+        Error::invalid("a timeout must be a number of seconds").with("timeout_s", timeout_s)
     })
 }

@@ -1,12 +1,13 @@
-//! The one tokio runtime of the process: made when first wanted, anew in a forked child, and never
-//! dropped, since dropping it at interpreter exit would wait for tasks nobody needs any more.
+//! The tokio runtime of the process: made on first use, made again in a forked child, never
+//! dropped, since dropping it at interpreter exit would wait for tasks that are no longer needed.
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Error, Result};
 use mooncake_transfer_engine::process;
 use tokio::runtime::{Builder, Runtime};
 
-/// The most threads that serve sockets; payload over shared memory is copied by its caller.
+/// Maximum number of threads that serve sockets; payload over shared memory is copied by the
+/// calling thread.
 const WORKERS_MAX: usize = 4;
 
 struct PerProcess {
@@ -16,13 +17,13 @@ struct PerProcess {
 
 static CURRENT: Mutex<Option<PerProcess>> = Mutex::new(None);
 
-/// The runtime of this process.
+/// Returns the runtime of this process.
 ///
-/// The lock is only ever taken by a thread that is attached to the interpreter, and so is never
-/// held by another thread at the moment of a fork.
+/// Only threads that are attached to the interpreter take the lock, so no other thread holds it at
+/// the moment of a fork.
 ///
 /// # Errors
-/// The system gives no thread or no event queue.
+/// The system cannot provide a thread or an event queue.
 pub(crate) fn runtime() -> Result<&'static Runtime> {
     let generation = process::generation();
     let mut current = CURRENT.lock();

@@ -1,5 +1,5 @@
-//! `Store`: a handle on a pool. Every call is a batch; an item that failed is an exception
-//! instance in its place of the result, a call that failed raises.
+//! `Store`: a handle on a pool. Every call is a batch: a failed item is an exception instance at
+//! its place in the result, a failed call raises.
 
 pub(crate) mod describe;
 mod open;
@@ -52,7 +52,7 @@ pub(crate) struct Store(Option<Arc<Open>>);
 
 #[pymethods]
 impl Store {
-    /// Joins a pool, or begins one with a master in this process (`master="embedded"`).
+    /// Joins a pool, or starts one with a master in this process (`master="embedded"`).
     #[staticmethod]
     #[pyo3(signature = (
         *,
@@ -110,7 +110,7 @@ impl Store {
         Ok(Self(Some(store)))
     }
 
-    /// Joins a pool as a guest of the daemon of this host.
+    /// Joins a pool as a dummy client of the daemon of this host.
     #[staticmethod]
     #[pyo3(signature = (
         daemon, *, pool_bytes = 0, is_tcp_forced = None, rpc_timeout_s = None,
@@ -143,20 +143,20 @@ impl Store {
         Ok(Self(Some(store)))
     }
 
-    /// Hands out memory of a guest; its address.
+    /// Allocates from the memory pool of a dummy client; returns the address.
     fn allocate_from_pool(&self, py: Python<'_>, length: Unsigned) -> PyResult<u64> {
-        let none = || Error::invalid("only a guest of a daemon has a memory pool");
+        let none = || Error::invalid("only a dummy client has a memory pool; use setup_dummy");
         let pool = or_raise(py, self.open().pool())?;
         or_raise(py, pool.ok_or_else(none).and_then(|pool| pool.allocate(length.0 as u64)))
     }
 
-    /// Leaves the pool. Objects of which only this process held a copy are gone.
+    /// Leaves the pool. Objects whose only copy this process held are lost.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let open = self.open();
         or_raise(py, detached(py, || open.close()))
     }
 
-    /// Puts values; true where it was stored, false where the key had an object that was kept.
+    /// Puts values: true where the value was stored, false where an existing object was kept.
     #[pyo3(signature = (keys, values, *, options = None, is_upsert = false))]
     fn put<'py>(
         &self,
@@ -172,7 +172,8 @@ impl Store {
         self.put_ranges(py, &keys, &ranges, (options, is_upsert))
     }
 
-    /// Puts values that lie at addresses; true where it was stored, false where it was there.
+    /// Puts values from addresses: true where the value was stored, false where an existing object
+    /// was kept.
     #[pyo3(signature = (keys, ranges, *, options = None, is_upsert = false))]
     fn put_from<'py>(
         &self,
@@ -207,7 +208,7 @@ impl Store {
         }
     }
 
-    /// Gets objects into memory at addresses; how many bytes each has.
+    /// Gets objects into memory at addresses; returns their lengths.
     #[pyo3(signature = (keys, ranges, *, is_exact = false))]
     fn get_into<'py>(
         &self,
@@ -224,7 +225,7 @@ impl Store {
         outcome_list(py, &keys, lengths)
     }
 
-    /// Gets parts of objects into memory: for each key a list, of how many bytes each part has.
+    /// Gets parts of objects into memory; returns for each key a list with the length of each part.
     #[pyo3(signature = (keys, bases, destinations, offsets, lengths, *, is_registered = false))]
     #[allow(clippy::too_many_arguments, reason = "columns of one table")]
     fn get_parts<'py>(
@@ -252,7 +253,7 @@ impl Store {
         outcome_list(py, &keys, begun.into_iter().map(|begun| begun.map(|()| true)).collect())
     }
 
-    /// Gets parts of objects whose read has begun; how many bytes came of each object.
+    /// Gets parts of objects that `begin_reads` located; returns the bytes read of each object.
     fn read_begun<'py>(
         &self,
         py: Python<'py>,
@@ -267,7 +268,7 @@ impl Store {
         outcome_list(py, &keys, read)
     }
 
-    /// Forgets where objects lie whose read has begun.
+    /// Forgets the locations of objects that `begin_reads` located.
     fn end_reads(&self, py: Python<'_>, keys: Keys<'_>) -> PyResult<()> {
         let names: Vec<ObjectKey> = object_keys(&keys)?.into_iter().flatten().collect();
         self.call(py, |client| client.end_reads(&names))
@@ -291,7 +292,8 @@ impl Store {
         outcome_list(py, &keys, begun)
     }
 
-    /// Writes parts of objects whose write has begun; how many bytes went to each object.
+    /// Writes parts of objects that `begin_writes` reserved; returns the bytes written to each
+    /// object.
     fn write_begun<'py>(
         &self,
         py: Python<'py>,
@@ -306,7 +308,7 @@ impl Store {
         outcome_list(py, &keys, written)
     }
 
-    /// Makes objects readable whose write has begun, or gives their space back.
+    /// Makes written objects readable, or gives their space back.
     #[pyo3(signature = (keys, *, is_revoked = false))]
     fn end_writes<'py>(
         &self,
@@ -324,7 +326,7 @@ impl Store {
         outcome_list(py, &keys, ended.into_iter().map(|ended| ended.map(|()| true)).collect())
     }
 
-    /// Where the copies of objects lie. Leases the objects.
+    /// Returns where the copies of objects are. Leases the objects.
     fn replicas<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> PyResult<Bound<'py, PyList>> {
         let names = invalid_as_missing(object_keys(&keys)?);
         let described =
@@ -339,7 +341,7 @@ impl Store {
         outcome_list(py, &keys, places)
     }
 
-    /// Asks for copies of an object in more segments; the id of the task.
+    /// Creates a copy task for an object; returns its id.
     fn copy_object<'py>(
         &self,
         py: Python<'py>,
@@ -352,7 +354,7 @@ impl Store {
         or_raise(py, id)
     }
 
-    /// Asks for the move of a copy of an object to another segment; the id of the task.
+    /// Creates a task that moves a copy of an object to another segment; returns its id.
     fn move_object<'py>(
         &self,
         py: Python<'py>,
@@ -366,13 +368,13 @@ impl Store {
         or_raise(py, id)
     }
 
-    /// How a task stands.
+    /// Returns the state of a task.
     fn task<'py>(&self, py: Python<'py>, task_id: IdParts) -> PyResult<Bound<'py, PyDict>> {
         let info = self.call(py, |client| tasks::info(client, task_id))?;
         tasks::task(py, &or_raise(py, info)?)
     }
 
-    /// Drops the copies of objects that lie in segments of that name, or all.
+    /// Drops the copies of objects in segments of that name, or all copies.
     #[pyo3(signature = (keys, *, segment = String::new()))]
     fn clear_replicas<'py>(
         &self,
@@ -387,7 +389,7 @@ impl Store {
         outcome_list(py, &keys, cleared)
     }
 
-    /// Begins to empty segments.
+    /// Starts a drain of segments.
     #[pyo3(signature = (segments, *, targets = Vec::new(), concurrency = 0))]
     fn drain<'py>(
         &self,
@@ -400,19 +402,19 @@ impl Store {
         tasks::drain(py, &or_raise(py, info)?)
     }
 
-    /// How a drain stands.
+    /// Returns the state of a drain.
     fn drain_info<'py>(&self, py: Python<'py>, job_id: IdParts) -> PyResult<Bound<'py, PyDict>> {
         let info = self.call(py, |client| client.drain_info(tasks::job_id(job_id)))?;
         tasks::drain(py, &or_raise(py, info)?)
     }
 
-    /// Ends a drain.
+    /// Cancels a drain.
     fn cancel_drain<'py>(&self, py: Python<'py>, job_id: IdParts) -> PyResult<Bound<'py, PyDict>> {
         let info = self.call(py, |client| client.cancel_drain(tasks::job_id(job_id)))?;
         tasks::drain(py, &or_raise(py, info)?)
     }
 
-    /// Whether objects are there and complete. Leases those that are, unless told not to.
+    /// Returns which objects exist and are complete. Leases them unless `lease` is false.
     #[pyo3(signature = (keys, *, lease = true))]
     fn exists<'py>(
         &self,
@@ -425,7 +427,8 @@ impl Store {
         outcome_list(py, &keys, found.into_iter().map(is_there).collect())
     }
 
-    /// As `exists`, in numbers: 1, 0, or the code of why it is unknown; and the failure, if any.
+    /// Does what `exists` does, with numbers: 1, 0, or an error code where the answer is unknown,
+    /// and the last error.
     #[pyo3(signature = (keys, *, lease = true))]
     fn presence<'py>(
         &self,
@@ -441,7 +444,7 @@ impl Store {
         Ok((PyList::new(py, numbers)?, failure))
     }
 
-    /// The lengths of objects. Leases those that are there, unless told not to.
+    /// Returns the lengths of objects. Leases them unless `lease` is false.
     #[pyo3(signature = (keys, *, lease = true))]
     fn sizes<'py>(
         &self,
@@ -454,7 +457,7 @@ impl Store {
         outcome_list(py, &keys, found.into_iter().map(length_of).collect())
     }
 
-    /// Removes objects; with `force` also those that were read a moment ago.
+    /// Removes objects; with `force` also leased ones.
     #[pyo3(signature = (keys, *, force = false))]
     fn remove<'py>(
         &self,
@@ -472,7 +475,7 @@ impl Store {
         outcome_list(py, &keys, removed)
     }
 
-    /// Removes the objects that an expression or a prefix selects, or all; how many.
+    /// Removes all objects, or those that a regex or a prefix selects; returns their number.
     #[pyo3(signature = (*, regex = None, prefix = None, force = false))]
     fn remove_matching(
         &self,
@@ -486,7 +489,7 @@ impl Store {
         or_raise(py, removed)
     }
 
-    /// One page of the objects whose key has a prefix, in the order of keys.
+    /// Lists one page of the objects whose key has a prefix, in key order.
     #[pyo3(signature = (*, prefix = Vec::new(), after = None, limit = 0))]
     fn list<'py>(
         &self,
@@ -501,19 +504,19 @@ impl Store {
         Ok(listing(py, or_raise(py, page)?))
     }
 
-    /// The segments of the pool.
+    /// Returns the segments of the pool.
     fn segments<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let segments = self.call(py, |client| client.segments())?;
         or_raise(py, segments)?.iter().map(|segment| describe::segment(py, segment)).collect()
     }
 
-    /// What the master says of itself.
+    /// Returns the status of the master.
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let status = self.call(py, |client| client.status())?;
         describe::status(py, &or_raise(py, status)?)
     }
 
-    /// What this client has done so far.
+    /// Returns the counters of this client.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let metrics = self.call(py, |client| client.metrics())?;
         describe::metrics(py, &metrics)
@@ -525,7 +528,7 @@ impl Store {
         or_raise(py, health)
     }
 
-    /// Lets peers reach memory of this process. Touches no page of it.
+    /// Registers memory of this process for peers. Touches no page.
     fn register_buffer(&self, py: Python<'_>, address: Unsigned, length: Unsigned) -> PyResult<()> {
         let open = self.open();
         let registered = detached(py, || {
@@ -541,7 +544,7 @@ impl Store {
         or_raise(py, registered.and_then(|registered| registered))
     }
 
-    /// Withdraws memory that was registered, by its first address.
+    /// Unregisters memory by its first address.
     fn unregister_buffer(&self, py: Python<'_>, address: Unsigned) -> PyResult<()> {
         let open = self.open();
         let withdrawn = detached(py, || {
@@ -554,13 +557,13 @@ impl Store {
         or_raise(py, withdrawn.and_then(|withdrawn| withdrawn))
     }
 
-    /// Lends more memory to the pool; the ids of the segments.
+    /// Lends more memory to the pool; returns the ids of the segments.
     fn mount(&self, py: Python<'_>, length: Unsigned) -> PyResult<Vec<String>> {
         let mounted = self.call(py, |client| client.mount(length.0 as u64))?;
         Ok(or_raise(py, mounted)?.iter().map(ToString::to_string).collect())
     }
 
-    /// Lends a part of a file to the pool; the id of the segment.
+    /// Lends a part of a file to the pool; returns the id of the segment.
     #[pyo3(signature = (path, length, *, offset = 0, location = "*"))]
     fn mount_file(
         &self,
@@ -575,57 +578,56 @@ impl Store {
         or_raise(py, mounted).map(|id| id.to_string())
     }
 
-    /// Takes a segment of this client out of the pool, at once or after a grace.
+    /// Unmounts a segment of this client, at once or after a grace period.
     #[pyo3(signature = (segment, *, grace_s = 0.0))]
     fn unmount(&self, py: Python<'_>, segment: &str, grace_s: f64) -> PyResult<()> {
-        let unknown = || {
-            Error::new(ErrorCode::SEGMENT_NOT_FOUND, "no segment has such an id")
-                .with("segment", segment)
-        };
+        let unknown =
+            || Error::new(ErrorCode::SEGMENT_NOT_FOUND, "no such segment").with("segment", segment);
         let id = or_raise(py, SegmentId::parse(segment).ok_or_else(unknown))?;
-        let grace = Duration::try_from_secs_f64(grace_s)
-            .map_err(|_| Error::invalid("a grace is a number of seconds").with("grace_s", grace_s));
+        let grace = Duration::try_from_secs_f64(grace_s).map_err(|_| {
+            Error::invalid("a grace period must be a number of seconds").with("grace_s", grace_s)
+        });
         let grace = or_raise(py, grace)?;
         let unmounted = self.call(py, |client| client.unmount(id, grace))?;
         or_raise(py, unmounted)
     }
 
-    /// The name that this client's segments go by.
+    /// The name of this client's segments.
     #[getter]
     fn hostname(&self) -> String {
         self.open().names().0
     }
 
-    /// Where the master is; other processes join there.
+    /// The address of the master, with which other processes join.
     #[getter]
     fn master_address(&self) -> String {
         self.open().names().1
     }
 
-    /// Where its HTTP server listens, as `host:port`; none without one.
+    /// The address of the client's HTTP server as `host:port`, if it has one.
     #[getter]
     fn http_address(&self) -> Option<String> {
         self.open().http_address().map(|address| address.to_string())
     }
 
-    /// The counters as Prometheus text.
+    /// Returns the counters as Prometheus text.
     fn metrics_text(&self, py: Python<'_>) -> PyResult<String> {
         self.call(py, |client| client.metrics().prometheus(&client.config().metrics.cluster))
     }
 
-    /// Whether the master runs in this process, for this store.
+    /// True if the master runs in this process, for this store.
     #[getter]
     fn is_embedded(&self) -> bool {
         self.open().is_embedded()
     }
 
-    /// Whether its way to the pool leads through the daemon of this host.
+    /// True for a dummy client, which reaches the master through the daemon of this host.
     #[getter]
     fn is_dummy(&self) -> bool {
         self.open().is_dummy()
     }
 
-    /// Whether the store was closed, or opened before this process was forked.
+    /// True if the store was closed, or opened before this process was forked.
     #[getter]
     fn is_closed(&self) -> bool {
         self.open().is_closed() || self.open().is_forked()
@@ -637,7 +639,7 @@ impl Store {
         self.0.as_ref().expect("only drop takes what is inside")
     }
 
-    /// Runs a call of the client without holding the interpreter.
+    /// Makes a call of the client without holding the interpreter.
     fn call<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&Client) -> T + Send) -> PyResult<T> {
         let open = self.open();
         let answered = detached(py, || open.client().map(call));
@@ -657,7 +659,7 @@ impl Store {
         outcome_list(py, keys, stored)
     }
 
-    /// Locates, makes what is to be filled, reads into it.
+    /// Locates objects, allocates a target for each, and reads into the targets.
     fn fetch<'py, B: GetTarget>(
         &self,
         py: Python<'py>,
@@ -679,7 +681,7 @@ impl Store {
         let mut targets = targets.into_iter();
         let result = PyList::empty(py);
         for ((key, located), read) in keys.iter().zip(&located).zip(read) {
-            // One target for each object that was found, also if it was not read in the end.
+            // Every located object has a target, even if its read failed.
             let target = located.is_ok().then(|| targets.next()).flatten();
             match (read, target) {
                 (Ok(_), Some(target)) => result.append(finish(py, target)?)?,
@@ -698,12 +700,13 @@ impl Drop for Store {
     fn drop(&mut self) {
         let Some(open) = self.0.take() else { return };
         if open.is_forked() {
-            // Its locks may be held by threads that this process does not have.
+            // Locks may be held by threads that do not exist in this process, so the store is
+            // leaked.
             std::mem::forget(open);
             return;
         }
         Python::attach(|py| {
-            // During exit there is nobody to tell, and the process ends anyway.
+            // During exit the call is refused, and the process ends anyway.
             let _ = detached(py, || close_if_last(open));
         });
     }
@@ -721,7 +724,7 @@ fn batch_options(
     }
 }
 
-/// An object in a listing: key, length, whether it can be read, number of copies.
+/// An object in a listing: key, length, whether it is complete, number of copies.
 pub(crate) type Entry<'py> = (Bound<'py, PyBytes>, u64, bool, u32);
 
 fn close_if_last(open: Arc<Open>) {
@@ -744,7 +747,7 @@ pub(crate) fn probe(
     })
 }
 
-/// Whether an object that was asked for is there and complete.
+/// Returns whether a probed object exists and is complete.
 pub(crate) fn is_there(found: Result<ObjectStatus>) -> Result<bool> {
     match found {
         Ok(status) => Ok(matches!(status, ObjectStatus::Complete { .. })),
@@ -753,7 +756,7 @@ pub(crate) fn is_there(found: Result<ObjectStatus>) -> Result<bool> {
     }
 }
 
-/// How long an object that was asked for is.
+/// Returns the length of a probed object.
 pub(crate) fn length_of(found: Result<ObjectStatus>) -> Result<u64> {
     match found? {
         ObjectStatus::Complete { length } => Ok(length),
@@ -763,7 +766,7 @@ pub(crate) fn length_of(found: Result<ObjectStatus>) -> Result<u64> {
     }
 }
 
-/// A page of a listing, and whether it is the last.
+/// Converts a page of a listing; the boolean says whether it is the last page.
 pub(crate) fn listing(py: Python<'_>, page: ObjectPage) -> (Vec<Entry<'_>>, bool) {
     let entry = |object: ObjectSummary| {
         let key = PyBytes::new(py, object.key.as_bytes());
@@ -772,14 +775,14 @@ pub(crate) fn listing(py: Python<'_>, page: ObjectPage) -> (Vec<Entry<'_>>, bool
     (page.objects.into_iter().map(entry).collect(), page.is_last)
 }
 
-/// The one key of a call about an object that must be there.
+/// Parses the key of a call that needs an existing object.
 pub(crate) fn single_key(key: Bound<'_, PyAny>) -> PyResult<Result<ObjectKey>> {
     let keys = invalid_as_missing(object_keys(&[key])?);
-    let missing = || Err(Error::internal("a key was left out"));
+    let missing = || Err(Error::internal("a batch of one key gave no key"));
     Ok(keys.into_iter().next().unwrap_or_else(missing))
 }
 
-/// Each value, or the exception in its place.
+/// Returns a list with each value, or the exception in its place.
 pub(crate) fn outcome_list<'a, 'py: 'a, T: IntoPyObject<'py>>(
     py: Python<'py>,
     keys: impl IntoIterator<Item = &'a Bound<'py, PyAny>>,

@@ -1,5 +1,5 @@
-//! The threads that make blocking calls for event loops: a bounded few for the whole process, which
-//! never wait for the interpreter.
+//! A bounded pool of threads, one per process, that make blocking calls for event loops. The
+//! threads never wait for the interpreter.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -7,25 +7,25 @@ use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Error, ErrorCode, Result};
 use mooncake_transfer_engine::process;
 
-/// How many calls run at the same time, at the most.
+/// Maximum number of calls that run at the same time.
 const THREADS_MAX: usize = 16;
 
-/// How many calls wait for a thread, at the most.
+/// Maximum number of calls that wait for a thread.
 const WAITING_MAX: usize = 1 << 16;
 
-/// How long a thread waits for more before it ends.
+/// How long an idle thread waits for a call before it ends.
 const IDLE_MAX: Duration = Duration::from_secs(10);
 
-/// A call to be made. It must not touch Python.
+/// A call for a worker thread. It must not touch Python.
 pub(crate) type Job = Box<dyn FnOnce(&DropQueue) + Send>;
 
-/// What holds objects of Python and is of no use any more: kept until a thread that is attached to
-/// the interpreter sweeps it out.
+/// Values that hold Python objects and are no longer needed. Dropping them needs the interpreter,
+/// so they are kept until a thread that is attached to the interpreter drains the queue.
 #[derive(Default)]
 pub(crate) struct DropQueue(Mutex<Vec<Box<dyn Send>>>);
 
 impl DropQueue {
-    /// Keeps it, instead of dropping it here.
+    /// Queues a value instead of dropping it on this thread.
     pub(crate) fn push(&self, unused: Box<dyn Send>) {
         self.0.lock().push(unused);
     }
@@ -50,14 +50,14 @@ struct PerProcess {
     workers: &'static Workers,
 }
 
-/// Like the runtime: made when first wanted, anew in a forked child, never dropped. The lock is only
-/// taken by threads that are attached to the interpreter.
+/// The pool of this process, like the runtime: made on first use, made again in a forked child,
+/// never dropped. Only threads that are attached to the interpreter take the lock.
 static CURRENT: Mutex<Option<PerProcess>> = Mutex::new(None);
 
-/// Has a call made by one of the threads, soon.
+/// Submits a call to the worker threads.
 ///
 /// # Errors
-/// Too many wait already, or the system gives no thread at all.
+/// Too many calls are queued, or the system cannot start the first thread.
 pub(crate) fn submit(job: Job) -> Result<()> {
     let workers = workers();
     let mut state = workers.state.lock();
@@ -75,7 +75,7 @@ pub(crate) fn submit(job: Job) -> Result<()> {
                 drop(state.waiting.pop_back());
                 return Err(Error::internal("no thread for calls of event loops").caused_by(error));
             }
-            // Those that there are will come to it.
+            // The running threads will take the call.
             Err(_) => {}
         }
     }
@@ -84,9 +84,9 @@ pub(crate) fn submit(job: Job) -> Result<()> {
     Ok(())
 }
 
-/// Drops what is in the drop queue. To be called by a thread that is attached to the interpreter.
+/// Drops the queued values. Must be called by a thread that is attached to the interpreter.
 pub(crate) fn drain_drop_queue() {
-    // Taken out first: what a drop runs may come here again.
+    // Taken out of the lock first: a destructor may run Python code that calls this function again.
     let unused = std::mem::take(&mut *workers().drop_queue.0.lock());
     drop(unused);
 }

@@ -1,4 +1,4 @@
-//! Batches as Python writes them: lists of numbers, read in one pass each.
+//! Transfer batches from Python: lists of integers, each read in one pass.
 
 use mooncake_base::{Error, Result};
 use mooncake_transfer_engine::Piece;
@@ -11,10 +11,10 @@ use pyo3::{
 
 use crate::{argument::Unsigned, buffer::caller_ranges};
 
-/// For so many numbers there is room before the first is read.
+/// Maximum capacity that is reserved before the first number is read.
 const ROOM_MAX: usize = 64 << 10;
 
-/// Addresses, lengths or ids: a sequence of integers that are not negative.
+/// A sequence of non-negative integers: addresses, lengths or ids.
 #[derive(Debug, Clone)]
 pub(crate) struct Numbers(Vec<usize>);
 
@@ -28,7 +28,7 @@ impl<'py> FromPyObject<'_, 'py> for Numbers {
         if let Ok(tuple) = object.cast::<PyTuple>() {
             return tuple.iter().map(|number| one(&number)).collect::<PyResult<_>>().map(Self);
         }
-        // Things with a length that are no sequence, or none of integers.
+        // Types that have a length but are not sequences of integers.
         let is_other = object.is_instance_of::<PyString>()
             || object.is_instance_of::<PyBytes>()
             || object.is_instance_of::<PyByteArray>()
@@ -41,7 +41,7 @@ impl<'py> FromPyObject<'_, 'py> for Numbers {
                 "expected a sequence of integers, not {kind}"
             )));
         };
-        // An object may say that it has more than it has.
+        // An object may report a larger length than it has, so the reservation is bounded.
         let mut numbers = Vec::with_capacity(length.min(ROOM_MAX));
         for number in object.try_iter()? {
             numbers.push(one(&number?)?);
@@ -55,12 +55,12 @@ fn one(number: &Bound<'_, PyAny>) -> PyResult<usize> {
 }
 
 impl Numbers {
-    /// As ids or addresses.
+    /// The numbers as ids or addresses.
     pub(super) fn as_u64(&self) -> Vec<u64> {
         self.0.iter().map(|number| *number as u64).collect()
     }
 
-    /// With their lengths.
+    /// Pairs the addresses with their lengths.
     pub(super) fn ranges(&self, lengths: &Self) -> Result<Vec<(u64, u64)>> {
         check_same_length(self, lengths, "lengths")?;
         Ok(self.0.iter().zip(&lengths.0).map(|(at, length)| (*at as u64, *length as u64)).collect())
@@ -88,12 +88,12 @@ impl Batch {
         Ok(Self { addresses, peer_addresses, lengths })
     }
 
-    /// All bytes of it.
+    /// Total number of bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.lengths.0.iter().fold(0, |sum: u64, length| sum.saturating_add(*length as u64))
     }
 
-    /// As the engine takes it.
+    /// Converts the batch to the entries that the engine takes.
     pub(super) fn into_pieces(self) -> Vec<Piece> {
         let local = caller_ranges(self.addresses.0.into_iter().zip(self.lengths.0).collect());
         let remote = self.peer_addresses.0;

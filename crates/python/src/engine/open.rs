@@ -1,4 +1,4 @@
-//! An engine that runs, with the buffers it lends to this process.
+//! A running engine and the buffers it lends to this process.
 
 use std::{
     fmt,
@@ -11,33 +11,34 @@ use mooncake_base::{Clock, Error, Result, SystemClock};
 use mooncake_transfer_engine::{Engine, EngineConfig, ManagedBuffers, process};
 use tokio::runtime::Runtime;
 
-/// How long an engine that ends may wait for a metadata server.
+/// How long the close of an engine may wait for a metadata server.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 
-/// The engines that run, so that exit can close them. Touched only by threads that are attached to
-/// the interpreter, and so never taken by another thread at the moment of a fork.
+/// The running engines, to be closed at exit. Only threads that are attached to the interpreter
+/// take the lock, so no other thread holds it at the moment of a fork.
 static RUNNING: Mutex<Vec<Weak<Running>>> = Mutex::new(Vec::new());
 
-/// Everything behind one handle. It ends when nobody, no store either, holds it.
+/// The state behind an engine handle. The engine closes when the last handle or store that holds it
+/// is dropped.
 pub(crate) struct Running {
-    // First, since its memory is withdrawn by the engine.
+    // Declared first so that it is dropped first: the engine unregisters its memory.
     buffers: ManagedBuffers,
     engine: Engine,
     generation: u64,
 }
 
 impl Running {
-    /// Starts an engine. Blocks; to be called detached.
+    /// Starts an engine. Blocks; must be called detached from the interpreter.
     pub(super) fn start(config: EngineConfig, runtime: &'static Runtime) -> Result<Self> {
         let engine = Engine::start(config, runtime.handle().clone())?;
         let buffers = ManagedBuffers::new(engine.clone());
         Ok(Self { buffers, engine, generation: process::generation() })
     }
 
-    /// The engine, in the process that started it.
+    /// Returns the engine.
     ///
     /// # Errors
-    /// A closed error in a forked child.
+    /// Returns a closed error in a forked child.
     pub(crate) fn engine(&self) -> Result<&Engine> {
         self.check().map(|()| &self.engine)
     }
@@ -54,7 +55,7 @@ impl Running {
         self.engine.rpc_port()
     }
 
-    /// Whether this is a forked child of the process that started it.
+    /// True in a forked child of the process that started the engine.
     pub(crate) fn is_forked(&self) -> bool {
         process::is_forked_since(self.generation)
     }
@@ -71,7 +72,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // A batch that is still being moved holds the engine itself; it is not to outlive us.
+        // A batch in flight holds the engine itself; closing ends it.
         if !self.is_forked() {
             self.engine.close(SystemClock.now() + CLOSE_MAX);
         }
@@ -84,14 +85,14 @@ impl fmt::Debug for Running {
     }
 }
 
-/// Remembers an engine for [`close_all`].
+/// Registers an engine for [`close_all`].
 pub(super) fn track(running: &Arc<Running>) {
     let mut all = RUNNING.lock();
     all.retain(|running| running.strong_count() > 0);
     all.push(Arc::downgrade(running));
 }
 
-/// What closes the engines that run, to be called detached.
+/// Returns a function that closes the running engines, to be called detached from the interpreter.
 pub(crate) fn close_all() -> impl FnOnce() + Send {
     let all: Vec<_> = RUNNING.lock().iter().filter_map(Weak::upgrade).collect();
     move || {

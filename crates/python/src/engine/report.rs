@@ -1,11 +1,11 @@
-//! What an engine tells of itself, as Python values.
+//! Metrics of an engine as Python dictionaries.
 
 use mooncake_transfer_engine::{
     EngineSnapshot, PeerSnapshot, PoolSnapshot, QueueSnapshot, TransportSnapshot,
 };
 use pyo3::{prelude::*, types::PyDict};
 
-/// Everything that is counted, as nested dictionaries.
+/// Converts a snapshot to nested dictionaries.
 pub(super) fn dictionary<'py>(
     py: Python<'py>,
     snapshot: &EngineSnapshot,

@@ -1,4 +1,4 @@
-//! What the pool and the client say of themselves, as dictionaries.
+//! Descriptions of the pool and counters of the client, as dictionaries.
 
 use mooncake_store_client::{
     Located, MasterStatus, MetricsSnapshot, SegmentUse,
@@ -12,7 +12,7 @@ use pyo3::{
     types::{PyDict, PyList},
 };
 
-/// A segment and its use.
+/// Describes a segment and its use.
 pub(crate) fn segment<'py>(
     py: Python<'py>,
     described: &SegmentUse,
@@ -30,7 +30,7 @@ pub(crate) fn segment<'py>(
     Ok(dict)
 }
 
-/// The copies of an object.
+/// Describes the copies of an object.
 pub(crate) fn places<'py>(py: Python<'py>, located: &Located) -> PyResult<Bound<'py, PyList>> {
     let list = PyList::empty(py);
     for place in located.places() {
@@ -46,7 +46,7 @@ pub(crate) fn places<'py>(py: Python<'py>, located: &Located) -> PyResult<Bound<
     Ok(list)
 }
 
-/// The master's sums.
+/// Describes the master.
 pub(crate) fn status<'py>(py: Python<'py>, status: &MasterStatus) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     dict.set_item("version", &status.version)?;
@@ -62,7 +62,7 @@ pub(crate) fn status<'py>(py: Python<'py>, status: &MasterStatus) -> PyResult<Bo
     Ok(dict)
 }
 
-/// The client's counters.
+/// Converts the client's counters.
 pub(crate) fn metrics<'py>(
     py: Python<'py>,
     metrics: &MetricsSnapshot,
@@ -114,7 +114,7 @@ pub(crate) fn metrics<'py>(
     Ok(dict)
 }
 
-/// A time is in microseconds; 0 where there was no call.
+/// Times are in microseconds; 0 if there was no call.
 fn latency<'py>(py: Python<'py>, latency: &Latency) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     let micros = |time: Option<Duration>| time.unwrap_or_default().as_secs_f64() * 1e6;

@@ -1,4 +1,4 @@
-//! An open store: a client with its engine, and the master where that is embedded.
+//! An open store: a client with its engine, and the embedded master if there is one.
 
 use std::{
     fmt,
@@ -25,28 +25,28 @@ use super::{
 };
 use crate::engine::Running;
 
-/// How long an engine that ends may wait for a metadata server.
+/// How long the close of an engine may wait for a metadata server.
 const ENGINE_CLOSE_MAX: Duration = Duration::from_secs(1);
 
-/// The client's HTTP server answers on every address of this host, as its scrapers expect.
+/// Address of the client's HTTP server: every interface of this host, as scrapers expect.
 const HTTP_HOST: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// How long an embedded master may take to end.
+/// How long an embedded master may take to stop.
 const MASTER_STOP_MAX: Duration = Duration::from_millis(500);
 
-/// The stores that are open, so that exit can close them. Touched only by threads that are
-/// attached to the interpreter, and so never taken by another thread at the moment of a fork.
+/// The open stores, to be closed at exit. Only threads that are attached to the interpreter take
+/// the lock, so no other thread holds it at the moment of a fork.
 static OPEN: Mutex<Vec<Weak<Open>>> = Mutex::new(Vec::new());
 
-/// Everything behind one handle.
+/// The state behind a store handle.
 pub(crate) struct Open {
     client: Client,
     http: Mutex<Option<HttpServer>>,
     engine: Engine,
-    /// The engine's owner, if that is not this store.
+    /// The owner of the engine, if the engine is shared.
     shared: Option<Arc<Running>>,
     master: Mutex<Option<Master>>,
-    /// Memory to be handed out, of a guest of a daemon.
+    /// Memory pool of a dummy client.
     pool: Option<Pool>,
     runtime: &'static Runtime,
     generation: u64,
@@ -54,11 +54,12 @@ pub(crate) struct Open {
 }
 
 impl Open {
-    /// Starts what is to be started and joins the pool. Blocks; to be called detached.
+    /// Starts the needed components and joins the pool. Blocks; must be called detached from the
+    /// interpreter.
     ///
     /// # Errors
-    /// The master cannot be reached, the metadata server refuses, or there is no memory. Nothing
-    /// is left behind.
+    /// The master cannot be reached, the metadata server refuses, or there is no memory. Components
+    /// started before the failure are stopped.
     pub(crate) fn start(
         settings: Settings,
         shared: Option<Arc<Running>>,
@@ -110,11 +111,11 @@ impl Open {
         })
     }
 
-    /// Joins the pool as a guest of the daemon of this host, with so much memory to be handed out.
-    /// Blocks; to be called detached.
+    /// Joins the pool as a dummy client of the daemon of this host, with a memory pool of
+    /// `pool_bytes`. Blocks; must be called detached from the interpreter.
     ///
     /// # Errors
-    /// No daemon answers there, its master cannot be reached, or there is no memory.
+    /// No daemon answers at that address, its master cannot be reached, or there is no memory.
     pub(crate) fn start_dummy(
         daemon: &str,
         pool_bytes: u64,
@@ -127,7 +128,7 @@ impl Open {
         let Settings { engine, client, http_port, .. } = Settings::dummy(link.daemon(), arguments)?;
         let engine = Engine::start(engine, runtime.handle().clone())?;
         let joined = Pool::new(&engine, pool_bytes).and_then(|pool| {
-            // Closed when dropped, should the server fail.
+            // The client closes when it is dropped, also if the HTTP server cannot start.
             let client = Client::connect(client, engine.clone(), Arc::new(link))?;
             let serve = |port| client.serve(HTTP_HOST, port, runtime.handle());
             let http = http_port.map(serve).transpose()?;
@@ -148,7 +149,7 @@ impl Open {
         })
     }
 
-    /// Memory of a guest to be handed out.
+    /// Returns the memory pool of a dummy client.
     ///
     /// # Errors
     /// A closed error after [`close`](Self::close) and in a forked child.
@@ -156,12 +157,12 @@ impl Open {
         self.check().map(|()| self.pool.as_ref())
     }
 
-    /// Whether its way to the pool leads through a daemon.
+    /// True for a dummy client, which reaches the master through a daemon.
     pub(crate) fn is_dummy(&self) -> bool {
         self.pool.is_some()
     }
 
-    /// The client, if the store may still be used.
+    /// Returns the client.
     ///
     /// # Errors
     /// A closed error after [`close`](Self::close) and in a forked child.
@@ -169,36 +170,36 @@ impl Open {
         self.check().map(|()| &self.client)
     }
 
-    /// The engine, if the store may still be used.
+    /// Returns the engine.
     ///
     /// # Errors
-    /// As of [`client`](Self::client).
+    /// The errors of [`client`](Self::client).
     pub(crate) fn engine(&self) -> Result<&Engine> {
         self.check().map(|()| &self.engine)
     }
 
-    /// The name and the master's address, which stay known.
+    /// Returns the client's name and the master's address, also after close.
     pub(crate) fn names(&self) -> (String, String) {
         (self.client.name().to_owned(), self.client.master_address())
     }
 
-    /// Where its HTTP server listens, if it has one.
+    /// Returns the address of the client's HTTP server, if it has one.
     pub(crate) fn http_address(&self) -> Option<SocketAddr> {
-        // A forked child may have inherited the lock from a thread it does not have.
+        // A forked child may have inherited the lock in locked state.
         if self.is_forked() {
             return None;
         }
         self.http.lock().as_ref().map(HttpServer::address)
     }
 
-    /// Whether the master runs in this process.
+    /// True if the master runs in this process.
     pub(crate) fn is_embedded(&self) -> bool {
-        // A forked child may have inherited the lock from a thread it does not have.
+        // A forked child may have inherited the lock in locked state.
         !self.is_forked() && self.master.lock().is_some()
     }
 
-    /// Leaves the pool and stops what was started. Doing it again, or in a forked child, does
-    /// nothing.
+    /// Leaves the pool and stops the components that this store started. Idempotent; does nothing
+    /// in a forked child.
     pub(crate) fn close(&self) {
         if self.is_forked() || self.is_closed.swap(true, Ordering::SeqCst) {
             return;
@@ -208,17 +209,17 @@ impl Open {
         if self.shared.is_none() {
             self.engine.close(SystemClock.now() + ENGINE_CLOSE_MAX);
         }
-        // Taken on a line of its own, so that the lock is free while the master stops.
+        // A separate statement, so that the lock is free while the master stops.
         let master = self.master.lock().take();
         stop_master(self.runtime, master);
     }
 
-    /// Whether this is a forked child of the process that opened it.
+    /// True in a forked child of the process that opened the store.
     pub(crate) fn is_forked(&self) -> bool {
         process::is_forked_since(self.generation)
     }
 
-    /// Whether [`close`](Self::close) was called.
+    /// True after [`close`](Self::close).
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::SeqCst)
     }
@@ -242,14 +243,14 @@ impl fmt::Debug for Open {
     }
 }
 
-/// Remembers an open store for [`close_all`].
+/// Registers an open store, to be closed at exit.
 pub(crate) fn track(store: &Arc<Open>) {
     let mut open = OPEN.lock();
     open.retain(|store| store.strong_count() > 0);
     open.push(Arc::downgrade(store));
 }
 
-/// The stores that are open in this process.
+/// Returns the open stores of this process.
 pub(crate) fn all_open() -> Vec<Arc<Open>> {
     OPEN.lock().iter().filter_map(Weak::upgrade).collect()
 }

@@ -1,4 +1,4 @@
-//! Parts of many objects, as Python writes them: columns of numbers beside the keys.
+//! Reads and writes of parts of many objects, given as columns of numbers beside the keys.
 
 use mooncake_base::{Error, ObjectKey, Result};
 use mooncake_store_client::{Client, PartOutcomes, Parts, PutOptions, Reach};
@@ -11,10 +11,10 @@ use crate::{
     error::exception,
 };
 
-/// For each key a number of each of its parts.
+/// For each key a list with one number for each of its parts.
 pub(crate) type Columns = Vec<Vec<Unsigned>>;
 
-/// Keys and their parts. A key whose columns differ in length is a failure of its own.
+/// Keys and their parts. A key whose columns differ in length is an error of its row only.
 pub(crate) struct Table {
     rows: Vec<Result<Row>>,
 }
@@ -26,10 +26,11 @@ struct Row {
 }
 
 impl Table {
-    /// The memory of each part begins at the key's base, if there are bases, and its address.
+    /// Makes a table. The memory of a part begins at its address, plus the base of its key if bases
+    /// are given.
     ///
     /// # Errors
-    /// There are not as many bases or lists in a column as keys.
+    /// A column has another length than the list of keys.
     pub(crate) fn new(
         keys: Vec<Result<ObjectKey>>,
         bases: Option<Vec<Unsigned>>,
@@ -53,24 +54,24 @@ impl Table {
         Ok(Self { rows: rows.map(row).collect() })
     }
 
-    /// Gets the parts.
+    /// Reads the parts.
     pub(crate) fn get(self, client: &Client, is_registered: bool) -> Vec<PartOutcomes> {
         let reach = if is_registered { Reach::Registered } else { Reach::Anywhere };
         call_with_valid(self.rows, |rows| client.read_parts(&parts(&rows), reach))
     }
 
-    /// Gets the parts of objects whose read has begun.
+    /// Reads the parts of objects that `begin_reads` located.
     pub(crate) fn read_begun(self, client: &Client) -> Vec<Result<u64>> {
         call_with_valid(self.rows, |rows| client.read_begun(&parts(&rows)))
     }
 
-    /// Writes the parts of objects whose write has begun.
+    /// Writes the parts of objects that `begin_writes` reserved.
     pub(crate) fn write_begun(self, client: &Client) -> Vec<Result<u64>> {
         call_with_valid(self.rows, |rows| client.write_begun(&parts(&rows)))
     }
 }
 
-/// Reserves space for the objects that can be put.
+/// Reserves space for the valid items.
 pub(crate) fn begin_writes(
     client: &Client,
     keys: Vec<Result<ObjectKey>>,
@@ -82,7 +83,7 @@ pub(crate) fn begin_writes(
     };
     let items = keys.into_iter().zip(lengths).enumerate().map(item).collect();
     call_with_valid(items, |items: Vec<(usize, (ObjectKey, u64))>| {
-        // Groups are one an item, so those of refused items go as well.
+        // There is one group per item, so the groups of invalid items are dropped, too.
         if !options.groups.is_empty() {
             options.groups = items.iter().map(|(at, _)| options.groups[*at].clone()).collect();
         }
@@ -92,7 +93,8 @@ pub(crate) fn begin_writes(
     })
 }
 
-/// For each key a list of numbers and exceptions, or the exception that counts for all its parts.
+/// Returns for each key a list of lengths and exceptions, or the exception that counts for all its
+/// parts.
 pub(crate) fn lists<'py>(
     py: Python<'py>,
     keys: &[Bound<'py, PyAny>],
@@ -116,13 +118,13 @@ fn row(
 ) -> Result<Row> {
     let key = key?;
     if offsets.len() != addresses.len() || lengths.len() != addresses.len() {
-        return Err(Error::invalid("the lists of its parts differ in length")
+        return Err(Error::invalid("the lists of the key's parts differ in length")
             .with("addresses", addresses.len())
             .with("offsets", offsets.len())
             .with("lengths", lengths.len()));
     }
     let ranges = addresses.iter().zip(&lengths);
-    // A sum that wraps around names memory that nobody has, which the transfer finds out.
+    // A wrapped sum is an address outside of any memory of the caller; the transfer reports it.
     let ranges = ranges.map(|(at, length)| (base.0.wrapping_add(at.0), length.0)).collect();
     let offsets = offsets.into_iter().map(|offset| offset.0 as u64).collect();
     Ok(Row { key, offsets, memory: caller_ranges(ranges) })

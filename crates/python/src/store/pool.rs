@@ -1,4 +1,4 @@
-//! Memory of a guest that is handed out by address, and taken back all at once.
+//! The memory pool of a dummy client: a bump allocator whose memory is freed as a whole.
 
 use std::collections::BTreeMap;
 
@@ -6,21 +6,22 @@ use mooncake_base::sync::Mutex;
 use mooncake_base::{Error, Result};
 use mooncake_transfer_engine::{Engine, SharedMemory};
 
-/// What handed out memory is aligned to: a page.
+/// Alignment of allocations: a page.
 const ALIGNMENT: u64 = 4096;
 
-/// Memory that is handed out piece by piece.
+/// Memory that is allocated from front to back.
 #[derive(Debug)]
 pub(crate) struct Pool {
     memory: Option<SharedMemory>,
     used: Mutex<u64>,
-    /// Parts that the caller registered, as lengths by addresses. The engine knows all of the memory
-    /// from the start.
+    /// Ranges that the caller registered, as lengths by address. The engine knows the whole memory
+    /// from the start, so registration is only recorded here.
     registered: Mutex<BTreeMap<u64, u64>>,
 }
 
 impl Pool {
-    /// So much memory, known to the engine. It takes room as it is written.
+    /// Makes a pool of `bytes`, known to the engine. Pages take physical memory when they are
+    /// written.
     ///
     /// # Errors
     /// The system has no such memory.
@@ -29,10 +30,10 @@ impl Pool {
         Ok(Self { memory, used: Mutex::default(), registered: Mutex::default() })
     }
 
-    /// Takes note of a part that is registered. `false`: it is no part of this memory.
+    /// Records a registered range. Returns `false` if it is outside of this memory.
     ///
     /// # Errors
-    /// It overlaps with one that is registered, or is empty.
+    /// The range is empty, or overlaps a registered one.
     pub(crate) fn register(&self, address: u64, length: u64) -> Result<bool> {
         if !self.holds(address, length) {
             return Ok(false);
@@ -41,50 +42,48 @@ impl Pool {
         let mut registered = self.registered.lock();
         let before = registered.range(..end).next_back();
         if length == 0 || before.is_some_and(|(first, length)| first + length > address) {
-            return Err(Error::invalid(
-                "the buffer is empty, or overlaps with one that is registered",
-            )
-            .with("address", format_args!("{address:#x}"))
-            .with("length", length));
+            return Err(Error::invalid("the buffer is empty, or overlaps a registered buffer")
+                .with("address", format_args!("{address:#x}"))
+                .with("length", length));
         }
         registered.insert(address, length);
         Ok(true)
     }
 
-    /// Forgets a part that was registered, by its first address. `false`: it is no part of this
-    /// memory.
+    /// Removes a registered range by its first address. Returns `false` if the address is outside
+    /// of this memory.
     ///
     /// # Errors
-    /// Nothing was registered there.
+    /// No range is registered at that address.
     pub(crate) fn unregister(&self, address: u64) -> Result<bool> {
         if !self.holds(address, 1) {
             return Ok(false);
         }
         match self.registered.lock().remove(&address) {
             Some(_) => Ok(true),
-            None => Err(Error::invalid("no buffer is registered there")
+            None => Err(Error::invalid("no buffer is registered at that address")
                 .with("address", format_args!("{address:#x}"))),
         }
     }
 
-    /// The address of so many bytes that nobody was given yet.
+    /// Allocates `bytes`; returns the address.
     ///
     /// # Errors
-    /// So much is not left.
+    /// The pool has not enough memory left.
     pub(crate) fn allocate(&self, bytes: u64) -> Result<u64> {
         let mut used = self.used.lock();
         let (base, length) =
             self.memory.as_ref().map_or((0, 0), |memory| (memory.base(), memory.length()));
         let end = bytes.checked_next_multiple_of(ALIGNMENT).and_then(|room| used.checked_add(room));
         match end {
-            _ if bytes == 0 => Err(Error::invalid("there is no memory of no bytes")),
-            // The last piece need not fill its pages.
+            _ if bytes == 0 => Err(Error::invalid("the size to allocate is 0")),
+            // The last allocation may end within a page.
             Some(end) if *used + bytes <= length => {
                 let address = base + *used;
                 *used = end.min(length);
                 Ok(address)
             }
-            _ => Err(Error::invalid("the memory pool has not so much left")
+            _ => Err(Error::invalid("the memory pool is exhausted")
                 .with("bytes", bytes)
                 .with("left", length - *used)),
         }

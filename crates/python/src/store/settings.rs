@@ -1,4 +1,4 @@
-//! What a store is told when it opens: arguments over environment over defaults.
+//! Settings of a store: arguments override the environment, which overrides defaults.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use mooncake_store_client::{ClientConfig, DaemonGreeting, LinkConfig, address::f
 use mooncake_transfer_engine::EngineConfig;
 use mooncake_transfer_tools::settings::engine_config;
 
-/// The word that asks for a master in this process.
+/// The master address that asks for a master in this process.
 pub(crate) const EMBEDDED: &str = "embedded";
 
-/// Where an embedded master listens if it was not told, and the engine of a guest.
+/// Default listen address of an embedded master, and of the engine of a dummy client.
 const LOOPBACK: &str = "127.0.0.1";
 
-/// What the caller says of a store. An empty name or listen address leaves the choice to us.
+/// Arguments of `Store.connect`. An empty name or listen address is chosen automatically.
 #[derive(Debug)]
 pub(crate) struct Arguments {
     pub(crate) master: String,
@@ -28,11 +28,11 @@ pub(crate) struct Arguments {
     pub(crate) connect_timeout_s: Option<f64>,
     pub(crate) listen: String,
     pub(crate) has_checksums: Option<bool>,
-    /// Where the client's HTTP server listens; none: nowhere.
+    /// Port of the client's HTTP server; `None` disables it.
     pub(crate) http_port: Option<u16>,
 }
 
-/// What the caller says of a guest; the rest its daemon does.
+/// Arguments of `Store.connect_daemon`; the daemon supplies the other settings.
 #[derive(Debug, Default)]
 pub(crate) struct DummyArguments {
     pub(crate) is_tcp_forced: Option<bool>,
@@ -42,7 +42,7 @@ pub(crate) struct DummyArguments {
     pub(crate) http_port: Option<u16>,
 }
 
-/// The settings of each part.
+/// Settings of each component.
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) master: String,
@@ -54,8 +54,10 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
+    /// Reads the settings.
+    ///
     /// # Errors
-    /// A value, from the caller or the environment, that cannot be.
+    /// A value of the caller or the environment is invalid.
     pub(crate) fn read(arguments: Arguments) -> Result<Self> {
         let mut engine =
             engine_config(&arguments.name, &arguments.metadata, arguments.is_tcp_forced)?;
@@ -79,18 +81,18 @@ impl Settings {
         Ok(Self { master: arguments.master, engine, client, link, embedded, http_port })
     }
 
-    /// Those of a guest of that daemon. Its engine moves bytes for itself alone: it listens on
-    /// loopback only, and nobody is told of it.
+    /// Returns the settings of a dummy client of that daemon. Its engine moves bytes for this
+    /// process only: it listens on loopback and is not registered with a metadata server.
     ///
     /// # Errors
-    /// A value, from the caller or the environment, that cannot be.
+    /// A value of the caller or the environment is invalid.
     pub(crate) fn dummy(daemon: &DaemonGreeting, arguments: &DummyArguments) -> Result<Self> {
         let mut settings = Self::read(Arguments {
             master: String::new(),
             name: LOOPBACK.to_owned(),
             metadata: daemon.metadata.clone(),
             segment_bytes: 0,
-            // The daemon says whose keys they are.
+            // The daemon supplies the tenant.
             tenant: String::new(),
             is_tcp_forced: arguments.is_tcp_forced,
             rpc_timeout_s: arguments.rpc_timeout_s,
@@ -111,10 +113,10 @@ impl Settings {
     }
 }
 
-/// Those of a link that may take so long to come about.
+/// Returns the settings of a link, with the given connection timeout if there is one.
 ///
 /// # Errors
-/// A value, from the caller or the environment, that cannot be.
+/// A value of the caller or the environment is invalid.
 pub(crate) fn link(connect_timeout_s: Option<f64>) -> Result<LinkConfig> {
     let mut link = environment::link()?;
     if let Some(timeout) = seconds("connect_timeout_s", connect_timeout_s)? {
@@ -123,7 +125,7 @@ pub(crate) fn link(connect_timeout_s: Option<f64>) -> Result<LinkConfig> {
     Ok(link)
 }
 
-/// Where the master is, as far as that is known yet.
+/// Returns the address of the master as far as it is known yet.
 fn master_address(arguments: &Arguments) -> &str {
     match arguments.master.as_str() {
         EMBEDDED if arguments.listen.is_empty() => LOOPBACK,
@@ -146,6 +148,9 @@ fn seconds(name: &'static str, seconds: Option<f64>) -> Result<Option<Duration>>
     let Some(seconds) = seconds else { return Ok(None) };
     match Duration::try_from_secs_f64(seconds) {
         Ok(duration) if !duration.is_zero() => Ok(Some(duration)),
-        _ => Err(Error::invalid("a time-out is a positive number of seconds").with(name, seconds)),
+        _ => {
+            Err(Error::invalid("a timeout must be a positive number of seconds")
+                .with(name, seconds))
+        }
     }
 }

@@ -1,6 +1,6 @@
-//! Batches as the established calls write them: columns in; plain numbers or bytes out, with one
-//! failure beside them that speaks for the others. Of very many small objects each should cost
-//! little. Calls of one object have a shorter way: values in, a plain number out, a failure raised.
+//! Batches of the upstream calls: columns in; plain status codes or bytes out, with the last error
+//! beside them. The cost per item is low, for batches of very many small objects. Calls for one
+//! object take values, return a plain number and raise on failure.
 
 use mooncake_base::{Error, Result};
 use mooncake_store_client::{Located, Presence};
@@ -21,10 +21,10 @@ use crate::{
     options::PutOptions,
 };
 
-/// One entry for each key, and the last failure.
+/// One entry for each key, and the exception of the last failure.
 type ColumnReply<'py> = (Bound<'py, PyList>, Option<Bound<'py, PyAny>>);
 
-/// Puts values that lie at addresses: 0 or the number of a failure for each.
+/// Puts values from addresses; returns 0 or an error code for each.
 #[pyfunction]
 pub(crate) fn put_columns<'py>(
     store: &Bound<'py, Store>,
@@ -38,8 +38,8 @@ pub(crate) fn put_columns<'py>(
     put(store, keys, &memory, (options, is_upsert))
 }
 
-/// Puts values, each of one buffer: 0 or the number of a failure for each. If one of them is empty
-/// nothing is put.
+/// Puts values of one buffer each; returns 0 or an error code for each. Puts nothing if one value
+/// is empty.
 #[pyfunction]
 pub(crate) fn put_values<'py>(
     store: &Bound<'py, Store>,
@@ -56,7 +56,7 @@ pub(crate) fn put_values<'py>(
     put(store, keys, values.ranges(), (options, is_upsert))
 }
 
-/// Gets objects into memory at addresses: how many bytes each has, or the number of a failure.
+/// Gets objects into memory at addresses; returns a length or an error code for each.
 #[pyfunction]
 pub(crate) fn get_columns<'py>(
     store: &Bound<'py, Store>,
@@ -74,7 +74,7 @@ pub(crate) fn get_columns<'py>(
     codes_and_failure(keys, read, |length| i64::try_from(length).unwrap_or(i64::MAX))
 }
 
-/// Gets objects as `bytes`; none of them for a failure.
+/// Gets objects as `bytes`; returns `b""` for a failure.
 #[pyfunction]
 pub(crate) fn get_values<'py>(
     store: &Bound<'py, Store>,
@@ -98,7 +98,7 @@ pub(crate) fn get_values<'py>(
     let mut filled = filled.into_iter();
     let mut failure = None;
     let values = located.iter().zip(read).enumerate().map(|(at, (located, read))| {
-        // One for each object that was found, also if it was not read in the end.
+        // Every located object has a target, even if its read failed.
         let value = located.is_ok().then(|| filled.next()).flatten();
         match (read, value) {
             (Ok(_), Some(value)) => value.into_bound(py),
@@ -113,7 +113,7 @@ pub(crate) fn get_values<'py>(
     Ok((values, failure_object(keys, failure)?))
 }
 
-/// Says whether an object is there, and leases it.
+/// Returns 1 if an object exists, which leases it, else 0.
 #[pyfunction]
 pub(crate) fn is_present(store: &Bound<'_, Store>, key: &Bound<'_, PyAny>) -> PyResult<u8> {
     let (py, keys) = (store.py(), one_key(key)?);
@@ -124,7 +124,7 @@ pub(crate) fn is_present(store: &Bound<'_, Store>, key: &Bound<'_, PyAny>) -> Py
     }
 }
 
-/// Puts a value that lies at an address.
+/// Puts a value from an address; returns 0.
 #[pyfunction]
 pub(crate) fn put_one(
     store: &Bound<'_, Store>,
@@ -142,7 +142,7 @@ pub(crate) fn put_one(
     single_outcome(key, store.get().call(py, put)?).map(|_: bool| 0)
 }
 
-/// Gets an object into memory at an address: how many bytes it has.
+/// Gets an object into memory at an address; returns its length.
 #[pyfunction]
 pub(crate) fn get_one(
     store: &Bound<'_, Store>,
@@ -156,7 +156,7 @@ pub(crate) fn get_one(
     single_outcome(key, store.get().call(store.py(), get)?)
 }
 
-/// The outcome of a batch of one, its failure raised.
+/// Returns the outcome of a batch of one, or raises its error.
 fn single_outcome<T>(key: &Bound<'_, PyAny>, outcomes: Vec<Result<T>>) -> PyResult<T> {
     let outcome = outcomes.into_iter().next().unwrap_or_else(|| Err(no_outcome()));
     outcome.map_err(|error| py_error_for_key(key.py(), &error, Some(key)))
@@ -206,7 +206,7 @@ fn codes_and_failure<'py, T>(
     Ok((numbers, failure_object(keys, failure)?))
 }
 
-/// The failure of the key at that place.
+/// Returns the exception for the error of the key at that index.
 fn failure_object<'py>(
     keys: &Bound<'py, PyAny>,
     failure: Option<(usize, Error)>,

@@ -1,4 +1,4 @@
-//! Copies, moves and drains, as Python asks for them and is told of them.
+//! Conversion of copy and move tasks and of drains between Python and the client.
 
 use mooncake_base::{JobId, Result, TaskId};
 use mooncake_store_client::{
@@ -6,26 +6,26 @@ use mooncake_store_client::{
 };
 use pyo3::{prelude::*, types::PyDict};
 
-/// An id in two halves, as the established calls have it.
+/// The upper and lower 64 bits of an id, as upstream's calls pass it.
 pub(crate) type IdParts = (u64, u64);
 
-/// Makes one task.
+/// Creates one task.
 pub(crate) fn create(client: &Client, task: NewTask) -> Result<IdParts> {
     single(client.create_tasks(&[task])).map(TaskId::halves)
 }
 
-/// Tells of one task.
+/// Queries one task.
 pub(crate) fn info(client: &Client, (first, second): IdParts) -> Result<TaskInfo> {
     let id = TaskId::from_bits(u128::from(first) << 64 | u128::from(second));
     single(client.tasks(&[id]))
 }
 
-/// The id of a drain.
+/// Builds the id of a drain.
 pub(crate) fn job_id((first, second): IdParts) -> JobId {
     JobId::from_bits(u128::from(first) << 64 | u128::from(second))
 }
 
-/// A task as a dictionary.
+/// Converts a task to a dictionary.
 pub(crate) fn task<'py>(py: Python<'py>, info: &TaskInfo) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     dict.set_item("id", info.id.halves())?;
@@ -52,7 +52,7 @@ pub(crate) fn task<'py>(py: Python<'py>, info: &TaskInfo) -> PyResult<Bound<'py,
     Ok(dict)
 }
 
-/// A drain as a dictionary.
+/// Converts a drain to a dictionary.
 pub(crate) fn drain<'py>(py: Python<'py>, info: &DrainInfo) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     dict.set_item("id", info.id.halves())?;

@@ -1,4 +1,4 @@
-//! Puts and gets: from Python's memory into the pool and back, each batch in one go.
+//! Puts and gets between caller memory and the pool, one batch per call.
 
 use mooncake_base::{Error, ErrorCode, ObjectKey, Result};
 use mooncake_store_client::{Client, Located, PutItem, PutOptions, PutOutcome, Read};
@@ -10,8 +10,7 @@ use crate::{
     buffer::{Buffer, uninit_bytes},
 };
 
-/// Puts the items that can be put. True: stored; false: an object of that key was there and was
-/// kept.
+/// Puts the valid items. True: stored; false: an existing object was kept.
 pub(crate) fn put(
     client: &Client,
     names: &PackedKeys,
@@ -23,7 +22,7 @@ pub(crate) fn put(
         let group = groups.next();
         let key = key?;
         check_source(parts)?;
-        // Groups are one an item, so those of invalid items go as well.
+        // There is one group per item, so the groups of invalid items are dropped, too.
         options.groups.extend(group);
         Ok(PutItem { key, parts })
     });
@@ -33,14 +32,14 @@ pub(crate) fn put(
     outcomes.into_iter().map(|outcome| outcome.map(is_stored)).collect()
 }
 
-/// Finds objects; those found are read next.
+/// Locates objects, to be read next.
 pub(crate) fn locate(client: &Client, keys: Vec<Result<ObjectKey>>) -> Vec<Result<Located>> {
     call_with_valid(keys, |keys| client.locate_owned(keys))
 }
 
-/// What a get makes to be filled.
+/// Memory that a get allocates for an object and fills.
 pub(crate) trait GetTarget: Sized {
-    /// Makes one of that length.
+    /// Allocates memory of that length; returns it with the range to fill.
     fn allocate(py: Python<'_>, length: u64) -> PyResult<(Self, LocalRange)>;
 }
 
@@ -68,7 +67,7 @@ impl GetTarget for Signed {
     }
 }
 
-/// Reads whole objects into memory; how many bytes each has.
+/// Reads whole objects into memory; returns their lengths.
 pub(crate) fn read(
     client: &Client,
     located: Vec<Result<&Located>>,
@@ -85,8 +84,8 @@ pub(crate) fn read(
     })
 }
 
-/// Reads whole objects into memory that callers named. With `is_exact` the memory must not be
-/// larger than the object either.
+/// Reads whole objects into caller memory. With `is_exact` the memory must be exactly as large as
+/// the object.
 pub(crate) fn get_into(
     client: &Client,
     keys: Vec<Result<ObjectKey>>,
