@@ -1,7 +1,7 @@
 """A pool of memory spread over processes and machines, for KV cache, weights and tensors.
 
-`mooncake.Store` is our own face: typed, with exceptions. `mooncake.store` answers to the
-established names with the established return values.
+`mooncake.Store` is our own API: typed, with exceptions. `mooncake.store` offers upstream's names
+with upstream's return values.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for, so that ``import mooncake`` alone costs nothing."""
+    """Import a public name on first use, so that ``import mooncake`` alone costs nothing."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

@@ -1,4 +1,4 @@
-"""Objects that stay while a task of an event loop works with them."""
+"""Leases on objects that a task of an event loop works with."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["AsyncLease"]
 
 
 class AsyncLease:
-    """Keeps objects from eviction and from removal without force; an asynchronous context manager.
+    """Protect objects from eviction and unforced removal; an asynchronous context manager.
 
-    A task takes the lease anew every so often. Leaving lets it run out, which takes as long as the
-    master says (``--default_kv_lease_ttl``).
+    A task renews the lease at an interval. Leaving the block lets the lease expire, which takes as
+    long as the master is configured to hold it (``--default_kv_lease_ttl``).
     """
 
     __slots__ = ("_every_s", "_is_lost", "_keys", "_probe", "_task")
@@ -29,9 +29,9 @@ class AsyncLease:
         keys: list[str | bytes],
         every_s: float,
     ) -> None:
-        """Made by `AsyncStore.lease`."""
+        """Called by `AsyncStore.lease`."""
         if not every_s > 0:
-            raise ValueError("a lease is taken anew after more than 0 seconds")
+            raise ValueError("every_s must be a number of seconds above 0")
         self._probe = probe
         self._keys = keys
         self._every_s = every_s
@@ -40,19 +40,19 @@ class AsyncLease:
 
     @property
     def keys(self) -> tuple[str | bytes, ...]:
-        """The keys of the objects."""
+        """Keys of the objects."""
         return tuple(self._keys)
 
     @property
     def is_held(self) -> bool:
-        """Whether the lease was taken whenever it was due, and every object was there."""
+        """True while every renewal has found every object."""
         return self._task is not None and not self._is_lost
 
     async def renew(self) -> None:
-        """Take the lease anew.
+        """Renew the lease.
 
         Raises:
-            NotFoundError: An object is gone.
+            NotFoundError: An object no longer exists.
             MooncakeError: The master could not be asked.
         """
         for outcome in await self._probe():

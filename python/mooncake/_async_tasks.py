@@ -1,4 +1,4 @@
-"""Tasks and drains as a task of an event loop asks about them, and waits for them."""
+"""Handles on copy tasks and drains for event loops."""
 
 from __future__ import annotations
 
@@ -26,73 +26,74 @@ if TYPE_CHECKING:
 __all__ = ["AsyncDrain", "AsyncTask", "Call"]
 
 Call: TypeAlias = Callable[[Callable[["_native.Pending"], int]], Awaitable[Any]]
-"""Has a native call begun, and waits for its outcome."""
+"""Begins a native call and waits for its outcome."""
 
 I = TypeVar("I", TaskInfo, DrainInfo)  # noqa: E741
 
 
 class _AsyncHandle(Handle):
-    """One that asks through the loop that it is awaited in."""
+    """A handle that queries through the event loop that awaits it."""
 
     __slots__ = ("_call",)
 
     def __init__(self, call: Call, job_id: JobId) -> None:
-        """Name a task or a drain of a pool; stores make these.
+        """Make a handle on a task or a drain; stores call this.
 
         Args:
-            call: Makes the calls.
-            job_id: Its id.
+            call: Makes the native calls.
+            job_id: Id of the task or drain.
 
         Raises:
-            TypeError: That is no id: two integers.
+            TypeError: The id is not a tuple of two integers.
         """
         super().__init__(job_id)
         self._call = call
 
 
 class AsyncTask(_AsyncHandle):
-    """A copy or a move that some client carries out, a moment after it was asked for.
+    """A copy or a move of an object that a client carries out in the background.
 
-    Whoever stops waiting for it, by a timeout or because he was cancelled, does not stop it.
+    A caller that stops waiting, by a timeout or a cancellation, does not stop the task.
     """
 
     __slots__ = ()
 
     async def info(self) -> TaskInfo:
-        """Say how it stands.
+        """Return the current state.
 
         Raises:
-            NotFoundError: The master does not know it, or not any more.
+            NotFoundError: The master does not know the id, or no longer.
         """
         return task_info(await self._call(lambda calls: calls.task(self.id)))
 
     async def wait(self, timeout_s: float | None = None) -> TaskInfo:
-        """Wait until it is done.
+        """Wait until the task has ended.
 
         Args:
-            timeout_s: For so long; None waits as long as it takes.
+            timeout_s: Longest wait in seconds; None waits without limit.
 
         Raises:
-            TransferFailedError: It failed; the message says why.
-            DeadlineError: It is not over after `timeout_s`. It goes on all the same.
-            NotFoundError: The master does not know it, or not any more.
+            TransferFailedError: The task failed; the message says why.
+            DeadlineError: The task has not ended within `timeout_s`. It continues.
+            NotFoundError: The master does not know the id, or no longer.
         """
         return done_task(await _poll_until_over(self.info, PollSchedule(timeout_s, None)))
 
 
 class AsyncDrain(_AsyncHandle):
-    """Segments that are being emptied: what lies in them is moved elsewhere.
+    """Segments that are being emptied: their objects are moved to other segments.
 
-    ``async with`` waits for the end of it, and cancels it if the block failed or was cancelled.
+    ``async with`` waits for the end of the drain, and cancels it if the block failed or was
+    cancelled.
     """
 
     __slots__ = ()
 
     async def info(self) -> DrainInfo:
-        """Say how it stands.
+        """Return the current state.
 
         Raises:
-            NotFoundError: The master does not know it, or not any more.
+            NotFoundError: The master does not know the id, or no longer.
         """
         return drain_info(await self._call(lambda calls: calls.drain_info(self.id)))
 
@@ -105,22 +106,22 @@ class AsyncDrain(_AsyncHandle):
         """Wait until the segments are empty, or the drain was cancelled.
 
         Args:
-            timeout_s: For so long; None waits as long as it takes.
-            progress: Told how the drain stands, now and whenever that has changed.
+            timeout_s: Longest wait in seconds; None waits without limit.
+            progress: Called with the state of the drain, now and after each change.
 
         Raises:
-            TransferFailedError: Something could not be moved; the message says more.
-            DeadlineError: It is not over after `timeout_s`. It goes on all the same.
-            NotFoundError: The master does not know it, or not any more.
+            TransferFailedError: A copy could not be moved; the message has the counts.
+            DeadlineError: The drain has not ended within `timeout_s`. It continues.
+            NotFoundError: The master does not know the id, or no longer.
         """
         return done_drain(await _poll_until_over(self.info, PollSchedule(timeout_s, progress)))
 
     async def cancel(self) -> DrainInfo:
-        """End it: nothing more leaves its segments, and they take objects again.
+        """Cancel the drain: no more copies leave the segments, and they accept objects again.
 
         Raises:
-            NotFoundError: The master does not know it, or not any more.
-            InvalidArgumentError: It is over.
+            NotFoundError: The master does not know the id, or no longer.
+            InvalidArgumentError: The drain has ended.
         """
         return drain_info(await self._call(lambda calls: calls.cancel_drain(self.id)))
 
@@ -135,7 +136,7 @@ class AsyncDrain(_AsyncHandle):
         traceback: TracebackType | None,
         /,
     ) -> Literal[False]:
-        """Wait for the end of it, or cancel it if the block failed."""
+        """Wait for the end of the drain, or cancel it if the block failed."""
         if error is None:
             await self.wait()
         elif not (await self.info()).is_over:
@@ -144,7 +145,7 @@ class AsyncDrain(_AsyncHandle):
 
 
 async def _poll_until_over(query: Callable[[], Awaitable[I]], schedule: PollSchedule[I]) -> I:
-    """Look until it is over."""
+    """Query until the operation has ended."""
     while (pause_s := schedule.next_pause_s(info := await query())) is not None:
         await asyncio.sleep(pause_s)
     return info

@@ -1,4 +1,4 @@
-"""`mooncake bench`: puts and gets of several sizes, beside plain copies, in a minute or less."""
+"""`mooncake bench`: measures puts and gets of several sizes, and plain copies for comparison."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Measurement", "add_options", "run"]
 _CALLS_MAX = 20_000
 _LENDER_BYTES = 1 << 30
 
-# A process that lends memory until its input ends.
+# Runs in a process that lends memory until its standard input closes.
 _LENDER = """
 import sys
 from mooncake import Store, StoreConfig
@@ -33,15 +33,15 @@ with Store(config=StoreConfig(segment_bytes=int(sys.argv[1]))) as store:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one operation took at one size.
+    """Measurement of one operation at one size.
 
     Attributes:
         operation: ``copy``, ``put``, ``get_into`` or ``get``.
         size: Bytes of a value.
-        calls: How many calls were made.
-        bytes_per_second: All of them together.
-        p50_us: The median call, in microseconds.
-        p99_us: The call that 99 of 100 are quicker than.
+        calls: Number of calls.
+        bytes_per_second: Throughput over all calls.
+        p50_us: Median latency in microseconds.
+        p99_us: 99th percentile of the latency in microseconds.
     """
 
     operation: str
@@ -57,11 +57,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--master",
         default="",
-        help="host:port of a pool to measure; without it a second process lends memory, and "
-        "'embedded' keeps it in this one",
+        help="host:port of the master to measure; by default a second process lends memory, and "
+        "'embedded' uses the memory of this process",
     )
     parser.add_argument("--sizes", default="4KB,64KB,1MB,16MB", help="sizes of values")
-    parser.add_argument("--seconds", type=float, default=0.5, help="how long each is measured")
+    parser.add_argument(
+        "--seconds", type=float, default=0.5, help="seconds to measure each operation"
+    )
     parser.add_argument("--json", action="store_true", dest="is_json", help="print JSON")
 
 
@@ -69,14 +71,14 @@ def run(options: argparse.Namespace) -> int:
     """Measure, and print a table or JSON.
 
     Args:
-        options: As `add_options` declares them.
+        options: Options that `add_options` declares.
 
     Returns:
         0.
     """
     sizes = [parse_size(text) for text in options.sizes.split(",")]
     if not sizes or min(sizes) == 0 or not 0 < options.seconds < math.inf:
-        raise ValueError("a size and the seconds must be numbers above 0")
+        raise ValueError("--sizes and --seconds must be numbers above 0")
     with _connected(options.master) as store:
         rows = [row for size in sizes for row in _measure(store, size, options.seconds)]
         moved = store.stats()["store"]["by_transport"]
@@ -125,7 +127,7 @@ def _measure(store: Store, size: int, seconds: float) -> Iterator[Measurement]:
     value *= -(-size // len(value))
     del value[size:]
     prefix = f"mooncake-bench/{os.getpid()}/"
-    # Few enough that the pool holds them, also while an old value waits to be freed.
+    # Few enough keys that the pool holds them all, including old values that wait to be freed.
     keys = [f"{prefix}{number}" for number in range(max(2, min(64, (64 << 20) // size)))]
     try:
         yield _timed("copy", size, seconds, lambda _: _copy(value, target))
@@ -139,7 +141,7 @@ def _measure(store: Store, size: int, seconds: float) -> Iterator[Measurement]:
             lambda number: store.get_into(keys[number % len(keys)], target),
         )
         if target != value:
-            raise ValueError("other bytes came back than were put")
+            raise ValueError("the bytes read differ from the bytes put")
         yield _timed("get", size, seconds, lambda number: store.get(keys[number % len(keys)]))
     finally:
         store.clear(prefix, force=True)

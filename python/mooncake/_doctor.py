@@ -1,4 +1,4 @@
-"""`mooncake doctor`: what there is on this machine, what works, and what will be chosen."""
+"""`mooncake doctor`: reports what this machine has, what works, and which transports are chosen."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ _PACKAGES = ("numpy", "torch", "vllm", "sglang", "lmcache")
 
 
 def run(options: argparse.Namespace, probe: Callable[[str], str]) -> int:
-    """Print what `diagnose` found.
+    """Print the result of `diagnose`.
 
     Args:
         options: ``is_json``.
-        probe: Moves bytes to a second process over a transport and says how that went.
+        probe: Moves bytes to a second process over a transport; returns a description of the
+            result.
 
     Returns:
-        0, or 1 if a transport does not work that should.
+        0, or 1 if a transport that should work does not.
     """
     found = diagnose(probe)
     if options.is_json:
@@ -47,7 +48,7 @@ def run(options: argparse.Namespace, probe: Callable[[str], str]) -> int:
 
 
 def diagnose(probe: Callable[[str], str]) -> dict[str, dict[str, str]]:
-    """Return what there is, by subject."""
+    """Return the findings by section."""
     transports = _transports(probe)
     environment = _environment()
     return {
@@ -83,7 +84,7 @@ def _transports(probe: Callable[[str], str]) -> dict[str, str]:
         except (MooncakeError, OSError, RuntimeError) as error:
             rows[name] = f"does not work: {error}"
     devices, reason = _native.rdma_devices()
-    seen = f"not used by this version; devices here: {', '.join(devices) or 'none'}"
+    seen = f"not used by this version; devices of this machine: {', '.join(devices) or 'none'}"
     rows["rdma"] = reason or seen
     return rows
 
@@ -91,11 +92,11 @@ def _transports(probe: Callable[[str], str]) -> dict[str, str]:
 def _choice(transports: dict[str, str], environment: dict[str, str]) -> dict[str, str]:
     is_forced = environment.get("MC_FORCE_TCP", "0") not in ("", "0")
     has_shm = transports["shm"].startswith("works") and not is_forced
-    why = "MC_FORCE_TCP is set" if is_forced else "shared memory does not work here"
+    why = "MC_FORCE_TCP is set" if is_forced else "shared memory does not work"
     return {
         "same process": "memory: one copy, no system call",
         "same host": "shm: one copy, no socket" if has_shm else f"tcp, since {why}",
-        "other hosts": "tcp: the only way between hosts that this version has",
+        "other hosts": "tcp: the only transport between hosts in this version",
     }
 
 
@@ -114,7 +115,7 @@ def _networks() -> dict[str, str]:
         if node.isdigit():
             parts.append(f"NUMA node {node}")
         rows[path.name] = ", ".join(parts)
-    return rows or {"none": "no network is visible"}
+    return rows or {"none": "no network interface is visible"}
 
 
 def _memory() -> dict[str, str]:
@@ -126,7 +127,7 @@ def _memory() -> dict[str, str]:
     rows = {"memory": format_bytes(total)}
     limit = _read(Path("/sys/fs/cgroup/memory.max"))
     if limit.isdigit():
-        rows["memory of the control group"] = format_bytes(int(limit))
+        rows["memory limit of the cgroup"] = format_bytes(int(limit))
     shared = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
     if shared is not None:
         free, size = shared.f_bavail * shared.f_frsize, shared.f_blocks * shared.f_frsize
@@ -138,7 +139,7 @@ def _memory() -> dict[str, str]:
         f"{table.get('HugePages_Free', '0')} free of {huge}, {size_text} each; used with "
         "MC_STORE_USE_HUGEPAGE=1"
         if huge != "0"
-        else "none reserved; usual pages are used"
+        else "none reserved; pages of the default size are used"
     )
     thp = _read(Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled"))
     if "[" in thp:
@@ -146,7 +147,7 @@ def _memory() -> dict[str, str]:
     nodes = sorted(Path("/sys/devices/system/node").glob("node[0-9]*"))
     rows["NUMA nodes"] = (
         ", ".join(f"{node.name[4:]}: cores {_read(node / 'cpulist')}" for node in nodes)
-        or "not told"
+        or "unknown"
     )
     return rows
 
@@ -155,28 +156,30 @@ def _limits() -> dict[str, str]:
     files, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     rows = {
-        "cores": f"{len(os.sched_getaffinity(0))} for this process, {os.cpu_count()} in all",
-        "open files": f"{files}, can be raised to {files_max}",
+        "cores": f"{len(os.sched_getaffinity(0))} for this process, {os.cpu_count()} in total",
+        "open files": f"{files}, hard limit {files_max}",
         "locked memory": "unlimited" if locked == resource.RLIM_INFINITY else format_bytes(locked),
-        "mappings": _read(Path("/proc/sys/vm/max_map_count")) or "not told",
+        "mappings": _read(Path("/proc/sys/vm/max_map_count")) or "unknown",
     }
     scope = _read(Path("/proc/sys/kernel/yama/ptrace_scope"))
     if scope:
         means = (
-            "peers of one user reach each other's memory"
+            "processes of one user can map each other's memory"
             if scope == "0"
-            else (
-                "peers reach registered memory of others over TCP unless they are allowed to trace"
-            )
+            else ("peers use TCP to reach registered memory unless they may trace its owner")
         )
         rows["ptrace scope"] = f"{scope}: {means}"
     return rows
 
 
 def _environment() -> dict[str, str]:
-    rows = {each.name: each.value for each in env.settings() if each.source}
+    rows = {each.name: _with_alias(each) for each in env.settings() if each.source}
     rows |= {each.name: f"without effect: {each.reason}" for each in env.ignored()}
-    return rows or {"none": "no variable of ours is set"}
+    return rows or {"none": "no Mooncake variable is set"}
+
+
+def _with_alias(setting: env.Setting) -> str:
+    return f"{setting.value} ({setting.origin})" if setting.is_alias_used else setting.value
 
 
 def _read(path: Path) -> str:

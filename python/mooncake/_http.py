@@ -1,4 +1,4 @@
-"""What the small HTTP servers written in Python have in common."""
+"""Base of the small HTTP servers written in Python."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _log = logging.getLogger("mooncake.http")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked.
+    """A request.
 
     Attributes:
         method: For instance ``"GET"``.
-        path: Where, as it came: a byte is a character, or an escape.
-        query: What stands behind the question mark, as it came.
-        body: The bytes that came with it.
+        path: Raw path: each byte is a character or an escape.
+        query: Raw query string, without the question mark.
+        body: Body of the request.
     """
 
     method: str
@@ -40,12 +40,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What is answered.
+    """A response.
 
     Attributes:
-        status: The status.
-        body: The bytes.
-        kind: What they are.
+        status: Status code.
+        body: Body of the response.
+        kind: Content type.
     """
 
     status: int
@@ -62,7 +62,7 @@ def _plain_text_error(status: int, text: str) -> Reply:
 
 
 class Server(ThreadingHTTPServer):
-    """Listens as soon as it is made; each connection has a thread."""
+    """A server that listens from construction on; each connection has a thread."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -77,14 +77,14 @@ class Server(ThreadingHTTPServer):
         """Listen.
 
         Args:
-            address: Where; port 0 takes any free one.
+            address: Address to listen at; port 0 takes a free port.
             handler: Called for each request, from many threads.
-            body_bytes_max: The longest body; longer ones are refused unread.
-            error_handler: Called with status and reason for the requests that `handler` does not
-                see, and when it fails.
+            body_bytes_max: Longest body; longer ones are refused without being read.
+            error_handler: Called with status and reason for requests that `handler` does not see,
+                and when `handler` fails.
 
         Raises:
-            OSError: Nobody may listen there.
+            OSError: The address cannot be listened at.
         """
         self.handler = handler
         self.body_bytes_max = body_bytes_max
@@ -93,24 +93,24 @@ class Server(ThreadingHTTPServer):
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Port that the server listens at."""
         return int(self.server_address[1])
 
     def start(self, name: str) -> threading.Thread:
-        """Begin to answer.
+        """Start serving.
 
         Args:
-            name: What the thread that takes connections is called.
+            name: Name of the thread that accepts connections.
 
         Returns:
-            That thread, which ends when the server is closed.
+            The accepting thread, which ends when the server is closed.
         """
         thread = threading.Thread(target=self.serve_forever, name=name, daemon=True)
         thread.start()
         return thread
 
     def close(self) -> None:
-        """Take no more connections. The server must have been started."""
+        """Stop accepting connections. The server must have been started."""
         self.shutdown()
         self.server_close()
 
@@ -119,14 +119,14 @@ class _Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
     timeout = _IDLE_S
-    # One answer is one packet.
+    # A buffered response is sent as one packet.
     wbufsize = -1
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
         self._answer()
 
-    # Each by the name of its method, which is how the library finds it.
+    # The library looks up handlers by the name of the HTTP method.
     do_PUT = do_POST = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_GET  # noqa: N815
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
@@ -157,10 +157,14 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(reply)
 
     def _refuse(self, status: int, text: str) -> None:
-        """Refuse a request whose body is not read, which would be taken for the next one."""
+        """Refuse a request without reading its body, and close the connection after it.
+
+        An unread body would be parsed as the next request.
+        """
         self.close_connection = True
         self._reply(self.server.error_handler(status, text))
-        # Who is still sending would find the connection broken before the answer is read.
+        # Drain the body for a while: a client that is still sending would get a reset before it
+        # reads the response.
         end = time.monotonic() + _LINGER_S
         with contextlib.suppress(OSError):
             self.wfile.flush()

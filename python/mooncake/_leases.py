@@ -1,4 +1,4 @@
-"""Objects that stay while somebody works with them."""
+"""Leases on objects that a thread works with."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["Lease"]
 
 
 class Lease:
-    """Keeps objects from eviction and from removal without force; a context manager.
+    """Protect objects from eviction and unforced removal; a context manager.
 
-    A thread takes the lease anew every so often. Leaving lets it run out, which takes as long as
-    the master says (``--default_kv_lease_ttl``).
+    A thread renews the lease at an interval. Leaving the block lets the lease expire, which takes
+    as long as the master is configured to hold it (``--default_kv_lease_ttl``).
     """
 
     __slots__ = ("_every_s", "_is_lost", "_is_over", "_keys", "_native", "_thread")
 
     def __init__(self, native: _native.Store, keys: list[str | bytes], every_s: float) -> None:
-        """Made by `Store.lease`."""
+        """Called by `Store.lease`."""
         if not every_s > 0:
-            raise ValueError("a lease is taken anew after more than 0 seconds")
+            raise ValueError("every_s must be a number of seconds above 0")
         self._native = native
         self._keys = keys
         self._every_s = every_s
@@ -37,19 +37,19 @@ class Lease:
 
     @property
     def keys(self) -> tuple[str | bytes, ...]:
-        """The keys of the objects."""
+        """Keys of the objects."""
         return tuple(self._keys)
 
     @property
     def is_held(self) -> bool:
-        """Whether the lease was taken whenever it was due, and every object was there."""
+        """True while every renewal has found every object."""
         return self._thread is not None and not self._is_lost and not self._is_over.is_set()
 
     def renew(self) -> None:
-        """Take the lease anew.
+        """Renew the lease.
 
         Raises:
-            NotFoundError: An object is gone.
+            NotFoundError: An object no longer exists.
             MooncakeError: The master could not be asked.
         """
         for outcome in self._native.sizes(self._keys, lease=True):

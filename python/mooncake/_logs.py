@@ -1,4 +1,4 @@
-"""Brings the native log into Python's ``logging``."""
+"""Forwarding of the native log to Python's ``logging``."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _logger = ""
 def log_to_python(logger: str = "mooncake") -> None:
     """Send the native log to Python's ``logging`` instead of standard error.
 
-    A thread of its own hands the records on, so that no native thread ever waits for the
-    interpreter. At most 4096 records wait; more are dropped, and how many is logged. Which
-    records are made at all is decided at start by ``MOONCAKE_LOG`` or ``MC_LOG_LEVEL``.
+    A separate thread forwards the records, so that no native thread ever waits for the interpreter.
+    At most 4096 records are queued; further records are dropped, and their number is logged. The
+    level of the native log is set at start by ``MOONCAKE_LOG`` or ``MC_LOG_LEVEL``.
 
     Args:
-        logger: The logger under which the native parts appear, for instance
+        logger: Parent logger of the native parts, which appear for instance as
             ``mooncake.mooncake_master.service``.
     """
     global _logger

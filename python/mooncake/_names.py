@@ -1,4 +1,4 @@
-"""What errors and `help` call the calls of a class that is made of parts."""
+"""Names of the methods of a class that is composed of mixins."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ __all__ = ["rebrand"]
 
 
 def rebrand(whole: type) -> None:
-    """Have the calls of a class's parts go by its own name, which is the one that users know.
+    """Give the methods of a class's mixins the qualified name of the class, which users know.
+
+    `TypeError` messages and `help` then show the class instead of the mixin.
 
     Args:
-        whole: The class; nobody else has its parts.
+        whole: The class. Its mixins must not be used by another class.
     """
     for part in whole.__mro__[1:-1]:
         for name, call in vars(part).items():

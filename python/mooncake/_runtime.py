@@ -1,4 +1,4 @@
-"""Loads the native module once and ties it to the life of the interpreter."""
+"""Loads the native module and closes its stores and engines at interpreter exit."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _native.use_exceptions(errors.CLASSES)
 
 
 def _close_at_exit() -> None:
-    """Close every store and engine, and let threads that hear of it end without a word.
+    """Close every store and engine, and let threads that get a `ClosedError` end silently.
 
-    Only daemon threads are left, which nobody asked to stop.
+    Only daemon threads are left at that point, and nothing has asked them to stop.
     """
     previous_hook = threading.excepthook
 
@@ -30,6 +30,6 @@ def _close_at_exit() -> None:
     _native.at_exit()
 
 
-# Registered at import, so that hooks of the program, which come later, run before it and may still
+# Registered at import: exit hooks of the program are registered later, run earlier, and may still
 # use a store.
 atexit.register(_close_at_exit)

@@ -1,4 +1,4 @@
-"""What the master lets clients do with copies: tasks that copy or move one object, and drains."""
+"""Copies of objects: information about copies, tasks that copy or move one object, and drains."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 JobId: TypeAlias = tuple[int, int]
-"""The name of a task or a drain, which other processes know it by as well."""
+"""Id of a task or a drain, valid in every process of the pool."""
 
 I = TypeVar("I", "TaskInfo", "DrainInfo")  # noqa: E741
 
@@ -46,10 +46,10 @@ class CopyInfo:
     """A copy of an object.
 
     Attributes:
-        segment: The name of the segment that it lies in.
-        segment_id: The id of that segment.
-        endpoint: Where the owner of the segment answers.
-        size: How many bytes.
+        segment: Name of the segment that holds the copy.
+        segment_id: Id of that segment.
+        endpoint: Address of the transfer engine that owns the segment.
+        size: Length in bytes.
     """
 
     segment: str
@@ -60,15 +60,15 @@ class CopyInfo:
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo:
-    """How a task stands.
+    """State of a task.
 
     Attributes:
-        id: Its id.
-        kind: What it does.
-        state: Where it stands.
-        created: When it was asked for, to within some milliseconds; not compared.
-        updated: When it last changed, likewise.
-        message: In words, above all why it failed.
+        id: Id of the task.
+        kind: Kind of the task.
+        state: State of the task.
+        created: Creation time, to within some milliseconds; not compared.
+        updated: Time of the last change, to within some milliseconds; not compared.
+        message: Explanation, above all the reason of a failure.
     """
 
     id: JobId
@@ -80,26 +80,26 @@ class TaskInfo:
 
     @property
     def is_over(self) -> bool:
-        """Whether it will not change any more."""
+        """True if the state is final."""
         return self.state in ("failed", "success")
 
 
 @dataclass(frozen=True, slots=True)
 class DrainInfo:
-    """How a drain stands.
+    """State of a drain.
 
     Attributes:
-        id: Its id.
-        state: Where it stands.
-        segments: The names of the segments that are emptied.
-        succeeded: How many copies have left them.
-        failed: How many could not.
-        blocked: How many something held up when they were last looked at.
-        active: How many are being moved.
-        moved_bytes: How many bytes have left.
-        created: When it was asked for, to within some milliseconds; not compared.
-        updated: When it last changed, likewise.
-        message: In words, above all why it failed.
+        id: Id of the drain.
+        state: State of the drain.
+        segments: Names of the segments that are being emptied.
+        succeeded: Number of copies that were moved.
+        failed: Number of copies that could not be moved.
+        blocked: Number of copies that could not be moved yet at the last attempt.
+        active: Number of copies that are being moved.
+        moved_bytes: Number of bytes that were moved.
+        created: Creation time, to within some milliseconds; not compared.
+        updated: Time of the last change, to within some milliseconds; not compared.
+        message: Explanation, above all the reason of a failure.
     """
 
     id: JobId
@@ -116,23 +116,23 @@ class DrainInfo:
 
     @property
     def is_over(self) -> bool:
-        """Whether it will not change any more."""
+        """True if the state is final."""
         return self.state in ("succeeded", "failed", "canceled")
 
 
 class Handle:
-    """What the master works at, known by its id; other processes know it by the same."""
+    """A task or a drain at the master, known by its id in every process of the pool."""
 
     __slots__ = ("id",)
 
     def __init__(self, job_id: JobId) -> None:
-        """Name a task or a drain of a pool; stores make these.
+        """Make a handle on a task or a drain; stores call this.
 
         Args:
-            job_id: Its id.
+            job_id: Id of the task or drain.
 
         Raises:
-            TypeError: That is no id: two integers.
+            TypeError: The id is not a tuple of two integers.
         """
         is_pair = isinstance(job_id, tuple) and len(job_id) == 2
         if not is_pair or not all(isinstance(half, int) for half in job_id):
@@ -140,7 +140,7 @@ class Handle:
         self.id = job_id
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are the same."""
+        """Compare type and id."""
         return isinstance(other, type(self)) and self.id == other.id
 
     def __hash__(self) -> int:
@@ -148,66 +148,66 @@ class Handle:
         return hash(self.id)
 
     def __repr__(self) -> str:
-        """Name it as the master's log does."""
+        """Show the id as the master's log does."""
         return f"<mooncake.{type(self).__name__} {self.id[0]}-{self.id[1]}>"
 
 
 class _NativeHandle(Handle):
-    """One that asks through a handle on the pool, and waits for the answer."""
+    """A handle that queries through a native store, with blocking calls."""
 
     __slots__ = ("_native",)
 
     def __init__(self, native: _native.Store, job_id: JobId) -> None:
-        """Name a task or a drain of a pool; stores make these.
+        """Make a handle on a task or a drain; stores call this.
 
         Args:
-            native: A handle on the pool.
-            job_id: Its id.
+            native: Native store.
+            job_id: Id of the task or drain.
 
         Raises:
-            TypeError: That is no id: two integers.
+            TypeError: The id is not a tuple of two integers.
         """
         super().__init__(job_id)
         self._native = native
 
 
 class Task(_NativeHandle):
-    """A copy or a move that some client carries out, a moment after it was asked for."""
+    """A copy or a move of an object that a client carries out in the background."""
 
     __slots__ = ()
 
     def info(self) -> TaskInfo:
-        """Say how it stands.
+        """Return the current state.
 
         Raises:
-            NotFoundError: The master does not know it, or not any more.
+            NotFoundError: The master does not know the id, or no longer.
         """
         return task_info(self._native.task(self.id))
 
     def wait(self, timeout_s: float | None = None) -> TaskInfo:
-        """Wait until it is done.
+        """Wait until the task has ended.
 
         Args:
-            timeout_s: For so long; None waits as long as it takes.
+            timeout_s: Longest wait in seconds; None waits without limit.
 
         Raises:
-            TransferFailedError: It failed; the message says why.
-            DeadlineError: It is not over after `timeout_s`. It goes on all the same.
-            NotFoundError: The master does not know it, or not any more.
+            TransferFailedError: The task failed; the message says why.
+            DeadlineError: The task has not ended within `timeout_s`. It continues.
+            NotFoundError: The master does not know the id, or no longer.
         """
         return done_task(poll_until_over(self.info, timeout_s, None))
 
 
 class Drain(_NativeHandle):
-    """Segments that are being emptied: what lies in them is moved elsewhere."""
+    """Segments that are being emptied: their objects are moved to other segments."""
 
     __slots__ = ()
 
     def info(self) -> DrainInfo:
-        """Say how it stands.
+        """Return the current state.
 
         Raises:
-            NotFoundError: The master does not know it, or not any more.
+            NotFoundError: The master does not know the id, or no longer.
         """
         return drain_info(self._native.drain_info(self.id))
 
@@ -220,22 +220,22 @@ class Drain(_NativeHandle):
         """Wait until the segments are empty, or the drain was cancelled.
 
         Args:
-            timeout_s: For so long; None waits as long as it takes.
-            progress: Told how the drain stands, now and whenever that has changed.
+            timeout_s: Longest wait in seconds; None waits without limit.
+            progress: Called with the state of the drain, now and after each change.
 
         Raises:
-            TransferFailedError: Something could not be moved; the message says more.
-            DeadlineError: It is not over after `timeout_s`. It goes on all the same.
-            NotFoundError: The master does not know it, or not any more.
+            TransferFailedError: A copy could not be moved; the message has the counts.
+            DeadlineError: The drain has not ended within `timeout_s`. It continues.
+            NotFoundError: The master does not know the id, or no longer.
         """
         return done_drain(poll_until_over(self.info, timeout_s, progress))
 
     def cancel(self) -> DrainInfo:
-        """End it: nothing more leaves its segments, and they take objects again.
+        """Cancel the drain: no more copies leave the segments, and they accept objects again.
 
         Raises:
-            NotFoundError: The master does not know it, or not any more.
-            InvalidArgumentError: It is over.
+            NotFoundError: The master does not know the id, or no longer.
+            InvalidArgumentError: The drain has ended.
         """
         return drain_info(self._native.cancel_drain(self.id))
 
@@ -244,7 +244,7 @@ class Drain(_NativeHandle):
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Wait for the end of it, or cancel it if the block failed."""
+        """Wait for the end of the drain, or cancel it if the block failed."""
         if error is None:
             self.wait()
         elif not self.info().is_over:
@@ -252,7 +252,7 @@ class Drain(_NativeHandle):
 
 
 def task_info(reply: dict[str, Any]) -> TaskInfo:
-    """Return what the native call told of a task."""
+    """Convert the native description of a task."""
     return TaskInfo(
         id=reply["id"],
         kind=reply["kind"],
@@ -264,14 +264,14 @@ def task_info(reply: dict[str, Any]) -> TaskInfo:
 
 
 def done_task(info: TaskInfo) -> TaskInfo:
-    """Return how a task ended, or raise why it failed."""
+    """Return the final state of a task, or raise its failure."""
     if info.state == "failed":
         raise _native.failure(_TRANSFER_FAIL, f"the {info.kind} failed: {info.message}")
     return info
 
 
 def drain_info(reply: dict[str, Any]) -> DrainInfo:
-    """Return what the native call told of a drain."""
+    """Convert the native description of a drain."""
     return DrainInfo(
         id=reply["id"],
         state=reply["status"],
@@ -288,7 +288,7 @@ def drain_info(reply: dict[str, Any]) -> DrainInfo:
 
 
 def done_drain(info: DrainInfo) -> DrainInfo:
-    """Return how a drain ended, or raise why it failed."""
+    """Return the final state of a drain, or raise its failure."""
     if info.state == "failed":
         text = f"the drain failed: {info.message} failed={info.failed} blocked={info.blocked}"
         raise _native.failure(_TRANSFER_FAIL, text)
@@ -296,7 +296,7 @@ def done_drain(info: DrainInfo) -> DrainInfo:
 
 
 def copies_of(places: list[dict[str, Any]]) -> list[CopyInfo]:
-    """Return what the native call told of the copies of an object."""
+    """Convert the native descriptions of copies."""
     return [
         CopyInfo(
             segment=place["segment"],
@@ -313,16 +313,16 @@ def _moment(millis: int) -> datetime:
 
 
 class PollSchedule(Generic[I]):
-    """What is made of each look at something that goes on: is it over, and when to look again."""
+    """Back-off, deadline and progress calls for polling a running operation."""
 
     __slots__ = ("_before", "_pause_s", "_progress", "_timeout_s", "_until")
 
     def __init__(self, timeout_s: float | None, progress: Callable[[I], object] | None) -> None:
-        """Begin to wait.
+        """Start the clock of the deadline.
 
         Args:
-            timeout_s: For so long; None waits as long as it takes.
-            progress: Told what was seen, whenever that is news.
+            timeout_s: Longest wait in seconds; None waits without limit.
+            progress: Called with each state that differs from the one before.
         """
         self._timeout_s = timeout_s
         self._until = None if timeout_s is None else time.monotonic() + timeout_s
@@ -331,16 +331,16 @@ class PollSchedule(Generic[I]):
         self._before: I | None = None
 
     def next_pause_s(self, info: I) -> float | None:
-        """Take note of a look; return when to look again: soon at first, then less often.
+        """Record a state; return the pause before the next query, short at first and then longer.
 
         Args:
-            info: What was seen.
+            info: State from the last query.
 
         Returns:
-            In how many seconds; None if it is over.
+            Seconds to wait; None if the state is final.
 
         Raises:
-            DeadlineError: It is not over, and the time is.
+            DeadlineError: The deadline has passed and the state is not final.
         """
         if self._progress is not None and info != self._before:
             self._progress(info)
@@ -359,15 +359,15 @@ class PollSchedule(Generic[I]):
 def poll_until_over(
     query: Callable[[], I], timeout_s: float | None, progress: Callable[[I], object] | None
 ) -> I:
-    """Look until it is over.
+    """Query until the operation has ended.
 
     Args:
-        query: Says how it stands.
-        timeout_s: For so long; None looks as long as it takes.
-        progress: Told what was seen, whenever that is news.
+        query: Returns the current state.
+        timeout_s: Longest wait in seconds; None waits without limit.
+        progress: Called with each state that differs from the one before.
 
     Raises:
-        DeadlineError: It is not over after `timeout_s`.
+        DeadlineError: The operation has not ended within `timeout_s`.
     """
     schedule = PollSchedule(timeout_s, progress)
     while (pause_s := schedule.next_pause_s(info := query())) is not None:

@@ -1,4 +1,4 @@
-"""`mooncake top`: a live view of a pool in the terminal, or one look at it."""
+"""`mooncake top`: a live view of a pool in the terminal, or a single report."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a master said at a moment.
+    """The overview of a master at a point in time.
 
     Attributes:
-        at: When, in seconds of the monotonic clock.
-        overview: Its answer.
+        at: Time in seconds of the monotonic clock.
+        overview: Decoded JSON of the admin port.
     """
 
     at: float
@@ -43,26 +43,28 @@ class Sample:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the command."""
     parser.add_argument(
-        "--admin", default="", help="host:port of the admin pages; found if left out"
+        "--admin", default="", help="host:port of the admin port; by default the master tells it"
     )
-    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two looks")
-    parser.add_argument("--once", action="store_true", help="print one view and end")
+    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two samples")
+    parser.add_argument("--once", action="store_true", help="print one view and exit")
     parser.add_argument(
-        "--json", action="store_true", dest="is_json", help="print one look as JSON"
+        "--json", action="store_true", dest="is_json", help="print one sample as JSON and exit"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the pool until ``q`` is pressed; once, where nobody looks or it is asked for.
+    """Show the pool until ``q`` is pressed, or print it once.
+
+    It is printed once if standard output is no terminal or an option asks for it.
 
     Args:
-        options: As `add_options` declares them, with ``master``.
+        options: Options that `add_options` declares, and ``master``.
 
     Returns:
         0.
     """
     if not 0 < options.interval < math.inf:
-        raise ValueError("the interval must be a number of seconds above 0")
+        raise ValueError("--interval must be a number of seconds above 0")
     admin = options.admin or _admin_of(options.master)
     if options.once or options.is_json or not sys.stdout.isatty():
         before = _sample(admin)
@@ -81,10 +83,10 @@ def render(now: Sample, before: Sample | None, admin: str, width: int) -> list[s
     """Return the lines of the view.
 
     Args:
-        now: The last look.
-        before: The one before, for what happens in a second; None for none.
-        admin: Where the master's pages are.
-        width: How many columns there are.
+        now: Current sample.
+        before: Previous sample, for rates per second; None for no rates.
+        admin: Address of the master's admin port.
+        width: Columns of the terminal.
     """
     seen, rates = now.overview, _rates(now, before)
     pool = seen["pool"]
@@ -150,7 +152,7 @@ def _watch(admin: str, interval_s: float) -> None:
             except (OSError, ValueError) as error:
                 if before is None:
                     raise
-                # The master may come back; what was last seen stays in view.
+                # The master may come back, so the last sample stays in view.
                 now, note = before, f"the master does not answer: {error}"
             size = shutil.get_terminal_size()
             lines = render(now, before, admin, size.columns)
@@ -166,7 +168,7 @@ def _watch(admin: str, interval_s: float) -> None:
 
 @contextlib.contextmanager
 def _screen() -> Iterator[None]:
-    """Take the terminal, and give it back as it was, whatever happens."""
+    """Switch the terminal to the alternate screen, and restore it on every exit."""
     file = sys.stdin.fileno() if sys.stdin.isatty() else None
     saved = termios.tcgetattr(file) if file is not None else None
     if file is not None:
@@ -191,11 +193,11 @@ def _is_quit_within(seconds: float) -> bool:
 
 
 def _admin_of(master: str) -> str:
-    """Ask the master where its admin pages are; they are on its own host if they are anywhere."""
+    """Return the address of the admin port, which runs on the master's host if it is enabled."""
     with Store(master) as store:
         address: str = store.stats()["pool"]["admin_address"]
     if not address:
-        raise ValueError(f"the master at {master} has no admin pages; start it with --metrics_port")
+        raise ValueError(f"the master at {master} has no admin port; start it with --metrics_port")
     host, _, port = address.rpartition(":")
     if host in ("0.0.0.0", "[::]", "::"):
         host = master.rpartition(":")[0] or host
@@ -210,24 +212,24 @@ def _sample(admin: str) -> Sample:
         response = connection.getresponse()
         body = response.read()
         if response.status != 200:
-            raise ValueError(f"{admin} answers {response.status} instead of an overview")
+            raise ValueError(f"{admin} returns status {response.status} instead of an overview")
         return Sample(time.monotonic(), json.loads(body))
     except OSError as error:
-        raise ValueError(f"the admin pages at {admin} cannot be reached: {error}") from error
+        raise ValueError(f"the admin port at {admin} cannot be reached: {error}") from error
     except http.client.HTTPException as error:
-        raise ValueError(f"{admin} does not answer as a master does: {error!r}") from error
+        raise ValueError(f"{admin} is not the admin port of a master: {error!r}") from error
     finally:
         connection.close()
 
 
 def _rates(now: Sample, before: Sample | None) -> dict[str, Any]:
-    """Return what happened in a second between two looks."""
+    """Return rates per second between two samples."""
     if before is None or now.at <= before.at:
         return {"gets": 0.0, "hits": 0.0, "hit_bytes": 0.0, "calls": {}}
     seconds = now.at - before.at
 
     def per_second(new: dict[str, int], old: dict[str, int], name: str) -> float:
-        # A master that began anew counts from 0 again.
+        # A restarted master counts from 0 again.
         return max(new.get(name, 0) - old.get(name, 0), 0) / seconds
 
     reads = now.overview["reads"], before.overview["reads"]

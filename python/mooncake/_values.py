@@ -1,4 +1,4 @@
-"""Arguments that Python would take for something else: texts as lists, lists as values."""
+"""Validation of arguments that Python would misread: text as a list, a list as a value."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ _LISTS = (list, tuple)
 
 
 def check_value(value: object) -> None:
-    """Refuse several values for one, which the native put would join."""
+    """Refuse a list of values for a single value; the native put would concatenate the list."""
     if isinstance(value, _LISTS):
         raise TypeError(f"a value is a bytes-like object, not {type(value).__name__}")
 
 
 def key_list(keys: Iterable[str | bytes]) -> list[str | bytes]:
-    """Return keys as a list; refuse a single one, whose characters would be taken for keys."""
+    """Return keys as a list; refuse a single key, whose characters would be taken for keys."""
     if isinstance(keys, _TEXTS):
-        raise TypeError(f"expected many keys, not one of type {type(keys).__name__}")
+        raise TypeError(f"keys must be an iterable of keys, not {type(keys).__name__}")
     return list(keys)
 
 
 def name_list(names: str | Sequence[str]) -> list[str]:
-    """Return names as a list, also a single one."""
+    """Return names as a list; a single name becomes a list of one."""
     return [names] if isinstance(names, str) else list(names)
 
 
 def encoded(key: str | bytes) -> bytes:
-    """Return the bytes of a key or of a prefix."""
+    """Return a key or a prefix as bytes."""
     if not isinstance(key, _TEXTS):
         raise TypeError(f"a key is str or bytes, not {type(key).__name__}")
     return key.encode() if isinstance(key, str) else key

@@ -1,7 +1,7 @@
-"""`python -m mooncake.env`: the environment variables that are read, what holds, and why so.
+"""`python -m mooncake.env`: shows the environment variables and where their values come from.
 
-Three things may be wrong with a variable: it is set to something else than one thinks, it is one of
-the established implementation that changes nothing here, or its name is misspelt. All are shown.
+Three mistakes are shown: a variable has another value than intended, a variable of upstream has no
+effect here, or a name is misspelled.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Setting:
     """A variable that is read.
 
     Attributes:
-        name: Its name.
-        value: What holds: its value, or what holds without one. Secrets are hidden.
-        source: The name under which it is set in the environment; empty if the default holds.
-        help: What it does.
+        name: Preferred name.
+        value: Value in effect: of the environment, or the default. Secrets are hidden.
+        source: Name under which it is set in the environment; empty if the default is in effect.
+        help: Meaning of the variable.
     """
 
     name: str
@@ -38,14 +38,27 @@ class Setting:
     source: str
     help: str
 
+    @property
+    def is_alias_used(self) -> bool:
+        """True if the variable is set under an older name only."""
+        return self.source not in ("", self.name)
+
+    @property
+    def origin(self) -> str:
+        """Where the value comes from; names the preferred name if an older one is set."""
+        if not self.source:
+            return "default"
+        remedy = f"; prefer the name {self.name}" if self.is_alias_used else ""
+        return f"from {self.source}{remedy}"
+
 
 @dataclass(frozen=True)
 class Ignored:
-    """A variable that is set and changes nothing.
+    """A variable that is set but has no effect.
 
     Attributes:
-        name: Its name.
-        reason: Why, and what to do instead.
+        name: Name of the variable.
+        reason: Reason, and what to do instead.
     """
 
     name: str
@@ -68,7 +81,7 @@ def settings() -> list[Setting]:
 
 
 def ignored() -> list[Ignored]:
-    """Return the variables that are set and change nothing, by name."""
+    """Return the variables that are set but have no effect, sorted by name."""
     known = {name for row in _native.environment() for name in (row[0], *row[1])}
     reasons = dict(_native.unsupported_variables())
     found = []
@@ -78,7 +91,10 @@ def ignored() -> list[Ignored]:
         elif name.startswith(_OURS) and name not in known:
             near = get_close_matches(name, known, n=1, cutoff=0.8)
             found.append(
-                Ignored(name, f"Not known here; is {near[0]} meant?" if near else "Not known here.")
+                Ignored(
+                    name,
+                    f"Unknown variable; did you mean {near[0]}?" if near else "Unknown variable.",
+                )
             )
     return found
 
@@ -87,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the settings.
 
     Args:
-        arguments: What stands behind the command's name; None takes the command line.
+        arguments: Arguments of the command; None takes the command line.
 
     Returns:
         The exit code, 0.
@@ -98,12 +114,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what `run` looks at.
+    """Declare the options that `run` reads.
 
     Args:
-        parser: Of the command.
+        parser: Parser of the command.
     """
-    parser.add_argument("--set", action="store_true", dest="is_brief", help="only what is set")
+    parser.add_argument(
+        "--set", action="store_true", dest="is_brief", help="show only variables that are set"
+    )
     parser.add_argument("--json", action="store_true", dest="is_json", help="print JSON")
 
 
@@ -126,15 +144,14 @@ def run(options: argparse.Namespace) -> int:
         )
         return 0
     for row in rows:
-        source = f"from {row.source}" if row.source else "default"
-        print(f"{row.name} = {row.value or '(empty)'}  [{source}]")
+        print(f"{row.name} = {row.value or '(empty)'}  [{row.origin}]")
         print(f"    {row.help}")
     if without_effect:
-        print("\nset, and without effect:")
+        print("\nset, but without effect:")
     for each in without_effect:
         print(f"{each.name}\n    {each.reason}")
     if not rows and not without_effect:
-        print("no variable of ours is set")
+        print("no Mooncake variable is set")
     return 0
 
 

@@ -37,6 +37,18 @@ def test_alias_is_reported_as_the_source(monkeypatch):
     monkeypatch.setenv("MC_MIN_PRC_PORT", "16000")
     found = setting("MC_MIN_RPC_PORT")
     assert (found.value, found.source) == ("16000", "MC_MIN_PRC_PORT")
+    assert found.is_alias_used
+
+
+def test_alias_output_names_the_preferred_variable(monkeypatch):
+    monkeypatch.setenv("MC_STAY_AWAKE", "off")
+    line = "MC_BUSY_POLL = off  [from MC_STAY_AWAKE; prefer the name MC_BUSY_POLL]"
+    assert line in run("mooncake.env", "--set").stdout.splitlines()
+    doctor = json.loads(run("mooncake.command", "doctor", "--json").stdout)
+    shown = "off (from MC_STAY_AWAKE; prefer the name MC_BUSY_POLL)"
+    assert doctor["environment"]["MC_BUSY_POLL"] == shown
+    monkeypatch.setenv("MC_BUSY_POLL", "on")
+    assert setting("MC_BUSY_POLL").origin == "from MC_BUSY_POLL"
 
 
 @pytest.mark.parametrize("name", ["MC_TRANSFER_TOKEN", "MC_REDIS_PASSWORD", "MOONCAKE_ADMIN_TOKEN"])
@@ -56,11 +68,11 @@ def test_ineffective_variables_are_listed_with_a_reason(monkeypatch):
     reasons = {each.name: each.reason for each in env.ignored()}
     assert "slices" in reasons["MC_SLICE_SIZE"]
     assert "MC_TRANSFER_TIMEOUT " in reasons["MC_TRANSFER_TIMEOUTS"].replace("?", " ")
-    assert reasons["MOONCAKE_OF_SOMEBODY_ELSE"] == "Not known here."
+    assert reasons["MOONCAKE_OF_SOMEBODY_ELSE"] == "Unknown variable."
 
 
 def test_settings_are_printed_all_or_only_set(monkeypatch):
-    assert run("mooncake.env", "--set").stdout == "no variable of ours is set\n"
+    assert run("mooncake.env", "--set").stdout == "no Mooncake variable is set\n"
     monkeypatch.setenv("MC_FORCE_TCP", "1")
     monkeypatch.setenv("MC_LOG_DIR", "/tmp")
     brief = run("mooncake.env", "--set").stdout
