@@ -1,4 +1,4 @@
-"""`AsyncStore`: our own face for event loops, with native futures and no thread per call."""
+"""`AsyncStore`: our own API for event loops, with native futures and no thread per call."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ T = TypeVar("T")
 
 
 class AsyncStore:
-    """A handle on a pool of memory for event loops: what `Store` does, awaited.
+    """A handle on a pool of memory for event loops: the methods of `Store` as coroutines.
 
-    Calls are made by at most 16 native threads that all stores of the process share; a loop hears
-    of their ends through one descriptor. Calls may be made from any number of loops, each in a
-    thread of its own.
+    At most 16 native threads, shared by all stores of the process, make the calls; a loop is
+    notified of completions through one descriptor. Calls may be made from any number of loops, each
+    in its own thread.
 
-    Cancelling a call stops the wait, not the call: a put that was cancelled may still store its
-    object, and memory that was lent to a call is held until it has really ended.
+    Cancelling a call stops the wait, not the call: a cancelled put may still store its object, and
+    the memory of a call is held until the call has really ended.
 
     Example:
         >>> import asyncio
@@ -68,12 +68,12 @@ class AsyncStore:
         *,
         daemon: str | None = None,
     ) -> None:
-        """Say which pool; `open` or ``async with`` joins it.
+        """Choose the pool; `open` or ``async with`` joins it.
 
         Args:
-            master: ``host:port`` of the master, or ``"embedded"`` to begin a pool.
-            config: How to join.
-            daemon: ``host:port`` of the daemon of this host, to join as a guest of it.
+            master: ``host:port`` of the master, or ``"embedded"`` to start a pool.
+            config: Settings.
+            daemon: ``host:port`` of the daemon of this host, to join as its dummy client.
         """
         self._master = master
         self._config = config
@@ -83,24 +83,24 @@ class AsyncStore:
 
     @classmethod
     def of(cls, store: Store) -> Self:
-        """Return the asynchronous face of a store that is open; closing either closes both."""
+        """Return an asynchronous handle on an open store; closing either closes both."""
         made = cls(store.master_address, store.config)
         made._store = store
         return made
 
     async def open(self) -> Self:
-        """Join the pool, or begin one; does nothing if that was done.
+        """Join the pool, or start one. Does nothing if the store is open.
 
         Raises:
             UnavailableError: The master cannot be reached.
-            InvalidArgumentError: An address or a setting is wrong.
+            InvalidArgumentError: An address or a setting is invalid.
         """
         if self._store is None:
             store = await asyncio.to_thread(Store, self._master, self._config, daemon=self._daemon)
             if self._store is None:
                 self._store = store
             else:
-                # Another task was faster.
+                # Another task opened the store first.
                 await asyncio.to_thread(store.close)
         return self
 
@@ -116,20 +116,20 @@ class AsyncStore:
     ) -> bool:
         """Put bytes under a key.
 
-        The memory of `value` is read in place; it must be contiguous and must not change until
-        the call has ended.
+        The memory of `value` is read in place; it must be contiguous and must not change until the
+        call has ended.
 
         Args:
-            key: The name of the object.
-            value: Anything that speaks the buffer protocol; at least one byte.
-            overwrite: Replace an object that is there; otherwise it is kept.
-            options: Copies, pins, placement.
+            key: Key of the object.
+            value: Any object with the buffer protocol; at least one byte.
+            overwrite: Replace an existing object; otherwise it is kept.
+            options: Number of copies, pins, placement.
 
         Returns:
-            Whether it was stored; false if an object of that key was there and was kept.
+            True if the value was stored; false if an existing object was kept.
 
         Raises:
-            NoSpaceError: No segment has room, and nothing may be evicted.
+            NoSpaceError: No segment has enough free space, and nothing may be evicted.
         """
         check_value(value)
         outcomes: list[bool] = await self._call(
@@ -145,17 +145,17 @@ class AsyncStore:
         options: PutOptions | None = None,
         progress: Progress | None = None,
     ) -> list[bool]:
-        """Put many objects in one go.
+        """Put many objects in one batch.
 
         Args:
             items: Keys and values.
-            overwrite: Replace objects that are there; otherwise they are kept.
-            options: Copies, pins, placement; groups are one for each item.
-            progress: Called with how many items are done and how many there are, every now and
-                then; the items then go in several batches.
+            overwrite: Replace existing objects; otherwise they are kept.
+            options: Number of copies, pins, placement; its groups are one for each item.
+            progress: Called with the number of finished items and of all items; the items are then
+                split into several batches.
 
         Returns:
-            For each item in order what `put` would say.
+            For each item in order the result of `put`.
 
         Raises:
             MooncakeError: The first failure, after every item was tried.
@@ -185,14 +185,14 @@ class AsyncStore:
     @overload
     async def get(self, key: Key, default: T) -> bytes | T: ...
     async def get(self, key: Key, default: Any = MISSING) -> Any:
-        """Get an object as bytes, which the loop's thread copies; `get_buffer` copies nothing.
+        """Get an object as bytes. The loop's thread copies them; `get_buffer` avoids the copy.
 
         Args:
-            key: The name of the object.
-            default: What to return where there is no such object.
+            key: Key of the object.
+            default: Value to return if the object does not exist.
 
         Raises:
-            NotFoundError: There is no such object, and no default was given. Also a `KeyError`.
+            NotFoundError: The object does not exist, and no default was given. Also a `KeyError`.
         """
         values = await self._call(lambda calls: calls.get([key], as_bytes=True))
         return or_default(values[0], default)
@@ -200,16 +200,16 @@ class AsyncStore:
     async def get_many(
         self, keys: Iterable[Key], *, default: T | None = None, progress: Progress | None = None
     ) -> list[bytes | T | None]:
-        """Get many objects in one go; `default` stands where there is none.
+        """Get many objects in one batch.
 
         Args:
-            keys: Their names.
-            default: What to return for an object that is not there.
-            progress: Called with how many are done and how many there are, every now and then; they
-                then come in several batches.
+            keys: Keys of the objects.
+            default: Value to return for an object that does not exist.
+            progress: Called with the number of finished items and of all items; the items are then
+                split into several batches.
 
         Raises:
-            MooncakeError: The first failure that is not a missing object.
+            MooncakeError: The first failure other than a missing object.
         """
         wanted = key_list(keys)
         values: list[bytes | MooncakeError] = []
@@ -224,19 +224,19 @@ class AsyncStore:
         return all_of([default if isinstance(value, NotFoundError) else value for value in values])
 
     async def get_buffer(self, key: Key) -> Buffer:
-        """Get an object as a buffer that owns its memory and can be written.
+        """Get an object as a buffer that owns its memory and is writable.
 
         Raises:
-            NotFoundError: There is no such object.
+            NotFoundError: The object does not exist.
         """
         outcomes: list[Buffer] = await self._call(lambda calls: calls.get([key]))
         return only(outcomes)
 
     async def get_buffers(self, keys: Iterable[Key]) -> list[Buffer | None]:
-        """Get many objects as buffers in one go; None where there is none.
+        """Get many objects as buffers in one batch; None for an object that does not exist.
 
         Raises:
-            MooncakeError: The first failure that is not a missing object.
+            MooncakeError: The first failure other than a missing object.
         """
         wanted = key_list(keys)
         values = await self._call(lambda calls: calls.get(wanted))
@@ -246,24 +246,24 @@ class AsyncStore:
         """Get an object into writable, contiguous memory; return its length.
 
         Raises:
-            NotFoundError: There is no such object.
+            NotFoundError: The object does not exist.
             InvalidArgumentError: The memory is smaller than the object.
         """
         outcomes: list[int] = await self._call(lambda calls: calls.get_into([key], [buffer]))
         return only(outcomes)
 
     def lease(self, *keys: Key, every_s: float = 1.0) -> AsyncLease:
-        """Keep objects while a block runs: ``async with store.lease("a", "b"): ...``.
+        """Lease objects while a block runs: ``async with store.lease("a", "b"): ...``.
 
-        They are not evicted and not removed without force, even if the block outlasts the master's
-        lease.
+        The objects are not evicted and not removed without force, even if the block outlasts the
+        master's lease.
 
         Args:
-            keys: Their names.
-            every_s: How often the lease is taken anew; more often than it lasts at the master.
+            keys: Keys of the objects.
+            every_s: Interval of renewals; must be shorter than the master's lease.
 
         Raises:
-            NotFoundError: On entry, there is no such object.
+            NotFoundError: On entry, an object does not exist.
         """
         wanted = list(keys)
 
@@ -276,12 +276,12 @@ class AsyncStore:
         return AsyncLease(probe, wanted, every_s)
 
     async def exists(self, key: Key) -> bool:
-        """Say whether an object is there and complete, without leasing it."""
+        """Return whether an object exists and is complete, without leasing it."""
         outcomes: list[bool] = await self._call(lambda calls: calls.exists([key], lease=False))
         return only(outcomes)
 
     async def exists_many(self, keys: Iterable[Key]) -> list[bool]:
-        """Say for each key whether an object is there and complete, without leasing any."""
+        """Return for each key whether the object exists and is complete, without leasing it."""
         wanted = key_list(keys)
         return all_of(await self._call(lambda calls: calls.exists(wanted, lease=False)))
 
@@ -289,15 +289,15 @@ class AsyncStore:
         """Return the length of an object in bytes.
 
         Raises:
-            NotFoundError: There is no such object.
+            NotFoundError: The object does not exist.
         """
         outcomes: list[int] = await self._call(lambda calls: calls.sizes([key], lease=False))
         return only(outcomes)
 
     async def objects(self, prefix: Key = b"") -> AsyncIterator[ObjectInfo]:
-        """Go through the objects whose key has a prefix, in the byte order of keys.
+        """Iterate over the objects whose key has a prefix, in byte order of the keys.
 
-        Objects that come or go meanwhile may or may not be seen.
+        Objects that are added or removed meanwhile may or may not be listed.
         """
         start, after = encoded(prefix), None
         while True:
@@ -309,7 +309,7 @@ class AsyncStore:
             after = page[-1][0]
 
     async def keys(self, prefix: Key = b"") -> AsyncIterator[Key]:
-        """Go through the keys of the objects that can be read, in byte order."""
+        """Iterate over the keys of the complete objects, in byte order."""
         async for found in self.objects(prefix):
             if found.is_complete:
                 yield found.key
@@ -320,23 +320,23 @@ class AsyncStore:
         """Remove an object.
 
         Args:
-            key: The name of the object.
-            force: Also one that was read a moment ago and is still leased.
-            missing_ok: A missing object is no failure.
+            key: Key of the object.
+            force: Remove the object even if it was read recently and is still leased.
+            missing_ok: Do not raise if the object does not exist.
 
         Raises:
-            NotFoundError: There is no such object.
-            BusyError: Somebody read it a moment ago.
+            NotFoundError: The object does not exist.
+            BusyError: The object is leased by a recent read.
         """
         outcomes = await self._call(lambda calls: calls.remove([key], force=force))
         if not (missing_ok and isinstance(outcomes[0], NotFoundError)):
             only(outcomes)
 
     async def clear(self, prefix: Key = b"", *, force: bool = False) -> int:
-        """Remove the objects whose key has a prefix, but not leased ones unless forced.
+        """Remove the objects whose key has a prefix; leased objects only with `force`.
 
         Returns:
-            How many were removed.
+            Number of removed objects.
         """
         start = encoded(prefix) or None
         removed: int = await self._call(
@@ -347,70 +347,70 @@ class AsyncStore:
     # Copies
 
     async def copies(self, key: Key) -> list[CopyInfo]:
-        """Return where the copies of an object lie, and lease the object.
+        """Return where the copies of an object are, and lease the object.
 
         Args:
-            key: The name of the object.
+            key: Key of the object.
 
         Raises:
-            NotFoundError: There is no such object.
-            NotReadyError: It is still being written.
+            NotFoundError: The object does not exist.
+            NotReadyError: The object is still being written.
         """
         return copies_of(only(await self._call(lambda calls: calls.replicas([key]))))
 
     async def copy(self, key: Key, to: str | Sequence[str]) -> AsyncTask:
-        """Ask for copies of an object in more segments. They are made a moment later.
+        """Create a task that copies an object to more segments; it runs in the background.
 
         Args:
-            key: The name of the object.
-            to: The names of the segments, or of the only one. One that has a copy needs no other.
+            key: Key of the object.
+            to: Names of the segments, or one name. Segments that have a copy are skipped.
 
         Raises:
-            NotFoundError: There is no such object.
-            InvalidArgumentError: There is no such segment, or none is named.
+            NotFoundError: The object does not exist.
+            InvalidArgumentError: A segment does not exist, or no segment is named.
         """
         targets = name_list(to)
         begun = await self._call(lambda calls: calls.copy_object(key, targets))
         return AsyncTask(self._call, begun)
 
     async def move(self, key: Key, source: str, target: str) -> AsyncTask:
-        """Ask for the move of a copy of an object to another segment. It happens a moment later.
+        """Create a task that moves a copy of an object to another segment, in the background.
 
         Args:
-            key: The name of the object.
-            source: The name of the segment that the copy leaves.
-            target: The name of the segment that it goes to.
+            key: Key of the object.
+            source: Name of the segment that loses the copy.
+            target: Name of the segment that gets the copy.
 
         Raises:
-            NotFoundError: There is no such object.
-            InvalidArgumentError: There is no such segment, the source has no copy, or it is the
-                target.
+            NotFoundError: The object does not exist.
+            InvalidArgumentError: A segment does not exist, the source has no copy, or both are the
+                same.
         """
         begun = await self._call(lambda calls: calls.move_object(key, source, target))
         return AsyncTask(self._call, begun)
 
     def task(self, task_id: JobId) -> AsyncTask:
-        """Name a task by its id, which any process may have asked for.
+        """Return a handle on the task with an id, which any process may have created.
 
         Args:
-            task_id: Its id.
+            task_id: Id of the task.
         """
         return AsyncTask(self._call, task_id)
 
     async def drain(
         self, segments: str | Sequence[str], *, to: str | Sequence[str] = (), concurrency: int = 0
     ) -> AsyncDrain:
-        """Begin to empty segments: they take no more objects, and what lies in them is moved.
+        """Start a drain: the segments accept no new objects, and their copies are moved elsewhere.
 
         Args:
-            segments: The names of the segments, or of the only one.
-            to: The names of the segments that the copies go to, or of the only one; none: wherever
-                there is room.
-            concurrency: How many copies are moved at a time; 0 leaves it to the master.
+            segments: Names of the segments, or one name.
+            to: Names of the segments that receive the copies, or one name; by default any segment
+                with free space.
+            concurrency: Number of copies that are moved at a time; 0 uses the master's default.
 
         Raises:
-            NotFoundError: There is no such segment.
-            InvalidArgumentError: None is named, or one is to be emptied and filled.
+            NotFoundError: A segment does not exist.
+            InvalidArgumentError: No segment is named, or one is both source and target.
 
         Example:
             >>> async with await store.drain("10.0.0.2:15000") as drain:
@@ -424,27 +424,27 @@ class AsyncStore:
         return AsyncDrain(self._call, begun["id"])
 
     def drain_of(self, job_id: JobId) -> AsyncDrain:
-        """Name a drain by its id, which any process may have begun.
+        """Return a handle on the drain with an id, which any process may have started.
 
         Args:
-            job_id: Its id.
+            job_id: Id of the drain.
         """
         return AsyncDrain(self._call, job_id)
 
-    # Looking
+    # Queries
 
     async def segments(self) -> list[SegmentInfo]:
-        """Return the memory that the pool is made of."""
+        """Return the segments of the pool."""
         described = await self._call(lambda calls: calls.segments())
         return [SegmentInfo(**segment) for segment in described]
 
     async def stats(self) -> dict[str, Any]:
-        """Return what the master says (``pool``) and what this store did (``store``)."""
+        """Return the status of the pool (``pool``) and the counters of this store (``store``)."""
         pool = await self._call(lambda calls: calls.status())
         return {"pool": pool, "store": self._open_store()._native.metrics()}
 
     def metrics_text(self) -> str:
-        """Return what this store did as text that Prometheus reads."""
+        """Return the counters of this store as Prometheus text."""
         return self._open_store().metrics_text()
 
     async def check(self) -> None:
@@ -453,35 +453,35 @@ class AsyncStore:
 
     @property
     def http_address(self) -> str | None:
-        """Where this store serves its health and metrics, as ``host:port``; None: nowhere."""
+        """Address of the HTTP server of this store as ``host:port``; None without one."""
         return self._open_store().http_address
 
     @property
     def master_address(self) -> str:
-        """Where the master is; other processes join with ``Store(address)``."""
+        """Address of the master; other processes join with ``Store(address)``."""
         return self._open_store().master_address
 
     @property
     def name(self) -> str:
-        """The name by which the pool knows this process."""
+        """Name by which the pool knows this process."""
         return self._open_store().name
 
     @property
     def config(self) -> StoreConfig:
-        """How it joins."""
+        """Settings with which the store joins."""
         return self._config or StoreConfig()
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is not open: not yet, no more, or not in this process."""
+        """True if the store is not open yet, was closed, or was opened before a fork."""
         return self._store is None or self._store.is_closed
 
-    # Life
+    # Lifecycle
 
     async def close(self) -> None:
-        """Wait for the calls of this loop that are under way, and leave the pool.
+        """Wait for the calls of this loop that are in flight, and leave the pool.
 
-        What this process lent is gone. Closing again does nothing.
+        Objects in the memory that this process lent are lost. Idempotent.
         """
         loop = asyncio.get_running_loop()
         calls = self._loops.pop(id(loop), None)
@@ -505,8 +505,8 @@ class AsyncStore:
 
     def __repr__(self) -> str:
         state = "closed" if self.is_closed else "open"
-        way = f"master={self._master}" if self._daemon is None else f"daemon={self._daemon}"
-        return f"<mooncake.AsyncStore {way} {state}>"
+        role = f"master={self._master}" if self._daemon is None else f"daemon={self._daemon}"
+        return f"<mooncake.AsyncStore {role} {state}>"
 
     def __del__(self) -> None:
         if any(not calls.is_over for calls in self._loops.values()) and not self.is_closed:
@@ -524,7 +524,7 @@ class AsyncStore:
         calls = self._loops.get(id(loop))
         if calls is None or calls.loop is not loop:
             store = self._open_store()
-            store._native.metrics()  # raises where the store is closed
+            store._native.metrics()  # raises if the store is closed
             for number in [n for n, other in self._loops.items() if other.is_over]:
                 self._loops.pop(number, None)
             calls = self._loops[id(loop)] = _LoopCalls(loop, store._native)
@@ -536,7 +536,7 @@ class AsyncStore:
 
 
 class _LoopCalls:
-    """The calls of one loop: their futures, and the descriptor that tells of their ends."""
+    """Calls in flight of one loop: their futures, and the descriptor that signals completions."""
 
     __slots__ = ("_calls", "_futures", "_idle", "loop")
 
@@ -549,17 +549,17 @@ class _LoopCalls:
 
     @property
     def is_over(self) -> bool:
-        """Whether its loop has ended."""
+        """True if the loop is closed."""
         return self.loop.is_closed()
 
     def begin(self, begin: Callable[[_native.Pending], int]) -> asyncio.Future[Any]:
-        """Begin a call. A future that is cancelled stays here until its call has ended."""
+        """Begin a call. A cancelled future stays registered until its call has ended."""
         number = begin(self._calls)
         future = self._futures[number] = self.loop.create_future()
         return future
 
     async def close(self) -> None:
-        """Wait until no call is under way, and let go of the descriptor."""
+        """Wait until no call is in flight, and stop watching the descriptor."""
         if self._futures:
             self._idle = self.loop.create_future()
             await self._idle

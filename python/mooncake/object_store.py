@@ -1,4 +1,4 @@
-"""`Store`: our own face of the pool, typed and with exceptions."""
+"""`Store`: our own API of the pool, typed and with exceptions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Key: TypeAlias = str | bytes
 T = TypeVar("T")
 
 Progress: TypeAlias = Callable[[int, int], object]
-"""Told how many items are done, and how many there are."""
+"""Called with the number of finished items and the number of all items."""
 
 _EMBEDDED_BYTES = 1 << 30
 _INVALID_PARAMS = -600
@@ -49,27 +49,27 @@ MISSING: Any = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig:
-    """How a store joins its pool.
+    """Settings with which a store joins its pool.
 
     Attributes:
-        segment_bytes: How much memory to lend to the pool, as a number or as text like
-            ``"512MB"``. None lends 1 GiB to a pool that this store begins, and nothing to one
-            that it joins: what a process lends is gone when it ends. Memory is taken from the
-            system only where objects are put.
-        name: ``host[:port]`` by which peers reach this process; "" finds it out.
+        segment_bytes: Memory to lend to the pool, as a number or as text like ``"512MB"``. None
+            lends 1 GiB to a pool that this store starts, and nothing to a pool that it joins: the
+            memory that a process lends is lost when the process ends. Pages take physical memory
+            only when objects are written to them.
+        name: ``host[:port]`` by which peers reach this process; "" chooses it.
         metadata: ``"P2PHANDSHAKE"``, or the URL of a metadata server.
-        tenant: Whose namespace the keys live in. A master without tenants has one for all.
-        is_tcp_forced: Move bytes over TCP only; None does as ``MC_FORCE_TCP`` says. What lies in
-            this store's own memory is copied all the same, unless ``MC_STORE_MEMCPY=0``.
-        rpc_timeout_s: How long the master may take to answer a call.
-        connect_timeout_s: How long to try to reach the master.
-        listen: Where the master of an embedded store listens, as ``host[:port]``; "" is loopback
-            and a free port.
-        has_checksums: Keep a checksum with every object that is put whole, and check it when one
-            is read whole; None does as ``MOONCAKE_STORE_CHECKSUM`` says. Parts of objects are
-            read and written without.
-        http_port: Where to serve ``/health``, ``/metrics`` and ``/metrics/summary`` of this store
-            over HTTP; 0 takes any free port, None serves nothing.
+        tenant: Tenant in whose namespace the keys are. A master without tenants has one namespace.
+        is_tcp_forced: Transfer bytes over TCP only; None uses ``MC_FORCE_TCP``. Data in this
+            store's own memory is still copied directly, unless ``MC_STORE_MEMCPY=0``.
+        rpc_timeout_s: Timeout of a call to the master.
+        connect_timeout_s: Timeout for connecting to the master.
+        listen: Listen address of an embedded master as ``host[:port]``; "" is loopback and a free
+            port.
+        has_checksums: Store a checksum with every object that is put whole, and verify it when an
+            object is read whole; None uses ``MOONCAKE_STORE_CHECKSUM``. Reads and writes of parts
+            are not checked.
+        http_port: Port that serves ``/health``, ``/metrics`` and ``/metrics/summary`` of this store
+            over HTTP; 0 takes a free port, None disables the server.
     """
 
     segment_bytes: int | str | None = None
@@ -89,10 +89,10 @@ class ObjectInfo:
     """An object in a listing.
 
     Attributes:
-        key: Its key; as bytes where it is no UTF-8.
-        size: Its length in bytes.
-        is_complete: Whether it can be read; not while somebody writes it.
-        replicas: How many copies there are.
+        key: Key of the object; bytes if it is not valid UTF-8.
+        size: Length in bytes.
+        is_complete: True if the object can be read; false while it is being written.
+        replicas: Number of copies.
     """
 
     key: Key
@@ -103,17 +103,17 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """A piece of memory that a process lends to the pool.
+    """A range of memory that a process lends to the pool.
 
     Attributes:
-        id: Its identity.
-        name: The name of the process that lends it.
-        endpoint: Where its transfer engine is reached.
-        protocol: How bytes get there, at least.
-        base: Its first address in its process.
-        capacity_bytes: Its length.
-        used_bytes: How much of it objects hold.
-        takes_objects: Whether new objects may be put there.
+        id: Id of the segment.
+        name: Name of the process that lends it.
+        endpoint: Address of the transfer engine that owns it.
+        protocol: Transport by which every peer can reach it.
+        base: First address in the owner's process.
+        capacity_bytes: Length.
+        used_bytes: Bytes that objects occupy.
+        takes_objects: True if new objects may be placed there.
     """
 
     id: str
@@ -129,9 +129,9 @@ class SegmentInfo:
 class Store:
     """A handle on a pool of memory, in which objects are put and got by key.
 
-    Without an address it begins a pool of its own, with the master in this process; others join
-    at its `master_address`. With `daemon` it is a guest of the daemon of this host. It may be used
-    by any number of threads. Close it, or use it as a context manager.
+    Without an address the store starts a pool of its own, with the master in this process; other
+    processes join at its `master_address`. With `daemon` the store is a dummy client of the daemon
+    of this host. Any number of threads may use a store. Close it, or use it as a context manager.
 
     Example:
         >>> with Store() as store:
@@ -150,18 +150,19 @@ class Store:
         *,
         daemon: str | None = None,
     ) -> None:
-        """Join the pool of a master, directly or through a daemon, or begin a pool.
+        """Join the pool of a master, directly or through a daemon, or start a pool.
 
         Args:
             master: ``host:port`` of the master, or ``"embedded"``.
-            config: How to join.
+            config: Settings.
             daemon: ``host:port`` of the daemon of this host (`mooncake_client`), which lends the
-                memory and knows the master. The store is then a guest of it, and takes its name,
-                its tenant and its metadata server from it.
+                memory and connects to the master. The store is then a dummy client and uses the
+                name, tenant and metadata server of the daemon.
 
         Raises:
             UnavailableError: The master or the daemon cannot be reached.
-            InvalidArgumentError: An address or a setting is wrong, or does not go with a daemon.
+            InvalidArgumentError: An address or a setting is invalid, or cannot be combined with a
+                daemon.
         """
         self._config = config = config or StoreConfig()
         self._native = (
@@ -180,20 +181,20 @@ class Store:
     ) -> bool:
         """Put bytes under a key.
 
-        The memory of `value` is read in place; it must be contiguous and must not change during
-        the call.
+        The memory of `value` is read in place; it must be contiguous and must not change during the
+        call.
 
         Args:
-            key: The name of the object.
-            value: Anything that speaks the buffer protocol; at least one byte.
-            overwrite: Replace an object that is there; otherwise it is kept.
-            options: Copies, pins, placement.
+            key: Key of the object.
+            value: Any object with the buffer protocol; at least one byte.
+            overwrite: Replace an existing object; otherwise it is kept.
+            options: Number of copies, pins, placement.
 
         Returns:
-            Whether it was stored; false if an object of that key was there and was kept.
+            True if the value was stored; false if an existing object was kept.
 
         Raises:
-            NoSpaceError: No segment has room, and nothing may be evicted.
+            NoSpaceError: No segment has enough free space, and nothing may be evicted.
         """
         check_value(value)
         return only(self._native.put([key], [value], options=options, is_upsert=overwrite))
@@ -206,17 +207,17 @@ class Store:
         options: PutOptions | None = None,
         progress: Progress | None = None,
     ) -> list[bool]:
-        """Put many objects in one go.
+        """Put many objects in one batch.
 
         Args:
             items: Keys and values.
-            overwrite: Replace objects that are there; otherwise they are kept.
-            options: Copies, pins, placement; groups are one for each item.
-            progress: Called with how many items are done and how many there are, every now and
-                then; the items then go in several batches.
+            overwrite: Replace existing objects; otherwise they are kept.
+            options: Number of copies, pins, placement; its groups are one for each item.
+            progress: Called with the number of finished items and of all items; the items are then
+                split into several batches.
 
         Returns:
-            For each item in order what `put` would say.
+            For each item in order the result of `put`.
 
         Raises:
             MooncakeError: The first failure, after every item was tried.
@@ -247,11 +248,11 @@ class Store:
         """Get an object as bytes.
 
         Args:
-            key: The name of the object.
-            default: What to return where there is no such object.
+            key: Key of the object.
+            default: Value to return if the object does not exist.
 
         Raises:
-            NotFoundError: There is no such object, and no default was given. Also a `KeyError`.
+            NotFoundError: The object does not exist, and no default was given. Also a `KeyError`.
         """
         return or_default(self._native.get([key])[0], default)
 
@@ -262,16 +263,16 @@ class Store:
         default: T | None = None,
         progress: Progress | None = None,
     ) -> list[bytes | T | None]:
-        """Get many objects in one go; `default` stands where there is none.
+        """Get many objects in one batch.
 
         Args:
-            keys: Their names.
-            default: What to return for an object that is not there.
-            progress: Called with how many are done and how many there are, every now and then; they
-                then come in several batches.
+            keys: Keys of the objects.
+            default: Value to return for an object that does not exist.
+            progress: Called with the number of finished items and of all items; the items are then
+                split into several batches.
 
         Raises:
-            MooncakeError: The first failure that is not a missing object.
+            MooncakeError: The first failure other than a missing object.
         """
         wanted = key_list(keys)
         values: list[bytes | MooncakeError] = []
@@ -282,12 +283,12 @@ class Store:
         return all_of([default if isinstance(value, NotFoundError) else value for value in values])
 
     def get_buffer(self, key: Key) -> Buffer:
-        """Get an object as a buffer that owns its memory and can be written.
+        """Get an object as a buffer that owns its memory and is writable.
 
         ``numpy.frombuffer`` and ``memoryview`` use that memory without a copy.
 
         Raises:
-            NotFoundError: There is no such object.
+            NotFoundError: The object does not exist.
         """
         return only(self._native.get_buffers([key]))
 
@@ -295,56 +296,56 @@ class Store:
         """Get an object into writable, contiguous memory; return its length.
 
         Raises:
-            NotFoundError: There is no such object.
+            NotFoundError: The object does not exist.
             InvalidArgumentError: The memory is smaller than the object.
         """
         with memoryview(buffer) as view:
             return only(self._native.get_into([key], [[_native.writable_range(view)]]))
 
     def get_buffers(self, keys: Iterable[Key]) -> list[Buffer | None]:
-        """Get many objects as buffers in one go; None where there is none.
+        """Get many objects as buffers in one batch; None for an object that does not exist.
 
         Raises:
-            MooncakeError: The first failure that is not a missing object.
+            MooncakeError: The first failure other than a missing object.
         """
         values = self._native.get_buffers(key_list(keys))
         return all_of([None if isinstance(value, NotFoundError) else value for value in values])
 
     def lease(self, *keys: Key, every_s: float = 1.0) -> Lease:
-        """Keep objects while a block runs: ``with store.lease("a", "b"): ...``.
+        """Lease objects while a block runs: ``with store.lease("a", "b"): ...``.
 
-        They are not evicted and not removed without force, even if the block outlasts the master's
-        lease.
+        The objects are not evicted and not removed without force, even if the block outlasts the
+        master's lease.
 
         Args:
-            keys: Their names.
-            every_s: How often the lease is taken anew; more often than it lasts at the master.
+            keys: Keys of the objects.
+            every_s: Interval of renewals; must be shorter than the master's lease.
 
         Raises:
-            NotFoundError: On entry, there is no such object.
+            NotFoundError: On entry, an object does not exist.
         """
         return Lease(self._native, key_list(keys), every_s)
 
     def exists(self, key: Key) -> bool:
-        """Say whether an object is there and complete, without leasing it."""
+        """Return whether an object exists and is complete, without leasing it."""
         return only(self._native.exists([key], lease=False))
 
     def exists_many(self, keys: Iterable[Key]) -> list[bool]:
-        """Say for each key whether an object is there and complete, without leasing any."""
+        """Return for each key whether the object exists and is complete, without leasing it."""
         return all_of(self._native.exists(key_list(keys), lease=False))
 
     def size(self, key: Key) -> int:
         """Return the length of an object in bytes.
 
         Raises:
-            NotFoundError: There is no such object.
+            NotFoundError: The object does not exist.
         """
         return only(self._native.sizes([key], lease=False))
 
     def objects(self, prefix: Key = b"") -> Iterator[ObjectInfo]:
-        """Go through the objects whose key has a prefix, in the byte order of keys.
+        """Iterate over the objects whose key has a prefix, in byte order of the keys.
 
-        Objects that come or go meanwhile may or may not be seen.
+        Objects that are added or removed meanwhile may or may not be listed.
         """
         start, after = encoded(prefix), None
         while True:
@@ -356,7 +357,7 @@ class Store:
             after = page[-1][0]
 
     def keys(self, prefix: Key = b"") -> Iterator[Key]:
-        """Go through the keys of the objects that can be read, in byte order."""
+        """Iterate over the keys of the complete objects, in byte order."""
         return (found.key for found in self.objects(prefix) if found.is_complete)
 
     # Removing
@@ -365,50 +366,50 @@ class Store:
         """Remove an object.
 
         Args:
-            key: The name of the object.
-            force: Also one that was read a moment ago and is still leased.
-            missing_ok: A missing object is no failure.
+            key: Key of the object.
+            force: Remove the object even if it was read recently and is still leased.
+            missing_ok: Do not raise if the object does not exist.
 
         Raises:
-            NotFoundError: There is no such object.
-            BusyError: Somebody read it a moment ago.
+            NotFoundError: The object does not exist.
+            BusyError: The object is leased by a recent read.
         """
         outcome = self._native.remove([key], force=force)[0]
         if not (missing_ok and isinstance(outcome, NotFoundError)):
             only([outcome])
 
     def clear(self, prefix: Key = b"", *, force: bool = False) -> int:
-        """Remove the objects whose key has a prefix, but not leased ones unless forced.
+        """Remove the objects whose key has a prefix; leased objects only with `force`.
 
         Returns:
-            How many were removed.
+            Number of removed objects.
         """
         return self._native.remove_matching(prefix=encoded(prefix) or None, force=force)
 
     # Copies
 
     def copies(self, key: Key) -> list[CopyInfo]:
-        """Return where the copies of an object lie, and lease the object.
+        """Return where the copies of an object are, and lease the object.
 
         Args:
-            key: The name of the object.
+            key: Key of the object.
 
         Raises:
-            NotFoundError: There is no such object.
-            NotReadyError: It is still being written.
+            NotFoundError: The object does not exist.
+            NotReadyError: The object is still being written.
         """
         return copies_of(only(self._native.replicas([key])))
 
     def copy(self, key: Key, to: str | Sequence[str]) -> Task:
-        """Ask for copies of an object in more segments. They are made a moment later.
+        """Create a task that copies an object to more segments; it runs in the background.
 
         Args:
-            key: The name of the object.
-            to: The names of the segments, or of the only one. One that has a copy needs no other.
+            key: Key of the object.
+            to: Names of the segments, or one name. Segments that have a copy are skipped.
 
         Raises:
-            NotFoundError: There is no such object.
-            InvalidArgumentError: There is no such segment, or none is named.
+            NotFoundError: The object does not exist.
+            InvalidArgumentError: A segment does not exist, or no segment is named.
 
         Example:
             >>> store.copy("weights", to="10.0.0.2:15000").wait().state
@@ -418,42 +419,42 @@ class Store:
         return Task(self._native, self._native.copy_object(key, targets))
 
     def move(self, key: Key, source: str, target: str) -> Task:
-        """Ask for the move of a copy of an object to another segment. It happens a moment later.
+        """Create a task that moves a copy of an object to another segment, in the background.
 
         Args:
-            key: The name of the object.
-            source: The name of the segment that the copy leaves.
-            target: The name of the segment that it goes to.
+            key: Key of the object.
+            source: Name of the segment that loses the copy.
+            target: Name of the segment that gets the copy.
 
         Raises:
-            NotFoundError: There is no such object.
-            InvalidArgumentError: There is no such segment, the source has no copy, or it is the
-                target.
+            NotFoundError: The object does not exist.
+            InvalidArgumentError: A segment does not exist, the source has no copy, or both are the
+                same.
         """
         return Task(self._native, self._native.move_object(key, source, target))
 
     def task(self, task_id: JobId) -> Task:
-        """Name a task by its id, which any process may have asked for.
+        """Return a handle on the task with an id, which any process may have created.
 
         Args:
-            task_id: Its id.
+            task_id: Id of the task.
         """
         return Task(self._native, task_id)
 
     def drain(
         self, segments: str | Sequence[str], *, to: str | Sequence[str] = (), concurrency: int = 0
     ) -> Drain:
-        """Begin to empty segments: they take no more objects, and what lies in them is moved.
+        """Start a drain: the segments accept no new objects, and their copies are moved elsewhere.
 
         Args:
-            segments: The names of the segments, or of the only one.
-            to: The names of the segments that the copies go to, or of the only one; none: wherever
-                there is room.
-            concurrency: How many copies are moved at a time; 0 leaves it to the master.
+            segments: Names of the segments, or one name.
+            to: Names of the segments that receive the copies, or one name; by default any segment
+                with free space.
+            concurrency: Number of copies that are moved at a time; 0 uses the master's default.
 
         Raises:
-            NotFoundError: There is no such segment.
-            InvalidArgumentError: None is named, or one is to be emptied and filled.
+            NotFoundError: A segment does not exist.
+            InvalidArgumentError: No segment is named, or one is both source and target.
 
         Example:
             >>> with store.drain("10.0.0.2:15000") as drain:
@@ -466,30 +467,30 @@ class Store:
         return Drain(self._native, begun["id"])
 
     def drain_of(self, job_id: JobId) -> Drain:
-        """Name a drain by its id, which any process may have begun.
+        """Return a handle on the drain with an id, which any process may have started.
 
         Args:
-            job_id: Its id.
+            job_id: Id of the drain.
         """
         return Drain(self._native, job_id)
 
-    # Looking
+    # Queries
 
     def segments(self) -> list[SegmentInfo]:
-        """Return the memory that the pool is made of."""
+        """Return the segments of the pool."""
         return [SegmentInfo(**segment) for segment in self._native.segments()]
 
     def stats(self) -> dict[str, Any]:
-        """Return what the master says of the pool (``pool``) and what this store did (``store``).
+        """Return the status of the pool (``pool``) and the counters of this store (``store``).
 
         ``store["operations"]`` has counts, bytes and latencies by operation, ``store["rpcs"]`` by
-        call to the master; ``store["by_transport"]`` says over which transport the bytes went, and
-        ``store["peer_errors"]`` which peers failed how often.
+        call to the master. ``store["by_transport"]`` has the bytes by transport, and
+        ``store["peer_errors"]`` the failures by peer.
         """
         return {"pool": self._native.status(), "store": self._native.metrics()}
 
     def metrics_text(self) -> str:
-        """Return what this store did as text that Prometheus reads."""
+        """Return the counters of this store as Prometheus text."""
         return self._native.metrics_text()
 
     def check(self) -> None:
@@ -498,33 +499,33 @@ class Store:
 
     @property
     def http_address(self) -> str | None:
-        """Where this store serves its health and metrics, as ``host:port``; None: nowhere."""
+        """Address of the HTTP server of this store as ``host:port``; None without one."""
         return self._native.http_address
 
     @property
     def master_address(self) -> str:
-        """Where the master is, and others join with ``Store(address)``; of a guest: its daemon."""
+        """Address of the master, or of the daemon for a dummy client; others join with it."""
         return self._native.master_address
 
     @property
     def name(self) -> str:
-        """The name by which the pool knows this process."""
+        """Name by which the pool knows this process."""
         return self._native.hostname
 
     @property
     def config(self) -> StoreConfig:
-        """How it joined."""
+        """Settings with which the store joined."""
         return self._config
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed, or opened before this process was forked."""
+        """True if the store was closed, or opened before this process was forked."""
         return self._native.is_closed
 
-    # Life
+    # Lifecycle
 
     def close(self) -> None:
-        """Leave the pool; what this process lent is gone. Closing again does nothing."""
+        """Leave the pool; objects in the memory that this process lent are lost. Idempotent."""
         self._native.close()
 
     def __enter__(self) -> Self:
@@ -545,7 +546,7 @@ class Store:
         if native is not None and not native.is_closed:
             warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
 
-    # What a mapping would do, where a store honestly can
+    # Operators of a mapping that a store can honestly support
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str | bytes) and self.exists(key)
@@ -561,10 +562,10 @@ class Store:
 
     def __repr__(self) -> str:
         native = self._native
-        kind = "guest" if native.is_dummy else "embedded" if native.is_embedded else "joined"
+        kind = "dummy" if native.is_dummy else "embedded" if native.is_embedded else "joined"
         state = "closed" if native.is_closed else kind
-        way = "daemon" if native.is_dummy else "master"
-        return f"<mooncake.Store {native.hostname} {way}={native.master_address} {state}>"
+        role = "daemon" if native.is_dummy else "master"
+        return f"<mooncake.Store {native.hostname} {role}={native.master_address} {state}>"
 
 
 def _connect(master: str, config: StoreConfig) -> _native.Store:
@@ -595,7 +596,7 @@ def _connect_dummy(daemon: str, master: str, config: StoreConfig) -> _native.Sto
     ]
     wrong += ["master"] if master != "embedded" else []
     if wrong:
-        text = f"a guest of a daemon is told this by its daemon: {', '.join(wrong)}"
+        text = f"a dummy client takes these settings from its daemon: {', '.join(wrong)}"
         raise _native.failure(_INVALID_PARAMS, text)
     return _native.Store.connect_daemon(
         daemon,
@@ -608,7 +609,7 @@ def _connect_dummy(daemon: str, master: str, config: StoreConfig) -> _native.Sto
 
 
 def only(outcomes: Sequence[T | MooncakeError]) -> T:
-    """Return the one value of a batch of one, or raise its failure."""
+    """Return the value of a batch of one, or raise its failure."""
     outcome = outcomes[0]
     if isinstance(outcome, MooncakeError):
         raise outcome
@@ -631,21 +632,21 @@ def all_of(outcomes: Sequence[T | MooncakeError]) -> list[T]:
 
 
 def or_default(outcome: bytes | MooncakeError, default: Any) -> Any:
-    """Return a value, or the default where there is no object, or raise the failure."""
+    """Return a value, the default if the object does not exist, or raise the failure."""
     if isinstance(outcome, NotFoundError) and default is not MISSING:
         return default
     return only([outcome])
 
 
 def batches(count: int, progress: Progress | None) -> Iterator[slice]:
-    """Cut so many items into batches: one, if nobody wants to be told."""
+    """Split `count` items into batches: one batch if no progress is reported."""
     step = count if progress is None else _PROGRESS_ITEMS
     for first in range(0, count, max(step, 1)):
         yield slice(first, min(first + step, count))
 
 
 def options_of(options: PutOptions | None, part: slice) -> PutOptions | None:
-    """Return the options for a part of the items: their groups are one for each."""
+    """Return the options for a part of the items, with the groups of those items."""
     if options is None or options.groups is None:
         return options
     return PutOptions(
@@ -661,7 +662,7 @@ def options_of(options: PutOptions | None, part: slice) -> PutOptions | None:
 
 
 def decoded(key: bytes) -> Key:
-    """Return a key as text, or as it is where it is none."""
+    """Return a key as text, or unchanged if it is not valid UTF-8."""
     try:
         return key.decode()
     except UnicodeDecodeError:

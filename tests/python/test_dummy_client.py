@@ -526,7 +526,7 @@ def test_store_can_join_through_a_daemon(master, daemon, member):
         names = {segment.name for segment in store.segments()}
         assert daemon.name in names
         assert store.copies("own/a")[0].segment in names
-        assert repr(store) == f"<mooncake.Store {store.name} daemon={store.master_address} guest>"
+        assert repr(store) == f"<mooncake.Store {store.name} daemon={store.master_address} dummy>"
         assert store.master_address.endswith(f":{daemon.port}")
         async_face = mooncake.AsyncStore.of(store)
         assert asyncio.run(async_face.get("own/a")) == b"value"
