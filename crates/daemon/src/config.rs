@@ -34,7 +34,7 @@ pub struct DaemonConfig {
     /// Where; 0 takes a free port.
     pub http_port: u16,
     /// Options that are accepted and change nothing, where they were given.
-    pub without_effect: BTreeMap<&'static str, String>,
+    pub ignored: BTreeMap<&'static str, String>,
 }
 
 impl Default for DaemonConfig {
@@ -50,7 +50,7 @@ impl Default for DaemonConfig {
             ports_file: String::new(),
             has_http: false,
             http_port: 9300,
-            without_effect: BTreeMap::new(),
+            ignored: BTreeMap::new(),
         }
     }
 }
@@ -95,16 +95,16 @@ impl DaemonConfig {
 
     /// One sentence for every option that was given and does nothing here.
     pub fn warnings(&self) -> Vec<String> {
-        let given = self.without_effect.iter();
+        let given = self.ignored.iter();
         given
-            .filter(|(name, value)| !QUIET.contains(name) && value.as_str() != "false")
+            .filter(|(name, value)| !IGNORED_SILENTLY.contains(name) && value.as_str() != "false")
             .map(|(name, value)| format!("--{name}={value} is accepted but has no effect yet"))
             .collect()
     }
 }
 
 /// Options of whose lack of effect nobody needs to hear: nothing is slower or missing without them.
-const QUIET: &[&str] =
+const IGNORED_SILENTLY: &[&str] =
     &["local_buffer_size", "threads", "device_names", "start_offload_rpc_server"];
 
 const fn value(
@@ -126,7 +126,7 @@ const fn switch(
 }
 
 /// An option that is read and kept, and changes nothing.
-macro_rules! idle {
+macro_rules! ignored {
     ($name:literal, $default:literal, $help:literal, $read:expr, $is_switch:literal) => {
         OptionSpec {
             name: $name,
@@ -136,17 +136,17 @@ macro_rules! idle {
             help: $help,
             set: |config, text| {
                 $read(text)?;
-                config.without_effect.insert($name, text.trim().to_ascii_lowercase());
+                config.ignored.insert($name, text.trim().to_ascii_lowercase());
                 Ok(())
             },
             show: |config| {
-                config.without_effect.get($name).cloned().unwrap_or_else(|| $default.to_owned())
+                config.ignored.get($name).cloned().unwrap_or_else(|| $default.to_owned())
             },
         }
     };
 }
 
-fn any(_: &str) -> Result<()> {
+fn accept_any(_: &str) -> Result<()> {
     Ok(())
 }
 
@@ -164,7 +164,7 @@ pub const OPTIONS: &[OptionSpec<DaemonConfig>] = &[
             bytes if bytes > 0 && bytes % (1 << 30) == 0 => format!("{} GB", bytes >> 30),
             bytes => bytes.to_string(),
         }),
-    idle!("local_buffer_size", "0", "Ignored: bytes go straight to and from the memory of the processes that are \
+    ignored!("local_buffer_size", "0", "Ignored: bytes go straight to and from the memory of the processes that are \
          served.", read_size, false),
     value("master_server_address", "Where the master is.",
         |c, t| { t.trim().clone_into(&mut c.master); Ok(()) }, |c| c.master.clone()),
@@ -173,12 +173,12 @@ pub const OPTIONS: &[OptionSpec<DaemonConfig>] = &[
         |c, t| { t.trim().clone_into(&mut c.metadata); Ok(()) }, |c| c.metadata.clone()),
     value("protocol", "tcp, or rdma (tcp where there is no device).",
         |c, t| { t.trim().clone_into(&mut c.protocol); Ok(()) }, |c| c.protocol.clone()),
-    idle!("device_names", "", "Names of devices, for rdma; empty chooses.", any, false),
-    idle!("threads", "1", "Ignored: each connection has a thread.", read_number::<i32>, false),
+    ignored!("device_names", "", "Names of devices, for rdma; empty chooses.", accept_any, false),
+    ignored!("threads", "1", "Ignored: each connection has a thread.", read_number::<i32>, false),
     value("tenant_id", "Whose namespace the keys of the processes that are served live in.",
         |c, t| { t.trim().clone_into(&mut c.tenant); Ok(()) }, |c| c.tenant.clone()),
-    idle!("enable_offload", "false", "Moves objects to disk.", read_bool, true),
-    idle!("start_offload_rpc_server", "true", "Serves reads from disk.", read_bool, true),
+    ignored!("enable_offload", "false", "Moves objects to disk.", read_bool, true),
+    ignored!("start_offload_rpc_server", "true", "Serves reads from disk.", read_bool, true),
     switch("enable_http_server", "Shows the health and the metrics of the daemon over HTTP: /health, /metrics, \
          /metrics/summary.",
         |c, t| read_bool(t).map(|on| c.has_http = on), |c| c.has_http.to_string()),
@@ -220,7 +220,7 @@ mod tests {
             let mut config = DaemonConfig::default();
             let shown = (spec.show)(&defaults);
             (spec.set)(&mut config, &shown).unwrap();
-            config.without_effect.clear();
+            config.ignored.clear();
             assert_eq!(config, defaults, "{}", spec.name);
         }
     }

@@ -15,13 +15,13 @@ use mooncake_proto::{
 };
 use socket2::Socket;
 
-use crate::{guests::Guests, process::Process};
+use crate::{dummy_clients::DummyClients, process::Process};
 
 /// How long a peer may take for its greeting.
-const GREETING_PATIENCE: Duration = Duration::from_secs(10);
+const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a peer may take for each next part of a frame that it began, and for taking an answer.
-const FRAME_PATIENCE: Duration = Duration::from_secs(30);
+const FRAME_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How much is read at once when the length of the frame is not known yet.
 const READ_BYTES: usize = 4 << 10;
@@ -32,17 +32,17 @@ const BUFFER_BYTES_KEPT: usize = 1 << 20;
 
 /// Serves until the peer hangs up, errs, or the socket is shut down.
 pub(crate) fn serve(
-    guests: &Guests,
+    dummy_clients: &DummyClients,
     greeting: &ServerGreeting,
     socket: &Socket,
     process: Option<Process>,
 ) {
     let mut connection = Connection {
-        guests,
+        dummy_clients,
         greeting,
         socket,
         process,
-        guest: None,
+        client: None,
         incoming: BytesMut::new(),
         outgoing: BytesMut::new(),
     };
@@ -53,25 +53,25 @@ pub(crate) fn serve(
 }
 
 struct Connection<'a> {
-    guests: &'a Guests,
+    dummy_clients: &'a DummyClients,
     greeting: &'a ServerGreeting,
     socket: &'a Socket,
     process: Option<Process>,
     /// For whom it speaks, once it has spoken.
-    guest: Option<ClientId>,
+    client: Option<ClientId>,
     incoming: BytesMut,
     outgoing: BytesMut,
 }
 
 impl Connection<'_> {
     fn run(&mut self) -> Result<()> {
-        self.socket.set_read_timeout(Some(GREETING_PATIENCE)).map_err(broken)?;
-        self.socket.set_write_timeout(Some(FRAME_PATIENCE)).map_err(broken)?;
+        self.socket.set_read_timeout(Some(GREETING_TIMEOUT)).map_err(broken)?;
+        self.socket.set_write_timeout(Some(FRAME_TIMEOUT)).map_err(broken)?;
         if !self.greet()? {
             return Ok(());
         }
-        self.socket.set_read_timeout(Some(FRAME_PATIENCE)).map_err(broken)?;
-        while !self.guests.are_closed() {
+        self.socket.set_read_timeout(Some(FRAME_TIMEOUT)).map_err(broken)?;
+        while !self.dummy_clients.is_closed() {
             match native_frame::decode::<v1::Request>(&mut self.incoming, FRAME_BYTES_MAX) {
                 Ok(Some(request)) => {
                     let answer = self.answer(request);
@@ -112,26 +112,26 @@ impl Connection<'_> {
     }
 
     fn answer(&mut self, mut request: v1::Request) -> v1::Response {
-        self.speaker(&mut request)
-            .and_then(|client| self.guests.pass_on(client, request))
+        self.check_caller(&mut request)
+            .and_then(|client| self.dummy_clients.forward(client, request))
             .unwrap_or_else(|error| refusal(&error))
     }
 
     /// Who calls: on one connection always the same.
-    fn speaker(&mut self, request: &mut v1::Request) -> Result<ClientId> {
+    fn check_caller(&mut self, request: &mut v1::Request) -> Result<ClientId> {
         let call = request.call.as_mut().ok_or_else(|| Error::invalid("the call is empty"))?;
         let client = Caller::try_from(call.caller_mut().as_ref())?.client;
-        match self.guest {
-            Some(guest) if guest == client => {}
-            Some(guest) => {
+        match self.client {
+            Some(known) if known == client => {}
+            Some(known) => {
                 let text = "the connection speaks for another client";
                 return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, text)
                     .with("client", client)
-                    .with("speaks_for", guest));
+                    .with("speaks_for", known));
             }
             None => {
-                self.guests.join(client, self.process.as_ref())?;
-                self.guest = Some(client);
+                self.dummy_clients.add_connection(client, self.process.as_ref())?;
+                self.client = Some(client);
             }
         }
         Ok(client)
@@ -151,7 +151,7 @@ impl Connection<'_> {
             match socket.read(&mut self.incoming[filled..]) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // Between frames a guest may be silent for as long as it likes.
-                Err(error) if is_late(&error) && filled == 0 && self.guest.is_some() => {}
+                Err(error) if is_late(&error) && filled == 0 && self.client.is_some() => {}
                 read => break read,
             }
         };
@@ -189,8 +189,8 @@ impl Connection<'_> {
 
 impl Drop for Connection<'_> {
     fn drop(&mut self) {
-        if let Some(guest) = self.guest {
-            self.guests.leave(guest);
+        if let Some(client) = self.client {
+            self.dummy_clients.remove_connection(client);
         }
     }
 }

@@ -19,8 +19,8 @@ pub(crate) struct Counters {
 
 /// What there is at one moment, and the most there may be.
 #[derive(Debug)]
-pub(crate) struct Present {
-    pub(crate) guests: (usize, usize),
+pub(crate) struct Gauges {
+    pub(crate) dummy_clients: (usize, usize),
     pub(crate) connections: (usize, usize),
 }
 
@@ -43,10 +43,10 @@ impl Counters {
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn add_to(&self, out: &mut Exposition, present: &Present) {
+    pub(crate) fn add_to(&self, out: &mut Exposition, gauges: &Gauges) {
         for (name, help, (value, most)) in [
-            ("mooncake_daemon_guests", "Processes that are served", present.guests),
-            ("mooncake_daemon_connections", "Their connections", present.connections),
+            ("mooncake_daemon_guests", "Processes that are served", gauges.dummy_clients),
+            ("mooncake_daemon_connections", "Their connections", gauges.connections),
         ] {
             out.gauge(name, &format!("{help}."), value);
             out.gauge(&format!("{name}_max"), &format!("{help}, at the most."), most);
@@ -77,8 +77,8 @@ mod tests {
         counters.count_call(Duration::from_millis(500), false);
         counters.count_death();
         let mut out = Exposition::default();
-        let present = Present { guests: (3, 10), connections: (5, 20) };
-        counters.add_to(&mut out, &present);
+        let gauges = Gauges { dummy_clients: (3, 10), connections: (5, 20) };
+        counters.add_to(&mut out, &gauges);
         for line in [
             "mooncake_daemon_guests 3",
             "mooncake_daemon_guests_max 10",

@@ -9,7 +9,7 @@ use std::{
 use mooncake_base::{Clock, Endpoint, Result, SystemClock, TenantId};
 use mooncake_proto::native_frame::DaemonGreeting;
 use mooncake_store_client::{
-    Client, ClientConfig, HttpServer, LinkConfig, SocketLink, address::own_host,
+    Client, ClientConfig, HttpServer, LinkConfig, SocketLink, address::host_facing,
 };
 use mooncake_transfer_engine::{Engine, EngineConfig};
 use mooncake_transfer_tools::settings::engine_config;
@@ -48,7 +48,7 @@ impl Daemon {
     /// is no memory. Nothing is left behind.
     pub fn start(config: &DaemonConfig, runtime: Handle) -> Result<Self> {
         let listeners = Listeners::bind(config.port)?;
-        let name = advertised(config, listeners.address().port())?;
+        let name = advertised_name(config, listeners.address().port())?;
         let settings = EngineConfig {
             copies_own: environment::copies_own(),
             ..engine_config(&name, &config.metadata, None)?
@@ -100,8 +100,8 @@ impl Daemon {
     }
 
     /// How many processes it serves.
-    pub fn guests(&self) -> usize {
-        self.relay.guests()
+    pub fn dummy_clients(&self) -> usize {
+        self.relay.dummy_clients()
     }
 
     /// Takes the memory out of the pool and ends. Closing again does nothing.
@@ -120,10 +120,10 @@ impl Drop for Daemon {
 
 /// The name that peers know this host by; with a metadata server, where it must be nobody else's,
 /// with a port.
-fn advertised(config: &DaemonConfig, port: u16) -> Result<String> {
+fn advertised_name(config: &DaemonConfig, port: u16) -> Result<String> {
     let host = match config.host.as_str() {
         "" | "0.0.0.0" | "::" | "[::]" => {
-            own_host(&config.master).unwrap_or_else(|| Ipv4Addr::LOCALHOST.to_string())
+            host_facing(&config.master).unwrap_or_else(|| Ipv4Addr::LOCALHOST.to_string())
         }
         host => host.to_owned(),
     };

@@ -52,15 +52,15 @@ pub fn copies_own() -> bool {
 fn metrics() -> Result<MetricsConfig> {
     let interval = value(&env::MC_STORE_CLIENT_METRIC_INTERVAL, read_seconds)?;
     Ok(MetricsConfig {
-        is_told: is_left_on(&env::MC_STORE_CLIENT_METRIC),
+        is_enabled: is_on_by_default(&env::MC_STORE_CLIENT_METRIC),
         cluster: env::MC_STORE_CLUSTER_ID.read().unwrap_or_default(),
         report_interval: interval.filter(|interval| !interval.is_zero()),
-        has_bandwidth: is_left_on(&env::MC_STORE_CLIENT_METRIC_BANDWIDTH),
+        has_bandwidth: is_on_by_default(&env::MC_STORE_CLIENT_METRIC_BANDWIDTH),
     })
 }
 
 /// Whether a switch that is on by itself was left so. What is neither yes nor no turns it off.
-fn is_left_on(var: &'static EnvVar) -> bool {
+fn is_on_by_default(var: &'static EnvVar) -> bool {
     let text = var.read().filter(|text| !text.trim().is_empty());
     text.is_none_or(|text| read_bool(&text).unwrap_or(false))
 }

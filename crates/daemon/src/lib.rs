@@ -3,23 +3,23 @@
 //!
 //! In reading order: [`config`] (what may be set), [`environment`] (what the environment says of
 //! clients, also of those of the Python package), [`daemon`] (a running daemon), [`relay`] (where
-//! guests connect), `guests` (who they are, and what is passed on for them), [`run`](mod@run) (the
+//! guests connect), `dummy_clients` (who they are, and what is passed on for them), [`run`](mod@run) (the
 //! whole program, which the binary and the Python package both call).
 #![warn(missing_docs)]
 
-mod bell;
+mod client_table;
 pub mod config;
 mod connection;
 mod counters;
 pub mod daemon;
+mod dummy_clients;
 pub mod environment;
-mod granted;
-mod guests;
+mod fence_tracker;
 mod listeners;
-mod members;
 mod process;
 pub mod relay;
 pub mod run;
+mod waker;
 mod watch;
 
 pub use config::{DaemonConfig, OPTIONS};

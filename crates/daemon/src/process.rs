@@ -21,7 +21,7 @@ pub(crate) struct Process {
 impl Process {
     /// The process at the other end of a Unix socket. `None` if the system does not tell, as of a
     /// process that this one cannot see.
-    pub(crate) fn behind(socket: &Socket) -> Option<Self> {
+    pub(crate) fn of_peer(socket: &Socket) -> Option<Self> {
         let peer = socket_peercred(socket).ok()?;
         let handle = pidfd_open(peer.pid, PidfdFlags::empty()).ok()?;
         Some(Self { id: peer.pid, handle: Arc::new(handle) })
@@ -33,7 +33,7 @@ impl Process {
     }
 
     /// Whether both are the same.
-    pub(crate) fn is(&self, other: &Self) -> bool {
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.id == other.id
     }
 }

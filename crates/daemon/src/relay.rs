@@ -19,8 +19,8 @@ use rustc_hash::FxHashMap;
 use socket2::{SockAddr, SockRef, Socket};
 
 use crate::{
-    bell::bell, connection, counters::Present, guests::Guests, listeners::Listeners,
-    members::MEMBERS_MAX, process::Process, watch,
+    client_table::CLIENTS_MAX, connection, counters::Gauges, dummy_clients::DummyClients,
+    listeners::Listeners, process::Process, waker::waker_pair, watch,
 };
 
 /// The most connections at a time. A guest has up to 16.
@@ -30,10 +30,10 @@ pub const CONNECTIONS_MAX: usize = 4096;
 const STACK_BYTES: usize = 512 << 10;
 
 /// How long to wait when the system has no more descriptors or threads.
-const PAUSE: Duration = Duration::from_millis(50);
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// How long stopping waits for connections to end.
-const STOP_PATIENCE: Duration = Duration::from_secs(1);
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What a relay is told.
 #[derive(Debug)]
@@ -53,19 +53,19 @@ pub struct RelaySettings {
 /// A relay at work. Stops when dropped.
 #[derive(Debug)]
 pub struct Relay {
-    door: Arc<Door>,
+    acceptor: Arc<Acceptor>,
     listeners: Listeners,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// Where connections come in, and those that are open.
 #[derive(Debug)]
-struct Door {
-    guests: Arc<Guests>,
+struct Acceptor {
+    dummy_clients: Arc<DummyClients>,
     greeting: ServerGreeting,
     sockets: Mutex<FxHashMap<u64, Arc<Socket>>>,
     /// A connection ended.
-    ended: Condvar,
+    connection_ended: Condvar,
     last_number: AtomicU64,
 }
 
@@ -76,22 +76,22 @@ impl Relay {
     /// The system has no more descriptors or threads.
     pub fn start(listeners: Listeners, settings: RelaySettings) -> Result<Self> {
         let RelaySettings { link, daemon, host, tenant, rpc_timeout } = settings;
-        let (bell, ear) = bell()?;
+        let (waker, receiver) = waker_pair()?;
         let greeting = ServerGreeting {
             version: native_frame::VERSION,
             master: ClientId::random().to_bytes().to_vec(),
             unix_socket: listeners.unix_name().to_owned(),
             daemon: Some(daemon),
         };
-        let door = Arc::new(Door {
-            guests: Arc::new(Guests::new(link, host, tenant, rpc_timeout, bell)),
+        let acceptor = Arc::new(Acceptor {
+            dummy_clients: Arc::new(DummyClients::new(link, host, tenant, rpc_timeout, waker)),
             greeting,
             sockets: Mutex::default(),
-            ended: Condvar::new(),
+            connection_ended: Condvar::new(),
             last_number: AtomicU64::new(0),
         });
-        let relay = Self { door, listeners, threads: Mutex::default() };
-        let watching = watch::start(Arc::clone(&relay.door.guests), ear)?;
+        let relay = Self { acceptor, listeners, threads: Mutex::default() };
+        let watching = watch::start(Arc::clone(&relay.acceptor.dummy_clients), receiver)?;
         relay.threads.lock().push(watching);
         for listener in relay.listeners.all() {
             let accepting = relay.accept_from(listener)?;
@@ -106,26 +106,26 @@ impl Relay {
     }
 
     /// How many guests it knows.
-    pub fn guests(&self) -> usize {
-        self.door.guests.count()
+    pub fn dummy_clients(&self) -> usize {
+        self.acceptor.dummy_clients.count()
     }
 
     /// What writes its metrics, for as long as anybody asks.
     pub fn metrics(&self) -> impl Fn(&mut Exposition) + Send + Sync + 'static {
-        let door = Arc::clone(&self.door);
+        let acceptor = Arc::clone(&self.acceptor);
         move |out| {
-            let present = Present {
-                guests: (door.guests.count(), MEMBERS_MAX),
-                connections: (door.sockets.lock().len(), CONNECTIONS_MAX),
+            let gauges = Gauges {
+                dummy_clients: (acceptor.dummy_clients.count(), CLIENTS_MAX),
+                connections: (acceptor.sockets.lock().len(), CONNECTIONS_MAX),
             };
-            door.guests.counters.add_to(out, &present);
+            acceptor.dummy_clients.counters.add_to(out, &gauges);
         }
     }
 
     /// Ends every connection and the threads behind them. Guests are not told of at the master:
     /// they may go on with the next daemon.
     pub fn stop(&self) {
-        if !self.door.guests.close() {
+        if !self.acceptor.dummy_clients.close() {
             return;
         }
         for listener in self.listeners.all() {
@@ -137,24 +137,24 @@ impl Relay {
             // One that panicked has told so by itself.
             let _ = thread.join();
         }
-        self.door.end_connections(SystemClock.now() + STOP_PATIENCE);
+        self.acceptor.end_connections(SystemClock.now() + STOP_TIMEOUT);
     }
 
     #[allow(clippy::disallowed_methods, reason = "nothing tells that there are descriptors again")]
     fn accept_from(&self, listener: &Socket) -> Result<JoinHandle<()>> {
         let failed = |source| Error::internal("no thread to accept connections").caused_by(source);
         let listener = listener.try_clone().map_err(failed)?;
-        let door = Arc::clone(&self.door);
+        let acceptor = Arc::clone(&self.acceptor);
         std::thread::Builder::new()
             .name("mc-accept".to_owned())
             .spawn(move || {
-                while !door.guests.are_closed() {
+                while !acceptor.dummy_clients.is_closed() {
                     match listener.accept() {
-                        Ok((socket, peer)) => door.admit(socket, &peer),
-                        Err(_) if door.guests.are_closed() => return,
+                        Ok((socket, peer)) => acceptor.serve_connection(socket, &peer),
+                        Err(_) if acceptor.dummy_clients.is_closed() => return,
                         Err(error) => {
                             tracing::warn!(%error, "a connection could not be accepted");
-                            std::thread::sleep(PAUSE);
+                            std::thread::sleep(RETRY_PAUSE);
                         }
                     }
                 }
@@ -169,14 +169,14 @@ impl Drop for Relay {
     }
 }
 
-impl Door {
+impl Acceptor {
     /// Serves a new connection in a thread of its own.
     #[allow(clippy::disallowed_methods, reason = "nothing tells that there are threads again")]
-    fn admit(self: &Arc<Self>, socket: Socket, peer: &SockAddr) {
+    fn serve_connection(self: &Arc<Self>, socket: Socket, peer: &SockAddr) {
         if let Some(peer) = peer.as_socket() {
             if !is_local(&socket, peer) {
                 tracing::warn!(%peer, "only processes of this host are served, one is refused");
-                self.guests.counters.count_refusal();
+                self.dummy_clients.counters.count_refusal();
                 return;
             }
             // A socket that refuses works all the same, only slower.
@@ -188,25 +188,30 @@ impl Door {
             let mut sockets = self.sockets.lock();
             if sockets.len() >= CONNECTIONS_MAX {
                 tracing::warn!(limit = CONNECTIONS_MAX, "too many connections, one is refused");
-                self.guests.counters.count_refusal();
+                self.dummy_clients.counters.count_refusal();
                 return;
             }
             sockets.insert(number, Arc::clone(&socket));
         }
-        let process = peer.is_unix().then(|| Process::behind(&socket)).flatten();
-        let door = Arc::clone(self);
+        let process = peer.is_unix().then(|| Process::of_peer(&socket)).flatten();
+        let acceptor = Arc::clone(self);
         let serving = std::thread::Builder::new()
             .name("mc-guest".to_owned())
             .stack_size(STACK_BYTES)
             .spawn(move || {
-                let ended = Ended { door, number };
-                connection::serve(&ended.door.guests, &ended.door.greeting, &socket, process);
+                let guard = ConnectionGuard { acceptor, number };
+                connection::serve(
+                    &guard.acceptor.dummy_clients,
+                    &guard.acceptor.greeting,
+                    &socket,
+                    process,
+                );
             });
         if let Err(error) = serving {
             tracing::warn!(%error, "no thread for a connection, it is refused");
-            self.guests.counters.count_refusal();
+            self.dummy_clients.counters.count_refusal();
             self.sockets.lock().remove(&number);
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(RETRY_PAUSE);
         }
     }
 
@@ -222,21 +227,21 @@ impl Door {
                 tracing::warn!(connections = sockets.len(), "connections did not end in time");
                 return;
             }
-            self.ended.wait_for(&mut sockets, left);
+            self.connection_ended.wait_for(&mut sockets, left);
         }
     }
 }
 
 /// Takes a connection off the list, in whatever way it ends.
-struct Ended {
-    door: Arc<Door>,
+struct ConnectionGuard {
+    acceptor: Arc<Acceptor>,
     number: u64,
 }
 
-impl Drop for Ended {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
-        self.door.sockets.lock().remove(&self.number);
-        self.door.ended.notify_all();
+        self.acceptor.sockets.lock().remove(&self.number);
+        self.acceptor.connection_ended.notify_all();
     }
 }
 

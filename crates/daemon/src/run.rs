@@ -58,7 +58,7 @@ fn serve(config: &DaemonConfig, runtime: &Runtime) -> Result<()> {
     print_flush(&format!("{} ready rpc={address}{http} name={name} pid={}\n", PROGRAM.name, id()));
     tracing::info!(%address, name, master = config.master, "ready");
     let signal = runtime.block_on(signals.next());
-    tracing::info!(signal, guests = daemon.guests(), "stopping");
+    tracing::info!(signal, dummy_clients = daemon.dummy_clients(), "stopping");
     daemon.close();
     Ok(())
 }

@@ -6,24 +6,27 @@ use std::{io, os::fd::AsFd as _, sync::Arc, thread::JoinHandle, time::Duration};
 use mooncake_base::{Error, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::{bell::Ear, guests::Guests};
+use crate::{dummy_clients::DummyClients, waker::WakeReceiver};
 
 /// After a failure that should not be, so long until the next look.
-const PAUSE: Duration = Duration::from_millis(100);
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Begins to watch; ends once the guests are closed and the bell rings.
 ///
 /// # Errors
 /// The system has no thread.
 #[allow(clippy::disallowed_methods, reason = "it is no use to fail faster")]
-pub(crate) fn start(guests: Arc<Guests>, ear: Ear) -> Result<JoinHandle<()>> {
+pub(crate) fn start(
+    dummy_clients: Arc<DummyClients>,
+    receiver: WakeReceiver,
+) -> Result<JoinHandle<()>> {
     std::thread::Builder::new()
         .name("mc-watch".to_owned())
         .spawn(move || {
-            while !guests.are_closed() {
-                if let Err(error) = look(&guests, &ear) {
+            while !dummy_clients.is_closed() {
+                if let Err(error) = wait_for_exit(&dummy_clients, &receiver) {
                     tracing::warn!(%error, "the processes of guests cannot be watched");
-                    std::thread::sleep(PAUSE);
+                    std::thread::sleep(RETRY_PAUSE);
                 }
             }
         })
@@ -31,13 +34,13 @@ pub(crate) fn start(guests: Arc<Guests>, ear: Ear) -> Result<JoinHandle<()>> {
 }
 
 /// Waits for a death or for the bell, and releases what the dead held.
-fn look(guests: &Guests, ear: &Ear) -> io::Result<()> {
-    let watched = guests.processes();
+fn wait_for_exit(dummy_clients: &DummyClients, receiver: &WakeReceiver) -> io::Result<()> {
+    let watched = dummy_clients.processes();
     let mut events: Vec<PollFd<'_>> = watched
         .iter()
         .map(|(_, process)| PollFd::from_borrowed_fd(process.handle(), PollFlags::IN))
         .collect();
-    events.push(PollFd::from_borrowed_fd(ear.as_fd(), PollFlags::IN));
+    events.push(PollFd::from_borrowed_fd(receiver.as_fd(), PollFlags::IN));
     match poll(&mut events, None) {
         Ok(_) => {}
         Err(rustix::io::Errno::INTR) => return Ok(()),
@@ -50,9 +53,9 @@ fn look(guests: &Guests, ear: &Ear) -> io::Result<()> {
         .map(|((client, _), _)| *client)
         .collect();
     drop(events);
-    ear.empty();
+    receiver.drain();
     for client in dead {
-        guests.bury(client);
+        dummy_clients.on_process_exit(client);
     }
     Ok(())
 }

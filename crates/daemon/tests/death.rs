@@ -56,14 +56,14 @@ fn read_on(address: &str) {
 }
 
 /// A guest in a process of its own that has read something, and its daemon.
-struct Guest {
+struct DummyProcess {
     process: Child,
     caller: v1::Caller,
     relay: Relay,
     asked: mpsc::Receiver<v1::Request>,
 }
 
-impl Guest {
+impl DummyProcess {
     /// Starts both; `test` is the one that asks. `None` in the guest's process, when it has ended.
     fn start(test: &str) -> Option<Self> {
         if let Some(address) =
@@ -97,7 +97,7 @@ impl Guest {
     }
 }
 
-impl Drop for Guest {
+impl Drop for DummyProcess {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -107,19 +107,19 @@ impl Drop for Guest {
 #[test]
 fn what_a_killed_guest_read_and_wrote_is_given_up_at_once() {
     let test = "what_a_killed_guest_read_and_wrote_is_given_up_at_once";
-    let Some(mut guest) = Guest::start(test) else { return };
-    assert_eq!(guest.caller.tenant, "t", "the tenant is the daemon's");
-    assert!(guest.asked.try_recv().is_err(), "a guest that lives is left alone");
-    guest.process.kill().unwrap();
-    guest.process.wait().unwrap();
-    let told = guest.asked.recv_timeout(PATIENCE).unwrap();
-    let caller = Some(guest.caller.clone());
+    let Some(mut dummy) = DummyProcess::start(test) else { return };
+    assert_eq!(dummy.caller.tenant, "t", "the tenant is the daemon's");
+    assert!(dummy.asked.try_recv().is_err(), "a guest that lives is left alone");
+    dummy.process.kill().unwrap();
+    dummy.process.wait().unwrap();
+    let told = dummy.asked.recv_timeout(PATIENCE).unwrap();
+    let caller = Some(dummy.caller.clone());
     assert_eq!(told.call, Some(Call::Unregister(v1::UnregisterRequest { caller })));
     let fence = v1::FenceRelease { fence: 7, versions: vec![9], objects: vec![3] };
     assert_eq!(told.released_fences, [fence]);
-    assert_eq!(guest.relay.guests(), 0);
+    assert_eq!(dummy.relay.dummy_clients(), 0);
     let mut told = Exposition::default();
-    guest.relay.metrics()(&mut told);
+    dummy.relay.metrics()(&mut told);
     for line in ["mooncake_daemon_calls_total 1", "mooncake_daemon_dead_guests_total 1"] {
         assert!(told.text().lines().any(|found| found == line), "{}", told.text());
     }
@@ -128,22 +128,22 @@ fn what_a_killed_guest_read_and_wrote_is_given_up_at_once() {
 #[test]
 fn no_other_process_speaks_by_the_id_of_a_guest() {
     let test = "no_other_process_speaks_by_the_id_of_a_guest";
-    let Some(guest) = Guest::start(test) else { return };
-    let address = guest.relay.address().to_string();
+    let Some(dummy) = DummyProcess::start(test) else { return };
+    let address = dummy.relay.address().to_string();
     let link = DaemonLink::connect(&address, LinkConfig::default(), PATIENCE).unwrap();
     let ask = |caller: v1::Caller| {
         let call = Some(Call::Status(v1::StatusRequest { caller: Some(caller) }));
         let request = v1::Request { call, ..Default::default() };
         link.call(request, SystemClock.now() + PATIENCE).unwrap().call
     };
-    match ask(guest.caller.clone()) {
+    match ask(dummy.caller.clone()) {
         Some(response::Call::Failure(failure)) => {
             assert_eq!(failure.code, ErrorCode::ILLEGAL_CLIENT.number(), "{failure:?}");
         }
         other => panic!("{other:?}"),
     }
-    assert!(guest.asked.try_recv().is_err(), "the master was not asked");
-    assert_eq!(guest.relay.guests(), 1);
+    assert!(dummy.asked.try_recv().is_err(), "the master was not asked");
+    assert_eq!(dummy.relay.dummy_clients(), 1);
     let own = ClientId::random().to_bytes().to_vec().into();
     let answer = ask(v1::Caller { client: own, tenant: String::new() });
     assert!(!matches!(answer, Some(response::Call::Failure(_))), "by its own id: {answer:?}");

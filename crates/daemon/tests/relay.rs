@@ -41,7 +41,7 @@ fn relay(cluster: &Cluster, port: u16) -> Relay {
     Relay::start(Listeners::bind(port).unwrap(), settings).unwrap()
 }
 
-fn guest(cluster: &Cluster, relay: &Relay, config: LinkConfig) -> Node {
+fn dummy(cluster: &Cluster, relay: &Relay, config: LinkConfig) -> Node {
     let link = DaemonLink::connect(&relay.address().to_string(), config, PATIENCE).unwrap();
     cluster.join_by(ClientConfig::default(), Arc::new(link)).unwrap()
 }
@@ -107,25 +107,25 @@ fn status(client: ClientId) -> Call {
 fn a_guest_puts_and_gets_and_others_read_what_it_put() {
     let cluster = cluster();
     let relay = relay(&cluster, 0);
-    let guest = guest(&cluster, &relay, LinkConfig::default());
+    let dummy = dummy(&cluster, &relay, LinkConfig::default());
     let value = vec![7; 300_000];
-    guest.put("a", &value).unwrap();
-    assert_eq!(guest.get("a").unwrap().unwrap(), value);
+    dummy.put("a", &value).unwrap();
+    assert_eq!(dummy.get("a").unwrap().unwrap(), value);
     assert_eq!(cluster.nodes[0].get("a").unwrap().unwrap(), value);
     cluster.nodes[0].put("b", b"from a member").unwrap();
-    assert_eq!(guest.get("b").unwrap().unwrap(), b"from a member");
-    assert_eq!(relay.guests(), 1);
-    guest.client.health().unwrap();
+    assert_eq!(dummy.get("b").unwrap().unwrap(), b"from a member");
+    assert_eq!(relay.dummy_clients(), 1);
+    dummy.client.health().unwrap();
 }
 
 #[test]
 fn a_guest_that_leaves_in_order_is_forgotten() {
     let cluster = cluster();
     let relay = relay(&cluster, 0);
-    let guest = guest(&cluster, &relay, LinkConfig::default());
+    let dummy = dummy(&cluster, &relay, LinkConfig::default());
     assert_eq!(cluster.nodes[0].client.status().unwrap().clients, 2);
-    drop(guest);
-    assert_eq!(relay.guests(), 0);
+    drop(dummy);
+    assert_eq!(relay.dummy_clients(), 0);
     assert_eq!(cluster.nodes[0].client.status().unwrap().clients, 1);
 }
 
@@ -165,18 +165,18 @@ fn calls_fail_while_the_daemon_is_away_and_go_on_when_one_is_back() {
     let cluster = cluster();
     let first = relay(&cluster, 0);
     let port = first.address().port();
-    let guest = guest(&cluster, &first, LinkConfig::default());
-    guest.put("before", b"1").unwrap();
+    let dummy = dummy(&cluster, &first, LinkConfig::default());
+    dummy.put("before", b"1").unwrap();
     drop(first);
     let began = Instant::now();
-    let error = guest.get("before").unwrap_err();
+    let error = dummy.get("before").unwrap_err();
     assert_eq!(error.code(), ErrorCode::RPC_FAIL);
     assert!(error.to_string().contains("daemon"), "{error}");
     assert!(began.elapsed() < PATIENCE);
     let _second = relay(&cluster, port);
-    let found = until(PATIENCE, "calls go on", || guest.get("before").ok());
+    let found = until(PATIENCE, "calls go on", || dummy.get("before").ok());
     assert_eq!(found.unwrap(), b"1");
-    guest.put("after", b"2").unwrap();
+    dummy.put("after", b"2").unwrap();
 }
 
 #[test]
@@ -190,8 +190,8 @@ fn a_guest_may_come_before_its_daemon() {
     });
     let _relay = relay(&cluster, port);
     let link = coming.join().unwrap().unwrap();
-    let guest = cluster.join_by(ClientConfig::default(), Arc::new(link)).unwrap();
-    guest.put("a", b"1").unwrap();
+    let dummy = cluster.join_by(ClientConfig::default(), Arc::new(link)).unwrap();
+    dummy.put("a", b"1").unwrap();
 }
 
 #[test]
@@ -210,17 +210,17 @@ fn guests_over_tcp_are_served_too() {
     let cluster = cluster();
     let relay = relay(&cluster, 0);
     let config = LinkConfig { may_use_unix_socket: false, ..LinkConfig::default() };
-    let guest = guest(&cluster, &relay, config);
-    guest.put("a", b"1").unwrap();
-    assert_eq!(guest.get("a").unwrap().unwrap(), b"1");
+    let dummy = dummy(&cluster, &relay, config);
+    dummy.put("a", b"1").unwrap();
+    assert_eq!(dummy.get("a").unwrap().unwrap(), b"1");
 }
 
 #[test]
 fn a_guest_lends_nothing() {
     let cluster = cluster();
     let relay = relay(&cluster, 0);
-    let guest = guest(&cluster, &relay, LinkConfig::default());
-    let error = guest.client.mount(1 << 20).unwrap_err();
+    let dummy = dummy(&cluster, &relay, LinkConfig::default());
+    let error = dummy.client.mount(1 << 20).unwrap_err();
     assert_eq!(error.code(), ErrorCode::NOT_SUPPORTED, "{error}");
 }
 
@@ -269,9 +269,9 @@ fn any_bytes_leave_the_relay_as_it_was() {
         let _ = has_greeting.then(|| stream.write_all(&native_frame::client_greeting()));
         let _ = stream.write_all(&bytes);
     }
-    let guest = guest(&cluster, &relay, LinkConfig::default());
-    guest.put("a", b"1").unwrap();
-    until(PATIENCE, "all others are gone", || (relay.guests() == 1).then_some(()));
+    let dummy = dummy(&cluster, &relay, LinkConfig::default());
+    dummy.put("a", b"1").unwrap();
+    until(PATIENCE, "all others are gone", || (relay.dummy_clients() == 1).then_some(()));
 }
 
 #[test]

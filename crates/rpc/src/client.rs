@@ -65,10 +65,10 @@ struct PoolState {
 }
 
 /// A connection that is ours for one call; it goes back only if the call has ended well.
-struct Lease<'a> {
+struct PooledConnection<'a> {
     pool: &'a Pool,
     stream: Option<TcpStream>,
-    is_good: bool,
+    is_reusable: bool,
 }
 
 impl Client {
@@ -110,14 +110,14 @@ impl Client {
         let endpoint: Endpoint = target.parse()?;
         let deadline = SystemClock.now() + self.config.timeout;
         let pool = self.pool(target);
-        let mut lease = self.lease(&pool, &endpoint, deadline)?;
-        let stream = lease.stream.as_ref().expect("a lease holds its stream until it ends");
+        let mut connection = self.acquire(&pool, &endpoint, deadline)?;
+        let stream = connection.stream.as_ref().expect("a lease holds its stream until it ends");
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let head = Head { kind, id, meta_bytes: meta.len() as u32, body_bytes };
         let mut timed = Timed::new(stream, deadline);
         let answer =
             exchange(&mut timed, head, meta, body).map_err(|error| error.with("target", target))?;
-        lease.is_good = true;
+        connection.is_reusable = true;
         match answer {
             None => Ok(()),
             Some(reason) => Err(Error::new(ErrorCode::RPC_FAIL, "the message was not taken")
@@ -138,17 +138,17 @@ impl Client {
         Arc::clone(pools.entry(target.to_owned()).or_default())
     }
 
-    fn lease<'a>(
+    fn acquire<'a>(
         &self,
         pool: &'a Pool,
         endpoint: &Endpoint,
         deadline: Moment,
-    ) -> Result<Lease<'a>> {
+    ) -> Result<PooledConnection<'a>> {
         let mut state = pool.state.lock();
         loop {
             while let Some(stream) = state.idle.pop() {
-                if is_quiet(&stream) {
-                    return Ok(Lease { pool, stream: Some(stream), is_good: false });
+                if is_open_and_silent(&stream) {
+                    return Ok(PooledConnection { pool, stream: Some(stream), is_reusable: false });
                 }
                 // The server has ended it meanwhile.
                 state.open -= 1;
@@ -164,12 +164,12 @@ impl Client {
             }
         }
         drop(state);
-        let mut lease = Lease { pool, stream: None, is_good: false };
+        let mut connection = PooledConnection { pool, stream: None, is_reusable: false };
         let stream = dial(endpoint, deadline)?;
         // Without it an answer may wait for an acknowledgement; a refusal costs speed only.
         let _ = stream.set_nodelay(true);
-        lease.stream = Some(stream);
-        Ok(lease)
+        connection.stream = Some(stream);
+        Ok(connection)
     }
 }
 
@@ -188,10 +188,10 @@ impl Drop for Client {
     }
 }
 
-impl Drop for Lease<'_> {
+impl Drop for PooledConnection<'_> {
     fn drop(&mut self) {
         let mut state = self.pool.state.lock();
-        match self.stream.take().filter(|_| self.is_good) {
+        match self.stream.take().filter(|_| self.is_reusable) {
             Some(stream) => state.idle.push(stream),
             None => state.open -= 1,
         }
@@ -201,13 +201,13 @@ impl Drop for Lease<'_> {
 }
 
 /// Whether nothing has come on a connection that should be silent, not its end either.
-fn is_quiet(stream: &TcpStream) -> bool {
+fn is_open_and_silent(stream: &TcpStream) -> bool {
     if stream.set_nonblocking(true).is_err() {
         return false;
     }
     let peeked = stream.peek(&mut [0]);
-    let is_quiet = peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
-    is_quiet && stream.set_nonblocking(false).is_ok()
+    let is_open_and_silent = peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+    is_open_and_silent && stream.set_nonblocking(false).is_ok()
 }
 
 /// Sends a message and reads its answer: nothing if it was taken, else the reason.

@@ -69,12 +69,12 @@ pub struct Delivery {
     pub meta: Vec<u8>,
     /// The bytes.
     pub body: Vec<u8>,
-    slot: Arc<Slot>,
+    slot: Arc<AnswerSlot>,
 }
 
 /// Where the thread of a connection waits for the answer to its message.
 #[derive(Debug, Default)]
-struct Slot {
+struct AnswerSlot {
     answer: Mutex<Option<Result<(), String>>>,
     is_answered: Condvar,
 }
@@ -92,7 +92,7 @@ struct State {
     is_stopped: bool,
     waiting: VecDeque<Delivery>,
     /// Messages that were taken and not answered yet.
-    taken: Vec<Arc<Slot>>,
+    taken: Vec<Arc<AnswerSlot>>,
     connections: Vec<(TcpStream, JoinHandle<()>)>,
 }
 
@@ -134,7 +134,7 @@ impl Server {
     /// A closed error when the server is stopped.
     pub fn take(&self, timeout: Duration) -> Result<Option<Delivery>> {
         let closed = || Error::closed("the server is stopped");
-        if self.is_foreign() {
+        if self.is_forked() {
             return Err(closed());
         }
         let deadline = SystemClock.now() + timeout;
@@ -161,7 +161,7 @@ impl Server {
     /// Stops listening, refuses what nobody took, ends every connection and joins its thread.
     /// Idempotent; may be called by whoever works on a message.
     pub fn stop(&self) {
-        if self.is_foreign() {
+        if self.is_forked() {
             return;
         }
         let mut state = self.shared.state.lock();
@@ -173,7 +173,7 @@ impl Server {
         self.shared.changed.notify_all();
         drop(refused);
         for slot in taken {
-            slot.give(Err("the server was stopped".to_owned()));
+            slot.set(Err("the server was stopped".to_owned()));
         }
         // Wakes the thread that accepts; a listener that is shut already has nobody to wake.
         let _ = SockRef::from(&self.shared.listener).shutdown(Shutdown::Both);
@@ -189,7 +189,7 @@ impl Server {
         }
     }
 
-    fn is_foreign(&self) -> bool {
+    fn is_forked(&self) -> bool {
         process::is_forked_since(self.generation)
     }
 }
@@ -202,7 +202,7 @@ impl fmt::Debug for Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if self.is_foreign() {
+        if self.is_forked() {
             // The threads and the sockets are the parent's.
             std::mem::forget(Arc::clone(&self.shared));
             return;
@@ -214,7 +214,7 @@ impl Drop for Server {
 impl Delivery {
     /// Tells the sender that it was taken, or why not.
     pub fn answer(self, answer: Result<(), String>) {
-        self.slot.give(answer);
+        self.slot.set(answer);
     }
 
     /// The bytes, out of it; the answer is still to be given.
@@ -225,13 +225,13 @@ impl Delivery {
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        self.slot.give(Err("nobody took it".to_owned()));
+        self.slot.set(Err("nobody took it".to_owned()));
     }
 }
 
-impl Slot {
+impl AnswerSlot {
     /// The first answer counts.
-    fn give(&self, answer: Result<(), String>) {
+    fn set(&self, answer: Result<(), String>) {
         self.answer.lock().get_or_insert(answer);
         self.is_answered.notify_all();
     }
@@ -314,7 +314,7 @@ fn serve(shared: &Shared, stream: &TcpStream, source: SocketAddr) -> Result<()> 
         }
         let mut timed = Timed::new(stream, SystemClock.now() + config.timeout);
         let (head, meta, body) = receive(&mut timed, config.body_bytes_max)?;
-        let slot = Arc::new(Slot::default());
+        let slot = Arc::new(AnswerSlot::default());
         let answer = match head.kind {
             Kind::Data | Kind::Tensor => {
                 let slot = Arc::clone(&slot);

@@ -11,14 +11,14 @@ const ANY_PORT: u16 = 9;
 /// Gives an engine without a name, that peers are to find without a metadata server, the address of
 /// this host on the network on which its master is: loopback for a master here. Leaves the choice to
 /// the engine if the master's address is none.
-pub fn face_master(engine: &mut EngineConfig, master: &str) {
+pub fn set_engine_host(engine: &mut EngineConfig, master: &str) {
     if engine.name.is_empty() && engine.is_p2p() {
-        engine.name = own_host(master).unwrap_or_default();
+        engine.name = host_facing(master).unwrap_or_default();
     }
 }
 
 /// The address of this host on the network on which that master is, if there is one.
-pub fn own_host(master: &str) -> Option<String> {
+pub fn host_facing(master: &str) -> Option<String> {
     let master: Endpoint = master.parse().ok()?;
     let port = master.port.filter(|port| *port > 0).unwrap_or(ANY_PORT);
     let mut addresses = (master.host.as_str(), port).to_socket_addrs().ok()?;
@@ -35,7 +35,7 @@ mod tests {
             metadata: metadata.to_owned(),
             ..EngineConfig::default()
         };
-        face_master(&mut engine, master);
+        set_engine_host(&mut engine, master);
         engine.name
     }
 

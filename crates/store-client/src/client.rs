@@ -1,21 +1,21 @@
 //! A client of the store: lends memory to the pool, puts objects and reads them.
 
-mod abreast;
 mod batch;
 mod bytes;
 mod call;
 mod checksum;
-mod holds;
-mod look;
+mod fence_release;
+mod io_session;
 mod mount;
-mod pace;
-mod parts;
-mod peers;
+mod overlapped_put;
+mod peer_latency;
 mod put;
+mod query;
+mod range_read;
 mod read;
+mod replica_selection;
+mod reservation;
 mod session;
-mod space;
-mod steps;
 mod tasks;
 mod transfer;
 
@@ -36,14 +36,15 @@ use mooncake_proto::{convert::Caller, v1};
 use mooncake_transfer_engine::{Engine, process};
 use tokio::runtime::Handle;
 
-pub(crate) use self::holds::Holds;
+pub(crate) use self::fence_release::ReadFences;
 use self::{
-    holds::Outbox, mount::Segments, pace::Paces, peers::Suspects, session::Session, steps::Steps,
-    tasks::work::Worker,
+    fence_release::PendingReleases, io_session::IoSessions, mount::Segments,
+    peer_latency::LatencyTable, replica_selection::SuspectedPeers, session::Session,
+    tasks::worker::TaskWorker,
 };
 pub use self::{
-    parts::PartOutcomes,
-    space::{Reservation, Write},
+    range_read::PartOutcomes,
+    reservation::{Reservation, Write},
 };
 use crate::{
     config::ClientConfig,
@@ -53,24 +54,24 @@ use crate::{
 };
 
 /// How long closing tries to tell the master.
-const FAREWELL: Duration = Duration::from_millis(300);
+const UNREGISTER_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// How long the master may take to answer when somebody asks how the client is.
-const LOOK: Duration = Duration::from_secs(2);
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long closing waits for the heartbeat thread, which may be in the middle of a connect.
-const LAST_BEAT: Duration = Duration::from_millis(100);
+const JOIN_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A client of the store. Closed when dropped.
 ///
 /// All its calls may be made from many threads at once. Each has a deadline, and after
 /// [`close`](Self::close) or in a forked child each fails at once.
 pub struct Client {
-    shared: Arc<Shared>,
+    inner: Arc<ClientInner>,
 }
 
 /// What the calls and the heartbeat thread share.
-pub(crate) struct Shared {
+pub(crate) struct ClientInner {
     config: ClientConfig,
     id: ClientId,
     /// What every call begins with.
@@ -81,33 +82,33 @@ pub(crate) struct Shared {
     link: Arc<dyn MasterLink>,
     session: Session,
     segments: Segments,
-    suspects: Suspects,
-    paces: Paces,
+    suspected_peers: SuspectedPeers,
+    peer_latency: LatencyTable,
     /// Whose turn it is among equal copies.
-    turns: AtomicUsize,
-    worker: Worker,
-    life: Life,
+    replica_rotation: AtomicUsize,
+    task_worker: TaskWorker,
+    shutdown: Shutdown,
     generation: u64,
     metrics: Metrics,
-    steps: Steps,
-    outbox: Arc<Outbox>,
+    io_sessions: IoSessions,
+    pending_releases: Arc<PendingReleases>,
     /// How many puts were started: the number of the last one.
     put_calls: AtomicU64,
     /// When it was made.
-    begin: Moment,
+    started_at: Moment,
 }
 
 /// Whether the client lives, and waits that its end cuts short.
 #[derive(Debug, Default)]
-struct Life {
-    state: Mutex<LifeState>,
+struct Shutdown {
+    state: Mutex<ShutdownState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct LifeState {
+struct ShutdownState {
     is_closed: bool,
-    is_heart_stopped: bool,
+    is_heartbeat_stopped: bool,
 }
 
 impl Client {
@@ -130,7 +131,7 @@ impl Client {
             name => name.to_owned(),
         };
         let segment_bytes = config.segment_bytes;
-        let shared = Arc::new(Shared {
+        let inner = Arc::new(ClientInner {
             config,
             id,
             caller: (&caller).into(),
@@ -139,22 +140,22 @@ impl Client {
             link,
             session: Session::default(),
             segments: Segments::default(),
-            suspects: Suspects::default(),
-            paces: Paces::default(),
-            turns: AtomicUsize::new(id.bits() as usize),
-            worker: Worker::default(),
-            life: Life::default(),
+            suspected_peers: SuspectedPeers::default(),
+            peer_latency: LatencyTable::default(),
+            replica_rotation: AtomicUsize::new(id.bits() as usize),
+            task_worker: TaskWorker::default(),
+            shutdown: Shutdown::default(),
             generation: process::generation(),
             metrics: Metrics::default(),
-            steps: Steps::default(),
-            outbox: Arc::default(),
+            io_sessions: IoSessions::default(),
+            pending_releases: Arc::default(),
             put_calls: AtomicU64::new(0),
-            begin: SystemClock.now(),
+            started_at: SystemClock.now(),
         });
-        shared.register(shared.rpc_deadline())?;
+        inner.register(inner.rpc_deadline())?;
         // From here on dropping it takes back what was done.
-        let client = Self { shared };
-        session::start(&client.shared)?;
+        let client = Self { inner };
+        session::start(&client.inner)?;
         if segment_bytes > 0 {
             client.mount(segment_bytes)?;
         }
@@ -163,32 +164,32 @@ impl Client {
 
     /// Its id.
     pub fn id(&self) -> ClientId {
-        self.shared.id
+        self.inner.id
     }
 
     /// The name that its segments go by.
     pub fn name(&self) -> &str {
-        &self.shared.name
+        &self.inner.name
     }
 
     /// The settings it was made with.
     pub fn config(&self) -> &ClientConfig {
-        &self.shared.config
+        &self.inner.config
     }
 
     /// The engine that moves its bytes.
     pub fn engine(&self) -> &Engine {
-        &self.shared.engine
+        &self.inner.engine
     }
 
     /// Where its master is.
     pub fn master_address(&self) -> String {
-        self.shared.link.address()
+        self.inner.link.address()
     }
 
     /// What it has done so far.
     pub fn metrics(&self) -> MetricsSnapshot {
-        self.shared.metrics()
+        self.inner.metrics()
     }
 
     /// Serves its health and metrics over HTTP at that address (port 0: any), on that runtime, until
@@ -209,18 +210,18 @@ impl Client {
         host: IpAddr,
         port: u16,
         runtime: &Handle,
-        more: impl Fn(&mut Exposition) + Send + Sync + 'static,
+        extra: impl Fn(&mut Exposition) + Send + Sync + 'static,
     ) -> Result<HttpServer> {
-        self.shared.check_open()?;
-        let client = Arc::downgrade(&self.shared);
-        HttpServer::start(client, (host, port), runtime, Box::new(more))
+        self.inner.check_open()?;
+        let client = Arc::downgrade(&self.inner);
+        HttpServer::start(client, (host, port), runtime, Box::new(extra))
     }
 
     /// Leaves the pool: tells the master if it answers soon, and gives the lent memory back to
     /// the system. Takes less than half a second, also with a dead master. Closing again does
     /// nothing.
     pub fn close(&self) {
-        self.shared.close();
+        self.inner.close();
     }
 }
 
@@ -233,9 +234,9 @@ impl Drop for Client {
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
-            .field("id", &self.shared.id)
-            .field("name", &self.shared.name)
-            .field("master", &self.shared.link.address())
+            .field("id", &self.inner.id)
+            .field("name", &self.inner.name)
+            .field("master", &self.inner.link.address())
             .finish_non_exhaustive()
     }
 }
@@ -248,7 +249,7 @@ pub(crate) enum Health {
     MasterUnreachable,
 }
 
-impl Shared {
+impl ClientInner {
     pub(crate) fn config(&self) -> &ClientConfig {
         &self.config
     }
@@ -259,16 +260,16 @@ impl Shared {
 
     /// The metrics for people.
     pub(crate) fn summary(&self) -> String {
-        let lived = SystemClock.now().since(self.begin);
-        self.metrics().summary(self.config.metrics.has_bandwidth.then_some(lived))
+        let uptime = SystemClock.now().since(self.started_at);
+        self.metrics().summary(self.config.metrics.has_bandwidth.then_some(uptime))
     }
 
     /// Asks the master for a sign of life, not for long.
-    pub(crate) fn look(&self) -> Health {
+    pub(crate) fn check_health(&self) -> Health {
         if self.check_open().is_err() {
             return Health::Closed;
         }
-        match self.status(SystemClock.now() + LOOK.min(self.config.rpc_timeout)) {
+        match self.status(SystemClock.now() + HEALTH_TIMEOUT.min(self.config.rpc_timeout)) {
             Ok(_) => Health::Healthy,
             Err(_) => Health::MasterUnreachable,
         }
@@ -295,7 +296,7 @@ impl Shared {
     }
 
     fn is_closed(&self) -> bool {
-        self.life.state.lock().is_closed
+        self.shutdown.state.lock().is_closed
     }
 
     fn rpc_deadline(&self) -> Moment {
@@ -303,15 +304,15 @@ impl Shared {
     }
 
     /// Waits so long, or until the client is closed. Says whether it still lives.
-    fn rest(&self, time: Duration) -> bool {
+    fn sleep_or_closed(&self, time: Duration) -> bool {
         let until = SystemClock.now() + time;
-        let mut state = self.life.state.lock();
+        let mut state = self.shutdown.state.lock();
         while !state.is_closed {
             let left = until.left(SystemClock.now());
             if left.is_zero() {
                 return true;
             }
-            self.life.changed.wait_for(&mut state, left);
+            self.shutdown.changed.wait_for(&mut state, left);
         }
         false
     }
@@ -321,24 +322,24 @@ impl Shared {
             // Everything belongs to the parent, which goes on using it.
             return;
         }
-        if std::mem::replace(&mut self.life.state.lock().is_closed, true) {
+        if std::mem::replace(&mut self.shutdown.state.lock().is_closed, true) {
             return;
         }
-        self.life.changed.notify_all();
-        self.farewell(SystemClock.now() + FAREWELL);
+        self.shutdown.changed.notify_all();
+        self.unregister(SystemClock.now() + UNREGISTER_TIMEOUT);
         self.link.close();
-        let until = SystemClock.now() + LAST_BEAT;
-        let mut state = self.life.state.lock();
-        while !state.is_heart_stopped {
+        let until = SystemClock.now() + JOIN_TIMEOUT;
+        let mut state = self.shutdown.state.lock();
+        while !state.is_heartbeat_stopped {
             let left = until.left(SystemClock.now());
             if left.is_zero() {
                 // It ends by itself as soon as its call does, and finds the client closed.
                 break;
             }
-            self.life.changed.wait_for(&mut state, left);
+            self.shutdown.changed.wait_for(&mut state, left);
         }
         drop(state);
         self.join_worker(until);
-        mount::free_soon(self.segments.take_all());
+        mount::free_in_background(self.segments.take_all());
     }
 }

@@ -36,7 +36,7 @@ pub struct ClientConfig {
 pub struct MetricsConfig {
     /// Whether its HTTP server and its log tell them. Counting goes on all the same, since it costs
     /// next to nothing. Default: yes.
-    pub is_told: bool,
+    pub is_enabled: bool,
     /// A label of every sample. Default: empty, no label.
     pub cluster: String,
     /// How often a summary is logged, to within a heartbeat. Default: never.
@@ -63,7 +63,12 @@ impl Default for ClientConfig {
 
 impl Default for MetricsConfig {
     fn default() -> Self {
-        Self { is_told: true, cluster: String::new(), report_interval: None, has_bandwidth: true }
+        Self {
+            is_enabled: true,
+            cluster: String::new(),
+            report_interval: None,
+            has_bandwidth: true,
+        }
     }
 }
 

@@ -24,7 +24,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::client::{Health, Shared};
+use crate::client::{ClientInner, Health};
 
 /// How many questions after its health a client answers at the same time: each asks the master.
 const CHECKS_MAX: usize = 4;
@@ -39,12 +39,12 @@ pub struct HttpServer {
 }
 
 /// Writes metrics that are not the client's.
-pub(crate) type More = Box<dyn Fn(&mut Exposition) + Send + Sync>;
+pub(crate) type ExtraMetrics = Box<dyn Fn(&mut Exposition) + Send + Sync>;
 
 /// What the handlers share.
-struct Face {
-    client: Weak<Shared>,
-    more: More,
+struct HandlerState {
+    client: Weak<ClientInner>,
+    extra: ExtraMetrics,
     checks: Semaphore,
 }
 
@@ -56,10 +56,10 @@ impl HttpServer {
 
     /// Serves a client at that address (port 0: any) as long as both live.
     pub(crate) fn start(
-        client: Weak<Shared>,
+        client: Weak<ClientInner>,
         (host, port): (IpAddr, u16),
         runtime: &Handle,
-        more: More,
+        extra: ExtraMetrics,
     ) -> Result<Self> {
         let cannot = |source: std::io::Error| {
             Error::invalid("the client's HTTP server cannot listen there")
@@ -72,7 +72,7 @@ impl HttpServer {
         let _inside = runtime.enter();
         let listener = TcpListener::from_std(listener).map_err(cannot)?;
         let (stop, mut stopped) = watch::channel(());
-        let router = router(Face { client, more, checks: Semaphore::new(CHECKS_MAX) });
+        let router = router(HandlerState { client, extra, checks: Semaphore::new(CHECKS_MAX) });
         let task = runtime.spawn(async move {
             let stop = async move {
                 // An error says that the server's owner is gone, which is what is waited for.
@@ -92,21 +92,21 @@ impl HttpServer {
     }
 }
 
-fn router(face: Face) -> Router {
+fn router(state: HandlerState) -> Router {
     Router::new()
         .route("/health", get(health))
         .route("/metrics", get(metrics))
         .route("/metrics/summary", get(summary))
         .fallback(|| async { not_found() })
         .method_not_allowed_fallback(|| async { not_found() })
-        .with_state(Arc::new(face))
+        .with_state(Arc::new(state))
 }
 
-async fn health(State(face): State<Arc<Face>>) -> Response {
-    let Ok(_check) = face.checks.acquire().await else { return health_reply(Health::Closed) };
-    let client = face.client.clone();
-    let look = move || client.upgrade().map_or(Health::Closed, |client| client.look());
-    let health = tokio::task::spawn_blocking(look).await;
+async fn health(State(state): State<Arc<HandlerState>>) -> Response {
+    let Ok(_check) = state.checks.acquire().await else { return health_reply(Health::Closed) };
+    let client = state.client.clone();
+    let check = move || client.upgrade().map_or(Health::Closed, |client| client.check_health());
+    let health = tokio::task::spawn_blocking(check).await;
     health_reply(health.unwrap_or(Health::Closed))
 }
 
@@ -120,21 +120,24 @@ fn health_reply(health: Health) -> Response {
     (status, reply::json(text)).into_response()
 }
 
-async fn metrics(State(face): State<Arc<Face>>) -> Response {
-    told(&face, |client| {
+async fn metrics(State(state): State<Arc<HandlerState>>) -> Response {
+    if_metrics_enabled(&state, |client| {
         let mut out = client.metrics().exposition(&client.config().metrics.cluster);
-        (face.more)(&mut out);
+        (state.extra)(&mut out);
         reply::metrics(out.finish())
     })
 }
 
-async fn summary(State(face): State<Arc<Face>>) -> Response {
-    told(&face, |client| reply::text(client.summary()))
+async fn summary(State(state): State<Arc<HandlerState>>) -> Response {
+    if_metrics_enabled(&state, |client| reply::text(client.summary()))
 }
 
 /// The answer of a client that lives and tells its metrics.
-fn told(face: &Face, answer: impl FnOnce(&Shared) -> Response) -> Response {
-    match face.client.upgrade().filter(|client| client.config().metrics.is_told) {
+fn if_metrics_enabled(
+    state: &HandlerState,
+    answer: impl FnOnce(&ClientInner) -> Response,
+) -> Response {
+    match state.client.upgrade().filter(|client| client.config().metrics.is_enabled) {
         Some(client) => answer(&client),
         None => {
             (StatusCode::SERVICE_UNAVAILABLE, reply::text("metrics not available")).into_response()

@@ -62,7 +62,7 @@ impl InProcessLink {
 impl MasterLink for InProcessLink {
     fn call(&self, request: v1::Request, _: Moment) -> Result<v1::Response> {
         if self.is_closed.load(Ordering::Acquire) {
-            return Err(pool::closed());
+            return Err(pool::link_closed());
         }
         (self.dispatch)(request)
     }

@@ -13,14 +13,11 @@ use std::{
 };
 
 use mooncake_base::sync::Mutex;
-use mooncake_proto::v1::request::Call;
 use mooncake_transfer_engine::{Opcode, TransportKind};
 
 pub use self::latency::Latency;
-use self::{
-    latency::Histogram,
-    names::{CALLS, call_number},
-};
+pub(crate) use self::names::call_index;
+use self::{latency::Histogram, names::CALLS};
 
 /// The most peers that are counted by name.
 const PEERS_MAX: usize = 256;
@@ -77,10 +74,10 @@ impl Operation {
 /// Counters of one client.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
-    operations: [Operated; Operation::ALL.len()],
-    calls: [Called; CALLS.len()],
+    operations: [OperationCounters; Operation::ALL.len()],
+    calls: [CallCounters; CALLS.len()],
     transfers: [Histogram; 4],
-    copies: [Moved; KINDS.len()],
+    copies: [TransportCounters; KINDS.len()],
     hits: AtomicU64,
     misses: AtomicU64,
     late_reads: AtomicU64,
@@ -91,7 +88,7 @@ pub(crate) struct Metrics {
 }
 
 #[derive(Debug, Default)]
-struct Operated {
+struct OperationCounters {
     latency: Histogram,
     done: AtomicU64,
     failed: AtomicU64,
@@ -99,13 +96,13 @@ struct Operated {
 }
 
 #[derive(Debug, Default)]
-struct Called {
+struct CallCounters {
     latency: Histogram,
     failed: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Moved {
+struct TransportCounters {
     read: AtomicU64,
     read_bytes: AtomicU64,
     written: AtomicU64,
@@ -115,7 +112,7 @@ struct Moved {
 
 /// Some outcomes, to be counted at once.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Sum {
+pub(crate) struct OutcomeTotals {
     pub(crate) done: u64,
     pub(crate) failed: u64,
     pub(crate) bytes: u64,
@@ -214,7 +211,7 @@ impl TransportCount {
     }
 }
 
-impl Sum {
+impl OutcomeTotals {
     /// Takes in one outcome.
     pub(crate) fn add(&mut self, bytes: Option<u64>) {
         match bytes {
@@ -228,23 +225,28 @@ impl Sum {
 }
 
 impl Metrics {
-    pub(crate) fn count_operation(&self, operation: Operation, sum: Sum, took: Duration) {
+    pub(crate) fn count_operation(
+        &self,
+        operation: Operation,
+        totals: OutcomeTotals,
+        took: Duration,
+    ) {
         let row = &self.operations[operation as usize];
-        row.latency.note(took);
-        add(&row.done, sum.done);
-        add(&row.failed, sum.failed);
-        add(&row.bytes, sum.bytes);
+        row.latency.record(took);
+        add(&row.done, totals.done);
+        add(&row.failed, totals.failed);
+        add(&row.bytes, totals.bytes);
     }
 
     pub(crate) fn count_call(&self, call: usize, is_done: bool, took: Duration) {
         let row = &self.calls[call];
-        row.latency.note(took);
+        row.latency.record(took);
         add(&row.failed, u64::from(!is_done));
     }
 
     /// How long one submission of so many copies took.
     pub(crate) fn count_transfer(&self, opcode: Opcode, copies: usize, took: Duration) {
-        self.transfers[transfer_number(opcode, copies > 1)].note(took);
+        self.transfers[transfer_index(opcode, copies > 1)].record(took);
     }
 
     pub(crate) fn count_located(&self, hits: u64, misses: u64) {
@@ -269,16 +271,21 @@ impl Metrics {
     }
 
     /// Over which transport, if any path was left.
-    pub(crate) fn count_copies(&self, kind: Option<TransportKind>, opcode: Opcode, sum: Sum) {
+    pub(crate) fn count_copies(
+        &self,
+        kind: Option<TransportKind>,
+        opcode: Opcode,
+        totals: OutcomeTotals,
+    ) {
         let Some(at) = KINDS.iter().position(|known| Some(*known) == kind) else { return };
         let row = &self.copies[at];
         let (done, bytes) = match opcode {
             Opcode::Read => (&row.read, &row.read_bytes),
             Opcode::Write => (&row.written, &row.written_bytes),
         };
-        add(done, sum.done);
-        add(bytes, sum.bytes);
-        add(&row.failed, sum.failed);
+        add(done, totals.done);
+        add(bytes, totals.bytes);
+        add(&row.failed, totals.failed);
     }
 
     pub(crate) fn count_peer_error(&self, endpoint: &str) {
@@ -324,7 +331,7 @@ impl Metrics {
         }
         for opcode in [Opcode::Read, Opcode::Write] {
             for is_batch in [false, true] {
-                let latency = self.transfers[transfer_number(opcode, is_batch)].snapshot();
+                let latency = self.transfers[transfer_index(opcode, is_batch)].snapshot();
                 snapshot.transfers.insert(transfer_name(opcode, is_batch), latency);
             }
         }
@@ -334,7 +341,7 @@ impl Metrics {
     }
 }
 
-impl Moved {
+impl TransportCounters {
     fn read(&self) -> TransportCount {
         TransportCount {
             read: read(&self.read),
@@ -354,12 +361,7 @@ impl Count {
     }
 }
 
-/// The number under which a call is counted.
-pub(crate) fn number_of(call: &Call) -> usize {
-    call_number(call)
-}
-
-fn transfer_number(opcode: Opcode, is_batch: bool) -> usize {
+fn transfer_index(opcode: Opcode, is_batch: bool) -> usize {
     let first = match opcode {
         Opcode::Read => 0,
         Opcode::Write => 2,

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use mooncake_base::{Error, Few, KeyRef, Moment, ObjectKey, ReplicaId, SegmentId, Version};
 use mooncake_transfer_engine::LocalRange;
 
-use crate::client::Holds;
+use crate::client::ReadFences;
 
 /// An object to be put: its name and the memory that holds its bytes, in order.
 #[derive(Debug, Clone, Copy)]
@@ -141,7 +141,7 @@ pub struct Located {
     /// Bytes that were read before this moment count without asking again.
     pub(crate) fence: Moment,
     /// Handed back to the master when nobody has the object to read any more.
-    pub(crate) _hold: Option<Arc<Holds>>,
+    pub(crate) _fences: Option<Arc<ReadFences>>,
 }
 
 impl Located {
@@ -229,7 +229,7 @@ pub struct Parts<'a> {
 
 /// Where the memory of the caller may lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Reach {
+pub enum BufferScope {
     /// Anywhere in the process.
     #[default]
     Anywhere,

@@ -9,7 +9,7 @@ use mooncake_transfer_engine::{Engine, EngineConfig};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::{
-    address::face_master,
+    address::set_engine_host,
     client::Client,
     config::{ClientConfig, LinkConfig},
     http::HttpServer,
@@ -61,7 +61,7 @@ impl Store {
             .build()
             .map_err(|source| Error::internal("the runtime does not start").caused_by(source))?;
         let mut engine = engine;
-        face_master(&mut engine, master);
+        set_engine_host(&mut engine, master);
         let link = SocketLink::new(master, LinkConfig::default())?;
         let engine = Engine::start(engine, runtime.handle().clone())?;
         let client = Client::connect(client, engine.clone(), Arc::new(link))?;

@@ -1,7 +1,7 @@
 //! Copies that are damaged: what a reader with checksums does about them.
 
 use mooncake_base::{Clock, ErrorCode, SystemClock};
-use mooncake_store_client::{ClientConfig, Parts, Place, PutOptions, Reach};
+use mooncake_store_client::{BufferScope, ClientConfig, Parts, Place, PutOptions};
 use mooncake_testkit::{
     Cluster, ClusterSettings, Node,
     cluster::{key, range},
@@ -70,7 +70,7 @@ fn parts_are_read_without_looking_at_the_checksum() {
     let memory = node.engine().allocate(4096).unwrap();
     let memory = [range(&memory, 0, 1000)];
     let parts = [Parts { key: &key("k"), offsets: &[0], memory: &memory }];
-    assert_eq!(node.client.read_parts(&parts, Reach::Anywhere)[0].as_ref().unwrap().len(), 1);
+    assert_eq!(node.client.read_parts(&parts, BufferScope::Anywhere)[0].as_ref().unwrap().len(), 1);
 }
 
 #[test]

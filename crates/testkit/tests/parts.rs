@@ -3,7 +3,7 @@
 use std::slice::from_ref;
 
 use mooncake_base::{ErrorCode, Result};
-use mooncake_store_client::{Parts, PutOptions, Reach};
+use mooncake_store_client::{BufferScope, Parts, PutOptions};
 use mooncake_testkit::{
     Cluster, ClusterSettings, Random,
     cluster::{key, range},
@@ -43,7 +43,7 @@ fn parts_of_many_objects_come_in_one_call_and_a_bad_part_fails_alone() {
             Parts { key: &kx, offsets: &[], memory: &[] },
         ];
         let calls = b.client.metrics().calls.done;
-        let read = b.client.read_parts(&wanted, Reach::Registered);
+        let read = b.client.read_parts(&wanted, BufferScope::Registered);
         assert_eq!(b.client.metrics().calls.done - calls, 1, "one call for all of it");
         let first = read[0].as_ref().unwrap();
         assert_eq!((first[0].clone().unwrap(), first[1].clone().unwrap()), (1000, 7));
@@ -78,8 +78,11 @@ fn memory_that_was_not_registered_is_refused_where_it_must_be() {
     for (memory, is_registered) in [(&inside, true), (&outside, false)] {
         let memory = [range(memory, 0, 4096)];
         let parts = [Parts { key: &k, offsets: &[0], memory: &memory }];
-        assert!(node.client.read_parts(&parts, Reach::Anywhere)[0].as_ref().unwrap()[0].is_ok());
-        let read = node.client.read_parts(&parts, Reach::Registered).remove(0).unwrap().remove(0);
+        assert!(
+            node.client.read_parts(&parts, BufferScope::Anywhere)[0].as_ref().unwrap()[0].is_ok()
+        );
+        let read =
+            node.client.read_parts(&parts, BufferScope::Registered).remove(0).unwrap().remove(0);
         assert_eq!(read.is_ok(), is_registered);
         if !is_registered {
             assert_eq!(code(&read), ErrorCode::INVALID_PARAMS);
@@ -98,7 +101,7 @@ fn an_object_is_written_and_read_in_steps() {
     let part = |at: usize, length: usize| range(&memory, at, length);
     let write = |offset: u64, at, length| {
         let parts = [Parts { key: &k, offsets: &[offset], memory: &[part(at, length)] }];
-        a.client.write_begun(&parts).remove(0)
+        a.client.write_in_session(&parts).remove(0)
     };
     assert_eq!(code(&write(0, 0, 1)), ErrorCode::INVALID_PARAMS, "it has not begun");
     a.client.begin_writes(&[(k.clone(), 3000)], &options).remove(0).unwrap();
@@ -119,7 +122,7 @@ fn an_object_is_written_and_read_in_steps() {
 
     let read = |offset, at, length| {
         let parts = [Parts { key: &k, offsets: &[offset], memory: &[part(at, length)] }];
-        a.client.read_begun(&parts).remove(0)
+        a.client.read_in_session(&parts).remove(0)
     };
     assert_eq!(code(&read(0, 8000, 1)), ErrorCode::INVALID_PARAMS, "it has not begun");
     a.client.begin_reads(from_ref(&k)).remove(0).unwrap();

@@ -1,7 +1,7 @@
 //! Reads and writes of parts of many objects, given as columns of numbers beside the keys.
 
 use mooncake_base::{Error, ObjectKey, Result};
-use mooncake_store_client::{Client, PartOutcomes, Parts, PutOptions, Reach};
+use mooncake_store_client::{BufferScope, Client, PartOutcomes, Parts, PutOptions};
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{prelude::*, types::PyList};
 
@@ -56,18 +56,18 @@ impl Table {
 
     /// Reads the parts.
     pub(crate) fn get(self, client: &Client, is_registered: bool) -> Vec<PartOutcomes> {
-        let reach = if is_registered { Reach::Registered } else { Reach::Anywhere };
-        call_with_valid(self.rows, |rows| client.read_parts(&parts(&rows), reach))
+        let scope = if is_registered { BufferScope::Registered } else { BufferScope::Anywhere };
+        call_with_valid(self.rows, |rows| client.read_parts(&parts(&rows), scope))
     }
 
     /// Reads the parts of objects that `begin_reads` located.
     pub(crate) fn read_begun(self, client: &Client) -> Vec<Result<u64>> {
-        call_with_valid(self.rows, |rows| client.read_begun(&parts(&rows)))
+        call_with_valid(self.rows, |rows| client.read_in_session(&parts(&rows)))
     }
 
     /// Writes the parts of objects that `begin_writes` reserved.
     pub(crate) fn write_begun(self, client: &Client) -> Vec<Result<u64>> {
-        call_with_valid(self.rows, |rows| client.write_begun(&parts(&rows)))
+        call_with_valid(self.rows, |rows| client.write_in_session(&parts(&rows)))
     }
 }
 

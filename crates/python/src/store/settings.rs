@@ -5,7 +5,7 @@ use std::time::Duration;
 use mooncake_base::{Endpoint, Error, Result, TenantId};
 use mooncake_daemon::environment;
 use mooncake_master::MasterConfig;
-use mooncake_store_client::{ClientConfig, DaemonGreeting, LinkConfig, address::face_master};
+use mooncake_store_client::{ClientConfig, DaemonGreeting, LinkConfig, address::set_engine_host};
 use mooncake_transfer_engine::EngineConfig;
 use mooncake_transfer_tools::settings::engine_config;
 
@@ -62,7 +62,7 @@ impl Settings {
         let mut engine =
             engine_config(&arguments.name, &arguments.metadata, arguments.is_tcp_forced)?;
         engine.copies_own = environment::copies_own();
-        face_master(&mut engine, master_address(&arguments));
+        set_engine_host(&mut engine, master_address(&arguments));
         let mut client = ClientConfig {
             name: arguments.name,
             tenant: TenantId::new(&arguments.tenant),

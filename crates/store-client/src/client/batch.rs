@@ -15,7 +15,7 @@ pub(super) const KEY_BYTES_MAX: usize = 4 << 20;
 
 /// Cuts a batch into ranges that fit a message each and bring along at most so many bytes, unless
 /// a single item does.
-pub(super) fn cut(sizes: impl Iterator<Item = usize>, bytes_max: usize) -> Vec<Range<usize>> {
+pub(super) fn split(sizes: impl Iterator<Item = usize>, bytes_max: usize) -> Vec<Range<usize>> {
     let mut ranges = Vec::new();
     let (mut start, mut end, mut bytes) = (0, 0, 0_usize);
     for size in sizes {
@@ -49,8 +49,9 @@ pub(super) fn messages(keys: KeyBatch) -> impl Iterator<Item = Vec<Bytes>> {
     let mut start = 0;
     let ranges: Vec<Range<usize>> =
         ends.into_iter().map(|end| std::mem::replace(&mut start, end)..end).collect();
-    let cuts = cut(ranges.iter().map(Range::len), KEY_BYTES_MAX);
-    cuts.into_iter()
+    let parts = split(ranges.iter().map(Range::len), KEY_BYTES_MAX);
+    parts
+        .into_iter()
         .map(move |keys| ranges[keys].iter().map(|range| bytes.slice(range.clone())).collect())
 }
 
@@ -60,7 +61,7 @@ pub(super) fn for_keys<T>(
     mut call: impl FnMut(&[ObjectKey], Vec<Bytes>) -> Result<Vec<Result<T>>>,
 ) -> Vec<Result<T>> {
     let mut results = Vec::with_capacity(keys.len());
-    for range in cut(keys.iter().map(|key| key.as_bytes().len()), KEY_BYTES_MAX) {
+    for range in split(keys.iter().map(|key| key.as_bytes().len()), KEY_BYTES_MAX) {
         let part = &keys[range];
         match call(part, pack(part.iter())) {
             Ok(part) => results.extend(part),
@@ -76,11 +77,11 @@ mod tests {
 
     #[test]
     fn a_batch_is_cut_by_count_and_by_bytes_and_loses_nothing() {
-        assert!(cut(std::iter::empty(), 10).is_empty());
-        assert_eq!(cut([1; 10].into_iter(), 10), vec![0..10]);
-        assert_eq!(cut([5; 3].into_iter(), 10), [0..2, 2..3]);
-        assert_eq!(cut([20; 2].into_iter(), 10), [0..1, 1..2], "one always goes");
-        let many = cut(std::iter::repeat_n(0, ITEMS_MAX + 1), 10);
+        assert!(split(std::iter::empty(), 10).is_empty());
+        assert_eq!(split([1; 10].into_iter(), 10), vec![0..10]);
+        assert_eq!(split([5; 3].into_iter(), 10), [0..2, 2..3]);
+        assert_eq!(split([20; 2].into_iter(), 10), [0..1, 1..2], "one always goes");
+        let many = split(std::iter::repeat_n(0, ITEMS_MAX + 1), 10);
         assert_eq!(many, [0..ITEMS_MAX, ITEMS_MAX..ITEMS_MAX + 1]);
     }
 

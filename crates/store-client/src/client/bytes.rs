@@ -8,7 +8,7 @@ use super::Client;
 use crate::object::{PutItem, PutOptions, PutOutcome, Read};
 
 /// How often a value that was replaced while it was read is read again.
-const TRIES: usize = 3;
+const ATTEMPTS_MAX: usize = 3;
 
 impl Client {
     /// Puts one value.
@@ -31,13 +31,14 @@ impl Client {
     /// # Errors
     /// As [`locate`](Self::locate) and [`read`](Self::read).
     pub fn get_bytes(&self, key: &ObjectKey) -> Result<Option<Vec<u8>>> {
-        let mut tries = 0;
+        let mut attempts = 0;
         loop {
-            tries += 1;
+            attempts += 1;
             match self.read_value(key) {
                 Ok(value) => return Ok(Some(value)),
                 Err(error) if error.code() == ErrorCode::OBJECT_NOT_FOUND => return Ok(None),
-                Err(error) if error.code() == ErrorCode::LEASE_EXPIRED && tries < TRIES => {}
+                Err(error)
+                    if error.code() == ErrorCode::LEASE_EXPIRED && attempts < ATTEMPTS_MAX => {}
                 Err(error) => return Err(error),
             }
         }
@@ -61,7 +62,7 @@ fn only<T>(outcomes: Vec<Result<T>>) -> Result<T> {
 
 /// Memory for tests that transfer nothing.
 #[cfg(test)]
-pub(super) fn nowhere(length: usize) -> LocalRange {
+pub(super) fn dangling_range(length: usize) -> LocalRange {
     // SAFETY: nobody reads or writes it.
     unsafe { LocalRange::foreign(4096, length) }
 }

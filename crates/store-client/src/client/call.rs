@@ -7,18 +7,18 @@ use mooncake_base::{
 };
 use mooncake_proto::{
     columns::ColumnMismatch,
-    v1::{self, request::Call, response::Call as Answer},
+    v1::{self, request::Call, response::Call as Reply},
 };
 
-use super::Shared;
+use super::ClientInner;
 use crate::{
     metrics,
     object::{Place, SegmentInfo},
 };
 
-impl Shared {
+impl ClientInner {
     /// Makes a call with the usual deadline; `pick` takes the answer that belongs to it.
-    pub(super) fn call<A>(&self, call: Call, pick: impl FnOnce(Answer) -> Option<A>) -> Result<A> {
+    pub(super) fn call<A>(&self, call: Call, pick: impl FnOnce(Reply) -> Option<A>) -> Result<A> {
         self.call_at(SystemClock.now(), call, pick)
     }
 
@@ -27,7 +27,7 @@ impl Shared {
         &self,
         now: Moment,
         call: Call,
-        pick: impl FnOnce(Answer) -> Option<A>,
+        pick: impl FnOnce(Reply) -> Option<A>,
     ) -> Result<A> {
         self.check_open()?;
         self.exchange(call, (now, now + self.config.rpc_timeout), pick)
@@ -38,18 +38,18 @@ impl Shared {
         &self,
         call: Call,
         deadline: Moment,
-        pick: impl FnOnce(Answer) -> Option<A>,
+        pick: impl FnOnce(Reply) -> Option<A>,
     ) -> Result<A> {
         self.check_open()?;
-        self.call_anyhow(call, deadline, pick)
+        self.call_even_if_closed(call, deadline, pick)
     }
 
     /// Makes a call even if the client is about to end.
-    pub(super) fn call_anyhow<A>(
+    pub(super) fn call_even_if_closed<A>(
         &self,
         call: Call,
         deadline: Moment,
-        pick: impl FnOnce(Answer) -> Option<A>,
+        pick: impl FnOnce(Reply) -> Option<A>,
     ) -> Result<A> {
         self.exchange(call, (SystemClock.now(), deadline), pick)
     }
@@ -58,16 +58,16 @@ impl Shared {
         &self,
         call: Call,
         (sent, deadline): (Moment, Moment),
-        pick: impl FnOnce(Answer) -> Option<A>,
+        pick: impl FnOnce(Reply) -> Option<A>,
     ) -> Result<A> {
-        let number = metrics::number_of(&call);
-        let released_fences = self.outbox.take();
+        let number = metrics::call_index(&call);
+        let released_fences = self.pending_releases.take();
         let response = self.link.call(v1::Request { call: Some(call), released_fences }, deadline);
         self.metrics.count_call(number, response.is_ok(), SystemClock.now().since(sent));
         match response?.call {
-            Some(Answer::Failure(failure)) => Err((&failure).into()),
-            Some(answer) => pick(answer).ok_or_else(|| nonsense("it answers another call")),
-            None => Err(nonsense("it is empty")),
+            Some(Reply::Failure(failure)) => Err((&failure).into()),
+            Some(answer) => pick(answer).ok_or_else(|| protocol_error("it answers another call")),
+            None => Err(protocol_error("it is empty")),
         }
     }
 }
@@ -79,23 +79,23 @@ pub(super) fn item_error(failure: &v1::Failure, key: impl Display) -> Error {
 }
 
 /// An answer that no master of ours would give.
-pub(super) fn nonsense(what: &str) -> Error {
+pub(super) fn protocol_error(what: &str) -> Error {
     Error::new(ErrorCode::RPC_FAIL, "the master's answer makes no sense").with("because", what)
 }
 
 /// The columns of an answer to a call in columns.
-pub(super) fn in_columns<T>(columns: Option<T>) -> Result<T> {
-    columns.ok_or_else(|| nonsense("it is not in columns, as the call was"))
+pub(super) fn require_columns<T>(columns: Option<T>) -> Result<T> {
+    columns.ok_or_else(|| protocol_error("it is not in columns, as the call was"))
 }
 
 /// Columns of an answer that do not fit together, or to the call.
-pub(super) fn uneven(_: ColumnMismatch) -> Error {
-    nonsense("its columns do not fit together, or are of another number of items")
+pub(super) fn column_mismatch(_: ColumnMismatch) -> Error {
+    protocol_error("its columns do not fit together, or are of another number of items")
 }
 
 /// Checks that the answer has one result for each item.
 pub(super) fn check_count(results: usize, items: usize) -> Result<()> {
-    if results == items { Ok(()) } else { Err(nonsense("it has another number of results")) }
+    if results == items { Ok(()) } else { Err(protocol_error("it has another number of results")) }
 }
 
 /// Reads the segments that the places of an answer point into.
@@ -105,9 +105,10 @@ pub(super) fn read_segments(segments: Vec<v1::Segment>) -> Result<Vec<Arc<Segmen
 
 /// Reads one segment.
 pub(super) fn read_segment(segment: v1::Segment) -> Result<SegmentInfo> {
-    let id = SegmentId::from_bytes(&segment.id).ok_or_else(|| nonsense("a segment has no id"))?;
+    let id =
+        SegmentId::from_bytes(&segment.id).ok_or_else(|| protocol_error("a segment has no id"))?;
     if segment.base.checked_add(segment.length).is_none() {
-        return Err(nonsense("a segment wraps around"));
+        return Err(protocol_error("a segment wraps around"));
     }
     Ok(SegmentInfo {
         id,
@@ -128,11 +129,11 @@ pub(super) fn read_places(
     let read = |place: v1::Place| {
         let segment = segments
             .get(place.segment as usize)
-            .ok_or_else(|| nonsense("a place is in no segment"))?;
+            .ok_or_else(|| protocol_error("a place is in no segment"))?;
         let fits = place.length == length
             && place.offset.checked_add(length).is_some_and(|end| end <= segment.length);
         if !fits {
-            return Err(nonsense("a place does not fit its segment or its object"));
+            return Err(protocol_error("a place does not fit its segment or its object"));
         }
         Ok(Place {
             segment: Arc::clone(segment),

@@ -12,16 +12,19 @@ const BLOCK: usize = 64 << 10;
 /// Sums memory up, block by block through a buffer of its own: the memory may be a bare number
 /// from a caller that points nowhere, and may change while it is read.
 #[derive(Debug, Default)]
-pub(super) struct Summer {
+pub(super) struct Checksummer {
     block: Vec<u8>,
 }
 
-impl Summer {
+impl Checksummer {
     /// The checksum of the ranges, one behind the other.
     ///
     /// # Errors
     /// A range is not mapped or not readable.
-    pub(super) fn sum<'a>(&mut self, ranges: impl Iterator<Item = &'a LocalRange>) -> Result<u64> {
+    pub(super) fn checksum<'a>(
+        &mut self,
+        ranges: impl Iterator<Item = &'a LocalRange>,
+    ) -> Result<u64> {
         self.block.resize(BLOCK, 0);
         let mut hasher = XxHash3_64::default();
         for range in ranges {

@@ -8,25 +8,25 @@ use std::{
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SegmentId, SystemClock};
-use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
+use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
 use mooncake_transfer_engine::{FileMemory, SharedMemory};
 
-use super::{Client, Shared, call};
+use super::{Client, ClientInner, call};
 
 /// How long closing waits for memory to be free.
-const FREE_PATIENCE: Duration = Duration::from_millis(100);
+const FREE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The segments of one client.
 #[derive(Debug, Default)]
-pub(super) struct Segments(Mutex<Vec<Mounted>>);
+pub(super) struct Segments(Mutex<Vec<MountedSegment>>);
 
 /// A segment of ours: what the master was told, and the memory.
 #[derive(Debug)]
-pub(super) struct Mounted {
+pub(super) struct MountedSegment {
     segment: v1::Segment,
     memory: Memory,
     /// The end of its grace, if it is on its way out.
-    leaves: Option<Moment>,
+    expires_at: Option<Moment>,
 }
 
 #[derive(Debug)]
@@ -49,9 +49,9 @@ struct FilePart {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Announcement {
     /// They are lent from now on.
-    New,
+    Mount,
     /// They were lent before; what lies in them is still there.
-    Again,
+    Resume,
     /// They and no others are lent.
     All,
 }
@@ -63,7 +63,7 @@ impl Client {
     /// The system has no such memory, or the master refuses or cannot be reached. Nothing is
     /// lent then.
     pub fn mount(&self, bytes: u64) -> Result<Vec<SegmentId>> {
-        self.shared.mount(bytes)
+        self.inner.mount(bytes)
     }
 
     /// Lends a part of a file to the pool; what is put there goes into the file.
@@ -79,7 +79,7 @@ impl Client {
         location: &str,
     ) -> Result<SegmentId> {
         let part = FilePart { path: path.to_owned(), offset, location: location.to_owned() };
-        self.shared.mount_file(part, bytes)
+        self.inner.mount_file(part, bytes)
     }
 
     /// Takes a segment out of the pool and frees its memory: at once, or after a grace in which it
@@ -88,15 +88,15 @@ impl Client {
     /// # Errors
     /// It is no segment of this client, or the master cannot be reached: then it stays mounted.
     pub fn unmount(&self, segment: SegmentId, grace: Duration) -> Result<()> {
-        self.shared.unmount(segment, grace)
+        self.inner.unmount(segment, grace)
     }
 
     /// The ids of the segments that this client lends.
     pub fn mounted(&self) -> Vec<SegmentId> {
-        if self.shared.check_open().is_err() {
+        if self.inner.check_open().is_err() {
             return Vec::new();
         }
-        self.shared.segments.ids()
+        self.inner.segments.ids()
     }
 }
 
@@ -107,36 +107,45 @@ impl Segments {
     }
 
     /// Hands out those of which the grace is over.
-    fn take_left(&self, now: Moment) -> Vec<Mounted> {
-        let is_over = |mounted: &mut Mounted| mounted.leaves.is_some_and(|end| end.has_passed(now));
+    fn take_expired(&self, now: Moment) -> Vec<MountedSegment> {
+        let is_over = |mounted: &mut MountedSegment| {
+            mounted.expires_at.is_some_and(|end| end.has_passed(now))
+        };
         self.0.lock().extract_if(.., is_over).collect()
     }
 
-    fn leave_at(&self, id: SegmentId, end: Moment) {
+    fn set_expiry(&self, id: SegmentId, end: Moment) {
         let mut segments = self.0.lock();
         if let Some(mounted) = segments.iter_mut().find(|mounted| mounted.is(id)) {
-            mounted.leaves = Some(mounted.leaves.map_or(end, |earlier| earlier.min(end)));
+            mounted.expires_at = Some(mounted.expires_at.map_or(end, |earlier| earlier.min(end)));
         }
     }
 
     /// Hands all of them out; none is left.
-    pub(super) fn take_all(&self) -> Vec<Mounted> {
-        self.replace(&|_| true, Vec::new())
+    pub(super) fn take_all(&self) -> Vec<MountedSegment> {
+        self.swap_matching(&|_| true, Vec::new())
     }
 
-    fn replace(&self, is_meant: &impl Fn(&Mounted) -> bool, by: Vec<Mounted>) -> Vec<Mounted> {
+    fn swap_matching(
+        &self,
+        is_match: &impl Fn(&MountedSegment) -> bool,
+        by: Vec<MountedSegment>,
+    ) -> Vec<MountedSegment> {
         let mut segments = self.0.lock();
-        let replaced = segments.extract_if(.., |mounted| is_meant(mounted)).collect();
+        let replaced = segments.extract_if(.., |mounted| is_match(mounted)).collect();
         segments.extend(by);
         replaced
     }
 
     /// The length of each of those that stay, and the part of a file that it is.
-    fn shapes(&self, is_meant: &impl Fn(&Mounted) -> bool) -> Vec<(u64, Option<FilePart>)> {
+    fn backings(
+        &self,
+        is_match: &impl Fn(&MountedSegment) -> bool,
+    ) -> Vec<(u64, Option<FilePart>)> {
         let segments = self.0.lock();
-        let staying = segments.iter().filter(|mounted| mounted.leaves.is_none());
+        let staying = segments.iter().filter(|mounted| mounted.expires_at.is_none());
         staying
-            .filter(|mounted| is_meant(mounted))
+            .filter(|mounted| is_match(mounted))
             .map(|mounted| match &mounted.memory {
                 Memory::Own(_) => (mounted.segment.length, None),
                 Memory::File(_, part) => (mounted.segment.length, Some(part.clone())),
@@ -153,20 +162,20 @@ impl Segments {
         self.0.lock().iter().any(|mounted| mounted.is(id))
     }
 
-    fn take(&self, id: SegmentId) -> Option<Mounted> {
+    fn take(&self, id: SegmentId) -> Option<MountedSegment> {
         let mut segments = self.0.lock();
         let at = segments.iter().position(|mounted| mounted.is(id))?;
         Some(segments.swap_remove(at))
     }
 }
 
-impl Mounted {
+impl MountedSegment {
     fn is(&self, id: SegmentId) -> bool {
         SegmentId::from_bytes(&self.segment.id) == Some(id)
     }
 }
 
-impl Shared {
+impl ClientInner {
     /// Announces the memory that an earlier master knew, or this one before it gave us up. Where
     /// nothing is known of it, fresh memory takes its place; hands out what was replaced.
     ///
@@ -177,9 +186,9 @@ impl Shared {
     /// # Errors
     /// The master cannot be reached or refuses, or the system has no such memory; nothing is
     /// changed.
-    pub(super) fn resume_segments(&self, deadline: Moment) -> Result<Vec<Mounted>> {
+    pub(super) fn resume_segments(&self, deadline: Moment) -> Result<Vec<MountedSegment>> {
         let segments = self.segments.all();
-        let results = self.announce(&segments, Announcement::Again, deadline)?;
+        let results = self.announce(&segments, Announcement::Resume, deadline)?;
         let mut lost = Vec::new();
         for (segment, result) in segments.into_iter().zip(results) {
             match result {
@@ -187,18 +196,18 @@ impl Shared {
                 result => result?,
             }
         }
-        self.renew_segments(&lost)
+        self.replace_segments(&lost)
     }
 
     /// Fresh memory in the place of all; hands out what it was. For a master that cannot know
     /// what lies in it.
-    pub(super) fn renew_all_segments(&self) -> Result<Vec<Mounted>> {
-        self.renew_segments(&self.segments.all())
+    pub(super) fn replace_all_segments(&self) -> Result<Vec<MountedSegment>> {
+        self.replace_segments(&self.segments.all())
     }
 
     /// Tells the master all that we lend; what else it knows of us goes.
     pub(super) fn announce_all(&self, deadline: Moment) -> Result<()> {
-        all_known(self.announce(&self.segments.all(), Announcement::All, deadline)?)
+        check_all_known(self.announce(&self.segments.all(), Announcement::All, deadline)?)
     }
 
     /// Tells the master of segments, and hears what it says of each.
@@ -209,19 +218,19 @@ impl Shared {
         deadline: Moment,
     ) -> Result<Vec<Result<()>>> {
         // That nothing is lent is worth saying only to a master that may think otherwise.
-        let is_news = kind == Announcement::All && self.registrations() > 0;
-        if segments.is_empty() && !is_news {
+        let is_worth_sending = kind == Announcement::All && self.registrations() > 0;
+        if segments.is_empty() && !is_worth_sending {
             return Ok(Vec::new());
         }
         let call = Call::Mount(v1::MountRequest {
             caller: Some(self.caller.clone()),
             segments: segments.to_vec(),
-            resume: kind == Announcement::Again,
-            turn: self.next_announcement(),
+            resume: kind == Announcement::Resume,
+            turn: self.next_announcement_number(),
             is_all: kind == Announcement::All,
         });
         let response = self.call_until(call, deadline, |answer| match answer {
-            Answer::Mount(response) => Some(response),
+            Reply::Mount(response) => Some(response),
             _ => None,
         })?;
         call::check_count(response.results.len(), segments.len())?;
@@ -230,18 +239,19 @@ impl Shared {
 
     /// Fresh memory, under new ids, in the place of these, and nothing where they were to go
     /// anyway; hands out what they were.
-    fn renew_segments(&self, lost: &[v1::Segment]) -> Result<Vec<Mounted>> {
-        let is_lost = |mounted: &Mounted| lost.iter().any(|lost| lost.id == mounted.segment.id);
-        let fresh = self.segments.shapes(&is_lost).into_iter().map(|(bytes, part)| match part {
+    fn replace_segments(&self, lost: &[v1::Segment]) -> Result<Vec<MountedSegment>> {
+        let is_lost =
+            |mounted: &MountedSegment| lost.iter().any(|lost| lost.id == mounted.segment.id);
+        let fresh = self.segments.backings(&is_lost).into_iter().map(|(bytes, part)| match part {
             None => self.allocate(bytes),
             Some(part) => self.map_file(part, bytes),
         });
-        Ok(self.segments.replace(&is_lost, fresh.collect::<Result<_>>()?))
+        Ok(self.segments.swap_matching(&is_lost, fresh.collect::<Result<_>>()?))
     }
 
     /// Frees the segments of which the grace is over.
-    pub(super) fn free_left(&self) {
-        free_soon(self.segments.take_left(SystemClock.now()));
+    pub(super) fn free_expired(&self) {
+        free_in_background(self.segments.take_expired(SystemClock.now()));
     }
 
     fn mount_file(&self, part: FilePart, bytes: u64) -> Result<SegmentId> {
@@ -264,23 +274,23 @@ impl Shared {
             mounted.push(self.allocate(length)?);
             left -= length;
         }
-        let id = |mounted: &Mounted| SegmentId::from_bytes(&mounted.segment.id);
+        let id = |mounted: &MountedSegment| SegmentId::from_bytes(&mounted.segment.id);
         let ids = mounted.iter().filter_map(id).collect();
         self.mount_all(mounted).map(|()| ids)
     }
 
-    fn mount_all(&self, mut mounted: Vec<Mounted>) -> Result<()> {
+    fn mount_all(&self, mut mounted: Vec<MountedSegment>) -> Result<()> {
         let deadline = self.rpc_deadline();
         let segments: Vec<_> = mounted.iter().map(|mounted| mounted.segment.clone()).collect();
         let registrations = self.registrations();
         let mut outcome = self.mount_now(&segments, &mut mounted, deadline);
-        if is_unknown(&outcome) {
-            self.revive(registrations, deadline)?;
+        if is_client_unknown(&outcome) {
+            self.register_again(registrations, deadline)?;
             outcome = self.mount_now(&segments, &mut mounted, deadline);
         }
         if outcome.is_err() {
             // Whether the master knows the memory or not: what it is told next sets it right.
-            self.doubt_master();
+            self.mark_segments_uncertain();
         }
         outcome
     }
@@ -290,11 +300,11 @@ impl Shared {
     fn mount_now(
         &self,
         segments: &[v1::Segment],
-        mounted: &mut Vec<Mounted>,
+        mounted: &mut Vec<MountedSegment>,
         deadline: Moment,
     ) -> Result<()> {
-        let _turn = self.turn(deadline)?;
-        all_known(self.announce(segments, Announcement::New, deadline)?)?;
+        let _announcing = self.lock_announcements(deadline)?;
+        check_all_known(self.announce(segments, Announcement::Mount, deadline)?)?;
         let mut all = self.segments.0.lock();
         if self.is_closed() {
             return Err(Error::closed("the client was closed while it mounted memory"));
@@ -305,7 +315,7 @@ impl Shared {
 
     fn unmount(&self, id: SegmentId, grace: Duration) -> Result<()> {
         let deadline = self.rpc_deadline();
-        let _turn = self.turn(deadline)?;
+        let _announcing = self.lock_announcements(deadline)?;
         if !self.segments.ids().contains(&id) {
             let text = "the client has no such segment";
             return Err(Error::new(ErrorCode::SEGMENT_NOT_FOUND, text).with("segment", id));
@@ -314,17 +324,17 @@ impl Shared {
             caller: Some(self.caller.clone()),
             segments: vec![id.to_bytes().to_vec().into()],
             grace_period_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
-            turn: self.next_announcement(),
+            turn: self.next_announcement_number(),
         });
         let response = self.call_until(call, deadline, |answer| match answer {
-            Answer::Unmount(response) => Some(response),
+            Reply::Unmount(response) => Some(response),
             _ => None,
         })?;
         call::check_count(response.results.len(), 1)?;
         match Result::from(&response.results[0]) {
-            Err(error) if !is_gone(&error) => Err(error.with("segment", id)),
+            Err(error) if !is_already_gone(&error) => Err(error.with("segment", id)),
             Ok(()) if !grace.is_zero() => {
-                self.segments.leave_at(id, SystemClock.now() + grace);
+                self.segments.set_expiry(id, SystemClock.now() + grace);
                 Ok(())
             }
             // The master has forgotten it already: so do we.
@@ -335,20 +345,20 @@ impl Shared {
         }
     }
 
-    fn allocate(&self, length: u64) -> Result<Mounted> {
+    fn allocate(&self, length: u64) -> Result<MountedSegment> {
         let memory = self.engine.allocate(length)?;
-        let segment = self.describe(memory.base(), length);
-        Ok(Mounted { segment, memory: Memory::Own(memory), leaves: None })
+        let segment = self.new_segment(memory.base(), length);
+        Ok(MountedSegment { segment, memory: Memory::Own(memory), expires_at: None })
     }
 
-    fn map_file(&self, part: FilePart, length: u64) -> Result<Mounted> {
+    fn map_file(&self, part: FilePart, length: u64) -> Result<MountedSegment> {
         let memory = self.engine.map_file(&part.path, part.offset, length, &part.location)?;
-        let segment = self.describe(memory.base(), length);
-        Ok(Mounted { segment, memory: Memory::File(memory, part), leaves: None })
+        let segment = self.new_segment(memory.base(), length);
+        Ok(MountedSegment { segment, memory: Memory::File(memory, part), expires_at: None })
     }
 
     /// A segment of ours, under an id of its own.
-    fn describe(&self, base: u64, length: u64) -> v1::Segment {
+    fn new_segment(&self, base: u64, length: u64) -> v1::Segment {
         v1::Segment {
             id: SegmentId::random().to_bytes().to_vec().into(),
             incarnation: 1,
@@ -363,7 +373,7 @@ impl Shared {
 
 /// Gives memory back to the system, waiting only for a moment: a peer that hangs may have to be
 /// waited for until it is taken for gone, and nobody who closes a client wants to.
-pub(super) fn free_soon(segments: Vec<Mounted>) {
+pub(super) fn free_in_background(segments: Vec<MountedSegment>) {
     if segments.is_empty() {
         return;
     }
@@ -374,23 +384,23 @@ pub(super) fn free_soon(segments: Vec<Mounted>) {
         let _ = sender.send(());
     };
     match std::thread::Builder::new().name("mc-unmap".to_owned()).spawn(free) {
-        Ok(_) => drop(receiver.recv_timeout(FREE_PATIENCE)),
+        Ok(_) => drop(receiver.recv_timeout(FREE_TIMEOUT)),
         // Without a thread the closure, and with it the memory, has been dropped here.
         Err(error) => tracing::debug!(%error, "no thread to free memory with"),
     }
 }
 
 /// A segment that the master knows already is as good as one that it has just come to know.
-fn all_known(results: Vec<Result<()>>) -> Result<()> {
+fn check_all_known(results: Vec<Result<()>>) -> Result<()> {
     let is_known = |error: &Error| error.code() == ErrorCode::SEGMENT_ALREADY_EXISTS;
     results.into_iter().filter_map(Result::err).find(|error| !is_known(error)).map_or(Ok(()), Err)
 }
 
-fn is_gone(error: &Error) -> bool {
+fn is_already_gone(error: &Error) -> bool {
     [ErrorCode::SEGMENT_NOT_FOUND, ErrorCode::CLIENT_NOT_FOUND].contains(&error.code())
 }
 
 /// Whether the master does not know the client, as after its restart.
-pub(super) fn is_unknown<T>(outcome: &Result<T>) -> bool {
+pub(super) fn is_client_unknown<T>(outcome: &Result<T>) -> bool {
     matches!(outcome, Err(error) if error.code() == ErrorCode::CLIENT_NOT_FOUND)
 }

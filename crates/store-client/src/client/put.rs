@@ -8,27 +8,28 @@ use mooncake_transfer_engine::LocalRange;
 use rustc_hash::{FxBuildHasher, FxHashSet};
 
 use super::{
-    Client, Shared, abreast, batch,
-    checksum::Summer,
-    mount::is_unknown,
-    space::{Layout, Put, Reservation, Space, Wanted, Write},
+    Client, ClientInner, batch,
+    checksum::Checksummer,
+    mount::is_client_unknown,
+    overlapped_put,
+    reservation::{Layout, Reservation, ReserveItem, Upload, UploadWrite, Write},
 };
 use crate::{
-    metrics::{Operation, Sum},
+    metrics::{Operation, OutcomeTotals},
     object::{PutItem, PutOptions, PutOutcome},
 };
 
 /// Between two tries of a put that waits for a fence to end, whatever the master says.
-const FENCE_NAP_MIN: Duration = Duration::from_millis(5);
+const FENCE_RETRY_MIN: Duration = Duration::from_millis(5);
 /// Short, because readers hand fences back before they end.
-const FENCE_NAP_MAX: Duration = Duration::from_millis(20);
+const FENCE_RETRY_MAX: Duration = Duration::from_millis(20);
 
 /// The most bytes that are reserved before they are written: they must all be there within one
 /// write window. A larger object goes alone.
 const PART_BYTES_MAX: usize = 1 << 30;
 
 /// Items by their numbers, and what came of each.
-type Done = Vec<(usize, Result<PutOutcome>)>;
+type NumberedOutcomes = Vec<(usize, Result<PutOutcome>)>;
 
 impl Client {
     /// Puts objects: each is readable, whole, when this returns, or was kept as it was, or failed
@@ -40,8 +41,8 @@ impl Client {
     /// By object. An object of no bytes is refused.
     pub fn put(&self, items: &[PutItem<'_>], options: &PutOptions) -> Vec<Result<PutOutcome>> {
         let begin = SystemClock.now();
-        let outcomes = self.shared.put(items, options, begin);
-        let mut sum = Sum::default();
+        let outcomes = self.inner.put(items, options, begin);
+        let mut sum = OutcomeTotals::default();
         for (item, outcome) in items.iter().zip(&outcomes) {
             sum.add(match outcome {
                 Ok(PutOutcome::Stored { .. }) => Some(total(item.parts)),
@@ -57,7 +58,7 @@ impl Client {
             (true, _) => Operation::UpsertBatch,
         };
         let took = SystemClock.now().since(begin);
-        self.shared.metrics.count_operation(operation, sum, took);
+        self.inner.metrics.count_operation(operation, sum, took);
         outcomes
     }
 
@@ -76,11 +77,11 @@ impl Client {
         }
         let wanted = items.iter().enumerate();
         let wanted: Vec<_> = wanted
-            .map(|(at, (key, length))| Wanted { at, key: key.into(), length: *length })
+            .map(|(at, (key, length))| ReserveItem { at, key: key.into(), length: *length })
             .collect();
-        let reserved = self.shared.reserve(&wanted, options).into_iter().zip(items);
-        let named = |(reserved, (key, _)): (Result<Option<Space>>, &(ObjectKey, u64))| {
-            Ok(reserved?.map(|space| Reservation { key: key.clone(), space }))
+        let reserved = self.inner.reserve(&wanted, options).into_iter().zip(items);
+        let named = |(reserved, (key, _)): (Result<Option<Upload>>, &(ObjectKey, u64))| {
+            Ok(reserved?.map(|upload| Reservation { key: key.clone(), upload }))
         };
         reserved.map(named).collect()
     }
@@ -94,18 +95,18 @@ impl Client {
         let begin = SystemClock.now();
         let mut puts = Vec::with_capacity(writes.len());
         for Write { reservation, ranges } in writes.iter_mut() {
-            let Reservation { key, space } = &mut **reservation;
-            puts.push(Put { key: (&*key).into(), space, layout: Layout::At(ranges) });
+            let Reservation { key, upload } = &mut **reservation;
+            puts.push(UploadWrite { key: (&*key).into(), upload, layout: Layout::At(ranges) });
         }
-        let outcomes = self.shared.write(&mut puts, begin);
-        let mut sum = Sum::default();
+        let outcomes = self.inner.write(&mut puts, begin);
+        let mut sum = OutcomeTotals::default();
         for (write, outcome) in writes.iter().zip(&outcomes) {
             let bytes = total(write.ranges.iter().map(|(_, range)| range));
             sum.add(outcome.is_ok().then_some(bytes));
         }
         if !writes.is_empty() {
             let took = SystemClock.now().since(begin);
-            self.shared.metrics.count_operation(Operation::PutParts, sum, took);
+            self.inner.metrics.count_operation(Operation::PutParts, sum, took);
         }
         outcomes
     }
@@ -115,8 +116,8 @@ impl Client {
     /// # Errors
     /// By object: no copy is whole, the write window is over, or the master refuses.
     pub fn publish(&self, reservations: Vec<Reservation>) -> Vec<Result<PutOutcome>> {
-        let puts: Vec<_> = reservations.iter().map(Reservation::named).collect();
-        self.shared.publish(&puts)
+        let puts: Vec<_> = reservations.iter().map(Reservation::keyed).collect();
+        self.inner.publish(&puts)
     }
 
     /// Gives reserved space back.
@@ -124,12 +125,12 @@ impl Client {
     /// # Errors
     /// By object: the reservation is gone already, or the master cannot be reached.
     pub fn revoke(&self, reservations: Vec<Reservation>) -> Vec<Result<()>> {
-        let puts: Vec<_> = reservations.iter().map(Reservation::named).collect();
-        self.shared.give_back(&puts)
+        let puts: Vec<_> = reservations.iter().map(Reservation::keyed).collect();
+        self.inner.revoke_puts(&puts)
     }
 }
 
-impl Shared {
+impl ClientInner {
     fn put(
         &self,
         items: &[PutItem<'_>],
@@ -143,7 +144,7 @@ impl Shared {
         let mut open: Vec<usize> = (0..items.len()).collect();
         while !open.is_empty() {
             let later = split_repeated(items, &mut open);
-            self.put_wave((open, begin), items, options, &mut outcomes);
+            self.put_distinct((open, begin), items, options, &mut outcomes);
             begin = SystemClock.now();
             open = later;
         }
@@ -153,29 +154,31 @@ impl Shared {
 
     /// Puts items of different keys, again those that only wait for a fence to end or for the
     /// master to know us.
-    fn put_wave(
+    fn put_distinct(
         &self,
         (mut open, begin): (Vec<usize>, Moment),
         items: &[PutItem<'_>],
         options: &PutOptions,
         outcomes: &mut [Option<Result<PutOutcome>>],
     ) {
-        let give_up = begin + self.config.fenced_wait;
-        let mut may_revive = true;
+        let give_up_at = begin + self.config.fenced_wait;
+        let mut may_register_again = true;
         loop {
             let registrations = self.registrations();
-            for (at, outcome) in self.put_parts(&open, items, options) {
+            for (at, outcome) in self.put_in_parts(&open, items, options) {
                 outcomes[at] = Some(outcome);
             }
             let retries: Vec<_> = open.iter().filter_map(|&at| Retry::of(&outcomes[at])).collect();
             let Some(wait) = retries.iter().map(|retry| retry.wait).min() else { return };
-            if retries.iter().any(|retry| retry.is_unknown) {
-                if !may_revive || self.revive(registrations, self.rpc_deadline()).is_err() {
+            if retries.iter().any(|retry| retry.is_client_unknown) {
+                if !may_register_again
+                    || self.register_again(registrations, self.rpc_deadline()).is_err()
+                {
                     return;
                 }
-                may_revive = false;
-            } else if (SystemClock.now() + wait).has_passed(give_up) {
-                if !self.rest(wait) {
+                may_register_again = false;
+            } else if (SystemClock.now() + wait).has_passed(give_up_at) {
+                if !self.sleep_or_closed(wait) {
                     return;
                 }
             } else {
@@ -186,51 +189,61 @@ impl Shared {
     }
 
     /// Puts items, in parts that are not too much at a time.
-    fn put_parts(&self, open: &[usize], items: &[PutItem<'_>], options: &PutOptions) -> Done {
+    fn put_in_parts(
+        &self,
+        open: &[usize],
+        items: &[PutItem<'_>],
+        options: &PutOptions,
+    ) -> NumberedOutcomes {
         let size = |&at: &usize| usize::try_from(total(items[at].parts)).unwrap_or(usize::MAX);
         let sizes: Vec<_> = open.iter().map(size).collect();
         let put = |part: &Range<usize>| self.put_part(&open[part.clone()], items, options);
-        let done = match abreast::cut(&sizes) {
-            Some(parts) => abreast::do_all(&parts, put),
-            None => batch::cut(sizes.into_iter(), PART_BYTES_MAX).iter().map(put).collect(),
+        let done = match overlapped_put::split(&sizes) {
+            Some(parts) => overlapped_put::run_overlapped(&parts, put),
+            None => batch::split(sizes.into_iter(), PART_BYTES_MAX).iter().map(put).collect(),
         };
         done.into_iter().flatten().collect()
     }
 
     /// One round: reserve, write, publish.
-    fn put_part(&self, part: &[usize], items: &[PutItem<'_>], options: &PutOptions) -> Done {
+    fn put_part(
+        &self,
+        part: &[usize],
+        items: &[PutItem<'_>],
+        options: &PutOptions,
+    ) -> NumberedOutcomes {
         let wanted = |&at: &usize| {
             let PutItem { key, parts } = items[at];
-            Wanted { at, key, length: total(parts) }
+            ReserveItem { at, key, length: total(parts) }
         };
         let wanted: Vec<_> = part.iter().map(wanted).collect();
         let mut done = Vec::with_capacity(part.len());
         let mut owners = Vec::with_capacity(part.len());
-        let mut spaces = Vec::with_capacity(part.len());
+        let mut uploads = Vec::with_capacity(part.len());
         for (&at, reserved) in part.iter().zip(self.reserve(&wanted, options)) {
             match reserved {
-                Ok(Some(space)) => {
+                Ok(Some(upload)) => {
                     owners.push(at);
-                    spaces.push(space);
+                    uploads.push(upload);
                 }
                 Ok(None) => done.push((at, Ok(PutOutcome::Existed))),
                 Err(error) => done.push((at, Err(error))),
             }
         }
         if self.config.has_checksums {
-            let mut summer = Summer::default();
-            for (space, &at) in spaces.iter_mut().zip(&owners) {
-                space.sum(&mut summer, &items[at]);
+            let mut checksummer = Checksummer::default();
+            for (upload, &at) in uploads.iter_mut().zip(&owners) {
+                upload.set_checksum(&mut checksummer, &items[at]);
             }
         }
-        let mut puts = Vec::with_capacity(spaces.len());
-        for (space, &at) in spaces.iter_mut().zip(&owners) {
+        let mut puts = Vec::with_capacity(uploads.len());
+        for (upload, &at) in uploads.iter_mut().zip(&owners) {
             let PutItem { key, parts } = items[at];
-            puts.push(Put { key, space, layout: Layout::InOrder(parts) });
+            puts.push(UploadWrite { key, upload, layout: Layout::InOrder(parts) });
         }
         // What failed is noted in the space, and publishing says so.
         self.write(&mut puts, SystemClock.now());
-        let puts: Vec<_> = puts.into_iter().map(|put| (put.key, &*put.space)).collect();
+        let puts: Vec<_> = puts.into_iter().map(|put| (put.key, &*put.upload)).collect();
         done.extend(owners.into_iter().zip(self.publish(&puts)));
         done
     }
@@ -239,14 +252,14 @@ impl Shared {
 /// Why and when a put that failed is worth another try.
 struct Retry {
     wait: Duration,
-    is_unknown: bool,
+    is_client_unknown: bool,
 }
 
 impl Retry {
     fn of(outcome: &Option<Result<PutOutcome>>) -> Option<Self> {
         let outcome = outcome.as_ref()?;
-        if is_unknown(outcome) {
-            return Some(Self { wait: Duration::ZERO, is_unknown: true });
+        if is_client_unknown(outcome) {
+            return Some(Self { wait: Duration::ZERO, is_client_unknown: true });
         }
         let error = outcome.as_ref().err()?;
         if error.code() != ErrorCode::NO_AVAILABLE_HANDLE {
@@ -256,7 +269,7 @@ impl Retry {
         let (_, after) = error.message().split_once("retry_after_ms=")?;
         let digits = after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len());
         let wait = Duration::from_millis(after[..digits].parse().ok()?);
-        Some(Self { wait: wait.clamp(FENCE_NAP_MIN, FENCE_NAP_MAX), is_unknown: false })
+        Some(Self { wait: wait.clamp(FENCE_RETRY_MIN, FENCE_RETRY_MAX), is_client_unknown: false })
     }
 }
 

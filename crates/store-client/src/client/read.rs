@@ -8,14 +8,16 @@ use mooncake_base::{
     SystemClock, Version,
 };
 use mooncake_proto::{
-    columns::{Located as Found, Outcome},
-    v1::{self, request::Call, response::Call as Answer},
+    columns::{Located as LocatedRow, Outcome},
+    v1::{self, request::Call, response::Call as Reply},
 };
 use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
 
-use super::{Client, Holds, Shared, batch, call, checksum::Summer, put::total, transfer::Jobs};
+use super::{
+    Client, ClientInner, ReadFences, batch, call, checksum::Checksummer, put::total, transfer::Jobs,
+};
 use crate::{
-    metrics::{Operation, Sum},
+    metrics::{Operation, OutcomeTotals},
     object::{Located, Read, SegmentInfo, Span},
 };
 
@@ -26,18 +28,18 @@ const FENCE_MARGIN: Duration = Duration::from_millis(5);
 const FENCE_MARGIN_SHARE: u32 = 50;
 
 /// What the master answered of where objects lie.
-struct Places {
+struct LocateReply {
     columns: v1::LocatedColumns,
-    grant: Grant,
+    grant: LocateGrant,
 }
 
 /// What it said of all of them.
-struct Grant {
+struct LocateGrant {
     /// What their places point into.
     segments: Vec<Arc<SegmentInfo>>,
     asked: Moment,
     fence: Moment,
-    hold: Option<Arc<Holds>>,
+    fences: Option<Arc<ReadFences>>,
 }
 
 /// A read on its way.
@@ -52,13 +54,13 @@ struct Attempt<'a> {
     candidates: Few<usize>,
     /// How many of them were tried.
     tried: usize,
-    state: State,
+    state: AttemptState,
     /// What was read is the object's: in time or confirmed, and by its checksum.
-    is_sound: bool,
+    is_verified: bool,
 }
 
 #[derive(Debug)]
-enum State {
+enum AttemptState {
     Open,
     /// From that copy, complete at that moment.
     Done(ReplicaId, Moment),
@@ -72,7 +74,7 @@ impl Client {
     /// By key: `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY` while it is being written, or the
     /// master cannot be reached.
     pub fn locate(&self, keys: &[ObjectKey]) -> Vec<Result<Located>> {
-        self.shared.locate(keys.to_vec(), true)
+        self.inner.locate(keys.to_vec(), true)
     }
 
     /// As [`locate`](Self::locate), for callers that have no more use for the keys.
@@ -80,7 +82,7 @@ impl Client {
     /// # Errors
     /// As [`locate`](Self::locate).
     pub fn locate_owned(&self, keys: Vec<ObjectKey>) -> Vec<Result<Located>> {
-        self.shared.locate(keys, true)
+        self.inner.locate(keys, true)
     }
 
     /// Finds objects without the intention to read them: leases them, fences nothing. Reading
@@ -89,7 +91,7 @@ impl Client {
     /// # Errors
     /// As [`locate`](Self::locate).
     pub fn describe(&self, keys: &[ObjectKey]) -> Vec<Result<Located>> {
-        self.shared.locate(keys.to_vec(), false)
+        self.inner.locate(keys.to_vec(), false)
     }
 
     /// Reads located objects or parts of them into memory, one transfer per peer, and says how
@@ -110,9 +112,9 @@ impl Client {
     /// Reads, and counts the time from that moment on; none: from now on.
     pub(super) fn read_since(&self, begin: Option<Moment>, reads: &[Read<'_>]) -> Vec<Result<u64>> {
         let now = SystemClock.now();
-        let outcomes = self.shared.read(reads, now);
+        let outcomes = self.inner.read(reads, now);
         let Some(first) = reads.first() else { return outcomes };
-        let mut sum = Sum::default();
+        let mut sum = OutcomeTotals::default();
         outcomes.iter().for_each(|outcome| sum.add(outcome.as_ref().ok().copied()));
         let operation = match (first.span, reads.len()) {
             (Span::Whole, 1) => Operation::Get,
@@ -120,23 +122,24 @@ impl Client {
             (Span::Range { .. } | Span::Scattered(_), _) => Operation::GetParts,
         };
         let took = SystemClock.now().since(begin.unwrap_or(now));
-        self.shared.metrics.count_operation(operation, sum, took);
+        self.inner.metrics.count_operation(operation, sum, took);
         outcomes
     }
 }
 
-impl Shared {
+impl ClientInner {
     fn locate(&self, keys: Vec<ObjectKey>, has_fence: bool) -> Vec<Result<Located>> {
         let mut located = Vec::with_capacity(keys.len());
-        let cuts = batch::cut(keys.iter().map(|key| key.as_bytes().len()), batch::KEY_BYTES_MAX);
-        let messages: Vec<_> = cuts
+        let ranges =
+            batch::split(keys.iter().map(|key| key.as_bytes().len()), batch::KEY_BYTES_MAX);
+        let messages: Vec<_> = ranges
             .into_iter()
             .map(|range| v1::KeyColumn::pack(keys[range].iter().map(KeyRef::from)))
             .collect();
         let mut keys = keys.into_iter();
         for packed in messages {
             let count = packed.lengths.len();
-            let answer = self.ask_places(packed, has_fence);
+            let answer = self.request_locate(packed, has_fence);
             let part = keys.by_ref().take(count);
             match answer.as_ref().map_err(Clone::clone).and_then(|places| places.read(count)) {
                 Ok((grant, found)) => {
@@ -150,7 +153,7 @@ impl Shared {
         located
     }
 
-    fn ask_places(&self, keys: v1::KeyColumn, has_fence: bool) -> Result<Places> {
+    fn request_locate(&self, keys: v1::KeyColumn, has_fence: bool) -> Result<LocateReply> {
         let call = Call::Locate(v1::LocateRequest {
             caller: Some(self.caller.clone()),
             keys: Vec::new(),
@@ -161,16 +164,17 @@ impl Shared {
         // The fence counts from before the call was sent: the master cannot have begun earlier.
         let asked = SystemClock.now();
         let response = self.call_at(asked, call, |answer| match answer {
-            Answer::Locate(response) => Some(response),
+            Reply::Locate(response) => Some(response),
             _ => None,
         })?;
         let fence = Duration::from_millis(response.fence_ms);
         let margin = FENCE_MARGIN + fence / FENCE_MARGIN_SHARE;
         let fence = asked + fence.saturating_sub(margin);
-        let hold = Holds::of(&response, fence, &self.outbox).map(Arc::new);
+        let fences =
+            ReadFences::from_response(&response, fence, &self.pending_releases).map(Arc::new);
         let segments = call::read_segments(response.segments)?;
-        let columns = call::in_columns(response.columns)?;
-        Ok(Places { columns, grant: Grant { segments, asked, fence, hold } })
+        let columns = call::require_columns(response.columns)?;
+        Ok(LocateReply { columns, grant: LocateGrant { segments, asked, fence, fences } })
     }
 
     fn read(&self, reads: &[Read<'_>], now: Moment) -> Vec<Result<u64>> {
@@ -182,8 +186,8 @@ impl Shared {
             .iter()
             .map(|read| self.attempt(Cow::Borrowed(read.located), read.span, read.into, now))
             .collect();
-        self.pass(&mut attempts, now, deadline);
-        self.pass_again(reads, &mut attempts, deadline);
+        self.fetch_and_verify(&mut attempts, now, deadline);
+        self.retry_relocated(reads, &mut attempts, deadline);
         attempts.into_iter().map(|attempt| attempt.and_then(Attempt::finish)).collect()
     }
 
@@ -195,37 +199,51 @@ impl Shared {
         into: &[LocalRange],
         now: Moment,
     ) -> Result<Attempt<'a>> {
-        let ranges = lay(&located, span, into)?;
+        let ranges = layout(&located, span, into)?;
         let length = total(ranges.iter().map(|(_, range)| range));
-        let candidates = self.preference(&located.places, length, now);
+        let candidates = self.replica_order(&located.places, length, now);
         // Nothing is to be read from nowhere: that is done already.
         let state = match length {
-            0 => State::Done(ReplicaId(0), Moment::default()),
-            _ => State::Open,
+            0 => AttemptState::Done(ReplicaId(0), Moment::default()),
+            _ => AttemptState::Open,
         };
-        Ok(Attempt { located, span, ranges, length, candidates, tried: 0, state, is_sound: false })
+        Ok(Attempt {
+            located,
+            span,
+            ranges,
+            length,
+            candidates,
+            tried: 0,
+            state,
+            is_verified: false,
+        })
     }
 
     /// Reads what is open, has late reads confirmed, and reads from another copy what does not
     /// match its checksum.
-    fn pass(&self, attempts: &mut [Result<Attempt<'_>>], now: Moment, deadline: Moment) {
+    fn fetch_and_verify(
+        &self,
+        attempts: &mut [Result<Attempt<'_>>],
+        now: Moment,
+        deadline: Moment,
+    ) {
         let mut now = now;
         loop {
-            now = self.bring(attempts, now, deadline);
+            now = self.fetch(attempts, now, deadline);
             let mut late: Vec<_> =
                 attempts.iter_mut().flatten().filter(|attempt| attempt.is_late()).collect();
             if !late.is_empty() {
                 self.metrics.count_late(late.len());
-                self.confirm(&mut late);
+                self.verify_late(&mut late);
             }
-            if !self.check_sums(attempts) {
+            if !self.verify_checksums(attempts) {
                 return;
             }
         }
     }
 
     /// Tries the copies of every open read in turn, and says what time it is then.
-    fn bring(&self, attempts: &mut [Result<Attempt<'_>>], now: Moment, deadline: Moment) -> Moment {
+    fn fetch(&self, attempts: &mut [Result<Attempt<'_>>], now: Moment, deadline: Moment) -> Moment {
         let mut now = now;
         loop {
             let mut jobs = Jobs::with_capacity(attempts.len());
@@ -238,18 +256,18 @@ impl Shared {
             if jobs.is_empty() {
                 return now;
             }
-            self.run(Opcode::Read, &mut jobs, deadline);
+            self.run_jobs(Opcode::Read, &mut jobs, deadline);
             let begin = std::mem::replace(&mut now, SystemClock.now());
             self.metrics.count_transfer(Opcode::Read, jobs.len(), now.since(begin));
             for ((attempt, replica), outcome) in running.into_iter().zip(jobs.finish()) {
                 match outcome {
-                    Ok(()) => attempt.state = State::Done(replica, now),
-                    Err(_) if attempt.has_another() && !deadline.has_passed(now) => {
+                    Ok(()) => attempt.state = AttemptState::Done(replica, now),
+                    Err(_) if attempt.has_untried_replica() && !deadline.has_passed(now) => {
                         self.metrics.count_skipped(1);
                     }
                     Err(error) => {
                         let key = &attempt.located.key;
-                        attempt.state = State::Failed(error.with("key", key));
+                        attempt.state = AttemptState::Failed(error.with("key", key));
                     }
                 }
             }
@@ -258,38 +276,38 @@ impl Shared {
 
     /// Compares what came with the checksums that the writers gave. Says whether something is to be
     /// read again.
-    fn check_sums(&self, attempts: &mut [Result<Attempt<'_>>]) -> bool {
-        let mut is_again = false;
-        let mut summer = Summer::default();
+    fn verify_checksums(&self, attempts: &mut [Result<Attempt<'_>>]) -> bool {
+        let mut needs_retry = false;
+        let mut checksummer = Checksummer::default();
         for attempt in attempts.iter_mut().flatten() {
-            let State::Done(replica, _) = attempt.state else { continue };
-            if attempt.is_sound {
+            let AttemptState::Done(replica, _) = attempt.state else { continue };
+            if attempt.is_verified {
                 continue;
             }
             let is_wanted = self.config.has_checksums && attempt.span == Span::Whole;
             let Some(expected) = attempt.located.checksum.filter(|_| is_wanted) else {
-                attempt.is_sound = true;
+                attempt.is_verified = true;
                 continue;
             };
-            match summer.sum(attempt.ranges.iter().map(|(_, range)| range)) {
-                Ok(sum) if sum == expected => attempt.is_sound = true,
+            match checksummer.checksum(attempt.ranges.iter().map(|(_, range)| range)) {
+                Ok(sum) if sum == expected => attempt.is_verified = true,
                 Ok(_) => {
-                    let error = self.mismatch(&attempt.located, replica);
+                    let error = self.checksum_error(&attempt.located, replica);
                     tracing::error!(%error, "a copy of an object is damaged");
-                    attempt.state = match attempt.has_another() {
-                        true => State::Open,
-                        false => State::Failed(error),
+                    attempt.state = match attempt.has_untried_replica() {
+                        true => AttemptState::Open,
+                        false => AttemptState::Failed(error),
                     };
-                    is_again |= attempt.has_another();
+                    needs_retry |= attempt.has_untried_replica();
                 }
-                Err(error) => attempt.state = State::Failed(error),
+                Err(error) => attempt.state = AttemptState::Failed(error),
             }
         }
-        is_again
+        needs_retry
     }
 
     /// Counts a copy that is not what was put.
-    fn mismatch(&self, located: &Located, replica: ReplicaId) -> Error {
+    fn checksum_error(&self, located: &Located, replica: ReplicaId) -> Error {
         self.metrics.count_mismatch();
         let text = "the bytes do not match the checksum that was kept with them";
         let error = Error::new(ErrorCode::CHECKSUM_MISMATCH, text).with("key", &located.key);
@@ -305,14 +323,14 @@ impl Shared {
     }
 
     /// Asks whether the copies that were read still stand, and throws away what does not.
-    fn confirm(&self, late: &mut [&mut Attempt<'_>]) {
+    fn verify_late(&self, late: &mut [&mut Attempt<'_>]) {
         let sizes = late.iter().map(|attempt| attempt.located.key.as_bytes().len());
-        for range in batch::cut(sizes, batch::KEY_BYTES_MAX) {
+        for range in batch::split(sizes, batch::KEY_BYTES_MAX) {
             let part = &mut late[range];
-            let reads = part.iter().map(|attempt| attempt.reference()).collect();
+            let reads = part.iter().map(|attempt| attempt.read_ref()).collect();
             let call = Call::Verify(v1::VerifyRequest { caller: Some(self.caller.clone()), reads });
             let answer = self.call(call, |answer| match answer {
-                Answer::Verify(response) => Some(response.still_stands),
+                Reply::Verify(response) => Some(response.still_stands),
                 _ => None,
             });
             let answer = answer.and_then(|stands| {
@@ -322,8 +340,10 @@ impl Shared {
             for (at, attempt) in part.iter_mut().enumerate() {
                 match &answer {
                     Ok(stands) if stands[at] => {}
-                    Ok(_) => attempt.state = State::Failed(expired(&attempt.located.key)),
-                    Err(error) => attempt.state = State::Failed(error.clone()),
+                    Ok(_) => {
+                        attempt.state = AttemptState::Failed(replaced_error(&attempt.located.key))
+                    }
+                    Err(error) => attempt.state = AttemptState::Failed(error.clone()),
                 }
             }
         }
@@ -331,14 +351,14 @@ impl Shared {
 
     /// Finds anew what failed, and reads it once more if it is somewhere else now or was only too
     /// late.
-    fn pass_again(
+    fn retry_relocated(
         &self,
         reads: &[Read<'_>],
         attempts: &mut [Result<Attempt<'_>>],
         deadline: Moment,
     ) {
         let failed: Vec<usize> = (0..attempts.len())
-            .filter(|&at| attempts[at].as_ref().is_ok_and(Attempt::is_worth_another))
+            .filter(|&at| attempts[at].as_ref().is_ok_and(Attempt::is_retryable))
             .collect();
         if failed.is_empty() || deadline.has_passed(SystemClock.now()) {
             return;
@@ -349,7 +369,7 @@ impl Shared {
         for (&at, located) in failed.iter().zip(self.locate(keys, true)) {
             let Ok(old) = &attempts[at] else { continue };
             match located {
-                Ok(new) if old.may_become(&new) => {
+                Ok(new) if old.can_retry_with(&new) => {
                     let now = SystemClock.now();
                     again.push(self.attempt(Cow::Owned(new), old.span, reads[at].into, now));
                     owners.push(at);
@@ -358,23 +378,26 @@ impl Shared {
                 Err(error) => attempts[at] = Err(error),
             }
         }
-        self.pass(&mut again, SystemClock.now(), deadline);
+        self.fetch_and_verify(&mut again, SystemClock.now(), deadline);
         for (at, attempt) in owners.into_iter().zip(again) {
             attempts[at] = attempt;
         }
     }
 }
 
-impl Places {
+impl LocateReply {
     /// What was found of each of so many keys.
-    fn read(&self, keys: usize) -> Result<(&Grant, impl Iterator<Item = Outcome<'_, Found<'_>>>)> {
-        Ok((&self.grant, self.columns.read(keys).map_err(call::uneven)?))
+    fn read(
+        &self,
+        keys: usize,
+    ) -> Result<(&LocateGrant, impl Iterator<Item = Outcome<'_, LocatedRow<'_>>>)> {
+        Ok((&self.grant, self.columns.read(keys).map_err(call::column_mismatch)?))
     }
 }
 
-impl Grant {
+impl LocateGrant {
     /// Where one object lies, as the master says.
-    fn located(&self, found: Outcome<'_, Found<'_>>, key: ObjectKey) -> Result<Located> {
+    fn located(&self, found: Outcome<'_, LocatedRow<'_>>, key: ObjectKey) -> Result<Located> {
         let found = found.map_err(|failure| call::item_error(failure, &key))?;
         let places = found.places.of(found.length);
         Ok(Located {
@@ -385,26 +408,26 @@ impl Grant {
             checksum: found.checksum,
             asked: self.asked,
             fence: self.fence,
-            _hold: self.hold.clone(),
+            _fences: self.fences.clone(),
         })
     }
 }
 
 impl Attempt<'_> {
     /// Whether there is a copy that was not tried yet.
-    fn has_another(&self) -> bool {
+    fn has_untried_replica(&self) -> bool {
         self.tried < self.candidates.len()
     }
 
     /// Adds the transfer from the next copy, if the read is open.
     fn next_job(&mut self, jobs: &mut Jobs) -> Option<ReplicaId> {
-        if !matches!(self.state, State::Open) {
+        if !matches!(self.state, AttemptState::Open) {
             return None;
         }
         let Some(&at) = self.candidates.get(self.tried) else {
             let text = "no copy of the object can be read";
             let error = Error::new(ErrorCode::TRANSFER_FAIL, text).with("key", &self.located.key);
-            self.state = State::Failed(error);
+            self.state = AttemptState::Failed(error);
             return None;
         };
         self.tried += 1;
@@ -417,13 +440,13 @@ impl Attempt<'_> {
     }
 
     fn is_late(&self) -> bool {
-        !self.is_sound
-            && matches!(&self.state, State::Done(_, at)
+        !self.is_verified
+            && matches!(&self.state, AttemptState::Done(_, at)
                 if self.length > 0 && self.located.fence.has_passed(*at))
     }
 
-    fn is_worth_another(&self) -> bool {
-        let State::Failed(error) = &self.state else { return false };
+    fn is_retryable(&self) -> bool {
+        let AttemptState::Failed(error) = &self.state else { return false };
         !matches!(error.kind(), ErrorKind::InvalidArgument | ErrorKind::Closed)
     }
 
@@ -431,14 +454,14 @@ impl Attempt<'_> {
     ///
     /// A part of an object is read from the same version only, since its caller puts it beside
     /// other parts. The same copies that could not be read before are not tried again.
-    fn may_become(&self, new: &Located) -> bool {
+    fn can_retry_with(&self, new: &Located) -> bool {
         let is_same_version = self.located.version == new.version;
         let is_allowed = match self.span {
             Span::Whole => self.located.length == new.length,
             Span::Range { .. } | Span::Scattered(_) => is_same_version,
         };
         let is_expired =
-            matches!(&self.state, State::Failed(e) if e.code() == ErrorCode::LEASE_EXPIRED);
+            matches!(&self.state, AttemptState::Failed(e) if e.code() == ErrorCode::LEASE_EXPIRED);
         let has_moved = !is_same_version
             || new
                 .places
@@ -447,10 +470,10 @@ impl Attempt<'_> {
         is_allowed && (is_expired || has_moved)
     }
 
-    fn reference(&self) -> v1::ReadRef {
+    fn read_ref(&self) -> v1::ReadRef {
         let replica = match self.state {
-            State::Done(replica, _) => replica.0,
-            State::Open | State::Failed(_) => 0,
+            AttemptState::Done(replica, _) => replica.0,
+            AttemptState::Open | AttemptState::Failed(_) => 0,
         };
         v1::ReadRef {
             key: self.located.key.as_bytes().to_vec().into(),
@@ -461,15 +484,19 @@ impl Attempt<'_> {
 
     fn finish(self) -> Result<u64> {
         match self.state {
-            State::Done(..) => Ok(self.length),
-            State::Failed(error) => Err(error),
-            State::Open => Err(Error::internal("a read was left out of its batch")),
+            AttemptState::Done(..) => Ok(self.length),
+            AttemptState::Failed(error) => Err(error),
+            AttemptState::Open => Err(Error::internal("a read was left out of its batch")),
         }
     }
 }
 
 /// Decides which bytes of the object go where: offsets within it, and memory.
-fn lay(located: &Located, span: Span<'_>, into: &[LocalRange]) -> Result<Few<(u64, LocalRange)>> {
+fn layout(
+    located: &Located,
+    span: Span<'_>,
+    into: &[LocalRange],
+) -> Result<Few<(u64, LocalRange)>> {
     let (offset, length) = match span {
         Span::Whole => (0, located.length),
         Span::Range { offset, length } => (offset, length),
@@ -531,7 +558,7 @@ fn fill(offset: u64, length: u64, into: &[LocalRange]) -> Option<Few<(u64, Local
     (done == length).then_some(ranges)
 }
 
-fn expired(key: &ObjectKey) -> Error {
+fn replaced_error(key: &ObjectKey) -> Error {
     let text = "the object was replaced or removed while it was read";
     Error::new(ErrorCode::LEASE_EXPIRED, text).with("key", key)
 }

@@ -1,9 +1,9 @@
 //! Copies, moves and drains: asked of the master. Carrying them out is [`work`]'s.
 
-pub(super) mod work;
+pub(super) mod worker;
 
 use mooncake_base::{ClientId, Error, ErrorCode, JobId, ObjectKey, Result, TaskId};
-use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
+use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
 
 use super::{Client, batch, call};
 use crate::task::{DrainInfo, DrainStatus, NewTask, TaskInfo, TaskKind, TaskStatus};
@@ -26,7 +26,7 @@ impl Client {
                 key.as_bytes().len() + source.len() + target.len()
             }
         };
-        for range in batch::cut(tasks.iter().map(size), batch::KEY_BYTES_MAX) {
+        for range in batch::split(tasks.iter().map(size), batch::KEY_BYTES_MAX) {
             let part = &tasks[range];
             match self.create_part(part) {
                 Ok(part) => results.extend(part),
@@ -45,11 +45,11 @@ impl Client {
     pub fn tasks(&self, ids: &[TaskId]) -> Vec<Result<TaskInfo>> {
         let asked = ids.iter().map(|id| id.to_bytes().to_vec().into()).collect();
         let call = Call::QueryTasks(v1::QueryTasksRequest {
-            caller: Some(self.shared.caller.clone()),
+            caller: Some(self.inner.caller.clone()),
             tasks: asked,
         });
-        let answer = self.shared.call(call, |answer| match answer {
-            Answer::QueryTasks(response) => Some(response.results),
+        let answer = self.inner.call(call, |answer| match answer {
+            Reply::QueryTasks(response) => Some(response.results),
             _ => None,
         });
         let answer = answer.and_then(|results| {
@@ -70,12 +70,12 @@ impl Client {
     pub fn clear_replicas(&self, keys: &[ObjectKey], segment: &str) -> Vec<Result<bool>> {
         batch::for_keys(keys, |keys, packed| {
             let call = Call::ClearReplicas(v1::ClearReplicasRequest {
-                caller: Some(self.shared.caller.clone()),
+                caller: Some(self.inner.caller.clone()),
                 keys: packed,
                 segment: segment.to_owned(),
             });
-            let cleared = self.shared.call(call, |answer| match answer {
-                Answer::ClearReplicas(response) => Some(response.cleared),
+            let cleared = self.inner.call(call, |answer| match answer {
+                Reply::ClearReplicas(response) => Some(response.cleared),
                 _ => None,
             })?;
             call::check_count(cleared.len(), keys.len())?;
@@ -98,10 +98,10 @@ impl Client {
     ) -> Result<DrainInfo> {
         let job =
             v1::NewDrainJob { segments: segments.to_vec(), targets: targets.to_vec(), concurrency };
-        let caller = Some(self.shared.caller.clone());
+        let caller = Some(self.inner.caller.clone());
         let call = Call::CreateDrainJobs(v1::CreateDrainJobsRequest { caller, jobs: vec![job] });
-        let results = self.shared.call(call, |answer| match answer {
-            Answer::CreateDrainJobs(response) => Some(response.results),
+        let results = self.inner.call(call, |answer| match answer {
+            Reply::CreateDrainJobs(response) => Some(response.results),
             _ => None,
         })?;
         only_job(results)
@@ -113,10 +113,10 @@ impl Client {
     /// `JOB_NOT_FOUND`, or the master cannot be reached.
     pub fn drain_info(&self, job: JobId) -> Result<DrainInfo> {
         let jobs = vec![job.to_bytes().to_vec().into()];
-        let caller = Some(self.shared.caller.clone());
+        let caller = Some(self.inner.caller.clone());
         let call = Call::QueryDrainJobs(v1::QueryDrainJobsRequest { caller, jobs });
-        let results = self.shared.call(call, |answer| match answer {
-            Answer::QueryDrainJobs(response) => Some(response.results),
+        let results = self.inner.call(call, |answer| match answer {
+            Reply::QueryDrainJobs(response) => Some(response.results),
             _ => None,
         })?;
         only_job(results)
@@ -130,10 +130,10 @@ impl Client {
     /// cannot be reached.
     pub fn cancel_drain(&self, job: JobId) -> Result<DrainInfo> {
         let jobs = vec![job.to_bytes().to_vec().into()];
-        let caller = Some(self.shared.caller.clone());
+        let caller = Some(self.inner.caller.clone());
         let call = Call::CancelDrainJobs(v1::CancelDrainJobsRequest { caller, jobs });
-        let results = self.shared.call(call, |answer| match answer {
-            Answer::CancelDrainJobs(response) => Some(response.results),
+        let results = self.inner.call(call, |answer| match answer {
+            Reply::CancelDrainJobs(response) => Some(response.results),
             _ => None,
         })?;
         only_job(results)
@@ -141,24 +141,23 @@ impl Client {
 
     fn create_part(&self, tasks: &[NewTask]) -> Result<Vec<Result<TaskId>>> {
         let call = Call::CreateTasks(v1::CreateTasksRequest {
-            caller: Some(self.shared.caller.clone()),
+            caller: Some(self.inner.caller.clone()),
             tasks: tasks.iter().map(wire_task).collect(),
         });
-        let results = self.shared.call(call, |answer| match answer {
-            Answer::CreateTasks(response) => Some(response.results),
+        let results = self.inner.call(call, |answer| match answer {
+            Reply::CreateTasks(response) => Some(response.results),
             _ => None,
         })?;
         call::check_count(results.len(), tasks.len())?;
-        let own = self.shared.id.to_bytes();
+        let own = self.inner.id.to_bytes();
         if results.iter().any(|result| result.client[..] == own) {
             // Nobody needs to wait for the next heartbeat.
-            self.shared.wake_worker();
+            self.inner.wake_worker();
         }
         let read = |(result, task): (&v1::CreateTaskResult, &NewTask)| match &result.failure {
             Some(failure) => Err(call::item_error(failure, task.key())),
-            None => {
-                TaskId::from_bytes(&result.task).ok_or_else(|| call::nonsense("a task has no id"))
-            }
+            None => TaskId::from_bytes(&result.task)
+                .ok_or_else(|| call::protocol_error("a task has no id")),
         };
         Ok(results.iter().zip(tasks).map(read).collect())
     }
@@ -201,7 +200,7 @@ fn read_task((result, id): (v1::QueryTaskResult, &TaskId)) -> Result<TaskInfo> {
         created_at_ms: result.created_at_ms,
         updated_at_ms: result.updated_at_ms,
         client: ClientId::from_bytes(&result.client)
-            .ok_or_else(|| call::nonsense("a task has no client"))?,
+            .ok_or_else(|| call::protocol_error("a task has no client"))?,
         message: result.message,
     })
 }
@@ -214,7 +213,7 @@ fn only_job(results: Vec<v1::DrainJobResult>) -> Result<DrainInfo> {
         return Err(Error::from(failure));
     }
     Ok(DrainInfo {
-        id: JobId::from_bytes(&job.job).ok_or_else(|| call::nonsense("a job has no id"))?,
+        id: JobId::from_bytes(&job.job).ok_or_else(|| call::protocol_error("a job has no id"))?,
         status: match job.status() {
             v1::JobStatus::Created => DrainStatus::Created,
             v1::JobStatus::Planning => DrainStatus::Planning,

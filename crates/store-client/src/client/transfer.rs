@@ -6,8 +6,8 @@ use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_transfer_engine::{Opcode, Piece};
 use rustc_hash::FxHashMap;
 
-use super::{Shared, pace::is_worth_threads};
-use crate::{metrics::Sum, object::SegmentInfo};
+use super::{ClientInner, peer_latency::is_worth_threads};
+use crate::{metrics::OutcomeTotals, object::SegmentInfo};
 
 /// How many peers are served at the same time, at the most.
 const PARALLEL_PEERS_MAX: usize = 8;
@@ -38,7 +38,7 @@ struct Job {
 
 /// What all groups of one run share.
 #[derive(Debug, Clone, Copy)]
-struct Call {
+struct RunOptions {
     opcode: Opcode,
     deadline: Moment,
     /// Whether there is more than one group.
@@ -46,7 +46,7 @@ struct Call {
 }
 
 /// The jobs for one peer.
-struct Group<'a> {
+struct PeerGroup<'a> {
     jobs: Vec<&'a mut Job>,
     pieces: Vec<Piece>,
 }
@@ -64,7 +64,7 @@ impl Jobs {
         pieces: impl IntoIterator<Item = Piece>,
         is_chosen: bool,
     ) {
-        let segment = self.number(segment);
+        let segment = self.segment_index(segment);
         let before = self.pieces.len();
         self.pieces.extend(pieces);
         let pieces = self.pieces.len() - before;
@@ -83,10 +83,10 @@ impl Jobs {
 
     /// How each went, in their order. A job that never ran has failed.
     pub(super) fn finish(self) -> impl Iterator<Item = Result<()>> {
-        self.jobs.into_iter().map(|job| job.outcome.unwrap_or_else(|| Err(unmoved())))
+        self.jobs.into_iter().map(|job| job.outcome.unwrap_or_else(|| Err(not_transferred())))
     }
 
-    fn number(&mut self, segment: &Arc<SegmentInfo>) -> usize {
+    fn segment_index(&mut self, segment: &Arc<SegmentInfo>) -> usize {
         if let Some(last) = self.jobs.last()
             && Arc::ptr_eq(&self.segments[last.segment], segment)
         {
@@ -103,7 +103,7 @@ impl Jobs {
 
     /// Sorts them by peer, and hands out the segments too. Peers are told apart by their endpoints:
     /// a peer has many segments.
-    fn by_peer(&mut self) -> (&[Arc<SegmentInfo>], Vec<Group<'_>>) {
+    fn group_by_peer(&mut self) -> (&[Arc<SegmentInfo>], Vec<PeerGroup<'_>>) {
         let mut by_endpoint: FxHashMap<&str, usize> = FxHashMap::default();
         let mut peers = Vec::with_capacity(self.segments.len());
         for segment in &self.segments {
@@ -113,9 +113,9 @@ impl Jobs {
         let pieces = std::mem::take(&mut self.pieces);
         if by_endpoint.len() == 1 {
             let jobs = self.jobs.iter_mut().collect();
-            return (&self.segments, vec![Group { jobs, pieces }]);
+            return (&self.segments, vec![PeerGroup { jobs, pieces }]);
         }
-        let empty = || Group { jobs: Vec::new(), pieces: Vec::new() };
+        let empty = || PeerGroup { jobs: Vec::new(), pieces: Vec::new() };
         let mut groups: Vec<_> = std::iter::repeat_with(empty).take(by_endpoint.len()).collect();
         let mut pieces = pieces.into_iter();
         for job in &mut self.jobs {
@@ -127,20 +127,20 @@ impl Jobs {
     }
 }
 
-impl Group<'_> {
+impl PeerGroup<'_> {
     fn bytes(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.local.length() as u64).sum()
     }
 }
 
-impl Shared {
+impl ClientInner {
     /// Runs every job and gives each its outcome.
-    pub(super) fn run(&self, opcode: Opcode, jobs: &mut Jobs, deadline: Moment) {
-        let (segments, mut groups) = jobs.by_peer();
-        let call = Call { opcode, deadline, is_shared: groups.len() > 1 };
-        if !call.is_shared || !self.is_worth_threads(opcode, segments, &groups) {
+    pub(super) fn run_jobs(&self, opcode: Opcode, jobs: &mut Jobs, deadline: Moment) {
+        let (segments, mut groups) = jobs.group_by_peer();
+        let options = RunOptions { opcode, deadline, is_shared: groups.len() > 1 };
+        if !options.is_shared || !self.is_worth_threads(opcode, segments, &groups) {
             for group in &mut groups {
-                self.run_group(call, segments, group);
+                self.run_group(options, segments, group);
             }
             return;
         }
@@ -153,9 +153,9 @@ impl Shared {
                 let thread = std::thread::Builder::new().name("mc-transfer".to_owned());
                 let spawned = thread.spawn_scoped(scope, move || {
                     let now = SystemClock.now();
-                    self.paces.note_start(now.since(begin), now);
+                    self.peer_latency.record_thread_start(now.since(begin), now);
                     for group in share {
-                        self.run_group(call, segments, group);
+                        self.run_group(options, segments, group);
                     }
                 });
                 if let Err(error) = spawned {
@@ -164,7 +164,7 @@ impl Shared {
                 }
             }
             for group in own.into_iter().flatten() {
-                self.run_group(call, segments, group);
+                self.run_group(options, segments, group);
             }
         });
     }
@@ -174,25 +174,30 @@ impl Shared {
         &self,
         opcode: Opcode,
         segments: &[Arc<SegmentInfo>],
-        groups: &[Group<'_>],
+        groups: &[PeerGroup<'_>],
     ) -> bool {
         let now = SystemClock.now();
         let expected = groups.iter().map(|group| {
             let endpoint = group.jobs.first().map_or("", |job| &segments[job.segment].endpoint);
-            self.expected(endpoint, (opcode, group.bytes()), now)
+            self.expected_latency(endpoint, (opcode, group.bytes()), now)
         });
-        is_worth_threads(expected, self.paces.expected_start(now))
+        is_worth_threads(expected, self.peer_latency.expected_thread_start(now))
     }
 
-    fn run_group(&self, call: Call, segments: &[Arc<SegmentInfo>], group: &mut Group<'_>) {
-        let Call { opcode, deadline, is_shared } = call;
+    fn run_group(
+        &self,
+        options: RunOptions,
+        segments: &[Arc<SegmentInfo>],
+        group: &mut PeerGroup<'_>,
+    ) {
+        let RunOptions { opcode, deadline, is_shared } = options;
         let Some(first) = group.jobs.first() else { return };
         let is_measured = is_shared || group.jobs.iter().any(|job| job.is_chosen);
         let segment = &segments[first.segment];
         let peer = match self.engine.open(&segment.endpoint, deadline) {
             Ok(peer) => peer,
             Err(error) => {
-                let error = self.blame(error, segment);
+                let error = self.record_peer_failure(error, segment);
                 for job in &mut group.jobs {
                     job.outcome = Some(Err(error.clone()));
                 }
@@ -203,27 +208,27 @@ impl Shared {
         let served = self.engine.transfer(&peer, opcode, &mut group.pieces, deadline);
         let end = begin.map(|begin| (begin, SystemClock.now()));
         let mut pieces = std::mem::take(&mut group.pieces).into_iter();
-        let mut sum = Sum::default();
+        let mut totals = OutcomeTotals::default();
         for job in &mut group.jobs {
             let own = pieces.by_ref().take(job.pieces);
-            job.outcome = Some(self.settle(own, &segments[job.segment], &mut sum));
+            job.outcome = Some(self.job_outcome(own, &segments[job.segment], &mut totals));
         }
-        self.metrics.count_copies(served.or_else(|| peer.transport()), opcode, sum);
-        if let Some((begin, end)) = end.filter(|_| sum.failed == 0) {
-            let what = (opcode, sum.bytes);
-            self.paces.note(&segment.endpoint, what, end.since(begin), end);
+        self.metrics.count_copies(served.or_else(|| peer.transport()), opcode, totals);
+        if let Some((begin, end)) = end.filter(|_| totals.failed == 0) {
+            let what = (opcode, totals.bytes);
+            self.peer_latency.record(&segment.endpoint, what, end.since(begin), end);
         }
-        if sum.done > 0 {
-            self.suspects.clear(&segment.endpoint);
+        if totals.done > 0 {
+            self.suspected_peers.clear(&segment.endpoint);
         }
     }
 
     /// The outcome of a job, from that of its pieces.
-    fn settle(
+    fn job_outcome(
         &self,
         pieces: impl Iterator<Item = Piece>,
         segment: &SegmentInfo,
-        sum: &mut Sum,
+        totals: &mut OutcomeTotals,
     ) -> Result<()> {
         let mut bytes = 0;
         let mut failed = None;
@@ -232,20 +237,20 @@ impl Shared {
             match piece.outcome {
                 Some(Ok(())) => {}
                 Some(Err(error)) => failed = failed.or(Some(error)),
-                None => failed = failed.or_else(|| Some(unmoved())),
+                None => failed = failed.or_else(|| Some(not_transferred())),
             }
         }
-        sum.add(failed.is_none().then_some(bytes));
-        failed.map_or(Ok(()), |error| Err(self.blame(error, segment)))
+        totals.add(failed.is_none().then_some(bytes));
+        failed.map_or(Ok(()), |error| Err(self.record_peer_failure(error, segment)))
     }
 
     /// Notes that a peer failed, and names it.
-    fn blame(&self, error: Error, segment: &SegmentInfo) -> Error {
+    fn record_peer_failure(&self, error: Error, segment: &SegmentInfo) -> Error {
         // Memory of our own that is not there says nothing about the peer, and neither does what
         // fails while we close.
         if error.code() != ErrorCode::INVALID_PARAMS && !self.is_closed() {
             self.metrics.count_peer_error(&segment.endpoint);
-            if self.suspects.add(&segment.endpoint, SystemClock.now()) {
+            if self.suspected_peers.add(&segment.endpoint, SystemClock.now()) {
                 let (peer, segment) = (&segment.endpoint, &segment.name);
                 tracing::warn!(peer, segment, %error, "a holder failed; others are asked first");
             }
@@ -254,7 +259,7 @@ impl Shared {
     }
 }
 
-fn unmoved() -> Error {
+fn not_transferred() -> Error {
     Error::new(ErrorCode::TRANSFER_FAIL, "the transfer did not happen")
 }
 
@@ -262,7 +267,7 @@ fn unmoved() -> Error {
 mod tests {
     use mooncake_base::SegmentId;
 
-    use super::{super::bytes::nowhere, *};
+    use super::{super::bytes::dangling_range, *};
 
     fn segment(endpoint: &str) -> Arc<SegmentInfo> {
         Arc::new(SegmentInfo {
@@ -278,15 +283,15 @@ mod tests {
     #[test]
     fn jobs_are_sorted_by_peer_with_the_pieces_that_are_theirs() {
         let (a, b, more_of_a) = (segment("a"), segment("b"), segment("a"));
-        let piece = |remote| Piece::new(nowhere(1), remote);
+        let piece = |remote| Piece::new(dangling_range(1), remote);
         let mut jobs = Jobs::default();
         jobs.push(&a, [piece(1), piece(2)], false);
         jobs.push(&b, [piece(3)], false);
         jobs.push(&more_of_a, [], false);
         jobs.push(&a, [piece(4)], false);
-        let (segments, groups) = jobs.by_peer();
+        let (segments, groups) = jobs.group_by_peer();
         assert_eq!(segments.len(), 3, "each is kept once");
-        let remotes = |group: &Group<'_>| {
+        let remotes = |group: &PeerGroup<'_>| {
             let counts = group.jobs.iter().map(|job| job.pieces).collect::<Vec<_>>();
             (counts, group.pieces.iter().map(|piece| piece.remote).collect::<Vec<_>>())
         };
@@ -298,11 +303,11 @@ mod tests {
     #[test]
     fn the_jobs_of_one_peer_are_one_group() {
         let (a, more_of_a) = (segment("a"), segment("a"));
-        let piece = |remote| Piece::new(nowhere(1), remote);
+        let piece = |remote| Piece::new(dangling_range(1), remote);
         let mut jobs = Jobs::default();
         jobs.push(&a, [piece(1)], true);
         jobs.push(&more_of_a, [piece(2)], false);
-        let (_, groups) = jobs.by_peer();
+        let (_, groups) = jobs.group_by_peer();
         assert_eq!(groups.len(), 1);
         assert_eq!((groups[0].jobs.len(), groups[0].pieces.len()), (2, 2));
         assert!(groups[0].jobs[0].is_chosen);

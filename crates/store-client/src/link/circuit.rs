@@ -28,7 +28,7 @@ impl Circuit {
     ///
     /// # Errors
     /// The failure that is remembered.
-    pub(super) fn may_try(&mut self, now: Moment, attempt: Duration) -> Result<(), Error> {
+    pub(super) fn check_attempt(&mut self, now: Moment, attempt: Duration) -> Result<(), Error> {
         match &mut self.failure {
             None => Ok(()),
             Some(failure) if failure.until.has_passed(now) => {
@@ -40,12 +40,12 @@ impl Circuit {
     }
 
     /// A connection was made.
-    pub(super) fn succeed(&mut self) {
+    pub(super) fn record_success(&mut self) {
         self.failure = None;
     }
 
     /// An attempt failed after so long.
-    pub(super) fn fail(&mut self, error: Error, now: Moment, took: Duration) {
+    pub(super) fn record_failure(&mut self, error: Error, now: Moment, took: Duration) {
         let until = now + took.clamp(PAUSE_MIN, PAUSE_MAX);
         self.failure = Some(Failure { error, until });
     }
@@ -65,23 +65,23 @@ mod tests {
     fn after_a_failure_attempts_fail_at_once_and_then_one_is_let_through() {
         let mut circuit = Circuit::default();
         let start = Moment::from_boot(SECOND);
-        circuit.may_try(start, SECOND).unwrap();
-        circuit.may_try(start, SECOND).unwrap();
-        circuit.fail(error(), start, SECOND * 2);
-        assert!(circuit.may_try(start + SECOND, SECOND).is_err());
-        circuit.may_try(start + SECOND * 2, SECOND).unwrap();
-        assert!(circuit.may_try(start + SECOND * 2, SECOND).is_err(), "one at a time");
-        circuit.succeed();
-        circuit.may_try(start + SECOND * 2, SECOND).unwrap();
+        circuit.check_attempt(start, SECOND).unwrap();
+        circuit.check_attempt(start, SECOND).unwrap();
+        circuit.record_failure(error(), start, SECOND * 2);
+        assert!(circuit.check_attempt(start + SECOND, SECOND).is_err());
+        circuit.check_attempt(start + SECOND * 2, SECOND).unwrap();
+        assert!(circuit.check_attempt(start + SECOND * 2, SECOND).is_err(), "one at a time");
+        circuit.record_success();
+        circuit.check_attempt(start + SECOND * 2, SECOND).unwrap();
     }
 
     #[test]
     fn the_pause_is_neither_nothing_nor_for_ever() {
         let mut circuit = Circuit::default();
         let start = Moment::default();
-        circuit.fail(error(), start, Duration::ZERO);
-        assert!(circuit.may_try(start, SECOND).is_err());
-        circuit.fail(error(), start, Duration::from_secs(3600));
-        assert!(circuit.may_try(start + PAUSE_MAX, SECOND).is_ok());
+        circuit.record_failure(error(), start, Duration::ZERO);
+        assert!(circuit.check_attempt(start, SECOND).is_err());
+        circuit.record_failure(error(), start, Duration::from_secs(3600));
+        assert!(circuit.check_attempt(start + PAUSE_MAX, SECOND).is_ok());
     }
 }

@@ -28,7 +28,7 @@ pub(super) struct Connection {
     incoming: BytesMut,
     outgoing: BytesMut,
     /// The socket's receive and send time-outs as they are set now.
-    patience: Duration,
+    timeout: Duration,
     /// When it was used last.
     last_used: Moment,
     spin_wait: SpinWait,
@@ -36,15 +36,15 @@ pub(super) struct Connection {
 
 /// Why a call over a connection brought no answer. The connection is of no more use.
 #[derive(Debug)]
-pub(super) enum Broken {
+pub(super) enum ExchangeError {
     /// The call cannot have been seen whole by the master.
     Unsent(io::Error),
     /// The call may have been done; not a byte of an answer came.
     Unanswered(io::Error),
     /// The answer broke off, or was none.
-    Garbled(Error),
+    Malformed(Error),
     /// The deadline passed first.
-    Late,
+    TimedOut,
 }
 
 impl Connection {
@@ -54,7 +54,7 @@ impl Connection {
             socket: Arc::new(socket),
             incoming: BytesMut::new(),
             outgoing: BytesMut::new(),
-            patience: Duration::ZERO,
+            timeout: Duration::ZERO,
             last_used: SystemClock.now(),
             spin_wait: SpinWait::new(ANSWER_SPIN_TIME),
         }
@@ -69,7 +69,7 @@ impl Connection {
     pub(super) fn greet(
         &mut self,
         deadline: Moment,
-    ) -> Result<native_frame::ServerGreeting, Broken> {
+    ) -> Result<native_frame::ServerGreeting, ExchangeError> {
         self.outgoing.extend_from_slice(&native_frame::client_greeting());
         self.send(deadline)?;
         self.receive(native_frame::GREETING_BYTES_MAX, deadline)
@@ -83,7 +83,7 @@ impl Connection {
         &mut self,
         message: &impl Message,
         deadline: Moment,
-    ) -> Result<Result<A, Broken>> {
+    ) -> Result<Result<A, ExchangeError>> {
         native_frame::encode(message, &mut self.outgoing)?;
         let _active = ActiveThread::new();
         let answer = self
@@ -105,25 +105,25 @@ impl Connection {
     }
 
     /// Whether the master has hung up, as far as can be seen without waiting.
-    pub(super) fn has_ended(&self) -> bool {
+    pub(super) fn is_closed_by_peer(&self) -> bool {
         // A byte that nobody asked for is as bad as the end.
         peek(&self.socket).map_or_else(|error| error.kind() != io::ErrorKind::WouldBlock, |_| true)
     }
 
-    fn send(&mut self, deadline: Moment) -> Result<(), Broken> {
+    fn send(&mut self, deadline: Moment) -> Result<(), ExchangeError> {
         let mut sent = 0;
         let outcome = loop {
             if sent == self.outgoing.len() {
                 break Ok(());
             }
-            if let Err(late) = self.set_patience(deadline) {
+            if let Err(late) = self.set_timeout(deadline) {
                 break Err(late);
             }
             match (&*self.socket).write(&self.outgoing[sent..]) {
-                Ok(0) => break Err(Broken::Unsent(io::ErrorKind::WriteZero.into())),
+                Ok(0) => break Err(ExchangeError::Unsent(io::ErrorKind::WriteZero.into())),
                 Ok(count) => sent += count,
-                Err(error) if is_passing(&error) => {}
-                Err(error) => break Err(Broken::Unsent(error)),
+                Err(error) if is_transient(&error) => {}
+                Err(error) => break Err(ExchangeError::Unsent(error)),
             }
         };
         self.outgoing.clear();
@@ -134,14 +134,14 @@ impl Connection {
         &mut self,
         limit: usize,
         deadline: Moment,
-    ) -> Result<A, Broken> {
+    ) -> Result<A, ExchangeError> {
         loop {
             match native_frame::decode(&mut self.incoming, limit) {
                 Ok(Some(answer)) => return Ok(answer),
                 Ok(None) => {}
-                Err(error) => return Err(Broken::Garbled(error)),
+                Err(error) => return Err(ExchangeError::Malformed(error)),
             }
-            self.set_patience(deadline)?;
+            self.set_timeout(deadline)?;
             let filled = self.incoming.len();
             // After the length has come the decoder has reserved room for all of the frame.
             let room = (self.incoming.capacity() - filled).clamp(READ_BYTES, READ_BYTES_MAX);
@@ -155,14 +155,14 @@ impl Connection {
             let ended = match read {
                 Ok(0) => io::ErrorKind::UnexpectedEof.into(),
                 Ok(_) => continue,
-                Err(error) if is_passing(&error) => continue,
+                Err(error) if is_transient(&error) => continue,
                 Err(error) => error,
             };
             return Err(if filled == 0 {
-                Broken::Unanswered(ended)
+                ExchangeError::Unanswered(ended)
             } else {
                 let text = "the connection to the master broke within an answer";
-                Broken::Garbled(Error::new(ErrorCode::RPC_FAIL, text).caused_by(ended))
+                ExchangeError::Malformed(Error::new(ErrorCode::RPC_FAIL, text).caused_by(ended))
             });
         }
     }
@@ -171,20 +171,20 @@ impl Connection {
     ///
     /// The time-out is rounded down to a power of two, so that calls in a row seldom set another
     /// one; a wait that ends early is begun anew.
-    fn set_patience(&mut self, deadline: Moment) -> Result<(), Broken> {
+    fn set_timeout(&mut self, deadline: Moment) -> Result<(), ExchangeError> {
         let left = deadline.left(SystemClock.now());
         if left.is_zero() {
-            return Err(Broken::Late);
+            return Err(ExchangeError::TimedOut);
         }
         let millis = u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1);
-        let patience = Duration::from_millis(1 << millis.ilog2().min(20));
-        if patience != self.patience {
+        let timeout = Duration::from_millis(1 << millis.ilog2().min(20));
+        if timeout != self.timeout {
             let set = self
                 .socket
-                .set_read_timeout(Some(patience))
-                .and_then(|()| self.socket.set_write_timeout(Some(patience)));
-            set.map_err(Broken::Unsent)?;
-            self.patience = patience;
+                .set_read_timeout(Some(timeout))
+                .and_then(|()| self.socket.set_write_timeout(Some(timeout)));
+            set.map_err(ExchangeError::Unsent)?;
+            self.timeout = timeout;
         }
         Ok(())
     }
@@ -197,7 +197,7 @@ fn peek(socket: &Socket) -> io::Result<usize> {
 }
 
 /// Whether the socket's own time-out or a signal ended the wait; the deadline decides what next.
-fn is_passing(error: &io::Error) -> bool {
+fn is_transient(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted

@@ -13,7 +13,7 @@ use crate::config::LinkConfig;
 const DEFAULT_PORT: u16 = 50052;
 
 /// How often one looks whether the daemon has come, while one waits for it.
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+const CONNECT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A link to the daemon of this host. While the daemon is away calls fail at once; when another one
 /// listens there, they go on.
@@ -29,16 +29,16 @@ impl DaemonLink {
     /// # Errors
     /// A text that is no address, nobody who answers there in time, or a master instead of a daemon.
     #[allow(clippy::disallowed_methods, reason = "nothing tells that a port begins to listen")]
-    pub fn connect(address: &str, config: LinkConfig, patience: Duration) -> Result<Self> {
-        let until = SystemClock.now() + patience;
+    pub fn connect(address: &str, config: LinkConfig, timeout: Duration) -> Result<Self> {
+        let until = SystemClock.now() + timeout;
         let inner = SocketLink::to(address.parse::<Endpoint>()?.or_port(DEFAULT_PORT), config);
         let greeting = loop {
             match inner.greeting(until) {
                 Ok(greeting) => break greeting,
-                Err(error) if until.left(SystemClock.now()) < LOOK_INTERVAL => {
-                    return Err(away(&error).with("daemon", inner.address()));
+                Err(error) if until.left(SystemClock.now()) < CONNECT_RETRY_INTERVAL => {
+                    return Err(daemon_error(&error).with("daemon", inner.address()));
                 }
-                Err(_) => std::thread::sleep(LOOK_INTERVAL),
+                Err(_) => std::thread::sleep(CONNECT_RETRY_INTERVAL),
             }
         };
         match greeting.daemon {
@@ -60,7 +60,7 @@ impl MasterLink for DaemonLink {
     fn call(&self, request: v1::Request, deadline: Moment) -> Result<v1::Response> {
         self.inner.call(request, deadline).map_err(|error| match error.code() {
             ErrorCode::RPC_FAIL | ErrorCode::RPC_TIMEOUT => {
-                away(&error).with("daemon", self.inner.address())
+                daemon_error(&error).with("daemon", self.inner.address())
             }
             _ => error,
         })
@@ -77,7 +77,7 @@ impl MasterLink for DaemonLink {
 
 /// The same failure, of the daemon. Its words are the link's, which speak of a master; what the
 /// system said of it stays.
-fn away(error: &Error) -> Error {
+fn daemon_error(error: &Error) -> Error {
     let text = match error.code() {
         ErrorCode::RPC_TIMEOUT => {
             "the daemon of this host (mooncake_client) does not answer in time"
@@ -88,9 +88,9 @@ fn away(error: &Error) -> Error {
     while let Some(before) = first.and_then(|error| error.source()) {
         first = Some(before);
     }
-    let away = Error::new(error.code(), text);
+    let daemon_error = Error::new(error.code(), text);
     match first {
-        Some(first) => away.with("because", format_args!("{:?}", first.to_string())),
-        None => away,
+        Some(first) => daemon_error.with("because", format_args!("{:?}", first.to_string())),
+        None => daemon_error,
     }
 }

@@ -12,10 +12,10 @@ use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClo
 use mooncake_proto::native_frame::{self, ServerGreeting};
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::connection::{Broken, Connection};
+use super::connection::{Connection, ExchangeError};
 
 /// How long the Unix socket may take to accept and to greet. It is on this host or it is not.
-const UNIX_PATIENCE: Duration = Duration::from_secs(1);
+const UNIX_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Connects and exchanges greetings.
 ///
@@ -61,9 +61,9 @@ fn dial_tcp(to: &Endpoint, deadline: Moment) -> Result<(Connection, ServerGreeti
     Err(last)
 }
 
-fn connect_tcp(address: SocketAddr, patience: Duration) -> io::Result<Socket> {
+fn connect_tcp(address: SocketAddr, timeout: Duration) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-    socket.connect_timeout(&address.into(), patience)?;
+    socket.connect_timeout(&address.into(), timeout)?;
     socket.set_tcp_nodelay(true)?;
     Ok(socket)
 }
@@ -71,12 +71,12 @@ fn connect_tcp(address: SocketAddr, patience: Duration) -> io::Result<Socket> {
 /// The Unix socket that the greeting names, if it can be reached from here and the very same
 /// master answers there. Anybody may bind an abstract name: only the id makes it the master's.
 fn dial_unix(tcp: &ServerGreeting, deadline: Moment) -> Option<Connection> {
-    let deadline = deadline.min(SystemClock.now() + UNIX_PATIENCE);
+    let deadline = deadline.min(SystemClock.now() + UNIX_TIMEOUT);
     let connect = || -> io::Result<Socket> {
         let address = SockAddr::unix(format!("\0{}", tcp.unix_socket))?;
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
         // Bounds the connect too: it waits when the listener's backlog is full.
-        socket.set_write_timeout(Some(UNIX_PATIENCE))?;
+        socket.set_write_timeout(Some(UNIX_TIMEOUT))?;
         socket.connect(&address)?;
         Ok(socket)
     };
@@ -87,13 +87,13 @@ fn dial_unix(tcp: &ServerGreeting, deadline: Moment) -> Option<Connection> {
 fn greet(socket: Socket, deadline: Moment) -> Result<(Connection, ServerGreeting)> {
     let mut connection = Connection::new(socket);
     let greeting = connection.greet(deadline).map_err(|broken| match broken {
-        Broken::Unsent(source) | Broken::Unanswered(source) => {
+        ExchangeError::Unsent(source) | ExchangeError::Unanswered(source) => {
             unreachable("whoever listens there hung up instead of greeting").caused_by(source)
         }
-        Broken::Garbled(source) => {
+        ExchangeError::Malformed(source) => {
             unreachable("whoever listens there is no mooncake master").caused_by(source)
         }
-        Broken::Late => unreachable("whoever listens there did not greet in time"),
+        ExchangeError::TimedOut => unreachable("whoever listens there did not greet in time"),
     })?;
     if greeting.version == native_frame::VERSION {
         Ok((connection, greeting))
@@ -113,14 +113,14 @@ fn resolve(to: &Endpoint, deadline: Moment) -> Result<Vec<SocketAddr>> {
     }
     let (sender, receiver) = mpsc::sync_channel(1);
     let host = to.host.clone();
-    let look_up = move || {
+    let resolve_host = move || {
         let found = (host.as_str(), port).to_socket_addrs().map(Iterator::collect);
         // Nobody listens any more if it took too long.
         let _ = sender.send(found);
     };
     std::thread::Builder::new()
         .name("mc-resolve".to_owned())
-        .spawn(look_up)
+        .spawn(resolve_host)
         .map_err(|source| unreachable("no thread for the resolver").caused_by(source))?;
     match receiver.recv_timeout(deadline.left(SystemClock.now())) {
         Ok(found) => found.map_err(|source: io::Error| {

@@ -47,11 +47,11 @@ impl Pool {
     ///
     /// # Errors
     /// The pool is closed, or every connection was in use until the deadline.
-    pub(super) fn take(&self, deadline: Moment) -> Result<Slot<'_>> {
+    pub(super) fn acquire(&self, deadline: Moment) -> Result<Slot<'_>> {
         let mut state = self.state.lock();
         loop {
             if state.is_closed {
-                return Err(closed());
+                return Err(link_closed());
             }
             if state.taken < self.limit {
                 state.taken += 1;
@@ -73,10 +73,10 @@ impl Pool {
     ///
     /// # Errors
     /// The pool was closed meanwhile.
-    pub(super) fn admit(&self, connection: &Connection) -> Result<()> {
+    pub(super) fn track(&self, connection: &Connection) -> Result<()> {
         let mut state = self.state.lock();
         if state.is_closed {
-            return Err(closed());
+            return Err(link_closed());
         }
         state.sockets.retain(|socket| socket.strong_count() > 0);
         state.sockets.push(Arc::downgrade(connection.socket()));
@@ -119,6 +119,6 @@ impl Drop for Slot<'_> {
 }
 
 /// The failure of a call on a link that was closed.
-pub(super) fn closed() -> Error {
+pub(super) fn link_closed() -> Error {
     Error::closed("the link to the master was closed")
 }

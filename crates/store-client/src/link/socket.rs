@@ -13,7 +13,7 @@ use mooncake_transfer_engine::process;
 use super::{
     MasterLink,
     circuit::Circuit,
-    connection::{Broken, Connection},
+    connection::{Connection, ExchangeError},
     dial,
     pool::{Pool, Slot},
 };
@@ -23,7 +23,7 @@ use crate::config::LinkConfig;
 const DEFAULT_PORT: u16 = 50051;
 
 /// A connection that nobody used for so long is looked at before it is used again.
-const TRUSTED_IDLE: Duration = Duration::from_millis(100);
+const TRUSTED_IDLE_MAX: Duration = Duration::from_millis(100);
 
 /// A link over sockets: TCP, or the Unix socket that the master names in its greeting.
 #[derive(Debug)]
@@ -66,18 +66,18 @@ impl SocketLink {
     fn connect(&self, deadline: Moment) -> Result<Connection> {
         let timeout = self.config.connect_timeout;
         let start = SystemClock.now();
-        self.circuit.lock().may_try(start, timeout)?;
+        self.circuit.lock().check_attempt(start, timeout)?;
         let until = deadline.min(start + timeout);
         let dialed = dial::dial(&self.address, self.config.may_use_unix_socket, until);
         let now = SystemClock.now();
         match dialed {
             Ok(connection) => {
-                self.circuit.lock().succeed();
-                self.pool.admit(&connection)?;
+                self.circuit.lock().record_success();
+                self.pool.track(&connection)?;
                 Ok(connection)
             }
             Err(error) => {
-                self.circuit.lock().fail(error.clone(), now, now.since(start));
+                self.circuit.lock().record_failure(error.clone(), now, now.since(start));
                 Err(error)
             }
         }
@@ -85,7 +85,7 @@ impl SocketLink {
 
     /// One attempt. `None`: the pooled connection was dead and the call may be made again.
     fn attempt(&self, request: &v1::Request, deadline: Moment) -> Result<Option<v1::Response>> {
-        let mut slot = self.pool.take(deadline)?;
+        let mut slot = self.pool.acquire(deadline)?;
         let (mut connection, is_fresh) = self.connection(&mut slot, request, deadline)?;
         let error = match connection.exchange(request, deadline) {
             Ok(Ok(response)) => {
@@ -96,16 +96,16 @@ impl SocketLink {
                 slot.connection = Some(connection);
                 return Err(too_large);
             }
-            Ok(Err(Broken::Unsent(_))) if !is_fresh => return Ok(None),
-            Ok(Err(Broken::Unanswered(_))) if !is_fresh && is_repeatable(request) => {
+            Ok(Err(ExchangeError::Unsent(_))) if !is_fresh => return Ok(None),
+            Ok(Err(ExchangeError::Unanswered(_))) if !is_fresh && is_idempotent(request) => {
                 return Ok(None);
             }
-            Ok(Err(Broken::Unsent(source) | Broken::Unanswered(source))) => {
+            Ok(Err(ExchangeError::Unsent(source) | ExchangeError::Unanswered(source))) => {
                 let text = "the connection to the master broke before an answer came";
                 Error::new(ErrorCode::RPC_FAIL, text).caused_by(source)
             }
-            Ok(Err(Broken::Garbled(error))) => error,
-            Ok(Err(Broken::Late)) => {
+            Ok(Err(ExchangeError::Malformed(error))) => error,
+            Ok(Err(ExchangeError::TimedOut)) => {
                 Error::new(ErrorCode::RPC_TIMEOUT, "the master did not answer in time")
             }
         };
@@ -121,8 +121,8 @@ impl SocketLink {
     ) -> Result<(Connection, bool)> {
         if let Some(pooled) = slot.connection.take() {
             let is_trusted =
-                is_repeatable(request) && pooled.idle(SystemClock.now()) < TRUSTED_IDLE;
-            if is_trusted || !pooled.has_ended() {
+                is_idempotent(request) && pooled.idle(SystemClock.now()) < TRUSTED_IDLE_MAX;
+            if is_trusted || !pooled.is_closed_by_peer() {
                 return Ok((pooled, false));
             }
             self.pool.drop_idle();
@@ -166,7 +166,7 @@ impl MasterLink for SocketLink {
 /// The start of a put does if it has a number, by which the master knows it again. Otherwise the
 /// second one meets the first one's unfinished object, whose version nobody was told, and takes it
 /// for another writer's.
-fn is_repeatable(request: &v1::Request) -> bool {
+fn is_idempotent(request: &v1::Request) -> bool {
     !matches!(&request.call, Some(Call::PutStart(start)) if start.request == 0)
 }
 

@@ -40,7 +40,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    pub(crate) fn note(&self, took: Duration) {
+    pub(crate) fn record(&self, took: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.counts[class_of(nanos)].fetch_add(1, Ordering::Relaxed);
         self.nanos.fetch_add(nanos, Ordering::Relaxed);
@@ -139,8 +139,8 @@ mod tests {
     fn quantiles_are_at_most_a_quarter_too_long() {
         let histogram = Histogram::default();
         assert_eq!(histogram.snapshot().quantile(0.5), None);
-        (0..99).for_each(|_| histogram.note(Duration::from_micros(3)));
-        histogram.note(Duration::from_millis(90));
+        (0..99).for_each(|_| histogram.record(Duration::from_micros(3)));
+        histogram.record(Duration::from_millis(90));
         let latency = histogram.snapshot();
         let half = latency.quantile(0.5).unwrap();
         assert!((3000..=3750).contains(&half.as_nanos()), "{half:?}");
@@ -153,7 +153,7 @@ mod tests {
     fn octaves_hold_every_call_and_end_at_doublings_of_a_microsecond() {
         let histogram = Histogram::default();
         for nanos in [1, 1000, 1001, 2000, 2001, 1_000_000_000_000] {
-            histogram.note(Duration::from_nanos(nanos));
+            histogram.record(Duration::from_nanos(nanos));
         }
         let octaves = histogram.snapshot().octaves();
         assert_eq!(octaves[..3], [(Some(1), 2), (Some(2), 2), (Some(4), 1)]);

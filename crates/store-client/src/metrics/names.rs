@@ -39,7 +39,7 @@ pub(super) const CALLS: [&str; 27] = [
     unreachable_patterns,
     reason = "a call that is new to the messages is counted before it has a name here"
 )]
-pub(super) const fn call_number(call: &Call) -> usize {
+pub(crate) const fn call_index(call: &Call) -> usize {
     match call {
         Call::Register(_) => 0,
         Call::Heartbeat(_) => 1,
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn calls_are_counted_under_their_own_names() {
-        let name = |call: Call| CALLS[call_number(&call)];
+        let name = |call: Call| CALLS[call_index(&call)];
         assert_eq!(name(Call::Heartbeat(v1::HeartbeatRequest::default())), "Ping");
         assert_eq!(name(Call::Locate(v1::LocateRequest::default())), "GetReplicaList");
         assert_eq!(name(Call::Status(v1::StatusRequest::default())), "Status");

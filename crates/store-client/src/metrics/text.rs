@@ -44,13 +44,13 @@ impl MetricsSnapshot {
         out
     }
 
-    /// The counters for people. With `lived`, also what was moved in a second.
-    pub fn summary(&self, lived: Option<Duration>) -> String {
+    /// The counters for people. With `uptime`, also what was moved in a second.
+    pub fn summary(&self, uptime: Option<Duration>) -> String {
         let mut out = String::new();
         for (what, count) in [("read", self.reads), ("written", self.puts)] {
             let _ = write!(out, "{what}: {} objects, {}", count.done, ByteSize(count.bytes));
-            if let Some(lived) = lived {
-                let rate = count.bytes as f64 / lived.as_secs_f64().max(1e-3);
+            if let Some(uptime) = uptime {
+                let rate = count.bytes as f64 / uptime.as_secs_f64().max(1e-3);
                 let _ = write!(out, ", {}/s", ByteSize(rate as u64));
             }
             let _ = writeln!(out, ", {} failed", count.failed);
@@ -58,10 +58,15 @@ impl MetricsSnapshot {
         let _ = writeln!(out, "found: {} keys, missed: {}", self.hits, self.misses);
         for (name, row) in &self.operations {
             let bytes = ByteSize(row.objects.bytes);
-            let _ = writeln!(out, "{name}: {}, {bytes}", times(&row.latency));
+            let _ = writeln!(out, "{name}: {}, {bytes}", latency_summary(&row.latency));
         }
         for (name, row) in &self.rpcs {
-            let _ = writeln!(out, "call {name}: {}, {} failed", times(&row.latency), row.failed);
+            let _ = writeln!(
+                out,
+                "call {name}: {}, {} failed",
+                latency_summary(&row.latency),
+                row.failed
+            );
         }
         for (name, row) in &self.by_transport {
             let (read, written) = (ByteSize(row.read_bytes), ByteSize(row.written_bytes));
@@ -173,7 +178,7 @@ fn histogram(out: &mut Exposition, name: &str, labels: &Labels<'_>, latency: &La
     out.histogram(name, labels, latency.octaves(), latency.sum().as_micros());
 }
 
-fn times(latency: &Latency) -> String {
+fn latency_summary(latency: &Latency) -> String {
     let at = |part| latency.quantile(part).unwrap_or_default();
     format!("{} times, p50 {:?}, p99 {:?}", latency.count(), at(0.5), at(0.99))
 }
@@ -182,13 +187,13 @@ fn times(latency: &Latency) -> String {
 mod tests {
     use mooncake_transfer_engine::{Opcode, TransportKind};
 
-    use super::super::{Metrics, Operation, Sum};
+    use super::super::{Metrics, Operation, OutcomeTotals};
     use super::*;
 
-    fn some() -> MetricsSnapshot {
+    fn sample_snapshot() -> MetricsSnapshot {
         let metrics = Metrics::default();
         let took = Duration::from_micros(3);
-        let sum = Sum { done: 2, failed: 1, bytes: 100 };
+        let sum = OutcomeTotals { done: 2, failed: 1, bytes: 100 };
         metrics.count_operation(Operation::GetBatch, sum, took);
         metrics.count_call(8, true, took);
         metrics.count_transfer(Opcode::Read, 2, took);
@@ -199,7 +204,7 @@ mod tests {
 
     #[test]
     fn every_established_name_is_there() {
-        let text = some().prometheus("");
+        let text = sample_snapshot().prometheus("");
         for name in "transfer_read_bytes transfer_write_bytes transfer_get_latency \
             transfer_put_latency transfer_batch_get_latency transfer_batch_put_latency \
             transfer_read_operation_count transfer_read_operation_bytes \
@@ -214,7 +219,7 @@ mod tests {
 
     #[test]
     fn samples_say_what_was_counted_under_which_labels() {
-        let text = some().prometheus("c1");
+        let text = sample_snapshot().prometheus("c1");
         let labels = "client_mode=\"real\",cluster_id=\"c1\"";
         for line in [
             format!("mooncake_transfer_read_bytes{{{labels}}} 100"),
@@ -226,13 +231,13 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }
-        assert!(!some().prometheus("").contains("cluster_id"));
+        assert!(!sample_snapshot().prometheus("").contains("cluster_id"));
     }
 
     #[test]
     fn the_summary_tells_a_rate_where_it_is_wanted() {
-        let text = some().summary(Some(Duration::from_secs(2)));
+        let text = sample_snapshot().summary(Some(Duration::from_secs(2)));
         assert!(text.contains("read: 2 objects, 100 B, 50 B/s, 1 failed"), "{text}");
-        assert!(!some().summary(None).contains("/s"));
+        assert!(!sample_snapshot().summary(None).contains("/s"));
     }
 }

@@ -20,7 +20,7 @@ use bytes::BytesMut;
 use mooncake_base::{ClientId, ErrorKind};
 use mooncake_proto::{
     native_frame::{self, ServerGreeting},
-    v1::response::Call as Answer,
+    v1::response::Call as Reply,
 };
 
 use super::*;
@@ -31,7 +31,7 @@ const SECOND: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, PartialEq)]
 enum Reaction {
     /// Says which connection it came over, and whether that was a Unix socket.
-    Answer,
+    Reply,
     HangUp,
     Silence,
 }
@@ -145,14 +145,14 @@ fn serve(
                 match reaction {
                     Reaction::HangUp => return,
                     Reaction::Silence => continue,
-                    Reaction::Answer => {}
+                    Reaction::Reply => {}
                 }
                 let status = v1::StatusResponse {
                     keys: connection as u64,
                     clients: u64::from(is_unix),
                     ..Default::default()
                 };
-                let response = v1::Response { call: Some(Answer::Status(status)) };
+                let response = v1::Response { call: Some(Reply::Status(status)) };
                 outgoing.clear();
                 native_frame::encode(&response, &mut outgoing).unwrap();
                 if stream.write_all(&outgoing).is_err() {
@@ -183,14 +183,14 @@ fn soon() -> Moment {
 /// Over which connection the answer came, and whether that was a Unix socket.
 fn answered(response: Result<v1::Response>) -> (u64, bool) {
     match response.unwrap().call {
-        Some(Answer::Status(status)) => (status.keys, status.clients == 1),
+        Some(Reply::Status(status)) => (status.keys, status.clients == 1),
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
 fn one_connection_serves_calls_in_a_row() {
-    let server = Server::start(|_, _| Reaction::Answer);
+    let server = Server::start(|_, _| Reaction::Reply);
     let link = server.link(LinkConfig::default());
     for _ in 0..3 {
         assert_eq!(answered(link.call(status(), soon())), (0, false));
@@ -200,11 +200,11 @@ fn one_connection_serves_calls_in_a_row() {
 
 #[test]
 fn the_unix_socket_is_taken_only_from_the_same_master() {
-    let same = Server::with_unix(|_, _| Reaction::Answer, Some(b"m"));
+    let same = Server::with_unix(|_, _| Reaction::Reply, Some(b"m"));
     assert!(answered(same.link(LinkConfig::default()).call(status(), soon())).1);
     let tcp_only = LinkConfig { may_use_unix_socket: false, ..LinkConfig::default() };
     assert!(!answered(same.link(tcp_only).call(status(), soon())).1);
-    let other = Server::with_unix(|_, _| Reaction::Answer, Some(b"x"));
+    let other = Server::with_unix(|_, _| Reaction::Reply, Some(b"x"));
     assert!(!answered(other.link(LinkConfig::default()).call(status(), soon())).1);
 }
 
@@ -212,7 +212,7 @@ fn the_unix_socket_is_taken_only_from_the_same_master() {
 fn a_dead_pooled_connection_is_replaced_unseen() {
     let hang_up_once = |connection, request| match (connection, request) {
         (0, 1) => Reaction::HangUp,
-        _ => Reaction::Answer,
+        _ => Reaction::Reply,
     };
     let server = Server::start(hang_up_once);
     let link = server.link(LinkConfig::default());
@@ -224,7 +224,7 @@ fn a_dead_pooled_connection_is_replaced_unseen() {
 fn the_start_of_a_put_is_never_sent_twice() {
     let hang_up_once = |connection, request| match (connection, request) {
         (0, 1) => Reaction::HangUp,
-        _ => Reaction::Answer,
+        _ => Reaction::Reply,
     };
     let server = Server::start(hang_up_once);
     let link = server.link(LinkConfig::default());
@@ -321,7 +321,7 @@ fn what_is_no_master_is_called_so() {
 
 #[test]
 fn a_name_is_resolved_and_each_of_its_addresses_tried() {
-    let server = Server::start(|_, _| Reaction::Answer);
+    let server = Server::start(|_, _| Reaction::Reply);
     let address = format!("localhost:{}", server.address.port());
     let link = SocketLink::new(&address, LinkConfig::default()).unwrap();
     link.call(status(), soon()).unwrap();

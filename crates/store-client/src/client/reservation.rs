@@ -9,11 +9,11 @@ use mooncake_base::{
 };
 use mooncake_proto::{
     columns::{ItemPlaces, Outcome, share},
-    v1::{self, request::Call, response::Call as Answer},
+    v1::{self, request::Call, response::Call as Reply},
 };
 use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
 
-use super::{Shared, batch, call, checksum::Summer, transfer::Jobs};
+use super::{ClientInner, batch, call, checksum::Checksummer, transfer::Jobs};
 use crate::object::{Place, PutItem, PutOptions, PutOutcome, SoftPin};
 
 /// Taken off the write window: our clock and the master's may run at different speeds.
@@ -25,7 +25,7 @@ const WINDOW_MARGIN: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone)]
 pub struct Reservation {
     pub(super) key: ObjectKey,
-    pub(super) space: Space,
+    pub(super) upload: Upload,
 }
 
 /// Bytes for a reserved object.
@@ -39,7 +39,7 @@ pub struct Write<'a> {
 
 /// What is reserved for one object, whose key somebody else has.
 #[derive(Debug, Clone)]
-pub(super) struct Space {
+pub(super) struct Upload {
     version: Version,
     length: u64,
     places: Few<Place>,
@@ -53,7 +53,7 @@ pub(super) struct Space {
 
 /// An object to reserve space for, and its number in its batch.
 #[derive(Debug)]
-pub(super) struct Wanted<'a> {
+pub(super) struct ReserveItem<'a> {
     pub(super) at: usize,
     pub(super) key: KeyRef<'a>,
     pub(super) length: u64,
@@ -61,9 +61,9 @@ pub(super) struct Wanted<'a> {
 
 /// An object that is being written.
 #[derive(Debug)]
-pub(super) struct Put<'a> {
+pub(super) struct UploadWrite<'a> {
     pub(super) key: KeyRef<'a>,
-    pub(super) space: &'a mut Space,
+    pub(super) upload: &'a mut Upload,
     pub(super) layout: Layout<'a>,
 }
 
@@ -77,7 +77,7 @@ pub(super) enum Layout<'a> {
 }
 
 /// An object with its space.
-pub(super) type Named<'a> = (KeyRef<'a>, &'a Space);
+pub(super) type KeyedUpload<'a> = (KeyRef<'a>, &'a Upload);
 
 impl Layout<'_> {
     /// Offsets within the object, and the memory that is to lie there.
@@ -106,18 +106,18 @@ impl Reservation {
     }
 
     /// The name and what is reserved under it.
-    pub(super) fn named(&self) -> Named<'_> {
-        ((&self.key).into(), &self.space)
+    pub(super) fn keyed(&self) -> KeyedUpload<'_> {
+        ((&self.key).into(), &self.upload)
     }
 
     /// How long the object will be.
     pub fn length(&self) -> u64 {
-        self.space.length
+        self.upload.length
     }
 
     /// Takes over which copies failed in a write through a clone of this.
-    pub(super) fn learn(&mut self, other: Self) {
-        let (own, other) = (&mut self.space, other.space);
+    pub(super) fn merge(&mut self, other: Self) {
+        let (own, other) = (&mut self.upload, other.upload);
         for replica in other.failed {
             if !own.failed.contains(&replica) {
                 own.failed.push(replica);
@@ -127,61 +127,61 @@ impl Reservation {
     }
 }
 
-impl Space {
+impl Upload {
     /// Notes the checksum of a value that is to be written whole.
-    pub(super) fn sum(&mut self, summer: &mut Summer, item: &PutItem<'_>) {
-        match summer.sum(item.parts.iter()) {
+    pub(super) fn set_checksum(&mut self, checksummer: &mut Checksummer, item: &PutItem<'_>) {
+        match checksummer.checksum(item.parts.iter()) {
             Ok(sum) => self.checksum = Some(sum),
             Err(error) => {
                 for at in 0..self.places.len() {
-                    self.fail(self.places[at].replica, error.clone(), item.key);
+                    self.fail_replica(self.places[at].replica, error.clone(), item.key);
                 }
             }
         }
     }
 
-    fn live(&self) -> impl Iterator<Item = &Place> {
+    fn healthy(&self) -> impl Iterator<Item = &Place> {
         self.places.iter().filter(|place| !self.failed.contains(&place.replica))
     }
 
-    fn is_lost(&self) -> bool {
-        self.live().next().is_none()
+    fn has_no_replica(&self) -> bool {
+        self.healthy().next().is_none()
     }
 
-    fn fail(&mut self, replica: ReplicaId, error: Error, key: KeyRef<'_>) {
+    fn fail_replica(&mut self, replica: ReplicaId, error: Error, key: KeyRef<'_>) {
         self.failed.push(replica);
         self.error = Some(error.with("key", key));
     }
 
     /// Why no copy is left.
-    fn loss(&self, key: KeyRef<'_>) -> Error {
+    fn no_replica_error(&self, key: KeyRef<'_>) -> Error {
         self.error.clone().unwrap_or_else(|| {
             Error::new(ErrorCode::WRITE_FAIL, "the put has no copy").with("key", key)
         })
     }
 
-    fn late(&self, key: KeyRef<'_>) -> Error {
+    fn window_error(&self, key: KeyRef<'_>) -> Error {
         Error::new(ErrorCode::WRITE_FAIL, "the put took longer than its write window")
             .with("key", key)
             .with("bytes", self.length)
     }
 }
 
-impl Put<'_> {
+impl UploadWrite<'_> {
     /// Whether it can be written now.
     fn check(&self, now: Moment) -> Result<()> {
-        if self.space.is_lost() {
-            return Err(self.space.loss(self.key));
+        if self.upload.has_no_replica() {
+            return Err(self.upload.no_replica_error(self.key));
         }
-        if self.space.until.has_passed(now) {
-            return Err(self.space.late(self.key));
+        if self.upload.until.has_passed(now) {
+            return Err(self.upload.window_error(self.key));
         }
         for (offset, range) in self.layout.ranges() {
             let end = offset.checked_add(range.length() as u64);
-            if end.is_none_or(|end| end > self.space.length) {
+            if end.is_none_or(|end| end > self.upload.length) {
                 return Err(Error::invalid("the write ends outside of the object")
                     .with("key", self.key)
-                    .with("object_bytes", self.space.length)
+                    .with("object_bytes", self.upload.length)
                     .with("offset", offset)
                     .with("length", range.length()));
             }
@@ -190,25 +190,25 @@ impl Put<'_> {
     }
 
     /// The write into one copy.
-    fn pieces(&self, place: &Place) -> impl Iterator<Item = Piece> {
+    fn transfers_to(&self, place: &Place) -> impl Iterator<Item = Piece> {
         let address = place.address();
         let some = self.layout.ranges().filter(|(_, range)| range.length() > 0);
         some.map(move |(offset, range)| Piece::new(range, address + offset))
     }
 }
 
-impl Shared {
+impl ClientInner {
     /// Reserves space, in messages that fit. `None`: there is an object of that key, and it is kept.
     pub(super) fn reserve(
         &self,
-        items: &[Wanted<'_>],
+        items: &[ReserveItem<'_>],
         options: &PutOptions,
-    ) -> Vec<Result<Option<Space>>> {
+    ) -> Vec<Result<Option<Upload>>> {
         let mut results = Vec::with_capacity(items.len());
-        let size = |item: &Wanted<'_>| {
+        let size = |item: &ReserveItem<'_>| {
             item.key.as_bytes().len() + options.groups.get(item.at).map_or(0, String::len)
         };
-        for range in batch::cut(items.iter().map(size), batch::KEY_BYTES_MAX) {
+        for range in batch::split(items.iter().map(size), batch::KEY_BYTES_MAX) {
             let part = &items[range];
             if let Err(error) = self.reserve_part(part, options, &mut results) {
                 let failed = part.iter().map(|item| Err(error.clone().with("key", item.key)));
@@ -221,13 +221,14 @@ impl Shared {
     /// Adds the results of one message, or none.
     fn reserve_part(
         &self,
-        items: &[Wanted<'_>],
+        items: &[ReserveItem<'_>],
         options: &PutOptions,
-        results: &mut Vec<Result<Option<Space>>>,
+        results: &mut Vec<Result<Option<Upload>>>,
     ) -> Result<()> {
         let mut lengths: Vec<u64> = items.iter().map(|item| item.length).collect();
         share(&mut lengths);
-        let group = |item: &Wanted<'_>| options.groups.get(item.at).cloned().unwrap_or_default();
+        let group =
+            |item: &ReserveItem<'_>| options.groups.get(item.at).cloned().unwrap_or_default();
         let groups = match options.groups.is_empty() {
             true => Vec::new(),
             false => items.iter().map(group).collect(),
@@ -243,21 +244,22 @@ impl Shared {
         });
         let sent = SystemClock.now();
         let response = self.call_at(sent, call, |answer| match answer {
-            Answer::PutStart(response) => Some(response),
+            Reply::PutStart(response) => Some(response),
             _ => None,
         })?;
-        let columns = call::in_columns(response.columns)?;
-        let started = columns.read(items.len()).map_err(call::uneven)?;
+        let columns = call::require_columns(response.columns)?;
+        let started = columns.read(items.len()).map_err(call::column_mismatch)?;
         let segments = call::read_segments(response.segments)?;
         let window = Duration::from_millis(response.write_window_ms);
         let until = sent + window.saturating_sub(WINDOW_MARGIN);
         let read =
-            |(started, item): (Outcome<'_, (u64, ItemPlaces<'_>)>, &Wanted<'_>)| match started {
+            |(started, item): (Outcome<'_, (u64, ItemPlaces<'_>)>, &ReserveItem<'_>)| match started
+            {
                 Err(failure) => match call::item_error(failure, item.key) {
-                    error if exists(&error) && !options.is_upsert => Ok(None),
+                    error if is_existing(&error) && !options.is_upsert => Ok(None),
                     error => Err(error),
                 },
-                Ok((version, places)) => Ok(Some(Space {
+                Ok((version, places)) => Ok(Some(Upload {
                     version: Version(version),
                     length: item.length,
                     places: call::read_places(places.of(item.length), &segments, item.length)?,
@@ -272,7 +274,7 @@ impl Shared {
     }
 
     /// Writes into every copy. What failed is noted in the space, too.
-    pub(super) fn write(&self, puts: &mut [Put<'_>], now: Moment) -> Vec<Result<()>> {
+    pub(super) fn write(&self, puts: &mut [UploadWrite<'_>], now: Moment) -> Vec<Result<()>> {
         let mut until = now + self.config.transfer_timeout;
         let mut jobs = Jobs::with_capacity(puts.len());
         let mut owners = Vec::with_capacity(puts.len());
@@ -281,26 +283,26 @@ impl Shared {
         for (at, put) in puts.iter().enumerate() {
             let checked = open.clone().and_then(|()| put.check(now));
             if checked.is_ok() {
-                until = until.min(put.space.until);
-                for place in put.space.live() {
-                    jobs.push(&place.segment, put.pieces(place), false);
+                until = until.min(put.upload.until);
+                for place in put.upload.healthy() {
+                    jobs.push(&place.segment, put.transfers_to(place), false);
                     owners.push((at, place.replica));
                 }
             }
             outcomes.push(checked);
         }
         if !jobs.is_empty() {
-            self.run(Opcode::Write, &mut jobs, until);
+            self.run_jobs(Opcode::Write, &mut jobs, until);
             let took = SystemClock.now().since(now);
             self.metrics.count_transfer(Opcode::Write, puts.len(), took);
         }
         for (outcome, (at, replica)) in jobs.finish().zip(owners) {
             if let Err(error) = outcome {
                 self.metrics.count_lost(1);
-                let Put { key, space, .. } = &mut puts[at];
-                space.fail(replica, error, *key);
-                if space.is_lost() {
-                    outcomes[at] = Err(space.loss(*key));
+                let UploadWrite { key, upload, .. } = &mut puts[at];
+                upload.fail_replica(replica, error, *key);
+                if upload.has_no_replica() {
+                    outcomes[at] = Err(upload.no_replica_error(*key));
                 }
             }
         }
@@ -308,35 +310,35 @@ impl Shared {
     }
 
     /// Makes objects readable. What has no whole copy, or is late, is given back instead.
-    pub(super) fn publish(&self, puts: &[Named<'_>]) -> Vec<Result<PutOutcome>> {
+    pub(super) fn publish(&self, puts: &[KeyedUpload<'_>]) -> Vec<Result<PutOutcome>> {
         let now = SystemClock.now();
         let mut lost = Vec::new();
         let mut whole = Vec::with_capacity(puts.len());
         let mut outcomes = Vec::with_capacity(puts.len());
-        for &(key, space) in puts {
-            let failed = if space.is_lost() {
-                Some(space.loss(key))
+        for &(key, upload) in puts {
+            let failed = if upload.has_no_replica() {
+                Some(upload.no_replica_error(key))
             } else {
-                space.until.has_passed(now).then(|| space.late(key))
+                upload.until.has_passed(now).then(|| upload.window_error(key))
             };
             outcomes.push(match failed {
                 Some(error) => {
-                    lost.push((key, space));
+                    lost.push((key, upload));
                     Err(error)
                 }
                 None => {
-                    whole.push((key, space));
-                    let replicas = u32::try_from(space.live().count()).unwrap_or(u32::MAX);
+                    whole.push((key, upload));
+                    let replicas = u32::try_from(upload.healthy().count()).unwrap_or(u32::MAX);
                     Ok(PutOutcome::Stored { replicas })
                 }
             });
         }
-        for ((key, _), outcome) in lost.iter().zip(self.give_back(&lost)) {
+        for ((key, _), outcome) in lost.iter().zip(self.revoke_puts(&lost)) {
             if let Err(error) = outcome {
                 tracing::debug!(%key, %error, "a put that failed was not revoked");
             }
         }
-        let ended = self.end(&whole);
+        let ended = self.end_puts(&whole);
         for (outcome, ended) in outcomes.iter_mut().filter(|o| o.is_ok()).zip(ended) {
             if let Err(error) = ended {
                 *outcome = Err(error);
@@ -345,43 +347,43 @@ impl Shared {
         outcomes
     }
 
-    fn end(&self, puts: &[Named<'_>]) -> Vec<Result<()>> {
-        self.finish(puts, |columns, caller| {
+    fn end_puts(&self, puts: &[KeyedUpload<'_>]) -> Vec<Result<()>> {
+        self.finish_puts(puts, |columns, caller| {
             let (caller, columns) = (Some(caller), Some(columns));
             let call = Call::PutEnd(v1::PutEndRequest { caller, puts: Vec::new(), columns });
             self.call(call, |answer| match answer {
-                Answer::PutEnd(response) => Some(response.columns),
+                Reply::PutEnd(response) => Some(response.columns),
                 _ => None,
             })
         })
     }
 
     /// Gives space back that nothing is to be published of.
-    pub(super) fn give_back(&self, puts: &[Named<'_>]) -> Vec<Result<()>> {
-        self.finish(puts, |columns, caller| {
+    pub(super) fn revoke_puts(&self, puts: &[KeyedUpload<'_>]) -> Vec<Result<()>> {
+        self.finish_puts(puts, |columns, caller| {
             let (caller, columns) = (Some(caller), Some(columns));
             let call = Call::PutRevoke(v1::PutRevokeRequest { caller, puts: Vec::new(), columns });
             self.call(call, |answer| match answer {
-                Answer::PutRevoke(response) => Some(response.columns),
+                Reply::PutRevoke(response) => Some(response.columns),
                 _ => None,
             })
         })
     }
 
     /// Ends or revokes puts, in messages that fit.
-    fn finish(
+    fn finish_puts(
         &self,
-        puts: &[Named<'_>],
+        puts: &[KeyedUpload<'_>],
         call: impl Fn(v1::PutRefColumns, v1::Caller) -> Result<Option<v1::DoneColumns>>,
     ) -> Vec<Result<()>> {
         let mut results = Vec::with_capacity(puts.len());
         for part in puts.chunks(batch::ITEMS_MAX) {
-            let answer = call(refs(part), self.caller.clone()).and_then(call::in_columns);
+            let answer = call(put_refs(part), self.caller.clone()).and_then(call::require_columns);
             let answer = answer.as_ref().map_err(Clone::clone);
-            let read = |(done, (key, _)): (Outcome<'_, ()>, &Named<'_>)| {
+            let read = |(done, (key, _)): (Outcome<'_, ()>, &KeyedUpload<'_>)| {
                 done.map_err(|failure| call::item_error(failure, key))
             };
-            match answer.and_then(|done| done.read(part.len()).map_err(call::uneven)) {
+            match answer.and_then(|done| done.read(part.len()).map_err(call::column_mismatch)) {
                 Ok(done) => results.extend(done.zip(part).map(read)),
                 Err(error) => {
                     results.extend(part.iter().map(|(key, _)| Err(error.clone().with("key", key))));
@@ -393,16 +395,16 @@ impl Shared {
 }
 
 /// Puts that end, as columns. Their versions name them.
-fn refs(puts: &[Named<'_>]) -> v1::PutRefColumns {
+fn put_refs(puts: &[KeyedUpload<'_>]) -> v1::PutRefColumns {
     let mut columns = v1::PutRefColumns {
-        versions: puts.iter().map(|(_, space)| space.version.0).collect(),
+        versions: puts.iter().map(|(_, upload)| upload.version.0).collect(),
         ..Default::default()
     };
-    for ((_, space), item) in puts.iter().zip(0_u32..) {
-        if let Some(checksum) = space.checksum {
+    for ((_, upload), item) in puts.iter().zip(0_u32..) {
+        if let Some(checksum) = upload.checksum {
             columns.checksums.get_or_insert_default().push(item as usize, checksum);
         }
-        for replica in &space.failed {
+        for replica in &upload.failed {
             columns.failed_items.push(item);
             columns.failed_replicas.push(replica.0);
         }
@@ -410,7 +412,7 @@ fn refs(puts: &[Named<'_>]) -> v1::PutRefColumns {
     columns
 }
 
-fn exists(error: &Error) -> bool {
+fn is_existing(error: &Error) -> bool {
     error.code() == ErrorCode::OBJECT_ALREADY_EXISTS
 }
 
@@ -435,15 +437,15 @@ fn wire_options(options: &PutOptions) -> v1::ReplicateConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::bytes::nowhere, *};
+    use super::{super::bytes::dangling_range, *};
 
     #[test]
     fn parts_lie_one_behind_the_other_and_ranges_where_they_say() {
         let offsets = |layout: Layout<'_>| layout.ranges().map(|(at, _)| at).collect::<Vec<_>>();
-        let parts = [nowhere(3), nowhere(0), nowhere(5), nowhere(1)];
+        let parts = [dangling_range(3), dangling_range(0), dangling_range(5), dangling_range(1)];
         assert_eq!(offsets(Layout::InOrder(&parts)), [0, 3, 3, 8]);
-        assert_eq!(offsets(Layout::At(&[(7, nowhere(2)), (1, nowhere(4))])), [7, 1]);
-        let most = [nowhere(usize::MAX), nowhere(usize::MAX), nowhere(1)];
+        assert_eq!(offsets(Layout::At(&[(7, dangling_range(2)), (1, dangling_range(4))])), [7, 1]);
+        let most = [dangling_range(usize::MAX), dangling_range(usize::MAX), dangling_range(1)];
         assert_eq!(offsets(Layout::InOrder(&most)), [0, u64::MAX, u64::MAX]);
     }
 }

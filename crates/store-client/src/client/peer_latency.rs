@@ -12,45 +12,45 @@ use mooncake_transfer_engine::Opcode;
 use rustc_hash::FxHashMap;
 
 /// What is told apart by size: up to so many bytes, and above.
-const ENDS: [u64; 3] = [16 << 10, 256 << 10, 4 << 20];
-const CLASSES: usize = ENDS.len() + 1;
+const SIZE_CLASS_ENDS: [u64; 3] = [16 << 10, 256 << 10, 4 << 20];
+const SIZE_CLASSES: usize = SIZE_CLASS_ENDS.len() + 1;
 
 /// Up to here a transfer takes the same time whatever its size.
-const SMALL_BYTES: u64 = ENDS[0];
+const SMALL_BYTES: u64 = SIZE_CLASS_ENDS[0];
 
 /// A measurement is believed for so long: whoever was slow once gets another chance.
-const FRESH: Duration = Duration::from_secs(10);
+const SAMPLE_AGE_MAX: Duration = Duration::from_secs(10);
 
 /// From so many measurements on they are believed.
-const WARM: u64 = 8;
+const SAMPLES_MIN: u64 = 8;
 
 /// A measurement counts as so many times the mean at the most: one that was interrupted says little.
-const OUTLIER: u64 = 4;
+const OUTLIER_FACTOR: u64 = 4;
 
 /// The most peers that are remembered.
 const PEERS_MAX: usize = 1024;
 
 /// What is thought of a peer that was not measured: so many bytes in a microsecond, and what comes
 /// on top for one on another host.
-const GUESSED_BYTES_PER_MICRO: u64 = 4000;
-const GUESSED_FAR: Duration = Duration::from_micros(50);
+const DEFAULT_BYTES_PER_MICRO: u64 = 4000;
+const DEFAULT_OTHER_HOST: Duration = Duration::from_micros(50);
 
 /// What is thought of a thread before one was started: how long it takes to begin.
-const GUESSED_START: Duration = Duration::from_micros(50);
+const DEFAULT_THREAD_START: Duration = Duration::from_micros(50);
 
 /// What was measured.
 #[derive(Debug, Default)]
-pub(super) struct Paces(Mutex<Measured>);
+pub(super) struct LatencyTable(Mutex<Samples>);
 
 #[derive(Debug, Default)]
-struct Measured {
-    peers: FxHashMap<String, [Pace; 2 * CLASSES]>,
-    start: Pace,
+struct Samples {
+    peers: FxHashMap<String, [LatencyEstimate; 2 * SIZE_CLASSES]>,
+    start: LatencyEstimate,
 }
 
 /// The least of the first few times, which may have had something to set up, then a running mean.
 #[derive(Debug, Clone, Copy, Default)]
-struct Pace {
+struct LatencyEstimate {
     count: u64,
     nanos: u64,
     bytes: u64,
@@ -59,62 +59,64 @@ struct Pace {
 
 /// Where a peer is, as far as its address tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Site {
+pub(super) enum Locality {
     SameHost,
-    Elsewhere,
+    OtherHost,
 }
 
-impl Paces {
+impl LatencyTable {
     /// A transfer of so many bytes with the peer took so long.
-    pub(super) fn note(
+    pub(super) fn record(
         &self,
         endpoint: &str,
         (opcode, bytes): (Opcode, u64),
         took: Duration,
         now: Moment,
     ) {
-        let mut measured = self.0.lock();
-        let peers = &mut measured.peers;
+        let mut samples = self.0.lock();
+        let peers = &mut samples.peers;
         if !peers.contains_key(endpoint) {
             if peers.len() >= PEERS_MAX {
-                peers.retain(|_, paces| paces.iter().any(|pace| pace.is_fresh(now)));
+                peers.retain(|_, table| table.iter().any(|estimate| estimate.is_fresh(now)));
             }
             if peers.len() >= PEERS_MAX {
                 return;
             }
             peers.insert(endpoint.to_owned(), Default::default());
         }
-        if let Some(paces) = peers.get_mut(endpoint) {
-            paces[row(opcode, bytes)].note(took, bytes, now);
+        if let Some(table) = peers.get_mut(endpoint) {
+            table[size_class(opcode, bytes)].record(took, bytes, now);
         }
     }
 
     /// A thread that was started began so much later.
-    pub(super) fn note_start(&self, took: Duration, now: Moment) {
-        self.0.lock().start.note(took, 0, now);
+    pub(super) fn record_thread_start(&self, took: Duration, now: Moment) {
+        self.0.lock().start.record(took, 0, now);
     }
 
     /// How long a transfer of so many bytes with a peer is going to take.
     pub(super) fn expected(
         &self,
         endpoint: &str,
-        site: Site,
+        locality: Locality,
         (opcode, bytes): (Opcode, u64),
         now: Moment,
     ) -> Duration {
-        let measured = self.0.lock();
-        let pace = measured.peers.get(endpoint).map(|paces| paces[row(opcode, bytes)]);
-        pace.and_then(|pace| pace.expected(bytes, now)).unwrap_or_else(|| guess(site, bytes))
+        let samples = self.0.lock();
+        let estimate = samples.peers.get(endpoint).map(|table| table[size_class(opcode, bytes)]);
+        estimate
+            .and_then(|estimate| estimate.expected(bytes, now))
+            .unwrap_or_else(|| default_latency(locality, bytes))
     }
 
     /// How long a thread takes to begin.
-    pub(super) fn expected_start(&self, now: Moment) -> Duration {
-        self.0.lock().start.expected(0, now).unwrap_or(GUESSED_START)
+    pub(super) fn expected_thread_start(&self, now: Moment) -> Duration {
+        self.0.lock().start.expected(0, now).unwrap_or(DEFAULT_THREAD_START)
     }
 }
 
-impl Pace {
-    fn note(&mut self, took: Duration, bytes: u64, now: Moment) {
+impl LatencyEstimate {
+    fn record(&mut self, took: Duration, bytes: u64, now: Moment) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX / 8);
         // What is too old says nothing about today.
         let old = if self.is_fresh(now) { *self } else { Self::default() };
@@ -122,11 +124,11 @@ impl Pace {
         let count = old.count + 1;
         *self = match old.count {
             0 => Self { count, nanos, bytes, at: Some(now) },
-            1..WARM if nanos < old.nanos => Self { count, nanos, bytes, at: Some(now) },
-            1..WARM => Self { count, at: Some(now), ..old },
+            1..SAMPLES_MIN if nanos < old.nanos => Self { count, nanos, bytes, at: Some(now) },
+            1..SAMPLES_MIN => Self { count, at: Some(now), ..old },
             _ => Self {
                 count,
-                nanos: mean(old.nanos, nanos.min(old.nanos.saturating_mul(OUTLIER))),
+                nanos: mean(old.nanos, nanos.min(old.nanos.saturating_mul(OUTLIER_FACTOR))),
                 bytes: mean(old.bytes, bytes),
                 at: Some(now),
             },
@@ -134,7 +136,7 @@ impl Pace {
     }
 
     fn is_fresh(&self, now: Moment) -> bool {
-        self.at.is_some_and(|at| !(at + FRESH).has_passed(now))
+        self.at.is_some_and(|at| !(at + SAMPLE_AGE_MAX).has_passed(now))
     }
 
     fn expected(&self, bytes: u64, now: Moment) -> Option<Duration> {
@@ -146,24 +148,24 @@ impl Pace {
                     .unwrap_or(u64::MAX)
             }
         };
-        (self.is_fresh(now) && self.count >= WARM).then(|| Duration::from_nanos(nanos))
+        (self.is_fresh(now) && self.count >= SAMPLES_MIN).then(|| Duration::from_nanos(nanos))
     }
 }
 
-fn row(opcode: Opcode, bytes: u64) -> usize {
-    let class = ENDS.iter().filter(|end| bytes > **end).count();
+fn size_class(opcode: Opcode, bytes: u64) -> usize {
+    let class = SIZE_CLASS_ENDS.iter().filter(|end| bytes > **end).count();
     match opcode {
         Opcode::Read => class,
-        Opcode::Write => CLASSES + class,
+        Opcode::Write => SIZE_CLASSES + class,
     }
 }
 
-fn guess(site: Site, bytes: u64) -> Duration {
-    let near = Duration::from_micros(bytes / GUESSED_BYTES_PER_MICRO);
-    match site {
-        Site::SameHost => near,
+fn default_latency(locality: Locality, bytes: u64) -> Duration {
+    let near = Duration::from_micros(bytes / DEFAULT_BYTES_PER_MICRO);
+    match locality {
+        Locality::SameHost => near,
         // Not known to be slower by the byte, but further.
-        Site::Elsewhere => near * 2 + GUESSED_FAR,
+        Locality::OtherHost => near * 2 + DEFAULT_OTHER_HOST,
     }
 }
 
@@ -181,7 +183,7 @@ pub(super) fn is_worth_threads(expected: impl Iterator<Item = Duration>, start: 
 ///
 /// A copy is described by what puts it behind others whatever its speed, and by the time it is
 /// expected to take.
-pub(super) fn in_turn<R: Ord + Copy>(
+pub(super) fn rotate_equals<R: Ord + Copy>(
     copies: impl Iterator<Item = (R, Duration)>,
     turn: usize,
 ) -> Vec<usize> {
@@ -190,7 +192,7 @@ pub(super) fn in_turn<R: Ord + Copy>(
     order.sort_by_key(|&at| copies[at]);
     let Some(&first) = order.first() else { return order };
     let (rank, best) = copies[first];
-    let bound = best * 2 + NOISE;
+    let bound = best * 2 + LATENCY_NOISE;
     let equals = order.iter().take_while(|&&at| copies[at].0 == rank && copies[at].1 <= bound);
     let equals = equals.count();
     order[..equals].sort_unstable();
@@ -199,7 +201,7 @@ pub(super) fn in_turn<R: Ord + Copy>(
 }
 
 /// Differences below this are chance.
-const NOISE: Duration = Duration::from_micros(10);
+const LATENCY_NOISE: Duration = Duration::from_micros(10);
 
 #[cfg(test)]
 mod tests {
@@ -213,37 +215,37 @@ mod tests {
 
     #[test]
     fn what_was_measured_counts_until_it_is_old() {
-        let paces = Paces::default();
+        let table = LatencyTable::default();
         let read = (Opcode::Read, MIB);
-        let guessed = paces.expected("a", Site::SameHost, read, at(1));
-        assert!(guessed < paces.expected("a", Site::Elsewhere, read, at(1)));
-        paces.note("a", read, Duration::from_millis(80), at(1));
-        (1..WARM).for_each(|_| paces.note("a", read, Duration::from_millis(3), at(1)));
-        let expected = paces.expected("a", Site::SameHost, read, at(2));
+        let default = table.expected("a", Locality::SameHost, read, at(1));
+        assert!(default < table.expected("a", Locality::OtherHost, read, at(1)));
+        table.record("a", read, Duration::from_millis(80), at(1));
+        (1..SAMPLES_MIN).for_each(|_| table.record("a", read, Duration::from_millis(3), at(1)));
+        let expected = table.expected("a", Locality::SameHost, read, at(2));
         assert_eq!(expected, Duration::from_millis(3), "the first one had something to set up");
-        let half = paces.expected("a", Site::SameHost, (Opcode::Read, MIB / 2), at(2));
+        let half = table.expected("a", Locality::SameHost, (Opcode::Read, MIB / 2), at(2));
         assert_eq!(half, Duration::from_micros(1500), "by the byte within a class");
-        let other = paces.expected("a", Site::SameHost, (Opcode::Write, MIB), at(2));
-        assert_eq!(other, guessed, "writes are another thing");
-        assert_eq!(paces.expected("a", Site::SameHost, read, at(12)), guessed);
+        let other = table.expected("a", Locality::SameHost, (Opcode::Write, MIB), at(2));
+        assert_eq!(other, default, "writes are another thing");
+        assert_eq!(table.expected("a", Locality::SameHost, read, at(12)), default);
     }
 
     #[test]
     fn a_peer_that_becomes_slow_is_noticed_in_a_few_transfers() {
-        let paces = Paces::default();
+        let table = LatencyTable::default();
         let read = (Opcode::Read, 4096);
-        (0..20).for_each(|_| paces.note("a", read, Duration::from_micros(8), at(1)));
-        (0..20).for_each(|_| paces.note("a", read, Duration::from_micros(800), at(1)));
-        assert!(paces.expected("a", Site::SameHost, read, at(1)) > Duration::from_micros(600));
+        (0..20).for_each(|_| table.record("a", read, Duration::from_micros(8), at(1)));
+        (0..20).for_each(|_| table.record("a", read, Duration::from_micros(800), at(1)));
+        assert!(table.expected("a", Locality::SameHost, read, at(1)) > Duration::from_micros(600));
     }
 
     #[test]
     fn a_single_transfer_that_was_interrupted_changes_little() {
-        let paces = Paces::default();
+        let table = LatencyTable::default();
         let read = (Opcode::Read, 4096);
-        (0..20).for_each(|_| paces.note("a", read, Duration::from_micros(8), at(1)));
-        paces.note("a", read, Duration::from_millis(50), at(1));
-        assert!(paces.expected("a", Site::SameHost, read, at(1)) < Duration::from_micros(16));
+        (0..20).for_each(|_| table.record("a", read, Duration::from_micros(8), at(1)));
+        table.record("a", read, Duration::from_millis(50), at(1));
+        assert!(table.expected("a", Locality::SameHost, read, at(1)) < Duration::from_micros(16));
     }
 
     #[test]
@@ -264,10 +266,10 @@ mod tests {
     fn equals_take_turns_and_the_slower_and_the_suspected_wait() {
         let micros = |rank: u8, time| (rank, Duration::from_micros(time));
         let copies = [micros(0, 100), micros(0, 5000), micros(0, 150), micros(1, 1)];
-        let order = |turn| in_turn(copies.into_iter(), turn);
+        let order = |turn| rotate_equals(copies.into_iter(), turn);
         assert_eq!(order(0), [0, 2, 1, 3]);
         assert_eq!(order(1), [2, 0, 1, 3]);
         assert_eq!(order(2), [0, 2, 1, 3]);
-        assert!(in_turn(std::iter::empty::<(u8, Duration)>(), 3).is_empty());
+        assert!(rotate_equals(std::iter::empty::<(u8, Duration)>(), 3).is_empty());
     }
 }

@@ -22,7 +22,7 @@ const MEAN_BYTES_MAX: usize = 16 << 10;
 
 /// The parts of a batch of many small objects, about equally large, an even number of them. `None`:
 /// it is no such batch.
-pub(super) fn cut(sizes: &[usize]) -> Option<Vec<Range<usize>>> {
+pub(super) fn split(sizes: &[usize]) -> Option<Vec<Range<usize>>> {
     let count = sizes.len();
     let bytes = sizes.iter().fold(0_usize, |sum, &size| sum.saturating_add(size));
     if count <= ITEMS_MAX || bytes / count > MEAN_BYTES_MAX {
@@ -33,10 +33,13 @@ pub(super) fn cut(sizes: &[usize]) -> Option<Vec<Range<usize>>> {
 }
 
 /// Does the parts, two at a time, and returns what came of each, in no order.
-pub(super) fn do_all<P: Sync, R: Send>(parts: &[P], work: impl Fn(&P) -> R + Sync) -> Vec<R> {
+pub(super) fn run_overlapped<P: Sync, R: Send>(
+    parts: &[P],
+    work: impl Fn(&P) -> R + Sync,
+) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::with_capacity(parts.len()));
-    let work_off = || {
+    let run_parts = || {
         while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
             let outcome = work(part);
             done.lock().push(outcome);
@@ -45,11 +48,11 @@ pub(super) fn do_all<P: Sync, R: Send>(parts: &[P], work: impl Fn(&P) -> R + Syn
     // The other thread is not joined: that would wait for the end of its stack, too.
     thread::scope(|scope| {
         let builder = thread::Builder::new().name("mc-put".to_owned());
-        if let Err(error) = builder.spawn_scoped(scope, work_off) {
+        if let Err(error) = builder.spawn_scoped(scope, run_parts) {
             // Its parts are done here.
             tracing::debug!(%error, "no second thread for a batch");
         }
-        work_off();
+        run_parts();
     });
     done.into_inner()
 }
@@ -62,12 +65,12 @@ mod tests {
 
     #[test]
     fn many_small_objects_are_cut_into_an_even_number_of_parts_that_hold_them_all() {
-        assert_eq!(cut(&[]), None);
-        assert_eq!(cut(&[1; ITEMS_MAX]), None);
-        assert_eq!(cut(&[MEAN_BYTES_MAX + 1; 2 * ITEMS_MAX]), None);
-        assert_eq!(cut(&[usize::MAX; 2 * ITEMS_MAX]), None);
+        assert_eq!(split(&[]), None);
+        assert_eq!(split(&[1; ITEMS_MAX]), None);
+        assert_eq!(split(&[MEAN_BYTES_MAX + 1; 2 * ITEMS_MAX]), None);
+        assert_eq!(split(&[usize::MAX; 2 * ITEMS_MAX]), None);
         for count in [ITEMS_MAX + 1, 2 * ITEMS_MAX, 3000, 20_000] {
-            let parts = cut(&vec![MEAN_BYTES_MAX; count]).unwrap();
+            let parts = split(&vec![MEAN_BYTES_MAX; count]).unwrap();
             assert_eq!(parts.len() % 2, 0);
             assert!(parts.iter().all(|part| (1..=ITEMS_MAX).contains(&part.len())));
             assert!(parts.into_iter().flatten().eq(0..count));
@@ -79,7 +82,7 @@ mod tests {
         let parts: Vec<usize> = (0..8).collect();
         // Two threads must come here for either to go on.
         let meeting = Barrier::new(2);
-        let mut done = do_all(&parts, |part| {
+        let mut done = run_overlapped(&parts, |part| {
             meeting.wait();
             *part
         });

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use mooncake_base::{Error, ErrorCode, KeyBatch, Moment, ObjectKey, Result};
-use mooncake_proto::v1::{self, key_selector::By, request::Call, response::Call as Answer};
+use mooncake_proto::v1::{self, key_selector::By, request::Call, response::Call as Reply};
 
-use super::{Client, Shared, batch, call};
+use super::{Client, ClientInner, batch, call};
 use crate::object::{
     MasterStatus, ObjectPage, ObjectStatus, ObjectSummary, Presence, SegmentUse, Selector,
 };
@@ -46,10 +46,10 @@ impl Client {
 
     fn probe(&self, keys: Vec<Bytes>, takes_lease: bool) -> Result<v1::ProbeResponse> {
         let count = keys.len();
-        let caller = Some(self.shared.caller.clone());
+        let caller = Some(self.inner.caller.clone());
         let call = Call::Probe(v1::ProbeRequest { caller, keys, lease: takes_lease });
-        let found = self.shared.call(call, |answer| match answer {
-            Answer::Probe(found) => Some(found),
+        let found = self.inner.call(call, |answer| match answer {
+            Reply::Probe(found) => Some(found),
             _ => None,
         })?;
         call::check_count(found.states.len(), count)?;
@@ -65,12 +65,12 @@ impl Client {
     pub fn remove(&self, keys: &[ObjectKey], is_forced: bool) -> Vec<Result<()>> {
         batch::for_keys(keys, |keys, packed| {
             let call = Call::Remove(v1::RemoveRequest {
-                caller: Some(self.shared.caller.clone()),
+                caller: Some(self.inner.caller.clone()),
                 keys: packed,
                 force: is_forced,
             });
-            let response = self.shared.call(call, |answer| match answer {
-                Answer::Remove(response) => Some(response),
+            let response = self.inner.call(call, |answer| match answer {
+                Reply::Remove(response) => Some(response),
                 _ => None,
             })?;
             call::check_count(response.results.len(), keys.len())?;
@@ -89,12 +89,12 @@ impl Client {
     /// A bad expression, or the master cannot be reached.
     pub fn remove_matching(&self, selector: &Selector, is_forced: bool) -> Result<u64> {
         let call = Call::RemoveMatching(v1::RemoveMatchingRequest {
-            caller: Some(self.shared.caller.clone()),
+            caller: Some(self.inner.caller.clone()),
             which: Some(wire_selector(selector)),
             force: is_forced,
         });
-        self.shared.call(call, |answer| match answer {
-            Answer::RemoveMatching(response) => Some(response.removed),
+        self.inner.call(call, |answer| match answer {
+            Reply::RemoveMatching(response) => Some(response.removed),
             _ => None,
         })
     }
@@ -111,13 +111,13 @@ impl Client {
         limit: u32,
     ) -> Result<ObjectPage> {
         let call = Call::ListObjects(v1::ListObjectsRequest {
-            caller: Some(self.shared.caller.clone()),
+            caller: Some(self.inner.caller.clone()),
             which: Some(wire_selector(selector)),
             after: after.map(|key| key.as_bytes().to_vec().into()).unwrap_or_default(),
             limit,
         });
-        let response = self.shared.call(call, |answer| match answer {
-            Answer::ListObjects(response) => Some(response),
+        let response = self.inner.call(call, |answer| match answer {
+            Reply::ListObjects(response) => Some(response),
             _ => None,
         })?;
         let read = |object: v1::ObjectSummary| {
@@ -137,16 +137,17 @@ impl Client {
     /// # Errors
     /// The master cannot be reached.
     pub fn segments(&self) -> Result<Vec<SegmentUse>> {
-        let caller = Some(self.shared.caller.clone());
+        let caller = Some(self.inner.caller.clone());
         let call = Call::ListSegments(v1::ListSegmentsRequest { caller });
-        let response = self.shared.call(call, |answer| match answer {
-            Answer::ListSegments(response) => Some(response),
+        let response = self.inner.call(call, |answer| match answer {
+            Reply::ListSegments(response) => Some(response),
             _ => None,
         })?;
         let read = |summary: v1::SegmentSummary| {
             let takes_objects = summary.status() == v1::SegmentStatus::Ok;
-            let segment =
-                summary.segment.ok_or_else(|| call::nonsense("a segment is not described"))?;
+            let segment = summary
+                .segment
+                .ok_or_else(|| call::protocol_error("a segment is not described"))?;
             let segment = call::read_segment(segment)?;
             Ok(SegmentUse { segment, used: summary.used, takes_objects })
         };
@@ -158,7 +159,7 @@ impl Client {
     /// # Errors
     /// The master cannot be reached.
     pub fn status(&self) -> Result<MasterStatus> {
-        self.shared.status(self.shared.rpc_deadline())
+        self.inner.status(self.inner.rpc_deadline())
     }
 
     /// Whether the client is open and its master answers.
@@ -174,8 +175,8 @@ impl Client {
     /// # Errors
     /// An empty range, or one that overlaps another.
     pub fn register_memory(&self, address: u64, length: u64) -> Result<()> {
-        self.shared.check_open()?;
-        self.shared.engine.regions().register(address, length, "*")
+        self.inner.check_open()?;
+        self.inner.engine.regions().register(address, length, "*")
     }
 
     /// Takes memory of the caller out again; it begins where a registered range begins.
@@ -183,8 +184,8 @@ impl Client {
     /// # Errors
     /// No range begins there, or a peer still uses it.
     pub fn unregister_memory(&self, address: u64) -> Result<()> {
-        self.shared.check_open()?;
-        self.shared.engine.regions().unregister(address)
+        self.inner.check_open()?;
+        self.inner.engine.regions().unregister(address)
     }
 
     /// How long an object is.
@@ -207,11 +208,11 @@ impl Client {
     }
 }
 
-impl Shared {
+impl ClientInner {
     pub(super) fn status(&self, deadline: Moment) -> Result<MasterStatus> {
         let call = Call::Status(v1::StatusRequest { caller: Some(self.caller.clone()) });
         let status = self.call_until(call, deadline, |answer| match answer {
-            Answer::Status(status) => Some(status),
+            Reply::Status(status) => Some(status),
             _ => None,
         })?;
         Ok(MasterStatus {

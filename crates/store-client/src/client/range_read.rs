@@ -7,7 +7,7 @@ use mooncake_transfer_engine::{Engine, LocalRange, Region, RemoteRange};
 use rustc_hash::FxHashMap;
 
 use super::{Client, read::check_part};
-use crate::object::{Located, Parts, Reach, Read};
+use crate::object::{BufferScope, Located, Parts, Read};
 
 /// What became of the parts of an object: of all of them, or of each.
 pub type PartOutcomes = Result<Vec<Result<u64>>>;
@@ -21,9 +21,9 @@ impl Client {
     ///
     /// # Errors
     /// By object: as [`locate`](Self::locate) and [`read`](Self::read), or there is not one
-    /// destination for each part. By part: it is not all in the object, or `reach` does not allow
+    /// destination for each part. By part: it is not all in the object, or `scope` does not allow
     /// its memory (`INVALID_PARAMS`); other parts of the object are read all the same.
-    pub fn read_parts(&self, wanted: &[Parts<'_>], reach: Reach) -> Vec<PartOutcomes> {
+    pub fn read_parts(&self, wanted: &[Parts<'_>], scope: BufferScope) -> Vec<PartOutcomes> {
         let mut numbers: FxHashMap<&ObjectKey, usize> = FxHashMap::default();
         let mut keys = Vec::new();
         let objects: Vec<usize> = wanted
@@ -39,7 +39,7 @@ impl Client {
         let located: Vec<_> =
             objects.iter().map(|&at| located[at].as_ref().map_err(Clone::clone)).collect();
         let begin = located.iter().flatten().next().map(|located| located.asked);
-        self.read_parts_of(&located, wanted, reach, begin)
+        self.read_parts_of(&located, wanted, scope, begin)
     }
 
     /// Reads parts of objects that were located before; the time that it takes is counted from
@@ -48,45 +48,45 @@ impl Client {
         &self,
         located: &[Result<&Located>],
         wanted: &[Parts<'_>],
-        reach: Reach,
+        scope: BufferScope,
         begin: Option<Moment>,
     ) -> Vec<PartOutcomes> {
-        let reachable = Reachable::of(self.engine(), reach);
-        let sorted: Vec<Result<Sorted<'_>>> = located
+        let allowed = AllowedMemory::new(self.engine(), scope);
+        let checked: Vec<Result<CheckedParts<'_>>> = located
             .iter()
             .zip(wanted)
-            .map(|(located, parts)| Sorted::of(located.clone()?, parts, &reachable))
+            .map(|(located, parts)| CheckedParts::new(located.clone()?, parts, &allowed))
             .collect();
-        let reads: Vec<_> = sorted.iter().flatten().map(Sorted::read).collect();
+        let reads: Vec<_> = checked.iter().flatten().map(CheckedParts::read).collect();
         let mut read = self.read_since(begin, &reads).into_iter();
         let missing = || Err(Error::internal("parts of an object were left out of their batch"));
-        sorted
+        checked
             .into_iter()
             .zip(wanted)
-            .map(|(sorted, parts)| {
-                let sorted = sorted?;
+            .map(|(checked, parts)| {
+                let checked = checked?;
                 read.next().unwrap_or_else(missing)?;
-                Ok(sorted.outcomes(parts))
+                Ok(checked.outcomes(parts))
             })
             .collect()
     }
 }
 
 /// The parts of one object: those that can be read, and those that are refused.
-struct Sorted<'a> {
+struct CheckedParts<'a> {
     located: &'a Located,
     /// All of them, or the good ones.
-    parts: Chosen<'a>,
+    parts: ReadableParts<'a>,
     refused: Vec<(usize, Error)>,
 }
 
-enum Chosen<'a> {
+enum ReadableParts<'a> {
     All(&'a Parts<'a>),
     Some(Vec<u64>, Vec<LocalRange>),
 }
 
-impl<'a> Sorted<'a> {
-    fn of(located: &'a Located, parts: &'a Parts<'a>, reachable: &Reachable) -> Result<Self> {
+impl<'a> CheckedParts<'a> {
+    fn new(located: &'a Located, parts: &'a Parts<'a>, allowed: &AllowedMemory) -> Result<Self> {
         let (offsets, memory) = (parts.offsets, parts.memory);
         if offsets.len() != memory.len() {
             return Err(Error::invalid("there must be one destination for each part")
@@ -96,7 +96,7 @@ impl<'a> Sorted<'a> {
         }
         let check = |(&offset, range): (&u64, &LocalRange)| {
             check_part(located, offset, range.length() as u64)?;
-            reachable.check(range)
+            allowed.check(range)
         };
         let refused: Vec<_> = offsets
             .iter()
@@ -105,12 +105,12 @@ impl<'a> Sorted<'a> {
             .filter_map(|(at, part)| Some((at, check(part).err()?)))
             .collect();
         if refused.is_empty() {
-            return Ok(Self { located, parts: Chosen::All(parts), refused });
+            return Ok(Self { located, parts: ReadableParts::All(parts), refused });
         }
         let mut bad = refused.iter().map(|(at, _)| *at).peekable();
         let good = |at: &usize| bad.next_if_eq(at).is_none();
         let good: Vec<usize> = (0..offsets.len()).filter(good).collect();
-        let parts = Chosen::Some(
+        let parts = ReadableParts::Some(
             good.iter().map(|&at| offsets[at]).collect(),
             good.iter().map(|&at| memory[at]).collect(),
         );
@@ -119,8 +119,8 @@ impl<'a> Sorted<'a> {
 
     fn read(&self) -> Read<'_> {
         match &self.parts {
-            Chosen::All(parts) => Read::scattered(self.located, parts.offsets, parts.memory),
-            Chosen::Some(offsets, memory) => Read::scattered(self.located, offsets, memory),
+            ReadableParts::All(parts) => Read::scattered(self.located, parts.offsets, parts.memory),
+            ReadableParts::Some(offsets, memory) => Read::scattered(self.located, offsets, memory),
         }
     }
 
@@ -135,22 +135,22 @@ impl<'a> Sorted<'a> {
 }
 
 /// The memory that a call may touch.
-enum Reachable {
-    Anything,
+enum AllowedMemory {
+    Any,
     /// By address.
-    Only(Vec<Arc<Region>>),
+    Registered(Vec<Arc<Region>>),
 }
 
-impl Reachable {
-    fn of(engine: &Engine, reach: Reach) -> Self {
-        match reach {
-            Reach::Anywhere => Self::Anything,
-            Reach::Registered => Self::Only(engine.regions().all()),
+impl AllowedMemory {
+    fn new(engine: &Engine, scope: BufferScope) -> Self {
+        match scope {
+            BufferScope::Anywhere => Self::Any,
+            BufferScope::Registered => Self::Registered(engine.regions().all()),
         }
     }
 
     fn check(&self, range: &LocalRange) -> Result<()> {
-        let Self::Only(regions) = self else { return Ok(()) };
+        let Self::Registered(regions) = self else { return Ok(()) };
         let (address, length) = (range.address() as u64, range.length() as u64);
         let after = regions.partition_point(|region| region.base <= address);
         let region = after.checked_sub(1).map(|at| &regions[at]);

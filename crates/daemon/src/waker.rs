@@ -12,10 +12,10 @@ use mooncake_base::{Error, Result};
 
 /// Wakes the watching thread: there is somebody new, or it shall end.
 #[derive(Debug)]
-pub(crate) struct Bell(UnixStream);
+pub(crate) struct Waker(UnixStream);
 
-impl Bell {
-    pub(crate) fn ring(&self) {
+impl Waker {
+    pub(crate) fn wake(&self) {
         // A full socket wakes as well as one byte more would.
         let _ = (&self.0).write(&[1]);
     }
@@ -23,16 +23,16 @@ impl Bell {
 
 /// Hears the bell.
 #[derive(Debug)]
-pub(crate) struct Ear(UnixStream);
+pub(crate) struct WakeReceiver(UnixStream);
 
-impl Ear {
+impl WakeReceiver {
     /// Empties it; what it says is that it has been rung.
-    pub(crate) fn empty(&self) {
+    pub(crate) fn drain(&self) {
         while matches!((&self.0).read(&mut [0; 64]), Ok(count) if count > 0) {}
     }
 }
 
-impl AsFd for Ear {
+impl AsFd for WakeReceiver {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -42,11 +42,11 @@ impl AsFd for Ear {
 ///
 /// # Errors
 /// The system has no more descriptors.
-pub(crate) fn bell() -> Result<(Bell, Ear)> {
-    let made = UnixStream::pair().and_then(|(bell, ear)| {
-        bell.set_nonblocking(true)?;
-        ear.set_nonblocking(true)?;
-        Ok((Bell(bell), Ear(ear)))
+pub(crate) fn waker_pair() -> Result<(Waker, WakeReceiver)> {
+    let made = UnixStream::pair().and_then(|(waker, receiver)| {
+        waker.set_nonblocking(true)?;
+        receiver.set_nonblocking(true)?;
+        Ok((Waker(waker), WakeReceiver(receiver)))
     });
     made.map_err(|source| Error::internal("no descriptors to watch with").caused_by(source))
 }

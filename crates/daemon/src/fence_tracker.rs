@@ -11,13 +11,13 @@ const OBJECTS_MAX: usize = 1 << 16;
 /// The fences of one guest that may still stand. Those that it handed back itself are among them:
 /// to hand one back twice changes nothing.
 #[derive(Debug, Default)]
-pub(crate) struct Granted {
+pub(crate) struct FenceTracker {
     fences: VecDeque<(Moment, v1::FenceRelease)>,
     objects: usize,
 }
 
 /// The fences of an answer, as they are handed back.
-pub(crate) fn fences(response: &v1::LocateResponse) -> Vec<v1::FenceRelease> {
+pub(crate) fn fences_of(response: &v1::LocateResponse) -> Vec<v1::FenceRelease> {
     let mut fences: Vec<v1::FenceRelease> = Vec::new();
     for (fence, version, object) in response.fences() {
         // Objects of one answer have one fence, as a rule.
@@ -32,7 +32,7 @@ pub(crate) fn fences(response: &v1::LocateResponse) -> Vec<v1::FenceRelease> {
     fences
 }
 
-impl Granted {
+impl FenceTracker {
     /// Takes note of fences that stand for so long.
     pub(crate) fn add(&mut self, now: Moment, time: Duration, fences: Vec<v1::FenceRelease>) {
         for fence in fences {
@@ -48,9 +48,9 @@ impl Granted {
     }
 
     /// What may still stand.
-    pub(crate) fn into_returned(self, now: Moment) -> Vec<v1::FenceRelease> {
-        let standing = self.fences.into_iter().filter(|(until, _)| !until.has_passed(now));
-        standing.map(|(_, fence)| fence).collect()
+    pub(crate) fn into_releases(self, now: Moment) -> Vec<v1::FenceRelease> {
+        let open = self.fences.into_iter().filter(|(until, _)| !until.has_passed(now));
+        open.map(|(_, fence)| fence).collect()
     }
 }
 
@@ -69,28 +69,28 @@ mod tests {
 
     #[test]
     fn fences_are_handed_back_until_they_have_ended() {
-        let mut granted = Granted::default();
+        let mut fences = FenceTracker::default();
         let start = Moment::default();
-        granted.add(start, SECOND, fences(&answer(2)));
-        granted.add(start, SECOND * 3, fences(&answer(1)));
-        let returned = granted.into_returned(start + SECOND * 2);
+        fences.add(start, SECOND, fences_of(&answer(2)));
+        fences.add(start, SECOND * 3, fences_of(&answer(1)));
+        let releases = fences.into_releases(start + SECOND * 2);
         let expected = v1::FenceRelease { fence: 7, versions: vec![9], objects: vec![0] };
-        assert_eq!(returned, [expected]);
+        assert_eq!(releases, [expected]);
     }
 
     #[test]
     fn what_is_not_fenced_is_not_remembered() {
         let unfenced = v1::LocateResult { version: 1, ..Default::default() };
         let response = v1::LocateResponse { results: vec![unfenced], ..Default::default() };
-        assert!(fences(&response).is_empty());
+        assert!(fences_of(&response).is_empty());
     }
 
     #[test]
     fn there_is_a_limit_and_the_oldest_go_first() {
-        let mut granted = Granted::default();
+        let mut fences = FenceTracker::default();
         for _ in 0..3 {
-            granted.add(Moment::default(), SECOND, fences(&answer(1 << 15)));
+            fences.add(Moment::default(), SECOND, fences_of(&answer(1 << 15)));
         }
-        assert_eq!(granted.into_returned(Moment::default()).len(), 2);
+        assert_eq!(fences.into_releases(Moment::default()).len(), 2);
     }
 }

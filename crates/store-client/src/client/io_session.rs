@@ -10,14 +10,14 @@ use mooncake_base::{Error, ErrorCode, ObjectKey, Result};
 use rustc_hash::FxHashMap;
 
 use super::{Client, Reservation, Write, put::total};
-use crate::object::{Located, Parts, PutOptions, PutOutcome, Reach};
+use crate::object::{BufferScope, Located, Parts, PutOptions, PutOutcome};
 
 /// The most reads, and the most writes, that may have begun and not ended.
-const OPEN_MAX: usize = 1 << 20;
+const SESSIONS_MAX: usize = 1 << 20;
 
 /// What has begun and not ended.
 #[derive(Debug, Default)]
-pub(super) struct Steps {
+pub(super) struct IoSessions {
     reads: Mutex<FxHashMap<ObjectKey, Arc<Located>>>,
     writes: Mutex<FxHashMap<ObjectKey, OpenWrite>>,
 }
@@ -31,20 +31,20 @@ struct OpenWrite {
 }
 
 impl Client {
-    /// Locates objects and remembers where they lie, for [`read_begun`](Self::read_begun). One that
+    /// Locates objects and remembers where they lie, for [`read_in_session`](Self::read_begun). One that
     /// was begun already is located again.
     ///
     /// # Errors
     /// By key: as [`locate`](Self::locate), or too many have begun.
     pub fn begin_reads(&self, keys: &[ObjectKey]) -> Vec<Result<()>> {
         let located = self.locate(keys);
-        let mut reads = self.shared.steps.reads.lock();
-        let mut keep = |(located, key): (Result<Located>, &ObjectKey)| {
-            check_open_steps(reads.len())?;
+        let mut reads = self.inner.io_sessions.reads.lock();
+        let mut insert = |(located, key): (Result<Located>, &ObjectKey)| {
+            check_open_sessions(reads.len())?;
             reads.insert(key.clone(), Arc::new(located?));
             Ok(())
         };
-        located.into_iter().zip(keys).map(&mut keep).collect()
+        located.into_iter().zip(keys).map(&mut insert).collect()
     }
 
     /// Reads parts of objects whose read has begun, and says how many bytes each object brought.
@@ -53,9 +53,9 @@ impl Client {
     /// # Errors
     /// By object: no read of it has begun, a part is not all in the object (`INVALID_PARAMS`), or
     /// as [`read`](Self::read).
-    pub fn read_begun(&self, wanted: &[Parts<'_>]) -> Vec<Result<u64>> {
+    pub fn read_in_session(&self, wanted: &[Parts<'_>]) -> Vec<Result<u64>> {
         let located: Vec<Result<Arc<Located>>> = {
-            let reads = self.shared.steps.reads.lock();
+            let reads = self.inner.io_sessions.reads.lock();
             let find = |parts: &Parts<'_>| {
                 reads.get(parts.key).cloned().ok_or_else(|| not_begun("read", parts.key))
             };
@@ -63,20 +63,20 @@ impl Client {
         };
         let located: Vec<Result<&Located>> =
             located.iter().map(|l| l.as_ref().map(|l| &**l).map_err(Clone::clone)).collect();
-        let read = self.read_parts_of(&located, wanted, Reach::Anywhere, None);
+        let read = self.read_parts_of(&located, wanted, BufferScope::Anywhere, None);
         read.into_iter().map(|parts| parts?.into_iter().sum()).collect()
     }
 
     /// Forgets reads that have begun. One that has not is passed over.
     pub fn end_reads(&self, keys: &[ObjectKey]) {
-        let mut reads = self.shared.steps.reads.lock();
+        let mut reads = self.inner.io_sessions.reads.lock();
         for key in keys {
             reads.remove(key);
         }
     }
 
     /// Reserves space for objects of these lengths and remembers it, for
-    /// [`write_begun`](Self::write_begun).
+    /// [`write_in_session`](Self::write_begun).
     ///
     /// # Errors
     /// By object: as [`reserve`](Self::reserve); `OBJECT_ALREADY_EXISTS`; a write of it has begun
@@ -87,10 +87,10 @@ impl Client {
         options: &PutOptions,
     ) -> Vec<Result<()>> {
         let mut outcomes: Vec<Option<Result<()>>> = {
-            let writes = self.shared.steps.writes.lock();
+            let writes = self.inner.io_sessions.writes.lock();
             let refuse = |(key, _): &(ObjectKey, u64)| match writes.contains_key(key) {
-                true => Some(Err(begun(key))),
-                false => check_open_steps(writes.len()).err().map(Err),
+                true => Some(Err(already_begun(key))),
+                false => check_open_sessions(writes.len()).err().map(Err),
             };
             items.iter().map(refuse).collect()
         };
@@ -101,25 +101,25 @@ impl Client {
             options.groups = fresh.iter().map(|&at| options.groups[at].clone()).collect();
         }
         let reserved = self.reserve(&wanted, &options);
-        let mut spare = Vec::new();
-        let mut writes = self.shared.steps.writes.lock();
+        let mut duplicates = Vec::new();
+        let mut writes = self.inner.io_sessions.writes.lock();
         for (&at, reserved) in fresh.iter().zip(reserved) {
             outcomes[at] = Some(reserved.and_then(|reserved| {
-                let reservation = reserved.ok_or_else(|| existing(&items[at].0))?;
+                let reservation = reserved.ok_or_else(|| already_exists(&items[at].0))?;
                 match writes.entry(items[at].0.clone()) {
                     Entry::Vacant(vacant) => {
                         vacant.insert(OpenWrite { reservation, writers: 0 });
                         Ok(())
                     }
                     Entry::Occupied(_) => {
-                        spare.push(reservation);
-                        Err(begun(&items[at].0))
+                        duplicates.push(reservation);
+                        Err(already_begun(&items[at].0))
                     }
                 }
             }));
         }
         drop(writes);
-        for error in self.revoke(spare).into_iter().filter_map(Result::err) {
+        for error in self.revoke(duplicates).into_iter().filter_map(Result::err) {
             tracing::debug!(%error, "space that was reserved twice was not given back");
         }
         let missing = || Err(Error::internal("a write was left out of its batch"));
@@ -131,9 +131,9 @@ impl Client {
     /// # Errors
     /// By object: no write of it has begun, a part is not all in the object, the lists differ in
     /// length (`INVALID_PARAMS`), or as [`write`](Self::write).
-    pub fn write_begun(&self, parts: &[Parts<'_>]) -> Vec<Result<u64>> {
+    pub fn write_in_session(&self, parts: &[Parts<'_>]) -> Vec<Result<u64>> {
         let mut taken: Vec<Result<Reservation>> = {
-            let mut writes = self.shared.steps.writes.lock();
+            let mut writes = self.inner.io_sessions.writes.lock();
             let mut take = |parts: &Parts<'_>| {
                 check_lists(parts)?;
                 let open =
@@ -152,17 +152,17 @@ impl Client {
         }
         let mut written = self.write(&mut writes).into_iter();
         let missing = || Err(Error::internal("a write was left out of its batch"));
-        let mut open = self.shared.steps.writes.lock();
-        let mut settle = |(taken, parts): (Result<Reservation>, &Parts<'_>)| {
+        let mut open = self.inner.io_sessions.writes.lock();
+        let mut finish = |(taken, parts): (Result<Reservation>, &Parts<'_>)| {
             let reservation = taken?;
             if let Some(open) = open.get_mut(parts.key) {
                 open.writers -= 1;
-                open.reservation.learn(reservation);
+                open.reservation.merge(reservation);
             }
             written.next().unwrap_or_else(missing)?;
             Ok(total(parts.memory))
         };
-        taken.into_iter().zip(parts).map(&mut settle).collect()
+        taken.into_iter().zip(parts).map(&mut finish).collect()
     }
 
     /// Makes objects readable whose write has begun.
@@ -193,7 +193,7 @@ impl Client {
     ) -> Vec<Result<()>> {
         let mut reservations = Vec::with_capacity(keys.len());
         let taken: Vec<Result<()>> = {
-            let mut writes = self.shared.steps.writes.lock();
+            let mut writes = self.inner.io_sessions.writes.lock();
             let mut take = |key: &ObjectKey| {
                 let open = writes.get(key).ok_or_else(|| not_begun("write", key))?;
                 if open.writers > 0 {
@@ -213,11 +213,12 @@ impl Client {
     }
 }
 
-fn check_open_steps(open: usize) -> Result<()> {
-    if open < OPEN_MAX {
+fn check_open_sessions(open: usize) -> Result<()> {
+    if open < SESSIONS_MAX {
         return Ok(());
     }
-    Err(Error::invalid("too many reads or writes have begun and not ended").with("limit", OPEN_MAX))
+    Err(Error::invalid("too many reads or writes have begun and not ended")
+        .with("limit", SESSIONS_MAX))
 }
 
 fn check_lists(parts: &Parts<'_>) -> Result<()> {
@@ -230,7 +231,7 @@ fn check_lists(parts: &Parts<'_>) -> Result<()> {
         .with("parts", parts.memory.len()))
 }
 
-fn begun(key: &ObjectKey) -> Error {
+fn already_begun(key: &ObjectKey) -> Error {
     Error::invalid("a write of the object has begun already").with("key", key)
 }
 
@@ -238,7 +239,7 @@ fn not_begun(what: &str, key: &ObjectKey) -> Error {
     Error::invalid(format!("no {what} of the object has begun")).with("key", key)
 }
 
-fn existing(key: &ObjectKey) -> Error {
+fn already_exists(key: &ObjectKey) -> Error {
     let text = "there is an object of that key, or somebody is writing it";
     Error::new(ErrorCode::OBJECT_ALREADY_EXISTS, text).with("key", key)
 }

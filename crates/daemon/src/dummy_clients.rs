@@ -20,76 +20,78 @@ use mooncake_proto::{
 };
 use mooncake_store_client::MasterLink;
 
-use crate::{bell::Bell, counters::Counters, granted, members::Members, process::Process};
+use crate::{
+    client_table::ClientTable, counters::Counters, fence_tracker, process::Process, waker::Waker,
+};
 
 /// How long the master may take to hear that a guest is gone.
-const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Everybody who is served, and what they are served by.
 #[derive(Debug)]
-pub(crate) struct Guests {
+pub(crate) struct DummyClients {
     link: Arc<dyn MasterLink>,
     /// The name that guests are registered by. Port 0: no engine of anybody's has that name.
     name: String,
     tenant: TenantId,
     rpc_timeout: Duration,
-    members: Mutex<Members>,
+    table: Mutex<ClientTable>,
     /// Heard by who watches their processes.
-    bell: Bell,
+    waker: Waker,
     pub(crate) counters: Counters,
-    are_closed: AtomicBool,
+    is_closed: AtomicBool,
 }
 
-impl Guests {
+impl DummyClients {
     /// Nobody yet. `link` is the guests' own way to the master, and ends with them.
     pub(crate) fn new(
         link: Arc<dyn MasterLink>,
         host: String,
         tenant: TenantId,
         rpc_timeout: Duration,
-        bell: Bell,
+        waker: Waker,
     ) -> Self {
         Self {
             link,
             name: Endpoint::new(host, 0).to_string(),
             tenant,
             rpc_timeout,
-            members: Mutex::default(),
-            bell,
+            table: Mutex::default(),
+            waker,
             counters: Counters::default(),
-            are_closed: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
         }
     }
 
     /// No call goes on to the master from now on. `false`: that was so already.
     pub(crate) fn close(&self) -> bool {
-        if self.are_closed.swap(true, Ordering::SeqCst) {
+        if self.is_closed.swap(true, Ordering::SeqCst) {
             return false;
         }
-        self.bell.ring();
+        self.waker.wake();
         self.link.close();
         true
     }
 
-    pub(crate) fn are_closed(&self) -> bool {
-        self.are_closed.load(Ordering::SeqCst)
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::SeqCst)
     }
 
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
-        self.members.lock().count()
+        self.table.lock().count()
     }
 
     /// The processes of those who have shown theirs.
     pub(crate) fn processes(&self) -> Vec<(ClientId, Process)> {
-        self.members.lock().processes()
+        self.table.lock().processes()
     }
 
     /// Passes a call of a guest on, and gives the master's answer.
     ///
     /// # Errors
     /// The master cannot be reached.
-    pub(crate) fn pass_on(
+    pub(crate) fn forward(
         &self,
         client: ClientId,
         mut request: v1::Request,
@@ -110,14 +112,14 @@ impl Guests {
         self.counters.count_call(SystemClock.now().since(begin), response.is_ok());
         let response = response?;
         if is_leaving {
-            self.members.lock().forget(client);
+            self.table.lock().remove(client);
         }
         if let Some(response::Call::Locate(located)) = &response.call
             && located.fence_ms > 0
         {
-            let (fences, now) = (granted::fences(located), SystemClock.now());
-            if let Some(granted) = self.members.lock().granted(client) {
-                granted.add(now, Duration::from_millis(located.fence_ms), fences);
+            let (fences, now) = (fence_tracker::fences_of(located), SystemClock.now());
+            if let Some(tracker) = self.table.lock().fences(client) {
+                tracker.add(now, Duration::from_millis(located.fence_ms), fences);
             }
         }
         Ok(response)
@@ -126,17 +128,17 @@ impl Guests {
     /// A connection speaks for a guest from now on.
     ///
     /// # Errors
-    /// As of [`Members::join`].
-    pub(crate) fn join(&self, client: ClientId, process: Option<&Process>) -> Result<()> {
-        self.members.lock().join(client, process)?;
-        self.bell.ring();
+    /// As of [`ClientTable::add_connection`].
+    pub(crate) fn add_connection(&self, client: ClientId, process: Option<&Process>) -> Result<()> {
+        self.table.lock().add_connection(client, process)?;
+        self.waker.wake();
         Ok(())
     }
 
     /// A connection of a guest ended.
-    pub(crate) fn leave(&self, client: ClientId) {
-        let is_gone = self.members.lock().leave(client);
-        if is_gone && !self.are_closed() {
+    pub(crate) fn remove_connection(&self, client: ClientId) {
+        let is_gone = self.table.lock().remove_connection(client);
+        if is_gone && !self.is_closed() {
             self.counters.count_death();
             // It may live and read on: its fences end by their time.
             self.release(client, Vec::new());
@@ -144,10 +146,10 @@ impl Guests {
     }
 
     /// Gives back what the master holds for a guest that is gone, and these fences.
-    fn release(&self, client: ClientId, returned: Vec<v1::FenceRelease>) {
+    fn release(&self, client: ClientId, fences: Vec<v1::FenceRelease>) {
         let call = Call::Unregister(v1::UnregisterRequest { caller: Some(self.caller(client)) });
-        let request = v1::Request { call: Some(call), released_fences: returned };
-        match self.link.call(request, SystemClock.now() + RELEASE_PATIENCE) {
+        let request = v1::Request { call: Some(call), released_fences: fences };
+        match self.link.call(request, SystemClock.now() + RELEASE_TIMEOUT) {
             Ok(_) => tracing::info!(%client, "a guest is gone, what it held is free"),
             // It hears nothing of the guest any more, and so comes to the same end later.
             Err(error) => {
@@ -157,12 +159,12 @@ impl Guests {
     }
 
     /// A guest's process is dead.
-    pub(crate) fn bury(&self, client: ClientId) {
-        let forgotten = self.members.lock().forget(client);
-        if let Some(granted) = forgotten {
+    pub(crate) fn on_process_exit(&self, client: ClientId) {
+        let removed = self.table.lock().remove(client);
+        if let Some(tracker) = removed {
             self.counters.count_death();
             // Whoever is dead reads no more.
-            self.release(client, granted.into_returned(SystemClock.now()));
+            self.release(client, tracker.into_releases(SystemClock.now()));
         }
     }
 

@@ -9,10 +9,10 @@ use std::{sync::Arc, thread::JoinHandle, time::Duration};
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Error, ErrorCode, Few, Moment, Result, SystemClock};
-use mooncake_proto::v1::{self, request::Call, response::Call as Answer};
+use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
 use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
 
-use super::super::{Shared, call, transfer::Jobs};
+use super::super::{ClientInner, call, transfer::Jobs};
 use crate::object::Place;
 
 /// The most tasks that are fetched together…
@@ -22,26 +22,26 @@ const BYTES_MAX: u64 = 256 << 20;
 /// Taken off the window: our clock and the master's may run at different speeds.
 const WINDOW_MARGIN: Duration = Duration::from_millis(50);
 /// The buffer through which bytes go that are neither from here nor to here.
-const STAGE_BYTES: u64 = 8 << 20;
+const COPY_BUFFER_BYTES: u64 = 8 << 20;
 
 /// The thread that carries tasks out.
 #[derive(Debug, Default)]
-pub(in super::super) struct Worker {
-    state: Mutex<WorkerState>,
+pub(in super::super) struct TaskWorker {
+    state: Mutex<TaskWorkerState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct WorkerState {
+struct TaskWorkerState {
     is_running: bool,
     /// Tasks were announced since it last asked for some.
-    is_called: bool,
+    has_tasks: bool,
     /// To be joined by whoever starts the next one, or by the end of the client.
     thread: Option<JoinHandle<()>>,
 }
 
 /// A task that was fetched.
-struct Assignment {
+struct AssignedTask {
     task: v1::TaskWork,
     source: Place,
     targets: Few<Place>,
@@ -49,11 +49,11 @@ struct Assignment {
     outcomes: Vec<Option<Result<()>>>,
 }
 
-impl Shared {
+impl ClientInner {
     /// Tasks wait for this client: has them carried out, soon and elsewhere.
     pub(in super::super) fn wake_worker(self: &Arc<Self>) {
-        let mut state = self.worker.state.lock();
-        state.is_called = true;
+        let mut state = self.task_worker.state.lock();
+        state.has_tasks = true;
         if state.is_running || self.is_closed() {
             return;
         }
@@ -61,9 +61,9 @@ impl Shared {
             // It has said that it ends, and holds nothing any more.
             let _ = thread.join();
         }
-        let shared = Arc::clone(self);
+        let inner = Arc::clone(self);
         let thread = std::thread::Builder::new().name("mc-tasks".to_owned());
-        match thread.spawn(move || shared.work()) {
+        match thread.spawn(move || inner.run_worker()) {
             Ok(thread) => (state.is_running, state.thread) = (true, Some(thread)),
             // The next heartbeat says again that tasks wait.
             Err(error) => tracing::warn!(%error, "no thread for copies and moves"),
@@ -72,13 +72,13 @@ impl Shared {
 
     /// Waits for the thread until then; one that hangs in a transfer ends by itself after it.
     pub(in super::super) fn join_worker(&self, until: Moment) {
-        let mut state = self.worker.state.lock();
+        let mut state = self.task_worker.state.lock();
         while state.is_running {
             let left = until.left(SystemClock.now());
             if left.is_zero() {
                 return;
             }
-            self.worker.changed.wait_for(&mut state, left);
+            self.task_worker.changed.wait_for(&mut state, left);
         }
         let thread = state.thread.take();
         drop(state);
@@ -87,18 +87,18 @@ impl Shared {
         }
     }
 
-    fn work(&self) {
+    fn run_worker(&self) {
         loop {
             {
-                let mut state = self.worker.state.lock();
-                if self.is_closed() || !std::mem::take(&mut state.is_called) {
+                let mut state = self.task_worker.state.lock();
+                if self.is_closed() || !std::mem::take(&mut state.has_tasks) {
                     state.is_running = false;
-                    self.worker.changed.notify_all();
+                    self.task_worker.changed.notify_all();
                     return;
                 }
             }
-            match self.work_once() {
-                Ok(true) => self.worker.state.lock().is_called = true,
+            match self.run_tasks_once() {
+                Ok(true) => self.task_worker.state.lock().has_tasks = true,
                 Ok(false) => {}
                 Err(error) if self.is_closed() => {
                     tracing::debug!(%error, "copies and moves were given up at the end");
@@ -109,7 +109,7 @@ impl Shared {
     }
 
     /// Fetches some tasks and carries them out. Says whether there may be more.
-    fn work_once(&self) -> Result<bool> {
+    fn run_tasks_once(&self) -> Result<bool> {
         let sent = SystemClock.now();
         let call = Call::FetchTasks(v1::FetchTasksRequest {
             caller: Some(self.caller.clone()),
@@ -117,7 +117,7 @@ impl Shared {
             bytes: BYTES_MAX,
         });
         let response = self.call(call, |answer| match answer {
-            Answer::FetchTasks(response) => Some(response),
+            Reply::FetchTasks(response) => Some(response),
             _ => None,
         })?;
         if response.tasks.is_empty() {
@@ -131,26 +131,25 @@ impl Shared {
             let source = source.first().cloned();
             let targets = task.targets.iter().copied();
             let targets = call::read_places(targets, &segments, task.length)?;
-            Ok(Assignment {
-                source: source.ok_or_else(|| call::nonsense("a task has no source"))?,
+            Ok(AssignedTask {
+                source: source.ok_or_else(|| call::protocol_error("a task has no source"))?,
                 outcomes: targets.iter().map(|_| None).collect(),
                 targets,
                 task,
             })
         };
-        let mut assignments: Vec<_> =
-            response.tasks.into_iter().map(read).collect::<Result<_>>()?;
-        self.carry_out(&mut assignments, until);
-        self.report(assignments)
+        let mut tasks: Vec<_> = response.tasks.into_iter().map(read).collect::<Result<_>>()?;
+        self.run_tasks(&mut tasks, until);
+        self.report_tasks(tasks)
     }
 
-    fn carry_out(&self, assignments: &mut [Assignment], until: Moment) {
+    fn run_tasks(&self, tasks: &mut [AssignedTask], until: Moment) {
         for opcode in [Opcode::Write, Opcode::Read] {
             let mut jobs = Jobs::default();
             let mut owners = Vec::new();
-            for (at, assignment) in assignments.iter().enumerate() {
-                for (nth, target) in assignment.targets.iter().enumerate() {
-                    let source = &assignment.source;
+            for (at, assigned) in tasks.iter().enumerate() {
+                for (nth, target) in assigned.targets.iter().enumerate() {
+                    let source = &assigned.source;
                     let is_pushed = self.segments.has(source.segment.id);
                     let is_pulled = !is_pushed && self.segments.has(target.segment.id);
                     let (near, far) = match opcode {
@@ -158,51 +157,55 @@ impl Shared {
                         Opcode::Read if is_pulled => (target, source),
                         _ => continue,
                     };
-                    jobs.push(&far.segment, [Piece::new(own(near), far.address())], false);
+                    jobs.push(&far.segment, [Piece::new(local_range(near), far.address())], false);
                     owners.push((at, nth));
                 }
             }
-            self.run(opcode, &mut jobs, until);
+            self.run_jobs(opcode, &mut jobs, until);
             for ((at, nth), outcome) in owners.into_iter().zip(jobs.finish()) {
-                assignments[at].outcomes[nth] = Some(outcome);
+                tasks[at].outcomes[nth] = Some(outcome);
             }
         }
-        for assignment in assignments {
-            self.pass_through(assignment, until);
+        for assigned in tasks {
+            self.copy_remaining(assigned, until);
         }
     }
 
     /// Brings the bytes of a task to those targets that nothing was done for yet.
-    fn pass_through(&self, assignment: &mut Assignment, until: Moment) {
-        let open: Vec<usize> = (0..assignment.targets.len())
-            .filter(|&nth| assignment.outcomes[nth].is_none())
-            .collect();
+    fn copy_remaining(&self, assigned: &mut AssignedTask, until: Moment) {
+        let open: Vec<usize> =
+            (0..assigned.targets.len()).filter(|&nth| assigned.outcomes[nth].is_none()).collect();
         if open.is_empty() {
             return;
         }
-        let targets: Vec<&Place> = open.iter().map(|&nth| &assignment.targets[nth]).collect();
-        let outcomes = match self.stream(&assignment.source, &targets, until) {
+        let targets: Vec<&Place> = open.iter().map(|&nth| &assigned.targets[nth]).collect();
+        let outcomes = match self.copy_through_buffer(&assigned.source, &targets, until) {
             Ok(outcomes) => outcomes,
             Err(error) => open.iter().map(|_| Err(error.clone())).collect(),
         };
         for (nth, outcome) in open.into_iter().zip(outcomes) {
-            assignment.outcomes[nth] = Some(outcome);
+            assigned.outcomes[nth] = Some(outcome);
         }
     }
 
     /// Reads piece by piece and writes each to every target that has not failed yet.
-    fn stream(&self, source: &Place, targets: &[&Place], until: Moment) -> Result<Vec<Result<()>>> {
-        let stage = self.engine.allocate(STAGE_BYTES.min(source.length))?;
+    fn copy_through_buffer(
+        &self,
+        source: &Place,
+        targets: &[&Place],
+        until: Moment,
+    ) -> Result<Vec<Result<()>>> {
+        let buffer = self.engine.allocate(COPY_BUFFER_BYTES.min(source.length))?;
         let mut outcomes: Vec<Result<()>> = targets.iter().map(|_| Ok(())).collect();
         let mut done = 0;
         while done < source.length && outcomes.iter().any(Result::is_ok) {
             self.check_open()?;
-            let length = stage.length().min(source.length - done);
-            let local = range(stage.base(), length);
+            let length = buffer.length().min(source.length - done);
+            let local = segment_range(buffer.base(), length);
             let piece = Piece::new(local, source.address() + done);
             let mut jobs = Jobs::default();
             jobs.push(&source.segment, [piece], false);
-            self.run(Opcode::Read, &mut jobs, until);
+            self.run_jobs(Opcode::Read, &mut jobs, until);
             jobs.finish().collect::<Result<()>>()?;
             let open: Vec<usize> =
                 (0..targets.len()).filter(|&nth| outcomes[nth].is_ok()).collect();
@@ -211,7 +214,7 @@ impl Shared {
                 let piece = Piece::new(local, targets[nth].address() + done);
                 jobs.push(&targets[nth].segment, [piece], false);
             }
-            self.run(Opcode::Write, &mut jobs, until);
+            self.run_jobs(Opcode::Write, &mut jobs, until);
             for (nth, outcome) in open.into_iter().zip(jobs.finish()) {
                 outcomes[nth] = outcome;
             }
@@ -221,9 +224,9 @@ impl Shared {
     }
 
     /// Says how the tasks went; whether more wait.
-    fn report(&self, assignments: Vec<Assignment>) -> Result<bool> {
-        let end = |assignment: Assignment| {
-            let Assignment { task, targets, outcomes, .. } = assignment;
+    fn report_tasks(&self, tasks: Vec<AssignedTask>) -> Result<bool> {
+        let end = |assigned: AssignedTask| {
+            let AssignedTask { task, targets, outcomes, .. } = assigned;
             let mut end = v1::TaskEnd {
                 task: task.task,
                 attempt: task.attempt,
@@ -231,7 +234,7 @@ impl Shared {
                 reason: String::new(),
             };
             for (target, outcome) in targets.iter().zip(outcomes) {
-                let outcome = outcome.unwrap_or_else(|| Err(left_out()));
+                let outcome = outcome.unwrap_or_else(|| Err(not_copied()));
                 if let Err(error) = outcome {
                     end.failed_replicas.push(target.replica.0);
                     end.reason = error.to_string();
@@ -241,27 +244,27 @@ impl Shared {
         };
         let call = Call::EndTasks(v1::EndTasksRequest {
             caller: Some(self.caller.clone()),
-            ends: assignments.into_iter().map(end).collect(),
+            ends: tasks.into_iter().map(end).collect(),
         });
         self.call(call, |answer| match answer {
-            Answer::EndTasks(response) => Some(response.has_tasks),
+            Reply::EndTasks(response) => Some(response.has_tasks),
             _ => None,
         })
     }
 }
 
 /// A place in a segment of ours, as memory of this process.
-fn own(place: &Place) -> LocalRange {
-    range(place.address(), place.length)
+fn local_range(place: &Place) -> LocalRange {
+    segment_range(place.address(), place.length)
 }
 
-fn range(address: u64, length: u64) -> LocalRange {
+fn segment_range(address: u64, length: u64) -> LocalRange {
     // SAFETY: memory of segments and of engines is shared with other processes: nothing of ours
     // holds a reference into it. Should it be unmapped too early, the transfer fails and nothing
     // is touched.
     unsafe { LocalRange::foreign(address as usize, length as usize) }
 }
 
-fn left_out() -> Error {
+fn not_copied() -> Error {
     Error::new(ErrorCode::TRANSFER_FAIL, "the copy was left out of its batch")
 }

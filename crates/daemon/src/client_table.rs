@@ -1,0 +1,140 @@
+//! Who is served: each guest with its process and its connections.
+
+use mooncake_base::{ClientId, Error, ErrorCode, Result};
+use rustc_hash::FxHashMap;
+
+use crate::{fence_tracker::FenceTracker, process::Process};
+
+/// The most guests at a time.
+pub(crate) const CLIENTS_MAX: usize = 4096;
+
+/// The guests by the ids that they gave themselves.
+#[derive(Debug, Default)]
+pub(crate) struct ClientTable {
+    by_id: FxHashMap<ClientId, ClientEntry>,
+}
+
+#[derive(Debug)]
+struct ClientEntry {
+    /// Not known of one that comes over TCP.
+    process: Option<Process>,
+    connections: usize,
+    fences: FenceTracker,
+}
+
+impl ClientTable {
+    /// A connection speaks for that guest from now on.
+    ///
+    /// # Errors
+    /// Another process has that id, or there are too many guests.
+    pub(crate) fn add_connection(
+        &mut self,
+        client: ClientId,
+        process: Option<&Process>,
+    ) -> Result<()> {
+        if let Some(entry) = self.by_id.get_mut(&client) {
+            let is_other = matches!((&entry.process, process), (Some(a), Some(b)) if !a.is_same(b));
+            if is_other {
+                let text = "another process calls itself by this id";
+                return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, text).with("client", client));
+            }
+            if entry.process.is_none() {
+                entry.process = process.cloned();
+            }
+            entry.connections += 1;
+            return Ok(());
+        }
+        if self.by_id.len() >= CLIENTS_MAX {
+            let error = Error::new(ErrorCode::RPC_FAIL, "the daemon serves too many processes");
+            return Err(error.with("limit", CLIENTS_MAX));
+        }
+        let fences = FenceTracker::default();
+        let entry = ClientEntry { process: process.cloned(), connections: 1, fences };
+        self.by_id.insert(client, entry);
+        Ok(())
+    }
+
+    /// A connection of the guest closed. Whether it is gone with it: the end of a process whose
+    /// death is not seen otherwise.
+    pub(crate) fn remove_connection(&mut self, client: ClientId) -> bool {
+        let Some(entry) = self.by_id.get_mut(&client) else { return false };
+        entry.connections = entry.connections.saturating_sub(1);
+        let is_gone = entry.connections == 0 && entry.process.is_none();
+        is_gone && self.remove(client).is_some()
+    }
+
+    /// Forgets a guest; what it was granted, if it was known.
+    pub(crate) fn remove(&mut self, client: ClientId) -> Option<FenceTracker> {
+        self.by_id.remove(&client).map(|entry| entry.fences)
+    }
+
+    /// What the guest is granted.
+    pub(crate) fn fences(&mut self, client: ClientId) -> Option<&mut FenceTracker> {
+        self.by_id.get_mut(&client).map(|entry| &mut entry.fences)
+    }
+
+    /// The guests whose processes can be watched.
+    pub(crate) fn processes(&self) -> Vec<(ClientId, Process)> {
+        let known = |(id, entry): (&ClientId, &ClientEntry)| Some((*id, entry.process.clone()?));
+        self.by_id.iter().filter_map(known).collect()
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.by_id.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use socket2::{Domain, Socket, Type};
+
+    use super::*;
+
+    fn own() -> Process {
+        let (here, _there) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
+        Process::of_peer(&here).unwrap()
+    }
+
+    #[test]
+    fn a_guest_of_unknown_process_goes_with_its_last_connection() {
+        let mut table = ClientTable::default();
+        let client = ClientId::random();
+        table.add_connection(client, None).unwrap();
+        table.add_connection(client, None).unwrap();
+        assert!(!table.remove_connection(client), "one connection is left");
+        assert!(table.remove_connection(client));
+        assert_eq!(table.count(), 0);
+        assert!(!table.remove_connection(client), "it goes once");
+    }
+
+    #[test]
+    fn a_guest_whose_process_is_watched_stays_between_connections() {
+        let mut table = ClientTable::default();
+        let client = ClientId::random();
+        table.add_connection(client, Some(&own())).unwrap();
+        assert!(!table.remove_connection(client));
+        assert_eq!(table.processes().len(), 1);
+        table.add_connection(client, Some(&own())).unwrap();
+        assert!(table.remove(client).is_some() && table.remove(client).is_none());
+    }
+
+    #[test]
+    fn one_that_left_is_not_gone_a_second_time() {
+        let mut table = ClientTable::default();
+        let client = ClientId::random();
+        table.add_connection(client, None).unwrap();
+        table.remove(client);
+        assert!(!table.remove_connection(client));
+    }
+
+    #[test]
+    fn there_is_a_limit() {
+        let mut table = ClientTable::default();
+        for _ in 0..CLIENTS_MAX {
+            table.add_connection(ClientId::random(), None).unwrap();
+        }
+        let refused = table.add_connection(ClientId::random(), None).unwrap_err();
+        assert_eq!(refused.code(), ErrorCode::RPC_FAIL);
+    }
+}
