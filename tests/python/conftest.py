@@ -24,6 +24,9 @@ os.environ.setdefault("MOONCAKE_STATE_DIR", "none")
 
 READY = re.compile(r"mooncake_master ready rpc=(\S+)(?:.* metadata=(\S+))?")
 MIB = 1 << 20
+# A limit for what must not wait for a timeout: far above what it takes on a loaded machine, and
+# below the default deadline of a call (30 s).
+PROMPT_S = 25
 
 
 @dataclass

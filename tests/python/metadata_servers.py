@@ -39,10 +39,14 @@ def running_redis(folder: Path, password: str) -> Iterator[str]:
         yield f"127.0.0.1:{port}"
 
 
+PACKAGES = {"etcd": "etcd-server", "redis-server": "redis-server"}
+
+
 @contextlib.contextmanager
 def running(folder: Path, port: int, program: str, *flags: str) -> Iterator[None]:
+    """Runs the program until the block ends; skips the test where it is not installed."""
     if shutil.which(program) is None:
-        pytest.skip(f"{program} is not installed")
+        pytest.skip(f"needs {program}: install the package {PACKAGES[program]}")
     with (
         open(folder / "log", "w") as log,
         subprocess.Popen([program, *flags], stdout=log, stderr=log, cwd=folder) as process,

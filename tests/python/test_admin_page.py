@@ -17,7 +17,9 @@ from mooncake.store import MooncakeDistributedStore
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 DEADLINE = 120
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no chromium")
+pytestmark = pytest.mark.skipif(
+    BROWSER is None, reason="needs chromium: install the package chromium"
+)
 
 
 def browse(url: str, profile: Path, *flags: str) -> str:

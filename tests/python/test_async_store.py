@@ -27,17 +27,20 @@ def run_in(loop: asyncio.AbstractEventLoop, main):
         loop.close()
 
 
-def loops():
-    yield "default", asyncio.new_event_loop
-    yield "poll", lambda: asyncio.SelectorEventLoop(selectors.PollSelector())
-    with contextlib.suppress(ImportError):
-        import uvloop
-
-        yield "uvloop", uvloop.new_event_loop
+def new_uvloop():
+    uvloop = pytest.importorskip("uvloop", reason="needs uvloop: pip install uvloop")
+    return uvloop.new_event_loop()
 
 
-@pytest.mark.parametrize(("name", "make"), [pytest.param(*each, id=each[0]) for each in loops()])
-def test_async_calls_match_sync_calls(name, make):
+LOOPS = {
+    "default": asyncio.new_event_loop,
+    "poll": lambda: asyncio.SelectorEventLoop(selectors.PollSelector()),
+    "uvloop": new_uvloop,
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_async_calls_match_sync_calls(name):
     async def main():
         async with AsyncStore(config=CONFIG) as store:
             assert store.config == CONFIG
@@ -77,7 +80,8 @@ def test_async_calls_match_sync_calls(name, make):
             assert await store.clear("a/", force=True) == 1
         assert store.is_closed
 
-    run_in(make(), main())
+    loop = LOOPS[name]()
+    run_in(loop, main())
 
 
 def test_concurrent_calls_share_few_threads():

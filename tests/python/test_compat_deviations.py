@@ -61,11 +61,15 @@ def test_every_get_rejects_bad_addresses(compat_store: CompatStore, unmapped):
         assert compat_store.get_into_ranges([at], [["k"]], [[[0]]], [[[0]]], [[[9]]]) == [
             [[INVALID]]
         ]
-        if compat_store.register_buffer(at, 100) == 0:
-            # Registering touches nothing; reaching for it does.
-            got = compat_store.get_into_ranges([at], [["k"]], [[[0]]], [[[0]]], [[[9]]])
-            assert got[0][0][0] < 0
-            assert compat_store.unregister_buffer(at) == 0
+        assert compat_store.register_buffer(at, 100) == INVALID
+    # A reserved mapping without access rights can be registered, and fails when it is written.
+    reserved = mmap.mmap(-1, 4096)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(reserved))
+    assert libc.mprotect(ctypes.c_void_p(at), 4096, 0) == 0
+    assert compat_store.register_buffer(at, 100) == 0
+    got = compat_store.get_into_ranges([at], [["k"]], [[[0]]], [[[0]]], [[[9]]])
+    assert got[0][0][0] < 0
+    assert compat_store.unregister_buffer(at) == 0
     assert compat_store.get("k") == b"v" * 100
 
 

@@ -59,11 +59,9 @@ def assert_plain(value):
             assert_plain(each)
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", [name for name, call in CALLS.items() if not call.variadic])
 def test_parameters_can_be_keywords(name):
     call = CALLS[name]
-    if call.variadic:
-        return
     keywords = dict(zip(call.parameters, call.arguments, strict=False))
     assert getattr(MooncakeDistributedStore(), name)(**keywords) == call.unready
     for alias, canonical in call.aliases.items():

@@ -55,7 +55,7 @@ class Driver:
 def driver(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip("no C compiler")
+        pytest.skip("needs a C compiler: install the package gcc")
     file = tmp_path / "libcuda.so.1"
     command = [compiler, "-shared", "-fPIC", "-pthread", "-o", str(file), str(SOURCE)]
     subprocess.run(command, check=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from conftest import MIB, MasterProcess, assert_quiet, run_script, set_up, start_master
+from conftest import MIB, PROMPT_S, MasterProcess, assert_quiet, run_script, set_up, start_master
 
 import mooncake
 from mooncake.store import BufferPool, MooncakeDistributedStore, ReplicateConfig
@@ -232,9 +232,14 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("kind", ["alone", "fork"])
-def test_killed_dummy_client_is_released_at_once(daemon, member, kind):
-    """Also while a forked child keeps the sockets of the dead one open."""
+def test_killed_dummy_client_is_released_at_once(kind):
+    """Also while a forked child keeps the sockets of the killed client open."""
     calm = "ignore:This process:DeprecationWarning"
+    # The master must not learn of the death by a missing heartbeat.
+    master = start_master("--client_ttl=600")
+    daemon = start_daemon(master.address)
+    member = MooncakeDistributedStore()
+    assert set_up(member, master.address, segment=0) == 0
     before = clients_of(member)
     command = [sys.executable, "-W", calm, "-c", DIES, daemon.address, kind]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as dying:
@@ -243,14 +248,15 @@ def test_killed_dummy_client_is_released_at_once(daemon, member, kind):
         try:
             assert clients_of(member) == before + 1
             dying.kill()
-            began = time.monotonic()
-            wait_for("the master forgets the guest", lambda: clients_of(member) == before)
-            assert time.monotonic() - began < 5, "it was not waited for"
+            wait_for("the master forgets the client", lambda: clients_of(member) == before)
             assert member.put("dummy/dies", b"mine") == 0
             assert member.get("dummy/dies") == b"mine"
         finally:
             if child > 0:
                 os.kill(child, signal.SIGKILL)
+            member.close()
+            daemon.stop()
+            master.stop()
 
 
 def test_calls_resume_after_daemon_restart(master, daemon, guest):
@@ -283,7 +289,7 @@ def test_close_is_quick_without_a_daemon(daemon):
     daemon.kill()
     began = time.monotonic()
     assert store.close() == 0
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < PROMPT_S
 
 
 def test_forked_child_cannot_use_parents_store(daemon):

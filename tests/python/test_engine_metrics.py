@@ -26,6 +26,7 @@ assert there.register_memory(address, 4096) == 0
 segment = f"127.0.0.1:{there.get_rpc_port()}"
 ended = threading.Event()
 threading.Thread(target=lambda: (sys.stdin.readline(), ended.set()), daemon=True).start()
+print("writing", flush=True)
 while not ended.wait(0.001):
     assert here.transfer_sync_write(segment, address + 4096, address, 4096) == 0
 """
@@ -41,6 +42,7 @@ def start_writer(**environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", WRITER],
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         encoding="utf-8",
@@ -75,8 +77,10 @@ def test_metrics_are_logged_in_upstreams_format(on):
 
 def test_metrics_are_not_logged_by_default():
     writer = start_writer(MC_LOG_LEVEL="info", MC_TE_METRIC_INTERVAL_SECONDS="1")
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "writing\n"
     with pytest.raises(subprocess.TimeoutExpired):
-        writer.wait(1.5)
+        writer.wait(2.5)
     assert "[Metrics]" not in end(writer)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+from conftest import PROMPT_S
 from engine_peers import EnginePeer, Memory, start_engine, start_peer
 
 from mooncake.engine import Read, TransferEngine, TransferNotify, TransferOpcode, Write
@@ -264,10 +265,9 @@ def test_killed_peer_fails_before_the_deadline(way, monkeypatch):
         assert near.transfer_sync_write(peer.segment, here.address, peer.address, 100) == -1
         assert near.transfer_sync_read(peer.segment, here.address, peer.address, 100) == -1
         batch = near.transfer_submit_write(peer.segment, here.address, peer.address, 100)
-        if batch:
-            assert near.get_batch_transfer_status([batch]) == -1
+        assert batch == 0 or near.get_batch_transfer_status([batch]) == -1
         assert near.send_probe(peer.segment) == -102
-        assert time.monotonic() - start < 20
+        assert time.monotonic() - start < PROMPT_S
     finally:
         peer.end()
 
@@ -303,7 +303,7 @@ def test_engine_ends_while_a_batch_is_stuck(stuck):
     start = time.monotonic()
     # The old engine ends before the new one begins.
     assert near.initialize("127.0.0.1:5", "P2PHANDSHAKE", "tcp", "") == 0
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < PROMPT_S
     assert near.send_probe(segment) == -102
 
 

@@ -17,8 +17,8 @@ from conftest import MasterProcess, set_up, start_master
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 pytestmark = pytest.mark.timeout(4 * 60)
-zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
-msgpack = pytest.importorskip("msgpack", reason="msgpack is not installed")
+zmq = pytest.importorskip("zmq", reason="needs pyzmq: pip install pyzmq")
+msgpack = pytest.importorskip("msgpack", reason="needs msgpack: pip install msgpack")
 
 DEADLINE = 60
 

@@ -24,13 +24,23 @@ MODULES = sorted(
 )
 
 
-def test_import_is_fast():
-    # In time of the processor: on a busy machine a process waits for its turn as well.
-    now = "time.process_time()"
-    source = f"import time; begin = {now}; import {{}}; print({now} - begin)"
-    for module, limit_s in (("mooncake", 0.1), ("mooncake.store", 0.5)):
-        best = min(float(run_script(source.format(module)).stdout) for _ in range(5))
-        assert best < limit_s, module
+# Modules whose import costs milliseconds. `scripts/check_wheel.py` measures the import of a wheel.
+SLOW_MODULES = {"asyncio", "http", "numpy", "socket", "ssl", "subprocess", "torch", "urllib"}
+
+
+@pytest.mark.parametrize(
+    ("module", "slow"),
+    [
+        ("mooncake", SLOW_MODULES | {"ctypes", "dataclasses", "inspect", "json", "logging"}),
+        ("mooncake.store", SLOW_MODULES),
+    ],
+)
+def test_import_loads_no_slow_module(module, slow):
+    done = run_script(f"import sys, {module}; print(*sys.modules)")
+    assert_quiet(done)
+    loaded = done.stdout.split()
+    assert module in loaded
+    assert slow.isdisjoint(loaded)
 
 
 def test_package_needs_only_the_standard_library():
@@ -182,11 +192,11 @@ def test_logs_go_to_stderr_by_default():
     assert_quiet(run_script(source, env={"MC_LOG_LEVEL": "1"}))
 
 
-def test_close_does_not_wait_for_the_log_thread():
+def test_open_and_close_wait_for_no_periodic_task():
     def lifetime() -> float:
         begin = time.monotonic()
         mooncake.Store().close()
         return time.monotonic() - begin
 
-    # On a busy machine one of them may wait for its turn.
-    assert min(lifetime() for _ in range(5)) < 1.0
+    # Periodic tasks run once a second; a loaded machine may delay some of the stores.
+    assert any(lifetime() < 1.0 for _ in range(30))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import threading
 import time
 
 import pytest
-from conftest import MIB, MasterProcess, assert_quiet, run_script, set_up, start_master
+from conftest import MIB, PROMPT_S, MasterProcess, assert_quiet, run_script, set_up, start_master
 
 import mooncake
 from mooncake.store import MooncakeDistributedStore
@@ -60,7 +61,7 @@ def has_ipv6() -> bool:
     return False
 
 
-@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
+@pytest.mark.skipif(not has_ipv6(), reason="needs IPv6 on the loopback device: enable it")
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
 def test_ipv6_works(host, monkeypatch):
     monkeypatch.setenv("MC_FORCE_TCP", "1")
@@ -99,7 +100,7 @@ def test_unreachable_master_raises_within_the_timeout():
     begin = time.monotonic()
     with pytest.raises(mooncake.UnavailableError, match=address) as caught:
         mooncake.Store(address)
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < PROMPT_S
     assert isinstance(caught.value, ConnectionError)
 
 
@@ -111,7 +112,7 @@ def test_silent_master_times_out():
         begin = time.monotonic()
         with pytest.raises(mooncake.MooncakeError, match=address):
             mooncake.Store(address, mooncake.StoreConfig(rpc_timeout_s=2, connect_timeout_s=2))
-        assert time.monotonic() - begin < 12
+        assert time.monotonic() - begin < PROMPT_S
 
 
 def test_dead_master_fails_calls_and_close_is_quick(
@@ -135,10 +136,10 @@ def test_dead_master_fails_calls_and_close_is_quick(
     error = mooncake.last_error()
     assert isinstance(error, mooncake.UnavailableError)
     assert mortal_master.address in str(error)
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < PROMPT_S
     begin = time.monotonic()
     assert store.close() == 0
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < PROMPT_S
     assert store.health_check() == 1
 
 
@@ -207,7 +208,7 @@ def test_other_threads_run_while_a_call_waits():
         while waiting.is_alive():
             turns += 1
         waiting.join()
-        assert turns > 1000
+        assert turns > 100
 
 
 # Holds the interpreter, as a long call of another extension does, for longer than a client may be
@@ -221,6 +222,8 @@ with mooncake.Store(sys.argv[1], config) as store:
     print("busy", flush=True)
     ctypes.PyDLL(None).sleep(int(sys.argv[2]))
     assert store.get("kept") == b"v" * 100000
+    print("free", flush=True)
+    sys.stdin.readline()
 """
 
 
@@ -231,12 +234,14 @@ IS_LONG = "MOONCAKE_LONG_TESTS" in os.environ
 @pytest.mark.parametrize(
     ("seconds", "flags"),
     [
-        pytest.param(8, ["--client_ttl=1"], id="8 s"),
+        pytest.param(8, ["--client_ttl=2"], id="8 s"),
         pytest.param(
             30,
             [],
             id="30 s, and all as it is by default",
-            marks=pytest.mark.skipif(not IS_LONG, reason="the long tier: MOONCAKE_LONG_TESTS=1"),
+            marks=pytest.mark.skipif(
+                not IS_LONG, reason="needs the long tier: set MOONCAKE_LONG_TESTS=1"
+            ),
         ),
     ],
 )
@@ -245,19 +250,19 @@ def test_heartbeats_continue_while_the_gil_is_held(seconds, flags):
     try:
         with subprocess.Popen(
             [sys.executable, "-c", BUSY, master.address, str(seconds)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         ) as lender:
             assert lender.stdout is not None
             assert lender.stdout.readline() == "busy\n"
             with mooncake.Store(master.address) as reader:
-                turns = 0
-                while lender.poll() is None:
-                    with contextlib.suppress(mooncake.NotFoundError):
-                        assert reader.get("kept") == b"v" * 100_000
-                        turns += 1
-                    time.sleep(0.05)
-            assert turns > 20
+                reads = 0
+                while not select.select([lender.stdout], [], [], 0.05)[0]:
+                    assert reader.get("kept") == b"v" * 100_000
+                    reads += 1
+            assert reads > 0
+            assert lender.communicate("\n")[0] == "free\n"
             assert lender.returncode == 0
     finally:
         master.stop()

@@ -81,12 +81,16 @@ def test_rust_snippet_is_the_tested_example() -> None:
 
 def test_readme_names_only_existing_commands() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(r"^make (\w+)", "\n".join(snippets("bash")), re.MULTILINE):
+    targets = re.findall(r"^make (\w+)", "\n".join(snippets("bash")), re.MULTILINE)
+    assert targets
+    for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
 def test_readme_links_are_valid() -> None:
-    for link in re.findall(r"\]\(([^)#:]+)\)", README):
+    links = re.findall(r"\]\(([^)#:]+)\)", README)
+    assert links
+    for link in links:
         assert (ROOT / link).exists(), link
 
 
@@ -97,6 +101,11 @@ def test_guide_snippets_run(source: str) -> None:
 
 
 def test_guide_links_are_valid() -> None:
-    for path in GUIDES:
-        for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
-            assert (path.parent / link).exists(), (path.name, link)
+    links = [
+        (path, link)
+        for path in GUIDES
+        for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8"))
+    ]
+    assert links
+    for path, link in links:
+        assert (path.parent / link).exists(), (path.name, link)

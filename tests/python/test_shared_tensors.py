@@ -214,7 +214,7 @@ def test_rejects_invalid_calls():
 
 
 def test_numpy_dtypes_are_accepted():
-    numpy = pytest.importorskip("numpy")
+    numpy = pytest.importorskip("numpy", reason="needs numpy: pip install numpy")
     for dtype in (numpy.float32, numpy.dtype("float32"), "float", "torch.float32"):
         segment = create_shared_segment(
             "n", {"b": {"count": 1, "shape": 1025, "dtype": dtype}}, 1, 0
@@ -223,7 +223,7 @@ def test_numpy_dtypes_are_accepted():
 
 
 def test_tensors_view_and_keep_the_segment():
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
     blocks = {
         "a": {"count": 2, "shape": (2, 3), "dtype": torch.bfloat16},
         "b": {"count": 1, "shape": (0, 3), "dtype": torch.float64},
@@ -263,7 +263,7 @@ dist.destroy_process_group()
 
 
 def test_torch_distributed_ranks_share_a_segment():
-    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("torch", reason="needs torch: pip install torch")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

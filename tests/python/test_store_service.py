@@ -288,7 +288,7 @@ def test_program_serves_until_signalled(master: MasterProcess, tmp_path: Path, n
         assert done.wait(60) == 0
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl: install the package curl")
 def test_guide_curl_commands_work(master: MasterProcess) -> None:
     guide = Path(__file__).resolve().parents[2] / "docs/guide/store.md"
     block = re.search(

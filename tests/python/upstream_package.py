@@ -1,4 +1,4 @@
-"""The established package in an environment of its own, for tests that run it beside ours."""
+"""The upstream package (Mooncake in C++) in its own environment, for interoperability tests."""
 
 from __future__ import annotations
 
@@ -11,28 +11,33 @@ from pathlib import Path
 import pytest
 
 PACKAGE = "mooncake-transfer-engine-non-cuda==0.3.13.post1"
+# Packages of Debian with the libraries that the upstream package links.
+LIBRARIES = "libibverbs1 librdmacm1 libnuma1 libcurl4"
 # Names the interpreter of an environment that has the package already.
 VARIABLE = "MOONCAKE_TEST_UPSTREAM_PYTHON"
 
 
 def upstream_python() -> str:
-    """An interpreter that has the established package; the test is skipped where there is none."""
+    """Returns an interpreter that has the upstream package, or skips the test."""
     given = os.environ.get(VARIABLE)
     python = Path(given) if given else create_environment()
     done = run(str(python), "-I", "-c", "import mooncake.engine")
     if done.returncode != 0:
-        pytest.skip(f"the established package cannot be imported: {last_line(done.stderr)}")
+        reason = last_line(done.stderr)
+        if given:
+            pytest.fail(f"{VARIABLE} names an interpreter without the upstream package: {reason}")
+        pytest.skip(f"needs the libraries of the upstream package: install {LIBRARIES} ({reason})")
     return str(python)
 
 
 def create_environment() -> Path:
-    """An environment in the user's cache, made the first time and kept."""
+    """Creates an environment in the user's cache on first use, and returns its interpreter."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     folder = cache / "mooncake-tests" / f"{PACKAGE}-{version}"
     python = folder / "bin" / "python"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Two test runs may want it at once.
+    # Two test runs may create the environment at once.
     with open(f"{folder}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         ready = folder / "ready"
@@ -43,8 +48,11 @@ def create_environment() -> Path:
             ):
                 done = run(*command)
                 if done.returncode != 0:
-                    what = last_line(done.stderr)
-                    pytest.skip(f"the established package cannot be installed: {what}")
+                    reason = last_line(done.stderr)
+                    pytest.skip(
+                        f"needs the upstream package: pip install {PACKAGE} into an environment, "
+                        f"and name its interpreter in {VARIABLE} ({reason})"
+                    )
             ready.touch()
     return python
 
@@ -57,4 +65,4 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["it said nothing"])[-1]
+    return (text.strip().splitlines() or ["no output"])[-1]
