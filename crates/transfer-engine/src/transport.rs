@@ -1,9 +1,10 @@
-//! The seam behind which the ways to move bytes sit.
+//! The interface of the transports, which move bytes between processes.
 //!
-//! A [`Transport`] is one way (memory, shm, tcp, later rdma); a [`Path`] is that way to one peer,
-//! proven by a real exchange when it was made. The engine asks each transport for a path once per
-//! peer, sends every batch over the path that was measured to be the fastest for it, and goes on to
-//! the next path, inside the deadline, for the pieces that failed.
+//! A [`Transport`] is one mechanism (memory, shm, tcp, later rdma). A [`Path`] connects this engine
+//! to one peer over one transport and is verified by a real exchange when it is created. The engine
+//! asks each transport for a path once per peer and sends every batch over the path that was
+//! measured to be the fastest for it. Entries that fail are retried over the next path, within the
+//! deadline.
 
 pub(crate) mod memory;
 pub(crate) mod shm;
@@ -20,7 +21,7 @@ use crate::{
     piece::{Opcode, Piece, RemoteRange},
 };
 
-/// Which way it is. Says in metrics who served a transfer.
+/// The kind of a transport; metrics are counted per kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TransportKind {
     /// Within one engine's process.
@@ -34,13 +35,13 @@ pub enum TransportKind {
 }
 
 impl TransportKind {
-    /// The kind of that name, as hints give it.
+    /// Returns the kind with this name, in any case, as transport hints spell it.
     pub fn from_name(name: &str) -> Option<Self> {
         let all = [Self::Memory, Self::Shm, Self::Tcp, Self::Rdma];
         all.into_iter().find(|kind| name.trim().eq_ignore_ascii_case(kind.name()))
     }
 
-    /// Its name in metrics and messages.
+    /// Returns the name that metrics and messages show.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Memory => "memory",
@@ -57,73 +58,75 @@ impl fmt::Display for TransportKind {
     }
 }
 
-/// What a transport can do, so that callers ask instead of trying.
+/// The properties of a transport, so that callers can ask instead of trying.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capability {
-    /// It reaches processes of other hosts.
+    /// True if the transport reaches processes of other hosts.
     pub crosses_hosts: bool,
-    /// The owner's side checks every address at the time of the transfer; if not, the path checks
-    /// against what the owner announced and withdraws.
+    /// True if the owner checks every address at the time of the transfer. Otherwise the path
+    /// checks against the regions that the owner announced and has not withdrawn.
     pub owner_checks: bool,
-    /// Local memory must be registered with this engine.
+    /// True if local memory must be registered with this engine.
     pub needs_registered_local: bool,
-    /// Lower is tried first, until measurements say otherwise.
+    /// The order of trial: lower costs are tried first until measurements say otherwise.
     pub cost: u32,
 }
 
-/// One way to move bytes.
+/// One mechanism that moves bytes.
 pub trait Transport: fmt::Debug + Send + Sync {
-    /// Which.
+    /// Returns the kind of this transport.
     fn kind(&self) -> TransportKind;
 
-    /// What it can do.
+    /// Returns the properties of this transport.
     fn capability(&self) -> Capability;
 
-    /// Makes a path to a peer and proves it by a real exchange.
+    /// Creates a path to a peer and verifies it by a real exchange.
     ///
     /// # Errors
-    /// There is no such path; the message says why. That is no fault: the engine takes another.
+    /// The peer cannot be reached over this transport; the message says why. The engine then uses
+    /// another transport.
     fn connect(&self, peer: &SegmentDescriptor, deadline: Moment) -> Result<Arc<dyn Path>>;
 }
 
-/// A proven way to one peer.
+/// A verified connection to one peer over one transport.
 pub trait Path: fmt::Debug + Send + Sync {
-    /// Over which transport.
+    /// Returns the kind of the transport.
     fn kind(&self) -> TransportKind;
 
-    /// Whether the path is able to reach this range of the peer, as far as is known here.
+    /// Returns whether the path can reach this range of the peer, as far as this side knows.
     fn reaches(&self, range: RemoteRange) -> bool;
 
-    /// Moves every piece whose outcome is still open, and gives each its outcome. Only pieces of
-    /// memory of a kind that the path does not serve keep none: another path is to have them.
+    /// Moves every entry that has no outcome yet and sets its outcome. An entry keeps no outcome
+    /// only if its memory is of a kind that the path does not serve; another path then moves it.
     ///
-    /// Blocks the calling thread. When it returns no piece's memory is in use by the path any
-    /// more, whatever the outcome: a write is counted as done only after its bytes were applied.
-    /// A path with completions of its own (verbs) posts and parks the caller until its poller has
-    /// reaped them; callers that do not want to wait go through the engine's mover threads.
+    /// Blocks the calling thread. After the return the path uses no entry's memory any more,
+    /// whatever the outcome. A write counts as done only after its bytes were applied. A path with
+    /// its own completions (verbs) posts the work and parks the caller until its poller has reaped
+    /// the completions; callers that must not block use the engine's worker threads.
     fn transfer(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment);
 
-    /// False once the peer is known to be gone over this path; the engine drops such a path.
+    /// Returns false once the peer is known to be unreachable over this path. The engine drops such
+    /// a path.
     fn is_alive(&self) -> bool;
 
-    /// What the memory of that range is to this path, if that is known; it decides how fast the
-    /// path is.
+    /// Returns how this path reaches the memory of the range, if known. The kind of access decides
+    /// how fast the path is.
     fn footing(&self, _range: RemoteRange) -> Option<Footing> {
         None
     }
 
-    /// How fast a probe found the system's copy between the two processes, in bytes a second, if
-    /// the path uses it.
+    /// Returns the speed of the kernel's copy between the two processes in bytes per second, as a
+    /// probe measured it, if the path uses that copy.
     fn probed_bytes_per_second(&self) -> Option<u64> {
         None
     }
 
-    /// How full its pool of connections is, if it has one.
+    /// Returns the state of the connection pool, if the path has one.
     fn connections(&self) -> Option<PoolSnapshot> {
         None
     }
 
-    /// Ends it: connections that nobody uses are closed at once, the others when their transfer is
-    /// over, and no transfer begins any more. Idempotent.
+    /// Closes the path. Idle connections are closed at once, busy connections after their transfer;
+    /// new transfers are refused. Idempotent.
     fn close(&self);
 }

@@ -1,4 +1,4 @@
-//! The peer is this engine, or another one of the same process: bytes are simply copied.
+//! The transport to engines of the same process, this engine included: bytes are copied directly.
 
 use std::sync::{Arc, Weak};
 
@@ -13,10 +13,10 @@ use crate::{
     transport::{Capability, Path, Transport, TransportKind},
 };
 
-/// The way within one process.
+/// The transport within one process.
 #[derive(Debug)]
 pub(crate) struct MemoryTransport {
-    /// The one engine that it leads to; none: to all of this process.
+    /// The only engine that can be reached; `None`: all engines of this process.
     pub(crate) only: Option<EngineId>,
 }
 
@@ -39,14 +39,14 @@ impl Transport for MemoryTransport {
         let id = id.filter(|id| self.only.is_none_or(|only| only == *id));
         let found = id.and_then(|id| Some((id, Lent::of(id)?)));
         let Some((id, lent)) = found else {
-            let text = "the peer is no engine of this process, or may not be reached so";
+            let text = "the peer is not a reachable engine of this process";
             return Err(Error::new(ErrorCode::TRANSFER_FAIL, text));
         };
         Ok(Arc::new(MemoryPath { id, lent: Arc::downgrade(&lent) }))
     }
 }
 
-/// The way to one engine of this process.
+/// The path to one engine of this process.
 #[derive(Debug)]
 struct MemoryPath {
     id: EngineId,
@@ -87,7 +87,7 @@ impl Path for MemoryPath {
                     continue;
                 }
             };
-            // All that follow in the same region go under one pin.
+            // One pin covers all following entries in the same region.
             let region = pin.region();
             let count = rest
                 .iter()
@@ -110,22 +110,22 @@ impl Path for MemoryPath {
     }
 
     fn close(&self) {
-        // It holds nothing but a look at its peer, which ends when the peer does.
+        // Nothing to close: the path holds only a weak reference to its peer.
     }
 }
 
-/// Checks the range and pins all of the region that it lies in.
+/// Checks the range and pins the whole region that contains it.
 fn pin_region(lent: &Lent, range: RemoteRange) -> Result<Pin> {
     let pin = lent.regions.pin(range)?;
     let region = pin.region();
     lent.regions.pin(RemoteRange { address: region.base, length: region.length })
 }
 
-/// Copies pieces whose remote side is memory of the user, who may have unmapped it without a word.
+/// Copies entries whose remote side is user memory, which may be unmapped without notice.
 fn copy_each(opcode: Opcode, pieces: &mut [Piece], gate: &dyn Fn() -> Result<()>) {
     let mut copier = Copier::of(pieces);
     for piece in pieces.iter_mut().filter(|piece| piece.outcome.is_none()) {
-        // SAFETY: nobody has references to bytes of a registered region; registering says so.
+        // SAFETY: no references exist to bytes of a registered region; registering requires that.
         let remote = unsafe { LocalRange::foreign(piece.remote as usize, piece.local.length()) };
         let (from, to) = match opcode {
             Opcode::Write => (piece.local, remote),

@@ -1,11 +1,13 @@
-//! Processes of one host and user: shared memory is mapped, other memory is copied by the kernel.
+//! The transport between processes of one host and user: shared memory is mapped, other memory is
+//! copied by the kernel.
 //!
-//! Each engine listens on an abstract Unix socket that its descriptor names. Who attaches proves
-//! by real exchanges which of two proven lead to the owner's memory ([`probe`]): mapping what the
-//! owner sends by descriptor, and `process_vm_readv`/`writev`. Where neither works (another host,
-//! user, or container) there is no path, which is no fault. The connection stays: over it the
-//! attached side asks once for each region that it meets and the owner withdraws regions; the
-//! end of a process is the end of its connections.
+//! Each engine listens on an abstract Unix socket that its segment descriptor names. An attaching
+//! engine probes with real exchanges which of two access modes reach the owner's memory
+//! ([`probe`]): mapping memory whose file descriptor the owner sends, and
+//! `process_vm_readv`/`writev`. Where neither works (another host, user, or container) there is no
+//! path over this transport. The connection stays open: the attached engine uses it to query each
+//! region once, and the owner uses it to withdraw regions. When a process ends, the kernel closes
+//! its connections.
 
 mod attachment;
 #[cfg(test)]
@@ -40,13 +42,14 @@ use crate::{
     transport::{Capability, Path, Transport, TransportKind},
 };
 
-/// How many pieces one system call moves.
+/// The maximum number of entries that one system call moves.
 const ENTRIES_PER_CALL: usize = 64;
 
-/// How many bytes one system call moves, about: between calls a withdrawal is noticed.
+/// The approximate number of bytes that one system call moves. Withdrawals are checked between
+/// calls.
 const BYTES_PER_CALL: usize = 4 << 20;
 
-/// The way to processes of the same host.
+/// The transport to processes of the same host.
 #[derive(Debug)]
 pub(crate) struct ShmTransport {
     server: Arc<ShmServer>,
@@ -76,7 +79,7 @@ impl Transport for ShmTransport {
         let own = peer.mooncake.as_ref();
         let local = own.and_then(|own| own.local.as_ref());
         let (Some(engine), Some(local)) = (own.and_then(|own| own.engine()), local) else {
-            return Err(no_path("the peer offers no way for processes of its host"));
+            return Err(no_path("the peer does not offer shared memory"));
         };
         let timeout = deadline.left(SystemClock.now());
         let link = Link::connect(&local.unix_socket, timeout)
@@ -90,7 +93,7 @@ impl Transport for ShmTransport {
         let target = HandshakeTarget { to: engine, process: peer.process, deadline };
         let (proven, probed) = handshake(&link, &self.server, target)?;
         if proven == ProvenAccess::default() {
-            return Err(no_path("neither of the proven into the peer's memory works"));
+            return Err(no_path("neither mapping nor copying the peer's memory works"));
         }
         let attachment = Arc::new(Attachment::new(link, peer.process, proven));
         let id = self.server.shared().attach(&attachment);
@@ -100,23 +103,25 @@ impl Transport for ShmTransport {
     }
 }
 
-/// Whom an engine introduces itself to.
+/// The peer of a handshake.
 #[derive(Debug, Clone, Copy)]
 struct HandshakeTarget {
     to: EngineId,
-    /// The peer's process.
+    /// The peer's process id, as this process sees it.
     process: i32,
     deadline: Moment,
 }
 
-/// Tries the proven that the owner offers; says which work, and how fast the kernel copies.
+/// Runs the handshake and probes the access modes that the owner offers. Returns the modes that
+/// work and the measured speed of the kernel's copy in bytes per second.
 fn handshake(
     link: &Link,
     server: &ShmServer,
     target: HandshakeTarget,
 ) -> Result<(ProvenAccess, Option<u64>)> {
     let HandshakeTarget { to, process, deadline } = target;
-    let failed = |error: std::io::Error| no_path("the peer did not let us attach").caused_by(error);
+    let failed =
+        |error: std::io::Error| no_path("the shm handshake with the peer failed").caused_by(error);
     let receive = || link.receive_until(deadline).map_err(failed);
     let send = |message| link.send(message, None).map_err(failed);
     send(Message::Hello { version: VERSION, from: server.id(), to })?;
@@ -136,10 +141,10 @@ fn handshake(
     }
 }
 
-/// A message with what came beside it.
+/// A message with the file descriptor that accompanied it, if any.
 type MessageWithFd = (Message, Option<std::os::fd::OwnedFd>);
 
-/// Answers the owner's challenge, if it has one, and gives the message that comes after that.
+/// Answers the owner's token challenge, if the owner sent one. Returns the message that follows.
 fn exchange_tokens(
     server: &ShmServer,
     to: EngineId,
@@ -172,21 +177,22 @@ fn exchange_tokens(
 }
 
 fn unexpected_message() -> Error {
-    no_path("the peer answered out of turn")
+    no_path("the peer sent an unexpected message")
 }
 
 fn no_path(why: &str) -> Error {
     Error::new(ErrorCode::TRANSFER_FAIL, why)
 }
 
-/// The way to one process of the same host.
+/// The path to one process of the same host.
 #[derive(Debug)]
 struct ShmPath {
     attachment: Arc<Attachment>,
     id: u64,
     server: Weak<ServerShared>,
     generation: u64,
-    /// How fast the kernel copied from the peer's memory when the path was made.
+    /// The speed of the kernel's copy from the peer's memory in bytes per second, measured when the
+    /// path was created.
     probed: Option<u64>,
 }
 
@@ -225,7 +231,7 @@ impl Path for ShmPath {
                 }
             };
             let region = guard.region();
-            // All that follow in the same region go in one run.
+            // All following entries in the same region are moved in one run.
             let count = rest
                 .iter()
                 .take_while(|piece| piece.outcome.is_some() || region.holds(piece.remote_range()))
@@ -237,7 +243,7 @@ impl Path for ShmPath {
                 AccessMode::Process => {
                     copy_by_kernel(opcode, run, self.attachment.process(), &gate)
                 }
-                // Left open for another way.
+                // The entries stay open for another path.
                 AccessMode::Unserved => {}
                 AccessMode::Failed(error) => {
                     for piece in run.iter_mut().filter(|piece| piece.outcome.is_none()) {
@@ -278,11 +284,11 @@ impl Drop for ShmPath {
     }
 }
 
-/// Moves pieces that lie in one region of another process, many with each call.
+/// Moves entries that lie in one region of another process, many per system call.
 ///
-/// In the order of their addresses there: the kernel looks up and pins the pages of each range of
-/// the other process by itself, which costs about as much as copying a page, so neighbours are
-/// named as one range, wherever their bytes are here.
+/// The entries are sorted by their remote addresses, so that neighbours can be passed as one remote
+/// range wherever their local bytes are. The kernel looks up and pins the pages of each remote
+/// range separately, which costs about as much as copying a page.
 fn copy_by_kernel(
     opcode: Opcode,
     pieces: &mut [Piece],
@@ -296,25 +302,27 @@ fn copy_by_kernel(
     let order = sorted_by_remote(pieces);
     let mut rest = &order[..];
     while !rest.is_empty() {
-        let (mut own, mut remote) = (IoVecs::default(), IoVecs::default());
+        let (mut local, mut remote) = (IoVecs::default(), IoVecs::default());
         let (mut count, mut bytes) = (0, 0);
         for index in rest.iter().take(ENTRIES_PER_CALL) {
             let piece = &pieces[*index];
-            // A long piece goes in parts, by itself.
+            // A long entry is copied alone, in parts.
             if bytes >= BYTES_PER_CALL || (count > 0 && piece.local.length() > BYTES_PER_CALL) {
                 break;
             }
             let (here, there) = iovecs(piece, 0);
-            own.push(here);
+            local.push(here);
             remote.push(there);
             count += 1;
             bytes += piece.local.length();
         }
         let moved = match gate() {
-            // Nothing was moved by the call yet where a part at a time is moved below.
+            // A long entry is moved by `copy_remaining` below, from its beginning.
             Ok(()) if bytes > BYTES_PER_CALL && count == 1 => 0,
-            Ok(()) => probe::process_vm_copy(process, direction, own.as_slice(), remote.as_slice())
-                .unwrap_or_default(),
+            Ok(()) => {
+                probe::process_vm_copy(process, direction, local.as_slice(), remote.as_slice())
+                    .unwrap_or_default()
+            }
             Err(error) => {
                 for index in rest {
                     pieces[*index].outcome = Some(Err(error.clone()));
@@ -327,7 +335,7 @@ fn copy_by_kernel(
     }
 }
 
-/// The pieces that are still to be moved, by their addresses at the owner.
+/// Returns the indexes of the unfinished entries, sorted by remote address.
 fn sorted_by_remote(pieces: &[Piece]) -> Vec<usize> {
     let is_open = |index: &usize| pieces[*index].outcome.is_none();
     let mut order: Vec<usize> = (0..pieces.len()).filter(is_open).collect();
@@ -335,7 +343,7 @@ fn sorted_by_remote(pieces: &[Piece]) -> Vec<usize> {
     order
 }
 
-/// Ranges for one system call, neighbours joined.
+/// The ranges of one system call; adjacent ranges are merged.
 struct IoVecs {
     ranges: [libc::iovec; ENTRIES_PER_CALL],
     count: usize,
@@ -365,18 +373,18 @@ impl IoVecs {
     }
 }
 
-/// Marks what a call has moved as done and has the piece in which it stopped finished alone; says
-/// how many of the group need no further look.
+/// Records the outcomes of a system call that moved `moved` bytes. The entry at which the call
+/// stopped is completed by `finish`. Returns the number of entries of the group that are done.
 fn record_moved(
     pieces: &mut [Piece],
     group: &[usize],
     mut moved: usize,
-    copy_remaining: impl FnOnce(&Piece, usize) -> Result<()>,
+    finish: impl FnOnce(&Piece, usize) -> Result<()>,
 ) -> usize {
     for (place, index) in group.iter().enumerate() {
         let piece = &mut pieces[*index];
         if moved < piece.local.length() {
-            piece.outcome = Some(copy_remaining(piece, moved));
+            piece.outcome = Some(finish(piece, moved));
             return place + 1;
         }
         moved -= piece.local.length();
@@ -385,7 +393,7 @@ fn record_moved(
     group.len()
 }
 
-/// Moves the rest of one piece, in parts.
+/// Copies the rest of one entry, in parts.
 fn copy_remaining(
     piece: &Piece,
     mut done: usize,
@@ -394,8 +402,8 @@ fn copy_remaining(
 ) -> Result<()> {
     while done < piece.local.length() {
         gate()?;
-        let (own, remote) = iovecs(piece, done);
-        match probe::process_vm_copy(process, direction, &[own], &[remote]) {
+        let (local, remote) = iovecs(piece, done);
+        match probe::process_vm_copy(process, direction, &[local], &[remote]) {
             Ok(moved) if moved > 0 => done += moved,
             answer => {
                 let access = match direction {
@@ -405,7 +413,7 @@ fn copy_remaining(
                 if !copy::is_accessible(piece.local, access) {
                     return Err(copy::inaccessible(piece.local, access));
                 }
-                let error = no_path("the owner's memory cannot be touched")
+                let error = no_path("the owner's memory cannot be accessed")
                     .with("address", format_args!("{:#x}", piece.remote))
                     .with("length", piece.local.length());
                 return Err(match answer {
@@ -418,7 +426,7 @@ fn copy_remaining(
     Ok(())
 }
 
-/// The piece from `done` on, at most one part of it, here and there.
+/// Returns the local and the remote range of the next part of an entry, from `done` on.
 fn iovecs(piece: &Piece, done: usize) -> (libc::iovec, libc::iovec) {
     let length = (piece.local.length() - done).min(BYTES_PER_CALL);
     let vector =

@@ -1,4 +1,5 @@
-//! The attaching side: what is known of a peer's memory, and who is in the middle of using it.
+//! The attaching side of a connection: the known regions of a peer and the transfers that are
+//! using them.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -20,11 +21,11 @@ use super::{
 };
 use crate::{choice::Footing, memory::mapping::Mapping, piece::RemoteRange};
 
-/// A connection to an owner, and the regions that it has told us of.
+/// A connection to an owner and the regions that the owner announced.
 #[derive(Debug)]
 pub(super) struct Attachment {
     link: Link,
-    /// The peer's process, as this process calls it.
+    /// The peer's process id, as this process sees it.
     process: i32,
     proven: ProvenAccess,
     regions: RwLock<BTreeMap<u64, Arc<RemoteRegion>>>,
@@ -36,10 +37,11 @@ pub(super) struct Attachment {
 #[derive(Debug, Default)]
 struct PendingQueries {
     last_id: u64,
-    /// What was asked and not yet taken.
+    /// The queries by id, each with its result once that has arrived.
     open: HashMap<u64, Option<QueryResult>>,
 }
 
+/// The region that contains the queried range, if any.
 type QueryResult = Option<Arc<RemoteRegion>>;
 
 /// A region of the peer.
@@ -53,20 +55,21 @@ pub(super) struct RemoteRegion {
     is_confirmed: AtomicBool,
 }
 
-/// How a region is reached.
+/// The way in which a region is accessed.
 #[derive(Debug)]
 pub(super) enum AccessMode {
-    /// It is mapped here.
+    /// The region is mapped into this process.
     Mapped(Mapping),
     /// The kernel copies between the two processes.
     Process,
-    /// Not at all, which is no fault: this way serves no such memory of this peer.
+    /// This transport cannot reach such memory of this peer; another path must.
     Unserved,
-    /// Not at all, for this reason.
+    /// The region could not be mapped, for this reason.
     Failed(Error),
 }
 
-/// Leave to touch a region. The owner's withdrawal is confirmed when the last one is gone.
+/// An RAII guard that permits access to a region. The owner's withdrawal is confirmed when the last
+/// guard is dropped.
 #[derive(Debug)]
 pub(super) struct RegionGuard<'a> {
     attachment: &'a Attachment,
@@ -98,21 +101,21 @@ impl Attachment {
         self.is_alive.load(Ordering::Acquire)
     }
 
-    /// The peer is gone, or there is no talking to it any more.
+    /// Marks the attachment dead and wakes all waiting queries: the peer is gone or unreachable.
     pub(super) fn close(&self) {
         self.is_alive.store(false, Ordering::Release);
         self.link.shut_down();
-        // Whoever waits for an answer holds this lock until it waits, so that none is missed.
+        // A querying thread holds this lock until it waits, so no thread misses the notification.
         drop(self.queries.lock());
         self.query_done.notify_all();
     }
 
-    /// Leave to touch the range; asks the owner if the region is not known yet.
+    /// Acquires access to the range; queries the owner if the region is not known yet.
     pub(super) fn acquire(&self, range: RemoteRange, deadline: Moment) -> Result<RegionGuard<'_>> {
         if let Some(found) = self.acquire_known(range) {
             return Ok(found);
         }
-        // What is found may be withdrawn at once, and registered again.
+        // The region may be withdrawn and registered again right after the query.
         for _ in 0..2 {
             let Some(region) = self.query_owner(range, deadline)? else { break };
             if let Some(found) = self.acquire_region(region) {
@@ -133,7 +136,7 @@ impl Attachment {
         self.acquire_region(region)
     }
 
-    /// What the memory of a range is, if its region is known already.
+    /// Returns the kind of memory of a range, if its region is already known.
     pub(super) fn footing(&self, range: RemoteRange) -> Option<Footing> {
         let regions = self.regions.read();
         let (_, region) = regions.range(..=range.address).next_back()?;
@@ -146,13 +149,13 @@ impl Attachment {
     }
 
     fn acquire_region(&self, region: Arc<RemoteRegion>) -> Option<RegionGuard<'_>> {
-        // Either the one who withdraws sees this user, or this user sees the withdrawal.
+        // Either the withdrawing thread sees this user, or this user sees the withdrawal.
         region.users.fetch_add(1, Ordering::SeqCst);
         let found = RegionGuard { attachment: self, region };
         (!found.region.is_withdrawn.load(Ordering::SeqCst)).then_some(found)
     }
 
-    /// Has the owner look the range up.
+    /// Asks the owner for the region that contains the range and waits for the answer.
     fn query_owner(&self, range: RemoteRange, deadline: Moment) -> Result<QueryResult> {
         let mut queries = self.queries.lock();
         queries.last_id += 1;
@@ -172,19 +175,19 @@ impl Attachment {
                 queries.open.remove(&id);
                 return Err(if left.is_zero() { deadline_passed() } else { peer_gone() });
             }
-            // Bounded, so that a deadline at the end of time does not overflow the clock.
+            // Bounded, so that a deadline in the far future does not overflow the clock.
             self.query_done.wait_for(&mut queries, left.min(Duration::from_secs(1)));
         }
     }
 
-    /// What the thread that reads the connection brings. False if it makes no sense.
+    /// Handles a message that the server thread received. Returns false if it is unexpected.
     pub(super) fn handle_message(&self, message: Message, file: Option<OwnedFd>) -> bool {
         match message {
             Message::Found { id, base, length, kind } => {
                 let access = self.access_mode(length, kind, file);
                 let region = Arc::new(RemoteRegion::new(base, length, access));
                 let known = Arc::clone(&region);
-                // An older one of that place was withdrawn, or is the same.
+                // An older region at this base was withdrawn or is the same region.
                 let mut regions = self.regions.write();
                 let region = match regions.get(&base) {
                     Some(old) if old.length == length && old.is_open() => Arc::clone(old),
@@ -242,7 +245,7 @@ impl Attachment {
 
     fn send_confirm(&self, base: u64) {
         if self.link.send(Message::Confirm { base }, None).is_err() {
-            // The owner takes a closed connection for a confirmation.
+            // The owner treats a closed connection as a confirmation.
             self.close();
         }
     }
@@ -275,7 +278,7 @@ impl RegionGuard<'_> {
         &self.region
     }
 
-    /// CliCommand between the steps of a copy.
+    /// Checks between the steps of a copy whether it may continue.
     pub(super) fn check(&self, deadline: Moment) -> Result<()> {
         if !self.region.is_open() {
             let text = "the owner withdrew the range during the transfer";
@@ -302,7 +305,7 @@ impl Drop for RegionGuard<'_> {
 }
 
 pub(super) fn peer_gone() -> Error {
-    Error::new(ErrorCode::TRANSFER_FAIL, "the process that holds the memory is gone")
+    Error::new(ErrorCode::TRANSFER_FAIL, "the process that owns the memory is gone")
 }
 
 pub(super) fn deadline_passed() -> Error {

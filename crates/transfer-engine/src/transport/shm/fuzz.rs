@@ -1,4 +1,4 @@
-//! The messages between engines of one host as a target for broken bytes.
+//! A fuzz target for the messages between engines of one host.
 
 use mooncake_base::{
     EngineId,

@@ -1,4 +1,5 @@
-//! A Unix socket of packets between two processes of one host, over which descriptors travel too.
+//! A Unix `SOCK_SEQPACKET` socket between two processes of one host, which also carries file
+//! descriptors.
 
 use std::{
     io::{self, IoSlice},
@@ -17,7 +18,7 @@ use socket2::{Domain, MaybeUninitSlice, MsgHdr, MsgHdrMut, SockAddr, Socket, Typ
 use super::message::{MESSAGE_BYTES_MAX, Message};
 use crate::process;
 
-/// How many connections may wait to be accepted.
+/// The maximum number of connections waiting to be accepted.
 const BACKLOG: i32 = 128;
 
 /// One end of a connection, or a listener.
@@ -27,26 +28,26 @@ pub(super) struct Link {
     generation: u64,
 }
 
-/// What the other end is, as the kernel says.
+/// The identity of the other end, as the kernel reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Credentials {
-    /// Its process id as this process must call it; 0 if it cannot.
+    /// The process id in this process's pid namespace; 0 if it is not visible there.
     pub(super) process: i32,
     pub(super) user: u32,
 }
 
-/// What a look at the socket brought.
+/// The result of a non-blocking receive.
 #[derive(Debug)]
 pub(super) enum Received {
     Message(Message, Option<OwnedFd>),
-    /// Something that is no message of ours.
+    /// The packet is not a valid message.
     Malformed,
     Empty,
     Closed,
 }
 
 impl Link {
-    /// Listens under an abstract name.
+    /// Listens on the abstract socket with this name.
     pub(super) fn listen(name: &str) -> io::Result<Self> {
         let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
         socket.bind(&abstract_address(name)?)?;
@@ -55,7 +56,7 @@ impl Link {
         Ok(Self::guard(socket))
     }
 
-    /// Connects to the one that listens under the name.
+    /// Connects to the abstract socket with this name.
     pub(super) fn connect(name: &str, timeout: Duration) -> io::Result<Self> {
         let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
         socket.set_write_timeout(Some(timeout.max(Duration::from_millis(1))))?;
@@ -64,7 +65,7 @@ impl Link {
         Ok(Self::guard(socket))
     }
 
-    /// The next connection, if one waits.
+    /// Accepts the next waiting connection, or fails with `WouldBlock`.
     pub(super) fn accept(&self) -> io::Result<Self> {
         let (socket, _) = self.socket().accept()?;
         socket.set_nonblocking(true)?;
@@ -78,14 +79,14 @@ impl Link {
     }
 
     fn socket(&self) -> &Socket {
-        self.socket.as_ref().expect("only dropping takes the socket away")
+        self.socket.as_ref().expect("only drop takes the socket")
     }
 
     pub(super) fn raw_fd(&self) -> RawFd {
         self.socket().as_raw_fd()
     }
 
-    /// Sends without waiting. A full socket is an error: the other end does not read.
+    /// Sends without blocking. A full socket is an error: the other end does not read.
     pub(super) fn send(&self, message: Message, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let bytes = message.encode();
         let buffers = [IoSlice::new(&bytes)];
@@ -102,9 +103,9 @@ impl Link {
         self.socket().sendmsg(&header, flags).map(drop)
     }
 
-    /// Takes the next message without waiting.
+    /// Receives the next message without blocking.
     pub(super) fn receive(&self) -> Received {
-        // One byte more than any message, so that a longer packet is seen to be too long.
+        // One byte more than the longest message, so that a longer packet is detected.
         let mut bytes = [MaybeUninit::zeroed(); MESSAGE_BYTES_MAX + 1];
         let mut control = [MaybeUninit::zeroed(); RIGHTS_BYTES];
         let mut buffers = [MaybeUninitSlice::new(&mut bytes)];
@@ -122,17 +123,16 @@ impl Link {
                 _ => return Received::Closed,
             },
         };
-        // Both arrays were zeroed, so that all of their bytes are initialised.
-        // SAFETY: see above.
+        // SAFETY: the array was zeroed, so all of its bytes are initialized.
         let control = control.map(|byte| unsafe { byte.assume_init() });
         let file = (control_length == RIGHTS_BYTES).then(|| received_file(&control)).flatten();
-        // SAFETY: see above.
+        // SAFETY: the array was zeroed, so all of its bytes are initialized.
         let bytes = bytes.map(|byte| unsafe { byte.assume_init() });
         Message::decode(&bytes[..length])
             .map_or(Received::Malformed, |message| Received::Message(message, file))
     }
 
-    /// Waits for the next message.
+    /// Waits until the deadline for the next message.
     pub(super) fn receive_until(&self, deadline: Moment) -> io::Result<(Message, Option<OwnedFd>)> {
         loop {
             match self.receive() {
@@ -150,23 +150,23 @@ impl Link {
         }
     }
 
-    /// Whether the other end is known to be closed.
+    /// Returns whether the other end is known to be closed.
     pub(super) fn is_closed(&self) -> bool {
         let mut polled = [libc::pollfd { fd: self.raw_fd(), events: 0, revents: 0 }];
         poll(&mut polled, Duration::ZERO);
         polled[0].revents & (libc::POLLHUP | libc::POLLERR) != 0
     }
 
-    /// Ends the connection; both ends notice.
+    /// Shuts the connection down; both ends notice.
     pub(super) fn shut_down(&self) {
-        // It may be shut already, which is as good.
+        // A failure means that the connection is already shut down.
         let _ = self.socket().shutdown(std::net::Shutdown::Both);
     }
 
     pub(super) fn credentials(&self) -> io::Result<Credentials> {
         let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-        // SAFETY: the socket is ours and open; the answer is written to a local of that size.
+        // SAFETY: the socket is open and owned here; the result is written to a local of this size.
         let failed = unsafe {
             libc::getsockopt(
                 self.raw_fd(),
@@ -187,7 +187,7 @@ impl Drop for Link {
     fn drop(&mut self) {
         let Some(socket) = self.socket.take() else { return };
         if process::is_forked_since(self.generation) {
-            // The fork handler has closed it here already.
+            // The fork handler has already closed the socket in this process.
             mem::forget(socket);
         } else {
             process::unguard(socket.as_raw_fd());
@@ -195,8 +195,9 @@ impl Drop for Link {
     }
 }
 
-/// A control message with one descriptor, without padding: 8 bytes of length, 4 of level, 4 of
-/// type, and the number. Room for one only, so that the kernel closes any more by itself.
+/// The length of a control message with one file descriptor, without padding: 8 bytes of length, 4
+/// of level, 4 of type, and 4 of descriptor. There is space for only one, so that the kernel closes
+/// any others.
 const RIGHTS_BYTES: usize = 20;
 
 const _: () = assert!(size_of::<libc::cmsghdr>() == 16, "the layout on 64-bit Linux");
@@ -209,24 +210,24 @@ fn received_file(control: &[u8; RIGHTS_BYTES]) -> Option<OwnedFd> {
     if (number(8), number(12)) != (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
         return None;
     }
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    // SAFETY: the kernel has just created this descriptor in this process; no other code owns it.
     Some(unsafe { OwnedFd::from_raw_fd(number(16)) })
 }
 
 fn abstract_address(name: &str) -> io::Result<SockAddr> {
-    // Checks the name, which may come from a descriptor.
+    // Validates the name, which may come from a peer's segment descriptor.
     SocketAddr::from_abstract_name(name)?;
     SockAddr::unix(format!("\0{name}"))
 }
 
-/// What to ask of [`poll`] for a socket that is read.
+/// Returns the [`poll`] entry that waits until a file descriptor is readable.
 pub(super) const fn poll_readable(descriptor: RawFd) -> libc::pollfd {
     libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 }
 }
 
-/// Waits until one of them has something, or so long. An interruption is a short wait.
+/// Waits until a file descriptor has an event or the timeout ends. A signal ends the wait early.
 pub(super) fn poll(polled: &mut [libc::pollfd], timeout: Duration) {
-    // Rounded up, so that a wait of less than a millisecond is no busy loop.
+    // Rounded up, so that waits below a millisecond do not busy-loop.
     let millis = i32::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX);
     // SAFETY: the slice is valid for the call, which writes only `revents`.
     let count = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, millis) };
@@ -242,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_and_a_descriptor_arrive_and_the_end_is_seen() {
+    fn delivers_messages_with_files_and_detects_close() {
         let name = format!("mooncake-test-{}", mooncake_base::EngineId::random());
         let listener = Link::listen(&name).unwrap();
         assert!(Link::listen(&name).is_err());

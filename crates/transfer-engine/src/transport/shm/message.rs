@@ -1,62 +1,63 @@
-//! What two engines of one host say to each other: one message a packet, little-endian.
+//! The messages between two engines of one host: one message per packet, integers little-endian.
 
 use mooncake_base::EngineId;
 
 use crate::token::{Nonce, Proof};
 
-/// The version of these messages; both sides must have the same.
+/// The version of the messages; both sides must use the same.
 pub(super) const VERSION: u32 = 3;
 
-/// No message is longer.
+/// The length of the longest message.
 pub(super) const MESSAGE_BYTES_MAX: usize = 72;
 
-/// Random bytes whose arrival proves that a way to the other's memory works.
+/// Random bytes whose arrival proves that an access mode to the other's memory works.
 pub(super) type Secret = [u8; 16];
 
-/// One packet. Some carry a descriptor beside their bytes.
+/// One packet. Some packets also carry a file descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Message {
-    /// The attaching side begins: who it is and whom it means to talk to.
+    /// Sent first by the attaching side: its own id and the id of the engine that it wants.
     Hello { version: u32, from: EngineId, to: EngineId },
-    /// The owner asks for a proof that the other knows the token of both.
+    /// The owner asks for a proof that the attaching side knows the shared token.
     Challenge { nonce: Nonce },
-    /// The proof.
+    /// The attaching side's proof.
     Answer { nonce: Nonce, proof: Proof },
-    /// The owner takes it and shows its own. A wrong one ends the connection after `Denied`.
+    /// The owner accepts the proof and sends its own. A wrong proof is answered by `Denied`, and
+    /// the connection is closed.
     Granted { proof: Proof },
     /// The proof was wrong.
     Denied,
-    /// The owner offers two ways to try: a descriptor of sealed memory that begins with a secret,
-    /// and the address of two secrets in its own memory, the first to be read, the second to be
-    /// overwritten with the first one turned around bit by bit; and memory of no meaning, to see how
-    /// fast the second way is.
+    /// The owner offers two access modes to probe: a file descriptor of sealed memory that begins
+    /// with a secret, and the address of two cells in its own memory. The peer reads a secret from
+    /// the first cell and writes the complement of its bits to the second. The sample is memory
+    /// without meaning, for measuring the speed of the second mode.
     Welcome { address: u64, sample: u64, sample_length: u64 },
-    /// What was read by each way; zeros where it did not work.
+    /// The secrets that were read in each access mode; zeros where the mode did not work.
     Proof { shared: Secret, process: Secret },
-    /// Which of the two the owner found proven.
+    /// The access modes that the owner considers proven.
     Verdict { is_shared: bool, is_process: bool },
-    /// Which region holds this range?
+    /// Asks for the region that contains this range.
     Query { id: u64, address: u64, length: u64 },
-    /// This one. Carries the descriptor if the region is shared memory.
+    /// The region that contains the range. Carries a file descriptor if it is shared memory.
     Found { id: u64, base: u64, length: u64, kind: RegionKind },
-    /// None.
+    /// No region contains the range.
     Missing { id: u64 },
-    /// The region that begins there is to be left alone.
+    /// The region with this base must no longer be accessed.
     Withdraw { base: u64 },
-    /// It is, and nobody is in it.
+    /// The region is no longer accessed and no transfer is using it.
     Confirm { base: u64 },
 }
 
-/// What a region is made of, to a peer.
+/// The kind of memory of a region, as seen by a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RegionKind {
-    /// Memory of the user, for system calls only.
+    /// Memory of the user, reachable only by system calls.
     User,
     /// Shared memory.
     Shared,
-    /// Shared memory of huge pages.
+    /// Shared memory backed by huge pages.
     Huge,
-    /// Memory of a device, which no other process reaches.
+    /// Memory of a device, which no other process can reach.
     Device,
 }
 
@@ -100,7 +101,7 @@ impl Message {
         bytes
     }
 
-    /// `None` for anything that is not exactly one message.
+    /// Decodes exactly one message; `None` for any other bytes.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let (tag, bytes) = bytes.split_first()?;
         let mut fields = Fields(bytes);
@@ -176,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_message_is_read_back_and_no_shorter_or_longer_one_is() {
+    fn messages_round_trip_and_other_lengths_are_rejected() {
         let id = EngineId::from_bits(7);
         for message in [
             Message::Hello { version: 3, from: id, to: EngineId::from_bits(u128::MAX) },
@@ -206,7 +207,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_bytes_are_read_as_what_they_encode_or_refused(
+        fn decoded_bytes_encode_to_themselves(
             bytes in proptest::collection::vec(any::<u8>(), 0..80),
         ) {
             if let Some(message) = Message::decode(&bytes) {

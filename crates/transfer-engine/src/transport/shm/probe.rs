@@ -1,7 +1,8 @@
-//! Proving which ways lead to the memory of a peer, by using them.
+//! Probing which access modes reach the memory of a peer.
 //!
-//! The owner offers two secrets, one in sealed shared memory and one in plain memory of its own;
-//! the attaching side proves a way by repeating the secret, and for the second way also by writing.
+//! The owner offers two secrets, one in sealed shared memory and one in its private memory. The
+//! attaching side proves an access mode by repeating the secret, and for the second mode also by
+//! writing.
 
 use std::{
     io,
@@ -18,34 +19,34 @@ use crate::{
     piece::LocalRange,
 };
 
-/// The ways that are proven.
+/// The access modes that were proven to work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct ProvenAccess {
-    /// Descriptors arrive and can be mapped.
+    /// File descriptors arrive and can be mapped.
     pub(super) is_shared: bool,
     /// The kernel copies to and from the peer's memory.
     pub(super) is_process: bool,
 }
 
-/// How many bytes the shared secret's memory has.
+/// The size of the shared memory that holds the secret.
 const OFFER_BYTES: u64 = 4096;
 
-/// How many bytes are copied to see how fast that is.
+/// The size of the sample whose copy is timed.
 const SAMPLE_BYTES: usize = 128 << 10;
 
-/// How often they are copied; the fastest counts.
+/// The number of timed copies; the fastest counts.
 const SAMPLE_ROUNDS: usize = 3;
 
-/// What an owner lays out for one peer.
+/// The probe memory that an owner prepares for one peer.
 #[derive(Debug)]
 pub(super) struct ProbeOffer {
     mapping: Mapping,
     shared: Secret,
     process: Secret,
-    /// The second secret, and behind it where the peer writes. Atomic, because another process
-    /// does.
+    /// The second secret in two cells, followed by the two cells that the peer writes. Atomic,
+    /// because another process writes them.
     cells: Box<[AtomicU64; 4]>,
-    /// Read by the peer to measure_process_vm the way.
+    /// Memory that the peer reads to measure the speed of the kernel's copy.
     sample: Box<[u8]>,
 }
 
@@ -54,12 +55,12 @@ impl ProbeOffer {
         let (shared, process) = (EngineId::random().to_bytes(), EngineId::random().to_bytes());
         let mapping = Mapping::create(OFFER_BYTES, None)?;
         let mut copy = shared;
-        // SAFETY: the array outlives the call and nobody else uses it.
+        // SAFETY: the array outlives the call and no other reference to it exists.
         let from = unsafe { LocalRange::held(copy.as_mut_ptr(), copy.len()) };
         mapping.write(0, from, &open_gate)?;
         let [first, second] = words(process);
         let cells = Box::new([first, second, 0, 0].map(AtomicU64::new));
-        // Touched, since a page that is not there yet would be measured instead.
+        // Written, so that the measurement does not include page faults.
         let sample = vec![1; SAMPLE_BYTES].into_boxed_slice();
         Ok(Self { mapping, shared, process, cells, sample })
     }
@@ -68,17 +69,17 @@ impl ProbeOffer {
         &self.mapping
     }
 
-    /// Where the second secret is.
+    /// Returns the address of the second secret.
     pub(super) fn address(&self) -> u64 {
         self.cells.as_ptr() as u64
     }
 
-    /// Where the sample is, and its length.
+    /// Returns the address and the length of the sample.
     pub(super) fn sample(&self) -> (u64, u64) {
         (self.sample.as_ptr() as u64, self.sample.len() as u64)
     }
 
-    /// Which ways these answers prove.
+    /// Returns the access modes that these secrets prove.
     pub(super) fn verify(&self, shared: Secret, process: Secret) -> ProvenAccess {
         let written = [&self.cells[2], &self.cells[3]].map(|cell| cell.load(Ordering::SeqCst));
         ProvenAccess {
@@ -90,7 +91,7 @@ impl ProbeOffer {
 
 fn words(token: Secret) -> [u64; 2] {
     let bits = u128::from_ne_bytes(token);
-    // In memory order, which is the order of the cells.
+    // In memory order, like the cells.
     if cfg!(target_endian = "little") {
         [bits as u64, (bits >> 64) as u64]
     } else {
@@ -98,17 +99,17 @@ fn words(token: Secret) -> [u64; 2] {
     }
 }
 
-/// Reads the first secret out of what the peer sent.
+/// Reads the first secret from the shared memory that the peer sent.
 pub(super) fn try_shared(file: Option<OwnedFd>) -> Option<Secret> {
     let mapping = Mapping::attach(file?, OFFER_BYTES, false).ok()?;
     let mut token = Secret::default();
-    // SAFETY: the array outlives the call and nobody else uses it.
+    // SAFETY: the array outlives the call and no other reference to it exists.
     let to = unsafe { LocalRange::held(token.as_mut_ptr(), token.len()) };
     mapping.read(0, to, &open_gate).ok()?;
     Some(token)
 }
 
-/// Reads the second secret out of the peer's memory and writes the answer behind it.
+/// Reads the second secret from the peer's memory and writes its complement after it.
 pub(super) fn try_process(process: i32, address: u64) -> Option<Secret> {
     if process <= 0 {
         return None;
@@ -129,7 +130,7 @@ pub(super) fn try_process(process: i32, address: u64) -> Option<Secret> {
     Some(token)
 }
 
-/// How many bytes a second the kernel copies from the peer's sample.
+/// Returns the speed in bytes per second at which the kernel copies the peer's sample.
 pub(super) fn measure_process_vm(process: i32, (address, length): (u64, u64)) -> Option<u64> {
     let length = usize::try_from(length).ok()?.min(SAMPLE_BYTES);
     let mut bytes = vec![0_u8; length];
@@ -147,15 +148,18 @@ pub(super) fn measure_process_vm(process: i32, (address, length): (u64, u64)) ->
     u64::try_from(length as u128 * 1_000_000_000 / fastest?).ok()
 }
 
-/// Which way the kernel copies, seen from here.
+/// The direction of a kernel copy, seen from this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direction {
     In,
     Out,
 }
 
-/// Has the kernel copy between this process and another; says how many bytes it moved before it
-/// met one that is not mapped, an error if that was the first.
+/// Copies between this process and another through the kernel. Returns the number of bytes moved
+/// before the first unmapped byte.
+///
+/// # Errors
+/// No byte could be moved.
 pub(super) fn process_vm_copy(
     process: i32,
     direction: Direction,
@@ -167,13 +171,13 @@ pub(super) fn process_vm_copy(
     loop {
         let moved = match direction {
             // SAFETY: both arrays are valid for the call; the kernel checks every address in them,
-            // here and there, and answers with an error where it is not mapped. Nobody has a
-            // reference to local bytes that are written, as the one who named them promised.
+            // local and remote, and fails where an address is not mapped. No reference to the
+            // written local bytes exists, as the creator of the local range promised.
             Direction::In => unsafe {
                 libc::process_vm_readv(process, own, local_count, remote, remote_count, 0)
             },
-            // SAFETY: as above. What is written there lies in a range that the owner registered
-            // for this, or is the cell of its offer.
+            // SAFETY: as above. The remote bytes that are written lie in a range that the owner
+            // registered for transfers, or are the cells of its probe offer.
             Direction::Out => unsafe {
                 libc::process_vm_writev(process, own, local_count, remote, remote_count, 0)
             },
@@ -195,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_right_answers_prove_a_way() {
+    fn only_correct_secrets_prove_access() {
         let offer = ProbeOffer::new().unwrap();
         let file = || offer.mapping().file().try_clone_to_owned().ok();
         let shared = try_shared(file()).unwrap();
@@ -216,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sample_is_measured_and_a_bad_one_is_not() {
+    fn measures_mapped_samples_only() {
         let offer = ProbeOffer::new().unwrap();
         let own = std::process::id() as i32;
         assert!(measure_process_vm(own, offer.sample()).unwrap() > 1 << 20);

@@ -1,5 +1,7 @@
-//! The thread that serves an engine's connections to processes of the same host: it lets peers
-//! attach, answers which region holds an address, and carries withdrawals.
+//! The server thread of an engine's connections to processes of the same host.
+//!
+//! The thread accepts peers, answers which region contains an address, and handles withdrawals in
+//! both directions.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -23,22 +25,22 @@ use super::{
 };
 use crate::{memory::lent::Lent, metrics::Refusals, process, token::Token};
 
-/// How many peers may be attached to one engine; more are turned away.
+/// The maximum number of peers attached to one engine; further connections are refused.
 const CLIENTS_MAX: usize = 4096;
 
-/// How long a peer may take to introduce itself.
+/// The maximum duration of a peer's handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often the thread looks around without being woken.
+/// The interval at which the thread wakes up without an event.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long no connection is accepted after one could not be.
+/// The pause after a failed `accept`.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How many messages of one connection are read before the others get their turn.
+/// The maximum number of messages read from one connection before the others are served.
 const MESSAGES_PER_POLL: usize = 64;
 
-/// An engine's side of all its connections on this host.
+/// The server of an engine: owns the thread and all connections to peers of this host.
 #[derive(Debug)]
 pub(crate) struct ShmServer {
     shared: Arc<ServerShared>,
@@ -53,38 +55,38 @@ pub(super) struct ServerShared {
     auth: AuthPolicy,
     wake: WakeEvent,
     state: Mutex<Connections>,
-    /// Something was confirmed, or a peer is gone.
+    /// Signaled when a withdrawal was confirmed or a peer is gone.
     withdrawal_done: Condvar,
     is_stopped: AtomicBool,
 }
 
-/// Who is let in.
+/// The rules by which peers are admitted.
 #[derive(Debug, Default)]
 pub(crate) struct AuthPolicy {
-    /// What peers must prove to know.
+    /// The token that peers must prove to know.
     pub(crate) token: Option<Token>,
-    /// Where those who do not are counted.
+    /// Counts peers that failed to prove the token.
     pub(crate) refusals: Arc<Refusals>,
 }
 
 #[derive(Debug, Default)]
 struct Connections {
     last_id: u64,
-    /// Peers that are attached to this engine.
+    /// Peers attached to this engine.
     clients: HashMap<u64, ServerConnection>,
-    /// Peers that this engine is attached to.
+    /// Peers to which this engine is attached.
     attachments: HashMap<u64, Arc<Attachment>>,
-    /// Withdrawals that were sent and not yet confirmed: peer and region.
+    /// Withdrawals that were sent and not yet confirmed, as pairs of peer id and region base.
     pending: HashSet<(u64, u64)>,
 }
 
 impl ShmServer {
-    /// Listens under a name of its own and starts the thread.
+    /// Listens on a socket with a unique name and starts the thread.
     ///
     /// # Errors
-    /// The system lets us have no socket or no thread.
+    /// The socket or the thread could not be created.
     pub(crate) fn start(lent: Arc<Lent>, auth: AuthPolicy) -> io::Result<Self> {
-        // Another random number than the engine's id, which everybody knows.
+        // The socket's name is not derived from the engine's id, which is public.
         let name = format!("mooncake-{:032x}", EngineId::random().bits());
         let listener = Link::listen(&name)?;
         let shared = Arc::new(ServerShared {
@@ -103,7 +105,7 @@ impl ShmServer {
         Ok(Self { shared, name, thread: Mutex::new(Some(thread)), generation })
     }
 
-    /// What peers connect to.
+    /// Returns the name of the abstract socket that peers connect to.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -124,10 +126,11 @@ impl ShmServer {
         &self.shared
     }
 
-    /// Has every attached peer leave the region that begins there, and waits until each has
-    /// confirmed or is gone. Those that have not at the end are cut off.
+    /// Withdraws the region with this base from every attached peer and waits until each peer has
+    /// confirmed or is gone. Peers that have not confirmed after `timeout` are disconnected.
     ///
-    /// The region must be out of the table of regions already, so that nobody is told of it again.
+    /// The region must already be removed from the region table, so that no peer learns of it
+    /// again.
     ///
     /// # Errors
     /// A peer did not confirm in time; it may be in the middle of a copy.
@@ -135,15 +138,15 @@ impl ShmServer {
         self.shared.withdraw(Some(base), timeout)
     }
 
-    /// Withdraws everything and ends all connections and the thread.
+    /// Withdraws all regions, closes all connections, and joins the thread.
     pub(crate) fn stop(&self, timeout: Duration) {
         let Some(thread) = self.thread.lock().take() else { return };
-        // Peers that do not answer are cut off by what follows.
+        // Peers that do not confirm are disconnected when the thread ends.
         let _ = self.shared.withdraw(None, timeout);
         self.shared.is_stopped.store(true, Ordering::Release);
         self.shared.wake.notify();
         if thread.join().is_err() {
-            tracing::error!("the thread for peers of this host panicked");
+            tracing::error!("the shm server thread panicked");
         }
     }
 }
@@ -157,7 +160,7 @@ impl Drop for ShmServer {
 }
 
 impl ServerShared {
-    /// Serves an attachment from now on.
+    /// Adds an attachment, which the thread serves from now on. Returns its id.
     pub(super) fn attach(&self, attachment: &Arc<Attachment>) -> u64 {
         let mut state = self.state.lock();
         state.last_id += 1;
@@ -176,7 +179,7 @@ impl ServerShared {
         }
     }
 
-    /// `None` stands for everything that was given to anyone.
+    /// Withdraws one region, or with `None` every region that any peer was told of.
     fn withdraw(&self, base: Option<u64>, timeout: Duration) -> Result<()> {
         let deadline = Instant::now() + timeout;
         let mut state = self.state.lock();
@@ -188,17 +191,17 @@ impl ServerShared {
             }
         }
         pending.extend(&waited);
-        while waited.iter().any(|one| state.pending.contains(one)) {
+        while waited.iter().any(|pair| state.pending.contains(pair)) {
             if !self.withdrawal_done.wait_until(&mut state, deadline).timed_out() {
                 continue;
             }
             let late: Vec<(u64, u64)> =
-                waited.iter().filter(|one| state.pending.contains(one)).copied().collect();
+                waited.iter().filter(|pair| state.pending.contains(pair)).copied().collect();
             let Some((_, base)) = late.first() else { break };
             for (id, _) in &late {
                 drop_client(&mut state, *id);
             }
-            let text = "a peer of this host did not leave the range in time and was cut off";
+            let text = "a peer of this host did not leave the range in time and was disconnected";
             return Err(Error::new(ErrorCode::OBJECT_REPLICA_BUSY, text)
                 .with("address", format_args!("{base:#x}"))
                 .with("peers", late.len()));
@@ -215,7 +218,10 @@ impl ServerShared {
             };
             let mut state = self.state.lock();
             if state.clients.len() >= CLIENTS_MAX {
-                tracing::warn!(limit = CLIENTS_MAX, "too many peers of this host, one turned away");
+                tracing::warn!(
+                    limit = CLIENTS_MAX,
+                    "too many peers of this host, connection refused"
+                );
                 continue;
             }
             state.last_id += 1;
@@ -273,7 +279,7 @@ fn drop_client(state: &mut Connections, id: u64) {
     state.pending.retain(|(client, _)| *client != id);
 }
 
-/// Who a polled descriptor belongs to.
+/// The owner of a polled file descriptor.
 #[derive(Debug, Clone, Copy)]
 enum PollSource {
     Wake,
@@ -298,8 +304,8 @@ fn serve(shared: &ServerShared, listener: &Link) {
         if is_accepting {
             watch(PollSource::Listener, listener.raw_fd());
         }
-        // A descriptor in the list may be closed by another thread before the poll; then the poll
-        // says so, or speaks for another socket, and the look at the source finds nothing.
+        // Another thread may close a listed file descriptor before the poll. The poll then reports
+        // that, or an event of an unrelated socket; serving the source finds no message.
         let state = shared.state.lock();
         state.clients.iter().for_each(|(id, one)| watch(PollSource::Client(*id), one.raw_fd()));
         for (id, attachment) in &state.attachments {
@@ -334,33 +340,33 @@ fn serve(shared: &ServerShared, listener: &Link) {
     shared.withdrawal_done.notify_all();
 }
 
-/// Wakes the thread out of its poll.
+/// An eventfd that wakes the thread from its poll.
 #[derive(Debug)]
 struct WakeEvent(OwnedFd);
 
 impl WakeEvent {
     fn new() -> io::Result<Self> {
-        // SAFETY: a new descriptor is the only effect.
+        // SAFETY: the call only creates a new file descriptor.
         let file = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if file < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the call above has just made it, and nobody else knows it.
+        // SAFETY: the call above has just created the descriptor; no other code owns it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(file) }))
     }
 
     fn notify(&self) {
         let one = 1_u64;
         let file = self.0.as_fd().as_raw_fd();
-        // SAFETY: reads eight bytes of a local. It fails only if the counter is full, which wakes
-        // just as well.
+        // SAFETY: the call reads eight bytes of a local. It fails only if the counter is full, in
+        // which case the thread is woken anyway.
         let _ = unsafe { libc::write(file, (&raw const one).cast(), 8) };
     }
 
     fn clear(&self) {
         let mut count = 0_u64;
         let file = self.0.as_fd().as_raw_fd();
-        // SAFETY: writes eight bytes of a local.
+        // SAFETY: the call writes eight bytes of a local.
         let _ = unsafe { libc::read(file, (&raw mut count).cast(), 8) };
     }
 }

@@ -1,4 +1,5 @@
-//! The owner's side of one connection: who attached, what it was told of, what it must leave.
+//! The owner's side of one connection: its handshake, the regions it was told of, and their
+//! withdrawal.
 
 use std::{
     collections::HashSet,
@@ -23,41 +24,42 @@ use crate::{
     token::{self, Door, Exchange, Nonce, Proof, Side},
 };
 
-/// Where the system says whom it lets look into processes, if it is picky about that.
+/// The kernel setting that restricts which processes may access another one's memory, if the Yama
+/// security module is loaded.
 const PTRACE_SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
 
-/// A peer that is attached to this engine, or wants to be.
+/// The connection to a peer that is attached to this engine or is in its handshake.
 #[derive(Debug)]
 pub(super) struct ServerConnection {
     link: Link,
     stage: Stage,
     since: Instant,
-    /// The regions it was told of and not yet told to leave.
+    /// The bases of the regions that the peer was told of and that were not withdrawn.
     announced: HashSet<u64>,
 }
 
 #[derive(Debug)]
 enum Stage {
-    /// Nothing was heard of it yet.
+    /// The peer has sent nothing yet.
     New,
-    /// It was asked to prove that it knows the token.
+    /// The peer was asked to prove that it knows the token.
     Challenged(Nonce),
-    /// It was offered ways to try.
+    /// The peer was offered access modes to probe.
     Probing(ProbeOffer),
-    /// It may ask.
+    /// The handshake is complete; the peer may query regions.
     Attached,
 }
 
-/// What a turn brought.
+/// The result of serving one message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ConnectionEvent {
-    /// Nothing to read.
+    /// No message was waiting.
     Idle,
-    /// A message was served.
+    /// A message was handled.
     Served,
-    /// The peer has left this region.
+    /// The peer confirmed the withdrawal of the region with this base.
     Confirmed(u64),
-    /// The connection is over.
+    /// The connection is closed or must be.
     Closed,
 }
 
@@ -74,12 +76,13 @@ impl ServerConnection {
         self.link.shut_down();
     }
 
-    /// Whether it has been introducing itself for so long.
-    pub(super) fn is_handshaking_for(&self, long: Duration) -> bool {
-        !matches!(self.stage, Stage::Attached) && self.since.elapsed() > long
+    /// Returns whether the handshake is unfinished after `limit`.
+    pub(super) fn is_handshaking_for(&self, limit: Duration) -> bool {
+        !matches!(self.stage, Stage::Attached) && self.since.elapsed() > limit
     }
 
-    /// Tells it to leave a region, or all; says which it must confirm.
+    /// Withdraws one region or all of them from the peer. Returns the bases that the peer must
+    /// confirm.
     pub(super) fn withdraw(&mut self, base: Option<u64>) -> Vec<u64> {
         let withdrawn: Vec<u64> = match base {
             Some(base) => self.announced.take(&base).into_iter().collect(),
@@ -87,8 +90,8 @@ impl ServerConnection {
         };
         for base in &withdrawn {
             if self.link.send(Message::Withdraw { base: *base }, None).is_err() {
-                // It does not read. The thread finds the connection closed and forgets the peer,
-                // which settles what it should have confirmed.
+                // The peer does not read. The server thread will find the connection closed and
+                // drop the peer, which also ends the wait for its confirmations.
                 self.link.shut_down();
                 break;
             }
@@ -96,7 +99,7 @@ impl ServerConnection {
         withdrawn
     }
 
-    /// Serves one message.
+    /// Receives and handles one message.
     pub(super) fn serve_next(&mut self, lent: &Lent, auth: &AuthPolicy) -> ConnectionEvent {
         let message = match self.link.receive() {
             Received::Message(message, _) => message,
@@ -139,11 +142,15 @@ impl ServerConnection {
         lent: &Lent,
         auth: &AuthPolicy,
     ) -> Option<()> {
-        // The descriptor of an engine that has ended may name a socket that is now another's, and
-        // memory is shared only with processes that could read it anyway.
+        // The socket named by a stale segment descriptor may belong to another engine now. Memory
+        // is shared only with processes of the same user, which could read it anyway.
         let peer = self.link.credentials().ok()?;
         if version != VERSION || to != lent.id || peer.user != effective_user() {
-            tracing::debug!(version, user = peer.user, "a peer of this host was turned away");
+            tracing::debug!(
+                version,
+                user = peer.user,
+                "a peer of this host was refused: other version, engine, or user"
+            );
             return None;
         }
         if auth.token.is_none() {
@@ -155,12 +162,12 @@ impl ServerConnection {
         Some(())
     }
 
-    /// Looks at the proof that the peer knows the token.
+    /// Checks the proof that the peer knows the token.
     fn check_proof(&mut self, exchange: &Exchange, proof: &Proof, auth: &AuthPolicy) -> Option<()> {
         let token = auth.token.as_ref()?;
         if !token.is_proven(Side::Caller, exchange, proof) {
             auth.refusals.count_token_here();
-            // It learns why, if it still listens.
+            // The peer learns the reason if it still reads.
             let _ = self.link.send(Message::Denied, None);
             return None;
         }
@@ -180,7 +187,7 @@ impl ServerConnection {
     }
 
     fn answer_query(&mut self, id: u64, range: RemoteRange, lent: &Lent) -> io::Result<()> {
-        // The pin keeps the region, and with it the descriptor, until the answer is sent.
+        // The pin keeps the region and its file descriptor alive until the answer is sent.
         let Ok(pin) = lent.regions.pin(range) else {
             return self.link.send(Message::Missing { id }, None);
         };
@@ -201,23 +208,27 @@ impl ServerConnection {
     }
 }
 
-/// Lets processes of this user copy from and to this one where the system lets only parents do so.
-/// Whoever gets here is of this user and has shown the token, if there is one.
+/// Lets other processes of this user copy from and to this one where the kernel allows only parent
+/// processes. A peer gets this far only if it belongs to this user and has proven the token, if one
+/// is set.
 fn allow_process_vm() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // 1: a process may name who else; 2 and 3: only an administrator may, or nobody.
-        let is_picky = std::fs::read_to_string(PTRACE_SCOPE).is_ok_and(|scope| scope.trim() == "1");
-        // SAFETY: the call changes a property of this process, and takes no pointer.
-        if is_picky && unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY) } != 0 {
+        // 1: a process may name others that have access; 2: only administrators; 3: no process.
+        let is_restricted =
+            std::fs::read_to_string(PTRACE_SCOPE).is_ok_and(|scope| scope.trim() == "1");
+        if is_restricted
+            // SAFETY: the call changes a property of this process and takes no pointer.
+            && unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY) } != 0
+        {
             let error = io::Error::last_os_error();
-            tracing::debug!(%error, "peers of this host will copy over the network");
+            tracing::debug!(%error, "peers of this host must copy over tcp: PR_SET_PTRACER failed");
         }
     });
 }
 
-/// Whom this process works for.
+/// Returns the effective user id of this process.
 pub(super) fn effective_user() -> u32 {
-    // SAFETY: reads a property of the process; cannot fail.
+    // SAFETY: the call reads a property of the process and cannot fail.
     unsafe { libc::geteuid() }
 }
