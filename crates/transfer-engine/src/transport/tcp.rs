@@ -1,12 +1,12 @@
-//! TCP: works anywhere, at the price of the network stack.
+//! TCP: works between any two hosts, at the cost of the network stack.
 //!
-//! One listener speaks two protocols, told apart by the first 8 bytes of a connection: our own
-//! frames ([`frame`]), which carry thousands of ranges at a time, and those of the established
-//! engine ([`compat_frame`]), one range at a time. Payload goes between socket and registered
-//! memory without a copy in between ([`vectored_io`]). [`server`] answers on tokio, and
-//! lends the busiest connections a thread each; a transfer is driven by the thread that asked for
-//! it, over one connection ([`connection_pool`]) of a small pool, or over several of them at once if it is
-//! large ([`request_window`]).
+//! One listener serves two protocols, distinguished by the first 8 bytes of a connection: native
+//! frames ([`frame`]), which carry up to thousands of ranges each, and upstream's frames
+//! ([`compat_frame`]), which carry one range each. Payload moves between socket and registered
+//! memory without an intermediate copy ([`vectored_io`]). [`server`] runs on tokio and gives the
+//! busiest connections dedicated threads. On the client's side the calling thread drives its
+//! transfer, over one connection of a small pool ([`connection_pool`]), or over several at once if
+//! the transfer is large ([`request_window`]).
 
 mod compat_frame;
 mod connection_pool;
@@ -31,19 +31,19 @@ pub use server::{TcpServer, TcpServerSettings};
 use super::{Capability, Path, Transport, TransportKind};
 use crate::{descriptor::SegmentDescriptor, metrics::Refusals, token::Token};
 
-/// How the client's side behaves.
+/// The settings of the client's side.
 #[derive(Debug, Clone)]
 pub struct TcpSettings {
-    /// The most connections to one peer; at least 1. Callers beyond that wait their turn.
+    /// The maximum number of connections to one peer, at least 1. Further callers wait for one.
     pub connections_per_peer: usize,
-    /// The most connections that one large transfer uses. `None`: all of them to another host, and
-    /// one for two processors to this one, where more of them only take turns.
+    /// The maximum number of connections that one large transfer uses. `None`: all of them to
+    /// another host; to this host one per two CPUs, since more of them would only compete for CPUs.
     pub connections_per_transfer: Option<usize>,
-    /// How long connecting may take, however far the deadline of the transfer is.
+    /// The timeout for connecting, even if the deadline of the transfer is later.
     pub connect_timeout: Duration,
-    /// What is proven to peers, and asked of them.
+    /// The token that both sides must prove to know, if one is set.
     pub token: Option<Token>,
-    /// Where refused tokens are counted.
+    /// Counts refused tokens.
     pub refusals: Arc<Refusals>,
 }
 
@@ -59,14 +59,14 @@ impl Default for TcpSettings {
     }
 }
 
-/// Makes paths over TCP.
+/// The transport over TCP.
 #[derive(Debug)]
 pub struct TcpTransport {
     settings: TcpSettings,
 }
 
 impl TcpTransport {
-    /// A transport; connects to nothing yet.
+    /// Creates a transport; connections are made later.
     pub fn new(settings: TcpSettings) -> Self {
         let connections_per_peer = settings.connections_per_peer.max(1);
         Self { settings: TcpSettings { connections_per_peer, ..settings } }

@@ -1,16 +1,16 @@
-//! The established engine's data frames, without I/O: one range a request.
+//! The codec of upstream's data frames, without I/O: one range per request.
 //!
-//! A request is a header of 24 bytes and, to write, the bytes. In version 2 a status of 8 bytes
-//! comes before the bytes of a read, and after those of a write have been applied. In version 1
-//! there is no status: a refused request shows only by the connection's end.
+//! A request is a header of 24 bytes, followed by the payload of a write. In version 2 a status of
+//! 8 bytes precedes the payload of a read, and follows a write once its bytes were applied. Version
+//! 1 has no status: the peer signals a refused request only by closing the connection.
 
 use super::frame::{Malformed, array};
 use crate::piece::{Opcode, RemoteRange};
 
-/// Length of a request's header.
+/// The length of a request's header.
 pub(super) const HEADER_BYTES: usize = 24;
 
-/// Length of a status.
+/// The length of a status.
 pub(super) const STATUS_BYTES: usize = 8;
 
 const VERSION_2: u8 = 0x80;
@@ -21,11 +21,11 @@ const STATUS_MARK: u64 = 0x4D43_5456;
 pub(super) struct Header {
     pub(super) opcode: Opcode,
     pub(super) range: RemoteRange,
-    /// Version 2: whether a status is expected.
+    /// True if the client expects a status (version 2).
     pub(super) has_status: bool,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Status {
     Done,
@@ -73,7 +73,7 @@ impl Status {
         if word >> 32 != STATUS_MARK {
             return Err(Malformed("no status"));
         }
-        // Any other number than 0 is a refusal, also one that a later version adds.
+        // Every number but 0 is a refusal, including those that later versions may add.
         Ok(if word as u32 == 0 { Self::Done } else { Self::Refused })
     }
 }
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bytes_are_the_established_ones() {
+    fn encodes_the_bytes_of_upstream() {
         let range = RemoteRange { address: 0x0102, length: 0x0304 };
         let header = Header { opcode: Opcode::Write, range, has_status: true };
         let mut expected = [0; HEADER_BYTES];
@@ -100,9 +100,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_can_be_read_is_written_the_same_again(bytes: [u8; HEADER_BYTES]) {
+        fn decoded_headers_encode_to_the_same_bytes(bytes: [u8; HEADER_BYTES]) {
             if let Ok(header) = Header::decode(&bytes) {
-                // All but the padding.
+                // Everything but the padding.
                 prop_assert_eq!(&header.encode()[..17], &bytes[..17]);
             }
         }

@@ -1,5 +1,5 @@
-//! One connection to a peer's data listener, driven by the thread that transfers, and the pool of
-//! such connections.
+//! A connection to a peer's data listener, driven by the transferring thread, and the pool of such
+//! connections.
 
 use std::{
     io,
@@ -27,35 +27,36 @@ use crate::{
     token::{self, Door, Exchange, NONCE_BYTES, Side},
 };
 
-/// How long one call to receive waits in the kernel, which is cheaper than to ask first whether
-/// something has come. Closer than that to the deadline, it is asked.
+/// The receive timeout of the socket. Blocking in `recv` is cheaper than a `poll` before each call.
+/// When less time is left before the deadline, the connection polls instead.
 const RECEIVE_WAIT: Duration = Duration::from_millis(100);
 
-/// A connection. It is in step with the peer as long as every exchange on it has been finished.
+/// A connection to a peer. Both ends agree on its state between exchanges, so it may be reused only
+/// after every exchange on it was completed.
 #[derive(Debug)]
 pub(super) struct DataConnection {
     socket: ForkGuardedStream,
-    /// The number of the last request.
+    /// The sequence number of the last request.
     pub(super) sequence: u64,
-    /// Kept from exchange to exchange so that none allocates.
+    /// Reused by every exchange to avoid allocations.
     pub(super) wire: Vec<u8>,
     pub(super) spans: Vec<Span>,
     discard: DiscardBuffer,
     spin_wait: SpinWait,
-    /// Whether it has served before; such a one may have been closed by the peer meanwhile.
+    /// True after the first exchange: the peer may have closed the connection while it was idle.
     pub(super) is_used: bool,
 }
 
-/// Where the lanes of a pool lead.
+/// The destination of the connections of a pool.
 #[derive(Debug, Clone)]
 pub(super) struct Destination {
     pub(super) endpoint: Endpoint,
-    /// Present if the peer speaks our frames: who it must be (nobody in particular if it did not
-    /// say).
+    /// `Some` if the peer supports native frames: the engine that must answer, or `None` inside if
+    /// the segment descriptor names no engine.
     pub(super) native: Option<Option<EngineId>>,
 }
 
-/// A bounded pool of lanes to one peer.
+/// A bounded pool of connections to one peer.
 #[derive(Debug)]
 pub(super) struct ConnectionPool {
     destination: Destination,
@@ -63,21 +64,22 @@ pub(super) struct ConnectionPool {
     generation: u64,
     state: Mutex<PoolState>,
     freed: Condvar,
-    /// Cleared once nobody listens there, or somebody else.
+    /// Cleared once nothing, or another engine, listens at the destination.
     is_alive: AtomicBool,
-    /// Callers that wait for a lane.
+    /// The number of callers that wait for a connection.
     waiting: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
 struct PoolState {
     idle: Vec<DataConnection>,
-    /// All lanes there are, the idle ones included.
+    /// The number of connections, including the idle ones.
     open: usize,
     is_closed: bool,
 }
 
-/// A lane for one caller. Dropped, it is closed; [`PooledConnection::release`] gives it back.
+/// A connection borrowed from the pool. Dropping it closes the connection;
+/// [`PooledConnection::release`] returns it.
 #[derive(Debug)]
 pub(super) struct PooledConnection<'a> {
     pool: &'a ConnectionPool,
@@ -86,12 +88,12 @@ pub(super) struct PooledConnection<'a> {
     _active: ActiveThread,
 }
 
-/// Why sending failed.
+/// The reason why sending failed.
 #[derive(Debug)]
 pub(super) enum SendFailure {
     /// The connection broke.
     Broken(io::Error),
-    /// The memory of that span cannot be read; the peer still waits for its bytes.
+    /// The memory of the span with this index cannot be read; the peer still expects its bytes.
     BadSpan(usize),
 }
 
@@ -108,12 +110,12 @@ impl ConnectionPool {
         }
     }
 
-    /// Whether a caller waits for a lane.
+    /// Returns whether a caller waits for a connection.
     pub(super) fn has_waiters(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// The most lanes that a transfer may use whose first one is this.
+    /// Returns the maximum number of connections for a transfer whose first connection is `first`.
     pub(super) fn max_per_transfer(&self, first: &DataConnection) -> usize {
         let most = self.settings.connections_per_peer;
         match self.settings.connections_per_transfer {
@@ -123,7 +125,7 @@ impl ConnectionPool {
         }
     }
 
-    /// False once the peer is known to be gone.
+    /// Returns false once the peer is known to be gone.
     pub(super) fn is_alive(&self) -> bool {
         self.is_alive.load(Ordering::Relaxed)
     }
@@ -132,7 +134,7 @@ impl ConnectionPool {
         &self.destination
     }
 
-    /// An idle lane, a new one, or the next that is given back.
+    /// Acquires an idle connection, a new one, or the next one that is released.
     pub(super) fn acquire(&self, deadline: Moment) -> Result<PooledConnection<'_>> {
         if process::is_forked_since(self.generation) {
             return Err(Error::closed("the connection belongs to the parent process"));
@@ -156,7 +158,7 @@ impl ConnectionPool {
             let is_late = self.freed.wait_until(&mut state, until).timed_out();
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             if is_late {
-                let text = "every connection to the peer was busy until the deadline";
+                let text = "all connections to the peer were busy until the deadline";
                 return Err(Error::new(ErrorCode::RPC_TIMEOUT, text)
                     .with("peer", &self.destination.endpoint)
                     .with("connections", state.open));
@@ -168,8 +170,8 @@ impl ConnectionPool {
         Ok(lease)
     }
 
-    /// One more lane for a caller that has one already, if none of those who have none waits and
-    /// there is room; an idle one or a new one.
+    /// Acquires another connection, idle or new, for a caller that already has one. Returns `None`
+    /// if callers without a connection are waiting or the pool is at its limit.
     pub(super) fn try_acquire_extra(&self, deadline: Moment) -> Option<PooledConnection<'_>> {
         let mut state = self.state.lock();
         if state.is_closed || self.has_waiters() {
@@ -197,8 +199,8 @@ impl ConnectionPool {
         }
     }
 
-    /// Closes the lanes that nobody uses; the others close when they come back. None is given out
-    /// any more.
+    /// Closes the pool: idle connections are closed at once, borrowed ones when they are released,
+    /// and later calls to acquire one fail.
     pub(super) fn close(&self) {
         let mut state = self.state.lock();
         state.is_closed = true;
@@ -210,14 +212,14 @@ impl ConnectionPool {
         drop(idle);
     }
 
-    /// How full the pool is.
+    /// Returns the state of the pool.
     pub(super) fn snapshot(&self) -> PoolSnapshot {
         let state = self.state.lock();
         let (open, idle) = (state.open, state.idle.len());
         PoolSnapshot { open, idle, limit: self.settings.connections_per_peer, refused: 0 }
     }
 
-    /// Closes the lanes that nobody uses at the moment.
+    /// Closes the connections that are idle at the moment.
     fn close_idle(&self) {
         let mut state = self.state.lock();
         let stale = std::mem::take(&mut state.idle);
@@ -226,10 +228,10 @@ impl ConnectionPool {
         self.freed.notify_all();
     }
 
-    /// Wakes a caller that waits, if there is one: nearly always there is none, and waking nobody
-    /// is a system call as well.
+    /// Wakes a waiting caller, if there is one. Usually none waits, and notifying without waiters
+    /// would cost a system call, too.
     fn notify_waiter(&self, state: MutexGuard<'_, PoolState>) {
-        // Changed under the lock only.
+        // The counter changes only under the lock.
         let has_waiters = self.has_waiters();
         drop(state);
         if has_waiters {
@@ -252,7 +254,7 @@ impl ConnectionPool {
             let ours = Greeting { version: VERSION, engine, requires_token: false };
             let theirs = connection.exchange_greetings(ours, deadline).map_err(failed)?;
             if theirs.version != VERSION {
-                let text = "the peer speaks another version of the data frames";
+                let text = "the peer uses another version of the data frames";
                 return Err(Error::new(ErrorCode::INVALID_VERSION, text)
                     .with("peer", endpoint)
                     .with("theirs", theirs.version)
@@ -260,7 +262,7 @@ impl ConnectionPool {
             }
             if engine != 0 && theirs.engine != engine {
                 self.is_alive.store(false, Ordering::Relaxed);
-                let text = "another engine listens there now, the peer has been restarted";
+                let text = "another engine listens at the address, the peer was restarted";
                 return Err(Error::new(ErrorCode::TRANSFER_FAIL, text).with("peer", endpoint));
             }
             self.exchange_tokens(&mut connection, theirs, deadline)?;
@@ -268,7 +270,7 @@ impl ConnectionPool {
         Ok(connection)
     }
 
-    /// Proves to the peer that we know the token and has it prove the same, if there is one.
+    /// Exchanges proofs of the token with the peer, if one is set.
     fn exchange_tokens(
         &self,
         connection: &mut DataConnection,
@@ -304,49 +306,49 @@ impl ConnectionPool {
 }
 
 impl PooledConnection<'_> {
-    /// The lane itself.
+    /// Returns the connection.
     pub(super) fn get_mut(&mut self) -> &mut DataConnection {
         self.connection.as_mut().expect("a connection is in place before it is handed out")
     }
 
-    /// The lane, to look at.
+    /// Returns the connection, read-only.
     pub(super) fn get(&self) -> &DataConnection {
         self.connection.as_ref().expect("a connection is in place before it is handed out")
     }
 
-    /// Closes the connection; the place in the pool stays.
+    /// Closes the connection but keeps its slot in the pool.
     pub(super) fn close(&mut self) {
         self.connection = None;
     }
 
-    /// Whether there is a connection to keep.
+    /// Returns whether the slot holds a connection.
     pub(super) fn is_connected(&self) -> bool {
         self.connection.is_some()
     }
 
-    /// Puts a new connection in the place of one that broke.
+    /// Replaces a broken connection by a new one.
     pub(super) fn reconnect(&mut self, deadline: Moment) -> Result<()> {
         let broken = self.connection.take();
         if broken.is_some_and(|connection| connection.is_used) {
-            // What ended this one has most likely ended those that lie idle as well.
+            // The cause most likely broke the idle connections as well.
             self.pool.close_idle();
         }
         self.connection = Some(self.pool.connect(deadline)?);
         Ok(())
     }
 
-    /// Gives the lane back for others to use. Every exchange on it must have been finished.
+    /// Returns the connection to the pool. Every exchange on it must be complete.
     pub(super) fn release(mut self) {
         if let Some(mut connection) = self.connection.take() {
             connection.is_used = true;
             let mut state = self.pool.state.lock();
             if state.is_closed {
-                // Dropping the lease counts it out.
+                // Dropping `self` decrements the count of connections.
                 return;
             }
             state.idle.push(connection);
             self.pool.notify_waiter(state);
-            // The lane lives on: it must not be counted as closed.
+            // The connection stays open: drop must not count it as closed.
             self.is_released = true;
         }
     }
@@ -380,7 +382,7 @@ impl DataConnection {
         })
     }
 
-    /// Sends bytes that are no request.
+    /// Sends bytes that are not a request, such as greetings and claims.
     fn send_bytes(&mut self, bytes: &[u8], deadline: Moment) -> io::Result<()> {
         self.wire.clear();
         self.wire.extend_from_slice(bytes);
@@ -399,7 +401,7 @@ impl DataConnection {
         self.socket.stream()
     }
 
-    /// What receiving needs.
+    /// Returns the socket and the discard buffer, which receiving needs together.
     pub(super) fn fd_and_discard(&mut self) -> (BorrowedFd<'_>, &mut DiscardBuffer) {
         (self.socket.as_fd(), &mut self.discard)
     }
@@ -411,7 +413,7 @@ impl DataConnection {
         Ok(Greeting::decode(&theirs)?)
     }
 
-    /// Sends `wire` and then `spans`.
+    /// Sends `wire`, then `spans`.
     pub(super) fn send(&mut self, deadline: Moment) -> Result<(), SendFailure> {
         let mut cursor = Cursor::default();
         while !cursor.is_done(&self.wire, &self.spans) {
@@ -431,8 +433,8 @@ impl DataConnection {
         Ok(())
     }
 
-    /// Receives into `spans`. A span whose memory cannot be written is reported by its index, its
-    /// bytes are thrown away, and the others get theirs.
+    /// Receives into `spans`. Returns the indexes of spans whose memory cannot be written; their
+    /// bytes are discarded, and the other spans are filled.
     pub(super) fn receive(&mut self, deadline: Moment) -> io::Result<Vec<usize>> {
         let mut cursor = Cursor::default();
         let mut bad = Vec::new();
@@ -456,7 +458,7 @@ impl DataConnection {
         Ok(bad)
     }
 
-    /// Fills the buffer.
+    /// Fills the buffer, waiting until the deadline.
     pub(super) fn read(&mut self, buffer: &mut [u8], deadline: Moment) -> io::Result<()> {
         let mut filled = 0;
         while filled < buffer.len() {
@@ -471,12 +473,12 @@ impl DataConnection {
         Ok(())
     }
 
-    /// Reads what has come.
+    /// Reads available bytes without blocking.
     pub(super) fn read_some(&self, buffer: &mut [u8]) -> io::Result<usize> {
         vectored_io::read(self.socket.as_fd(), buffer, BlockMode::NonBlocking)
     }
 
-    /// Waits on, unless the kernel has waited already.
+    /// Waits for more bytes, unless the failed call has already waited.
     fn wait_to_receive(
         &self,
         failure: io::Error,
@@ -490,7 +492,7 @@ impl DataConnection {
         self.wait_after(failure, Readiness::Read, deadline)
     }
 
-    /// Waits if the failure says that waiting helps.
+    /// Waits if the failure is temporary; returns it otherwise.
     fn wait_after(
         &self,
         failure: io::Error,
@@ -507,13 +509,13 @@ impl DataConnection {
     }
 }
 
-/// Whether a call to receive may wait before the deadline is looked at again.
+/// Returns whether a receiving call may block before the next check of the deadline.
 fn block_mode(deadline: Moment) -> BlockMode {
     let has_time = deadline.left(SystemClock.now()) > RECEIVE_WAIT;
     if has_time { BlockMode::SocketTimeout } else { BlockMode::NonBlocking }
 }
 
-/// A socket that a forked child closes at once, so that the peer does not take it for us.
+/// A socket that a forked child closes at once, so that the connection ends with this process.
 #[derive(Debug)]
 struct ForkGuardedStream {
     stream: Option<TcpStream>,
@@ -528,7 +530,7 @@ impl ForkGuardedStream {
     }
 
     fn stream(&self) -> &TcpStream {
-        self.stream.as_ref().expect("only dropping takes the stream out")
+        self.stream.as_ref().expect("only drop takes the stream")
     }
 
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -540,7 +542,7 @@ impl Drop for ForkGuardedStream {
     fn drop(&mut self) {
         let Some(stream) = self.stream.take() else { return };
         if process::is_forked_since(self.generation) {
-            // Closed already; the number may belong to another file by now.
+            // Closed already; the number may refer to another file by now.
             let _ = stream.into_raw_fd();
         } else {
             process::unguard(stream.as_raw_fd());

@@ -1,10 +1,11 @@
-//! Our own frames, without I/O.
+//! The codec of the native frames, without I/O.
 //!
-//! A connection begins with a greeting each way, by which both learn that the other is who they
-//! think. A server that asks for a token adds random bytes to its greeting; the client answers with
-//! its own and a proof, and the server with a verdict and a proof ([`crate::token`]). Then, one at a time: a request (header, table of ranges and, to write, their bytes back
-//! to back) and its answer (header, list of refused ranges and, to read, the bytes of the others).
-//! Integers are little endian.
+//! A connection begins with a greeting in each direction, by which both sides check that they reach
+//! the expected engine. A server that requires a token appends a nonce to its greeting. The client
+//! answers with its own nonce and a proof, and the server with a verdict and a proof
+//! ([`crate::token`]). Then requests follow, one after another. A request is a header, a table of
+//! ranges, and for a write the concatenated payload. Its response is a header, a list of refused
+//! ranges, and for a read the payload of the other ranges. Integers are little-endian.
 
 use std::fmt;
 
@@ -15,63 +16,63 @@ use crate::{
     token::{NONCE_BYTES, Nonce, PROOF_BYTES, Proof},
 };
 
-/// The first 8 bytes of a connection that speaks our frames. As the size in a header of the
-/// established engine it would be more than 2^63.
+/// The first 8 bytes of a connection that uses native frames. Read as the size field of an upstream
+/// header they would exceed 2^63, so the two protocols cannot be confused.
 pub(super) const MAGIC: [u8; 8] = *b"mncake1\xF7";
 
-/// The version of the frames.
+/// The version of the native frames.
 pub(super) const VERSION: u16 = 1;
 
-/// Length of a greeting, the magic included.
+/// The length of a greeting, including the magic.
 pub(super) const GREETING_BYTES: usize = 32;
 
-/// Length of what the client says to a server that asks for a token.
+/// The length of a claim.
 pub(super) const CLAIM_BYTES: usize = NONCE_BYTES + PROOF_BYTES;
 
-/// Length of what the server says to that.
+/// The length of a verdict.
 pub(super) const VERDICT_BYTES: usize = 8 + PROOF_BYTES;
 
-/// Length of the header of a request.
+/// The length of a request's header.
 pub(super) const REQUEST_BYTES: usize = 24;
 
-/// Length of one range in a request's table.
+/// The length of one range in a request's table.
 pub(super) const ENTRY_BYTES: usize = 16;
 
-/// Length of the header of an answer.
+/// The length of a response's header.
 pub(super) const RESPONSE_BYTES: usize = 24;
 
-/// Length of one refusal in an answer's list.
+/// The length of one refusal in a response's list.
 pub(super) const REFUSAL_BYTES: usize = 8;
 
-/// The most ranges in a request. A larger batch is split by the client.
+/// The maximum number of ranges in a request. The client splits larger batches.
 pub(super) const ENTRIES_MAX: usize = 4096;
 
-/// The most bytes that a request may move. A larger piece is cut by the client. It bounds how long
-/// memory stays pinned.
+/// The maximum payload of a request, which bounds how long memory stays pinned. The client splits
+/// larger entries.
 pub(super) const PAYLOAD_BYTES_MAX: u64 = 16 << 20;
 
-/// Who is speaking, or who is meant.
+/// The first message in each direction: version and engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Greeting {
     pub(super) version: u16,
-    /// From the client: whom it means to reach, 0 if it does not care. From the server: who it is.
+    /// From the client: the engine it wants to reach, 0 for any. From the server: its own id.
     pub(super) engine: u128,
-    /// From the server: random bytes follow, and it expects a proof.
+    /// From the server: a nonce follows, and a claim is expected.
     pub(super) requires_token: bool,
 }
 
-/// What a client says to a server that asks for a token.
+/// The client's proof that it knows the token, sent to a server that requires one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) nonce: Nonce,
     pub(super) proof: Proof,
 }
 
-/// What the server says to a claim.
+/// The server's reply to a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Refused,
-    /// With the server's own proof.
+    /// The claim is valid; carries the server's own proof.
     Accepted(Proof),
 }
 
@@ -79,33 +80,33 @@ pub(super) enum Verdict {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RequestHeader {
     pub(super) opcode: Opcode,
-    /// How many ranges follow; 1 to [`ENTRIES_MAX`].
+    /// The number of ranges that follow, from 1 to [`ENTRIES_MAX`].
     pub(super) count: usize,
-    /// Comes back in the answer.
+    /// The sequence number, which the response repeats.
     pub(super) sequence: u64,
-    /// The sum of the lengths of all ranges.
+    /// The total length of all ranges.
     pub(super) payload: u64,
 }
 
-/// The header of an answer.
+/// The header of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ResponseHeader {
     pub(super) sequence: u64,
-    /// How many refusals follow.
+    /// The number of refusals that follow.
     pub(super) refused: usize,
-    /// How many bytes follow those.
+    /// The number of payload bytes that follow the refusals.
     pub(super) payload: u64,
 }
 
 /// A range that was not moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Refusal {
-    /// Which entry of the request.
+    /// The index of the entry in the request.
     pub(super) index: usize,
     pub(super) code: ErrorCode,
 }
 
-/// Bytes that are none of ours; the connection cannot go on.
+/// Bytes that violate the protocol; the connection must be closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Malformed(pub(super) &'static str);
 
@@ -135,12 +136,12 @@ impl Greeting {
 
     pub(super) fn decode(bytes: &[u8; GREETING_BYTES]) -> Result<Self, Malformed> {
         if bytes[..8] != MAGIC {
-            return Err(Malformed("no greeting"));
+            return Err(Malformed("not a greeting"));
         }
         Ok(Self {
             version: u16::from_le_bytes(array(bytes, 8)),
             engine: u128::from_le_bytes(array(bytes, 16)),
-            // The other bits are for later versions.
+            // The other bits are reserved for later versions.
             requires_token: bytes[10] & 1 != 0,
         })
     }
@@ -173,13 +174,13 @@ impl Verdict {
         match u64::from_le_bytes(array(bytes, 0)) {
             0 => Ok(Self::Refused),
             1 => Ok(Self::Accepted(array(bytes, 8))),
-            _ => Err(Malformed("no verdict on a token")),
+            _ => Err(Malformed("not a verdict on a token")),
         }
     }
 }
 
 impl RequestHeader {
-    /// Appends the header; the table follows with [`encode_entry`].
+    /// Appends the header; the table follows through [`encode_entry`].
     pub(super) fn encode(&self, wire: &mut Vec<u8>) {
         let opcode = match self.opcode {
             Opcode::Read => 0_u32,
@@ -209,16 +210,17 @@ impl RequestHeader {
     }
 }
 
-/// Appends one range.
+/// Appends one range of a request's table.
 pub(super) fn encode_entry(range: RemoteRange, wire: &mut Vec<u8>) {
     wire.extend_from_slice(&range.address.to_le_bytes());
     wire.extend_from_slice(&range.length.to_le_bytes());
 }
 
-/// Reads a table into `ranges`, which is emptied before.
+/// Decodes a table into `ranges`, whose former content is discarded.
 ///
-/// An empty range is as malformed as a sum that is not the header's: neither comes from a client
-/// that is right in its mind.
+/// # Errors
+/// A range is empty, or the lengths do not add up to the payload that the header announces: no
+/// correct client sends either.
 pub(super) fn decode_entries(
     header: &RequestHeader,
     table: &[u8],
@@ -227,7 +229,7 @@ pub(super) fn decode_entries(
     ranges.clear();
     let (entries, rest) = table.as_chunks::<ENTRY_BYTES>();
     if entries.len() != header.count || !rest.is_empty() {
-        return Err(Malformed("the table has another length"));
+        return Err(Malformed("the length of the table is wrong"));
     }
     let mut sum = 0_u64;
     for entry in entries {
@@ -241,31 +243,35 @@ pub(super) fn decode_entries(
         sum = sum.saturating_add(range.length);
         ranges.push(range);
     }
-    if sum == header.payload { Ok(()) } else { Err(Malformed("the lengths do not add up")) }
+    if sum == header.payload {
+        Ok(())
+    } else {
+        Err(Malformed("the lengths do not add up to the payload"))
+    }
 }
 
 impl ResponseHeader {
-    /// Appends the header; the refusals follow with [`Refusal::encode`].
+    /// Appends the header; the refusals follow through [`Refusal::encode`].
     pub(super) fn encode(&self, wire: &mut Vec<u8>) {
         wire.extend_from_slice(&self.sequence.to_le_bytes());
         wire.extend_from_slice(&(self.refused as u64).to_le_bytes());
         wire.extend_from_slice(&self.payload.to_le_bytes());
     }
 
-    /// Reads the header of the answer to `request`.
+    /// Decodes the header of the response to `request`.
     pub(super) fn decode(
         bytes: &[u8; RESPONSE_BYTES],
         request: &RequestHeader,
     ) -> Result<Self, Malformed> {
         let sequence = u64::from_le_bytes(array(bytes, 0));
         if sequence != request.sequence {
-            return Err(Malformed("an answer to another request"));
+            return Err(Malformed("a response to another request"));
         }
         let refused = u64::from_le_bytes(array(bytes, 8));
         let payload = u64::from_le_bytes(array(bytes, 16));
         let most = if request.opcode == Opcode::Read { request.payload } else { 0 };
         if refused > request.count as u64 || payload > most {
-            return Err(Malformed("an answer larger than its request"));
+            return Err(Malformed("a response larger than its request"));
         }
         Ok(Self { sequence, refused: refused as usize, payload })
     }
@@ -277,20 +283,20 @@ impl Refusal {
         wire.extend_from_slice(&self.code.number().to_le_bytes());
     }
 
-    /// Reads a list; each index must be of the request and larger than the one before.
+    /// Decodes a list. Each index must exist in the request and exceed the previous one.
     pub(super) fn decode_all(list: &[u8], count: usize) -> Result<Vec<Self>, Malformed> {
         let (entries, rest) = list.as_chunks::<REFUSAL_BYTES>();
         if !rest.is_empty() {
-            return Err(Malformed("the list of refusals is cut"));
+            return Err(Malformed("the list of refusals is truncated"));
         }
         let mut refusals = Vec::<Self>::with_capacity(entries.len());
         for entry in entries {
             let index = u32::from_le_bytes(array(entry, 0)) as usize;
             let is_next = refusals.last().is_none_or(|before| before.index < index);
             if index >= count || !is_next {
-                return Err(Malformed("a refusal of no entry"));
+                return Err(Malformed("a refusal of an entry that does not exist"));
             }
-            // A newer peer may have codes that we do not know.
+            // A newer peer may send codes that are unknown here.
             let code = ErrorCode::from_number(i32::from_le_bytes(array(entry, 4)))
                 .unwrap_or(ErrorCode::TRANSFER_FAIL);
             refusals.push(Self { index, code });
@@ -299,7 +305,7 @@ impl Refusal {
     }
 }
 
-/// Bytes `start..start + N`, which the caller knows to be there.
+/// Returns the bytes `start..start + N`. The caller ensures that they exist.
 pub(super) fn array<const N: usize>(bytes: &[u8], start: usize) -> [u8; N] {
     bytes[start..start + N].try_into().expect("a slice of N bytes is an array of N bytes")
 }
@@ -315,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn no_size_of_an_established_header_is_taken_for_our_greeting() {
+    fn native_magic_is_no_plausible_upstream_size() {
         assert!(u64::from_le_bytes(MAGIC) > 1 << 63);
         for requires_token in [false, true] {
             let greeting = Greeting { version: VERSION, engine: 7 << 100, requires_token };
@@ -325,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_and_verdicts_survive_the_wire() {
+    fn claims_and_verdicts_round_trip() {
         let claim = Claim { nonce: [3; NONCE_BYTES], proof: [4; PROOF_BYTES] };
         assert_eq!(Claim::decode(&claim.encode()), claim);
         for verdict in [Verdict::Refused, Verdict::Accepted([9; PROOF_BYTES])] {
@@ -335,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limits_of_a_request_are_taken_and_one_more_is_not() {
+    fn accepts_requests_up_to_the_limits() {
         let check = |count: usize, payload: u64, is_good: bool| {
             let header = RequestHeader { opcode: Opcode::Read, count, sequence: 1, payload };
             let mut wire = Vec::new();
@@ -351,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_does_not_add_up_is_refused() {
+    fn rejects_tables_that_do_not_add_up() {
         let check = |lengths: &[u64], payload: u64, is_good: bool| {
             let count = lengths.len();
             let header = RequestHeader { opcode: Opcode::Write, count, sequence: 1, payload };
@@ -370,7 +376,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn requests_survive_the_wire(
+        fn requests_round_trip(
             opcode in opcodes(), sequence: u64,
             ranges in proptest::collection::vec((any::<u64>(), 1..5000_u64), 1..50),
         ) {
@@ -391,7 +397,7 @@ mod tests {
         }
 
         #[test]
-        fn answers_survive_the_wire(
+        fn responses_round_trip(
             sequence: u64, payload in 0..5000_u64, indexes: std::collections::BTreeSet<u8>,
         ) {
             let request =

@@ -1,36 +1,36 @@
-//! How a batch is cut into frames, and the outcomes put together again.
+//! Splitting a batch into frames and merging the outcomes of the parts.
 
 use mooncake_base::{Error, Result};
 
 use super::{frame::ENTRIES_MAX, vectored_io::Span};
 use crate::piece::{Piece, RemoteRange};
 
-/// A part of a piece that goes into one frame.
+/// A part of an entry that fits into one frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Part {
-    /// Which piece of the batch.
+    /// The index of the entry in the batch.
     pub(super) piece: usize,
-    /// The local side.
+    /// The local address.
     pub(super) address: usize,
-    /// The peer's side.
+    /// The peer's range.
     pub(super) remote: RemoteRange,
-    /// Whether the piece is done with it.
+    /// True for the last part of the entry.
     pub(super) is_last: bool,
 }
 
-/// How many bytes go into one of our frames. Less than a request may have: what is under way then
-/// stays in the cache, which made large transfers faster on loopback than frames of the full size
-/// did, and a writer looks at its deadline before each frame.
+/// The maximum payload of a native frame that this side sends. It is below the limit of a request,
+/// so that the bytes in flight stay in the CPU cache, which made large transfers over loopback
+/// faster than full-size frames. A writer also checks its deadline before each frame.
 pub(super) const FRAME_BYTES: usize = 4 << 20;
 
-/// How much goes into one frame.
+/// The limits of one frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FrameLimits {
     pub(super) parts: usize,
     pub(super) bytes: usize,
 }
 
-/// How far a batch has been cut.
+/// Splits a batch into frames; holds the position in the batch.
 #[derive(Debug)]
 pub(super) struct Framer {
     limits: FrameLimits,
@@ -39,21 +39,22 @@ pub(super) struct Framer {
 }
 
 impl FrameLimits {
-    /// Our own frames.
+    /// Limits of native frames.
     pub(super) const NATIVE: Self = Self { parts: ENTRIES_MAX, bytes: FRAME_BYTES };
-    /// The established frames: one range, however long.
+    /// Limits of upstream's frames: one range of any length.
     pub(super) const COMPAT: Self = Self { parts: 1, bytes: usize::MAX };
 }
 
 impl Framer {
-    /// A plan for the open pieces; those that need no transfer get their outcome at once.
+    /// Creates a framer for the open entries. Entries that need no transfer get their outcome at
+    /// once.
     pub(super) fn new(pieces: &mut [Piece], limits: FrameLimits) -> Self {
         for piece in pieces.iter_mut().filter(|piece| piece.outcome.is_none()) {
             let range = piece.remote_range();
             if range.length == 0 {
                 piece.outcome = Some(Ok(()));
             } else if range.address.checked_add(range.length).is_none() {
-                let error = Error::invalid("the range of the peer wraps around")
+                let error = Error::invalid("the range of the peer wraps around the address space")
                     .with("address", format_args!("{:#x}", range.address))
                     .with("length", range.length);
                 piece.outcome = Some(Err(error));
@@ -62,7 +63,7 @@ impl Framer {
         Self { limits, piece: 0, offset: 0 }
     }
 
-    /// Puts the parts of the next frame into `parts`; none means that the batch is at its end.
+    /// Puts the parts of the next frame into `parts`, which stays empty at the end of the batch.
     pub(super) fn next_frame(&mut self, pieces: &[Piece], parts: &mut Vec<Part>) {
         parts.clear();
         let mut budget = self.limits.bytes;
@@ -97,14 +98,14 @@ impl Part {
         self.remote.length as usize
     }
 
-    /// Its local memory.
+    /// Returns the local memory of the part.
     pub(super) fn span(&self) -> Span {
-        // SAFETY: whoever made the piece's `LocalRange` promised that nobody refers to what a
-        // transfer writes, and that a held range stays mapped until it is over.
+        // SAFETY: the creator of the entry's `LocalRange` promised that no references exist to
+        // bytes that the transfer writes, and that a held range stays mapped until it ends.
         unsafe { Span::new(self.address, self.length()) }
     }
 
-    /// Says that the part was moved, or why not. The first failure of a piece stands.
+    /// Records the outcome of the part. The first failure of an entry is kept.
     pub(super) fn complete(&self, pieces: &mut [Piece], outcome: Result<()>) {
         let piece = &mut pieces[self.piece];
         if piece.outcome.is_none() && (self.is_last || outcome.is_err()) {
@@ -113,7 +114,7 @@ impl Part {
     }
 }
 
-/// Gives every piece that is still open this failure.
+/// Fails every entry that has no outcome yet.
 pub(super) fn fail_unfinished(pieces: &mut [Piece], error: &Error) {
     for piece in pieces.iter_mut().filter(|piece| piece.outcome.is_none()) {
         piece.outcome = Some(Err(error.clone()));
@@ -130,12 +131,12 @@ mod tests {
     use crate::piece::LocalRange;
 
     fn piece(address: usize, length: usize, remote: u64) -> Piece {
-        // SAFETY: no transfer is made of it.
+        // SAFETY: the entry is never transferred.
         Piece::new(unsafe { LocalRange::foreign(address, length) }, remote)
     }
 
     #[test]
-    fn empty_and_impossible_pieces_need_no_transfer() {
+    fn empty_and_invalid_entries_need_no_transfer() {
         let mut pieces = [piece(1, 0, 5), piece(1, 2, u64::MAX)];
         let mut parts = Vec::new();
         Framer::new(&mut pieces, FrameLimits::NATIVE).next_frame(&pieces, &mut parts);
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_that_failed_is_not_gone_on_with() {
+    fn skips_the_rest_of_a_failed_entry() {
         let mut pieces = [piece(1, 3 * FRAME_BYTES, 5), piece(9, 1, 9)];
         let mut parts = Vec::new();
         let mut framer = Framer::new(&mut pieces, FrameLimits::NATIVE);

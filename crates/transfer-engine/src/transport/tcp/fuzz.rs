@@ -1,4 +1,4 @@
-//! The decoders of both protocols as targets for broken bytes.
+//! Fuzz targets for the decoders of both protocols.
 
 use mooncake_base::{
     ErrorCode,
@@ -19,7 +19,7 @@ pub(crate) fn fuzz_targets() -> Vec<Target> {
         Target { name: "greeting", seeds: greetings(), run: greeting },
         Target { name: "request", seeds: vec![request_bytes(1), request_bytes(9)], run: request },
         Target { name: "answer", seeds: answers(), run: answer },
-        Target { name: "established", seeds: headers(), run: established_frames },
+        Target { name: "established", seeds: headers(), run: compat_frames },
     ]
 }
 
@@ -110,13 +110,13 @@ fn headers() -> Vec<Vec<u8>> {
     vec![with(Opcode::Read, true), with(Opcode::Write, true), with(Opcode::Write, false)]
 }
 
-/// A header of either version and the status behind it.
-fn established_frames(bytes: &[u8]) -> u64 {
+/// Decodes a header of either version and the status that follows it.
+fn compat_frames(bytes: &[u8]) -> u64 {
     let Some((head, rest)) = bytes.split_first_chunk::<{ compat_frame::HEADER_BYTES }>() else {
         return 0;
     };
     let Ok(header) = Header::decode(head) else { return 1 };
-    // All but the padding.
+    // Everything but the padding.
     assert_eq!(header.encode()[..17], head[..17]);
     let status = rest.first_chunk().map(|status| Status::decode(*status));
     let status = status.map(|status| status.map(|status| status == Status::Done).ok());

@@ -1,4 +1,4 @@
-//! The way to one peer over TCP: a batch becomes frames, one after another, on one lane.
+//! The path to one peer over TCP: a batch becomes frames, sent one after another on a connection.
 
 use std::io;
 
@@ -20,8 +20,8 @@ use crate::{
     transport::{Path, TransportKind},
 };
 
-/// How many bad local addresses a call may reveal one by one, each at the price of a connection,
-/// before the rest of it is given up.
+/// The maximum number of bad local addresses found one by one in a call, each of which costs a
+/// connection. After that the rest of the call fails.
 const BAD_SPANS_MAX: usize = 16;
 
 /// A path over TCP.
@@ -37,15 +37,15 @@ enum WireProtocol {
     Compat { has_status: bool },
 }
 
-/// What became of one frame.
+/// The outcome of one frame.
 enum FrameOutcome {
-    /// Every part has its outcome, and the lane is in step.
+    /// Every part has its outcome, and the connection can be reused.
     Done,
     /// Every part has its outcome, but the peer closes the connection.
     Closing,
-    /// The local memory of one part cannot be read, and the request cannot be finished.
+    /// The local memory of one part cannot be read, so the request cannot be completed.
     BadPart(usize),
-    /// The connection broke; `is_silent` if before any byte of the answer.
+    /// The connection broke; `is_silent` if no byte of the response had arrived.
     Broken { source: io::Error, is_silent: bool },
 }
 
@@ -62,7 +62,7 @@ impl TcpPath {
         };
         if settings.token.is_some() && destination.native.is_none() {
             settings.refusals.count_token_there();
-            let text = "the peer speaks the established frames, which carry no token";
+            let text = "the peer supports only upstream's frames, which carry no token";
             return Err(
                 Error::new(ErrorCode::ILLEGAL_CLIENT, text).with("peer", &destination.endpoint)
             );
@@ -76,8 +76,8 @@ impl TcpPath {
         &self.pool.destination().endpoint
     }
 
-    /// Moves a large batch over several lanes, and whatever is left frame after frame. An error is
-    /// for all pieces that are still open then.
+    /// Moves a large batch over several connections and the rest frame by frame. A returned error
+    /// applies to all entries that have no outcome yet.
     fn move_all(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) -> Result<()> {
         if self.protocol == WireProtocol::Native {
             self.move_windowed(opcode, pieces, deadline)?;
@@ -85,8 +85,8 @@ impl TcpPath {
         self.move_frames(opcode, pieces, deadline)
     }
 
-    /// Moves what is more than one frame over as many lanes as are worth it. What goes wrong on the
-    /// way is left to be found again, and told, by moving the rest frame by frame.
+    /// Moves a batch of more than one frame over as many connections as its size justifies. After a
+    /// failure the entries stay open; moving them frame by frame finds and reports the cause.
     fn move_windowed(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) -> Result<()> {
         let open = pieces.iter().filter(|piece| piece.outcome.is_none());
         let (count, bytes) = open.fold((0_usize, 0_usize), |(count, bytes), piece| {
@@ -105,14 +105,15 @@ impl TcpPath {
                 Err(self.deadline_passed().caused_by(failure))
             }
             Err(failure) => {
-                tracing::debug!(peer = %self.endpoint(), %failure, "a large transfer was broken");
+                let peer = self.endpoint();
+                tracing::debug!(%peer, %failure, "a large transfer was interrupted");
                 Ok(())
             }
             Ok(()) => Ok(()),
         }
     }
 
-    /// Moves frame after frame.
+    /// Moves the open entries frame by frame.
     fn move_frames(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) -> Result<()> {
         let limits = match self.protocol {
             WireProtocol::Native => FrameLimits::NATIVE,
@@ -146,8 +147,8 @@ impl TcpPath {
                     }
                     self.reconnect(&mut lease, &parts, deadline)?;
                 }
-                // Reading or writing the same bytes again does no harm, and a connection that lay
-                // idle says only now that the peer has closed it.
+                // Transfers are idempotent, and an idle connection shows only when used that the
+                // peer has closed it.
                 FrameOutcome::Broken { is_silent: true, source }
                     if lease.get_mut().is_used && source.kind() != io::ErrorKind::TimedOut =>
                 {
@@ -190,7 +191,7 @@ impl TcpPath {
         }
     }
 
-    /// A new connection if there is more to do.
+    /// Closes the connection and opens a new one if there is more to move.
     fn reconnect(
         &self,
         lease: &mut PooledConnection<'_>,
@@ -208,7 +209,7 @@ impl TcpPath {
         Ok(())
     }
 
-    /// Says nothing of whose fault it was, which nobody here can know.
+    /// The message names no cause: this side cannot tell which side was slow.
     fn deadline_passed(&self) -> Error {
         let text = "the deadline passed before the bytes were moved";
         Error::new(ErrorCode::RPC_TIMEOUT, text).with("peer", self.endpoint())
@@ -221,7 +222,7 @@ impl Path for TcpPath {
     }
 
     fn reaches(&self, _range: RemoteRange) -> bool {
-        true // the owner checks
+        true // the owner checks each range
     }
 
     fn transfer(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) {
@@ -243,7 +244,7 @@ impl Path for TcpPath {
     }
 }
 
-/// One frame on its way.
+/// The exchange of one frame.
 struct FrameExchange<'a> {
     connection: &'a mut DataConnection,
     opcode: Opcode,
@@ -254,7 +255,7 @@ struct FrameExchange<'a> {
 }
 
 impl FrameExchange<'_> {
-    /// All parts in one request of ours.
+    /// Moves all parts in one native request.
     fn native(&mut self) -> FrameOutcome {
         self.connection.sequence += 1;
         let payload = self.parts.iter().map(|part| part.remote.length).sum();
@@ -293,7 +294,7 @@ impl FrameExchange<'_> {
             self.load_spans(true, &refusals);
             let expected: u64 = self.connection.spans.iter().map(|span| span.length() as u64).sum();
             if answer.payload != expected {
-                return Err(loud(frame::Malformed("the bytes do not add up").into()));
+                return Err(loud(frame::Malformed("the length of the payload is wrong").into()));
             }
             self.receive_parts().map_err(loud)?;
         }
@@ -301,7 +302,7 @@ impl FrameExchange<'_> {
         Ok(FrameOutcome::Done)
     }
 
-    /// The one part in a request of the established engine.
+    /// Moves the only part in an upstream request.
     fn compat(&mut self, has_status: bool) -> FrameOutcome {
         self.compat_exchange(has_status).unwrap_or_else(|exchange| exchange)
     }
@@ -309,7 +310,7 @@ impl FrameExchange<'_> {
     fn compat_exchange(&mut self, has_status: bool) -> Result<FrameOutcome, FrameOutcome> {
         let silent = |source| FrameOutcome::Broken { source, is_silent: true };
         let loud = |source| FrameOutcome::Broken { source, is_silent: false };
-        // One range at a time; the frame was planned for one.
+        // Upstream's frames carry one range; the framer was given that limit.
         let header =
             compat_frame::Header { opcode: self.opcode, range: self.parts[0].remote, has_status };
         self.connection.wire.clear();
@@ -319,7 +320,7 @@ impl FrameExchange<'_> {
         if let Err(failure @ SendFailure::BadSpan(_)) = sent {
             return Err(failure.into());
         }
-        // A refusal may have come before everything was sent: it says more than the failure.
+        // A refusal may have arrived before everything was sent; it says more than the failure.
         if has_status {
             let mut status = [0; compat_frame::STATUS_BYTES];
             let read = self.connection.read(&mut status, self.deadline);
@@ -345,7 +346,7 @@ impl FrameExchange<'_> {
         Ok(FrameOutcome::Done)
     }
 
-    /// Lists the local memory of the parts that were not refused, or nothing.
+    /// Lists the local memory of the parts that were not refused, or nothing if not `is_wanted`.
     fn load_spans(&mut self, is_wanted: bool, refusals: &[Refusal]) {
         let spans = &mut self.connection.spans;
         spans.clear();
@@ -356,7 +357,7 @@ impl FrameExchange<'_> {
         for (index, part) in self.parts.iter().enumerate() {
             let is_refused = refusals.next_if(|refusal| refusal.index == index).is_some();
             spans.push(if is_refused {
-                Span::discard(0) // keeps the numbers of spans and parts the same
+                Span::discard(0) // keeps the indexes of spans and parts equal
             } else {
                 part.span()
             });
@@ -389,7 +390,7 @@ impl From<SendFailure> for FrameOutcome {
 
 fn destination(peer: &SegmentDescriptor) -> Result<Destination> {
     if peer.tcp_data_port == 0 {
-        let text = "the segment has no data listener for tcp";
+        let text = "the segment has no tcp data listener";
         return Err(Error::new(ErrorCode::NOT_SUPPORTED, text).with("segment", &peer.name));
     }
     let host = if peer.tcp_data_host.is_empty() { &peer.name } else { &peer.tcp_data_host };

@@ -1,11 +1,10 @@
-//! A large batch over one lane or several at once: requests go out while answers come in, so that
-//! no lane waits for the other end between two frames.
+//! Moves a large batch over one or more connections with a window of requests in flight, so that no
+//! connection idles between two frames.
 //!
-//! All lanes are driven by the calling thread, which sleeps only when none can go on. Whatever goes
-//! wrong here (local memory that is not mapped, a connection that breaks) ends the transfer: lanes
-//! whose exchange is unfinished are closed, what was acknowledged stays so, and the caller goes on
-//! with the rest frame by frame, which finds out whose fault it was. Moving the same bytes again
-//! does no harm.
+//! The calling thread drives all connections and sleeps only when none can make progress. Any
+//! failure (unmapped local memory, a broken connection) ends the transfer: connections with an
+//! unfinished exchange are closed, acknowledged entries keep their outcome, and the caller moves
+//! the rest frame by frame, which finds the cause. Moving the same bytes again is idempotent.
 
 use std::{
     collections::VecDeque,
@@ -26,16 +25,16 @@ use super::{
 };
 use crate::piece::{Opcode, Piece};
 
-/// How many requests of one lane are under way: one travels while another is applied.
+/// The maximum number of requests in flight per connection: one travels while another is applied.
 const WINDOW_DEPTH: usize = 2;
 
-/// A lane is worth its while from so many bytes on.
+/// The minimum number of bytes that justifies another connection.
 const CONNECTION_BYTES_MIN: usize = 2 << 20;
 
-/// Frames of a batch that is shared out are no smaller than this.
+/// The minimum payload of a frame when a batch is spread over connections.
 const FRAME_BYTES_MIN: usize = 512 << 10;
 
-/// What a batch is to one transfer.
+/// The batch of one transfer.
 pub(super) struct TransferBatch<'a> {
     pub(super) opcode: Opcode,
     pub(super) pieces: &'a mut [Piece],
@@ -43,16 +42,16 @@ pub(super) struct TransferBatch<'a> {
     pub(super) endpoint: &'a Endpoint,
 }
 
-/// How many lanes so many bytes may use, of the most that there are.
+/// Returns the number of connections for a transfer of `bytes`, at most `most`.
 pub(super) fn connections_for(bytes: usize, most: usize) -> usize {
     (bytes / CONNECTION_BYTES_MIN).clamp(1, most)
 }
 
-/// Moves the open pieces over the lane and more of them.
+/// Moves the open entries over the first connection and up to `count - 1` others.
 ///
 /// # Errors
-/// The attempt has ended before everything was moved; see the head of the file. ConnectionPool that are in
-/// step have gone back.
+/// The transfer ended before everything was moved; see the module documentation. Connections
+/// without an unfinished exchange were released.
 pub(super) fn run<'a>(
     pool: &'a ConnectionPool,
     first: PooledConnection<'a>,
@@ -72,7 +71,7 @@ pub(super) fn run<'a>(
         WindowedTransfer { pool, framer, progress, batch, connections, spare: Vec::new() };
     let ended = transfer.run();
     for connection in transfer.connections {
-        // A lane with something under way is closed by being dropped.
+        // A connection with requests in flight is closed by dropping it.
         if connection.in_flight.is_empty() {
             connection.lease.release();
         }
@@ -86,23 +85,23 @@ struct WindowedTransfer<'a, 'b> {
     progress: EntryProgress,
     batch: TransferBatch<'b>,
     connections: Vec<WindowedConnection<'a>>,
-    /// Flights that have completed, to be used again.
+    /// Completed requests, kept for reuse of their buffers.
     spare: Vec<InFlightRequest>,
 }
 
-/// One lane at work.
+/// A connection with its window of requests.
 struct WindowedConnection<'a> {
     lease: PooledConnection<'a>,
-    /// Oldest first; answers come in this order.
+    /// Requests in flight, oldest first; responses arrive in this order.
     in_flight: VecDeque<InFlightRequest>,
-    /// How many of them have been sent whole.
+    /// The number of requests in flight that were sent completely.
     sent: usize,
     response: ResponseState,
-    /// Whether it takes no more frames, since somebody else waits for a connection.
+    /// True if the connection gets no more frames because another caller waits for a connection.
     is_draining: bool,
 }
 
-/// A request and what its answer needs.
+/// A request and the state needed for its response.
 #[derive(Debug, Default)]
 struct InFlightRequest {
     header: Option<RequestHeader>,
@@ -112,7 +111,7 @@ struct InFlightRequest {
     cursor: Cursor,
 }
 
-/// How far the answer of the oldest request has come.
+/// The receive state of the response to the oldest request.
 #[derive(Debug)]
 enum ResponseState {
     Header { bytes: [u8; RESPONSE_BYTES], filled: usize },
@@ -120,7 +119,7 @@ enum ResponseState {
     Payload { cursor: Cursor },
 }
 
-/// How many parts of each piece are under way, and whether all have been cut.
+/// For each entry, the number of parts in flight and whether its last part was framed.
 struct EntryProgress(Vec<PartCount>);
 
 #[derive(Clone, Default)]
@@ -150,7 +149,7 @@ impl WindowedTransfer<'_, '_> {
         }
     }
 
-    /// Gives a connection its next frame, if it has room and there is one.
+    /// Enqueues the next frame on a connection, if the window has space and a frame is left.
     fn enqueue(&mut self, index: usize) -> bool {
         if index > 0 && self.pool.has_waiters() {
             self.connections[index].is_draining = true;
@@ -170,7 +169,7 @@ impl WindowedTransfer<'_, '_> {
         true
     }
 
-    /// Takes in what has come for a connection.
+    /// Receives the available bytes of a connection.
     fn receive(&mut self, index: usize) -> io::Result<bool> {
         let mut has_moved = false;
         loop {
@@ -184,7 +183,7 @@ impl WindowedTransfer<'_, '_> {
                     connection.sent -= 1;
                     self.progress.complete(&completed.parts, self.batch.pieces);
                     self.spare.push(completed);
-                    // The next frame goes out before this lane's next answer is looked for.
+                    // Send the next frame before looking for this connection's next response.
                     return Ok(true);
                 }
                 Ok(false) => has_moved = true,
@@ -224,7 +223,7 @@ impl<'a> WindowedConnection<'a> {
         self.in_flight.push_back(request);
     }
 
-    /// Sends as much as the connection takes.
+    /// Sends as much as the connection accepts.
     fn send(&mut self, opcode: Opcode) -> io::Result<bool> {
         let mut has_moved = false;
         while let Some(request) = self.in_flight.get_mut(self.sent) {
@@ -245,7 +244,7 @@ impl<'a> WindowedConnection<'a> {
         Ok(has_moved)
     }
 
-    /// One step of taking in the answer of the oldest request; true when it is complete.
+    /// Performs one receive step of the oldest request; returns true when its response is complete.
     fn receive_step(
         &mut self,
         batch: &mut TransferBatch<'_>,
@@ -257,7 +256,7 @@ impl<'a> WindowedConnection<'a> {
             ResponseState::Header { bytes, filled } => {
                 *filled += connection.read_some(&mut bytes[*filled..])?;
                 if *filled == RESPONSE_BYTES {
-                    let header = request.header.as_ref().expect("it was launched");
+                    let header = request.header.as_ref().expect("the request was enqueued");
                     let answer = ResponseHeader::decode(bytes, header)?;
                     let bytes = vec![0; answer.refused * REFUSAL_BYTES];
                     self.response = ResponseState::Refusals { answer, bytes, filled: 0 };
@@ -277,7 +276,7 @@ impl<'a> WindowedConnection<'a> {
                 }
                 let expected: u64 = request.spans.iter().map(|span| span.length() as u64).sum();
                 if answer.payload != expected {
-                    return Err(Malformed("the bytes do not add up").into());
+                    return Err(Malformed("the length of the payload is wrong").into());
                 }
                 self.response = ResponseState::Payload { cursor: Cursor::default() };
                 Ok(false)
@@ -300,7 +299,7 @@ impl<'a> WindowedConnection<'a> {
         }
     }
 
-    /// What it waits for.
+    /// Returns the events that the connection waits for.
     fn poll_fd(&self) -> libc::pollfd {
         let is_sending = self.sent < self.in_flight.len();
         let events = if is_sending { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
@@ -310,7 +309,7 @@ impl<'a> WindowedConnection<'a> {
 }
 
 impl InFlightRequest {
-    /// Gives the parts that were refused their outcome; nothing is received for them.
+    /// Fails the refused parts; no payload is received for them.
     fn refuse(
         &mut self,
         refusals: &[Refusal],
@@ -347,13 +346,13 @@ impl EntryProgress {
         }
     }
 
-    /// The first failure of a piece stands.
+    /// Fails the part's entry; the first failure is kept.
     fn fail(&self, part: &Part, pieces: &mut [Piece], outcome: Result<()>) {
-        debug_assert!(self.0[part.piece].open > 0, "it is under way");
+        debug_assert!(self.0[part.piece].open > 0, "the part is in flight");
         pieces[part.piece].outcome.get_or_insert(outcome);
     }
 
-    /// The parts are done; a piece is when all of its are.
+    /// Completes the parts. An entry is done when all of its parts are.
     fn complete(&mut self, parts: &[Part], pieces: &mut [Piece]) {
         for part in parts {
             let count = &mut self.0[part.piece];

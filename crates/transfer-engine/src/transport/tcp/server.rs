@@ -1,4 +1,4 @@
-//! The data listener: serves our memory to peers, on tokio, in both protocols.
+//! The data listener: serves this engine's memory to peers in both protocols, on tokio.
 
 mod compat;
 mod connection;
@@ -27,21 +27,21 @@ use crate::{
     token::{self, Door, Exchange, Side, Token},
 };
 
-/// How a data listener behaves.
+/// The settings of a data listener.
 #[derive(Debug, Clone)]
 pub struct TcpServerSettings {
-    /// Who we are. A peer that learned of another engine at this address is turned away, so that
-    /// it does not touch memory of a process that took the place of the one it means.
+    /// The id of this engine. A peer that expects another engine at this address is refused, so
+    /// that it does not access memory of a process that replaced the expected one.
     pub engine: Option<EngineId>,
-    /// The most connections at a time; more are closed at once.
+    /// The maximum number of connections; further ones are closed at once.
     pub connections_max: usize,
-    /// How long a request under way may stand still before its connection is closed, since it
-    /// keeps memory from being unregistered.
+    /// The time without progress after which the connection of a request is closed, since the
+    /// request keeps its memory from being unregistered.
     pub progress_timeout: Duration,
-    /// What peers must prove to know. With it, the established engine's frames, which have no room
-    /// for a proof, are not answered.
+    /// The token that peers must prove to know. If set, upstream's frames, which cannot carry a
+    /// proof, are refused.
     pub token: Option<Token>,
-    /// Where those who are turned away are counted.
+    /// Counts refused peers and ranges.
     pub refusals: Arc<Refusals>,
 }
 
@@ -73,7 +73,7 @@ struct Shared {
 }
 
 impl TcpServer {
-    /// Serves the listener out of `regions`.
+    /// Starts to serve `regions` on the listener.
     ///
     /// # Errors
     /// The listener cannot be handed to the runtime.
@@ -100,23 +100,23 @@ impl TcpServer {
         })
     }
 
-    /// How many connections have a thread of their own at the moment.
+    /// Returns the number of connections that have a dedicated thread at the moment.
     #[cfg(test)]
     pub(super) fn dedicated_threads_in_use(&self) -> usize {
         self.shared.dedicated_threads.in_use()
     }
 
-    /// Where it listens.
+    /// Returns the address of the listener.
     pub fn address(&self) -> SocketAddr {
         self.acceptor.address()
     }
 
-    /// How many connections there are, of how many.
+    /// Returns the number of connections and their limit.
     pub fn connections(&self) -> PoolSnapshot {
         self.acceptor.load()
     }
 
-    /// Stops listening and ends every connection. Idempotent, at most 0.2 s.
+    /// Stops listening and closes every connection. Idempotent; takes at most 0.2 s.
     pub fn close(&self) {
         self.acceptor.close();
     }
@@ -125,13 +125,13 @@ impl TcpServer {
 async fn serve(accepted: Accepted, shared: Arc<Shared>) -> io::Result<()> {
     set_socket_options(SockRef::from(&accepted.stream))?;
     let mut connection = Connection::new(accepted);
-    // Whoever connects wants something; idle is a connection only after its first request.
+    // A new connection must send its first bytes in time; it may idle only after a request.
     let timeout = RequestTimeout::until(Instant::now() + shared.settings.progress_timeout);
     let mut first = [0; 8];
     connection.read(&mut first, timeout).await?;
     if first != MAGIC && shared.settings.token.is_some() {
         shared.settings.refusals.count_established();
-        return Err(io::Error::other("the peer's frames carry no token"));
+        return Err(io::Error::other("upstream's frames carry no token, and one is required"));
     }
     if first != MAGIC {
         return compat::serve(connection, &shared, first).await;
@@ -151,7 +151,7 @@ async fn serve(accepted: Accepted, shared: Arc<Shared>) -> io::Result<()> {
     connection.send(timeout).await?;
     let is_meant = theirs.engine == 0 || engine == 0 || theirs.engine == engine;
     if theirs.version != VERSION || !is_meant {
-        return Ok(()); // our greeting has told the peer why
+        return Ok(()); // the peer learns the reason from the greeting
     }
     if let Some(token) = &shared.settings.token {
         let mut claim = [0; CLAIM_BYTES];

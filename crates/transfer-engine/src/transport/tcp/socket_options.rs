@@ -1,23 +1,25 @@
-//! What is set on every connection, at both of its ends.
+//! The socket options that both ends set on every connection.
 
 use std::{fs, io, sync::OnceLock, time::Duration};
 
 use socket2::{SockAddr, SockRef, TcpKeepalive};
 
-/// How long sent bytes may stay unacknowledged before the peer's host counts as dead.
+/// The time that sent bytes may stay unacknowledged before the peer's host is considered dead.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(20);
 
-/// How much the kernel is asked to hold of what is sent to a peer on this host; it doubles that. So
-/// the bytes under way still lie in the cache when the peer copies them out. Left alone, the buffer
-/// grows to megabytes, which fills a long line and here only pushes the bytes out to memory.
+/// The requested size of the send buffer to a peer on this host; the kernel doubles it. A small
+/// buffer keeps the bytes in flight in the CPU cache until the peer copies them out. By default the
+/// buffer grows to megabytes, which helps on links with a high latency but on loopback only evicts
+/// the bytes from the cache.
 const LOCAL_SEND_BYTES: usize = 256 << 10;
 
-/// Less than this may be smaller than one packet of the loopback device, and each then waits for an
-/// acknowledgement that is delayed.
+/// The minimum useful send buffer. A smaller buffer may not hold one packet of the loopback device;
+/// each packet would then wait for a delayed acknowledgement.
 const LOCAL_SEND_BYTES_MIN: usize = 128 << 10;
 
-/// Makes the end of a host be noticed, whether bytes are under way (acknowledgements are missed) or
-/// not (probes are), and sends small things at once. Peers on this host get what is best there.
+/// Sets the options of a connection: detection of dead hosts with bytes in flight (a limit for
+/// missing acknowledgements) and without (keepalive probes), no delay of small packets, and for
+/// peers on this host the options that suit loopback.
 pub(super) fn set_socket_options(socket: SockRef<'_>) -> io::Result<()> {
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(10))
@@ -32,28 +34,28 @@ pub(super) fn set_socket_options(socket: SockRef<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the peer is on this host, where a stream is limited by processors only.
+/// Returns whether the peer is on this host, where only the CPUs limit the throughput.
 pub(super) fn is_local(socket: &SockRef<'_>) -> bool {
     let ip = |address: io::Result<SockAddr>| address.ok()?.as_socket().map(|known| known.ip());
     let own = ip(socket.local_addr());
     own.is_some() && own == ip(socket.peer_addr())
 }
 
-/// Refused by the system, it is only slower.
+/// Sets the options for loopback. Failures are ignored: they only cost throughput.
 fn set_local_options(socket: &SockRef<'_>) {
     if send_bytes_max() >= LOCAL_SEND_BYTES_MIN {
         let _ = socket.set_send_buffer_size(LOCAL_SEND_BYTES);
     }
-    // Nothing is in the way of the bytes that could be crowded; some methods pace them all the same.
+    // Loopback has no congestion, but some congestion controls pace the bytes regardless.
     let _ = socket.set_tcp_congestion(b"reno");
 }
 
-/// The most that the system lets a socket ask for. Where it does not print_flush, that is left to it.
+/// Returns the system's limit for requested send buffers, or no limit if it cannot be read.
 fn send_bytes_max() -> usize {
     static MOST: OnceLock<usize> = OnceLock::new();
     *MOST.get_or_init(|| {
-        let told = fs::read_to_string("/proc/sys/net/core/wmem_max").ok();
-        told.and_then(|text| text.trim().parse().ok()).unwrap_or(usize::MAX)
+        let limit = fs::read_to_string("/proc/sys/net/core/wmem_max").ok();
+        limit.and_then(|text| text.trim().parse().ok()).unwrap_or(usize::MAX)
     })
 }
 
@@ -63,7 +65,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether a connection to that address is local, and its send buffer before and after.
+    /// Returns whether a connection to the address is local, and its send buffer before and after.
     fn check(address: &str) -> (bool, usize, usize) {
         let listener = TcpListener::bind((address, 0)).unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -74,16 +76,16 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_within_the_host_keeps_little_under_way() {
+    fn loopback_connections_get_a_small_send_buffer() {
         let (is_local, before, after) = check("127.0.0.1");
         assert!(is_local);
-        // A system may grant less, but on loopback it begins with room for megabytes.
+        // The system may grant less, but the default on loopback is megabytes.
         assert!(after <= 2 * LOCAL_SEND_BYTES && after < before, "{before} {after}");
     }
 
     #[test]
-    fn the_buffer_of_any_other_connection_is_left_to_the_system() {
-        // It goes from 127.0.0.1 to another address, as to another host.
+    fn other_connections_keep_the_default_send_buffer() {
+        // The connection goes from 127.0.0.1 to another address, like one to another host.
         let (is_local, before, after) = check("127.0.0.2");
         assert!(!is_local);
         assert_eq!(before, after);

@@ -1,4 +1,4 @@
-//! Loopback tests of both protocols: our client with our server, and each with a hand-written
+//! Loopback tests of both protocols: client against server, and each against a hand-written
 //! counterpart.
 
 mod compat;
@@ -19,7 +19,7 @@ use crate::piece::{Opcode, Piece};
 const PAYLOAD_BYTES_MAX: usize = frame::PAYLOAD_BYTES_MAX as usize;
 
 #[test]
-fn bytes_of_every_size_arrive_in_both_directions() {
+fn moves_any_length_in_both_directions() {
     for protocol in WireProtocol::ALL {
         let owner = Owner::start("127.0.0.1");
         let path = owner.path(protocol);
@@ -41,7 +41,7 @@ fn bytes_of_every_size_arrive_in_both_directions() {
 }
 
 #[test]
-fn an_acknowledged_write_has_been_applied() {
+fn acknowledged_writes_have_been_applied() {
     for protocol in [WireProtocol::Native, WireProtocol::CompatV2] {
         let (owner, theirs) = Owner::with_memory(100_000);
         let path = owner.path(protocol);
@@ -56,7 +56,7 @@ fn an_acknowledged_write_has_been_applied() {
 }
 
 #[test]
-fn a_batch_may_have_any_number_of_pieces() {
+fn moves_batches_of_20000_entries() {
     const COUNT: usize = 20_000;
     let length = |index: usize| 1 + index % 61;
     let (owner, theirs) = Owner::with_memory(COUNT * 64);
@@ -66,7 +66,7 @@ fn a_batch_may_have_any_number_of_pieces() {
     let batch = |local: &Memory| -> Vec<Piece> {
         (0..COUNT)
             .map(|index| {
-                // The peer's ranges in another order than ours.
+                // The peer's ranges in reverse order.
                 let theirs_at = (COUNT - 1 - index) * 64;
                 local.part(index * 64, length(index), theirs.address() + theirs_at as u64)
             })
@@ -85,15 +85,15 @@ fn a_batch_may_have_any_number_of_pieces() {
 }
 
 #[test]
-fn refused_ranges_fail_alone() {
+fn refused_ranges_do_not_fail_others() {
     for protocol in [WireProtocol::Native, WireProtocol::CompatV2] {
         let (owner, theirs) = Owner::with_memory(1000);
         let path = owner.path(protocol);
         for opcode in [Opcode::Write, Opcode::Read] {
             let ours = Memory::patterned(500, 4);
             let mut batch = pieces(&ours, 100, |index| match index {
-                1 => 8,                      // registered nowhere
-                3 => theirs.address() + 950, // begins inside and ends outside
+                1 => 8,                      // not registered
+                3 => theirs.address() + 950, // ends outside the region
                 _ => theirs.address() + 100 * index as u64,
             });
             path.transfer(opcode, &mut batch, soon());
@@ -111,7 +111,7 @@ fn refused_ranges_fail_alone() {
 }
 
 #[test]
-fn pieces_that_have_an_outcome_are_left_alone_and_empty_ones_succeed() {
+fn skips_finished_entries_and_completes_empty_ones() {
     let (owner, theirs) = Owner::with_memory(100);
     let ours = Memory::patterned(100, 5);
     let mut batch = pieces(&ours, 50, |_| theirs.address());
@@ -123,7 +123,7 @@ fn pieces_that_have_an_outcome_are_left_alone_and_empty_ones_succeed() {
 }
 
 #[test]
-fn both_kinds_of_addresses_are_served() {
+fn serves_ipv4_and_ipv6_addresses() {
     let owner = Owner::start("::1");
     let theirs = Memory::patterned(10, 6);
     let _region = owner.lend(&theirs);
@@ -142,7 +142,7 @@ fn both_kinds_of_addresses_are_served() {
 
 #[test]
 fn many_threads_share_few_connections() {
-    // A fifth connection would be closed, and its transfer would fail.
+    // The server would close a fifth connection, and its transfer would fail.
     let settings = TcpServerSettings { connections_max: 4, ..TcpServerSettings::default() };
     let owner = Owner::start_with("127.0.0.1:0", settings);
     let theirs = Memory::patterned(64 * 1000, 7);
@@ -165,7 +165,7 @@ fn many_threads_share_few_connections() {
 }
 
 #[test]
-fn a_lane_that_is_not_free_is_waited_for_until_the_deadline() {
+fn waits_for_a_busy_connection_until_the_deadline() {
     let (owner, theirs) = Owner::with_memory(10);
     let settings = TcpSettings { connections_per_peer: 1, ..TcpSettings::default() };
     let pool = connection_pool::ConnectionPool::new(support::destination(&owner), &settings);
@@ -178,7 +178,7 @@ fn a_lane_that_is_not_free_is_waited_for_until_the_deadline() {
 }
 
 #[test]
-fn closing_the_server_ends_its_connections_at_once() {
+fn closing_the_server_closes_its_connections() {
     let (owner, theirs) = Owner::with_memory(10);
     let path = owner.path(WireProtocol::Native);
     let begin = std::time::Instant::now();
@@ -197,25 +197,25 @@ fn closing_the_server_ends_its_connections_at_once() {
 }
 
 #[test]
-fn a_segment_without_a_data_listener_has_no_path() {
+fn segment_without_data_listener_has_no_path() {
     let descriptor = SegmentDescriptor { name: "h:1".into(), ..SegmentDescriptor::default() };
     let error = TcpTransport::new(TcpSettings::default()).connect(&descriptor, soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotSupported);
 }
 
 #[test]
-fn regions_can_be_taken_back_after_a_transfer() {
+fn regions_can_be_unregistered_after_a_transfer() {
     let (owner, theirs) = Owner::with_memory(10);
     let path = owner.path(WireProtocol::Native);
     let back = Memory::zeroed(10);
     path.transfer(Opcode::Read, &mut [back.piece(0, 10, &theirs, 0)], soon());
-    // The pins are let go right after the answer is on its way.
+    // The pins are released right after the response was sent.
     owner.unregister(&theirs);
     let mut batch = [back.piece(0, 10, &theirs, 0)];
     path.transfer(Opcode::Read, &mut batch, soon());
     let error = batch[0].outcome.take().unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TransferFailed);
-    // The connection is in step although nothing but refusals came.
+    // The connection can be reused although the response contained only a refusal.
     drop(owner.lend(&theirs));
     let mut batch = [back.piece(0, 10, &theirs, 0)];
     path.transfer(Opcode::Read, &mut batch, soon());

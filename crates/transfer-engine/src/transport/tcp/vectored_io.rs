@@ -1,8 +1,8 @@
-//! The system calls between a socket and memory that is named by addresses.
+//! System calls that move bytes between a socket and memory given by addresses.
 //!
-//! Addresses are only ever handed to the kernel, which answers `EFAULT` for one that is not
-//! mapped; no Rust reference to them is made. Which address it was is found by going on one span
-//! at a time.
+//! Addresses are passed only to the kernel, which fails with `EFAULT` for unmapped ones; no Rust
+//! reference to the memory is created. After a fault the transfer continues one span at a time,
+//! which finds the bad span.
 
 use std::{
     io,
@@ -14,13 +14,13 @@ use std::{
 
 use mooncake_base::{Clock, Moment, SystemClock};
 
-/// The most spans that one system call gets (the kernel takes 1024; this many lie on the stack).
+/// The maximum number of spans per system call. The kernel accepts 1024; the array is on the stack.
 const IOVECS_MAX: usize = 256;
 
-/// The length of the buffer into which unwanted bytes go.
+/// The size of the buffer that receives discarded bytes.
 const DISCARD_BYTES: usize = 64 << 10;
 
-/// Memory that bytes come from or go to.
+/// A range of memory that bytes are sent from or received into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
     address: usize,
@@ -28,30 +28,30 @@ pub(super) struct Span {
     is_discard: bool,
 }
 
-/// How far a message is sent or received: first its head, then its spans in order.
+/// The progress of sending or receiving a message: first its head, then its spans in order.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Cursor {
     head: usize,
     index: usize,
     offset: usize,
-    /// After a fault: one span a call, to find the one that is bad.
+    /// True after a fault: one span per call, to find the bad one.
     is_single: bool,
 }
 
-/// Where bytes go that nobody wants. Made when first needed.
+/// A buffer for bytes that are discarded, allocated on first use.
 #[derive(Debug, Default)]
 pub(super) struct DiscardBuffer(Vec<u8>);
 
-/// Whether a system call waits when nothing has come.
+/// Whether a receiving system call blocks while no bytes are available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BlockMode {
-    /// It does not.
+    /// The call does not block.
     NonBlocking,
-    /// As long as the socket's own time-out says, if the socket is a blocking one.
+    /// The call blocks up to the receive timeout of the socket, if the socket is in blocking mode.
     SocketTimeout,
 }
 
-/// What a system call would have to wait for.
+/// The event for which a system call would block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Readiness {
     Read,
@@ -59,21 +59,21 @@ pub(super) enum Readiness {
 }
 
 impl Span {
-    /// Memory of this process.
+    /// Creates a span of memory of this process.
     ///
     /// # Safety
-    /// If the address range is mapped, it stays so, and nobody holds a Rust reference to bytes of
-    /// it that are received into, until the span is used no more. (It need not be mapped.)
+    /// If the address range is mapped, it stays mapped until the last use of the span, and until
+    /// then no Rust reference exists to bytes that are received into. The range may be unmapped.
     pub(super) const unsafe fn new(address: usize, length: usize) -> Self {
         Self { address, length, is_discard: false }
     }
 
-    /// So many bytes that are received and thrown away. Cannot be sent.
+    /// Creates a span whose bytes are received and discarded. It cannot be sent.
     pub(super) const fn discard(length: usize) -> Self {
         Self { address: 0, length, is_discard: true }
     }
 
-    /// The same, thrown away.
+    /// Returns a span of the same length whose bytes are discarded.
     pub(super) const fn into_discard(self) -> Self {
         Self::discard(self.length)
     }
@@ -97,13 +97,13 @@ impl BlockMode {
 }
 
 impl Cursor {
-    /// Whether everything has been moved.
+    /// Returns whether everything was moved.
     pub(super) fn is_done(&self, head: &[u8], spans: &[Span]) -> bool {
         self.head == head.len() && self.index == spans.len()
     }
 
-    /// To be called after `EFAULT`. The index of the bad span once it is known; until then the
-    /// call is to be made again.
+    /// Handles an `EFAULT`. Returns the index of the bad span once it is known; until then the
+    /// caller repeats the system call.
     pub(super) fn fault(&mut self) -> Option<usize> {
         let culprit = self.is_single.then_some(self.index);
         self.is_single = culprit.is_none();
@@ -111,9 +111,9 @@ impl Cursor {
     }
 
     fn advance(&mut self, mut moved: usize, head: &[u8], spans: &[Span]) {
-        let of_head = moved.min(head.len() - self.head);
-        self.head += of_head;
-        moved -= of_head;
+        let head_bytes = moved.min(head.len() - self.head);
+        self.head += head_bytes;
+        moved -= head_bytes;
         while let Some(span) = spans.get(self.index) {
             let step = moved.min(span.length - self.offset);
             self.offset += step;
@@ -128,10 +128,10 @@ impl Cursor {
     }
 }
 
-/// Sends a part of what is left, in one system call.
+/// Sends a part of the remaining bytes in one system call.
 ///
 /// # Errors
-/// Those of `sendmsg`, `EFAULT` and `EAGAIN` among them; nothing was sent then.
+/// Those of `sendmsg`, including `EFAULT` and `EAGAIN`; nothing was sent then.
 pub(super) fn send(
     socket: BorrowedFd<'_>,
     head: &[u8],
@@ -143,19 +143,19 @@ pub(super) fn send(
     iovecs.extend(spans, cursor, ptr::null_mut(), 0);
     let message = iovecs.message();
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-    // SAFETY: the message points at `iovecs`, which lives through the call; the kernel only reads
-    // the ranges in it: the head is borrowed, the spans are kept by the promise of `Span::new`,
-    // and an unmapped one gives `EFAULT`.
+    // SAFETY: the message points to `iovecs`, which outlives the call. The kernel only reads the
+    // listed ranges: the head is borrowed, the spans stay valid by the contract of `Span::new`, and
+    // an unmapped span causes `EFAULT`.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
     let sent = usize::try_from(sent).map_err(|_| io::Error::last_os_error())?;
     cursor.advance(sent, head, spans);
     Ok(())
 }
 
-/// Receives a part of what is left, in one system call.
+/// Receives a part of the remaining bytes in one system call.
 ///
 /// # Errors
-/// Those of `recvmsg`, `EFAULT` and `EAGAIN` among them, and the end of the stream; nothing was
+/// Those of `recvmsg`, including `EFAULT` and `EAGAIN`, and the end of the stream; nothing was
 /// received then.
 pub(super) fn receive(
     socket: BorrowedFd<'_>,
@@ -164,10 +164,10 @@ pub(super) fn receive(
     discard: &mut DiscardBuffer,
     mode: BlockMode,
 ) -> io::Result<()> {
-    // Over empty spans, so that a fault is not laid to one of them.
+    // Skips empty spans, so that a fault is not attributed to one of them.
     cursor.advance(0, &[], spans);
     if cursor.is_done(&[], spans) {
-        return Ok(()); // the kernel would wait for the byte that nobody wants
+        return Ok(()); // the kernel would block for a byte of the next message
     }
     if discard.0.is_empty() && spans[cursor.index..].iter().any(Span::is_discard) {
         discard.0.resize(DISCARD_BYTES, 0);
@@ -175,9 +175,9 @@ pub(super) fn receive(
     let mut iovecs = IoVecs::default();
     iovecs.extend(spans, cursor, discard.0.as_mut_ptr(), discard.0.len());
     let mut message = iovecs.message();
-    // SAFETY: the message points at `iovecs`, which lives through the call; the kernel writes to
-    // the ranges in it: those of spans, kept and unreferenced by the promise of `Span::new`, where
-    // an unmapped one gives `EFAULT`, and the discard, which is borrowed mutably here.
+    // SAFETY: the message points to `iovecs`, which outlives the call. The kernel writes to the
+    // listed ranges: the spans stay valid and unreferenced by the contract of `Span::new`, an
+    // unmapped span causes `EFAULT`, and the discard buffer is mutably borrowed here.
     let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, mode.flags()) };
     let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
     if received == 0 {
@@ -187,17 +187,17 @@ pub(super) fn receive(
     Ok(())
 }
 
-/// Receives as many bytes as there are, up to the length of the buffer, which is not 0.
+/// Receives the available bytes into the buffer, which is not empty.
 ///
 /// # Errors
-/// Those of `recv`, `EAGAIN` among them, and the end of the stream.
+/// Those of `recv`, including `EAGAIN`, and the end of the stream.
 pub(super) fn read(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],
     mode: BlockMode,
 ) -> io::Result<usize> {
     let (start, length) = (buffer.as_mut_ptr().cast(), buffer.len());
-    // SAFETY: the kernel writes to the buffer only, which is borrowed mutably through the call.
+    // SAFETY: the kernel writes only to the buffer, which is mutably borrowed during the call.
     let received = unsafe { libc::recv(socket.as_raw_fd(), start, length, mode.flags()) };
     match usize::try_from(received) {
         Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -222,7 +222,7 @@ pub(super) fn wait(
     wait_for_any(&mut [libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 }], deadline)
 }
 
-/// Waits until one of the sockets is ready for what it waits for, or has failed.
+/// Waits until one of the sockets has an event that it waits for, or has failed.
 ///
 /// # Errors
 /// The deadline has passed (`TimedOut`), or `poll` failed.
@@ -232,7 +232,7 @@ pub(super) fn wait_for_any(sockets: &mut [libc::pollfd], deadline: Moment) -> io
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        // Rounded up, so that the last millisecond is slept and not spun through.
+        // Rounded up, so that the last millisecond is not spent in a busy loop.
         let millis = (left + Duration::from_micros(999)).as_millis();
         let millis = i32::try_from(millis).unwrap_or(i32::MAX);
         let count = sockets.len() as libc::nfds_t;
@@ -250,14 +250,14 @@ pub(super) fn wait_for_any(sockets: &mut [libc::pollfd], deadline: Moment) -> io
     }
 }
 
-/// Whether the kernel refused an address.
+/// Returns whether the kernel rejected an address.
 pub(super) fn is_fault(failure: &io::Error) -> bool {
     failure.raw_os_error() == Some(libc::EFAULT)
 }
 
 /// The ranges of one system call.
 struct IoVecs {
-    /// The first `count` of them are set; to set all would take longer than a small call.
+    /// Only the first `count` are initialized; setting all would take longer than a small call.
     ranges: [MaybeUninit<libc::iovec>; IOVECS_MAX],
     count: usize,
 }
@@ -277,7 +277,7 @@ impl IoVecs {
         }
     }
 
-    /// Adds what is left of the spans, as far as there is room.
+    /// Adds the remaining spans, as far as they fit.
     fn extend(&mut self, spans: &[Span], cursor: &Cursor, discard: *mut u8, discard_length: usize) {
         let mut offset = cursor.offset;
         for span in &spans[cursor.index..] {
@@ -298,7 +298,7 @@ impl IoVecs {
     }
 
     fn message(&mut self) -> libc::msghdr {
-        // SAFETY: `msghdr` is plain data of numbers and pointers for which zero is valid.
+        // SAFETY: `msghdr` is plain data of numbers and pointers, for which zero is valid.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = self.ranges.as_mut_ptr().cast();
         message.msg_iovlen = self.count as _;

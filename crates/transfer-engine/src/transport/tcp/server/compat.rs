@@ -1,4 +1,4 @@
-//! The established engine's frames, as the owner of the memory answers them.
+//! The server's side of upstream's frames.
 
 use std::io;
 
@@ -11,11 +11,12 @@ use crate::{
     transport::tcp::compat_frame::{HEADER_BYTES, Header, Status},
 };
 
-/// The most bytes of a refused write that are taken before the connection is closed. The peer
-/// reads the refusal only after it has sent them; closing earlier may destroy it on its way.
+/// The maximum payload of a refused write that is received and discarded before the connection is
+/// closed. The peer reads the refusal only after sending its payload; an earlier close could
+/// destroy the refusal in flight.
 const DISCARD_BYTES_MAX: u64 = 1 << 30;
 
-/// Answers request after request, the first 8 bytes of which have been read already.
+/// Serves request after request. The first 8 bytes of the first one were already read.
 pub(super) async fn serve(
     mut connection: Connection,
     shared: &Shared,
@@ -38,7 +39,7 @@ pub(super) async fn serve(
     }
 }
 
-/// Whether the connection goes on.
+/// Serves one request; returns whether the connection stays open.
 async fn answer(connection: &mut Connection, shared: &Shared, header: &Header) -> io::Result<bool> {
     let timeout = RequestTimeout::for_bytes(shared.settings.progress_timeout, header.range.length);
     let mut status = Status::Done;

@@ -1,4 +1,5 @@
-//! One connection on the server's side: bytes between its socket and pinned memory, at a timeout.
+//! A connection on the server's side: moves bytes between its socket and pinned memory, with
+//! timeouts.
 
 use std::{
     io, mem,
@@ -25,46 +26,46 @@ use crate::{
     transport::tcp::vectored_io::{self, BlockMode, Cursor, DiscardBuffer, Readiness, Span},
 };
 
-/// The slowest that a request may be on the whole. Slower, it would keep memory pinned for ever.
+/// The minimum average speed of a request; slower ones would keep memory pinned indefinitely.
 const BYTES_PER_SECOND_MIN: u64 = 1 << 20;
 
-/// How long a connection on a seat waits for its next request before it gives the seat back.
+/// The idle time after which a connection gives up its dedicated thread.
 const DEDICATED_IDLE_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// How long a request may take.
+/// The time limits of a request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestTimeout {
-    /// How long it may stand still.
+    /// The maximum time without progress.
     progress: Duration,
-    /// When it must be through.
+    /// The time at which the request must be complete.
     end: Instant,
 }
 
-/// A connection and the memory that its present request is about.
+/// A connection and the memory of its current request.
 #[derive(Debug)]
 pub(super) struct Connection {
     /// Dropped before the socket; see [`Accepted`].
     _guarded: Guarded,
     socket: Socket,
-    /// What is sent before the spans. Emptied by sending.
+    /// The bytes sent before the spans. Cleared by sending.
     pub(super) wire: Vec<u8>,
     pub(super) spans: Vec<Span>,
-    /// Those of them that are memory of devices.
+    /// The spans that are device memory.
     pub(super) devices: Vec<DeviceSpan>,
-    /// Keeps the memory of `spans` registered.
+    /// Pins that keep the memory of `spans` registered.
     pins: Vec<Pin>,
     discard: DiscardBuffer,
     spin_wait: SpinWait,
-    /// Dropped after the pins: who waits for the connection's end waits for the memory.
+    /// Dropped after the pins: the end of the connection implies that the memory is released.
     _standing: Standing,
 }
 
-/// Where a connection waits.
+/// The socket of a connection, by the way in which it waits.
 #[derive(Debug)]
 enum Socket {
-    /// In the runtime's event queue, beside others.
+    /// The connection is a task of the runtime and waits in its event queue.
     Async(TcpStream),
-    /// In the kernel, on a thread of its own: nothing here is ever pending.
+    /// The connection has a dedicated thread and blocks in the kernel: no future is ever pending.
     Blocking(Arc<std::net::TcpStream>),
 }
 
@@ -78,7 +79,7 @@ impl RequestTimeout {
         Self { progress, end: Instant::now() + whole }
     }
 
-    /// How long it may stand still from now on.
+    /// Returns the time left until the next progress is due.
     pub(super) fn left(&self) -> Duration {
         self.next().saturating_duration_since(Instant::now())
     }
@@ -103,8 +104,8 @@ impl Connection {
         }
     }
 
-    /// Adds registered memory to what is moved next; false, and nothing is added, if the range is
-    /// not registered.
+    /// Adds registered memory to the spans of the request. Returns false and adds nothing if the
+    /// range is not registered.
     pub(super) fn add_range(&mut self, regions: &Regions, range: RemoteRange) -> bool {
         let Ok(pin) = regions.pin(range) else { return false };
         if let Some(memory) = pin.region().device().cloned() {
@@ -113,32 +114,32 @@ impl Connection {
             self.devices.push(DeviceSpan { index, memory, pin });
             return true;
         }
-        // SAFETY: the pin keeps the range registered, and with that its owner's promise that it may
-        // be transferred from and to. `release` and dropping take spans and pins out together.
+        // SAFETY: the pin keeps the range registered and thereby upholds its owner's promise that
+        // the range may be transferred. `release` and drop remove spans and pins together.
         self.spans.push(unsafe { Span::new(pin.address().expose_provenance(), pin.length()) });
         self.pins.push(pin);
         true
     }
 
-    /// Adds bytes that are received and thrown away.
+    /// Adds bytes that are received and discarded.
     pub(super) fn add_discard(&mut self, length: usize) {
         self.spans.push(Span::discard(length));
     }
 
-    /// How many bytes are to be moved.
+    /// Returns the number of bytes in the spans.
     pub(super) fn payload(&self) -> u64 {
         self.spans.iter().map(|span| span.length() as u64).sum()
     }
 
-    /// Lets go of the memory.
+    /// Releases the memory of the request.
     pub(super) fn release(&mut self) {
         self.spans.clear();
         self.devices.clear();
         self.pins.clear();
     }
 
-    /// Leaves the runtime for a seat. The socket is shared so that it can be shut down from
-    /// elsewhere.
+    /// Moves the connection from the runtime to a dedicated thread. The socket is shared, so that
+    /// another thread can shut it down.
     pub(super) fn into_blocking(mut self) -> io::Result<(Self, Arc<std::net::TcpStream>)> {
         let stream = match self.socket {
             Socket::Async(stream) => {
@@ -153,7 +154,7 @@ impl Connection {
         Ok((self, stream))
     }
 
-    /// Comes back to the runtime, which the caller runs on.
+    /// Moves the connection back to the runtime, on which the caller runs.
     pub(super) fn into_async(mut self) -> io::Result<Self> {
         if let Socket::Blocking(stream) = self.socket {
             let stream = Arc::into_inner(stream)
@@ -164,8 +165,9 @@ impl Connection {
         Ok(self)
     }
 
-    /// Waits for the first bytes of the next request and reads what is there; 0 if the peer is
-    /// gone. Waits as long as it takes, but on a seat only for a while (`WouldBlock`).
+    /// Waits for the first bytes of the next request and reads the available ones; returns 0 if the
+    /// peer closed the connection. Waits indefinitely, but on a dedicated thread only for the idle
+    /// timeout (`WouldBlock`).
     pub(super) async fn read_some(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             if let Socket::Async(stream) = &self.socket {
@@ -200,8 +202,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Receives into the spans. Those whose memory cannot be written are returned by their index;
-    /// their bytes are thrown away.
+    /// Receives into the spans. Returns the indexes of spans whose memory cannot be written; their
+    /// bytes are discarded.
     pub(super) async fn receive(&mut self, timeout: RequestTimeout) -> io::Result<Vec<usize>> {
         if !self.devices.is_empty() {
             return self.receive_staged(timeout).await;
@@ -212,7 +214,7 @@ impl Connection {
         received
     }
 
-    /// Receives into spans, whose memory the caller keeps.
+    /// Receives into the given spans, whose memory the caller keeps valid.
     pub(super) async fn receive_into(
         &mut self,
         spans: &mut [Span],
@@ -239,7 +241,7 @@ impl Connection {
         Ok(bad)
     }
 
-    /// Sends `wire` and the spans.
+    /// Sends `wire`, then the spans.
     pub(super) async fn send(&mut self, timeout: RequestTimeout) -> io::Result<()> {
         if !self.devices.is_empty() {
             return self.send_staged(timeout).await;
@@ -250,7 +252,7 @@ impl Connection {
         sent
     }
 
-    /// Sends `wire` and spans, whose memory the caller keeps.
+    /// Sends `wire`, then the given spans, whose memory the caller keeps valid.
     pub(super) async fn send_from(
         &mut self,
         spans: &[Span],
@@ -263,8 +265,8 @@ impl Connection {
                 self.socket.send(|socket| vectored_io::send(socket, wire, spans, &mut cursor));
             match sent {
                 Ok(()) => self.yield_to_runtime().await,
-                // The peer has been told that bytes come which cannot be read: only the end of
-                // the connection can tell it otherwise.
+                // The response announced bytes that cannot be read: only closing the connection
+                // can signal that to the peer.
                 Err(failure) => self.wait_after(failure, Readiness::Write, timeout).await?,
             }
         }
@@ -272,7 +274,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Does what blocks: here on a seat, on a thread for such things in a task.
+    /// Runs blocking work: inline on a dedicated thread, on the runtime's blocking pool in a task.
     pub(super) async fn run_blocking<T: Send + 'static>(
         &self,
         job: impl FnOnce() -> T + Send + 'static,
@@ -283,14 +285,14 @@ impl Connection {
         }
     }
 
-    /// A task with much to do lets the runtime's other tasks go on.
+    /// Lets other tasks of the runtime run during a long transfer.
     async fn yield_to_runtime(&self) {
         if matches!(self.socket, Socket::Async(_)) {
             tokio::task::consume_budget().await;
         }
     }
 
-    /// Waits if the failure says that waiting helps.
+    /// Waits if the failure is temporary; returns it otherwise.
     async fn wait_after(
         &self,
         failure: io::Error,
@@ -317,7 +319,7 @@ impl Socket {
         self.receive(spin_wait, |socket, mode| vectored_io::read(socket, buffer, mode))
     }
 
-    /// Receives by a system call that waits only where that keeps nobody else from his work.
+    /// Receives with a system call that blocks only on a dedicated thread.
     fn receive<T>(
         &self,
         spin_wait: &mut SpinWait,
@@ -333,7 +335,7 @@ impl Socket {
         }
     }
 
-    /// Sends by a system call that does not wait.
+    /// Sends with a system call that does not block.
     fn send(&self, send: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>) -> io::Result<()> {
         match self {
             Self::Async(stream) => stream.try_io(Interest::WRITABLE, || send(stream.as_fd())),

@@ -1,9 +1,9 @@
-//! DedicatedThreads: threads that serve one connection each while its requests come thick and fast.
+//! Dedicated threads: each serves one connection while its requests arrive in quick succession.
 //!
-//! A task of the runtime learns of a request from an event queue and asks its socket once too often
-//! after each answer. A thread that waits in its one socket is there sooner, with two system calls
-//! less. There are few seats, so that threads stay few; who finds none free goes on as a task, and
-//! who has nothing to do for a moment gives his back.
+//! A task of the runtime learns of a request through an event queue and makes one futile receive
+//! call after each response. A thread that blocks in its only socket reacts sooner and saves two
+//! system calls per request. The number of such threads is limited. Connections that find none free
+//! continue as tasks, and an idle connection gives its thread up.
 
 use std::{
     future::Future,
@@ -25,10 +25,10 @@ use super::{
     native::{self, Scratch, Step},
 };
 
-/// The most seats of one listener, however many processors there are.
+/// The maximum number of dedicated threads of one listener, on any number of CPUs.
 const DEDICATED_THREADS_MAX: usize = 4;
 
-/// The seats of one listener.
+/// The dedicated threads of one listener.
 #[derive(Debug)]
 pub(super) struct DedicatedThreads {
     free: Arc<AtomicUsize>,
@@ -36,16 +36,16 @@ pub(super) struct DedicatedThreads {
     limit: usize,
 }
 
-/// The right to a thread. Dropped, it is free for others.
+/// The right to use one dedicated thread, returned on drop.
 #[derive(Debug)]
 pub(super) struct ThreadSlot {
     free: Arc<AtomicUsize>,
 }
 
 impl DedicatedThreads {
-    /// One for each of the processors.
-    pub(super) fn new(processors: usize) -> Self {
-        let limit = processors.clamp(1, DEDICATED_THREADS_MAX);
+    /// Allows one dedicated thread per CPU, up to the maximum.
+    pub(super) fn new(cpus: usize) -> Self {
+        let limit = cpus.clamp(1, DEDICATED_THREADS_MAX);
         Self {
             free: Arc::new(AtomicUsize::new(limit)),
             #[cfg(test)]
@@ -53,13 +53,13 @@ impl DedicatedThreads {
         }
     }
 
-    /// How many are taken.
+    /// Returns the number of threads in use.
     #[cfg(test)]
     pub(super) fn in_use(&self) -> usize {
         self.limit - self.free.load(Ordering::Relaxed)
     }
 
-    /// A seat, if one is free.
+    /// Acquires a thread slot, if one is free.
     pub(super) fn try_acquire(&self) -> Option<ThreadSlot> {
         let less = |free: usize| free.checked_sub(1);
         self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).ok()?;
@@ -74,8 +74,8 @@ impl Drop for ThreadSlot {
 }
 
 impl ThreadSlot {
-    /// Serves the connection until it has nothing to do for a moment, and gives it back then;
-    /// nothing if the peer has gone. Dropped before that, it ends the connection.
+    /// Serves the connection on a dedicated thread until it is idle, and returns it then. Returns
+    /// `None` if the peer closed it. Dropping the future shuts the connection down.
     pub(super) async fn serve(
         self,
         connection: Connection,
@@ -112,22 +112,24 @@ fn serve_blocking(
     }
 }
 
-/// The outcome of what waits in system calls only, as everything on a seat does.
+/// Returns the result of a future that blocks in system calls and is therefore never pending.
 fn poll_ready<T>(future: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(outcome) => outcome,
-        Poll::Pending => Err(io::Error::other("a connection on a seat waited for the runtime")),
+        Poll::Pending => {
+            Err(io::Error::other("a connection on a dedicated thread waited for the runtime"))
+        }
     }
 }
 
-/// Ends the connection of a seat, which may be waiting in the kernel, when nobody waits for it any
-/// more.
+/// Shuts the socket of a dedicated thread down on drop, which wakes the thread if it blocks in the
+/// kernel.
 struct ShutdownOnDrop(Weak<TcpStream>);
 
 impl Drop for ShutdownOnDrop {
     fn drop(&mut self) {
         if let Some(socket) = self.0.upgrade() {
-            // It may have been closed by the peer just now, which is as well.
+            // A failure means that the connection is already closed.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }

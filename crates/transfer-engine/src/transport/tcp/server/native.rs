@@ -1,4 +1,4 @@
-//! Our own frames, as the owner of the memory answers them.
+//! The server's side of the native frames.
 
 use std::{
     io,
@@ -19,16 +19,18 @@ use crate::{
     },
 };
 
-/// A request has at least one range: so much can be read at once.
+/// The minimum length of a request, which has at least one range. It is read in one call.
 const FIRST_BYTES: usize = REQUEST_BYTES + ENTRY_BYTES;
 
-/// A connection asks for a seat after so many requests in a row, each soon after the one before.
+/// The number of consecutive requests, each within [`BURST_GAP`] of the previous one, after which a
+/// connection asks for a dedicated thread.
 const BURST_REQUESTS: u32 = 16;
 
-/// How soon that is. A frame of a large transfer takes about a millisecond.
+/// The maximum time between two requests of a burst. A frame of a large transfer takes about a
+/// millisecond.
 const BURST_GAP: Duration = Duration::from_millis(5);
 
-/// What one connection reuses from request to request.
+/// The buffers that a connection reuses for each request.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     table: Vec<u8>,
@@ -36,17 +38,17 @@ pub(super) struct Scratch {
     refusals: Vec<Refusal>,
 }
 
-/// What came of waiting for a request.
+/// The result of waiting for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     Answered,
-    /// None came for a while; told on a seat only.
+    /// No request arrived within the idle timeout; occurs only on a dedicated thread.
     Idle,
     /// The peer has closed the connection.
     Closed,
 }
 
-/// Answers request after request until the peer goes.
+/// Serves request after request until the peer closes the connection.
 pub(super) async fn serve(mut connection: Connection, shared: &Arc<Shared>) -> io::Result<()> {
     let mut scratch = Scratch::default();
     let (mut last, mut burst) = (Instant::now(), 0);
@@ -70,7 +72,7 @@ pub(super) async fn serve(mut connection: Connection, shared: &Arc<Shared>) -> i
     }
 }
 
-/// Waits for a request and answers it.
+/// Waits for a request and serves it.
 pub(super) async fn step(
     connection: &mut Connection,
     shared: &Shared,

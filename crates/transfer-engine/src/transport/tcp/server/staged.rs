@@ -1,5 +1,5 @@
-//! Requests for memory of a device: a bufferful at a time they go through pinned memory, together
-//! with the host memory that they are also about.
+//! Requests that involve device memory: they are staged through a pinned buffer, one chunk at a
+//! time, together with the host memory of the same request.
 
 use std::{io, mem};
 
@@ -13,44 +13,45 @@ use crate::{
     transport::tcp::vectored_io::Span,
 };
 
-/// Where stretches begin in a buffer: at multiples of this.
+/// The alignment of staged ranges in a buffer.
 const ALIGNMENT: usize = 64;
 
-/// A span that is memory of a device.
+/// A span of device memory.
 #[derive(Debug)]
 pub(super) struct DeviceSpan {
-    /// Its place among the spans, where one of its length stands that is no memory.
+    /// The index among the spans of the request, where a discard span of the same length is the
+    /// placeholder.
     pub(super) index: usize,
     pub(super) memory: DeviceMemory,
-    /// Keeps it registered.
+    /// Keeps the memory registered.
     pub(super) pin: Pin,
 }
 
-/// What goes between the socket and memory with one filling of the buffer.
+/// The part of a request that is moved with one filling of the buffer.
 #[derive(Debug, Default)]
 struct StagedChunk {
     spans: Vec<Span>,
-    /// For each of them, its place among the spans of the request.
+    /// For each span, its index among the spans of the request.
     origins: Vec<usize>,
     copies: Vec<StagedCopy>,
 }
 
-/// A stretch of device memory that goes through the buffer.
+/// A range of device memory that is staged through the buffer.
 #[derive(Debug)]
 struct StagedCopy {
-    /// The place of its span in the request.
+    /// The index of the span in the request.
     origin: usize,
     memory: DeviceMemory,
     stretch: Stretch,
-    /// Held also when nobody waits for the copy any more.
+    /// Held until the copy ends, even if its caller was dropped.
     _pin: Pin,
 }
 
-/// How far a request is: a span, and an offset in it.
+/// A position in a request: the index of a span and an offset in it.
 type SpanPosition = (usize, usize);
 
 impl Connection {
-    /// Receives into spans of which some are of devices; see [`Connection::receive`].
+    /// Receives into spans that include device memory; see [`Connection::receive`].
     pub(super) async fn receive_staged(
         &mut self,
         timeout: RequestTimeout,
@@ -59,8 +60,8 @@ impl Connection {
         let mut buffer = match self.lease(&devices, timeout).await? {
             Ok(buffer) => buffer,
             Err(error) => {
-                tracing::debug!(%error, "a write to a device found no buffer");
-                // In place of the devices' stand spans whose bytes are thrown away.
+                tracing::debug!(%error, "a write to device memory got no staging buffer");
+                // The placeholders of the device spans discard their bytes.
                 let mut spans = spans;
                 let mut bad = self.receive_into(&mut spans, timeout).await?;
                 bad.extend(devices.iter().map(|device| device.index));
@@ -81,7 +82,7 @@ impl Connection {
         Ok(bad)
     }
 
-    /// Sends `wire` and spans of which some are of devices.
+    /// Sends `wire`, then spans that include device memory.
     pub(super) async fn send_staged(&mut self, timeout: RequestTimeout) -> io::Result<()> {
         let (spans, devices) = (mem::take(&mut self.spans), mem::take(&mut self.devices));
         let mut buffer = self.lease(&devices, timeout).await?.map_err(io::Error::other)?;
@@ -90,7 +91,8 @@ impl Connection {
             let chunk = next_chunk(&spans, &devices, &buffer, &mut position);
             let (back, refused) = self.copy_staged(Opcode::Read, chunk.copies, buffer).await?;
             buffer = back;
-            // The peer waits for bytes that cannot be had: only the end of the connection can tell.
+            // The response announced bytes that cannot be read: only closing the connection can
+            // signal that to the peer.
             if let Some((_, error)) = refused.into_iter().next() {
                 return Err(io::Error::other(error));
             }
@@ -105,12 +107,14 @@ impl Connection {
         timeout: RequestTimeout,
     ) -> io::Result<Result<Lease, Error>> {
         let memory = devices.first().map(|device| device.memory.clone());
-        let memory = memory.ok_or_else(|| io::Error::other("no span is of a device"))?;
+        let memory =
+            memory.ok_or_else(|| io::Error::other("the request has no span of device memory"))?;
         let deadline = SystemClock.now() + timeout.left();
         self.run_blocking(move || memory.buffer(deadline)).await
     }
 
-    /// Copies stretches; those that could not be, by the places of their spans.
+    /// Copies between device memory and the buffer. Returns the buffer and, by span index, the
+    /// errors of failed copies.
     async fn copy_staged(
         &self,
         opcode: Opcode,
@@ -126,7 +130,7 @@ impl Connection {
             if is_one_device && copies[0].memory.copy(opcode, &stretches).is_ok() {
                 return (buffer, Vec::new());
             }
-            // One by one, to learn which it is.
+            // Copied one by one, to find the failing ones.
             let refused = copies.iter().filter_map(|one| {
                 let copied = one.memory.copy(opcode, &[one.stretch]);
                 copied.err().map(|error| (one.origin, error))
@@ -138,7 +142,7 @@ impl Connection {
     }
 }
 
-/// The next run of a request, from a place on.
+/// Builds the next chunk of a request, from `position` on.
 fn next_chunk(
     spans: &[Span],
     devices: &[DeviceSpan],
@@ -166,7 +170,7 @@ fn next_chunk(
             continue;
         }
         let pinned = buffer.range(at, length);
-        // SAFETY: the buffer is mapped and this request's alone until all of the run was moved.
+        // SAFETY: the buffer is mapped and used only by this request until the chunk was moved.
         chunk.spans.push(unsafe { Span::new(pinned.address(), length) });
         chunk.origins.push(index);
         chunk.copies.push(StagedCopy {

@@ -1,4 +1,4 @@
-//! Our sides against hand-written ones of the established protocol, byte by byte.
+//! Both sides against hand-written counterparts of upstream's protocol, byte by byte.
 
 use std::{
     io::{Read, Write},
@@ -37,7 +37,7 @@ fn dial(owner: &Owner) -> TcpStream {
 }
 
 #[test]
-fn our_server_serves_an_established_client_of_version_2() {
+fn serves_upstream_clients_of_version_2() {
     let (owner, theirs) = Owner::with_memory(16);
     let mut stream = dial(&owner);
     for round in 0..3 {
@@ -52,7 +52,7 @@ fn our_server_serves_an_established_client_of_version_2() {
 }
 
 #[test]
-fn our_server_refuses_an_established_client_and_closes() {
+fn refuses_bad_ranges_of_upstream_clients_and_closes() {
     for opcode in [0x80, 0x81] {
         let (owner, theirs) = Owner::with_memory(16);
         let before = theirs.bytes();
@@ -68,7 +68,7 @@ fn our_server_refuses_an_established_client_and_closes() {
 }
 
 #[test]
-fn our_server_serves_an_established_client_of_version_1_without_status() {
+fn serves_upstream_clients_of_version_1_without_status() {
     let (owner, theirs) = Owner::with_memory(16);
     let mut stream = dial(&owner);
     stream.write_all(&header(2, theirs.address(), 1)).unwrap();
@@ -80,8 +80,8 @@ fn our_server_serves_an_established_client_of_version_1_without_status() {
 }
 
 #[test]
-fn our_client_speaks_version_2_to_an_established_server() {
-    // It has bytes 1000..1064 and closes after a refusal, as the established server does.
+fn client_uses_version_2_with_upstream_servers() {
+    // The server owns bytes 1000..1064 and closes after a refusal, like upstream's server.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let server = thread::spawn(move || {
@@ -139,13 +139,13 @@ fn our_client_speaks_version_2_to_an_established_server() {
 }
 
 #[test]
-fn a_descriptor_of_version_1_is_spoken_to_without_status() {
+fn client_expects_no_status_from_version_1_peers() {
     let (owner, theirs) = Owner::with_memory(30);
     let path = owner.path(WireProtocol::CompatV1);
     let back = Memory::zeroed(30);
     let mut batch = pieces(&back, 10, |index| theirs.address() + 10 * index as u64);
     batch[1] = back.part(10, 10, 8);
     path.transfer(Opcode::Read, &mut batch, soon());
-    // Without a status a refusal cannot be told from a peer that went away.
+    // Without a status a refusal looks like a lost peer.
     assert_eq!(outcomes(&batch), [true, false, false]);
 }

@@ -1,4 +1,4 @@
-//! Connections whose requests come thick and fast are served by threads of their own.
+//! Connections with bursts of requests are served by dedicated threads.
 
 use std::{
     thread,
@@ -10,12 +10,12 @@ use crate::{piece::Opcode, transport::Path};
 
 const BYTES: usize = 4096;
 
-/// Moves small pieces, one at a time, until the owner has given so many connections a seat.
-fn send_burst(path: &dyn Path, owner: &Owner, theirs: &Memory, seats: usize) {
+/// Moves small entries one at a time until the owner uses that many dedicated threads.
+fn send_burst(path: &dyn Path, owner: &Owner, theirs: &Memory, threads: usize) {
     let ours = Memory::patterned(BYTES, 5);
     let until = Instant::now() + Duration::from_secs(30);
-    while owner.server.dedicated_threads_in_use() < seats {
-        assert!(Instant::now() < until, "nobody was given a seat");
+    while owner.server.dedicated_threads_in_use() < threads {
+        assert!(Instant::now() < until, "no dedicated thread was assigned");
         let mut batch = [ours.piece(0, BYTES, theirs, 0)];
         path.transfer(Opcode::Write, &mut batch, soon());
         assert!(moved(&batch[0]), "{batch:?}");
@@ -25,13 +25,13 @@ fn send_burst(path: &dyn Path, owner: &Owner, theirs: &Memory, seats: usize) {
 fn wait_until_all_free(owner: &Owner) {
     let until = Instant::now() + Duration::from_secs(30);
     while owner.server.dedicated_threads_in_use() > 0 {
-        assert!(Instant::now() < until, "a seat was not given back");
+        assert!(Instant::now() < until, "a dedicated thread was not returned");
         thread::park_timeout(Duration::from_millis(2));
     }
 }
 
 #[test]
-fn a_seat_is_taken_in_haste_and_given_back_in_peace() {
+fn burst_gets_a_dedicated_thread_until_idle() {
     let (owner, theirs) = Owner::with_memory(BYTES);
     let path = owner.path(WireProtocol::Native);
     for round in 0..3 {
@@ -46,7 +46,7 @@ fn a_seat_is_taken_in_haste_and_given_back_in_peace() {
 }
 
 #[test]
-fn more_busy_connections_than_seats_are_all_served() {
+fn serves_more_bursts_than_dedicated_threads() {
     const CALLERS: usize = 12;
     let (owner, theirs) = Owner::with_memory(CALLERS * BYTES);
     thread::scope(|scope| {
@@ -71,7 +71,7 @@ fn more_busy_connections_than_seats_are_all_served() {
 }
 
 #[test]
-fn closing_ends_connections_on_seats_and_lets_go_of_memory() {
+fn close_ends_dedicated_threads_and_releases_memory() {
     let (owner, theirs) = Owner::with_memory(BYTES);
     let path = owner.path(WireProtocol::Native);
     send_burst(&*path, &owner, &theirs, 1);
@@ -85,7 +85,7 @@ fn closing_ends_connections_on_seats_and_lets_go_of_memory() {
 }
 
 #[test]
-fn memory_is_taken_back_from_under_a_busy_seat() {
+fn unregisters_memory_used_by_a_dedicated_thread() {
     let (owner, theirs) = Owner::with_memory(BYTES);
     let path = owner.path(WireProtocol::Native);
     send_burst(&*path, &owner, &theirs, 1);

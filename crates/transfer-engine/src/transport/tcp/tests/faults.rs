@@ -1,4 +1,4 @@
-//! What happens when memory is bad, peers are silent, gone, slow, or speak nonsense.
+//! Faults: unmapped memory, and peers that are silent, gone, slow, or violate the protocol.
 
 use std::{
     io::{Read, Write},
@@ -28,12 +28,12 @@ use crate::{
 const NOWHERE: usize = 0x10;
 
 fn nowhere(length: usize, remote: u64) -> Piece {
-    // SAFETY: nothing can refer to memory that is not there.
+    // SAFETY: no reference to unmapped memory can exist.
     Piece::new(unsafe { LocalRange::foreign(NOWHERE, length) }, remote)
 }
 
 #[test]
-fn a_bad_local_address_fails_its_piece_and_nothing_else() {
+fn unmapped_local_memory_fails_only_its_entry() {
     for protocol in [WireProtocol::Native, WireProtocol::CompatV2] {
         let (owner, theirs) = Owner::with_memory(50_000);
         let path = owner.path(protocol);
@@ -56,7 +56,7 @@ fn a_bad_local_address_fails_its_piece_and_nothing_else() {
 }
 
 #[test]
-fn memory_of_the_owner_that_is_not_mapped_harms_neither_side() {
+fn unmapped_remote_memory_fails_only_its_entry() {
     let (owner, theirs) = Owner::with_memory(100);
     owner.regions.register(NOWHERE as u64, 100, "*", Backing::User).unwrap();
     let path = owner.path(WireProtocol::Native);
@@ -73,7 +73,7 @@ fn memory_of_the_owner_that_is_not_mapped_harms_neither_side() {
     assert_eq!(outcomes(&batch), [true]);
 }
 
-/// A listener that greets as we do and then does with each connection as it is told.
+/// Starts a listener that sends a valid greeting and then passes each connection to `serve`.
 fn greeting_peer(serve: impl Fn(TcpStream) + Send + 'static) -> SegmentDescriptor {
     let owner = Owner::start("127.0.0.1");
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -97,10 +97,10 @@ fn connect(descriptor: &SegmentDescriptor) -> std::sync::Arc<dyn Path> {
 }
 
 #[test]
-fn a_peer_that_never_answers_costs_the_deadline_and_not_more() {
+fn silent_peer_costs_at_most_the_deadline() {
     let held = std::sync::Mutex::new(Vec::new());
     let path = connect(&greeting_peer(move |stream| held.lock().unwrap().push(stream)));
-    // A write of more than the sockets hold is stuck in sending, a read in waiting.
+    // A write larger than the socket buffers blocks in sending, a read in receiving.
     let ours = Memory::zeroed(PAYLOAD);
     for opcode in [Opcode::Read, Opcode::Write] {
         let begin = Instant::now();
@@ -117,13 +117,13 @@ fn a_peer_that_never_answers_costs_the_deadline_and_not_more() {
 const PAYLOAD: usize = 16 << 20;
 
 #[test]
-fn a_peer_that_closes_in_the_middle_is_an_error() {
-    let ways =
+fn peer_that_closes_mid_frame_is_an_error() {
+    let cases =
         [(Opcode::Read, 0), (Opcode::Read, 40), (Opcode::Write, 10), (Opcode::Write, 1 << 16)];
-    for (opcode, taken) in ways {
+    for (opcode, taken) in cases {
         let path = connect(&greeting_peer(move |mut stream| {
             let _ = stream.read_exact(&mut vec![0; taken]);
-            let _ = stream.write_all(&[1, 0, 0]); // of the answer, too, only a part
+            let _ = stream.write_all(&[1, 0, 0]); // only a part of the response
         }));
         let ours = Memory::zeroed(PAYLOAD);
         let mut batch = [ours.part(0, PAYLOAD, 1 << 20)];
@@ -134,16 +134,16 @@ fn a_peer_that_closes_in_the_middle_is_an_error() {
 }
 
 #[test]
-fn a_connection_that_is_reset_in_the_middle_of_a_frame_is_an_error_each_time() {
+fn connection_reset_mid_frame_is_an_error() {
     for (opcode, taken) in [(Opcode::Read, 40), (Opcode::Write, 40), (Opcode::Write, 1 << 16)] {
         let path = connect(&greeting_peer(move |mut stream| {
             let _ = stream.read_exact(&mut vec![0; taken]);
             let _ = stream.write_all(&[1, 0, 0]);
-            // Closed with bytes unsent or unread, and no time to linger, it is reset.
+            // A close with unsent or unread bytes and no linger time resets the connection.
             SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
         }));
         let ours = Memory::zeroed(PAYLOAD);
-        // The second transfer makes a connection of its own.
+        // The second transfer opens a new connection.
         for _ in 0..2 {
             let begin = Instant::now();
             let mut batch = [ours.part(0, PAYLOAD, 1 << 20)];
@@ -156,7 +156,7 @@ fn a_connection_that_is_reset_in_the_middle_of_a_frame_is_an_error_each_time() {
 }
 
 #[test]
-fn a_peer_that_answers_nonsense_is_an_error() {
+fn malformed_response_is_an_error() {
     let path = connect(&greeting_peer(|mut stream| {
         let _ = stream.read_exact(&mut [0; 40]);
         let _ = stream.write_all(&[0xFF; 4096]);
@@ -171,7 +171,7 @@ fn a_peer_that_answers_nonsense_is_an_error() {
 }
 
 #[test]
-fn a_connection_that_died_while_idle_is_replaced_unseen() {
+fn replaces_connections_that_broke_while_idle() {
     let (owner, theirs) = Owner::with_memory(100);
     let path = owner.path(WireProtocol::Native);
     let (address, engine) = (owner.server.address(), owner.engine);
@@ -187,7 +187,7 @@ fn a_connection_that_died_while_idle_is_replaced_unseen() {
 }
 
 #[test]
-fn another_engine_at_the_same_address_is_not_taken_for_the_peer() {
+fn rejects_another_engine_at_the_same_address() {
     let (owner, theirs) = Owner::with_memory(100);
     let path = owner.path(WireProtocol::Native);
     let address = owner.server.address();
@@ -204,7 +204,7 @@ fn another_engine_at_the_same_address_is_not_taken_for_the_peer() {
     assert!(!path.is_alive());
 }
 
-/// A connection that has greeted and begun to write 100 bytes.
+/// Returns a connection that sent a greeting and a part of a write of 100 bytes.
 fn half_a_write(owner: &Owner, theirs: &Memory) -> TcpStream {
     let mut stream = TcpStream::connect(owner.server.address()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -220,7 +220,7 @@ fn half_a_write(owner: &Owner, theirs: &Memory) -> TcpStream {
 }
 
 #[test]
-fn a_peer_that_stops_in_the_middle_does_not_hold_the_memory_for_ever() {
+fn stalled_peer_does_not_pin_memory_forever() {
     let progress_timeout = Duration::from_millis(50);
     let settings = TcpServerSettings { progress_timeout, ..TcpServerSettings::default() };
     let owner = Owner::start_with("127.0.0.1:0", settings);
@@ -232,7 +232,7 @@ fn a_peer_that_stops_in_the_middle_does_not_hold_the_memory_for_ever() {
 }
 
 #[test]
-fn closing_the_server_lets_go_of_memory_that_is_being_written() {
+fn closing_the_server_releases_memory_being_written() {
     let (owner, theirs) = Owner::with_memory(100);
     let _stuck = half_a_write(&owner, &theirs);
     let begin = Instant::now();
@@ -242,12 +242,12 @@ fn closing_the_server_lets_go_of_memory_that_is_being_written() {
 }
 
 #[test]
-fn nonsense_ends_its_own_connection_and_no_other() {
+fn malformed_bytes_close_only_their_connection() {
     let (owner, theirs) = Owner::with_memory(100);
     let path = owner.path(WireProtocol::Native);
     let greeting = Greeting { version: VERSION, engine: 0, requires_token: false }.encode();
     let with_greeting = |rest: &[u8]| [&greeting[..], rest].concat();
-    let nonsense = [
+    let malformed = [
         vec![0; 7],
         vec![0xFF; 24],
         [&[0; 16][..], &[9; 8]].concat(),
@@ -256,13 +256,13 @@ fn nonsense_ends_its_own_connection_and_no_other() {
         with_greeting(&[1, 0, 0, 0, 7, 0, 0, 0]),
         b"GET / HTTP/1.1\r\nhost: x\r\n\r\n".to_vec(),
     ];
-    for bytes in nonsense {
+    for bytes in malformed {
         let mut stream = TcpStream::connect(owner.server.address()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let _ = stream.write_all(&bytes);
         let _ = stream.shutdown(std::net::Shutdown::Write);
         let mut answer = Vec::new();
-        // Reset or ended, but over.
+        // The connection is reset or closed, but over.
         if let Err(failure) = stream.read_to_end(&mut answer) {
             assert_eq!(failure.kind(), std::io::ErrorKind::ConnectionReset, "{bytes:?}");
         }
@@ -274,7 +274,7 @@ fn nonsense_ends_its_own_connection_and_no_other() {
 }
 
 #[test]
-fn a_deadline_that_has_passed_moves_nothing() {
+fn moves_nothing_after_the_deadline() {
     let (owner, theirs) = Owner::with_memory(100);
     let path = owner.path(WireProtocol::Native);
     let before = theirs.bytes();

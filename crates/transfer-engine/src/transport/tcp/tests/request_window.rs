@@ -15,7 +15,7 @@ use crate::{
 
 const LENGTH: usize = 12 << 20;
 
-/// A path whose large transfers use so many connections.
+/// Returns a path whose large transfers use up to `connections` connections.
 fn path_over(owner: &Owner, connections: usize) -> Arc<dyn Path> {
     let settings =
         TcpSettings { connections_per_transfer: Some(connections), ..TcpSettings::default() };
@@ -23,12 +23,12 @@ fn path_over(owner: &Owner, connections: usize) -> Arc<dyn Path> {
 }
 
 #[test]
-fn a_large_transfer_arrives_whole_over_one_connection_or_several() {
+fn large_transfer_is_complete_over_any_number_of_connections() {
     for connections in [1, 2, 4] {
         let (owner, theirs) = Owner::with_memory(LENGTH);
         let path = path_over(&owner, connections);
         let ours = Memory::patterned(LENGTH, connections);
-        // One piece, and pieces of a length that no frame ends with.
+        // One entry, and entries whose ends do not coincide with ends of frames.
         for length in [LENGTH, 3_000_001, 777] {
             let there = |index| theirs.address() + (index * length) as u64;
             let mut batch = pieces(&ours, length, there);
@@ -46,13 +46,13 @@ fn a_large_transfer_arrives_whole_over_one_connection_or_several() {
         assert_eq!(
             (pool.open, pool.idle),
             (connections, connections),
-            "all of them came back in step"
+            "all connections were released"
         );
     }
 }
 
 #[test]
-fn in_a_large_batch_only_the_bad_pieces_fail() {
+fn only_bad_entries_of_a_large_batch_fail() {
     const PART: usize = 500 << 10;
     for opcode in [Opcode::Read, Opcode::Write] {
         let (owner, theirs) = Owner::with_memory(LENGTH);
@@ -60,9 +60,9 @@ fn in_a_large_batch_only_the_bad_pieces_fail() {
         let ours = Memory::patterned(LENGTH, 5);
         let mut batch = pieces(&ours, PART, |index| theirs.address() + (index * PART) as u64);
         let count = batch.len();
-        // Not of the owner, and not mapped here.
+        // One range outside the region, and one unmapped local range.
         batch[7].remote = theirs.address() + LENGTH as u64 - 5;
-        // SAFETY: nothing can refer to memory that is not there.
+        // SAFETY: no reference to unmapped memory can exist.
         let nowhere = unsafe { LocalRange::foreign(0x10, PART) };
         batch[20] = Piece::new(nowhere, theirs.address() + (20 * PART) as u64);
         path.transfer(opcode, &mut batch, soon());
@@ -79,7 +79,7 @@ fn in_a_large_batch_only_the_bad_pieces_fail() {
 }
 
 #[test]
-fn an_owner_that_ends_in_the_middle_of_a_large_transfer_is_an_error_in_time() {
+fn owner_closing_mid_transfer_is_an_error_in_time() {
     for opcode in [Opcode::Read, Opcode::Write] {
         let (owner, theirs) = Owner::with_memory(LENGTH);
         let path = path_over(&owner, 4);
@@ -103,7 +103,7 @@ fn an_owner_that_ends_in_the_middle_of_a_large_transfer_is_an_error_in_time() {
 }
 
 #[test]
-fn a_peer_that_takes_nothing_costs_a_large_transfer_its_deadline() {
+fn silent_peer_costs_a_large_transfer_its_deadline() {
     let owner = Owner::start("127.0.0.1");
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -138,7 +138,7 @@ fn a_peer_that_takes_nothing_costs_a_large_transfer_its_deadline() {
 }
 
 #[test]
-fn small_transfers_get_a_connection_beside_a_large_one() {
+fn small_transfers_get_connections_during_large_ones() {
     let (owner, theirs) = Owner::with_memory(LENGTH);
     let path = path_over(&owner, 4);
     let ours = Memory::patterned(LENGTH, 8);
@@ -160,7 +160,7 @@ fn small_transfers_get_a_connection_beside_a_large_one() {
 }
 
 #[test]
-fn a_closed_path_has_no_connections_and_takes_no_transfer() {
+fn closed_path_has_no_connections_and_refuses_transfers() {
     let (owner, theirs) = Owner::with_memory(100);
     let path = path_over(&owner, 4);
     let ours = Memory::patterned(100, 8);

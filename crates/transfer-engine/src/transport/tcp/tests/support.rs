@@ -1,4 +1,4 @@
-//! Memory, owners and descriptors for the tests of TCP.
+//! Memory, owners and segment descriptors for the TCP tests.
 
 use std::{
     net::TcpListener,
@@ -25,7 +25,7 @@ pub(super) static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 });
 
-/// Which frames the client is to speak.
+/// The frames that the client uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WireProtocol {
     Native,
@@ -33,13 +33,13 @@ pub(super) enum WireProtocol {
     CompatV1,
 }
 
-/// Memory that is only reached through its address, as that of users.
+/// Memory that is accessed only through its address, like user memory.
 #[derive(Debug)]
 pub(super) struct Memory {
     base: *mut [u8],
 }
 
-/// A process that lends memory.
+/// An owner of registered memory with its server.
 #[derive(Debug)]
 pub(super) struct Owner {
     pub(super) server: TcpServer,
@@ -51,7 +51,7 @@ impl WireProtocol {
     pub(super) const ALL: [Self; 3] = [Self::Native, Self::CompatV2, Self::CompatV1];
 }
 
-// SAFETY: it is plain memory; the tests wait for a transfer before they look at what it wrote.
+// SAFETY: this is plain memory; the tests wait for a transfer before they read its bytes.
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -70,19 +70,19 @@ impl Memory {
     }
 
     pub(super) fn bytes(&self) -> Vec<u8> {
-        // SAFETY: the memory is ours and no transfer is under way while a test looks at it.
+        // SAFETY: the memory is owned here and no transfer is in flight while a test reads it.
         unsafe { &*self.base }.to_vec()
     }
 
-    /// A piece between bytes of this and any address of the peer.
+    /// Returns an entry between bytes of this memory and any address of the peer.
     pub(super) fn part(&self, offset: usize, length: usize, remote: u64) -> Piece {
         assert!(offset + length <= self.base.len());
         let base = self.base.cast::<u8>().wrapping_add(offset);
-        // SAFETY: the range is in the allocation, which tests keep until the transfer is over.
+        // SAFETY: the range is in the allocation, which tests keep until the transfer ends.
         Piece::new(unsafe { LocalRange::held(base, length) }, remote)
     }
 
-    /// A piece between bytes of this and bytes of the peer's memory.
+    /// Returns an entry between bytes of this memory and bytes of the peer's memory.
     pub(super) fn piece(&self, offset: usize, length: usize, peer: &Self, at: usize) -> Piece {
         self.part(offset, length, peer.address() + at as u64)
     }
@@ -90,7 +90,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: it came from `Box::into_raw` and is given back once.
+        // SAFETY: the pointer came from `Box::into_raw` and is freed once.
         drop(unsafe { Box::from_raw(self.base) });
     }
 }
@@ -111,7 +111,7 @@ impl Owner {
         Self { server, regions, engine }
     }
 
-    /// An owner with one piece of memory. It must be declared before the memory is dropped.
+    /// Returns an owner with one registered memory. The owner must be dropped before the memory.
     pub(super) fn with_memory(length: usize) -> (Self, Memory) {
         let owner = Self::start("127.0.0.1");
         let memory = Memory::patterned(length, 9);
@@ -149,7 +149,7 @@ impl Owner {
     }
 }
 
-/// Equal pieces that cut the memory in order; `remote` gives the peer's address for each.
+/// Splits the memory into entries of equal length; `remote` returns the peer's address of each.
 pub(super) fn pieces(memory: &Memory, length: usize, remote: impl Fn(usize) -> u64) -> Vec<Piece> {
     (0..memory.base.len() / length)
         .map(|index| memory.part(index * length, length, remote(index)))
@@ -170,11 +170,11 @@ pub(super) fn outcomes(pieces: &[Piece]) -> Vec<bool> {
     pieces.iter().map(|piece| piece.outcome.as_ref().unwrap().is_ok()).collect()
 }
 
-/// A deadline that only a hanging test reaches.
+/// Returns a deadline that only a hanging test reaches.
 pub(super) fn soon() -> Moment {
     SystemClock.now() + Duration::from_secs(60)
 }
 
-/// Whatever waits for nobody is over by then, on however busy a machine, and what waits for a
-/// deadline or a time-out of half a minute is not.
+/// A limit for operations that must not wait: generous for a busy machine, but shorter than any
+/// deadline or timeout (half a minute).
 pub(super) const AT_ONCE: Duration = Duration::from_secs(20);

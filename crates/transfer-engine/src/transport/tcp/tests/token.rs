@@ -1,4 +1,4 @@
-//! A token that both sides must know.
+//! Authentication by a shared token.
 
 use std::{
     io::{Read, Write},
@@ -49,7 +49,7 @@ fn connect(
 }
 
 #[test]
-fn the_same_token_on_both_sides_moves_bytes() {
+fn moves_bytes_when_both_sides_know_the_token() {
     let (owner, refusals) = owner_with(token("correct horse"));
     let theirs = Memory::patterned(1000, 1);
     drop(owner.lend(&theirs));
@@ -63,7 +63,7 @@ fn the_same_token_on_both_sides_moves_bytes() {
 }
 
 #[test]
-fn a_wrong_or_missing_token_is_told_and_counted_on_both_sides() {
+fn wrong_or_missing_tokens_are_reported_and_counted() {
     let cases = [
         (token("correct horse"), token("wrong horse"), "has another token"),
         (token("correct horse"), None, "asks for a token"),
@@ -86,17 +86,17 @@ fn a_wrong_or_missing_token_is_told_and_counted_on_both_sides() {
 }
 
 #[test]
-fn established_frames_are_refused_where_there_is_a_token() {
+fn upstream_frames_are_refused_when_a_token_is_set() {
     let (owner, refusals) = owner_with(token("correct horse"));
     let theirs = Memory::patterned(1000, 1);
     drop(owner.lend(&theirs));
     let before = theirs.bytes();
     for protocol in [WireProtocol::CompatV1, WireProtocol::CompatV2] {
-        // An engine with a token does not begin to talk to one that cannot ask for it.
+        // A client with a token does not connect to a peer that cannot require it.
         let (path, counted) = connect(&owner, token("correct horse"), protocol);
         assert_eq!(path.unwrap_err().kind(), ErrorKind::PermissionDenied);
         assert_eq!(counted.token_there, 1);
-        // And one without is not answered.
+        // A client without a token gets no response.
         let path = connect(&owner, None, protocol).0.unwrap();
         let ours = Memory::patterned(1000, 2);
         let mut batch = [ours.piece(0, 1000, &theirs, 0)];
@@ -109,7 +109,7 @@ fn established_frames_are_refused_where_there_is_a_token() {
 }
 
 #[test]
-fn a_claim_that_was_heard_before_is_good_for_no_second_connection() {
+fn replayed_claims_are_refused() {
     let (owner, refusals) = owner_with(token("correct horse"));
     let greet = |stream: &mut TcpStream| {
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
