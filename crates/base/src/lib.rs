@@ -3,7 +3,7 @@
 //!
 //! No I/O beyond reading the clock and the random source, no async, nothing of ours below it.
 //! In reading order: [`error`] (one error type and the table of codes), [`id`], [`key`],
-//! [`size`], [`endpoint`], [`clock`], [`Few`] (a list that is nearly always of one), [`options`]
+//! [`size`], [`endpoint`], [`clock`], [`options`]
 //! (flags, files and environment from one declaration), [`env`](mod@env) (the register of
 //! environment variables), [`parse`] (values as people write them), [`sync`] (locks that a forked
 //! child can live with), [`spin_wait`] (staying awake for what comes at once), and for tests alone
@@ -15,7 +15,6 @@ pub mod endpoint;
 pub mod engine_code;
 pub mod env;
 pub mod error;
-mod few;
 #[cfg(any(test, feature = "test-util"))]
 pub mod fuzz;
 pub mod id;
@@ -31,7 +30,6 @@ pub mod sync;
 pub use clock::{Clock, Moment, SystemClock};
 pub use endpoint::Endpoint;
 pub use error::{Error, ErrorCode, ErrorKind, Result};
-pub use few::Few;
 pub use id::{ClientId, EngineId, Incarnation, JobId, ReplicaId, SegmentId, TaskId, Version};
 pub use key::{KeyBatch, KeyRef, ObjectKey, TenantId};
 pub use size::ByteSize;

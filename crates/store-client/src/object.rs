@@ -2,8 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use mooncake_base::{Error, Few, KeyRef, Moment, ObjectKey, ReplicaId, SegmentId, Version};
+use mooncake_base::{Error, KeyRef, Moment, ObjectKey, ReplicaId, SegmentId, Version};
 use mooncake_transfer_engine::LocalRange;
+use smallvec::SmallVec;
 
 use crate::client::ReadFences;
 
@@ -134,7 +135,7 @@ pub struct Located {
     pub(crate) key: ObjectKey,
     pub(crate) version: Version,
     pub(crate) length: u64,
-    pub(crate) places: Few<Place>,
+    pub(crate) places: SmallVec<[Place; 1]>,
     pub(crate) checksum: Option<u64>,
     /// When the master was asked.
     pub(crate) asked: Moment,

@@ -1,9 +1,10 @@
 //! Wire types of the calls into the words of the state, and back.
 
 use bytes::Bytes;
-use mooncake_base::{Error, Few, Incarnation, ReplicaId, Result, SegmentId};
+use mooncake_base::{Error, Incarnation, ReplicaId, Result, SegmentId};
 use mooncake_proto::v1;
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use super::check_name;
 use crate::state::{
@@ -174,7 +175,7 @@ pub(super) fn put_options(config: Option<&v1::ReplicateConfig>) -> Result<PutOpt
     })
 }
 
-pub(super) fn replicas(numbers: &[u64]) -> Few<ReplicaId> {
+pub(super) fn replicas(numbers: &[u64]) -> SmallVec<[ReplicaId; 1]> {
     numbers.iter().copied().map(ReplicaId).collect()
 }
 

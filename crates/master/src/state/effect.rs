@@ -9,7 +9,8 @@ pub(super) mod codec;
 
 use std::time::Duration;
 
-use mooncake_base::{ClientId, ErrorCode, Few, TenantId};
+use mooncake_base::{ClientId, ErrorCode, TenantId};
+use smallvec::SmallVec;
 
 use super::{
     State,
@@ -165,7 +166,7 @@ pub struct Value<'a> {
     /// Bytes.
     pub length: u64,
     /// Where its copies lie.
-    pub copies: Few<LoggedCopy>,
+    pub copies: SmallVec<[LoggedCopy; 1]>,
     /// What its writer says it is.
     pub data_type: u8,
     /// Never evicted.
@@ -277,7 +278,7 @@ impl State {
     }
 
     /// Copies in the words of the log, those that were lost left out.
-    pub(super) fn logged_copies(&self, replicas: &[Replica]) -> Few<LoggedCopy> {
+    pub(super) fn logged_copies(&self, replicas: &[Replica]) -> SmallVec<[LoggedCopy; 1]> {
         let standing = replicas.iter().filter(|copy| self.segments.at(copy.segment).is_mounted());
         standing.map(|copy| self.logged_copy(copy)).collect()
     }

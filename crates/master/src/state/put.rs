@@ -6,9 +6,9 @@ mod record;
 use std::sync::Arc;
 
 use mooncake_base::{
-    ClientId, Error, ErrorCode, Few, KeyRef, Moment, ReplicaId, Result, TenantId, Version,
-    key::Printed,
+    ClientId, Error, ErrorCode, KeyRef, Moment, ReplicaId, Result, TenantId, Version, key::Printed,
 };
+use smallvec::SmallVec;
 
 use super::{
     State,
@@ -72,7 +72,7 @@ pub struct Started {
     /// The life of the object that this put would begin.
     pub version: Version,
     /// Where to write, one place a copy, at least one.
-    pub places: Few<Place>,
+    pub places: SmallVec<[Place; 1]>,
 }
 
 /// Where one copy lies.
@@ -290,7 +290,7 @@ impl State {
         version: u64,
         length: u64,
         replicas: impl IntoIterator<Item = &'a Replica>,
-    ) -> Few<Place> {
+    ) -> SmallVec<[Place; 1]> {
         let place = |replica: &Replica| Place {
             segment: SegmentRef(replica.segment),
             offset: self.segments.at(replica.segment).allocator.offset(replica.block),

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use mooncake_base::{
-    Error, ErrorCode, Few, Moment, ReplicaId, Result, TenantId, Version, key::Printed,
-};
+use mooncake_base::{Error, ErrorCode, Moment, ReplicaId, Result, TenantId, Version, key::Printed};
+use smallvec::SmallVec;
 
 use super::{
     Effect, State,
@@ -52,7 +51,7 @@ pub struct LocatedObject {
     /// Its length in bytes.
     pub length: u64,
     /// Copies that may be read, at least one.
-    pub places: Few<Place>,
+    pub places: SmallVec<[Place; 1]>,
     /// The checksum its writer gave.
     pub checksum: Option<u64>,
     /// What its writer said it is.

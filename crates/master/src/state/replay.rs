@@ -268,7 +268,7 @@ impl LiveObject {
         Self {
             version,
             length: value.length,
-            copies: std::mem::take(&mut value.copies).into(),
+            copies: std::mem::take(&mut value.copies).into_vec(),
             data_type: value.data_type,
             is_hard_pinned: value.is_hard_pinned,
             group: value.group.into(),

@@ -2,13 +2,12 @@
 
 use std::{fmt::Display, sync::Arc};
 
-use mooncake_base::{
-    Clock, Error, ErrorCode, Few, Moment, ReplicaId, Result, SegmentId, SystemClock,
-};
+use mooncake_base::{Clock, Error, ErrorCode, Moment, ReplicaId, Result, SegmentId, SystemClock};
 use mooncake_proto::{
     columns::ColumnMismatch,
     v1::{self, request::Call, response::Call as Reply},
 };
+use smallvec::SmallVec;
 
 use super::ClientInner;
 use crate::{
@@ -125,7 +124,7 @@ pub(super) fn read_places(
     places: impl Iterator<Item = v1::Place>,
     segments: &[Arc<SegmentInfo>],
     length: u64,
-) -> Result<Few<Place>> {
+) -> Result<SmallVec<[Place; 1]>> {
     let read = |place: v1::Place| {
         let segment = segments
             .get(place.segment as usize)

@@ -4,14 +4,15 @@
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use mooncake_base::{
-    Clock, Error, ErrorCode, ErrorKind, Few, KeyRef, Moment, ObjectKey, ReplicaId, Result,
-    SystemClock, Version,
+    Clock, Error, ErrorCode, ErrorKind, KeyRef, Moment, ObjectKey, ReplicaId, Result, SystemClock,
+    Version,
 };
 use mooncake_proto::{
     columns::{Located as LocatedRow, Outcome},
     v1::{self, request::Call, response::Call as Reply},
 };
 use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
+use smallvec::SmallVec;
 
 use super::{
     Client, ClientInner, ReadFences, batch, call, checksum::Checksummer, put::total, transfer::Jobs,
@@ -48,10 +49,10 @@ struct Attempt<'a> {
     located: Cow<'a, Located>,
     span: Span<'a>,
     /// Offsets within the object, and where the bytes from there go.
-    ranges: Few<(u64, LocalRange)>,
+    ranges: SmallVec<[(u64, LocalRange); 1]>,
     length: u64,
     /// The copies, the best one first.
-    candidates: Few<usize>,
+    candidates: SmallVec<[usize; 1]>,
     /// How many of them were tried.
     tried: usize,
     state: AttemptState,
@@ -496,7 +497,7 @@ fn layout(
     located: &Located,
     span: Span<'_>,
     into: &[LocalRange],
-) -> Result<Few<(u64, LocalRange)>> {
+) -> Result<SmallVec<[(u64, LocalRange); 1]>> {
     let (offset, length) = match span {
         Span::Whole => (0, located.length),
         Span::Range { offset, length } => (offset, length),
@@ -516,7 +517,7 @@ fn scatter(
     located: &Located,
     offsets: &[u64],
     into: &[LocalRange],
-) -> Result<Few<(u64, LocalRange)>> {
+) -> Result<SmallVec<[(u64, LocalRange); 1]>> {
     if offsets.len() != into.len() {
         return Err(Error::invalid("there must be one destination for each part")
             .with("key", &located.key)
@@ -530,7 +531,7 @@ fn scatter(
             ranges.push((offset, *range));
         }
     }
-    Ok(Few::Many(ranges))
+    Ok(SmallVec::from_vec(ranges))
 }
 
 /// Whether the object has all of these bytes.
@@ -546,7 +547,7 @@ pub(super) fn check_part(located: &Located, offset: u64, length: u64) -> Result<
 }
 
 /// Lays so many bytes from an offset on into the ranges, in order; `None` if they do not fit.
-fn fill(offset: u64, length: u64, into: &[LocalRange]) -> Option<Few<(u64, LocalRange)>> {
+fn fill(offset: u64, length: u64, into: &[LocalRange]) -> Option<SmallVec<[(u64, LocalRange); 1]>> {
     let mut done = 0;
     let take = |range: &LocalRange| {
         let begin = done;

@@ -5,10 +5,11 @@ use std::{
     time::Duration,
 };
 
+use mooncake_base::Moment;
 use mooncake_base::sync::Mutex;
-use mooncake_base::{Few, Moment};
 use mooncake_transfer_engine::Opcode;
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use super::{
     ClientInner,
@@ -67,7 +68,12 @@ impl ClientInner {
     /// The order in which the copies of an object are tried: our own process, then by the time that
     /// reading so many bytes is expected to take; whoever failed a moment ago comes last. Equals
     /// take turns, so that reads spread over them.
-    pub(super) fn replica_order(&self, places: &[Place], bytes: u64, now: Moment) -> Few<usize> {
+    pub(super) fn replica_order(
+        &self,
+        places: &[Place],
+        bytes: u64,
+        now: Moment,
+    ) -> SmallVec<[usize; 1]> {
         if places.len() < 2 {
             return (0..places.len()).collect();
         }
@@ -81,7 +87,10 @@ impl ClientInner {
             };
             ((self.suspected_peers.is_suspected(endpoint, now), is_elsewhere), expected)
         });
-        Few::Many(rotate_equals(candidates, self.replica_rotation.fetch_add(1, Ordering::Relaxed)))
+        SmallVec::from_vec(rotate_equals(
+            candidates,
+            self.replica_rotation.fetch_add(1, Ordering::Relaxed),
+        ))
     }
 
     /// How long a transfer with the peer is going to take.

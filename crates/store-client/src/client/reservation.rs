@@ -4,14 +4,14 @@
 use std::{sync::atomic::Ordering, time::Duration};
 
 use mooncake_base::{
-    Clock, Error, ErrorCode, Few, KeyRef, Moment, ObjectKey, ReplicaId, Result, SystemClock,
-    Version,
+    Clock, Error, ErrorCode, KeyRef, Moment, ObjectKey, ReplicaId, Result, SystemClock, Version,
 };
 use mooncake_proto::{
     columns::{ItemPlaces, Outcome, share},
     v1::{self, request::Call, response::Call as Reply},
 };
 use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
+use smallvec::SmallVec;
 
 use super::{ClientInner, batch, call, checksum::Checksummer, transfer::Jobs};
 use crate::object::{Place, PutItem, PutOptions, PutOutcome, SoftPin};
@@ -42,7 +42,7 @@ pub struct Write<'a> {
 pub(super) struct Upload {
     version: Version,
     length: u64,
-    places: Few<Place>,
+    places: SmallVec<[Place; 1]>,
     checksum: Option<u64>,
     /// Copies that could not be written, and why the last one could not.
     failed: Vec<ReplicaId>,

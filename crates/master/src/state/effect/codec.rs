@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use mooncake_base::{ClientId, Few, Incarnation, SegmentId};
+use mooncake_base::{ClientId, Incarnation, SegmentId};
+use smallvec::SmallVec;
 
 use super::{DecodeError, Effect, LoggedCopy, LoggedPin, ObjectName, Value};
 use crate::state::segment::{SegmentNumber, SegmentSpec};
@@ -334,7 +335,8 @@ impl<'a> Reader<'a> {
         let count = self.int()?;
         // A damaged count must not make us ask for more memory than the bytes could fill: options
         // that are collected do not know how many there will be.
-        let copies = (0..count).map(|_| self.copy()).collect::<Option<Few<LoggedCopy>>>()?;
+        let copies =
+            (0..count).map(|_| self.copy()).collect::<Option<SmallVec<[LoggedCopy; 1]>>>()?;
         let (data_type, is_hard_pinned, group) = (self.byte()?, self.bool()?, self.sized()?);
         let pin = match self.byte()? {
             0 => LoggedPin::Preserve,
@@ -369,7 +371,7 @@ mod tests {
         };
         let plain = Value {
             tenant: "",
-            copies: Few::default(),
+            copies: SmallVec::new(),
             group: b"",
             pin: LoggedPin::None,
             ..value.clone()

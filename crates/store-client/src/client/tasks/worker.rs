@@ -8,9 +8,10 @@
 use std::{sync::Arc, thread::JoinHandle, time::Duration};
 
 use mooncake_base::sync::{Condvar, Mutex};
-use mooncake_base::{Clock, Error, ErrorCode, Few, Moment, Result, SystemClock};
+use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
 use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
+use smallvec::SmallVec;
 
 use super::super::{ClientInner, call, transfer::Jobs};
 use crate::object::Place;
@@ -44,7 +45,7 @@ struct TaskWorkerState {
 struct AssignedTask {
     task: v1::TaskWork,
     source: Place,
-    targets: Few<Place>,
+    targets: SmallVec<[Place; 1]>,
     /// For each target how it went.
     outcomes: Vec<Option<Result<()>>>,
 }
