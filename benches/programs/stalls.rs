@@ -212,9 +212,9 @@ impl Client {
     fn list(&self, pattern: &str) -> Result<u64> {
         let (mut after, mut count) = (Bytes::new(), 0);
         loop {
-            let which = Some(v1::KeySelector { by: Some(By::Regex(pattern.to_owned())) });
+            let selector = Some(v1::KeySelector { by: Some(By::Regex(pattern.to_owned())) });
             let caller = self.caller();
-            let list = v1::ListObjectsRequest { caller, which, after, limit: 0 };
+            let list = v1::ListObjectsRequest { caller, selector, after, limit: 0 };
             let response::Call::ListObjects(page) = self.ask(Call::ListObjects(list))? else {
                 bail!("another answer than asked for");
             };
@@ -227,8 +227,8 @@ impl Client {
     }
 
     fn remove(&self, by: By) -> Result<u64> {
-        let (caller, which) = (self.caller(), Some(v1::KeySelector { by: Some(by) }));
-        let remove = v1::RemoveMatchingRequest { caller, which, force: true };
+        let (caller, selector) = (self.caller(), Some(v1::KeySelector { by: Some(by) }));
+        let remove = v1::RemoveMatchingRequest { caller, selector, force: true };
         match self.ask(Call::RemoveMatching(remove))? {
             response::Call::RemoveMatching(answer) => Ok(answer.removed),
             _ => bail!("another answer than asked for"),

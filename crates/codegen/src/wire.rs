@@ -41,5 +41,5 @@ pub(crate) fn generate(root: &Path) -> Result<Vec<Generated>> {
 /// Byte fields become `Bytes`, so that keys are slices of the frame they came in; messages are
 /// decoded within our bounds.
 fn configure() -> tonic_prost_build::Builder {
-    tonic_prost_build::configure().bytes(".").codec_path("crate::grpc::BoundedCodec")
+    tonic_prost_build::configure().bytes(".").codec_path("crate::grpc::LimitedCodec")
 }

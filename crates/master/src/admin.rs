@@ -202,12 +202,12 @@ async fn remove_all(State(admin): Shared, RawQuery(query): RawQuery) -> Response
             return failure(StatusCode::BAD_REQUEST, &error);
         }
     };
-    let which = v1::KeySelector { by: Some(v1::key_selector::By::All(true)) };
+    let selector = v1::KeySelector { by: Some(v1::key_selector::By::All(true)) };
     // The tenant is all that counts here; the client is nobody.
     let tenant = parameter(&query, "tenant_id").map(decoded).unwrap_or_default();
     let tenant = String::from_utf8_lossy(&tenant).into_owned();
     let caller = Some(v1::Caller { client: Bytes::new(), tenant });
-    let call = v1::RemoveMatchingRequest { caller, which: Some(which), force };
+    let call = v1::RemoveMatchingRequest { caller, selector: Some(selector), force };
     browse::sweep(admin, move |admin| match admin.ask(request::Call::RemoveMatching(call)) {
         response::Call::RemoveMatching(answer) => {
             json_reply(&json!({"success": true, "removed_count": answer.removed}))

@@ -369,7 +369,7 @@ impl Service {
         let caller = Caller::try_from(r.caller.as_ref())?;
         let now = self.clock.now();
         let mut state = self.lock();
-        state.check_sequence(caller.client, r.turn)?;
+        state.check_sequence(caller.client, r.sequence)?;
         if r.is_all {
             let ids = r.segments.iter().filter_map(|segment| SegmentId::from_bytes(&segment.id));
             state.retain_segments(caller.client, &ids.collect::<Vec<_>>());
@@ -396,7 +396,7 @@ impl Service {
         let grace = Duration::from_millis(r.grace_period_ms);
         let now = self.clock.now();
         let mut state = self.lock();
-        state.check_sequence(caller.client, r.turn)?;
+        state.check_sequence(caller.client, r.sequence)?;
         let results = self.op_metrics.count_each(
             Op::Unmount,
             r.segments.iter().map(|id| {

@@ -76,7 +76,7 @@ impl<'a, T> Column<'a, T> {
     ///
     /// # Errors
     /// It has another number of values.
-    pub fn shared(values: &'a [T], items: usize) -> Checked<Self> {
+    pub fn each_or_uniform(values: &'a [T], items: usize) -> Checked<Self> {
         if values.len() == 1 { Ok(Self { values, step: 0 }) } else { Self::each(values, items) }
     }
 
@@ -90,7 +90,7 @@ impl<'a, T> Column<'a, T> {
 }
 
 /// Leaves one value to stand for all if all are the same.
-pub fn share<T: PartialEq>(values: &mut Vec<T>) {
+pub fn collapse_if_uniform<T: PartialEq>(values: &mut Vec<T>) {
     if let Some((first, rest)) = values.split_first()
         && rest.iter().all(|value| value == first)
     {
@@ -116,7 +116,11 @@ impl<'a> Failures<'a> {
     pub fn read(failures: &'a [v1::ItemFailure], items: usize) -> Checked<Self> {
         let is_whole = failures.iter().all(|failure| failure.failure.is_some());
         let numbers = failures.iter().map(|failure| failure.item);
-        if is_whole && is_rising(numbers, items) { Ok(Self(failures)) } else { Err(ColumnMismatch) }
+        if is_whole && is_ascending(numbers, items) {
+            Ok(Self(failures))
+        } else {
+            Err(ColumnMismatch)
+        }
     }
 
     /// The failure of that item, if it failed. To be asked of every item in turn.
@@ -185,7 +189,7 @@ impl v1::PlaceColumns {
     /// Checks them, to be taken item by item.
     ///
     /// # Errors
-    /// There are more or fewer places than the counts print_flush, or counts than items.
+    /// There are more or fewer places than the counts say, or counts than items.
     pub fn read(&self, items: usize) -> Checked<Places<'_>> {
         let count = match &self.counts[..] {
             [] => items,
@@ -194,7 +198,7 @@ impl v1::PlaceColumns {
         };
         Ok(Places {
             counts: &self.counts,
-            segments: Column::shared(&self.segments, count)?,
+            segments: Column::each_or_uniform(&self.segments, count)?,
             offsets: Column::each(&self.offsets, count)?,
             replicas: Column::each(&self.replicas, count)?,
             item: 0,
@@ -239,7 +243,7 @@ pub struct ItemPlaces<'a> {
 
 impl<'a> ItemPlaces<'a> {
     /// As messages, of an object of that length.
-    pub fn of(self, length: u64) -> impl Iterator<Item = v1::Place> + use<'a> {
+    pub fn to_messages(self, length: u64) -> impl Iterator<Item = v1::Place> + use<'a> {
         let Self { segments, offsets, replicas, at } = self;
         at.map(move |at| v1::Place {
             segment: *segments.at(at),
@@ -273,7 +277,7 @@ impl<'a> Checksums<'a> {
     pub fn read(column: Option<&'a v1::ChecksumColumn>, items: usize) -> Checked<Self> {
         let Some(column) = column else { return Ok(Self { items: &[], checksums: &[] }) };
         let numbers = column.items.iter().copied();
-        if column.items.len() != column.checksums.len() || !is_rising(numbers, items) {
+        if column.items.len() != column.checksums.len() || !is_ascending(numbers, items) {
             return Err(ColumnMismatch);
         }
         Ok(Self { items: &column.items, checksums: &column.checksums })
@@ -351,7 +355,7 @@ impl v1::LocatedColumns {
     /// They do not fit together, or are of another number of items.
     pub fn read(&self, items: usize) -> Checked<impl Iterator<Item = Outcome<'_, Located<'_>>>> {
         let versions = Column::each(&self.versions, items)?;
-        let lengths = Column::shared(&self.lengths, items)?;
+        let lengths = Column::each_or_uniform(&self.lengths, items)?;
         let mut places =
             self.places.as_ref().map_or(Err(ColumnMismatch), |places| places.read(items))?;
         let mut checksums = Checksums::read(self.checksums.as_ref(), items)?;
@@ -425,7 +429,7 @@ impl<'a> Iterator for PutRefs<'a> {
     }
 }
 
-fn is_rising(numbers: impl Iterator<Item = u32>, items: usize) -> bool {
+fn is_ascending(numbers: impl Iterator<Item = u32>, items: usize) -> bool {
     let mut least = 0;
     let mut numbers = numbers.map(|number| number as usize);
     numbers.all(|number| {

@@ -17,21 +17,21 @@ use crate::{
     v1::{self, request::Call, response::Call as Answer},
 };
 
-/// The longest frame that is taken here; inputs are shorter than the real limit.
+/// The longest frame that is decoded here; inputs are shorter than the real limit.
 const LIMIT: usize = 1 << 10;
 
 /// The numbers of all calls, and one behind them.
 const CALLS: [std::ops::RangeInclusive<u32>; 3] = [1..=16, 30..=39, 100..=101];
 
 /// What came out of a connection: the messages before the first that is none, and how it ended.
-struct Taken<M> {
+struct Decoded<M> {
     messages: Vec<M>,
     has_failed: bool,
     left: usize,
 }
 
 /// Takes frames off bytes that come in pieces of that length.
-fn take<M: Message + Default>(bytes: &[u8], piece: usize, limit: usize) -> Taken<M> {
+fn decode_pieces<M: Message + Default>(bytes: &[u8], piece: usize, limit: usize) -> Decoded<M> {
     let (mut wire, mut messages) = (BytesMut::new(), Vec::new());
     for part in bytes.chunks(piece) {
         wire.extend_from_slice(part);
@@ -39,7 +39,7 @@ fn take<M: Message + Default>(bytes: &[u8], piece: usize, limit: usize) -> Taken
             match decode(&mut wire, limit) {
                 Ok(Some(message)) => messages.push(message),
                 Ok(None) => break,
-                Err(_) => return Taken { messages, has_failed: true, left: 0 },
+                Err(_) => return Decoded { messages, has_failed: true, left: 0 },
             }
         }
         assert!(
@@ -47,13 +47,13 @@ fn take<M: Message + Default>(bytes: &[u8], piece: usize, limit: usize) -> Taken
             "no more room than a frame needs"
         );
     }
-    Taken { messages, has_failed: false, left: wire.len() }
+    Decoded { messages, has_failed: false, left: wire.len() }
 }
 
 /// Takes frames in one piece and in many, which must be the same, and writes them again.
-fn read<M: Message + Default + PartialEq>(bytes: &[u8], limit: usize) -> Taken<M> {
-    let whole = take::<M>(bytes, bytes.len().max(1), limit);
-    let parted = take::<M>(bytes, 7, limit);
+fn decode_twice<M: Message + Default + PartialEq>(bytes: &[u8], limit: usize) -> Decoded<M> {
+    let whole = decode_pieces::<M>(bytes, bytes.len().max(1), limit);
+    let parted = decode_pieces::<M>(bytes, 7, limit);
     assert!(whole.messages == parted.messages && whole.has_failed == parted.has_failed);
     assert_eq!(whole.left, parted.left);
     for message in &whole.messages {
@@ -105,7 +105,7 @@ fn requests() -> Target {
             caller,
             items: vec![item; 2],
             config: Some(v1::ReplicateConfig::default()),
-            request: u64::MAX,
+            request_id: u64::MAX,
             ..Default::default()
         }),
         Call::PutStart(v1::PutStartRequest {
@@ -132,8 +132,8 @@ fn requests() -> Target {
     let mut seeds: Vec<_> = empty_calls().chain(full.iter().map(frame)).collect();
     seeds.push([frame(&full[0]), frame(&full[1])].concat());
     let run = |bytes: &[u8]| {
-        let mut taken = read::<v1::Request>(bytes, LIMIT);
-        let calls = taken.messages.iter_mut().filter_map(|request| request.call.as_mut());
+        let mut decoded = decode_twice::<v1::Request>(bytes, LIMIT);
+        let calls = decoded.messages.iter_mut().filter_map(|request| request.call.as_mut());
         let kinds: Vec<_> = calls
             .map(|call| {
                 let caller = call.caller_mut().clone();
@@ -143,18 +143,18 @@ fn requests() -> Target {
                     let again = convert::Caller::try_from(Some(&wire));
                     assert!(again.is_ok_and(|again| again == *checked));
                 }
-                let keys = columns_of(call);
+                let keys = column_items(call);
                 assert!(keys.is_none_or(|keys| keys <= call.items()));
                 (std::mem::discriminant(call), checked.is_ok(), keys)
             })
             .collect();
-        outcome((kinds, taken.has_failed, taken.left == 0))
+        outcome((kinds, decoded.has_failed, decoded.left == 0))
     };
     Target { name: "native request", seeds, run }
 }
 
-/// How many items of a call are taken as they came in columns; none: they do not fit together.
-fn columns_of(call: &Call) -> Option<usize> {
+/// How many items of a call are decoded as they came in columns; none: they do not fit together.
+fn column_items(call: &Call) -> Option<usize> {
     let first = call.first_key();
     let keys = match call {
         Call::Locate(r) => r.keys(),
@@ -207,26 +207,26 @@ fn answers() -> Target {
     let mut seeds: Vec<_> = empty_calls().chain(full.iter().map(frame)).collect();
     seeds.push([frame(&full[0]), frame(&full[1])].concat());
     let run = |bytes: &[u8]| {
-        let taken = read::<v1::Response>(bytes, LIMIT);
-        let kinds = taken.messages.iter().filter_map(|answer| answer.call.as_ref()).map(|call| {
+        let decoded = decode_twice::<v1::Response>(bytes, LIMIT);
+        let kinds = decoded.messages.iter().filter_map(|answer| answer.call.as_ref()).map(|call| {
             let code = match call {
                 Answer::Failure(failure) => Some(Error::from(failure).code().number()),
-                answer => items_of(answer).map(|items| items as i32),
+                answer => response_items(answer).map(|items| items as i32),
             };
             (std::mem::discriminant(call), code)
         });
-        outcome((kinds.collect::<Vec<_>>(), taken.has_failed, taken.left == 0))
+        outcome((kinds.collect::<Vec<_>>(), decoded.has_failed, decoded.left == 0))
     };
     Target { name: "native answer", seeds, run }
 }
 
 /// How many items or places an answer has in columns; none: they do not fit together.
-fn items_of(answer: &Answer) -> Option<usize> {
+fn response_items(answer: &Answer) -> Option<usize> {
     match answer {
         Answer::PutStart(started) => {
             let columns = started.columns.as_ref()?;
             let items = columns.versions.len();
-            let places = |(_, places): (u64, ItemPlaces<'_>)| places.of(1).count();
+            let places = |(_, places): (u64, ItemPlaces<'_>)| places.to_messages(1).count();
             Some(columns.read(items).ok()?.map(|item| item.map_or(0, places)).sum())
         }
         Answer::PutEnd(ended) => {
@@ -240,7 +240,7 @@ fn items_of(answer: &Answer) -> Option<usize> {
             let columns = located.columns.as_ref()?;
             let items = columns.versions.len();
             assert!(fences <= items + located.results.len());
-            let places = |at: Located<'_>| at.places.of(1).count();
+            let places = |at: Located<'_>| at.places.to_messages(1).count();
             Some(columns.read(items).ok()?.map(|item| item.map_or(0, places)).sum())
         }
         _ => None,
@@ -259,9 +259,9 @@ fn server_greetings() -> Target {
     let master = frame(&greeting);
     greeting.daemon = Some(daemon);
     let run = |bytes: &[u8]| {
-        let taken = read::<ServerGreeting>(bytes, GREETING_BYTES_MAX);
-        let kinds = taken.messages.iter().map(|one| (one.version == 1, one.daemon.is_some()));
-        outcome((kinds.collect::<Vec<_>>(), taken.has_failed, taken.left == 0))
+        let decoded = decode_twice::<ServerGreeting>(bytes, GREETING_BYTES_MAX);
+        let kinds = decoded.messages.iter().map(|one| (one.version == 1, one.daemon.is_some()));
+        outcome((kinds.collect::<Vec<_>>(), decoded.has_failed, decoded.left == 0))
     };
     Target { name: "native greeting of a server", seeds: vec![master, frame(&greeting)], run }
 }

@@ -16,17 +16,17 @@ const ITEM_LEVELS: u32 = 1;
 
 /// Encodes `T` and decodes `U`.
 #[derive(Debug)]
-pub struct BoundedCodec<T, U> {
+pub struct LimitedCodec<T, U> {
     kinds: PhantomData<(T, U)>,
 }
 
-impl<T, U> Default for BoundedCodec<T, U> {
+impl<T, U> Default for LimitedCodec<T, U> {
     fn default() -> Self {
         Self { kinds: PhantomData }
     }
 }
 
-impl<T, U> Codec for BoundedCodec<T, U>
+impl<T, U> Codec for LimitedCodec<T, U>
 where
     T: Message + Send + 'static,
     U: Message + Default + Send + 'static,
@@ -34,24 +34,24 @@ where
     type Encode = T;
     type Decode = U;
     type Encoder = ProstEncoder<T>;
-    type Decoder = BoundedDecoder<U>;
+    type Decoder = LimitedDecoder<U>;
 
     fn encoder(&mut self) -> Self::Encoder {
         ProstCodec::<T, U>::default().encoder()
     }
 
     fn decoder(&mut self) -> Self::Decoder {
-        BoundedDecoder { kind: PhantomData }
+        LimitedDecoder { kind: PhantomData }
     }
 }
 
 /// Decodes `U`.
 #[derive(Debug)]
-pub struct BoundedDecoder<U> {
+pub struct LimitedDecoder<U> {
     kind: PhantomData<U>,
 }
 
-impl<U: Message + Default> Decoder for BoundedDecoder<U> {
+impl<U: Message + Default> Decoder for LimitedDecoder<U> {
     type Item = U;
     type Error = Status;
 

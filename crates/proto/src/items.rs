@@ -59,7 +59,7 @@ impl v1::PutStartRequest {
     pub fn keys(&self) -> Result<Vec<&[u8]>> {
         match BatchEncoding::of(&self.items, self.columns.as_ref())? {
             BatchEncoding::Items(items) => Ok(items.iter().map(|item| &item.key[..]).collect()),
-            BatchEncoding::Columns(columns) => in_column(columns.keys.as_ref()),
+            BatchEncoding::Columns(columns) => column_keys(columns.keys.as_ref()),
         }
     }
 }
@@ -91,7 +91,7 @@ impl v1::LocateRequest {
     pub fn keys(&self) -> Result<Vec<&[u8]>> {
         match BatchEncoding::of(&self.keys, self.columns.as_ref())? {
             BatchEncoding::Items(keys) => Ok(keys.iter().map(|key| &key[..]).collect()),
-            BatchEncoding::Columns(column) => in_column(Some(column)),
+            BatchEncoding::Columns(column) => column_keys(Some(column)),
         }
     }
 }
@@ -100,7 +100,7 @@ impl v1::LocateRequest {
 ///
 /// # Errors
 /// There are more or fewer bytes than the lengths say.
-pub fn in_column(column: Option<&v1::KeyColumn>) -> Result<Vec<&[u8]>> {
+pub fn column_keys(column: Option<&v1::KeyColumn>) -> Result<Vec<&[u8]>> {
     Ok(column.map_or_else(|| Ok(Vec::new()), v1::KeyColumn::keys)?)
 }
 
@@ -130,7 +130,7 @@ impl v1::LocateResponse {
 impl v1::LocatedColumns {
     fn fences(&self) -> impl Iterator<Item = (u64, u64, u32)> {
         let items = self.versions.len();
-        let fences = crate::columns::Column::shared(&self.fences, items).ok();
+        let fences = crate::columns::Column::each_or_uniform(&self.fences, items).ok();
         let pairs = self.versions.iter().zip(&self.objects).enumerate();
         fences.into_iter().flat_map(move |fences| {
             let pairs = pairs.clone();

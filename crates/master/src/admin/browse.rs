@@ -44,7 +44,7 @@ pub(super) async fn keys(State(admin): Shared, RawQuery(query): RawQuery) -> Res
     }
     let call = v1::ListObjectsRequest {
         caller: None,
-        which: Some(v1::KeySelector { by: Some(selector(&prefix, &search)) }),
+        selector: Some(v1::KeySelector { by: Some(selector(&prefix, &search)) }),
         after: Bytes::from(after),
         limit: u32::clamp(limit, 1, KEYS_MAX),
     };

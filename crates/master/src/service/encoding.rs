@@ -5,8 +5,8 @@
 
 use mooncake_base::Result;
 use mooncake_proto::{
-    columns::{BatchEncoding, Column, PutRefs, push_failure, share},
-    items::in_column,
+    columns::{BatchEncoding, Column, PutRefs, collapse_if_uniform, push_failure},
+    items::column_keys,
     v1::{self, ItemResult},
 };
 
@@ -38,8 +38,8 @@ pub(super) fn put_items(r: &v1::PutStartRequest) -> Result<Vec<PutItem<'_>>> {
         }
         BatchEncoding::Columns(columns) => columns,
     };
-    let keys = in_column(columns.keys.as_ref())?;
-    let lengths = Column::shared(&columns.lengths, keys.len())?;
+    let keys = column_keys(columns.keys.as_ref())?;
+    let lengths = Column::each_or_uniform(&columns.lengths, keys.len())?;
     let groups = match &columns.groups[..] {
         [] => None,
         groups => Some(Column::each(groups, keys.len())?),
@@ -246,8 +246,8 @@ impl LocateReply {
         let Self(mut answer) = self;
         if let Some(columns) = &mut answer.columns {
             collapse_segments(&mut columns.places);
-            share(&mut columns.lengths);
-            share(&mut columns.fences);
+            collapse_if_uniform(&mut columns.lengths);
+            collapse_if_uniform(&mut columns.fences);
         }
         v1::LocateResponse { segments: segments.into_segments(), fence_ms, ..answer }
     }
@@ -310,7 +310,7 @@ fn place_columns(items: usize) -> v1::PlaceColumns {
 
 fn collapse_segments(places: &mut Option<v1::PlaceColumns>) {
     if let Some(places) = places {
-        share(&mut places.segments);
+        collapse_if_uniform(&mut places.segments);
     }
 }
 

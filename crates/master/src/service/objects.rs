@@ -45,7 +45,7 @@ impl Service {
             let hashes =
                 state.prefetch_hashes(put_owner.as_ref().ok(), items.iter().map(|item| item.key));
             for (item, hash) in items.iter().zip(hashes) {
-                let request = item_request_id(r.request, items_before);
+                let request = item_request_id(r.request_id, items_before);
                 items_before += 1;
                 let put_owner = put_owner.as_ref().map_err(Clone::clone);
                 let started = put_owner.and_then(|put_owner| {
@@ -120,12 +120,12 @@ impl Service {
     pub(super) fn verify(&self, r: &v1::VerifyRequest) -> Result<v1::VerifyResponse> {
         check_batch(r.reads.len())?;
         let tenant = self.tenant(r.caller.as_ref())?;
-        let still_stands = self.map_in_slices(&r.reads, |state, read| {
+        let is_valid = self.map_in_slices(&r.reads, |state, read| {
             let (version, replica) = (Version(read.version), ReplicaId(read.replica));
             state.verify(&tenant, &read.key, version, replica)
         });
-        self.op_metrics.count_batch(Op::Verify, still_stands.len(), 0);
-        Ok(v1::VerifyResponse { still_stands })
+        self.op_metrics.count_batch(Op::Verify, is_valid.len(), 0);
+        Ok(v1::VerifyResponse { is_valid })
     }
 
     pub(super) fn probe(&self, r: &v1::ProbeRequest) -> Result<v1::ProbeResponse> {
@@ -159,12 +159,12 @@ impl Service {
         r: &v1::RemoveMatchingRequest,
     ) -> Result<v1::RemoveMatchingResponse> {
         use v1::key_selector::By;
-        let is_all = matches!(r.which.as_ref().and_then(|w| w.by.as_ref()), Some(By::All(_)));
+        let is_all = matches!(r.selector.as_ref().and_then(|w| w.by.as_ref()), Some(By::All(_)));
         let op = if is_all { Op::RemoveAll } else { Op::RemoveMatching };
         self.op_metrics.count_one(op, || {
             let tenant = self.tenant(r.caller.as_ref())?;
             let mut removal =
-                Removal::new(tenant.into_owned(), selector(r.which.as_ref())?, r.force);
+                Removal::new(tenant.into_owned(), selector(r.selector.as_ref())?, r.force);
             self.run_to_completion(|state| state.remove_matching(self.clock.now(), &mut removal));
             Ok(v1::RemoveMatchingResponse { removed: removal.removed() })
         })
@@ -179,7 +179,7 @@ impl Service {
             let limit = usize::try_from(r.limit).unwrap_or(usize::MAX);
             let tenant = self.tenant(r.caller.as_ref())?;
             let mut listing =
-                Listing::new(tenant.into_owned(), selector(r.which.as_ref())?, after, limit);
+                Listing::new(tenant.into_owned(), selector(r.selector.as_ref())?, after, limit);
             self.run_to_completion(|state| state.list_objects(&mut listing));
             let page = listing.into_page();
             let mut objects = Vec::with_capacity(page.objects.len());

@@ -34,7 +34,7 @@ impl Service {
         Ok(())
     }
 
-    /// Whose keys the call is about: the default tenant's if it does not print_flush, and always while
+    /// Whose keys the call is about: the default tenant's if the call names none, and always while
     /// there is no multi-tenancy.
     pub(super) fn tenant(&self, caller: Option<&v1::Caller>) -> Result<Cow<'_, TenantId>> {
         match caller.map_or("", |caller| &caller.tenant) {

@@ -200,8 +200,8 @@ fn long_page_is_cut_by_bytes_and_resumes() {
     let mut found = Vec::new();
     let mut pages = 0;
     loop {
-        let which = Some(v1::KeySelector { by: Some(v1::key_selector::By::All(true)) });
-        let list = v1::ListObjectsRequest { caller: None, which, after, limit: 0 };
+        let selector = Some(v1::KeySelector { by: Some(v1::key_selector::By::All(true)) });
+        let list = v1::ListObjectsRequest { caller: None, selector, after, limit: 0 };
         let response::Call::ListObjects(page) = ask(&service, Call::ListObjects(list)) else {
             panic!("not a page")
         };
@@ -221,8 +221,8 @@ fn long_page_is_cut_by_bytes_and_resumes() {
 fn empty_selector_removes_nothing() {
     let (service, _) = lent();
     for by in [None, Some(v1::key_selector::By::All(false))] {
-        let which = Some(v1::KeySelector { by });
-        let remove = v1::RemoveMatchingRequest { caller: None, which, force: true };
+        let selector = Some(v1::KeySelector { by });
+        let remove = v1::RemoveMatchingRequest { caller: None, selector, force: true };
         assert!(matches!(
             ask(&service, Call::RemoveMatching(remove)),
             response::Call::Failure(f) if f.code == -600

@@ -186,9 +186,12 @@ fn close_and_locate<S: Read + Write>(running: &Running, mut owner: NativeClient<
         locate(&mut reader).results[0].failure.as_ref().is_some_and(|f| f.code == -800)
     });
     // The next owner puts under the same key.
-    let which = v1::KeySelector { by: Some(v1::key_selector::By::All(true)) };
-    let call =
-        v1::RemoveMatchingRequest { caller: reader.caller(), which: Some(which), force: true };
+    let selector = v1::KeySelector { by: Some(v1::key_selector::By::All(true)) };
+    let call = v1::RemoveMatchingRequest {
+        caller: reader.caller(),
+        selector: Some(selector),
+        force: true,
+    };
     reader.call(request::Call::RemoveMatching(call));
 }
 

@@ -11,7 +11,7 @@ fn place(segment: u32, offset: u64) -> v1::Place {
 fn packed(items: &[Vec<v1::Place>]) -> v1::PlaceColumns {
     let mut columns = v1::PlaceColumns::default();
     items.iter().enumerate().for_each(|(item, places)| columns.push(item, places.iter().copied()));
-    share(&mut columns.segments);
+    collapse_if_uniform(&mut columns.segments);
     columns
 }
 
@@ -34,17 +34,17 @@ fn keys_are_read_as_they_were_packed_and_need_all_their_bytes() {
 #[test]
 fn a_value_stands_for_all_where_it_may() {
     let mut same = vec![5; 3];
-    share(&mut same);
+    collapse_if_uniform(&mut same);
     assert_eq!(same, [5]);
-    let column = Column::shared(&same, 3).unwrap();
+    let column = Column::each_or_uniform(&same, 3).unwrap();
     assert_eq!([0, 1, 2].map(|item| *column.at(item)), [5; 3]);
     assert_eq!(Column::each(&same, 3).unwrap_err(), ColumnMismatch);
     let mut other = vec![5, 5, 6];
-    share(&mut other);
-    let column = Column::shared(&other, 3).unwrap();
+    collapse_if_uniform(&mut other);
+    let column = Column::each_or_uniform(&other, 3).unwrap();
     assert_eq!([0, 1, 2].map(|item| *column.at(item)), [5, 5, 6]);
-    assert_eq!(Column::shared(&other, 2).unwrap_err(), ColumnMismatch);
-    assert_eq!(Column::shared(&other, 4).unwrap_err(), ColumnMismatch);
+    assert_eq!(Column::each_or_uniform(&other, 2).unwrap_err(), ColumnMismatch);
+    assert_eq!(Column::each_or_uniform(&other, 4).unwrap_err(), ColumnMismatch);
 }
 
 #[test]
@@ -81,7 +81,7 @@ proptest! {
         prop_assert_eq!(columns.counts.is_empty(), items.iter().all(|item| item.len() == 1));
         let mut places = columns.read(items.len()).unwrap();
         for item in &items {
-            prop_assert_eq!(&places.take().of(3).collect::<Vec<_>>(), item);
+            prop_assert_eq!(&places.take().to_messages(3).collect::<Vec<_>>(), item);
         }
         prop_assert!(columns.read(items.len() + 1).is_err());
     }
@@ -100,7 +100,7 @@ proptest! {
             replicas: vec![0; replicas],
         };
         if let Ok(mut places) = columns.read(items) {
-            let found: usize = (0..items).map(|_| places.take().of(1).count()).sum();
+            let found: usize = (0..items).map(|_| places.take().to_messages(1).count()).sum();
             prop_assert_eq!((found, found), (offsets, replicas));
         }
     }

@@ -304,7 +304,7 @@ pub struct MountRequest {
     /// Counts the announcements of the client: one that comes after a later one counts for nothing.
     /// 0: not counted.
     #[prost(uint64, tag = "4")]
-    pub turn: u64,
+    pub sequence: u64,
     /// These are all: what else is known of the client's memory goes.
     #[prost(bool, tag = "5")]
     pub is_all: bool,
@@ -324,7 +324,7 @@ pub struct UnmountRequest {
     pub grace_period_ms: u64,
     /// As in MountRequest.
     #[prost(uint64, tag = "4")]
-    pub turn: u64,
+    pub sequence: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct UnmountResponse {
@@ -379,7 +379,7 @@ pub struct PutStartRequest {
     /// Not 0: a number that the client gives to no other call. The same call again, because its
     /// answer was lost, has the same answer.
     #[prost(uint64, tag = "5")]
-    pub request: u64,
+    pub request_id: u64,
     /// Instead of `items`.
     #[prost(message, optional, tag = "6")]
     pub columns: ::core::option::Option<PutColumns>,
@@ -602,7 +602,7 @@ pub struct VerifyRequest {
 pub struct VerifyResponse {
     /// For each read: the same replica of the same version still stands, and did all the time.
     #[prost(bool, repeated, tag = "1")]
-    pub still_stands: ::prost::alloc::vec::Vec<bool>,
+    pub is_valid: ::prost::alloc::vec::Vec<bool>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ProbeRequest {
@@ -642,7 +642,7 @@ pub struct RemoveMatchingRequest {
     #[prost(message, optional, tag = "1")]
     pub caller: ::core::option::Option<Caller>,
     #[prost(message, optional, tag = "2")]
-    pub which: ::core::option::Option<KeySelector>,
+    pub selector: ::core::option::Option<KeySelector>,
     #[prost(bool, tag = "3")]
     pub force: bool,
 }
@@ -674,7 +674,7 @@ pub struct ListObjectsRequest {
     #[prost(message, optional, tag = "1")]
     pub caller: ::core::option::Option<Caller>,
     #[prost(message, optional, tag = "2")]
-    pub which: ::core::option::Option<KeySelector>,
+    pub selector: ::core::option::Option<KeySelector>,
     /// continue after this key; keys come in byte order
     #[prost(bytes = "bytes", tag = "3")]
     pub after: ::prost::bytes::Bytes,

@@ -106,7 +106,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/Register",
             );
@@ -130,7 +130,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/Heartbeat",
             );
@@ -154,7 +154,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/Unregister",
             );
@@ -175,7 +175,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static("/mooncake.v1.Master/Mount");
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("mooncake.v1.Master", "Mount"));
@@ -196,7 +196,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/Unmount",
             );
@@ -221,7 +221,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/PutStart",
             );
@@ -242,7 +242,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/PutEnd",
             );
@@ -265,7 +265,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/PutRevoke",
             );
@@ -287,7 +287,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/Locate",
             );
@@ -307,7 +307,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/Verify",
             );
@@ -327,7 +327,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static("/mooncake.v1.Master/Probe");
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("mooncake.v1.Master", "Probe"));
@@ -346,7 +346,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/Remove",
             );
@@ -369,7 +369,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/RemoveMatching",
             );
@@ -394,7 +394,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/ListObjects",
             );
@@ -418,7 +418,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/ListSegments",
             );
@@ -439,7 +439,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/Status",
             );
@@ -463,7 +463,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/CreateTasks",
             );
@@ -487,7 +487,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/QueryTasks",
             );
@@ -511,7 +511,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/FetchTasks",
             );
@@ -535,7 +535,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/EndTasks",
             );
@@ -559,7 +559,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/ClearReplicas",
             );
@@ -584,7 +584,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/CreateDrainJobs",
             );
@@ -608,7 +608,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/QueryDrainJobs",
             );
@@ -632,7 +632,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/CancelDrainJobs",
             );
@@ -657,7 +657,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/QueryQuotas",
             );
@@ -681,7 +681,7 @@ pub mod master_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = crate::grpc::BoundedCodec::default();
+            let codec = crate::grpc::LimitedCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/mooncake.v1.Master/SetQuotas",
             );
@@ -976,7 +976,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = RegisterSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1019,7 +1019,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = HeartbeatSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1062,7 +1062,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = UnregisterSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1105,7 +1105,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = MountSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1148,7 +1148,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = UnmountSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1191,7 +1191,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PutStartSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1234,7 +1234,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PutEndSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1277,7 +1277,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PutRevokeSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1320,7 +1320,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = LocateSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1363,7 +1363,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = VerifySvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1406,7 +1406,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ProbeSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1449,7 +1449,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = RemoveSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1494,7 +1494,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = RemoveMatchingSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1539,7 +1539,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListObjectsSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1584,7 +1584,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListSegmentsSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1627,7 +1627,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = StatusSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1672,7 +1672,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = CreateTasksSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1715,7 +1715,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = QueryTasksSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1758,7 +1758,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = FetchTasksSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1801,7 +1801,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = EndTasksSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1846,7 +1846,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ClearReplicasSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1891,7 +1891,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = CreateDrainJobsSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1936,7 +1936,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = QueryDrainJobsSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1981,7 +1981,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = CancelDrainJobsSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2026,7 +2026,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = QueryQuotasSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2069,7 +2069,7 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = SetQuotasSvc(inner);
-                        let codec = crate::grpc::BoundedCodec::default();
+                        let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,

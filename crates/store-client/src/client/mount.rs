@@ -226,7 +226,7 @@ impl ClientInner {
             caller: Some(self.caller.clone()),
             segments: segments.to_vec(),
             resume: kind == Announcement::Resume,
-            turn: self.next_announcement_number(),
+            sequence: self.next_announcement_number(),
             is_all: kind == Announcement::All,
         });
         let response = self.call_until(call, deadline, |answer| match answer {
@@ -324,7 +324,7 @@ impl ClientInner {
             caller: Some(self.caller.clone()),
             segments: vec![id.to_bytes().to_vec().into()],
             grace_period_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
-            turn: self.next_announcement_number(),
+            sequence: self.next_announcement_number(),
         });
         let response = self.call_until(call, deadline, |answer| match answer {
             Reply::Unmount(response) => Some(response),

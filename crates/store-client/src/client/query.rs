@@ -90,7 +90,7 @@ impl Client {
     pub fn remove_matching(&self, selector: &Selector, is_forced: bool) -> Result<u64> {
         let call = Call::RemoveMatching(v1::RemoveMatchingRequest {
             caller: Some(self.inner.caller.clone()),
-            which: Some(wire_selector(selector)),
+            selector: Some(wire_selector(selector)),
             force: is_forced,
         });
         self.inner.call(call, |answer| match answer {
@@ -112,7 +112,7 @@ impl Client {
     ) -> Result<ObjectPage> {
         let call = Call::ListObjects(v1::ListObjectsRequest {
             caller: Some(self.inner.caller.clone()),
-            which: Some(wire_selector(selector)),
+            selector: Some(wire_selector(selector)),
             after: after.map(|key| key.as_bytes().to_vec().into()).unwrap_or_default(),
             limit,
         });

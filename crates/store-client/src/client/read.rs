@@ -331,7 +331,7 @@ impl ClientInner {
             let reads = part.iter().map(|attempt| attempt.read_ref()).collect();
             let call = Call::Verify(v1::VerifyRequest { caller: Some(self.caller.clone()), reads });
             let answer = self.call(call, |answer| match answer {
-                Reply::Verify(response) => Some(response.still_stands),
+                Reply::Verify(response) => Some(response.is_valid),
                 _ => None,
             });
             let answer = answer.and_then(|stands| {
@@ -400,7 +400,7 @@ impl LocateGrant {
     /// Where one object lies, as the master says.
     fn located(&self, found: Outcome<'_, LocatedRow<'_>>, key: ObjectKey) -> Result<Located> {
         let found = found.map_err(|failure| call::item_error(failure, &key))?;
-        let places = found.places.of(found.length);
+        let places = found.places.to_messages(found.length);
         Ok(Located {
             places: call::read_places(places, &self.segments, found.length)?,
             key,

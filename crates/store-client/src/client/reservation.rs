@@ -7,7 +7,7 @@ use mooncake_base::{
     Clock, Error, ErrorCode, KeyRef, Moment, ObjectKey, ReplicaId, Result, SystemClock, Version,
 };
 use mooncake_proto::{
-    columns::{ItemPlaces, Outcome, share},
+    columns::{ItemPlaces, Outcome, collapse_if_uniform},
     v1::{self, request::Call, response::Call as Reply},
 };
 use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
@@ -226,7 +226,7 @@ impl ClientInner {
         results: &mut Vec<Result<Option<Upload>>>,
     ) -> Result<()> {
         let mut lengths: Vec<u64> = items.iter().map(|item| item.length).collect();
-        share(&mut lengths);
+        collapse_if_uniform(&mut lengths);
         let group =
             |item: &ReserveItem<'_>| options.groups.get(item.at).cloned().unwrap_or_default();
         let groups = match options.groups.is_empty() {
@@ -239,7 +239,7 @@ impl ClientInner {
             items: Vec::new(),
             config: Some(wire_options(options)),
             replace: options.is_upsert,
-            request: self.put_calls.fetch_add(1, Ordering::Relaxed) + 1,
+            request_id: self.put_calls.fetch_add(1, Ordering::Relaxed) + 1,
             columns: Some(v1::PutColumns { keys, lengths, groups }),
         });
         let sent = SystemClock.now();
@@ -262,7 +262,11 @@ impl ClientInner {
                 Ok((version, places)) => Ok(Some(Upload {
                     version: Version(version),
                     length: item.length,
-                    places: call::read_places(places.of(item.length), &segments, item.length)?,
+                    places: call::read_places(
+                        places.to_messages(item.length),
+                        &segments,
+                        item.length,
+                    )?,
                     checksum: None,
                     failed: Vec::new(),
                     error: None,

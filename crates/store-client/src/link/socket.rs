@@ -167,7 +167,7 @@ impl MasterLink for SocketLink {
 /// second one meets the first one's unfinished object, whose version nobody was told, and takes it
 /// for another writer's.
 fn is_idempotent(request: &v1::Request) -> bool {
-    !matches!(&request.call, Some(Call::PutStart(start)) if start.request == 0)
+    !matches!(&request.call, Some(Call::PutStart(start)) if start.request_id == 0)
 }
 
 #[cfg(test)]

@@ -52,7 +52,7 @@ fn shown(found: Outcome<'_, Located<'_>>) -> v1::LocateResult {
             version: found.version,
             length: found.length,
             checksum: found.checksum,
-            places: found.places.of(found.length).collect(),
+            places: found.places.to_messages(found.length).collect(),
             ..Default::default()
         },
         Err(failure) => v1::LocateResult { failure: Some(failure.clone()), ..Default::default() },

@@ -169,7 +169,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that has said all it will ever print_flush, a few bytes at a time.
+    /// A server that has sent everything it will ever send, a few bytes at a time.
     #[derive(Debug)]
     struct Script {
         said: Vec<u8>,
