@@ -115,7 +115,8 @@ test: test-rust test-python ## Rust tests, doc tests, Python tests
 .PHONY: test-rust
 test-rust: setup ## Rust tests and doc tests
 	if cargo nextest --version >/dev/null 2>&1; then \
-	  cargo nextest run $(RUST_TESTED) --no-fail-fast && cargo test --doc $(RUST_TESTED); \
+	  cargo nextest run $(RUST_TESTED) --no-fail-fast --status-level skip && \
+	  cargo test --doc $(RUST_TESTED); \
 	else \
 	  cargo test $(RUST_TESTED) --no-fail-fast; \
 	fi
