@@ -1,9 +1,6 @@
 //! Starting and stopping: ports, addresses, several masters on one host.
 
-use std::{
-    net::{Ipv6Addr, TcpListener},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use mooncake_master::{MasterConfig, Origin};
 use mooncake_proto::v1::{self, request, response};
@@ -52,20 +49,6 @@ fn two_masters_start_with_default_admin_port() {
         assert_eq!(get(running.admin(), "/role").text(), "leader");
     }
     assert_ne!(first.native().greeting.master, second.native().greeting.master);
-}
-
-#[test]
-fn serves_ipv6_with_and_without_brackets() {
-    if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
-        println!("skipped: this machine has no IPv6 loopback");
-        return;
-    }
-    for host in ["::1", "[::1]"] {
-        let rpc_address = host.to_owned();
-        let running = Running::new(MasterConfig { rpc_address, ..MasterConfig::embedded() });
-        assert!(running.addresses().rpc.is_ipv6());
-        running.native().status();
-    }
 }
 
 #[test]
