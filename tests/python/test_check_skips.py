@@ -14,6 +14,7 @@ LIST = """
 mooncake-engine::suite rdma_* | needs an RDMA device
 tests/test_it.py::test_allowed* | needs etcd
 lib tests::child | not a test
+lib [needs root] * | needs root
 tests/test_it.py::test_ran | needs torch
 """
 PYTEST = """
@@ -30,7 +31,9 @@ NEXTEST = """
 LIBTEST = """
      Running unittests src/lib.rs (target/debug/deps/lib-0123456789abcdef)
 test tests::child ... ignored, not a test: other tests start it
-test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s
+test [needs root] users::other   ... ignored
+test              tests::present ... ok
+test result: ok. 3 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.01s
 """
 
 
@@ -51,6 +54,7 @@ def test_accepts_listed_skips_and_reports_them(tmp_path):
         "check_skips: skipped 1: mooncake-engine::suite rdma_* | needs an RDMA device",
         "check_skips: skipped 2: tests/test_it.py::test_allowed* | needs etcd",
         "check_skips: skipped 1: lib tests::child | not a test",
+        "check_skips: skipped 1: lib [needs root] * | needs root",
         "check_skips: not skipped: tests/test_it.py::test_ran | needs torch",
     ]
 
