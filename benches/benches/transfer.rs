@@ -14,7 +14,7 @@ use std::{
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use mooncake_base::{Clock, Moment, SystemClock};
 use mooncake_transfer_engine::{
-    Engine, EngineConfig, LocalRange, Opcode, Piece, SharedMemory, TransportKind,
+    Engine, EngineConfig, LocalRange, Opcode, SharedMemory, TransferEntry, TransportKind,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -49,12 +49,12 @@ fn soon() -> Moment {
 /// Writes `count` pieces of `size` bytes, one behind the other, as one batch.
 fn write(near: &Engine, far: &Engine, memory: &SharedMemory, local: &mut [u8], size: usize) {
     let peer = near.open(far.segment_name(), soon()).unwrap();
-    let mut pieces: Vec<Piece> = local
+    let mut pieces: Vec<TransferEntry> = local
         .chunks_exact_mut(size)
         .zip((memory.base()..).step_by(size))
         .map(|(part, remote)| {
             // SAFETY: the slice is borrowed, alone, until the transfer has returned.
-            Piece::new(unsafe { LocalRange::held(part.as_mut_ptr(), size) }, remote)
+            TransferEntry::new(unsafe { LocalRange::held(part.as_mut_ptr(), size) }, remote)
         })
         .collect();
     near.transfer(&peer, Opcode::Write, &mut pieces, soon());

@@ -8,7 +8,8 @@ use std::{sync::Arc, time::Duration};
 
 use mooncake_base::{Clock, Error, Moment, Result, SystemClock};
 use mooncake_transfer_engine::{
-    BatchId, BatchStatus, Opcode, Piece, Stream, TransportKind, copy::copy, handshake::Notification,
+    BatchId, BatchStatus, Opcode, Stream, TransferEntry, TransportKind, copy::copy,
+    handshake::Notification,
 };
 use mooncake_transfer_tools::settings::engine_config;
 use pyo3::{
@@ -123,7 +124,7 @@ impl Engine {
     ) -> PyResult<()> {
         let deadline = or_raise(py, deadline(timeout_s, length.0 as u64))?;
         let call = (segment, opcode(is_write), deadline, TransportKind::from_name(hint));
-        let piece = Piece::new(caller_range(address.0, length.0), peer_address.0 as u64);
+        let piece = TransferEntry::new(caller_range(address.0, length.0), peer_address.0 as u64);
         self.call(py, |running| transfer_batch(running, call, &mut [piece]).map(drop))
     }
 
@@ -346,7 +347,7 @@ impl Drop for Engine {
 fn transfer_batch(
     running: &Running,
     (segment, opcode, deadline, hint): (&str, Opcode, Moment, Option<TransportKind>),
-    pieces: &mut [Piece],
+    pieces: &mut [TransferEntry],
 ) -> Result<Option<TransportKind>> {
     let engine = running.engine()?;
     let peer = engine.open(segment, deadline)?;

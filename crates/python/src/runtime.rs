@@ -3,7 +3,7 @@
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Error, Result};
-use mooncake_transfer_engine::process;
+use mooncake_transfer_engine::fork;
 use tokio::runtime::{Builder, Runtime};
 
 /// Maximum number of threads that serve sockets; payload over shared memory is copied by the
@@ -25,7 +25,7 @@ static CURRENT: Mutex<Option<PerProcess>> = Mutex::new(None);
 /// # Errors
 /// The system cannot provide a thread or an event queue.
 pub(crate) fn runtime() -> Result<&'static Runtime> {
-    let generation = process::generation();
+    let generation = fork::generation();
     let mut current = CURRENT.lock();
     if let Some(current) = current.as_ref().filter(|current| current.generation == generation) {
         return Ok(current.runtime);

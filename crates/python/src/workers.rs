@@ -5,7 +5,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Error, ErrorCode, Result};
-use mooncake_transfer_engine::process;
+use mooncake_transfer_engine::fork;
 
 /// Maximum number of calls that run at the same time.
 const THREADS_MAX: usize = 16;
@@ -92,7 +92,7 @@ pub(crate) fn drain_drop_queue() {
 }
 
 fn workers() -> &'static Workers {
-    let generation = process::generation();
+    let generation = fork::generation();
     let mut current = CURRENT.lock();
     if let Some(current) = current.as_ref().filter(|current| current.generation == generation) {
         return current.workers;

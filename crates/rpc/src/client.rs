@@ -15,8 +15,8 @@ use std::{
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_transfer_engine::{
-    handshake::{Timed, dial},
-    process,
+    fork,
+    handshake::{DeadlineStream, dial},
 };
 
 use crate::frame::{HEAD_BYTES, Head, Kind, META_BYTES_MAX};
@@ -82,7 +82,7 @@ impl Client {
                 .with("connections_max", config.connections_max)
                 .with("timeout_s", config.timeout.as_secs_f64()));
         }
-        let generation = process::generation();
+        let generation = fork::generation();
         Ok(Self { config, generation, pools: Mutex::default(), next_id: AtomicU64::new(1) })
     }
 
@@ -101,7 +101,7 @@ impl Client {
         body: &mut dyn Read,
         body_bytes: u64,
     ) -> Result<()> {
-        if process::is_forked_since(self.generation) {
+        if fork::is_forked_since(self.generation) {
             return Err(Error::closed("the client was made before a fork; make another one here"));
         }
         if meta.len() > META_BYTES_MAX {
@@ -114,7 +114,7 @@ impl Client {
         let stream = connection.stream.as_ref().expect("a lease holds its stream until it ends");
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let head = Head { kind, id, meta_bytes: meta.len() as u32, body_bytes };
-        let mut timed = Timed::new(stream, deadline);
+        let mut timed = DeadlineStream::new(stream, deadline);
         let answer =
             exchange(&mut timed, head, meta, body).map_err(|error| error.with("target", target))?;
         connection.is_reusable = true;
@@ -181,7 +181,7 @@ impl fmt::Debug for Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        if process::is_forked_since(self.generation) {
+        if fork::is_forked_since(self.generation) {
             // The sockets are the parent's, and its locks may be held for ever here.
             std::mem::forget(std::mem::take(&mut self.pools));
         }

@@ -12,7 +12,7 @@ use std::{
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Result, SystemClock};
-use mooncake_transfer_engine::{handshake::Timed, process};
+use mooncake_transfer_engine::{fork, handshake::DeadlineStream};
 use socket2::SockRef;
 
 use crate::{
@@ -119,7 +119,7 @@ impl Server {
             .name("mooncake-rpc".into())
             .spawn(move || accept(&accepting))
             .map_err(refused)?;
-        let generation = process::generation();
+        let generation = fork::generation();
         Ok(Self { shared, address, generation, acceptor: Mutex::new(Some(acceptor)) })
     }
 
@@ -190,7 +190,7 @@ impl Server {
     }
 
     fn is_forked(&self) -> bool {
-        process::is_forked_since(self.generation)
+        fork::is_forked_since(self.generation)
     }
 }
 
@@ -312,7 +312,7 @@ fn serve(shared: &Shared, stream: &TcpStream, source: SocketAddr) -> Result<()> 
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(broken(error)),
         }
-        let mut timed = Timed::new(stream, SystemClock.now() + config.timeout);
+        let mut timed = DeadlineStream::new(stream, SystemClock.now() + config.timeout);
         let (head, meta, body) = receive(&mut timed, config.body_bytes_max)?;
         let slot = Arc::new(AnswerSlot::default());
         let answer = match head.kind {
@@ -331,7 +331,7 @@ fn serve(shared: &Shared, stream: &TcpStream, source: SocketAddr) -> Result<()> 
         };
         let reason = &reason.as_bytes()[..reason.len().min(1024)];
         let head = Head { kind, id: head.id, meta_bytes: reason.len() as u32, body_bytes: 0 };
-        let mut timed = Timed::new(stream, SystemClock.now() + config.timeout);
+        let mut timed = DeadlineStream::new(stream, SystemClock.now() + config.timeout);
         timed.write_all(&[&head.encode(), reason].concat()).map_err(broken)?;
     }
 }

@@ -33,7 +33,7 @@ use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{ClientId, Clock, Error, Moment, Result, SystemClock};
 use mooncake_http::Exposition;
 use mooncake_proto::{convert::Caller, v1};
-use mooncake_transfer_engine::{Engine, process};
+use mooncake_transfer_engine::{Engine, fork};
 use tokio::runtime::Handle;
 
 pub(crate) use self::fence_release::ReadFences;
@@ -145,7 +145,7 @@ impl Client {
             replica_rotation: AtomicUsize::new(id.bits() as usize),
             task_worker: TaskWorker::default(),
             shutdown: Shutdown::default(),
-            generation: process::generation(),
+            generation: fork::generation(),
             metrics: Metrics::default(),
             io_sessions: IoSessions::default(),
             pending_releases: Arc::default(),
@@ -292,7 +292,7 @@ impl ClientInner {
     }
 
     fn is_forked(&self) -> bool {
-        process::is_forked_since(self.generation)
+        fork::is_forked_since(self.generation)
     }
 
     fn is_closed(&self) -> bool {

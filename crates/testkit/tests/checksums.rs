@@ -6,7 +6,7 @@ use mooncake_testkit::{
     Cluster, ClusterSettings, Node,
     cluster::{key, range},
 };
-use mooncake_transfer_engine::{Opcode, Piece};
+use mooncake_transfer_engine::{Opcode, TransferEntry};
 
 fn cluster(nodes: usize) -> Cluster {
     Cluster::start(ClusterSettings { nodes, ..ClusterSettings::default() })
@@ -25,7 +25,7 @@ fn damage(node: &Node, place: &Place) {
     let deadline = SystemClock.now() + std::time::Duration::from_secs(10);
     let peer = node.engine().open(&place.segment.endpoint, deadline).expect("it lives");
     let at = place.segment.base + place.offset + place.length / 2;
-    let mut pieces = [Piece::new(range(&memory, 0, 1), at)];
+    let mut pieces = [TransferEntry::new(range(&memory, 0, 1), at)];
     node.engine().transfer(&peer, Opcode::Write, &mut pieces, deadline);
     pieces[0].outcome.take().expect("it ran").expect("it was written");
 }

@@ -1,4 +1,4 @@
-//! How fast pieces move between two engines of one process without a network, beside plain copies
+//! How fast entries move between two engines of one process without a network, beside plain copies
 //! between two mappings: `cargo run --release --features test-util --example same_host`.
 //!
 //! Counted in processor time of the calling thread, which does all the work on these ways, so that
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use mooncake_base::{Clock, SystemClock};
 use mooncake_transfer_engine::{
-    Engine, EngineConfig, LocalRange, Opcode, Piece, SharedMemory, TransportKind,
+    Engine, EngineConfig, LocalRange, Opcode, SharedMemory, TransferEntry, TransportKind,
 };
 
 const BYTES: usize = 64 << 20;
@@ -66,9 +66,9 @@ fn measure(
             // One at a time, as a caller without batches does.
             for (i, part) in local.chunks_mut(size).enumerate() {
                 let range = range(part, is_held);
-                let mut pieces = [Piece::new(range, base + (i * size) as u64)];
-                near.transfer(&peer, opcode, &mut pieces, deadline);
-                assert!(matches!(pieces[0].outcome, Some(Ok(()))), "{pieces:?}");
+                let mut entries = [TransferEntry::new(range, base + (i * size) as u64)];
+                near.transfer(&peer, opcode, &mut entries, deadline);
+                assert!(matches!(entries[0].outcome, Some(Ok(()))), "{entries:?}");
             }
         })
     };

@@ -16,7 +16,7 @@ use std::{
 };
 
 use mooncake_base::{Clock, Moment, SystemClock};
-use mooncake_transfer_engine::{Engine, EngineConfig, LocalRange, Opcode, Peer, Piece};
+use mooncake_transfer_engine::{Engine, EngineConfig, LocalRange, Opcode, Peer, TransferEntry};
 use tokio::runtime::{Builder, Runtime};
 
 const BYTES: usize = 64 << 20;
@@ -171,9 +171,9 @@ impl Near {
         let part = &mut self.local[offset..offset + size];
         // SAFETY: the bytes are borrowed, alone, until the transfer has returned.
         let local = unsafe { LocalRange::held(part.as_mut_ptr(), size) };
-        let mut pieces = [Piece::new(local, self.address + offset as u64)];
-        self.engine.transfer(&self.peer, opcode, &mut pieces, soon());
-        assert!(matches!(pieces[0].outcome, Some(Ok(()))), "{pieces:?}");
+        let mut entries = [TransferEntry::new(local, self.address + offset as u64)];
+        self.engine.transfer(&self.peer, opcode, &mut entries, soon());
+        assert!(matches!(entries[0].outcome, Some(Ok(()))), "{entries:?}");
     }
 
     /// Seconds of processor time of both processes.

@@ -16,7 +16,7 @@ use std::{
 };
 
 use mooncake_base::{Clock, Moment, SystemClock};
-use mooncake_transfer_engine::{Engine, EngineConfig, LocalRange, Opcode, Piece};
+use mooncake_transfer_engine::{Engine, EngineConfig, LocalRange, Opcode, TransferEntry};
 use tokio::runtime::Runtime;
 
 fn main() {
@@ -75,10 +75,10 @@ fn transfer(
 ) -> &'static str {
     // SAFETY: the bytes are borrowed, alone, until the transfer has returned.
     let local = unsafe { LocalRange::held(bytes.as_mut_ptr(), bytes.len()) };
-    let mut pieces = [Piece::new(local, address)];
-    let way = engine.transfer(peer, opcode, &mut pieces, soon());
-    let [piece] = pieces;
-    piece.outcome.unwrap().unwrap();
+    let mut entries = [TransferEntry::new(local, address)];
+    let way = engine.transfer(peer, opcode, &mut entries, soon());
+    let [entry] = entries;
+    entry.outcome.unwrap().unwrap();
     way.unwrap().name()
 }
 

@@ -58,7 +58,7 @@ pub struct EngineConfig {
     pub huge_pages: Option<HugePages>,
     /// Of each allocation, how many bytes are made ready in the background by a thread of low
     /// priority: never more than an eighth of the room there is. 0 for none.
-    pub prepared_bytes_max: u64,
+    pub prefault_bytes_max: u64,
     /// Asks in the background for huge pages under memory that the user registers, where all of the
     /// small ones are there. Changes no byte; takes time and room for the copy.
     pub collapses_registered: bool,
@@ -68,7 +68,7 @@ pub struct EngineConfig {
     pub device_driver: PathBuf,
     /// Lends nothing to peers, so that nothing of it goes to the metadata server, which it only
     /// asks; its name need not be its own there.
-    pub is_guest: bool,
+    pub is_unpublished: bool,
     /// How often a line about what was moved is logged, if at all.
     pub report_interval: Option<Duration>,
     /// Ways that are not to be used, so that a test reaches the others.
@@ -97,11 +97,11 @@ impl Default for EngineConfig {
             withdraw_timeout: Duration::from_secs(1),
             token: None,
             huge_pages: None,
-            prepared_bytes_max: 1 << 30,
+            prefault_bytes_max: 1 << 30,
             collapses_registered: false,
             numa_node: None,
             device_driver: PathBuf::from("libcuda.so.1"),
-            is_guest: false,
+            is_unpublished: false,
             report_interval: None,
             #[cfg(feature = "test-util")]
             disabled: Vec::new(),

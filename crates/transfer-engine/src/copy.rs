@@ -1,14 +1,14 @@
 //! The only place where bytes are moved between addresses of this process.
 //!
-//! Memory somebody keeps mapped for us ([`Trust::Held`]) is simply copied. A bare number
-//! ([`Trust::Foreign`]) may point nowhere, so the kernel is asked first, block by block, or moves
+//! Memory somebody keeps mapped for us ([`Ownership::Held`]) is simply copied. A bare number
+//! ([`Ownership::Foreign`]) may point nowhere, so the kernel is asked first, block by block, or moves
 //! the bytes itself; both answer with an error where a plain copy would end the process.
 //!
-//! Who copies many pieces does so with one [`Copier`], which asks once for pieces that lie beside
+//! Who copies many entries does so with one [`Copier`], which asks once for entries that lie beside
 //! each other, and goes past the caches where there is much to copy.
 
-mod look;
-mod stream;
+mod nontemporal;
+mod page_check;
 
 use std::{
     io,
@@ -18,21 +18,21 @@ use std::{
 
 use mooncake_base::{Error, ErrorCode, Result};
 
-use crate::piece::{LocalRange, Piece, Trust};
+use crate::transfer_entry::{LocalRange, Ownership, TransferEntry};
 
-pub(crate) use self::look::{are_present, is_unmapped};
+pub(crate) use self::page_check::{are_resident, is_unmapped};
 
 /// Up to this length one system call that checks and copies beats a check followed by a copy.
 const KERNEL_COPY_MAX: usize = 32 << 10;
 
 /// How much is checked at once, right before it is copied: little enough that the time in which
 /// another thread could unmap it stays short and the bytes are still in the cache.
-const BLOCK: usize = look::LOOK_MAX;
+const BLOCK: usize = page_check::CHECK_BYTES_MAX;
 
-/// From so many bytes on, over all pieces, a transfer goes past the caches. Fewer are likely to be
+/// From so many bytes on, over all entries, a transfer goes past the caches. Fewer are likely to be
 /// used again while a cache of the processor's own still has them, and one call of 64 KiB was not
 /// faster for it.
-const STREAM_BYTES_MIN: usize = 256 << 10;
+const NONTEMPORAL_BYTES_MIN: usize = 256 << 10;
 
 /// Copies `from` over `to`, which are of one length and may overlap.
 ///
@@ -43,40 +43,40 @@ pub fn copy(from: LocalRange, to: LocalRange) -> Result<()> {
     Copier::default().copy(from, to)
 }
 
-/// Copies the pieces of one transfer, and remembers for the next piece what it has just been told of
+/// Copies the entries of one transfer, and remembers for the next entry what it has just been told of
 /// foreign memory. To be dropped with the transfer: what it knows is soon out of date.
 #[derive(Debug, Default)]
 pub(crate) struct Copier {
-    source: Known,
-    target: Known,
+    source: CheckedRange,
+    target: CheckedRange,
     /// Whether what is long enough goes past the caches.
-    is_streaming: bool,
+    is_nontemporal: bool,
 }
 
 /// What is known of foreign memory on one side of a copy.
 #[derive(Debug, Default)]
-struct Known {
+struct CheckedRange {
     /// Can be read and written, as of a moment ago.
     range: Range<usize>,
     /// How many bytes more may be copied by that.
-    credit: usize,
-    /// Where the last piece was that lay elsewhere.
+    budget: usize,
+    /// Where the last entry was that lay elsewhere.
     last: usize,
 }
 
 impl Copier {
-    /// One for the open pieces of a transfer.
-    pub(crate) fn of(pieces: &[Piece]) -> Self {
-        let lengths = pieces.iter().filter(|piece| piece.outcome.is_none());
-        let bytes = lengths.fold(0, |sum: usize, piece| sum.saturating_add(piece.local.length()));
-        Self { is_streaming: bytes >= STREAM_BYTES_MIN, ..Self::default() }
+    /// One for the open entries of a transfer.
+    pub(crate) fn of(entries: &[TransferEntry]) -> Self {
+        let lengths = entries.iter().filter(|entry| entry.outcome.is_none());
+        let bytes = lengths.fold(0, |sum: usize, entry| sum.saturating_add(entry.local.length()));
+        Self { is_nontemporal: bytes >= NONTEMPORAL_BYTES_MIN, ..Self::default() }
     }
 
     /// As [`copy`].
     pub(crate) fn copy(&mut self, from: LocalRange, to: LocalRange) -> Result<()> {
         debug_assert_eq!(from.length(), to.length(), "both sides of a copy are of one length");
         let length = from.length().min(to.length());
-        if from.trust() == Trust::Held && to.trust() == Trust::Held {
+        if from.ownership() == Ownership::Held && to.ownership() == Ownership::Held {
             self.move_bytes(from.address(), to.address(), length);
             return Ok(());
         }
@@ -84,18 +84,18 @@ impl Copier {
         while done < length {
             let part = BLOCK.min(length - done);
             let (source, target) = (from.address() + done, to.address() + done);
-            let readable = match from.trust() {
-                Trust::Held => Probe::Mapped,
-                Trust::Foreign => self.source.ask(source, part, Access::Read),
+            let readable = match from.ownership() {
+                Ownership::Held => PageState::Mapped,
+                Ownership::Foreign => self.source.check(source, part, Access::Read),
             };
-            let writable = match to.trust() {
-                Trust::Held => Probe::Mapped,
-                Trust::Foreign => self.target.ask(target, part, Access::Write),
+            let writable = match to.ownership() {
+                Ownership::Held => PageState::Mapped,
+                Ownership::Foreign => self.target.check(target, part, Access::Write),
             };
             match (readable, writable) {
-                (Probe::Mapped, Probe::Mapped) => self.move_bytes(source, target, part),
-                (Probe::Bad, _) => return Err(unreadable(from.address(), length)),
-                (_, Probe::Bad) => return Err(unwritable(to.address(), length)),
+                (PageState::Mapped, PageState::Mapped) => self.move_bytes(source, target, part),
+                (PageState::Bad, _) => return Err(unreadable(from.address(), length)),
+                (_, PageState::Bad) => return Err(unwritable(to.address(), length)),
                 _ => copy_by_kernel(source, target, part)?,
             }
             done += part;
@@ -104,9 +104,9 @@ impl Copier {
     }
 
     fn move_bytes(&self, source: usize, target: usize, length: usize) {
-        let move_bytes = match self.is_streaming && length >= stream::STREAM_MIN {
-            true => stream::copy,
-            false => move_plainly,
+        let move_bytes = match self.is_nontemporal && length >= nontemporal::LENGTH_MIN {
+            true => nontemporal::copy,
+            false => copy_cached,
         };
         // SAFETY: both ranges are held by somebody until the transfer returns, or were found mapped
         // with these rights a moment ago. They may overlap, which both ways allow. Other processes
@@ -116,35 +116,35 @@ impl Copier {
     }
 }
 
-impl Known {
+impl CheckedRange {
     /// Whether foreign memory of at most one block can be touched right now. `Unknown` leaves it to
     /// the kernel to copy.
-    fn ask(&mut self, address: usize, length: usize, access: Access) -> Probe {
-        let Some(end) = address.checked_add(length) else { return Probe::Bad };
+    fn check(&mut self, address: usize, length: usize, access: Access) -> PageState {
+        let Some(end) = address.checked_add(length) else { return PageState::Bad };
         // Looking costs as much as some bytes, whatever the length.
-        let price = length.max(KERNEL_COPY_MAX);
-        if self.range.start <= address && end <= self.range.end && self.credit >= price {
-            self.credit -= price;
-            return Probe::Mapped;
+        let cost = length.max(KERNEL_COPY_MAX);
+        if self.range.start <= address && end <= self.range.end && self.budget >= cost {
+            self.budget -= cost;
+            return PageState::Mapped;
         }
         let window = address & !(BLOCK - 1);
         let is_alone = std::mem::replace(&mut self.last, window) != window;
         if is_alone && length <= KERNEL_COPY_MAX {
-            return Probe::Unknown;
+            return PageState::Unknown;
         }
         let window_end = window.saturating_add(BLOCK);
         let wanted = match end <= window_end && !is_alone {
             true => window..window_end,
             false => address..end,
         };
-        match look::plain_part(address, &wanted) {
+        match page_check::accessible_part(address, &wanted) {
             Some(found) if found.end >= end => {
                 self.range = found;
-                self.credit = BLOCK.saturating_sub(price);
-                Probe::Mapped
+                self.budget = BLOCK.saturating_sub(cost);
+                PageState::Mapped
             }
-            _ if length <= KERNEL_COPY_MAX => Probe::Unknown,
-            _ => probe(address, length, access),
+            _ if length <= KERNEL_COPY_MAX => PageState::Unknown,
+            _ => populate(address, length, access),
         }
     }
 }
@@ -167,7 +167,8 @@ pub(crate) enum Access {
 
 /// Whether the range can be touched like that now, without touching it. For words in errors.
 pub(crate) fn is_accessible(range: LocalRange, access: Access) -> bool {
-    range.trust() == Trust::Held || probe(range.address(), range.length(), access) == Probe::Mapped
+    range.ownership() == Ownership::Held
+        || populate(range.address(), range.length(), access) == PageState::Mapped
 }
 
 /// The error for local memory that cannot be read or written.
@@ -193,13 +194,13 @@ fn unwritable(address: usize, length: usize) -> Error {
 /// # Safety
 /// Both ranges are mapped, the first can be read and the second written, until this returns. Nobody
 /// has a Rust reference to the second.
-unsafe fn move_plainly(source: usize, target: usize, length: usize) {
+unsafe fn copy_cached(source: usize, target: usize, length: usize) {
     // SAFETY: as promised to us. The ranges may overlap, which this copy allows.
     unsafe { std::ptr::copy(source as *const u8, target as *mut u8, length) };
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Probe {
+enum PageState {
     Mapped,
     Bad,
     /// The kernel cannot say (an old one, protected memory, or a device's).
@@ -207,15 +208,15 @@ enum Probe {
 }
 
 /// Asks the kernel to make the pages present with these rights, which changes no byte.
-fn probe(address: usize, length: usize, access: Access) -> Probe {
+fn populate(address: usize, length: usize, access: Access) -> PageState {
     static IS_UNSUPPORTED: AtomicBool = AtomicBool::new(false);
     if IS_UNSUPPORTED.load(Ordering::Relaxed) {
-        return Probe::Unknown;
+        return PageState::Unknown;
     }
     let first = address & !(page_size() - 1);
     // What ends within a page of the last address there is would wrap around in the kernel too.
     if address.checked_add(length).is_none_or(|end| end.checked_add(page_size()).is_none()) {
-        return Probe::Bad;
+        return PageState::Bad;
     }
     let span = address + length - first;
     let advice = match access {
@@ -224,7 +225,7 @@ fn probe(address: usize, length: usize, access: Access) -> Probe {
     };
     // SAFETY: this advice changes no byte and no mapping; a range that is not mapped is refused.
     if unsafe { libc::madvise(first as *mut _, span, advice) } == 0 {
-        return Probe::Mapped;
+        return PageState::Mapped;
     }
     match io::Error::last_os_error().raw_os_error() {
         // An unknown advice, or memory that is protected or a device's: only the first is for
@@ -236,10 +237,10 @@ fn probe(address: usize, length: usize, access: Access) -> Probe {
             let failed =
                 unsafe { libc::madvise(page as *mut _, page_size(), libc::MADV_POPULATE_READ) };
             IS_UNSUPPORTED.store(failed != 0, Ordering::Relaxed);
-            Probe::Unknown
+            PageState::Unknown
         }
-        Some(libc::EAGAIN | libc::EINTR | libc::EBUSY) => Probe::Unknown,
-        _ => Probe::Bad,
+        Some(libc::EAGAIN | libc::EINTR | libc::EBUSY) => PageState::Unknown,
+        _ => PageState::Bad,
     }
 }
 
@@ -275,8 +276,8 @@ fn copy_by_kernel(source: usize, target: usize, length: usize) -> Result<()> {
 /// Which side of a copy was at fault, found out afterwards.
 fn refused(source: usize, target: usize, length: usize) -> Error {
     // Protected memory is "unknown" like device memory, so only a yes is telling.
-    match probe(target, length, Access::Write) {
-        Probe::Mapped => unreadable(source, length),
+    match populate(target, length, Access::Write) {
+        PageState::Mapped => unreadable(source, length),
         _ => unwritable(target, length),
     }
 }
@@ -337,9 +338,9 @@ mod tests {
                 };
                 let source = pick(held(&mut from[1..=length]), source_foreign);
                 let target = pick(held(&mut to[1..=length]), target_foreign);
-                for is_streaming in [false, true] {
+                for is_nontemporal in [false, true] {
                     to.fill(0);
-                    let mut copier = Copier { is_streaming, ..Copier::default() };
+                    let mut copier = Copier { is_nontemporal, ..Copier::default() };
                     copier.copy(source, target).unwrap();
                     assert!(to[1..=length] == wanted[1..=length], "{length}");
                     assert_eq!((to[0], to[length + 1]), (0, 0), "{length}");
@@ -350,14 +351,16 @@ mod tests {
 
     #[test]
     fn what_is_much_goes_past_the_caches_whatever_its_pieces() {
-        let is_streaming = |lengths: &[usize]| {
-            let pieces: Vec<_> =
-                lengths.iter().map(|length| Piece::new(foreign(4096, *length), 0)).collect();
-            Copier::of(&pieces).is_streaming
+        let is_nontemporal = |lengths: &[usize]| {
+            let entries: Vec<_> = lengths
+                .iter()
+                .map(|length| TransferEntry::new(foreign(4096, *length), 0))
+                .collect();
+            Copier::of(&entries).is_nontemporal
         };
-        assert!(!is_streaming(&[STREAM_BYTES_MIN - 1]));
-        assert!(is_streaming(&[STREAM_BYTES_MIN]));
-        assert!(is_streaming(&[STREAM_BYTES_MIN / 2; 2]));
+        assert!(!is_nontemporal(&[NONTEMPORAL_BYTES_MIN - 1]));
+        assert!(is_nontemporal(&[NONTEMPORAL_BYTES_MIN]));
+        assert!(is_nontemporal(&[NONTEMPORAL_BYTES_MIN / 2; 2]));
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub struct SegmentDescriptor {
     pub buffers: Vec<BufferDescriptor>,
     /// Present if the peer is one of ours.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub mooncake: Option<OwnDescriptor>,
+    pub mooncake: Option<NativeDescriptor>,
 }
 
 /// A registered range as the established engine describes it.
@@ -46,10 +46,10 @@ pub struct BufferDescriptor {
 
 /// Our own fields.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OwnDescriptor {
+pub struct NativeDescriptor {
     /// Version of these fields and of our frames: 1.
     pub version: u32,
-    /// The engine's id, as 32 hexadecimal digits; see [`OwnDescriptor::engine`].
+    /// The engine's id, as 32 hexadecimal digits; see [`NativeDescriptor::engine`].
     pub engine: String,
     /// How to reach it on its own host; absent if it does not offer that.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -65,7 +65,7 @@ pub struct LocalDescriptor {
     pub process: u32,
 }
 
-impl OwnDescriptor {
+impl NativeDescriptor {
     /// The fields for an engine.
     pub fn new(engine: EngineId, local: Option<LocalDescriptor>) -> Self {
         Self { version: 1, engine: format!("{:032x}", engine.bits()), local }

@@ -5,7 +5,7 @@
 //! names a stream.
 
 mod driver;
-mod lent;
+mod exported;
 mod pinned;
 
 use std::{
@@ -19,16 +19,16 @@ use mooncake_base::{Error, Moment, Result};
 
 pub(crate) use self::{
     driver::Ordinal,
-    lent::{DeviceMemory, Stretch},
-    pinned::{BUFFER_BYTES, Lease},
+    exported::{DeviceCopy, DeviceMemory},
+    pinned::{BUFFER_BYTES, PinnedBuffer},
 };
 use self::{
     driver::{Direction, Driver},
-    pinned::Pool,
+    pinned::PinnedPool,
 };
 use crate::{
     metrics::PoolSnapshot,
-    piece::{Opcode, Piece, Trust},
+    transfer_entry::{Opcode, Ownership, TransferEntry},
 };
 
 /// Where parts begin in a buffer: at multiples of this.
@@ -57,15 +57,15 @@ pub(crate) struct Devices {
 /// A driver that works, with memory through which bytes go.
 pub(crate) struct Cuda {
     driver: Arc<Driver>,
-    pool: Arc<Pool>,
+    pool: Arc<PinnedPool>,
 }
 
-/// A stretch of a piece that goes through the buffer together with others.
+/// A stretch of a entry that goes through the buffer together with others.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Part {
+pub(crate) struct StagedPart {
     /// Whose, by its place in the batch.
-    pub(crate) piece: usize,
-    /// Where it begins, in the piece.
+    pub(crate) entry: usize,
+    /// Where it begins, in the entry.
     pub(crate) from: usize,
     /// Where it lies, in the buffer.
     pub(crate) at: usize,
@@ -87,7 +87,7 @@ impl Devices {
     }
 
     /// The driver, if this process has loaded it.
-    pub(crate) fn look(&self) -> Option<&Arc<Cuda>> {
+    pub(crate) fn find_loaded(&self) -> Option<&Arc<Cuda>> {
         self.find(Driver::loaded).unwrap_or_else(|error| {
             tracing::debug!(%error, "the CUDA driver is there and cannot be used");
             None
@@ -108,7 +108,7 @@ impl Devices {
     /// # Errors
     /// Only a part of it does.
     pub(crate) fn memory(&self, address: u64, length: u64) -> Result<Option<DeviceMemory>> {
-        match self.look() {
+        match self.find_loaded() {
             Some(cuda) => DeviceMemory::of(cuda, address, length),
             None => Ok(None),
         }
@@ -126,7 +126,7 @@ impl Devices {
             && let Some(driver) = open(&self.file)?
         {
             let driver = Arc::new(driver);
-            let pool = Arc::new(Pool::new(Arc::clone(&driver)));
+            let pool = Arc::new(PinnedPool::new(Arc::clone(&driver)));
             self.cuda.get_or_init(|| Arc::new(Cuda { driver, pool }));
         }
         Ok(self.known())
@@ -139,15 +139,15 @@ impl Cuda {
         self.driver.owner(address)
     }
 
-    /// For each piece that is still to be moved, the device whose memory its local side is; nothing
+    /// For each entry that is still to be moved, the device whose memory its local side is; nothing
     /// if none is. What is known to be mapped here is not asked for.
-    pub(crate) fn owners(&self, pieces: &[Piece]) -> Option<Vec<Option<Ordinal>>> {
-        let owner = |piece: &Piece| {
-            let is_asked = piece.outcome.is_none() && piece.local.trust() == Trust::Foreign;
-            is_asked.then(|| self.owner(piece.local.address() as u64)).flatten()
+    pub(crate) fn owners(&self, entries: &[TransferEntry]) -> Option<Vec<Option<Ordinal>>> {
+        let owner = |entry: &TransferEntry| {
+            let is_asked = entry.outcome.is_none() && entry.local.ownership() == Ownership::Foreign;
+            is_asked.then(|| self.owner(entry.local.address() as u64)).flatten()
         };
-        let first = pieces.iter().position(|piece| owner(piece).is_some())?;
-        let rest = pieces[first..].iter().map(owner);
+        let first = entries.iter().position(|entry| owner(entry).is_some())?;
+        let rest = entries[first..].iter().map(owner);
         Some(std::iter::repeat_n(None, first).chain(rest).collect())
     }
 
@@ -155,8 +155,8 @@ impl Cuda {
     ///
     /// # Errors
     /// Something of it has failed, or there is no such stream.
-    pub(crate) fn settle(&self, stream: Stream) -> Result<()> {
-        let current = self.driver.enter(stream, None)?;
+    pub(crate) fn synchronize(&self, stream: Stream) -> Result<()> {
+        let current = self.driver.push_context(stream, None)?;
         current.synchronize(stream)
     }
 
@@ -164,7 +164,7 @@ impl Cuda {
     ///
     /// # Errors
     /// All are taken until the deadline, or the driver has none to give.
-    pub(crate) fn buffer(&self, device: Ordinal, deadline: Moment) -> Result<Lease> {
+    pub(crate) fn buffer(&self, device: Ordinal, deadline: Moment) -> Result<PinnedBuffer> {
         self.pool.take(device, deadline)
     }
 
@@ -173,7 +173,7 @@ impl Cuda {
         self.pool.snapshot()
     }
 
-    /// Copies parts between their pieces' device memory and the buffer: to the buffer for
+    /// Copies parts between their entries' device memory and the buffer: to the buffer for
     /// [`Opcode::Write`]. Done after what was given to the stream before, and when it returns.
     ///
     /// # Errors
@@ -181,9 +181,9 @@ impl Cuda {
     pub(crate) fn copy(
         &self,
         opcode: Opcode,
-        parts: &[Part],
-        pieces: &[Piece],
-        buffer: &Lease,
+        parts: &[StagedPart],
+        entries: &[TransferEntry],
+        buffer: &PinnedBuffer,
         stream: Stream,
     ) -> Result<()> {
         let direction = match opcode {
@@ -191,14 +191,14 @@ impl Cuda {
             Opcode::Read => Direction::ToDevice,
         };
         for run in parts.chunk_by(|one, other| one.device == other.device) {
-            let current = self.driver.enter(stream, Some(run[0].device))?;
+            let current = self.driver.push_context(stream, Some(run[0].device))?;
             let copied = run.iter().try_for_each(|part| {
-                let device = pieces[part.piece].local.part(part.from, part.length);
+                let device = entries[part.entry].local.part(part.from, part.length);
                 current.copy(direction, device, buffer.range(part.at, part.length), stream)
             });
             // Also after a failure: what was begun must have left the buffer.
-            let settled = current.synchronize(stream);
-            copied.and(settled)?;
+            let synchronized = current.synchronize(stream);
+            copied.and(synchronized)?;
         }
         Ok(())
     }
@@ -210,26 +210,26 @@ impl fmt::Debug for Cuda {
     }
 }
 
-/// What one filling of a buffer takes, beginning at a place of a batch: a piece and an offset in it.
+/// What one filling of a buffer takes, beginning at a place of a batch: a entry and an offset in it.
 /// Moves the place on; nothing is left if there are no parts.
-pub(crate) fn next_parts(
-    pieces: &[Piece],
+pub(crate) fn fill_buffer(
+    entries: &[TransferEntry],
     owners: &[Option<Ordinal>],
     place: &mut (usize, usize),
-) -> Vec<Part> {
+) -> Vec<StagedPart> {
     let (mut parts, mut at) = (Vec::new(), 0);
-    while place.0 < pieces.len() && at < BUFFER_BYTES {
-        let (piece, from) = *place;
-        let open = owners[piece].filter(|_| pieces[piece].outcome.is_none());
+    while place.0 < entries.len() && at < BUFFER_BYTES {
+        let (entry, from) = *place;
+        let open = owners[entry].filter(|_| entries[entry].outcome.is_none());
         let Some(device) = open else {
-            *place = (piece + 1, 0);
+            *place = (entry + 1, 0);
             continue;
         };
-        let left = pieces[piece].local.length() - from;
+        let left = entries[entry].local.length() - from;
         let length = left.min(BUFFER_BYTES - at);
-        parts.push(Part { piece, from, at, length, device });
+        parts.push(StagedPart { entry, from, at, length, device });
         at = (at + length).next_multiple_of(ALIGNMENT);
-        *place = if length == left { (piece + 1, 0) } else { (piece, from + length) };
+        *place = if length == left { (entry + 1, 0) } else { (entry, from + length) };
     }
     parts
 }

@@ -1,6 +1,6 @@
 //! The engine: lends memory to peers, finds them, and moves bytes over the cheapest path.
 
-mod describe;
+mod descriptor_template;
 mod listen;
 mod registry;
 mod report;
@@ -19,19 +19,19 @@ use std::{
 use mooncake_base::sync::{Mutex, RwLock};
 use mooncake_base::{Clock, Endpoint, EngineId, Error, ErrorKind, Moment, Result, SystemClock};
 
-use self::{describe::Description, listen::Listeners};
+use self::{descriptor_template::DescriptorTemplate, listen::Listeners};
 pub use self::{listen::address_facing, registry::Registry, staged::OnStream};
 use crate::{
+    async_transfer::WorkerPool,
     config::EngineConfig,
     device::Devices,
+    fork,
     handshake::{HandshakeServer, HandshakeSettings, Notification},
-    memory::{FileMemory, SharedMemory, lent::Lent, prepare::Preparer},
+    memory::{FileMemory, SharedMemory, exported_memory::ExportedMemory, prefault::Prefaulter},
     metadata::{self, MetadataSettings, MetadataStore},
     metrics::{Metrics, Refusals},
-    peer::{Found, Peer, Ways},
-    process,
+    peer::{PathContext, PathState, Peer},
     region::Backing,
-    submit::Movers,
     token::Token,
     transport::{
         Transport,
@@ -66,8 +66,8 @@ pub(crate) struct Inner {
     config: EngineConfig,
     generation: u64,
     rpc: Endpoint,
-    description: Arc<Description>,
-    lent: Arc<Lent>,
+    template: Arc<DescriptorTemplate>,
+    exported: Arc<ExportedMemory>,
     /// Serves processes of this host; absent where the system lets us not.
     shm_server: Option<Arc<ShmServer>>,
     metadata: Arc<dyn MetadataStore>,
@@ -81,16 +81,16 @@ pub(crate) struct Inner {
     /// Peers that made room for others.
     evicted: AtomicU64,
     /// Read by those who take memory back, written by those who lend some: a range must not be lent
-    /// anew while peers are still leaving it.
-    leaving: RwLock<()>,
+    /// anew while peers are still withdrawals it.
+    withdrawals: RwLock<()>,
     metrics: Metrics,
     refusals: Arc<Refusals>,
     /// For batches that their callers do not wait for.
-    movers: Movers,
+    workers: WorkerPool,
     /// Memory of devices, if there is any.
     devices: Devices,
     /// Makes pages of new memory.
-    preparer: Preparer,
+    prefaulter: Prefaulter,
     /// Logs what was moved, if that is wanted.
     reporter: Mutex<Option<tokio::task::JoinHandle<()>>>,
     is_closed: AtomicBool,
@@ -104,7 +104,7 @@ impl Engine {
     /// or knows another live engine of that name. Nothing is left behind then.
     pub fn start(config: EngineConfig, runtime: tokio::runtime::Handle) -> Result<Self> {
         config.check()?;
-        let generation = process::generation();
+        let generation = fork::generation();
         let settings = MetadataSettings {
             connect_timeout: config.connect_timeout,
             prefix: config.metadata_prefix.clone(),
@@ -113,42 +113,42 @@ impl Engine {
         };
         let metadata = metadata::open(&config.metadata, settings)?;
         let Listeners { host, rpc, data } = Listeners::bind(&config)?;
-        let lent = Lent::enter(EngineId::random());
+        let exported = ExportedMemory::register(EngineId::random());
         let refusals = Arc::<Refusals>::default();
         let auth = AuthPolicy { token: config.token.clone(), refusals: Arc::clone(&refusals) };
-        let shm_server = start_shm_server(&config, &lent, auth);
+        let shm_server = start_shm_server(&config, &exported, auth);
         let settings = TcpServerSettings {
-            engine: Some(lent.id),
+            engine: Some(exported.id),
             token: config.token.clone(),
             refusals: Arc::clone(&refusals),
             ..TcpServerSettings::default()
         };
-        let data = TcpServer::start(data, Arc::clone(&lent.regions), settings, &runtime)?;
+        let data = TcpServer::start(data, Arc::clone(&exported.regions), settings, &runtime)?;
         let port = rpc
             .local_addr()
             .map_err(|error| Error::internal("a listener has no address").caused_by(error))?;
         let rpc_endpoint = Endpoint::new(host.clone(), port.port());
-        let description = Arc::new(Description {
+        let template = Arc::new(DescriptorTemplate {
             name: segment_name(&config, &rpc_endpoint),
             host,
             data_port: data.address().port(),
             local: shm_server.as_ref().map(|shm_server| shm_server.name().to_owned()),
-            lent: Arc::clone(&lent),
+            exported: Arc::clone(&exported),
         });
-        let described = Arc::clone(&description);
-        let describe = Arc::new(move || described.segment().to_json());
+        let described = Arc::clone(&template);
+        let describe = Arc::new(move || described.fill().to_json());
         let settings = handshake_settings(&config, &refusals);
         let handshake = HandshakeServer::start(rpc, describe, settings, &runtime)?;
-        let transports = transports(&config, lent.id, shm_server.as_ref(), &refusals);
-        let preparer = Preparer::new(config.prepared_bytes_max);
+        let transports = transports(&config, exported.id, shm_server.as_ref(), &refusals);
+        let prefaulter = Prefaulter::new(config.prefault_bytes_max);
         let devices = Devices::new(config.device_driver.clone());
-        devices.look();
+        devices.find_loaded();
         let inner = Arc::new(Inner {
             config,
             generation,
             rpc: rpc_endpoint,
-            description,
-            lent,
+            template,
+            exported,
             shm_server,
             metadata,
             handshake,
@@ -157,12 +157,12 @@ impl Engine {
             peers: RwLock::default(),
             openings: AtomicU64::new(1),
             evicted: AtomicU64::new(0),
-            leaving: RwLock::default(),
+            withdrawals: RwLock::default(),
             metrics: Metrics::default(),
             refusals,
-            movers: Movers::default(),
+            workers: WorkerPool::default(),
             devices,
-            preparer,
+            prefaulter,
             reporter: Mutex::default(),
             is_closed: AtomicBool::new(false),
         });
@@ -181,12 +181,12 @@ impl Engine {
 
     /// What peers pass to [`Engine::open`].
     pub fn segment_name(&self) -> &str {
-        &self.inner.description.name
+        &self.inner.template.name
     }
 
     /// Who it is; another one after a restart.
     pub fn id(&self) -> EngineId {
-        self.inner.lent.id
+        self.inner.exported.id
     }
 
     /// Where its handshake socket listens.
@@ -202,12 +202,12 @@ impl Engine {
     /// Makes memory that peers may reach, and that peers of this host map.
     ///
     /// It takes room as it is written, and the beginning of it soon, in the background (see
-    /// [`EngineConfig::prepared_bytes_max`]). Its first address is what peers call it by.
+    /// [`EngineConfig::prefault_bytes_max`]). Its first address is what peers call it by.
     ///
     /// # Errors
     /// The system has no such memory, or the engine is closed.
     pub fn allocate(&self, length: u64) -> Result<SharedMemory> {
-        self.inner.usable()?;
+        self.inner.check_usable()?;
         let mut memory = SharedMemory::create(length, self.inner.config.huge_pages)?;
         let mapping = Arc::clone(memory.mapping());
         let node = self.inner.config.numa_node;
@@ -217,15 +217,15 @@ impl Engine {
         let location = format!("cpu:{}", node.unwrap_or(0));
         let file = std::os::fd::AsRawFd::as_raw_fd(&mapping.file());
         let backing = Backing::Shared { file, offset: 0 };
-        self.inner.lent.keep(&mapping);
+        self.inner.exported.add_mapping(&mapping);
         self.inner
-            .lent
+            .exported
             .regions
             .register(memory.base(), memory.length(), &location, backing)
-            .inspect_err(|_| self.inner.lent.release(memory.base()))?;
+            .inspect_err(|_| self.inner.exported.remove_mapping(memory.base()))?;
         memory.on_drop(self.withdrawal());
         self.inner.announce()?;
-        self.inner.preparer.prepare(memory.mapping());
+        self.inner.prefaulter.prefault(memory.mapping());
         Ok(memory)
     }
 
@@ -241,7 +241,7 @@ impl Engine {
         length: u64,
         location: &str,
     ) -> Result<FileMemory> {
-        self.inner.usable()?;
+        self.inner.check_usable()?;
         let mut memory = FileMemory::map(path, offset, length)?;
         self.regions().register(memory.base(), memory.length(), location)?;
         memory.on_drop(self.withdrawal());
@@ -252,7 +252,7 @@ impl Engine {
     fn withdrawal(&self) -> impl FnOnce(u64) + Send + Sync + 'static {
         let (weak, generation) = (Arc::downgrade(&self.inner), self.inner.generation);
         move |base| {
-            if process::is_forked_since(generation) {
+            if fork::is_forked_since(generation) {
                 return;
             }
             let Some(inner) = weak.upgrade() else { return };
@@ -270,7 +270,7 @@ impl Engine {
     /// The segment is not known, or its engine cannot be reached on any path.
     pub fn open(&self, segment_name: &str, deadline: Moment) -> Result<Arc<Peer>> {
         let inner = &self.inner;
-        inner.usable()?;
+        inner.check_usable()?;
         let known = inner.peers.read().get(segment_name).cloned();
         let peer = match known {
             Some(peer) if peer.transport().is_some() => {
@@ -288,17 +288,17 @@ impl Engine {
             }
             None => {
                 let descriptor = inner.resolve(segment_name, deadline)?;
-                Arc::new(Peer::new(segment_name, descriptor, inner.ways()))
+                Arc::new(Peer::new(segment_name, descriptor, inner.path_context()))
             }
         };
-        let ways = inner.ways();
-        let is_reached = (0..ways.transports.len())
-            .any(|index| matches!(peer.path(index, ways, deadline), Found::Open(_)));
+        let context = inner.path_context();
+        let is_reached = (0..context.transports.len())
+            .any(|index| matches!(peer.path(index, context, deadline), PathState::Open(_)));
         if !is_reached {
             inner.peers.write().remove(segment_name);
             return Err(peer.unreachable());
         }
-        inner.devices.look();
+        inner.devices.find_loaded();
         let now = inner.openings.fetch_add(1, Ordering::Relaxed);
         let mut peers = inner.peers.write();
         let peer = Arc::clone(peers.entry(segment_name.to_owned()).or_insert(peer));
@@ -318,7 +318,7 @@ impl Engine {
 
     /// Notifications that peers have sent here, oldest first; each is given out once.
     pub fn take_notifications(&self) -> Vec<Notification> {
-        if process::is_forked_since(self.inner.generation) {
+        if fork::is_forked_since(self.inner.generation) {
             return Vec::new();
         }
         self.inner.handshake.take_notifications()
@@ -330,20 +330,20 @@ impl Engine {
     }
 
     /// Whether it can be used here and now.
-    pub(crate) fn usable(&self) -> Result<()> {
-        self.inner.usable()
+    pub(crate) fn check_usable(&self) -> Result<()> {
+        self.inner.check_usable()
     }
 
     pub(crate) fn token(&self) -> Option<&Token> {
         self.inner.config.token.as_ref()
     }
 
-    pub(crate) fn noted(&self, error: Error) -> Error {
-        self.inner.noted(error)
+    pub(crate) fn count_refusal(&self, error: Error) -> Error {
+        self.inner.count_refusal(error)
     }
 
-    pub(crate) fn movers(&self) -> &Movers {
-        &self.inner.movers
+    pub(crate) fn workers(&self) -> &WorkerPool {
+        &self.inner.workers
     }
 
     pub(crate) fn downgrade(&self) -> Weak<Inner> {
@@ -357,7 +357,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        if process::is_forked_since(self.inner.generation) {
+        if fork::is_forked_since(self.inner.generation) {
             // Threads and sockets are the parent's: one count too many keeps all of it as it is.
             std::mem::forget(Arc::clone(&self.inner));
         }
@@ -365,8 +365,8 @@ impl Drop for Engine {
 }
 
 impl Inner {
-    fn ways(&self) -> Ways<'_> {
-        Ways {
+    fn path_context(&self) -> PathContext<'_> {
+        PathContext {
             transports: &self.transports,
             metrics: &self.metrics,
             connect_timeout: self.config.connect_timeout,
@@ -374,15 +374,15 @@ impl Inner {
     }
 
     fn resolve(&self, name: &str, deadline: Moment) -> Result<crate::SegmentDescriptor> {
-        if name == self.description.name {
-            return Ok(self.description.segment());
+        if name == self.template.name {
+            return Ok(self.template.fill());
         }
         let found = self.metadata.resolve(name, deadline);
-        found.map_err(|error| self.noted(error).with("segment", name))
+        found.map_err(|error| self.count_refusal(error).with("segment", name))
     }
 
     /// Counts an error that says that a peer shares no token with us.
-    fn noted(&self, error: Error) -> Error {
+    fn count_refusal(&self, error: Error) -> Error {
         if error.kind() == ErrorKind::PermissionDenied {
             self.refusals.count_token_there();
         }
@@ -390,8 +390,8 @@ impl Inner {
     }
 
     /// Whether it can be used here and now.
-    fn usable(&self) -> Result<()> {
-        if process::is_forked_since(self.generation) {
+    fn check_usable(&self) -> Result<()> {
+        if fork::is_forked_since(self.generation) {
             return Err(Error::closed("the engine was made before a fork; start another one here"));
         }
         if self.is_closed.load(Ordering::Acquire) {
@@ -402,14 +402,14 @@ impl Inner {
 
     /// Has everybody leave a region and takes it out of the table.
     fn withdraw(&self, base: u64) -> Result<()> {
-        let _leaving = self.leaving.read();
+        let _withdrawal = self.withdrawals.read();
         let start = Instant::now();
         let patience = self.config.withdraw_timeout;
-        let unpinned = self.lent.regions.unregister(base, patience);
+        let unpinned = self.exported.regions.unregister(base, patience);
         if unpinned.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
             return unpinned.map(drop);
         }
-        self.lent.release(base);
+        self.exported.remove_mapping(base);
         let left = patience.saturating_sub(start.elapsed());
         let left_by_peers = match &self.shm_server {
             Some(shm_server) => shm_server.withdraw(base, left),
@@ -427,25 +427,24 @@ impl Inner {
     }
 
     fn publish(&self) -> Result<()> {
-        if self.config.is_guest {
+        if self.config.is_unpublished {
             return Ok(());
         }
         let deadline = SystemClock.now() + PUBLISH_PATIENCE;
-        self.metadata.publish(&self.description.segment(), &self.rpc, deadline)
+        self.metadata.publish(&self.template.fill(), &self.rpc, deadline)
     }
 
     fn close(&self, deadline: Moment) {
-        if process::is_forked_since(self.generation) || self.is_closed.swap(true, Ordering::AcqRel)
-        {
+        if fork::is_forked_since(self.generation) || self.is_closed.swap(true, Ordering::AcqRel) {
             return;
         }
         let soon = deadline.min(SystemClock.now() + WITHDRAW_PATIENCE);
-        self.lent.leave();
+        self.exported.unregister();
         if let Some(reporter) = self.reporter.lock().take() {
             reporter.abort();
         }
-        self.preparer.close();
-        if !self.config.is_guest
+        self.prefaulter.close();
+        if !self.config.is_unpublished
             && let Err(error) = self.metadata.withdraw(soon)
         {
             tracing::info!(%error, "the segment stays on the metadata server");
@@ -456,7 +455,7 @@ impl Inner {
         let peers = std::mem::take(&mut *self.peers.write());
         peers.values().for_each(|peer| peer.close());
         drop(peers);
-        self.movers.close(CLOSE_PATIENCE);
+        self.workers.close(CLOSE_PATIENCE);
         self.handshake.close();
         self.data.close();
     }
@@ -470,13 +469,13 @@ impl Drop for Inner {
 
 fn start_shm_server(
     config: &EngineConfig,
-    lent: &Arc<Lent>,
+    exported: &Arc<ExportedMemory>,
     auth: AuthPolicy,
 ) -> Option<Arc<ShmServer>> {
     if config.is_tcp_forced {
         return None;
     }
-    match ShmServer::start(Arc::clone(lent), auth) {
+    match ShmServer::start(Arc::clone(exported), auth) {
         Ok(shm_server) => Some(Arc::new(shm_server)),
         Err(error) => {
             tracing::debug!(%error, "processes of this host will be served over the network");

@@ -6,7 +6,7 @@ use mooncake_base::{
 };
 
 use crate::{
-    descriptor::{BufferDescriptor, LocalDescriptor, OwnDescriptor, SegmentDescriptor},
+    descriptor::{BufferDescriptor, LocalDescriptor, NativeDescriptor, SegmentDescriptor},
     handshake::{
         codec::{self, Message, MessageKind, Notification},
         proof,
@@ -25,7 +25,7 @@ fn targets() -> Vec<Target> {
 }
 
 fn descriptor() -> Target {
-    let own = OwnDescriptor::new(
+    let own = NativeDescriptor::new(
         EngineId::from_bits(7),
         Some(LocalDescriptor { unix_socket: "mooncake-7".into(), process: 4 }),
     );
@@ -46,7 +46,7 @@ fn descriptor() -> Target {
             let again = SegmentDescriptor::from_json(&read.to_json()).expect("we wrote it");
             assert_eq!(again, read);
             let own = read.mooncake.as_ref();
-            let engine = own.and_then(OwnDescriptor::engine).is_some();
+            let engine = own.and_then(NativeDescriptor::engine).is_some();
             outcome((read.buffers.len(), own.is_some(), engine, read.tcp_proto_version))
         }
     };
@@ -102,7 +102,7 @@ fn sealed() -> Target {
             assert_eq!(proof::read_challenge(&proof::challenge(&nonce)), Some(nonce));
         }
         let refusal = proof::read_refusal(bytes).is_some();
-        outcome((challenge.is_some(), refusal, proof::is_question(&message)))
+        outcome((challenge.is_some(), refusal, proof::is_challenge_request(&message)))
     };
     let seeds =
         vec![proof::challenge(&[7; 32]).body, proof::refusal("no"), vec![1; proof::SEAL_BYTES + 2]];

@@ -11,13 +11,13 @@
 pub(crate) mod acceptor;
 pub mod client;
 pub mod codec;
+mod deadline_stream;
 pub(crate) mod dial;
 pub(crate) mod proof;
 pub mod server;
-mod timed;
 
-pub use client::{ask, fetch_descriptor, notify, probe};
+pub use client::{fetch_descriptor, notify, probe, request};
 pub use codec::{Message, MessageKind, Notification};
+pub use deadline_stream::DeadlineStream;
 pub use dial::dial;
 pub use server::{HandshakeServer, HandshakeSettings};
-pub use timed::Timed;

@@ -2,22 +2,23 @@
 //! one host, and over TCP.
 //!
 //! In reading order: [`engine`] (the whole), [`peer`] (another engine, and the paths to it),
-//! [`config`] and [`process`] (what an engine is told, and what a fork does to it), [`token`] (a
-//! secret that peers must know), [`piece`] (what
-//! is moved), [`submit`] (transfers that their caller does not wait for), [`region`] (memory that others may reach), [`memory`] (memory of our own that peers
+//! [`config`] and [`fork`] (what an engine is told, and what a fork does to it), [`token`] (a
+//! secret that peers must know), [`transfer_entry`] (what
+//! is moved), [`async_transfer`] (transfers that their caller does not wait for), [`region`] (memory that others may reach), [`memory`] (memory of our own that peers
 //! can map), [`managed`] (buffers cut from it), [`copy`] (bytes between addresses that may be bad),
 //! [`descriptor`] (what a segment says of itself), [`metadata`] and [`handshake`] (where
 //! segments are found, and the socket on which they are asked), [`transport`] (the seam behind
-//! which the ways to move bytes sit), `choice` (which of them a batch takes), [`metrics`] (what was
+//! which the ways to move bytes sit), `path_selection` (which of them a batch takes), [`metrics`] (what was
 //! moved over which way), `device` (memory of CUDA devices), [`topology`] (which network devices are near which memory).
 #![warn(missing_docs)]
 
-mod choice;
+pub mod async_transfer;
 pub mod config;
 pub mod copy;
 pub mod descriptor;
 mod device;
 pub mod engine;
+pub mod fork;
 #[cfg(test)]
 mod fuzz;
 pub mod handshake;
@@ -25,16 +26,15 @@ pub mod managed;
 pub mod memory;
 pub mod metadata;
 pub mod metrics;
+mod path_selection;
 pub mod peer;
-pub mod piece;
-pub mod process;
 pub mod region;
-pub mod submit;
 pub mod token;
 pub mod topology;
+pub mod transfer_entry;
 pub mod transport;
 
-pub use choice::{Footing, Measured};
+pub use async_transfer::{BatchId, BatchStatus};
 pub use config::EngineConfig;
 pub use descriptor::SegmentDescriptor;
 pub use device::Stream;
@@ -45,10 +45,10 @@ pub use metrics::{
     EngineSnapshot, LatencySnapshot, PeerSnapshot, PoolSnapshot, QueueSnapshot, RefusalSnapshot,
     TransportSnapshot,
 };
+pub use path_selection::{PathMeasurement, RemoteMemory};
 pub use peer::Peer;
-pub use piece::{LocalRange, Opcode, Piece, RemoteRange};
 pub use region::{Region, Regions};
-pub use submit::{BatchId, BatchStatus};
 pub use token::Token;
 pub use topology::Topology;
+pub use transfer_entry::{LocalRange, Opcode, RemoteRange, TransferEntry};
 pub use transport::{Capability, Path, Transport, TransportKind};

@@ -38,12 +38,12 @@ impl ManagedBuffers {
     /// # Errors
     /// The system has no more memory, or the engine is closed.
     pub fn allocate(&self, length: u64) -> Result<u64> {
-        self.engine.usable()?;
+        self.engine.check_usable()?;
         let mut state = self.state.lock();
         if length > BLOCK_BYTES_MAX {
             let memory = self.engine.allocate(length)?;
             let base = memory.base();
-            state.arena.enter_whole(base, memory.length())?;
+            state.arena.add_dedicated(base, memory.length())?;
             state.slabs.push(memory);
             return Ok(base);
         }
@@ -51,7 +51,7 @@ impl ManagedBuffers {
             return Ok(address);
         }
         let slab = self.engine.allocate(BLOCK_BYTES_MAX)?;
-        state.arena.enter_slab(slab.base())?;
+        state.arena.add_slab(slab.base())?;
         state.slabs.push(slab);
         state
             .arena
@@ -64,11 +64,11 @@ impl ManagedBuffers {
     /// # Errors
     /// No buffer of such a length begins there, or it was taken back before. Nothing changes then.
     pub fn free(&self, address: u64, length: u64) -> Result<()> {
-        self.engine.usable()?;
+        self.engine.check_usable()?;
         let mut state = self.state.lock();
         let gone = match state.arena.free(address, length)? {
-            Freed::Kept => return Ok(()),
-            Freed::Gone(base) => base,
+            Freed::Retained => return Ok(()),
+            Freed::Released(base) => base,
         };
         let slab = state.slabs.iter().position(|slab| slab.base() == gone);
         let slab = slab.map(|at| state.slabs.swap_remove(at));

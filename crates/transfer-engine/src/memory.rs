@@ -1,10 +1,10 @@
 //! Memory that we allocate so that peers of the same host can map it, and files that are lent.
 
+mod address_quarantine;
+pub(crate) mod exported_memory;
 pub(crate) mod file;
-pub(crate) mod lent;
 pub(crate) mod mapping;
-pub(crate) mod prepare;
-mod rest;
+pub(crate) mod prefault;
 
 use std::{fmt, sync::Arc};
 
@@ -13,7 +13,7 @@ use mooncake_base::Result;
 pub use self::file::FileMemory;
 use crate::{
     memory::mapping::{Mapping, open_gate},
-    piece::LocalRange,
+    transfer_entry::LocalRange,
 };
 
 pub use self::mapping::HugePages;

@@ -8,10 +8,10 @@ mod etcd;
 #[cfg(test)]
 pub(crate) mod fuzz;
 mod http;
+mod http_client;
 mod keyed;
 pub mod p2p;
 mod redis;
-mod web;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -130,7 +130,10 @@ pub fn open(address: &str, settings: MetadataSettings) -> Result<Arc<dyn Metadat
 const KNOWN: &str =
     "use P2PHANDSHAKE, http://host:port/metadata, etcd://host:port or redis://host:port";
 
-fn keyed(server: impl keyed::Server + 'static, prefix: &str) -> Result<Arc<dyn MetadataStore>> {
+fn keyed(
+    server: impl keyed::KeyValueServer + 'static,
+    prefix: &str,
+) -> Result<Arc<dyn MetadataStore>> {
     Ok(Arc::new(keyed::KeyedStore::new(server, prefix)))
 }
 

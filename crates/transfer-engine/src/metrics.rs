@@ -11,8 +11,8 @@ use std::{
 use self::histogram::Histogram;
 pub use self::histogram::LatencySnapshot;
 use crate::{
-    choice::Measured,
-    piece::{Opcode, Piece},
+    path_selection::PathMeasurement,
+    transfer_entry::{Opcode, TransferEntry},
     transport::TransportKind,
 };
 
@@ -42,7 +42,7 @@ pub struct EngineSnapshot {
     /// Notifications that wait to be taken, and those that peers could not leave.
     pub notifications: QueueSnapshot,
     /// Threads that move submitted batches.
-    pub movers: usize,
+    pub workers: usize,
 }
 
 /// What went over one way.
@@ -53,7 +53,7 @@ pub struct TransportSnapshot {
     /// Batches that it was given.
     pub batches: u64,
     /// Pieces that it moved.
-    pub pieces: u64,
+    pub entries: u64,
     /// Bytes that it brought here.
     pub bytes_read: u64,
     /// Bytes that it brought to peers.
@@ -84,7 +84,7 @@ pub struct PeerSnapshot {
     /// Its connections, if a way to it has some.
     pub connections: PoolSnapshot,
     /// How fast each way was measured to be.
-    pub measured: Vec<(TransportKind, Measured)>,
+    pub measured: Vec<(TransportKind, PathMeasurement)>,
 }
 
 /// How full a pool is.
@@ -119,7 +119,7 @@ pub struct RefusalSnapshot {
     /// Peers that refused ours, or that asked for none although we have one.
     pub token_there: u64,
     /// Connections in the established engine's frames, which carry no token.
-    pub established: u64,
+    pub compat: u64,
     /// Ranges that peers asked for and that are not registered.
     pub ranges: u64,
 }
@@ -129,7 +129,7 @@ pub struct RefusalSnapshot {
 pub struct Refusals {
     token_here: AtomicU64,
     token_there: AtomicU64,
-    established: AtomicU64,
+    compat: AtomicU64,
     ranges: AtomicU64,
 }
 
@@ -142,7 +142,7 @@ pub(crate) struct Metrics {
 #[derive(Debug, Default)]
 struct Sums {
     batches: AtomicU64,
-    pieces: AtomicU64,
+    entries: AtomicU64,
     bytes_read: AtomicU64,
     bytes_written: AtomicU64,
     errors: AtomicU64,
@@ -154,7 +154,7 @@ struct Sums {
 /// What of a batch is done.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Progress {
-    pieces: u64,
+    entries: u64,
     bytes: u64,
     errors: u64,
     open: u64,
@@ -182,8 +182,8 @@ impl Refusals {
         self.token_there.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn count_established(&self) {
-        self.established.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn count_compat(&self) {
+        self.compat.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn count_range(&self) {
@@ -195,20 +195,20 @@ impl Refusals {
         RefusalSnapshot {
             token_here: self.token_here.load(Ordering::Relaxed),
             token_there: self.token_there.load(Ordering::Relaxed),
-            established: self.established.load(Ordering::Relaxed),
+            compat: self.compat.load(Ordering::Relaxed),
             ranges: self.ranges.load(Ordering::Relaxed),
         }
     }
 }
 
 impl Progress {
-    pub(crate) fn of(pieces: &[Piece]) -> Self {
+    pub(crate) fn of(entries: &[TransferEntry]) -> Self {
         let mut progress = Self::default();
-        for piece in pieces {
-            match &piece.outcome {
+        for entry in entries {
+            match &entry.outcome {
                 Some(Ok(())) => {
-                    progress.pieces += 1;
-                    progress.bytes += piece.local.length() as u64;
+                    progress.entries += 1;
+                    progress.bytes += entry.local.length() as u64;
                 }
                 Some(Err(_)) => progress.errors += 1,
                 None => progress.open += 1,
@@ -221,8 +221,8 @@ impl Progress {
         self.errors
     }
 
-    pub(crate) const fn pieces(&self) -> u64 {
-        self.pieces
+    pub(crate) const fn entries(&self) -> u64 {
+        self.entries
     }
 }
 
@@ -237,7 +237,7 @@ impl Metrics {
             }
         }
         add(&sums.batches, 1);
-        add(&sums.pieces, work.after.pieces - work.before.pieces);
+        add(&sums.entries, work.after.entries - work.before.entries);
         let errors = work.after.errors.saturating_sub(work.before.errors);
         if errors > 0 {
             add(&sums.errors, errors);
@@ -247,7 +247,7 @@ impl Metrics {
             Opcode::Write => &sums.bytes_written,
         };
         add(bytes, work.after.bytes - work.before.bytes);
-        sums.latency.note(work.took);
+        sums.latency.record(work.took);
     }
 
     pub(crate) fn count_refusal(&self, kind: TransportKind) {
@@ -261,7 +261,7 @@ impl Metrics {
             TransportSnapshot {
                 kind,
                 batches: read(&sums.batches),
-                pieces: read(&sums.pieces),
+                entries: read(&sums.entries),
                 bytes_read: read(&sums.bytes_read),
                 bytes_written: read(&sums.bytes_written),
                 errors: read(&sums.errors),
@@ -290,7 +290,7 @@ impl TransportSnapshot {
         Self {
             kind,
             batches: 0,
-            pieces: 0,
+            entries: 0,
             bytes_read: 0,
             bytes_written: 0,
             errors: 0,

@@ -12,10 +12,10 @@ use mooncake_base::sync::{RwLock, TimedMutex};
 use mooncake_base::{Clock, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock};
 
 use crate::{
-    choice::{Scores, WAYS},
     descriptor::SegmentDescriptor,
+    fork,
     metrics::{Metrics, PeerSnapshot, PoolSnapshot},
-    process,
+    path_selection::{PATHS_MAX, PathStats},
     transport::{Path, Transport, TransportKind},
 };
 
@@ -29,12 +29,12 @@ pub struct Peer {
     generation: u64,
     state: RwLock<State>,
     /// Held by the one who looks for the peer or for a path to it.
-    repair: TimedMutex<Repair>,
+    reconnect: TimedMutex<Reconnect>,
     errors: AtomicU64,
     /// When it was last opened, counted in openings of its engine.
     last_use: AtomicU64,
     metrics: Metrics,
-    scores: Scores,
+    path_stats: PathStats,
 }
 
 #[derive(Debug)]
@@ -54,13 +54,13 @@ enum Slot {
 }
 
 #[derive(Debug, Default)]
-struct Repair {
+struct Reconnect {
     failed: Option<(Moment, Error)>,
 }
 
 /// What there is in one place of the list of paths.
 #[derive(Debug)]
-pub(crate) enum Found {
+pub(crate) enum PathState {
     Open(Arc<dyn Path>),
     /// There was one, and the peer is gone over it.
     Dead,
@@ -69,28 +69,31 @@ pub(crate) enum Found {
 
 /// What is needed to make paths.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ways<'a> {
+pub(crate) struct PathContext<'a> {
     pub(crate) transports: &'a [Arc<dyn Transport>],
     pub(crate) metrics: &'a Metrics,
     pub(crate) connect_timeout: Duration,
 }
 
 impl Peer {
-    pub(crate) fn new(name: &str, descriptor: SegmentDescriptor, ways: Ways<'_>) -> Self {
-        assert!(ways.transports.len() <= WAYS, "an engine has no more transports than ways");
+    pub(crate) fn new(name: &str, descriptor: SegmentDescriptor, context: PathContext<'_>) -> Self {
+        assert!(
+            context.transports.len() <= PATHS_MAX,
+            "an engine has no more transports than ways"
+        );
         Self {
             name: name.to_owned(),
-            generation: process::generation(),
+            generation: fork::generation(),
             state: RwLock::new(State {
                 version: 0,
                 descriptor: Arc::new(descriptor),
-                slots: vec![Slot::Untried; ways.transports.len()],
+                slots: vec![Slot::Untried; context.transports.len()],
             }),
-            repair: TimedMutex::default(),
+            reconnect: TimedMutex::default(),
             errors: AtomicU64::new(0),
             last_use: AtomicU64::new(0),
             metrics: Metrics::default(),
-            scores: Scores::default(),
+            path_stats: PathStats::default(),
         }
     }
 
@@ -112,9 +115,9 @@ impl Peer {
         })
     }
 
-    pub(crate) fn snapshot(&self, ways: Ways<'_>) -> PeerSnapshot {
+    pub(crate) fn snapshot(&self, context: PathContext<'_>) -> PeerSnapshot {
         let state = self.state.read();
-        let kinds: Vec<_> = ways.transports.iter().map(|transport| transport.kind()).collect();
+        let kinds: Vec<_> = context.transports.iter().map(|transport| transport.kind()).collect();
         let refusals = kinds.iter().zip(&state.slots).filter_map(|(kind, slot)| match slot {
             Slot::Refused(error) => Some((*kind, error.to_string())),
             _ => None,
@@ -131,7 +134,8 @@ impl Peer {
             refused: sum.refused + pool.refused,
         });
         drop(state);
-        let measured = self.scores.all().into_iter().map(|one| (kinds[one.way], one)).collect();
+        let measured =
+            self.path_stats.all().into_iter().map(|one| (kinds[one.path], one)).collect();
         PeerSnapshot {
             name: self.name.clone(),
             transport: self.transport(),
@@ -144,8 +148,8 @@ impl Peer {
     }
 
     /// What the ways to it were measured to give.
-    pub(crate) const fn scores(&self) -> &Scores {
-        &self.scores
+    pub(crate) const fn path_stats(&self) -> &PathStats {
+        &self.path_stats
     }
 
     pub(crate) const fn metrics(&self) -> &Metrics {
@@ -175,15 +179,15 @@ impl Peer {
 
     /// The path in that place, if it is open.
     pub(crate) fn open_path(&self, index: usize) -> Option<Arc<dyn Path>> {
-        match self.known(index) {
-            Some(Found::Open(path)) => Some(path),
+        match self.path_state(index) {
+            Some(PathState::Open(path)) => Some(path),
             _ => None,
         }
     }
 
     /// Whether nobody has asked for a path in that place yet.
     pub(crate) fn is_untried(&self, index: usize) -> bool {
-        self.known(index).is_none()
+        self.path_state(index).is_none()
     }
 
     pub(crate) fn count_errors(&self, count: u64) {
@@ -196,32 +200,37 @@ impl Peer {
     }
 
     /// The path in that place, made now if it was not tried yet.
-    pub(crate) fn path(&self, index: usize, ways: Ways<'_>, deadline: Moment) -> Found {
-        if let Some(found) = self.known(index) {
+    pub(crate) fn path(
+        &self,
+        index: usize,
+        context: PathContext<'_>,
+        deadline: Moment,
+    ) -> PathState {
+        if let Some(found) = self.path_state(index) {
             return found;
         }
-        let Some(_repair) = self.repair.take_within(patience(deadline)) else {
-            return Found::None;
+        let Some(_reconnect) = self.reconnect.take_within(lock_timeout(deadline)) else {
+            return PathState::None;
         };
-        if let Some(found) = self.known(index) {
+        if let Some(found) = self.path_state(index) {
             return found;
         }
         let (version, descriptor) = {
             let state = self.state.read();
             (state.version, Arc::clone(&state.descriptor))
         };
-        let transport = &ways.transports[index];
-        let until = deadline.min(SystemClock.now() + ways.connect_timeout);
+        let transport = &context.transports[index];
+        let until = deadline.min(SystemClock.now() + context.connect_timeout);
         let slot = match transport.connect(&descriptor, until) {
             Ok(path) => {
                 if let Some(rate) = path.probed_bytes_per_second() {
-                    self.scores.seed(rate);
+                    self.path_stats.record_probe(rate);
                 }
                 Slot::Open(path)
             }
             Err(error) => {
                 tracing::debug!(peer = self.name, over = %transport.kind(), %error, "no path");
-                ways.metrics.count_refusal(transport.kind());
+                context.metrics.count_refusal(transport.kind());
                 self.metrics.count_refusal(transport.kind());
                 Slot::Refused(error)
             }
@@ -231,15 +240,15 @@ impl Peer {
             state.slots[index] = slot;
         }
         drop(state);
-        self.known(index).unwrap_or(Found::None)
+        self.path_state(index).unwrap_or(PathState::None)
     }
 
-    fn known(&self, index: usize) -> Option<Found> {
+    fn path_state(&self, index: usize) -> Option<PathState> {
         match &self.state.read().slots[index] {
             Slot::Untried => None,
-            Slot::Open(path) if path.is_alive() => Some(Found::Open(Arc::clone(path))),
-            Slot::Open(_) => Some(Found::Dead),
-            Slot::Refused(_) => Some(Found::None),
+            Slot::Open(path) if path.is_alive() => Some(PathState::Open(Arc::clone(path))),
+            Slot::Open(_) => Some(PathState::Dead),
+            Slot::Refused(_) => Some(PathState::None),
         }
     }
 
@@ -250,22 +259,22 @@ impl Peer {
         deadline: Moment,
         resolve: impl FnOnce() -> Result<SegmentDescriptor>,
     ) -> Result<()> {
-        let Some(mut repair) = self.repair.take_within(patience(deadline)) else {
+        let Some(mut reconnect) = self.reconnect.take_within(lock_timeout(deadline)) else {
             let text = "the deadline passed while the peer was looked for";
             return Err(Error::new(ErrorCode::TRANSFER_FAIL, text).with("peer", &self.name));
         };
         if self.version() != version {
             return Ok(());
         }
-        if let Some((moment, error)) = &repair.failed
+        if let Some((moment, error)) = &reconnect.failed
             && SystemClock.now().since(*moment) < RETRY_PAUSE
         {
             return Err(error.clone());
         }
         let descriptor = resolve().inspect_err(|error| {
-            repair.failed = Some((SystemClock.now(), error.clone()));
+            reconnect.failed = Some((SystemClock.now(), error.clone()));
         })?;
-        repair.failed = None;
+        reconnect.failed = None;
         let mut state = self.state.write();
         if let Some(was) = engine_of(&state.descriptor)
             && engine_of(&descriptor) != Some(was)
@@ -307,14 +316,14 @@ fn engine_of(descriptor: &SegmentDescriptor) -> Option<mooncake_base::EngineId> 
     descriptor.mooncake.as_ref().and_then(|own| own.engine())
 }
 
-fn patience(deadline: Moment) -> Duration {
+fn lock_timeout(deadline: Moment) -> Duration {
     // Bounded, so that a deadline at the end of time does not overflow the clock.
     deadline.left(SystemClock.now()).min(Duration::from_secs(3600))
 }
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        if process::is_forked_since(self.generation) {
+        if fork::is_forked_since(self.generation) {
             // The sockets are the parent's.
             std::mem::forget(std::mem::take(&mut self.state.get_mut().slots));
         }

@@ -16,7 +16,7 @@ use std::{
 use mooncake_base::sync::{Condvar, Mutex, RwLock};
 use mooncake_base::{Error, ErrorCode, Result};
 
-use crate::{device::DeviceMemory, piece::RemoteRange};
+use crate::{device::DeviceMemory, transfer_entry::RemoteRange};
 
 /// What a region is made of, which decides who can reach it how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

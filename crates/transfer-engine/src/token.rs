@@ -32,7 +32,7 @@ pub struct Token(Arc<[u8]>);
 
 /// Which way a connection is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Door {
+pub(crate) enum Channel {
     Tcp = 1,
     Shm = 2,
     Handshake = 3,
@@ -40,7 +40,7 @@ pub(crate) enum Door {
 
 /// Who proves something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Side {
+pub(crate) enum HandshakeSide {
     /// The one that connects.
     Caller = 1,
     /// The one that lends its memory.
@@ -50,11 +50,11 @@ pub(crate) enum Side {
 /// What one connection's proofs are about.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Exchange {
-    pub(crate) door: Door,
+    pub(crate) channel: Channel,
     /// The engine that lends its memory; nobody in particular if it has no name.
     pub(crate) owner: u128,
-    pub(crate) of_owner: Nonce,
-    pub(crate) of_caller: Nonce,
+    pub(crate) owner_nonce: Nonce,
+    pub(crate) caller_nonce: Nonce,
 }
 
 impl Token {
@@ -71,24 +71,24 @@ impl Token {
     }
 
     /// The proof of one side.
-    pub(crate) fn proof(&self, side: Side, exchange: &Exchange) -> Proof {
+    pub(crate) fn proof(&self, side: HandshakeSide, exchange: &Exchange) -> Proof {
         self.hash(side, exchange).finalize().into_bytes().into()
     }
 
     /// Whether that is the proof of one side. Takes as long for a wrong one.
-    pub(crate) fn is_proven(&self, side: Side, exchange: &Exchange, proof: &Proof) -> bool {
+    pub(crate) fn verify(&self, side: HandshakeSide, exchange: &Exchange, proof: &Proof) -> bool {
         self.hash(side, exchange).verify_slice(proof).is_ok()
     }
 
     /// The proof of one side for what it says.
-    pub(crate) fn seal(&self, side: Side, exchange: &Exchange, content: &[u8]) -> Proof {
+    pub(crate) fn seal(&self, side: HandshakeSide, exchange: &Exchange, content: &[u8]) -> Proof {
         self.hash(side, exchange).chain_update(content).finalize().into_bytes().into()
     }
 
     /// Whether that is the proof of one side for what it says. Takes as long for a wrong one.
-    pub(crate) fn is_sealed(
+    pub(crate) fn verify_seal(
         &self,
-        side: Side,
+        side: HandshakeSide,
         exchange: &Exchange,
         content: &[u8],
         proof: &Proof,
@@ -96,13 +96,13 @@ impl Token {
         self.hash(side, exchange).chain_update(content).verify_slice(proof).is_ok()
     }
 
-    fn hash(&self, side: Side, exchange: &Exchange) -> Hmac<Sha256> {
+    fn hash(&self, side: HandshakeSide, exchange: &Exchange) -> Hmac<Sha256> {
         let mut hash = Hmac::<Sha256>::new_from_slice(&self.0).expect("a key has any length");
         hash.update(b"mooncake transfer 1");
-        hash.update(&[side as u8, exchange.door as u8]);
+        hash.update(&[side as u8, exchange.channel as u8]);
         hash.update(&exchange.owner.to_le_bytes());
-        hash.update(&exchange.of_owner);
-        hash.update(&exchange.of_caller);
+        hash.update(&exchange.owner_nonce);
+        hash.update(&exchange.caller_nonce);
         hash
     }
 }
@@ -127,29 +127,29 @@ mod tests {
     use super::*;
 
     fn exchange() -> Exchange {
-        Exchange { door: Door::Tcp, owner: 7, of_owner: [1; 32], of_caller: [2; 32] }
+        Exchange { channel: Channel::Tcp, owner: 7, owner_nonce: [1; 32], caller_nonce: [2; 32] }
     }
 
     #[test]
     fn a_proof_holds_for_its_secret_side_door_engine_and_connection_only() {
         let token = Token::new("a long secret").unwrap();
-        let (good, side) = (exchange(), Side::Caller);
+        let (good, side) = (exchange(), HandshakeSide::Caller);
         let proof = token.proof(side, &good);
-        assert!(token.is_proven(side, &good, &proof));
-        assert!(!Token::new("a long secreT").unwrap().is_proven(side, &good, &proof));
-        assert!(!token.is_proven(Side::Owner, &good, &proof));
+        assert!(token.verify(side, &good, &proof));
+        assert!(!Token::new("a long secreT").unwrap().verify(side, &good, &proof));
+        assert!(!token.verify(HandshakeSide::Owner, &good, &proof));
         for other in [
-            Exchange { door: Door::Shm, ..good },
+            Exchange { channel: Channel::Shm, ..good },
             Exchange { owner: 8, ..good },
-            Exchange { of_owner: [3; 32], ..good },
-            Exchange { of_caller: [3; 32], ..good },
+            Exchange { owner_nonce: [3; 32], ..good },
+            Exchange { caller_nonce: [3; 32], ..good },
         ] {
-            assert!(!token.is_proven(side, &other, &proof), "{other:?}");
+            assert!(!token.verify(side, &other, &proof), "{other:?}");
         }
         for index in 0..PROOF_BYTES {
             let mut bad = proof;
             bad[index] ^= 1;
-            assert!(!token.is_proven(side, &good, &bad));
+            assert!(!token.verify(side, &good, &bad));
         }
     }
 

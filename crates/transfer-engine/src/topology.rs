@@ -22,12 +22,12 @@ const GPU_CLASSES: [&str; 2] = ["0x0300", "0x0302"];
 /// For each location of memory, the network devices beside it and the others.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Topology {
-    locations: Vec<(String, Near)>,
+    locations: Vec<(String, Affinity)>,
 }
 
 /// The devices as one location sees them; as JSON a pair of lists.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-struct Near(Vec<String>, Vec<String>);
+struct Affinity(Vec<String>, Vec<String>);
 
 /// A device and where it is attached.
 #[derive(Debug)]
@@ -51,11 +51,11 @@ impl Topology {
         nics.retain(|nic| wanted.is_empty() || wanted.contains(&nic.name.as_str()));
         let mut locations = Vec::new();
         for node in nodes(&sys.join("devices/system/node")) {
-            locations.push((format!("cpu:{node}"), Near::split(&nics, |nic| nic.node == node)));
+            locations.push((format!("cpu:{node}"), Affinity::split(&nics, |nic| nic.node == node)));
         }
         for (number, gpu) in gpus(&sys.join("bus/pci/devices")).iter().enumerate() {
             let nearest = nics.iter().map(|nic| gpu.distance(nic)).min();
-            let near = Near::split(&nics, |nic| Some(gpu.distance(nic)) == nearest);
+            let near = Affinity::split(&nics, |nic| Some(gpu.distance(nic)) == nearest);
             locations.push((format!("cuda:{number}"), near));
         }
         Self { locations }
@@ -72,10 +72,10 @@ impl Topology {
             Error::invalid(text).caused_by(source)
         };
         // By way of a map that sorts, so that a key that stands twice is one.
-        let map: std::collections::BTreeMap<String, Near> =
+        let map: std::collections::BTreeMap<String, Affinity> =
             serde_json::from_slice(text).map_err(bad)?;
         let mut locations: Vec<_> = map.into_iter().collect();
-        locations.sort_by_cached_key(|(name, _)| in_order(name));
+        locations.sort_by_cached_key(|(name, _)| natural_order(name));
         Ok(Self { locations })
     }
 
@@ -118,7 +118,7 @@ impl Serialize for Topology {
     }
 }
 
-impl Near {
+impl Affinity {
     fn split(nics: &[Device], is_near: impl Fn(&Device) -> bool) -> Self {
         let (near, far): (Vec<_>, Vec<_>) = nics.iter().partition(|nic| is_near(nic));
         let names = |nics: Vec<&Device>| nics.into_iter().map(|nic| nic.name.clone()).collect();
@@ -143,7 +143,7 @@ fn devices(folder: &Path, inner: &str) -> Vec<Device> {
         Device { name, node: node_of(&path), path: fs::canonicalize(&path).unwrap_or(path) }
     });
     let mut devices: Vec<_> = found.collect();
-    devices.sort_by_cached_key(|device| in_order(&device.name));
+    devices.sort_by_cached_key(|device| natural_order(&device.name));
     devices
 }
 
@@ -181,7 +181,7 @@ fn entries(folder: &Path) -> Vec<(String, PathBuf)> {
 }
 
 /// Names in the order of people: `mlx5_2` before `mlx5_10`.
-fn in_order(name: &str) -> (String, u64) {
+fn natural_order(name: &str) -> (String, u64) {
     let letters = name.trim_end_matches(|c: char| c.is_ascii_digit());
     (letters.to_owned(), name[letters.len()..].parse().unwrap_or(0))
 }

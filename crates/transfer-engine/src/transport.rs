@@ -15,10 +15,10 @@ use std::{fmt, sync::Arc};
 use mooncake_base::{Moment, Result};
 
 use crate::{
-    choice::Footing,
     descriptor::SegmentDescriptor,
     metrics::PoolSnapshot,
-    piece::{Opcode, Piece, RemoteRange},
+    path_selection::RemoteMemory,
+    transfer_entry::{Opcode, RemoteRange, TransferEntry},
 };
 
 /// The kind of a transport; metrics are counted per kind.
@@ -103,7 +103,7 @@ pub trait Path: fmt::Debug + Send + Sync {
     /// whatever the outcome. A write counts as done only after its bytes were applied. A path with
     /// its own completions (verbs) posts the work and parks the caller until its poller has reaped
     /// the completions; callers that must not block use the engine's worker threads.
-    fn transfer(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment);
+    fn transfer(&self, opcode: Opcode, pieces: &mut [TransferEntry], deadline: Moment);
 
     /// Returns false once the peer is known to be unreachable over this path. The engine drops such
     /// a path.
@@ -111,7 +111,7 @@ pub trait Path: fmt::Debug + Send + Sync {
 
     /// Returns how this path reaches the memory of the range, if known. The kind of access decides
     /// how fast the path is.
-    fn footing(&self, _range: RemoteRange) -> Option<Footing> {
+    fn remote_memory(&self, _range: RemoteRange) -> Option<RemoteMemory> {
         None
     }
 

@@ -69,7 +69,7 @@ pub fn engine_config(
         config.report_interval = Some(interval.unwrap_or(REPORT_INTERVAL));
     }
     if let Some(size) = value(&env::MC_PREPARED_MEMORY_SIZE, read_size)? {
-        config.prepared_bytes_max = size.bytes();
+        config.prefault_bytes_max = size.bytes();
     }
     config.collapses_registered = env::MC_COLLAPSE_REGISTERED_MEMORY.is_on();
     config.numa_node = value(&env::MC_STORE_NUMA_SOCKET_ID, read_number::<u32>)?;

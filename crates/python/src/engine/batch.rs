@@ -1,7 +1,7 @@
 //! Transfer batches from Python: lists of integers, each read in one pass.
 
 use mooncake_base::{Error, Result};
-use mooncake_transfer_engine::Piece;
+use mooncake_transfer_engine::TransferEntry;
 use pyo3::{
     Borrowed,
     exceptions::PyTypeError,
@@ -94,10 +94,14 @@ impl Batch {
     }
 
     /// Converts the batch to the entries that the engine takes.
-    pub(super) fn into_pieces(self) -> Vec<Piece> {
+    pub(super) fn into_pieces(self) -> Vec<TransferEntry> {
         let local = caller_ranges(self.addresses.0.into_iter().zip(self.lengths.0).collect());
         let remote = self.peer_addresses.0;
-        local.into_iter().zip(remote).map(|(local, at)| Piece::new(local, at as u64)).collect()
+        local
+            .into_iter()
+            .zip(remote)
+            .map(|(local, at)| TransferEntry::new(local, at as u64))
+            .collect()
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, Result, SystemClock};
-use mooncake_transfer_engine::{Engine, EngineConfig, ManagedBuffers, process};
+use mooncake_transfer_engine::{Engine, EngineConfig, ManagedBuffers, fork};
 use tokio::runtime::Runtime;
 
 /// How long the close of an engine may wait for a metadata server.
@@ -32,7 +32,7 @@ impl Running {
     pub(super) fn start(config: EngineConfig, runtime: &'static Runtime) -> Result<Self> {
         let engine = Engine::start(config, runtime.handle().clone())?;
         let buffers = ManagedBuffers::new(engine.clone());
-        Ok(Self { buffers, engine, generation: process::generation() })
+        Ok(Self { buffers, engine, generation: fork::generation() })
     }
 
     /// Returns the engine.
@@ -57,7 +57,7 @@ impl Running {
 
     /// True in a forked child of the process that started the engine.
     pub(crate) fn is_forked(&self) -> bool {
-        process::is_forked_since(self.generation)
+        fork::is_forked_since(self.generation)
     }
 
     fn check(&self) -> Result<()> {

@@ -26,12 +26,12 @@ pub(super) fn dictionary<'py>(
     let refused = PyDict::new(py);
     refused.set_item("token_here", snapshot.refused.token_here)?;
     refused.set_item("token_there", snapshot.refused.token_there)?;
-    refused.set_item("established", snapshot.refused.established)?;
+    refused.set_item("established", snapshot.refused.compat)?;
     refused.set_item("ranges", snapshot.refused.ranges)?;
     all.set_item("refused", refused)?;
     all.set_item("batches", queue(py, snapshot.batches)?)?;
     all.set_item("notifications", queue(py, snapshot.notifications)?)?;
-    all.set_item("movers", snapshot.movers)?;
+    all.set_item("movers", snapshot.workers)?;
     Ok(all)
 }
 
@@ -63,7 +63,7 @@ fn transports<'py>(
     for transport in transports {
         let one = PyDict::new(py);
         one.set_item("batches", transport.batches)?;
-        one.set_item("pieces", transport.pieces)?;
+        one.set_item("pieces", transport.entries)?;
         one.set_item("bytes_read", transport.bytes_read)?;
         one.set_item("bytes_written", transport.bytes_written)?;
         one.set_item("errors", transport.errors)?;

@@ -16,7 +16,7 @@ use mooncake_master::{Master, Origin};
 use mooncake_store_client::{
     Client, DaemonLink, HttpServer, InProcessLink, MasterLink, SocketLink,
 };
-use mooncake_transfer_engine::{Engine, process};
+use mooncake_transfer_engine::{Engine, fork};
 use tokio::runtime::Runtime;
 
 use super::{
@@ -106,7 +106,7 @@ impl Open {
             master: Mutex::new(master),
             pool: None,
             runtime,
-            generation: process::generation(),
+            generation: fork::generation(),
             is_closed: AtomicBool::new(false),
         })
     }
@@ -144,7 +144,7 @@ impl Open {
             master: Mutex::new(None),
             pool: Some(pool),
             runtime,
-            generation: process::generation(),
+            generation: fork::generation(),
             is_closed: AtomicBool::new(false),
         })
     }
@@ -216,7 +216,7 @@ impl Open {
 
     /// True in a forked child of the process that opened the store.
     pub(crate) fn is_forked(&self) -> bool {
-        process::is_forked_since(self.generation)
+        fork::is_forked_since(self.generation)
     }
 
     /// True after [`close`](Self::close).

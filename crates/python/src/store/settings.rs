@@ -105,7 +105,7 @@ impl Settings {
             name: LOOPBACK.to_owned(),
             bind_address: None,
             is_port_fixed: false,
-            is_guest: true,
+            is_unpublished: true,
             ..settings.engine
         };
         settings.client.name.clone_from(&daemon.name);

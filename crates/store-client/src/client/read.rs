@@ -11,7 +11,7 @@ use mooncake_proto::{
     columns::{Located as LocatedRow, Outcome},
     v1::{self, request::Call, response::Call as Reply},
 };
-use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
+use mooncake_transfer_engine::{LocalRange, Opcode, TransferEntry};
 use smallvec::SmallVec;
 
 use super::{
@@ -433,8 +433,9 @@ impl Attempt<'_> {
         };
         self.tried += 1;
         let place = &self.located.places[at];
-        let piece =
-            |(offset, range): &(u64, LocalRange)| Piece::new(*range, place.address() + offset);
+        let piece = |(offset, range): &(u64, LocalRange)| {
+            TransferEntry::new(*range, place.address() + offset)
+        };
         let is_chosen = self.located.places.len() > 1;
         jobs.push(&place.segment, self.ranges.iter().map(piece), is_chosen);
         Some(place.replica)

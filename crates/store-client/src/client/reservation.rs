@@ -10,7 +10,7 @@ use mooncake_proto::{
     columns::{ItemPlaces, Outcome, collapse_if_uniform},
     v1::{self, request::Call, response::Call as Reply},
 };
-use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
+use mooncake_transfer_engine::{LocalRange, Opcode, TransferEntry};
 use smallvec::SmallVec;
 
 use super::{ClientInner, batch, call, checksum::Checksummer, transfer::Jobs};
@@ -190,10 +190,10 @@ impl UploadWrite<'_> {
     }
 
     /// The write into one copy.
-    fn transfers_to(&self, place: &Place) -> impl Iterator<Item = Piece> {
+    fn transfers_to(&self, place: &Place) -> impl Iterator<Item = TransferEntry> {
         let address = place.address();
         let some = self.layout.ranges().filter(|(_, range)| range.length() > 0);
-        some.map(move |(offset, range)| Piece::new(range, address + offset))
+        some.map(move |(offset, range)| TransferEntry::new(range, address + offset))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
-use mooncake_transfer_engine::{Opcode, Piece};
+use mooncake_transfer_engine::{Opcode, TransferEntry};
 use rustc_hash::FxHashMap;
 
 use super::{ClientInner, peer_latency::is_worth_threads};
@@ -21,7 +21,7 @@ pub(super) struct Jobs {
     numbers: FxHashMap<usize, usize>,
     jobs: Vec<Job>,
     /// What is to be moved, job after job.
-    pieces: Vec<Piece>,
+    pieces: Vec<TransferEntry>,
 }
 
 #[derive(Debug)]
@@ -48,7 +48,7 @@ struct RunOptions {
 /// The jobs for one peer.
 struct PeerGroup<'a> {
     jobs: Vec<&'a mut Job>,
-    pieces: Vec<Piece>,
+    pieces: Vec<TransferEntry>,
 }
 
 impl Jobs {
@@ -61,7 +61,7 @@ impl Jobs {
     pub(super) fn push(
         &mut self,
         segment: &Arc<SegmentInfo>,
-        pieces: impl IntoIterator<Item = Piece>,
+        pieces: impl IntoIterator<Item = TransferEntry>,
         is_chosen: bool,
     ) {
         let segment = self.segment_index(segment);
@@ -226,7 +226,7 @@ impl ClientInner {
     /// The outcome of a job, from that of its pieces.
     fn job_outcome(
         &self,
-        pieces: impl Iterator<Item = Piece>,
+        pieces: impl Iterator<Item = TransferEntry>,
         segment: &SegmentInfo,
         totals: &mut OutcomeTotals,
     ) -> Result<()> {
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn jobs_are_sorted_by_peer_with_the_pieces_that_are_theirs() {
         let (a, b, more_of_a) = (segment("a"), segment("b"), segment("a"));
-        let piece = |remote| Piece::new(dangling_range(1), remote);
+        let piece = |remote| TransferEntry::new(dangling_range(1), remote);
         let mut jobs = Jobs::default();
         jobs.push(&a, [piece(1), piece(2)], false);
         jobs.push(&b, [piece(3)], false);
@@ -303,7 +303,7 @@ mod tests {
     #[test]
     fn the_jobs_of_one_peer_are_one_group() {
         let (a, more_of_a) = (segment("a"), segment("a"));
-        let piece = |remote| Piece::new(dangling_range(1), remote);
+        let piece = |remote| TransferEntry::new(dangling_range(1), remote);
         let mut jobs = Jobs::default();
         jobs.push(&a, [piece(1)], true);
         jobs.push(&more_of_a, [piece(2)], false);

@@ -8,7 +8,7 @@ use mooncake_proto::{
     native_frame::ServerGreeting,
     v1::{self, request::Call},
 };
-use mooncake_transfer_engine::process;
+use mooncake_transfer_engine::fork;
 
 use super::{
     MasterLink,
@@ -52,7 +52,7 @@ impl SocketLink {
             pool: Pool::new(config.connections_max),
             config,
             circuit: Mutex::default(),
-            generation: process::generation(),
+            generation: fork::generation(),
         }
     }
 
@@ -133,7 +133,7 @@ impl SocketLink {
 
 impl MasterLink for SocketLink {
     fn call(&self, request: v1::Request, deadline: Moment) -> Result<v1::Response> {
-        if process::is_forked_since(self.generation) {
+        if fork::is_forked_since(self.generation) {
             let text = "the link to the master was made before a fork and is the parent's";
             return Err(Error::closed(text).with("master", &self.address));
         }
@@ -155,7 +155,7 @@ impl MasterLink for SocketLink {
 
     fn close(&self) {
         // In a forked child the sockets are the parent's too.
-        if !process::is_forked_since(self.generation) {
+        if !fork::is_forked_since(self.generation) {
             self.pool.close();
         }
     }

@@ -14,7 +14,7 @@ use mooncake_base::sync::Mutex;
 use mooncake_base::{Error, ErrorCode, Result};
 
 use super::Stream;
-use crate::piece::LocalRange;
+use crate::transfer_entry::LocalRange;
 
 /// A device, by the driver's count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -152,7 +152,7 @@ impl Driver {
         let kind = match self.attribute(MEMORY_TYPE, address) {
             // A thread that has not met the driver yet.
             Err(ERROR_INVALID_CONTEXT) => {
-                let _current = self.enter(Stream::DEFAULT, Some(self.active()?)).ok()?;
+                let _current = self.push_context(Stream::DEFAULT, Some(self.active()?)).ok()?;
                 let kind = self.attribute(MEMORY_TYPE, address).ok()?;
                 return self.owner_of_kind(kind, address);
             }
@@ -201,7 +201,11 @@ impl Driver {
     ///
     /// # Errors
     /// There is no such stream or device.
-    pub(super) fn enter(&self, stream: Stream, device: Option<Ordinal>) -> Result<Current<'_>> {
+    pub(super) fn push_context(
+        &self,
+        stream: Stream,
+        device: Option<Ordinal>,
+    ) -> Result<ContextGuard<'_>> {
         let context = match stream {
             Stream(0..=STREAM_PER_THREAD) => match device {
                 Some(device) => self.primary(device)?,
@@ -222,7 +226,7 @@ impl Driver {
         // current in this thread.
         let status = unsafe { (self.functions.push_context)(context) };
         self.check(status, "cuCtxPushCurrent")?;
-        Ok(Current { driver: self, _thread: PhantomData })
+        Ok(ContextGuard { driver: self, _thread: PhantomData })
     }
 
     /// The context that is current in this thread.
@@ -283,13 +287,13 @@ impl fmt::Debug for Driver {
 }
 
 /// A context is current in this thread until this is dropped.
-pub(super) struct Current<'a> {
+pub(super) struct ContextGuard<'a> {
     driver: &'a Driver,
     /// What is current is a matter of the thread.
     _thread: PhantomData<*const ()>,
 }
 
-impl Current<'_> {
+impl ContextGuard<'_> {
     /// Gives a copy between device memory and pinned memory to a stream. Both must be left alone
     /// until the stream is synchronized.
     pub(super) fn copy(
@@ -327,7 +331,7 @@ impl Current<'_> {
         self.driver.check(status, "cuStreamSynchronize")
     }
 
-    /// Memory that a device reads and writes by itself, to be freed by [`Current::free_pinned`].
+    /// Memory that a device reads and writes by itself, to be freed by [`ContextGuard::free_pinned`].
     pub(super) fn allocate_pinned(&self, length: usize) -> Result<ptr::NonNull<u8>> {
         let mut address = ptr::null_mut();
         // SAFETY: writes one pointer.
@@ -340,7 +344,7 @@ impl Current<'_> {
     /// Gives pinned memory back.
     ///
     /// # Safety
-    /// It is from [`Current::allocate_pinned`], was not given back, and nobody uses it any more.
+    /// It is from [`ContextGuard::allocate_pinned`], was not given back, and nobody uses it any more.
     pub(super) unsafe fn free_pinned(&self, address: ptr::NonNull<u8>) -> Result<()> {
         // SAFETY: the caller's promise.
         let status = unsafe { (self.driver.functions.free_pinned)(address.as_ptr()) };
@@ -348,7 +352,7 @@ impl Current<'_> {
     }
 }
 
-impl Drop for Current<'_> {
+impl Drop for ContextGuard<'_> {
     fn drop(&mut self) {
         let mut context = 0;
         // SAFETY: `enter` pushed one in this very thread.

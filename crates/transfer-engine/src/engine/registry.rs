@@ -41,10 +41,10 @@ impl Registry<'_> {
     /// # Errors
     /// Those of [`Registry::register`], for one of them.
     pub fn register_all(&self, ranges: &[(u64, u64)], location: &str) -> Result<()> {
-        self.inner.usable()?;
-        let regions = &self.inner.lent.regions;
+        self.inner.check_usable()?;
+        let regions = &self.inner.exported.regions;
         // A wait no longer than the engine's `withdraw_timeout`.
-        let leaving = self.inner.leaving.write();
+        let leaving = self.inner.withdrawals.write();
         let (mut registered, mut host) = (Vec::with_capacity(ranges.len()), Vec::new());
         let entered = ranges.iter().try_for_each(|(address, length)| {
             match self.inner.devices.memory(*address, *length)? {
@@ -63,7 +63,7 @@ impl Registry<'_> {
         });
         drop(leaving);
         if entered.is_ok() && self.inner.config.collapses_registered {
-            host.iter().for_each(|base| self.inner.preparer.collapse(regions, *base));
+            host.iter().for_each(|base| self.inner.prefaulter.collapse(regions, *base));
         }
         entered.and_then(|()| self.inner.announce()).inspect_err(|_| {
             for address in registered {
@@ -87,7 +87,7 @@ impl Registry<'_> {
     /// # Errors
     /// The first of those of [`Registry::unregister`].
     pub fn unregister_all(&self, addresses: &[u64]) -> Result<()> {
-        self.inner.usable()?;
+        self.inner.check_usable()?;
         let withdraw = |address: &u64| self.inner.withdraw(*address);
         let withdrawn = addresses.iter().map(withdraw).fold(Ok(()), Result::and);
         let announced = self.inner.announce();
@@ -96,7 +96,7 @@ impl Registry<'_> {
 
     /// Every range, by address, those of the engine's own memory among them.
     pub fn all(&self) -> Vec<Arc<Region>> {
-        self.inner.lent.regions.all()
+        self.inner.exported.regions.all()
     }
 }
 

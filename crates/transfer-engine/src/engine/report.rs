@@ -5,7 +5,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 use tokio::{runtime::Handle, time::Instant};
 
 use super::{Engine, Inner};
-use crate::{metrics::EngineSnapshot, process};
+use crate::{fork, metrics::EngineSnapshot};
 
 /// Lines do not come faster than this.
 const REPORT_INTERVAL_MIN: Duration = Duration::from_millis(10);
@@ -39,15 +39,15 @@ impl Engine {
     /// What it has moved up to now, and how full its pools are.
     pub fn snapshot(&self) -> EngineSnapshot {
         let inner = &self.inner;
-        if process::is_forked_since(inner.generation) {
+        if fork::is_forked_since(inner.generation) {
             return EngineSnapshot::default();
         }
-        let ways = inner.ways();
+        let context = inner.path_context();
         let mut peers: Vec<_> =
-            inner.peers.read().values().map(|peer| peer.snapshot(ways)).collect();
+            inner.peers.read().values().map(|peer| peer.snapshot(context)).collect();
         peers.sort_by(|a, b| a.name.cmp(&b.name));
-        let regions = inner.lent.regions.all();
-        let (batches, movers) = inner.movers.load();
+        let regions = inner.exported.regions.all();
+        let (batches, workers) = inner.workers.load();
         EngineSnapshot {
             transports: inner.metrics.snapshot(),
             peers,
@@ -60,7 +60,7 @@ impl Engine {
             refused: inner.refusals.snapshot(),
             batches,
             notifications: inner.handshake.notifications(),
-            movers,
+            workers,
         }
     }
 }

@@ -3,12 +3,12 @@
 
 use mooncake_base::{Error, Result};
 
-use super::{Engine, Inner, transfer::Call};
+use super::{Engine, Inner, transfer::TransferParams};
 use crate::{
-    device::{self, Cuda, Ordinal, Part, Stream},
+    device::{self, Cuda, Ordinal, StagedPart, Stream},
     metrics::Progress,
     peer::Peer,
-    piece::{Opcode, Piece},
+    transfer_entry::{Opcode, TransferEntry},
     transport::TransportKind,
 };
 
@@ -27,7 +27,7 @@ impl Engine {
     /// # Errors
     /// There is no driver, or it finds no device; the engine is closed.
     pub fn on_stream(&self, stream: Stream) -> Result<OnStream<'_>> {
-        self.usable()?;
+        self.check_usable()?;
         let cuda = self.inner.devices.load()?;
         Ok(OnStream { engine: self, cuda, stream })
     }
@@ -41,47 +41,47 @@ impl OnStream<'_> {
     ///
     /// # Errors
     /// What was given to the stream has failed, or there is no such stream. What becomes of the
-    /// pieces is told by themselves.
+    /// entries is told by themselves.
     pub fn transfer(
         &self,
         peer: &Peer,
         opcode: Opcode,
-        pieces: &mut [Piece],
+        entries: &mut [TransferEntry],
         deadline: mooncake_base::Moment,
         hint: Option<TransportKind>,
     ) -> Result<Option<TransportKind>> {
-        self.cuda.settle(self.stream)?;
-        let call = Call { peer, opcode, hint, deadline, stream: self.stream };
-        Ok(self.engine.carry(call, pieces))
+        self.cuda.synchronize(self.stream)?;
+        let params = TransferParams { peer, opcode, hint, deadline, stream: self.stream };
+        Ok(self.engine.transfer_counted(params, entries))
     }
 }
 
 impl Inner {
-    /// Moves a batch, of which some pieces may be memory of a device.
+    /// Moves a batch, of which some entries may be memory of a device.
     pub(super) fn transfer_any(
         &self,
-        call: Call<'_>,
-        pieces: &mut [Piece],
+        params: TransferParams<'_>,
+        entries: &mut [TransferEntry],
     ) -> Option<TransportKind> {
         if let Some(cuda) = self.devices.known()
-            && let Some(owners) = cuda.owners(pieces)
+            && let Some(owners) = cuda.owners(entries)
         {
-            return self.transfer_staged(cuda, &owners, call, pieces);
+            return self.transfer_staged(cuda, &owners, params, entries);
         }
-        let has_looked = self.devices.known().is_some() || Progress::of(pieces).errors() > 0;
-        let served = self.transfer(call, pieces);
-        if has_looked || Progress::of(pieces).errors() == 0 {
+        let has_looked = self.devices.known().is_some() || Progress::of(entries).errors() > 0;
+        let served = self.transfer(params, entries);
+        if has_looked || Progress::of(entries).errors() == 0 {
             return served;
         }
         // The process may have loaded the driver since this engine looked for it.
-        let Some(cuda) = self.devices.look() else { return served };
-        for piece in pieces.iter_mut().filter(|piece| matches!(piece.outcome, Some(Err(_)))) {
-            if cuda.owner(piece.local.address() as u64).is_some() {
-                piece.outcome = None;
+        let Some(cuda) = self.devices.find_loaded() else { return served };
+        for entry in entries.iter_mut().filter(|entry| matches!(entry.outcome, Some(Err(_)))) {
+            if cuda.owner(entry.local.address() as u64).is_some() {
+                entry.outcome = None;
             }
         }
-        match cuda.owners(pieces) {
-            Some(owners) => self.transfer_staged(cuda, &owners, call, pieces).or(served),
+        match cuda.owners(entries) {
+            Some(owners) => self.transfer_staged(cuda, &owners, params, entries).or(served),
             None => served,
         }
     }
@@ -90,76 +90,76 @@ impl Inner {
         &self,
         cuda: &Cuda,
         owners: &[Option<Ordinal>],
-        call: Call<'_>,
-        pieces: &mut [Piece],
+        params: TransferParams<'_>,
+        entries: &mut [TransferEntry],
     ) -> Option<TransportKind> {
-        let mut served = self.transfer_rest(owners, call, pieces);
+        let mut served = self.transfer_host_entries(owners, params, entries);
         let mut place = (0, 0);
         loop {
-            let parts = device::next_parts(pieces, owners, &mut place);
+            let parts = device::fill_buffer(entries, owners, &mut place);
             let Some(first) = parts.first() else { break };
-            let moved = cuda.buffer(first.device, call.deadline).and_then(|buffer| {
-                let (opcode, stream) = (call.opcode, call.stream);
+            let moved = cuda.buffer(first.device, params.deadline).and_then(|buffer| {
+                let (opcode, stream) = (params.opcode, params.stream);
                 if opcode == Opcode::Write {
-                    cuda.copy(opcode, &parts, pieces, &buffer, stream)?;
+                    cuda.copy(opcode, &parts, entries, &buffer, stream)?;
                 }
-                let staged = |part: &Part| {
-                    let remote = pieces[part.piece].remote.wrapping_add(part.from as u64);
-                    Piece::new(buffer.range(part.at, part.length), remote)
+                let staged = |part: &StagedPart| {
+                    let remote = entries[part.entry].remote.wrapping_add(part.from as u64);
+                    TransferEntry::new(buffer.range(part.at, part.length), remote)
                 };
-                let mut staged: Vec<Piece> = parts.iter().map(staged).collect();
-                served = self.transfer(call, &mut staged).or(served);
+                let mut staged: Vec<TransferEntry> = parts.iter().map(staged).collect();
+                served = self.transfer(params, &mut staged).or(served);
                 let mut arrived = Vec::with_capacity(parts.len());
                 for (part, staged) in parts.iter().zip(staged) {
                     match staged.outcome {
-                        Some(Err(error)) => fail(&mut pieces[part.piece], &error),
+                        Some(Err(error)) => fail(&mut entries[part.entry], &error),
                         _ => arrived.push(*part),
                     }
                 }
                 if opcode == Opcode::Read {
-                    cuda.copy(opcode, &arrived, pieces, &buffer, stream)?;
+                    cuda.copy(opcode, &arrived, entries, &buffer, stream)?;
                 }
                 Ok(())
             });
             if let Err(error) = moved {
-                parts.iter().for_each(|part| fail(&mut pieces[part.piece], &error));
+                parts.iter().for_each(|part| fail(&mut entries[part.entry], &error));
             }
             for part in &parts {
-                let piece = &mut pieces[part.piece];
-                if part.from + part.length == piece.local.length() && piece.outcome.is_none() {
-                    piece.outcome = Some(Ok(()));
+                let entry = &mut entries[part.entry];
+                if part.from + part.length == entry.local.length() && entry.outcome.is_none() {
+                    entry.outcome = Some(Ok(()));
                 }
             }
         }
         served
     }
 
-    /// Moves the pieces of a batch that are no memory of a device.
-    fn transfer_rest(
+    /// Moves the entries of a batch that are no memory of a device.
+    fn transfer_host_entries(
         &self,
         owners: &[Option<Ordinal>],
-        call: Call<'_>,
-        pieces: &mut [Piece],
+        params: TransferParams<'_>,
+        entries: &mut [TransferEntry],
     ) -> Option<TransportKind> {
-        let is_plain = |(piece, owner): &(&mut Piece, &Option<Ordinal>)| {
-            owner.is_none() && piece.outcome.is_none()
+        let is_plain = |(entry, owner): &(&mut TransferEntry, &Option<Ordinal>)| {
+            owner.is_none() && entry.outcome.is_none()
         };
-        let mut rest: Vec<Piece> = pieces
+        let mut rest: Vec<TransferEntry> = entries
             .iter_mut()
             .zip(owners)
             .filter(is_plain)
-            .map(|(piece, _)| Piece::new(piece.local, piece.remote))
+            .map(|(entry, _)| TransferEntry::new(entry.local, entry.remote))
             .collect();
         if rest.is_empty() {
             return None;
         }
-        let served = self.transfer(call, &mut rest);
-        let plain = pieces.iter_mut().zip(owners).filter(is_plain);
-        plain.zip(rest).for_each(|((piece, _), moved)| piece.outcome = moved.outcome);
+        let served = self.transfer(params, &mut rest);
+        let plain = entries.iter_mut().zip(owners).filter(is_plain);
+        plain.zip(rest).for_each(|((entry, _), moved)| entry.outcome = moved.outcome);
         served
     }
 }
 
-fn fail(piece: &mut Piece, error: &Error) {
-    piece.outcome.get_or_insert_with(|| Err(error.clone()));
+fn fail(entry: &mut TransferEntry, error: &Error) {
+    entry.outcome.get_or_insert_with(|| Err(error.clone()));
 }

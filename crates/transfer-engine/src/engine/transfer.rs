@@ -6,11 +6,11 @@ use mooncake_base::{Clock, Error, ErrorCode, ErrorKind, Moment, SystemClock};
 
 use super::{Engine, Inner};
 use crate::{
-    choice::{Pick, Shape, WAYS},
     device::Stream,
     metrics::{Progress, Work},
-    peer::{Found, Peer},
-    piece::{Opcode, Piece},
+    path_selection::{Decision, PATHS_MAX, TransferSizeClass},
+    peer::{PathState, Peer},
+    transfer_entry::{Opcode, TransferEntry},
     transport::{Path, TransportKind},
 };
 
@@ -18,22 +18,22 @@ use crate::{
 const TRIAL_CONNECT_MAX: Duration = Duration::from_secs(1);
 
 /// The part of a batch that is being moved, once around the paths.
-enum Round {
+enum Attempt {
     Done,
     /// A path has died: the peer may be found elsewhere.
     PeerLost,
 }
 
 /// In which order the paths are tried for one batch.
-struct Order {
-    indexes: [usize; WAYS],
+struct PathOrder {
+    indexes: [usize; PATHS_MAX],
     /// What the measurement of the first is to be noted under, and whether it is a trial.
-    measure: Option<(Shape, bool)>,
+    measure: Option<(TransferSizeClass, bool)>,
 }
 
-/// What is asked of one transfer, beside its pieces.
+/// What is asked of one transfer, beside its entries.
 #[derive(Clone, Copy)]
-pub(super) struct Call<'a> {
+pub(super) struct TransferParams<'a> {
     pub(super) peer: &'a Peer,
     pub(super) opcode: Opcode,
     pub(super) hint: Option<TransportKind>,
@@ -43,20 +43,20 @@ pub(super) struct Call<'a> {
 }
 
 impl Engine {
-    /// Moves pieces between local memory and a peer's, and gives each its outcome. Says over which
+    /// Moves entries between local memory and a peer's, and gives each its outcome. Says over which
     /// way the last of the bytes went.
     ///
-    /// Blocks. A piece that fails on one path is tried on the next while the deadline lasts; if the
+    /// Blocks. A entry that fails on one path is tried on the next while the deadline lasts; if the
     /// peer is gone it is looked for once more, since it may have been restarted. Pieces that have
     /// an outcome already are left alone.
     pub fn transfer(
         &self,
         peer: &Peer,
         opcode: Opcode,
-        pieces: &mut [Piece],
+        entries: &mut [TransferEntry],
         deadline: Moment,
     ) -> Option<TransportKind> {
-        self.transfer_hinted(peer, opcode, pieces, deadline, None)
+        self.transfer_hinted(peer, opcode, entries, deadline, None)
     }
 
     /// Like [`Engine::transfer`], trying the way that the caller names before all others, if there
@@ -65,161 +65,177 @@ impl Engine {
         &self,
         peer: &Peer,
         opcode: Opcode,
-        pieces: &mut [Piece],
+        entries: &mut [TransferEntry],
         deadline: Moment,
         hint: Option<TransportKind>,
     ) -> Option<TransportKind> {
-        self.carry(Call { peer, opcode, hint, deadline, stream: Stream::DEFAULT }, pieces)
+        self.transfer_counted(
+            TransferParams { peer, opcode, hint, deadline, stream: Stream::DEFAULT },
+            entries,
+        )
     }
 
     /// Moves a batch and counts what fails.
-    pub(super) fn carry(&self, call: Call<'_>, pieces: &mut [Piece]) -> Option<TransportKind> {
-        if let Err(error) = self.inner.usable() {
-            fail_open(pieces, &error);
+    pub(super) fn transfer_counted(
+        &self,
+        params: TransferParams<'_>,
+        entries: &mut [TransferEntry],
+    ) -> Option<TransportKind> {
+        if let Err(error) = self.inner.check_usable() {
+            fail_open(entries, &error);
             return None;
         }
-        for piece in pieces.iter_mut() {
-            if piece.local.length() == 0 && piece.outcome.is_none() {
-                piece.outcome = Some(Ok(()));
+        for entry in entries.iter_mut() {
+            if entry.local.length() == 0 && entry.outcome.is_none() {
+                entry.outcome = Some(Ok(()));
             }
         }
-        let before = Progress::of(pieces);
-        let served = self.inner.transfer_any(call, pieces);
-        call.peer.count_errors(Progress::of(pieces).errors() - before.errors());
+        let before = Progress::of(entries);
+        let served = self.inner.transfer_any(params, entries);
+        params.peer.count_errors(Progress::of(entries).errors() - before.errors());
         served
     }
 }
 
 impl Inner {
-    pub(super) fn transfer(&self, call: Call<'_>, pieces: &mut [Piece]) -> Option<TransportKind> {
-        let Call { peer, deadline, .. } = call;
+    pub(super) fn transfer(
+        &self,
+        params: TransferParams<'_>,
+        entries: &mut [TransferEntry],
+    ) -> Option<TransportKind> {
+        let TransferParams { peer, deadline, .. } = params;
         let mut served = None;
         for is_last in [false, true] {
             let version = peer.version();
-            match self.round(call, pieces, &mut served) {
-                Round::PeerLost if !is_last => {}
+            match self.try_paths(params, entries, &mut served) {
+                Attempt::PeerLost if !is_last => {}
                 _ => break,
             }
             let resolve = || self.resolve(peer.name(), deadline);
             if let Err(error) = peer.refresh(version, deadline, resolve) {
-                fail_open(pieces, &error);
+                fail_open(entries, &error);
                 return served;
             }
         }
-        if pieces.iter().any(|piece| piece.outcome.is_none()) {
+        if entries.iter().any(|entry| entry.outcome.is_none()) {
             let error = if deadline.has_passed(SystemClock.now()) {
                 let text = "the deadline passed before the bytes were moved";
                 Error::new(ErrorCode::TRANSFER_FAIL, text).with("peer", peer.name())
             } else {
                 peer.unreachable()
             };
-            fail_open(pieces, &error);
+            fail_open(entries, &error);
         }
         served
     }
 
     /// Tries every path once, the one that is fastest for the batch first, for what is not moved
     /// yet.
-    fn round(
+    fn try_paths(
         &self,
-        call: Call<'_>,
-        pieces: &mut [Piece],
+        params: TransferParams<'_>,
+        entries: &mut [TransferEntry],
         served: &mut Option<TransportKind>,
-    ) -> Round {
+    ) -> Attempt {
         let mut was_reached = false;
-        let mut order = self.order(call, pieces);
+        let mut order = self.path_order(params, entries);
         for index in order.indexes.into_iter().take(self.transports.len()) {
-            if pieces.iter().all(is_settled) || call.deadline.has_passed(SystemClock.now()) {
-                return Round::Done;
+            if entries.iter().all(is_final) || params.deadline.has_passed(SystemClock.now()) {
+                return Attempt::Done;
             }
-            let path = match call.peer.path(index, self.ways(), call.deadline) {
-                Found::Open(path) => path,
+            let path = match params.peer.path(index, self.path_context(), params.deadline) {
+                PathState::Open(path) => path,
                 // Whoever has taken its place must be asked for before bytes go there.
-                Found::Dead => return Round::PeerLost,
-                Found::None => {
+                PathState::Dead => return Attempt::PeerLost,
+                PathState::None => {
                     order.measure = None;
                     continue;
                 }
             };
             was_reached = true;
-            pieces.iter_mut().filter(|piece| !is_settled(piece)).for_each(|piece| {
-                piece.outcome = None;
+            entries.iter_mut().filter(|entry| !is_final(entry)).for_each(|entry| {
+                entry.outcome = None;
             });
-            let work = self.over(&*path, call, pieces);
-            if work.after.pieces() > work.before.pieces() {
+            let work = self.transfer_over(&*path, params, entries);
+            if work.after.entries() > work.before.entries() {
                 *served = Some(work.kind);
             }
-            if let Some((shape, is_trial)) = order.measure.take()
-                && pieces.iter().all(|piece| matches!(piece.outcome, Some(Ok(()))))
+            if let Some((size_class, is_trial)) = order.measure.take()
+                && entries.iter().all(|entry| matches!(entry.outcome, Some(Ok(()))))
             {
-                call.peer.scores().note(shape, index, work.took, is_trial);
+                params.peer.path_stats().record(size_class, index, work.took, is_trial);
             }
             // The owner itself has spoken, in this very process.
             if path.kind() == TransportKind::Memory && path.is_alive() {
-                return Round::Done;
+                return Attempt::Done;
             }
-            if !path.is_alive() && !pieces.iter().all(is_settled) {
-                return Round::PeerLost;
+            if !path.is_alive() && !entries.iter().all(is_final) {
+                return Attempt::PeerLost;
             }
         }
-        if was_reached { Round::Done } else { Round::PeerLost }
+        if was_reached { Attempt::Done } else { Attempt::PeerLost }
     }
 
     /// Sends a batch over one path, and counts.
-    fn over(&self, path: &dyn Path, call: Call<'_>, pieces: &mut [Piece]) -> Work {
-        let before = Progress::of(pieces);
+    fn transfer_over(
+        &self,
+        path: &dyn Path,
+        params: TransferParams<'_>,
+        entries: &mut [TransferEntry],
+    ) -> Work {
+        let before = Progress::of(entries);
         let begin = SystemClock.now();
-        path.transfer(call.opcode, pieces, call.deadline);
+        path.transfer(params.opcode, entries, params.deadline);
         let took = SystemClock.now().since(begin);
-        let (kind, opcode) = (path.kind(), call.opcode);
-        let work = Work { kind, opcode, before, after: Progress::of(pieces), took };
+        let (kind, opcode) = (path.kind(), params.opcode);
+        let work = Work { kind, opcode, before, after: Progress::of(entries), took };
         self.metrics.count(&work);
-        call.peer.metrics().count(&work);
+        params.peer.metrics().count(&work);
         work
     }
 
     /// The order by cost, with the path in front that the caller wants or that was measured to be
     /// the fastest for this batch.
-    fn order(&self, call: Call<'_>, pieces: &[Piece]) -> Order {
+    fn path_order(&self, params: TransferParams<'_>, entries: &[TransferEntry]) -> PathOrder {
         let indexes = std::array::from_fn(|index| index);
-        let mut order = Order { indexes, measure: None };
+        let mut order = PathOrder { indexes, measure: None };
         let kind_at = |index: usize| self.transports[index].kind();
         let count = self.transports.len();
-        if let Some(hint) = call.hint {
+        if let Some(hint) = params.hint {
             if let Some(index) = (0..count).find(|index| kind_at(*index) == hint) {
                 order.put_first(index);
             }
             return order;
         }
-        let first = (0..count).find_map(|index| Some((index, call.peer.open_path(index)?)));
+        let first = (0..count).find_map(|index| Some((index, params.peer.open_path(index)?)));
         let Some((first, path)) = first else { return order };
-        let Some(shape) = shape_over(&path, pieces) else { return order };
-        order.measure = Some((shape, false));
+        let Some(size_class) = size_class_over(&path, entries) else { return order };
+        order.measure = Some((size_class, false));
         order.put_first(first);
         let can_serve = |index: &usize| {
-            call.peer.open_path(*index).is_some()
-                || call.peer.is_untried(*index) && shape.is_worth_a_connection()
+            params.peer.open_path(*index).is_some()
+                || params.peer.is_untried(*index) && size_class.justifies_connection()
         };
         let Some(second) = (first + 1..count).find(can_serve) else { return order };
-        let (chosen, is_trial) = match call.peer.scores().pick(shape, first, second) {
-            Pick::First => (first, false),
-            Pick::TryFirst => (first, true),
-            Pick::Second => (second, false),
-            Pick::TrySecond => (second, true),
+        let (chosen, is_trial) = match params.peer.path_stats().decide(size_class, first, second) {
+            Decision::First => (first, false),
+            Decision::TryFirst => (first, true),
+            Decision::Second => (second, false),
+            Decision::TrySecond => (second, true),
         };
-        if chosen == second && call.peer.open_path(second).is_none() {
-            let until = call.deadline.min(SystemClock.now() + TRIAL_CONNECT_MAX);
-            if !matches!(call.peer.path(second, self.ways(), until), Found::Open(_)) {
+        if chosen == second && params.peer.open_path(second).is_none() {
+            let until = params.deadline.min(SystemClock.now() + TRIAL_CONNECT_MAX);
+            if !matches!(params.peer.path(second, self.path_context(), until), PathState::Open(_)) {
                 return order;
             }
         }
         order.put_first(chosen);
-        order.measure = Some((shape, is_trial));
+        order.measure = Some((size_class, is_trial));
         order
     }
 }
 
-impl Order {
+impl PathOrder {
     fn put_first(&mut self, index: usize) {
         let place = self.indexes.iter().position(|other| *other == index);
         let place = place.expect("every index has a place");
@@ -227,24 +243,25 @@ impl Order {
     }
 }
 
-/// The shape of a batch, if the path knows what the memory of its first piece is.
-fn shape_over(path: &Arc<dyn Path>, pieces: &[Piece]) -> Option<Shape> {
-    let open = pieces.iter().find(|piece| piece.outcome.is_none())?;
-    path.footing(open.remote_range()).map(|footing| Shape::of(pieces, footing))
+/// The size_class of a batch, if the path knows what the memory of its first entry is.
+fn size_class_over(path: &Arc<dyn Path>, entries: &[TransferEntry]) -> Option<TransferSizeClass> {
+    let open = entries.iter().find(|entry| entry.outcome.is_none())?;
+    path.remote_memory(open.remote_range())
+        .map(|remote_memory| TransferSizeClass::of(entries, remote_memory))
 }
 
 /// Moved, or not to be moved because the call itself is wrong.
-fn is_settled(piece: &Piece) -> bool {
-    match &piece.outcome {
+fn is_final(entry: &TransferEntry) -> bool {
+    match &entry.outcome {
         Some(Ok(())) => true,
         Some(Err(error)) => error.kind() == ErrorKind::InvalidArgument,
         None => false,
     }
 }
 
-/// Gives every piece that has no outcome this one.
-fn fail_open(pieces: &mut [Piece], error: &Error) {
-    for piece in pieces.iter_mut().filter(|piece| piece.outcome.is_none()) {
-        piece.outcome = Some(Err(error.clone()));
+/// Gives every entry that has no outcome this one.
+fn fail_open(entries: &mut [TransferEntry], error: &Error) {
+    for entry in entries.iter_mut().filter(|entry| entry.outcome.is_none()) {
+        entry.outcome = Some(Err(error.clone()));
     }
 }

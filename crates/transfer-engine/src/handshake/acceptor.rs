@@ -24,7 +24,7 @@ use tokio_util::{
     task::{TaskTracker, task_tracker::TaskTrackerToken},
 };
 
-use crate::{metrics::PoolSnapshot, process};
+use crate::{fork, metrics::PoolSnapshot};
 
 /// How long `close` waits for tasks that have been told to end; they end at their next wait.
 const CLOSE_PATIENCE: Duration = Duration::from_millis(200);
@@ -34,7 +34,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What happens to connections above the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Surplus {
+pub(crate) enum OverflowPolicy {
     /// They wait in the backlog: for requests that are over soon.
     Wait,
     /// They are closed: for connections that stay.
@@ -46,14 +46,14 @@ pub(crate) enum Surplus {
 #[derive(Debug)]
 pub(crate) struct Accepted {
     /// Dropped before the stream: a number that is closed may be another file's at once.
-    pub(crate) guarded: Guarded,
+    pub(crate) fork_guard: ForkGuard,
     pub(crate) stream: TcpStream,
-    pub(crate) standing: Standing,
+    pub(crate) guard: ConnectionGuard,
 }
 
 /// That a connection is counted, and waited for by `close`; dropped when all else of it is.
 #[derive(Debug)]
-pub(crate) struct Standing {
+pub(crate) struct ConnectionGuard {
     _permit: OwnedSemaphorePermit,
     _counted: TaskTrackerToken,
 }
@@ -75,7 +75,7 @@ impl Acceptor {
     /// Serves every connection of the listener with `serve`, at most `limit` at a time.
     pub(crate) fn start<Serve, Served>(
         listener: std::net::TcpListener,
-        (limit, surplus): (usize, Surplus),
+        (limit, overflow): (usize, OverflowPolicy),
         runtime: &Handle,
         serve: Serve,
     ) -> Result<Self>
@@ -92,12 +92,12 @@ impl Acceptor {
         let (address, listener) = adopt().map_err(|source| {
             Error::new(ErrorCode::INTERNAL_ERROR, "the listener cannot be used").caused_by(source)
         })?;
-        let generation = process::generation();
+        let generation = fork::generation();
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         let (permits, refused) = (Arc::new(Semaphore::new(limit)), Arc::new(AtomicU64::new(0)));
         let pool = Pool {
             permits: Arc::clone(&permits),
-            surplus,
+            overflow,
             stop: stop.clone(),
             refused: Arc::clone(&refused),
         };
@@ -123,7 +123,7 @@ impl Acceptor {
 
     /// Stops listening, closes every connection and waits until they are closed. Idempotent.
     pub(crate) fn close(&self) {
-        if process::is_forked_since(self.generation) {
+        if fork::is_forked_since(self.generation) {
             return; // after a fork the tasks and sockets belong to the parent
         }
         self.stop.cancel();
@@ -148,7 +148,7 @@ impl Drop for Acceptor {
 
 struct Pool {
     permits: Arc<Semaphore>,
-    surplus: Surplus,
+    overflow: OverflowPolicy,
     stop: CancellationToken,
     refused: Arc<AtomicU64>,
 }
@@ -158,10 +158,10 @@ where
     Serve: Fn(Accepted) -> Served + Send + Sync + 'static,
     Served: Future<Output = io::Result<()>> + Send + 'static,
 {
-    let guarded = Guarded::new(&listener);
+    let fork_guard = ForkGuard::new(&listener);
     let accepting = async {
         loop {
-            if pool.surplus == Surplus::Wait {
+            if pool.overflow == OverflowPolicy::Wait {
                 // The permit is taken again below, by the only task that takes any.
                 drop(pool.permits.acquire().await);
             }
@@ -178,9 +178,9 @@ where
                 tracing::warn!("a connection was closed, there are as many as allowed");
                 continue;
             };
-            let guarded = Guarded::new(&stream);
-            let standing = Standing { _permit: permit, _counted: tasks.token() };
-            let accepted = Accepted { guarded, stream, standing };
+            let fork_guard = ForkGuard::new(&stream);
+            let guard = ConnectionGuard { _permit: permit, _counted: tasks.token() };
+            let accepted = Accepted { fork_guard, stream, guard };
             let (served, stop) = (serve(accepted), pool.stop.clone());
             tasks.spawn(async move {
                 if let Some(Err(failure)) = stop.run_until_cancelled(served).await {
@@ -190,23 +190,23 @@ where
         }
     };
     pool.stop.run_until_cancelled(accepting).await;
-    drop(guarded);
+    drop(fork_guard);
     drop(listener);
 }
 
 /// Has a forked child close a socket.
 #[derive(Debug)]
-pub(crate) struct Guarded(RawFd);
+pub(crate) struct ForkGuard(RawFd);
 
-impl Guarded {
+impl ForkGuard {
     fn new(socket: &impl AsRawFd) -> Self {
-        process::guard_socket(socket.as_raw_fd());
+        fork::guard_socket(socket.as_raw_fd());
         Self(socket.as_raw_fd())
     }
 }
 
-impl Drop for Guarded {
+impl Drop for ForkGuard {
     fn drop(&mut self) {
-        process::unguard(self.0);
+        fork::unguard(self.0);
     }
 }

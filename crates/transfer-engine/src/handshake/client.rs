@@ -1,4 +1,4 @@
-//! Asking a peer's handshake socket, from the calling thread.
+//! HandshakeConnection a peer's handshake socket, from the calling thread.
 
 use std::{
     io::{self, Read, Write},
@@ -9,9 +9,9 @@ use mooncake_base::{Endpoint, Error, ErrorCode, Moment, Result};
 
 use super::{
     codec::{self, MESSAGE_BYTES_MAX_DEFAULT, Message, MessageKind, Notification},
+    deadline_stream::DeadlineStream,
     dial::{dial, peer_error},
     proof,
-    timed::Timed,
 };
 use crate::{
     descriptor::{DESCRIPTOR_BYTES_MAX, SegmentDescriptor},
@@ -25,46 +25,46 @@ use crate::{
 /// # Errors
 /// The peer cannot be reached, does not answer in time, or answers something else than the
 /// question's type.
-pub fn ask(endpoint: &Endpoint, message: &Message, deadline: Moment) -> Result<Message> {
-    Asking::begin(endpoint, deadline)?.exchange(message)
+pub fn request(endpoint: &Endpoint, message: &Message, deadline: Moment) -> Result<Message> {
+    HandshakeConnection::begin(endpoint, deadline)?.exchange(message)
 }
 
-/// Like [`ask`], of a peer that shares a token with us, or has none as we have none.
+/// Like [`request`], of a peer that shares a token with us, or has none as we have none.
 ///
 /// # Errors
-/// Those of [`ask`], and a peer with which no token is shared.
-fn ask_with(
+/// Those of [`request`], and a peer with which no token is shared.
+fn request_with_token(
     token: Option<&Token>,
     endpoint: &Endpoint,
     message: &Message,
     deadline: Moment,
 ) -> Result<Message> {
-    let asking = Asking::begin(endpoint, deadline)?;
+    let connection = HandshakeConnection::begin(endpoint, deadline)?;
     let denied = |text| proof::denied(text).with("peer", endpoint);
     let Some(token) = token else {
-        let answer = asking.exchange(message)?;
+        let answer = connection.exchange(message)?;
         return match proof::read_refusal(&answer.body) {
             Some(_) => Err(denied("the peer asks for a token, and this engine has none")),
             None => Ok(answer),
         };
     };
-    let challenge = asking.exchange(&proof::question())?;
-    let Some(of_owner) = proof::read_challenge(&challenge) else {
+    let challenge = connection.exchange(&proof::challenge_request())?;
+    let Some(owner_nonce) = proof::read_challenge(&challenge) else {
         return Err(denied("the peer asks for no token, and has shown none"));
     };
-    let (sealed, exchange) = proof::seal(token, of_owner, message);
-    let answer = asking.exchange(&sealed)?;
+    let (sealed, exchange) = proof::seal(token, owner_nonce, message);
+    let answer = connection.exchange(&sealed)?;
     proof::unseal_answer(token, &exchange, &answer).map_err(|error| error.with("peer", endpoint))
 }
 
 /// A connection on which questions and answers take turns.
-struct Asking<'a> {
+struct HandshakeConnection<'a> {
     endpoint: &'a Endpoint,
     stream: TcpStream,
     deadline: Moment,
 }
 
-impl<'a> Asking<'a> {
+impl<'a> HandshakeConnection<'a> {
     fn begin(endpoint: &'a Endpoint, deadline: Moment) -> Result<Self> {
         let stream = dial(endpoint, deadline)?;
         // Without it the last part of a request waits for an acknowledgement; a refusal costs speed.
@@ -77,7 +77,7 @@ impl<'a> Asking<'a> {
         let failed = |source| {
             peer_error("the peer did not answer on its handshake socket", endpoint, source)
         };
-        let mut timed = Timed::new(&self.stream, self.deadline);
+        let mut timed = DeadlineStream::new(&self.stream, self.deadline);
         timed.write_all(&message.encode()).map_err(failed)?;
         let mut prefix = [0; codec::LENGTH_BYTES];
         timed.read_exact(&mut prefix).map_err(failed)?;
@@ -98,7 +98,7 @@ impl<'a> Asking<'a> {
     }
 }
 
-impl Drop for Asking<'_> {
+impl Drop for HandshakeConnection<'_> {
     fn drop(&mut self) {
         let _ = self.stream.shutdown(Shutdown::Both);
     }
@@ -108,7 +108,7 @@ impl Drop for Asking<'_> {
 /// only a peer that has the same one is told, and believed.
 ///
 /// # Errors
-/// Those of [`ask`], a peer with which no token is shared, and an answer that is no descriptor.
+/// Those of [`request`], a peer with which no token is shared, and an answer that is no descriptor.
 pub fn fetch_descriptor(
     endpoint: &Endpoint,
     own: &SegmentDescriptor,
@@ -121,22 +121,22 @@ pub fn fetch_descriptor(
         body = SegmentDescriptor { buffers: Vec::new(), ..own.clone() }.to_json();
     }
     let message = Message::new(MessageKind::Metadata, body);
-    let answer = ask_with(token, endpoint, &message, deadline)?;
+    let answer = request_with_token(token, endpoint, &message, deadline)?;
     SegmentDescriptor::from_json(&answer.body).map_err(|error| error.with("peer", endpoint))
 }
 
 /// Asks whether anybody is there.
 ///
 /// # Errors
-/// Those of [`ask`].
+/// Those of [`request`].
 pub fn probe(endpoint: &Endpoint, deadline: Moment) -> Result<()> {
-    ask(endpoint, &Message::new(MessageKind::Probe, *b"{}"), deadline).map(drop)
+    request(endpoint, &Message::new(MessageKind::Probe, *b"{}"), deadline).map(drop)
 }
 
 /// Delivers a notification. With a token, only to a peer that has the same one.
 ///
 /// # Errors
-/// Those of [`ask`], a peer with which no token is shared, and one that takes no more (its queue is
+/// Those of [`request`], a peer with which no token is shared, and one that takes no more (its queue is
 /// full).
 pub fn notify(
     endpoint: &Endpoint,
@@ -145,7 +145,8 @@ pub fn notify(
     deadline: Moment,
 ) -> Result<()> {
     let message = Message::new(MessageKind::Notify, notification.to_json());
-    let answer = Notification::from_json(&ask_with(token, endpoint, &message, deadline)?.body)?;
+    let answer =
+        Notification::from_json(&request_with_token(token, endpoint, &message, deadline)?.body)?;
     if answer.message == "success" {
         return Ok(());
     }

@@ -10,7 +10,9 @@ use mooncake_base::{Error, ErrorCode, Result};
 use serde::{Deserialize, Serialize};
 
 use super::codec::{Message, MessageKind};
-use crate::token::{self, Door, Exchange, NONCE_BYTES, Nonce, PROOF_BYTES, Proof, Side, Token};
+use crate::token::{
+    self, Channel, Exchange, HandshakeSide, NONCE_BYTES, Nonce, PROOF_BYTES, Proof, Token,
+};
 
 /// What a sealed message has before its text.
 pub(crate) const SEAL_BYTES: usize = NONCE_BYTES + PROOF_BYTES;
@@ -39,22 +41,22 @@ struct Fields {
 }
 
 /// A probe that asks for a challenge.
-pub(crate) fn question() -> Message {
+pub(crate) fn challenge_request() -> Message {
     let fields = Fields { mooncake_challenge: Some(VERSION), ..Fields::default() };
     Message::new(MessageKind::Probe, fields.to_json())
 }
 
 /// Whether a message is such a probe.
-pub(crate) fn is_question(message: &Message) -> bool {
+pub(crate) fn is_challenge_request(message: &Message) -> bool {
     message.kind() == MessageKind::Probe
         && Fields::of(&message.body).mooncake_challenge == Some(VERSION)
 }
 
 /// The answer to a probe that asks for a challenge.
-pub(crate) fn challenge(of_owner: &Nonce) -> Message {
+pub(crate) fn challenge(owner_nonce: &Nonce) -> Message {
     let fields = Fields {
         status: Some("success".to_owned()),
-        mooncake_nonce: Some(of_owner.iter().map(|byte| format!("{byte:02x}")).collect()),
+        mooncake_nonce: Some(owner_nonce.iter().map(|byte| format!("{byte:02x}")).collect()),
         ..Fields::default()
     };
     Message::new(MessageKind::Probe, fields.to_json())
@@ -87,30 +89,30 @@ pub(crate) fn read_refusal(body: &[u8]) -> Option<String> {
 }
 
 /// Puts a seal before the text of a message; what the answer is compared with.
-pub(super) fn seal(token: &Token, of_owner: Nonce, message: &Message) -> (Message, Exchange) {
-    let exchange = exchange(of_owner, token::nonce());
-    let proof = token.seal(Side::Caller, &exchange, &content(message));
-    let body = [&exchange.of_caller[..], &proof, &message.body].concat();
+pub(super) fn seal(token: &Token, owner_nonce: Nonce, message: &Message) -> (Message, Exchange) {
+    let exchange = exchange(owner_nonce, token::nonce());
+    let proof = token.seal(HandshakeSide::Caller, &exchange, &content(message));
+    let body = [&exchange.caller_nonce[..], &proof, &message.body].concat();
     (Message { typed: message.typed, body }, exchange)
 }
 
 /// Takes the seal off a message, if it proves the token.
 pub(crate) fn unseal(
     token: &Token,
-    of_owner: Nonce,
+    owner_nonce: Nonce,
     message: &Message,
 ) -> Option<(Message, Exchange)> {
-    let (of_caller, rest) = message.body.split_first_chunk::<NONCE_BYTES>()?;
+    let (caller_nonce, rest) = message.body.split_first_chunk::<NONCE_BYTES>()?;
     let (proof, body) = rest.split_first_chunk::<PROOF_BYTES>()?;
-    let exchange = exchange(of_owner, *of_caller);
+    let exchange = exchange(owner_nonce, *caller_nonce);
     let message = Message { typed: message.typed, body: body.to_vec() };
-    let is_proven = token.is_sealed(Side::Caller, &exchange, &content(&message), proof);
+    let is_proven = token.verify_seal(HandshakeSide::Caller, &exchange, &content(&message), proof);
     is_proven.then_some((message, exchange))
 }
 
 /// Puts the owner's seal before the text of an answer.
 pub(super) fn seal_answer(token: &Token, exchange: &Exchange, answer: &Message) -> Message {
-    let proof: Proof = token.seal(Side::Owner, exchange, &content(answer));
+    let proof: Proof = token.seal(HandshakeSide::Owner, exchange, &content(answer));
     Message { typed: answer.typed, body: [&proof[..], &answer.body].concat() }
 }
 
@@ -126,7 +128,9 @@ pub(super) fn unseal_answer(
     let sealed = answer.body.split_first_chunk::<PROOF_BYTES>();
     let opened = sealed.and_then(|(proof, body)| {
         let answer = Message { typed: answer.typed, body: body.to_vec() };
-        token.is_sealed(Side::Owner, exchange, &content(&answer), proof).then_some(answer)
+        token
+            .verify_seal(HandshakeSide::Owner, exchange, &content(&answer), proof)
+            .then_some(answer)
     });
     opened.ok_or_else(|| denied("the peer has another token"))
 }
@@ -137,8 +141,8 @@ pub(super) fn denied(text: &str) -> Error {
 }
 
 /// The exchange of one connection. Who is asked has no name yet.
-const fn exchange(of_owner: Nonce, of_caller: Nonce) -> Exchange {
-    Exchange { door: Door::Handshake, owner: 0, of_owner, of_caller }
+const fn exchange(owner_nonce: Nonce, caller_nonce: Nonce) -> Exchange {
+    Exchange { channel: Channel::Handshake, owner: 0, owner_nonce, caller_nonce }
 }
 
 /// What the hash is of, besides the random bytes.
@@ -169,8 +173,8 @@ mod tests {
     fn a_sealed_message_opens_for_its_token_challenge_kind_and_text_only() {
         let (token, nonce) = (Token::new("a long secret").unwrap(), token::nonce());
         let (sealed, exchange) = seal(&token, nonce, &message());
-        let (opened, of_owner) = unseal(&token, nonce, &sealed).unwrap();
-        assert_eq!((opened, of_owner.of_caller), (message(), exchange.of_caller));
+        let (opened, owner_nonce) = unseal(&token, nonce, &sealed).unwrap();
+        assert_eq!((opened, owner_nonce.caller_nonce), (message(), exchange.caller_nonce));
         assert!(unseal(&Token::new("another secret").unwrap(), nonce, &sealed).is_none());
         assert!(unseal(&token, token::nonce(), &sealed).is_none(), "said on another connection");
         let other = Message { typed: Some(MessageKind::Metadata), ..sealed.clone() };
@@ -192,9 +196,12 @@ mod tests {
     #[test]
     fn a_challenge_is_read_as_it_was_written_and_looks_like_any_answer_to_a_probe() {
         let nonce = token::nonce();
-        assert!(is_question(&question()));
-        assert!(!is_question(&Message::new(MessageKind::Probe, *b"{}")));
-        assert!(!is_question(&Message { typed: Some(MessageKind::Notify), ..question() }));
+        assert!(is_challenge_request(&challenge_request()));
+        assert!(!is_challenge_request(&Message::new(MessageKind::Probe, *b"{}")));
+        assert!(!is_challenge_request(&Message {
+            typed: Some(MessageKind::Notify),
+            ..challenge_request()
+        }));
         assert_eq!(read_challenge(&challenge(&nonce)), Some(nonce));
         let text = String::from_utf8(challenge(&nonce).body).unwrap();
         assert!(text.starts_with("{\"status\":\"success\""), "{text}");

@@ -21,7 +21,7 @@ use tokio::{
 };
 
 use super::{
-    acceptor::{Accepted, Acceptor, Surplus},
+    acceptor::{Accepted, Acceptor, OverflowPolicy},
     codec::{self, MESSAGE_BYTES_MAX_DEFAULT, Message, MessageKind, Notification},
     proof,
 };
@@ -101,7 +101,7 @@ impl HandshakeServer {
         settings: HandshakeSettings,
         runtime: &Handle,
     ) -> Result<Self> {
-        let limit = (settings.connections_max, Surplus::Wait);
+        let limit = (settings.connections_max, OverflowPolicy::Wait);
         let shared = Arc::new(Shared {
             settings,
             describe,
@@ -142,16 +142,17 @@ async fn serve(mut accepted: Accepted, shared: Arc<Shared>) -> io::Result<()> {
     let stream = &mut accepted.stream;
     let patience = shared.settings.receive_timeout;
     let request = timeout(patience, receive(stream, &shared.settings)).await??;
-    let answer = match shared.settings.token.as_ref().filter(|_| proof::is_question(&request)) {
-        Some(token) => {
-            let of_owner = token::nonce();
-            let challenge = proof::challenge(&of_owner).encode();
-            timeout(patience, stream.write_all(&challenge)).await??;
-            let sealed = timeout(patience, receive(stream, &shared.settings)).await??;
-            shared.answer_sealed(token, of_owner, &sealed)
-        }
-        None => shared.answer(request),
-    };
+    let answer =
+        match shared.settings.token.as_ref().filter(|_| proof::is_challenge_request(&request)) {
+            Some(token) => {
+                let owner_nonce = token::nonce();
+                let challenge = proof::challenge(&owner_nonce).encode();
+                timeout(patience, stream.write_all(&challenge)).await??;
+                let sealed = timeout(patience, receive(stream, &shared.settings)).await??;
+                shared.answer_sealed(token, owner_nonce, &sealed)
+            }
+            None => shared.answer(request),
+        };
     let answer = answer.encode();
     timeout(patience, async {
         stream.write_all(&answer).await?;
@@ -188,8 +189,8 @@ impl Shared {
     }
 
     /// Answers who was challenged, if it knows the token.
-    fn answer_sealed(&self, token: &Token, of_owner: Nonce, sealed: &Message) -> Message {
-        match proof::unseal(token, of_owner, sealed) {
+    fn answer_sealed(&self, token: &Token, owner_nonce: Nonce, sealed: &Message) -> Message {
+        match proof::unseal(token, owner_nonce, sealed) {
             Some((request, exchange)) => {
                 proof::seal_answer(token, &exchange, &self.answer_trusted(&request))
             }
@@ -206,13 +207,13 @@ impl Shared {
         let body = match request.kind() {
             MessageKind::Metadata => (self.describe)(),
             MessageKind::Probe => br#"{"status":"success"}"#.to_vec(),
-            MessageKind::Notify => self.keep(&request.body),
+            MessageKind::Notify => self.queue_notification(&request.body),
             MessageKind::Connection => NO_QUEUE_PAIRS.as_bytes().to_vec(),
         };
         Message { typed: request.typed, body }
     }
 
-    fn keep(&self, body: &[u8]) -> Vec<u8> {
+    fn queue_notification(&self, body: &[u8]) -> Vec<u8> {
         let verdict = match Notification::from_json(body) {
             Err(_) => "the notification cannot be read",
             Ok(notification) => {

@@ -25,24 +25,24 @@ pub(super) struct Arena {
     slabs: BTreeSet<u64>,
     /// Free blocks of each class.
     free: [BTreeSet<u64>; CLASSES],
-    lent: BTreeMap<u64, Lent>,
+    allocated: BTreeMap<u64, Allocation>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lent {
+enum Allocation {
     /// A block of this class.
     Block(usize),
     /// Memory of its own, of that many bytes.
-    Whole(u64),
+    Dedicated(u64),
 }
 
 /// What became of memory that was given back.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Freed {
     /// It waits for the next who needs some.
-    Kept,
+    Retained,
     /// The slab, or the memory, that begins there is not needed any more.
-    Gone(u64),
+    Released(u64),
 }
 
 impl Arena {
@@ -50,7 +50,7 @@ impl Arena {
     ///
     /// # Errors
     /// It overlaps another.
-    pub(super) fn enter_slab(&mut self, base: u64) -> Result<()> {
+    pub(super) fn add_slab(&mut self, base: u64) -> Result<()> {
         let before = self.slabs.range(..base.saturating_add(BLOCK_BYTES_MAX)).next_back();
         if before.is_some_and(|other| other + BLOCK_BYTES_MAX > base) {
             return Err(Error::internal("two slabs overlap"));
@@ -64,8 +64,8 @@ impl Arena {
     ///
     /// # Errors
     /// Something that begins there is lent already.
-    pub(super) fn enter_whole(&mut self, base: u64, length: u64) -> Result<()> {
-        if self.lent.insert(base, Lent::Whole(length)).is_some() {
+    pub(super) fn add_dedicated(&mut self, base: u64, length: u64) -> Result<()> {
+        if self.allocated.insert(base, Allocation::Dedicated(length)).is_some() {
             return Err(Error::internal("two buffers begin at one address"));
         }
         Ok(())
@@ -80,7 +80,7 @@ impl Arena {
         for class in wanted..found {
             self.free[class].insert(address + bytes_of(class));
         }
-        self.lent.insert(address, Lent::Block(wanted));
+        self.allocated.insert(address, Allocation::Block(wanted));
         Some(address)
     }
 
@@ -95,17 +95,17 @@ impl Arena {
                 .with("length", length)
         };
         let lent = self
-            .lent
+            .allocated
             .get(&address)
             .copied()
             .ok_or_else(|| wrong("no managed buffer begins there, or it was freed before"))?;
         match lent {
-            Lent::Whole(whole) if length > BLOCK_BYTES_MAX && length <= whole => {
-                self.lent.remove(&address);
-                Ok(Freed::Gone(address))
+            Allocation::Dedicated(whole) if length > BLOCK_BYTES_MAX && length <= whole => {
+                self.allocated.remove(&address);
+                Ok(Freed::Released(address))
             }
-            Lent::Block(class) if class_of(length) == Some(class) => {
-                self.lent.remove(&address);
+            Allocation::Block(class) if class_of(length) == Some(class) => {
+                self.allocated.remove(&address);
                 Ok(self.join(address, class))
             }
             _ => Err(wrong("the managed buffer there has another length")),
@@ -125,10 +125,10 @@ impl Arena {
         // One free slab is kept, so that a buffer that comes and goes does not make one each time.
         if class == CLASS_LAST && !self.free[CLASS_LAST].is_empty() {
             self.slabs.remove(&slab);
-            return Freed::Gone(slab);
+            return Freed::Released(slab);
         }
         self.free[class].insert(address);
-        Freed::Kept
+        Freed::Retained
     }
 }
 

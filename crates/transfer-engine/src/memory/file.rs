@@ -12,8 +12,8 @@ use std::{
 
 use mooncake_base::{Error, ErrorCode, Result};
 
-use super::rest;
-use crate::{copy, process};
+use super::address_quarantine;
+use crate::{copy, fork};
 
 /// A part of a file that is registered with an engine for as long as this lives.
 ///
@@ -79,7 +79,7 @@ impl FileMemory {
             base: base as usize,
             length: bytes,
             _file: file,
-            generation: process::generation(),
+            generation: fork::generation(),
         };
         Ok(Self { mapping: Arc::new(mapping), withdraw: None })
     }
@@ -119,11 +119,11 @@ impl Drop for FileMemory {
 
 impl Drop for FileMapping {
     fn drop(&mut self) {
-        if process::is_forked_since(self.generation) {
+        if fork::is_forked_since(self.generation) {
             return;
         }
         // SAFETY: the mapping is ours, and its region was withdrawn before.
-        unsafe { rest::retire(self.base, self.length) };
+        unsafe { address_quarantine::quarantine(self.base, self.length) };
     }
 }
 

@@ -16,11 +16,11 @@ use std::{
 
 use mooncake_base::{Error, ErrorCode, Result};
 
-use super::rest;
+use super::address_quarantine;
 use crate::{
     copy::{self, Access, Copier},
-    piece::{LocalRange, Opcode, Piece},
-    process,
+    fork,
+    transfer_entry::{LocalRange, Opcode, TransferEntry},
 };
 
 /// The unit in which pages are mapped in advance; also the size of a huge page.
@@ -154,8 +154,8 @@ impl Mapping {
             return Err(error);
         }
         let base = base as usize;
-        let generation = process::generation();
-        process::guard_memory(base, length, number);
+        let generation = fork::generation();
+        fork::guard_memory(base, length, number);
         let chunks = (0..length.div_ceil(CHUNK)).map(|_| AtomicU32::new(0)).collect();
         Ok(Self { base, length, file: Some(file), is_huge, chunks, generation })
     }
@@ -187,29 +187,35 @@ impl Mapping {
         self.each_part(offset, to, Access::Write, (gate, &mut Copier::default()))
     }
 
-    /// Moves pieces that lie in this memory, whose first byte their owner calls `base`.
-    pub(crate) fn transfer(&self, opcode: Opcode, pieces: &mut [Piece], base: u64, gate: Gate<'_>) {
-        let mut copier = Copier::of(pieces);
+    /// Moves entries that lie in this memory, whose first byte their owner calls `base`.
+    pub(crate) fn transfer(
+        &self,
+        opcode: Opcode,
+        entries: &mut [TransferEntry],
+        base: u64,
+        gate: Gate<'_>,
+    ) {
+        let mut copier = Copier::of(entries);
         let access = match opcode {
             Opcode::Write => Access::Read,
             Opcode::Read => Access::Write,
         };
-        let mut rest = pieces;
+        let mut rest = entries;
         while let Some(first) = rest.first() {
             if first.outcome.is_some() {
                 rest = &mut rest[1..];
                 continue;
             }
-            let (count, whole) = Piece::side_by_side(rest);
+            let (count, whole) = TransferEntry::contiguous_run(rest);
             let (run, behind) = rest.split_at_mut(count);
             let mut copy = |remote: u64, local| {
                 self.each_part((remote - base) as usize, local, access, (gate, &mut copier))
             };
             let moved = copy(run[0].remote, whole);
-            for piece in run {
-                piece.outcome = Some(match &moved {
+            for entry in run {
+                entry.outcome = Some(match &moved {
                     // Which of them cannot be moved only each by itself can tell.
-                    Err(_) if count > 1 => copy(piece.remote, piece.local),
+                    Err(_) if count > 1 => copy(entry.remote, entry.local),
                     moved => moved.clone(),
                 });
             }
@@ -248,7 +254,7 @@ impl Mapping {
                 }
             } else {
                 if access == Access::Read && chunk.load(Ordering::Relaxed) == 0 {
-                    self.provide(at / CHUNK);
+                    self.allocate_chunk(at / CHUNK);
                 }
                 self.through_file(at, local, access)?;
                 chunk.fetch_add(part as u32, Ordering::Relaxed);
@@ -268,7 +274,7 @@ impl Mapping {
         let (start, length) = self.chunk(index);
         // Huge pages have no `pwrite`.
         let is_due = self.is_huge || count as usize >= length;
-        if !is_due && (part < WORTH_MAPPING.min(length) || !self.is_present_at(index)) {
+        if !is_due && (part < WORTH_MAPPING.min(length) || !self.is_chunk_resident(index)) {
             return false;
         }
         let first = (self.base + start) as *mut _;
@@ -284,14 +290,14 @@ impl Mapping {
 
     /// Has the system make the pages of a chunk at once, before the first bytes go there: three
     /// times as fast as one by one where this was measured (8 GB/s against 2.6).
-    fn provide(&self, index: usize) {
+    fn allocate_chunk(&self, index: usize) {
         // Should it fail, the pages come one by one, and the write that needs them says what is
         // wrong.
-        let _ = self.provide_at(index);
+        let _ = self.try_allocate_chunk(index);
     }
 
     /// Has the system make the pages of a chunk; whether it did.
-    pub(super) fn provide_at(&self, index: usize) -> bool {
+    pub(super) fn try_allocate_chunk(&self, index: usize) -> bool {
         let (start, length) = self.chunk(index);
         let file = self.file().as_raw_fd();
         // SAFETY: only makes room in a file of ours, within its size.
@@ -300,7 +306,7 @@ impl Mapping {
 
     /// Has the system put a huge page in the place of a chunk's small ones; whether it did. Changes
     /// no byte; who has the chunk mapped finds it again at its next touch.
-    pub(super) fn collapse_at(&self, index: usize) -> bool {
+    pub(super) fn collapse_chunk(&self, index: usize) -> bool {
         let (start, length) = self.chunk(index);
         !self.is_huge && collapse(self.base + start, length)
     }
@@ -317,9 +323,9 @@ impl Mapping {
     }
 
     /// Whether all pages of a chunk are there, mapped here or not.
-    pub(super) fn is_present_at(&self, index: usize) -> bool {
+    pub(super) fn is_chunk_resident(&self, index: usize) -> bool {
         let (start, length) = self.chunk(index);
-        copy::are_present(self.base + start, length)
+        copy::are_resident(self.base + start, length)
     }
 
     /// Where a chunk begins, and its length.
@@ -406,14 +412,14 @@ pub(crate) fn open_gate() -> Result<()> {
 impl Drop for Mapping {
     fn drop(&mut self) {
         let file = self.file.take();
-        if process::is_forked_since(self.generation) {
+        if fork::is_forked_since(self.generation) {
             // The child may still look at its private view, through pointers it was handed.
             std::mem::forget(file);
             return;
         }
-        process::unguard(file.as_ref().map_or(-1, AsRawFd::as_raw_fd));
+        fork::unguard(file.as_ref().map_or(-1, AsRawFd::as_raw_fd));
         // SAFETY: the mapping is ours, and whoever copies to or from it borrows `self`.
-        unsafe { rest::retire(self.base, self.length) };
+        unsafe { address_quarantine::quarantine(self.base, self.length) };
     }
 }
 
@@ -437,14 +443,14 @@ mod tests {
         // SAFETY: takes the rights to a page of the test's own away.
         assert_eq!(unsafe { libc::mprotect(middle, PAGE, libc::PROT_NONE) }, 0);
         let base = 1 << 40;
-        let piece = |at: usize| {
+        let entry = |at: usize| {
             // SAFETY: nobody has a reference to the pages.
             let local = unsafe { LocalRange::foreign(pages as usize + at * PAGE, PAGE) };
-            Piece::new(local, base + (at * PAGE) as u64)
+            TransferEntry::new(local, base + (at * PAGE) as u64)
         };
-        let mut pieces = [piece(0), piece(1), piece(2)];
-        mapping.transfer(Opcode::Write, &mut pieces, base, &open_gate);
-        let is_ok = pieces.map(|piece| piece.outcome.unwrap().is_ok());
+        let mut entries = [entry(0), entry(1), entry(2)];
+        mapping.transfer(Opcode::Write, &mut entries, base, &open_gate);
+        let is_ok = entries.map(|entry| entry.outcome.unwrap().is_ok());
         assert_eq!(is_ok, [true, false, true]);
         let mut bytes = vec![0_u8; 3 * PAGE];
         // SAFETY: the vector outlives the call and nobody else uses it.

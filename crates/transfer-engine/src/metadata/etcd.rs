@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::{
     MetadataSettings,
-    keyed::{Claim, Server},
-    web::{Answer, Request, Web},
+    http_client::{Answer, HttpClient, Request},
+    keyed::{Claim, KeyValueServer},
 };
 use crate::descriptor::DESCRIPTOR_BYTES_MAX;
 
@@ -27,7 +27,7 @@ pub(super) struct EtcdServer {
     members: Vec<String>,
     /// The one that answered last.
     preferred: AtomicUsize,
-    web: Web,
+    http_client: HttpClient,
 }
 
 impl EtcdServer {
@@ -48,8 +48,14 @@ impl EtcdServer {
             return Err(bad("at most 16 members of an etcd cluster can be named"));
         }
         // Values come as base64, which takes a third more, in a little JSON.
-        let web = Web::new(settings.connect_timeout, DESCRIPTOR_BYTES_MAX as u64 * 3 / 2);
-        Ok(Self { address: address.to_owned(), members, preferred: AtomicUsize::new(0), web })
+        let http_client =
+            HttpClient::new(settings.connect_timeout, DESCRIPTOR_BYTES_MAX as u64 * 3 / 2);
+        Ok(Self {
+            address: address.to_owned(),
+            members,
+            preferred: AtomicUsize::new(0),
+            http_client,
+        })
     }
 
     /// Asks one member after the other, beginning with the one that answered last.
@@ -64,7 +70,7 @@ impl EtcdServer {
             let now = SystemClock.now();
             // A silent member must leave time for those after it.
             let share = deadline.left(now) / u32::try_from(count - turn).unwrap_or(1);
-            match self.web.call(Request::Post(&body), &url, now + share) {
+            match self.http_client.call(Request::Post(&body), &url, now + share) {
                 Ok(answer) => {
                     self.preferred.store(member, Ordering::Relaxed);
                     return read(&answer, &url);
@@ -104,12 +110,12 @@ impl EtcdServer {
     }
 }
 
-impl Server for EtcdServer {
+impl KeyValueServer for EtcdServer {
     fn address(&self) -> &str {
         &self.address
     }
 
-    fn compares(&self) -> bool {
+    fn supports_compare_and_swap(&self) -> bool {
         true
     }
 
@@ -121,12 +127,12 @@ impl Server for EtcdServer {
     fn claim(
         &self,
         claim: Claim<'_>,
-        in_place_of: Option<&[u8]>,
+        expected: Option<&[u8]>,
         deadline: Moment,
     ) -> Result<Option<Vec<u8>>> {
         let key = BASE64.encode(claim.key);
-        let condition = match in_place_of {
-            Some(value) => says(claim.key, value),
+        let condition = match expected {
+            Some(value) => value_equals(claim.key, value),
             // A key that was never made, or was removed, has no revision.
             None => json!({ "target": "CREATE", "key": key, "create_revision": "0" }),
         };
@@ -139,18 +145,18 @@ impl Server for EtcdServer {
 
     fn put(&self, claim: Claim<'_>, key: &str, value: &[u8], deadline: Moment) -> Result<bool> {
         let steps = json!([put(key, value)]);
-        let condition = says(claim.key, claim.value);
+        let condition = value_equals(claim.key, claim.value);
         Ok(self.transaction(&condition, &steps, &json!([]), deadline)?.0)
     }
 
     fn release(&self, claim: Claim<'_>, key: &str, deadline: Moment) -> Result<()> {
         let steps = json!([delete(key), delete(claim.key)]);
-        let condition = says(claim.key, claim.value);
+        let condition = value_equals(claim.key, claim.value);
         self.transaction(&condition, &steps, &json!([]), deadline).map(drop)
     }
 }
 
-fn says(key: &str, value: &[u8]) -> Value {
+fn value_equals(key: &str, value: &[u8]) -> Value {
     let (key, value) = (BASE64.encode(key), BASE64.encode(value));
     json!({ "target": "VALUE", "result": "EQUAL", "key": key, "value": value })
 }

@@ -24,9 +24,9 @@ use ureq::{
 use super::{
     MetadataSettings, etcd,
     http::HttpServer,
-    keyed::{self, Claim, Server},
+    http_client::HttpClient,
+    keyed::{self, Claim, KeyValueServer},
     redis,
-    web::Web,
 };
 use crate::descriptor::DESCRIPTOR_BYTES_MAX;
 
@@ -128,9 +128,12 @@ fn answers() -> Vec<Vec<u8>> {
 fn answer(bytes: &[u8]) -> u64 {
     static SERVER: LazyLock<HttpServer> = LazyLock::new(|| {
         let config = Agent::config_builder().http_status_as_error(false).proxy(None).build();
-        let web = Web::over(Agent::with_parts(config, Scripted, Here), DESCRIPTOR_BYTES_MAX as u64);
+        let http_client = HttpClient::over(
+            Agent::with_parts(config, Scripted, Here),
+            DESCRIPTOR_BYTES_MAX as u64,
+        );
         let url = "http://127.0.0.1/metadata";
-        HttpServer::new(url, &MetadataSettings::default()).expect("it is a URL").over(web)
+        HttpServer::new(url, &MetadataSettings::default()).expect("it is a URL").over(http_client)
     });
     SAID.set(bytes.to_vec());
     let found = SERVER.get("key", soon());

@@ -4,8 +4,8 @@ use mooncake_base::{Error, ErrorCode, Moment, Result};
 
 use super::{
     MetadataSettings,
-    keyed::{Claim, Server},
-    web::{Answer, Request, Web, has_host},
+    http_client::{Answer, HttpClient, Request, has_host},
+    keyed::{Claim, KeyValueServer},
 };
 use crate::descriptor::DESCRIPTOR_BYTES_MAX;
 
@@ -13,7 +13,7 @@ use crate::descriptor::DESCRIPTOR_BYTES_MAX;
 #[derive(Debug)]
 pub(super) struct HttpServer {
     url: String,
-    web: Web,
+    http_client: HttpClient,
 }
 
 impl HttpServer {
@@ -23,19 +23,19 @@ impl HttpServer {
         if !has_host(url) || url.contains(['?', '#']) {
             return Err(Error::invalid("not the URL of a metadata server").with("address", url));
         }
-        let web = Web::new(settings.connect_timeout, DESCRIPTOR_BYTES_MAX as u64);
-        Ok(Self { url: url.to_owned(), web })
+        let http_client = HttpClient::new(settings.connect_timeout, DESCRIPTOR_BYTES_MAX as u64);
+        Ok(Self { url: url.to_owned(), http_client })
     }
 
     /// The same server, asked by another client.
     #[cfg(test)]
-    pub(super) fn over(self, web: Web) -> Self {
-        Self { web, ..self }
+    pub(super) fn over(self, http_client: HttpClient) -> Self {
+        Self { http_client, ..self }
     }
 
     fn exchange(&self, request: Request<'_>, key: &str, deadline: Moment) -> Result<Answer> {
         let url = format!("{}?key={}", self.url, percent_encoded(key));
-        self.web.call(request, &url, deadline)
+        self.http_client.call(request, &url, deadline)
     }
 
     fn delete(&self, key: &str, deadline: Moment) -> Result<()> {
@@ -55,12 +55,12 @@ impl HttpServer {
     }
 }
 
-impl Server for HttpServer {
+impl KeyValueServer for HttpServer {
     fn address(&self) -> &str {
         &self.url
     }
 
-    fn compares(&self) -> bool {
+    fn supports_compare_and_swap(&self) -> bool {
         false
     }
 
@@ -76,7 +76,7 @@ impl Server for HttpServer {
     fn claim(
         &self,
         claim: Claim<'_>,
-        _in_place_of: Option<&[u8]>,
+        _expected: Option<&[u8]>,
         deadline: Moment,
     ) -> Result<Option<Vec<u8>>> {
         let answer = self.exchange(Request::Put(claim.value), claim.key, deadline)?;

@@ -24,23 +24,23 @@ pub(super) struct Claim<'a> {
 }
 
 /// A server of keys and values. Calls block, up to their deadline; errors name the server.
-pub(super) trait Server: fmt::Debug + Send + Sync {
+pub(super) trait KeyValueServer: fmt::Debug + Send + Sync {
     /// The server as it is told to people, without secrets.
     fn address(&self) -> &str;
 
     /// Whether it can change an entry on the condition that it still says what it said. One that
     /// cannot keeps a name for its holder also when that one is dead.
-    fn compares(&self) -> bool;
+    fn supports_compare_and_swap(&self) -> bool;
 
     /// What lies under a key.
     fn get(&self, key: &str, deadline: Moment) -> Result<Option<Vec<u8>>>;
 
-    /// Makes the entry of a claim unless there is one. If it says `in_place_of`, and the server
+    /// Makes the entry of a claim unless there is one. If it says `expected`, and the server
     /// compares, it is replaced. What the entry of somebody else says, if that is in the way.
     fn claim(
         &self,
         claim: Claim<'_>,
-        in_place_of: Option<&[u8]>,
+        expected: Option<&[u8]>,
         deadline: Moment,
     ) -> Result<Option<Vec<u8>>>;
 
@@ -75,7 +75,7 @@ struct Published {
     rpc: Endpoint,
 }
 
-impl<S: Server> KeyedStore<S> {
+impl<S: KeyValueServer> KeyedStore<S> {
     /// Entries on that server, under `mooncake/<cluster>/` if the cluster has a name.
     pub(super) fn new(server: S, cluster: &str) -> Self {
         let prefix = match cluster.trim_matches('/') {
@@ -112,7 +112,7 @@ impl<S: Server> KeyedStore<S> {
         if holder == value {
             return Ok(());
         }
-        if self.server.compares() && !is_alive(&holder, deadline) {
+        if self.server.supports_compare_and_swap() && !is_alive(&holder, deadline) {
             match self.server.claim(claim, Some(&holder), deadline)? {
                 None => {
                     tracing::info!(name = own.name, "took the name of an engine that is gone");
@@ -145,7 +145,7 @@ impl<S: Server> KeyedStore<S> {
     }
 }
 
-impl<S: Server> MetadataStore for KeyedStore<S> {
+impl<S: KeyValueServer> MetadataStore for KeyedStore<S> {
     fn publish(&self, own: &SegmentDescriptor, rpc: &Endpoint, deadline: Moment) -> Result<()> {
         let entry = Published { name: own.name.clone(), rpc: rpc.clone() };
         let is_new = self.published.lock().as_ref() != Some(&entry);

@@ -6,12 +6,12 @@ use std::net::TcpStream;
 
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
 
-use self::resp::{Reply, Wire};
+use self::resp::{Reply, RespStream};
 use super::{
     MetadataSettings, RedisLogin,
-    keyed::{Claim, Server},
+    keyed::{Claim, KeyValueServer},
 };
-use crate::handshake::{Timed, dial};
+use crate::handshake::{DeadlineStream, dial};
 
 #[cfg(test)]
 pub(super) use self::resp::fuzz_target;
@@ -34,7 +34,7 @@ pub(super) struct RedisServer {
 /// One connection, logged in, with its database chosen.
 struct Session<'a> {
     server: &'a RedisServer,
-    wire: Wire<Timed<TcpStream>>,
+    stream: RespStream<DeadlineStream<TcpStream>>,
 }
 
 impl RedisServer {
@@ -81,7 +81,10 @@ impl RedisServer {
         })?;
         // Without it a request may wait for an acknowledgement; a refusal costs speed only.
         let _ = stream.set_nodelay(true);
-        let mut session = Session { server: self, wire: Wire::new(Timed::new(stream, deadline)) };
+        let mut session = Session {
+            server: self,
+            stream: RespStream::new(DeadlineStream::new(stream, deadline)),
+        };
         let login = &self.login;
         if !login.username.is_empty() {
             session.ask(&[b"AUTH", login.username.as_bytes(), login.password.as_bytes()])?;
@@ -104,7 +107,7 @@ impl Session<'_> {
     /// Asks, and reads an answer that is none of a refusal.
     fn ask(&mut self, words: &[&[u8]]) -> Result<Reply> {
         let server = self.server;
-        let reply = self.wire.ask(words).map_err(|error| error.with("url", &server.address))?;
+        let reply = self.stream.ask(words).map_err(|error| error.with("url", &server.address))?;
         match reply {
             Reply::Refusal(text) => Err(server.failed("the Redis server refused", &text)),
             reply => Ok(reply),
@@ -120,7 +123,7 @@ impl Session<'_> {
     }
 
     /// Does something on the condition that an entry says what it should; whether it does.
-    fn if_says(&mut self, claim: Claim<'_>, steps: &[&[&[u8]]]) -> Result<bool> {
+    fn run_if_unchanged(&mut self, claim: Claim<'_>, steps: &[&[&[u8]]]) -> Result<bool> {
         for _ in 0..TRIES {
             self.ask(&[b"WATCH", claim.key.as_bytes()])?;
             if self.get(claim.key)?.as_deref() != Some(claim.value) {
@@ -155,12 +158,12 @@ impl Session<'_> {
     }
 }
 
-impl Server for RedisServer {
+impl KeyValueServer for RedisServer {
     fn address(&self) -> &str {
         &self.address
     }
 
-    fn compares(&self) -> bool {
+    fn supports_compare_and_swap(&self) -> bool {
         true
     }
 
@@ -171,15 +174,15 @@ impl Server for RedisServer {
     fn claim(
         &self,
         claim: Claim<'_>,
-        in_place_of: Option<&[u8]>,
+        expected: Option<&[u8]>,
         deadline: Moment,
     ) -> Result<Option<Vec<u8>>> {
         let mut session = self.open(deadline)?;
         let (key, value) = (claim.key.as_bytes(), claim.value);
-        let is_ours = match in_place_of {
+        let is_ours = match expected {
             Some(old) => {
                 let old = Claim { key: claim.key, value: old };
-                session.if_says(old, &[&[b"SET", key, value]])?
+                session.run_if_unchanged(old, &[&[b"SET", key, value]])?
             }
             None => session.ask(&[b"SET", key, value, b"NX"])? != Reply::Nothing,
         };
@@ -192,11 +195,11 @@ impl Server for RedisServer {
 
     fn put(&self, claim: Claim<'_>, key: &str, value: &[u8], deadline: Moment) -> Result<bool> {
         let set: &[&[u8]] = &[b"SET", key.as_bytes(), value];
-        self.open(deadline)?.if_says(claim, &[set])
+        self.open(deadline)?.run_if_unchanged(claim, &[set])
     }
 
     fn release(&self, claim: Claim<'_>, key: &str, deadline: Moment) -> Result<()> {
         let delete: &[&[u8]] = &[b"DEL", key.as_bytes(), claim.key.as_bytes()];
-        self.open(deadline)?.if_says(claim, &[delete]).map(drop)
+        self.open(deadline)?.run_if_unchanged(claim, &[delete]).map(drop)
     }
 }

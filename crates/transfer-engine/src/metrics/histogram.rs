@@ -26,7 +26,7 @@ pub struct LatencySnapshot {
 }
 
 impl Histogram {
-    pub(crate) fn note(&self, took: Duration) {
+    pub(crate) fn record(&self, took: Duration) {
         let micros = u64::try_from(took.as_nanos().div_ceil(1000)).unwrap_or(u64::MAX);
         let class = micros.clamp(1, 1 << CLASSES).next_power_of_two().trailing_zeros() as usize;
         self.counts[class.min(CLASSES - 1)].fetch_add(1, Ordering::Relaxed);
@@ -95,7 +95,7 @@ mod tests {
     fn each_time_is_in_the_class_that_ends_at_or_above_it() {
         let histogram = Histogram::default();
         for micros in [0, 1, 2, 3, 4, 5, 1000, 8_388_608, 8_388_609, u64::MAX / 1000] {
-            histogram.note(Duration::from_micros(micros));
+            histogram.record(Duration::from_micros(micros));
         }
         let snapshot = histogram.snapshot();
         let counts: Vec<_> =
@@ -115,8 +115,8 @@ mod tests {
     fn percentiles_are_the_ends_of_their_classes() {
         let histogram = Histogram::default();
         assert_eq!(histogram.snapshot().percentile(50), None);
-        (0..99).for_each(|_| histogram.note(Duration::from_micros(3)));
-        histogram.note(Duration::from_micros(900));
+        (0..99).for_each(|_| histogram.record(Duration::from_micros(3)));
+        histogram.record(Duration::from_micros(900));
         let snapshot = histogram.snapshot();
         assert_eq!(snapshot.percentile(50), Some(Duration::from_micros(4)));
         assert_eq!(snapshot.percentile(99), Some(Duration::from_micros(4)));

@@ -36,7 +36,7 @@ impl EngineSnapshot {
         page.gauge("notifications_waiting", "messages of peers to be taken", told.waiting as u64);
         page.gauge("notifications_waiting_max", "the most of them", told.limit as u64);
         page.counter("notifications_refused_total", "of them turned away", told.refused);
-        page.gauge("movers", "threads that move submitted batches", self.movers as u64);
+        page.gauge("movers", "threads that move submitted batches", self.workers as u64);
         page.head("connections", "gauge", "data connections to a peer");
         for peer in &self.peers {
             let name = escaped(&peer.name);
@@ -49,7 +49,7 @@ impl EngineSnapshot {
         for (reason, count) in [
             ("token_here", refused.token_here),
             ("token_there", refused.token_there),
-            ("established", refused.established),
+            ("established", refused.compat),
             ("range", refused.ranges),
         ] {
             page.line("refused_total", &format!("reason=\"{reason}\""), count);
@@ -171,7 +171,7 @@ impl Page {
         type Column = (&'static str, &'static str, &'static str, fn(&TransportSnapshot) -> u64);
         let columns: [Column; 7] = [
             ("batches_total", "batches given to a way", "", |one| one.batches),
-            ("pieces_total", "pieces moved", "", |one| one.pieces),
+            ("pieces_total", "pieces moved", "", |one| one.entries),
             ("bytes_total", "bytes moved", "read", |one| one.bytes_read),
             ("bytes_total", "bytes moved", "write", |one| one.bytes_written),
             ("errors_total", "pieces that a way could not move", "", |one| one.errors),
@@ -236,7 +236,7 @@ mod tests {
     use super::*;
     use crate::{
         metrics::{Metrics, PeerSnapshot, PoolSnapshot, Progress, Work},
-        piece::Opcode,
+        transfer_entry::Opcode,
         transport::TransportKind,
     };
 
@@ -247,7 +247,7 @@ mod tests {
                 kind: TransportKind::Tcp,
                 opcode: Opcode::Write,
                 before: Progress::default(),
-                after: Progress { pieces: 2, bytes: 1_000_000, errors: 1, open: 0 },
+                after: Progress { entries: 2, bytes: 1_000_000, errors: 1, open: 0 },
                 took: Duration::from_micros(700),
             });
         }

@@ -7,9 +7,9 @@ use mooncake_base::{Clock, EngineId, Error, ErrorCode, Moment, Result, SystemClo
 use crate::{
     copy::Copier,
     descriptor::SegmentDescriptor,
-    memory::lent::Lent,
-    piece::{LocalRange, Opcode, Piece, RemoteRange},
+    memory::exported_memory::ExportedMemory,
     region::Pin,
+    transfer_entry::{LocalRange, Opcode, RemoteRange, TransferEntry},
     transport::{Capability, Path, Transport, TransportKind},
 };
 
@@ -37,7 +37,7 @@ impl Transport for MemoryTransport {
     fn connect(&self, peer: &SegmentDescriptor, _deadline: Moment) -> Result<Arc<dyn Path>> {
         let id = peer.mooncake.as_ref().and_then(|own| own.engine());
         let id = id.filter(|id| self.only.is_none_or(|only| only == *id));
-        let found = id.and_then(|id| Some((id, Lent::of(id)?)));
+        let found = id.and_then(|id| Some((id, ExportedMemory::find(id)?)));
         let Some((id, lent)) = found else {
             let text = "the peer is not a reachable engine of this process";
             return Err(Error::new(ErrorCode::TRANSFER_FAIL, text));
@@ -50,11 +50,11 @@ impl Transport for MemoryTransport {
 #[derive(Debug)]
 struct MemoryPath {
     id: EngineId,
-    lent: Weak<Lent>,
+    lent: Weak<ExportedMemory>,
 }
 
 impl MemoryPath {
-    fn owner(&self) -> Option<Arc<Lent>> {
+    fn owner(&self) -> Option<Arc<ExportedMemory>> {
         self.lent.upgrade().filter(|lent| lent.is_open())
     }
 }
@@ -68,7 +68,7 @@ impl Path for MemoryPath {
         self.owner().is_some_and(|lent| lent.regions.find(range).is_some())
     }
 
-    fn transfer(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) {
+    fn transfer(&self, opcode: Opcode, pieces: &mut [TransferEntry], deadline: Moment) {
         let owner = self.owner();
         let mut rest = pieces;
         loop {
@@ -115,14 +115,14 @@ impl Path for MemoryPath {
 }
 
 /// Checks the range and pins the whole region that contains it.
-fn pin_region(lent: &Lent, range: RemoteRange) -> Result<Pin> {
+fn pin_region(lent: &ExportedMemory, range: RemoteRange) -> Result<Pin> {
     let pin = lent.regions.pin(range)?;
     let region = pin.region();
     lent.regions.pin(RemoteRange { address: region.base, length: region.length })
 }
 
 /// Copies entries whose remote side is user memory, which may be unmapped without notice.
-fn copy_each(opcode: Opcode, pieces: &mut [Piece], gate: &dyn Fn() -> Result<()>) {
+fn copy_each(opcode: Opcode, pieces: &mut [TransferEntry], gate: &dyn Fn() -> Result<()>) {
     let mut copier = Copier::of(pieces);
     for piece in pieces.iter_mut().filter(|piece| piece.outcome.is_none()) {
         // SAFETY: no references exist to bytes of a registered region; registering requires that.

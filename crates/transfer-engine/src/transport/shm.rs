@@ -33,12 +33,12 @@ use self::{
     server::{ServerShared, ShmServer},
 };
 use crate::{
-    choice::Footing,
     copy::{self, Access},
     descriptor::SegmentDescriptor,
-    piece::{Opcode, Piece, RemoteRange},
-    process,
-    token::{self, Door, Exchange, Side},
+    fork,
+    path_selection::RemoteMemory,
+    token::{self, Channel, Exchange, HandshakeSide},
+    transfer_entry::{Opcode, RemoteRange, TransferEntry},
     transport::{Capability, Path, Transport, TransportKind},
 };
 
@@ -98,7 +98,7 @@ impl Transport for ShmTransport {
         let attachment = Arc::new(Attachment::new(link, peer.process, proven));
         let id = self.server.shared().attach(&attachment);
         let server = Arc::downgrade(self.server.shared());
-        let generation = process::generation();
+        let generation = fork::generation();
         Ok(Arc::new(ShmPath { attachment, id, server, generation, probed }))
     }
 }
@@ -156,7 +156,7 @@ fn exchange_tokens(
         server.refusals().count_token_there();
         Error::new(ErrorCode::ILLEGAL_CLIENT, text)
     };
-    let (token, of_owner) = match (server.token(), &first.0) {
+    let (token, owner_nonce) = match (server.token(), &first.0) {
         (Some(token), Message::Challenge { nonce }) => (token, *nonce),
         (Some(_), _) => return Err(refused("the peer asks for no token, and has shown none")),
         (None, Message::Challenge { .. }) => {
@@ -164,12 +164,14 @@ fn exchange_tokens(
         }
         (None, _) => return Ok(first),
     };
-    let of_caller = token::nonce();
-    let exchange = Exchange { door: Door::Shm, owner: to.bits(), of_owner, of_caller };
-    let proof = token.proof(Side::Caller, &exchange);
-    send(Message::Answer { nonce: of_caller, proof })?;
+    let caller_nonce = token::nonce();
+    let exchange = Exchange { channel: Channel::Shm, owner: to.bits(), owner_nonce, caller_nonce };
+    let proof = token.proof(HandshakeSide::Caller, &exchange);
+    send(Message::Answer { nonce: caller_nonce, proof })?;
     match receive()?.0 {
-        Message::Granted { proof } if token.is_proven(Side::Owner, &exchange, &proof) => receive(),
+        Message::Granted { proof } if token.verify(HandshakeSide::Owner, &exchange, &proof) => {
+            receive()
+        }
         Message::Granted { .. } => Err(refused("the peer does not know the token")),
         Message::Denied => Err(refused("the peer has another token")),
         _ => Err(unexpected_message()),
@@ -209,7 +211,7 @@ impl Path for ShmPath {
         })
     }
 
-    fn transfer(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) {
+    fn transfer(&self, opcode: Opcode, pieces: &mut [TransferEntry], deadline: Moment) {
         if self.attachment.link().is_closed() {
             self.attachment.close();
         }
@@ -259,8 +261,8 @@ impl Path for ShmPath {
         self.attachment.is_alive()
     }
 
-    fn footing(&self, range: RemoteRange) -> Option<Footing> {
-        self.attachment.footing(range)
+    fn remote_memory(&self, range: RemoteRange) -> Option<RemoteMemory> {
+        self.attachment.remote_memory(range)
     }
 
     fn probed_bytes_per_second(&self) -> Option<u64> {
@@ -268,7 +270,7 @@ impl Path for ShmPath {
     }
 
     fn close(&self) {
-        if process::is_forked_since(self.generation) {
+        if fork::is_forked_since(self.generation) {
             return;
         }
         match self.server.upgrade() {
@@ -291,7 +293,7 @@ impl Drop for ShmPath {
 /// range separately, which costs about as much as copying a page.
 fn copy_by_kernel(
     opcode: Opcode,
-    pieces: &mut [Piece],
+    pieces: &mut [TransferEntry],
     process: i32,
     gate: &dyn Fn() -> Result<()>,
 ) {
@@ -330,13 +332,14 @@ fn copy_by_kernel(
                 return;
             }
         };
-        let end = |piece: &Piece, done| copy_remaining(piece, done, (process, direction), gate);
+        let end =
+            |piece: &TransferEntry, done| copy_remaining(piece, done, (process, direction), gate);
         rest = &rest[record_moved(pieces, &rest[..count], moved, end)..];
     }
 }
 
 /// Returns the indexes of the unfinished entries, sorted by remote address.
-fn sorted_by_remote(pieces: &[Piece]) -> Vec<usize> {
+fn sorted_by_remote(pieces: &[TransferEntry]) -> Vec<usize> {
     let is_open = |index: &usize| pieces[*index].outcome.is_none();
     let mut order: Vec<usize> = (0..pieces.len()).filter(is_open).collect();
     order.sort_unstable_by_key(|index| pieces[*index].remote);
@@ -376,10 +379,10 @@ impl IoVecs {
 /// Records the outcomes of a system call that moved `moved` bytes. The entry at which the call
 /// stopped is completed by `finish`. Returns the number of entries of the group that are done.
 fn record_moved(
-    pieces: &mut [Piece],
+    pieces: &mut [TransferEntry],
     group: &[usize],
     mut moved: usize,
-    finish: impl FnOnce(&Piece, usize) -> Result<()>,
+    finish: impl FnOnce(&TransferEntry, usize) -> Result<()>,
 ) -> usize {
     for (place, index) in group.iter().enumerate() {
         let piece = &mut pieces[*index];
@@ -395,7 +398,7 @@ fn record_moved(
 
 /// Copies the rest of one entry, in parts.
 fn copy_remaining(
-    piece: &Piece,
+    piece: &TransferEntry,
     mut done: usize,
     (process, direction): (i32, Direction),
     gate: &dyn Fn() -> Result<()>,
@@ -427,7 +430,7 @@ fn copy_remaining(
 }
 
 /// Returns the local and the remote range of the next part of an entry, from `done` on.
-fn iovecs(piece: &Piece, done: usize) -> (libc::iovec, libc::iovec) {
+fn iovecs(piece: &TransferEntry, done: usize) -> (libc::iovec, libc::iovec) {
     let length = (piece.local.length() - done).min(BYTES_PER_CALL);
     let vector =
         |address: usize| libc::iovec { iov_base: (address + done) as *mut _, iov_len: length };

@@ -6,7 +6,7 @@ use std::{
 };
 
 use mooncake_base::{Clock, ErrorKind, SystemClock};
-use mooncake_transfer_engine::{Engine, EngineConfig, Opcode, Piece, TransportKind};
+use mooncake_transfer_engine::{Engine, EngineConfig, Opcode, TransferEntry, TransportKind};
 
 use crate::pair::{AT_ONCE, Lent, Pair, held, move_one, runtime, soon, start};
 
@@ -28,7 +28,7 @@ fn the_cheapest_way_is_taken_and_each_can_be_left_out() {
         move_one(&near, &peer, Opcode::Write, (held(&mut [1; 9]), lent.base())).unwrap();
         let snapshot = near.snapshot();
         let served = snapshot.transports.iter().find(|one| one.bytes_written == 9).unwrap();
-        assert_eq!((served.kind, served.pieces, served.errors), (expected, 1, 0));
+        assert_eq!((served.kind, served.entries, served.errors), (expected, 1, 0));
     }
 }
 
@@ -120,7 +120,7 @@ fn where_tcp_is_forced_only_what_is_an_engines_own_may_be_copied() {
         for (owner, way) in [(&engine, own_way), (&other, TransportKind::Tcp)] {
             let (lent, mut whole, mut bytes) = (Lent::shared(owner, 4096), *b"whole", [0; 5]);
             let peer = engine.open(owner.segment_name(), soon()).unwrap();
-            let mut pieces = [Piece::new(held(&mut whole), lent.base())];
+            let mut pieces = [TransferEntry::new(held(&mut whole), lent.base())];
             assert_eq!(engine.transfer(&peer, Opcode::Write, &mut pieces, soon()), Some(way));
             move_one(&engine, &peer, Opcode::Read, (held(&mut bytes), lent.base())).unwrap();
             assert_eq!(&bytes, b"whole");
@@ -141,7 +141,7 @@ fn a_closed_engine_says_so_and_closing_twice_is_once() {
     assert_eq!(engine.open("127.0.0.1:1", soon()).unwrap_err().kind(), ErrorKind::Closed);
     assert_eq!(engine.allocate(1).unwrap_err().kind(), ErrorKind::Closed);
     assert_eq!(engine.regions().register(4096, 1, "*").unwrap_err().kind(), ErrorKind::Closed);
-    let mut pieces = [Piece::new(held(&mut [1]), memory.base())];
+    let mut pieces = [TransferEntry::new(held(&mut [1]), memory.base())];
     engine.transfer(&peer, Opcode::Write, &mut pieces, soon());
     let error = pieces[0].outcome.take().unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use mooncake_transfer_engine::{Engine, EngineConfig, Opcode, Piece, TransportKind};
+use mooncake_transfer_engine::{Engine, EngineConfig, Opcode, TransferEntry, TransportKind};
 
 use crate::{
     child::ChildPeer,
@@ -24,7 +24,7 @@ fn bytes_latencies_and_errors_are_counted_for_each_peer_and_way() {
         let peer = &snapshot.peers[0];
         for transports in [&snapshot.transports, &peer.transports] {
             let one = transports.iter().find(|one| one.kind == kind).unwrap();
-            assert_eq!((one.bytes_written, one.bytes_read, one.pieces), (100, 30, 2), "{kind}");
+            assert_eq!((one.bytes_written, one.bytes_read, one.entries), (100, 30, 2), "{kind}");
             assert_eq!((one.batches, one.errors), (3, 1), "{kind}");
             assert_eq!(one.latency.batches(), 3, "{kind}");
             let others = transports.iter().filter(|one| one.kind != kind);
@@ -49,7 +49,7 @@ fn which_way_served_is_told_and_a_hint_wins() {
     let lent = Lent::shared(&far, 4096);
     let mut bytes = [1; 9];
     let mut over = |hint| {
-        let mut pieces = [Piece::new(held(&mut bytes), lent.base())];
+        let mut pieces = [TransferEntry::new(held(&mut bytes), lent.base())];
         near.transfer_hinted(&peer, Opcode::Write, &mut pieces, soon(), hint)
     };
     assert_eq!(over(None), Some(TransportKind::Memory));

@@ -7,7 +7,7 @@ use std::{
 
 use mooncake_base::{Clock, Moment, Result, SystemClock};
 use mooncake_transfer_engine::{
-    Engine, EngineConfig, LocalRange, Opcode, Peer, Piece, SharedMemory, TransportKind,
+    Engine, EngineConfig, LocalRange, Opcode, Peer, SharedMemory, TransferEntry, TransportKind,
 };
 
 /// Two engines in this process.
@@ -137,7 +137,7 @@ pub(crate) fn move_until(
     (local, remote): (LocalRange, u64),
     deadline: Moment,
 ) -> Result<()> {
-    let mut pieces = [Piece::new(local, remote)];
+    let mut pieces = [TransferEntry::new(local, remote)];
     engine.transfer(peer, opcode, &mut pieces, deadline);
     let [piece] = pieces;
     piece.outcome.expect("every piece has an outcome")

@@ -6,7 +6,7 @@ use std::{
 };
 
 use mooncake_base::{Clock, ErrorKind, SystemClock};
-use mooncake_transfer_engine::{Engine, EngineConfig, Opcode, Piece, TransportKind};
+use mooncake_transfer_engine::{Engine, EngineConfig, Opcode, TransferEntry, TransportKind};
 
 use crate::{
     child::{ChildPeer, LENT_BYTES},
@@ -87,7 +87,7 @@ fn a_peer_that_dies_in_the_middle_ends_the_batch_and_nothing_hangs() {
                 scope.spawn(move || {
                     let mut bytes = vec![1; LENT_BYTES];
                     loop {
-                        let mut pieces = [Piece::new(held(&mut bytes), address)];
+                        let mut pieces = [TransferEntry::new(held(&mut bytes), address)];
                         engine.transfer(peer, opcode, &mut pieces, deadline);
                         if let Some(Err(_)) = pieces[0].outcome {
                             break;
@@ -123,7 +123,7 @@ fn a_peer_that_stands_still_costs_a_transfer_its_deadline_where_it_has_to_help()
         }
         for opcode in [Opcode::Read, Opcode::Write] {
             let begin = Instant::now();
-            let mut pieces = [Piece::new(held(&mut bytes), address)];
+            let mut pieces = [TransferEntry::new(held(&mut bytes), address)];
             let deadline = SystemClock.now() + Duration::from_millis(300);
             near.transfer(&peer, opcode, &mut pieces, deadline);
             let error = pieces[0].outcome.take().unwrap().unwrap_err();

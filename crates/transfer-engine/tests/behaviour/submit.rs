@@ -2,7 +2,7 @@
 
 use mooncake_base::{Clock, ErrorKind, SystemClock};
 use mooncake_transfer_engine::{
-    BatchId, BatchStatus, Engine, ManagedBuffers, Opcode, Piece, TransportKind,
+    BatchId, BatchStatus, Engine, ManagedBuffers, Opcode, TransferEntry, TransportKind,
     handshake::Notification,
 };
 
@@ -15,10 +15,10 @@ fn check_batches(pair: &Pair) {
     let mut bytes = pattern(LENGTH, 3);
     for parts in [1, 64, 256] {
         let length = LENGTH / parts;
-        let pieces = |bytes: &mut [u8]| -> Vec<Piece> {
+        let pieces = |bytes: &mut [u8]| -> Vec<TransferEntry> {
             let chunks = bytes.chunks_exact_mut(length).enumerate();
             chunks
-                .map(|(i, part)| Piece::new(held(part), lent.base() + (i * length) as u64))
+                .map(|(i, part)| TransferEntry::new(held(part), lent.base() + (i * length) as u64))
                 .collect()
         };
         let peer = || std::sync::Arc::clone(&pair.peer);
@@ -65,7 +65,7 @@ fn a_submitted_batch_goes_the_way_that_its_caller_names() {
         };
         let before = moved(&near);
         let mut bytes = pattern(length, 1);
-        let pieces = vec![Piece::new(held(&mut bytes), lent.base())];
+        let pieces = vec![TransferEntry::new(held(&mut bytes), lent.base())];
         let peer = near.open(far.segment_name(), soon()).unwrap();
         let batch = near.submit_hinted(peer, Opcode::Write, pieces, soon(), Some(kind)).unwrap();
         assert!(matches!(near.wait(&[batch]).unwrap()[..], [BatchStatus::Done]));
@@ -85,7 +85,7 @@ fn many_batches_of_many_threads_all_end() {
                 let at = base + thread * 4096;
                 let batches: Vec<BatchId> = (0..400)
                     .map(|_| {
-                        let pieces = vec![Piece::new(held(&mut bytes), at)];
+                        let pieces = vec![TransferEntry::new(held(&mut bytes), at)];
                         let peer = std::sync::Arc::clone(&pair.peer);
                         pair.near.submit(peer, Opcode::Write, pieces, soon()).unwrap()
                     })
@@ -106,8 +106,11 @@ fn a_batch_with_a_bad_piece_fails_and_moves_the_others() {
     let [lent, _other] = pair.lend(4096);
     let mut bytes = vec![7; 10];
     let beyond = lent.base() + lent.length();
-    for bad in [Piece::new(held(&mut [1; 10]), beyond), Piece::new(foreign(8, 10), lent.base())] {
-        let pieces = vec![Piece::new(held(&mut bytes), lent.base() + 100), bad];
+    for bad in [
+        TransferEntry::new(held(&mut [1; 10]), beyond),
+        TransferEntry::new(foreign(8, 10), lent.base()),
+    ] {
+        let pieces = vec![TransferEntry::new(held(&mut bytes), lent.base() + 100), bad];
         let peer = std::sync::Arc::clone(&pair.peer);
         let batch = pair.near.submit(peer, Opcode::Write, pieces, soon()).unwrap();
         assert!(matches!(pair.near.wait(&[batch]).unwrap()[..], [BatchStatus::Failed(_)]));
@@ -121,7 +124,7 @@ fn a_batch_with_a_bad_piece_fails_and_moves_the_others() {
 fn a_batch_whose_deadline_has_passed_has_timed_out() {
     let pair = Pair::over_tcp();
     let [lent, _other] = pair.lend(4096);
-    let pieces = vec![Piece::new(held(&mut [1; 10]), lent.base())];
+    let pieces = vec![TransferEntry::new(held(&mut [1; 10]), lent.base())];
     let peer = std::sync::Arc::clone(&pair.peer);
     let batch = pair.near.submit(peer, Opcode::Write, pieces, SystemClock.now()).unwrap();
     assert!(matches!(pair.near.wait(&[batch]).unwrap()[..], [BatchStatus::TimedOut(_)]));

@@ -6,7 +6,7 @@ use std::{
 };
 
 use mooncake_base::{Clock, ErrorKind, SystemClock};
-use mooncake_transfer_engine::{Opcode, Piece};
+use mooncake_transfer_engine::{Opcode, TransferEntry};
 
 use crate::pair::{AT_ONCE, Lent, Pair, foreign, held, pattern};
 
@@ -44,10 +44,10 @@ pub(crate) fn arrives_whole_in_a_batch_of_20000(pair: &Pair) {
         let mut bytes = pattern(COUNT * LENGTH, 5);
         let wanted = bytes.clone();
         // The last piece first, so that neighbours are not simply joined.
-        let batch = |bytes: &mut [u8]| -> Vec<Piece> {
+        let batch = |bytes: &mut [u8]| -> Vec<TransferEntry> {
             let pieces = bytes.chunks_mut(LENGTH).enumerate();
-            let mut pieces: Vec<Piece> = pieces
-                .map(|(i, part)| Piece::new(held(part), lent.base() + (i * LENGTH) as u64))
+            let mut pieces: Vec<TransferEntry> = pieces
+                .map(|(i, part)| TransferEntry::new(held(part), lent.base() + (i * LENGTH) as u64))
                 .collect();
             pieces.reverse();
             pieces
@@ -59,7 +59,7 @@ pub(crate) fn arrives_whole_in_a_batch_of_20000(pair: &Pair) {
     }
 }
 
-fn move_all(pair: &Pair, opcode: Opcode, mut pieces: Vec<Piece>) {
+fn move_all(pair: &Pair, opcode: Opcode, mut pieces: Vec<TransferEntry>) {
     pair.near.transfer(&pair.peer, opcode, &mut pieces, crate::pair::soon());
     assert!(pieces.iter().all(|piece| matches!(piece.outcome, Some(Ok(())))));
 }
@@ -151,7 +151,7 @@ pub(crate) fn many_threads_share_an_engine(pair: &Pair) {
 pub(crate) fn refuses_a_passed_deadline(pair: &Pair) {
     let [lent, _] = pair.lend(MIB);
     let mut bytes = vec![1; MIB];
-    let mut pieces = [Piece::new(held(&mut bytes), lent.base())];
+    let mut pieces = [TransferEntry::new(held(&mut bytes), lent.base())];
     pair.near.transfer(&pair.peer, Opcode::Write, &mut pieces, SystemClock.now());
     let error = pieces[0].outcome.take().unwrap().unwrap_err();
     assert!(error.to_string().contains("deadline"), "{error}");
@@ -160,12 +160,12 @@ pub(crate) fn refuses_a_passed_deadline(pair: &Pair) {
 pub(crate) fn failed_entries_leave_the_others_alone(pair: &Pair) {
     for lent in pair.lend(MIB) {
         let mut bytes = pattern(300, 9);
-        let mut pieces: Vec<Piece> = bytes
+        let mut pieces: Vec<TransferEntry> = bytes
             .chunks_mut(100)
             .zip([lent.base(), lent.base() + lent.length() - 99, lent.base() + 100])
-            .map(|(part, address)| Piece::new(held(part), address))
+            .map(|(part, address)| TransferEntry::new(held(part), address))
             .collect();
-        pieces.push(Piece::new(foreign(8, 10), lent.base() + 500));
+        pieces.push(TransferEntry::new(foreign(8, 10), lent.base() + 500));
         pair.near.transfer(&pair.peer, Opcode::Write, &mut pieces, crate::pair::soon());
         let went: Vec<bool> =
             pieces.iter().map(|piece| matches!(piece.outcome, Some(Ok(())))).collect();
@@ -197,10 +197,12 @@ pub(crate) fn arrives_whole_in_batches_of_every_count(pair: &Pair) {
         for count in [1, 2, 63, 64, 65, 255, 256, 257, 4095, 4096, 4097] {
             let mut bytes = pattern(count * LENGTH, count);
             let wanted = bytes.clone();
-            let batch = |bytes: &mut [u8]| -> Vec<Piece> {
+            let batch = |bytes: &mut [u8]| -> Vec<TransferEntry> {
                 let pieces = bytes.chunks_mut(LENGTH).enumerate();
                 pieces
-                    .map(|(i, part)| Piece::new(held(part), lent.base() + (i * LENGTH) as u64))
+                    .map(|(i, part)| {
+                        TransferEntry::new(held(part), lent.base() + (i * LENGTH) as u64)
+                    })
                     .collect()
             };
             move_all(pair, Opcode::Write, batch(&mut bytes));
@@ -215,8 +217,8 @@ pub(crate) fn overlapping_entries_leave_bytes_of_either(pair: &Pair) {
     for lent in pair.lend(MIB) {
         let (mut ones, mut twos) = (vec![1; MIB], vec![2; MIB / 2]);
         let pieces = vec![
-            Piece::new(held(&mut ones), lent.base()),
-            Piece::new(held(&mut twos), lent.base() + (MIB / 4) as u64),
+            TransferEntry::new(held(&mut ones), lent.base()),
+            TransferEntry::new(held(&mut twos), lent.base() + (MIB / 4) as u64),
         ];
         move_all(pair, Opcode::Write, pieces);
         let mut back = vec![0; MIB];
@@ -227,8 +229,8 @@ pub(crate) fn overlapping_entries_leave_bytes_of_either(pair: &Pair) {
         // The same bytes twice into one place, and one place into two.
         let mut other = vec![0; MIB];
         let pieces = vec![
-            Piece::new(held(&mut ones), lent.base()),
-            Piece::new(held(&mut other), lent.base()),
+            TransferEntry::new(held(&mut ones), lent.base()),
+            TransferEntry::new(held(&mut other), lent.base()),
         ];
         pair.write(lent.base(), &mut vec![9; MIB]).unwrap();
         move_all(pair, Opcode::Read, pieces);

@@ -180,8 +180,8 @@ fn the_way_that_cannot_reach_a_device_leaves_it_to_tcp_and_counts_no_error() {
     let of = |kind| snapshot.transports.iter().find(|one| one.kind == kind).unwrap();
     let (shm, tcp) = (of(TransportKind::Shm), of(TransportKind::Tcp));
     // The one range that is not lent is an error of both.
-    assert_eq!((shm.pieces, shm.unserved, shm.errors), (3, 3, 1));
-    assert_eq!((tcp.pieces, tcp.unserved, tcp.errors), (3, 0, 1));
+    assert_eq!((shm.entries, shm.unserved, shm.errors), (3, 3, 1));
+    assert_eq!((tcp.entries, tcp.unserved, tcp.errors), (3, 0, 1));
     // Memory of the host may take the place of what was the device's.
     far.regions().unregister(there as u64).unwrap();
     let mut gone = pieces(&[(from, 100, there as u64)]);

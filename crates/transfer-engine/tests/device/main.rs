@@ -8,7 +8,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use mooncake_base::{Clock, ErrorKind, Moment, Result, SystemClock};
 use mooncake_transfer_engine::{
-    Engine, EngineConfig, LocalRange, Opcode, Peer, Piece, Stream, TransportKind,
+    Engine, EngineConfig, LocalRange, Opcode, Peer, Stream, TransferEntry, TransportKind,
 };
 use tokio::runtime::Runtime;
 
@@ -82,15 +82,15 @@ fn start_with(kinds: &[TransportKind], device_driver: PathBuf, runtime: &Runtime
     Engine::start(config, runtime.handle().clone()).unwrap()
 }
 
-fn pieces(ranges: &[(usize, usize, u64)]) -> Vec<Piece> {
+fn pieces(ranges: &[(usize, usize, u64)]) -> Vec<TransferEntry> {
     let piece = |(address, length, remote): &(usize, usize, u64)| {
         // SAFETY: tests hold no reference to what such a range names.
-        Piece::new(unsafe { LocalRange::foreign(*address, *length) }, *remote)
+        TransferEntry::new(unsafe { LocalRange::foreign(*address, *length) }, *remote)
     };
     ranges.iter().map(piece).collect()
 }
 
-fn outcomes(pieces: Vec<Piece>) -> Vec<Result<()>> {
+fn outcomes(pieces: Vec<TransferEntry>) -> Vec<Result<()>> {
     pieces.into_iter().map(|piece| piece.outcome.expect("every piece has an outcome")).collect()
 }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use mooncake_base::{Clock, Error, Result, SystemClock};
-use mooncake_transfer_engine::{Engine, LocalRange, Opcode, Peer, Piece};
+use mooncake_transfer_engine::{Engine, LocalRange, Opcode, Peer, TransferEntry};
 
 use super::{latency::Latencies, options::BenchConfig};
 
@@ -61,7 +61,7 @@ impl Plan {
 
     /// The batch that lies at a place of both memories.
     #[allow(unsafe_code, reason = "a transfer is told addresses")]
-    fn pieces(&self, place: usize) -> Vec<Piece> {
+    fn pieces(&self, place: usize) -> Vec<TransferEntry> {
         let begin = place % self.places * self.batch_size * self.block_bytes;
         let piece = |index: usize| {
             let offset = (begin + index * self.block_bytes) as u64;
@@ -69,7 +69,7 @@ impl Plan {
             // SAFETY: the caller of the program's workers holds the memory that the plan was made
             // for until all of them have ended, and makes no reference into it.
             let local = unsafe { LocalRange::held(at, self.block_bytes) };
-            Piece::new(local, self.remote + offset)
+            TransferEntry::new(local, self.remote + offset)
         };
         (0..self.batch_size).map(piece).collect()
     }

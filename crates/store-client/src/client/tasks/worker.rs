@@ -10,7 +10,7 @@ use std::{sync::Arc, thread::JoinHandle, time::Duration};
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
-use mooncake_transfer_engine::{LocalRange, Opcode, Piece};
+use mooncake_transfer_engine::{LocalRange, Opcode, TransferEntry};
 use smallvec::SmallVec;
 
 use super::super::{ClientInner, call, transfer::Jobs};
@@ -158,7 +158,11 @@ impl ClientInner {
                         Opcode::Read if is_pulled => (target, source),
                         _ => continue,
                     };
-                    jobs.push(&far.segment, [Piece::new(local_range(near), far.address())], false);
+                    jobs.push(
+                        &far.segment,
+                        [TransferEntry::new(local_range(near), far.address())],
+                        false,
+                    );
                     owners.push((at, nth));
                 }
             }
@@ -203,7 +207,7 @@ impl ClientInner {
             self.check_open()?;
             let length = buffer.length().min(source.length - done);
             let local = segment_range(buffer.base(), length);
-            let piece = Piece::new(local, source.address() + done);
+            let piece = TransferEntry::new(local, source.address() + done);
             let mut jobs = Jobs::default();
             jobs.push(&source.segment, [piece], false);
             self.run_jobs(Opcode::Read, &mut jobs, until);
@@ -212,7 +216,7 @@ impl ClientInner {
                 (0..targets.len()).filter(|&nth| outcomes[nth].is_ok()).collect();
             let mut jobs = Jobs::default();
             for &nth in &open {
-                let piece = Piece::new(local, targets[nth].address() + done);
+                let piece = TransferEntry::new(local, targets[nth].address() + done);
                 jobs.push(&targets[nth].segment, [piece], false);
             }
             self.run_jobs(Opcode::Write, &mut jobs, until);

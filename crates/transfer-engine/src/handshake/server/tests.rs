@@ -106,7 +106,7 @@ fn a_connection_request_is_declined_in_both_forms() {
     let (_server, endpoint) = server();
     for typed in [Some(MessageKind::Connection), None] {
         let question = Message { typed, body: br#"{"qp_num":[1]}"#.to_vec() };
-        let answer = handshake::ask(&endpoint, &question, soon()).unwrap();
+        let answer = handshake::request(&endpoint, &question, soon()).unwrap();
         assert_eq!(answer.typed, typed);
         let json: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
         assert!(json["reply_msg"].as_str().unwrap().contains("no RDMA"), "{json}");
@@ -290,10 +290,12 @@ fn what_was_sealed_for_one_connection_is_refused_on_another() {
     let text = Message::new(MessageKind::Notify, notification(1).to_json());
     let (sealed, _) = proof::seal(&token("correct horse"), token::nonce(), &text);
     // Without a challenge, and after one that it does not answer.
-    assert!(handshake::ask(&endpoint, &sealed, soon()).is_ok());
+    assert!(handshake::request(&endpoint, &sealed, soon()).is_ok());
     let stream = TcpStream::connect(("127.0.0.1", endpoint.port.unwrap())).unwrap();
-    let mut stream = handshake::Timed::new(stream, soon());
-    for (sent, wanted) in [(&proof::question(), "mooncake_nonce"), (&sealed, "mooncake_refused")] {
+    let mut stream = handshake::DeadlineStream::new(stream, soon());
+    for (sent, wanted) in
+        [(&proof::challenge_request(), "mooncake_nonce"), (&sealed, "mooncake_refused")]
+    {
         stream.write_all(&sent.encode()).unwrap();
         let mut prefix = [0; codec::LENGTH_BYTES];
         stream.read_exact(&mut prefix).unwrap();

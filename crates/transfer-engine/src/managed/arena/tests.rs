@@ -1,4 +1,4 @@
-//! The books against a plain list of what is lent.
+//! The books against a plain list of what is allocated.
 
 use std::collections::BTreeMap;
 
@@ -24,12 +24,12 @@ impl Grown {
         // Slabs with and without a gap between them, none at a multiple of its length.
         self.next += SLAB + (self.next % 3) * 4096 + 4096;
         self.slabs.insert(self.next);
-        self.arena.enter_slab(self.next).unwrap();
+        self.arena.add_slab(self.next).unwrap();
         self.arena.allocate(length).unwrap()
     }
 
     fn free(&mut self, address: u64, length: u64) -> Result<()> {
-        if let Freed::Gone(slab) = self.arena.free(address, length)? {
+        if let Freed::Released(slab) = self.arena.free(address, length)? {
             assert!(self.slabs.remove(&slab), "{slab:#x} is no slab");
         }
         Ok(())
@@ -90,10 +90,10 @@ fn one_free_slab_is_kept_and_others_go() {
 #[test]
 fn memory_lent_as_a_whole_goes_when_it_is_freed() {
     let mut arena = Arena::default();
-    arena.enter_whole(4096, SLAB + 4096).unwrap();
+    arena.add_dedicated(4096, SLAB + 4096).unwrap();
     assert!(arena.free(4096, 100).is_err());
     assert!(arena.free(4096, SLAB + 4097).is_err());
-    assert_eq!(arena.free(4096, SLAB + 1).unwrap(), Freed::Gone(4096));
+    assert_eq!(arena.free(4096, SLAB + 1).unwrap(), Freed::Released(4096));
     assert!(arena.free(4096, SLAB + 1).is_err());
 }
 
@@ -122,38 +122,38 @@ proptest! {
         steps in proptest::collection::vec(step(), 1..200),
     ) {
         let mut grown = Grown::default();
-        let mut lent: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut allocated: BTreeMap<u64, u64> = BTreeMap::new();
         let mut freed: Vec<(u64, u64)> = Vec::new();
         for step in steps {
             match step {
                 Step::Allocate(length) => {
                     let address = grown.allocate(length);
                     let end = address + length.max(1);
-                    let before = lent.range(..end).next_back();
+                    let before = allocated.range(..end).next_back();
                     prop_assert!(before.is_none_or(|(base, length)| base + (*length).max(1) <= address));
                     let slab = grown.slabs.range(..=address).next_back();
                     prop_assert!(slab.is_some_and(|slab| end <= slab + SLAB));
-                    lent.insert(address, length);
+                    allocated.insert(address, length);
                 }
-                Step::Free(index) if !lent.is_empty() => {
-                    let (address, length) = lent.iter().nth(index % lent.len()).map(|(a, l)| (*a, *l)).unwrap();
-                    lent.remove(&address);
+                Step::Free(index) if !allocated.is_empty() => {
+                    let (address, length) = allocated.iter().nth(index % allocated.len()).map(|(a, l)| (*a, *l)).unwrap();
+                    allocated.remove(&address);
                     freed.push((address, length));
                     prop_assert!(grown.free(address, length).is_ok());
                 }
                 Step::FreeAgain(index) if !freed.is_empty() => {
                     let (address, length) = freed[index % freed.len()];
-                    if !lent.contains_key(&address) {
+                    if !allocated.contains_key(&address) {
                         prop_assert!(grown.free(address, length).is_err());
                     }
                 }
-                Step::FreeForeign(address) if !lent.contains_key(&address) => {
+                Step::FreeForeign(address) if !allocated.contains_key(&address) => {
                     prop_assert!(grown.free(address, 1).is_err());
                 }
                 _ => {}
             }
         }
-        for (address, length) in lent {
+        for (address, length) in allocated {
             prop_assert!(grown.free(address, length).is_ok());
         }
         prop_assert!(grown.slabs.len() <= 1, "slabs that nobody uses are given back");

@@ -175,7 +175,7 @@ fn entries_that_cannot_be_read_are_errors() {
 }
 
 /// A server that answers every connection with these bytes, and hangs after them.
-fn odd_server(answer: &'static [u8]) -> String {
+fn garbled_server(answer: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/metadata", listener.local_addr().unwrap());
     thread::spawn(move || {
@@ -193,7 +193,7 @@ fn odd_server(answer: &'static [u8]) -> String {
 #[test]
 fn a_server_that_hangs_costs_the_deadline_and_not_more() {
     for answer in [&b""[..], b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"] {
-        let url = odd_server(answer);
+        let url = garbled_server(answer);
         let begin = Instant::now();
         let deadline = SystemClock.now() + Duration::from_millis(200);
         let error = store(&url, "").resolve("a", deadline).unwrap_err();
@@ -226,7 +226,7 @@ fn an_engine_that_ends_takes_its_name_off_a_server_that_is_slow() {
 fn a_server_that_speaks_no_http_or_fails_is_an_error_that_names_it() {
     let failing = &b"HTTP/1.1 500 Oh\r\nContent-Length: 4\r\n\r\noops"[..];
     for answer in [&b"SSH-2.0-x\r\n\r\n"[..], failing] {
-        let url = odd_server(answer);
+        let url = garbled_server(answer);
         let error = store(&url, "").resolve("a", soon()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         assert!(error.to_string().contains(&url), "{error}");

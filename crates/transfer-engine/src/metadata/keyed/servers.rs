@@ -115,7 +115,7 @@ impl Drop for RealServer {
 }
 
 /// A server that answers every connection with these bytes, and hangs after them; its port.
-pub(super) fn odd_server(answer: &'static [u8]) -> u16 {
+pub(super) fn garbled_server(answer: &'static [u8]) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     thread::spawn(move || {

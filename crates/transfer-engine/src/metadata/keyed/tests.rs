@@ -5,7 +5,7 @@ use std::{net::TcpListener, sync::Arc, time::Instant};
 use mooncake_base::ErrorKind;
 
 use super::{
-    servers::{RealServer, etcd, odd_server, redis},
+    servers::{RealServer, etcd, garbled_server, redis},
     *,
 };
 use crate::metadata::{MetadataSettings, RedisLogin, open};
@@ -220,7 +220,7 @@ fn a_server_that_hangs_costs_the_deadline_and_not_more() {
     for scheme in ["etcd", "redis"] {
         for answer in [&b""[..], b"$100\r\nab", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"]
         {
-            let url = format!("{scheme}://127.0.0.1:{}", odd_server(answer));
+            let url = format!("{scheme}://127.0.0.1:{}", garbled_server(answer));
             let begin = Instant::now();
             let deadline = SystemClock.now() + Duration::from_millis(200);
             let error = store(&url).resolve("a", deadline).unwrap_err();
@@ -238,7 +238,7 @@ fn a_server_of_another_kind_is_named() {
     let page = &b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\noops"[..];
     for scheme in ["etcd", "redis"] {
         for answer in [page, b"SSH-2.0-x\r\n", b"HTTP/1.1 500 Oh\r\nContent-Length: 0\r\n\r\n"] {
-            let port = odd_server(answer);
+            let port = garbled_server(answer);
             let error = store(&format!("{scheme}://127.0.0.1:{port}"))
                 .resolve("a", SystemClock.now() + Duration::from_secs(5))
                 .unwrap_err();

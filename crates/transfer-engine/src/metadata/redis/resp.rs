@@ -28,14 +28,14 @@ pub(super) enum Reply {
 
 /// A connection on which commands and replies take turns.
 #[derive(Debug)]
-pub(super) struct Wire<S> {
+pub(super) struct RespStream<S> {
     stream: S,
     /// Bytes that were received and not read yet, and where they begin.
     buffer: Vec<u8>,
     at: usize,
 }
 
-impl<S: Read + Write> Wire<S> {
+impl<S: Read + Write> RespStream<S> {
     pub(super) const fn new(stream: S) -> Self {
         Self { stream, buffer: Vec::new(), at: 0 }
     }
@@ -198,9 +198,9 @@ mod tests {
         }
     }
 
-    fn wire(said: &[u8], step: usize) -> Wire<Script> {
+    fn stream(said: &[u8], step: usize) -> RespStream<Script> {
         let script = Script { said: said.to_vec(), step, heard: Vec::new() };
-        Wire::new(script)
+        RespStream::new(script)
     }
 
     #[test]
@@ -217,20 +217,20 @@ mod tests {
             Reply::List(Vec::new()),
         ];
         for step in [1, 2, 3, 7, 1000] {
-            let mut wire = wire(ALL_KINDS, step);
+            let mut stream = stream(ALL_KINDS, step);
             for wanted in &wanted {
-                assert_eq!(wire.ask(&[b"PING"]).unwrap(), *wanted);
+                assert_eq!(stream.ask(&[b"PING"]).unwrap(), *wanted);
             }
-            let ended = wire.ask(&[b"PING"]).unwrap_err();
+            let ended = stream.ask(&[b"PING"]).unwrap_err();
             assert!(ended.to_string().contains("broke"), "{ended}");
         }
     }
 
     #[test]
     fn a_command_is_a_list_of_strings() {
-        let mut wire = wire(b"+OK\r\n", 2);
-        wire.ask(&[b"SET", b"k\r\n", b""]).unwrap();
-        assert_eq!(wire.stream.heard, b"*3\r\n$3\r\nSET\r\n$3\r\nk\r\n\r\n$0\r\n\r\n");
+        let mut stream = stream(b"+OK\r\n", 2);
+        stream.ask(&[b"SET", b"k\r\n", b""]).unwrap();
+        assert_eq!(stream.stream.heard, b"*3\r\n$3\r\nSET\r\n$3\r\nk\r\n\r\n$0\r\n\r\n");
     }
 
     #[test]
@@ -251,7 +251,7 @@ mod tests {
             endless,
             nested,
         ] {
-            let error = wire(&said, 1000).ask(&[b"GET", b"k"]).unwrap_err();
+            let error = stream(&said, 1000).ask(&[b"GET", b"k"]).unwrap_err();
             assert!(error.to_string().contains("no Redis server"), "{error}");
         }
     }
@@ -265,19 +265,19 @@ mod tests {
     }
 
     fn replies(bytes: &[u8]) -> u64 {
-        let mut wire = wire(bytes, 1000);
+        let mut stream = stream(bytes, 1000);
         let mut read = Vec::new();
         let error = loop {
-            match wire.reply(0) {
+            match stream.reply(0) {
                 Ok(reply) => read.push(reply),
                 Err(error) => break error,
             }
         };
         let mut again = Vec::new();
         read.iter().for_each(|reply| encode(reply, &mut again));
-        let mut wire = self::wire(&again, 7);
+        let mut stream = self::stream(&again, 7);
         for reply in &read {
-            assert_eq!(wire.reply(0).expect("we wrote it"), *reply);
+            assert_eq!(stream.reply(0).expect("we wrote it"), *reply);
         }
         let kinds: Vec<_> = read.iter().map(std::mem::discriminant).collect();
         outcome((kinds, error.message().to_owned()))

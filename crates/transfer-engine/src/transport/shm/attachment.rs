@@ -19,7 +19,7 @@ use super::{
     message::{Message, RegionKind},
     probe::ProvenAccess,
 };
-use crate::{choice::Footing, memory::mapping::Mapping, piece::RemoteRange};
+use crate::{memory::mapping::Mapping, path_selection::RemoteMemory, transfer_entry::RemoteRange};
 
 /// A connection to an owner and the regions that the owner announced.
 #[derive(Debug)]
@@ -137,13 +137,13 @@ impl Attachment {
     }
 
     /// Returns the kind of memory of a range, if its region is already known.
-    pub(super) fn footing(&self, range: RemoteRange) -> Option<Footing> {
+    pub(super) fn remote_memory(&self, range: RemoteRange) -> Option<RemoteMemory> {
         let regions = self.regions.read();
         let (_, region) = regions.range(..=range.address).next_back()?;
         match region.access {
             _ if !region.holds(range) => None,
-            AccessMode::Mapped(_) => Some(Footing::Mapped),
-            AccessMode::Process => Some(Footing::Process),
+            AccessMode::Mapped(_) => Some(RemoteMemory::Mapped),
+            AccessMode::Process => Some(RemoteMemory::Process),
             AccessMode::Unserved | AccessMode::Failed(_) => None,
         }
     }

@@ -16,7 +16,7 @@ use mooncake_base::{Clock, Moment, SystemClock};
 use socket2::{Domain, MaybeUninitSlice, MsgHdr, MsgHdrMut, SockAddr, Socket, Type};
 
 use super::message::{MESSAGE_BYTES_MAX, Message};
-use crate::process;
+use crate::fork;
 
 /// The maximum number of connections waiting to be accepted.
 const BACKLOG: i32 = 128;
@@ -73,8 +73,8 @@ impl Link {
     }
 
     fn guard(socket: Socket) -> Self {
-        let generation = process::generation();
-        process::guard_socket(socket.as_raw_fd());
+        let generation = fork::generation();
+        fork::guard_socket(socket.as_raw_fd());
         Self { socket: Some(socket), generation }
     }
 
@@ -186,11 +186,11 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         let Some(socket) = self.socket.take() else { return };
-        if process::is_forked_since(self.generation) {
+        if fork::is_forked_since(self.generation) {
             // The fork handler has already closed the socket in this process.
             mem::forget(socket);
         } else {
-            process::unguard(socket.as_raw_fd());
+            fork::unguard(socket.as_raw_fd());
         }
     }
 }

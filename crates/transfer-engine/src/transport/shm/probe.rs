@@ -16,7 +16,7 @@ use mooncake_base::{EngineId, Result};
 use super::message::Secret;
 use crate::{
     memory::mapping::{Mapping, open_gate},
-    piece::LocalRange,
+    transfer_entry::LocalRange,
 };
 
 /// The access modes that were proven to work.

@@ -23,7 +23,7 @@ use super::{
     link::{Link, Received, poll, poll_readable},
     server_connection::{ConnectionEvent, ServerConnection},
 };
-use crate::{memory::lent::Lent, metrics::Refusals, process, token::Token};
+use crate::{fork, memory::exported_memory::ExportedMemory, metrics::Refusals, token::Token};
 
 /// The maximum number of peers attached to one engine; further connections are refused.
 const CLIENTS_MAX: usize = 4096;
@@ -51,7 +51,7 @@ pub(crate) struct ShmServer {
 
 #[derive(Debug)]
 pub(super) struct ServerShared {
-    lent: Arc<Lent>,
+    lent: Arc<ExportedMemory>,
     auth: AuthPolicy,
     wake: WakeEvent,
     state: Mutex<Connections>,
@@ -85,7 +85,7 @@ impl ShmServer {
     ///
     /// # Errors
     /// The socket or the thread could not be created.
-    pub(crate) fn start(lent: Arc<Lent>, auth: AuthPolicy) -> io::Result<Self> {
+    pub(crate) fn start(lent: Arc<ExportedMemory>, auth: AuthPolicy) -> io::Result<Self> {
         // The socket's name is not derived from the engine's id, which is public.
         let name = format!("mooncake-{:032x}", EngineId::random().bits());
         let listener = Link::listen(&name)?;
@@ -101,7 +101,7 @@ impl ShmServer {
         let thread = std::thread::Builder::new()
             .name("mooncake-shm".to_owned())
             .spawn(move || serve(&served, &listener))?;
-        let generation = process::generation();
+        let generation = fork::generation();
         Ok(Self { shared, name, thread: Mutex::new(Some(thread)), generation })
     }
 
@@ -153,7 +153,7 @@ impl ShmServer {
 
 impl Drop for ShmServer {
     fn drop(&mut self) {
-        if !process::is_forked_since(self.generation) {
+        if !fork::is_forked_since(self.generation) {
             self.stop(Duration::ZERO);
         }
     }

@@ -18,10 +18,10 @@ use super::{
     server::AuthPolicy,
 };
 use crate::{
-    memory::lent::Lent,
-    piece::RemoteRange,
+    memory::exported_memory::ExportedMemory,
     region::{Backing, Region},
-    token::{self, Door, Exchange, Nonce, Proof, Side},
+    token::{self, Channel, Exchange, HandshakeSide, Nonce, Proof},
+    transfer_entry::RemoteRange,
 };
 
 /// The kernel setting that restricts which processes may access another one's memory, if the Yama
@@ -100,7 +100,11 @@ impl ServerConnection {
     }
 
     /// Receives and handles one message.
-    pub(super) fn serve_next(&mut self, lent: &Lent, auth: &AuthPolicy) -> ConnectionEvent {
+    pub(super) fn serve_next(
+        &mut self,
+        lent: &ExportedMemory,
+        auth: &AuthPolicy,
+    ) -> ConnectionEvent {
         let message = match self.link.receive() {
             Received::Message(message, _) => message,
             Received::Empty => return ConnectionEvent::Idle,
@@ -110,12 +114,12 @@ impl ServerConnection {
             (Stage::New, Message::Hello { version, from: _, to }) => {
                 self.handle_hello(version, to, lent, auth)
             }
-            (Stage::Challenged(of_owner), Message::Answer { nonce, proof }) => {
+            (Stage::Challenged(owner_nonce), Message::Answer { nonce, proof }) => {
                 let exchange = Exchange {
-                    door: Door::Shm,
+                    channel: Channel::Shm,
                     owner: lent.id.bits(),
-                    of_owner: *of_owner,
-                    of_caller: nonce,
+                    owner_nonce: *owner_nonce,
+                    caller_nonce: nonce,
                 };
                 self.check_proof(&exchange, &proof, auth)
             }
@@ -139,7 +143,7 @@ impl ServerConnection {
         &mut self,
         version: u32,
         to: EngineId,
-        lent: &Lent,
+        lent: &ExportedMemory,
         auth: &AuthPolicy,
     ) -> Option<()> {
         // The socket named by a stale segment descriptor may belong to another engine now. Memory
@@ -165,13 +169,13 @@ impl ServerConnection {
     /// Checks the proof that the peer knows the token.
     fn check_proof(&mut self, exchange: &Exchange, proof: &Proof, auth: &AuthPolicy) -> Option<()> {
         let token = auth.token.as_ref()?;
-        if !token.is_proven(Side::Caller, exchange, proof) {
+        if !token.verify(HandshakeSide::Caller, exchange, proof) {
             auth.refusals.count_token_here();
             // The peer learns the reason if it still reads.
             let _ = self.link.send(Message::Denied, None);
             return None;
         }
-        let proof = token.proof(Side::Owner, exchange);
+        let proof = token.proof(HandshakeSide::Owner, exchange);
         self.link.send(Message::Granted { proof }, None).ok()?;
         self.send_offer()
     }
@@ -186,7 +190,12 @@ impl ServerConnection {
         Some(())
     }
 
-    fn answer_query(&mut self, id: u64, range: RemoteRange, lent: &Lent) -> io::Result<()> {
+    fn answer_query(
+        &mut self,
+        id: u64,
+        range: RemoteRange,
+        lent: &ExportedMemory,
+    ) -> io::Result<()> {
         // The pin keeps the region and its file descriptor alive until the answer is sent.
         let Ok(pin) = lent.regions.pin(range) else {
             return self.link.send(Message::Missing { id }, None);

@@ -5,7 +5,7 @@
 //! 1 has no status: the peer signals a refused request only by closing the connection.
 
 use super::frame::{Malformed, array};
-use crate::piece::{Opcode, RemoteRange};
+use crate::transfer_entry::{Opcode, RemoteRange};
 
 /// The length of a request's header.
 pub(super) const HEADER_BYTES: usize = 24;

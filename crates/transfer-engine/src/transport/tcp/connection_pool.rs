@@ -21,10 +21,10 @@ use super::{
     vectored_io::{self, BlockMode, Cursor, DiscardBuffer, Readiness, Span},
 };
 use crate::{
+    fork,
     handshake::dial::{dial, is_refused, peer_error},
     metrics::PoolSnapshot,
-    process,
-    token::{self, Door, Exchange, NONCE_BYTES, Side},
+    token::{self, Channel, Exchange, HandshakeSide, NONCE_BYTES},
 };
 
 /// The receive timeout of the socket. Blocking in `recv` is cheaper than a `poll` before each call.
@@ -102,7 +102,7 @@ impl ConnectionPool {
         Self {
             destination,
             settings: settings.clone(),
-            generation: process::generation(),
+            generation: fork::generation(),
             state: Mutex::default(),
             freed: Condvar::new(),
             is_alive: AtomicBool::new(true),
@@ -136,7 +136,7 @@ impl ConnectionPool {
 
     /// Acquires an idle connection, a new one, or the next one that is released.
     pub(super) fn acquire(&self, deadline: Moment) -> Result<PooledConnection<'_>> {
-        if process::is_forked_since(self.generation) {
+        if fork::is_forked_since(self.generation) {
             return Err(Error::closed("the connection belongs to the parent process"));
         }
         let left = deadline.left(SystemClock.now());
@@ -289,16 +289,20 @@ impl ConnectionPool {
             (None, true) => return refused("the peer asks for a token, and this engine has none"),
             (Some(_), false) => return refused("the peer asks for no token, and has shown none"),
         };
-        let mut of_owner = [0; NONCE_BYTES];
-        connection.read(&mut of_owner, deadline).map_err(failed)?;
-        let of_caller = token::nonce();
-        let exchange = Exchange { door: Door::Tcp, owner: theirs.engine, of_owner, of_caller };
-        let claim = Claim { nonce: of_caller, proof: token.proof(Side::Caller, &exchange) };
+        let mut owner_nonce = [0; NONCE_BYTES];
+        connection.read(&mut owner_nonce, deadline).map_err(failed)?;
+        let caller_nonce = token::nonce();
+        let exchange =
+            Exchange { channel: Channel::Tcp, owner: theirs.engine, owner_nonce, caller_nonce };
+        let claim =
+            Claim { nonce: caller_nonce, proof: token.proof(HandshakeSide::Caller, &exchange) };
         connection.send_bytes(&claim.encode(), deadline).map_err(failed)?;
         let mut verdict = [0; VERDICT_BYTES];
         connection.read(&mut verdict, deadline).map_err(failed)?;
         match Verdict::decode(&verdict).map_err(|bad| failed(bad.into()))? {
-            Verdict::Accepted(proof) if token.is_proven(Side::Owner, &exchange, &proof) => Ok(()),
+            Verdict::Accepted(proof) if token.verify(HandshakeSide::Owner, &exchange, &proof) => {
+                Ok(())
+            }
             Verdict::Accepted(_) => refused("the peer does not know the token"),
             Verdict::Refused => refused("the peer has another token"),
         }
@@ -524,8 +528,8 @@ struct ForkGuardedStream {
 
 impl ForkGuardedStream {
     fn new(stream: TcpStream) -> Self {
-        let generation = process::generation();
-        process::guard_socket(stream.as_raw_fd());
+        let generation = fork::generation();
+        fork::guard_socket(stream.as_raw_fd());
         Self { stream: Some(stream), generation }
     }
 
@@ -541,11 +545,11 @@ impl ForkGuardedStream {
 impl Drop for ForkGuardedStream {
     fn drop(&mut self) {
         let Some(stream) = self.stream.take() else { return };
-        if process::is_forked_since(self.generation) {
+        if fork::is_forked_since(self.generation) {
             // Closed already; the number may refer to another file by now.
             let _ = stream.into_raw_fd();
         } else {
-            process::unguard(stream.as_raw_fd());
+            fork::unguard(stream.as_raw_fd());
         }
     }
 }

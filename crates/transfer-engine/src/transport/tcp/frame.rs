@@ -12,8 +12,8 @@ use std::fmt;
 use mooncake_base::ErrorCode;
 
 use crate::{
-    piece::{Opcode, RemoteRange},
     token::{NONCE_BYTES, Nonce, PROOF_BYTES, Proof},
+    transfer_entry::{Opcode, RemoteRange},
 };
 
 /// The first 8 bytes of a connection that uses native frames. Read as the size field of an upstream

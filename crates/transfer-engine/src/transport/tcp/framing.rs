@@ -3,7 +3,7 @@
 use mooncake_base::{Error, Result};
 
 use super::{frame::ENTRIES_MAX, vectored_io::Span};
-use crate::piece::{Piece, RemoteRange};
+use crate::transfer_entry::{RemoteRange, TransferEntry};
 
 /// A part of an entry that fits into one frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl FrameLimits {
 impl Framer {
     /// Creates a framer for the open entries. Entries that need no transfer get their outcome at
     /// once.
-    pub(super) fn new(pieces: &mut [Piece], limits: FrameLimits) -> Self {
+    pub(super) fn new(pieces: &mut [TransferEntry], limits: FrameLimits) -> Self {
         for piece in pieces.iter_mut().filter(|piece| piece.outcome.is_none()) {
             let range = piece.remote_range();
             if range.length == 0 {
@@ -64,7 +64,7 @@ impl Framer {
     }
 
     /// Puts the parts of the next frame into `parts`, which stays empty at the end of the batch.
-    pub(super) fn next_frame(&mut self, pieces: &[Piece], parts: &mut Vec<Part>) {
+    pub(super) fn next_frame(&mut self, pieces: &[TransferEntry], parts: &mut Vec<Part>) {
         parts.clear();
         let mut budget = self.limits.bytes;
         while let Some(piece) = pieces.get(self.piece) {
@@ -106,7 +106,7 @@ impl Part {
     }
 
     /// Records the outcome of the part. The first failure of an entry is kept.
-    pub(super) fn complete(&self, pieces: &mut [Piece], outcome: Result<()>) {
+    pub(super) fn complete(&self, pieces: &mut [TransferEntry], outcome: Result<()>) {
         let piece = &mut pieces[self.piece];
         if piece.outcome.is_none() && (self.is_last || outcome.is_err()) {
             piece.outcome = Some(outcome);
@@ -115,7 +115,7 @@ impl Part {
 }
 
 /// Fails every entry that has no outcome yet.
-pub(super) fn fail_unfinished(pieces: &mut [Piece], error: &Error) {
+pub(super) fn fail_unfinished(pieces: &mut [TransferEntry], error: &Error) {
     for piece in pieces.iter_mut().filter(|piece| piece.outcome.is_none()) {
         piece.outcome = Some(Err(error.clone()));
     }
@@ -128,11 +128,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::piece::LocalRange;
+    use crate::transfer_entry::LocalRange;
 
-    fn piece(address: usize, length: usize, remote: u64) -> Piece {
+    fn piece(address: usize, length: usize, remote: u64) -> TransferEntry {
         // SAFETY: the entry is never transferred.
-        Piece::new(unsafe { LocalRange::foreign(address, length) }, remote)
+        TransferEntry::new(unsafe { LocalRange::foreign(address, length) }, remote)
     }
 
     #[test]

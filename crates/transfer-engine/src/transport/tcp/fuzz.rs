@@ -12,7 +12,7 @@ use super::{
         RequestHeader, ResponseHeader, VERDICT_BYTES, VERSION, Verdict,
     },
 };
-use crate::piece::{Opcode, RemoteRange};
+use crate::transfer_entry::{Opcode, RemoteRange};
 
 pub(crate) fn fuzz_targets() -> Vec<Target> {
     vec![

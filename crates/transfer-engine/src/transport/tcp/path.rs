@@ -16,7 +16,7 @@ use crate::{
     descriptor::SegmentDescriptor,
     handshake::dial::peer_error,
     metrics::PoolSnapshot,
-    piece::{Opcode, Piece, RemoteRange},
+    transfer_entry::{Opcode, RemoteRange, TransferEntry},
     transport::{Path, TransportKind},
 };
 
@@ -78,7 +78,12 @@ impl TcpPath {
 
     /// Moves a large batch over several connections and the rest frame by frame. A returned error
     /// applies to all entries that have no outcome yet.
-    fn move_all(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) -> Result<()> {
+    fn move_all(
+        &self,
+        opcode: Opcode,
+        pieces: &mut [TransferEntry],
+        deadline: Moment,
+    ) -> Result<()> {
         if self.protocol == WireProtocol::Native {
             self.move_windowed(opcode, pieces, deadline)?;
         }
@@ -87,7 +92,12 @@ impl TcpPath {
 
     /// Moves a batch of more than one frame over as many connections as its size justifies. After a
     /// failure the entries stay open; moving them frame by frame finds and reports the cause.
-    fn move_windowed(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) -> Result<()> {
+    fn move_windowed(
+        &self,
+        opcode: Opcode,
+        pieces: &mut [TransferEntry],
+        deadline: Moment,
+    ) -> Result<()> {
         let open = pieces.iter().filter(|piece| piece.outcome.is_none());
         let (count, bytes) = open.fold((0_usize, 0_usize), |(count, bytes), piece| {
             (count + 1, bytes.saturating_add(piece.local.length()))
@@ -114,7 +124,12 @@ impl TcpPath {
     }
 
     /// Moves the open entries frame by frame.
-    fn move_frames(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) -> Result<()> {
+    fn move_frames(
+        &self,
+        opcode: Opcode,
+        pieces: &mut [TransferEntry],
+        deadline: Moment,
+    ) -> Result<()> {
         let limits = match self.protocol {
             WireProtocol::Native => FrameLimits::NATIVE,
             WireProtocol::Compat { .. } => FrameLimits::COMPAT,
@@ -174,7 +189,7 @@ impl TcpPath {
         connection: &mut DataConnection,
         opcode: Opcode,
         parts: &[Part],
-        pieces: &mut [Piece],
+        pieces: &mut [TransferEntry],
         deadline: Moment,
     ) -> FrameOutcome {
         let mut frame = FrameExchange {
@@ -225,7 +240,7 @@ impl Path for TcpPath {
         true // the owner checks each range
     }
 
-    fn transfer(&self, opcode: Opcode, pieces: &mut [Piece], deadline: Moment) {
+    fn transfer(&self, opcode: Opcode, pieces: &mut [TransferEntry], deadline: Moment) {
         if let Err(error) = self.move_all(opcode, pieces, deadline) {
             fail_unfinished(pieces, &error);
         }
@@ -249,7 +264,7 @@ struct FrameExchange<'a> {
     connection: &'a mut DataConnection,
     opcode: Opcode,
     parts: &'a [Part],
-    pieces: &'a mut [Piece],
+    pieces: &'a mut [TransferEntry],
     endpoint: &'a Endpoint,
     deadline: Moment,
 }

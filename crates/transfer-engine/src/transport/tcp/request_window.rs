@@ -23,7 +23,7 @@ use super::{
     path::refusal_error,
     vectored_io::{self, BlockMode, Cursor, Span},
 };
-use crate::piece::{Opcode, Piece};
+use crate::transfer_entry::{Opcode, TransferEntry};
 
 /// The maximum number of requests in flight per connection: one travels while another is applied.
 const WINDOW_DEPTH: usize = 2;
@@ -37,7 +37,7 @@ const FRAME_BYTES_MIN: usize = 512 << 10;
 /// The batch of one transfer.
 pub(super) struct TransferBatch<'a> {
     pub(super) opcode: Opcode,
-    pub(super) pieces: &'a mut [Piece],
+    pub(super) pieces: &'a mut [TransferEntry],
     pub(super) deadline: Moment,
     pub(super) endpoint: &'a Endpoint,
 }
@@ -347,13 +347,13 @@ impl EntryProgress {
     }
 
     /// Fails the part's entry; the first failure is kept.
-    fn fail(&self, part: &Part, pieces: &mut [Piece], outcome: Result<()>) {
+    fn fail(&self, part: &Part, pieces: &mut [TransferEntry], outcome: Result<()>) {
         debug_assert!(self.0[part.piece].open > 0, "the part is in flight");
         pieces[part.piece].outcome.get_or_insert(outcome);
     }
 
     /// Completes the parts. An entry is done when all of its parts are.
-    fn complete(&mut self, parts: &[Part], pieces: &mut [Piece]) {
+    fn complete(&mut self, parts: &[Part], pieces: &mut [TransferEntry]) {
         for part in parts {
             let count = &mut self.0[part.piece];
             count.open -= 1;

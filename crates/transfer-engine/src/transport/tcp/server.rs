@@ -21,10 +21,10 @@ use super::{
     socket_options::set_socket_options,
 };
 use crate::{
-    handshake::acceptor::{Accepted, Acceptor, Surplus},
+    handshake::acceptor::{Accepted, Acceptor, OverflowPolicy},
     metrics::{PoolSnapshot, Refusals},
     region::Regions,
-    token::{self, Door, Exchange, Side, Token},
+    token::{self, Channel, Exchange, HandshakeSide, Token},
 };
 
 /// The settings of a data listener.
@@ -83,7 +83,7 @@ impl TcpServer {
         settings: TcpServerSettings,
         runtime: &Handle,
     ) -> Result<Self> {
-        let limit = (settings.connections_max, Surplus::Close);
+        let limit = (settings.connections_max, OverflowPolicy::Close);
         let shared = Arc::new(Shared {
             regions,
             settings,
@@ -130,7 +130,7 @@ async fn serve(accepted: Accepted, shared: Arc<Shared>) -> io::Result<()> {
     let mut first = [0; 8];
     connection.read(&mut first, timeout).await?;
     if first != MAGIC && shared.settings.token.is_some() {
-        shared.settings.refusals.count_established();
+        shared.settings.refusals.count_compat();
         return Err(io::Error::other("upstream's frames carry no token, and one is required"));
     }
     if first != MAGIC {
@@ -157,11 +157,12 @@ async fn serve(accepted: Accepted, shared: Arc<Shared>) -> io::Result<()> {
         let mut claim = [0; CLAIM_BYTES];
         let read = connection.read(&mut claim, timeout).await;
         read.inspect_err(|_| shared.settings.refusals.count_token_here())?;
-        let Claim { nonce: of_caller, proof } = Claim::decode(&claim);
-        let exchange = Exchange { door: Door::Tcp, owner: engine, of_owner: nonce, of_caller };
-        let is_proven = token.is_proven(Side::Caller, &exchange, &proof);
+        let Claim { nonce: caller_nonce, proof } = Claim::decode(&claim);
+        let exchange =
+            Exchange { channel: Channel::Tcp, owner: engine, owner_nonce: nonce, caller_nonce };
+        let is_proven = token.verify(HandshakeSide::Caller, &exchange, &proof);
         let verdict = match is_proven {
-            true => Verdict::Accepted(token.proof(Side::Owner, &exchange)),
+            true => Verdict::Accepted(token.proof(HandshakeSide::Owner, &exchange)),
             false => Verdict::Refused,
         };
         connection.wire.extend_from_slice(&verdict.encode());

@@ -14,7 +14,7 @@ use mooncake_base::{Clock, ErrorKind, SystemClock};
 
 use self::support::{AT_ONCE, Memory, Owner, WireProtocol, moved, outcomes, pieces, soon};
 use super::*;
-use crate::piece::{Opcode, Piece};
+use crate::transfer_entry::{Opcode, TransferEntry};
 
 const PAYLOAD_BYTES_MAX: usize = frame::PAYLOAD_BYTES_MAX as usize;
 
@@ -63,7 +63,7 @@ fn moves_batches_of_20000_entries() {
     let ours = Memory::patterned(COUNT * 64, 3);
     let back = Memory::zeroed(COUNT * 64);
     let path = owner.path(WireProtocol::Native);
-    let batch = |local: &Memory| -> Vec<Piece> {
+    let batch = |local: &Memory| -> Vec<TransferEntry> {
         (0..COUNT)
             .map(|index| {
                 // The peer's ranges in reverse order.

@@ -7,7 +7,7 @@ use super::{
     connection::{Connection, RequestTimeout},
 };
 use crate::{
-    piece::Opcode,
+    transfer_entry::Opcode,
     transport::tcp::compat_frame::{HEADER_BYTES, Header, Status},
 };
 

@@ -20,9 +20,9 @@ use tokio::{
 
 use super::staged::DeviceSpan;
 use crate::{
-    handshake::acceptor::{Accepted, Guarded, Standing},
-    piece::RemoteRange,
+    handshake::acceptor::{Accepted, ConnectionGuard, ForkGuard},
     region::{Pin, Regions},
+    transfer_entry::RemoteRange,
     transport::tcp::vectored_io::{self, BlockMode, Cursor, DiscardBuffer, Readiness, Span},
 };
 
@@ -45,7 +45,7 @@ pub(super) struct RequestTimeout {
 #[derive(Debug)]
 pub(super) struct Connection {
     /// Dropped before the socket; see [`Accepted`].
-    _guarded: Guarded,
+    _fork_guard: ForkGuard,
     socket: Socket,
     /// The bytes sent before the spans. Cleared by sending.
     pub(super) wire: Vec<u8>,
@@ -57,7 +57,7 @@ pub(super) struct Connection {
     discard: DiscardBuffer,
     spin_wait: SpinWait,
     /// Dropped after the pins: the end of the connection implies that the memory is released.
-    _standing: Standing,
+    _guard: ConnectionGuard,
 }
 
 /// The socket of a connection, by the way in which it waits.
@@ -92,7 +92,7 @@ impl RequestTimeout {
 impl Connection {
     pub(super) fn new(accepted: Accepted) -> Self {
         Self {
-            _guarded: accepted.guarded,
+            _fork_guard: accepted.fork_guard,
             socket: Socket::Async(accepted.stream),
             wire: Vec::new(),
             spans: Vec::new(),
@@ -100,7 +100,7 @@ impl Connection {
             pins: Vec::new(),
             discard: DiscardBuffer::default(),
             spin_wait: SpinWait::new(NEXT_CALL_SPIN_TIME),
-            _standing: accepted.standing,
+            _guard: accepted.guard,
         }
     }
 

@@ -13,7 +13,7 @@ use super::{
     connection::{Connection, RequestTimeout},
 };
 use crate::{
-    piece::{Opcode, RemoteRange},
+    transfer_entry::{Opcode, RemoteRange},
     transport::tcp::frame::{
         ENTRY_BYTES, REQUEST_BYTES, Refusal, RequestHeader, ResponseHeader, array, decode_entries,
     },

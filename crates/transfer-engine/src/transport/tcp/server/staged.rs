@@ -7,9 +7,9 @@ use mooncake_base::{Clock, Error, SystemClock};
 
 use super::connection::{Connection, RequestTimeout};
 use crate::{
-    device::{BUFFER_BYTES, DeviceMemory, Lease, Stretch},
-    piece::Opcode,
+    device::{BUFFER_BYTES, DeviceCopy, DeviceMemory, PinnedBuffer},
     region::Pin,
+    transfer_entry::Opcode,
     transport::tcp::vectored_io::Span,
 };
 
@@ -42,7 +42,7 @@ struct StagedCopy {
     /// The index of the span in the request.
     origin: usize,
     memory: DeviceMemory,
-    stretch: Stretch,
+    stretch: DeviceCopy,
     /// Held until the copy ends, even if its caller was dropped.
     _pin: Pin,
 }
@@ -105,7 +105,7 @@ impl Connection {
         &self,
         devices: &[DeviceSpan],
         timeout: RequestTimeout,
-    ) -> io::Result<Result<Lease, Error>> {
+    ) -> io::Result<Result<PinnedBuffer, Error>> {
         let memory = devices.first().map(|device| device.memory.clone());
         let memory =
             memory.ok_or_else(|| io::Error::other("the request has no span of device memory"))?;
@@ -119,8 +119,8 @@ impl Connection {
         &self,
         opcode: Opcode,
         copies: Vec<StagedCopy>,
-        buffer: Lease,
-    ) -> io::Result<(Lease, Vec<(usize, Error)>)> {
+        buffer: PinnedBuffer,
+    ) -> io::Result<(PinnedBuffer, Vec<(usize, Error)>)> {
         if copies.is_empty() {
             return Ok((buffer, Vec::new()));
         }
@@ -146,7 +146,7 @@ impl Connection {
 fn next_chunk(
     spans: &[Span],
     devices: &[DeviceSpan],
-    buffer: &Lease,
+    buffer: &PinnedBuffer,
     position: &mut SpanPosition,
 ) -> StagedChunk {
     let (mut chunk, mut at) = (StagedChunk::default(), 0);

@@ -10,7 +10,7 @@ use std::{
 use super::support::{Memory, Owner, WireProtocol, outcomes, pieces, soon};
 use crate::{
     descriptor::SegmentDescriptor,
-    piece::Opcode,
+    transfer_entry::Opcode,
     transport::{
         Transport,
         tcp::{TcpSettings, TcpTransport},

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::support::{Memory, Owner, WireProtocol, moved, soon};
-use crate::{piece::Opcode, transport::Path};
+use crate::{transfer_entry::Opcode, transport::Path};
 
 const BYTES: usize = 4096;
 

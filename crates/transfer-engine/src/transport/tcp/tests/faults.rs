@@ -13,8 +13,8 @@ use socket2::SockRef;
 use super::support::{AT_ONCE, Memory, Owner, WireProtocol, moved, outcomes, pieces, soon};
 use crate::{
     descriptor::SegmentDescriptor,
-    piece::{LocalRange, Opcode, Piece, RemoteRange},
     region::Backing,
+    transfer_entry::{LocalRange, Opcode, RemoteRange, TransferEntry},
     transport::{
         Path, Transport,
         tcp::{
@@ -27,9 +27,9 @@ use crate::{
 /// An address where nothing is mapped.
 const NOWHERE: usize = 0x10;
 
-fn nowhere(length: usize, remote: u64) -> Piece {
+fn nowhere(length: usize, remote: u64) -> TransferEntry {
     // SAFETY: no reference to unmapped memory can exist.
-    Piece::new(unsafe { LocalRange::foreign(NOWHERE, length) }, remote)
+    TransferEntry::new(unsafe { LocalRange::foreign(NOWHERE, length) }, remote)
 }
 
 #[test]

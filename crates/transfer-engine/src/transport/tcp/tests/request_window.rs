@@ -6,7 +6,7 @@ use mooncake_base::{Clock, ErrorKind, SystemClock};
 
 use super::support::{AT_ONCE, Memory, Owner, WireProtocol, moved, outcomes, pieces, soon};
 use crate::{
-    piece::{LocalRange, Opcode, Piece},
+    transfer_entry::{LocalRange, Opcode, TransferEntry},
     transport::{
         Path, Transport,
         tcp::{TcpSettings, TcpTransport, frame},
@@ -64,7 +64,7 @@ fn only_bad_entries_of_a_large_batch_fail() {
         batch[7].remote = theirs.address() + LENGTH as u64 - 5;
         // SAFETY: no reference to unmapped memory can exist.
         let nowhere = unsafe { LocalRange::foreign(0x10, PART) };
-        batch[20] = Piece::new(nowhere, theirs.address() + (20 * PART) as u64);
+        batch[20] = TransferEntry::new(nowhere, theirs.address() + (20 * PART) as u64);
         path.transfer(opcode, &mut batch, soon());
         let wanted: Vec<_> = (0..count).map(|index| index != 7 && index != 20).collect();
         assert_eq!(outcomes(&batch), wanted, "{opcode:?}");

@@ -10,9 +10,9 @@ use mooncake_base::{Clock, Endpoint, EngineId, Moment, SystemClock};
 use tokio::runtime::Runtime;
 
 use crate::{
-    descriptor::{OwnDescriptor, SegmentDescriptor},
-    piece::{LocalRange, Piece},
+    descriptor::{NativeDescriptor, SegmentDescriptor},
     region::{Backing, Region, Regions},
+    transfer_entry::{LocalRange, TransferEntry},
     transport::{
         Path, Transport,
         tcp::{
@@ -75,15 +75,21 @@ impl Memory {
     }
 
     /// Returns an entry between bytes of this memory and any address of the peer.
-    pub(super) fn part(&self, offset: usize, length: usize, remote: u64) -> Piece {
+    pub(super) fn part(&self, offset: usize, length: usize, remote: u64) -> TransferEntry {
         assert!(offset + length <= self.base.len());
         let base = self.base.cast::<u8>().wrapping_add(offset);
         // SAFETY: the range is in the allocation, which tests keep until the transfer ends.
-        Piece::new(unsafe { LocalRange::held(base, length) }, remote)
+        TransferEntry::new(unsafe { LocalRange::held(base, length) }, remote)
     }
 
     /// Returns an entry between bytes of this memory and bytes of the peer's memory.
-    pub(super) fn piece(&self, offset: usize, length: usize, peer: &Self, at: usize) -> Piece {
+    pub(super) fn piece(
+        &self,
+        offset: usize,
+        length: usize,
+        peer: &Self,
+        at: usize,
+    ) -> TransferEntry {
         self.part(offset, length, peer.address() + at as u64)
     }
 }
@@ -137,7 +143,7 @@ impl Owner {
             tcp_data_port: address.port(),
             tcp_proto_version: if protocol == WireProtocol::CompatV1 { 1 } else { 2 },
             mooncake: (protocol == WireProtocol::Native)
-                .then(|| OwnDescriptor::new(self.engine, None)),
+                .then(|| NativeDescriptor::new(self.engine, None)),
             ..SegmentDescriptor::default()
         }
     }
@@ -150,7 +156,11 @@ impl Owner {
 }
 
 /// Splits the memory into entries of equal length; `remote` returns the peer's address of each.
-pub(super) fn pieces(memory: &Memory, length: usize, remote: impl Fn(usize) -> u64) -> Vec<Piece> {
+pub(super) fn pieces(
+    memory: &Memory,
+    length: usize,
+    remote: impl Fn(usize) -> u64,
+) -> Vec<TransferEntry> {
     (0..memory.base.len() / length)
         .map(|index| memory.part(index * length, length, remote(index)))
         .collect()
@@ -162,11 +172,11 @@ pub(super) fn destination(owner: &Owner) -> Destination {
     Destination { endpoint, native: Some(Some(owner.engine)) }
 }
 
-pub(super) fn moved(piece: &Piece) -> bool {
+pub(super) fn moved(piece: &TransferEntry) -> bool {
     matches!(piece.outcome, Some(Ok(())))
 }
 
-pub(super) fn outcomes(pieces: &[Piece]) -> Vec<bool> {
+pub(super) fn outcomes(pieces: &[TransferEntry]) -> Vec<bool> {
     pieces.iter().map(|piece| piece.outcome.as_ref().unwrap().is_ok()).collect()
 }
 

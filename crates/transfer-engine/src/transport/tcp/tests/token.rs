@@ -12,8 +12,8 @@ use mooncake_base::{ErrorKind, Result};
 use super::support::{Memory, Owner, WireProtocol, moved, soon};
 use crate::{
     metrics::{RefusalSnapshot, Refusals},
-    piece::Opcode,
     token::Token,
+    transfer_entry::Opcode,
     transport::{
         Path, Transport,
         tcp::{
@@ -105,7 +105,7 @@ fn upstream_frames_are_refused_when_a_token_is_set() {
         path.transfer(Opcode::Write, &mut [ours.piece(0, 1000, &theirs, 0)], soon());
         assert_eq!(theirs.bytes(), before);
     }
-    assert!(refusals.snapshot().established >= 2, "{:?}", refusals.snapshot());
+    assert!(refusals.snapshot().compat >= 2, "{:?}", refusals.snapshot());
 }
 
 #[test]
@@ -129,20 +129,21 @@ fn replayed_claims_are_refused() {
         Verdict::decode(&verdict).unwrap()
     };
     let mut first = TcpStream::connect(owner.server.address()).unwrap();
-    let of_owner = greet(&mut first);
-    let (of_caller, owner_id) = ([9; 32], owner.engine.bits());
+    let owner_nonce = greet(&mut first);
+    let (caller_nonce, owner_id) = ([9; 32], owner.engine.bits());
     let exchange = crate::token::Exchange {
-        door: crate::token::Door::Tcp,
+        channel: crate::token::Channel::Tcp,
         owner: owner_id,
-        of_owner,
-        of_caller,
+        owner_nonce,
+        caller_nonce,
     };
-    let proof = token("correct horse").unwrap().proof(crate::token::Side::Caller, &exchange);
-    let claim = [of_caller, proof].concat();
+    let proof =
+        token("correct horse").unwrap().proof(crate::token::HandshakeSide::Caller, &exchange);
+    let claim = [caller_nonce, proof].concat();
     assert_eq!(claim.len(), CLAIM_BYTES);
     assert!(matches!(verdict(&mut first, &claim), Verdict::Accepted(_)));
     let mut second = TcpStream::connect(owner.server.address()).unwrap();
-    assert_ne!(greet(&mut second), of_owner);
+    assert_ne!(greet(&mut second), owner_nonce);
     assert_eq!(verdict(&mut second, &claim), Verdict::Refused);
     assert_eq!(second.read(&mut [0; 1]).unwrap(), 0, "and the connection ends");
     assert_eq!(refusals.snapshot().token_here, 1);

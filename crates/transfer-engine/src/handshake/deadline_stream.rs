@@ -12,12 +12,12 @@ use mooncake_base::{Clock, Moment, SystemClock};
 /// A socket whose every read and write ends at the deadline, with [`io::ErrorKind::TimedOut`] or
 /// [`io::ErrorKind::WouldBlock`]. It owns the socket or borrows it.
 #[derive(Debug)]
-pub struct Timed<S> {
+pub struct DeadlineStream<S> {
     stream: S,
     deadline: Moment,
 }
 
-impl<S: Borrow<TcpStream>> Timed<S> {
+impl<S: Borrow<TcpStream>> DeadlineStream<S> {
     /// The socket, until then.
     pub const fn new(stream: S, deadline: Moment) -> Self {
         Self { stream, deadline }
@@ -29,7 +29,7 @@ impl<S: Borrow<TcpStream>> Timed<S> {
     }
 }
 
-impl<S: Borrow<TcpStream>> Read for Timed<S> {
+impl<S: Borrow<TcpStream>> Read for DeadlineStream<S> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut stream = self.stream.borrow();
         stream.set_read_timeout(self.left()?)?;
@@ -37,7 +37,7 @@ impl<S: Borrow<TcpStream>> Read for Timed<S> {
     }
 }
 
-impl<S: Borrow<TcpStream>> Write for Timed<S> {
+impl<S: Borrow<TcpStream>> Write for DeadlineStream<S> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut stream = self.stream.borrow();
         stream.set_write_timeout(self.left()?)?;
@@ -60,14 +60,14 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let ends_with = |deadline| {
-            let mut timed = Timed::new(&stream, deadline);
+            let mut timed = DeadlineStream::new(&stream, deadline);
             timed.read(&mut [0]).unwrap_err().kind()
         };
         let soon = SystemClock.now() + Duration::from_millis(20);
         assert!(matches!(ends_with(soon), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock));
         assert!(soon.has_passed(SystemClock.now()));
         assert_eq!(ends_with(soon), io::ErrorKind::TimedOut);
-        let error = Timed::new(&stream, soon).write(b"x").unwrap_err();
+        let error = DeadlineStream::new(&stream, soon).write(b"x").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 }

@@ -10,13 +10,13 @@ use std::{
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 
-use super::{BatchId, BatchStatus, ledger::Ledger, unknown};
+use super::{BatchId, BatchStatus, completion_table::CompletionTable, unknown};
 use crate::{
     Engine, Peer,
     engine::Inner,
+    fork,
     metrics::QueueSnapshot,
-    piece::{Opcode, Piece},
-    process,
+    transfer_entry::{Opcode, TransferEntry},
     transport::TransportKind,
 };
 
@@ -27,7 +27,7 @@ const THREADS_MAX: usize = 4;
 const QUEUE_MAX: usize = 1024;
 
 /// Answers that are kept for callers who never ask, at the most.
-const ANSWERS_MAX: usize = 65_536;
+const RESULTS_MAX: usize = 65_536;
 
 /// How long a thread waits for work before it ends.
 const IDLE_MAX: Duration = Duration::from_secs(30);
@@ -37,15 +37,15 @@ const IDLE_MAX: Duration = Duration::from_secs(30);
 pub(crate) struct Job {
     pub(crate) peer: Arc<Peer>,
     pub(crate) opcode: Opcode,
-    pub(crate) pieces: Vec<Piece>,
+    pub(crate) entries: Vec<TransferEntry>,
     pub(crate) deadline: Moment,
     /// The way to try first.
     pub(crate) hint: Option<TransportKind>,
 }
 
-/// The movers of one engine.
+/// The workers of one engine.
 #[derive(Debug)]
-pub(crate) struct Movers {
+pub(crate) struct WorkerPool {
     shared: Arc<Shared>,
     generation: u64,
 }
@@ -62,7 +62,7 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     queue: VecDeque<(BatchId, Job)>,
-    ledger: Ledger,
+    completions: CompletionTable,
     threads: Vec<JoinHandle<()>>,
     idle: usize,
     alive: usize,
@@ -71,11 +71,11 @@ struct State {
     is_closed: bool,
 }
 
-impl Default for Movers {
+impl Default for WorkerPool {
     fn default() -> Self {
         let state = State {
             queue: VecDeque::new(),
-            ledger: Ledger::new(ANSWERS_MAX),
+            completions: CompletionTable::new(RESULTS_MAX),
             threads: Vec::new(),
             idle: 0,
             alive: 0,
@@ -84,11 +84,11 @@ impl Default for Movers {
         };
         let shared =
             Shared { state: Mutex::new(state), work: Condvar::new(), change: Condvar::new() };
-        Self { shared: Arc::new(shared), generation: process::generation() }
+        Self { shared: Arc::new(shared), generation: fork::generation() }
     }
 }
 
-impl Movers {
+impl WorkerPool {
     /// Queues a batch, after waiting for room.
     pub(super) fn submit(&self, engine: &Engine, job: Job) -> Result<BatchId> {
         let mut state = self.shared.state.lock();
@@ -107,13 +107,13 @@ impl Movers {
         if state.is_closed {
             return Err(closed());
         }
-        let batch = state.ledger.enter(job.deadline);
+        let batch = state.completions.insert(job.deadline);
         if state.idle <= state.queue.len() && state.alive < THREADS_MAX {
             let started = self.start_thread(&mut state, engine);
             if let Err(error) = started
                 && state.alive == 0
             {
-                state.ledger.forget(batch);
+                state.completions.remove(batch);
                 return Err(error);
             }
         }
@@ -131,43 +131,43 @@ impl Movers {
     }
 
     /// Enters a batch that its caller has moved.
-    pub(super) fn enter_ended(&self, status: BatchStatus) -> BatchId {
+    pub(super) fn insert_completed(&self, status: BatchStatus) -> BatchId {
         let mut state = self.shared.state.lock();
-        let batch = state.ledger.enter(Moment::default());
-        state.ledger.end(batch, status);
+        let batch = state.completions.insert(Moment::default());
+        state.completions.complete(batch, status);
         batch
     }
 
-    pub(super) fn take(&self, batch: BatchId) -> Result<BatchStatus> {
-        self.shared.state.lock().ledger.take(batch)
+    pub(super) fn take_status(&self, batch: BatchId) -> Result<BatchStatus> {
+        self.shared.state.lock().completions.take_status(batch)
     }
 
     /// Waits for the end of a batch, for as long as it has and `grace` more.
     pub(super) fn wait(&self, batch: BatchId, grace: Duration) -> Result<BatchStatus> {
         let mut state = self.shared.state.lock();
-        while let Some(deadline) = state.ledger.deadline(batch) {
+        while let Some(deadline) = state.completions.deadline(batch) {
             let left = (deadline + grace).left(SystemClock.now());
             if left.is_zero() {
-                state.ledger.forget(batch);
+                state.completions.remove(batch);
                 let text = "the batch did not end although its deadline has passed";
                 let error = Error::new(ErrorCode::RPC_TIMEOUT, text).with("batch", batch);
                 return Ok(BatchStatus::TimedOut(error));
             }
             self.shared.change.wait_for(&mut state, left);
         }
-        state.ledger.take(batch).map_err(|_| unknown(batch))
+        state.completions.take_status(batch).map_err(|_| unknown(batch))
     }
 
     /// Ends every batch that waits and joins the threads. A thread whose transfer outlasts
     /// `patience` is left to end by itself, at the deadline of its batch.
     pub(crate) fn close(&self, patience: Duration) {
-        if process::is_forked_since(self.generation) {
+        if fork::is_forked_since(self.generation) {
             return;
         }
         let mut state = self.shared.state.lock();
         state.is_closed = true;
         let waiting = std::mem::take(&mut state.queue);
-        state.ledger.end_all(&BatchStatus::Failed(closed()));
+        state.completions.complete_all(&BatchStatus::Failed(closed()));
         let threads = std::mem::take(&mut state.threads);
         self.shared.work.notify_all();
         self.shared.change.notify_all();
@@ -176,7 +176,7 @@ impl Movers {
         let own = threads.iter().any(|thread| thread.thread().id() == thread::current().id());
         while state.alive > usize::from(own) {
             if self.shared.change.wait_until(&mut state, until).timed_out() {
-                tracing::info!(movers = state.alive, "a transfer goes on after its engine");
+                tracing::info!(workers = state.alive, "a transfer goes on after its engine");
                 return;
             }
         }
@@ -191,11 +191,11 @@ impl Movers {
 
     fn start_thread(&self, state: &mut State, engine: &Engine) -> Result<()> {
         state.threads.retain(|thread| !thread.is_finished());
-        let mover = Mover { shared: Arc::clone(&self.shared), engine: engine.downgrade() };
+        let worker = Worker { shared: Arc::clone(&self.shared), engine: engine.downgrade() };
         let number = state.alive;
         let thread = thread::Builder::new()
             .name(format!("mooncake-move{number}"))
-            .spawn(move || mover.run())
+            .spawn(move || worker.run())
             .map_err(|error| {
                 Error::new(ErrorCode::INTERNAL_ERROR, "no thread for transfers").caused_by(error)
             })?;
@@ -205,28 +205,28 @@ impl Movers {
     }
 }
 
-impl Drop for Movers {
+impl Drop for WorkerPool {
     fn drop(&mut self) {
         self.close(Duration::ZERO);
     }
 }
 
 /// One of the threads.
-struct Mover {
+struct Worker {
     shared: Arc<Shared>,
     /// Weak: a thread that waits for work keeps no engine open.
     engine: Weak<Inner>,
 }
 
-impl Mover {
+impl Worker {
     fn run(self) {
-        let leaving = Leaving(&self.shared);
+        let alive = AliveGuard(&self.shared);
         while let Some((batch, job)) = self.next() {
             let status = self.perform(job);
-            self.shared.state.lock().ledger.end(batch, status);
+            self.shared.state.lock().completions.complete(batch, status);
             self.shared.change.notify_all();
         }
-        drop(leaving);
+        drop(alive);
     }
 
     fn next(&self) -> Option<(BatchId, Job)> {
@@ -251,16 +251,16 @@ impl Mover {
         let Some(engine) = Engine::upgrade(&self.engine) else {
             return BatchStatus::Failed(closed());
         };
-        let Job { peer, opcode, pieces, deadline, hint } = &mut job;
-        engine.transfer_hinted(peer, *opcode, pieces, *deadline, *hint);
-        BatchStatus::of(&job.pieces, job.deadline)
+        let Job { peer, opcode, entries, deadline, hint } = &mut job;
+        engine.transfer_hinted(peer, *opcode, entries, *deadline, *hint);
+        BatchStatus::of(&job.entries, job.deadline)
     }
 }
 
 /// Counts a thread out, also when it panics.
-struct Leaving<'a>(&'a Shared);
+struct AliveGuard<'a>(&'a Shared);
 
-impl Drop for Leaving<'_> {
+impl Drop for AliveGuard<'_> {
     fn drop(&mut self) {
         self.0.state.lock().alive -= 1;
         self.0.change.notify_all();

@@ -23,21 +23,21 @@ use std::{
 use mooncake_base::sync::{Condvar, Mutex};
 
 use super::mapping::{self, CHUNK, Mapping};
-use crate::{copy, piece::RemoteRange, process, region::Regions};
+use crate::{copy, fork, region::Regions, transfer_entry::RemoteRange};
 
 /// Of the room that there is, one part in so many is taken in advance.
-const SHARE: u64 = 8;
+const MEMORY_FRACTION: u64 = 8;
 
 /// How much the thread gives way to others, as `nice` counts.
 const NICENESS: i32 = 15;
 
 /// How long it rests where the processor was taken from it, at first and at most.
-const REST_MIN: Duration = Duration::from_millis(20);
-const REST_MAX: Duration = Duration::from_millis(200);
+const BACKOFF_MIN: Duration = Duration::from_millis(20);
+const BACKOFF_MAX: Duration = Duration::from_millis(200);
 
 /// The thread of one engine, which exists while there is something to do.
 #[derive(Debug)]
-pub(crate) struct Preparer {
+pub(crate) struct Prefaulter {
     shared: Arc<Shared>,
     /// The most bytes of one piece of memory.
     bytes_max: u64,
@@ -62,8 +62,8 @@ struct State {
 
 /// How the processors are shared with others, by how often one was taken from this thread.
 #[derive(Debug, Default)]
-struct Crowd {
-    yields: Option<i64>,
+struct CpuPressure {
+    preemptions: Option<i64>,
     /// The last rest; none since a step that was not interrupted.
     rest: Option<Duration>,
 }
@@ -76,26 +76,26 @@ enum Task {
     Registered(Weak<Regions>, u64),
 }
 
-impl Preparer {
+impl Prefaulter {
     /// One that prepares so many bytes of each piece of memory; none at all for 0.
     pub(crate) fn new(bytes_max: u64) -> Self {
-        Self { shared: Arc::default(), bytes_max, generation: process::generation() }
+        Self { shared: Arc::default(), bytes_max, generation: fork::generation() }
     }
 
     /// Has the pages of a piece of memory made.
-    pub(crate) fn prepare(&self, mapping: &Arc<Mapping>) {
+    pub(crate) fn prefault(&self, mapping: &Arc<Mapping>) {
         let bytes = self.bytes_max.min(mapping.length());
         if bytes > 0 {
-            self.enter(Task::New(Arc::downgrade(mapping), bytes));
+            self.enqueue(Task::New(Arc::downgrade(mapping), bytes));
         }
     }
 
     /// Has huge pages put under memory that the user has registered.
     pub(crate) fn collapse(&self, regions: &Arc<Regions>, base: u64) {
-        self.enter(Task::Registered(Arc::downgrade(regions), base));
+        self.enqueue(Task::Registered(Arc::downgrade(regions), base));
     }
 
-    fn enter(&self, task: Task) {
+    fn enqueue(&self, task: Task) {
         let mut state = self.shared.state.lock();
         if state.is_closed {
             return;
@@ -113,7 +113,7 @@ impl Preparer {
 
     /// Stops the thread, within the time that one step takes, and waits for it.
     pub(crate) fn close(&self) {
-        if process::is_forked_since(self.generation) {
+        if fork::is_forked_since(self.generation) {
             return;
         }
         let mut state = self.shared.state.lock();
@@ -135,7 +135,7 @@ impl Preparer {
     }
 }
 
-impl Drop for Preparer {
+impl Drop for Prefaulter {
     fn drop(&mut self) {
         self.close();
     }
@@ -147,27 +147,27 @@ impl Shared {
     }
 
     /// Waits so long, or until it closes.
-    fn rest(&self, time: Duration) {
+    fn sleep_or_closed(&self, time: Duration) {
         let until = Instant::now() + time;
         let mut state = self.state.lock();
         while !state.is_closed && !self.closing.wait_until(&mut state, until).timed_out() {}
     }
 }
 
-impl Crowd {
+impl CpuPressure {
     /// How long to rest, told how often the thread has had to give way up to now.
-    fn note(&mut self, yields: i64) -> Option<Duration> {
-        let before = self.yields.replace(yields);
-        let is_crowded = before.is_some_and(|before| before < yields);
-        let longer = self.rest.map_or(REST_MIN, |rest| (rest * 2).min(REST_MAX));
-        self.rest = is_crowded.then_some(longer);
+    fn backoff(&mut self, preemptions: i64) -> Option<Duration> {
+        let before = self.preemptions.replace(preemptions);
+        let is_preempted = before.is_some_and(|before| before < preemptions);
+        let longer = self.rest.map_or(BACKOFF_MIN, |rest| (rest * 2).min(BACKOFF_MAX));
+        self.rest = is_preempted.then_some(longer);
         self.rest
     }
 }
 
 fn run(shared: &Shared) {
-    process::give_way(NICENESS);
-    let crowd = RefCell::<Crowd>::default();
+    fork::set_nice(NICENESS);
+    let pressure = RefCell::<CpuPressure>::default();
     loop {
         let mut state = shared.state.lock();
         let Some(task) = state.queue.pop_front() else {
@@ -175,28 +175,28 @@ fn run(shared: &Shared) {
             return;
         };
         drop(state);
-        let is_wanted = || {
-            let rest = crowd.borrow_mut().note(process::forced_yields());
-            rest.into_iter().for_each(|time| shared.rest(time));
+        let should_continue = || {
+            let rest = pressure.borrow_mut().backoff(fork::preemption_count());
+            rest.into_iter().for_each(|time| shared.sleep_or_closed(time));
             !shared.is_closed()
         };
         let (mapping, bytes) = match task {
-            Task::New(mapping, bytes) => (mapping, bytes.min(room() / SHARE)),
+            Task::New(mapping, bytes) => (mapping, bytes.min(available_memory() / MEMORY_FRACTION)),
             Task::Registered(regions, base) => {
-                collapse_registered(&regions, base, &is_wanted);
+                collapse_registered(&regions, base, &should_continue);
                 continue;
             }
         };
         // Huge pages only where all pages are there already: the two together must not take more
         // room than was counted.
-        if each_chunk(&mapping, bytes, &is_wanted, Mapping::provide_at) {
-            each_chunk(&mapping, bytes, &is_wanted, Mapping::collapse_at);
+        if each_chunk(&mapping, bytes, &should_continue, Mapping::try_allocate_chunk) {
+            each_chunk(&mapping, bytes, &should_continue, Mapping::collapse_chunk);
         }
     }
 }
 
 /// Asks for huge pages under a registered range, block by block, while it is registered.
-fn collapse_registered(regions: &Weak<Regions>, base: u64, is_wanted: &dyn Fn() -> bool) {
+fn collapse_registered(regions: &Weak<Regions>, base: u64, should_continue: &dyn Fn() -> bool) {
     let first = RemoteRange { address: base, length: 1 };
     let find = || regions.upgrade().and_then(|regions| regions.find(first));
     let Some(region) = find() else { return };
@@ -204,8 +204,8 @@ fn collapse_registered(regions: &Weak<Regions>, base: u64, is_wanted: &dyn Fn() 
     let mut at = region.base.next_multiple_of(block);
     // Should the range be taken back in between, the advice changes no byte of what comes there.
     let is_still_there = || find().is_some_and(|now| Arc::ptr_eq(&now, &region));
-    while at + block <= end && is_wanted() && is_still_there() {
-        if copy::are_present(at as usize, CHUNK) && !mapping::collapse(at as usize, CHUNK) {
+    while at + block <= end && should_continue() && is_still_there() {
+        if copy::are_resident(at as usize, CHUNK) && !mapping::collapse(at as usize, CHUNK) {
             return;
         }
         at += block;
@@ -216,16 +216,17 @@ fn collapse_registered(regions: &Weak<Regions>, base: u64, is_wanted: &dyn Fn() 
 fn each_chunk(
     mapping: &Weak<Mapping>,
     bytes: u64,
-    is_wanted: &dyn Fn() -> bool,
+    should_continue: &dyn Fn() -> bool,
     step: fn(&Mapping, usize) -> bool,
 ) -> bool {
     let count = usize::try_from(bytes).unwrap_or(usize::MAX) / CHUNK;
-    (0..count)
-        .all(|index| is_wanted() && mapping.upgrade().is_some_and(|mapping| step(&mapping, index)))
+    (0..count).all(|index| {
+        should_continue() && mapping.upgrade().is_some_and(|mapping| step(&mapping, index))
+    })
 }
 
 /// How many bytes this process may still take: of the machine, and of its control group.
-fn room() -> u64 {
+fn available_memory() -> u64 {
     let number = |text: String| text.trim().parse::<u64>().ok();
     let available = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
         let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
@@ -254,11 +255,11 @@ mod tests {
 
     #[test]
     fn the_pages_of_the_beginning_are_made_and_no_others() {
-        let preparer = Preparer::new(6 << 20);
+        let prefaulter = Prefaulter::new(6 << 20);
         let mapping = Arc::new(Mapping::create(16 << 20, None).unwrap());
-        preparer.prepare(&mapping);
-        wait_until("the thread ends", || preparer.is_done());
-        let present: Vec<bool> = (0..8).map(|index| mapping.is_present_at(index)).collect();
+        prefaulter.prefault(&mapping);
+        wait_until("the thread ends", || prefaulter.is_done());
+        let present: Vec<bool> = (0..8).map(|index| mapping.is_chunk_resident(index)).collect();
         assert_eq!(present, [true, true, true, false, false, false, false, false]);
         // And what is written to both kinds is read back.
         let bytes: Vec<u8> = (0..16 << 20).map(|i| (i % 251) as u8).collect();
@@ -273,24 +274,24 @@ mod tests {
 
     #[test]
     fn closing_ends_it_and_memory_that_went_is_passed_over() {
-        let preparer = Preparer::new(1 << 30);
+        let prefaulter = Prefaulter::new(1 << 30);
         for _ in 0..4 {
-            preparer.prepare(&Arc::new(Mapping::create(64 << 20, None).unwrap()));
+            prefaulter.prefault(&Arc::new(Mapping::create(64 << 20, None).unwrap()));
         }
         let kept = Arc::new(Mapping::create(256 << 20, None).unwrap());
-        preparer.prepare(&kept);
-        preparer.close();
-        preparer.prepare(&kept);
+        prefaulter.prefault(&kept);
+        prefaulter.close();
+        prefaulter.prefault(&kept);
         assert_eq!(Arc::strong_count(&kept), 1, "nobody uses it after the end");
-        let off = Preparer::new(0);
-        off.prepare(&kept);
+        let off = Prefaulter::new(0);
+        off.prefault(&kept);
         assert!(off.is_done());
     }
 
     #[test]
     fn memory_of_the_user_keeps_its_bytes_and_what_was_not_touched_stays_away() {
         const BLOCKS: usize = 4;
-        let preparer = Preparer::new(0);
+        let prefaulter = Prefaulter::new(0);
         let mut bytes = vec![0_u8; (BLOCKS + 1) * CHUNK];
         let base = bytes.as_ptr() as u64;
         let first = base.next_multiple_of(CHUNK as u64) - base;
@@ -300,29 +301,32 @@ mod tests {
         }
         let regions = Arc::<Regions>::default();
         regions.register(base, bytes.len() as u64, "*", crate::region::Backing::User).unwrap();
-        preparer.collapse(&regions, base);
-        wait_until("the thread ends", || preparer.is_done());
-        assert!(!copy::are_present(base as usize + touched, CHUNK));
+        prefaulter.collapse(&regions, base);
+        wait_until("the thread ends", || prefaulter.is_done());
+        assert!(!copy::are_resident(base as usize + touched, CHUNK));
         assert!(bytes[..touched].iter().enumerate().all(|(i, byte)| *byte == (i % 251) as u8));
     }
 
     #[test]
     fn who_was_interrupted_rests_longer_and_longer_until_a_step_goes_through() {
-        let mut crowd = Crowd::default();
+        let mut pressure = CpuPressure::default();
         // How often the thread gave way before its first step says nothing.
-        assert_eq!([5, 5].map(|yields| crowd.note(yields)), [None; 2]);
-        assert_eq!(crowd.note(6), Some(REST_MIN));
-        assert_eq!(crowd.note(9), Some(REST_MIN * 2));
-        assert_eq!((10..20).filter_map(|yields| crowd.note(yields)).last(), Some(REST_MAX));
-        assert_eq!(crowd.note(19), None);
-        assert_eq!(crowd.note(20), Some(REST_MIN));
+        assert_eq!([5, 5].map(|preemptions| pressure.backoff(preemptions)), [None; 2]);
+        assert_eq!(pressure.backoff(6), Some(BACKOFF_MIN));
+        assert_eq!(pressure.backoff(9), Some(BACKOFF_MIN * 2));
+        assert_eq!(
+            (10..20).filter_map(|preemptions| pressure.backoff(preemptions)).last(),
+            Some(BACKOFF_MAX)
+        );
+        assert_eq!(pressure.backoff(19), None);
+        assert_eq!(pressure.backoff(20), Some(BACKOFF_MIN));
     }
 
     #[test]
     fn closing_ends_a_rest() {
         let shared = Arc::<Shared>::default();
         let resting = Arc::clone(&shared);
-        let thread = thread::spawn(move || resting.rest(Duration::from_secs(3600)));
+        let thread = thread::spawn(move || resting.sleep_or_closed(Duration::from_secs(3600)));
         shared.state.lock().is_closed = true;
         shared.closing.notify_all();
         thread.join().unwrap();
@@ -330,6 +334,6 @@ mod tests {
 
     #[test]
     fn there_is_some_room() {
-        assert!(room() > 1 << 20);
+        assert!(available_memory() > 1 << 20);
     }
 }

@@ -18,7 +18,7 @@ use crate::{
 
 /// The lent memory of an engine of this process.
 #[derive(Debug)]
-pub(crate) struct Lent {
+pub(crate) struct ExportedMemory {
     pub(crate) id: EngineId,
     pub(crate) regions: Arc<Regions>,
     mappings: RwLock<BTreeMap<u64, Arc<Mapping>>>,
@@ -26,23 +26,23 @@ pub(crate) struct Lent {
 }
 
 /// The engines of this process that are not closed.
-static LIVE: RwLock<Option<HashMap<EngineId, Weak<Lent>>>> = RwLock::new(None);
+static LIVE: RwLock<Option<HashMap<EngineId, Weak<ExportedMemory>>>> = RwLock::new(None);
 
-impl Lent {
+impl ExportedMemory {
     /// Enters a new engine into the list of this process.
-    pub(crate) fn enter(id: EngineId) -> Arc<Self> {
-        let lent = Arc::new(Self {
+    pub(crate) fn register(id: EngineId) -> Arc<Self> {
+        let exported = Arc::new(Self {
             id,
             regions: Arc::default(),
             mappings: RwLock::default(),
             is_closed: AtomicBool::new(false),
         });
-        LIVE.write().get_or_insert_default().insert(id, Arc::downgrade(&lent));
-        lent
+        LIVE.write().get_or_insert_default().insert(id, Arc::downgrade(&exported));
+        exported
     }
 
     /// Takes it out of the list, after which no path to it is alive.
-    pub(crate) fn leave(&self) {
+    pub(crate) fn unregister(&self) {
         self.is_closed.store(true, Ordering::Release);
         if let Some(live) = LIVE.write().as_mut() {
             live.remove(&self.id);
@@ -54,15 +54,15 @@ impl Lent {
     }
 
     /// An engine of this process.
-    pub(crate) fn of(id: EngineId) -> Option<Arc<Self>> {
+    pub(crate) fn find(id: EngineId) -> Option<Arc<Self>> {
         LIVE.read().as_ref()?.get(&id)?.upgrade()
     }
 
-    pub(crate) fn keep(&self, mapping: &Arc<Mapping>) {
+    pub(crate) fn add_mapping(&self, mapping: &Arc<Mapping>) {
         self.mappings.write().insert(mapping.base(), Arc::clone(mapping));
     }
 
-    pub(crate) fn release(&self, base: u64) {
+    pub(crate) fn remove_mapping(&self, base: u64) {
         self.mappings.write().remove(&base);
     }
 
@@ -72,8 +72,8 @@ impl Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for ExportedMemory {
     fn drop(&mut self) {
-        self.leave();
+        self.unregister();
     }
 }

@@ -13,40 +13,40 @@ use std::{
 use mooncake_base::sync::Mutex;
 
 /// How long addresses rest: longer than any fence and any write window.
-const REST: Duration = Duration::from_secs(120);
+const QUARANTINE_TIME: Duration = Duration::from_secs(120);
 
-static RESTING: Mutex<VecDeque<Resting>> = Mutex::new(VecDeque::new());
+static QUARANTINED: Mutex<VecDeque<QuarantinedRange>> = Mutex::new(VecDeque::new());
 
-struct Resting {
+struct QuarantinedRange {
     since: Instant,
     base: usize,
     length: usize,
 }
 
-/// Takes the memory of a mapping away and lets its addresses rest.
+/// Takes the memory of a mapping away and lets its addresses range.
 ///
 /// # Safety
 /// `base..base + length` is a mapping of the caller's that nobody uses any more.
-pub(super) unsafe fn retire(base: usize, length: usize) {
-    end_rests();
+pub(super) unsafe fn quarantine(base: usize, length: usize) {
+    release_expired();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     // SAFETY: it replaces only the mapping that the caller gives up, by one that nothing can touch.
     let kept = unsafe { libc::mmap(base as *mut _, length, libc::PROT_NONE, flags, -1, 0) };
     if kept == libc::MAP_FAILED {
-        // Out of mappings: giving the memory back matters more than the rest.
+        // Out of mappings: giving the memory back matters more than the range.
         // SAFETY: the caller gives the range up.
         unsafe { libc::munmap(base as *mut _, length) };
         return;
     }
-    RESTING.lock().push_back(Resting { since: Instant::now(), base, length });
+    QUARANTINED.lock().push_back(QuarantinedRange { since: Instant::now(), base, length });
 }
 
 /// Gives back the addresses that have rested.
-fn end_rests() {
-    let mut resting = RESTING.lock();
-    while resting.front().is_some_and(|rest| rest.since.elapsed() >= REST) {
-        let Some(rest) = resting.pop_front() else { return };
+fn release_expired() {
+    let mut quarantined = QUARANTINED.lock();
+    while quarantined.front().is_some_and(|range| range.since.elapsed() >= QUARANTINE_TIME) {
+        let Some(range) = quarantined.pop_front() else { return };
         // SAFETY: the reservation is ours, and nothing can be using it.
-        unsafe { libc::munmap(rest.base as *mut _, rest.length) };
+        unsafe { libc::munmap(range.base as *mut _, range.length) };
     }
 }

@@ -4,27 +4,27 @@
 //! first batch comes and end when none has come for a while. Who submits to a full queue waits for
 //! room. The answer of a batch is kept until somebody takes it.
 
-mod ledger;
-mod movers;
+mod completion_table;
+mod worker_pool;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 
-use self::movers::Job;
-pub(crate) use self::movers::Movers;
+use self::worker_pool::Job;
+pub(crate) use self::worker_pool::WorkerPool;
 use crate::{
     Engine, Peer,
     handshake::{self, Notification},
-    piece::{Opcode, Piece},
+    transfer_entry::{Opcode, TransferEntry},
     transport::TransportKind,
 };
 
 /// Up to so many bytes, a copy within this host is done before a thread could be woken for it.
 const INLINE_BYTES_MAX: usize = 256 << 10;
 
-/// Up to so many pieces too.
-const INLINE_PIECES_MAX: usize = 64;
+/// Up to so many entries too.
+const INLINE_ENTRIES_MAX: usize = 64;
 
 /// How long after its deadline a batch is still waited for: a transfer ends by its deadline, give
 /// or take what a busy machine needs.
@@ -59,7 +59,7 @@ pub enum BatchStatus {
     Running,
     /// Every byte is where it belongs.
     Done,
-    /// A piece failed; this is the first failure. Other pieces may have been moved.
+    /// A entry failed; this is the first failure. Other entries may have been moved.
     Failed(Error),
     /// The deadline passed before everything was moved.
     TimedOut(Error),
@@ -71,13 +71,13 @@ impl BatchStatus {
         !matches!(self, Self::Running)
     }
 
-    fn of(pieces: &[Piece], deadline: Moment) -> Self {
-        let failed = |piece: &Piece| match &piece.outcome {
+    fn of(entries: &[TransferEntry], deadline: Moment) -> Self {
+        let failed = |entry: &TransferEntry| match &entry.outcome {
             Some(Ok(())) => None,
             Some(Err(error)) => Some(error.clone()),
-            None => Some(Error::internal("a piece was left without an outcome")),
+            None => Some(Error::internal("an entry was left without an outcome")),
         };
-        match pieces.iter().find_map(failed) {
+        match entries.iter().find_map(failed) {
             None => Self::Done,
             Some(error) if deadline.has_passed(SystemClock.now()) => Self::TimedOut(error),
             Some(error) => Self::Failed(error),
@@ -86,7 +86,7 @@ impl BatchStatus {
 }
 
 impl Engine {
-    /// Has pieces moved while the caller goes on. Their memory belongs to the transfer until the
+    /// Has entries moved while the caller goes on. Their memory belongs to the transfer until the
     /// batch has ended. A small batch that stays on this host is moved at once, by the caller.
     ///
     /// Waits while the queue is full. Keeps the answers of the last 65536 batches that ended and
@@ -98,10 +98,10 @@ impl Engine {
         &self,
         peer: Arc<Peer>,
         opcode: Opcode,
-        pieces: Vec<Piece>,
+        entries: Vec<TransferEntry>,
         deadline: Moment,
     ) -> Result<BatchId> {
-        self.submit_hinted(peer, opcode, pieces, deadline, None)
+        self.submit_hinted(peer, opcode, entries, deadline, None)
     }
 
     /// Like [`Engine::submit`], trying the way that the caller names before all others, if there is
@@ -113,17 +113,17 @@ impl Engine {
         &self,
         peer: Arc<Peer>,
         opcode: Opcode,
-        mut pieces: Vec<Piece>,
+        mut entries: Vec<TransferEntry>,
         deadline: Moment,
         hint: Option<TransportKind>,
     ) -> Result<BatchId> {
-        self.usable()?;
+        self.check_usable()?;
         let leaves = matches!(hint, Some(TransportKind::Tcp | TransportKind::Rdma));
-        if !leaves && is_small(&peer, &pieces) {
-            self.transfer_hinted(&peer, opcode, &mut pieces, deadline, hint);
-            return Ok(self.movers().enter_ended(BatchStatus::of(&pieces, deadline)));
+        if !leaves && is_small(&peer, &entries) {
+            self.transfer_hinted(&peer, opcode, &mut entries, deadline, hint);
+            return Ok(self.workers().insert_completed(BatchStatus::of(&entries, deadline)));
         }
-        self.movers().submit(self, Job { peer, opcode, pieces, deadline, hint })
+        self.workers().submit(self, Job { peer, opcode, entries, deadline, hint })
     }
 
     /// How far a batch is. Once it has ended the answer is given out and forgotten.
@@ -131,8 +131,8 @@ impl Engine {
     /// # Errors
     /// There is no such batch, or its answer was given out.
     pub fn status(&self, batch: BatchId) -> Result<BatchStatus> {
-        self.usable()?;
-        self.movers().take(batch)
+        self.check_usable()?;
+        self.workers().take_status(batch)
     }
 
     /// Waits until each of the batches has ended, and gives out their answers.
@@ -142,9 +142,10 @@ impl Engine {
     /// # Errors
     /// The engine is closed.
     pub fn wait(&self, batches: &[BatchId]) -> Result<Vec<BatchStatus>> {
-        self.usable()?;
-        let wait =
-            |batch: &BatchId| self.movers().wait(*batch, GRACE).unwrap_or_else(BatchStatus::Failed);
+        self.check_usable()?;
+        let wait = |batch: &BatchId| {
+            self.workers().wait(*batch, GRACE).unwrap_or_else(BatchStatus::Failed)
+        };
         Ok(batches.iter().map(wait).collect())
     }
 
@@ -158,10 +159,10 @@ impl Engine {
         notification: &Notification,
         deadline: Moment,
     ) -> Result<()> {
-        self.usable()?;
+        self.check_usable()?;
         let endpoint = self.metadata().locate(segment_name, deadline)?;
         handshake::notify(&endpoint, notification, self.token(), deadline)
-            .map_err(|error| self.noted(error).with("segment", segment_name))
+            .map_err(|error| self.count_refusal(error).with("segment", segment_name))
     }
 
     /// Asks whether the owner of a segment is there.
@@ -169,17 +170,18 @@ impl Engine {
     /// # Errors
     /// The segment is unknown ([`mooncake_base::ErrorKind::NotFound`]), or nobody answers.
     pub fn probe(&self, segment_name: &str, deadline: Moment) -> Result<()> {
-        self.usable()?;
+        self.check_usable()?;
         let endpoint = self.metadata().locate(segment_name, deadline)?;
         handshake::probe(&endpoint, deadline).map_err(|error| error.with("segment", segment_name))
     }
 }
 
-fn is_small(peer: &Peer, pieces: &[Piece]) -> bool {
+fn is_small(peer: &Peer, entries: &[TransferEntry]) -> bool {
     let stays = matches!(peer.transport(), Some(TransportKind::Memory | TransportKind::Shm));
     let bytes =
-        || pieces.iter().fold(0, |sum: usize, piece| sum.saturating_add(piece.local.length()));
-    pieces.is_empty() || stays && pieces.len() <= INLINE_PIECES_MAX && bytes() <= INLINE_BYTES_MAX
+        || entries.iter().fold(0, |sum: usize, entry| sum.saturating_add(entry.local.length()));
+    entries.is_empty()
+        || stays && entries.len() <= INLINE_ENTRIES_MAX && bytes() <= INLINE_BYTES_MAX
 }
 
 fn unknown(batch: BatchId) -> Error {

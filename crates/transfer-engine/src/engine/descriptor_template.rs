@@ -6,26 +6,26 @@ use std::{
 };
 
 use crate::{
-    descriptor::{BufferDescriptor, LocalDescriptor, OwnDescriptor, SegmentDescriptor},
-    memory::lent::Lent,
+    descriptor::{BufferDescriptor, LocalDescriptor, NativeDescriptor, SegmentDescriptor},
+    memory::exported_memory::ExportedMemory,
 };
 
 /// The parts of a descriptor that stay, and the table of those that do not.
 #[derive(Debug)]
-pub(super) struct Description {
+pub(super) struct DescriptorTemplate {
     pub(super) name: String,
     pub(super) host: String,
     pub(super) data_port: u16,
     /// Name of the socket for processes of this host.
     pub(super) local: Option<String>,
-    pub(super) lent: Arc<Lent>,
+    pub(super) exported: Arc<ExportedMemory>,
 }
 
-impl Description {
+impl DescriptorTemplate {
     /// The descriptor as it is now.
-    pub(super) fn segment(&self) -> SegmentDescriptor {
+    pub(super) fn fill(&self) -> SegmentDescriptor {
         // As they were registered: peers ask for the first buffer of a segment.
-        let mut regions = self.lent.regions.all();
+        let mut regions = self.exported.regions.all();
         regions.sort_by_key(|region| region.order);
         let buffers = regions.into_iter().map(|region| BufferDescriptor {
             name: region.location.clone(),
@@ -46,7 +46,7 @@ impl Description {
             rdma_server_name: String::new(),
             timestamp: since.as_secs().to_string(),
             buffers: buffers.collect(),
-            mooncake: Some(OwnDescriptor::new(self.lent.id, local)),
+            mooncake: Some(NativeDescriptor::new(self.exported.id, local)),
         }
     }
 }

@@ -13,19 +13,19 @@ pub enum Opcode {
 
 /// How far a local address can be relied on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Trust {
+pub enum Ownership {
     /// We hold what keeps it mapped: a buffer view, our own mapping, a registered region.
     Held,
     /// A bare number from a caller: touched only in ways that answer with an error when it is bad.
     Foreign,
 }
 
-/// Local memory of one piece.
+/// Local memory of one entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LocalRange {
     address: usize,
     length: usize,
-    trust: Trust,
+    ownership: Ownership,
 }
 
 // A range is an address and a promise made where it was created; it may go to another thread.
@@ -37,16 +37,16 @@ impl LocalRange {
     /// stays so until the transfer has returned. Nobody holds a Rust reference to bytes that the
     /// transfer writes.
     pub unsafe fn held(address: *mut u8, length: usize) -> Self {
-        Self { address: address as usize, length, trust: Trust::Held }
+        Self { address: address as usize, length, ownership: Ownership::Held }
     }
 
-    /// A range somebody named by a number. If it is not mapped the piece fails, nothing crashes. It
+    /// A range somebody named by a number. If it is not mapped the entry fails, nothing crashes. It
     /// may be memory of a CUDA device.
     ///
     /// # Safety
     /// Nobody holds a Rust reference to bytes that the transfer writes.
     pub const unsafe fn foreign(address: usize, length: usize) -> Self {
-        Self { address, length, trust: Trust::Foreign }
+        Self { address, length, ownership: Ownership::Foreign }
     }
 
     /// So many bytes of it, `from` bytes after its beginning.
@@ -55,13 +55,13 @@ impl LocalRange {
     /// If they are not all in it.
     pub const fn part(&self, from: usize, length: usize) -> Self {
         assert!(from <= self.length && length <= self.length - from);
-        Self { address: self.address.wrapping_add(from), length, trust: self.trust }
+        Self { address: self.address.wrapping_add(from), length, ownership: self.ownership }
     }
 
     /// This range and the one that begins where it ends, as one; none if they are not so.
     pub(crate) fn joined(&self, next: Self) -> Option<Self> {
-        let is_next =
-            self.trust == next.trust && self.address.checked_add(self.length) == Some(next.address);
+        let is_next = self.ownership == next.ownership
+            && self.address.checked_add(self.length) == Some(next.address);
         let length = self.length.checked_add(next.length).filter(|_| is_next)?;
         Some(Self { length, ..*self })
     }
@@ -77,8 +77,8 @@ impl LocalRange {
     }
 
     /// How far it can be relied on.
-    pub const fn trust(&self) -> Trust {
-        self.trust
+    pub const fn ownership(&self) -> Ownership {
+        self.ownership
     }
 }
 
@@ -91,33 +91,33 @@ pub struct RemoteRange {
     pub length: u64,
 }
 
-/// One piece of a batch, and in the end what became of it.
+/// One entry of a batch, and in the end what became of it.
 #[derive(Debug)]
-pub struct Piece {
-    /// Our side. Its length is the piece's length.
+pub struct TransferEntry {
+    /// Our side. Its length is the entry's length.
     pub local: LocalRange,
     /// The address on the peer's side.
     pub remote: u64,
-    /// `None` until the piece is done.
+    /// `None` until the entry is done.
     pub outcome: Option<Result<()>>,
 }
 
-impl Piece {
-    /// A piece that is still to be done.
+impl TransferEntry {
+    /// A entry that is still to be done.
     pub const fn new(local: LocalRange, remote: u64) -> Self {
         Self { local, remote, outcome: None }
     }
 
-    /// How many pieces at the beginning are still to be done and lie side by side, here and there,
+    /// How many entries at the beginning are still to be done and lie side by side, here and there,
     /// and all that they have here.
     ///
     /// # Panics
-    /// If there is no piece.
-    pub(crate) fn side_by_side(pieces: &[Self]) -> (usize, LocalRange) {
-        let mut whole = pieces[0].local;
+    /// If there is no entry.
+    pub(crate) fn contiguous_run(entries: &[Self]) -> (usize, LocalRange) {
+        let mut whole = entries[0].local;
         let mut count = 1;
-        for next in &pieces[1..] {
-            let end = pieces[0].remote.checked_add(whole.length as u64);
+        for next in &entries[1..] {
+            let end = entries[0].remote.checked_add(whole.length as u64);
             let is_next = next.outcome.is_none() && end == Some(next.remote);
             let Some(longer) = whole.joined(next.local).filter(|_| is_next) else { break };
             whole = longer;
@@ -136,27 +136,29 @@ impl Piece {
 mod tests {
     use super::*;
 
-    fn piece(address: usize, length: usize, remote: u64) -> Piece {
+    fn entry(address: usize, length: usize, remote: u64) -> TransferEntry {
         // SAFETY: nothing is transferred.
-        Piece::new(unsafe { LocalRange::foreign(address, length) }, remote)
+        TransferEntry::new(unsafe { LocalRange::foreign(address, length) }, remote)
     }
 
     #[test]
     fn pieces_are_side_by_side_only_where_both_of_their_sides_are() {
-        let first = || piece(4096, 100, 7000);
-        let count = |next: Piece| Piece::side_by_side(&[first(), next, piece(4296, 9, 7200)]);
-        let (pieces, whole) = count(piece(4196, 100, 7100));
-        assert_eq!((pieces, whole.address(), whole.length()), (3, 4096, 209));
-        assert_eq!(count(piece(4197, 100, 7100)).0, 1, "a gap here");
-        assert_eq!(count(piece(4196, 100, 7101)).0, 1, "a gap there");
-        assert_eq!(count(piece(4196, 99, 7100)).0, 2);
-        let mut done = piece(4196, 100, 7100);
+        let first = || entry(4096, 100, 7000);
+        let count = |next: TransferEntry| {
+            TransferEntry::contiguous_run(&[first(), next, entry(4296, 9, 7200)])
+        };
+        let (entries, whole) = count(entry(4196, 100, 7100));
+        assert_eq!((entries, whole.address(), whole.length()), (3, 4096, 209));
+        assert_eq!(count(entry(4197, 100, 7100)).0, 1, "a gap here");
+        assert_eq!(count(entry(4196, 100, 7101)).0, 1, "a gap there");
+        assert_eq!(count(entry(4196, 99, 7100)).0, 2);
+        let mut done = entry(4196, 100, 7100);
         done.outcome = Some(Ok(()));
         assert_eq!(count(done).0, 1);
         // SAFETY: nothing is transferred.
         let held = unsafe { LocalRange::held(4196 as *mut u8, 100) };
-        assert_eq!(count(Piece::new(held, 7100)).0, 1, "another trust");
-        let last = Piece::side_by_side(&[piece(usize::MAX, 1, 1), piece(0, 1, 2)]);
+        assert_eq!(count(TransferEntry::new(held, 7100)).0, 1, "another trust");
+        let last = TransferEntry::contiguous_run(&[entry(usize::MAX, 1, 1), entry(0, 1, 2)]);
         assert_eq!(last.0, 1);
     }
 }

@@ -14,26 +14,26 @@ use std::{
 };
 
 use super::page_size;
-use crate::process;
+use crate::fork;
 
 /// The most bytes that one look is about.
-pub(super) const LOOK_MAX: usize = 2 << 20;
+pub(super) const CHECK_BYTES_MAX: usize = 2 << 20;
 
 /// The part of `wanted` around an address, as whole pages, that can be read and written now: private
 /// memory without a file, with all of its pages there. Other memory may end in a bus error, or
 /// hide pages that end the process.
-pub(super) fn plain_part(address: usize, wanted: &Range<usize>) -> Option<Range<usize>> {
+pub(super) fn accessible_part(address: usize, wanted: &Range<usize>) -> Option<Range<usize>> {
     let mapping = mapping_at(address)?;
     let page = page_size();
     let start = wanted.start.max(mapping.start) & !(page - 1);
     let end = wanted.end.min(mapping.end).checked_next_multiple_of(page)?;
-    (start < end && are_present(start, end - start)).then_some(start..end)
+    (start < end && are_resident(start, end - start)).then_some(start..end)
 }
 
 /// Whether all pages of a range that begins with a page are there, mapped here or not; `false` for
 /// more than one look is about and a page.
-pub(crate) fn are_present(address: usize, length: usize) -> bool {
-    let mut pages = [0_u8; LOOK_MAX / 4096 + 1];
+pub(crate) fn are_resident(address: usize, length: usize) -> bool {
+    let mut pages = [0_u8; CHECK_BYTES_MAX / 4096 + 1];
     let count = length.div_ceil(page_size());
     if count > pages.len() {
         return false;
@@ -57,7 +57,7 @@ pub(crate) fn is_unmapped(address: u64) -> bool {
 /// `struct procmap_query` of the kernel.
 #[repr(C)]
 #[derive(Default)]
-struct Query {
+struct ProcmapQuery {
     size: u64,
     flags: u64,
     address: u64,
@@ -76,7 +76,7 @@ struct Query {
 
 /// `PROCMAP_QUERY`: `_IOWR('f', 17, struct procmap_query)`.
 const PROCMAP_QUERY: libc::c_ulong =
-    (3 << 30) | ((size_of::<Query>() as libc::c_ulong) << 16) | 0x6611;
+    (3 << 30) | ((size_of::<ProcmapQuery>() as libc::c_ulong) << 16) | 0x6611;
 
 const READABLE: u64 = 1;
 const WRITABLE: u64 = 2;
@@ -85,14 +85,17 @@ const SHARED: u64 = 8;
 /// The mapping that an address lies in, if it is private memory without a file that can be read and
 /// written.
 fn mapping_at(address: usize) -> Option<Range<usize>> {
-    let maps = maps()?;
-    let mut query =
-        Query { size: size_of::<Query>() as u64, address: address as u64, ..Query::default() };
+    let maps = maps_descriptor()?;
+    let mut query = ProcmapQuery {
+        size: size_of::<ProcmapQuery>() as u64,
+        address: address as u64,
+        ..ProcmapQuery::default()
+    };
     // SAFETY: the kernel fills the description, which says how long it is, and nothing else.
     if unsafe { libc::ioctl(maps, PROCMAP_QUERY as _, &raw mut query) } != 0 {
         let error = io::Error::last_os_error();
         if !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINTR)) {
-            MAPS.store(pack(process::generation(), Some(NONE)), Ordering::Relaxed);
+            MAPS.store(pack(fork::generation(), Some(NONE)), Ordering::Relaxed);
         }
         return None;
     }
@@ -112,8 +115,8 @@ fn pack(generation: u64, file: Option<u32>) -> u64 {
     (generation << 32) | u64::from(file.map_or(0, |file| file.saturating_add(1)))
 }
 
-fn maps() -> Option<i32> {
-    let generation = process::generation();
+fn maps_descriptor() -> Option<i32> {
+    let generation = fork::generation();
     let known = MAPS.load(Ordering::Relaxed);
     if known >> 32 == generation & u64::from(u32::MAX) && known as u32 != 0 {
         return i32::try_from(known as u32 - 1).ok();
@@ -140,7 +143,7 @@ mod tests {
 
     #[test]
     fn the_description_has_the_length_that_its_number_says() {
-        assert_eq!(size_of::<Query>(), 104);
+        assert_eq!(size_of::<ProcmapQuery>(), 104);
         assert_eq!(PROCMAP_QUERY, 0xC068_6611);
     }
 
@@ -152,13 +155,13 @@ mod tests {
             println!("skipped: this kernel does not tell of one mapping");
             return;
         }
-        let found = plain_part(range.start, &range).expect("it was just written");
+        let found = accessible_part(range.start, &range).expect("it was just written");
         assert!(found.start <= range.start && found.end >= range.end, "{found:x?} {range:x?}");
         // Code is mapped and there, and not to be written.
         let code = pack as *const () as usize;
-        assert_eq!(plain_part(code, &(code..code + 1)), None);
+        assert_eq!(accessible_part(code, &(code..code + 1)), None);
         for nowhere in [0, 8, usize::MAX - 1] {
-            assert_eq!(plain_part(nowhere, &(nowhere..nowhere + 1)), None);
+            assert_eq!(accessible_part(nowhere, &(nowhere..nowhere + 1)), None);
         }
     }
 
@@ -179,14 +182,14 @@ mod tests {
 
     #[test]
     fn pages_that_are_not_there_are_not_plain() {
-        const LENGTH: usize = 4 * LOOK_MAX;
+        const LENGTH: usize = 4 * CHECK_BYTES_MAX;
         let (rights, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping where the kernel likes, which nobody touches.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), LENGTH, rights, flags, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED);
         let middle = base as usize + LENGTH / 2;
-        assert_eq!(plain_part(middle, &(middle..middle + LOOK_MAX)), None);
+        assert_eq!(accessible_part(middle, &(middle..middle + CHECK_BYTES_MAX)), None);
         // SAFETY: the mapping is this test's own.
         unsafe { libc::munmap(base, LENGTH) };
     }

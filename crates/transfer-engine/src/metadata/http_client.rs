@@ -26,12 +26,12 @@ pub(super) struct Answer {
 
 /// An HTTP client for small bodies.
 #[derive(Debug)]
-pub(super) struct Web {
+pub(super) struct HttpClient {
     agent: Agent,
     bytes_max: u64,
 }
 
-impl Web {
+impl HttpClient {
     /// One that reads answers up to a limit.
     pub(super) fn new(connect_timeout: Duration, bytes_max: u64) -> Self {
         let agent = Agent::config_builder()

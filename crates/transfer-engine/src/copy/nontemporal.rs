@@ -11,7 +11,7 @@
 #[cfg(target_arch = "x86_64")]
 use std::{arch::x86_64::__cpuid, sync::LazyLock};
 
-use super::move_plainly;
+use super::copy_cached;
 
 /// Copied side by side, this far apart.
 const PAGE: usize = 4 << 10;
@@ -22,11 +22,11 @@ const BLOCK: usize = PAGES * PAGE;
 const LINE: usize = 64;
 
 /// Shorter copies gain nothing.
-pub(super) const STREAM_MIN: usize = BLOCK;
+pub(super) const LENGTH_MIN: usize = BLOCK;
 
 /// Whether this processor is of a maker whose processors are faster from end to end.
 #[cfg(target_arch = "x86_64")]
-static IS_END_TO_END: LazyLock<bool> = LazyLock::new(|| {
+static IS_SEQUENTIAL_FASTER: LazyLock<bool> = LazyLock::new(|| {
     let words = __cpuid(0);
     let name = [words.ebx, words.edx, words.ecx].map(u32::to_le_bytes);
     matches!(name.as_flattened(), b"AuthenticAMD" | b"HygonGenuine")
@@ -41,14 +41,14 @@ pub(super) unsafe fn copy(source: usize, target: usize, length: usize) {
     let body = (length - head) / BLOCK * BLOCK;
     if source.abs_diff(target) < length || body == 0 || cfg!(not(target_arch = "x86_64")) {
         // SAFETY: as promised to us.
-        unsafe { move_plainly(source, target, length) };
+        unsafe { copy_cached(source, target, length) };
         return;
     }
     // SAFETY: a part of what was promised to us.
-    unsafe { move_plainly(source, target, head) };
+    unsafe { copy_cached(source, target, head) };
     #[cfg(target_arch = "x86_64")]
     {
-        let copy_body = if *IS_END_TO_END { copy_lines } else { copy_blocks };
+        let copy_body = if *IS_SEQUENTIAL_FASTER { copy_sequential } else { copy_interleaved };
         // SAFETY: as above; the target begins with a line, and the length is one of whole blocks.
         unsafe { copy_body(source + head, target + head, body) };
         // Who hears that the copy is done must find its bytes.
@@ -57,7 +57,7 @@ pub(super) unsafe fn copy(source: usize, target: usize, length: usize) {
     }
     let done = head + body;
     // SAFETY: as above.
-    unsafe { move_plainly(source + done, target + done, length - done) };
+    unsafe { copy_cached(source + done, target + done, length - done) };
 }
 
 /// One line of the page that begins so many bytes further: asks for memory ahead, which touches
@@ -86,7 +86,7 @@ macro_rules! line {
 /// As for [`copy`]; besides, the ranges do not overlap, `target` is a multiple of [`LINE`] and
 /// `length` one of [`BLOCK`].
 #[cfg(target_arch = "x86_64")]
-unsafe fn copy_blocks(source: usize, target: usize, length: usize) {
+unsafe fn copy_interleaved(source: usize, target: usize, length: usize) {
     let mut done = 0;
     while done < length {
         // SAFETY: it moves the lines of four pages, which lie in both ranges; every processor of
@@ -119,9 +119,9 @@ unsafe fn copy_blocks(source: usize, target: usize, length: usize) {
 /// The same from end to end.
 ///
 /// # Safety
-/// As for [`copy_blocks`]; it is enough if `length` is a multiple of [`LINE`].
+/// As for [`copy_interleaved`]; it is enough if `length` is a multiple of [`LINE`].
 #[cfg(target_arch = "x86_64")]
-unsafe fn copy_lines(source: usize, target: usize, length: usize) {
+unsafe fn copy_sequential(source: usize, target: usize, length: usize) {
     // SAFETY: it moves the lines of both ranges, one after the other.
     unsafe {
         std::arch::asm!(
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn both_ways_copy_alike_whichever_this_processor_takes() {
         let from: Vec<u8> = (0..2 * BLOCK).map(|i| (i % 251) as u8).collect();
-        for copy in [copy_lines, copy_blocks] {
+        for copy in [copy_sequential, copy_interleaved] {
             let mut to = vec![0xEE_u8; 3 * BLOCK];
             let first = to.as_mut_ptr() as usize;
             let target = first.next_multiple_of(LINE);

@@ -39,7 +39,7 @@ pub fn is_forked_since(since: u64) -> bool {
 }
 
 /// Has the calling thread give way to others, as `nice` counts.
-pub(crate) fn give_way(niceness: i32) {
+pub(crate) fn set_nice(niceness: i32) {
     // SAFETY: asks who the thread is; cannot fail.
     let thread = unsafe { libc::gettid() };
     // SAFETY: changes how the thread is scheduled. Where it may not be, it is as urgent as others.
@@ -47,7 +47,7 @@ pub(crate) fn give_way(niceness: i32) {
 }
 
 /// How often the system has taken the processor from the calling thread for others.
-pub(crate) fn forced_yields() -> i64 {
+pub(crate) fn preemption_count() -> i64 {
     // SAFETY: plain numbers, for which zero is valid.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the call fills a live local; where it fails, which it cannot, the zeros stay.

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use mooncake_base::{Error, ErrorCode, Moment, Result};
 
 use super::{
-    Cuda, Part, Stream,
+    Cuda, StagedPart, Stream,
     driver::{Direction, Ordinal},
-    next_parts,
-    pinned::Lease,
+    fill_buffer,
+    pinned::PinnedBuffer,
 };
 use crate::{
     copy::Copier,
-    piece::{LocalRange, Opcode, Piece},
+    transfer_entry::{LocalRange, Opcode, TransferEntry},
 };
 
 /// A device with the driver that reaches its memory.
@@ -24,7 +24,7 @@ pub(crate) struct DeviceMemory {
 }
 
 /// A stretch of device memory and the pinned memory that it is copied from or to.
-pub(crate) type Stretch = (u64, LocalRange);
+pub(crate) type DeviceCopy = (u64, LocalRange);
 
 impl DeviceMemory {
     /// The device that a whole range belongs to, if to one.
@@ -60,7 +60,7 @@ impl DeviceMemory {
     ///
     /// # Errors
     /// All are taken until the deadline, or the driver has none to give.
-    pub(crate) fn buffer(&self, deadline: Moment) -> Result<Lease> {
+    pub(crate) fn buffer(&self, deadline: Moment) -> Result<PinnedBuffer> {
         self.cuda.buffer(self.device, deadline)
     }
 
@@ -69,66 +69,66 @@ impl DeviceMemory {
     ///
     /// # Errors
     /// The driver refuses one of them; others may have been copied.
-    pub(crate) fn copy(&self, opcode: Opcode, stretches: &[Stretch]) -> Result<()> {
+    pub(crate) fn copy(&self, opcode: Opcode, stretches: &[DeviceCopy]) -> Result<()> {
         let direction = match opcode {
             Opcode::Write => Direction::ToDevice,
             Opcode::Read => Direction::ToHost,
         };
-        let current = self.cuda.driver.enter(Stream::DEFAULT, Some(self.device))?;
+        let current = self.cuda.driver.push_context(Stream::DEFAULT, Some(self.device))?;
         let copied = stretches.iter().try_for_each(|(address, pinned)| {
             // SAFETY: it is the address of device memory, to which there are no references.
             let device = unsafe { LocalRange::foreign(*address as usize, pinned.length()) };
             current.copy(direction, device, *pinned, Stream::DEFAULT)
         });
         // Also after a failure: what was begun must have left the buffer.
-        let settled = current.synchronize(Stream::DEFAULT);
-        copied.and(settled)
+        let synchronized = current.synchronize(Stream::DEFAULT);
+        copied.and(synchronized)
     }
 
-    /// Moves pieces whose remote side is this memory, from and to this process.
+    /// Moves entries whose remote side is this memory, from and to this process.
     pub(crate) fn transfer(
         &self,
         opcode: Opcode,
-        pieces: &mut [Piece],
+        entries: &mut [TransferEntry],
         gate: &dyn Fn() -> Result<()>,
         deadline: Moment,
     ) {
-        let owners = vec![Some(self.device); pieces.len()];
+        let owners = vec![Some(self.device); entries.len()];
         let (mut place, mut copier) = ((0, 0), Copier::default());
         loop {
-            let parts = next_parts(pieces, &owners, &mut place);
+            let parts = fill_buffer(entries, &owners, &mut place);
             if parts.is_empty() {
                 return;
             }
             let moved = gate()
-                .and_then(|()| self.move_parts((opcode, deadline), &parts, pieces, &mut copier));
+                .and_then(|()| self.move_parts((opcode, deadline), &parts, entries, &mut copier));
             let failures = match moved {
                 Ok(failures) => failures,
-                Err(error) => parts.iter().map(|part| (part.piece, error.clone())).collect(),
+                Err(error) => parts.iter().map(|part| (part.entry, error.clone())).collect(),
             };
-            for (piece, error) in failures {
-                pieces[piece].outcome.get_or_insert(Err(error));
+            for (entry, error) in failures {
+                entries[entry].outcome.get_or_insert(Err(error));
             }
             for part in &parts {
-                let piece = &mut pieces[part.piece];
-                if part.from + part.length == piece.local.length() {
-                    piece.outcome.get_or_insert(Ok(()));
+                let entry = &mut entries[part.entry];
+                if part.from + part.length == entry.local.length() {
+                    entry.outcome.get_or_insert(Ok(()));
                 }
             }
         }
     }
 
-    /// Moves one bufferful; which pieces could not be read or written on our side.
+    /// Moves one bufferful; which entries could not be read or written on our side.
     fn move_parts(
         &self,
         (opcode, deadline): (Opcode, Moment),
-        parts: &[Part],
-        pieces: &[Piece],
+        parts: &[StagedPart],
+        entries: &[TransferEntry],
         copier: &mut Copier,
     ) -> Result<Vec<(usize, Error)>> {
-        let local = |part: &Part| pieces[part.piece].local.part(part.from, part.length);
-        let stretch = |part: &Part, pinned| {
-            (pieces[part.piece].remote.wrapping_add(part.from as u64), pinned)
+        let local = |part: &StagedPart| entries[part.entry].local.part(part.from, part.length);
+        let stretch = |part: &StagedPart, pinned| {
+            (entries[part.entry].remote.wrapping_add(part.from as u64), pinned)
         };
         // What an engine here has staged for its own device needs no second buffer. To wait for one
         // with one in hand could also be to wait for ever.
@@ -137,14 +137,14 @@ impl DeviceMemory {
             return self.copy(opcode, &stretches).map(|()| Vec::new());
         }
         let buffer = self.buffer(deadline)?;
-        let pinned = |part: &Part| buffer.range(part.at, part.length);
+        let pinned = |part: &StagedPart| buffer.range(part.at, part.length);
         let mut failures = Vec::new();
-        let mut by_hand = |copier: &mut Copier, part: &Part, is_out: bool| {
+        let mut by_hand = |copier: &mut Copier, part: &StagedPart, is_out: bool| {
             let (from, to) =
                 if is_out { (pinned(part), local(part)) } else { (local(part), pinned(part)) };
-            copier.copy(from, to).map_err(|error| failures.push((part.piece, error))).is_ok()
+            copier.copy(from, to).map_err(|error| failures.push((part.entry, error))).is_ok()
         };
-        let ready: Vec<&Part> = match opcode {
+        let ready: Vec<&StagedPart> = match opcode {
             Opcode::Write => parts.iter().filter(|part| by_hand(copier, part, false)).collect(),
             Opcode::Read => parts.iter().collect(),
         };

@@ -1,0 +1,135 @@
+//! What is known of each submitted batch.
+
+use std::collections::{BTreeSet, HashMap};
+
+use mooncake_base::{Moment, Result};
+
+use super::{BatchId, BatchStatus, unknown};
+
+/// The batches of an engine, and a bound on the answers that nobody asks for.
+#[derive(Debug)]
+pub(super) struct CompletionTable {
+    last: u64,
+    entries: HashMap<BatchId, Entry>,
+    /// Those that ended and whose answer is still here.
+    completed: BTreeSet<BatchId>,
+    completed_max: usize,
+}
+
+#[derive(Debug)]
+enum Entry {
+    Running { deadline: Moment },
+    Completed(BatchStatus),
+}
+
+impl CompletionTable {
+    pub(super) fn new(completed_max: usize) -> Self {
+        Self { last: 0, entries: HashMap::new(), completed: BTreeSet::new(), completed_max }
+    }
+
+    /// A new batch.
+    pub(super) fn insert(&mut self, deadline: Moment) -> BatchId {
+        self.last += 1;
+        let batch = BatchId(self.last);
+        self.entries.insert(batch, Entry::Running { deadline });
+        batch
+    }
+
+    /// Notes the end of a batch; the oldest answer goes if there are too many.
+    pub(super) fn complete(&mut self, batch: BatchId, status: BatchStatus) {
+        // Nobody waits for a batch that was given up.
+        let Some(entry) = self.entries.get_mut(&batch) else { return };
+        *entry = Entry::Completed(status);
+        self.completed.insert(batch);
+        if self.completed.len() > self.completed_max
+            && let Some(oldest) = self.completed.pop_first()
+        {
+            self.entries.remove(&oldest);
+        }
+    }
+
+    /// Takes back a batch that was never begun.
+    pub(super) fn remove(&mut self, batch: BatchId) {
+        self.entries.remove(&batch);
+    }
+
+    /// How far a batch is; the answer of one that has ended is forgotten.
+    pub(super) fn take_status(&mut self, batch: BatchId) -> Result<BatchStatus> {
+        match self.entries.remove(&batch) {
+            None => Err(unknown(batch)),
+            Some(running @ Entry::Running { .. }) => {
+                self.entries.insert(batch, running);
+                Ok(BatchStatus::Running)
+            }
+            Some(Entry::Completed(status)) => {
+                self.completed.remove(&batch);
+                Ok(status)
+            }
+        }
+    }
+
+    /// By when a running batch is to end.
+    pub(super) fn deadline(&self, batch: BatchId) -> Option<Moment> {
+        match self.entries.get(&batch)? {
+            Entry::Running { deadline } => Some(*deadline),
+            Entry::Completed(_) => None,
+        }
+    }
+
+    /// Ends everything that runs.
+    pub(super) fn complete_all(&mut self, status: &BatchStatus) {
+        let running: Vec<BatchId> = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| matches!(entry, Entry::Running { .. }))
+            .map(|(batch, _)| *batch)
+            .collect();
+        for batch in running {
+            self.complete(batch, status.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn completed(completions: &mut CompletionTable) -> BatchId {
+        let batch = completions.insert(Moment::default());
+        completions.complete(batch, BatchStatus::Done);
+        batch
+    }
+
+    #[test]
+    fn an_answer_is_given_out_once() {
+        let mut completions = CompletionTable::new(4);
+        let batch = completions.insert(Moment::default());
+        assert!(matches!(completions.take_status(batch), Ok(BatchStatus::Running)));
+        completions.complete(batch, BatchStatus::Done);
+        assert!(matches!(completions.take_status(batch), Ok(BatchStatus::Done)));
+        assert!(completions.take_status(batch).is_err());
+        assert!(completions.take_status(BatchId(77)).is_err());
+    }
+
+    #[test]
+    fn answers_nobody_asks_for_are_bounded_and_running_batches_stay() {
+        let mut completions = CompletionTable::new(3);
+        let running = completions.insert(Moment::default());
+        let batches: Vec<_> = (0..10).map(|_| completed(&mut completions)).collect();
+        assert!(batches[..7].iter().all(|batch| completions.take_status(*batch).is_err()));
+        assert!(batches[7..].iter().all(|batch| completions.take_status(*batch).is_ok()));
+        assert!(matches!(completions.take_status(running), Ok(BatchStatus::Running)));
+        assert!(completions.completed.is_empty() && completions.entries.len() == 1);
+    }
+
+    #[test]
+    fn answers_taken_out_of_order_do_not_push_others_out() {
+        let mut completions = CompletionTable::new(3);
+        let first = completed(&mut completions);
+        for _ in 0..100 {
+            let batch = completed(&mut completions);
+            assert!(completions.take_status(batch).is_ok());
+        }
+        assert!(matches!(completions.take_status(first), Ok(BatchStatus::Done)));
+    }
+}
