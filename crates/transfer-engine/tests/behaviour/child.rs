@@ -1,4 +1,4 @@
-//! A peer in a process of its own: this very test program, started again for one test.
+//! A peer in a separate process: this test program, started again to run a single function.
 
 use std::{
     io::{BufRead, BufReader, Lines, Write},
@@ -18,7 +18,7 @@ pub(crate) struct ChildPeer {
     pub(crate) user: u64,
 }
 
-/// How many bytes of each kind a peer lends.
+/// The number of bytes of each kind of memory that a peer registers.
 pub(crate) const LENT_BYTES: usize = 4 << 20;
 
 impl ChildPeer {
@@ -27,48 +27,48 @@ impl ChildPeer {
     }
 
     pub(crate) fn start_from(program: &mut Command) -> std::io::Result<Self> {
-        program.spawn().map(Self::meet)
+        program.spawn().map(Self::from_child)
     }
 
-    /// How many threads it has.
+    /// Returns the number of its threads.
     pub(crate) fn threads(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap().count()
     }
 
-    fn meet(mut child: Child) -> Self {
+    fn from_child(mut child: Child) -> Self {
         let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
-        let told = await_line(&mut output, "lends ");
-        let words: Vec<&str> = told.split(' ').collect();
+        let line = await_line(&mut output, "lends ");
+        let words: Vec<&str> = line.split(' ').collect();
         let (shared, user) = (words[1].parse().unwrap(), words[2].parse().unwrap());
         Self { child, output, segment: words[0].to_owned(), shared, user }
     }
 
-    /// Has the peer read a byte of an engine here.
+    /// Makes the peer read a byte of an engine of this process.
     pub(crate) fn touch(&mut self, engine: &Engine, address: u64) {
         let input = self.child.stdin.as_mut().unwrap();
         writeln!(input, "{} {address}", engine.segment_name()).unwrap();
         await_line(&mut self.output, "touched");
     }
 
-    /// Has the peer write to memory of an engine here, again and again, until it is refused.
+    /// Makes the peer write repeatedly to memory of an engine of this process until it is refused.
     pub(crate) fn begin_flood(&mut self, engine: &Engine, address: u64, length: usize) {
         let input = self.child.stdin.as_mut().unwrap();
         writeln!(input, "{} {address} {length}", engine.segment_name()).unwrap();
     }
 
-    /// Waits until it was refused; how often it was not.
+    /// Waits until a write was refused. Returns the number of writes that succeeded.
     pub(crate) fn await_refusal(&mut self) -> usize {
         await_line(&mut self.output, "refused after ").parse().unwrap()
     }
 
-    /// Has it do nothing more, as if the machine were stuck. Returns once it has stopped, which is
-    /// some time after the signal.
+    /// Stops the peer with SIGSTOP. Returns once it has stopped, which is some time after the
+    /// signal.
     pub(crate) fn stop(&self) {
         let process = self.child.id() as libc::pid_t;
-        // SAFETY: a signal to a process that this test started and has not yet waited for.
+        // SAFETY: sends a signal to a child that this test has not yet waited for.
         assert_eq!(unsafe { libc::kill(process, libc::SIGSTOP) }, 0);
         let mut status = 0;
-        // SAFETY: the pointer is to a live local; a stopped child is reported, not reaped.
+        // SAFETY: the pointer refers to a live local; a stopped child is reported, not reaped.
         assert_eq!(unsafe { libc::waitpid(process, &raw mut status, libc::WUNTRACED) }, process);
         assert!(libc::WIFSTOPPED(status), "{status}");
     }
@@ -81,13 +81,13 @@ impl ChildPeer {
 
 impl Drop for ChildPeer {
     fn drop(&mut self) {
-        // It may be dead already.
+        // The child may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// This test program, told to be a peer.
+/// Returns the command that runs this test program as a peer.
 pub(crate) fn program() -> Command {
     let mut program = Command::new(std::env::current_exe().unwrap());
     program
@@ -101,12 +101,12 @@ pub(crate) fn program() -> Command {
 pub(crate) const CHILD: &str = "child::serve_until_the_input_ends";
 
 #[test]
-#[ignore = "not a test: other tests start it in a process of its own"]
+#[ignore = "not a test: other tests start it in a separate process"]
 fn serve_until_the_input_ends() {
     serve();
 }
 
-/// Lends memory, and carries out the orders on standard input until it ends.
+/// Registers memory and executes the commands on standard input until its end.
 pub(crate) fn serve() {
     let runtime = runtime();
     let engine = start(None, &runtime);
@@ -127,7 +127,8 @@ pub(crate) fn serve() {
     }
 }
 
-/// Writes until it is refused, each time another byte; how often it was not.
+/// Writes until a write is refused, with another byte each time. Returns the number of writes that
+/// succeeded.
 fn flood(engine: &Engine, peer: &Peer, address: u64, length: usize) -> usize {
     let mut bytes = vec![0; length];
     for count in 0.. {
@@ -136,11 +137,11 @@ fn flood(engine: &Engine, peer: &Peer, address: u64, length: usize) -> usize {
             return count;
         }
     }
-    unreachable!("it is refused in the end");
+    unreachable!("a write is refused in the end");
 }
 
-/// What follows these words, where the test program itself says things too.
+/// Returns the rest of the first line that contains `words`. The test harness prints lines, too.
 fn await_line(output: &mut Lines<BufReader<ChildStdout>>, words: &str) -> String {
     let line = output.find_map(|line| Some(line.unwrap().split_once(words)?.1.to_owned()));
-    line.expect("the child says so before it ends")
+    line.expect("the child prints the line before it ends")
 }

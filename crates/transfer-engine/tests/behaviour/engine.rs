@@ -1,4 +1,4 @@
-//! What an engine does with its paths, its peers and its end.
+//! Paths, peers, and shutdown of an engine.
 
 use std::{
     ptr,
@@ -11,15 +11,15 @@ use mooncake_transfer_engine::{Engine, EngineConfig, Opcode, TransferEntry, Tran
 use crate::pair::{AT_ONCE, Lent, Pair, held, move_one, runtime, soon, start};
 
 #[test]
-fn the_cheapest_way_is_taken_and_each_can_be_left_out() {
+fn uses_the_cheapest_enabled_transport() {
     let runtime = runtime();
     let far = start(None, &runtime);
     let lent = Lent::shared(&far, 4096);
-    let ways = [TransportKind::Memory, TransportKind::Shm, TransportKind::Tcp];
-    for (count, expected) in ways.into_iter().enumerate() {
+    let kinds = [TransportKind::Memory, TransportKind::Shm, TransportKind::Tcp];
+    for (count, expected) in kinds.into_iter().enumerate() {
         let config = EngineConfig {
             name: "127.0.0.1".to_owned(),
-            disabled: ways[..count].to_vec(),
+            disabled: kinds[..count].to_vec(),
             ..EngineConfig::default()
         };
         let near = Engine::start(config, runtime.handle().clone()).unwrap();
@@ -44,7 +44,7 @@ fn forced_tcp_leaves_only_tcp() {
 }
 
 #[test]
-fn its_own_name_gives_the_engine_itself_and_the_same_name_the_same_peer() {
+fn opens_itself_by_name_and_one_peer_per_name() {
     let runtime = runtime();
     let engine = start(None, &runtime);
     let peer = engine.open(engine.segment_name(), soon()).unwrap();
@@ -59,7 +59,7 @@ fn its_own_name_gives_the_engine_itself_and_the_same_name_the_same_peer() {
 }
 
 #[test]
-fn a_segment_that_is_not_there_is_an_error_in_time() {
+fn missing_segment_is_an_error_in_time() {
     let runtime = runtime();
     let engine = start(None, &runtime);
     let start = Instant::now();
@@ -72,7 +72,7 @@ fn a_segment_that_is_not_there_is_an_error_in_time() {
 }
 
 #[test]
-fn a_peer_that_comes_back_under_its_name_is_found_again() {
+fn reconnects_to_a_peer_restarted_under_its_name() {
     let runtime = runtime();
     for kind in [None, Some(TransportKind::Shm), Some(TransportKind::Tcp)] {
         let near = start(kind, &runtime);
@@ -88,7 +88,7 @@ fn a_peer_that_comes_back_under_its_name_is_found_again() {
             is_tcp_forced: kind == Some(TransportKind::Tcp),
             ..EngineConfig::default()
         };
-        // A process that some other test has just forked may still hold the port for a moment.
+        // A process that another test has just forked may still hold the port for a moment.
         let give_up = Instant::now() + AT_ONCE;
         let far = loop {
             match Engine::start(config.clone(), runtime.handle().clone()) {
@@ -105,7 +105,7 @@ fn a_peer_that_comes_back_under_its_name_is_found_again() {
 }
 
 #[test]
-fn where_tcp_is_forced_only_what_is_an_engines_own_may_be_copied() {
+fn forced_tcp_copies_only_within_one_engine() {
     let runtime = runtime();
     let other = start(Some(TransportKind::Tcp), &runtime);
     for copies_own in [false, true] {
@@ -116,12 +116,12 @@ fn where_tcp_is_forced_only_what_is_an_engines_own_may_be_copied() {
             ..EngineConfig::default()
         };
         let engine = Engine::start(config, runtime.handle().clone()).unwrap();
-        let own_way = if copies_own { TransportKind::Memory } else { TransportKind::Tcp };
-        for (owner, way) in [(&engine, own_way), (&other, TransportKind::Tcp)] {
+        let own_kind = if copies_own { TransportKind::Memory } else { TransportKind::Tcp };
+        for (owner, kind) in [(&engine, own_kind), (&other, TransportKind::Tcp)] {
             let (lent, mut whole, mut bytes) = (Lent::shared(owner, 4096), *b"whole", [0; 5]);
             let peer = engine.open(owner.segment_name(), soon()).unwrap();
-            let mut pieces = [TransferEntry::new(held(&mut whole), lent.base())];
-            assert_eq!(engine.transfer(&peer, Opcode::Write, &mut pieces, soon()), Some(way));
+            let mut pieces = [Piece::new(held(&mut whole), lent.base())];
+            assert_eq!(engine.transfer(&peer, Opcode::Write, &mut pieces, soon()), Some(kind));
             move_one(&engine, &peer, Opcode::Read, (held(&mut bytes), lent.base())).unwrap();
             assert_eq!(&bytes, b"whole");
         }
@@ -129,7 +129,7 @@ fn where_tcp_is_forced_only_what_is_an_engines_own_may_be_copied() {
 }
 
 #[test]
-fn a_closed_engine_says_so_and_closing_twice_is_once() {
+fn closed_engine_refuses_calls_and_close_is_idempotent() {
     let runtime = runtime();
     let engine = start(None, &runtime);
     let peer = engine.open(engine.segment_name(), soon()).unwrap();
@@ -145,12 +145,12 @@ fn a_closed_engine_says_so_and_closing_twice_is_once() {
     engine.transfer(&peer, Opcode::Write, &mut pieces, soon());
     let error = pieces[0].outcome.take().unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed);
-    // The memory is still there for who holds it.
+    // The memory stays valid for its holder.
     memory.write(0, b"x").unwrap();
 }
 
 #[test]
-fn dropping_the_last_clone_frees_the_ports_and_ends_the_thread() {
+fn dropping_the_last_clone_frees_the_ports() {
     let runtime = runtime();
     let engine = start(None, &runtime);
     let port = engine.rpc_port();
@@ -162,7 +162,7 @@ fn dropping_the_last_clone_frees_the_ports_and_ends_the_thread() {
 }
 
 #[test]
-fn a_wrong_configuration_is_refused_and_leaves_nothing() {
+fn rejects_invalid_configurations() {
     let runtime = runtime();
     let bad = [
         EngineConfig { metadata: String::new(), ..EngineConfig::default() },
@@ -182,27 +182,27 @@ fn a_wrong_configuration_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn a_forked_child_can_use_nothing_and_harms_nothing() {
+fn forked_child_cannot_use_or_disturb_engines() {
     for pair in [Pair::over_memory(), Pair::over_shm(), Pair::over_tcp()] {
         let memory = pair.far.allocate(4096).unwrap();
         memory.write(0, b"parent").unwrap();
         // The path is open, and has been used.
         let mut bytes = [0; 6];
         pair.read(memory.base(), &mut bytes).unwrap();
-        // SAFETY: the child does what a forked Python does: uses what it finds, and leaves.
+        // SAFETY: the child does what a forked Python does: it uses inherited objects and exits.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {
             let is_refused = pair.near.open("127.0.0.1:1", soon()).is_err()
                 && pair.write(memory.base(), &mut [9; 6]).is_err()
                 && pair.read(memory.base(), &mut [9; 6]).is_err();
-            // SAFETY: the memory is mapped in the child too, privately.
+            // SAFETY: the memory is mapped in the child, too, privately.
             unsafe { ptr::write_bytes(memory.base() as *mut u8, b'c', 6) };
             let Pair { near, far, peer, runtime } = pair;
             drop((peer, near, far, memory));
-            // It has no threads here to be waited for.
+            // The runtime's threads do not exist in the child and cannot be joined.
             std::mem::forget(runtime);
-            // SAFETY: ends the child at once, without what the test harness would do at its end.
+            // SAFETY: ends the child at once, without the exit handlers of the test harness.
             unsafe { libc::_exit(if is_refused { 0 } else { 7 }) };
         }
         let mut status = -1;
@@ -214,26 +214,26 @@ fn a_forked_child_can_use_nothing_and_harms_nothing() {
         pair.write(memory.base(), &mut [1; 6]).unwrap();
         pair.read(memory.base(), &mut bytes).unwrap();
         assert_eq!(bytes, [1; 6]);
-        assert!(pair.near.snapshot().peers[0].errors == 0, "the path has not broken");
+        assert!(pair.near.snapshot().peers[0].errors == 0, "the path is intact");
     }
 }
 
 #[test]
 fn registering_touches_no_page() {
     const LENGTH: usize = 1 << 40;
-    const LOOK: usize = 1 << 30;
+    const INSPECTED: usize = 1 << 30;
     let runtime = runtime();
     let pair = Pair::over_memory();
     let engine = start(None, &runtime);
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
     let flags = flags | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a mapping of its own, at an address that the kernel chooses.
+    // SAFETY: creates a new mapping at an address that the kernel chooses.
     let base = unsafe { libc::mmap(ptr::null_mut(), LENGTH, protection, flags, -1, 0) };
     assert_ne!(base, libc::MAP_FAILED, "mapping 1 TiB: {}", std::io::Error::last_os_error());
     let resident = || {
-        let mut pages = vec![0_u8; LOOK / 4096];
-        // SAFETY: the range is mapped, and there is a byte for each of its pages.
-        assert_eq!(unsafe { libc::mincore(base, LOOK, pages.as_mut_ptr()) }, 0);
+        let mut pages = vec![0_u8; INSPECTED / 4096];
+        // SAFETY: the range is mapped, and `pages` has a byte for each of its pages.
+        assert_eq!(unsafe { libc::mincore(base, INSPECTED, pages.as_mut_ptr()) }, 0);
         pages.iter().filter(|page| **page & 1 != 0).count()
     };
     let begin = Instant::now();
@@ -248,6 +248,6 @@ fn registering_touches_no_page() {
     for engine in [&engine, &pair.far] {
         engine.regions().unregister(base as u64).unwrap();
     }
-    // SAFETY: mapped above, and nobody reaches it any more.
+    // SAFETY: mapped above and no longer referenced.
     assert_eq!(unsafe { libc::munmap(base, LENGTH) }, 0);
 }

@@ -1,4 +1,4 @@
-//! What an engine counts and tells, and what it costs while it does nothing.
+//! Metrics of an engine, and its cost while idle.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::{
 };
 
 #[test]
-fn bytes_latencies_and_errors_are_counted_for_each_peer_and_way() {
+fn counts_bytes_latencies_and_errors_per_transport() {
     for (kind, pair) in [
         (TransportKind::Memory, Pair::over_memory()),
         (TransportKind::Shm, Pair::over_shm()),
@@ -41,7 +41,7 @@ fn bytes_latencies_and_errors_are_counted_for_each_peer_and_way() {
 }
 
 #[test]
-fn which_way_served_is_told_and_a_hint_wins() {
+fn reports_the_transport_used_and_follows_hints() {
     let runtime = runtime();
     let far = start(None, &runtime);
     let near = start(None, &runtime);
@@ -57,14 +57,14 @@ fn which_way_served_is_told_and_a_hint_wins() {
         assert_eq!(over(Some(kind)), Some(kind));
         assert_eq!(TransportKind::from_name(&kind.name().to_uppercase()), Some(kind));
     }
-    // There is no such way here, so that the choice is the engine's.
+    // This transport does not exist here, so the engine chooses.
     assert_eq!(over(Some(TransportKind::Rdma)), Some(TransportKind::Memory));
     assert_eq!(TransportKind::from_name("any"), None);
     assert_eq!(near.transfer(&peer, Opcode::Write, &mut [], soon()), None);
 }
 
 #[test]
-fn every_way_into_another_process_is_measured_in_time() {
+fn measures_every_transport_to_another_process() {
     let runtime = runtime();
     let near = start(None, &runtime);
     let child = ChildPeer::start();
@@ -81,7 +81,7 @@ fn every_way_into_another_process_is_measured_in_time() {
         if let (Some(shm), Some(tcp)) = (of(TransportKind::Shm), of(TransportKind::Tcp)) {
             assert_eq!((shm.memory(), shm.size), ("process", "1MiB"));
             assert!(shm.bytes_per_second > 1 << 20 && tcp.bytes_per_second > 1 << 20);
-            // The one that is clearly faster has moved most of the bytes.
+            // Both transports have served batches.
             let moved = |kind| {
                 let transports = &snapshot.transports;
                 transports.iter().find(|one| one.kind == kind).unwrap().batches
@@ -94,13 +94,13 @@ fn every_way_into_another_process_is_measured_in_time() {
 }
 
 #[test]
-fn an_engine_has_few_threads_idle_and_busy() {
+fn engine_has_few_threads_idle_and_busy() {
     let count = |child: &ChildPeer| child.threads();
     let runtime = runtime();
     let near = start(Some(TransportKind::Tcp), &runtime);
     let child = ChildPeer::start();
     let idle = count(&child);
-    // The test program has its own main thread and that of the test.
+    // The test program has its main thread and the thread of the test.
     assert!(idle <= 2 + 8, "{idle}");
     let peer = near.open(&child.segment, soon()).unwrap();
     std::thread::scope(|scope| {
@@ -119,7 +119,7 @@ fn an_engine_has_few_threads_idle_and_busy() {
 }
 
 #[test]
-fn a_reporting_engine_closes_like_any_other() {
+fn reporting_engine_closes_on_drop() {
     let runtime = runtime();
     let config = EngineConfig {
         name: "127.0.0.1".to_owned(),
@@ -135,6 +135,6 @@ fn a_reporting_engine_closes_like_any_other() {
     drop(engine);
     let begin = Instant::now();
     while std::net::TcpStream::connect(("127.0.0.1", port)).is_ok() {
-        assert!(begin.elapsed() < Duration::from_secs(20), "it still listens");
+        assert!(begin.elapsed() < Duration::from_secs(20), "the port is still open");
     }
 }

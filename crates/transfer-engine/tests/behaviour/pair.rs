@@ -1,4 +1,4 @@
-//! Two engines that reach each other over one way, and memory of both kinds to lend.
+//! Two engines connected over one transport, and registered memory of both kinds.
 
 use std::{
     sync::{Arc, LazyLock},
@@ -18,11 +18,11 @@ pub(crate) struct Pair {
     pub(crate) runtime: tokio::runtime::Runtime,
 }
 
-/// Memory that the far engine lends.
+/// Memory that the far engine has registered.
 pub(crate) enum Lent {
-    /// The engine's own.
+    /// Memory allocated by the engine.
     Shared(SharedMemory),
-    /// Of the user, unregistered and freed on drop.
+    /// Memory of the user, registered with the engine.
     User(Engine, Vec<u8>),
 }
 
@@ -47,7 +47,7 @@ impl Pair {
         Self { near, far, peer, runtime }
     }
 
-    /// Both kinds of memory, of that many bytes.
+    /// Registers both kinds of memory, each of `length` bytes.
     pub(crate) fn lend(&self, length: usize) -> [Lent; 2] {
         [Lent::shared(&self.far, length), Lent::user(&self.far, length)]
     }
@@ -86,7 +86,7 @@ impl Lent {
         }
     }
 
-    /// Takes it back; afterwards nobody can reach it.
+    /// Withdraws the memory; afterwards no peer can access it.
     pub(crate) fn withdraw(self) -> Result<()> {
         match self {
             Self::Shared(memory) => drop(memory),
@@ -96,7 +96,7 @@ impl Lent {
     }
 }
 
-/// An engine that has only the one way, or all of them.
+/// Starts an engine with only one transport, or with all of them.
 pub(crate) fn start(only: Option<TransportKind>, runtime: &tokio::runtime::Runtime) -> Engine {
     Engine::start(config(only), runtime.handle().clone()).unwrap()
 }
@@ -111,7 +111,7 @@ pub(crate) fn config(only: Option<TransportKind>) -> EngineConfig {
         name: "127.0.0.1".to_owned(),
         is_tcp_forced: only == Some(TransportKind::Tcp),
         disabled,
-        // A peer that has no processor for a second has not left us.
+        // A peer that gets no CPU time for a while must not be disconnected.
         withdraw_timeout: 2 * AT_ONCE,
         ..EngineConfig::default()
     }
@@ -144,17 +144,18 @@ pub(crate) fn move_until(
 }
 
 pub(crate) fn held(bytes: &mut [u8]) -> LocalRange {
-    // SAFETY: tests move bytes while they hold no other reference to them.
+    // SAFETY: tests hold no other reference to the bytes while they are transferred.
     unsafe { LocalRange::held(bytes.as_mut_ptr(), bytes.len()) }
 }
 
 pub(crate) fn foreign(address: usize, length: usize) -> LocalRange {
-    // SAFETY: tests hold no reference to what such a range names.
+    // SAFETY: tests hold no reference to the memory of such a range.
     unsafe { LocalRange::foreign(address, length) }
 }
 
-/// Bytes that differ at every place and by seed: the place after the seed in steps of 251, changed
-/// by the number of its block. Put together of ready blocks, since a test may want a gibibyte.
+/// Returns bytes that depend on their position and the seed: the position plus the seed modulo 251,
+/// combined with the number of the block by XOR. The bytes are assembled from precomputed blocks,
+/// since a test may need a gibibyte.
 pub(crate) fn pattern(length: usize, seed: usize) -> Vec<u8> {
     static ROWS: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
         let row = |block: u8| (0..PERIOD + BLOCK).map(|i| (i % PERIOD) as u8 ^ block).collect();
@@ -162,9 +163,9 @@ pub(crate) fn pattern(length: usize, seed: usize) -> Vec<u8> {
     });
     let mut bytes = Vec::with_capacity(length);
     while bytes.len() < length {
-        let (place, row) = (bytes.len(), &ROWS[bytes.len() / BLOCK % 256]);
-        let from = (place + seed) % PERIOD;
-        bytes.extend_from_slice(&row[from..from + BLOCK.min(length - place)]);
+        let (position, row) = (bytes.len(), &ROWS[bytes.len() / BLOCK % 256]);
+        let from = (position + seed) % PERIOD;
+        bytes.extend_from_slice(&row[from..from + BLOCK.min(length - position)]);
     }
     bytes
 }
@@ -176,6 +177,6 @@ pub(crate) fn soon() -> Moment {
     SystemClock.now() + Duration::from_secs(60)
 }
 
-/// Whatever waits for nobody is over by then, on however busy a machine, and what waits for a
-/// deadline is not.
+/// A limit for operations that must not wait: generous for a busy machine, but shorter than any
+/// deadline.
 pub(crate) const AT_ONCE: Duration = Duration::from_secs(20);

@@ -1,4 +1,4 @@
-//! What two processes of one host show each other.
+//! Transfers between two processes of one host.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -14,9 +14,9 @@ use crate::{
 };
 
 #[test]
-fn memory_of_another_process_is_read_and_written_without_a_socket() {
+fn accesses_memory_of_another_process_without_a_socket() {
     let runtime = runtime();
-    // With more ways it might try how fast another one is.
+    // With several transports the engine might also measure another one.
     let engine = start(Some(TransportKind::Shm), &runtime);
     let child = ChildPeer::start();
     let peer = engine.open(&child.segment, soon()).unwrap();
@@ -40,17 +40,17 @@ fn memory_of_another_process_is_read_and_written_without_a_socket() {
     assert_eq!(moved, [(TransportKind::Shm, all, all)]);
 }
 
-/// The ways into another process.
-const WAYS: [TransportKind; 2] = [TransportKind::Shm, TransportKind::Tcp];
+/// The transports to another process.
+const KINDS: [TransportKind; 2] = [TransportKind::Shm, TransportKind::Tcp];
 
 #[test]
-fn the_death_of_a_peer_is_an_error_within_the_deadline() {
+fn killed_peer_is_an_error_within_the_deadline() {
     let runtime = runtime();
-    for way in WAYS {
-        let engine = start(Some(way), &runtime);
+    for kind in KINDS {
+        let engine = start(Some(kind), &runtime);
         let mut child = ChildPeer::start();
         let peer = engine.open(&child.segment, soon()).unwrap();
-        assert_eq!(peer.transport(), Some(way));
+        assert_eq!(peer.transport(), Some(kind));
         let mut bytes = vec![1; 1000];
         for address in [child.shared, child.user] {
             move_one(&engine, &peer, Opcode::Write, (held(&mut bytes), address)).unwrap();
@@ -62,20 +62,20 @@ fn the_death_of_a_peer_is_an_error_within_the_deadline() {
                 move_one(&engine, &peer, opcode, (held(&mut bytes), address)).unwrap_err();
             }
         }
-        // One that died before it was looked for is no different.
+        // Opening a peer that is already dead fails, too.
         engine.open(&child.segment, soon()).unwrap_err();
-        assert!(start.elapsed() < AT_ONCE, "{way}: {:?}", start.elapsed());
+        assert!(start.elapsed() < AT_ONCE, "{kind}: {:?}", start.elapsed());
         assert_eq!(peer.transport(), None);
     }
 }
 
 #[test]
-fn a_peer_that_dies_in_the_middle_ends_the_batch_and_nothing_hangs() {
+fn peer_killed_mid_batch_ends_the_batch() {
     let runtime = runtime();
-    for (way, opcode) in
-        WAYS.into_iter().flat_map(|way| [(way, Opcode::Read), (way, Opcode::Write)])
+    for (kind, opcode) in
+        KINDS.into_iter().flat_map(|kind| [(kind, Opcode::Read), (kind, Opcode::Write)])
     {
-        let engine = start(Some(way), &runtime);
+        let engine = start(Some(kind), &runtime);
         let mut child = ChildPeer::start();
         let peer = engine.open(&child.segment, soon()).unwrap();
         let addresses = [child.shared, child.user];
@@ -97,28 +97,28 @@ fn a_peer_that_dies_in_the_middle_ends_the_batch_and_nothing_hangs() {
                 });
             }
             while moved.load(Ordering::Relaxed) < 4 {
-                assert!(!deadline.has_passed(SystemClock.now()), "nothing moves over {way}");
+                assert!(!deadline.has_passed(SystemClock.now()), "nothing moves over {kind}");
                 std::thread::yield_now();
             }
             child.kill();
         });
-        assert!(!deadline.has_passed(SystemClock.now()), "{way} {opcode:?}");
+        assert!(!deadline.has_passed(SystemClock.now()), "{kind} {opcode:?}");
     }
 }
 
 #[test]
-fn a_peer_that_stands_still_costs_a_transfer_its_deadline_where_it_has_to_help() {
+fn stopped_peer_costs_a_transfer_its_deadline() {
     let runtime = runtime();
-    for way in WAYS {
-        let near = start(Some(way), &runtime);
+    for kind in KINDS {
+        let near = start(Some(kind), &runtime);
         let child = ChildPeer::start();
         let peer = near.open(&child.segment, soon()).unwrap();
         let mut bytes = vec![1; LENT_BYTES];
         move_one(&near, &peer, Opcode::Write, (held(&mut bytes), child.user)).unwrap();
         child.stop();
-        // What was asked for once is copied without its owner.
-        let address = if way == TransportKind::Shm { child.shared } else { child.user };
-        if way == TransportKind::Shm {
+        // A region that was queried before is copied without the owner's help.
+        let address = if kind == TransportKind::Shm { child.shared } else { child.user };
+        if kind == TransportKind::Shm {
             move_one(&near, &peer, Opcode::Read, (held(&mut bytes), child.user)).unwrap();
         }
         for opcode in [Opcode::Read, Opcode::Write] {
@@ -135,7 +135,7 @@ fn a_peer_that_stands_still_costs_a_transfer_its_deadline_where_it_has_to_help()
 }
 
 #[test]
-fn memory_that_a_peer_has_attached_is_withdrawn_when_the_peer_has_confirmed() {
+fn withdrawal_waits_for_the_confirmation_of_peers() {
     let runtime = runtime();
     let engine = start(None, &runtime);
     let mut child = ChildPeer::start();
@@ -145,16 +145,16 @@ fn memory_that_a_peer_has_attached_is_withdrawn_when_the_peer_has_confirmed() {
         lent.withdraw().unwrap();
         assert!(start.elapsed() < AT_ONCE, "{:?}", start.elapsed());
     }
-    // And the peer is still attached.
+    // The peer is still attached.
     let lent = Lent::user(&engine, 1 << 20);
     child.touch(&engine, lent.base());
 }
 
 #[test]
-fn a_peer_that_does_not_confirm_is_cut_off_at_the_deadline() {
-    let patience = Duration::from_secs(3);
+fn peer_that_does_not_confirm_is_disconnected() {
+    let timeout = Duration::from_secs(3);
     let runtime = runtime();
-    let config = EngineConfig { withdraw_timeout: patience, ..config(None) };
+    let config = EngineConfig { withdraw_timeout: timeout, ..config(None) };
     let engine = Engine::start(config, runtime.handle().clone()).unwrap();
     let mut child = ChildPeer::start();
     let lent = [Lent::user(&engine, 1 << 20), Lent::user(&engine, 1 << 20)];
@@ -165,15 +165,15 @@ fn a_peer_that_does_not_confirm_is_cut_off_at_the_deadline() {
     let error = first.withdraw().unwrap_err();
     assert!(error.to_string().contains("did not leave"), "{error}");
     let waited = start.elapsed();
-    assert!(waited >= patience && waited < AT_ONCE, "{waited:?}");
-    // It is gone for the engine, so that the next one does not wait.
+    assert!(waited >= timeout && waited < AT_ONCE, "{waited:?}");
+    // The engine has dropped the peer, so that the next withdrawal does not wait.
     let start = Instant::now();
     second.withdraw().unwrap();
-    assert!(start.elapsed() < patience, "{:?}", start.elapsed());
+    assert!(start.elapsed() < timeout, "{:?}", start.elapsed());
 }
 
 #[test]
-fn memory_is_withdrawn_from_under_a_process_that_writes_to_it_and_not_touched_afterwards() {
+fn withdrawn_memory_is_not_written_by_a_busy_peer() {
     let runtime = runtime();
     for only in [None, Some(TransportKind::Tcp)] {
         let engine = start(only, &runtime);
@@ -181,24 +181,24 @@ fn memory_is_withdrawn_from_under_a_process_that_writes_to_it_and_not_touched_af
         let mut bytes = vec![0_u8; LENT_BYTES];
         let base = bytes.as_mut_ptr();
         for round in 0..4 {
-            // SAFETY: the memory is `bytes`, which outlives this; nobody reaches it between rounds.
+            // SAFETY: the memory is `bytes`, which is live; no peer accesses it between rounds.
             unsafe { base.write_bytes(0, LENT_BYTES) };
             engine.regions().register(base as u64, LENT_BYTES as u64, "cpu:0").unwrap();
             child.begin_flood(&engine, base as u64, LENT_BYTES);
             let begin = Instant::now();
             let middle = base.wrapping_add(LENT_BYTES / 2);
-            // SAFETY: as above; the peer writes single bytes, of which any value will do.
+            // SAFETY: as above; the peer writes single bytes of any value.
             while unsafe { middle.read_volatile() } <= round {
                 assert!(begin.elapsed() < 2 * AT_ONCE, "nothing arrives over {only:?}");
             }
             engine.regions().unregister(base as u64).unwrap();
-            // SAFETY: as above; the range is withdrawn, so that nobody writes any more.
+            // SAFETY: as above; the range is withdrawn, so no peer writes to it any more.
             let left = unsafe { std::slice::from_raw_parts(base, LENT_BYTES) }.to_vec();
             let count = child.await_refusal();
             assert!(count >= usize::from(round), "{count} over {only:?}");
             // SAFETY: as above.
             let now = unsafe { std::slice::from_raw_parts(base, LENT_BYTES) };
-            assert!(left == now, "it was written after it was withdrawn, over {only:?}");
+            assert!(left == now, "written after the withdrawal, over {only:?}");
         }
     }
 }

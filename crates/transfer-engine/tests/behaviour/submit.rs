@@ -1,4 +1,4 @@
-//! Batches that their caller does not wait for, and notifications.
+//! Asynchronous batches and notifications.
 
 use mooncake_base::{Clock, ErrorKind, SystemClock};
 use mooncake_transfer_engine::{
@@ -30,28 +30,28 @@ fn check_batches(pair: &Pair) {
             std::thread::yield_now();
         }
         assert!(back == bytes, "{parts} parts");
-        assert!(pair.near.status(read).is_err(), "the answer was given out");
+        assert!(pair.near.status(read).is_err(), "the status was already returned");
     }
     pair.near.close(soon());
 }
 
 #[test]
-fn a_submitted_batch_is_moved_in_one_process() {
+fn moves_submitted_batches_within_a_process() {
     check_batches(&Pair::over_memory());
 }
 
 #[test]
-fn a_submitted_batch_is_moved_over_shared_memory() {
+fn moves_submitted_batches_over_shm() {
     check_batches(&Pair::over_shm());
 }
 
 #[test]
-fn a_submitted_batch_is_moved_over_tcp() {
+fn moves_submitted_batches_over_tcp() {
     check_batches(&Pair::over_tcp());
 }
 
 #[test]
-fn a_submitted_batch_goes_the_way_that_its_caller_names() {
+fn submitted_batch_follows_the_transport_hint() {
     let runtime = runtime();
     let (near, far) = (start(None, &runtime), start(None, &runtime));
     let lent = Lent::shared(&far, LENGTH);
@@ -74,7 +74,7 @@ fn a_submitted_batch_goes_the_way_that_its_caller_names() {
 }
 
 #[test]
-fn many_batches_of_many_threads_all_end() {
+fn many_batches_of_many_threads_complete() {
     let pair = Pair::over_tcp();
     let [lent, _other] = pair.lend(LENGTH);
     std::thread::scope(|scope| {
@@ -101,7 +101,7 @@ fn many_batches_of_many_threads_all_end() {
 }
 
 #[test]
-fn a_batch_with_a_bad_piece_fails_and_moves_the_others() {
+fn batch_with_a_bad_entry_fails_and_moves_the_others() {
     let pair = Pair::over_tcp();
     let [lent, _other] = pair.lend(4096);
     let mut bytes = vec![7; 10];
@@ -121,7 +121,7 @@ fn a_batch_with_a_bad_piece_fails_and_moves_the_others() {
 }
 
 #[test]
-fn a_batch_whose_deadline_has_passed_has_timed_out() {
+fn batch_past_its_deadline_has_timed_out() {
     let pair = Pair::over_tcp();
     let [lent, _other] = pair.lend(4096);
     let pieces = vec![TransferEntry::new(held(&mut [1; 10]), lent.base())];
@@ -131,7 +131,7 @@ fn a_batch_whose_deadline_has_passed_has_timed_out() {
 }
 
 #[test]
-fn batches_nobody_submitted_are_unknown_and_an_empty_one_is_done() {
+fn unknown_batches_fail_and_empty_batches_are_done() {
     let pair = Pair::over_tcp();
     for number in [0, 1, 77, u64::MAX] {
         let batch = BatchId::from_number(number);
@@ -145,7 +145,7 @@ fn batches_nobody_submitted_are_unknown_and_an_empty_one_is_done() {
 }
 
 #[test]
-fn a_closed_engine_takes_no_batch_and_tells_of_none() {
+fn closed_engine_refuses_batches_and_queries() {
     let pair = Pair::over_tcp();
     let peer = std::sync::Arc::clone(&pair.peer);
     let batch = pair.near.submit(peer, Opcode::Write, Vec::new(), soon()).unwrap();
@@ -158,7 +158,7 @@ fn a_closed_engine_takes_no_batch_and_tells_of_none() {
 }
 
 #[test]
-fn notifications_come_in_order_and_once() {
+fn notifications_arrive_once_and_in_order() {
     let pair = Pair::over_tcp();
     for i in 0..20 {
         let notification = Notification { name: "n".to_owned(), message: i.to_string() };
@@ -174,7 +174,7 @@ fn notifications_come_in_order_and_once() {
 }
 
 #[test]
-fn managed_buffers_are_in_reach_of_peers_until_they_are_freed() {
+fn managed_buffers_are_accessible_until_freed() {
     let pair = Pair::over_shm();
     let buffers = ManagedBuffers::new(pair.far.clone());
     let address = buffers.allocate(10_000).unwrap();
@@ -195,7 +195,7 @@ fn managed_buffers_are_in_reach_of_peers_until_they_are_freed() {
 }
 
 #[test]
-fn ranges_registered_together_are_lent_all_or_none_and_described_in_order() {
+fn registers_ranges_all_or_none_and_in_order() {
     let runtime = runtime();
     let engine = start(None, &runtime);
     let registry = engine.regions();

@@ -43,8 +43,8 @@ pub(crate) fn arrives_whole_in_a_batch_of_20000(pair: &Pair) {
     for lent in pair.lend(COUNT * LENGTH) {
         let mut bytes = pattern(COUNT * LENGTH, 5);
         let wanted = bytes.clone();
-        // The last piece first, so that neighbours are not simply joined.
-        let batch = |bytes: &mut [u8]| -> Vec<TransferEntry> {
+        // In reverse order, so that adjacent entries are not merged trivially.
+        let batch = |bytes: &mut [u8]| -> Vec<Piece> {
             let pieces = bytes.chunks_mut(LENGTH).enumerate();
             let mut pieces: Vec<TransferEntry> = pieces
                 .map(|(i, part)| TransferEntry::new(held(part), lent.base() + (i * LENGTH) as u64))
@@ -94,7 +94,7 @@ pub(crate) fn refuses_bad_local_memory(pair: &Pair) {
                 crate::pair::move_one(&pair.near, &pair.peer, opcode, one).unwrap_err();
             }
         }
-        // And none of it has spoilt the path.
+        // The failures have not broken the path.
         let mut bytes = pattern(4 * MIB, 3);
         let wanted = bytes.clone();
         let range = foreign(bytes.as_mut_ptr() as usize, bytes.len());
@@ -226,7 +226,7 @@ pub(crate) fn overlapping_entries_leave_bytes_of_either(pair: &Pair) {
         let inside = MIB / 4..MIB / 4 + MIB / 2;
         assert!(back[inside.clone()].iter().all(|byte| matches!(byte, 1 | 2)));
         assert!(back[..inside.start].iter().chain(&back[inside.end..]).all(|byte| *byte == 1));
-        // The same bytes twice into one place, and one place into two.
+        // One remote range is read into two buffers.
         let mut other = vec![0; MIB];
         let pieces = vec![
             TransferEntry::new(held(&mut ones), lent.base()),
@@ -245,7 +245,7 @@ pub(crate) fn refuses_a_partly_registered_range(pair: &Pair) {
     let base = memory.as_mut_ptr() as u64;
     let regions = pair.far.regions();
     let part = PART as u64;
-    // Two neighbours, and nothing before and behind them.
+    // Two adjacent regions, and nothing before and after them.
     regions.register(base + part, part, "*").unwrap();
     regions.register(base + 2 * part, part, "*").unwrap();
     let mut bytes = vec![0xEE; 2 * PART];
@@ -300,7 +300,7 @@ pub(crate) fn unregistering_ends_transfers_in_flight(pair: &Pair) {
                 };
                 is_over.store(true, Ordering::SeqCst);
                 movers.into_iter().for_each(|mover| mover.join().unwrap());
-                // What was under way when the memory was taken back has not gone on.
+                // Transfers in flight did not write after the memory was withdrawn.
                 assert!(kept.is_none_or(|bytes| bytes.iter().all(|byte| *byte == 3)));
             });
         }

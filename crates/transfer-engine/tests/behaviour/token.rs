@@ -1,4 +1,4 @@
-//! Engines that ask each other for a token.
+//! Engines that authenticate each other by a token, and the limit on peers.
 
 use std::sync::Arc;
 
@@ -23,15 +23,15 @@ fn start(
     Engine::start(config, runtime.handle().clone()).unwrap()
 }
 
-const WAYS: [(TransportKind, &[TransportKind]); 2] = [
+const KINDS: [(TransportKind, &[TransportKind]); 2] = [
     (TransportKind::Shm, &[TransportKind::Memory, TransportKind::Tcp]),
     (TransportKind::Tcp, &[TransportKind::Memory, TransportKind::Shm]),
 ];
 
 #[test]
-fn engines_with_one_token_reach_each_other_over_every_way() {
+fn engines_with_the_same_token_reach_each_other() {
     let runtime = runtime();
-    for (kind, disabled) in WAYS {
+    for (kind, disabled) in KINDS {
         let far = start(&runtime, Some("correct horse"), &[]);
         let near = start(&runtime, Some("correct horse"), disabled);
         let peer = near.open(far.segment_name(), soon()).unwrap();
@@ -42,9 +42,9 @@ fn engines_with_one_token_reach_each_other_over_every_way() {
 }
 
 #[test]
-fn a_wrong_or_missing_token_is_refused_over_every_way_told_and_counted() {
+fn wrong_or_missing_tokens_are_refused_and_counted() {
     let runtime = runtime();
-    for (kind, disabled) in WAYS {
+    for (kind, disabled) in KINDS {
         let cases = [
             (Some("correct horse"), Some("another one")),
             (Some("correct horse"), None),
@@ -64,7 +64,7 @@ fn a_wrong_or_missing_token_is_refused_over_every_way_told_and_counted() {
 }
 
 #[test]
-fn notifications_need_the_token_too() {
+fn notifications_require_the_token() {
     let runtime = runtime();
     let far = start(&runtime, Some("correct horse"), &[]);
     let message = Notification { name: "n".to_owned(), message: "m".to_owned() };
@@ -72,8 +72,8 @@ fn notifications_need_the_token_too() {
         [(None, false), (Some("another one"), false), (Some("correct horse"), true)]
     {
         let near = start(&runtime, here, &[]);
-        let told = near.notify(far.segment_name(), &message, soon());
-        assert_eq!(told.is_ok(), is_taken, "{told:?}");
+        let notified = near.notify(far.segment_name(), &message, soon());
+        assert_eq!(notified.is_ok(), is_taken, "{notified:?}");
         assert_eq!(far.take_notifications().len(), usize::from(is_taken));
         assert_eq!(near.snapshot().refused.token_there, u64::from(!is_taken));
         near.probe(far.segment_name(), soon()).unwrap();
@@ -87,7 +87,7 @@ fn notifications_need_the_token_too() {
 }
 
 #[test]
-fn peers_over_the_limit_make_room_and_go_on_for_who_holds_them() {
+fn evicted_peers_stay_usable_for_their_holders() {
     let runtime = runtime();
     let config = EngineConfig {
         name: "127.0.0.1".to_owned(),
@@ -108,7 +108,7 @@ fn peers_over_the_limit_make_room_and_go_on_for_who_holds_them() {
     for (peer, lent) in peers.iter().zip(&lent) {
         move_one(&near, peer, Opcode::Write, (held(&mut [3; 9]), lent.base())).unwrap();
     }
-    // One that was closed is found again, as another.
+    // A peer that was evicted is opened again as a new object.
     let again = near.open(far[0].segment_name(), soon()).unwrap();
     assert!(!Arc::ptr_eq(&again, &peers[0]));
 }
