@@ -27,7 +27,7 @@ use tokio::runtime::{Builder, Runtime};
 use self::{
     options::{BenchConfig, Mode, OPTIONS},
     outcome::Outcome,
-    worker::{Plan, Tally},
+    worker::{WorkerResult, Workload},
 };
 use crate::settings::engine_config;
 
@@ -39,7 +39,7 @@ const PROGRAM: Program = Program {
 const PURPOSE: &str = "moves batches between two processes and tells how fast that went";
 
 /// How long the target may take to be found.
-const OPEN_PATIENCE: Duration = Duration::from_secs(10);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs the program with these arguments (without its own name) and returns its exit code: 0 when
 /// the time is over, or after SIGTERM or SIGINT as a target; 1 after an error.
@@ -55,8 +55,8 @@ pub fn run(arguments: Vec<String>) -> u8 {
                 Error::internal("the threads of the engine cannot start").caused_by(source)
             })?;
             match config.mode {
-                Mode::Target => lend(&config, &runtime),
-                Mode::Initiator => measure(&config, &runtime),
+                Mode::Target => run_target(&config, &runtime),
+                Mode::Initiator => run_initiator(&config, &runtime),
             }
         },
     )
@@ -71,7 +71,7 @@ fn from_arguments(arguments: Vec<String>) -> Result<CliCommand<BenchConfig>> {
 }
 
 /// The target: lends memory until a signal asks to end.
-fn lend(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
+fn run_target(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
     let mut signals = Signals::new(runtime.handle())?;
     let (engine, _memory) = start(config, runtime)?;
     if config.metadata_server.trim().eq_ignore_ascii_case("P2PHANDSHAKE") {
@@ -87,33 +87,34 @@ fn lend(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
 }
 
 /// The initiator: moves batches for as long as it is told, and reports.
-fn measure(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
+fn run_initiator(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
     let (engine, memory) = start(config, runtime)?;
-    let opened = engine.open(&config.segment_id, SystemClock.now() + OPEN_PATIENCE);
+    let opened = engine.open(&config.segment_id, SystemClock.now() + OPEN_TIMEOUT);
     let peer = opened.inspect_err(|_| log("Unable to get target segment ID, please recheck"))?;
     let descriptor = peer.descriptor();
     let lent = descriptor.buffers.iter().max_by_key(|buffer| buffer.length).ok_or_else(|| {
         let text = "the target lends no memory";
         Error::new(ErrorCode::SEGMENT_NOT_FOUND, text).with("segment", &config.segment_id)
     })?;
-    let plan = Plan::new(config, (memory.base(), memory.length()), (lent.addr, lent.length))?;
+    let workload =
+        Workload::new(config, (memory.base(), memory.length()), (lent.addr, lent.length))?;
     let (begin, is_failed) = (Instant::now(), AtomicBool::new(false));
-    let tallies: Vec<Result<Tally>> = thread::scope(|scope| {
+    let results: Vec<Result<WorkerResult>> = thread::scope(|scope| {
         let threads: Vec<_> = (0..config.threads)
             .map(|number| {
-                let (engine, peer, plan, is_failed) = (&engine, &peer, &plan, &is_failed);
+                let (engine, peer, workload, is_failed) = (&engine, &peer, &workload, &is_failed);
                 scope.spawn(move || {
-                    let worked = worker::work(engine, peer, plan, number, begin, is_failed);
-                    worked.inspect_err(|_| is_failed.store(true, Ordering::Relaxed))
+                    let result = worker::run(engine, peer, workload, number, begin, is_failed);
+                    result.inspect_err(|_| is_failed.store(true, Ordering::Relaxed))
                 })
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().expect("no worker panics")).collect()
     });
     let took = begin.elapsed();
-    let tallies = tallies.into_iter().collect::<Result<Vec<_>>>()?;
+    let results = results.into_iter().collect::<Result<Vec<_>>>()?;
     let transport = peer.transport().map_or("none", |kind| kind.name());
-    let outcome = Outcome::new(config, transport, took, &tallies);
+    let outcome = Outcome::new(config, transport, took, &results);
     if !config.report.is_empty() {
         let path = &config.report;
         fs::write(path, plot::page(&outcome)).map_err(|source| {

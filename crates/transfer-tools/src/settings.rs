@@ -50,7 +50,7 @@ pub fn engine_config(
     }
     if config.is_p2p() && !is_port_fixed {
         // The port only tells stores apart here; the engine finds one, and names itself by it.
-        config.name = host(name).to_owned();
+        config.name = host_of(name).to_owned();
     }
     config.ports = ports(&env::MC_MIN_RPC_PORT, &env::MC_MAX_RPC_PORT, &config.ports)?;
     if let Some(cluster) = env::MC_METADATA_CLUSTER_ID.read().filter(|id| !id.is_empty()) {
@@ -109,7 +109,7 @@ pub fn value<T>(var: &'static EnvVar, read: fn(&str) -> Result<T>) -> Result<Opt
 }
 
 /// The name without what follows a colon that is no part of an IPv6 address.
-fn host(name: &str) -> &str {
+fn host_of(name: &str) -> &str {
     match name.rsplit_once(':') {
         Some((host, _)) if !host.contains(':') || host.ends_with(']') => host,
         _ => name,
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_port_in_a_name_is_told_from_a_part_of_an_address() {
-        let check = |name: &str, wanted: &str| assert_eq!(host(name), wanted);
+        let check = |name: &str, wanted: &str| assert_eq!(host_of(name), wanted);
         check("h:1", "h");
         check("h", "h");
         check("[::1]:1", "[::1]");

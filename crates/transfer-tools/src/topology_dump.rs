@@ -23,7 +23,7 @@ const PURPOSE: &str = "prints which network devices are near which memory of thi
 struct Settings {
     device_name: String,
     backend: String,
-    is_custom: bool,
+    uses_custom_file: bool,
     custom_path: String,
 }
 
@@ -46,7 +46,7 @@ const OPTIONS: &[OptionSpec<Settings>] = &[
     OptionSpec {
         is_switch: true,
         ..text("use_custom_topo", "Shows the file that MC_CUSTOM_TOPO_JSON names.",
-            |s, t| { s.is_custom = read_bool(t)?; Ok(()) }, |s| s.is_custom.to_string())
+            |s, t| { s.uses_custom_file = read_bool(t)?; Ok(()) }, |s| s.uses_custom_file.to_string())
     },
     text("custom_topo_json", "Shows this file.",
         |s, t| { t.clone_into(&mut s.custom_path); Ok(()) }, |s| s.custom_path.clone()),
@@ -70,7 +70,7 @@ fn from_arguments(arguments: Vec<String>) -> Result<CliCommand<Settings>> {
 }
 
 fn dump(settings: &Settings) -> Result<String> {
-    let (topology, from) = match (settings.custom_path.as_str(), settings.is_custom) {
+    let (topology, from) = match (settings.custom_path.as_str(), settings.uses_custom_file) {
         ("", false) => (Topology::local(&settings.device_name), "discover"),
         ("", true) => {
             let path = custom_topology().ok_or_else(|| {

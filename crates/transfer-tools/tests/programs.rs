@@ -19,14 +19,14 @@ impl Target {
     fn start() -> Self {
         let mut process =
             bench(&["--mode=target", "--buffer_size=8mb"]).stderr(Stdio::piped()).spawn().unwrap();
-        let mut said = BufReader::new(process.stderr.take().unwrap());
+        let mut stderr = BufReader::new(process.stderr.take().unwrap());
         let mut line = String::new();
-        said.read_line(&mut line).unwrap();
+        stderr.read_line(&mut line).unwrap();
         let wanted = "Transfer Engine RPC using P2P handshake, listening on ";
         let segment = line.trim().strip_prefix(wanted).unwrap_or_else(|| panic!("{line}"));
         let segment = segment.to_owned();
         // So that it can go on writing.
-        process.stderr = Some(said.into_inner());
+        process.stderr = Some(stderr.into_inner());
         Self { process, segment }
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{
     latency::Latencies,
     options::{BenchConfig, Unit},
-    worker::Tally,
+    worker::WorkerResult,
 };
 
 /// The shares that are told of latencies, with their names.
@@ -30,14 +30,14 @@ impl Outcome {
         config: &BenchConfig,
         transport: &'static str,
         took: Duration,
-        tallies: &[Tally],
+        results: &[WorkerResult],
     ) -> Self {
         let mut batches = Latencies::default();
         let mut bytes: Vec<u64> = Vec::new();
-        for tally in tallies {
-            batches.merge(&tally.batches);
-            bytes.resize(tally.bytes.len(), 0);
-            for (sum, part) in bytes.iter_mut().zip(&tally.bytes) {
+        for result in results {
+            batches.merge(&result.batches);
+            bytes.resize(result.bytes.len(), 0);
+            for (sum, part) in bytes.iter_mut().zip(&result.bytes) {
                 *sum += part;
             }
         }
@@ -132,9 +132,9 @@ mod tests {
         for ms in [1, 2, 3] {
             batches.record(Duration::from_millis(ms));
         }
-        let tally = |bytes| Tally { batches: batches.clone(), bytes };
-        let tallies = [tally(vec![1_000_000_000, 0]), tally(vec![0, 2_000_000_000])];
-        Outcome::new(&config, "shm", Duration::from_secs(3), &tallies)
+        let result = |bytes| WorkerResult { batches: batches.clone(), bytes };
+        let results = [result(vec![1_000_000_000, 0]), result(vec![0, 2_000_000_000])];
+        Outcome::new(&config, "shm", Duration::from_secs(3), &results)
     }
 
     #[test]
