@@ -1,7 +1,7 @@
-//! The program `transfer_engine_bench`: how fast bytes move between two processes.
+//! The program `transfer_engine_bench`, which measures transfers between two processes.
 //!
-//! One process is the target and lends memory; another is the initiator, whose threads move batches
-//! from or to it, one after the other, for some seconds.
+//! One process is the target and registers memory. The other is the initiator: each of its threads
+//! moves batches from or to that memory, one after another, for some seconds.
 
 mod latency;
 mod options;
@@ -36,9 +36,9 @@ const PROGRAM: Program = Program {
     version: env!("CARGO_PKG_VERSION"),
     error_prefix: "transfer_engine_bench",
 };
-const PURPOSE: &str = "moves batches between two processes and tells how fast that went";
+const PURPOSE: &str = "measures throughput and latency of batches between two processes";
 
-/// How long the target may take to be found.
+/// The timeout for opening the target's segment.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs the program with these arguments (without its own name) and returns its exit code: 0 when
@@ -52,7 +52,7 @@ pub fn run(arguments: Vec<String>) -> u8 {
         |config| {
             let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build();
             let runtime = runtime.map_err(|source| {
-                Error::internal("the threads of the engine cannot start").caused_by(source)
+                Error::internal("the threads of the engine could not be started").caused_by(source)
             })?;
             match config.mode {
                 Mode::Target => run_target(&config, &runtime),
@@ -70,7 +70,7 @@ fn from_arguments(arguments: Vec<String>) -> Result<CliCommand<BenchConfig>> {
     })
 }
 
-/// The target: lends memory until a signal asks to end.
+/// Runs the target: registers memory until a signal ends the program.
 fn run_target(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
     let mut signals = Signals::new(runtime.handle())?;
     let (engine, _memory) = start(config, runtime)?;
@@ -86,14 +86,14 @@ fn run_target(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
     Ok(())
 }
 
-/// The initiator: moves batches for as long as it is told, and reports.
+/// Runs the initiator: moves batches for the configured duration and reports the results.
 fn run_initiator(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
     let (engine, memory) = start(config, runtime)?;
     let opened = engine.open(&config.segment_id, SystemClock.now() + OPEN_TIMEOUT);
     let peer = opened.inspect_err(|_| log("Unable to get target segment ID, please recheck"))?;
     let descriptor = peer.descriptor();
     let lent = descriptor.buffers.iter().max_by_key(|buffer| buffer.length).ok_or_else(|| {
-        let text = "the target lends no memory";
+        let text = "the target has no registered memory";
         Error::new(ErrorCode::SEGMENT_NOT_FOUND, text).with("segment", &config.segment_id)
     })?;
     let workload =
@@ -109,7 +109,7 @@ fn run_initiator(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
                 })
             })
             .collect();
-        threads.into_iter().map(|thread| thread.join().expect("no worker panics")).collect()
+        threads.into_iter().map(|thread| thread.join().expect("workers do not panic")).collect()
     });
     let took = begin.elapsed();
     let results = results.into_iter().collect::<Result<Vec<_>>>()?;
@@ -118,7 +118,7 @@ fn run_initiator(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
     if !config.report.is_empty() {
         let path = &config.report;
         fs::write(path, plot::page(&outcome)).map_err(|source| {
-            let text = "the report cannot be written";
+            let text = "the report could not be written";
             Error::new(ErrorCode::FILE_WRITE_FAIL, text).with("path", path).caused_by(source)
         })?;
     }
@@ -130,12 +130,12 @@ fn run_initiator(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
     Ok(())
 }
 
-/// An engine with memory that is touched already.
+/// Starts an engine with allocated and written memory.
 fn start(config: &BenchConfig, runtime: &Runtime) -> Result<(Engine, SharedMemory)> {
     let settings = engine_config(config.local_server_name.trim(), &config.metadata_server, None)?;
     let engine = Engine::start(settings, runtime.handle().clone())?;
     let memory = engine.allocate(config.buffer_bytes)?;
-    // Pages that are touched for the first time would be measured instead.
+    // Written, so that the benchmark does not measure page faults.
     let ones = vec![1_u8; 1 << 20];
     for offset in (0..memory.length()).step_by(ones.len()) {
         let length = (memory.length() - offset).min(ones.len() as u64) as usize;
@@ -144,7 +144,7 @@ fn start(config: &BenchConfig, runtime: &Runtime) -> Result<(Engine, SharedMemor
     Ok((engine, memory))
 }
 
-#[allow(clippy::print_stderr, reason = "it is a program; the established one logs there too")]
+#[allow(clippy::print_stderr, reason = "a program; upstream's logs to standard error, too")]
 fn log(line: &str) {
     eprintln!("{line}");
 }

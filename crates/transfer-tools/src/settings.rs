@@ -1,4 +1,4 @@
-//! What the environment says of an engine.
+//! Reads the settings of an engine from the environment.
 
 use std::{ops::RangeInclusive, path::Path, time::Duration};
 
@@ -9,16 +9,16 @@ use mooncake_base::{
 };
 use mooncake_transfer_engine::{EngineConfig, HugePages, Token, Topology};
 
-/// How often lines about transfers are logged, unless something else is said.
+/// The default interval of log lines about transfers.
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The port of the handshake socket where one is to be fixed and none is named.
+/// The default port of the handshake socket if the port is fixed.
 const HANDSHAKE_PORT: u16 = 12001;
 
-/// The settings of an engine of that name, the rest from the environment.
+/// Returns the settings of an engine with this name; the other settings come from the environment.
 ///
 /// # Errors
-/// A value of the environment that cannot be.
+/// A variable has an invalid value.
 pub fn engine_config(
     name: &str,
     metadata: &str,
@@ -49,7 +49,7 @@ pub fn engine_config(
         config.name = endpoint.or_port(port).to_string();
     }
     if config.is_p2p() && !is_port_fixed {
-        // The port only tells stores apart here; the engine finds one, and names itself by it.
+        // The port only distinguishes stores; the engine picks a free one and puts it in its name.
         config.name = host_of(name).to_owned();
     }
     config.ports = ports(&env::MC_MIN_RPC_PORT, &env::MC_MAX_RPC_PORT, &config.ports)?;
@@ -83,10 +83,10 @@ pub fn engine_config(
     Ok(config)
 }
 
-/// This machine's topology, or that of the file that the environment names.
+/// Returns the topology of this machine, or of the file that the environment names.
 ///
 /// # Errors
-/// The file that is named cannot be used.
+/// The file cannot be read or is invalid.
 pub fn topology(wanted: &str) -> Result<Topology> {
     match custom_topology() {
         Some(path) => Topology::from_file(Path::new(&path)),
@@ -94,21 +94,21 @@ pub fn topology(wanted: &str) -> Result<Topology> {
     }
 }
 
-/// The file that the environment names for a topology.
+/// Returns the topology file that the environment names.
 pub(crate) fn custom_topology() -> Option<String> {
     env::MC_CUSTOM_TOPO_JSON.read().filter(|path| !path.is_empty())
 }
 
-/// The value of a variable that is set to anything.
+/// Returns the parsed value of a variable, if it is set and not empty.
 ///
 /// # Errors
-/// It is set to what `read` does not read; the error names the variable.
+/// `read` rejects the value; the error names the variable.
 pub fn value<T>(var: &'static EnvVar, read: fn(&str) -> Result<T>) -> Result<Option<T>> {
     let text = var.read().filter(|text| !text.trim().is_empty());
     text.map(|text| read(&text)).transpose().map_err(|error| error.with("variable", var.name))
 }
 
-/// The name without what follows a colon that is no part of an IPv6 address.
+/// Returns the name without its port, if it has one.
 fn host_of(name: &str) -> &str {
     match name.rsplit_once(':') {
         Some((host, _)) if !host.contains(':') || host.ends_with(']') => host,
@@ -116,7 +116,7 @@ fn host_of(name: &str) -> &str {
     }
 }
 
-/// Which huge pages segments are taken from, if from any.
+/// Returns the size of huge pages for segments, if they are enabled.
 fn huge_pages() -> Result<Option<HugePages>> {
     if !env::MC_STORE_USE_HUGEPAGE.is_on() {
         return Ok(None);
@@ -127,7 +127,9 @@ fn huge_pages() -> Result<Option<HugePages>> {
 
 fn read_interval(text: &str) -> Result<Duration> {
     match read_seconds(text)? {
-        Duration::ZERO => Err(Error::invalid("an interval takes some time").with("text", text)),
+        Duration::ZERO => {
+            Err(Error::invalid("an interval must be longer than 0").with("text", text))
+        }
         interval => Ok(interval),
     }
 }
@@ -136,7 +138,7 @@ fn read_huge_pages(text: &str) -> Result<HugePages> {
     match read_size(text)?.bytes() {
         0x20_0000 => Ok(HugePages::TwoMiB),
         0x4000_0000 => Ok(HugePages::OneGiB),
-        _ => Err(Error::invalid("huge pages are of 2MB or 1GB").with("text", text)),
+        _ => Err(Error::invalid("the size of huge pages must be 2MB or 1GB").with("text", text)),
     }
 }
 
@@ -161,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn huge_pages_have_one_of_two_sizes() {
+    fn accepts_two_sizes_of_huge_pages() {
         assert_eq!(read_huge_pages("2MB").unwrap(), HugePages::TwoMiB);
         assert_eq!(read_huge_pages("1gb").unwrap(), HugePages::OneGiB);
         assert!(read_huge_pages("4MB").is_err());
@@ -169,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_in_a_name_is_told_from_a_part_of_an_address() {
+    fn strips_ports_but_no_part_of_an_address() {
         let check = |name: &str, wanted: &str| assert_eq!(host_of(name), wanted);
         check("h:1", "h");
         check("h", "h");

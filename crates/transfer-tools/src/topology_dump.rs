@@ -1,4 +1,5 @@
-//! The program `transfer_engine_topology_dump`: prints which devices are near which memory.
+//! The program `transfer_engine_topology_dump`, which prints the topology of network devices and
+//! memory.
 
 use std::path::Path;
 
@@ -17,13 +18,13 @@ const PROGRAM: Program = Program {
     version: env!("CARGO_PKG_VERSION"),
     error_prefix: "transfer_engine_topology_dump",
 };
-const PURPOSE: &str = "prints which network devices are near which memory of this machine";
+const PURPOSE: &str = "prints which network devices are close to which memory of this machine";
 
 #[derive(Debug, Default)]
 struct Settings {
     device_name: String,
     backend: String,
-    uses_custom_file: bool,
+    is_custom: bool,
     custom_path: String,
 }
 
@@ -38,17 +39,17 @@ const fn text(
 
 #[rustfmt::skip] // A table: one option a line where it fits.
 const OPTIONS: &[OptionSpec<Settings>] = &[
-    text("device_name", "Shows only these network devices; names with commas between them.",
+    text("device_name", "Shows only these network devices; a list of names separated by commas.",
         |s, t| { t.clone_into(&mut s.device_name); Ok(()) }, |s| s.device_name.clone()),
-    text("backend", "auto or te; the form of another engine (tent) is not supported.",
+    text("backend", "Output format: auto or te. The format of the engine tent is not supported.",
         |s, t| { s.backend = backend(t)?; Ok(()) },
         |s| if s.backend.is_empty() { "auto".to_owned() } else { s.backend.clone() }),
     OptionSpec {
         is_switch: true,
-        ..text("use_custom_topo", "Shows the file that MC_CUSTOM_TOPO_JSON names.",
-            |s, t| { s.uses_custom_file = read_bool(t)?; Ok(()) }, |s| s.uses_custom_file.to_string())
+        ..text("use_custom_topo", "Shows the topology file that MC_CUSTOM_TOPO_JSON names.",
+            |s, t| { s.is_custom = read_bool(t)?; Ok(()) }, |s| s.is_custom.to_string())
     },
-    text("custom_topo_json", "Shows this file.",
+    text("custom_topo_json", "Shows this topology file.",
         |s, t| { t.clone_into(&mut s.custom_path); Ok(()) }, |s| s.custom_path.clone()),
 ];
 
@@ -70,7 +71,7 @@ fn from_arguments(arguments: Vec<String>) -> Result<CliCommand<Settings>> {
 }
 
 fn dump(settings: &Settings) -> Result<String> {
-    let (topology, from) = match (settings.custom_path.as_str(), settings.uses_custom_file) {
+    let (topology, from) = match (settings.custom_path.as_str(), settings.is_custom) {
         ("", false) => (Topology::local(&settings.device_name), "discover"),
         ("", true) => {
             let path = custom_topology().ok_or_else(|| {
@@ -86,7 +87,7 @@ fn dump(settings: &Settings) -> Result<String> {
 fn backend(text: &str) -> Result<String> {
     match text {
         "auto" | "te" => Ok(text.to_owned()),
-        _ => Err(Error::invalid("the backend is auto or te").with("backend", text)),
+        _ => Err(Error::invalid("the backend must be auto or te").with("backend", text)),
     }
 }
 
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_tells_is_printed_as_json_after_where_it_is_from() {
+    fn prints_the_local_topology_with_its_source() {
         for arguments in [&[][..], &["--backend", "te", "--device-name="], &["--backend=auto"]] {
             let text = dumped(arguments).unwrap();
             let json = text.strip_prefix("Local topology [te/discover]: ").unwrap();
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_shown_instead() {
+    fn prints_a_custom_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("t.json");
         std::fs::write(&path, r#"{"cpu:0":[["a"],["b"]]}"#).unwrap();
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn rejects_invalid_arguments() {
         for arguments in [
             &["--backend=tent"][..],
             &["--custom-topo-json=/nowhere/t.json"],

@@ -1,4 +1,4 @@
-//! The benchmark as two real processes on one host, over every way, and its refusals.
+//! The benchmark as two processes on one host, over two transports, and its error messages.
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 
 use std::{
@@ -9,7 +9,7 @@ use std::{
 const BENCH: &str = env!("CARGO_BIN_EXE_transfer_engine_bench");
 const DUMP: &str = env!("CARGO_BIN_EXE_transfer_engine_topology_dump");
 
-/// A target that runs until it is dropped.
+/// A running target, killed on drop.
 struct Target {
     process: Child,
     segment: String,
@@ -25,7 +25,7 @@ impl Target {
         let wanted = "Transfer Engine RPC using P2P handshake, listening on ";
         let segment = line.trim().strip_prefix(wanted).unwrap_or_else(|| panic!("{line}"));
         let segment = segment.to_owned();
-        // So that it can go on writing.
+        // Kept open, so that the target can continue to write.
         process.stderr = Some(stderr.into_inner());
         Self { process, segment }
     }
@@ -58,7 +58,7 @@ fn last_line(output: &Output) -> String {
 }
 
 #[test]
-fn bytes_move_both_ways_over_every_way_and_the_last_line_is_the_established_one() {
+fn moves_bytes_and_reports_like_upstream() {
     let target = Target::start();
     for (operation, is_tcp_forced) in [("read", false), ("write", true)] {
         let folder = tempfile::tempdir().unwrap();
@@ -88,7 +88,7 @@ fn bytes_move_both_ways_over_every_way_and_the_last_line_is_the_established_one(
 }
 
 #[test]
-fn a_target_ends_well_when_it_is_told_to() {
+fn target_exits_cleanly_on_sigterm() {
     let mut target = Target::start();
     let process = target.process.id().to_string();
     assert!(Command::new("kill").arg(&process).status().unwrap().success());
@@ -99,7 +99,7 @@ fn a_target_ends_well_when_it_is_told_to() {
 }
 
 #[test]
-fn a_target_that_is_not_there_is_told_as_established() {
+fn missing_target_is_reported_like_upstream() {
     let output = bench(&["--segment_id=127.0.0.1:1", "--buffer_size=8mb"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let text = String::from_utf8_lossy(&output.stderr);
@@ -108,7 +108,7 @@ fn a_target_that_is_not_there_is_told_as_established() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_words() {
+fn rejects_invalid_arguments_with_a_reason() {
     let target = Target::start();
     for (arguments, word) in [
         (&["--operation=copy"][..], "read, write"),
@@ -133,7 +133,7 @@ fn what_cannot_be_is_refused_in_words() {
 }
 
 #[test]
-fn the_topology_is_printed() {
+fn prints_the_topology() {
     let output = Command::new(DUMP).output().unwrap();
     assert!(output.status.success());
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,12 +1,12 @@
-//! How long things took: a histogram of bounded size, exact to about one part in a hundred.
+//! A latency histogram of constant size with a relative error below 1/64.
 
 use std::time::Duration;
 
-/// Each power of two of nanoseconds is cut into so many equal parts.
+/// The base-2 logarithm of the number of buckets per power of two of nanoseconds.
 const PARTS_LOG2: u32 = 6;
 const PARTS: usize = 1 << PARTS_LOG2;
 
-/// Counts of durations, by size.
+/// A histogram of durations.
 #[derive(Debug, Clone)]
 pub(super) struct Latencies {
     buckets: Vec<u64>,
@@ -43,17 +43,18 @@ impl Latencies {
         self.count
     }
 
-    /// In microseconds.
+    /// Returns the mean in microseconds.
     pub(super) fn mean_us(&self) -> f64 {
         if self.count == 0 { 0.0 } else { self.sum_ns as f64 / self.count as f64 / 1e3 }
     }
 
-    /// In microseconds.
+    /// Returns the maximum in microseconds.
     pub(super) fn max_us(&self) -> f64 {
         self.max_ns as f64 / 1e3
     }
 
-    /// What this share of all took at the most, in microseconds. The share is above 0, up to 1.
+    /// Returns the quantile in microseconds: the duration that the given share of all samples did
+    /// not exceed. The share is above 0 and at most 1.
     pub(super) fn quantile_us(&self, share: f64) -> f64 {
         let wanted = ((self.count as f64 * share).ceil() as u64).max(1);
         let mut seen = 0;
@@ -75,7 +76,7 @@ fn bucket(ns: u64) -> usize {
     (shift as usize + 1) * PARTS + ((ns >> shift) as usize - PARTS)
 }
 
-/// The longest duration that is counted there.
+/// Returns the longest duration in nanoseconds that the bucket counts.
 fn highest(bucket: usize) -> u64 {
     if bucket < PARTS {
         return bucket as u64;
@@ -93,13 +94,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_duration_is_told_up_to_one_part_in_sixty_four(ns in any::<u64>()) {
+        fn buckets_are_exact_to_one_part_in_64(ns in any::<u64>()) {
             let top = highest(bucket(ns));
             prop_assert!(top >= ns && top - ns <= ns / 64, "{ns} {top}");
         }
 
         #[test]
-        fn quantiles_are_those_of_the_sorted_list(
+        fn quantiles_match_the_sorted_list(
             mut list in prop::collection::vec(0_u64..1 << 40, 1..200),
             share in 0.001..=1.0_f64,
         ) {
@@ -114,15 +115,15 @@ mod tests {
             list.sort_unstable();
             let rank = ((list.len() as f64 * share).ceil() as usize).max(1) - 1;
             let wanted = list[rank] as f64 / 1e3;
-            let told = latencies.quantile_us(share);
-            prop_assert!(told >= wanted && told <= wanted * (1.0 + 1.0 / 64.0) + 1e-9);
+            let actual = latencies.quantile_us(share);
+            prop_assert!(actual >= wanted && actual <= wanted * (1.0 + 1.0 / 64.0) + 1e-9);
             prop_assert_eq!(latencies.count(), list.len() as u64);
             prop_assert_eq!(latencies.max_us(), *list.last().unwrap() as f64 / 1e3);
         }
     }
 
     #[test]
-    fn nothing_recorded_is_nothing() {
+    fn empty_histogram_reports_zeros() {
         let none = Latencies::default();
         assert_eq!((none.count(), none.mean_us(), none.quantile_us(0.5)), (0, 0.0, 0.0));
     }

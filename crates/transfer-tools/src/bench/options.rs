@@ -1,7 +1,7 @@
-//! What the benchmark is told: the established flags, and ours for reports.
+//! The options of the benchmark: upstream's flags, and additional ones for reports.
 //!
-//! The established defaults of the four addresses are those of one laboratory; here they are what
-//! works on one host, and nothing for the segment, which must be given.
+//! Upstream's defaults of the address flags name the hosts of one laboratory. The defaults here
+//! work on a single host, except for the segment, which must be given.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use mooncake_base::{
     parse::{read_bool, read_number, read_seconds, read_size},
 };
 
-/// Which end of the transfers this process is.
+/// The role of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
     Initiator,
     Target,
 }
 
-/// Everything that may be set.
+/// The settings of the benchmark.
 #[derive(Debug, Clone)]
 pub(super) struct BenchConfig {
     pub(super) mode: Mode,
@@ -42,7 +42,7 @@ pub(super) struct BenchConfig {
     pub(super) report: String,
 }
 
-/// A unit of throughput: its name, and how many bytes it has.
+/// A unit of throughput: its name and its size in bytes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Unit {
     pub(super) name: &'static str,
@@ -61,7 +61,7 @@ const UNITS: [Unit; 9] = [
     Unit { name: "Kb", bytes: 1e3 / 8.0 },
 ];
 
-/// The most of each: what a machine could still hold, and a mistake would not be.
+/// Upper limits, which large machines stay below and typing errors exceed.
 const THREADS_MAX: usize = 1024;
 const BATCH_MAX: usize = 1 << 20;
 const PRECISION_MAX: usize = 12;
@@ -93,8 +93,10 @@ impl Default for BenchConfig {
 }
 
 impl BenchConfig {
+    /// Checks the settings against each other.
+    ///
     /// # Errors
-    /// Values that cannot go together.
+    /// The settings contradict each other, or the segment is missing.
     pub(super) fn check(&self) -> Result<()> {
         if self.mode == Mode::Target {
             return Ok(());
@@ -107,7 +109,7 @@ impl BenchConfig {
                 .with("buffer_size", self.buffer_bytes));
         }
         if self.segment_id.is_empty() {
-            let text = "name the target's segment: --segment_id=ADDRESS, which it prints";
+            let text = "no target: pass --segment_id=ADDRESS, which the target prints";
             return Err(Error::invalid(text));
         }
         Ok(())
@@ -126,55 +128,55 @@ const fn switch(name: &'static str, help: &'static str, set: Set, show: Show) ->
     OptionSpec { name, aliases: &[], env: None, is_switch: true, help, set, show }
 }
 
-/// Every option, in the order of the help text.
+/// All options, in the order of the help text.
 #[rustfmt::skip] // A table: one option a line where it fits.
 pub(super) const OPTIONS: &[Spec] = &[
-    value("mode", "initiator moves bytes; target lends memory until it is told to stop.",
+    value("mode", "initiator moves bytes; target registers memory until a signal stops it.",
         |c, t| one_of(t, &["initiator", "target"]).map(|at| c.mode = [Mode::Initiator, Mode::Target][at]),
         |c| if c.mode == Mode::Initiator { "initiator" } else { "target" }.to_owned()),
-    value("local_server_name", "This process's name: host or host:port; empty for its address.",
+    value("local_server_name", "Name of this process: host or host:port; empty for its address.",
         |c, t| text(t, &mut c.local_server_name), |c| c.local_server_name.clone()),
     value("metadata_server", "P2PHANDSHAKE, or the address of a metadata server.",
         |c, t| text(t, &mut c.metadata_server), |c| c.metadata_server.clone()),
-    value("segment_id", "The target's segment: the address it prints, or its name.",
+    value("segment_id", "Segment of the target: the address that it prints, or its name.",
         |c, t| text(t, &mut c.segment_id), |c| c.segment_id.clone()),
-    value("protocol", "Accepted: the cheapest way that reaches the target is taken. MC_FORCE_TCP=1 leaves TCP only.",
+    value("protocol", "Accepted without effect: the engine picks the transport. MC_FORCE_TCP=1 leaves only TCP.",
         |c, t| text(t, &mut c.protocol), |c| c.protocol.clone()),
-    value("device_name", "Accepted; there is no transport here that uses a device.",
+    value("device_name", "Accepted without effect: no transport uses network devices.",
         |c, t| text(t, &mut c.device_name), |c| c.device_name.clone()),
-    value("nic_priority_matrix", "Accepted; as device_name.",
+    value("nic_priority_matrix", "Accepted without effect, like device_name.",
         |c, t| text(t, &mut c.nic_priority_matrix), |c| c.nic_priority_matrix.clone()),
-    switch("auto_discovery", "Accepted; as device_name.",
+    switch("auto_discovery", "Accepted without effect, like device_name.",
         |c, t| read_bool(t).map(|on| c.is_auto_discovering = on),
         |c| c.is_auto_discovering.to_string()),
-    value("operation", "read or write.",
+    value("operation", "Operation: read or write.",
         |c, t| one_of(t, &["read", "write"]).map(|at| c.is_writing = at == 1),
         |c| if c.is_writing { "write" } else { "read" }.to_owned()),
-    value("block_size", "Bytes of one piece.",
+    value("block_size", "Bytes per transfer entry.",
         |c, t| bytes(t).map(|n| c.block_bytes = n), |c| c.block_bytes.to_string()),
-    value("batch_size", "Pieces of one batch.",
+    value("batch_size", "Transfer entries per batch.",
         |c, t| count(t, BATCH_MAX).map(|n| c.batch_size = n), |c| c.batch_size.to_string()),
-    value("threads", "Threads that move batches, each one after the other.",
+    value("threads", "Threads, each of which moves batches one after another.",
         |c, t| count(t, THREADS_MAX).map(|n| c.threads = n), |c| c.threads.to_string()),
     value("buffer_size", "Bytes of memory on each side.",
         |c, t| bytes(t).map(|n| c.buffer_bytes = n), |c| c.buffer_bytes.to_string()),
-    value("duration", "How long batches are begun, in seconds.",
+    value("duration", "Seconds during which new batches are started.",
         |c, t| read_seconds(t).map(|n| c.duration = n), |c| c.duration.as_secs().to_string()),
-    value("report_unit", "GB, GiB, Gb, MB, MiB, Mb, KB, KiB or Kb a second.",
+    value("report_unit", "Unit of throughput, per second: GB, GiB, Gb, MB, MiB, Mb, KB, KiB or Kb.",
         |c, t| one_of(t, &UNITS.map(|unit| unit.name)).map(|at| c.unit = UNITS[at]),
         |c| c.unit.name.to_owned()),
-    value("report_precision", "Digits after the point of the throughput.",
+    value("report_precision", "Decimal places of the throughput.",
         |c, t| read_number(t).map(|n: usize| c.precision = n.min(PRECISION_MAX)),
         |c| c.precision.to_string()),
-    value("backend", "classic; another engine (tent) is not supported.",
+    value("backend", "Engine: classic. The engine tent is not supported.",
         |c, t| one_of(t, &["classic"]).and_then(|_| text(t, &mut c.backend)), |c| c.backend.clone()),
-    switch("json", "Also writes one JSON object with everything measured to standard output.",
+    switch("json", "Also prints all results as one JSON object to standard output.",
         |c, t| read_bool(t).map(|on| c.is_json = on), |c| c.is_json.to_string()),
-    value("report", "Also writes a page with plots to this file (HTML that needs nothing else).",
+    value("report", "Also writes a self-contained HTML page with plots to this file.",
         |c, t| text(t, &mut c.report), |c| c.report.clone()),
 ];
 
-#[allow(clippy::unnecessary_wraps, reason = "the type that a row of the table has")]
+#[allow(clippy::unnecessary_wraps, reason = "the setter type of the option table")]
 fn text(text: &str, to: &mut String) -> Result<()> {
     text.clone_into(to);
     Ok(())
@@ -182,7 +184,7 @@ fn text(text: &str, to: &mut String) -> Result<()> {
 
 fn bytes(text: &str) -> Result<u64> {
     match read_size(text)?.bytes() {
-        0 => Err(Error::invalid("at least one byte")),
+        0 => Err(Error::invalid("the size must be at least one byte")),
         bytes => Ok(bytes),
     }
 }
@@ -195,7 +197,7 @@ fn count(text: &str, most: usize) -> Result<usize> {
     Err(Error::invalid("out of range").with("text", text).with("most", most))
 }
 
-/// Where in the list the word stands.
+/// Returns the index of the word in the list.
 fn one_of(text: &str, words: &[&'static str]) -> Result<usize> {
     words.iter().position(|word| *word == text).ok_or_else(|| {
         Error::invalid(format!("use one of {}", words.join(", "))).with("text", text)

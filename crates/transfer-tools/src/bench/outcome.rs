@@ -1,4 +1,4 @@
-//! What a run came to, as a line, as JSON, and as numbers for the plots.
+//! The results of a run, as a line, as JSON, and as series for the plots.
 
 use std::time::Duration;
 
@@ -10,18 +10,18 @@ use super::{
     worker::WorkerResult,
 };
 
-/// The shares that are told of latencies, with their names.
+/// The reported quantiles of latencies, with their names.
 pub(super) const QUANTILES: [(&str, f64); 5] =
     [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99_9", 0.999), ("p99_99", 0.9999)];
 
-/// The sum over all threads.
+/// The merged results of all threads.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) config: BenchConfig,
     pub(super) transport: &'static str,
     pub(super) took: Duration,
     pub(super) batches: Latencies,
-    /// Bytes of each slice of the time.
+    /// Bytes moved in each interval of the run.
     pub(super) bytes: Vec<u64>,
 }
 
@@ -52,20 +52,20 @@ impl Outcome {
         self.config.unit
     }
 
-    /// In the unit that was asked for, per second.
+    /// Returns the throughput in the configured unit per second.
     pub(super) fn throughput(&self) -> f64 {
         self.total_bytes() as f64 / self.took.as_secs_f64() / self.unit().bytes
     }
 
-    /// Where each slice ends, in seconds, and the throughput in it.
+    /// Returns the end of each interval in seconds and the throughput in it.
     pub(super) fn series(&self) -> Vec<(f64, f64)> {
-        let slice = self.config.duration.as_secs_f64() / self.bytes.len() as f64;
+        let interval = self.config.duration.as_secs_f64() / self.bytes.len() as f64;
         let last = self.bytes.len() - 1;
-        // What was begun in time may end later, and counts to a longer last slice.
-        let tail = (self.took.as_secs_f64() - slice * last as f64).max(slice);
+        // Batches started in time may end later and count to a longer last interval.
+        let tail = (self.took.as_secs_f64() - interval * last as f64).max(interval);
         let points = self.bytes.iter().enumerate().map(|(index, bytes)| {
-            let length = if index == last { tail } else { slice };
-            (slice * index as f64 + length, *bytes as f64 / length / self.unit().bytes)
+            let length = if index == last { tail } else { interval };
+            (interval * index as f64 + length, *bytes as f64 / length / self.unit().bytes)
         });
         points.collect()
     }
@@ -74,7 +74,7 @@ impl Outcome {
         if self.config.is_writing { "write" } else { "read" }
     }
 
-    /// The established last line.
+    /// Returns the last line of output, in upstream's format.
     pub(super) fn closing_line(&self) -> String {
         format!(
             "Test completed: duration {:.2}, batch count {}, throughput {:.*} {}/s",
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn the_closing_line_is_the_established_one() {
+    fn closing_line_has_the_format_of_upstream() {
         let wanted = "Test completed: duration 3.00, batch count 6, throughput 1.00 GB/s";
         assert_eq!(outcome().closing_line(), wanted);
         let mut other = outcome();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_json_says_the_same_with_latencies() {
+    fn json_contains_throughput_and_latencies() {
         let json = outcome().json();
         assert_eq!(json["throughput"], 1.0);
         assert_eq!(json["bytes"], 3_000_000_000_u64);

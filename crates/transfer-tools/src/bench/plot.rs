@@ -1,4 +1,4 @@
-//! A page with two plots of a run: throughput over time, and how long batches took.
+//! An HTML page with two plots of a run: throughput over time and the latency distribution.
 
 use std::fmt::Write as _;
 
@@ -26,7 +26,7 @@ svg { width: 100%; height: auto; } svg text { font-size: 12px; fill: var(--soft)
 .mean { stroke: var(--soft); stroke-dasharray: 5 4; }
 ";
 
-/// One axis: its range, its marks, and what it is called.
+/// An axis: its range, marks, and title.
 struct Axis {
     low: f64,
     high: f64,
@@ -34,7 +34,7 @@ struct Axis {
     title: String,
 }
 
-/// The whole page; it needs no other file and runs no script.
+/// Returns the page, which needs no other file and no script.
 pub(super) fn page(outcome: &Outcome) -> String {
     let config = &outcome.config;
     let unit = format!("{}/s", outcome.unit().name);
@@ -49,7 +49,7 @@ pub(super) fn page(outcome: &Outcome) -> String {
     );
     let rows = [
         ("block", bytes(config.block_bytes)),
-        ("blocks in a batch", config.batch_size.to_string()),
+        ("blocks per batch", config.batch_size.to_string()),
         ("threads", config.threads.to_string()),
         ("memory on each side", bytes(config.buffer_bytes)),
         ("time", format!("{:.2} s", outcome.took.as_secs_f64())),
@@ -58,7 +58,7 @@ pub(super) fn page(outcome: &Outcome) -> String {
     ];
     table(&mut text, &rows);
     let _ = write!(text, "<h2>Throughput over time, {unit}</h2>\n{}", throughput(outcome, &unit));
-    text.push_str("<h2>How long a batch takes</h2>\n");
+    text.push_str("<h2>Latency of a batch</h2>\n");
     text.push_str(&latency(outcome));
     let mut rows = vec![("mean".to_owned(), micros(outcome.batches.mean_us()))];
     for (name, share) in QUANTILES {
@@ -78,7 +78,7 @@ fn throughput(outcome: &Outcome, unit: &str) -> String {
     let y = Axis::linear(most * 1.05, unit);
     let mut begin = 0.0;
     let mut points = Vec::new();
-    // A value holds for its whole slice.
+    // A value applies to its whole interval.
     for (at, value) in &series {
         points.push((x.across(begin), y.up(*value)));
         points.push((x.across(*at), y.up(*value)));
@@ -104,9 +104,9 @@ fn throughput(outcome: &Outcome, unit: &str) -> String {
     svg
 }
 
-/// What share of the batches took at most how long; the tail is drawn out.
+/// Plots latency by quantile on a logarithmic scale that stretches the tail.
 fn latency(outcome: &Outcome) -> String {
-    // Each step right is ten times rarer: 0 is none, 1 is 90 %, 2 is 99 %.
+    // The x axis counts nines: 0 is the minimum, 1 is 90 %, 2 is 99 %.
     let nines = (outcome.batches.count().max(10) as f64).log10();
     let marks = [
         (0.0, "0"),
@@ -121,7 +121,7 @@ fn latency(outcome: &Outcome) -> String {
         low: 0.0,
         high: nines,
         marks: marks.map(|(at, name)| (*at, (*name).to_owned())).collect(),
-        title: "share of the batches".to_owned(),
+        title: "share of batches".to_owned(),
     };
     let steps = 240;
     let at = |step: usize| nines * step as f64 / steps as f64;
@@ -134,13 +134,13 @@ fn latency(outcome: &Outcome) -> String {
     let y = Axis::decades(low, outcome.batches.max_us().max(low));
     let points: Vec<_> =
         values.iter().map(|(at, us)| (x.across(*at), y.up(us.max(low).log10()))).collect();
-    let mut svg = frame(&x, &y, "How long a batch takes");
+    let mut svg = frame(&x, &y, "Latency of a batch");
     let _ = writeln!(svg, "<path class=\"line\" d=\"{}\"/></svg>", path(&points));
     svg
 }
 
 impl Axis {
-    /// From nothing up, with round marks.
+    /// Creates an axis from 0 to `high` with round marks.
     fn linear(high: f64, title: &str) -> Self {
         let rough = high / 6.0;
         let power = 10_f64.powf(rough.log10().floor());
@@ -153,7 +153,7 @@ impl Axis {
         Self { low: 0.0, high, marks: (0..=count).map(mark).collect(), title: title.to_owned() }
     }
 
-    /// Microseconds by powers of ten; positions are logarithms.
+    /// Creates an axis of microseconds with a mark per power of ten; positions are logarithms.
     fn decades(low: f64, high: f64) -> Self {
         let (first, last) = (low.log10().floor(), high.log10().ceil());
         let last = if last > first { last } else { first + 1.0 };
@@ -177,7 +177,7 @@ impl Axis {
     }
 }
 
-/// The picture up to its content: grid, marks, axes.
+/// Returns the beginning of the picture: grid, marks, and axes.
 fn frame(x: &Axis, y: &Axis, label: &str) -> String {
     let mut svg =
         format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{label}\">");
@@ -229,7 +229,7 @@ fn table(text: &mut String, rows: &[(impl AsRef<str>, String)]) {
     text.push_str("</table>\n");
 }
 
-/// A duration, given in microseconds, in the unit that suits it.
+/// Formats a duration, given in microseconds, in a suitable unit.
 fn micros(us: f64) -> String {
     let (value, unit) = match us {
         us if us >= 1e6 => (us / 1e6, "s"),
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn quantities_are_told_in_the_unit_that_suits_them() {
+    fn quantities_use_suitable_units() {
         assert_eq!([micros(0.5), micros(2.0), micros(1234.5)], ["500 ns", "2 µs", "1.23 ms"]);
         assert_eq!([bytes(512), bytes(65536), bytes(3 << 29)], ["512 B", "64 KiB", "1.50 GiB"]);
     }

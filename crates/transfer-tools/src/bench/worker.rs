@@ -1,4 +1,4 @@
-//! One thread of the initiator: batch after batch until the time is over.
+//! A thread of the initiator, which moves batch after batch until the time is over.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -10,13 +10,13 @@ use mooncake_transfer_engine::{Engine, LocalRange, Opcode, Peer, TransferEntry};
 
 use super::{latency::Latencies, options::BenchConfig};
 
-/// How long one batch may take.
+/// The timeout of a batch.
 const BATCH_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Throughput is shown over slices of the time, not finer than this many.
+/// The number of intervals of the run for which the throughput is reported.
 pub(super) const INTERVALS: usize = 100;
 
-/// What every thread does.
+/// The work of every thread.
 #[derive(Debug)]
 pub(super) struct Workload {
     opcode: Opcode,
@@ -24,22 +24,24 @@ pub(super) struct Workload {
     batch_size: usize,
     local: u64,
     remote: u64,
-    /// How many whole batches the smaller of both memories holds.
+    /// The number of whole batches that fit into the smaller of both memories.
     slots: usize,
     duration: Duration,
 }
 
-/// What one thread did.
+/// The result of one thread.
 #[derive(Debug)]
 pub(super) struct WorkerResult {
     pub(super) batches: Latencies,
-    /// Bytes that ended in each interval_length of the time; what ended later counts to the last.
+    /// Bytes of batches that ended in each interval; batches that end later count to the last one.
     pub(super) bytes: Vec<u64>,
 }
 
 impl Workload {
+    /// Creates the workload for a local and a remote memory, each given as address and length.
+    ///
     /// # Errors
-    /// A batch fits into neither memory.
+    /// A batch does not fit into one of the memories.
     pub(super) fn new(config: &BenchConfig, local: (u64, u64), remote: (u64, u64)) -> Result<Self> {
         let batch_bytes = config.block_bytes * config.batch_size as u64;
         let slots = local.1.min(remote.1).min(config.buffer_bytes) / batch_bytes;
@@ -59,15 +61,15 @@ impl Workload {
         })
     }
 
-    /// The batch that lies at a slot of both memories.
-    #[allow(unsafe_code, reason = "a transfer is told addresses")]
+    /// Returns the batch at a slot of both memories.
+    #[allow(unsafe_code, reason = "transfers are given by addresses")]
     fn pieces(&self, slot: usize) -> Vec<Piece> {
         let begin = slot % self.slots * self.batch_size * self.block_bytes;
         let piece = |index: usize| {
             let offset = (begin + index * self.block_bytes) as u64;
             let at = (self.local + offset) as usize as *mut u8;
-            // SAFETY: the caller of the program's workers holds the memory that the workload was made
-            // for until all of them have ended, and makes no reference into it.
+            // SAFETY: the caller of the workers keeps the memory of the workload until all of them
+            // have ended, and creates no reference into it.
             let local = unsafe { LocalRange::held(at, self.block_bytes) };
             TransferEntry::new(local, self.remote + offset)
         };
@@ -78,7 +80,7 @@ impl Workload {
 /// Moves batches until the time is over or another thread has failed.
 ///
 /// # Errors
-/// A piece failed.
+/// An entry failed.
 pub(super) fn run(
     engine: &Engine,
     peer: &Peer,
@@ -89,7 +91,7 @@ pub(super) fn run(
 ) -> Result<WorkerResult> {
     let mut result = WorkerResult { batches: Latencies::default(), bytes: vec![0; INTERVALS] };
     let interval_length = (workload.duration / INTERVALS as u32).max(Duration::from_nanos(1));
-    // Threads begin at slots of their own and go on from there.
+    // Each thread starts at its own slot and proceeds to the next ones.
     let mut slot = number;
     loop {
         let mut pieces = workload.pieces(slot);
