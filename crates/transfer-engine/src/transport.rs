@@ -103,7 +103,7 @@ pub trait Path: fmt::Debug + Send + Sync {
     /// whatever the outcome. A write counts as done only after its bytes were applied. A path with
     /// its own completions (verbs) posts the work and parks the caller until its poller has reaped
     /// the completions; callers that must not block use the engine's worker threads.
-    fn transfer(&self, opcode: Opcode, pieces: &mut [TransferEntry], deadline: Moment);
+    fn transfer(&self, opcode: Opcode, entries: &mut [TransferEntry], deadline: Moment);
 
     /// Returns false once the peer is known to be unreachable over this path. The engine drops such
     /// a path.

@@ -68,22 +68,22 @@ impl Path for MemoryPath {
         self.owner().is_some_and(|lent| lent.regions.find(range).is_some())
     }
 
-    fn transfer(&self, opcode: Opcode, pieces: &mut [TransferEntry], deadline: Moment) {
+    fn transfer(&self, opcode: Opcode, entries: &mut [TransferEntry], deadline: Moment) {
         let owner = self.owner();
-        let mut rest = pieces;
+        let mut rest = entries;
         loop {
-            let done = rest.iter().take_while(|piece| piece.outcome.is_some()).count();
+            let done = rest.iter().take_while(|entry| entry.outcome.is_some()).count();
             rest = &mut rest[done..];
-            let Some(piece) = rest.first_mut() else { return };
+            let Some(entry) = rest.first_mut() else { return };
             let pinned = match &owner {
-                Some(lent) => pin_region(lent, piece.remote_range()),
+                Some(lent) => pin_region(lent, entry.remote_range()),
                 None => Err(Error::new(ErrorCode::TRANSFER_FAIL, "the peer's engine is closed")
                     .with("engine", self.id)),
             };
             let pin = match pinned {
                 Ok(pin) => pin,
                 Err(error) => {
-                    piece.outcome = Some(Err(error));
+                    entry.outcome = Some(Err(error));
                     continue;
                 }
             };
@@ -91,7 +91,7 @@ impl Path for MemoryPath {
             let region = pin.region();
             let count = rest
                 .iter()
-                .take_while(|piece| piece.outcome.is_some() || region.holds(piece.remote_range()))
+                .take_while(|entry| entry.outcome.is_some() || region.holds(entry.remote_range()))
                 .count();
             let (run, behind) = rest.split_at_mut(count);
             let gate = || check_deadline(deadline);
@@ -122,16 +122,16 @@ fn pin_region(lent: &ExportedMemory, range: RemoteRange) -> Result<Pin> {
 }
 
 /// Copies entries whose remote side is user memory, which may be unmapped without notice.
-fn copy_each(opcode: Opcode, pieces: &mut [TransferEntry], gate: &dyn Fn() -> Result<()>) {
-    let mut copier = Copier::of(pieces);
-    for piece in pieces.iter_mut().filter(|piece| piece.outcome.is_none()) {
+fn copy_each(opcode: Opcode, entries: &mut [TransferEntry], gate: &dyn Fn() -> Result<()>) {
+    let mut copier = Copier::of(entries);
+    for entry in entries.iter_mut().filter(|entry| entry.outcome.is_none()) {
         // SAFETY: no references exist to bytes of a registered region; registering requires that.
-        let remote = unsafe { LocalRange::foreign(piece.remote as usize, piece.local.length()) };
+        let remote = unsafe { LocalRange::foreign(entry.remote as usize, entry.local.length()) };
         let (from, to) = match opcode {
-            Opcode::Write => (piece.local, remote),
-            Opcode::Read => (remote, piece.local),
+            Opcode::Write => (entry.local, remote),
+            Opcode::Read => (remote, entry.local),
         };
-        piece.outcome = Some(gate().and_then(|()| copier.copy(from, to)));
+        entry.outcome = Some(gate().and_then(|()| copier.copy(from, to)));
     }
 }
 

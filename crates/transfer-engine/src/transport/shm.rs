@@ -211,24 +211,24 @@ impl Path for ShmPath {
         })
     }
 
-    fn transfer(&self, opcode: Opcode, pieces: &mut [TransferEntry], deadline: Moment) {
+    fn transfer(&self, opcode: Opcode, entries: &mut [TransferEntry], deadline: Moment) {
         if self.attachment.link().is_closed() {
             self.attachment.close();
         }
-        let mut rest = pieces;
-        while let Some(piece) = rest.first_mut() {
-            if piece.outcome.is_some() {
+        let mut rest = entries;
+        while let Some(entry) = rest.first_mut() {
+            if entry.outcome.is_some() {
                 rest = &mut rest[1..];
                 continue;
             }
             if !self.is_alive() {
-                piece.outcome = Some(Err(attachment::peer_gone()));
+                entry.outcome = Some(Err(attachment::peer_gone()));
                 continue;
             }
-            let guard = match self.attachment.acquire(piece.remote_range(), deadline) {
+            let guard = match self.attachment.acquire(entry.remote_range(), deadline) {
                 Ok(guard) => guard,
                 Err(error) => {
-                    piece.outcome = Some(Err(error));
+                    entry.outcome = Some(Err(error));
                     continue;
                 }
             };
@@ -236,7 +236,7 @@ impl Path for ShmPath {
             // All following entries in the same region are moved in one run.
             let count = rest
                 .iter()
-                .take_while(|piece| piece.outcome.is_some() || region.holds(piece.remote_range()))
+                .take_while(|entry| entry.outcome.is_some() || region.holds(entry.remote_range()))
                 .count();
             let (run, behind) = rest.split_at_mut(count);
             let gate = || guard.check(deadline);
@@ -248,8 +248,8 @@ impl Path for ShmPath {
                 // The entries stay open for another path.
                 AccessMode::Unserved => {}
                 AccessMode::Failed(error) => {
-                    for piece in run.iter_mut().filter(|piece| piece.outcome.is_none()) {
-                        piece.outcome = Some(Err(error.clone()));
+                    for entry in run.iter_mut().filter(|entry| entry.outcome.is_none()) {
+                        entry.outcome = Some(Err(error.clone()));
                     }
                 }
             }
@@ -293,7 +293,7 @@ impl Drop for ShmPath {
 /// range separately, which costs about as much as copying a page.
 fn copy_by_kernel(
     opcode: Opcode,
-    pieces: &mut [TransferEntry],
+    entries: &mut [TransferEntry],
     process: i32,
     gate: &dyn Fn() -> Result<()>,
 ) {
@@ -301,22 +301,22 @@ fn copy_by_kernel(
         Opcode::Read => Direction::In,
         Opcode::Write => Direction::Out,
     };
-    let order = sorted_by_remote(pieces);
+    let order = sorted_by_remote(entries);
     let mut rest = &order[..];
     while !rest.is_empty() {
         let (mut local, mut remote) = (IoVecs::default(), IoVecs::default());
         let (mut count, mut bytes) = (0, 0);
         for index in rest.iter().take(ENTRIES_PER_CALL) {
-            let piece = &pieces[*index];
+            let entry = &entries[*index];
             // A long entry is copied alone, in parts.
-            if bytes >= BYTES_PER_CALL || (count > 0 && piece.local.length() > BYTES_PER_CALL) {
+            if bytes >= BYTES_PER_CALL || (count > 0 && entry.local.length() > BYTES_PER_CALL) {
                 break;
             }
-            let (here, there) = iovecs(piece, 0);
+            let (here, there) = iovecs(entry, 0);
             local.push(here);
             remote.push(there);
             count += 1;
-            bytes += piece.local.length();
+            bytes += entry.local.length();
         }
         let moved = match gate() {
             // A long entry is moved by `copy_remaining` below, from its beginning.
@@ -327,22 +327,22 @@ fn copy_by_kernel(
             }
             Err(error) => {
                 for index in rest {
-                    pieces[*index].outcome = Some(Err(error.clone()));
+                    entries[*index].outcome = Some(Err(error.clone()));
                 }
                 return;
             }
         };
         let end =
-            |piece: &TransferEntry, done| copy_remaining(piece, done, (process, direction), gate);
-        rest = &rest[record_moved(pieces, &rest[..count], moved, end)..];
+            |entry: &TransferEntry, done| copy_remaining(entry, done, (process, direction), gate);
+        rest = &rest[record_moved(entries, &rest[..count], moved, end)..];
     }
 }
 
 /// Returns the indexes of the unfinished entries, sorted by remote address.
-fn sorted_by_remote(pieces: &[TransferEntry]) -> Vec<usize> {
-    let is_open = |index: &usize| pieces[*index].outcome.is_none();
-    let mut order: Vec<usize> = (0..pieces.len()).filter(is_open).collect();
-    order.sort_unstable_by_key(|index| pieces[*index].remote);
+fn sorted_by_remote(entries: &[TransferEntry]) -> Vec<usize> {
+    let is_open = |index: &usize| entries[*index].outcome.is_none();
+    let mut order: Vec<usize> = (0..entries.len()).filter(is_open).collect();
+    order.sort_unstable_by_key(|index| entries[*index].remote);
     order
 }
 
@@ -379,33 +379,33 @@ impl IoVecs {
 /// Records the outcomes of a system call that moved `moved` bytes. The entry at which the call
 /// stopped is completed by `finish`. Returns the number of entries of the group that are done.
 fn record_moved(
-    pieces: &mut [TransferEntry],
+    entries: &mut [TransferEntry],
     group: &[usize],
     mut moved: usize,
     finish: impl FnOnce(&TransferEntry, usize) -> Result<()>,
 ) -> usize {
     for (place, index) in group.iter().enumerate() {
-        let piece = &mut pieces[*index];
-        if moved < piece.local.length() {
-            piece.outcome = Some(finish(piece, moved));
+        let entry = &mut entries[*index];
+        if moved < entry.local.length() {
+            entry.outcome = Some(finish(entry, moved));
             return place + 1;
         }
-        moved -= piece.local.length();
-        piece.outcome = Some(Ok(()));
+        moved -= entry.local.length();
+        entry.outcome = Some(Ok(()));
     }
     group.len()
 }
 
 /// Copies the rest of one entry, in parts.
 fn copy_remaining(
-    piece: &TransferEntry,
+    entry: &TransferEntry,
     mut done: usize,
     (process, direction): (i32, Direction),
     gate: &dyn Fn() -> Result<()>,
 ) -> Result<()> {
-    while done < piece.local.length() {
+    while done < entry.local.length() {
         gate()?;
-        let (local, remote) = iovecs(piece, done);
+        let (local, remote) = iovecs(entry, done);
         match probe::process_vm_copy(process, direction, &[local], &[remote]) {
             Ok(moved) if moved > 0 => done += moved,
             answer => {
@@ -413,12 +413,12 @@ fn copy_remaining(
                     Direction::In => Access::Write,
                     Direction::Out => Access::Read,
                 };
-                if !copy::is_accessible(piece.local, access) {
-                    return Err(copy::inaccessible(piece.local, access));
+                if !copy::is_accessible(entry.local, access) {
+                    return Err(copy::inaccessible(entry.local, access));
                 }
                 let error = no_path("the owner's memory cannot be accessed")
-                    .with("address", format_args!("{:#x}", piece.remote))
-                    .with("length", piece.local.length());
+                    .with("address", format_args!("{:#x}", entry.remote))
+                    .with("length", entry.local.length());
                 return Err(match answer {
                     Err(cause) => error.caused_by(cause),
                     Ok(_) => error,
@@ -430,9 +430,9 @@ fn copy_remaining(
 }
 
 /// Returns the local and the remote range of the next part of an entry, from `done` on.
-fn iovecs(piece: &TransferEntry, done: usize) -> (libc::iovec, libc::iovec) {
-    let length = (piece.local.length() - done).min(BYTES_PER_CALL);
+fn iovecs(entry: &TransferEntry, done: usize) -> (libc::iovec, libc::iovec) {
+    let length = (entry.local.length() - done).min(BYTES_PER_CALL);
     let vector =
         |address: usize| libc::iovec { iov_base: (address + done) as *mut _, iov_len: length };
-    (vector(piece.local.address()), vector(piece.remote as usize))
+    (vector(entry.local.address()), vector(entry.remote as usize))
 }

@@ -120,8 +120,8 @@ fn forced_tcp_copies_only_within_one_engine() {
         for (owner, kind) in [(&engine, own_kind), (&other, TransportKind::Tcp)] {
             let (lent, mut whole, mut bytes) = (Lent::shared(owner, 4096), *b"whole", [0; 5]);
             let peer = engine.open(owner.segment_name(), soon()).unwrap();
-            let mut pieces = [Piece::new(held(&mut whole), lent.base())];
-            assert_eq!(engine.transfer(&peer, Opcode::Write, &mut pieces, soon()), Some(kind));
+            let mut entries = [TransferEntry::new(held(&mut whole), lent.base())];
+            assert_eq!(engine.transfer(&peer, Opcode::Write, &mut entries, soon()), Some(kind));
             move_one(&engine, &peer, Opcode::Read, (held(&mut bytes), lent.base())).unwrap();
             assert_eq!(&bytes, b"whole");
         }
@@ -141,9 +141,9 @@ fn closed_engine_refuses_calls_and_close_is_idempotent() {
     assert_eq!(engine.open("127.0.0.1:1", soon()).unwrap_err().kind(), ErrorKind::Closed);
     assert_eq!(engine.allocate(1).unwrap_err().kind(), ErrorKind::Closed);
     assert_eq!(engine.regions().register(4096, 1, "*").unwrap_err().kind(), ErrorKind::Closed);
-    let mut pieces = [TransferEntry::new(held(&mut [1]), memory.base())];
-    engine.transfer(&peer, Opcode::Write, &mut pieces, soon());
-    let error = pieces[0].outcome.take().unwrap().unwrap_err();
+    let mut entries = [TransferEntry::new(held(&mut [1]), memory.base())];
+    engine.transfer(&peer, Opcode::Write, &mut entries, soon());
+    let error = entries[0].outcome.take().unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed);
     // The memory stays valid for its holder.
     memory.write(0, b"x").unwrap();

@@ -49,8 +49,8 @@ fn reports_the_transport_used_and_follows_hints() {
     let lent = Lent::shared(&far, 4096);
     let mut bytes = [1; 9];
     let mut over = |hint| {
-        let mut pieces = [TransferEntry::new(held(&mut bytes), lent.base())];
-        near.transfer_hinted(&peer, Opcode::Write, &mut pieces, soon(), hint)
+        let mut entries = [TransferEntry::new(held(&mut bytes), lent.base())];
+        near.transfer_hinted(&peer, Opcode::Write, &mut entries, soon(), hint)
     };
     assert_eq!(over(None), Some(TransportKind::Memory));
     for kind in [TransportKind::Tcp, TransportKind::Shm, TransportKind::Memory] {

@@ -137,10 +137,10 @@ pub(crate) fn move_until(
     (local, remote): (LocalRange, u64),
     deadline: Moment,
 ) -> Result<()> {
-    let mut pieces = [TransferEntry::new(local, remote)];
-    engine.transfer(peer, opcode, &mut pieces, deadline);
-    let [piece] = pieces;
-    piece.outcome.expect("every piece has an outcome")
+    let mut entries = [TransferEntry::new(local, remote)];
+    engine.transfer(peer, opcode, &mut entries, deadline);
+    let [entry] = entries;
+    entry.outcome.expect("every entry has an outcome")
 }
 
 pub(crate) fn held(bytes: &mut [u8]) -> LocalRange {

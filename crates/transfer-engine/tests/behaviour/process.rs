@@ -87,9 +87,9 @@ fn peer_killed_mid_batch_ends_the_batch() {
                 scope.spawn(move || {
                     let mut bytes = vec![1; LENT_BYTES];
                     loop {
-                        let mut pieces = [TransferEntry::new(held(&mut bytes), address)];
-                        engine.transfer(peer, opcode, &mut pieces, deadline);
-                        if let Some(Err(_)) = pieces[0].outcome {
+                        let mut entries = [TransferEntry::new(held(&mut bytes), address)];
+                        engine.transfer(peer, opcode, &mut entries, deadline);
+                        if let Some(Err(_)) = entries[0].outcome {
                             break;
                         }
                         moved.fetch_add(1, Ordering::Relaxed);
@@ -123,10 +123,10 @@ fn stopped_peer_costs_a_transfer_its_deadline() {
         }
         for opcode in [Opcode::Read, Opcode::Write] {
             let begin = Instant::now();
-            let mut pieces = [TransferEntry::new(held(&mut bytes), address)];
+            let mut entries = [TransferEntry::new(held(&mut bytes), address)];
             let deadline = SystemClock.now() + Duration::from_millis(300);
-            near.transfer(&peer, opcode, &mut pieces, deadline);
-            let error = pieces[0].outcome.take().unwrap().unwrap_err();
+            near.transfer(&peer, opcode, &mut entries, deadline);
+            let error = entries[0].outcome.take().unwrap().unwrap_err();
             let is_late = error.kind() == ErrorKind::Timeout;
             assert!(is_late || error.to_string().contains("deadline"), "{error}");
             assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());

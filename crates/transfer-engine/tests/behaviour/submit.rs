@@ -15,17 +15,17 @@ fn check_batches(pair: &Pair) {
     let mut bytes = pattern(LENGTH, 3);
     for parts in [1, 64, 256] {
         let length = LENGTH / parts;
-        let pieces = |bytes: &mut [u8]| -> Vec<TransferEntry> {
+        let entries = |bytes: &mut [u8]| -> Vec<TransferEntry> {
             let chunks = bytes.chunks_exact_mut(length).enumerate();
             chunks
                 .map(|(i, part)| TransferEntry::new(held(part), lent.base() + (i * length) as u64))
                 .collect()
         };
         let peer = || std::sync::Arc::clone(&pair.peer);
-        let write = pair.near.submit(peer(), Opcode::Write, pieces(&mut bytes), soon()).unwrap();
+        let write = pair.near.submit(peer(), Opcode::Write, entries(&mut bytes), soon()).unwrap();
         assert!(matches!(pair.near.wait(&[write]).unwrap()[..], [BatchStatus::Done]));
         let mut back = vec![0; LENGTH];
-        let read = pair.near.submit(peer(), Opcode::Read, pieces(&mut back), soon()).unwrap();
+        let read = pair.near.submit(peer(), Opcode::Read, entries(&mut back), soon()).unwrap();
         while !pair.near.status(read).unwrap().has_ended() {
             std::thread::yield_now();
         }
@@ -65,9 +65,9 @@ fn submitted_batch_follows_the_transport_hint() {
         };
         let before = moved(&near);
         let mut bytes = pattern(length, 1);
-        let pieces = vec![TransferEntry::new(held(&mut bytes), lent.base())];
+        let entries = vec![TransferEntry::new(held(&mut bytes), lent.base())];
         let peer = near.open(far.segment_name(), soon()).unwrap();
-        let batch = near.submit_hinted(peer, Opcode::Write, pieces, soon(), Some(kind)).unwrap();
+        let batch = near.submit_hinted(peer, Opcode::Write, entries, soon(), Some(kind)).unwrap();
         assert!(matches!(near.wait(&[batch]).unwrap()[..], [BatchStatus::Done]));
         assert_eq!(moved(&near) - before, length as u64, "{kind}");
     }
@@ -85,9 +85,9 @@ fn many_batches_of_many_threads_complete() {
                 let at = base + thread * 4096;
                 let batches: Vec<BatchId> = (0..400)
                     .map(|_| {
-                        let pieces = vec![TransferEntry::new(held(&mut bytes), at)];
+                        let entries = vec![TransferEntry::new(held(&mut bytes), at)];
                         let peer = std::sync::Arc::clone(&pair.peer);
-                        pair.near.submit(peer, Opcode::Write, pieces, soon()).unwrap()
+                        pair.near.submit(peer, Opcode::Write, entries, soon()).unwrap()
                     })
                     .collect();
                 let ends = pair.near.wait(&batches).unwrap();
@@ -110,9 +110,9 @@ fn batch_with_a_bad_entry_fails_and_moves_the_others() {
         TransferEntry::new(held(&mut [1; 10]), beyond),
         TransferEntry::new(foreign(8, 10), lent.base()),
     ] {
-        let pieces = vec![TransferEntry::new(held(&mut bytes), lent.base() + 100), bad];
+        let entries = vec![TransferEntry::new(held(&mut bytes), lent.base() + 100), bad];
         let peer = std::sync::Arc::clone(&pair.peer);
-        let batch = pair.near.submit(peer, Opcode::Write, pieces, soon()).unwrap();
+        let batch = pair.near.submit(peer, Opcode::Write, entries, soon()).unwrap();
         assert!(matches!(pair.near.wait(&[batch]).unwrap()[..], [BatchStatus::Failed(_)]));
     }
     let mut back = vec![0; 10];
@@ -124,9 +124,9 @@ fn batch_with_a_bad_entry_fails_and_moves_the_others() {
 fn batch_past_its_deadline_has_timed_out() {
     let pair = Pair::over_tcp();
     let [lent, _other] = pair.lend(4096);
-    let pieces = vec![TransferEntry::new(held(&mut [1; 10]), lent.base())];
+    let entries = vec![TransferEntry::new(held(&mut [1; 10]), lent.base())];
     let peer = std::sync::Arc::clone(&pair.peer);
-    let batch = pair.near.submit(peer, Opcode::Write, pieces, SystemClock.now()).unwrap();
+    let batch = pair.near.submit(peer, Opcode::Write, entries, SystemClock.now()).unwrap();
     assert!(matches!(pair.near.wait(&[batch]).unwrap()[..], [BatchStatus::TimedOut(_)]));
 }
 

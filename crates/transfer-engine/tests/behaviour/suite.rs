@@ -44,13 +44,13 @@ pub(crate) fn arrives_whole_in_a_batch_of_20000(pair: &Pair) {
         let mut bytes = pattern(COUNT * LENGTH, 5);
         let wanted = bytes.clone();
         // In reverse order, so that adjacent entries are not merged trivially.
-        let batch = |bytes: &mut [u8]| -> Vec<Piece> {
-            let pieces = bytes.chunks_mut(LENGTH).enumerate();
-            let mut pieces: Vec<TransferEntry> = pieces
+        let batch = |bytes: &mut [u8]| -> Vec<TransferEntry> {
+            let entries = bytes.chunks_mut(LENGTH).enumerate();
+            let mut entries: Vec<TransferEntry> = entries
                 .map(|(i, part)| TransferEntry::new(held(part), lent.base() + (i * LENGTH) as u64))
                 .collect();
-            pieces.reverse();
-            pieces
+            entries.reverse();
+            entries
         };
         move_all(pair, Opcode::Write, batch(&mut bytes));
         let mut back = vec![0; COUNT * LENGTH];
@@ -59,9 +59,9 @@ pub(crate) fn arrives_whole_in_a_batch_of_20000(pair: &Pair) {
     }
 }
 
-fn move_all(pair: &Pair, opcode: Opcode, mut pieces: Vec<TransferEntry>) {
-    pair.near.transfer(&pair.peer, opcode, &mut pieces, crate::pair::soon());
-    assert!(pieces.iter().all(|piece| matches!(piece.outcome, Some(Ok(())))));
+fn move_all(pair: &Pair, opcode: Opcode, mut entries: Vec<TransferEntry>) {
+    pair.near.transfer(&pair.peer, opcode, &mut entries, crate::pair::soon());
+    assert!(entries.iter().all(|entry| matches!(entry.outcome, Some(Ok(())))));
 }
 
 pub(crate) fn refuses_a_range_outside_registered_memory(pair: &Pair) {
@@ -151,24 +151,24 @@ pub(crate) fn many_threads_share_an_engine(pair: &Pair) {
 pub(crate) fn refuses_a_passed_deadline(pair: &Pair) {
     let [lent, _] = pair.lend(MIB);
     let mut bytes = vec![1; MIB];
-    let mut pieces = [TransferEntry::new(held(&mut bytes), lent.base())];
-    pair.near.transfer(&pair.peer, Opcode::Write, &mut pieces, SystemClock.now());
-    let error = pieces[0].outcome.take().unwrap().unwrap_err();
+    let mut entries = [TransferEntry::new(held(&mut bytes), lent.base())];
+    pair.near.transfer(&pair.peer, Opcode::Write, &mut entries, SystemClock.now());
+    let error = entries[0].outcome.take().unwrap().unwrap_err();
     assert!(error.to_string().contains("deadline"), "{error}");
 }
 
 pub(crate) fn failed_entries_leave_the_others_alone(pair: &Pair) {
     for lent in pair.lend(MIB) {
         let mut bytes = pattern(300, 9);
-        let mut pieces: Vec<TransferEntry> = bytes
+        let mut entries: Vec<TransferEntry> = bytes
             .chunks_mut(100)
             .zip([lent.base(), lent.base() + lent.length() - 99, lent.base() + 100])
             .map(|(part, address)| TransferEntry::new(held(part), address))
             .collect();
-        pieces.push(TransferEntry::new(foreign(8, 10), lent.base() + 500));
-        pair.near.transfer(&pair.peer, Opcode::Write, &mut pieces, crate::pair::soon());
+        entries.push(TransferEntry::new(foreign(8, 10), lent.base() + 500));
+        pair.near.transfer(&pair.peer, Opcode::Write, &mut entries, crate::pair::soon());
         let went: Vec<bool> =
-            pieces.iter().map(|piece| matches!(piece.outcome, Some(Ok(())))).collect();
+            entries.iter().map(|entry| matches!(entry.outcome, Some(Ok(())))).collect();
         assert_eq!(went, [true, false, true, false]);
         let mut back = vec![0; 200];
         pair.read(lent.base(), &mut back).unwrap();
@@ -198,8 +198,8 @@ pub(crate) fn arrives_whole_in_batches_of_every_count(pair: &Pair) {
             let mut bytes = pattern(count * LENGTH, count);
             let wanted = bytes.clone();
             let batch = |bytes: &mut [u8]| -> Vec<TransferEntry> {
-                let pieces = bytes.chunks_mut(LENGTH).enumerate();
-                pieces
+                let entries = bytes.chunks_mut(LENGTH).enumerate();
+                entries
                     .map(|(i, part)| {
                         TransferEntry::new(held(part), lent.base() + (i * LENGTH) as u64)
                     })
@@ -216,11 +216,11 @@ pub(crate) fn arrives_whole_in_batches_of_every_count(pair: &Pair) {
 pub(crate) fn overlapping_entries_leave_bytes_of_either(pair: &Pair) {
     for lent in pair.lend(MIB) {
         let (mut ones, mut twos) = (vec![1; MIB], vec![2; MIB / 2]);
-        let pieces = vec![
+        let entries = vec![
             TransferEntry::new(held(&mut ones), lent.base()),
             TransferEntry::new(held(&mut twos), lent.base() + (MIB / 4) as u64),
         ];
-        move_all(pair, Opcode::Write, pieces);
+        move_all(pair, Opcode::Write, entries);
         let mut back = vec![0; MIB];
         pair.read(lent.base(), &mut back).unwrap();
         let inside = MIB / 4..MIB / 4 + MIB / 2;
@@ -228,12 +228,12 @@ pub(crate) fn overlapping_entries_leave_bytes_of_either(pair: &Pair) {
         assert!(back[..inside.start].iter().chain(&back[inside.end..]).all(|byte| *byte == 1));
         // One remote range is read into two buffers.
         let mut other = vec![0; MIB];
-        let pieces = vec![
+        let entries = vec![
             TransferEntry::new(held(&mut ones), lent.base()),
             TransferEntry::new(held(&mut other), lent.base()),
         ];
         pair.write(lent.base(), &mut vec![9; MIB]).unwrap();
-        move_all(pair, Opcode::Read, pieces);
+        move_all(pair, Opcode::Read, entries);
         assert!(ones.iter().chain(&other).all(|byte| *byte == 9));
     }
 }

@@ -63,9 +63,9 @@ impl Workload {
 
     /// Returns the batch at a slot of both memories.
     #[allow(unsafe_code, reason = "transfers are given by addresses")]
-    fn pieces(&self, slot: usize) -> Vec<Piece> {
+    fn entries(&self, slot: usize) -> Vec<TransferEntry> {
         let begin = slot % self.slots * self.batch_size * self.block_bytes;
-        let piece = |index: usize| {
+        let entry = |index: usize| {
             let offset = (begin + index * self.block_bytes) as u64;
             let at = (self.local + offset) as usize as *mut u8;
             // SAFETY: the caller of the workers keeps the memory of the workload until all of them
@@ -73,7 +73,7 @@ impl Workload {
             let local = unsafe { LocalRange::held(at, self.block_bytes) };
             TransferEntry::new(local, self.remote + offset)
         };
-        (0..self.batch_size).map(piece).collect()
+        (0..self.batch_size).map(entry).collect()
     }
 }
 
@@ -94,11 +94,11 @@ pub(super) fn run(
     // Each thread starts at its own slot and proceeds to the next ones.
     let mut slot = number;
     loop {
-        let mut pieces = workload.pieces(slot);
+        let mut entries = workload.entries(slot);
         let start = Instant::now();
-        engine.transfer(peer, workload.opcode, &mut pieces, SystemClock.now() + BATCH_TIMEOUT);
+        engine.transfer(peer, workload.opcode, &mut entries, SystemClock.now() + BATCH_TIMEOUT);
         let end = Instant::now();
-        pieces.into_iter().try_for_each(|piece| piece.outcome.unwrap_or(Ok(())))?;
+        entries.into_iter().try_for_each(|entry| entry.outcome.unwrap_or(Ok(())))?;
         result.batches.record(end - start);
         let interval = (end - begin).as_nanos() / interval_length.as_nanos();
         let interval = usize::try_from(interval).unwrap_or(usize::MAX).min(INTERVALS - 1);

@@ -478,7 +478,7 @@ impl DataConnection {
     }
 
     /// Reads available bytes without blocking.
-    pub(super) fn read_some(&self, buffer: &mut [u8]) -> io::Result<usize> {
+    pub(super) fn read_available(&self, buffer: &mut [u8]) -> io::Result<usize> {
         vectored_io::read(self.socket.as_fd(), buffer, BlockMode::NonBlocking)
     }
 

@@ -9,7 +9,7 @@ use crate::transfer_entry::{RemoteRange, TransferEntry};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Part {
     /// The index of the entry in the batch.
-    pub(super) piece: usize,
+    pub(super) entry: usize,
     /// The local address.
     pub(super) address: usize,
     /// The peer's range.
@@ -34,7 +34,7 @@ pub(super) struct FrameLimits {
 #[derive(Debug)]
 pub(super) struct Framer {
     limits: FrameLimits,
-    piece: usize,
+    entry: usize,
     offset: usize,
 }
 
@@ -48,46 +48,46 @@ impl FrameLimits {
 impl Framer {
     /// Creates a framer for the open entries. Entries that need no transfer get their outcome at
     /// once.
-    pub(super) fn new(pieces: &mut [TransferEntry], limits: FrameLimits) -> Self {
-        for piece in pieces.iter_mut().filter(|piece| piece.outcome.is_none()) {
-            let range = piece.remote_range();
+    pub(super) fn new(entries: &mut [TransferEntry], limits: FrameLimits) -> Self {
+        for entry in entries.iter_mut().filter(|entry| entry.outcome.is_none()) {
+            let range = entry.remote_range();
             if range.length == 0 {
-                piece.outcome = Some(Ok(()));
+                entry.outcome = Some(Ok(()));
             } else if range.address.checked_add(range.length).is_none() {
                 let error = Error::invalid("the range of the peer wraps around the address space")
                     .with("address", format_args!("{:#x}", range.address))
                     .with("length", range.length);
-                piece.outcome = Some(Err(error));
+                entry.outcome = Some(Err(error));
             }
         }
-        Self { limits, piece: 0, offset: 0 }
+        Self { limits, entry: 0, offset: 0 }
     }
 
     /// Puts the parts of the next frame into `parts`, which stays empty at the end of the batch.
-    pub(super) fn next_frame(&mut self, pieces: &[TransferEntry], parts: &mut Vec<Part>) {
+    pub(super) fn next_frame(&mut self, entries: &[TransferEntry], parts: &mut Vec<Part>) {
         parts.clear();
         let mut budget = self.limits.bytes;
-        while let Some(piece) = pieces.get(self.piece) {
-            if piece.outcome.is_some() {
-                (self.piece, self.offset) = (self.piece + 1, 0);
+        while let Some(entry) = entries.get(self.entry) {
+            if entry.outcome.is_some() {
+                (self.entry, self.offset) = (self.entry + 1, 0);
                 continue;
             }
             if budget == 0 || parts.len() == self.limits.parts {
                 break;
             }
-            let left = piece.local.length() - self.offset;
+            let left = entry.local.length() - self.offset;
             let length = left.min(budget);
-            let address = piece.remote + self.offset as u64;
+            let address = entry.remote + self.offset as u64;
             parts.push(Part {
-                piece: self.piece,
-                address: piece.local.address() + self.offset,
+                entry: self.entry,
+                address: entry.local.address() + self.offset,
                 remote: RemoteRange { address, length: length as u64 },
                 is_last: length == left,
             });
             budget -= length;
             self.offset += length;
             if length == left {
-                (self.piece, self.offset) = (self.piece + 1, 0);
+                (self.entry, self.offset) = (self.entry + 1, 0);
             }
         }
     }
@@ -106,18 +106,18 @@ impl Part {
     }
 
     /// Records the outcome of the part. The first failure of an entry is kept.
-    pub(super) fn complete(&self, pieces: &mut [TransferEntry], outcome: Result<()>) {
-        let piece = &mut pieces[self.piece];
-        if piece.outcome.is_none() && (self.is_last || outcome.is_err()) {
-            piece.outcome = Some(outcome);
+    pub(super) fn complete(&self, entries: &mut [TransferEntry], outcome: Result<()>) {
+        let entry = &mut entries[self.entry];
+        if entry.outcome.is_none() && (self.is_last || outcome.is_err()) {
+            entry.outcome = Some(outcome);
         }
     }
 }
 
 /// Fails every entry that has no outcome yet.
-pub(super) fn fail_unfinished(pieces: &mut [TransferEntry], error: &Error) {
-    for piece in pieces.iter_mut().filter(|piece| piece.outcome.is_none()) {
-        piece.outcome = Some(Err(error.clone()));
+pub(super) fn fail_unfinished(entries: &mut [TransferEntry], error: &Error) {
+    for entry in entries.iter_mut().filter(|entry| entry.outcome.is_none()) {
+        entry.outcome = Some(Err(error.clone()));
     }
 }
 
@@ -130,30 +130,30 @@ mod tests {
     use super::*;
     use crate::transfer_entry::LocalRange;
 
-    fn piece(address: usize, length: usize, remote: u64) -> TransferEntry {
+    fn entry(address: usize, length: usize, remote: u64) -> TransferEntry {
         // SAFETY: the entry is never transferred.
         TransferEntry::new(unsafe { LocalRange::foreign(address, length) }, remote)
     }
 
     #[test]
     fn empty_and_invalid_entries_need_no_transfer() {
-        let mut pieces = [piece(1, 0, 5), piece(1, 2, u64::MAX)];
+        let mut entries = [entry(1, 0, 5), entry(1, 2, u64::MAX)];
         let mut parts = Vec::new();
-        Framer::new(&mut pieces, FrameLimits::NATIVE).next_frame(&pieces, &mut parts);
+        Framer::new(&mut entries, FrameLimits::NATIVE).next_frame(&entries, &mut parts);
         assert_eq!(parts, []);
-        assert!(matches!(pieces[0].outcome, Some(Ok(()))));
-        assert!(matches!(pieces[1].outcome, Some(Err(_))));
+        assert!(matches!(entries[0].outcome, Some(Ok(()))));
+        assert!(matches!(entries[1].outcome, Some(Err(_))));
     }
 
     #[test]
     fn skips_the_rest_of_a_failed_entry() {
-        let mut pieces = [piece(1, 3 * FRAME_BYTES, 5), piece(9, 1, 9)];
+        let mut entries = [entry(1, 3 * FRAME_BYTES, 5), entry(9, 1, 9)];
         let mut parts = Vec::new();
-        let mut framer = Framer::new(&mut pieces, FrameLimits::NATIVE);
-        framer.next_frame(&pieces, &mut parts);
-        parts[0].complete(&mut pieces, Err(Error::internal("test")));
-        framer.next_frame(&pieces, &mut parts);
-        assert_eq!(parts.iter().map(|part| part.piece).collect::<Vec<_>>(), [1]);
+        let mut framer = Framer::new(&mut entries, FrameLimits::NATIVE);
+        framer.next_frame(&entries, &mut parts);
+        parts[0].complete(&mut entries, Err(Error::internal("test")));
+        framer.next_frame(&entries, &mut parts);
+        assert_eq!(parts.iter().map(|part| part.entry).collect::<Vec<_>>(), [1]);
     }
 
     proptest! {
@@ -161,28 +161,28 @@ mod tests {
         fn every_byte_is_in_exactly_one_part(
             lengths in proptest::collection::vec(prop_oneof![0..5_usize, 0..40_000_000_usize], 0..20),
         ) {
-            let mut pieces: Vec<_> =
-                lengths.iter().map(|&length| piece(1000, length, 5000)).collect();
-            let mut framer = Framer::new(&mut pieces, FrameLimits::NATIVE);
+            let mut entries: Vec<_> =
+                lengths.iter().map(|&length| entry(1000, length, 5000)).collect();
+            let mut framer = Framer::new(&mut entries, FrameLimits::NATIVE);
             let (mut parts, mut moved) = (Vec::new(), vec![0; lengths.len()]);
             loop {
-                framer.next_frame(&pieces, &mut parts);
+                framer.next_frame(&entries, &mut parts);
                 if parts.is_empty() {
                     break;
                 }
                 let bytes: usize = parts.iter().map(Part::length).sum();
                 prop_assert!(bytes <= FRAME_BYTES && parts.len() <= ENTRIES_MAX);
                 for part in &parts {
-                    prop_assert_eq!(part.address, 1000 + moved[part.piece]);
-                    prop_assert_eq!(part.remote.address, 5000 + moved[part.piece] as u64);
-                    moved[part.piece] += part.length();
-                    part.complete(&mut pieces, Ok(()));
-                    let is_done = moved[part.piece] == lengths[part.piece];
-                    prop_assert_eq!(pieces[part.piece].outcome.is_some(), is_done);
+                    prop_assert_eq!(part.address, 1000 + moved[part.entry]);
+                    prop_assert_eq!(part.remote.address, 5000 + moved[part.entry] as u64);
+                    moved[part.entry] += part.length();
+                    part.complete(&mut entries, Ok(()));
+                    let is_done = moved[part.entry] == lengths[part.entry];
+                    prop_assert_eq!(entries[part.entry].outcome.is_some(), is_done);
                 }
             }
             prop_assert_eq!(moved, lengths);
-            prop_assert!(pieces.iter().all(|piece| matches!(piece.outcome, Some(Ok(())))));
+            prop_assert!(entries.iter().all(|entry| matches!(entry.outcome, Some(Ok(())))));
         }
     }
 }

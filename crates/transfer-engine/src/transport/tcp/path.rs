@@ -45,8 +45,8 @@ enum FrameOutcome {
     Closing,
     /// The local memory of one part cannot be read, so the request cannot be completed.
     BadPart(usize),
-    /// The connection broke; `is_silent` if no byte of the response had arrived.
-    Broken { source: io::Error, is_silent: bool },
+    /// The connection broke; `is_before_response` if no byte of the response had arrived.
+    Broken { source: io::Error, is_before_response: bool },
 }
 
 impl TcpPath {
@@ -81,13 +81,13 @@ impl TcpPath {
     fn move_all(
         &self,
         opcode: Opcode,
-        pieces: &mut [TransferEntry],
+        entries: &mut [TransferEntry],
         deadline: Moment,
     ) -> Result<()> {
         if self.protocol == WireProtocol::Native {
-            self.move_windowed(opcode, pieces, deadline)?;
+            self.move_windowed(opcode, entries, deadline)?;
         }
-        self.move_frames(opcode, pieces, deadline)
+        self.move_frames(opcode, entries, deadline)
     }
 
     /// Moves a batch of more than one frame over as many connections as its size justifies. After a
@@ -95,12 +95,12 @@ impl TcpPath {
     fn move_windowed(
         &self,
         opcode: Opcode,
-        pieces: &mut [TransferEntry],
+        entries: &mut [TransferEntry],
         deadline: Moment,
     ) -> Result<()> {
-        let open = pieces.iter().filter(|piece| piece.outcome.is_none());
-        let (count, bytes) = open.fold((0_usize, 0_usize), |(count, bytes), piece| {
-            (count + 1, bytes.saturating_add(piece.local.length()))
+        let open = entries.iter().filter(|entry| entry.outcome.is_none());
+        let (count, bytes) = open.fold((0_usize, 0_usize), |(count, bytes), entry| {
+            (count + 1, bytes.saturating_add(entry.local.length()))
         });
         if bytes < FRAME_BYTES && count <= frame::ENTRIES_MAX {
             return Ok(());
@@ -108,7 +108,7 @@ impl TcpPath {
         let first = self.pool.acquire(deadline)?;
         let most = self.pool.max_per_transfer(first.get());
         let batch =
-            request_window::TransferBatch { opcode, pieces, deadline, endpoint: self.endpoint() };
+            request_window::TransferBatch { opcode, entries, deadline, endpoint: self.endpoint() };
         let wanted = request_window::connections_for(bytes, most);
         match request_window::run(&self.pool, first, (bytes, wanted), batch) {
             Err(failure) if failure.kind() == io::ErrorKind::TimedOut => {
@@ -127,16 +127,16 @@ impl TcpPath {
     fn move_frames(
         &self,
         opcode: Opcode,
-        pieces: &mut [TransferEntry],
+        entries: &mut [TransferEntry],
         deadline: Moment,
     ) -> Result<()> {
         let limits = match self.protocol {
             WireProtocol::Native => FrameLimits::NATIVE,
             WireProtocol::Compat { .. } => FrameLimits::COMPAT,
         };
-        let mut framer = Framer::new(pieces, limits);
+        let mut framer = Framer::new(entries, limits);
         let mut parts = Vec::new();
-        framer.next_frame(pieces, &mut parts);
+        framer.next_frame(entries, &mut parts);
         if parts.is_empty() {
             return Ok(());
         }
@@ -144,27 +144,27 @@ impl TcpPath {
         let mut bad_spans = 0;
         while !parts.is_empty() {
             self.check_deadline(deadline)?;
-            match self.exchange(lease.get_mut(), opcode, &parts, pieces, deadline) {
-                FrameOutcome::Done => framer.next_frame(pieces, &mut parts),
+            match self.exchange(lease.get_mut(), opcode, &parts, entries, deadline) {
+                FrameOutcome::Done => framer.next_frame(entries, &mut parts),
                 FrameOutcome::Closing => {
-                    framer.next_frame(pieces, &mut parts);
+                    framer.next_frame(entries, &mut parts);
                     self.reconnect(&mut lease, &parts, deadline)?;
                 }
                 FrameOutcome::BadPart(index) => {
-                    parts[index].complete(pieces, Err(bad_local_error(&parts[index])));
+                    parts[index].complete(entries, Err(bad_local_error(&parts[index])));
                     bad_spans += 1;
                     if bad_spans == BAD_SPANS_MAX {
                         return Err(Error::invalid("too many local addresses cannot be read"));
                     }
-                    parts.retain(|part| pieces[part.piece].outcome.is_none());
+                    parts.retain(|part| entries[part.entry].outcome.is_none());
                     if parts.is_empty() {
-                        framer.next_frame(pieces, &mut parts);
+                        framer.next_frame(entries, &mut parts);
                     }
                     self.reconnect(&mut lease, &parts, deadline)?;
                 }
                 // Transfers are idempotent, and an idle connection shows only when used that the
                 // peer has closed it.
-                FrameOutcome::Broken { is_silent: true, source }
+                FrameOutcome::Broken { is_before_response: true, source }
                     if lease.get_mut().is_used && source.kind() != io::ErrorKind::TimedOut =>
                 {
                     lease.reconnect(deadline)?;
@@ -189,14 +189,14 @@ impl TcpPath {
         connection: &mut DataConnection,
         opcode: Opcode,
         parts: &[Part],
-        pieces: &mut [TransferEntry],
+        entries: &mut [TransferEntry],
         deadline: Moment,
     ) -> FrameOutcome {
         let mut frame = FrameExchange {
             connection,
             opcode,
             parts,
-            pieces,
+            entries,
             endpoint: self.endpoint(),
             deadline,
         };
@@ -240,9 +240,9 @@ impl Path for TcpPath {
         true // the owner checks each range
     }
 
-    fn transfer(&self, opcode: Opcode, pieces: &mut [TransferEntry], deadline: Moment) {
-        if let Err(error) = self.move_all(opcode, pieces, deadline) {
-            fail_unfinished(pieces, &error);
+    fn transfer(&self, opcode: Opcode, entries: &mut [TransferEntry], deadline: Moment) {
+        if let Err(error) = self.move_all(opcode, entries, deadline) {
+            fail_unfinished(entries, &error);
         }
     }
 
@@ -264,7 +264,7 @@ struct FrameExchange<'a> {
     connection: &'a mut DataConnection,
     opcode: Opcode,
     parts: &'a [Part],
-    pieces: &'a mut [TransferEntry],
+    entries: &'a mut [TransferEntry],
     endpoint: &'a Endpoint,
     deadline: Moment,
 }
@@ -285,8 +285,9 @@ impl FrameExchange<'_> {
         if let Err(failure) = self.connection.send(self.deadline) {
             return failure.into();
         }
-        self.native_response(&request)
-            .unwrap_or_else(|(source, is_silent)| FrameOutcome::Broken { source, is_silent })
+        self.native_response(&request).unwrap_or_else(|(source, is_before_response)| {
+            FrameOutcome::Broken { source, is_before_response }
+        })
     }
 
     fn native_response(
@@ -295,23 +296,26 @@ impl FrameExchange<'_> {
     ) -> Result<FrameOutcome, (io::Error, bool)> {
         let mut header = [0; frame::RESPONSE_BYTES];
         self.connection.read(&mut header, self.deadline).map_err(|source| (source, true))?;
-        let loud = |source: io::Error| (source, false);
-        let answer = ResponseHeader::decode(&header, request).map_err(|bad| loud(bad.into()))?;
+        let mid_response = |source: io::Error| (source, false);
+        let answer =
+            ResponseHeader::decode(&header, request).map_err(|bad| mid_response(bad.into()))?;
         let mut list = vec![0; answer.refused * frame::REFUSAL_BYTES];
-        self.connection.read(&mut list, self.deadline).map_err(loud)?;
+        self.connection.read(&mut list, self.deadline).map_err(mid_response)?;
         let refusals =
-            Refusal::decode_all(&list, self.parts.len()).map_err(|bad| loud(bad.into()))?;
+            Refusal::decode_all(&list, self.parts.len()).map_err(|bad| mid_response(bad.into()))?;
         for refusal in &refusals {
             let part = &self.parts[refusal.index];
-            part.complete(self.pieces, Err(refusal_error(part, refusal.code, self.endpoint)));
+            part.complete(self.entries, Err(refusal_error(part, refusal.code, self.endpoint)));
         }
         if self.opcode == Opcode::Read {
             self.load_spans(true, &refusals);
             let expected: u64 = self.connection.spans.iter().map(|span| span.length() as u64).sum();
             if answer.payload != expected {
-                return Err(loud(frame::Malformed("the length of the payload is wrong").into()));
+                return Err(mid_response(
+                    frame::Malformed("the length of the payload is wrong").into(),
+                ));
             }
-            self.receive_parts().map_err(loud)?;
+            self.receive_parts().map_err(mid_response)?;
         }
         self.complete_parts();
         Ok(FrameOutcome::Done)
@@ -323,8 +327,8 @@ impl FrameExchange<'_> {
     }
 
     fn compat_exchange(&mut self, has_status: bool) -> Result<FrameOutcome, FrameOutcome> {
-        let silent = |source| FrameOutcome::Broken { source, is_silent: true };
-        let loud = |source| FrameOutcome::Broken { source, is_silent: false };
+        let before_response = |source| FrameOutcome::Broken { source, is_before_response: true };
+        let mid_response = |source| FrameOutcome::Broken { source, is_before_response: false };
         // Upstream's frames carry one range; the framer was given that limit.
         let header =
             compat_frame::Header { opcode: self.opcode, range: self.parts[0].remote, has_status };
@@ -340,14 +344,15 @@ impl FrameExchange<'_> {
             let mut status = [0; compat_frame::STATUS_BYTES];
             let read = self.connection.read(&mut status, self.deadline);
             if let (Err(SendFailure::Broken(source)), Err(_)) = (sent, &read) {
-                return Err(silent(source));
+                return Err(before_response(source));
             }
-            read.map_err(silent)?;
-            let status = compat_frame::Status::decode(status).map_err(|bad| loud(bad.into()))?;
+            read.map_err(before_response)?;
+            let status =
+                compat_frame::Status::decode(status).map_err(|bad| mid_response(bad.into()))?;
             if status == compat_frame::Status::Refused {
                 let part = &self.parts[0];
                 let error = refusal_error(part, ErrorCode::TRANSFER_FAIL, self.endpoint);
-                part.complete(self.pieces, Err(error));
+                part.complete(self.entries, Err(error));
                 return Ok(FrameOutcome::Closing);
             }
         } else {
@@ -355,7 +360,7 @@ impl FrameExchange<'_> {
         }
         if self.opcode == Opcode::Read {
             self.load_spans(true, &[]);
-            self.receive_parts().map_err(loud)?;
+            self.receive_parts().map_err(mid_response)?;
         }
         self.complete_parts();
         Ok(FrameOutcome::Done)
@@ -382,14 +387,14 @@ impl FrameExchange<'_> {
     fn receive_parts(&mut self) -> io::Result<()> {
         for index in self.connection.receive(self.deadline)? {
             let part = &self.parts[index];
-            part.complete(self.pieces, Err(bad_local_error(part)));
+            part.complete(self.entries, Err(bad_local_error(part)));
         }
         Ok(())
     }
 
     fn complete_parts(&mut self) {
         for part in self.parts {
-            part.complete(self.pieces, Ok(()));
+            part.complete(self.entries, Ok(()));
         }
     }
 }
@@ -397,7 +402,7 @@ impl FrameExchange<'_> {
 impl From<SendFailure> for FrameOutcome {
     fn from(failure: SendFailure) -> Self {
         match failure {
-            SendFailure::Broken(source) => Self::Broken { source, is_silent: true },
+            SendFailure::Broken(source) => Self::Broken { source, is_before_response: true },
             SendFailure::BadSpan(index) => Self::BadPart(index),
         }
     }

@@ -37,7 +37,7 @@ const FRAME_BYTES_MIN: usize = 512 << 10;
 /// The batch of one transfer.
 pub(super) struct TransferBatch<'a> {
     pub(super) opcode: Opcode,
-    pub(super) pieces: &'a mut [TransferEntry],
+    pub(super) entries: &'a mut [TransferEntry],
     pub(super) deadline: Moment,
     pub(super) endpoint: &'a Endpoint,
 }
@@ -60,13 +60,13 @@ pub(super) fn run<'a>(
 ) -> io::Result<()> {
     let share = (bytes / (count * WINDOW_DEPTH)).clamp(FRAME_BYTES_MIN, FRAME_BYTES);
     let limits = FrameLimits { bytes: share, ..FrameLimits::NATIVE };
-    let framer = Framer::new(batch.pieces, limits);
+    let framer = Framer::new(batch.entries, limits);
     let mut connections = vec![WindowedConnection::new(first)];
     while connections.len() < count {
         let Some(lease) = pool.try_acquire_extra(batch.deadline) else { break };
         connections.push(WindowedConnection::new(lease));
     }
-    let progress = EntryProgress::new(batch.pieces.len());
+    let progress = EntryProgress::new(batch.entries.len());
     let mut transfer =
         WindowedTransfer { pool, framer, progress, batch, connections, spare: Vec::new() };
     let ended = transfer.run();
@@ -159,7 +159,7 @@ impl WindowedTransfer<'_, '_> {
             return false;
         }
         let mut request = self.spare.pop().unwrap_or_default();
-        self.framer.next_frame(self.batch.pieces, &mut request.parts);
+        self.framer.next_frame(self.batch.entries, &mut request.parts);
         if request.parts.is_empty() {
             self.spare.push(request);
             return false;
@@ -181,7 +181,7 @@ impl WindowedTransfer<'_, '_> {
                 Ok(true) => {
                     let completed = connection.in_flight.pop_front().expect("one was sent");
                     connection.sent -= 1;
-                    self.progress.complete(&completed.parts, self.batch.pieces);
+                    self.progress.complete(&completed.parts, self.batch.entries);
                     self.spare.push(completed);
                     // Send the next frame before looking for this connection's next response.
                     return Ok(true);
@@ -254,7 +254,7 @@ impl<'a> WindowedConnection<'a> {
         let connection = self.lease.get_mut();
         match &mut self.response {
             ResponseState::Header { bytes, filled } => {
-                *filled += connection.read_some(&mut bytes[*filled..])?;
+                *filled += connection.read_available(&mut bytes[*filled..])?;
                 if *filled == RESPONSE_BYTES {
                     let header = request.header.as_ref().expect("the request was enqueued");
                     let answer = ResponseHeader::decode(bytes, header)?;
@@ -265,7 +265,7 @@ impl<'a> WindowedConnection<'a> {
             }
             ResponseState::Refusals { answer, bytes, filled } => {
                 if *filled < bytes.len() {
-                    *filled += connection.read_some(&mut bytes[*filled..])?;
+                    *filled += connection.read_available(&mut bytes[*filled..])?;
                     return Ok(false);
                 }
                 let refusals = Refusal::decode_all(bytes, request.parts.len())?;
@@ -319,7 +319,7 @@ impl InFlightRequest {
         for refusal in refusals {
             let part = &self.parts[refusal.index];
             let error = refusal_error(part, refusal.code, batch.endpoint);
-            progress.fail(part, batch.pieces, Err(error));
+            progress.fail(part, batch.entries, Err(error));
             if batch.opcode == Opcode::Read {
                 self.spans[refusal.index] = Span::discard(0);
             }
@@ -334,31 +334,31 @@ impl ResponseState {
 }
 
 impl EntryProgress {
-    fn new(pieces: usize) -> Self {
-        Self(vec![PartCount::default(); pieces])
+    fn new(entries: usize) -> Self {
+        Self(vec![PartCount::default(); entries])
     }
 
     fn begin(&mut self, parts: &[Part]) {
         for part in parts {
-            let count = &mut self.0[part.piece];
+            let count = &mut self.0[part.entry];
             count.open += 1;
             count.is_cut |= part.is_last;
         }
     }
 
     /// Fails the part's entry; the first failure is kept.
-    fn fail(&self, part: &Part, pieces: &mut [TransferEntry], outcome: Result<()>) {
-        debug_assert!(self.0[part.piece].open > 0, "the part is in flight");
-        pieces[part.piece].outcome.get_or_insert(outcome);
+    fn fail(&self, part: &Part, entries: &mut [TransferEntry], outcome: Result<()>) {
+        debug_assert!(self.0[part.entry].open > 0, "the part is in flight");
+        entries[part.entry].outcome.get_or_insert(outcome);
     }
 
     /// Completes the parts. An entry is done when all of its parts are.
-    fn complete(&mut self, parts: &[Part], pieces: &mut [TransferEntry]) {
+    fn complete(&mut self, parts: &[Part], entries: &mut [TransferEntry]) {
         for part in parts {
-            let count = &mut self.0[part.piece];
+            let count = &mut self.0[part.entry];
             count.open -= 1;
             if count.open == 0 && count.is_cut {
-                pieces[part.piece].outcome.get_or_insert(Ok(()));
+                entries[part.entry].outcome.get_or_insert(Ok(()));
             }
         }
     }

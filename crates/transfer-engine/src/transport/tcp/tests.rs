@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use mooncake_base::{Clock, ErrorKind, SystemClock};
 
-use self::support::{AT_ONCE, Memory, Owner, WireProtocol, moved, outcomes, pieces, soon};
+use self::support::{AT_ONCE, Memory, Owner, WireProtocol, entries, moved, outcomes, soon};
 use super::*;
 use crate::transfer_entry::{Opcode, TransferEntry};
 
@@ -28,9 +28,9 @@ fn moves_any_length_in_both_directions() {
             let theirs = Memory::patterned(length, 1);
             let _region = owner.lend(&theirs);
             let ours = Memory::patterned(length, 2);
-            path.transfer(Opcode::Write, &mut [ours.piece(0, length, &theirs, 0)], soon());
+            path.transfer(Opcode::Write, &mut [ours.entry(0, length, &theirs, 0)], soon());
             let back = Memory::zeroed(length);
-            let mut read = [back.piece(0, length, &theirs, 0)];
+            let mut read = [back.entry(0, length, &theirs, 0)];
             path.transfer(Opcode::Read, &mut read, soon());
             assert!(moved(&read[0]), "{protocol:?} {length} {:?}", read[0].outcome);
             assert!(back.bytes() == ours.bytes(), "{protocol:?} {length}");
@@ -47,7 +47,7 @@ fn acknowledged_writes_have_been_applied() {
         let path = owner.path(protocol);
         for seed in 0..50 {
             let ours = Memory::patterned(100_000, seed);
-            let mut batch = [ours.piece(0, 100_000, &theirs, 0)];
+            let mut batch = [ours.entry(0, 100_000, &theirs, 0)];
             path.transfer(Opcode::Write, &mut batch, soon());
             assert!(moved(&batch[0]));
             assert!(theirs.bytes() == ours.bytes(), "{protocol:?}");
@@ -73,9 +73,9 @@ fn moves_batches_of_20000_entries() {
             .collect()
     };
     for (opcode, local) in [(Opcode::Write, &ours), (Opcode::Read, &back)] {
-        let mut pieces = batch(local);
-        path.transfer(opcode, &mut pieces, soon());
-        assert!(pieces.iter().all(moved));
+        let mut entries = batch(local);
+        path.transfer(opcode, &mut entries, soon());
+        assert!(entries.iter().all(moved));
     }
     let (ours, back) = (ours.bytes(), back.bytes());
     for index in 0..COUNT {
@@ -91,7 +91,7 @@ fn refused_ranges_do_not_fail_others() {
         let path = owner.path(protocol);
         for opcode in [Opcode::Write, Opcode::Read] {
             let ours = Memory::patterned(500, 4);
-            let mut batch = pieces(&ours, 100, |index| match index {
+            let mut batch = entries(&ours, 100, |index| match index {
                 1 => 8,                      // not registered
                 3 => theirs.address() + 950, // ends outside the region
                 _ => theirs.address() + 100 * index as u64,
@@ -114,7 +114,7 @@ fn refused_ranges_do_not_fail_others() {
 fn skips_finished_entries_and_completes_empty_ones() {
     let (owner, theirs) = Owner::with_memory(100);
     let ours = Memory::patterned(100, 5);
-    let mut batch = pieces(&ours, 50, |_| theirs.address());
+    let mut batch = entries(&ours, 50, |_| theirs.address());
     batch[0].outcome = Some(Ok(()));
     batch.push(ours.part(0, 0, 8));
     owner.path(WireProtocol::Native).transfer(Opcode::Write, &mut batch, soon());
@@ -134,7 +134,7 @@ fn serves_ipv4_and_ipv6_addresses() {
             let path =
                 TcpTransport::new(TcpSettings::default()).connect(&descriptor, soon()).unwrap();
             let back = Memory::zeroed(10);
-            path.transfer(Opcode::Read, &mut [back.piece(0, 10, &theirs, 0)], soon());
+            path.transfer(Opcode::Read, &mut [back.entry(0, 10, &theirs, 0)], soon());
             assert_eq!(back.bytes(), theirs.bytes());
         }
     }
@@ -154,7 +154,7 @@ fn many_threads_share_few_connections() {
             scope.spawn(move || {
                 for _ in 0..20 {
                     let back = Memory::zeroed(1000);
-                    let mut batch = [back.piece(0, 1000, theirs, thread * 1000)];
+                    let mut batch = [back.entry(0, 1000, theirs, thread * 1000)];
                     path.transfer(Opcode::Read, &mut batch, soon());
                     assert!(moved(&batch[0]), "{:?}", batch[0].outcome);
                     assert_eq!(back.bytes(), theirs.bytes()[thread * 1000..][..1000]);
@@ -186,7 +186,7 @@ fn closing_the_server_closes_its_connections() {
     owner.server.close();
     assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
     let back = Memory::zeroed(10);
-    let mut batch = [back.piece(0, 10, &theirs, 0)];
+    let mut batch = [back.entry(0, 10, &theirs, 0)];
     path.transfer(Opcode::Read, &mut batch, soon());
     assert_eq!(outcomes(&batch), [false]);
     assert!(!path.is_alive());
@@ -208,16 +208,16 @@ fn regions_can_be_unregistered_after_a_transfer() {
     let (owner, theirs) = Owner::with_memory(10);
     let path = owner.path(WireProtocol::Native);
     let back = Memory::zeroed(10);
-    path.transfer(Opcode::Read, &mut [back.piece(0, 10, &theirs, 0)], soon());
+    path.transfer(Opcode::Read, &mut [back.entry(0, 10, &theirs, 0)], soon());
     // The pins are released right after the response was sent.
     owner.unregister(&theirs);
-    let mut batch = [back.piece(0, 10, &theirs, 0)];
+    let mut batch = [back.entry(0, 10, &theirs, 0)];
     path.transfer(Opcode::Read, &mut batch, soon());
     let error = batch[0].outcome.take().unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TransferFailed);
     // The connection can be reused although the response contained only a refusal.
     drop(owner.lend(&theirs));
-    let mut batch = [back.piece(0, 10, &theirs, 0)];
+    let mut batch = [back.entry(0, 10, &theirs, 0)];
     path.transfer(Opcode::Read, &mut batch, soon());
     assert_eq!(outcomes(&batch), [true]);
 }

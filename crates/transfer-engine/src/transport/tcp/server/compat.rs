@@ -32,7 +32,7 @@ pub(super) async fn serve(
         if !answer(&mut connection, shared, &header).await? {
             return Ok(());
         }
-        filled = connection.read_some(&mut bytes).await?;
+        filled = connection.read_available(&mut bytes).await?;
         if filled == 0 {
             return Ok(());
         }

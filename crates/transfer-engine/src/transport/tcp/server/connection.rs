@@ -168,7 +168,7 @@ impl Connection {
     /// Waits for the first bytes of the next request and reads the available ones; returns 0 if the
     /// peer closed the connection. Waits indefinitely, but on a dedicated thread only for the idle
     /// timeout (`WouldBlock`).
-    pub(super) async fn read_some(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+    pub(super) async fn read_available(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             if let Socket::Async(stream) = &self.socket {
                 stream.readable().await?;

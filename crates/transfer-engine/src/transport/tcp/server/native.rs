@@ -79,7 +79,7 @@ pub(super) async fn step(
     scratch: &mut Scratch,
 ) -> io::Result<Step> {
     let mut first = [0; FIRST_BYTES];
-    let filled = match connection.read_some(&mut first).await {
+    let filled = match connection.read_available(&mut first).await {
         Ok(0) => return Ok(Step::Closed),
         Ok(filled) => filled,
         Err(failure) if failure.kind() == io::ErrorKind::WouldBlock => return Ok(Step::Idle),

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use super::support::{Memory, Owner, WireProtocol, outcomes, pieces, soon};
+use super::support::{Memory, Owner, WireProtocol, entries, outcomes, soon};
 use crate::{
     descriptor::SegmentDescriptor,
     transfer_entry::Opcode,
@@ -123,11 +123,11 @@ fn client_uses_version_2_with_upstream_servers() {
     let path = TcpTransport::new(TcpSettings::default()).connect(&descriptor, soon()).unwrap();
     let ours = Memory::patterned(30, 8);
     let remote = |index| if index == 1 { 8 } else { 1000 + index as u64 * 10 };
-    let mut batch = pieces(&ours, 10, remote);
+    let mut batch = entries(&ours, 10, remote);
     path.transfer(Opcode::Write, &mut batch, soon());
     assert_eq!(outcomes(&batch), [true, false, true]);
     let back = Memory::zeroed(30);
-    let mut batch = pieces(&back, 10, remote);
+    let mut batch = entries(&back, 10, remote);
     path.transfer(Opcode::Read, &mut batch, soon());
     assert_eq!(outcomes(&batch), [true, false, true]);
     let (memory, requests) = server.join().unwrap();
@@ -143,7 +143,7 @@ fn client_expects_no_status_from_version_1_peers() {
     let (owner, theirs) = Owner::with_memory(30);
     let path = owner.path(WireProtocol::CompatV1);
     let back = Memory::zeroed(30);
-    let mut batch = pieces(&back, 10, |index| theirs.address() + 10 * index as u64);
+    let mut batch = entries(&back, 10, |index| theirs.address() + 10 * index as u64);
     batch[1] = back.part(10, 10, 8);
     path.transfer(Opcode::Read, &mut batch, soon());
     // Without a status a refusal looks like a lost peer.

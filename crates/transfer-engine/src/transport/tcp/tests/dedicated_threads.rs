@@ -16,7 +16,7 @@ fn send_burst(path: &dyn Path, owner: &Owner, theirs: &Memory, threads: usize) {
     let until = Instant::now() + Duration::from_secs(30);
     while owner.server.dedicated_threads_in_use() < threads {
         assert!(Instant::now() < until, "no dedicated thread was assigned");
-        let mut batch = [ours.piece(0, BYTES, theirs, 0)];
+        let mut batch = [ours.entry(0, BYTES, theirs, 0)];
         path.transfer(Opcode::Write, &mut batch, soon());
         assert!(moved(&batch[0]), "{batch:?}");
     }
@@ -38,7 +38,7 @@ fn burst_gets_a_dedicated_thread_until_idle() {
         send_burst(&*path, &owner, &theirs, 1);
         wait_until_all_free(&owner);
         let ours = Memory::patterned(BYTES, round);
-        let mut batch = [ours.piece(0, BYTES, &theirs, 0)];
+        let mut batch = [ours.entry(0, BYTES, &theirs, 0)];
         path.transfer(Opcode::Write, &mut batch, soon());
         assert!(moved(&batch[0]) && ours.bytes() == theirs.bytes());
         assert_eq!(owner.server.connections().open, 1);
@@ -57,9 +57,9 @@ fn serves_more_bursts_than_dedicated_threads() {
                 for round in 0..300 {
                     let ours = Memory::patterned(BYTES, caller + 7 * round);
                     let back = Memory::zeroed(BYTES);
-                    let mut write = [ours.piece(0, BYTES, theirs, caller * BYTES)];
+                    let mut write = [ours.entry(0, BYTES, theirs, caller * BYTES)];
                     path.transfer(Opcode::Write, &mut write, soon());
-                    let mut read = [back.piece(0, BYTES, theirs, caller * BYTES)];
+                    let mut read = [back.entry(0, BYTES, theirs, caller * BYTES)];
                     path.transfer(Opcode::Read, &mut read, soon());
                     assert!(moved(&write[0]) && moved(&read[0]), "{write:?} {read:?}");
                     assert!(back.bytes() == ours.bytes(), "caller {caller} round {round}");
@@ -79,7 +79,7 @@ fn close_ends_dedicated_threads_and_releases_memory() {
     wait_until_all_free(&owner);
     owner.unregister(&theirs);
     let ours = Memory::zeroed(BYTES);
-    let mut batch = [ours.piece(0, BYTES, &theirs, 0)];
+    let mut batch = [ours.entry(0, BYTES, &theirs, 0)];
     path.transfer(Opcode::Read, &mut batch, soon());
     assert!(!moved(&batch[0]));
 }
@@ -93,7 +93,7 @@ fn unregisters_memory_used_by_a_dedicated_thread() {
         let caller = scope.spawn(|| {
             let ours = Memory::zeroed(BYTES);
             loop {
-                let mut batch = [ours.piece(0, BYTES, &theirs, 0)];
+                let mut batch = [ours.entry(0, BYTES, &theirs, 0)];
                 path.transfer(Opcode::Read, &mut batch, soon());
                 if !moved(&batch[0]) {
                     break;

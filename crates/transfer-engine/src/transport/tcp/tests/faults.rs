@@ -10,7 +10,7 @@ use std::{
 use mooncake_base::{Clock, ErrorKind, SystemClock};
 use socket2::SockRef;
 
-use super::support::{AT_ONCE, Memory, Owner, WireProtocol, moved, outcomes, pieces, soon};
+use super::support::{AT_ONCE, Memory, Owner, WireProtocol, entries, moved, outcomes, soon};
 use crate::{
     descriptor::SegmentDescriptor,
     region::Backing,
@@ -39,7 +39,8 @@ fn unmapped_local_memory_fails_only_its_entry() {
         let path = owner.path(protocol);
         for opcode in [Opcode::Read, Opcode::Write, Opcode::Read] {
             let ours = Memory::patterned(50_000, 4);
-            let mut batch = pieces(&ours, 10_000, |index| theirs.address() + index as u64 * 10_000);
+            let mut batch =
+                entries(&ours, 10_000, |index| theirs.address() + index as u64 * 10_000);
             batch[1] = nowhere(10_000, theirs.address() + 10_000);
             batch[3] = nowhere(10_000, theirs.address() + 30_000);
             path.transfer(opcode, &mut batch, soon());
@@ -62,13 +63,13 @@ fn unmapped_remote_memory_fails_only_its_entry() {
     let path = owner.path(WireProtocol::Native);
     let ours = Memory::patterned(300, 4);
     let remote = |index| if index == 1 { NOWHERE as u64 } else { theirs.address() };
-    let mut batch = pieces(&ours, 100, remote);
+    let mut batch = entries(&ours, 100, remote);
     path.transfer(Opcode::Write, &mut batch, soon());
     assert_eq!(outcomes(&batch), [true, false, true]);
     let mut batch = [ours.part(0, 100, NOWHERE as u64)];
     path.transfer(Opcode::Read, &mut batch, soon());
     assert_eq!(outcomes(&batch), [false]);
-    let mut batch = [ours.piece(0, 100, &theirs, 0)];
+    let mut batch = [ours.entry(0, 100, &theirs, 0)];
     path.transfer(Opcode::Read, &mut batch, soon());
     assert_eq!(outcomes(&batch), [true]);
 }
@@ -180,7 +181,7 @@ fn replaces_connections_that_broke_while_idle() {
     let again = Owner::start_with(&address.to_string(), settings);
     drop(again.lend(&theirs));
     let back = Memory::zeroed(100);
-    let mut batch = [back.piece(0, 100, &theirs, 0)];
+    let mut batch = [back.entry(0, 100, &theirs, 0)];
     path.transfer(Opcode::Read, &mut batch, soon());
     assert!(moved(&batch[0]), "{:?}", batch[0].outcome);
     assert_eq!(back.bytes(), theirs.bytes());
@@ -196,7 +197,7 @@ fn rejects_another_engine_at_the_same_address() {
     drop(other.lend(&theirs));
     let ours = Memory::zeroed(100);
     let before = theirs.bytes();
-    let mut batch = [ours.piece(0, 100, &theirs, 0)];
+    let mut batch = [ours.entry(0, 100, &theirs, 0)];
     path.transfer(Opcode::Write, &mut batch, soon());
     let error = batch[0].outcome.take().unwrap().unwrap_err();
     assert!(error.to_string().contains("restarted"), "{error}");
@@ -268,7 +269,7 @@ fn malformed_bytes_close_only_their_connection() {
         }
     }
     let back = Memory::zeroed(100);
-    let mut batch = [back.piece(0, 100, &theirs, 0)];
+    let mut batch = [back.entry(0, 100, &theirs, 0)];
     path.transfer(Opcode::Read, &mut batch, soon());
     assert!(moved(&batch[0]));
 }
@@ -279,7 +280,7 @@ fn moves_nothing_after_the_deadline() {
     let path = owner.path(WireProtocol::Native);
     let before = theirs.bytes();
     let ours = Memory::zeroed(100);
-    let mut batch = [ours.piece(0, 100, &theirs, 0)];
+    let mut batch = [ours.entry(0, 100, &theirs, 0)];
     path.transfer(Opcode::Write, &mut batch, SystemClock.now());
     assert_eq!(batch[0].outcome.take().unwrap().unwrap_err().kind(), ErrorKind::Timeout);
     assert_eq!(theirs.bytes(), before);

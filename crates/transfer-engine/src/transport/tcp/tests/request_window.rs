@@ -4,7 +4,7 @@ use std::{io::Read, net::TcpListener, sync::Arc, thread, time::Duration};
 
 use mooncake_base::{Clock, ErrorKind, SystemClock};
 
-use super::support::{AT_ONCE, Memory, Owner, WireProtocol, moved, outcomes, pieces, soon};
+use super::support::{AT_ONCE, Memory, Owner, WireProtocol, entries, moved, outcomes, soon};
 use crate::{
     transfer_entry::{LocalRange, Opcode, TransferEntry},
     transport::{
@@ -31,11 +31,11 @@ fn large_transfer_is_complete_over_any_number_of_connections() {
         // One entry, and entries whose ends do not coincide with ends of frames.
         for length in [LENGTH, 3_000_001, 777] {
             let there = |index| theirs.address() + (index * length) as u64;
-            let mut batch = pieces(&ours, length, there);
+            let mut batch = entries(&ours, length, there);
             path.transfer(Opcode::Write, &mut batch, soon());
             assert!(batch.iter().all(moved));
             let back = Memory::zeroed(LENGTH);
-            let mut batch = pieces(&back, length, there);
+            let mut batch = entries(&back, length, there);
             path.transfer(Opcode::Read, &mut batch, soon());
             assert!(batch.iter().all(moved));
             let whole = LENGTH / length * length;
@@ -58,7 +58,7 @@ fn only_bad_entries_of_a_large_batch_fail() {
         let (owner, theirs) = Owner::with_memory(LENGTH);
         let path = path_over(&owner, 3);
         let ours = Memory::patterned(LENGTH, 5);
-        let mut batch = pieces(&ours, PART, |index| theirs.address() + (index * PART) as u64);
+        let mut batch = entries(&ours, PART, |index| theirs.address() + (index * PART) as u64);
         let count = batch.len();
         // One range outside the region, and one unmapped local range.
         batch[7].remote = theirs.address() + LENGTH as u64 - 5;
@@ -88,7 +88,7 @@ fn owner_closing_mid_transfer_is_an_error_in_time() {
             let (path, ours, theirs) = (&path, &ours, &theirs);
             let busy = scope.spawn(move || {
                 loop {
-                    let mut batch = [ours.piece(0, LENGTH, theirs, 0)];
+                    let mut batch = [ours.entry(0, LENGTH, theirs, 0)];
                     path.transfer(opcode, &mut batch, soon());
                     if let Some(Err(error)) = batch[0].outcome.take() {
                         return error;
@@ -148,7 +148,7 @@ fn small_transfers_get_connections_during_large_ones() {
             scope.spawn(move || {
                 let length = if thread < 2 { LENGTH } else { 100 };
                 for _ in 0..10 {
-                    let mut batch = [ours.piece(0, length, theirs, 0)];
+                    let mut batch = [ours.entry(0, length, theirs, 0)];
                     path.transfer(Opcode::Write, &mut batch, soon());
                     assert!(moved(&batch[0]), "{:?}", batch[0].outcome);
                 }
@@ -164,13 +164,13 @@ fn closed_path_has_no_connections_and_refuses_transfers() {
     let (owner, theirs) = Owner::with_memory(100);
     let path = path_over(&owner, 4);
     let ours = Memory::patterned(100, 8);
-    path.transfer(Opcode::Write, &mut [ours.piece(0, 100, &theirs, 0)], soon());
+    path.transfer(Opcode::Write, &mut [ours.entry(0, 100, &theirs, 0)], soon());
     path.close();
     path.close();
     let pool = path.connections().unwrap();
     assert_eq!((pool.open, pool.idle), (0, 0));
     assert!(!path.is_alive());
-    let mut batch = [ours.piece(0, 100, &theirs, 0)];
+    let mut batch = [ours.entry(0, 100, &theirs, 0)];
     path.transfer(Opcode::Write, &mut batch, soon());
     assert_eq!(outcomes(&batch), [false]);
 }

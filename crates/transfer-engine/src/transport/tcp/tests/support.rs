@@ -83,7 +83,7 @@ impl Memory {
     }
 
     /// Returns an entry between bytes of this memory and bytes of the peer's memory.
-    pub(super) fn piece(
+    pub(super) fn entry(
         &self,
         offset: usize,
         length: usize,
@@ -156,7 +156,7 @@ impl Owner {
 }
 
 /// Splits the memory into entries of equal length; `remote` returns the peer's address of each.
-pub(super) fn pieces(
+pub(super) fn entries(
     memory: &Memory,
     length: usize,
     remote: impl Fn(usize) -> u64,
@@ -172,12 +172,12 @@ pub(super) fn destination(owner: &Owner) -> Destination {
     Destination { endpoint, native: Some(Some(owner.engine)) }
 }
 
-pub(super) fn moved(piece: &TransferEntry) -> bool {
-    matches!(piece.outcome, Some(Ok(())))
+pub(super) fn moved(entry: &TransferEntry) -> bool {
+    matches!(entry.outcome, Some(Ok(())))
 }
 
-pub(super) fn outcomes(pieces: &[TransferEntry]) -> Vec<bool> {
-    pieces.iter().map(|piece| piece.outcome.as_ref().unwrap().is_ok()).collect()
+pub(super) fn outcomes(entries: &[TransferEntry]) -> Vec<bool> {
+    entries.iter().map(|entry| entry.outcome.as_ref().unwrap().is_ok()).collect()
 }
 
 /// Returns a deadline that only a hanging test reaches.

@@ -55,7 +55,7 @@ fn moves_bytes_when_both_sides_know_the_token() {
     drop(owner.lend(&theirs));
     let path = connect(&owner, token("correct horse"), WireProtocol::Native).0.unwrap();
     let ours = Memory::patterned(1000, 2);
-    let mut batch = [ours.piece(0, 1000, &theirs, 0)];
+    let mut batch = [ours.entry(0, 1000, &theirs, 0)];
     path.transfer(Opcode::Write, &mut batch, soon());
     assert!(moved(&batch[0]), "{:?}", batch[0].outcome);
     assert_eq!(theirs.bytes(), ours.bytes());
@@ -99,10 +99,10 @@ fn upstream_frames_are_refused_when_a_token_is_set() {
         // A client without a token gets no response.
         let path = connect(&owner, None, protocol).0.unwrap();
         let ours = Memory::patterned(1000, 2);
-        let mut batch = [ours.piece(0, 1000, &theirs, 0)];
+        let mut batch = [ours.entry(0, 1000, &theirs, 0)];
         path.transfer(Opcode::Read, &mut batch, soon());
         assert!(!moved(&batch[0]) || protocol == WireProtocol::CompatV1);
-        path.transfer(Opcode::Write, &mut [ours.piece(0, 1000, &theirs, 0)], soon());
+        path.transfer(Opcode::Write, &mut [ours.entry(0, 1000, &theirs, 0)], soon());
         assert_eq!(theirs.bytes(), before);
     }
     assert!(refusals.snapshot().compat >= 2, "{:?}", refusals.snapshot());
