@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs tests of the code that handles raw memory under valgrind's memcheck: a read or a write outside
-# of what is allocated, or a decision over bytes that nobody wrote, ends it with an error.
+# Runs the tests of the code that handles raw memory under valgrind's memcheck. An access outside of
+# allocated memory, or a branch on uninitialized bytes, ends the run with an error.
 #
-# Usage: memcheck.sh PYTHON [TEST_FILE...]. First tests of the transfer engine, then the extension
-# module that PYTHON has, under the given files of tests/python. Many times slower than the tests by
-# themselves.
+# Usage: memcheck.sh PYTHON [TEST_FILE...]. Runs tests of the transfer engine first, and then the
+# given files of tests/python with the extension module of PYTHON. Many times slower than the tests
+# without valgrind.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${1:?the interpreter that has the extension module}
@@ -14,12 +14,12 @@ command -v valgrind >/dev/null || {
   exit 1
 }
 
-# A forked child runs on to its exec or its end, and says nothing.
+# Forked children run without reports until they exec or end.
 memcheck=(valgrind --quiet --error-exitcode=9 --fair-sched=yes --child-silent-after-fork=yes
   --num-callers=30 --suppressions=scripts/memcheck.supp)
 
-# What copies, pins, maps, and frames. Left out is what hands addresses to the kernel that lead
-# nowhere: the kernel refuses them, which is what those tests are about, and memcheck takes it amiss.
+# The modules that copy, pin, map and frame memory. Left out are tests that hand invalid addresses to
+# the kernel: the kernel rejects them, as those tests expect, but memcheck reports them.
 filters=(copy:: memory::tests region:: managed::arena device:: token:: transport::shm::message)
 skipped=(--skip unmapped --skip bad_ --skip memory_that_changed --skip ends_in_nothing)
 
@@ -33,7 +33,7 @@ for binary in $binaries; do
   "${memcheck[@]}" "$binary" --test-threads=1 "${filters[@]}" "${skipped[@]}"
 done
 
-# With an allocator of its own Python would hide what is done to its objects.
+# Python's own allocator would hide errors in the memory of its objects.
 for file in "$@"; do
   echo "memcheck: $file"
   PYTHONMALLOC=malloc "${memcheck[@]}" "$python" -m pytest -q --timeout=0 "$file"

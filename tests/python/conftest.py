@@ -1,4 +1,4 @@
-"""What the tests share: masters as real processes, stores, and scripts run as users run them."""
+"""Shared fixtures and helpers: masters as real processes, stores, and scripts run by users."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import pytest
 import mooncake
 from mooncake.store import MooncakeDistributedStore
 
-# In the stores of these tests, and in those of the scripts that they run.
+# For the stores of the tests and of the scripts that the tests run.
 os.environ.setdefault("MOONCAKE_STORE_CHECKSUM", "1")
-# Masters of tests leave nothing in the home of whoever runs them.
+# The masters of tests write no state into the home directory.
 os.environ.setdefault("MOONCAKE_STATE_DIR", "none")
 
 READY = re.compile(r"mooncake_master ready rpc=(\S+)(?:.* metadata=(\S+))?")
@@ -31,7 +31,7 @@ PROMPT_S = 25
 
 @dataclass
 class MasterProcess:
-    """A master in a process of its own, on free ports."""
+    """A master in its own process, on free ports."""
 
     process: subprocess.Popen[str]
     address: str
@@ -45,7 +45,7 @@ class MasterProcess:
 
     @property
     def admin(self) -> str:
-        """The URL of its admin port."""
+        """The URL of the admin port."""
         found = re.search(r" admin=\S+:(\d+)", self.ready)
         assert found is not None, self.ready
         return f"http://127.0.0.1:{found[1]}"
@@ -55,7 +55,7 @@ class MasterProcess:
         self.stop()
 
     def stop(self) -> int:
-        """Ends it, if it still runs, and returns its exit code."""
+        """Stops the master, if it still runs, and returns its exit code."""
         self.process.terminate()
         assert self.process.stdout is not None
         self.process.stdout.close()
@@ -63,7 +63,7 @@ class MasterProcess:
 
 
 def start_master(*flags: str) -> MasterProcess:
-    """Starts a master and waits until it says where it listens."""
+    """Starts a master and waits for its ready line."""
     command = [
         sys.executable,
         "-m",
@@ -87,7 +87,7 @@ def start_master(*flags: str) -> MasterProcess:
 
 @pytest.fixture(scope="module")
 def master() -> Iterator[MasterProcess]:
-    """A master for the tests of a module, with a lease that a test can wait for."""
+    """A master for the tests of a module, with a lease short enough to wait for."""
     master = start_master("--default_kv_lease_ttl=200ms")
     yield master
     master.stop()
@@ -95,7 +95,7 @@ def master() -> Iterator[MasterProcess]:
 
 @pytest.fixture(scope="module")
 def quick_master() -> Iterator[MasterProcess]:
-    """A master whose leases do not last."""
+    """A master whose leases expire at once."""
     master = start_master("--default_kv_lease_ttl=1ms")
     yield master
     master.stop()
@@ -111,14 +111,14 @@ def mortal_master() -> Iterator[MasterProcess]:
 
 @pytest.fixture
 def store() -> Iterator[mooncake.Store]:
-    """A store of our own face, with a pool of its own."""
+    """A store of our own API, with its own pool."""
     with mooncake.Store(config=mooncake.StoreConfig(segment_bytes=64 * MIB)) as store:
         yield store
 
 
 @pytest.fixture
 def compat_store() -> Iterator[MooncakeDistributedStore]:
-    """A store by the established names, with a pool of its own."""
+    """A store of upstream's API, with its own pool."""
     store = MooncakeDistributedStore()
     assert set_up(store, "embedded") == 0
     yield store
@@ -133,12 +133,12 @@ def set_up(
     metadata: str = "P2PHANDSHAKE",
     host: str = "localhost",
 ) -> int:
-    """The usual `setup`."""
+    """Calls `setup` with the usual arguments."""
     return store.setup(host, metadata, segment, 16 * MIB, "tcp", "", master)
 
 
 def freeze(pid: int) -> None:
-    """Stops a process; returns when none of its threads runs any more, which takes a moment."""
+    """Stops a process, and waits until all its threads are stopped."""
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + 30
     while not all(is_stopped(task) for task in Path(f"/proc/{pid}/task").iterdir()):
@@ -147,18 +147,18 @@ def freeze(pid: int) -> None:
 
 
 def is_stopped(task: Path) -> bool:
-    # The state comes after the name, which stands in parentheses.
+    # The state follows the name, which is in parentheses.
     return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def run_script(
     source: str, *arguments: str, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a script in a new interpreter, as a user would."""
-    # From CPython 3.12 on, every fork of a process with threads warns; that is not our say.
-    calm = "ignore:This process:DeprecationWarning"
+    """Runs a script in a new interpreter."""
+    # From CPython 3.12 on, every fork of a process with threads warns.
+    no_fork_warning = "ignore:This process:DeprecationWarning"
     return subprocess.run(
-        [sys.executable, "-W", calm, "-c", source, *arguments],
+        [sys.executable, "-W", no_fork_warning, "-c", source, *arguments],
         capture_output=True,
         text=True,
         timeout=50,
@@ -168,5 +168,5 @@ def run_script(
 
 
 def assert_quiet(done: subprocess.CompletedProcess[str]) -> None:
-    """The script ended well and said nothing where only trouble is told."""
+    """Asserts that the script exited with 0 and wrote nothing to standard error."""
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Transfer engines in processes of their own, which lend memory and answer questions about it."""
+"""Transfer engines in other processes, which register memory and take commands about it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ for line in sys.stdin:
 
 @dataclass
 class EnginePeer:
-    """An engine in a process of its own, with memory of the user and a managed buffer."""
+    """An engine in another process, with registered user memory and a managed buffer."""
 
     process: subprocess.Popen[str]
     segment: str
@@ -64,7 +64,7 @@ class EnginePeer:
         return json.loads(self.process.stdout.readline())
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Calls its engine; an opcode is ``{"opcode": name}``, a message ``{"notify": [n, m]}``."""
+        """Calls the engine. Opcodes are ``{"opcode": name}``, messages ``{"notify": [n, m]}``."""
         return self.ask("call", name, *arguments)
 
     def bytes_at(self, address: int, length: int) -> bytes:
@@ -86,7 +86,7 @@ def start_peer(
     length: int = 8 << 20,
     python: str = sys.executable,
 ) -> EnginePeer:
-    """Starts an engine in another process, which sees the environment of this moment."""
+    """Starts an engine in another process, with the current environment."""
     process = subprocess.Popen(
         [python, "-c", PEER, name, metadata, str(length)],
         stdin=subprocess.PIPE,
@@ -105,7 +105,7 @@ def start_peer(
 
 
 def start_engine(*, name: str = "127.0.0.1:2", metadata: str = "P2PHANDSHAKE") -> TransferEngine:
-    """An engine in this process."""
+    """Starts an engine in this process."""
     engine = TransferEngine()
     assert engine.initialize(name, metadata, "tcp", "") == 0
     return engine

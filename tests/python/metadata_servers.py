@@ -1,4 +1,4 @@
-"""Real metadata servers for tests, each in a process of its own on free ports."""
+"""Real metadata servers for tests, each in its own process on free ports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 @contextlib.contextmanager
 def running_etcd(folder: Path) -> Iterator[str]:
-    """A real etcd; its address."""
+    """Runs etcd and yields its address."""
     port, peer_port = free_ports()
     own, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer_port}"
     flags = {
@@ -32,7 +32,7 @@ def running_etcd(folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def running_redis(folder: Path, password: str) -> Iterator[str]:
-    """A real Redis; its address."""
+    """Runs Redis and yields its address."""
     port, _ = free_ports()
     flags = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--requirepass", password]
     with running(folder, port, "redis-server", *flags):

@@ -1,7 +1,7 @@
-"""A program that makes established calls with arguments of any value, by a seed: none may crash it.
+"""A program that calls upstream's API with random arguments from a seed; no call may crash it.
 
-``random_arguments.py SEED ROUNDS MASTER`` joins a master (or ``embedded``) and prints how many
-calls it made. What is read goes only into memory of its own, or to where nothing is.
+``random_arguments.py SEED ROUNDS MASTER`` joins a master (or ``embedded``) and prints the number
+of calls. Reads go only into the program's own buffer or to unmapped addresses.
 """
 
 from __future__ import annotations
@@ -15,98 +15,106 @@ import numpy as np
 
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
 
-ROOM = 1 << 20
+SPACE = 1 << 20
 KEYS = [*(f"k{at}" for at in range(6)), "", "x" * 70_000]
-SIZES = [0, 1, 7, 100, 1000, 4096, 65_536, ROOM]
-FAR = [ROOM + 1, 1 << 30, 1 << 40, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
+SIZES = [0, 1, 7, 100, 1000, 4096, 65_536, SPACE]
+HUGE_SIZES = [SPACE + 1, 1 << 30, 1 << 40, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
 OFFSETS = [0, 0, 1, 50, 99, 100, 101, 4096, 1 << 32, 1 << 63, (1 << 64) - 1, (1 << 64) - 100]
-NOWHERE = [0, 1, 8, 4096, (1 << 47) - 4096, 1 << 63, (1 << 64) - 4096, (1 << 64) - 1]
+UNMAPPED = [0, 1, 8, 4096, (1 << 47) - 4096, 1 << 63, (1 << 64) - 4096, (1 << 64) - 1]
 PATTERNS = ["k1", "^k", "[", "(a+)+$", ".*"]
 
 
 class Caller:
-    """Chooses calls and arguments."""
+    """Chooses calls and arguments at random."""
 
     def __init__(self, seed: int, own: str) -> None:
         self.random = random.Random(seed)
-        self.memory = np.zeros(ROOM, dtype=np.uint8)
+        self.memory = np.zeros(SPACE, dtype=np.uint8)
         self.base = self.memory.ctypes.data
         self.segments = [own, "no:1", ""]
 
-    def one(self, values: list[Any]) -> Any:
+    def choose(self, values: list[Any]) -> Any:
         return self.random.choice(values)
 
     def key(self) -> str:
-        return self.one(KEYS)
+        return self.choose(KEYS)
 
     def size(self) -> int:
-        return self.one(SIZES + FAR)
+        return self.choose(SIZES + HUGE_SIZES)
 
     def offset(self) -> int:
-        return self.one(OFFSETS)
+        return self.choose(OFFSETS)
 
     def segment(self) -> str:
-        return self.one(self.segments)
+        return self.choose(self.segments)
 
     def value(self) -> bytes:
-        return self.random.randbytes(self.one([0, 1, 100, 1000, 5000, 70_000]))
+        return self.random.randbytes(self.choose([0, 1, 100, 1000, 5000, 70_000]))
 
     def address(self) -> int:
-        own = [self.base, self.base + 4096, self.base + ROOM // 4, self.base + ROOM - 10]
-        return self.one(own * 2 + NOWHERE)
+        own = [
+            self.base,
+            self.base + 4096,
+            self.base + SPACE // 4,
+            self.base + SPACE - 10,
+        ]
+        return self.choose(own * 2 + UNMAPPED)
 
-    def room(self, address: int) -> int:
-        """A length from there on that ends in our memory, or far beyond all memory."""
-        left = self.base + ROOM - address
-        if not 0 < left <= ROOM:
+    def length_from(self, address: int) -> int:
+        """Returns a length that ends in our buffer, or far beyond all memory."""
+        left = self.base + SPACE - address
+        if not 0 < left <= SPACE:
             return self.size()
-        return self.one([size for size in SIZES if size <= left] + [1 << 63, (1 << 64) - 1])
+        return self.choose([size for size in SIZES if size <= left] + [1 << 63, (1 << 64) - 1])
 
     def many(self, make: Callable[[], Any], count: int) -> list[Any]:
-        """So many, as a rule."""
+        """Makes `count` values, and sometimes another number."""
         if self.random.random() < 0.1:
             count = self.random.randrange(4)
         return [make() for _ in range(count)]
 
     def buffers(self, count: int) -> tuple[list[int], list[int]]:
         addresses = self.many(self.address, count)
-        return addresses, [self.room(address) for address in addresses]
+        return addresses, [self.length_from(address) for address in addresses]
 
     def config(self) -> ReplicateConfig | None:
         if self.random.random() < 0.5:
             return None
         config = ReplicateConfig()
-        config.replica_num = self.one([0, 1, 1, 2, 3, 1000, 1 << 40])
-        config.soft_pin_action = self.one(list(SoftPinAction))
-        config.soft_pin_ttl_ms = self.one([None, None, 0, 1, 1 << 40, (1 << 64) - 1])
-        config.group_ids = self.one([None, [], ["g"], ["", "h"]])
+        config.replica_num = self.choose([0, 1, 1, 2, 3, 1000, 1 << 40])
+        config.soft_pin_action = self.choose(list(SoftPinAction))
+        config.soft_pin_ttl_ms = self.choose([None, None, 0, 1, 1 << 40, (1 << 64) - 1])
+        config.group_ids = self.choose([None, [], ["g"], ["", "h"]])
         config.preferred_segments = self.many(self.segment, self.random.randrange(3))
         config.with_hard_pin = self.random.random() < 0.1
         config.prefer_alloc_in_same_node = self.random.random() < 0.2
-        config.nof_replica_num = self.one([0] * 9 + [1])
-        config.dfs_replica_num = self.one([0] * 9 + [1, 2])
+        config.nof_replica_num = self.choose([0] * 9 + [1])
+        config.dfs_replica_num = self.choose([0] * 9 + [1, 2])
         return config
 
     def calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """One of each kind."""
+        """Yields one call of each kind."""
         yield from self.plain()
         count = self.random.randrange(4)
         keys = self.many(self.key, count)
-        addresses, rooms = self.buffers(count)
-        yield "batch_get_into", (keys, addresses, rooms)
+        addresses, lengths = self.buffers(count)
+        yield "batch_get_into", (keys, addresses, lengths)
         sizes = [self.size() for _ in addresses]
         yield "batch_put_from", (keys, addresses, sizes, self.config())
         yield "batch_upsert_from", (keys, addresses, sizes, self.config())
         rows = [self.buffers(self.random.randrange(4)) for _ in range(count)]
-        spread, lengths = [row[0] for row in rows], [row[1] for row in rows]
-        offsets = [self.many(self.offset, len(row)) for row in spread]
-        yield "batch_get_into_multi_buffers", (keys, spread, lengths)
-        yield "batch_put_from_multi_buffers", (keys, spread, lengths, self.config())
+        scattered, spans = [row[0] for row in rows], [row[1] for row in rows]
+        offsets = [self.many(self.offset, len(row)) for row in scattered]
+        yield "batch_get_into_multi_buffers", (keys, scattered, spans)
+        yield "batch_put_from_multi_buffers", (keys, scattered, spans, self.config())
         yield "batch_get_session_start", (keys,)
-        yield "batch_get_into_multi_buffer_ranges", (keys, spread, lengths, offsets)
-        yield "batch_put_session_start", (keys, [self.one(SIZES[:6]) for _ in keys], self.config())
-        yield "batch_put_from_multi_buffer_ranges", (keys, spread, lengths, offsets)
-        yield self.one(["batch_put_session_end", "batch_put_session_revoke"]), (keys,)
+        yield "batch_get_into_multi_buffer_ranges", (keys, scattered, spans, offsets)
+        yield (
+            "batch_put_session_start",
+            (keys, [self.choose(SIZES[:6]) for _ in keys], self.config()),
+        )
+        yield "batch_put_from_multi_buffer_ranges", (keys, scattered, spans, offsets)
+        yield self.choose(["batch_put_session_end", "batch_put_session_revoke"]), (keys,)
         yield "batch_get_session_end", (keys,)
         yield "get_into_ranges", self.ranges()
 
@@ -119,7 +127,7 @@ class Caller:
         addresses, sizes = (self.address(), self.address()), (self.size(), self.size())
         yield "put_from_with_metadata", (self.key(), *addresses, *sizes, self.config())
         address = self.address()
-        yield "get_into", (self.key(), address, self.room(address))
+        yield "get_into", (self.key(), address, self.length_from(address))
         for name in ("get", "get_buffer", "get_size", "is_exist", "get_replica_desc"):
             yield name, (self.key(),)
         for name in ("get_batch", "batch_get_buffer", "batch_is_exist", "batch_get_replica_desc"):
@@ -127,41 +135,41 @@ class Caller:
         is_forced = self.random.random() < 0.3
         yield "remove", (self.key(), is_forced)
         yield "batch_remove", (keys, is_forced)
-        yield "remove_by_regex", (self.one(PATTERNS), is_forced)
+        yield "remove_by_regex", (self.choose(PATTERNS), is_forced)
         yield "batch_replica_clear", (keys, self.segment())
         yield "create_copy_task", (self.key(), self.many(self.segment, 1))
         yield "create_move_task", (self.key(), self.segment(), self.segment())
         yield "query_task", ((self.random.getrandbits(64), self.random.getrandbits(64)),)
-        yield "register_buffer", (self.one(NOWHERE), self.size())
-        yield "unregister_buffer", (self.one(NOWHERE),)
-        yield "allocate_and_mount_segment", (self.one([0, 1 << 63, (1 << 64) - 1]),)
+        yield "register_buffer", (self.choose(UNMAPPED), self.size())
+        yield "unregister_buffer", (self.choose(UNMAPPED),)
+        yield "allocate_and_mount_segment", (self.choose([0, 1 << 63, (1 << 64) - 1]),)
         yield "alloc_from_mem_pool", (self.size(),)
 
     def ranges(self) -> tuple[Any, ...]:
-        into = self.many(lambda: self.one([self.base, self.base + 4096, 0, 1]), 2)
+        into = self.many(lambda: self.choose([self.base, self.base + 4096, 0, 1]), 2)
         keys = [self.many(self.key, 2) for _ in into]
         counts = [[self.random.randrange(3) for _ in row] for row in keys]
 
         def cells(make: Callable[[], int]) -> list[list[list[int]]]:
             return [[self.many(make, count) for count in row] for row in counts]
 
-        lengths = cells(lambda: self.one([0, 1, 50, 100, 101, 1 << 63, (1 << 64) - 1]))
+        lengths = cells(lambda: self.choose([0, 1, 50, 100, 101, 1 << 63, (1 << 64) - 1]))
         return into, keys, cells(self.offset), cells(self.offset), lengths
 
 
 def main() -> None:
     seed, rounds, master = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     store = MooncakeDistributedStore()
-    lent = 64 << 20 if master == "embedded" else 0
-    assert store.setup("localhost", "P2PHANDSHAKE", lent, ROOM, "tcp", "", master) == 0
+    segment_bytes = 64 << 20 if master == "embedded" else 0
+    assert store.setup("localhost", "P2PHANDSHAKE", segment_bytes, SPACE, "tcp", "", master) == 0
     caller = Caller(seed, store.get_hostname())
-    assert store.register_buffer(caller.base, ROOM // 2) == 0
+    assert store.register_buffer(caller.base, SPACE // 2) == 0
     made = 0
     for _ in range(rounds):
         for name, arguments in caller.calls():
             getattr(store, name)(*arguments)
             made += 1
-    # The store works on as if nothing had been.
+    # The store still works.
     assert store.upsert("last", b"value") == 0
     assert store.get("last") == b"value"
     assert store.close() == 0

@@ -1,4 +1,4 @@
-"""The page for people, in a real browser without a screen."""
+"""The admin page, in a headless browser."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def browse(url: str, profile: Path, *flags: str) -> str:
-    """What the page has become after some seconds of its own time."""
+    """Returns the output of the browser after some seconds of virtual time."""
     assert BROWSER is not None
     command = [
         BROWSER,
@@ -58,10 +58,10 @@ def test_page_shows_the_pool_and_escapes_names(tmp_path: Path) -> None:
         assert segment.replace(":", ":<wbr>") in dom
         assert "1 client, 1 segment" in dom
         assert "1.00 MiB" in dom
-        # Lines may break after a part of a key.
+        # Lines may break between the parts of a key.
         assert "model@<wbr>rank/<wbr>&lt;img" in dom
         assert "<img" not in dom
-        assert "other/key" not in dom, "it does not begin so"
+        assert "other/key" not in dom, "the key does not have the prefix"
         assert "all keys" in dom
 
         for name, size in [("desk.png", "1280,1500"), ("phone.png", "390,1700")]:

@@ -1,4 +1,4 @@
-"""`AsyncStore`: calls that are awaited, cancelled, left alone, and made from several loops."""
+"""`AsyncStore`: calls that are awaited, cancelled or abandoned, and calls from several loops."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_concurrent_calls_share_few_threads():
 
 
 def threads_named(name: str) -> int:
-    """How many threads of this process have that name, which is cut to 15 characters."""
+    """Counts the threads of this process with that name, which the kernel cuts to 15 characters."""
     count = 0
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
@@ -153,7 +153,7 @@ def test_cancelled_call_keeps_its_buffer_until_it_ends(mortal_master):
                     value.append(1)
             finally:
                 mortal_master.process.send_signal(signal.SIGCONT)
-            # Closing waits for the call; its memory is free again then.
+            # Closing waits for the call, which then releases its buffer.
         value.append(1)
 
     asyncio.run(main())
@@ -203,11 +203,11 @@ def test_concurrent_opens_make_one_store():
 
 def test_sync_and_async_api_share_a_store(store):
     async def main():
-        face = AsyncStore.of(store)
-        await face.put("k", b"v")
+        wrapper = AsyncStore.of(store)
+        await wrapper.put("k", b"v")
         assert store.get("k") == b"v"
-        assert face.master_address == store.master_address
-        await face.close()
+        assert wrapper.master_address == store.master_address
+        await wrapper.close()
 
     asyncio.run(main())
     assert store.is_closed
@@ -215,10 +215,10 @@ def test_sync_and_async_api_share_a_store(store):
 
 def test_finished_event_loops_leak_no_descriptors():
     store = mooncake.Store(config=CONFIG)
-    face = AsyncStore.of(store)
+    wrapper = AsyncStore.of(store)
 
     async def once():
-        await face.put("k", b"v", overwrite=True)
+        await wrapper.put("k", b"v", overwrite=True)
 
     asyncio.run(once())
     before = len(os.listdir("/proc/self/fd"))
@@ -231,19 +231,19 @@ def test_finished_event_loops_leak_no_descriptors():
 
 def test_calls_of_a_closed_loop_release_their_buffers(store):
     values = [bytearray(2 * MIB) for _ in range(20)]
-    face = AsyncStore.of(store)
+    wrapper = AsyncStore.of(store)
 
-    async def begin_and_leave(face):
+    async def begin_and_leave(wrapper):
         puts = [
-            asyncio.create_task(face.put(str(number), value, overwrite=True))
+            asyncio.create_task(wrapper.put(str(number), value, overwrite=True))
             for number, value in enumerate(values)
         ]
         await asyncio.sleep(0)
         assert not all(put.done() for put in puts)
 
-    asyncio.run(begin_and_leave(face))
+    asyncio.run(begin_and_leave(wrapper))
     other = AsyncStore.of(store)
-    del face
+    del wrapper
     gc.collect()
 
     async def until_free():
@@ -264,15 +264,15 @@ def test_calls_of_a_closed_loop_release_their_buffers(store):
 
 def test_cancelling_at_any_moment_is_safe(store):
     async def main():
-        face = AsyncStore.of(store)
+        wrapper = AsyncStore.of(store)
         value = bytes(range(256)) * 400
-        await face.put("k", value)
+        await wrapper.put("k", value)
         for turn in range(200):
             tasks = [
-                asyncio.create_task(face.get("k")),
-                asyncio.create_task(face.put("k", value, overwrite=True)),
-                asyncio.create_task(face.get_into("k", bytearray(len(value)))),
-                asyncio.create_task(face.get_buffer("k")),
+                asyncio.create_task(wrapper.get("k")),
+                asyncio.create_task(wrapper.put("k", value, overwrite=True)),
+                asyncio.create_task(wrapper.get_into("k", bytearray(len(value)))),
+                asyncio.create_task(wrapper.get_buffer("k")),
             ]
             for _ in range(turn % 7):
                 await asyncio.sleep(0)
@@ -281,8 +281,8 @@ def test_cancelling_at_any_moment_is_safe(store):
             for number, outcome in enumerate(outcomes):
                 if number != turn % 4:
                     assert not isinstance(outcome, BaseException), outcome
-        assert await face.get("k") == value
-        await face.close()
+        assert await wrapper.get("k") == value
+        await wrapper.close()
 
     asyncio.run(main())
 
@@ -311,7 +311,7 @@ async def main():
         raise SystemExit(0)
 asyncio.run(main())
 """,
-    "forked_child_uses_the_parents_store": """
+    "forked_child_uses_parents_store": """
 import os
 store = AsyncStore()
 asyncio.run(store.open())
@@ -323,10 +323,10 @@ if child == 0:
     try:
         asyncio.run(put())
     except mooncake.ClosedError:
-        async def anew():
+        async def reopen():
             async with AsyncStore() as own:
                 return await own.put("k", b"v")
-        os._exit(0 if asyncio.run(anew()) else 2)
+        os._exit(0 if asyncio.run(reopen()) else 2)
     os._exit(1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert asyncio.run(put())
@@ -368,14 +368,17 @@ def test_long_batch_reports_progress():
             items = {f"k{at}": b"v" * (at + 1) for at in range(150)}
             groups = mooncake.PutOptions(groups=["g"] * len(items))
 
-            def note(done: int, of: int) -> None:
+            def log(done: int, of: int) -> None:
                 seen.append((done, of))
 
-            assert await store.put_many(items, options=groups, progress=note) == [True] * 150
+            assert await store.put_many(items, options=groups, progress=log) == [True] * 150
             assert seen[-1] == (150, 150)
             assert len(seen) > 1
             seen.clear()
-            assert await store.get_many([*items, "nope"], progress=note) == [*items.values(), None]
+            assert await store.get_many([*items, "nope"], progress=log) == [
+                *items.values(),
+                None,
+            ]
             assert seen[-1] == (151, 151)
 
     asyncio.run(work())
@@ -401,7 +404,7 @@ def test_lease_is_renewed_beyond_master_ttl():
             with pytest.raises(mooncake.NotFoundError):
                 async with store.lease("kept"):
                     raise AssertionError("the block must not run")
-            with pytest.raises(ValueError, match="more than 0"):
+            with pytest.raises(ValueError, match="every_s"):
                 store.lease("kept", every_s=0)
 
     try:

@@ -1,4 +1,4 @@
-"""`AsyncStore` has all that `Store` has: copies, moves and drains, awaited and cancelled."""
+"""`AsyncStore` mirrors `Store`; its copies, moves and drains can be awaited and cancelled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mooncake import AsyncStore, DrainInfo, StoreConfig
 LIMIT_S = 60.0
 CONFIG = StoreConfig(segment_bytes=32 * MIB)
 
-# What only one of the two faces has, and why.
+# Names that only one of the two APIs has, with the reason.
 ONLY_OF_STORE = {
     "__contains__": "`in` cannot be awaited; there is `exists`",
     "__getitem__": "an index cannot be awaited; there is `get`",
@@ -30,7 +30,7 @@ ONLY_OF_ASYNC_STORE = {
     "__aenter__": "as `__enter__`",
     "__aexit__": "as `__exit__`",
     "open": "a constructor cannot be awaited",
-    "of": "makes one of a `Store`",
+    "of": "wraps a `Store`",
 }
 PAIRS = [
     (mooncake.Store, mooncake.AsyncStore, ONLY_OF_STORE, ONLY_OF_ASYNC_STORE),
@@ -43,13 +43,13 @@ PAIRS = [
         ]
     ],
 ]
-# Those of a call that asks nobody, or that returns what is asked in turn.
+# Calls that send no request, or that return an object which sends requests.
 NOT_AWAITED = {"lease", "task", "drain_of", "metrics_text", "objects", "keys", "__init__"}
 
 
-def names_of(face: type) -> set[str]:
-    """What a face does for its users; what every object has is not among it."""
-    own = {name for kind in face.__mro__[:-1] for name in vars(kind)}
+def names_of(api: type) -> set[str]:
+    """Returns the public names of a class, without those that every object has."""
+    own = {name for kind in api.__mro__[:-1] for name in vars(kind)}
     plain = {"__doc__", "__module__", "__slots__", "__weakref__", "__del__"}
     plain |= {"__eq__", "__hash__", "__repr__", "__firstlineno__", "__static_attributes__"}
     return {name for name in own - plain if name.startswith("__") or not name.startswith("_")}
@@ -57,11 +57,11 @@ def names_of(face: type) -> set[str]:
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair[1].__name__)
 def test_async_api_mirrors_sync_api(pair):
-    face, awaited, only, only_awaited = pair
-    assert names_of(face) - names_of(awaited) <= set(only)
-    assert names_of(awaited) - names_of(face) <= set(only_awaited)
-    for name in sorted(names_of(face) & names_of(awaited)):
-        one, other = getattr(face, name), getattr(awaited, name)
+    sync, awaited, only, only_awaited = pair
+    assert names_of(sync) - names_of(awaited) <= set(only)
+    assert names_of(awaited) - names_of(sync) <= set(only_awaited)
+    for name in sorted(names_of(sync) & names_of(awaited)):
+        one, other = getattr(sync, name), getattr(awaited, name)
         assert isinstance(one, property) == isinstance(other, property), name
         if name == "__init__" or not inspect.isfunction(one):
             continue
@@ -79,7 +79,7 @@ def test_async_api_mirrors_sync_api(pair):
 
 @asynccontextmanager
 async def pool(master: MasterProcess) -> AsyncIterator[tuple[AsyncStore, AsyncStore]]:
-    """Two stores that lend memory to one pool."""
+    """Opens two stores that give memory to one pool."""
     async with (
         AsyncStore(master.address, CONFIG) as first,
         AsyncStore(master.address, CONFIG) as other,
@@ -197,7 +197,7 @@ def test_cancelled_block_cancels_its_drain(quick_master: MasterProcess) -> None:
     async def main() -> None:
         with mooncake.Store(quick_master.address, CONFIG) as lender:
             async with AsyncStore(quick_master.address, CONFIG) as other:
-                # An object that is being written stays where it is, and holds the drain up.
+                # An object that is being written cannot move, so that the drain does not end.
                 options = mooncake.PutOptions(preferred_segments=[lender.name])
                 assert lender._native.begin_writes(["w"], [1000], options=options) == [True]
                 emptying = asyncio.create_task(empty(other, lender.name))

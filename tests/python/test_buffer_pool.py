@@ -1,4 +1,4 @@
-"""`BufferPool`, its leases, and memory of the host."""
+"""`BufferPool`, its leases, the host allocator, and binding to NUMA nodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mooncake.store import (
 
 @pytest.fixture
 def pool(compat_store):
-    """A pool of a store whose local buffer has 16 MiB."""
+    """A pool on a store with a local buffer of 16 MiB."""
     pool = BufferPool(compat_store)
     yield pool
     pool.close()

@@ -1,4 +1,4 @@
-"""What a client counts, and the HTTP server by which it tells."""
+"""The metrics of a client, and the HTTP server that exposes them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mooncake.store import MooncakeDistributedStore
 
 
 def fetch(address: str, path: str) -> tuple[int, str]:
-    """The status and body of an answer."""
+    """Returns the status and the body of a response."""
     try:
         with urllib.request.urlopen(f"http://{address}{path}", timeout=30) as answer:
             return answer.status, answer.read().decode()
@@ -100,7 +100,7 @@ def test_closed_store_serves_nothing():
         except OSError:
             return
         time.sleep(0.01)
-    pytest.fail("a closed store still answers")
+    pytest.fail("a closed store still serves HTTP")
 
 
 def test_store_without_http_port_serves_nothing():
@@ -157,10 +157,10 @@ def test_summary_is_logged_at_the_set_interval():
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    ) as told:
-        assert told.stderr is not None
-        line = next(line for line in told.stderr if "read: 1 objects" in line)
+    ) as program:
+        assert program.stderr is not None
+        line = next(line for line in program.stderr if "read: 1 objects" in line)
         assert "2.93 KiB" in line
         assert "/s" in line
-        told.communicate()
-        assert told.returncode == 0
+        program.communicate()
+        assert program.returncode == 0

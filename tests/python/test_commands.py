@@ -1,4 +1,4 @@
-"""`mooncake top` and `mooncake bench`: with a terminal, without one, and for programs."""
+"""The `mooncake` command: `top` and `bench`, objects, error messages and help."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def command(
 
 @pytest.fixture(scope="module")
 def busy(master: MasterProcess):
-    """A pool in which something happens."""
+    """A pool with one object, one hit and one miss."""
     with mooncake.Store(master.address, mooncake.StoreConfig(segment_bytes=64 * MIB)) as store:
         store.put("k", bytes(MIB))
         assert store.get("k") == bytes(MIB)
@@ -122,7 +122,7 @@ def test_top_shows_rates_per_second():
     assert "reads    100/s, hit rate 50.0% now and 50.0% ever, 100 MiB/s found" in text
     assert re.search(r"get +10 +100 +0 +25 +0", text)
     assert "up 3 d 0 h" in text
-    # A master that began anew counts from nothing; that is no negative rate.
+    # A restarted master counts from zero, which must not show as a negative rate.
     assert "reads    0/s" in "\n".join(_top.render(look(12.0, 0, 0), look(10.0, 9, 9), "a:2", 200))
     assert all(len(line) <= 20 for line in _top.render(look(1.0, 0, 0), None, "a:2", 20))
 
@@ -180,7 +180,7 @@ def test_commands_accept_any_key(master: MasterProcess, tmp_path):
             assert (again.returncode, "exists and was kept" in again.stderr) == (1, True)
             assert command("get", at, key, str(got)).returncode == 0
             assert got.read_bytes() == b"bytes" == store.get(key)
-        # Also where the terminal is said to know no such letters.
+        # Also with a terminal encoding that has no such characters.
         listed = command("ls", at, b"shell/", errors="surrogateescape", PYTHONIOENCODING="ascii")
         lines = [line.split() for line in os.fsencode(listed.stdout).splitlines()]
         assert lines == [[b"5", b"1", "shell/grüße".encode()], [b"5", b"1", b"shell/\xff"]]
@@ -264,7 +264,7 @@ def test_explain_describes_every_code():
     missing, success, unknown = done.stdout.splitlines()
     assert missing.startswith("-704 OBJECT_NOT_FOUND (NotFoundError): No object has that key")
     assert (success, unknown) == ("0: success", "-12345: no call of ours returns that")
-    assert done.returncode == 1, "a script learns that one is unknown"
+    assert done.returncode == 1, "one code is unknown"
     done = command("explain", "object_not_found")
     assert (done.returncode, done.stdout) == (0, missing + "\n")
     store, engine = _native.codes(), _native.codes(is_engine=True)
@@ -283,4 +283,4 @@ def test_explain_separates_engine_and_store_codes():
     assert "register_memory" in overlap
     known = {number for number, *_ in _native.codes(is_engine=True)}
     failures = {value for name, value in vars(codes).items() if name in codes.__all__ and value < 0}
-    assert failures - {codes.NOT_SUPPORTED} <= known, "every number of the adapter is explained"
+    assert failures - {codes.NOT_SUPPORTED} <= known, "every code of the adapter is explained"

@@ -1,4 +1,4 @@
-"""The copying and looking calls by the established names: right and wrong input."""
+"""Upstream's calls that copy and query objects: valid and invalid input."""
 
 from __future__ import annotations
 
@@ -188,11 +188,11 @@ def test_buffer_handle_owns_writable_memory(compat_store: CompatStore):
     assert array.ctypes.data == handle.ptr()
     array[0] = ord("x")
     assert bytes(handle) == b"xbcd"
-    assert compat_store.get("k") == b"abcd", "it is a private copy"
+    assert compat_store.get("k") == b"abcd", "the handle is a private copy"
     assert compat_store.upsert("k", b"other") == 0
     assert compat_store.close() == 0
     del handle
-    assert bytes(view) == b"xbcd", "it outlives the store and its own name"
+    assert bytes(view) == b"xbcd", "the view outlives the store and the handle"
 
 
 def test_batch_get_buffer_returns_none_for_missing_keys(compat_store: CompatStore):
@@ -218,7 +218,7 @@ def test_existence_and_size_are_reported(compat_store: CompatStore):
 def test_remove_respects_the_lease_unless_forced(compat_store: CompatStore):
     assert compat_store.put("k", b"v") == 0
     assert compat_store.put("l", b"v") == 0
-    assert compat_store.remove("l") == 0, "a put leases nothing"
+    assert compat_store.remove("l") == 0, "a put grants no lease"
     assert compat_store.get("k") == b"v"
     assert compat_store.remove("k") == LEASED
     assert compat_store.remove_all() == 0
@@ -249,7 +249,7 @@ def test_remove_all_returns_the_count(compat_store: CompatStore):
     compat_store.put_batch(["a", "b", "c"], [b"1", b"2", b"3"])
     compat_store.is_exist("a")
     assert compat_store.remove_all() == 2
-    assert compat_store.remove_all(force=1) == 1  # as the established calls take it
+    assert compat_store.remove_all(force=1) == 1  # upstream accepts 1 for True
     with pytest.raises(TypeError, match="force"):
         compat_store.remove_all(force="yes")
     assert compat_store.remove_all() == 0
@@ -283,8 +283,8 @@ def test_stores_objects_larger_than_local_buffer(compat_store: CompatStore):
         ({"with_hard_pin": True}, 0),
         ({"with_soft_pin": True}, 0),
         ({"soft_pin_ttl_ms": 5}, INVALID),
-        ({"preferred_segment": "nobody:1"}, 0),
-        ({"preferred_segments": ["nobody:1"]}, 0),
+        ({"preferred_segment": "unknown:1"}, 0),
+        ({"preferred_segments": ["unknown:1"]}, 0),
         ({"prefer_alloc_in_same_node": True}, INVALID),
         ({"group_ids": ["g"]}, 0),
         ({"group_ids": ["g", "h"]}, INVALID),
@@ -349,7 +349,7 @@ def test_non_integer_address_raises_type_error(compat_store: CompatStore):
     for wrong in (np.zeros(4, np.uint8), b"abc", 1.5, "x", None):
         with pytest.raises(TypeError, match=f"are integers.*, not {type(wrong).__name__}"):
             compat_store.put_from("k", wrong, 4)  # type: ignore[arg-type]
-    assert compat_store.put_from("k", np.uint64(8), 4) < 0, "a number of numpy is an integer"
+    assert compat_store.put_from("k", np.uint64(8), 4) < 0, "an integer of numpy is accepted"
 
 
 def test_keys_without_a_list_raise_type_error(compat_store: CompatStore):
@@ -358,4 +358,4 @@ def test_keys_without_a_list_raise_type_error(compat_store: CompatStore):
             compat_store.batch_is_exist(wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="a list of str or bytes, not str"):
         compat_store.get_batch("key")  # type: ignore[arg-type]
-    assert compat_store.batch_is_exist(("a", b"b")) == [0, 0], "any sequence serves"
+    assert compat_store.batch_is_exist(("a", b"b")) == [0, 0], "any sequence is accepted"

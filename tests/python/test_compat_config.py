@@ -1,4 +1,4 @@
-"""`ReplicateConfig` and the enumerations behave as established."""
+"""`ReplicateConfig` and the enumerations behave like upstream's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the established implementation misbehaves: the sane answer, each with its test."""
+"""Cases in which upstream crashes or corrupts data, and ours returns an error or a result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ libc = ctypes.CDLL(None)
 
 @pytest.fixture
 def unmapped():
-    """An address at which nothing is mapped, for a mebibyte."""
+    """The address of a mebibyte that is unmapped."""
     mapped = mmap.mmap(-1, MIB)
     at = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
     mapped.close()
@@ -127,10 +127,10 @@ def test_metadata_and_data_form_one_object(compat_store: CompatStore):
     assert compat_store.get("both") == metadata.tobytes() + data.tobytes()
     assert compat_store.put_from_with_metadata("data", at, 0, 100, 0) == 0
     assert compat_store.get("data") == data.tobytes()
-    assert compat_store.put_from_with_metadata("both", at, 0, 100, 0) == 0, "kept"
+    assert compat_store.put_from_with_metadata("both", at, 0, 100, 0) == 0, "the old object is kept"
     with pytest.raises(TypeError):
         compat_store.put_from_with_metadata("none", at, 0, 100, None)  # type: ignore[arg-type]
-    # Together they are more than a number can say.
+    # The sum of the sizes overflows 64 bits.
     most = (1 << 64) - 1
     assert compat_store.put_from_with_metadata("most", at, before, most, most) == NO_SPACE
     assert compat_store.batch_put_from_multi_buffers(["most"], [[at, at]], [[most, most]]) == [
@@ -176,7 +176,7 @@ def test_calls_accept_values_above_local_buffer():
 
 
 def test_duplicate_keys_are_processed_in_order(compat_store: CompatStore):
-    """So the first wins where objects are kept, and the last where they are replaced."""
+    """The first value wins in puts, and the last in upserts."""
     first, second = np.full(10, 1, np.uint8), np.full(20, 2, np.uint8)
     at, sizes = [first.ctypes.data, second.ctypes.data], [10, 20]
     assert compat_store.put_batch(["a", "a"], [first, second]) == 0

@@ -1,7 +1,7 @@
-"""The established surface of `mooncake.engine`, walked from a table of names and parameters.
+"""Checks `mooncake.engine` against a table of upstream's names and parameters.
 
-The table says of each call its parameters as the established interface names them, then the other
-names that its documents use, then whether all of them may also be given by keyword there.
+The table has, for each call, the parameters with upstream's names and defaults, and then the other
+names that upstream's documents use for them.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ SHARED = {
     "size": ("", {}),
     "supported": ("mmap=True host_register=False", {}),
 }
-# What the established classes do not have, and the type that is an attribute.
-OUR_OWN = {"metrics", "metrics_text", "TransferOpcode"}
+# Names that upstream's classes do not have.
+OWN_NAMES = {"metrics", "metrics_text", "TransferOpcode"}
 CLASSES = {TransferEngine: ENGINE, RpcInterface: RPC, SharedSegment: SHARED}
 CALLS = [
     pytest.param(cls, name, *row, id=f"{cls.__name__}.{name}")
@@ -113,7 +113,7 @@ def test_engine_exports_exactly_upstreams_names():
     assert mooncake.engine.CoroRPCInterface is RpcInterface
     for cls, table in CLASSES.items():
         calls = {name for name, _ in inspect.getmembers(cls, callable) if not name.startswith("_")}
-        assert calls - OUR_OWN == set(table), cls
+        assert calls - OWN_NAMES == set(table), cls
     members = "data_size get_bytes get_memory_view source_address"
     assert public(ReceivedData) == members.split()
     members = (

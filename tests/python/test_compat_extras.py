@@ -1,4 +1,4 @@
-"""Names of `mooncake.store` beside the store: tables of embeddings, allocators in C, NVMe-oF."""
+"""Other names of `mooncake.store`: embedding tables (Engram), C allocators, NVMe-oF."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def test_engram_looks_up_rows_by_head(compat_store):
     assert engram.get_store_keys() == ["engram:l7:h0", "engram:l7:h1"]
     assert (engram.get_num_heads(), engram.get_embedding_dim()) == (2, 3)
     assert engram.get_table_vocab_sizes() == [4, 6]
-    kept = tables(4, 6)
-    assert engram.populate(kept) is None
+    stored = tables(4, 6)
+    assert engram.populate(stored) is None
     ids = np.array([[[0, 5], [3, 0], [0, 0]], [[1, 1], [2, 2], [3, 3]]])
-    expected = np.stack([kept[head][ids[:, :, head]] for head in range(2)], axis=2)
+    expected = np.stack([stored[head][ids[:, :, head]] for head in range(2)], axis=2)
     for form in (ids, ids.tolist(), ids.astype(np.int32), ids.astype(np.uint8)):
         found = engram.lookup(form)
         assert found.dtype == np.float32
         assert np.array_equal(found, expected)
     assert engram.lookup(np.empty((0, 5, 2), np.int64)).shape == (0, 5, 2, 3)
-    assert compat_store.get("engram:l7:h1") == kept[1].tobytes()
+    assert compat_store.get("engram:l7:h1") == stored[1].tobytes()
     with pytest.raises(RuntimeError, match=r"remove_from_store failed, rc=-706"):
         engram.remove_from_store()
     assert engram.remove_from_store(force=True) == 2
@@ -122,8 +122,8 @@ def test_c_allocator_functions_work(compat_store):
     assert compat_store.unregister_buffer(at) == 0
     assert compat_store.get("k") == b"\5" * 100_000
     free(at, 100_000, 0, None)
-    assert compat_store.put_from("gone", at, 100_000) == -600, "the memory is not mapped any more"
-    # What was freed, or never allocated, is left alone.
+    assert compat_store.put_from("gone", at, 100_000) == -600, "the memory is unmapped"
+    # Freeing memory twice, or memory that was never allocated, has no effect.
     free(at, 100_000, 0, None)
     free(None, 0, 0, None)
     for impossible in (0, -1, 1 << 60):

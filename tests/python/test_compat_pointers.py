@@ -1,4 +1,4 @@
-"""The calls that take addresses: right and wrong input."""
+"""Upstream's calls that take addresses: valid and invalid input."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def test_registering_needs_a_mapping(compat_store: CompatStore):
     assert at != 2**64 - 1, ctypes.get_errno()
     assert compat_store.register_buffer(at, length) == 0
     assert compat_store.unregister_buffer(at) == 0
-    # Where no process has memory: the first page, and what no pointer can be.
+    # Addresses at which no process has memory: the first page and non-canonical addresses.
     for nowhere in (8, 1 << 62, 2**64 - 4096):
         assert compat_store.register_buffer(nowhere, 100) == INVALID
         assert "nothing is mapped there" in str(mooncake.last_error())
         assert compat_store.unregister_buffer(nowhere) == INVALID
-    # One end is enough: the rest may come later.
+    # A mapping at one end of the range is enough; the rest may be mapped later.
     half = length // 2
     assert libc.munmap(ctypes.c_void_p(at + half), ctypes.c_size_t(half)) == 0
     assert compat_store.register_buffer(at, length) == 0

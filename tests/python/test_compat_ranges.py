@@ -1,4 +1,4 @@
-"""Parts of objects by the established names: ranges in one call, and sessions."""
+"""Upstream's calls for parts of objects: ranges in one call, and sessions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def registered(compat_store: CompatStore):
 
 
 def plain(value):
-    """Lists all the way down, of plain integers."""
+    """Asserts that the value consists of lists and `int`s only, and returns it."""
     assert type(value) in (list, int)
     return value if isinstance(value, int) else [plain(each) for each in value]
 
@@ -42,7 +42,7 @@ def test_ranges_of_objects_fill_buffers(compat_store: CompatStore, registered):
     assert first[:4].tobytes() + first[20:23].tobytes() == text[1:5] + text[30:33]
     assert first[8:13].tobytes() == text[::-1][2:7]
     assert second[4:10].tobytes() + second[16:20].tobytes() == text[::-1][:6] + text[10:14]
-    assert not first[4:8].any(), "what was not asked for is untouched"
+    assert not first[4:8].any(), "bytes outside the ranges are untouched"
 
 
 def test_each_range_has_its_own_result(compat_store: CompatStore, registered):
@@ -117,7 +117,7 @@ def test_put_session_publishes_at_its_end(compat_store: CompatStore):
     assert compat_store.remove("k", force=True) == UNREADY
     assert compat_store.batch_get_session_start(["k"]) == [UNREADY]
     assert compat_store.get_into_ranges([at], [["k"]], [[[0]]], [[[0]]], [[[1]]]) == [[[INVALID]]]
-    assert compat_store.put("k", b"other") == 0, "it is kept, as an object that is there is"
+    assert compat_store.put("k", b"other") == 0, "the pending object is kept, like a complete one"
     assert write(["k"], [[at, at + 20]], [[20, 30]], [[0, 20]]) == [50]
     assert plain(compat_store.batch_put_session_end(["k"])) == [0]
     assert compat_store.get("k") == source.tobytes()

@@ -1,4 +1,4 @@
-"""Memory that is lent later, and taken back: files, memory of our own, and their grace."""
+"""Segments mounted after `setup`: files, allocated memory, unmounting and grace periods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAILED, INVALID, NO_SPACE = -1, -600, -200
 
 @pytest.fixture
 def bare():
-    """A store that lends nothing yet."""
+    """A store without a segment."""
     store = CompatStore()
     assert set_up(store, "embedded", segment=0) == 0
     yield store
@@ -40,8 +40,8 @@ def test_mounted_file_holds_objects(bare: CompatStore, file):
     assert bare.get("k") == value
     with open(file, "rb") as opened:
         held = opened.read()
-    assert value in held[MIB : 3 * MIB], "the bytes are in the file"
-    assert held[:MIB] + held[3 * MIB :] == bytes(2 * MIB), "and nowhere else"
+    assert value in held[MIB : 3 * MIB], "the object is in the file"
+    assert held[:MIB] + held[3 * MIB :] == bytes(2 * MIB), "and only inside the segment"
     assert bare.unmount_segment([segment]) == 0
     assert bare.get("k") == b""
     assert bare.put("k", b"v") == NO_SPACE
@@ -91,7 +91,7 @@ def test_allocated_segments_are_multiples_of_16_mib(bare: CompatStore):
     mounted = bare.allocate_and_mount_segment(16 * MIB + 1)
     assert (mounted["ret"], mounted["allocated_size"]) == (0, 32 * MIB)
     assert bare.put("k", bytes(20 * MIB)) == 0
-    assert bare.unmount_segment(mounted["segment_ids"]) == FAILED, "it is no file"
+    assert bare.unmount_segment(mounted["segment_ids"]) == FAILED, "the segment is not a file"
     assert bare.unmount_and_free_segment(mounted["segment_ids"]) == 0
     assert bare.get("k") == b""
     assert bare.unmount_and_free_segment(mounted["segment_ids"]) == FAILED
@@ -114,7 +114,7 @@ def test_grace_period_allows_reads_only(bare: CompatStore):
     while bare.get("k") != b"":
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    # It has left, whether its owner has noticed that already or learns of it by this very call.
+    # The segment is gone. Its owner may know already, or learn about it by this call.
     assert bare.unmount_and_free_segment(ids) in (0, INVALID)
 
 

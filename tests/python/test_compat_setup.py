@@ -1,4 +1,4 @@
-"""`setup`, `close` and the state of a store before, between and after them."""
+"""`setup`, `close`, and the results of calls before and after them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fresh():
     assert store.close() == 0
 
 
-# What every call answers on a store that is not set up.
+# The result of every call on a store without `setup`.
 UNREADY = [
     (lambda s: s.put("k", b"v"), INVALID),
     (lambda s: s.upsert("k", b"v"), INVALID),

@@ -1,4 +1,4 @@
-"""Every established call and name of `mooncake.store`, held against the table of the contract."""
+"""Checks every call and name of `mooncake.store` against the table of upstream's API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from upstream_store_api import CALLS, CLASSES, ENUMS, EXPORTED, FIELDS, REQUIRED
 from mooncake import store as module
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
-# Calls whose parameters the documents leave positional; a docstring of one line may do.
+# Calls with few parameters, for which a docstring of one line is enough.
 SHORT = {"get", "get_batch", "get_buffer", "batch_get_buffer", "is_exist", "batch_is_exist"}
 
 
@@ -28,7 +28,7 @@ def test_parameters_match_upstream(name):
     for parameter in (*named, *(keywords[n] for n in keywords if n in call.parameters)):
         default = call.parameters[parameter.name]
         if name == "setup" and default is REQUIRED:
-            continue  # the dictionary form has neither
+            continue  # the form with a dict needs neither
         expected = parameter.empty if default is REQUIRED else default
         assert parameter.default == expected, parameter.name
         if parameter.default is not parameter.empty:
@@ -52,7 +52,7 @@ def test_calls_without_setup_return_error_values(name):
 
 
 def assert_plain(value):
-    """Integers are `int` and lists are `list`: callers compare types."""
+    """Asserts that the value has built-in types only, because callers compare types."""
     assert type(value) in (int, str, bytes, list, dict, tuple, type(None))
     if isinstance(value, list | tuple):
         for each in value:
@@ -124,7 +124,7 @@ def test_config_numbers_are_range_checked():
     assert store.setup("localhost", "P2PHANDSHAKE", master_server_addr="embedded") == 0
     config = ReplicateConfig()
     config.replica_num = (1 << 64) - 1
-    assert store.put("k", b"v", config) == -600, "so many there are nowhere"
+    assert store.put("k", b"v", config) == -600, "no pool has that many segments"
     assert store.close() == 0
 
 

@@ -1,4 +1,4 @@
-"""Copies, moves and what is told of copies, by the established names, in real pools."""
+"""Upstream's calls for copies, moves and replica descriptors, in real pools."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Pair = tuple[MooncakeDistributedStore, MooncakeDistributedStore]
 
 @pytest.fixture
 def pair(quick_master: MasterProcess) -> Iterator[Pair]:
-    """Two stores that lend memory to one pool."""
+    """Two stores that give memory to one pool."""
     stores = MooncakeDistributedStore(), MooncakeDistributedStore()
     for store in stores:
         assert set_up(store, quick_master.address, segment=16 * MIB) == 0
@@ -35,13 +35,13 @@ def pair(quick_master: MasterProcess) -> Iterator[Pair]:
         store.close()
 
 
-def on(store: MooncakeDistributedStore) -> ReplicateConfig:
+def prefer(store: MooncakeDistributedStore) -> ReplicateConfig:
     config = ReplicateConfig()
     config.preferred_segment = store.get_hostname()
     return config
 
 
-def over(store: MooncakeDistributedStore, task: tuple[int, int]) -> QueryTaskResponse:
+def wait_for_end(store: MooncakeDistributedStore, task: tuple[int, int]) -> QueryTaskResponse:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         response, code = store.query_task(task)
@@ -50,16 +50,16 @@ def over(store: MooncakeDistributedStore, task: tuple[int, int]) -> QueryTaskRes
         if response.status in (TaskStatus.SUCCESS, TaskStatus.FAILED):
             return response
         time.sleep(0.01)
-    raise AssertionError("the task is not over")
+    raise AssertionError("the task did not end")
 
 
 def test_copy_outlives_its_source(pair: Pair) -> None:
     first, second = pair
     value = bytes(range(256)) * 4096
-    assert first.put("copied", value, on(first)) == 0
+    assert first.put("copied", value, prefer(first)) == 0
     task, code = second.create_copy_task("copied", [second.get_hostname()])
     assert code == 0
-    response = over(second, task)
+    response = wait_for_end(second, task)
     assert (response.id, response.type) == (task, TaskType.REPLICA_COPY)
     assert (response.status, response.message) == (
         TaskStatus.SUCCESS,
@@ -74,11 +74,11 @@ def test_copy_outlives_its_source(pair: Pair) -> None:
 
 def test_move_leaves_only_the_target(pair: Pair) -> None:
     first, second = pair
-    assert first.put("moved", b"value", on(first)) == 0
+    assert first.put("moved", b"value", prefer(first)) == 0
     task, code = first.create_move_task("moved", first.get_hostname(), second.get_hostname())
     assert code == 0
-    assert over(first, task).type is TaskType.REPLICA_MOVE
-    assert first.put("there", b"value", on(second)) == 0
+    assert wait_for_end(first, task).type is TaskType.REPLICA_MOVE
+    assert first.put("there", b"value", prefer(second)) == 0
     described = first.batch_get_replica_desc(["moved", "there"])
     [moved], [there] = described["moved"], described["there"]
     endpoints = [
@@ -92,7 +92,7 @@ def test_move_leaves_only_the_target(pair: Pair) -> None:
 def test_invalid_tasks_have_their_code(pair: Pair) -> None:
     first, second = pair
     here, there = first.get_hostname(), second.get_hostname()
-    assert first.put("k", b"value", on(first)) == 0
+    assert first.put("k", b"value", prefer(first)) == 0
     assert first.create_copy_task("none", [there]) == ((0, 0), MISSING)
     assert first.create_copy_task("k", []) == ((0, 0), INVALID)
     assert first.create_copy_task("k", ["nowhere:1"]) == ((0, 0), INVALID)
@@ -107,7 +107,7 @@ def test_invalid_tasks_have_their_code(pair: Pair) -> None:
 
 def test_replica_descriptors_are_complete(pair: Pair) -> None:
     first, _ = pair
-    assert first.put("k", b"abc", on(first)) == 0
+    assert first.put("k", b"abc", prefer(first)) == 0
     [replica] = first.get_replica_desc("k")
     assert replica.status is ReplicaStatus.COMPLETE
     assert replica.is_memory_replica()

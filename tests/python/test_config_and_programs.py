@@ -1,4 +1,4 @@
-"""The configuration, the coroutines and the commands."""
+"""`MooncakeConfig`, `MooncakeDistributedStoreAsync`, and the commands and programs."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_unknown_coroutine_raises_attribute_error():
         with pytest.raises(AttributeError, match=name):
             getattr(store, name)
     assert set_up(store, "embedded") == 0
-    store.note = "an attribute of an instance"
+    store.label = "an attribute of an instance"
     store.close()
 
 
@@ -144,7 +144,7 @@ def test_doctor_tests_the_transports():
     for transport in (b"memory", b"shm", b"tcp"):
         works = re.search(rb"\n  " + transport + rb" +works", done.stdout)
         assert works, done.stdout + done.stderr
-    assert b"\n  rdma  " in done.stdout, "it says which devices there are, or why it cannot tell"
+    assert b"\n  rdma  " in done.stdout, "the line lists the devices, or why they are unknown"
     for subject in (b"choice", b"networks", b"huge pages", b"open files", b"python"):
         assert subject in done.stdout
     assert done.returncode == 0
@@ -228,8 +228,8 @@ def test_benchmark_transfers_between_two_processes():
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as target:
         try:
             assert target.stderr is not None
-            said = target.stderr.readline()
-            segment = said.rpartition("listening on ")[2].strip()
+            line = target.stderr.readline()
+            segment = line.rpartition("listening on ")[2].strip()
             done = program(
                 "cli_bench",
                 *own,

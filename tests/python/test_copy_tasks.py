@@ -1,4 +1,4 @@
-"""Copies, moves and drains through our own face, in real pools."""
+"""Copies, moves and drains through our own API, in real pools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOW = datetime.now(UTC)
 
 @pytest.fixture
 def pair(quick_master: MasterProcess) -> Iterator[tuple[Store, Store]]:
-    """Two stores that lend memory to one pool."""
+    """Two stores that give memory to one pool."""
     config = StoreConfig(segment_bytes=32 * MIB)
     with Store(quick_master.address, config) as first, Store(quick_master.address, config) as other:
         yield first, other
@@ -79,17 +79,17 @@ def test_invalid_tasks_are_rejected(pair: tuple[Store, Store]) -> None:
 
 def test_short_wait_reports_the_task_state() -> None:
     info = TaskInfo((1, 2), "copy", "processing", NOW, NOW, "")
-    looks = []
+    polls = []
 
-    def look() -> TaskInfo:
-        looks.append(info)
+    def poll() -> TaskInfo:
+        polls.append(info)
         return info
 
     seen: list[TaskInfo] = []
     with pytest.raises(mooncake.DeadlineError, match=r"still processing after timeout_s=0\.02"):
-        poll_until_over(look, 0.02, seen.append)
-    assert seen == [info], "told of once, as it does not change"
-    assert len(looks) >= 2
+        poll_until_over(poll, 0.02, seen.append)
+    assert seen == [info], "reported once, because it does not change"
+    assert len(polls) >= 2
 
 
 def test_drain_empties_segment_and_reports_progress(pair: tuple[Store, Store]) -> None:

@@ -1,4 +1,4 @@
-"""Memory of a device, moved in the order of a stream through a driver that has no device."""
+"""Transfers of device memory in stream order, through a fake CUDA driver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = 100_000
 
 
 class Driver:
-    """The fake driver, with a context in this thread, as a program with device memory has."""
+    """The fake driver, with a current context in this thread."""
 
     def __init__(self, file: pathlib.Path) -> None:
         self.library = ctypes.CDLL(str(file))
@@ -65,23 +65,23 @@ def driver(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 @pytest.fixture
 def pair() -> tuple[TransferEngine, str, ctypes.Array[ctypes.c_char]]:
-    """An engine, and the name and memory of another."""
+    """An engine, and the segment name and registered memory of another engine."""
     near, far = TransferEngine(), TransferEngine()
     for engine in (near, far):
         assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
-    lent = ctypes.create_string_buffer(SIZE)
-    lent.owner = far  # type: ignore[attr-defined]
-    assert far.register_memory(ctypes.addressof(lent), SIZE) == 0
-    return near, f"127.0.0.1:{far.get_rpc_port()}", lent
+    remote = ctypes.create_string_buffer(SIZE)
+    remote.owner = far  # type: ignore[attr-defined]
+    assert far.register_memory(ctypes.addressof(remote), SIZE) == 0
+    return near, f"127.0.0.1:{far.get_rpc_port()}", remote
 
 
 def test_transfers_follow_stream_order(driver, pair):
-    engine, segment, lent = pair
-    base = ctypes.addressof(lent)
+    engine, segment, remote = pair
+    base = ctypes.addressof(remote)
     memory, stream = driver.memory(bytes(SIZE)), driver.stream()
     driver.fill(stream, memory, 7, SIZE)
     assert engine.transfer_write_on_cuda(segment, memory, base, SIZE, stream) is None
-    assert lent.raw == b"\7" * SIZE
+    assert remote.raw == b"\7" * SIZE
     ctypes.memset(base, 9, SIZE)
     driver.fill(stream, memory, 8, SIZE)
     assert engine.transfer_read_on_cuda(segment, memory, base, SIZE, stream_ptr=stream) is None
@@ -89,32 +89,32 @@ def test_transfers_follow_stream_order(driver, pair):
 
 
 def test_stream_batches_mix_device_and_host_memory(driver, pair):
-    engine, segment, lent = pair
-    base = ctypes.addressof(lent)
+    engine, segment, remote = pair
+    base = ctypes.addressof(remote)
     memory, host = driver.memory(b"device"), ctypes.create_string_buffer(b"host", 4)
     here, there, lengths = [memory, ctypes.addressof(host)], [base + 4, base], [6, 4]
     engine.batch_transfer_write_on_cuda(segment, here, there, lengths, driver.stream())
-    assert lent.raw[:10] == b"hostdevice"
+    assert remote.raw[:10] == b"hostdevice"
     ctypes.memmove(base, b"HOSTDEVICE", 10)
     engine.batch_transfer_read_on_cuda(segment, here, there, lengths)
     assert (driver.bytes(memory, 6), host.raw) == (b"DEVICE", b"HOST")
 
 
 def test_calls_without_stream_accept_device_memory(driver, pair):
-    engine, segment, lent = pair
+    engine, segment, remote = pair
     memory = driver.memory(b"bytes of a device")
-    base = ctypes.addressof(lent)
+    base = ctypes.addressof(remote)
     assert engine.transfer_sync_write(segment, memory, base, 17) == 0
-    assert lent.raw[:17] == b"bytes of a device"
+    assert remote.raw[:17] == b"bytes of a device"
     batch = engine.transfer_submit_write(segment, memory, base + 20, 5)
     assert engine.get_batch_transfer_status([batch]) == 0
-    assert lent.raw[20:25] == b"bytes"
+    assert remote.raw[20:25] == b"bytes"
 
 
-@pytest.mark.parametrize("way", ["tcp", "memory"])
-def test_stream_calls_use_the_requested_transport(driver, pair, way):
-    engine, segment, lent = pair
-    memory, base, stream = driver.memory(b"bytes"), ctypes.addressof(lent), driver.stream()
+@pytest.mark.parametrize("transport", ["tcp", "memory"])
+def test_stream_calls_use_the_requested_transport(driver, pair, transport):
+    engine, segment, remote = pair
+    memory, base, stream = driver.memory(b"bytes"), ctypes.addressof(remote), driver.stream()
     one, many = (memory, base, 5), ([memory], [base], [5])
     for call, arguments in (
         (engine.transfer_write_on_cuda, one),
@@ -122,14 +122,14 @@ def test_stream_calls_use_the_requested_transport(driver, pair, way):
         (engine.batch_transfer_write_on_cuda, many),
         (engine.batch_transfer_read_on_cuda, many),
     ):
-        before = engine.metrics()["transports"][way]["pieces"]
-        call(segment, *arguments, stream, way)
-        assert engine.metrics()["transports"][way]["pieces"] == before + 1, call.__name__
+        before = engine.metrics()["transports"][transport]["pieces"]
+        call(segment, *arguments, stream, transport)
+        assert engine.metrics()["transports"][transport]["pieces"] == before + 1, call.__name__
 
 
 def test_stream_failures_raise(driver, pair):
-    engine, segment, lent = pair
-    memory, base = driver.memory(b"bytes"), ctypes.addressof(lent)
+    engine, segment, remote = pair
+    memory, base = driver.memory(b"bytes"), ctypes.addressof(remote)
     with pytest.raises(RuntimeError, match="Failed to open segment"):
         engine.transfer_write_on_cuda("127.0.0.1:1", memory, base, 5)
     with pytest.raises(RuntimeError, match="INVALID_VALUE"):
@@ -138,12 +138,12 @@ def test_stream_failures_raise(driver, pair):
         engine.transfer_write_on_cuda(segment, memory, base + SIZE, 5)
     with pytest.raises(RuntimeError, match="not initialized"):
         TransferEngine().transfer_write_on_cuda(segment, memory, base, 5)
-    assert engine.register_memory(memory, 6) < 0, "a byte of it is no memory of the device"
-    assert lent.raw == bytes(SIZE)
+    assert engine.register_memory(memory, 6) < 0, "the last byte is not device memory"
+    assert remote.raw == bytes(SIZE)
 
 
-# Lends memory of its device, and says what is in it when it has been told of something.
-LENDER = """
+# Registers device memory, and prints the content of a range after a notification about it.
+OWNER = """
 import json, sys, time
 sys.path.insert(0, sys.argv[1])
 from test_device import Driver
@@ -157,9 +157,9 @@ memory = driver.memory(bytes(length))
 assert engine.register_memory(memory, length) == 0
 print(json.dumps([engine.get_rpc_port(), memory]), flush=True)
 for line in sys.stdin:
-    while not (told := engine.get_notifies()):
+    while not (received := engine.get_notifies()):
         time.sleep(0.001)
-    start, end = json.loads(told[0].msg)
+    start, end = json.loads(received[0].msg)
     print(driver.bytes(memory + start, end - start).hex(), flush=True)
 assert engine.unregister_memory(memory) == 0
 """
@@ -169,7 +169,7 @@ assert engine.unregister_memory(memory) == 0
 def test_another_process_reaches_device_memory(driver, monkeypatch, tcp):
     monkeypatch.setenv("MC_FORCE_TCP", tcp)
     here = pathlib.Path(__file__).parent
-    command = [sys.executable, "-c", LENDER, str(here), driver.library._name]
+    command = [sys.executable, "-c", OWNER, str(here), driver.library._name]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as lender:

@@ -1,4 +1,4 @@
-"""Guests of a daemon: `setup_dummy` with a real `mooncake_client`."""
+"""Dummy clients: `setup_dummy` with a real daemon (`mooncake_client`)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ import mooncake
 from mooncake.store import BufferPool, MooncakeDistributedStore, ReplicateConfig
 
 READY = re.compile(r"mooncake_client ready rpc=(\S+)(?: http=(\S+))? name=(\S+)")
-PATIENCE = 30.0
+WAIT_S = 30.0
 
 
 @dataclass
 class DaemonProcess:
-    """A daemon in a process of its own."""
+    """A daemon in its own process."""
 
     process: subprocess.Popen[str]
     address: str
@@ -40,15 +40,15 @@ class DaemonProcess:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(PATIENCE)
+        self.process.wait(WAIT_S)
 
     def stop(self) -> int:
         self.process.terminate()
-        return self.process.wait(PATIENCE)
+        return self.process.wait(WAIT_S)
 
 
 def start_daemon(master: str, *flags: str, port: int = 0) -> DaemonProcess:
-    """Starts a daemon and waits until it says where it listens."""
+    """Starts a daemon and waits for its ready line."""
     command = [
         sys.executable,
         "-m",
@@ -67,7 +67,7 @@ def start_daemon(master: str, *flags: str, port: int = 0) -> DaemonProcess:
             process.stdout.close()
             return DaemonProcess(process, ready[1], ready[2] or "", ready[3])
     process.stdout.close()
-    raise AssertionError(f"the daemon did not start: exit code {process.wait(PATIENCE)}")
+    raise AssertionError(f"the daemon did not start: exit code {process.wait(WAIT_S)}")
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ def daemon(master: MasterProcess) -> Iterator[DaemonProcess]:
 
 
 @pytest.fixture
-def guest(daemon: DaemonProcess) -> Iterator[MooncakeDistributedStore]:
-    """A guest of the daemon with 16 MiB of its own."""
+def dummy(daemon: DaemonProcess) -> Iterator[MooncakeDistributedStore]:
+    """A dummy client of the daemon with a memory pool of 16 MiB."""
     store = MooncakeDistributedStore()
     assert store.setup_dummy(16 * MIB, MIB, daemon.address) == 0
     yield store
@@ -90,18 +90,18 @@ def guest(daemon: DaemonProcess) -> Iterator[MooncakeDistributedStore]:
 
 @pytest.fixture
 def member(master: MasterProcess) -> Iterator[MooncakeDistributedStore]:
-    """A store of the ordinary kind, which lends nothing."""
+    """A store without a daemon and without a segment."""
     store = MooncakeDistributedStore()
     assert set_up(store, master.address, segment=0) == 0
     yield store
     store.close()
 
 
-def wait_for(what: str, look: Callable[[], bool]) -> None:
-    """Looks until it is so."""
-    deadline = time.monotonic() + PATIENCE
-    while not look():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
+def wait_for(event: str, has_happened: Callable[[], bool]) -> None:
+    """Polls until the event has happened."""
+    deadline = time.monotonic() + WAIT_S
+    while not has_happened():
+        assert time.monotonic() < deadline, f"waited {WAIT_S} s for: {event}"
         time.sleep(0.01)
 
 
@@ -110,98 +110,98 @@ def clients_of(store: MooncakeDistributedStore) -> int:
     return store._native.status()["clients"]
 
 
-def test_dummy_client_puts_and_others_read(guest, member):
+def test_dummy_client_puts_and_others_read(dummy, member):
     value = bytes(range(256)) * 4096
-    assert guest.put("dummy/a", value) == 0
-    assert guest.get("dummy/a") == value
+    assert dummy.put("dummy/a", value) == 0
+    assert dummy.get("dummy/a") == value
     assert member.get("dummy/a") == value
     assert member.upsert("dummy/a", b"new") == 0
-    assert guest.get("dummy/a") == b"new"
-    assert (guest.is_exist("dummy/a"), guest.get_size("dummy/a")) == (1, 3)
-    assert guest.remove("dummy/a", force=True) == 0
-    assert guest.is_exist("dummy/a") == 0
-    assert (guest.health_check(), guest.get_hostname()) == (0, "")
+    assert dummy.get("dummy/a") == b"new"
+    assert (dummy.is_exist("dummy/a"), dummy.get_size("dummy/a")) == (1, 3)
+    assert dummy.remove("dummy/a", force=True) == 0
+    assert dummy.is_exist("dummy/a") == 0
+    assert (dummy.health_check(), dummy.get_hostname()) == (0, "")
 
 
-def test_pool_memory_is_used_in_place(guest, member):
-    address = guest.alloc_from_mem_pool(2 * MIB)
+def test_pool_memory_is_used_in_place(dummy, member):
+    address = dummy.alloc_from_mem_pool(2 * MIB)
     assert address % 4096 == 0
-    other = guest.alloc_from_mem_pool(MIB)
+    other = dummy.alloc_from_mem_pool(MIB)
     assert abs(other - address) >= MIB
-    assert guest.register_buffer(address, 2 * MIB) == 0
-    assert guest.register_buffer(address + MIB, MIB) == -600, "it overlaps"
+    assert dummy.register_buffer(address, 2 * MIB) == 0
+    assert dummy.register_buffer(address + MIB, MIB) == -600, "the ranges overlap"
     payload = os.urandom(MIB)
     ctypes.memmove(address, payload, MIB)
-    assert guest.put_from("dummy/pool", address, MIB) == 0
+    assert dummy.put_from("dummy/pool", address, MIB) == 0
     assert member.get("dummy/pool") == payload
-    assert guest.get_into("dummy/pool", address + MIB, MIB) == MIB
+    assert dummy.get_into("dummy/pool", address + MIB, MIB) == MIB
     assert ctypes.string_at(address + MIB, MIB) == payload
-    assert guest.unregister_buffer(address) == 0
-    assert guest.unregister_buffer(address) == -600
-    assert guest.alloc_from_mem_pool(64 * MIB) == 0
-    assert guest.alloc_from_mem_pool(0) == 0
-    assert guest.alloc_from_mem_pool(13 * MIB) != 0, "what is left"
-    assert guest.alloc_from_mem_pool(1) == 0
-    assert guest.put_from("dummy/null", 0, 10) < 0
+    assert dummy.unregister_buffer(address) == 0
+    assert dummy.unregister_buffer(address) == -600
+    assert dummy.alloc_from_mem_pool(64 * MIB) == 0
+    assert dummy.alloc_from_mem_pool(0) == 0
+    assert dummy.alloc_from_mem_pool(13 * MIB) != 0, "the rest of the pool"
+    assert dummy.alloc_from_mem_pool(1) == 0
+    assert dummy.put_from("dummy/null", 0, 10) < 0
 
 
-def test_heap_memory_can_be_registered(guest, member):
+def test_heap_memory_can_be_registered(dummy, member):
     buffer = ctypes.create_string_buffer(b"from the heap" * 1000)
     at, size = ctypes.addressof(buffer), len(buffer)
-    assert guest.register_buffer(at, size) == 0
-    assert guest.put_from("dummy/heap", at, size) == 0
+    assert dummy.register_buffer(at, size) == 0
+    assert dummy.put_from("dummy/heap", at, size) == 0
     assert member.get("dummy/heap") == buffer.raw
-    assert guest.unregister_buffer(at) == 0
+    assert dummy.unregister_buffer(at) == 0
 
 
-def test_batches_parts_and_scattered_buffers_work(guest, member):
+def test_batches_parts_and_scattered_buffers_work(dummy, member):
     keys = [f"dummy/batch/{i}" for i in range(2000)]
     values = [f"value {i}".encode() for i in range(2000)]
-    assert guest.put_batch(keys, values) == 0
+    assert dummy.put_batch(keys, values) == 0
     assert member.get_batch(keys) == values
-    assert guest.get_batch(keys) == values
-    assert guest.batch_is_exist(keys) == [1] * 2000
-    base = guest.alloc_from_mem_pool(MIB)
-    assert guest.put_parts("dummy/parts", b"one", b"", b"two") == 0
-    assert guest.batch_get_into_multi_buffers(["dummy/parts"], [[base, base + 100]], [[3, 3]]) == [
+    assert dummy.get_batch(keys) == values
+    assert dummy.batch_is_exist(keys) == [1] * 2000
+    base = dummy.alloc_from_mem_pool(MIB)
+    assert dummy.put_parts("dummy/parts", b"one", b"", b"two") == 0
+    assert dummy.batch_get_into_multi_buffers(["dummy/parts"], [[base, base + 100]], [[3, 3]]) == [
         6
     ]
     assert ctypes.string_at(base + 100, 3) == b"two"
     lists = ([[base, base + 100]], [[3, 3]])
-    assert guest.batch_put_from_multi_buffers(["dummy/multi"], *lists) == [0]
+    assert dummy.batch_put_from_multi_buffers(["dummy/multi"], *lists) == [0]
     assert member.get("dummy/multi") == b"onetwo"
     with_two = ReplicateConfig()
     with_two.with_hard_pin = True
-    assert guest.upsert_from("dummy/multi", base, 3, with_two) == 0
-    handle = guest.get_buffer("dummy/multi")
+    assert dummy.upsert_from("dummy/multi", base, 3, with_two) == 0
+    handle = dummy.get_buffer("dummy/multi")
     assert handle is not None
     assert bytes(memoryview(handle)) == b"one"
-    assert guest.batch_get_buffer(["dummy/none"]) == [None]
-    assert guest.remove_by_regex("^dummy/batch/", force=True) == 2000
+    assert dummy.batch_get_buffer(["dummy/none"]) == [None]
+    assert dummy.remove_by_regex("^dummy/batch/", force=True) == 2000
 
 
-def test_sessions_descriptors_and_pools_work(guest, daemon):
-    assert guest.put("dummy/s", b"0123456789") == 0
-    base = guest.alloc_from_mem_pool(4096)
-    assert guest.batch_get_session_start(["dummy/s"]) == [0]
-    read = guest.batch_get_into_multi_buffer_ranges(["dummy/s"], [[base]], [[4]], [[3]])
+def test_sessions_descriptors_and_pools_work(dummy, daemon):
+    assert dummy.put("dummy/s", b"0123456789") == 0
+    base = dummy.alloc_from_mem_pool(4096)
+    assert dummy.batch_get_session_start(["dummy/s"]) == [0]
+    read = dummy.batch_get_into_multi_buffer_ranges(["dummy/s"], [[base]], [[4]], [[3]])
     assert read == [4]
     assert ctypes.string_at(base, 4) == b"3456"
-    guest.batch_get_session_end(["dummy/s"])
-    (replica,) = guest.get_replica_desc("dummy/s")
+    dummy.batch_get_session_end(["dummy/s"])
+    (replica,) = dummy.get_replica_desc("dummy/s")
     place = replica.get_memory_descriptor().buffer_descriptor
-    assert place.transport_endpoint == daemon.name, "it lies in the daemon's memory"
-    with BufferPool(guest).buffer(4096) as lease:
-        assert guest.get_into("dummy/s", lease.ptr, 4096) == 10
+    assert place.transport_endpoint == daemon.name, "the replica is in the daemon's memory"
+    with BufferPool(dummy).buffer(4096) as lease:
+        assert dummy.get_into("dummy/s", lease.ptr, 4096) == 10
 
 
-def test_dummy_client_cannot_mount_or_init_twice(guest):
-    assert guest.allocate_and_mount_segment(16 * MIB)["ret"] == -1
-    assert guest.mount_segment("/dev/shm/nothing", MIB)["ret"] == -1
-    assert guest.unmount_segment(["1-2"]) == -1
-    assert guest.unmount_local_disk_segment() == -1
-    assert guest.init_all("tcp", "") == -1
-    assert guest.put("dummy/still", b"there") == 0
+def test_dummy_client_cannot_mount_or_init_twice(dummy):
+    assert dummy.allocate_and_mount_segment(16 * MIB)["ret"] == -1
+    assert dummy.mount_segment("/dev/shm/nothing", MIB)["ret"] == -1
+    assert dummy.unmount_segment(["1-2"]) == -1
+    assert dummy.unmount_local_disk_segment() == -1
+    assert dummy.init_all("tcp", "") == -1
+    assert dummy.put("dummy/still", b"there") == 0
 
 
 def test_objects_outlive_their_dummy_client(daemon, member):
@@ -216,7 +216,7 @@ assert store.put("dummy/left", b"behind") == 0
     assert member.get("dummy/left") == b"behind"
 
 
-DIES = """
+KILLED_CLIENT = """
 import os, sys, time
 from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
@@ -234,14 +234,14 @@ time.sleep(60)
 @pytest.mark.parametrize("kind", ["alone", "fork"])
 def test_killed_dummy_client_is_released_at_once(kind):
     """Also while a forked child keeps the sockets of the killed client open."""
-    calm = "ignore:This process:DeprecationWarning"
+    no_fork_warning = "ignore:This process:DeprecationWarning"
     # The master must not learn of the death by a missing heartbeat.
     master = start_master("--client_ttl=600")
     daemon = start_daemon(master.address)
     member = MooncakeDistributedStore()
     assert set_up(member, master.address, segment=0) == 0
     before = clients_of(member)
-    command = [sys.executable, "-W", calm, "-c", DIES, daemon.address, kind]
+    command = [sys.executable, "-W", no_fork_warning, "-c", KILLED_CLIENT, daemon.address, kind]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as dying:
         assert dying.stdout is not None
         child = int(dying.stdout.readline())
@@ -259,26 +259,26 @@ def test_killed_dummy_client_is_released_at_once(kind):
             master.stop()
 
 
-def test_calls_resume_after_daemon_restart(master, daemon, guest):
-    address = guest.alloc_from_mem_pool(MIB)
-    assert guest.register_buffer(address, MIB) == 0
+def test_calls_resume_after_daemon_restart(master, daemon, dummy):
+    address = dummy.alloc_from_mem_pool(MIB)
+    assert dummy.register_buffer(address, MIB) == 0
     ctypes.memset(address, 5, MIB)
-    assert guest.put_from("dummy/first", address, MIB) == 0
+    assert dummy.put_from("dummy/first", address, MIB) == 0
     daemon.kill()
     began = time.monotonic()
-    assert guest.put("dummy/away", b"x") == -900
-    assert guest.is_exist("dummy/first") == -900
-    assert guest.batch_put_from(["dummy/away"], [address], [MIB]) == [-900]
-    assert guest.get("dummy/first") == b""
-    assert guest.health_check() == 2
-    assert time.monotonic() - began < PATIENCE
+    assert dummy.put("dummy/away", b"x") == -900
+    assert dummy.is_exist("dummy/first") == -900
+    assert dummy.batch_put_from(["dummy/away"], [address], [MIB]) == [-900]
+    assert dummy.get("dummy/first") == b""
+    assert dummy.health_check() == 2
+    assert time.monotonic() - began < WAIT_S
     again = start_daemon(master.address, port=daemon.port)
     try:
-        wait_for("calls go on", lambda: guest.put_from("dummy/again", address, MIB) == 0)
+        wait_for("calls succeed", lambda: dummy.put_from("dummy/again", address, MIB) == 0)
         ctypes.memset(address, 0, MIB)
-        assert guest.get_into("dummy/again", address, MIB) == MIB
+        assert dummy.get_into("dummy/again", address, MIB) == MIB
         assert ctypes.string_at(address, MIB) == b"\5" * MIB
-        assert guest.health_check() == 0
+        assert dummy.health_check() == 0
     finally:
         again.stop()
 
@@ -315,17 +315,17 @@ assert store.close() == 0
     assert_quiet(run_script(script, daemon.address))
 
 
-def test_two_daemons_serve_their_own_clients(master, daemon, guest):
+def test_two_daemons_serve_their_own_clients(master, daemon, dummy):
     with_other = start_daemon(master.address)
     other = MooncakeDistributedStore()
     try:
         assert with_other.port != daemon.port
         assert other.setup_dummy(MIB, 0, with_other.address) == 0
         assert other.put("dummy/other", b"o") == 0
-        assert guest.get("dummy/other") == b"o"
+        assert dummy.get("dummy/other") == b"o"
         with_other.kill()
         assert other.put("dummy/other2", b"o") == -900
-        assert guest.put("dummy/mine", b"m") == 0
+        assert dummy.put("dummy/mine", b"m") == 0
     finally:
         other.close()
         if with_other.process.poll() is None:
@@ -352,7 +352,7 @@ assert store.close() == 0
         assert early.stdout.readline() == "begun\n"
         daemon = start_daemon(master.address, port=port)
         try:
-            assert early.wait(PATIENCE) == 0
+            assert early.wait(WAIT_S) == 0
         finally:
             daemon.stop()
 
@@ -396,7 +396,7 @@ def test_dummy_clients_share_their_daemons_tenant(tmp_path):
         assert inside.put("k", b"v") == 0
         assert inside.get("k") == b"v"
         assert outside.is_exist("k") == 0
-        assert outside.put("k", b"v") < 0, "that tenant has no quota"
+        assert outside.put("k", b"v") < 0, "tenant b has no quota"
     finally:
         assert (inside.close(), outside.close()) == (0, 0)
         assert [daemon.stop() for daemon in daemons] == [0, 0]
@@ -406,19 +406,19 @@ def test_dummy_clients_share_their_daemons_tenant(tmp_path):
 def test_daemon_works_with_http_metadata(master):
     server = f"--metadata_server=http://{master.metadata}/metadata"
     daemon = start_daemon(master.address, server)
-    guests = [MooncakeDistributedStore(), MooncakeDistributedStore()]
+    clients = [MooncakeDistributedStore(), MooncakeDistributedStore()]
     try:
-        for guest in guests:
-            assert guest.setup_dummy(MIB, 0, daemon.address) == 0
-        assert guests[0].put("dummy/http", b"v" * 1000) == 0
-        assert guests[1].get("dummy/http") == b"v" * 1000
+        for dummy in clients:
+            assert dummy.setup_dummy(MIB, 0, daemon.address) == 0
+        assert clients[0].put("dummy/http", b"v" * 1000) == 0
+        assert clients[1].get("dummy/http") == b"v" * 1000
     finally:
-        for guest in guests:
-            assert guest.close() == 0
+        for dummy in clients:
+            assert dummy.close() == 0
         assert daemon.stop() == 0
 
 
-TELLING = """
+CHECKER = """
 import ctypes, os, random, sys, time
 from mooncake.store import MooncakeDistributedStore
 
@@ -432,7 +432,7 @@ end = time.monotonic() + 45
 while time.monotonic() < end and not (is_over and done > 0):
     if not is_over and os.path.exists(sys.argv[3]):
         is_over, done = True, 0
-    key = f"dummy/told/{chance.randrange(20)}"
+    key = f"dummy/checked/{chance.randrange(20)}"
     if chance.random() < 0.4:
         unit = f"{key}|{chance.randrange(1 << 32):08x}|".encode()
         value = unit * chance.randrange(1, 10_000)
@@ -444,58 +444,58 @@ while time.monotonic() < end and not (is_over and done > 0):
         assert unit.startswith(key.encode()), (key, unit)
         assert value == unit * (size // len(unit)), key
         done += 1
-assert is_over and done > 0, "nothing went on in the end"
+assert is_over and done > 0, "no call succeeded after the last restart"
 """
 
 
 def test_reads_stay_intact_while_processes_are_killed(master, tmp_path):
-    """Every byte says whose it is."""
+    """Every value repeats its key, so that wrong bytes show."""
     daemon = start_daemon(master.address)
-    over = tmp_path / "over"
+    stop_file = tmp_path / "stop"
 
     def begin(number: int) -> subprocess.Popen[str]:
-        arguments = [daemon.address, str(number), str(over)]
-        calm = {**os.environ, "MC_LOG_LEVEL": "FATAL"}
-        command = [sys.executable, "-c", TELLING, *arguments]
-        guest = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=calm
+        arguments = [daemon.address, str(number), str(stop_file)]
+        environment = {**os.environ, "MC_LOG_LEVEL": "FATAL"}
+        command = [sys.executable, "-c", CHECKER, *arguments]
+        dummy = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )
-        assert guest.stdout is not None
-        assert guest.stdout.readline() == "begun\n"
-        return guest
+        assert dummy.stdout is not None
+        assert dummy.stdout.readline() == "begun\n"
+        return dummy
 
-    guests = [begin(number) for number in range(3)]
+    clients = [begin(number) for number in range(3)]
     try:
         for number in range(3):
             daemon.kill()
             daemon = start_daemon(master.address, port=daemon.port)
-            killed = guests[number]
+            killed = clients[number]
             killed.kill()
             killed.communicate()
-            guests[number] = begin(number)
-        over.touch()
-        for guest in guests:
-            said = guest.communicate(timeout=PATIENCE)[1]
-            assert guest.returncode == 0, said[-2000:]
+            clients[number] = begin(number)
+        stop_file.touch()
+        for dummy in clients:
+            errors = dummy.communicate(timeout=WAIT_S)[1]
+            assert dummy.returncode == 0, errors[-2000:]
     finally:
-        for guest in guests:
-            if guest.poll() is None:
-                guest.kill()
-                guest.communicate()
+        for dummy in clients:
+            if dummy.poll() is None:
+                dummy.kill()
+                dummy.communicate()
         daemon.stop()
 
 
 @pytest.mark.parametrize(("forced", "transport"), [("0", "shm"), ("1", "tcp")])
 def test_dummy_client_transfers_bypass_the_daemon(daemon, forced, transport):
-    """By descriptor on one host, and over TCP as to another host."""
+    """Over shared memory on one host, and over TCP to another host."""
     script = """
 import sys
 from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
 assert store.setup_dummy(4 << 20, 0, sys.argv[1]) == 0
 at = store.alloc_from_mem_pool(1 << 20)
-assert store.put("dummy/way" + sys.argv[2], b"0123456789" * 100_000) == 0
-assert store.get_into("dummy/way" + sys.argv[2], at, 1 << 20) == 1_000_000
+assert store.put("dummy/path" + sys.argv[2], b"0123456789" * 100_000) == 0
+assert store.get_into("dummy/path" + sys.argv[2], at, 1 << 20) == 1_000_000
 count = store._native.metrics()["by_transport"]
 print(*sorted(name for name in count if count[name]["bytes"]))
 store.close()
@@ -509,17 +509,17 @@ def test_daemon_serves_health_and_metrics(master):
     daemon = start_daemon(master.address, "--enable_http_server", "--http_port=0")
     try:
         port = daemon.http.rpartition(":")[2]
-        guest = MooncakeDistributedStore()
-        assert guest.setup_dummy(MIB, 0, daemon.address) == 0
-        assert guest.put("seen", b"v") == 0
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
-            told = answer.read().decode()
-        assert "\nmooncake_daemon_guests 1\n" in told
-        calls = re.search(r"^mooncake_daemon_calls_total (\d+)$", told, re.MULTILINE)
+        dummy = MooncakeDistributedStore()
+        assert dummy.setup_dummy(MIB, 0, daemon.address) == 0
+        assert dummy.put("seen", b"v") == 0
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as answer:
+            metrics = answer.read().decode()
+        assert "\nmooncake_daemon_guests 1\n" in metrics
+        calls = re.search(r"^mooncake_daemon_calls_total (\d+)$", metrics, re.MULTILINE)
         assert calls is not None
-        assert int(calls[1]) >= 2, "it registered, and put"
-        assert guest.close() == 0
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=PATIENCE) as answer:
+        assert int(calls[1]) >= 2, "the client registered, and put"
+        assert dummy.close() == 0
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=WAIT_S) as answer:
             assert json.load(answer)["code"] == 0
     finally:
         assert daemon.stop() == 0
@@ -534,9 +534,9 @@ def test_store_can_join_through_a_daemon(master, daemon, member):
         assert store.copies("own/a")[0].segment in names
         assert repr(store) == f"<mooncake.Store {store.name} daemon={store.master_address} dummy>"
         assert store.master_address.endswith(f":{daemon.port}")
-        async_face = mooncake.AsyncStore.of(store)
-        assert asyncio.run(async_face.get("own/a")) == b"value"
-    assert member.get("own/a") == b"value", "the daemon holds it"
+        async_store = mooncake.AsyncStore.of(store)
+        assert asyncio.run(async_store.get("own/a")) == b"value"
+    assert member.get("own/a") == b"value", "the daemon holds the object"
 
 
 def test_async_store_can_join_through_a_daemon(daemon, member):

@@ -1,4 +1,4 @@
-"""What a transfer engine answers before it runs, while it is misused, and when it is shared."""
+"""The transfer engine before `initialize`, its settings, misuse, fork, exit and sharing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mooncake.engine import (
 from mooncake.errors import InvalidArgumentError
 from mooncake.store import MooncakeDistributedStore
 
-# What every call answers on an engine that does not run.
+# The result of every call on an engine that is not initialized.
 IDLE = [
     (lambda e: e.get_rpc_port(), -1),
     (lambda e: e.get_engine(), None),
@@ -163,7 +163,7 @@ def test_registration_returns_upstream_codes():
     assert engine.register_memory(at + 500, 100) == 0
     for nowhere in (0, 8, 1 << 62):
         assert engine.register_memory(nowhere, 100) == -1
-        # One of them is nowhere: none is registered.
+        # One range is unmapped: none is registered.
         assert engine.batch_register_memory([at + 700, nowhere], [100, 100]) == -1
         assert engine.unregister_memory(at + 700) == -3
     assert engine.unregister_memory(at + 1) == -3
@@ -172,7 +172,7 @@ def test_registration_returns_upstream_codes():
     assert engine.batch_register_memory([], []) == 0
     assert engine.batch_unregister_memory([]) == 0
     assert engine.batch_register_memory([at, at + 100], [100]) == -1
-    # One of them overlaps: none is registered.
+    # One range overlaps: none is registered.
     assert engine.batch_register_memory([at, at + 550], [100, 10]) == -7
     assert engine.batch_register_memory((at, at + 100), (100, 100)) == 0
     assert engine.batch_unregister_memory([at, at + 300, at + 100]) == -3
@@ -198,7 +198,7 @@ def test_wrong_argument_types_raise():
 
 
 class Tens:
-    """A sequence of another kind, which says that it is longer than it is."""
+    """A sequence whose `__len__` is wrong."""
 
     def __len__(self) -> int:
         return 2**62
@@ -331,7 +331,7 @@ def test_store_shares_an_engine_and_leaves_it_running():
     assert store.setup(*args, engine=inner) == 0
     assert store.put("k", b"value") == 0
     assert store.get("k") == b"value"
-    # It is the same engine: the store's segment is what peers of the engine see.
+    # Peers of the engine reach the store's segment, because the engine is the same.
     segment = f"127.0.0.1:{engine.get_rpc_port()}"
     assert store.register_buffer(memory.address, 10) != 0
     assert store.close() == 0

@@ -1,4 +1,4 @@
-"""What a transfer engine tells of what it has moved: a line in the log, a page, a dictionary."""
+"""The metrics of a transfer engine: a log line, a Prometheus page, and a dict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine_peers import Memory, start_engine
 
 from mooncake.engine import TransferNotify, Write
 
-# Writes 4 KiB after 4 KiB to another engine of its process until it is told to end.
+# Writes 4 KiB again and again to another engine of the same process, until a line is sent.
 WRITER = """
 import ctypes, sys, threading
 from mooncake.engine import TransferEngine
@@ -31,7 +31,7 @@ while not ended.wait(0.001):
     assert here.transfer_sync_write(segment, address + 4096, address, 4096) == 0
 """
 
-# As the established engine writes it; what comes after it is ours.
+# The format of upstream's engine; our additions follow it.
 LINE = re.compile(
     r"\[Metrics\] Transfer Engine Stats \(over last (\d+)s\): Throughput: (\d+\.\d\d) MB/s "
     r"\| Latency Distribution \(count=(\d+)\): ((?:>?[\d-]+μs:\d+\.\d%(?:, )?)+)"
@@ -51,10 +51,10 @@ def start_writer(**environment: str) -> subprocess.Popen[str]:
 
 
 def end(writer: subprocess.Popen[str]) -> str:
-    """Tells it to end; what it wrote until then."""
-    _, told = writer.communicate("\n", timeout=30)
-    assert writer.returncode == 0, told
-    return told
+    """Ends the writer, and returns what it logged."""
+    _, log = writer.communicate("\n", timeout=30)
+    assert writer.returncode == 0, log
+    return log
 
 
 @pytest.mark.parametrize("on", ["1", "true", "yes", "on"])
@@ -68,7 +68,7 @@ def test_metrics_are_logged_in_upstreams_format(on):
     seconds, rate, count, classes = found.groups()
     assert int(seconds) >= 1
     assert int(count) > 0
-    # One of two roundings apart.
+    # The interval is rounded to seconds.
     rate_of_count = int(count) * 4096 / int(seconds) / (1 << 20)
     assert float(rate) <= rate_of_count * 1.6 + 0.01
     percents = [float(part.rpartition(":")[2].rstrip("%")) for part in classes.split(", ") if part]
@@ -86,8 +86,8 @@ def test_metrics_are_not_logged_by_default():
 
 def test_rejects_metrics_interval_of_zero():
     writer = start_writer(MC_TE_METRIC="1", MC_TE_METRIC_INTERVAL_SECONDS="0")
-    _, told = writer.communicate("\n", timeout=30)
-    assert writer.returncode != 0, told
+    _, log = writer.communicate("\n", timeout=30)
+    assert writer.returncode != 0, log
 
 
 def test_metrics_text_and_dict_agree():
@@ -96,17 +96,17 @@ def test_metrics_text_and_dict_agree():
     assert there.register_memory(memory.address, 200) == 0
     segment = f"127.0.0.1:{there.get_rpc_port()}"
     local = Memory.of(bytes(100))
-    for way in ("memory", "shm", "tcp"):
-        args = (segment, local.address, memory.address, 100, way)
-        assert here.transfer_sync_write(*args) == 0, way
+    for transport in ("memory", "shm", "tcp"):
+        args = (segment, local.address, memory.address, 100, transport)
+        assert here.transfer_sync_write(*args) == 0, transport
     assert here.transfer_sync_write(segment, local.address, memory.address + 150, 100, "tcp") == -1
-    page, told = here.metrics_text(), here.metrics()
-    for way in ("memory", "shm", "tcp"):
-        one = told["transports"][way]
-        line = f'mooncake_transfer_bytes_total{{transport="{way}",operation="write"}} '
+    page, metrics = here.metrics_text(), here.metrics()
+    for transport in ("memory", "shm", "tcp"):
+        one = metrics["transports"][transport]
+        line = f'mooncake_transfer_bytes_total{{transport="{transport}",operation="write"}} '
         assert line + str(one["bytes_written"]) + "\n" in page
         assert one["bytes_written"] == 100
-    assert told["peers"][segment]["errors"] == 1
+    assert metrics["peers"][segment]["errors"] == 1
     assert here.transfer_sync(segment, 0, 0, 0, Write, TransferNotify("a", "b")) == 0
     for name, waiting in (("batches", 0), ("notifications", 1)):
         queue = there.metrics()[name]

@@ -1,4 +1,4 @@
-"""The RPC helper: data and tensors between processes, callbacks, misuse, and what goes wrong."""
+"""The RPC helper: data and tensors between processes, callbacks, misuse and failures."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ def wait_for(is_met: Callable[[], bool]) -> None:
 
 
 def test_data_arrives_with_its_source_address(server, client, free_address):
-    taken = []
-    server.set_data_receive_callback(taken.append)
+    received = []
+    server.set_data_receive_callback(received.append)
     bodies = [b"", b"a\0b", bytearray(b"xy"), memoryview(b"0123")[1:3], bytes(range(256)) * 20_000]
     for body in bodies:
         assert client.send_data(free_address, body) == 0
-    assert [each.get_bytes() for each in taken] == [bytes(body) for body in bodies]
-    assert [each.data_size for each in taken] == [len(body) for body in bodies]
-    assert bytes(taken[1].get_memory_view()) == b"a\0b"
-    host, port = taken[0].source_address.rsplit(":", 1)
+    assert [each.get_bytes() for each in received] == [bytes(body) for body in bodies]
+    assert [each.data_size for each in received] == [len(body) for body in bodies]
+    assert bytes(received[1].get_memory_view()) == b"a\0b"
+    host, port = received[0].source_address.rsplit(":", 1)
     assert (host, port.isdigit()) == ("127.0.0.1", True)
 
 
 def test_numpy_arrays_arrive_with_shape_and_dtype(server, client, free_address):
     np = pytest.importorskip("numpy", reason="needs numpy: pip install numpy")
-    taken = []
-    server.set_tensor_receive_callback(taken.append)
+    received = []
+    server.set_tensor_receive_callback(received.append)
     arrays = [
         np.arange(6, dtype=np.float32).reshape(2, 3),
         np.arange(24).reshape(4, 6)[::2, ::3],
@@ -71,7 +71,7 @@ def test_numpy_arrays_arrive_with_shape_and_dtype(server, client, free_address):
     ]
     for array in arrays:
         assert client.send_tensor(free_address, array) == 0
-    for each, array in zip(taken, arrays, strict=True):
+    for each, array in zip(received, arrays, strict=True):
         assert (each.shape, each.dtype) == (list(array.shape), str(array.dtype))
         assert each.total_bytes == each.get_data_size() == array.nbytes
         back = np.frombuffer(each.get_memory_view(), dtype=each.dtype).reshape(each.shape)
@@ -81,12 +81,12 @@ def test_numpy_arrays_arrive_with_shape_and_dtype(server, client, free_address):
 
 def test_torch_tensors_arrive(server, client, free_address):
     torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
-    taken = []
-    server.set_tensor_receive_callback(taken.append)
+    received = []
+    server.set_tensor_receive_callback(received.append)
     tensor = torch.arange(6).to(torch.bfloat16).reshape(2, 3)
     assert client.send_tensor(free_address, tensor.t()) == 0
-    assert (taken[0].shape, taken[0].dtype) == ([3, 2], "torch.bfloat16")
-    back = torch.frombuffer(taken[0].get_memory_view(), dtype=torch.bfloat16).reshape(3, 2)
+    assert (received[0].shape, received[0].dtype) == ([3, 2], "torch.bfloat16")
+    back = torch.frombuffer(received[0].get_memory_view(), dtype=torch.bfloat16).reshape(3, 2)
     assert torch.equal(back, tensor.t())
 
 
@@ -187,7 +187,7 @@ def test_callback_can_stop_a_blocking_server(client, free_address):
     answers = []
     thread = threading.Thread(target=lambda: answers.append(server.start_server()))
     thread.start()
-    # Until it listens nobody takes it; then its own callback ends it.
+    # Sends fail until the server listens; the first received message stops it.
     wait_for(lambda: client.send_data(free_address, b"x") in (0, -1) and not thread.is_alive())
     assert answers == [True]
 
@@ -201,10 +201,10 @@ assert all(client.send_data(sys.argv[1], b"from afar") == 0 for _ in range(3))
 
 
 def test_another_process_can_send(server, free_address):
-    taken = []
-    server.set_data_receive_callback(lambda each: taken.append(each.get_bytes()))
+    received = []
+    server.set_data_receive_callback(lambda each: received.append(each.get_bytes()))
     assert_quiet(run_script(SENDER, free_address))
-    assert taken == [b"from afar"] * 3
+    assert received == [b"from afar"] * 3
 
 
 EXIT = """

@@ -1,4 +1,4 @@
-"""Engines that ask each other for a token, as far as callers see it."""
+"""Engines that authenticate each other with a shared token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = (f"127.0.0.1:{number}" for number in itertools.count(2000))
 
 
 @pytest.fixture(params=["shm", "tcp"])
-def way(request, monkeypatch) -> str:
+def transport(request, monkeypatch) -> str:
     monkeypatch.setenv("MC_FORCE_TCP", str(int(request.param == "tcp")))
     return request.param
 
@@ -29,7 +29,7 @@ def with_token(monkeypatch, secret: str, server: str) -> TransferEngine:
     return start_engine(name=next(NAMES), metadata=server)
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("transport")
 def test_wrong_token_is_refused(monkeypatch, server):
     monkeypatch.setenv("MC_TRANSFER_TOKEN", SECRET)
     far = start_peer(name=next(NAMES), metadata=server)
@@ -53,7 +53,7 @@ def test_wrong_token_is_refused(monkeypatch, server):
         far.end()
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("transport")
 def test_engine_with_token_refuses_peers_without(monkeypatch, server):
     monkeypatch.delenv("MC_TRANSFER_TOKEN", raising=False)
     far = start_peer(name=next(NAMES), metadata=server)

@@ -1,4 +1,4 @@
-"""Transfers between two processes, over shared memory and TCP, found by either kind of metadata."""
+"""Transfers between two processes, over shared memory and TCP, with both kinds of metadata."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Pair:
 
 @pytest.fixture(scope="module", params=["shm-p2p", "tcp-p2p", "shm-http", "tcp-http"])
 def pair(request, master) -> Iterator[Pair]:
-    way, metadata = request.param.split("-")
+    transport, metadata = request.param.split("-")
     server = "P2PHANDSHAKE" if metadata == "p2p" else f"http://{master.metadata}/metadata"
-    port = ["shm", "tcp"].index(way)
+    port = ["shm", "tcp"].index(transport)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MC_FORCE_TCP", str(port))
         near = start_engine(name=f"127.0.0.1:2{port}", metadata=server)
@@ -75,7 +75,7 @@ def test_transfer_sync_accepts_both_opcodes(pair):
 def test_batches_of_any_size_arrive_intact(pair, count):
     here = Memory.of(pattern(count * CHUNK, count))
     back = Memory.of(bytes(count * CHUNK))
-    # Every second chunk backwards, so that pieces cannot be joined to one.
+    # The even chunks come first, so that adjacent pieces cannot be merged.
     order = sorted(range(count), key=lambda i: (i % 2, i))
     local = [here.address + i * CHUNK for i in range(count)]
     remote = [pair.far.address + order[i] * CHUNK for i in range(count)]
@@ -192,7 +192,7 @@ def test_notifications_follow_their_bytes_in_order(pair):
         message = TransferNotify(f"n{i}", "done \u00e9")
         args = (segment, here.address, pair.far.address, 10)
         assert pair.near.transfer_sync(*args, Write, message) == 0
-    # No bytes, only a message.
+    # A notification without bytes.
     only = TransferNotify(name="only", msg="")
     assert pair.near.transfer_sync(segment, 0, 0, 0, Write, notify=only) == 0
     args = (segment, [here.address], [pair.far.address], [10])
@@ -200,7 +200,7 @@ def test_notifications_follow_their_bytes_in_order(pair):
     expected = [[f"n{i}", "done \u00e9"] for i in range(5)] + [["only", ""], ["b", "x"]]
     assert pair.far.ask("notifies") == expected
     assert pair.far.ask("notifies") == []
-    # Nothing is told of bytes that did not arrive.
+    # A failed transfer sends no notification.
     assert pair.near.transfer_sync(segment, here.address, 4096, 10, Write, only) == -1
     assert pair.far.ask("notifies") == []
     assert pair.near.get_notifies() == []
@@ -221,30 +221,30 @@ def test_keywords_have_upstreams_names(pair):
         pair.near.transfer_sync_write(**place, nonsense=1)
 
 
-@pytest.mark.parametrize("way", ["tcp", "shm"])
-def test_calls_use_the_requested_transport(mortal, way):
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_calls_use_the_requested_transport(mortal, transport):
     near, here = start_engine(), Memory.of(bytes(10))
     segment, there = mortal.segment, mortal.address
     lists = (segment, [here.address], [there], [10])
 
     def moved() -> int:
-        one = near.metrics()["transports"][way]
+        one = near.metrics()["transports"][transport]
         return int(one["bytes_read"] + one["bytes_written"])
 
     def is_done(batch: int) -> bool:
         return batch > 0 and near.get_batch_transfer_status([batch]) == 0
 
     calls = [
-        lambda: near.transfer_sync_write(segment, here.address, there, 10, way) == 0,
-        lambda: near.transfer_sync_read(segment, here.address, there, 10, way) == 0,
-        lambda: near.transfer_sync(segment, here.address, there, 10, Read, None, way) == 0,
-        lambda: near.batch_transfer_sync_write(*lists, way) == 0,
-        lambda: near.batch_transfer_sync_read(*lists, transport_hint=way) == 0,
-        lambda: near.batch_transfer_sync(*lists, Write, None, way) == 0,
-        lambda: is_done(near.transfer_submit_write(segment, here.address, there, 10, way)),
-        lambda: is_done(near.batch_transfer_async_write(*lists, way)),
-        lambda: is_done(near.batch_transfer_async_read(*lists, way)),
-        lambda: is_done(near.batch_transfer_async(*lists, Read, transport_hint=way)),
+        lambda: near.transfer_sync_write(segment, here.address, there, 10, transport) == 0,
+        lambda: near.transfer_sync_read(segment, here.address, there, 10, transport) == 0,
+        lambda: near.transfer_sync(segment, here.address, there, 10, Read, None, transport) == 0,
+        lambda: near.batch_transfer_sync_write(*lists, transport) == 0,
+        lambda: near.batch_transfer_sync_read(*lists, transport_hint=transport) == 0,
+        lambda: near.batch_transfer_sync(*lists, Write, None, transport) == 0,
+        lambda: is_done(near.transfer_submit_write(segment, here.address, there, 10, transport)),
+        lambda: is_done(near.batch_transfer_async_write(*lists, transport)),
+        lambda: is_done(near.batch_transfer_async_read(*lists, transport)),
+        lambda: is_done(near.batch_transfer_async(*lists, Read, transport_hint=transport)),
     ]
     for number, call in enumerate(calls):
         before = moved()
@@ -252,9 +252,9 @@ def test_calls_use_the_requested_transport(mortal, way):
         assert moved() == before + 10, number
 
 
-@pytest.mark.parametrize("way", ["shm", "tcp"])
-def test_killed_peer_fails_before_the_deadline(way, monkeypatch):
-    monkeypatch.setenv("MC_FORCE_TCP", "1" if way == "tcp" else "0")
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_killed_peer_fails_before_the_deadline(transport, monkeypatch):
+    monkeypatch.setenv("MC_FORCE_TCP", "1" if transport == "tcp" else "0")
     monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "60")
     peer, near = start_peer(), start_engine()
     try:
@@ -274,7 +274,7 @@ def test_killed_peer_fails_before_the_deadline(way, monkeypatch):
 
 @pytest.fixture(params=[1.0])
 def stuck(request, monkeypatch, mortal: EnginePeer) -> tuple[TransferEngine, int, Memory]:
-    """An engine, and a batch of it to a peer that has stopped reading."""
+    """An engine, and its batch to a peer that no longer reads."""
     monkeypatch.setenv("MC_FORCE_TCP", "1")
     near, here = start_engine(), Memory.of(bytes(8 << 20))
     assert near.transfer_sync_write(mortal.segment, here.address, mortal.address, 10) == 0
@@ -301,7 +301,7 @@ def test_engine_ends_while_a_batch_is_stuck(stuck):
     near, _batch, _here = stuck
     segment = f"127.0.0.1:{near.get_rpc_port()}"
     start = time.monotonic()
-    # The old engine ends before the new one begins.
+    # The old engine ends before the new engine starts.
     assert near.initialize("127.0.0.1:5", "P2PHANDSHAKE", "tcp", "") == 0
     assert time.monotonic() - start < PROMPT_S
     assert near.send_probe(segment) == -102

@@ -1,4 +1,4 @@
-"""`mooncake.env`: what holds, where it comes from, and what is set in vain."""
+"""`mooncake.env`: values of settings, their sources, and variables without effect."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def test_ineffective_variables_are_listed_with_a_reason(monkeypatch):
     assert env.ignored() == []
     monkeypatch.setenv("MC_SLICE_SIZE", "65536")
     monkeypatch.setenv("MC_TRANSFER_TIMEOUTS", "7")
-    monkeypatch.setenv("MOONCAKE_OF_SOMEBODY_ELSE", "1")
+    monkeypatch.setenv("MOONCAKE_NO_SUCH_VARIABLE", "1")
     reasons = {each.name: each.reason for each in env.ignored()}
     assert "slices" in reasons["MC_SLICE_SIZE"]
     assert "MC_TRANSFER_TIMEOUT " in reasons["MC_TRANSFER_TIMEOUTS"].replace("?", " ")
-    assert reasons["MOONCAKE_OF_SOMEBODY_ELSE"] == "Unknown variable."
+    assert reasons["MOONCAKE_NO_SUCH_VARIABLE"] == "Unknown variable."
 
 
 def test_settings_are_printed_all_or_only_set(monkeypatch):
@@ -79,9 +79,9 @@ def test_settings_are_printed_all_or_only_set(monkeypatch):
     assert brief.startswith("MC_FORCE_TCP = 1  [from MC_FORCE_TCP]\n")
     assert "MC_LOG_DIR" in brief
     whole = run("mooncake.command", "env", "--json").stdout
-    told = json.loads(whole)
-    assert {row["name"] for row in told["settings"]} == {each.name for each in env.settings()}
-    assert [row["name"] for row in told["vain"]] == ["MC_LOG_DIR"]
+    shown_json = json.loads(whole)
+    assert {row["name"] for row in shown_json["settings"]} == {each.name for each in env.settings()}
+    assert [row["name"] for row in shown_json["vain"]] == ["MC_LOG_DIR"]
 
 
 def test_config_variables_are_in_the_table(monkeypatch):

@@ -1,4 +1,4 @@
-"""Misuse in every order ends with exit code 0 and nothing on standard error."""
+"""Programs that exit, fork or are interrupted in every state of a store end cleanly."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from conftest import assert_quiet, run_script
 OPEN = """
 import mooncake, os, sys, threading, time
 from mooncake.store import MooncakeDistributedStore
-def opened():
+def open_store():
     store = MooncakeDistributedStore()
     assert store.setup("localhost", "P2PHANDSHAKE", 64 << 20, 1 << 20, "tcp", "", "embedded") == 0
     return store
 """
 
-# A child that hangs would hang the test: it is given so long.
+# Kills a child that hangs, so that the test fails instead of hanging.
 WAIT = """
 def wait_for(child):
     deadline = time.monotonic() + 20
@@ -35,10 +35,10 @@ def wait_for(child):
 
 SCRIPTS = {
     "left_open": """
-store = opened()
+store = open_store()
 assert store.put("k", b"v") == 0
 """,
-    "left_open_own_face": """
+    "left_open_own_api": """
 store = mooncake.Store()
 store.put("k", b"v")
 """,
@@ -51,30 +51,30 @@ store = MooncakeDistributedStore()
 assert store.put("k", b"v") == -600
 """,
     "closed_twice_then_used": """
-store = opened()
+store = open_store()
 store.close(); store.close()
 assert store.get("k") == b""
 """,
-    "closed_by_an_exit_hook_of_the_program": """
+    "closed_by_an_exit_hook": """
 import atexit
-store = opened()
+store = open_store()
 atexit.register(lambda: print(store.put("late", b"v"), store.close()))
 """,
     "used_in_del_at_exit": """
 class Late:
-    def __init__(self): self.store = opened()
+    def __init__(self): self.store = open_store()
     def __del__(self): self.store.put("late", b"v"); self.store.close()
 late = Late()
 """,
     "buffers_outlive_everything": """
-store = opened()
+store = open_store()
 store.put("k", b"v" * 1000)
 view = memoryview(store.get_buffer("k"))
 store.close(); del store
 assert bytes(view) == b"v" * 1000
 """,
     "daemon_threads_in_put_and_get": """
-store = opened()
+store = open_store()
 value = bytes(1 << 20)
 count = [0]
 def work(name):
@@ -86,7 +86,7 @@ for i in range(6):
 while count[0] < 20:
     time.sleep(0.001)
 """,
-    "daemon_threads_in_our_face": """
+    "daemon_threads_in_own_api": """
 store = mooncake.Store()
 count = [0]
 def work(name):
@@ -110,11 +110,11 @@ address = "127.0.0.1:%d" % silent.getsockname()[1]
 config = mooncake.StoreConfig(rpc_timeout_s=0.5, connect_timeout_s=0.5)
 threading.Thread(target=lambda: mooncake.Store(address, config), daemon=True).start()
 class Slow:
-    # Flushed after the hooks at exit, when a thread that wants the interpreter is ended.
+    # Flushed after the exit hooks; a thread that then takes the GIL is ended.
     closed = is_over = False
     def flush(self): time.sleep(1.5 * self.is_over)
     def write(self, text): pass
-connection = silent.accept()  # the thread is in the native call now, for half a second
+connection = silent.accept()  # the thread is now in the native call for half a second
 sys.stdout = Slow()
 import atexit
 atexit.register(setattr, Slow, "is_over", True)
@@ -122,11 +122,11 @@ atexit.register(setattr, Slow, "is_over", True)
     "log_thread_at_exit": """
 import logging
 mooncake.log_to_python()
-store = opened()
+store = open_store()
 store.put("k", b"v")
 """,
-    "forked_child_uses_the_parents_store": """
-store = opened()
+    "forked_child_uses_parents_store": """
+store = open_store()
 store.put("k", b"v")
 child = os.fork()
 if child == 0:
@@ -142,22 +142,22 @@ assert store.get("k") == b"v"
 assert store.put("l", b"w") == 0
 assert store.close() == 0
 """,
-    "forked_child_sets_up_anew": """
-store = opened()
+    "forked_child_calls_setup_again": """
+store = open_store()
 store.put("k", b"v")
 child = os.fork()
 if child == 0:
     assert store.setup("localhost", "P2PHANDSHAKE", 64 << 20, 0, "tcp", "", "embedded") == 0
     assert store.put("k", b"child") == 0
     assert store.get("k") == b"child"
-    other = opened()
+    other = open_store()
     assert other.put("k", b"other") == 0
     sys.exit(0)
 assert wait_for(child) == 0
 assert store.get("k") == b"v"
 """,
-    "forked_child_joins_the_parents_pool": """
-store = opened()
+    "forked_child_joins_parents_pool": """
+store = open_store()
 store.put("k", b"v" * 100000)
 address = mooncake.Store and store._native.master_address
 child = os.fork()
@@ -181,7 +181,7 @@ assert store["k"] == b"v"
 store.close()
 """,
     "forked_while_threads_work": """
-store = opened()
+store = open_store()
 is_done = threading.Event()
 def work(name):
     while not is_done.is_set():
@@ -198,7 +198,7 @@ is_done.set()
 for thread in threads: thread.join()
 store.close()
 """,
-    "multiprocessing_fork_with_a_store_of_its_own": """
+    "multiprocessing_fork_with_its_own_store": """
 import multiprocessing
 def work(address, queue):
     with mooncake.Store(address) as own:
@@ -213,9 +213,9 @@ with mooncake.Store() as store:
     process.join(20)
     assert process.exitcode == 0
 """,
-    "multiprocessing_spawn_with_a_store_of_its_own": """
+    "multiprocessing_spawn_with_its_own_store": """
 import multiprocessing, pathlib, tempfile
-# What is spawned imports its function from a file.
+# A spawned process imports its function from a file.
 folder = tempfile.mkdtemp()
 pathlib.Path(folder, "spawned.py").write_text(
     "import mooncake\\n"
@@ -237,7 +237,7 @@ with mooncake.Store() as store:
 """,
     "leases_and_sessions_left_open": """
 from mooncake.buffer_pool import BufferPool
-store = opened()
+store = open_store()
 pool = BufferPool(store)
 lease = pool.acquire(100000)
 view = lease.buffer
@@ -248,7 +248,7 @@ assert store.unmount_and_free_segment(mounted["segment_ids"], 60) == 0
 import gc, itertools, random
 from mooncake.buffer_pool import BufferPool
 from mooncake.engine import TransferEngine
-def made():
+def make():
     engine = TransferEngine()
     assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
     store = MooncakeDistributedStore()
@@ -262,22 +262,22 @@ def made():
 orders = list(itertools.permutations(range(6)))
 random.Random(7).shuffle(orders)
 for order in orders[:6]:
-    things = made()
+    things = make()
     for at in order:
         things[at] = None
         if at % 3 == 0:
             gc.collect()
-cycle = made(); cycle.append(cycle); del cycle
+cycle = make(); cycle.append(cycle); del cycle
 gc.collect()
 """,
     "os_exit_with_an_open_store": """
-store = opened()
+store = open_store()
 store.put("k", b"v")
 sys.stdout.flush()
 os._exit(0)
 """,
     "system_exit_in_a_thread": """
-store = opened()
+store = open_store()
 def work():
     store.put("k", b"v")
     raise SystemExit
@@ -294,11 +294,11 @@ def test_script_exits_cleanly(name):
 
 
 def test_exit_hook_can_use_the_store():
-    done = run_script(OPEN + SCRIPTS["closed_by_an_exit_hook_of_the_program"])
+    done = run_script(OPEN + SCRIPTS["closed_by_an_exit_hook"])
     assert done.stdout == "0 0\n"
 
 
-# A hook that was there before the package runs after the stores were closed.
+# An exit hook that is older than the package runs after the stores were closed.
 LATE = """
 import atexit, threading
 closed = threading.Event()
@@ -323,7 +323,7 @@ def test_daemon_thread_ends_silently_after_close():
     assert done.stdout == "ended True\n"
     other = run_script(LATE.format(call="1 / 0"))
     assert (other.returncode, other.stdout) == (0, "ended True\n")
-    assert "ZeroDivisionError" in other.stderr, "its other failures are told"
+    assert "ZeroDivisionError" in other.stderr, "other errors of the thread are shown"
 
 
 def test_exit_hook_can_join_a_calling_thread():
@@ -352,8 +352,8 @@ is_under_way.wait()
     assert done.stdout == "ended\n"
 
 
-# A program that a shell started in the background inherits that it ignores SIGINT, and then Python
-# does not raise; a test must not depend on how it was started.
+# A program that a shell starts in the background ignores SIGINT, and Python then raises nothing.
+# The tests must not depend on how they were started.
 INTERRUPTIBLE = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -361,7 +361,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def interrupted(source: str) -> tuple[int, str, str]:
-    """Runs a script, interrupts it when it says that it is ready, and waits for its end."""
+    """Runs a script, interrupts it when it prints "ready", and waits for its end."""
     with subprocess.Popen(
         [sys.executable, "-c", INTERRUPTIBLE + OPEN + source],
         stdout=subprocess.PIPE,
@@ -381,7 +381,7 @@ def interrupted(source: str) -> tuple[int, str, str]:
 
 def test_interrupt_raises_keyboard_interrupt():
     source = """
-store = opened()
+store = open_store()
 try:
     print("ready", flush=True)
     while True:
@@ -394,7 +394,7 @@ except KeyboardInterrupt:
 
 def test_uncaught_interrupt_ends_the_program():
     source = """
-store = opened()
+store = open_store()
 print("ready", flush=True)
 while True:
     store.upsert("k", b"v" * 100000); store.get("k")
@@ -424,7 +424,7 @@ except mooncake.MooncakeError:
 
 
 def test_sigterm_kills_the_program():
-    source = "store = opened()\nprint('ready', flush=True)\ntime.sleep(60)\n"
+    source = "store = open_store()\nprint('ready', flush=True)\ntime.sleep(60)\n"
     with subprocess.Popen(
         [sys.executable, "-c", OPEN + source], stdout=subprocess.PIPE, text=True
     ) as process:

@@ -1,4 +1,4 @@
-"""The interpreter is free for other threads for the whole of a call, not only while it asks."""
+"""A call releases the GIL while it waits for the master and while it waits for bytes."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ store.close()
 SIZE = 4 * MIB
 VALUE = os.urandom(SIZE)
 
-# So long the lender is at rest, which is time enough for a call to come to its transfer.
-REST_SECONDS = 0.3
+# How long a process stays stopped: long enough for a call to reach its transfer.
+STOPPED_SECONDS = 0.3
 
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[tuple[MooncakeDistributedStore, list[int]]]:
-    """A store that lends nothing, and the processes that each of its calls needs."""
+    """A store without a segment, and the processes that each of its calls needs."""
     master = start_master()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MC_FORCE_TCP", "1")
-        lender = lend(master)
+        lender = start_lender(master)
         store = MooncakeDistributedStore()
         assert set_up(store, master.address, segment=0) == 0
-    assert store.put("there", VALUE) == 0
+    assert store.put("stored", VALUE) == 0
     yield store, [master.process.pid, lender.pid]
     store.close()
     lender.communicate(timeout=30)
     master.stop()
 
 
-def lend(master: MasterProcess) -> subprocess.Popen[str]:
-    """Starts a process that lends memory, and nothing else."""
+def start_lender(master: MasterProcess) -> subprocess.Popen[str]:
+    """Starts a process that only provides a segment."""
     command = [sys.executable, "-c", LENDER, master.address]
     lender = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert lender.stdout is not None
@@ -60,30 +60,30 @@ def lend(master: MasterProcess) -> subprocess.Popen[str]:
 
 
 @contextmanager
-def woken_by_a_thread(processes: list[int]) -> Iterator[None]:
-    """Stops the processes, and has a thread of Python wake one after the other.
+def continued_by_a_thread(processes: list[int]) -> Iterator[None]:
+    """Stops the processes, and lets a Python thread continue one after the other.
 
-    No thread is made to give the interpreter away, so that this one runs only when the caller lets
-    go of it. A call that held on to it would wait for a process that nobody wakes.
+    The switch interval is so long that the thread runs only when the caller releases the GIL. A
+    call that kept the GIL would wait forever for a stopped process.
     """
-    has_begun = threading.Event()
+    has_started = threading.Event()
 
-    def wake() -> None:
-        has_begun.set()
+    def continue_processes() -> None:
+        has_started.set()
         for process in processes:
-            time.sleep(REST_SECONDS)
+            time.sleep(STOPPED_SECONDS)
             os.kill(process, signal.SIGCONT)
 
     interval = sys.getswitchinterval()
-    waker = threading.Thread(target=wake)
+    thread = threading.Thread(target=continue_processes)
     for process in processes:
         os.kill(process, signal.SIGSTOP)
     try:
         sys.setswitchinterval(1000)
-        waker.start()
-        has_begun.wait()
+        thread.start()
+        has_started.wait()
         yield
-        waker.join()
+        thread.join()
     finally:
         sys.setswitchinterval(interval)
         for process in processes:
@@ -99,11 +99,11 @@ CALLS: dict[str, Call] = {
     "put_from": lambda store, at: store.put_from("put_from", at, SIZE) == 0,
     "batch_put_from": lambda store, at: store.batch_put_from(["b"], [at], [SIZE]) == [0],
     "upsert": lambda store, _: store.upsert("upsert", VALUE) == 0,
-    "get": lambda store, _: store.get("there") == VALUE,
-    "get_batch": lambda store, _: store.get_batch(["there"]) == [VALUE],
-    "get_buffer": lambda store, _: len(store.get_buffer("there")) == SIZE,
-    "get_into": lambda store, at: store.get_into("there", at, SIZE) == SIZE,
-    "batch_get_into": lambda store, at: store.batch_get_into(["there"], [at], [SIZE]) == [SIZE],
+    "get": lambda store, _: store.get("stored") == VALUE,
+    "get_batch": lambda store, _: store.get_batch(["stored"]) == [VALUE],
+    "get_buffer": lambda store, _: len(store.get_buffer("stored")) == SIZE,
+    "get_into": lambda store, at: store.get_into("stored", at, SIZE) == SIZE,
+    "batch_get_into": lambda store, at: store.batch_get_into(["stored"], [at], [SIZE]) == [SIZE],
 }
 
 
@@ -112,7 +112,7 @@ def test_calls_release_the_gil_while_they_wait(name, pool):
     store, processes = pool
     memory = bytearray(VALUE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    with woken_by_a_thread(processes):
+    with continued_by_a_thread(processes):
         is_done = CALLS[name](store, address)
     assert is_done, name
     assert memory == VALUE

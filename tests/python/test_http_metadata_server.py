@@ -1,4 +1,4 @@
-"""The metadata server of its own: its protocol, its life, and an engine that uses it."""
+"""The stand-alone metadata server: its protocol, start and end, and stores that use it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def server() -> Iterator[KVBootstrapServer]:
 
 
 class HttpClient:
-    """One connection, kept over questions."""
+    """One keep-alive connection."""
 
     def __init__(self, port: int) -> None:
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
@@ -43,42 +43,42 @@ class HttpClient:
 
 
 def test_values_are_stored_by_key(server):
-    ask = HttpClient(server.port)
+    call = HttpClient(server.port)
     path = "/metadata?key=mooncake%2Fram%2Fa"
-    assert ask("GET", path) == (404, b"metadata not found")
-    assert ask("PUT", path, b"\0\xff") == (200, b"metadata updated")
+    assert call("GET", path) == (404, b"metadata not found")
+    assert call("PUT", path, b"\0\xff") == (200, b"metadata updated")
     assert server.store == {"mooncake/ram/a": b"\0\xff"}
-    assert ask("GET", path) == (200, b"\0\xff")
-    assert ask("PUT", path, b"") == (200, b"metadata updated")
-    assert ask("GET", path) == (200, b"")
-    assert ask("DELETE", path) == (200, b"metadata deleted")
-    assert ask("DELETE", path) == (404, b"metadata not found")
-    ask.connection.close()
+    assert call("GET", path) == (200, b"\0\xff")
+    assert call("PUT", path, b"") == (200, b"metadata updated")
+    assert call("GET", path) == (200, b"")
+    assert call("DELETE", path) == (200, b"metadata deleted")
+    assert call("DELETE", path) == (404, b"metadata not found")
+    call.connection.close()
 
 
 def test_engine_address_cannot_be_overwritten(server):
-    ask = HttpClient(server.port)
+    call = HttpClient(server.port)
     path = "/metadata?key=mooncake/rpc_meta/a:1"
-    assert ask("PUT", path, b"one") == (200, b"metadata updated")
-    assert ask("PUT", path, b"one") == (200, b"metadata unchanged")
-    assert ask("PUT", path, b"two") == (400, b"Duplicate rpc_meta key not allowed")
-    assert ask("GET", path) == (200, b"one")
-    ask.connection.close()
+    assert call("PUT", path, b"one") == (200, b"metadata updated")
+    assert call("PUT", path, b"one") == (200, b"metadata unchanged")
+    assert call("PUT", path, b"two") == (400, b"Duplicate rpc_meta key not allowed")
+    assert call("GET", path) == (200, b"one")
+    call.connection.close()
 
 
 def test_rejects_malformed_requests(server):
-    ask = HttpClient(server.port)
-    assert ask("GET", "/metadata") == (400, b"metadata key is required")
-    assert ask("GET", "/metadata?key=") == (400, b"metadata key is required")
-    assert ask("GET", "/metadata?key=" + "k" * 5000)[0] == 400
+    call = HttpClient(server.port)
+    assert call("GET", "/metadata") == (400, b"metadata key is required")
+    assert call("GET", "/metadata?key=") == (400, b"metadata key is required")
+    assert call("GET", "/metadata?key=" + "k" * 5000)[0] == 400
     for path in ("/", "/health", "/metrics"):
-        assert ask("GET", path)[0] == 404
-    assert ask("PUT", "/metadata?key=k", None, **{"Content-Length": str(1 << 30)})[0] == 413
-    ask.connection.close()
-    ask = HttpClient(server.port)
-    assert ask("PUT", "/metadata?key=k", None, **{"Content-Length": "many"})[0] == 411
+        assert call("GET", path)[0] == 404
+    assert call("PUT", "/metadata?key=k", None, **{"Content-Length": str(1 << 30)})[0] == 413
+    call.connection.close()
+    call = HttpClient(server.port)
+    assert call("PUT", "/metadata?key=k", None, **{"Content-Length": "many"})[0] == 411
     assert server.store == {}
-    ask.connection.close()
+    call.connection.close()
 
 
 def test_occupied_port_fails_without_an_exception(caplog):
@@ -114,8 +114,8 @@ def test_program_serves_until_signalled(number):
     with done, done.stderr:
         port = re.search(r":(\d+)/metadata", done.stderr.readline())
         assert port is not None
-        ask = HttpClient(int(port[1]))
-        assert ask("PUT", "/metadata?key=k", b"v")[0] == 200
-        ask.connection.close()
+        call = HttpClient(int(port[1]))
+        assert call("PUT", "/metadata?key=k", b"v")[0] == 200
+        call.connection.close()
         done.send_signal(number)
         assert done.wait(30) == 0

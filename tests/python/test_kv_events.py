@@ -1,4 +1,4 @@
-"""Events of objects, as a ZeroMQ subscriber sees them."""
+"""Events of objects (kv events), as a ZeroMQ subscriber receives them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ DEADLINE = 60
 
 
 def receive(subscriber: Any, count: int) -> tuple[list[int], list[dict[str, Any]]]:
-    """The next so many events, and the sequence numbers they came under."""
+    """Receives `count` events or more, and returns their sequence numbers and the events."""
     sequences: list[int] = []
     events: list[dict[str, Any]] = []
     end = time.monotonic() + DEADLINE
     while len(events) < count:
         left = max(1, int((end - time.monotonic()) * 1000))
-        assert subscriber.poll(left), f"only {events}"
+        assert subscriber.poll(left), f"received only {events}"
         topic, sequence, payload = subscriber.recv_multipart()
         assert topic == b""
         sequences.append(struct.unpack(">Q", sequence)[0])
@@ -45,7 +45,7 @@ def receive(subscriber: Any, count: int) -> tuple[list[int], list[dict[str, Any]
 def publishing(
     endpoint: str = "tcp://127.0.0.1:*", *flags: str
 ) -> Iterator[tuple[MasterProcess, MooncakeDistributedStore]]:
-    """A master that publishes, and a store that joined it; both end with the block."""
+    """Runs a master that publishes events and a store that joined it, until the block ends."""
     master = start_master(
         "--enable_kv_events",
         f"--kv_events_bind_endpoint={endpoint}",
@@ -74,15 +74,15 @@ def status_of(master: MasterProcess) -> dict[str, Any]:
     return status
 
 
-def knock(subscriber: Any, store: MooncakeDistributedStore) -> int:
-    """Puts objects until the subscriber hears of one: a subscription is not answered."""
+def put_until_received(subscriber: Any, store: MooncakeDistributedStore) -> int:
+    """Puts objects until an event arrives, because ZeroMQ does not confirm subscriptions."""
     end = time.monotonic() + DEADLINE
-    knocks = 0
+    probes = 0
     while not subscriber.poll(50):
         assert time.monotonic() < end
-        assert store.put(f"knock-{knocks}", b"x") == 0
-        knocks += 1
-    return knocks
+        assert store.put(f"probe-{probes}", b"x") == 0
+        probes += 1
+    return probes
 
 
 Subscribe = Callable[..., Any]
@@ -90,10 +90,10 @@ Subscribe = Callable[..., Any]
 
 @pytest.fixture
 def subscribe() -> Iterator[Subscribe]:
-    """Makes subscribers, and closes them."""
+    """Makes subscribers, and closes them after the test."""
     with zmq.Context() as context, ExitStack() as stack:
 
-        def made(endpoint: str, **options: int) -> Any:
+        def connect(endpoint: str, **options: int) -> Any:
             subscriber = stack.enter_context(context.socket(zmq.SUB))
             subscriber.setsockopt(zmq.LINGER, 0)
             for name, value in options.items():
@@ -102,19 +102,19 @@ def subscribe() -> Iterator[Subscribe]:
             subscriber.connect(endpoint)
             return subscriber
 
-        yield made
+        yield connect
 
 
 def test_subscriber_receives_events_in_order(subscribe: Subscribe) -> None:
     with publishing("tcp://127.0.0.1:*", "--kv_events_model_name=some/model") as (master, store):
         subscriber = subscribe(endpoint_of(master))
-        knocks = knock(subscriber, store)
-        assert store.put("last-knock", b"x") == 0
+        probes = put_until_received(subscriber, store)
+        assert store.put("last-probe", b"x") == 0
         before: list[int] = []
         while True:
             sequences, events = receive(subscriber, 1)
             before += sequences
-            if events[-1]["object_key"] == "last-knock":
+            if events[-1]["object_key"] == "last-probe":
                 break
 
         config = ReplicateConfig()
@@ -123,8 +123,8 @@ def test_subscriber_receives_events_in_order(subscribe: Subscribe) -> None:
         assert store.upsert("a", b"22") == 0
         assert store.remove("a", True) == 0
         sequences, events = receive(subscriber, 4)
-        told = [(event["event_type"], event["object_key"], event["group_id"]) for event in events]
-        assert told == [
+        seen = [(event["event_type"], event["object_key"], event["group_id"]) for event in events]
+        assert seen == [
             ("stored", "a", "g"),
             ("removed", "a", "g"),
             ("stored", "a", None),
@@ -152,9 +152,9 @@ def test_subscriber_receives_events_in_order(subscribe: Subscribe) -> None:
         assert events[1]["type"] == "BlockRemoved"
         assert "token_ids" not in events[1]
 
-        assert store.remove_all(True) == knocks + 1
-        _, events = receive(subscriber, knocks + 2)
-        assert [event["event_type"] for event in events] == ["removed"] * (knocks + 1) + ["cleared"]
+        assert store.remove_all(True) == probes + 1
+        _, events = receive(subscriber, probes + 2)
+        assert [event["event_type"] for event in events] == ["removed"] * (probes + 1) + ["cleared"]
         assert events[-1]["medium"] is None
         assert "object_key" not in events[-1]
 
@@ -164,38 +164,40 @@ def test_slow_subscriber_does_not_block_others(
 ) -> None:
     with publishing() as (master, store):
         slow = subscribe(endpoint_of(master), RCVHWM=1, RCVBUF=1 << 16)
-        knock(slow, store)
+        put_until_received(slow, store)
         quick = subscribe(endpoint_of(master))
-        knock(quick, store)
+        put_until_received(quick, store)
         assert status_of(master)["subscribers"] == 2
-        # Long keys soon fill what lies between: what kernels hold, and what waits at the master.
+        # Long keys soon fill the buffers of the sockets and the queue of the master.
         long = "k" * 60_000
         sequences: list[int] = []
-        told: set[str] = set()
+        seen: set[str] = set()
         for turn in range(500):
             key = f"{turn}/{long}"
             assert store.put(key, b"x") == 0
-            while key not in told:
+            while key not in seen:
                 numbers, events = receive(quick, 1)
                 sequences += numbers
-                told |= {event["object_key"] for event in events}
+                seen |= {event["object_key"] for event in events}
             assert store.remove(key, True) == 0
         assert sequences == list(range(sequences[0], sequences[0] + len(sequences)))
 
-        heard: list[int] = []
+        received: list[int] = []
         keys: set[str] = set()
         end = time.monotonic() + DEADLINE
         while not any(key.startswith("last") for key in keys):
             assert time.monotonic() < end
-            assert store.put(f"last-{len(heard)}", b"x") == 0
+            assert store.put(f"last-{len(received)}", b"x") == 0
             while slow.poll(50):
                 numbers, events = receive(slow, 1)
-                heard += numbers
+                received += numbers
                 keys = {event["object_key"] for event in events}
-        assert heard == sorted(set(heard))
-        assert heard[-1] - heard[0] >= len(heard), "a gap in the numbers tells of what was missed"
+        assert received == sorted(set(received))
+        assert received[-1] - received[0] >= len(received), (
+            "missed events leave a gap in the sequence numbers"
+        )
         assert status_of(master)["missed_by_slow_subscribers"] > 0
-        assert status_of(master)["dropped_events"] == 0, "none was lost for all"
+        assert status_of(master)["dropped_events"] == 0, "no event was lost for every subscriber"
 
 
 def test_subscriber_reconnects_to_a_new_master(
@@ -204,18 +206,18 @@ def test_subscriber_reconnects_to_a_new_master(
     with publishing() as (master, store):
         endpoint = endpoint_of(master)
         subscriber = subscribe(endpoint)
-        knocks = knock(subscriber, store)
+        probes = put_until_received(subscriber, store)
         [first, *_], _ = receive(subscriber, 1)
-        assert 1 <= first <= knocks
-        # A second one goes on from where the first is, not from the beginning.
+        assert 1 <= first <= probes
+        # A second subscriber starts at the current sequence number, not at the first.
         other = subscribe(endpoint)
-        knock(other, store)
+        put_until_received(other, store)
         [later, *_], _ = receive(other, 1)
         assert later > first
     while subscriber.poll(0):
         subscriber.recv_multipart()
     with publishing(endpoint) as (_, store):
-        knocks = knock(subscriber, store)
+        probes = put_until_received(subscriber, store)
         [again, *_], events = receive(subscriber, 1)
-        assert 1 <= again <= knocks
+        assert 1 <= again <= probes
         assert events[0]["event_type"] == "stored"

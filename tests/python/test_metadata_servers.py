@@ -1,4 +1,4 @@
-"""Engines that find each other on etcd and Redis, as users set them up."""
+"""Engines that discover each other through etcd and Redis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PASSWORD = "open sesame"
 def server(
     request: pytest.FixtureRequest, tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[str, str]]:
-    """The address of a server, and the kind for `initialize_ext`."""
+    """The address of a server, and its type for `initialize_ext`."""
     monkeypatch.setenv("MC_TCP_BIND_ADDRESS", "127.0.0.1")
     if request.param == "redis":
         monkeypatch.setenv("MC_REDIS_PASSWORD", PASSWORD)
@@ -39,7 +39,7 @@ def test_engines_connect_and_reuse_a_dead_engines_name(server):
     assert engine.transfer_sync_write(*reached) == 0
     assert peer.bytes_at(peer.managed, length) == memory.content
     assert engine.get_first_buffer_address("peer:1") == peer.address
-    assert engine.send_probe("nobody:1") == -200
+    assert engine.send_probe("unknown:1") == -200
     second = TransferEngine()
     bare = address.rpartition("//")[2]
     assert second.initialize_ext("peer:1", bare, "tcp", "", kind) == -1

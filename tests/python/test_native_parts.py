@@ -1,4 +1,4 @@
-"""Parts of objects through the native core: what the established ranges and sessions stand on."""
+"""Parts of objects in the native module, on which upstream's ranges and sessions are built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the guide for operators names is there: flags, metrics, addresses of the admin port."""
+"""The guide for operators names only existing flags, metrics, admin paths and codes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPTIONS = (ROOT / "docs/reference/options-master.md").read_text(encoding="utf-8"
 
 
 def named(pattern: str) -> set[str]:
-    """All that the guide names in this form."""
+    """Returns all names of this form in the guide."""
     found = set(re.findall(pattern, GUIDE))
     assert found, pattern
     return found
@@ -32,19 +32,19 @@ def test_guide_names_only_existing_metrics(tmp_path: Path):
     master = start_master(f"--state_dir={tmp_path}")
     try:
         with urllib.request.urlopen(f"{master.admin}/metrics", timeout=20) as reply:
-            told = set(re.findall(r"^# TYPE (\S+)", reply.read().decode(), re.MULTILINE))
+            served = set(re.findall(r"^# TYPE (\S+)", reply.read().decode(), re.MULTILINE))
     finally:
         master.stop()
     table = GUIDE.split("## Watch")[1].split("##")[0]
-    asked = set(re.findall(r"`((?:mooncake_)?master_[a-z_]+|[a-z_]+_nums_)`", table))
-    assert len(asked) > 10
-    assert asked <= told
+    named_metrics = set(re.findall(r"`((?:mooncake_)?master_[a-z_]+|[a-z_]+_nums_)`", table))
+    assert len(named_metrics) > 10
+    assert named_metrics <= served
 
 
 def test_guide_names_only_existing_admin_paths(master: MasterProcess):
     for path in named(r"(?:localhost:9003|`)(/[a-z_/0-9]+)"):
         body = b"" if f"-X POST http://localhost:9003{path}" in GUIDE else None
-        # What wants a body, a parameter or a switch says so; what is not there is a 404.
+        # 400 and 409 ask for a body, a parameter or an option; an unknown path answers 404.
         assert status(master.admin + path, body) in (200, 400, 409), path
 
 

@@ -1,4 +1,4 @@
-"""The package as a whole: import, names, types, the table of codes."""
+"""The package as a whole: import, names, types, the table of error codes, and logs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_public_names_are_sorted_and_exist(name):
 
 
 def isort_key(name: str) -> tuple[int, str]:
-    """Constants, then classes, then the rest."""
+    """Sorts constants first, then classes, then the rest."""
     if name.isupper() and len(name) > 1:
         return (0, name)
     return (1, name) if name[:1].isupper() else (2, name)
@@ -116,8 +116,8 @@ def test_reference_page_lists_every_code():
     rows = re.findall(
         r"^\| (-\d+) \| `(\w+)` \| `(\w+)` \| `(\w+)` \| (.+) \|$", page.read_text(), re.M
     )
-    told = [(int(number), name, kind) for number, name, kind, _, _ in rows]
-    assert told == [(number, name, kind) for number, name, kind, _ in _native.codes()]
+    listed = [(int(number), name, kind) for number, name, kind, _, _ in rows]
+    assert listed == [(number, name, kind) for number, name, kind, _ in _native.codes()]
     for _, _, kind, exception, _ in rows:
         assert errors.CLASSES[kind].__name__ == exception
 

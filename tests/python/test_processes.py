@@ -1,4 +1,4 @@
-"""Several processes, real masters, dead masters."""
+"""Stores in several processes, with masters that run, die or never answer."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def test_ipv6_works(host, monkeypatch):
 
 
 def test_master_exits_with_zero_on_signals():
-    for tell in ("terminate", "interrupt"):
+    for signal_name in ("terminate", "interrupt"):
         master = start_master()
-        if tell == "terminate":
+        if signal_name == "terminate":
             assert master.stop() == 0
         else:
             import signal
@@ -204,15 +204,15 @@ def test_other_threads_run_while_a_call_waits():
 
         waiting = threading.Thread(target=join)
         waiting.start()
-        turns = 0
+        loops = 0
         while waiting.is_alive():
-            turns += 1
+            loops += 1
         waiting.join()
-        assert turns > 100
+        assert loops > 100
 
 
-# Holds the interpreter, as a long call of another extension does, for longer than a client may be
-# silent; then says whether its objects are still there.
+# Holds the GIL for longer than the master waits for a heartbeat, as a long call of another
+# extension may do. The object must still exist afterwards.
 BUSY = """
 import ctypes, sys
 import mooncake
@@ -238,7 +238,7 @@ IS_LONG = "MOONCAKE_LONG_TESTS" in os.environ
         pytest.param(
             30,
             [],
-            id="30 s, and all as it is by default",
+            id="30 s with default settings",
             marks=pytest.mark.skipif(
                 not IS_LONG, reason="needs the long tier: set MOONCAKE_LONG_TESTS=1"
             ),
@@ -269,7 +269,7 @@ def test_heartbeats_continue_while_the_gil_is_held(seconds, flags):
 
 
 @pytest.mark.parametrize(
-    ("memcpy", "transport"), [("", "memory"), ("what", "memory"), ("0", "tcp")]
+    ("memcpy", "transport"), [("", "memory"), ("maybe", "memory"), ("0", "tcp")]
 )
 def test_own_memory_is_copied_even_with_forced_tcp(monkeypatch, memcpy, transport):
     monkeypatch.setenv("MC_FORCE_TCP", "1")

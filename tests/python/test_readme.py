@@ -1,4 +1,4 @@
-"""Every snippet of the README and of the guides runs, and does what it says beside it."""
+"""The snippets of the README and of the guides run and print what the text says."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ GUIDES = sorted((ROOT / "docs/guide").glob("*.md"))
 
 
 def snippets(language: str, text: str = README) -> list[str]:
-    """The blocks of that language, in order."""
+    """Returns the code blocks of the language, in order."""
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def guide_snippets() -> list[object]:
-    """Every Python block of every guide, with its place."""
+    """Returns every Python block of every guide, with an id."""
     return [
         pytest.param(source, id=f"{path.stem}-{number}")
         for path in GUIDES
@@ -32,7 +32,7 @@ def guide_snippets() -> list[object]:
 
 
 def run(source: str) -> subprocess.CompletedProcess[str]:
-    """Runs a Python snippet as a user would."""
+    """Runs a Python snippet in a new interpreter."""
     return subprocess.run(
         [sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=False
     )

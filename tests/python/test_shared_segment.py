@@ -1,4 +1,4 @@
-"""Memory of one process that others map: its two steps, its refusals, its end."""
+"""`SharedSegment`: memory of one process that other processes map."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def test_mapping_outlives_the_owner():
     ) as other:
         assert other.stdin is not None
         assert other.stdout is not None
-        theirs = json.loads(other.stdout.readline())
+        other_blob = json.loads(other.stdout.readline())
         other.stdin.write(json.dumps(blob.decode()) + "\n")
         other.stdin.flush()
-        segment.complete([blob, theirs])
+        segment.complete([blob, other_blob])
         assert other.stdout.readline() == "done\n"
         assert read(segment, 5, 5000) == b"other"
         del segment
@@ -106,6 +106,6 @@ def test_rejects_blobs_of_another_group():
             two.complete(blobs)
         assert not two.ready()
     del one
-    # Its memory went with it: somebody must have mapped it before.
+    # The memory is freed with its owner, unless another rank mapped it before.
     with pytest.raises(RuntimeError, match="gone"):
         two.complete([blob_one, blob_two])

@@ -1,4 +1,4 @@
-"""`mooncake.shared_segment`: blocks of tensors in memory that all ranks of a group see."""
+"""`mooncake.shared_segment`: blocks of tensors in memory that all ranks of a group share."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ STRIDE = 8192 + 4096
 
 
 class Threads:
-    """A group whose ranks are threads of this process."""
+    """A process group whose ranks are threads of this process."""
 
     def __init__(self, world_size: int) -> None:
         self.barrier = threading.Barrier(world_size, timeout=30)
-        self.said: list[object] = [None] * world_size
+        self.sent: list[object] = [None] * world_size
 
-    def rank(self, rank: int) -> OneOfThreads:
-        return OneOfThreads(self, rank)
+    def rank(self, rank: int) -> ThreadRank:
+        return ThreadRank(self, rank)
 
 
-class OneOfThreads:
+class ThreadRank:
     def __init__(self, group: Threads, rank: int) -> None:
         self.group, self.rank = group, rank
 
     def all_gather_object(self, value: object) -> list[object]:
-        self.group.said[self.rank] = value
+        self.group.sent[self.rank] = value
         self.group.barrier.wait()
-        heard = list(self.group.said)
+        received = list(self.group.sent)
         self.group.barrier.wait()
-        return heard
+        return received
 
 
 def in_all_ranks(world_size, make):
-    """What each rank got or raised."""
+    """Runs `make` in every rank, and returns each result or exception."""
     group = Threads(world_size)
     ends: list[object] = [None] * world_size
 
@@ -102,7 +102,6 @@ def test_all_ranks_share_memory():
     ctypes.memmove(third, b"everybody", 9)
     assert [ctypes.string_at(address, 9) for address in (first, second)] == [b"everybody"] * 2
     del segments
-    # Nothing is left that could be mapped or named.
 
 
 OTHER = """
@@ -275,8 +274,8 @@ def test_torch_distributed_ranks_share_a_segment():
     ]
     try:
         for rank in ranks:
-            said, _ = rank.communicate(timeout=100)
-            assert (rank.returncode, said) == (0, "[[1, 1, 1, 1], [2, 2, 2, 2]]\n")
+            output, _ = rank.communicate(timeout=100)
+            assert (rank.returncode, output) == (0, "[[1, 1, 1, 1], [2, 2, 2, 2]]\n")
     finally:
         for rank in ranks:
             rank.kill()

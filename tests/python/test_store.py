@@ -1,4 +1,4 @@
-"""`mooncake.Store`: right and wrong use of our own face."""
+"""`mooncake.Store`: valid and invalid use."""
 
 from __future__ import annotations
 
@@ -199,8 +199,8 @@ def test_errors_survive_pickling(store: Store):
 
 
 def test_unnamed_store_is_named_by_its_endpoint():
-    lent = StoreConfig(segment_bytes="16MB")
-    with Store(config=lent) as first, Store(first.master_address, lent) as second:
+    config = StoreConfig(segment_bytes="16MB")
+    with Store(config=config) as first, Store(first.master_address, config) as second:
         segments = second.segments()
         assert len({segment.name for segment in segments}) == 2
         assert all(segment.name == segment.endpoint for segment in segments)
@@ -208,18 +208,18 @@ def test_unnamed_store_is_named_by_its_endpoint():
 
 
 def test_long_batch_reports_progress(store: mooncake.Store):
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     items = {f"{i:03}": bytes([i]) for i in range(150)}
-    assert store.put_many(items, progress=lambda *seen: told.append(seen)) == [True] * 150
-    assert told == [(64, 150), (128, 150), (150, 150)]
-    told.clear()
+    assert store.put_many(items, progress=lambda *seen: reports.append(seen)) == [True] * 150
+    assert reports == [(64, 150), (128, 150), (150, 150)]
+    reports.clear()
     keys = [*items, "nope"]
-    got = store.get_many(keys, progress=lambda *seen: told.append(seen))
+    got = store.get_many(keys, progress=lambda *seen: reports.append(seen))
     assert got == [*items.values(), None]
-    assert told[-1] == (151, 151)
-    told.clear()
-    assert store.put_many({}, progress=lambda *seen: told.append(seen)) == []
-    assert told == []
+    assert reports[-1] == (151, 151)
+    reports.clear()
+    assert store.put_many({}, progress=lambda *seen: reports.append(seen)) == []
+    assert reports == []
     options = mooncake.PutOptions(groups=[str(i // 2) for i in range(100)])
     grouped = [(f"g{i}", b"v") for i in range(100)]
     assert all(store.put_many(grouped, options=options, progress=lambda *_: None))
@@ -264,7 +264,7 @@ def test_lease_ends_when_its_object_is_deleted(store: mooncake.Store):
             time.sleep(0.01)
         with pytest.raises(mooncake.NotFoundError):
             lease.renew()
-    with pytest.raises(ValueError, match="more than 0"):
+    with pytest.raises(ValueError, match="every_s"):
         store.lease("k", every_s=0)
 
 
@@ -284,9 +284,9 @@ def test_rejects_arguments_of_ambiguous_type(store: mooncake.Store):
             store.put_many({"x": wrong})  # type: ignore[dict-item]
     assert not store.exists("x")
     for many in (store.get_many, store.get_buffers, store.exists_many):
-        with pytest.raises(TypeError, match="many keys"):
+        with pytest.raises(TypeError, match="iterable of keys"):
             many("key")
-    # Nothing must be taken for the prefix that every key has.
+    # An empty value must not count as the empty prefix, which every key has.
     for nothing in (None, [], {}, False, 0):
         with pytest.raises(TypeError):
             store.clear(nothing, force=True)  # type: ignore[arg-type]
@@ -296,7 +296,7 @@ def test_rejects_arguments_of_ambiguous_type(store: mooncake.Store):
     for wrong_id in (None, 7, "ab", (1, "b")):
         with pytest.raises(TypeError, match="id"):
             store.task(wrong_id)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="more than 0"):
+    with pytest.raises(ValueError, match="every_s"):
         store.lease("k", every_s=float("nan"))
 
 

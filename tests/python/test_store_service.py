@@ -1,4 +1,4 @@
-"""A store behind REST: each endpoint, what it refuses, and its life as a program."""
+"""The REST service of a store: its endpoints, its errors, and its start and end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def settings(master: MasterProcess, **more: Any) -> dict[str, Any]:
 
 
 class HttpClient:
-    """One connection, kept over questions."""
+    """One keep-alive connection."""
 
     def __init__(self, port: int) -> None:
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -46,7 +46,7 @@ class HttpClient:
         return answer.status, answer.read()
 
     def line(self, line: str) -> bytes:
-        """All that is answered to a request of one line, on a connection of its own."""
+        """Sends one request line on a new connection, and returns the whole response."""
         address = (self.connection.host, self.connection.port)
         with socket.create_connection(address, 60) as raw, raw.makefile("rb") as answer:
             raw.sendall(f"{line}\r\nConnection: close\r\n\r\n".encode())
@@ -71,112 +71,118 @@ def service(master: MasterProcess) -> Iterator[MooncakeStoreService]:
 
 
 @pytest.fixture
-def ask(service: MooncakeStoreService) -> Iterator[HttpClient]:
+def call(service: MooncakeStoreService) -> Iterator[HttpClient]:
     assert service.port is not None
     client = HttpClient(service.port)
     yield client
     client.connection.close()
 
 
-def test_objects_are_put_read_and_removed(ask: HttpClient) -> None:
-    assert ask("PUT", "/api/put", {"key": "a/b", "value": "grüße"}) == (200, {"status": "success"})
-    assert ask("PUT", "/api/put", {"key": "a/b", "value": "other"}) == (200, {"status": "success"})
+def test_objects_are_put_read_and_removed(call: HttpClient) -> None:
+    assert call("PUT", "/api/put", {"key": "a/b", "value": "grüße"}) == (
+        200,
+        {"status": "success"},
+    )
+    assert call("PUT", "/api/put", {"key": "a/b", "value": "other"}) == (
+        200,
+        {"status": "success"},
+    )
     for path in ("/api/get/a/b", "/api/get/a%2Fb"):
-        assert ask.raw("GET", path) == (200, "grüße".encode()), "the old value is kept"
-    assert ask("GET", "/api/exist/a/b") == (200, {"exists": True})
-    assert ask("GET", "/api/exist/none") == (200, {"exists": False})
-    assert ask("GET", "/api/get/none") == (404, {"error": "Key not found"})
+        assert call.raw("GET", path) == (200, "grüße".encode()), "the old value is kept"
+    assert call("GET", "/api/exist/a/b") == (200, {"exists": True})
+    assert call("GET", "/api/exist/none") == (200, {"exists": False})
+    assert call("GET", "/api/get/none") == (404, {"error": "Key not found"})
     failed = (500, {"error": "Remove operation failed"})
-    assert ask("DELETE", "/api/remove/a/b") == failed, "it was read a moment ago"
-    assert ask("DELETE", "/api/remove/none") == failed
-    assert ask("PUT", "/api/put", {"key": "fresh", "value": "v"})[0] == 200
-    assert ask("DELETE", "/api/remove/fresh") == (200, {"status": "success"})
-    assert ask("PUT", "/api/put", {"key": "fresh", "value": "v"})[0] == 200
-    status, told = ask("DELETE", "/api/remove_all")
+    assert call("DELETE", "/api/remove/a/b") == failed, "the object was read and is leased"
+    assert call("DELETE", "/api/remove/none") == failed
+    assert call("PUT", "/api/put", {"key": "fresh", "value": "v"})[0] == 200
+    assert call("DELETE", "/api/remove/fresh") == (200, {"status": "success"})
+    assert call("PUT", "/api/put", {"key": "fresh", "value": "v"})[0] == 200
+    status, result = call("DELETE", "/api/remove_all")
     assert status == 200
-    assert re.fullmatch(r"success removed [1-9]\d* keys", told["status"]), told
-    assert ask("GET", "/api/exist/fresh") == (200, {"exists": False})
+    assert re.fullmatch(r"success removed [1-9]\d* keys", result["status"]), result
+    assert call("GET", "/api/exist/fresh") == (200, {"exists": False})
 
 
-def test_rejects_invalid_puts(ask: HttpClient) -> None:
+def test_rejects_invalid_puts(call: HttpClient) -> None:
     missing = (400, {"error": "Missing key or value"})
     for given in ({}, {"key": "k"}, {"value": "v"}, {"key": "", "value": "v"}):
-        assert ask("PUT", "/api/put", given) == missing
-    assert ask("PUT", "/api/put", {"key": "k", "value": ""})[0] == 500
-    assert ask("PUT", "/api/put", {"key": "k", "value": 1})[0] == 400
-    assert ask("PUT", "/api/put", [1]) == (400, {"error": "Request body must be a JSON object"})
-    assert ask.raw("PUT", "/api/put", b"{")[0] == 400
-    assert ask("GET", "/api/exist/k") == (200, {"exists": False})
+        assert call("PUT", "/api/put", given) == missing
+    assert call("PUT", "/api/put", {"key": "k", "value": ""})[0] == 500
+    assert call("PUT", "/api/put", {"key": "k", "value": 1})[0] == 400
+    assert call("PUT", "/api/put", [1]) == (400, {"error": "Request body must be a JSON object"})
+    assert call.raw("PUT", "/api/put", b"{")[0] == 400
+    assert call("GET", "/api/exist/k") == (200, {"exists": False})
 
 
-def test_malformed_requests_get_json_errors(ask: HttpClient) -> None:
+def test_malformed_requests_get_json_errors(call: HttpClient) -> None:
     malformed = (400, {"error": "Malformed JSON body"})
     for body in (b"{", b"\xff", b"[" * 200_000):
-        status, text = ask.raw("PUT", "/api/put", body)
+        status, text = call.raw("PUT", "/api/put", body)
         assert (status, json.loads(text)) == malformed
     unwritable = {"error": "key and value must be text that UTF-8 can write"}
     for given in ({"key": "\ud800", "value": "v"}, {"key": "k", "value": "\ud800"}):
-        assert ask("PUT", "/api/put", given) == (400, unwritable)
-    assert ask.line("GET http://[/ HTTP/1.1").endswith(b'{"error": "the path cannot be read"}')
-    assert ask("GET", "/api/exist/k") == (200, {"exists": False}), "the connection is kept"
+        assert call("PUT", "/api/put", given) == (400, unwritable)
+    assert call.line("GET http://[/ HTTP/1.1").endswith(b'{"error": "the path cannot be read"}')
+    assert call("GET", "/api/exist/k") == (200, {"exists": False}), "the connection is kept"
 
 
-def test_oversized_body_gets_a_json_error(service: MooncakeStoreService, ask: HttpClient) -> None:
+def test_oversized_body_gets_a_json_error(service: MooncakeStoreService, call: HttpClient) -> None:
     refused = (413, {"error": "the body is too large"})
-    # Many times what kernels hold between the two, so that this sends until the answer is there.
-    assert ask("PUT", "/api/put", {"key": "k", "value": "v" * (101 << 20)}) == refused
-    assert ask("PUT", "/api/put", {"key": "k", "value": "v"})[0] == 200, "on a new connection"
-    ask.connection.putrequest("PUT", "/api/put")
-    ask.connection.putheader("Transfer-Encoding", "chunked")
-    ask.connection.endheaders()
-    answer = ask.connection.getresponse()
+    # Many times the size of the socket buffers: the response arrives while the body is sent.
+    assert call("PUT", "/api/put", {"key": "k", "value": "v" * (101 << 20)}) == refused
+    assert call("PUT", "/api/put", {"key": "k", "value": "v"})[0] == 200, "on a new connection"
+    call.connection.putrequest("PUT", "/api/put")
+    call.connection.putheader("Transfer-Encoding", "chunked")
+    call.connection.endheaders()
+    answer = call.connection.getresponse()
     refusal = {"error": "a Content-Length is required"}
     assert (answer.status, json.load(answer)) == (411, refusal)
 
 
-def test_keys_in_paths_may_be_escaped(service: MooncakeStoreService, ask: HttpClient) -> None:
+def test_keys_in_paths_may_be_escaped(service: MooncakeStoreService, call: HttpClient) -> None:
     assert service.store is not None
     assert service.store.put("grüße", b"text") == 0
     assert service.store.put(b"\xff", b"bytes") == 0
-    assert ask.line("GET /api/get/gr%C3%BC%C3%9Fe HTTP/1.1").endswith(b"\r\n\r\ntext")
-    assert ask.line("GET /api/get/grüße HTTP/1.1").endswith(b"\r\n\r\ntext")
-    assert ask.line("GET /api/get/%FF HTTP/1.1").endswith(b"\r\n\r\nbytes")
+    assert call.line("GET /api/get/gr%C3%BC%C3%9Fe HTTP/1.1").endswith(b"\r\n\r\ntext")
+    assert call.line("GET /api/get/grüße HTTP/1.1").endswith(b"\r\n\r\ntext")
+    assert call.line("GET /api/get/%FF HTTP/1.1").endswith(b"\r\n\r\nbytes")
 
 
-def test_unknown_endpoints_return_404_or_405(ask: HttpClient) -> None:
+def test_unknown_endpoints_return_404_or_405(call: HttpClient) -> None:
     for path in ("/", "/health", "/metrics", "/api", "/api/get", "/api/get/", "/api/put/x"):
-        assert ask.raw("GET", path)[0] == 404, path
-    assert ask.raw("POST", "/api/put")[0] == 405
-    assert ask.raw("GET", "/api/remove_all")[0] == 405
+        assert call.raw("GET", path)[0] == 404, path
+    assert call.raw("POST", "/api/put")[0] == 405
+    assert call.raw("GET", "/api/remove_all")[0] == 405
 
 
-def test_memory_is_mounted_and_unmounted(ask: HttpClient) -> None:
-    status, mounted = ask("POST", "/api/mount", {"size": 16 * MIB})
+def test_memory_is_mounted_and_unmounted(call: HttpClient) -> None:
+    status, mounted = call("POST", "/api/mount", {"size": 16 * MIB})
     assert (status, mounted["status"], mounted["allocated_size"]) == (200, "success", 16 * MIB)
-    assert ask("POST", "/api/unmount", {"segment_ids": mounted["segment_ids"]}) == (
+    assert call("POST", "/api/unmount", {"segment_ids": mounted["segment_ids"]}) == (
         200,
         {"status": "success"},
     )
     wrong = (400, {"error": "Invalid size, must be a positive integer"})
     for size in (0, -1, "1", None, True, 1.5):
-        assert ask("POST", "/api/mount", {"size": size}) == wrong
-    assert ask("POST", "/api/unmount", {}) == (400, {"error": "Missing segment_ids"})
+        assert call("POST", "/api/mount", {"size": size}) == wrong
+    assert call("POST", "/api/unmount", {}) == (400, {"error": "Missing segment_ids"})
     unknown = {"segment_ids": "1-2"}
-    assert ask("POST", "/api/unmount", unknown) == (
+    assert call("POST", "/api/unmount", unknown) == (
         500,
         {"error": "Unmount and free failed, ret=-1"},
     )
 
 
-def test_shared_memory_is_mounted_by_name(ask: HttpClient) -> None:
+def test_shared_memory_is_mounted_by_name(call: HttpClient) -> None:
     name = f"mooncake-test-{uuid.uuid4().hex}"
     path = Path("/dev/shm", name)
     path.write_bytes(bytes(MIB))
     try:
-        status, mounted = ask("POST", "/api/mount_shm", {"name": f"/{name}", "size": MIB})
+        status, mounted = call("POST", "/api/mount_shm", {"name": f"/{name}", "size": MIB})
         assert status == 200
         ids = mounted["segment_ids"]
-        assert ask("POST", "/api/unmount_shm", {"segment_ids": [*ids, "1-2"]}) == (
+        assert call("POST", "/api/unmount_shm", {"segment_ids": [*ids, "1-2"]}) == (
             500,
             {
                 "error": "Unmount failed for one or more segments",
@@ -184,42 +190,42 @@ def test_shared_memory_is_mounted_by_name(ask: HttpClient) -> None:
             },
         )
         for wrong in ("../x", "a/b", "..", ".", "", None):
-            assert ask("POST", "/api/mount_shm", {"name": wrong, "size": MIB}) == (
+            assert call("POST", "/api/mount_shm", {"name": wrong, "size": MIB}) == (
                 400,
                 {"error": "Missing or invalid name or size"},
             )
-        assert ask("POST", "/api/mount_shm", {"name": f"{name}x", "size": MIB})[0] == 500
+        assert call("POST", "/api/mount_shm", {"name": f"{name}x", "size": MIB})[0] == 500
     finally:
         path.unlink()
 
 
 def test_reconfigure_changes_mode_and_memory(
-    ask: HttpClient, service: MooncakeStoreService, tmp_path: Path
+    call: HttpClient, service: MooncakeStoreService, tmp_path: Path
 ) -> None:
     file = tmp_path / "memory"
     file.write_bytes(bytes(MIB))
-    assert ask("POST", "/api/reconfigure", {"mode": "decode"})[0] == 400
-    assert ask("POST", "/api/reconfigure", {"mode": "x"}) == (
+    assert call("POST", "/api/reconfigure", {"mode": "decode"})[0] == 400
+    assert call("POST", "/api/reconfigure", {"mode": "x"}) == (
         400,
         {"error": "Invalid mode. Use 'decode' or 'prefill'"},
     )
     lost = {"mode": "decode", "path": str(tmp_path / "none"), "size": MIB}
-    assert ask("POST", "/api/reconfigure", lost)[0] == 500
+    assert call("POST", "/api/reconfigure", lost)[0] == 500
     assert service.current_mode == "prefill"
     given = {"mode": "decode", "path": str(file), "size": MIB}
     for _ in range(2):
-        status, changed = ask("POST", "/api/reconfigure", given)
+        status, changed = call("POST", "/api/reconfigure", given)
         assert (status, changed["mode"]) == (200, "decode")
         assert service.mounted_segment_ids == changed["segment_ids"] != []
     assert service.last_mount_info == given
-    assert ask("POST", "/api/reconfigure", {"mode": "prefill"})[0] == 200
+    assert call("POST", "/api/reconfigure", {"mode": "prefill"})[0] == 200
     assert service.mounted_segment_ids == []
 
 
-def test_grace_periods_are_limited(ask: HttpClient) -> None:
-    assert ask("POST", "/api/unmount_local_disk") == (200, {"status": "success"})
+def test_grace_periods_are_limited(call: HttpClient) -> None:
+    assert call("POST", "/api/unmount_local_disk") == (200, {"status": "success"})
     for grace in (-1, 3601, "1", 1.5):
-        assert ask("POST", "/api/unmount_local_disk", {"grace_period_seconds": grace})[0] == 400
+        assert call("POST", "/api/unmount_local_disk", {"grace_period_seconds": grace})[0] == 400
 
 
 def test_startup_without_master_times_out_or_stops() -> None:
@@ -232,12 +238,12 @@ def test_startup_without_master_times_out_or_stops() -> None:
     service = MooncakeStoreService(cli_config=config)
     assert not asyncio.run(service.start_store_service(0.01))
 
-    async def told() -> bool:
+    async def start_and_stop() -> bool:
         event = asyncio.Event()
         event.set()
         return await service.start_store_service(60, event)
 
-    assert not asyncio.run(told())
+    assert not asyncio.run(start_and_stop())
     assert service.store is None
     with pytest.raises(ValueError, match="Missing required config field"):
         MooncakeStoreService(cli_config={"local_hostname": "h"})

@@ -1,4 +1,4 @@
-"""The programs that the users' documents begin with run as printed."""
+"""The first programs of upstream's documents run unchanged, except for addresses."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ store.close()
 
 
 @pytest.fixture(params=["http", "P2PHANDSHAKE", "embedded"])
-def places(request, master: MasterProcess) -> dict[str, str]:
-    """The addresses that stand in for the printed ones, whose ports may be taken here."""
+def addresses(request, master: MasterProcess) -> dict[str, str]:
+    """Addresses instead of the printed ones, whose ports may be in use."""
     if request.param == "embedded":
         return {"metadata": "P2PHANDSHAKE", "master": "embedded"}
     if request.param == "http":
@@ -135,21 +135,21 @@ def places(request, master: MasterProcess) -> dict[str, str]:
     return {"metadata": request.param, "master": master.address}
 
 
-def test_hello_world_runs(places):
-    done = run_script(HELLO.format(**places))
+def test_hello_world_runs(addresses):
+    done = run_script(HELLO.format(**addresses))
     assert_quiet(done)
     assert done.stdout == "Hello, Mooncake Store!\n"
 
 
-def test_array_program_runs(places):
-    done = run_script(ARRAYS.format(**places))
+def test_array_program_runs(addresses):
+    done = run_script(ARRAYS.format(**addresses))
     assert_quiet(done)
     assert "Config OK: llama-7b\n" in done.stdout
     assert "Cache exists? True\n" in done.stdout
 
 
-def test_zero_copy_program_runs(places):
-    done = run_script(ZERO_COPY.format(**places))
+def test_zero_copy_program_runs(addresses):
+    done = run_script(ZERO_COPY.format(**addresses))
     assert_quiet(done)
     assert "Successfully stored 4000000 bytes with zero-copy\n" in done.stdout
     assert "Data matches: True\n" in done.stdout

@@ -1,4 +1,4 @@
-"""Our engine and the established one in one fleet: each moves bytes to and from the other."""
+"""Our engine and upstream's engine transfer bytes to and from each other."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)
 
 LENGTH = 8 << 20
-# The established engine leaves its entry on a metadata server, and a name is taken once.
+# Upstream's engine leaves its entry on a metadata server, so that a name can be used once.
 NAMES = itertools.count(601)
 READ, WRITE = {"opcode": "Read"}, {"opcode": "Write"}
-# Some alignments, and both sides of the established chunk of 64 KiB.
+# Several alignments, and lengths around upstream's chunk of 64 KiB.
 RANGES = [(0, 1), (1, 4096), (4097, 65535), (70_001, 65537), (200_003, 1 << 20), (2 << 20, 3 << 20)]
 
 
@@ -50,7 +50,7 @@ def metadata(request: pytest.FixtureRequest) -> str:
 def pair(
     request: pytest.FixtureRequest, metadata: str, upstream: str
 ) -> Iterator[tuple[EnginePeer, EnginePeer]]:
-    """Who calls, and whose memory it reaches."""
+    """The calling engine, and the engine whose memory it reaches."""
     pythons = [sys.executable, upstream]
     if request.param == "from upstream":
         pythons.reverse()
@@ -80,7 +80,7 @@ def pattern(seed: int, length: int) -> bytes:
 
 
 def fill(peer: EnginePeer, seed: int) -> list[bytes]:
-    """Writes something into every range of a peer's memory, and returns it."""
+    """Writes a pattern into every range of a peer's memory, and returns the patterns."""
     contents = [pattern(seed + index, length)[:length] for index, (_, length) in enumerate(RANGES)]
     for (offset, _), content in zip(RANGES, contents, strict=True):
         assert peer.ask("write", peer.address + offset, content.hex()) == 0
@@ -116,7 +116,7 @@ def as_a_batch(caller: EnginePeer, target: EnginePeer, opcode: dict[str, str]) -
     assert caller.call(f"batch_transfer_sync_{name}", target.segment, *batch) == 0
 
 
-def as_batches_that_go_on(caller: EnginePeer, target: EnginePeer, opcode: dict[str, str]) -> None:
+def as_async_batches(caller: EnginePeer, target: EnginePeer, opcode: dict[str, str]) -> None:
     batch = lists(caller, target)
     numbers = [
         caller.call("batch_transfer_async", target.segment, *batch, opcode) for _ in range(3)
@@ -127,7 +127,7 @@ def as_batches_that_go_on(caller: EnginePeer, target: EnginePeer, opcode: dict[s
 
 def submitted(caller: EnginePeer, target: EnginePeer, opcode: dict[str, str]) -> None:
     if opcode == READ:
-        as_batches_that_go_on(caller, target, opcode)
+        as_async_batches(caller, target, opcode)
         return
     for local, remote, length in each(caller, target):
         number = caller.call("transfer_submit_write", target.segment, local, remote, length)
@@ -141,7 +141,7 @@ def has_ended(caller: EnginePeer, number: int) -> bool:
     return status == 1
 
 
-CALLERS = [one_by_one, with_an_opcode, as_a_batch, as_batches_that_go_on, submitted]
+CALLERS = [one_by_one, with_an_opcode, as_a_batch, as_async_batches, submitted]
 
 
 @pytest.mark.parametrize("opcode", [READ, WRITE], ids=["read", "write"])
@@ -158,12 +158,12 @@ def test_transfers_interoperate(pair, transfer, opcode):
 
 def test_notification_follows_the_bytes(pair):
     caller, target = pair
-    note = {"notify": ["done", "chunk 1, ä"]}
+    notification = {"notify": ["done", "chunk 1, ä"]}
     at = (target.segment, caller.address, target.address, 4096)
-    assert caller.call("transfer_sync", *at, WRITE, note) == 0
+    assert caller.call("transfer_sync", *at, WRITE, notification) == 0
     wait_for(lambda: bool(messages := target.ask("notifies")) and check(messages))
     batch = lists(caller, target)
-    assert caller.call("batch_transfer_sync", target.segment, *batch, READ, note) == 0
+    assert caller.call("batch_transfer_sync", target.segment, *batch, READ, notification) == 0
     wait_for(lambda: bool(messages := target.ask("notifies")) and check(messages))
 
 
@@ -183,7 +183,7 @@ def test_rejects_unregistered_ranges(pair):
     for remote in (target.address + LENGTH - 10, target.address - 4096, 4096):
         for name in ("transfer_sync_write", "transfer_sync_read"):
             assert caller.call(name, target.segment, caller.address, remote, 4096) == -1
-    # The first transfer after a refusal may have to connect anew.
+    # The first transfer after a refusal may have to reconnect.
     ask = (target.segment, caller.address, target.address, 4096)
     wait_for(lambda: caller.call("transfer_sync_write", *ask) == 0)
 
@@ -192,7 +192,7 @@ def test_dead_peer_fails_without_a_hang(pair):
     caller, target = pair
     ask = (target.segment, caller.address, target.address, 4096)
     assert caller.call("transfer_sync_write", *ask) == 0
-    # The last test of the pair: nobody needs it afterwards.
+    # The last test of the pair: no later test needs the target.
     target.kill()
     assert caller.call("transfer_sync_write", *ask) == -1
     assert caller.call("transfer_sync_read", *ask) == -1

@@ -1,6 +1,7 @@
-"""The established calls of `mooncake.store` as data: names, parameters, defaults, results.
+"""Upstream's calls of `mooncake.store` as data: names, parameters, defaults, results.
 
-Tensors are not here. Where two documents give a parameter different names, both stand here.
+Calls for tensors are left out. Where two documents give a parameter different names, the table
+has both.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ INVALID: Final = -600
 
 @dataclass(frozen=True)
 class Call:
-    """A call: its parameters in order, what it returns, and what before `setup`."""
+    """A call: its parameters in order, its result, and its result before `setup`."""
 
     parameters: dict[str, Any]
     arguments: tuple[Any, ...]
@@ -28,7 +29,7 @@ def needs(*names: str, **defaults: Any) -> dict[str, Any]:
     return {**dict.fromkeys(names, REQUIRED), **defaults}
 
 
-# Before `setup` the ranges of two keys, each with its fragments.
+# The ranges of two keys, for a call before `setup`.
 RANGES = ([4096], [["k", "l"]], [[[0], [0, 1]]], [[[0], [0, 1]]], [[[1], [1, 1]]])
 
 CALLS: Final[dict[str, Call]] = {
@@ -201,7 +202,7 @@ CALLS: Final[dict[str, Call]] = {
     "unmount_local_disk_segment": Call(needs(grace_period_seconds=0), (), "int", -1),
 }
 
-# Fields of `ReplicateConfig`: default, another value that is accepted, one that is not.
+# Fields of `ReplicateConfig`: the default, another valid value, an invalid value.
 FIELDS: Final[dict[str, tuple[Any, Any, Any]]] = {
     "replica_num": (1, 3, -1),
     "with_soft_pin": (False, True, "yes"),
@@ -235,7 +236,7 @@ ENUMS: Final[dict[str, list[str]]] = {
     ],
 }
 
-# Members that are also attributes of the module, and the enumeration each is of.
+# Members that are also attributes of the module, each with its enumeration.
 EXPORTED: Final[dict[str, str]] = {
     **dict.fromkeys(["UNDEFINED", "INITIALIZED", "COMPLETE", "REMOVED"], "ReplicaStatus"),
     **dict.fromkeys(ENUMS["TaskStatus"], "TaskStatus"),
