@@ -21,7 +21,7 @@ ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 PYTEST_FOLDED = re.compile(r"SKIPPED \[(?P<count>\d+)\] (?P<id>\S+?:\d+): (?P<reason>.*)")
 PYTEST = re.compile(r"SKIPPED (?P<id>.+?) - Skipped: (?P<reason>.*)")
 NEXTEST = re.compile(r"\s*SKIP \[[^\]]*\] (?:\([^)]*\) )?(?P<id>\S+ \S.*)")
-# libtest-mimic pads the names; the kind of a trial stands before them in brackets.
+# libtest-mimic pads the names, and puts the kind of a trial in brackets before the name.
 LIBTEST = re.compile(r"test +(?P<id>\S.*?) +\.\.\. ignored(?:, (?P<reason>.*))?")
 LIBTEST_BINARY = re.compile(r"\s*Running .*\((?:\S*/)?(?P<name>\w+)-[0-9a-f]+(?:\.exe)?\)")
 LIBTEST_DOCS = re.compile(r"\s*Doc-tests (?P<name>\w+)")
