@@ -1,7 +1,7 @@
 # Every command of the project; `make help` lists them.
 #
 # One virtual environment (.venv) holds the Python tools, one target folder what cargo builds.
-# Each command asks for what it needs and builds nothing twice.
+# Each target depends on what it needs, and nothing is built twice.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -21,8 +21,8 @@ export VIRTUAL_ENV := $(VENV)
 export PYO3_PYTHON := $(BIN)/python
 export PYTHONDONTWRITEBYTECODE := 1
 
-# The extension is left out where cargo links tests: its symbols come from the interpreter, and its
-# tests are Python's.
+# Cargo cannot link tests of the extension, whose symbols come from the interpreter. Its tests are those
+# in tests/python.
 RUST_TESTED := --workspace --exclude mooncake-python --locked
 NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find crates -name '*.rs' -o -name Cargo.toml -o -name '*.proto')
 PYTHON_SOURCES := $(wildcard python tests/python scripts benches)
@@ -50,31 +50,31 @@ $(VENV)/.extension: $(VENV)/.tools $(NATIVE_SOURCES)
 	@touch $@
 
 .PHONY: demo
-demo: dev ## Put and get in two processes, and show what happened
+demo: dev ## Put and get from two processes, and report what happened
 	@$(BIN)/mooncake demo
 
 ##@ Before you commit
 
 .PHONY: check
-check: check-format check-words check-rust check-shape check-fresh check-docs check-python ## Format, lint, types, words, shape, generated files
+check: check-format check-words check-rust check-shape check-fresh check-docs check-python ## Check format, lints, types, spelling, dependencies, generated files
 
 .PHONY: check-format
-check-format: setup ## Is the code formatted?
+check-format: setup ## Check the formatting
 	cargo fmt --all --check
 	$(BIN)/ruff format --check $(PYTHON_SOURCES)
 
 .PHONY: check-words
-check-words: setup ## Are words spelt right?
+check-words: setup ## Check the spelling
 	$(BIN)/typos
 
 .PHONY: check-shape
-check-shape: setup ## Has the tree the shape that docs/architecture.md gives it?
+check-shape: setup ## Check dependencies, file sizes and the rules of docs/architecture.md
 	cargo test --locked --quiet -p mooncake-tidy
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny check bans licenses sources; \
 	  else echo "cargo-deny is not installed: only licences were checked"; fi
 
 .PHONY: check-fresh
-check-fresh: setup ## Do generated files say what the code says?
+check-fresh: setup ## Check that generated files are up to date
 	cargo run --locked --quiet -p mooncake-codegen -- --check
 
 .PHONY: check-rust
@@ -84,7 +84,7 @@ check-rust: setup ## Lint Rust, with and without RDMA
 	cargo clippy -p mooncake-python --no-default-features --locked -- -D warnings
 
 .PHONY: check-docs
-check-docs: setup ## Does the documentation of the crates build without a warning?
+check-docs: setup ## Build the documentation of the crates without warnings
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps --locked --quiet
 
 .PHONY: check-python
@@ -100,11 +100,11 @@ format: setup ## Format Rust and Python
 	$(BIN)/ruff format $(PYTHON_SOURCES)
 
 .PHONY: generate
-generate: setup ## Write the wire code and the reference pages anew
+generate: setup ## Write the wire code and the reference pages
 	cargo run --locked --quiet -p mooncake-codegen
 
 .PHONY: hooks
-hooks: ## Let git run the fast half of `make check` before each commit
+hooks: ## Run the fast half of `make check` before each commit
 	git config core.hooksPath .githooks
 
 ##@ Tests
@@ -128,7 +128,7 @@ test-python: dev ## Python tests against the extension that `make dev` built
 ROUNDS ?= 3
 CASES ?= 5000
 .PHONY: soak
-soak: setup dev ## The long tier: many random cases, the rest over and over (ROUNDS=3 CASES=5000); with MOONCAKE_LONG_TESTS=1 also what takes minutes
+soak: setup dev ## The long tier: every test ROUNDS times, CASES cases per property; with MOONCAKE_LONG_TESTS=1 also the tests that take minutes
 	for round in $$(seq $(ROUNDS)); do \
 	  echo "round $$round of $(ROUNDS), $(CASES) cases a property"; \
 	  PROPTEST_CASES=$(CASES) cargo test $(RUST_TESTED) --no-fail-fast; \
@@ -137,7 +137,7 @@ soak: setup dev ## The long tier: many random cases, the rest over and over (ROU
 
 MEMCHECKED ?= tests/python/test_native_parts.py tests/python/test_compat_pointers.py
 .PHONY: memcheck
-memcheck: setup dev ## The long tier: what handles raw memory under valgrind (MEMCHECKED=files of tests/python)
+memcheck: setup dev ## The long tier: tests of raw memory under valgrind (MEMCHECKED=files of tests/python)
 	scripts/memcheck.sh $(BIN)/python $(MEMCHECKED)
 
 .PHONY: bench
@@ -146,9 +146,9 @@ bench: setup ## Micro-benchmarks
 
 ##@ Ship
 
-# The linker is ours for the wheel's target only: docs/decisions/0002-wheel.md.
+# Only the wheel's target uses this linker: docs/decisions/0002-wheel.md.
 .PHONY: wheel
-wheel: setup ## Build the wheel into dist/, and prove it in clean environments
+wheel: setup ## Build the wheel into dist/, and try it in clean environments
 	rm -f dist/*.whl
 	ZIG="$$($(BIN)/python -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / "zig")')" \
 	ZIG_TARGET=$(ARCHITECTURE)-linux-gnu.$(GLIBC) \
@@ -158,9 +158,9 @@ wheel: setup ## Build the wheel into dist/, and prove it in clean environments
 	$(BIN)/python scripts/check_wheel.py dist/*.whl
 
 .PHONY: ci
-ci: ## Everything, as on a fresh machine
+ci: ## Everything that CI runs, as on a fresh machine
 	bash .ci/run
 
 .PHONY: clean
-clean: ## Remove what was built
+clean: ## Remove everything that was built
 	rm -rf target dist .venv .mypy_cache .pytest_cache .ruff_cache python/mooncake/_native*.so
