@@ -130,7 +130,7 @@ fn verbs_come_with_the_feature_rdma_only() {
 
 #[test]
 fn features_are_rdma_and_test_util_and_what_a_decision_allows() {
-    // `grpc` keeps the service out of clients: docs/decisions/0005-two-doors.md.
+    // `grpc` keeps the service out of clients: docs/decisions/0005-native-protocol-and-grpc.md.
     let allowed = BTreeSet::from(["default", "grpc", "rdma", "test-util"]);
     let mut found = Vec::new();
     for package in packages() {
