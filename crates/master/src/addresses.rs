@@ -1,24 +1,24 @@
-//! Where a master listens.
+//! The addresses of a master.
 
 use std::{net::SocketAddr, process::id};
 
 use serde_json::{Value, json};
 
-/// Where a master listens.
+/// The addresses that a master listens on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Addresses {
-    /// The clients' port.
+    /// The RPC port of the clients.
     pub rpc: SocketAddr,
     /// The admin server, if there is one.
     pub admin: Option<SocketAddr>,
     /// The metadata server, if there is one.
     pub metadata: Option<SocketAddr>,
-    /// The publisher of events, if there is one.
+    /// The event publisher, if there is one.
     pub events: Option<SocketAddr>,
 }
 
 impl Addresses {
-    /// What those who started the master with free ports want to know.
+    /// Returns the content of the ports file, for programs that start a master with free ports.
     pub(crate) fn to_json(self) -> Value {
         let text = |address: Option<SocketAddr>| address.map(|address| address.to_string());
         let port = |address: Option<SocketAddr>| address.map(|address| address.port());

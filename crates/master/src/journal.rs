@@ -1,10 +1,11 @@
-//! The log on disk: every change of placement, handed to the system before it is acknowledged.
+//! The log on disk: every change of placement is written before it is acknowledged.
 //!
-//! Whoever changes the state appends the effects to a queue while it still holds the state, so that
-//! the log has the order of the changes. After it has let the state go it waits until what it
-//! appended is written: the first to wait writes all that is queued, and the others find it done.
-//! A thread (`keeper`) syncs every so often, takes snapshots that bound the log, and starts
-//! it anew after it failed. See `docs/decisions/0010-the-log.md`.
+//! A thread that changes the state appends the effects to a queue while it still holds the lock on
+//! the state, so that the log has the order of the changes. After unlocking, the thread waits until
+//! its effects are written. The first waiting thread writes the whole queue as one group commit,
+//! and the others find their effects written. A maintenance thread syncs at an interval, takes
+//! snapshots that bound the log, and restarts the log after a failure. See
+//! `docs/decisions/0010-the-log.md`.
 
 mod directory;
 mod frame;
@@ -33,70 +34,70 @@ use crate::state::Image;
 pub(crate) use directory::Directory;
 pub(crate) use maintenance::{Maintenance, StateOwner};
 
-/// A log that has grown beyond this, and beyond twice the last snapshot, makes a new one due.
+/// A snapshot is due when the log exceeds this size and twice the size of the last snapshot.
 const LOG_BYTES_MAX: u64 = 64 << 20;
-/// More logs than this since the last snapshot make a new one due at the start.
+/// A snapshot is due at the start when there are more log files than this.
 const LOGS_MAX: usize = 8;
-/// A queue that grew beyond this is given back once it is empty.
+/// A queue buffer that grew beyond this size is freed once it is empty.
 const KEPT_BYTES_MAX: usize = 4 << 20;
 
-/// When changes are forced to the disk. They are handed to the system in any case before they are
-/// acknowledged, so that only a crash of the machine can lose any.
+/// When the log is synced to disk. Every change is written to the page cache before it is
+/// acknowledged in any case, so that only a crash of the machine can lose changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogSync {
     /// Before each acknowledgement.
     Always,
-    /// Every so often.
+    /// At an interval.
     Interval(Duration),
-    /// When the system likes.
+    /// Never; the kernel writes back when it likes.
     Never,
 }
 
-/// How the log does.
+/// The status of the log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct JournalStatus {
-    /// Where it lies.
+    /// The state directory.
     pub path: PathBuf,
     /// Whether changes are being logged. If not, a restart forgets everything.
     pub is_healthy: bool,
-    /// Why not.
+    /// The last failure; empty if healthy.
     pub failure: String,
-    /// How often it failed.
+    /// Number of failures.
     pub failures: u64,
     /// Bytes written since the start.
     pub bytes_written: u64,
     /// Effects written since the start.
     pub records: u64,
-    /// Writes, each of a group of effects.
+    /// Writes since the start, each of a group of effects.
     pub writes: u64,
-    /// Syncs.
+    /// Syncs since the start.
     pub syncs: u64,
-    /// How long they took altogether.
+    /// Total duration of the syncs.
     pub sync_time: Duration,
-    /// How long the longest took.
+    /// Duration of the longest sync.
     pub sync_time_max: Duration,
     /// Bytes of the log since the last snapshot.
     pub log_bytes: u64,
     /// Bytes of the last snapshot.
     pub snapshot_bytes: u64,
-    /// When it was whole; none: not since the start.
+    /// Completion time of the last snapshot; `None` if there was none since the start.
     pub snapshot_at: Option<Moment>,
     /// Snapshots since the start.
     pub snapshots: u64,
-    /// How long the last of them took.
+    /// Duration of the last snapshot.
     pub snapshot_time: Duration,
-    /// How long it took to read the log at the start and to make the state of it.
+    /// Duration of the recovery: reading the log and rebuilding the state.
     pub recovery_time: Duration,
 }
 
-/// What was found in the state directory.
+/// The log and the state recovered from a state directory.
 #[derive(Debug)]
 pub(crate) struct RecoveredJournal {
-    /// The log, to be written on.
+    /// The log, ready to append to.
     pub(crate) journal: Journal,
-    /// What it knew.
+    /// The recovered state.
     pub(crate) image: Image,
-    /// Acknowledged changes may be missing at its end, since the machine itself went down.
+    /// Whether acknowledged changes may be missing at the end, because the machine went down.
     pub(crate) may_lack_end: bool,
 }
 
@@ -107,44 +108,44 @@ pub(crate) struct Journal {
     sync: LogSync,
     boot: [u8; 16],
     queue: Mutex<Queue>,
-    /// Never locked while the queue is.
+    /// Never locked while the queue is locked.
     writer: Mutex<Writer>,
-    /// Up to which position all is written, or given up.
+    /// The position up to which everything is written, or given up after a failure.
     written: AtomicU64,
-    /// There is a log. False from a failure on until it has begun anew.
+    /// Whether there is a log: false from a failure until the log is restarted.
     is_healthy: AtomicBool,
-    /// What the keeper waits on.
+    /// Commands to the maintenance thread.
     commands: Mutex<Commands>,
     wakes_maintenance: Condvar,
     status: Mutex<JournalStatus>,
 }
 
-/// What is to be written.
+/// The queue of effects to be written.
 #[derive(Debug)]
 struct Queue {
-    /// Room for the head of a frame, then effects.
+    /// Space for the head of a frame, then effects.
     bytes: Vec<u8>,
     records: u64,
-    /// The position behind the last effect: bytes of all effects up to now.
+    /// The log position behind the last effect: the total bytes of all effects up to now.
     end: u64,
 }
 
-/// Who writes.
+/// The file being written, and its counters.
 #[derive(Debug)]
 struct Writer {
-    /// None while the log is broken.
+    /// `None` while the log is broken.
     file: Option<File>,
     path: PathBuf,
     timeline_id: [u8; 16],
     next_file: u64,
     next_frame: u64,
-    /// Bytes in the file, and how many of them are on disk.
+    /// Bytes in the file, and how many of them are synced.
     length: u64,
     synced: u64,
     spare: Vec<u8>,
 }
 
-/// A file of the log in which nothing is written yet.
+/// A log file that contains only its header.
 #[derive(Debug)]
 struct NewFile {
     file: File,
@@ -154,7 +155,7 @@ struct NewFile {
 }
 
 impl Writer {
-    /// What comes is written to that file; hands out the one before.
+    /// Switches to a new file. Returns the previous one.
     fn switch_to(&mut self, new_file: NewFile) -> Option<File> {
         self.timeline_id = new_file.timeline_id;
         self.next_file = new_file.number + 1;
@@ -165,7 +166,7 @@ impl Writer {
     }
 }
 
-/// What the keeper is told.
+/// Commands to the maintenance thread.
 #[derive(Debug, Default)]
 struct Commands {
     stop: bool,
@@ -173,7 +174,7 @@ struct Commands {
 }
 
 impl Journal {
-    /// Reads what is in the state directory, and begins to write on.
+    /// Recovers the state from the state directory and starts a new log file.
     ///
     /// # Errors
     /// The log is damaged, or cannot be read or written.
@@ -221,8 +222,8 @@ impl Journal {
         })
     }
 
-    /// Takes effects, as [`State::take_effects`](crate::state::State::take_effects) hands them
-    /// out; says behind which position they end. To be called while the state is held.
+    /// Appends effects as [`State::take_effects`](crate::state::State::take_effects) returns them.
+    /// Returns the position behind them. Must be called while the state is locked.
     pub(crate) fn append(&self, take: impl FnOnce(&mut Vec<u8>) -> u64) -> u64 {
         let queue = &mut *self.queue.lock();
         let before = queue.bytes.len();
@@ -231,40 +232,41 @@ impl Journal {
         queue.end
     }
 
-    /// Waits until all up to that position is written, and on disk if that is the rule. At once if
-    /// it is, or if the log is broken: the master goes on without it.
+    /// Waits until everything up to the position is written, and synced if [`LogSync::Always`] is
+    /// set. Returns at once if it is, or if the log is broken: the master then goes on without the
+    /// log.
     pub(crate) fn wait_durable(&self, position: u64) {
         if self.written.load(Ordering::Acquire) >= position {
             return;
         }
         let writer = &mut *self.writer.lock();
-        // Most find that the one who held the lock before has written theirs, too.
+        // Most threads find that the previous holder of the lock has written their effects, too.
         if self.written.load(Ordering::Acquire) < position {
             self.write_queue(writer);
         }
     }
 
-    /// Whether waiting may take as long as the disk does.
+    /// Returns whether waiting may take as long as a disk write.
     pub(crate) fn is_slow(&self) -> bool {
         self.sync == LogSync::Always
     }
 
-    /// Which history a restart of this master would go on with; none while the log is broken.
+    /// Returns the timeline id under which a restart would resume; `None` while the log is broken.
     pub(crate) fn timeline_id(&self) -> Option<[u8; 16]> {
         self.is_healthy.load(Ordering::Acquire).then(|| self.writer.lock().timeline_id)
     }
 
-    /// The state was made of it, which took so long.
+    /// Records the duration of the recovery.
     pub(crate) fn set_recovery_time(&self, time: Duration) {
         self.status.lock().recovery_time = time;
     }
 
-    /// How it does.
+    /// Returns the status of the log.
     pub(crate) fn status(&self) -> JournalStatus {
         self.status.lock().clone()
     }
 
-    /// Writes all that is queued as one frame.
+    /// Writes the whole queue as one frame.
     fn write_queue(&self, writer: &mut Writer) {
         let (mut frame, records, end) = {
             let queue = &mut *self.queue.lock();
@@ -320,7 +322,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Makes a file with nothing but its header, which is on disk if that is the rule: it may take
+    /// Creates a file with nothing but a header, and syncs it unless syncing is off. This may take
     /// as long as the disk does.
     fn make_file(&self, number: u64, timeline_id: [u8; 16]) -> Result<NewFile> {
         let path = self.directory.file(Kind::Log, number);
@@ -342,8 +344,8 @@ impl Journal {
         Header { kind, is_synced, timeline_id, number, boot: self.boot }
     }
 
-    /// The log is broken: what lies on the disk will soon be wrong, and must not be taken for the
-    /// truth after a restart. The keeper tries to begin it anew.
+    /// Handles a write failure. The files on disk will soon be out of date and must not be used
+    /// after a restart, so they are removed. The maintenance thread tries to restart the log.
     fn fail(&self, writer: &mut Writer, what: &str, source: io::Error) {
         let error = file_error(what, &writer.path, source);
         tracing::error!(
@@ -369,12 +371,12 @@ impl Journal {
     }
 }
 
-/// A frame with nothing but room for its head.
+/// Returns a frame with nothing but space for its head.
 fn empty_frame() -> Vec<u8> {
     vec![0; FRAME_BYTES]
 }
 
-/// Which boot of the machine this is; one of its own if the system does not tell.
+/// Returns the id of the present boot of the machine; a random id if the system has none.
 fn boot_id() -> [u8; 16] {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();

@@ -1,9 +1,10 @@
-//! The master: where every object lies, for how long, and who may be given memory.
+//! The master: knows where every object is stored, decides how long, and allocates memory to
+//! clients.
 //!
-//! In reading order: [`config`] (what may be set), [`state`] (the rules, pure), [`service`] (the
-//! calls and the doors they come in by), [`admin`] (HTTP for operators, and the metadata server),
-//! [`master`] (a running master, started and stopped) and [`run`](mod@run) (the whole program,
-//! which the binary and the Python package both call).
+//! In reading order: [`config`] (the options), [`state`] (the rules, pure), [`service`] (the RPC
+//! calls and their protocols), [`admin`] (HTTP for operators, and the metadata server), [`master`]
+//! (starting and stopping a master) and [`run`](mod@run) (the whole program, which the binary and
+//! the Python package both call).
 #![warn(missing_docs)]
 
 mod addresses;

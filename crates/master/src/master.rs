@@ -1,4 +1,4 @@
-//! A running master: bound, served, stopped.
+//! A running master: binds its listeners, serves, and stops.
 
 mod interface;
 
@@ -28,22 +28,22 @@ use crate::{
     },
 };
 
-/// How long connections may take to end before they are cut.
+/// How long connections may take to end before they are aborted.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Time's rules are looked at this often at the least while something is due…
+/// The maximum interval between two runs of the timers.
 const TICK_MAX: Duration = Duration::from_millis(250);
 
-/// … and no more often than this.
+/// The minimum interval between two runs of the timers.
 const TICK_MIN: Duration = Duration::from_millis(5);
 
-/// How often a line of numbers goes to the log.
+/// How often a summary line is logged.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Connections that may wait to be accepted.
+/// The backlog of connections that wait to be accepted.
 const BACKLOG: u32 = 4096;
 
-/// The options that say where to listen, to be named when that cannot be.
+/// The options that set an address, named in the error if it cannot be bound.
 #[derive(Clone, Copy)]
 struct ListenOptions {
     host: &'static str,
@@ -67,30 +67,31 @@ pub struct Master {
 }
 
 impl Master {
-    /// Where it listens: the ports that were really bound.
+    /// Returns the addresses that were really bound.
     pub fn addresses(&self) -> &Addresses {
         &self.addresses
     }
 
-    /// Its calls, for callers in the same process.
+    /// Returns the service, for callers in the same process.
     pub fn service(&self) -> Arc<Service> {
         self.service.clone()
     }
 
-    /// Takes no more connections, lets calls in hand end for up to two seconds, and ends.
+    /// Closes the listeners, gives calls in flight up to two seconds to end, and stops.
     ///
-    /// Not cancel-safe: dropped half-way, it ends at once.
+    /// Not cancel-safe: if the future is dropped, the master ends at once.
     pub async fn stop(mut self) {
         self.stop.cancel();
         self.tasks.close();
         if timeout(DRAIN_DEADLINE, self.tasks.wait()).await.is_err() {
             tracing::info!(connections = self.tasks.len(), "cutting what did not end in time");
             self.kill.cancel();
-            // Cut tasks end at their next step; one that computes is not waited for any longer.
+            // Aborted tasks end at their next await. A task that computes is not waited for any
+            // longer.
             let _ = timeout(DRAIN_DEADLINE, self.tasks.wait()).await;
         }
         let maintenance = self.maintenance.take();
-        // It syncs what is written, which may take as long as the disk does.
+        // Ending the maintenance thread syncs the log, which may take as long as the disk does.
         let _ = timeout(DRAIN_DEADLINE, tokio::task::spawn_blocking(|| drop(maintenance))).await;
     }
 }
@@ -103,20 +104,20 @@ impl Drop for Master {
     }
 }
 
-/// Binds everything that the configuration asks for, then serves. Inside a tokio runtime.
+/// Binds all configured addresses, then serves. Must be called within a tokio runtime.
 ///
 /// # Errors
-/// A configuration that cannot work, or an address that cannot be bound; the message names it.
+/// The configuration is invalid, or an address cannot be bound. The message names the option.
 ///
-/// Cancel-safe: dropped before it returns, nothing is left behind.
+/// Cancel-safe: if the future is dropped, nothing is left behind.
 pub async fn start(config: MasterConfig) -> Result<Master> {
     start_with(config, SystemClock::shared()).await
 }
 
-/// As [`start`], going by another clock.
+/// Starts a master as [`start`] does, with another clock.
 ///
 /// # Errors
-/// As [`start`].
+/// The same as for [`start`].
 pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<Master> {
     config.check()?;
     let host = match &config.rpc_interface[..] {
@@ -182,7 +183,7 @@ pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<M
     Ok(master)
 }
 
-/// What the connections of this master need to know.
+/// Creates the context shared by all connections.
 fn server_context(config: &MasterConfig, master: &Master, unix_name: Arc<str>) -> ServerContext {
     let admission = Admission::new(tokio::runtime::Handle::current().metrics().num_workers());
     master.service.set_admission(admission.clone());
@@ -200,7 +201,7 @@ fn server_context(config: &MasterConfig, master: &Master, unix_name: Arc<str>) -
     }
 }
 
-/// The service over what the log knows, if there is to be one.
+/// Creates the service, from the log if the configuration has one.
 async fn open_service(config: &MasterConfig, clock: Arc<dyn Clock>) -> Result<Arc<Service>> {
     let rules = config.rules();
     let Some((path, is_asked_for)) = config.state_path() else {
@@ -243,7 +244,7 @@ async fn open_service(config: &MasterConfig, clock: Arc<dyn Clock>) -> Result<Ar
 }
 
 impl Master {
-    /// Runs a task that has nothing to finish when the master stops.
+    /// Spawns a task that needs no cleanup when the master stops.
     fn spawn_until_stop(&self, task: impl Future<Output = ()> + Send + 'static) {
         let stop = self.stop.clone();
         self.spawn(async move {
@@ -251,12 +252,13 @@ impl Master {
         });
     }
 
-    /// Runs a task that ends by itself when the master stops, and is cut when that takes too long.
+    /// Spawns a task that ends by itself when the master stops, and is aborted if it takes too
+    /// long.
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let (stop, kill) = (self.stop.clone(), self.kill.clone());
         self.tasks.spawn(async move {
             kill.run_until_cancelled(task).await;
-            // A task that ends by itself while nobody asked is a bug worth a line.
+            // A task that ends without a stop is a bug.
             if !stop.is_cancelled() && !kill.is_cancelled() {
                 tracing::error!("a task of the master ended by itself");
             }
@@ -264,7 +266,7 @@ impl Master {
     }
 }
 
-/// Lets time do its work on the state, and forgets clients that are gone.
+/// Runs the timers of the state and forgets expired clients.
 async fn run_timers(service: Arc<Service>, cleaned: Option<Arc<Metadata>>) {
     let mut expired = 0;
     loop {
@@ -294,7 +296,8 @@ async fn log_summary(service: Arc<Service>) {
     }
 }
 
-/// The admin port. A default that is taken is no reason to fail: two masters may share a host.
+/// Binds the admin port. If the default port is taken, binds a free one: two masters may share a
+/// host.
 async fn bind_admin(config: &MasterConfig) -> Result<TcpListener> {
     if let Some(port) = config.admin_port {
         return bind(&config.admin_host, port, ADMIN).await;
@@ -341,7 +344,7 @@ async fn bind(host: &str, port: u16, by: ListenOptions) -> Result<TcpListener> {
 
 fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // Connections of a former master that linger do not keep the port.
+    // Lingering connections of an earlier master must not block the port.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
@@ -353,7 +356,7 @@ fn local_addr_of(listener: &TcpListener) -> Result<SocketAddr> {
     })
 }
 
-/// The abstract Unix socket under a random name. Without one, clients stay on TCP.
+/// Binds the abstract Unix socket under a random name. Without the socket, clients use TCP.
 fn bind_unix() -> (Option<UnixListener>, Arc<str>) {
     let (first, second) = mooncake_base::EngineId::random().halves();
     let name = format!("mooncake-master-{first:016x}{second:016x}");

@@ -1,14 +1,15 @@
-//! How many descriptors the process may have: raised at the start, and what follows from it.
+//! The limit of open file descriptors: raised at the start, and the number of connections it
+//! allows.
 
 use mooncake_cli::rlimit;
 
-/// Descriptors kept for listeners, files, HTTP and the runtime itself.
+/// Descriptors reserved for listeners, files, HTTP and the runtime.
 const RESERVED: u64 = 256;
 
-/// Below this the log says that clients may be turned away.
+/// Below this limit, a warning says that clients may be refused.
 const LOW: u64 = 8192;
 
-/// Raises the limit as far as it may be raised, and says so when that is not far.
+/// Raises the limit as far as the hard limit allows. Warns if the result is low.
 pub(crate) fn raise() {
     let was = rlimit::raise();
     let limit = rlimit::limit();
@@ -24,7 +25,8 @@ pub(crate) fn raise() {
     }
 }
 
-/// How many connections may be open at a time: as many as wished, or as the descriptors allow.
+/// Returns the number of connections that may be open at a time: `wished`, or fewer if the
+/// descriptors do not suffice.
 pub(crate) fn connections_max(wished: usize, descriptors: u64) -> usize {
     let possible = descriptors.saturating_sub(RESERVED).max(descriptors / 4).max(1);
     wished.min(usize::try_from(possible).unwrap_or(usize::MAX))

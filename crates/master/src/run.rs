@@ -1,4 +1,4 @@
-//! The whole program: arguments, log, runtime, signals, exit code. The binary and the Python
+//! The whole program: arguments, logging, runtime, signals, exit code. The binary and the Python
 //! package both call [`run`].
 
 use std::{path::PathBuf, process::id};
@@ -18,8 +18,8 @@ use crate::{
 const PROGRAM: Program =
     Program { name: "mooncake_master", version: VERSION, error_prefix: "ERROR" };
 
-/// Runs the program with these arguments (without its own name) and returns its exit code: 0 after
-/// SIGTERM, SIGINT, `--help` or `--version`, 1 after an error.
+/// Runs the program with the given arguments (without the program name) and returns its exit code:
+/// 0 after SIGTERM, SIGINT, `--help` or `--version`, 1 after an error.
 ///
 /// Must not be called from within a tokio runtime.
 pub fn run(arguments: Vec<String>) -> u8 {
@@ -44,7 +44,7 @@ fn work(config: MasterConfig) -> Result<()> {
     runtime.block_on(serve(config))
 }
 
-/// Serves until a signal asks to end.
+/// Serves until a signal ends the program.
 async fn serve(config: MasterConfig) -> Result<()> {
     let mut signals = Signals::new(&Handle::current())?;
     let mut config = config;
@@ -60,7 +60,7 @@ async fn serve(config: MasterConfig) -> Result<()> {
     Ok(())
 }
 
-/// Where the user keeps state that is worth keeping over a restart.
+/// Returns the user's directory for persistent state.
 fn state_home() -> Option<PathBuf> {
     let named = |variable: &env::EnvVar| {
         variable.read().map(PathBuf::from).filter(|path| path.is_absolute())
@@ -68,7 +68,7 @@ fn state_home() -> Option<PathBuf> {
     named(&env::XDG_STATE_HOME).or_else(|| Some(named(&env::HOME)?.join(".local/state")))
 }
 
-/// The one line that tells a person or a script where the master listens.
+/// Formats the ready line, which tells a person or a script where the master listens.
 fn ready_line(addresses: &Addresses) -> String {
     let mut line = format!("{} ready rpc={}", PROGRAM.name, addresses.rpc);
     let others = [

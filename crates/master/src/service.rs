@@ -1,8 +1,8 @@
-//! The calls: one dispatch function for every door, and who is connected.
+//! The RPC calls: one dispatch function for every protocol, and the connected clients.
 //!
-//! [`Service::dispatch`] is synchronous and short. It turns wire types into checked ones, takes
-//! the lock of the state for a slice at a time, and turns the answer back. The context
-//! ([`listen`]: sniffing, `native`, `grpc`) only move bytes.
+//! [`Service::dispatch`] is synchronous and short. It converts wire types into checked types, locks
+//! the state for one slice of items at a time, and converts the result back. The protocol
+//! front ends ([`listen`]: sniffing, `native`, `grpc`) only move bytes.
 
 mod admission;
 pub mod connection;
@@ -58,30 +58,30 @@ use crate::{
     state::{Rules, State, Totals},
 };
 
-/// The most items of one call. Their answers fit a frame.
+/// The maximum number of items in one call. The reply for that many items fits one frame.
 pub const BATCH_ITEMS_MAX: usize = mooncake_proto::decode_limits::ITEMS_MAX;
 
-/// So many items are handled before others may have the state.
+/// The number of items handled before the lock on the state is released for other calls.
 const SLICE_ITEMS: usize = 1024;
 
-/// The longest name, endpoint or protocol of a client or segment.
+/// The maximum length of the name, endpoint or protocol of a client or segment.
 const NAME_BYTES_MAX: usize = 1024;
 
-/// How many heartbeats fit a client's time to live.
+/// The number of heartbeats within a client's time to live.
 const HEARTBEATS_PER_TTL: u32 = 5;
-/// … and how long it is between two at the most, so that no task waits for longer.
+/// The maximum heartbeat interval. It bounds how long a task waits for its client to fetch it.
 const HEARTBEAT_MAX: Duration = Duration::from_secs(1);
 
-/// The master's calls, behind whichever door they come in by.
+/// The RPC service of the master, shared by all protocols.
 #[derive(Debug)]
 pub struct Service {
     identity: [u8; 16],
     clock: Arc<dyn Clock>,
     started: Moment,
-    /// The default tenant, and whether there are others.
+    /// The default tenant. It is the only one unless `is_multi_tenant`.
     tenant: TenantId,
     is_multi_tenant: bool,
-    /// Never locked while `sessions` is.
+    /// Never locked while `sessions` is locked.
     state: Mutex<State>,
     sessions: Sessions,
     op_metrics: OpMetrics,
@@ -90,22 +90,23 @@ pub struct Service {
     addresses: OnceLock<Addresses>,
     events: OnceLock<Arc<Events>>,
     admission: OnceLock<Admission>,
-    /// The file of the quotas, if there is one. StateGuard before `state`.
+    /// The quota file, if there is one. Locked before `state`.
     quota_file: Mutex<Option<QuotaFile>>,
-    /// Never waited for while the state is held.
+    /// Never waited for while the state is locked.
     journal: Option<Journal>,
     pending_owners: PendingOwners,
 }
 
 impl Service {
-    /// A service over an empty pool.
+    /// Creates a service over an empty pool.
     pub fn new(rules: Rules, clock: Arc<dyn Clock>) -> Self {
         let (seed, _) = SegmentId::random().halves();
         Self::with_state(State::new(rules, seed), clock)
     }
 
     fn with_state(state: State, clock: Arc<dyn Clock>) -> Self {
-        // It and the seed of the state only must differ from start to start.
+        // The identity and the seed of the state need not be secret. They only have to differ
+        // between starts.
         let identity = SegmentId::random().to_bytes();
         Self {
             identity,
@@ -127,16 +128,16 @@ impl Service {
         }
     }
 
-    /// Answers one call. Errors are per item where there are items, else the answer is a failure.
-    /// What it changed is in the log, if there is one, before it returns; does not wait for owners
-    /// of what an earlier master knew, as [`answer`](Self::answer) does.
+    /// Executes one call. Errors are per item where there are items; otherwise the response is a
+    /// failure. If there is a log, all changes are in the log before this returns. Like
+    /// [`answer`](Self::answer), does not wait for owners that have not come back after a restart.
     pub fn dispatch(&self, request: v1::Request, origin: &Origin) -> v1::Response {
         let (response, position) = self.execute_logged(request, origin);
         self.wait_durable(position);
         response
     }
 
-    /// Answers one call, and says where in the log its effects end.
+    /// Executes one call. Returns the log position behind its effects, too.
     fn execute_logged(&self, request: v1::Request, origin: &Origin) -> (v1::Response, u64) {
         durability::with_log_position(|| self.execute(request, origin))
     }
@@ -174,7 +175,7 @@ impl Service {
         v1::Response { call: Some(call) }
     }
 
-    /// The calls about tasks, drains and quotas.
+    /// Executes the calls about tasks, drains and quotas.
     fn dispatch_task(&self, call: request::Call) -> Result<response::Call> {
         use request::Call;
         use response::Call as Answer;
@@ -193,7 +194,7 @@ impl Service {
         }
     }
 
-    /// Does what time demands; says when to come again at the latest, if anything is to come.
+    /// Runs all timers that are due. Returns when to call again at the latest, if a timer is set.
     pub fn advance(&self) -> Option<Moment> {
         let now = self.clock.now();
         let (due, position) = durability::with_log_position(|| {
@@ -206,52 +207,52 @@ impl Service {
         due
     }
 
-    /// The sums over the pool.
+    /// Returns the totals of the pool.
     pub fn totals(&self) -> Totals {
         self.lock().totals()
     }
 
-    /// The master's id: new at every start.
+    /// Returns the id of the master, which is new at every start.
     pub fn identity(&self) -> &[u8; 16] {
         &self.identity
     }
 
-    /// What was asked of this master.
+    /// Returns the call counters per operation.
     pub fn op_metrics(&self) -> &OpMetrics {
         &self.op_metrics
     }
 
-    /// The calls that took long.
+    /// Returns the log of slow calls.
     pub fn slow_log(&self) -> &SlowLog {
         &self.slow_log
     }
 
-    /// What went through the pool.
+    /// Returns the counters of reads and of value sizes.
     pub fn traffic(&self) -> TrafficCount {
         self.traffic.count()
     }
 
-    /// Where it listens, as far as it does.
+    /// Returns the bound addresses, if the master listens at all.
     pub fn addresses(&self) -> Option<&Addresses> {
         self.addresses.get()
     }
 
-    /// The clients that are registered, in the order of their names.
+    /// Returns the registered clients, sorted by name.
     pub fn clients(&self) -> Vec<ConnectedClient> {
         self.sessions.list(self.clock.now())
     }
 
-    /// The clock it goes by.
+    /// Returns the present time of the service's clock.
     pub fn now(&self) -> Moment {
         self.clock.now()
     }
 
-    /// When it began.
+    /// Returns when the service was created.
     pub fn started(&self) -> Moment {
         self.started
     }
 
-    /// Every segment as the wire shows it.
+    /// Returns every segment in its wire form.
     pub fn segments(&self) -> Vec<v1::SegmentSummary> {
         let state = self.lock();
         let summary = |view: &crate::state::SegmentView<'_>| v1::SegmentSummary {
@@ -263,46 +264,48 @@ impl Service {
         state.list_segments().iter().map(summary).collect()
     }
 
-    /// The names of clients that were not heard of for so long that they count as gone; each once.
+    /// Returns the names of clients that expired since the last call: no heartbeat within their
+    /// time to live.
     pub(crate) fn take_expired_clients(&self) -> Vec<String> {
         let expired = self.lock().take_expired();
         self.sessions.remove_expired(&expired)
     }
 
-    /// Publishes the news of objects from now on.
+    /// Publishes object events through `events` from now on.
     pub(crate) fn set_events(&self, events: Arc<Events>) {
-        // Once by `start`, before anybody may call.
+        // Called once, by `start`, before any client can connect.
         let _ = self.events.set(events);
         self.lock().enable_events();
     }
 
-    /// What the context take on, for those who show it.
+    /// Sets the admission control, so that metrics can show it.
     pub(crate) fn set_admission(&self, admission: Admission) {
-        // Once by `start`.
+        // Called once, by `start`.
         let _ = self.admission.set(admission);
     }
 
-    /// What the context take on, if there are any.
+    /// Returns the admission control, if the master listens at all.
     pub fn admission(&self) -> Option<&Admission> {
         self.admission.get()
     }
 
-    /// The publisher of events, if there is one.
+    /// Returns the event publisher, if there is one.
     pub fn events(&self) -> Option<&Arc<Events>> {
         self.events.get()
     }
 
     pub(crate) fn set_addresses(&self, addresses: Addresses) {
-        // Set once by `start`; an in-process service without context has none.
+        // Called once, by `start`. An in-process service without listeners has no addresses.
         let _ = self.addresses.set(addresses);
     }
 
-    /// A new connection.
+    /// Opens the session of a new connection.
     pub(crate) fn open_session(&self, is_local: bool) -> Origin {
         self.sessions.open(is_local)
     }
 
-    /// The connection closed: the clients that registered on it are suspects until heard of.
+    /// Closes a session. The clients that registered on the connection are suspect until their next
+    /// heartbeat.
     pub(crate) fn close_session(&self, origin: &Origin) {
         let clients = self.sessions.close(origin);
         if clients.is_empty() {
@@ -444,7 +447,7 @@ impl Service {
     }
 }
 
-/// The version of this master.
+/// The version of the master.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 fn check_batch(items: usize) -> Result<()> {

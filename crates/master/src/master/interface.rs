@@ -1,13 +1,13 @@
-//! The IPv4 address of a network interface, from the kernel's own tables.
+//! The IPv4 address of a network interface, read from tables in `/proc`.
 
 use std::{fs, net::Ipv4Addr};
 
 use mooncake_base::{Error, Result};
 
-/// The address that `--rpc_interface` names.
+/// Returns the address of the interface that `--rpc_interface` names.
 ///
 /// # Errors
-/// No such interface, or none with an IPv4 address.
+/// There is no such interface, or it has no IPv4 address.
 pub(super) fn address_of(interface: &str) -> Result<Ipv4Addr> {
     if interface == "lo" {
         return Ok(Ipv4Addr::LOCALHOST);
@@ -26,8 +26,9 @@ pub(super) fn address_of(interface: &str) -> Result<Ipv4Addr> {
     })
 }
 
-/// The local address that lies in a network which is reached over the interface directly, the
-/// narrowest first. Without a system call of its own, since this crate has no unsafe code.
+/// Returns the local address within a network that is reached directly over the interface. The
+/// narrowest network is tried first. Reads `/proc` instead of calling `getifaddrs`, because this
+/// crate has no unsafe code.
 fn find(interface: &str, routes: &str, tries: &str) -> Option<Ipv4Addr> {
     let locals = local_addresses(tries);
     let number = |text: &&str| u32::from_str_radix(text, 16).ok().map(u32::from_be);
@@ -48,7 +49,7 @@ fn find(interface: &str, routes: &str, tries: &str) -> Option<Ipv4Addr> {
     })
 }
 
-/// Every address of this host: those that the table marks as `host LOCAL`.
+/// Returns every address of this host: those marked `host LOCAL` in the table.
 fn local_addresses(tries: &str) -> Vec<Ipv4Addr> {
     let mut last = None;
     let mut found = Vec::new();

@@ -1,5 +1,5 @@
-//! How much the master takes on at a time. What goes beyond is refused at once, with a code that
-//! says to come again: nobody waits for an answer that would come too late.
+//! Admission control: limits on the bytes and large calls in flight. Excess calls are refused at
+//! once with a retryable error code, because a reply after a long wait would come too late.
 
 use std::{
     sync::{
@@ -16,31 +16,31 @@ use tokio::{
     time::timeout,
 };
 
-/// Frames up to this are not counted: every connection has a buffer for one.
+/// Frames up to this size are not counted: every connection has a buffer for one of them.
 pub(super) const SMALL_FRAME_BYTES: usize = 32 << 10;
 
-/// The most bytes of larger frames over all connections, from their first byte to their answer's
-/// last: 32 of the largest.
+/// The maximum number of bytes of larger frames over all connections: 32 frames of the maximum
+/// size. A frame counts from its first byte until its response is written.
 const FRAMES_BYTES_MAX: usize = 32 * FRAME_BYTES_MAX;
 
-/// Frames are counted in units of this.
+/// The unit in which frame bytes are counted.
 const UNIT_BYTES: usize = 4 << 10;
 
-/// A call with more items than this is a large one.
+/// A call with more items than this is a large call.
 const LARGE_ITEMS: usize = 1024;
 
-/// The most large calls that may wait for their turn.
+/// The maximum number of large calls that wait for a permit.
 const WAITING_MAX: usize = 256;
 
-/// How long a large call may wait for its turn.
+/// How long a large call may wait for a permit.
 const WAIT_DEADLINE: Duration = Duration::from_secs(10);
 
-/// What all connections together may ask of the master.
+/// Admission control over all connections.
 #[derive(Debug, Clone)]
 pub struct Admission {
     frames: Arc<Semaphore>,
-    /// Large calls, each on a thread of its own, run one less than there are threads that serve, so
-    /// that small ones find a core free.
+    /// Permits of large calls, each of which runs on its own thread. There is one permit less than
+    /// runtime threads, so that small calls find a free core.
     large_calls: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
     deadline: Duration,
@@ -48,7 +48,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// For a master with so many threads.
+    /// Creates admission control for a master with this number of runtime threads.
     pub fn new(threads: usize) -> Self {
         let large_calls = threads.saturating_sub(1).max(1);
         Self::with(FRAMES_BYTES_MAX, large_calls, WAITING_MAX, WAIT_DEADLINE)
@@ -64,19 +64,19 @@ impl Admission {
         }
     }
 
-    /// Room for a frame of so many bytes, until it is answered.
+    /// Acquires permits for a frame of `bytes` bytes. They are held until the frame is answered.
     ///
     /// # Errors
-    /// `RPC_FAIL`: there is none now.
+    /// `RPC_FAIL`: no permits are available now.
     pub(super) fn admit_frame(&self, bytes: usize) -> Result<OwnedSemaphorePermit> {
         let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX);
         self.frames.clone().try_acquire_many_owned(units).map_err(|_| self.busy("too many bytes"))
     }
 
-    /// The turn of a call: at once for a small one, after others for a large one.
+    /// Admits a call: a small call at once, a large call when it gets a permit.
     ///
     /// # Errors
-    /// `RPC_FAIL`: too many wait, or it waited for too long.
+    /// `RPC_FAIL`: too many large calls wait, or the call waited too long.
     pub(super) async fn admit(&self, call: Option<&Call>) -> Result<Option<SemaphorePermit<'_>>> {
         if !call.is_some_and(is_large) {
             return Ok(None);
@@ -93,12 +93,12 @@ impl Admission {
         }
     }
 
-    /// How many calls were refused since the start.
+    /// Returns the number of calls refused since the start.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Bytes of large frames that are taken on now.
+    /// Returns the bytes of large frames in flight.
     pub fn large_frame_bytes(&self) -> u64 {
         let free = self.frames.available_permits() * UNIT_BYTES;
         FRAMES_BYTES_MAX.saturating_sub(free) as u64
@@ -111,7 +111,7 @@ impl Admission {
     }
 }
 
-/// Whether a call may keep a thread for long, beyond what it is to be answered in.
+/// Returns whether a call may occupy a thread for long.
 pub(super) fn is_large(call: &Call) -> bool {
     matches!(call, Call::RemoveMatching(_) | Call::ListObjects(_)) || call.items() > LARGE_ITEMS
 }
@@ -137,7 +137,7 @@ mod tests {
         assert!(admission.admit(Some(&probe(LARGE_ITEMS))).await.unwrap().is_none());
         let waits = admission.admit(Some(&large));
         let refused = async {
-            // It is polled after the one that waits, and finds no place to wait.
+            // This future is polled after the waiting call, when the only waiting slot is taken.
             let error = admission.admit(Some(&large)).await.unwrap_err();
             let error = error.to_string();
             assert!(error.contains("too many large calls"), "{error}");

@@ -1,4 +1,4 @@
-//! A connection: what it needs to know, its session, and the form in which gRPC takes it.
+//! A connection: the shared server context, the session, and the stream type that gRPC takes.
 
 use std::{
     io,
@@ -18,33 +18,33 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{Admission, Origin, Service};
 
-/// What every connection needs to know.
+/// The context shared by all connections of a server.
 #[derive(Debug, Clone)]
 pub struct ServerContext {
-    /// Where calls go.
+    /// The service that executes the calls.
     pub service: Arc<Service>,
-    /// The name of our abstract Unix socket; empty for none.
+    /// The name of the abstract Unix socket; empty for none.
     pub unix_name: Arc<str>,
-    /// Sends small answers at once.
+    /// Sets `TCP_NODELAY`.
     pub is_nodelay: bool,
-    /// Closes a native connection on which nothing came for so long.
+    /// The idle timeout after which a native connection is closed.
     pub idle: Option<Duration>,
-    /// Asks connections to end after the call in hand.
+    /// Asks connections to end after the calls they have received.
     pub stop: CancellationToken,
-    /// Ends them now.
+    /// Ends connections at once.
     pub kill: CancellationToken,
     /// Owns the tasks of the connections.
     pub tasks: TaskTracker,
-    /// What all connections together may ask.
+    /// Admission control over all connections.
     pub admission: Admission,
-    /// One permit a connection.
+    /// One permit per connection.
     pub permits: Arc<Semaphore>,
-    /// One permit a connection that has a thread of its own for a while.
+    /// One permit per connection that is served by a dedicated thread.
     pub dedicated_threads: Arc<Semaphore>,
 }
 
 impl ServerContext {
-    /// Starts a task that ends when all are told to.
+    /// Spawns a connection task that `kill` ends.
     pub(super) fn spawn(&self, connection: impl Future<Output = ()> + Send + 'static) {
         let kill = self.kill.clone();
         self.tasks.spawn(async move {
@@ -53,7 +53,7 @@ impl ServerContext {
     }
 }
 
-/// A connection's session; dropped with the connection, in whatever way that ends.
+/// The RAII guard of a connection's session and permit: dropping it closes the session.
 #[derive(Debug)]
 pub(super) struct Connection {
     service: Arc<Service>,
@@ -62,7 +62,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Opens the session of a connection that was accepted.
+    /// Opens the session of an accepted connection.
     pub(super) fn new(
         context: &ServerContext,
         is_local: bool,
@@ -79,7 +79,7 @@ impl Drop for Connection {
     }
 }
 
-/// A connection on its way to gRPC: what was read of it, then the rest.
+/// A TCP stream for gRPC that first yields the bytes read while sniffing the protocol.
 #[derive(Debug)]
 pub(super) struct GrpcStream {
     prefix: BytesMut,
@@ -88,7 +88,7 @@ pub(super) struct GrpcStream {
 }
 
 impl GrpcStream {
-    /// Goes on with a stream of which the beginning was read.
+    /// Wraps a stream whose first bytes, `prefix`, have already been read.
     pub(super) fn new(prefix: BytesMut, stream: TcpStream, connection: Connection) -> Self {
         Self { prefix, stream, connection }
     }

@@ -1,10 +1,10 @@
-//! Seats: threads that serve one connection of this host each while its calls come thick and fast.
+//! Dedicated threads: each serves one connection of this host with blocking I/O during a burst of
+//! calls.
 //!
-//! A task of the runtime learns of a call from an event queue, which another of its threads may have
-//! to be woken for. A thread that waits in its one socket is there sooner, with fewer system calls,
-//! and sooner still if it stays awake for it.
-//! There are few seats, so that threads stay few; who finds none free goes on as a task, and who has
-//! nothing to do for a moment gives his back.
+//! A runtime task learns of a call through an event queue, and often another thread must be woken to
+//! run the task. A thread that blocks in its one socket starts sooner and with fewer system calls;
+//! with busy-polling it starts sooner still. The number of dedicated threads is limited. A
+//! connection that finds none free stays a task, and an idle connection goes back to the runtime.
 
 use std::{
     io::{self, Read, Write},
@@ -31,31 +31,33 @@ use tokio::{
 
 use super::native::{ConnectionDriver, Step, WRITE_DEADLINE};
 
-/// The most seats of one master.
+/// The maximum number of dedicated threads of one master.
 pub const DEDICATED_THREADS_MAX: usize = 16;
 
-/// A connection asks for a seat after so many calls in a row, each soon after the one before.
+/// A connection requests a dedicated thread after this many calls in a row, each at most
+/// [`BURST_GAP`] after the previous call.
 const BURST_CALLS: u32 = 16;
 
-/// How soon that is.
+/// The maximum gap between two calls of one burst.
 const BURST_GAP: Duration = Duration::from_millis(5);
 
-/// How long a connection on a seat waits for its next call before it gives the seat back.
+/// How long a dedicated thread waits for the next call before the connection goes back to the
+/// runtime.
 const IDLE_WAIT: Duration = Duration::from_millis(20);
 
-/// The most that is read at once on a seat.
+/// The maximum number of bytes of one blocking read.
 const READ_BYTES_MAX: usize = 64 << 10;
 
-/// A socket of a client of this host.
+/// The socket of a client on this host, in one of two modes.
 #[derive(Debug)]
 pub(super) enum LocalStream {
-    /// In the runtime's event queue, beside others.
+    /// Registered with the runtime's event queue.
     Async(UnixStream),
-    /// In the kernel, on a thread of its own: nothing is ever pending.
+    /// Blocking, on a dedicated thread. Reads and writes never return `Poll::Pending`.
     Blocking(BlockingStream),
 }
 
-/// What a thread of its own has of a connection.
+/// A blocking socket with the busy-poll state of its thread.
 #[derive(Debug)]
 pub(super) struct BlockingStream {
     stream: Arc<net::UnixStream>,
@@ -63,7 +65,8 @@ pub(super) struct BlockingStream {
     _active: ActiveThread,
 }
 
-/// Serves a connection until it ends, on a seat whenever it asks for one and one is free.
+/// Serves a connection until it ends. After a burst of calls it moves to a dedicated thread, if one
+/// is free.
 pub(super) async fn run(mut driver: ConnectionDriver<LocalStream>) -> Result<()> {
     if !driver.begin().await? {
         return Ok(());
@@ -87,8 +90,8 @@ pub(super) async fn run(mut driver: ConnectionDriver<LocalStream>) -> Result<()>
     Ok(())
 }
 
-/// Serves the connection on a seat until it has nothing to do for a moment; nothing if the peer has
-/// gone. Dropped before that, it ends the connection.
+/// Serves the connection on a dedicated thread until it is idle. Returns `None` if the peer closed
+/// the connection. Dropping the future earlier shuts the connection down.
 async fn serve_blocking(
     driver: ConnectionDriver<LocalStream>,
     permit: OwnedSemaphorePermit,
@@ -103,7 +106,7 @@ async fn serve_blocking(
     });
     let served = served
         .await
-        .map_err(|source| Error::internal("a connection broke on its seat").caused_by(source))?;
+        .map_err(|source| Error::internal("the dedicated thread of a connection panicked").caused_by(source))?;
     shutdown.0 = Weak::new();
     served?.map(to_async).transpose()
 }
@@ -156,18 +159,18 @@ fn to_async(mut driver: ConnectionDriver<LocalStream>) -> Result<ConnectionDrive
 }
 
 fn switch_error(source: io::Error) -> Error {
-    Error::internal("a connection could not be moved between the runtime and its own thread")
+    Error::internal("cannot move a connection between the runtime and a dedicated thread")
         .caused_by(source)
 }
 
-/// Ends the connection of a seat, which may be waiting in the kernel, when nobody waits for it any
-/// more.
+/// Shuts the socket down when dropped. The dedicated thread may be blocked in a read of the socket,
+/// and only a shutdown wakes it.
 struct ShutdownOnDrop(Weak<net::UnixStream>);
 
 impl Drop for ShutdownOnDrop {
     fn drop(&mut self) {
         if let Some(socket) = self.0.upgrade() {
-            // It may have been closed by the peer just now, which is as well.
+            // An error means that the peer has just closed the connection, with the same effect.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
@@ -184,7 +187,7 @@ impl AsyncRead for LocalStream {
             Self::Blocking(BlockingStream { stream, spin_wait, .. }) => {
                 let room = into.remaining().min(READ_BYTES_MAX);
                 let room = into.initialize_unfilled_to(room);
-                // What comes then is read next.
+                // The read below blocks if no bytes arrived while polling.
                 let _ = spin_wait.poll(|| peek(stream));
                 let count = retry_interrupted(|| (&**stream).read(room))?;
                 into.advance(count);
@@ -220,13 +223,13 @@ impl AsyncWrite for LocalStream {
     }
 }
 
-/// What a read would bring now, without waiting and without taking it.
+/// Returns the number of readable bytes without blocking and without consuming them.
 fn peek(stream: &net::UnixStream) -> io::Result<usize> {
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
     SockRef::from(stream).recv_with_flags(&mut [MaybeUninit::uninit()], flags)
 }
 
-/// Calls until no signal comes between.
+/// Repeats a system call while a signal interrupts it.
 fn retry_interrupted(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     loop {
         match call() {

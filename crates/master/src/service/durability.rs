@@ -1,4 +1,5 @@
-//! The service beside its log: made from it, waiting for it, and waiting for owners to come back.
+//! The service and its log: recovery from the log, waiting for durability, and waiting for owners
+//! that come back after a restart.
 
 use std::{
     sync::{
@@ -19,10 +20,10 @@ use crate::{
     state::{RecoveryScope, Restored, Rules, State},
 };
 
-/// How often a call that waits looks whether it still has to, whatever it is told.
+/// How often a waiting call checks again whether it still has to wait, even without a notification.
 const RECHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Owners of what the log knew, who may still come back.
+/// Owners of recovered segments that have not come back yet.
 #[derive(Debug, Default)]
 pub(super) struct PendingOwners {
     is_any_pending: AtomicBool,
@@ -30,29 +31,32 @@ pub(super) struct PendingOwners {
 }
 
 impl Service {
-    /// A service over what the log knows. All of it is dormant until its owners announce it.
+    /// Creates a service over the state recovered from the log. All recovered segments are
+    /// unclaimed until their owners announce them.
     pub(crate) fn from_log(
         rules: Rules,
         clock: Arc<dyn Clock>,
         recovered: RecoveredJournal,
     ) -> (Self, Restored) {
         let (seed, _) = SegmentId::random().halves();
-        // Writers that were given leave by what is lost may write for that long.
+        // Writers that got memory through changes missing from the log may go on writing for this
+        // long.
         let quiet = if recovered.may_lack_end { rules.write_end() } else { Duration::ZERO };
         let (state, restored) = State::restore(rules, seed, clock.now(), recovered.image, quiet);
         let mut service = Self::with_state(state, clock);
         service.pending_owners.is_any_pending = AtomicBool::new(restored.segments > 0);
         service.journal = Some(recovered.journal);
-        // What became of conflicts is the first that is logged.
+        // Dropping the guard logs the objects that were dropped because of conflicts, before
+        // anything else.
         drop(service.lock());
         (service, restored)
     }
 
-    /// Answers one call as [`dispatch`](Self::dispatch) does, without blocking on a slow disk. A
-    /// large one has a thread of its own: what keeps a thread of the runtime keeps the connections
-    /// that wait for this one.
+    /// Executes one call as [`dispatch`](Self::dispatch) does, without blocking the runtime on a
+    /// slow disk. A large call runs on its own thread, because a blocked runtime thread blocks all
+    /// connections that wait for the thread.
     ///
-    /// Not cancel-safe: dropped half-way, the call may have been done or not.
+    /// Not cancel-safe: if the future is dropped, the call may or may not have been executed.
     pub async fn answer(self: &Arc<Self>, request: v1::Request, origin: &Origin) -> v1::Response {
         if request.call.as_ref().is_some_and(admission::is_large) {
             let (service, origin) = (Arc::clone(self), origin.clone());
@@ -78,7 +82,7 @@ impl Service {
         response
     }
 
-    /// How the log does; `None`: the master has none.
+    /// Returns the status of the log; `None` without a log.
     pub fn journal_status(&self) -> Option<JournalStatus> {
         self.journal.as_ref().map(Journal::status)
     }
@@ -93,7 +97,7 @@ impl Service {
         self.journal.is_some()
     }
 
-    /// Which history a restart would go on with; empty if there is none.
+    /// Returns the timeline id under which a restart would resume; empty without a healthy log.
     pub(super) fn timeline_id(&self) -> bytes::Bytes {
         let timeline_id = self.journal.as_ref().and_then(Journal::timeline_id);
         timeline_id
@@ -101,14 +105,14 @@ impl Service {
             .unwrap_or_default()
     }
 
-    /// Waits until the log has all up to there.
+    /// Waits until the log is durable up to `position`.
     pub(super) fn wait_durable(&self, position: u64) {
         if let Some(journal) = self.journal.as_ref().filter(|_| position > 0) {
             journal.wait_durable(position);
         }
     }
 
-    /// Some memory was announced, or is not waited for any longer.
+    /// Notifies waiting calls that segments were announced or given up.
     pub(super) fn update_pending_owners(&self, dormant: u64) {
         if self.pending_owners.is_any_pending.load(Ordering::Relaxed) {
             self.pending_owners.is_any_pending.store(dormant > 0, Ordering::Relaxed);
@@ -116,8 +120,8 @@ impl Service {
         }
     }
 
-    /// Waits for owners of what the call is about, who may come back after a restart; at once, if
-    /// there are none.
+    /// Waits for owners of the call's objects that may come back after a restart. Returns at once
+    /// if there are none.
     ///
     /// Cancel-safe.
     pub(super) async fn wait_for_owners(&self, call: Option<&Call>) {
@@ -135,9 +139,9 @@ impl Service {
             Some(Call::PutStart(r)) => r.caller.as_ref(),
             _ => None,
         };
-        // A call that does not say whose it is will be refused, which needs no waiting.
+        // A call with an invalid tenant will be refused, which needs no waiting.
         let Ok(tenant) = self.tenant(caller) else { return };
-        // The same of one whose columns do not fit together.
+        // The same holds for a call whose columns do not match.
         let in_either_form = match call {
             Some(Call::Locate(r)) => r.keys(),
             Some(Call::PutStart(r)) => r.keys(),
@@ -157,7 +161,7 @@ impl Service {
             let changed = self.pending_owners.changed.notified();
             let Some(until) = self.awaits(&tenant, &keys, is_put) else { return };
             let left = until.left(self.clock.now()).min(RECHECK_INTERVAL);
-            // Whether it was told or not, it looks again.
+            // With or without a notification, the loop checks again.
             let _ = timeout(left, changed).await;
         }
     }
@@ -180,7 +184,7 @@ impl StateOwner for Service {
     }
 
     fn lock_state(&self) -> MutexGuard<'_, State> {
-        // What was changed before is position: whoever holds the state does so before letting go.
+        // All earlier changes are appended already: each guard appends before it unlocks the state.
         self.state.lock()
     }
 
@@ -189,7 +193,7 @@ impl StateOwner for Service {
     }
 }
 
-/// Runs a call and says where in the log its effects end.
+/// Runs a call. Returns the log position behind its effects, too.
 pub(super) fn with_log_position<R>(call: impl FnOnce() -> R) -> (R, u64) {
     state_guard::reset_log_position();
     let result = call();

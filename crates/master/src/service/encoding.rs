@@ -1,7 +1,7 @@
-//! The two forms of the calls about objects: items as the state takes them, whichever form they came
-//! in, and answers in the form of their call.
+//! The two encodings of the calls about objects: requests are converted from either encoding to
+//! items, replies are built in the encoding of their request.
 //!
-//! A call in columns has its answer in columns, whatever the answer is; nothing else decides.
+//! A request in columns always has a reply in columns.
 
 use mooncake_base::Result;
 use mooncake_proto::{
@@ -13,19 +13,19 @@ use mooncake_proto::{
 use super::wire::SegmentTable;
 use crate::state::{LocatedObject, Started, State};
 
-/// An object to be put.
+/// One object of a put-start request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PutItem<'a> {
     pub(super) key: &'a [u8],
     pub(super) length: u64,
-    /// Empty: none.
+    /// The group name; empty for none.
     pub(super) group: &'a [u8],
 }
 
-/// What a put start is about.
+/// Returns the items of a put-start request.
 ///
 /// # Errors
-/// It comes in two forms, or in columns that do not fit together.
+/// The request has items in both encodings, or columns that do not match.
 pub(super) fn put_items(r: &v1::PutStartRequest) -> Result<Vec<PutItem<'_>>> {
     let columns = match BatchEncoding::of(&r.items, r.columns.as_ref())? {
         BatchEncoding::Items(items) => {
@@ -52,20 +52,20 @@ pub(super) fn put_items(r: &v1::PutStartRequest) -> Result<Vec<PutItem<'_>>> {
     Ok(keys.into_iter().enumerate().map(item).collect())
 }
 
-/// A put that is to end.
+/// One object of a put-end or put-revoke request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PutEndItem<'a> {
-    /// Empty: not told.
+    /// The key; empty if the request does not contain it.
     pub(super) key: &'a [u8],
     pub(super) version: u64,
     pub(super) checksum: Option<u64>,
     pub(super) failed_replicas: &'a [u64],
 }
 
-/// What the end or the revocation of puts is about.
+/// Returns the items of a put-end or put-revoke request.
 ///
 /// # Errors
-/// It comes in two forms, or in columns that do not fit together.
+/// The request has items in both encodings, or columns that do not match.
 pub(super) fn put_end_items<'a>(
     puts: &'a [v1::PutRef],
     columns: Option<&'a v1::PutRefColumns>,
@@ -92,7 +92,7 @@ pub(super) fn put_end_items<'a>(
     }
 }
 
-/// The answer to the start of puts, item after item.
+/// The reply to put-start, built item by item.
 #[derive(Debug)]
 pub(super) enum PutStartReply {
     Items(Vec<v1::PutStartResult>),
@@ -100,7 +100,7 @@ pub(super) enum PutStartReply {
 }
 
 impl PutStartReply {
-    /// In the form of the call.
+    /// Creates an empty reply in the encoding of the request.
     pub(super) fn matching(r: &v1::PutStartRequest, items: usize) -> Self {
         if r.columns.is_none() {
             return Self::Items(Vec::with_capacity(items));
@@ -165,7 +165,7 @@ impl PutStartReply {
     }
 }
 
-/// The answer to the end of puts, item after item.
+/// The reply to put-end or put-revoke, built item by item.
 #[derive(Debug)]
 pub(super) enum PutEndReply {
     Items(Vec<ItemResult>),
@@ -173,7 +173,7 @@ pub(super) enum PutEndReply {
 }
 
 impl PutEndReply {
-    /// In the form of the call.
+    /// Creates an empty reply in the encoding of the request.
     pub(super) fn matching(columns: Option<&v1::PutRefColumns>, items: usize) -> Self {
         match columns {
             None => Self::Items(Vec::with_capacity(items)),
@@ -193,7 +193,7 @@ impl PutEndReply {
         }
     }
 
-    /// The results one by one, or the columns.
+    /// Returns the results item by item, or the columns.
     pub(super) fn into_parts(self) -> (Vec<ItemResult>, Option<v1::DoneColumns>) {
         match self {
             Self::Items(results) => (results, None),
@@ -205,12 +205,12 @@ impl PutEndReply {
     }
 }
 
-/// The answer to a locate, object after object.
+/// The reply to locate, built object by object.
 #[derive(Debug)]
 pub(super) struct LocateReply(v1::LocateResponse);
 
 impl LocateReply {
-    /// In the form of the call.
+    /// Creates an empty reply in the encoding of the request.
     pub(super) fn matching(r: &v1::LocateRequest, items: usize) -> Self {
         let columns = r.columns.as_ref().map(|_| v1::LocatedColumns {
             versions: Vec::with_capacity(items),
@@ -298,7 +298,7 @@ fn located_to_wire(
     }
 }
 
-/// Room for one place each.
+/// Returns empty columns with capacity for one place per item.
 fn place_columns(items: usize) -> v1::PlaceColumns {
     v1::PlaceColumns {
         counts: Vec::new(),

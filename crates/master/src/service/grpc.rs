@@ -1,4 +1,4 @@
-//! gRPC: the same calls by name, with health and reflection.
+//! The gRPC protocol: the same calls as methods, with health checking and reflection.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -15,19 +15,20 @@ use tonic::{Code, Status, transport::Server};
 
 use super::{Admission, Origin, Service, connection::GrpcStream};
 
-/// A quiet peer is probed this often.
+/// The interval of HTTP/2 keepalive probes.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// The most streams of one connection at a time; more wait at their client.
+/// The maximum number of concurrent streams per connection; further streams wait in the client.
 const STREAMS_MAX: u32 = 256;
 
-/// The most calls of one connection in hand; one more is refused as too much (`RESOURCE_EXHAUSTED`).
+/// The maximum number of calls in flight per connection. Further calls are refused with
+/// `RESOURCE_EXHAUSTED`.
 const CALLS_MAX: usize = 64;
 
-/// How long a call may take, unless its client says less.
+/// The deadline of a call, unless the client sets a shorter one.
 const CALL_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Serves the connections that come until `stop`, then lets their calls end.
+/// Serves connections until `stop`, then waits for the calls in flight.
 pub(super) async fn serve(
     service: Arc<Service>,
     admission: Admission,
@@ -43,7 +44,7 @@ pub(super) async fn serve(
     let reflection = match reflection {
         Ok(reflection) => Some(reflection),
         Err(error) => {
-            tracing::error!(%error, "gRPC reflection is off: our own descriptors are damaged");
+            tracing::error!(%error, "gRPC reflection is off: the built-in file descriptor set is invalid");
             None
         }
     };
@@ -62,7 +63,7 @@ pub(super) async fn serve(
         .serve_with_incoming_shutdown(ReceiverStream::new(connections), stop.cancelled())
         .await;
     if let Err(error) = served {
-        tracing::error!(%error, "gRPC closed");
+        tracing::error!(%error, "the gRPC server failed");
     }
 }
 
@@ -93,10 +94,11 @@ impl GrpcService {
 }
 
 fn mismatch() -> Status {
-    Status::internal("the answer is not of the kind of the call")
+    Status::internal("the response is not of the kind of the call")
 }
 
-/// The failure of a whole call as gRPC says it; the established code goes along in the text.
+/// Converts the failure of a whole call to a gRPC status. The message begins with the name of
+/// upstream's error code.
 fn status(error: &Error) -> Status {
     let code = match error.kind() {
         ErrorKind::InvalidArgument => Code::InvalidArgument,
@@ -114,8 +116,8 @@ fn status(error: &Error) -> Status {
     Status::new(code, format!("{}: {}", error.code().name(), error.message()))
 }
 
-/// The service that tonic asks for. A macro because its methods differ in names only; it
-/// makes the whole block since `async_trait` must see the methods.
+/// Implements the tonic service. A macro, because the methods differ in names only. It expands to
+/// the whole `impl` block, because `async_trait` must see the methods.
 macro_rules! grpc_service {
     ($($method:ident($request:ident) -> $response:ident as $call:ident;)*) => {
         #[tonic::async_trait]

@@ -1,5 +1,5 @@
-//! The port: accepts connections, tells by their first bytes which door they take, and hands them
-//! on. A peer that says nothing, or nothing that we understand, is dropped.
+//! The listeners: accept connections, detect the protocol from the first bytes, and dispatch. A
+//! connection that sends nothing, or no known protocol, is dropped.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -18,25 +18,25 @@ use super::{
     grpc, native,
 };
 
-/// The most connections at a time, over all context.
+/// The maximum number of connections at a time, over all protocols.
 pub const CONNECTIONS_MAX: usize = 65_536;
 
-/// How long a peer may take to say what it speaks.
+/// The deadline for the first bytes, which identify the protocol.
 const SNIFF_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How long a peer may take to send its HTTP/1 request, and to take our answer.
+/// The deadline for an HTTP/1 request and its response.
 const HTTP_DEADLINE: Duration = Duration::from_secs(5);
 
-/// The largest head of an HTTP/1 request that is read.
+/// The maximum size of the head of an HTTP/1 request.
 const HTTP_HEAD_BYTES_MAX: usize = 8 * 1024;
 
-/// How long to wait when the system has no more descriptors.
+/// The pause after a failed `accept`, as when the process has no more file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Idle TCP connections are probed after so long, so that those of dead hosts close.
+/// The TCP keepalive time. Probes close the connections of dead hosts.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// Serves the port until `context.stop`.
+/// Serves the TCP port until `context.stop`.
 pub async fn serve_tcp(listener: TcpListener, context: ServerContext) {
     let (to_grpc, from_sniffers) = mpsc::channel(128);
     context.spawn(grpc::serve(
@@ -84,7 +84,7 @@ pub async fn serve_unix(listener: UnixListener, context: ServerContext) {
     }
 }
 
-/// What a connection turned out to speak.
+/// The protocol of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Protocol {
     Native,
@@ -92,7 +92,7 @@ enum Protocol {
     Http,
 }
 
-/// Reads until the first bytes tell the door, and goes through it.
+/// Reads until the first bytes identify the protocol, then serves the connection.
 async fn route(
     mut stream: TcpStream,
     connection: Connection,
@@ -120,13 +120,13 @@ async fn route(
     match sniffed {
         Some(Protocol::Native) => native::serve(stream, prefix, connection, context).await,
         Some(Protocol::Grpc) => {
-            // The door ends with the master; then the stream is dropped, which closes it.
+            // The receiver ends with the master. Then the stream is dropped, which closes it.
             let _ = to_grpc.send(Ok(GrpcStream::new(prefix, stream, connection))).await;
         }
         Some(Protocol::Http) => {
             let _ = timeout(HTTP_DEADLINE, answer_http(stream, prefix, &context.service)).await;
         }
-        None => tracing::debug!(first = %prefix.escape_ascii(), "not a protocol of ours"),
+        None => tracing::debug!(first = %prefix.escape_ascii(), "closed a connection of unknown protocol"),
     }
 }
 
@@ -137,7 +137,7 @@ enum Sniffed {
     Unknown,
 }
 
-/// Tells the door from the first bytes.
+/// Detects the protocol from the first bytes.
 fn sniff(prefix: &[u8]) -> Sniffed {
     const BEGINNINGS: [(&[u8], Protocol); 9] = [
         (&MAGIC, Protocol::Native),
@@ -159,7 +159,7 @@ fn sniff(prefix: &[u8]) -> Sniffed {
     Sniffed::Unknown
 }
 
-/// Answers one HTTP/1 request with the health of the master, and closes.
+/// Answers one HTTP/1 request with the health of the master, then closes the connection.
 async fn answer_http(
     mut stream: TcpStream,
     mut head: BytesMut,
@@ -194,7 +194,8 @@ async fn answer_http(
 }
 
 fn set_socket_options(stream: &TcpStream, is_nodelay: bool) {
-    // A socket that refuses these works all the same, only slower or longer.
+    // Errors are ignored: the socket works without these options, with more latency or without
+    // detection of dead peers.
     let _ = stream.set_nodelay(is_nodelay);
     let keepalive = socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 3);
     let _ = socket2::SockRef::from(stream).set_tcp_keepalive(&keepalive);
@@ -206,7 +207,7 @@ fn is_local(stream: &TcpStream, peer: SocketAddr) -> bool {
 }
 
 async fn pause_accepting(error: &io::Error) {
-    tracing::warn!(%error, "a connection could not be accepted");
+    tracing::warn!(%error, "cannot accept a connection");
     tokio::time::sleep(ACCEPT_PAUSE).await;
 }
 

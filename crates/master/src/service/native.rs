@@ -1,4 +1,5 @@
-//! the native protocol on the runtime: frames in, answers out, in order. The codec is `mooncake-proto`'s.
+//! The native protocol: request frames in, response frames out, in order. The codec is in
+//! `mooncake-proto`.
 
 use std::{io, time::Duration};
 
@@ -21,28 +22,28 @@ use super::{
     dedicated_thread::{self, LocalStream},
 };
 
-/// How long a peer may take for its greeting and for taking ours.
+/// The deadline for exchanging greetings.
 const GREETING_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How long a peer may take for each next part of a frame that it began.
+/// The deadline for each next part of a frame that the peer has begun.
 const FRAME_DEADLINE: Duration = Duration::from_secs(30);
 
-/// How long a peer may leave our answer untaken.
+/// The deadline for writing responses to the peer.
 pub(super) const WRITE_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Answers are written out when so many bytes of them have gathered.
+/// Responses are flushed when this many bytes are buffered.
 const FLUSH_BYTES: usize = 256 * 1024;
 
-/// So many answers in a row are made before other connections have the thread.
+/// The number of consecutive responses after which the task yields to other connections.
 const YIELD_AFTER: u32 = 64;
 
-/// A buffer that grew beyond this is given back once it is empty.
+/// A buffer that grew beyond this size is freed once it is empty.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
-/// What a connection reads into at first.
+/// The initial size of the read buffer.
 const READ_BYTES: usize = 8 * 1024;
 
-/// Serves one connection until it closes, errs, or the master stops.
+/// Serves one connection until it closes, fails, or the master stops.
 pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     prefix: BytesMut,
@@ -52,7 +53,7 @@ pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     log_end(ConnectionDriver::new(stream, prefix, connection, context).run().await);
 }
 
-/// Serves one connection of this host, on a seat while its calls come thick and fast.
+/// Serves one connection of a client on this host, on a dedicated thread during bursts of calls.
 pub(super) async fn serve_local(
     stream: UnixStream,
     connection: Connection,
@@ -63,34 +64,33 @@ pub(super) async fn serve_local(
     log_end(dedicated_thread::run(driver).await);
 }
 
-/// How a connection ended is the peer's doing or the network's: of interest only to one who looks
-/// for it.
+/// Logs why a connection failed, at debug level: the peer or the network caused the failure.
 fn log_end(ended: Result<()>) {
     if let Err(error) = ended {
         tracing::debug!(%error, "a connection ended early");
     }
 }
 
-/// What came of waiting for calls.
+/// The outcome of one wait for calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Some came, and those that came whole were answered.
+    /// Bytes arrived, and every complete call was answered.
     Answered,
-    /// None came for a while; told on a seat only.
+    /// No bytes arrived for a while. Only on a dedicated thread.
     Idle,
-    /// The peer closed between frames, was idle too long, or the master stops.
+    /// The peer closed the connection between frames or was idle too long, or the master stops.
     Closed,
 }
 
-/// A connection, what was read of it, and what is to be written.
+/// A connection with its input and output buffers.
 #[derive(Debug)]
 pub(super) struct ConnectionDriver<S> {
     pub(super) stream: S,
     input: BytesMut,
     output: BytesMut,
-    /// Room for the large frame in hand.
+    /// The admission permit of the large frame in progress.
     frame_permit: Option<OwnedSemaphorePermit>,
-    /// Bytes of a refused frame that are still to come.
+    /// Bytes of a refused frame that are still to be received and discarded.
     discard_bytes: usize,
     connection: Connection,
     pub(super) context: ServerContext,
@@ -109,7 +109,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
         Ok(())
     }
 
-    /// Exchanges greetings, and answers what came with the peer's. `false`: it closed instead.
+    /// Exchanges greetings, and answers the calls received with the peer's greeting. Returns `false`
+    /// if the peer closed the connection instead.
     pub(super) async fn begin(&mut self) -> Result<bool> {
         match timeout(GREETING_DEADLINE, self.greet()).await {
             Ok(Ok(true)) => {}
@@ -120,7 +121,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
         Ok(true)
     }
 
-    /// Waits for calls and answers them. What arrived before a stop is still read and answered.
+    /// Waits for calls and answers them. Calls that arrived before a stop are still answered.
     pub(super) async fn step(&mut self) -> Result<Step> {
         let step = self.read().await?;
         if step == Step::Answered {
@@ -129,7 +130,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
         Ok(step)
     }
 
-    /// Checks the peer's greeting and sends ours. `false`: it closed before it had said anything.
+    /// Checks the peer's greeting and sends the master's. Returns `false` if the peer closed the
+    /// connection before its greeting.
     async fn greet(&mut self) -> Result<bool> {
         let greeting = loop {
             if let Some(greeting) = self.input.first_chunk::<12>() {
@@ -144,7 +146,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
         if greeting[..8] != native_frame::MAGIC {
             return checked.map(|()| false);
         }
-        // A client of another version learns ours before we close.
+        // A client of another version receives the greeting, and with it the version of the master,
+        // before the connection is closed.
         let ours = ServerGreeting {
             version: native_frame::VERSION,
             master: self.context.service.identity().to_vec(),
@@ -156,7 +159,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
         checked.map(|()| true)
     }
 
-    /// Answers every whole frame in the buffer; the answers go out together.
+    /// Answers every complete frame in the buffer. The responses are flushed together.
     async fn answer_buffered(&mut self) -> Result<()> {
         let mut answered = 0;
         while self.admit_next_frame()? {
@@ -164,7 +167,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
             {
                 Ok(Some(request)) => self.answer(request).await,
                 Ok(None) => break,
-                // The frame was whole, and too much: the next one begins behind it.
+                // The frame was complete but exceeds a limit. The next frame begins behind it.
                 Err(error) if error.code() == ErrorCode::INVALID_PARAMS => refusal(&error),
                 Err(error) => return Err(error),
             };
@@ -191,8 +194,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
         }
     }
 
-    /// Makes sure that there is room for the frame that begins the buffer; a frame without is
-    /// refused by its head, and what comes of it is thrown away. `false`: more must come first.
+    /// Acquires an admission permit for the frame at the start of the buffer. A frame without a
+    /// permit is refused as soon as its length is known, and its bytes are discarded. Returns
+    /// `false` if more bytes are needed.
     fn admit_next_frame(&mut self) -> Result<bool> {
         loop {
             let thrown = self.discard_bytes.min(self.input.len());
@@ -200,7 +204,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
             self.discard_bytes -= thrown;
             let Some(head) = self.input.first_chunk::<4>() else { return Ok(false) };
             let length = u32::from_le_bytes(*head) as usize;
-            // The codec refuses what is above the limit.
+            // The codec refuses frames above the limit.
             let is_small = length <= SMALL_FRAME_BYTES || length > FRAME_BYTES_MAX;
             if is_small || self.frame_permit.is_some() {
                 return Ok(true);
@@ -215,7 +219,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
         }
     }
 
-    /// Reads some bytes, which are then to be answered.
+    /// Reads some bytes into the input buffer.
     async fn read(&mut self) -> Result<Step> {
         let is_between = self.input.is_empty() && self.discard_bytes == 0;
         if is_between && self.input.capacity() > KEPT_BYTES_MAX {
@@ -256,7 +260,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
         }
         match timeout(WRITE_DEADLINE, self.stream.write_all_buf(&mut self.output)).await {
             Ok(written) => written.map_err(broken)?,
-            Err(_) => return Err(late("the peer does not take its answers")),
+            Err(_) => return Err(late("the peer does not read its responses")),
         }
         if self.output.capacity() > KEPT_BYTES_MAX {
             self.output = BytesMut::new();

@@ -1,4 +1,4 @@
-//! The calls about objects: writing, reading, removing and listing them.
+//! The calls about objects: put, locate, probe, remove and list.
 
 use bytes::Bytes;
 use mooncake_base::{Error, KeyRef, Moment, ReplicaId, Result, Version};
@@ -20,10 +20,10 @@ use crate::state::{
     State,
 };
 
-/// A page of a listing is cut when its objects take more than this on the wire.
+/// The maximum encoded size of one page of a listing.
 const PAGE_BYTES_MAX: usize = 8 << 20;
 
-/// The longest name of a group.
+/// The maximum length of a group name.
 const GROUP_BYTES_MAX: usize = 1024;
 
 impl Service {
@@ -77,7 +77,8 @@ impl Service {
         Ok(v1::PutRevokeResponse { results, columns })
     }
 
-    /// One call of the state for all keys, since the fence is sized by the bytes of all of them.
+    /// Handles all keys in one call of the state, because the fence is sized by the bytes of all of
+    /// them.
     pub(super) fn locate(&self, r: &v1::LocateRequest) -> Result<v1::LocateResponse> {
         check_batch(r.count())?;
         let keys = r.keys()?;
@@ -103,7 +104,7 @@ impl Service {
         Ok(reply.into_response(segments, millis(fence)))
     }
 
-    /// Readers are done with what they were granted.
+    /// Releases fences that readers no longer need.
     pub(super) fn release_fences(&self, returned: &[v1::FenceRelease]) {
         let holds = returned.iter().flat_map(|returned| {
             let objects = returned.versions.iter().zip(&returned.objects);
@@ -198,8 +199,9 @@ impl Service {
         })
     }
 
-    /// One slice of a walk over the complete objects, in no order: key and length of each. From
-    /// where to go on, if there is more. An object that exists all the while is met once.
+    /// Walks over one slice of the complete objects, in no particular order, and passes key and
+    /// length to `visit`. Returns the position to resume from, if there is more. An object that
+    /// exists during the whole walk is visited once.
     pub(crate) fn walk(&self, from: u32, visit: &mut dyn FnMut(&[u8], u64)) -> Option<u32> {
         self.lock().walk(&self.tenant, from, visit)
     }
@@ -238,7 +240,7 @@ impl Service {
         Ok(reply.into_parts())
     }
 
-    /// Handles the items in order, letting others at the state in between.
+    /// Handles the items in order, one slice at a time, and unlocks the state between slices.
     pub(super) fn map_in_slices<T, R>(
         &self,
         items: &[T],
@@ -251,7 +253,7 @@ impl Service {
         results
     }
 
-    /// As [`map_in_slices`](Self::map_in_slices), so many items at once as others may have to wait for.
+    /// Like [`map_in_slices`](Self::map_in_slices), but passes whole slices to `handle`.
     fn for_each_slice<T>(&self, items: &[T], mut handle: impl FnMut(&mut State, &[T])) {
         for slice in items.chunks(SLICE_ITEMS) {
             let mut state = self.lock();
@@ -262,7 +264,7 @@ impl Service {
         }
     }
 
-    /// Runs a sweep slice by slice, letting others at the state in between.
+    /// Runs a sweep slice by slice and unlocks the state between slices.
     fn run_to_completion(&self, mut slice: impl FnMut(&mut State) -> bool) {
         loop {
             let mut state = self.lock();
@@ -293,8 +295,8 @@ fn start_put(
     state.put_start_hashed(now, put_owner, hash, put)
 }
 
-/// What tells an item of a call from all others of its caller, the same key twice among them; 0 if
-/// the caller does not number its calls.
+/// Returns a request id that is unique among the caller's items, even if a call names one key
+/// twice. It is 0 if the caller does not number its calls.
 fn item_request_id(call: u64, items_before: u64) -> u64 {
     const { assert!(BATCH_ITEMS_MAX <= 1 << 17) };
     if call == 0 { 0 } else { call << 17 | items_before }

@@ -1,11 +1,11 @@
-//! What was asked of the master: calls, items and failures, counted per operation.
+//! Call counters: calls, items and failures per operation.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use mooncake_base::Result;
 use mooncake_proto::v1::ItemResult;
 
-/// An operation as the counters know it.
+/// An operation with its own counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each is the call of its name")]
 pub enum Op {
@@ -40,8 +40,8 @@ pub enum Op {
 }
 
 impl Op {
-    /// Every operation with its name in the metrics (the established one where there is one), and
-    /// the name of its batches.
+    /// Every operation with its name in the metrics (upstream's name, if upstream has the
+    /// operation), and the name of its batches.
     pub const ALL: &[(Self, &str, Option<&str>)] = &[
         (Self::Register, "register_client", None),
         (Self::Heartbeat, "ping", None),
@@ -74,7 +74,7 @@ impl Op {
     ];
 }
 
-/// The counters of one operation. A call with one item counts as single, else as a batch.
+/// The counters of one operation. A call with one item counts as single, any other as a batch.
 #[derive(Debug, Default)]
 struct OpCounters {
     single: AtomicU64,
@@ -86,22 +86,22 @@ struct OpCounters {
     items_failed: AtomicU64,
 }
 
-/// What one operation counted up to now.
+/// A snapshot of the counters of one operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OpCount {
     /// Calls with one item.
     pub single: u64,
-    /// Of them, failed.
+    /// Failed calls with one item.
     pub single_failed: u64,
     /// Calls with several items, or none.
     pub batches: u64,
-    /// Of them, those of which every item failed.
+    /// Batches in which every item failed.
     pub batches_failed: u64,
-    /// Of them, those of which some items failed.
+    /// Batches in which some items failed.
     pub batches_partial: u64,
     /// Items of batches.
     pub items: u64,
-    /// Of them, failed.
+    /// Failed items of batches.
     pub items_failed: u64,
 }
 
@@ -110,7 +110,7 @@ pub struct OpCount {
 pub struct OpMetrics([OpCounters; Op::ALL.len()]);
 
 impl OpMetrics {
-    /// What the operation counted up to now.
+    /// Returns a snapshot of the counters of one operation.
     pub fn count(&self, op: Op) -> OpCount {
         let counter = &self.0[op as usize];
         let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
@@ -132,7 +132,7 @@ impl OpMetrics {
         result
     }
 
-    /// Runs the items and counts them, each as a call of its own.
+    /// Runs and counts the items, each as a call with one item.
     pub(super) fn count_each(
         &self,
         op: Op,
@@ -146,7 +146,7 @@ impl OpMetrics {
             .collect()
     }
 
-    /// Counts a call with so many items, of which so many failed.
+    /// Counts one call with `items` items, of which `failed` failed.
     pub(super) fn count_batch(&self, op: Op, items: usize, failed: usize) {
         let counter = &self.0[op as usize];
         let add = |value: &AtomicU64, by: usize| {

@@ -1,4 +1,4 @@
-//! The calls about tenants and their quotas, and the file in which the quotas are kept.
+//! The calls about tenants and quotas, and the quota file.
 
 use std::borrow::Cow;
 
@@ -9,10 +9,10 @@ use super::{Service, check_batch, check_name, op_metrics::Op};
 use crate::{config::quota_file::QuotaFile, state::TenantQuota};
 
 impl Service {
-    /// Grants what the file says, and keeps it up to date from now on.
+    /// Applies the quotas of the file, and writes later changes back to it.
     ///
     /// # Errors
-    /// The file cannot be read or does not say what a policy says.
+    /// The file cannot be read or parsed, or a quota is invalid.
     pub fn load_quota_file(&self, path: &str) -> Result<()> {
         let quota_file = QuotaFile::read(path)?;
         let mut state = self.lock();
@@ -23,10 +23,10 @@ impl Service {
             granted.map_err(|error| error.with("file", path).with("tenant", tenant))?;
             known.retain(|quota| quota.tenant != id);
         }
-        // The log may know of tenants that the file has no more.
+        // The log may contain tenants that the file no longer lists.
         for TenantQuota { tenant, .. } in known {
             if let Err(error) = state.remove_quota(&tenant) {
-                tracing::warn!(%error, %tenant, "a tenant that is not in the policy keeps its quota");
+                tracing::warn!(%error, %tenant, "a tenant missing from the quota file keeps its quota");
             }
         }
         drop(state);
@@ -34,8 +34,8 @@ impl Service {
         Ok(())
     }
 
-    /// Whose keys the call is about: the default tenant's if the call names none, and always while
-    /// there is no multi-tenancy.
+    /// Returns the tenant whose keys the call is about: the default tenant if the call names none,
+    /// and always without multi-tenancy.
     pub(super) fn tenant(&self, caller: Option<&v1::Caller>) -> Result<Cow<'_, TenantId>> {
         match caller.map_or("", |caller| &caller.tenant) {
             "" | TenantId::DEFAULT => Ok(Cow::Borrowed(&self.tenant)),
@@ -47,12 +47,12 @@ impl Service {
         }
     }
 
-    /// Whether tenants have keys and quotas of their own.
+    /// Returns whether each tenant has its own keys and quota.
     pub fn is_multi_tenant(&self) -> bool {
         self.is_multi_tenant
     }
 
-    /// The quota of every tenant, for those who show it; none without multi-tenancy.
+    /// Returns the quota of every tenant, for metrics and pages; empty without multi-tenancy.
     pub fn quotas(&self) -> Vec<TenantQuota> {
         self.lock().quotas().unwrap_or_default()
     }
@@ -77,7 +77,7 @@ impl Service {
 
     pub(super) fn set_quotas(&self, r: &v1::SetQuotasRequest) -> Result<v1::SetQuotasResponse> {
         check_batch(r.quotas.len())?;
-        // Held across the change of the state, so that the file tells of the changes in their order.
+        // Held while the state changes, so that the file records the changes in the same order.
         let mut quota_file = self.quota_file.lock();
         let results = r.quotas.iter().map(|quota| {
             let result = self.set_quota(quota_file.as_mut(), quota);

@@ -1,4 +1,4 @@
-//! Who is connected: which client registered on which connection, and when it was last heard of.
+//! Sessions: the connection on which each client registered, and the time of its last heartbeat.
 
 use std::{
     sync::{
@@ -12,7 +12,7 @@ use mooncake_base::sync::Mutex;
 use mooncake_base::{ClientId, Moment};
 use rustc_hash::FxHashMap;
 
-/// Where a call came from.
+/// The origin of a call.
 #[derive(Debug, Clone)]
 pub struct Origin {
     is_local: bool,
@@ -20,12 +20,12 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// A caller in the master's own process, without a connection that could close.
+    /// Returns the origin of a caller in the master's own process, which has no connection.
     pub fn in_process() -> Self {
         Self { is_local: true, session: None }
     }
 
-    /// Whether the caller is on the master's host.
+    /// Returns whether the caller runs on the master's host.
     pub fn is_local(&self) -> bool {
         self.is_local
     }
@@ -34,31 +34,31 @@ impl Origin {
 #[derive(Debug)]
 struct Session {
     number: u64,
-    /// Clients that registered here; usually one.
+    /// The clients that registered on this connection; usually one.
     clients: Mutex<Vec<ClientId>>,
 }
 
-/// A client that registered and has not left.
+/// A client that has registered and not unregistered.
 #[derive(Debug)]
 struct RegisteredClient {
     name: String,
-    /// The connection of its latest registration; `None`: in process.
+    /// The connection of the latest registration; `None` for a client in this process.
     session: Option<u64>,
     last_heartbeat: Moment,
 }
 
-/// A registered client, as pages show it.
+/// A registered client, as the admin pages show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectedClient {
-    /// Its id.
+    /// The client id.
     pub id: ClientId,
-    /// Its name, "host:port".
+    /// The client name, "host:port".
     pub name: String,
-    /// How long ago it was heard of.
+    /// The time since the last heartbeat.
     pub since_heartbeat: Duration,
 }
 
-/// The connections and the clients behind them.
+/// All connections and their clients.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
     last_number: AtomicU64,
@@ -72,7 +72,7 @@ impl Sessions {
         Origin { is_local, session: Some(Arc::new(session)) }
     }
 
-    /// The clients whose latest registration came over this connection.
+    /// Closes a connection. Returns the clients whose latest registration came over it.
     pub(super) fn close(&self, origin: &Origin) -> Vec<ClientId> {
         let Some(session) = &origin.session else { return Vec::new() };
         let mut clients = std::mem::take(&mut *session.clients.lock());
@@ -119,7 +119,7 @@ impl Sessions {
         self.clients.lock().remove(&client);
     }
 
-    /// Forgets clients that the state has forgotten, and gives their names.
+    /// Removes clients that have expired in the state. Returns their names.
     pub(super) fn remove_expired(&self, expired: &[ClientId]) -> Vec<String> {
         if expired.is_empty() {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Calls that took long: counted, and the latest of them kept in a ring of fixed size.
+//! The slow log: counts slow calls and keeps the latest in a ring of fixed size.
 
 use std::{
     collections::VecDeque,
@@ -11,35 +11,35 @@ use mooncake_base::ClientId;
 use mooncake_base::sync::Mutex;
 use mooncake_proto::v1::{request::Call, response};
 
-/// How many are kept.
+/// The number of slow calls kept.
 pub const KEPT_MAX: usize = 128;
 
-/// So many bytes of a key are shown.
+/// The number of bytes of a key that are kept.
 const KEY_BYTES_SHOWN: usize = 120;
 
-/// From how long on a call is kept unless the settings say.
+/// The default threshold.
 const THRESHOLD: Duration = Duration::from_millis(100);
 
-/// A call that took long.
+/// A slow call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlowCall {
-    /// When it ended, in milliseconds since 1970.
+    /// The time of its end, in milliseconds since 1970.
     pub ended_ms: u64,
-    /// What was called.
+    /// The name of the call.
     pub call: &'static str,
-    /// Keys, segments or the like in it.
+    /// The number of items: keys, segments or the like.
     pub items: usize,
-    /// The first key, as text.
+    /// The first key, escaped and truncated.
     pub key: String,
-    /// Who called; empty if the call does not say.
+    /// The id of the calling client; empty if the call has none.
     pub client: String,
-    /// How long the master took, waiting for others included.
+    /// The duration of the call in the master, including waits.
     pub took: Duration,
-    /// Why the whole call failed; empty if it did not.
+    /// The error of the whole call; empty if it did not fail.
     pub failure: String,
 }
 
-/// The record of slow calls.
+/// The log of slow calls.
 #[derive(Debug)]
 pub struct SlowLog {
     threshold_us: AtomicU64,
@@ -60,28 +60,28 @@ impl Default for SlowLog {
 }
 
 impl SlowLog {
-    /// From how long on a call counts as slow; zero: none does.
+    /// Returns the duration from which on a call is slow; zero turns the slow log off.
     pub fn threshold(&self) -> Duration {
         Duration::from_micros(self.threshold_us.load(Ordering::Relaxed))
     }
 
-    /// Changes that.
+    /// Changes the threshold.
     pub fn set_threshold(&self, threshold: Duration) {
         let micros = u64::try_from(threshold.as_micros()).unwrap_or(u64::MAX);
         self.threshold_us.store(micros, Ordering::Relaxed);
     }
 
-    /// How many there were since the start.
+    /// Returns the number of slow calls since the start.
     pub fn total(&self) -> u64 {
         self.total.load(Ordering::Relaxed)
     }
 
-    /// The latest, newest first.
+    /// Returns the latest slow calls, newest first.
     pub fn latest(&self) -> Vec<SlowCall> {
         self.latest.lock().iter().rev().cloned().collect()
     }
 
-    /// Takes note of a call about to be answered.
+    /// Starts timing a call.
     pub(super) fn begin(&self, call: Option<&Call>) -> Option<PendingCall> {
         if self.threshold_us.load(Ordering::Relaxed) == 0 {
             return None;
@@ -89,7 +89,7 @@ impl SlowLog {
         Some(PendingCall { summary: call.map(CallSummary::of)?, began: Instant::now() })
     }
 
-    /// Keeps the call if it took long.
+    /// Ends timing a call and records it if it was slow.
     pub(super) fn end(&self, pending: Option<PendingCall>, answer: &response::Call) {
         let Some(PendingCall { summary, began }) = pending else { return };
         let took = began.elapsed();
@@ -120,14 +120,14 @@ impl SlowLog {
     }
 }
 
-/// A call on its way.
+/// A call in progress.
 #[derive(Debug)]
 pub(super) struct PendingCall {
     summary: CallSummary,
     began: Instant,
 }
 
-/// What is remembered of a call while it is answered.
+/// The part of a call that the slow log keeps.
 #[derive(Debug)]
 struct CallSummary {
     call: &'static str,
@@ -159,7 +159,7 @@ impl CallSummary {
             _ => ("other", &None),
         };
         let client = caller.as_ref().and_then(|caller| ClientId::from_bytes(&caller.client));
-        // A call without items is one.
+        // A call without items counts as one item.
         let items = call.items().max(1);
         Self { call: name, items, key: call.first_key(), client }
     }

@@ -1,5 +1,5 @@
-//! The state under its lock. What happened to objects is told, and goes to the log, before the lock
-//! is given back, so that news and log keep the order of the changes.
+//! The guard of the locked state. Before unlocking, object events are published and effects are
+//! appended to the log, so that events and log keep the order of the changes.
 
 use std::{
     cell::Cell,
@@ -12,22 +12,23 @@ use mooncake_base::sync::MutexGuard;
 use crate::{events::Events, journal::Journal, state::State};
 
 thread_local! {
-    /// Where the last effects that this thread appended to the log end. A call runs on one thread,
-    /// and may hold the state several times; none of the places in between need know of the log.
+    /// The log position behind the last effects that this thread appended. A call runs on one
+    /// thread and may lock the state several times. A thread-local keeps the log out of the
+    /// signatures in between.
     static LOG_POSITION: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Forgets what calls before have appended.
+/// Resets the position before a call.
 pub(super) fn reset_log_position() {
     LOG_POSITION.set(0);
 }
 
-/// Behind which position of the log lies all that this thread appended since; 0 if nothing.
+/// Returns the log position behind all effects appended by this thread since the reset; 0 if none.
 pub(super) fn log_position() -> u64 {
     LOG_POSITION.get()
 }
 
-/// The state, as long as this is held.
+/// The locked state.
 #[derive(Debug)]
 pub(super) struct StateGuard<'a> {
     pub(super) state: Option<MutexGuard<'a, State>>,
@@ -38,7 +39,7 @@ pub(super) struct StateGuard<'a> {
 const HELD: &str = "the lock is held until this is dropped";
 
 impl StateGuard<'_> {
-    /// Gives the lock back and lets somebody who waits for it have it first.
+    /// Unlocks the state and hands the lock to a waiting thread, if there is one.
     pub(super) fn unlock_fair(mut self) {
         self.flush();
         if let Some(state) = self.state.take() {

@@ -1,4 +1,4 @@
-//! The calls about copies, moves and drains, and about clearing copies.
+//! The calls about copies, moves and drains, and about clearing replicas.
 
 use std::time::SystemTime;
 
@@ -16,26 +16,26 @@ use super::{
 };
 use crate::state::{JobView, NewJob, NewTask, State, TaskEnd, TaskView, Work};
 
-/// The most tasks that one client is given at a time.
+/// The maximum number of tasks handed to a client at a time.
 const FETCHED_MAX: usize = 1024;
-/// The most segments that one job names.
+/// The maximum number of segments in one drain job.
 const JOB_SEGMENTS_MAX: usize = 4096;
 
-/// Copies, moves and drains, for those who show them.
+/// Copies, moves and drains, for metrics and pages.
 #[derive(Debug)]
 pub struct WorkSummary {
-    /// Tasks that wait.
+    /// Number of pending tasks.
     pub pending: usize,
-    /// Tasks that run.
+    /// Number of running tasks.
     pub processing: usize,
-    /// Some of both.
+    /// Some of the pending and running tasks.
     pub tasks: Vec<TaskView>,
-    /// Drains: those that run, then the latest.
+    /// Drain jobs: the running jobs, then the latest finished jobs.
     pub jobs: Vec<JobView>,
 }
 
 impl Service {
-    /// What is being copied, moved and drained, with at most so many tasks.
+    /// Returns the copies, moves and drains, with at most `tasks_max` tasks.
     pub fn work(&self, tasks_max: usize) -> WorkSummary {
         let state = self.lock();
         let (pending, processing) = state.tasks_underway();
@@ -268,7 +268,7 @@ fn job_id(bytes: &[u8]) -> Result<JobId> {
         .ok_or_else(|| Error::invalid("a job id has 16 bytes").with("bytes", bytes.len()))
 }
 
-/// A moment as people's clocks show it, by the clock of now.
+/// Converts a moment to milliseconds since 1970, relative to `now`.
 fn epoch_ms(now: Moment, then: Moment) -> u64 {
     let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     millis(clock.saturating_sub(now.since(then)))

@@ -1,4 +1,4 @@
-//! Arbitrary calls never bring the service down, and the rules of dispatch hold.
+//! Property tests: arbitrary calls never panic the service. Unit tests of dispatch.
 
 mod columns;
 
@@ -25,7 +25,7 @@ fn caller(id: ClientId) -> Option<v1::Caller> {
     Some(v1::Caller { client: Bytes::copy_from_slice(&id.to_bytes()), tenant: String::new() })
 }
 
-/// A service with one client that lends some memory, and that client.
+/// Returns a service with one client that has mounted a segment, and the client's id.
 fn lent() -> (Service, ClientId) {
     let service = service();
     let id = ClientId::from_bits(1);
@@ -50,8 +50,8 @@ fn lent() -> (Service, ClientId) {
     (service, id)
 }
 
-/// Bytes of a message: fields of numbers, bytes and messages under small tags. Most of them are a
-/// request of some kind.
+/// Generates encoded messages: fields of numbers, bytes and messages under small tags. Most of them
+/// decode as a request of some kind.
 fn wire(depth: u32) -> BoxedStrategy<Vec<u8>> {
     let number = prop_oneof![
         1 => Just(0),
@@ -83,7 +83,7 @@ fn wire(depth: u32) -> BoxedStrategy<Vec<u8>> {
         .boxed()
 }
 
-/// A call: its tag in `Request`, and its message, which half of the time says who calls.
+/// Generates a call: its tag in `Request` and its message. Half of the messages have a caller.
 fn call() -> impl Strategy<Value = (u32, Vec<u8>)> {
     let known = field(1, &field(1, &1_u128.to_le_bytes()));
     (prop_oneof![3 => 1_u32..18, 2 => 30_u32..41], any::<bool>(), wire(2)).prop_map(

@@ -1,12 +1,12 @@
-//! What went through the pool: how many reads found their object, and how large the values are.
+//! Traffic counters: how many reads found their object, and how large the values are.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The upper bounds of the classes of value sizes, in bytes; the last class has none.
+/// The upper bounds of the value size classes in bytes. One more class has no upper bound.
 pub const SIZE_BOUNDS: [u64; 7] =
     [4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
 
-/// The counters.
+/// The traffic counters.
 #[derive(Debug, Default)]
 pub(super) struct Traffic {
     gets: AtomicU64,
@@ -16,23 +16,23 @@ pub(super) struct Traffic {
     size_sum: AtomicU64,
 }
 
-/// The counters at a moment.
+/// A snapshot of the traffic counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TrafficCount {
-    /// Keys that were asked for in order to read them.
+    /// Keys looked up in order to read them.
     pub gets: u64,
-    /// Of them, found.
+    /// Keys of `gets` that were found.
     pub hits: u64,
-    /// Bytes of those.
+    /// Bytes of the found objects.
     pub hit_bytes: u64,
-    /// Values whose puts were started, by class of size, each class by itself.
+    /// Values whose puts were started, by size class. The counts are not cumulative.
     pub sizes: [u64; SIZE_BOUNDS.len() + 1],
-    /// Bytes of those.
+    /// Total bytes of those values.
     pub size_sum: u64,
 }
 
 impl Traffic {
-    /// Counts keys that were looked up to be read.
+    /// Counts keys looked up for reading.
     pub(super) fn looked_up(&self, gets: usize, hits: usize, hit_bytes: u64) {
         self.gets.fetch_add(gets as u64, Ordering::Relaxed);
         if hits > 0 {
@@ -41,7 +41,7 @@ impl Traffic {
         }
     }
 
-    /// Counts a value that was given room.
+    /// Counts a value that space was allocated for.
     pub(super) fn put(&self, length: u64) {
         let class = SIZE_BOUNDS.partition_point(|bound| *bound < length);
         self.sizes[class].fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Wire types of the calls into the words of the state, and back.
+//! Conversions between wire types and the types of the state.
 
 use bytes::Bytes;
 use mooncake_base::{Error, Incarnation, ReplicaId, Result, SegmentId};
@@ -12,26 +12,26 @@ use crate::state::{
     State, TaskKind, TaskStatus,
 };
 
-/// The most copies one object may have.
+/// The maximum number of replicas of one object.
 const REPLICAS_MAX: u32 = 1024;
 
-/// The most segments a put may prefer.
+/// The maximum number of preferred segments of one put.
 const PREFERRED_MAX: usize = 1024;
 
-/// The segments that the places of one answer point into, each once.
+/// The segments that the places of one reply refer to, each stored once.
 #[derive(Debug, Default)]
 pub(super) struct SegmentTable {
     indices: FxHashMap<SegmentKey, u32>,
     segments: Vec<v1::Segment>,
-    /// The one that was asked for last, and will be next.
+    /// The last lookup. The next lookup is most often for the same segment.
     last: Option<(SegmentKey, u32)>,
 }
 
-/// What tells a segment from all others.
+/// The key that identifies a segment.
 type SegmentKey = (SegmentId, Incarnation);
 
 impl SegmentTable {
-    /// The places as the wire shows them; the state must be the one that just gave them.
+    /// Converts places. The state must be locked since it returned them.
     pub(super) fn places(&mut self, state: &State, places: &[Place]) -> Vec<v1::Place> {
         places.iter().map(|&place| self.place(state, place)).collect()
     }
@@ -40,7 +40,7 @@ impl SegmentTable {
         self.segments
     }
 
-    /// One place; the state must be the one that just gave it.
+    /// Converts one place. The state must be locked since it returned the place.
     pub(super) fn place(&mut self, state: &State, place: Place) -> v1::Place {
         v1::Place {
             segment: self.index(state.segment(place.segment).spec),
@@ -140,7 +140,7 @@ pub(super) fn object_state(state: ObjectState) -> v1::ObjectState {
     }
 }
 
-/// How an object is to be kept; without a config, as the defaults say.
+/// Converts the replication config of a put; `None` means the defaults.
 pub(super) fn put_options(config: Option<&v1::ReplicateConfig>) -> Result<PutOptions> {
     let Some(config) = config else { return Ok(PutOptions::default()) };
     if config.replica_num > REPLICAS_MAX {
@@ -179,7 +179,7 @@ pub(super) fn replicas(numbers: &[u64]) -> SmallVec<[ReplicaId; 1]> {
     numbers.iter().copied().map(ReplicaId).collect()
 }
 
-/// Which keys are meant; a selector that says nothing means nothing, and is refused.
+/// Converts a key selector. An empty selector is refused rather than taken for "all".
 pub(super) fn selector(which: Option<&v1::KeySelector>) -> Result<Selector> {
     use v1::key_selector::By;
     match which.and_then(|which| which.by.as_ref()) {

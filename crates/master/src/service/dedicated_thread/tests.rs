@@ -1,4 +1,5 @@
-//! A connection takes a seat when its calls come in haste, and leaves it in every way it can.
+//! A connection moves to a dedicated thread during a burst of calls, and leaves the thread in every
+//! possible way.
 
 use bytes::{Bytes, BytesMut};
 use mooncake_base::SystemClock;
@@ -21,10 +22,10 @@ use crate::{
     state::Rules,
 };
 
-/// Longer than anything here takes, however busy the machine is.
+/// Longer than any wait in these tests on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A client's end of a connection that is served, and what it is served by.
+/// A served connection: the client's end and the serving task.
 struct Served {
     stream: UnixStream,
     input: BytesMut,
@@ -58,7 +59,7 @@ async fn connect(context: &ServerContext) -> Served {
 }
 
 impl Served {
-    /// The next message; nothing if the connection has ended.
+    /// Returns the next message; `None` if the connection has ended.
     async fn receive<M: Message + Default>(&mut self) -> Option<M> {
         loop {
             if let Some(message) = native_frame::decode(&mut self.input, FRAME_BYTES_MAX).unwrap() {
@@ -71,7 +72,7 @@ impl Served {
         }
     }
 
-    /// Asks one thing; whether an answer came.
+    /// Makes one call. Returns whether a reply came.
     async fn ask(&mut self) -> bool {
         let keys = vec![Bytes::from_static(b"nobody put this")];
         let call = Call::Probe(v1::ProbeRequest { caller: None, keys, lease: false });
@@ -85,7 +86,7 @@ impl Served {
         answer.is_some_and(|answer| matches!(answer.call, Some(response::Call::Probe(_))))
     }
 
-    /// Asks in haste until the seats that are free are so many.
+    /// Makes calls in a burst until `free` dedicated threads are free.
     async fn ask_until(&mut self, free: usize) {
         let until = async {
             while self.context.dedicated_threads.available_permits() != free {

@@ -1,12 +1,12 @@
-//! A call in columns does what the same call does one by one, and columns that do not fit together
-//! are refused whole.
+//! A call in columns has the same effects as the same call item by item, and columns that do not
+//! match are refused as a whole.
 
 use mooncake_base::KeyRef;
 use mooncake_proto::columns::{Located, Outcome};
 
 use super::*;
 
-/// One of them is no key of an object that there is; one has no bytes.
+/// One key names no existing object; one value has no bytes.
 const KEYS: [&str; 4] = ["a", "b", "c", "d"];
 const LENGTHS: [u64; 4] = [10, 0, 30, 40];
 
@@ -45,7 +45,7 @@ fn locate(service: &Service, request: v1::LocateRequest) -> v1::LocateResponse {
     }
 }
 
-/// What one result says, but for its fence.
+/// Formats one result without its fence.
 fn shown(found: Outcome<'_, Located<'_>>) -> v1::LocateResult {
     match found {
         Ok(found) => v1::LocateResult {
@@ -71,7 +71,7 @@ fn column_batch_behaves_like_single_items() {
     let written = v1::PutRefColumns {
         versions: [0, 2, 3].map(|item| columns.versions[item]).to_vec(),
         checksums: Some(v1::ChecksumColumn { items: vec![1], checksums: vec![77] }),
-        // Its only copy is given up, and with it the object.
+        // The only replica fails, and with it the object.
         failed_items: vec![2],
         failed_replicas: vec![columns.places.as_ref().unwrap().replicas[2]],
     };
@@ -116,7 +116,7 @@ fn refuses_too_many_items_in_columns() {
     assert_eq!(failure.code, ErrorCode::INVALID_PARAMS.number());
 }
 
-/// Short columns that often fit together, and often do not.
+/// Generates short columns, some of which match.
 fn numbers() -> impl Strategy<Value = Vec<u64>> {
     proptest::collection::vec(prop_oneof![4 => 0_u64..4, 1 => any::<u64>()], 0..4)
 }
@@ -169,7 +169,8 @@ fn any_call(id: ClientId) -> impl Strategy<Value = Call> {
     prop_oneof![start, close, locate]
 }
 
-/// How many items the answer is to have, and whether its columns fit that; none: it has no columns.
+/// Returns the expected number of items in the reply, and whether the columns match; `None` for a
+/// call without columns.
 fn fits(answer: &response::Call, items: usize) -> Option<bool> {
     Some(match answer {
         response::Call::PutStart(r) => r.columns.as_ref()?.read(items).is_ok(),
@@ -196,7 +197,7 @@ proptest! {
                     prop_assert_eq!(failure.code, ErrorCode::INVALID_PARAMS.number());
                 }
                 answer => {
-                    // A call that named no keys at all has an answer one by one: none.
+                    // A call without any keys is answered item by item, with no items.
                     let fits = fits(answer, items);
                     prop_assert!(fits.unwrap_or(items == 0), "{:?} to {:?}", answer, is_answerable);
                 }
