@@ -1,11 +1,12 @@
-//! What batches cost a master in its own process: rate, and its processor time a call, for several
-//! clients at once that themselves do next to nothing.
+//! Measures batches against a master in its own process: the rate, and the master's CPU time per
+//! call, for several concurrent clients that do almost no work themselves.
 //!
-//! `cargo run --profile bench -p mooncake-master --example batches -- [ITEMS [CLIENTS [CALLS [MASTER]]]]`
+//! `cargo run --profile bench -p mooncake-master --example batches -- [ITEMS [CLIENTS [CALLS
+//! [MASTER]]]]`
 //!
-//! The first three are lists, such as `1000,20000 1,2 probe,locate,put`: 1000 items, 1, 2, 4 and 8
-//! clients and all three calls unless told. `MASTER` is a `mooncake_master` that is measured instead
-//! of this one, so that two builds can take turns.
+//! The first three are lists, such as `1000,20000 1,2 probe,locate,put`. The defaults are 1000
+//! items, 1, 2, 4 and 8 clients, and all three calls. `MASTER` is another `mooncake_master` to
+//! measure instead, so that two builds can be measured in turns.
 #![allow(
     clippy::print_stdout,
     clippy::unwrap_used,
@@ -29,13 +30,13 @@ use mooncake_proto::{
 };
 use prost::Message;
 
-/// How long each line is measured.
+/// The duration of each measurement.
 const ROUND: Duration = Duration::from_secs(2);
-/// Keys that are there, as many as make eight batches of the usual size.
+/// The number of stored keys: eight batches of the usual size.
 const KEYS: usize = 8000;
 const KEY_BYTES: usize = 64;
 const OBJECT_BYTES: u64 = 64;
-/// Ticks of processor time in a second, as Linux shows them.
+/// CPU time ticks per second on Linux.
 const TICKS: f64 = 100.0;
 
 fn main() {
@@ -52,7 +53,7 @@ fn main() {
     let keys: Vec<Bytes> = (0..KEYS.max(numbers(0, "1000").into_iter().max().unwrap()))
         .map(|index| format!("{index:0>KEY_BYTES$}").into())
         .collect();
-    // The owner of the memory stays connected, so that it counts as alive.
+    // The owner of the memory stays connected, so that it does not expire.
     let _owner = fill(&address, &keys);
     println!(
         "{:>6} {:>7} {:>7}  {:>9}  {:>12}",
@@ -70,7 +71,7 @@ fn main() {
     master.wait().unwrap();
 }
 
-/// A master in a process of its own, and where it listens.
+/// Starts a master in its own process. Returns its address, too.
 fn serve(program: Option<&String>) -> (Child, String) {
     let mut command = match program {
         Some(program) => Command::new(program),
@@ -89,7 +90,8 @@ fn serve(program: Option<&String>) -> (Child, String) {
     (master, address.to_owned())
 }
 
-/// Calls a second of so many clients, and microseconds of the master's processors a call.
+/// Returns calls per second of this number of clients, and microseconds of the master's CPU time
+/// per call.
 fn measure(
     address: &str,
     master: u32,
@@ -177,7 +179,7 @@ fn frames(call: &str, items: usize, keys: &[Bytes], number: usize) -> Vec<BytesM
     }
 }
 
-/// Start, end and removal of a batch.
+/// Starts, ends and removes a batch of puts.
 fn put(stream: &mut UnixStream, start: &[u8], items: usize, number: usize) {
     stream.write_all(start).unwrap();
     let Some(response::Call::PutStart(started)) = answer(stream).call else {
@@ -196,12 +198,12 @@ fn put(stream: &mut UnixStream, start: &[u8], items: usize, number: usize) {
     ask(stream, Call::Remove(v1::RemoveRequest { caller: caller(number), keys, force: true }));
 }
 
-/// A key of a client that nobody else puts.
+/// Returns a key that no other client puts.
 fn new_key(number: usize, index: usize) -> Bytes {
     format!("put-{number:028}{index:032}").into()
 }
 
-/// Puts the keys, as a client whose connection this is.
+/// Puts the keys over the connection of a registered client.
 fn fill(address: &str, keys: &[Bytes]) -> UnixStream {
     let mut stream = connect(address);
     for number in 0..64 {
@@ -259,7 +261,7 @@ fn caller(number: usize) -> Option<v1::Caller> {
     Some(v1::Caller { client: Bytes::copy_from_slice(&client), tenant: String::new() })
 }
 
-/// Over the Unix socket that the master names.
+/// Connects over the Unix socket that the master names.
 fn connect(address: &str) -> UnixStream {
     let mut tcp = TcpStream::connect(address).unwrap();
     tcp.write_all(&native_frame::client_greeting()).unwrap();
@@ -293,7 +295,7 @@ fn receive<M: Message + Default>(stream: &mut impl Read) -> M {
     M::decode(&body[..]).unwrap()
 }
 
-/// Takes an answer without a look at it.
+/// Receives a reply without decoding it.
 fn pass_over(stream: &mut UnixStream) {
     let mut head = [0; 4];
     stream.read_exact(&mut head).unwrap();
@@ -305,7 +307,7 @@ fn pass_over(stream: &mut UnixStream) {
     }
 }
 
-/// Processor time that the process took until now.
+/// Returns the CPU time that the process has used.
 fn ticks(process: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     let fields = text.rsplit(") ").next().unwrap().split(' ');

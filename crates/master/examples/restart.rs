@@ -1,5 +1,5 @@
-//! What the log costs, and how long a restart takes: puts so many objects (1,000,000 unless told)
-//! into a master without a log and into one with it, and starts the second anew.
+//! Measures the cost of the log and the duration of a restart: puts objects (1,000,000 by default)
+//! into a master without a log and into one with a log, and restarts the second.
 //!
 //! `cargo run --release -p mooncake-master --example restart -- [OBJECTS]`
 #![allow(
@@ -17,7 +17,7 @@ use mooncake_master::{
 };
 use mooncake_proto::v1::{self, request::Call, response};
 
-/// Keys of one call, as a large batch has them.
+/// The number of keys per call, as in a large batch.
 const BATCH: usize = 1000;
 const OBJECT_BYTES: u64 = 4096;
 
@@ -58,13 +58,13 @@ fn config(state_dir: StateDir) -> MasterConfig {
     MasterConfig {
         state_dir,
         log_sync: LogSync::Interval(Duration::from_secs(1)),
-        // Nobody sends heartbeats here.
+        // No client sends heartbeats here.
         client_ttl: Duration::from_secs(3600),
         ..MasterConfig::embedded()
     }
 }
 
-/// Puts so many objects; how long that took.
+/// Puts this number of objects. Returns the duration.
 fn fill(service: &Service, prefix: &str, count: usize, batch: usize) -> Duration {
     let origin = Origin::in_process();
     let caller = || {
@@ -102,7 +102,7 @@ fn fill(service: &Service, prefix: &str, count: usize, batch: usize) -> Duration
     }));
     let begun = Instant::now();
     for first in (0..count).step_by(batch) {
-        // 64 bytes, as hashes of blocks have them.
+        // 64 bytes, like the hash of a KV cache block.
         let keys: Vec<Bytes> =
             (first..first + batch).map(|at| format!("{prefix:>32}{at:032}").into()).collect();
         let item = |key: &Bytes| v1::PutItem {

@@ -1,5 +1,5 @@
-//! What one small call costs: over the Unix socket, over TCP, without a socket, and what the
-//! kernel's own ping-pong between two threads costs at the same moment.
+//! Measures one small call over the Unix socket, over TCP and without a socket, and compares it
+//! with a ping-pong between two threads through the kernel at the same moment.
 //!
 //! Run it optimized: `cargo run --release -p mooncake-master --example round_trip [workers]`.
 #![allow(clippy::print_stdout, reason = "a program that measures prints what it measured")]
@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build()?;
     let master = runtime.block_on(mooncake_master::start(MasterConfig::embedded()))?;
     println!("workers={workers} calls={CALLS}");
-    // Three rounds, so that what the machine does beside shows.
+    // Three rounds, so that interference from other load on the machine shows.
     for _ in 0..3 {
         report("ping-pong of two threads", &mut ping_pong()?);
 
@@ -92,7 +92,7 @@ fn receive<M: Message + Default>(
     }
 }
 
-/// A byte there and back over a socket pair, the other end in a thread of its own.
+/// Times one byte there and back over a socket pair with the other end in another thread.
 fn ping_pong() -> Result<Vec<Duration>, Box<dyn Error>> {
     let (mut near, mut far) = UnixStream::pair()?;
     let echo = std::thread::spawn(move || {

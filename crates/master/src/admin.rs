@@ -1,7 +1,7 @@
-//! HTTP for operators: health, metrics, the established JSON endpoints, and a page for people.
+//! HTTP for operators: health, metrics, upstream's JSON endpoints, and a web page.
 //!
-//! What changes anything answers to peers of this host, and to whoever shows the admin token. [`metadata`] is the embedded metadata
-//! server of the transfer engines, on a port of its own.
+//! Requests that change anything need a peer on this host or the admin token. [`metadata`] is the
+//! embedded metadata server of the transfer engines, on its own port.
 
 mod access;
 mod body;
@@ -44,31 +44,31 @@ use crate::{
     service::{Origin, Service},
 };
 
-/// What the handlers share.
+/// The shared state of the handlers.
 #[derive(Debug)]
 struct Admin {
     service: Arc<Service>,
-    /// What lets others than peers of this host change something.
+    /// The token that allows changes from other hosts.
     token: Secret,
-    /// Numbers of a moment ago, so that rates can be shown.
+    /// Earlier snapshots of the counters, to compute rates.
     history: Mutex<summary::History>,
-    /// Numbers of the last minutes, for the curves of the page.
+    /// Samples of the last minutes, for the charts of the page.
     samples: Mutex<Samples>,
-    /// One permit for each request that may go through all objects.
+    /// One permit per request that may sweep all objects.
     sweeps: Arc<Semaphore>,
 }
 
 impl Admin {
-    /// Asks the master as any client does.
+    /// Calls the service in process, as a client does.
     fn ask(&self, call: request::Call) -> response::Call {
         let request = v1::Request { call: Some(call), ..Default::default() };
         let answer = self.service.dispatch(request, &Origin::in_process()).call;
         answer.unwrap_or_else(|| {
-            response::Call::Failure((&Error::internal("the call has no answer")).into())
+            response::Call::Failure((&Error::internal("the call has no response")).into())
         })
     }
 
-    /// Numbers of a moment ago and of now.
+    /// Returns an earlier snapshot of the counters and the present one.
     fn snapshots(&self) -> (Snapshot, Snapshot) {
         self.history.lock().step(Snapshot::take(&self.service))
     }
@@ -94,11 +94,11 @@ pub(crate) async fn serve(
         .with_graceful_shutdown(stop.cancelled_owned());
     let (served, _) = tokio::join!(serving, sampling);
     if let Err(error) = served {
-        tracing::error!(%error, "the admin server closed");
+        tracing::error!(%error, "the admin server failed");
     }
 }
 
-/// Takes numbers at a steady pace.
+/// Takes samples at a fixed interval.
 async fn sample(admin: Arc<Admin>) {
     loop {
         admin.samples.lock().take(&admin.service);
@@ -114,7 +114,7 @@ fn router(admin: Arc<Admin>) -> Router {
         .with_state(admin)
 }
 
-/// What changes something. Anything that does belongs here, behind the guard.
+/// Returns the routes that change something. Any such route must be here, behind the access guard.
 fn write_routes(admin: &Arc<Admin>) -> Router<Arc<Admin>> {
     let guard = middleware::from_fn_with_state(admin.clone(), access::guard);
     Router::new()
@@ -123,7 +123,7 @@ fn write_routes(admin: &Arc<Admin>) -> Router<Arc<Admin>> {
         .route_layer(guard)
 }
 
-/// What only looks.
+/// Returns the read-only routes.
 fn read_routes() -> Router<Arc<Admin>> {
     Router::new()
         .route("/", get(page::show))
@@ -153,7 +153,7 @@ fn read_routes() -> Router<Arc<Admin>> {
         .merge(jobs::read_routes())
 }
 
-/// What `/health` says, here and on the clients' port: the established fields, then ours.
+/// Returns the content of `/health`, also served on the RPC port: upstream's fields, then others.
 pub(crate) fn health(service: &Service) -> Value {
     let work = service.work(0);
     let drains = work.jobs.iter().filter(|job| !job.status.is_over()).count();
@@ -196,14 +196,14 @@ async fn remove_all(State(admin): Shared, RawQuery(query): RawQuery) -> Response
     let force = match parameter(&query, "force").map(mooncake_base::parse::read_bool) {
         None => false,
         Some(Ok(force)) => force,
-        // Taken for no, it would look as if nothing had been there to remove.
+        // Treating an invalid value as false would look as if there had been nothing to remove.
         Some(Err(_)) => {
-            let error = Error::invalid("force is true or false");
+            let error = Error::invalid("force must be true or false");
             return failure(StatusCode::BAD_REQUEST, &error);
         }
     };
     let selector = v1::KeySelector { by: Some(v1::key_selector::By::All(true)) };
-    // The tenant is all that counts here; the client is nobody.
+    // Only the tenant matters here; the request needs no client.
     let tenant = parameter(&query, "tenant_id").map(decoded).unwrap_or_default();
     let tenant = String::from_utf8_lossy(&tenant).into_owned();
     let caller = Some(v1::Caller { client: Bytes::new(), tenant });
@@ -217,7 +217,7 @@ async fn remove_all(State(admin): Shared, RawQuery(query): RawQuery) -> Response
     .await
 }
 
-/// The value of a parameter as it stands in the query, not decoded.
+/// Returns the value of a query parameter without decoding it.
 fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
     query.split('&').find_map(|pair| {
         let (found, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -225,7 +225,7 @@ fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
-/// Takes percent signs and pluses out of a parameter; what is no code stays as it is.
+/// Decodes percent codes and plus signs. Invalid codes are kept as they are.
 fn decoded(text: &str) -> Vec<u8> {
     let digit = |byte: Option<&u8>| byte.and_then(|byte| char::from(*byte).to_digit(16));
     let bytes = text.as_bytes();
@@ -249,7 +249,7 @@ fn json_reply(value: &Value) -> Response {
     mooncake_http::reply::json(value.to_string())
 }
 
-/// The established form of a failure.
+/// Returns an error in upstream's JSON form.
 fn failure(status: StatusCode, error: &Error) -> Response {
     let body = json!({
         "success": false,
@@ -259,16 +259,16 @@ fn failure(status: StatusCode, error: &Error) -> Response {
     (status, json_reply(&body)).into_response()
 }
 
-/// An answer that is a failure of the whole call.
+/// Returns the error reply for a response that is a failure of the whole call.
 fn call_failure(answer: response::Call) -> Response {
     let error = match answer {
         response::Call::Failure(failure) => Error::from(&failure),
-        _ => Error::internal("the answer is not of the kind of the call"),
+        _ => Error::internal("the response is not of the kind of the call"),
     };
     failure(StatusCode::INTERNAL_SERVER_ERROR, &error)
 }
 
-/// A body that is made piece by piece while it is sent.
+/// Returns a text reply whose body is generated while it is sent.
 fn streamed_text(pieces: impl Iterator<Item = Bytes> + Send + 'static) -> Response {
     let pieces = tokio_stream::iter(pieces.map(Ok::<_, Infallible>));
     text_reply(Body::from_stream(pieces))

@@ -1,8 +1,8 @@
-//! The settings of a master: what it listens on, how long things live, and when it evicts.
+//! The configuration of a master: addresses, lifetimes, eviction and durability.
 //!
-//! [`MasterConfig`] is plain data with the established defaults. [`OPTIONS`] is the one
-//! declaration of flags, file keys and help texts. [`from_arguments`] reads a command line, its
-//! flag files and its configuration file; [`MasterConfig::check`] refuses what cannot work.
+//! [`MasterConfig`] is plain data with upstream's defaults. [`OPTIONS`] declares flags, file keys
+//! and help texts in one place. [`from_arguments`] reads a command line, its flag files and its
+//! configuration file; [`MasterConfig::check`] refuses invalid values.
 
 mod events;
 mod file;
@@ -26,127 +26,127 @@ use crate::{
     state::{AllocationStrategy, EvictionKind, Rules, TaskRules, Watermark},
 };
 
-/// The port of the master when nobody says otherwise.
+/// The default RPC port.
 pub const RPC_PORT: u16 = 50051;
 
-/// The port of the admin server when nobody says otherwise.
+/// The default port of the admin server.
 pub const ADMIN_PORT: u16 = 9003;
 
-/// The port of the embedded metadata server when nobody says otherwise.
+/// The default port of the embedded metadata server.
 pub const METADATA_PORT: u16 = 8080;
 
-/// How long before its put may be displaced a writer must have stopped, at the least.
+/// The minimum time between the end of a write window and the moment when the put may be displaced.
 const WRITE_MARGIN: Duration = Duration::from_secs(3);
 
-/// The share of the pool above which the established master evicts in the background.
+/// The default pool usage above which upstream's master evicts in the background.
 const WATERMARK: f64 = 0.9;
 
-/// How long after a restart memory that nobody has announced is kept, at the least.
+/// The minimum time that unclaimed segments are kept after a restart.
 const UNCLAIMED_TTL: Duration = Duration::from_secs(30);
 
-/// Where a master keeps its log.
+/// The location of the log.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum StateDir {
-    /// Under the user's state directory, one for each cluster id and port.
+    /// Under the user's state directory, one directory per cluster id and port.
     #[default]
     Default,
-    /// Nowhere: a restart forgets everything.
+    /// No log: a restart forgets everything.
     None,
-    /// There.
+    /// This directory.
     At(PathBuf),
 }
 
-/// Everything that may be set about a master.
+/// All settings of a master.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MasterConfig {
     /// The file that the configuration was read from; empty for none.
     pub config_path: String,
-    /// What the clients' port binds.
+    /// The address that the RPC port binds.
     pub rpc_address: String,
-    /// Takes the IPv4 address of this network interface instead of `rpc_address`.
+    /// Binds the IPv4 address of this network interface instead of `rpc_address`.
     pub rpc_interface: String,
-    /// The clients' port; 0 takes a free one. Not given: `port`.
+    /// The RPC port; 0 takes a free one. Not given: `port`.
     pub rpc_port: Option<u16>,
     /// The older name of `rpc_port`.
     pub port: Option<u16>,
-    /// Threads that serve; 0 takes four, or as many as there are cores.
+    /// The number of runtime threads; 0 takes four, or as many as there are cores.
     pub rpc_threads: usize,
     /// The older limit of threads, honoured when `rpc_threads` is 0.
     pub threads_max: Option<usize>,
-    /// Closes a connection on which nothing came for so long; zero never does.
+    /// The idle timeout of RPC connections; zero disables it.
     pub rpc_idle_timeout: Duration,
-    /// Sends small answers at once.
+    /// Sets `TCP_NODELAY` on RPC connections.
     pub is_tcp_nodelay: bool,
 
-    /// Whether there is an admin server at all. Not a flag: the program always has one.
+    /// Whether there is an admin server. Not an option: the program always has one.
     pub has_admin: bool,
-    /// What the admin port binds.
+    /// The address that the admin port binds.
     pub admin_host: String,
     /// The admin port; 0 takes a free one. Not given: 9003, or a free one if that is taken.
     pub admin_port: Option<u16>,
-    /// Writes a line of numbers to the log every ten seconds.
+    /// Logs a summary line every ten seconds.
     pub is_reporting: bool,
-    /// Lets those who show it change something through the admin port from other hosts.
+    /// The token that allows changes through the admin port from other hosts.
     pub admin_token: Secret,
     /// The file that the bound addresses are written to; empty for none.
     pub ports_file: String,
-    /// From how long on a call is kept in the record of slow calls; zero: none is.
+    /// The duration from which on a call is recorded as slow; zero turns the slow log off.
     pub slow_call: Duration,
 
     /// Whether the master also serves engines' metadata over HTTP.
     pub has_metadata: bool,
-    /// What the metadata port binds.
+    /// The address that the metadata port binds.
     pub metadata_host: String,
     /// The metadata port; 0 takes a free one.
     pub metadata_port: u16,
-    /// Deletes the metadata of clients that are gone.
+    /// Deletes the metadata of expired clients.
     pub is_metadata_cleaned: bool,
 
-    /// How long a read or a probe keeps an object.
+    /// The duration of the lease that a read or a probe grants.
     pub lease_ttl: Duration,
-    /// How long a soft pin holds unless the put says.
+    /// The default duration of a soft pin.
     pub soft_pin_ttl: Duration,
-    /// The longest soft pin that a put may ask for.
+    /// The maximum duration of a soft pin.
     pub soft_pin_ttl_max: Duration,
-    /// Whether soft-pinned objects may be evicted when nothing else can be.
+    /// Whether soft-pinned objects may be evicted when nothing else can be evicted.
     pub is_soft_pin_evictable: bool,
     /// The share of objects that one round of eviction takes.
     pub eviction_ratio: f64,
-    /// The share of the pool above which objects are evicted before anybody needs the room. Not
-    /// given: room is made only when a put needs it.
+    /// The pool usage above which objects are evicted in the background. Not given: objects are
+    /// evicted only when a put needs space.
     pub eviction_watermark: Option<f64>,
-    /// Which object is evicted first.
+    /// The eviction policy.
     pub eviction: EvictionKind,
-    /// After so long without a heartbeat a client counts as gone.
+    /// The time without a heartbeat after which a client expires.
     pub client_ttl: Duration,
-    /// After so long an unfinished put may be displaced by another.
+    /// The age at which an unfinished put may be displaced by another put.
     pub put_discard_timeout: Duration,
-    /// After so long the memory of an unfinished put is given to others.
+    /// The age at which the memory of an unfinished put is reused.
     pub put_release_timeout: Duration,
-    /// How segments are picked.
+    /// The allocation strategy: how segments are chosen.
     pub allocation: AllocationStrategy,
     /// The name of the cluster.
     pub cluster_id: String,
 
-    /// Events of objects.
+    /// The settings of object events.
     pub events: EventsConfig,
-    /// Only tenants with a quota may write, and no more than that.
+    /// Gives each tenant its own keys. Only tenants with a quota may write, up to the quota.
     pub is_multi_tenant: bool,
-    /// The file of the tenants' quotas.
+    /// The quota file.
     pub tenant_policy: String,
     /// Limits of copies and moves.
     pub tasks: TaskRules,
-    /// Where the log and the snapshots lie.
+    /// The location of the log and the snapshots.
     pub state_dir: StateDir,
-    /// Under which folder state directories lie by default; `None`: there is no default, as for
-    /// masters within other programs. Not an option: the program takes the user's.
+    /// The directory that contains default state directories; `None`: no default, as for masters
+    /// embedded in other programs. Not an option: the program uses the user's state directory.
     pub state_home: Option<PathBuf>,
-    /// When the log is forced to the disk: `LogSync::Interval` stands for `log_sync_interval`.
+    /// When the log is synced to disk: `LogSync::Interval` holds the interval.
     pub log_sync: LogSync,
-    /// How long after a restart calls wait for clients that may come back.
+    /// How long calls wait after a restart for clients that may come back.
     pub resume_grace: Duration,
 
-    /// Options of features that are not here yet, as they were given.
+    /// Options of unsupported features, with the values given.
     pub unsupported: BTreeMap<&'static str, String>,
 }
 
@@ -199,7 +199,8 @@ impl Default for MasterConfig {
 }
 
 impl MasterConfig {
-    /// For a master inside another program: loopback, a free port, no admin server.
+    /// Returns the configuration of a master embedded in another program: loopback, a free port, no
+    /// admin server.
     pub fn embedded() -> Self {
         Self {
             rpc_address: "127.0.0.1".to_owned(),
@@ -210,10 +211,10 @@ impl MasterConfig {
         }
     }
 
-    /// Refuses what cannot work, naming the option.
+    /// Checks the settings.
     ///
     /// # Errors
-    /// The first option whose value is out of its range.
+    /// The first setting with an invalid value; the error names the option.
     pub fn check(&self) -> Result<()> {
         let ratio = |option: &'static str, value: f64| {
             if (0.0..=1.0).contains(&value) {
@@ -226,7 +227,7 @@ impl MasterConfig {
         ratio("eviction_ratio", self.eviction_ratio)?;
         ratio("eviction_high_watermark_ratio", self.watermark())?;
         if self.client_ttl.is_zero() {
-            return Err(Error::invalid("the time to live is zero").with("option", "client_ttl"));
+            return Err(Error::invalid("the client TTL is zero").with("option", "client_ttl"));
         }
         if self.lease_ttl > self.soft_pin_ttl_max.max(Duration::from_secs(24 * 3600 * 365)) {
             return Err(Error::invalid("the lease is longer than a year")
@@ -248,14 +249,14 @@ impl MasterConfig {
         }
         self.events.check()?;
         if self.is_multi_tenant && self.tenant_policy.is_empty() {
-            return Err(Error::invalid("tenants need a file of their quotas")
+            return Err(Error::invalid("multi-tenancy needs a quota file")
                 .with("option", "tenant_quota_connector_uri"));
         }
         unsupported::check(&self.unsupported)
     }
 
-    /// The clients' port: `rpc_port`, or else `port`, or else 50051. An explicit 0 asks for a free
-    /// one, unless the older name gives a number.
+    /// Returns the RPC port: `rpc_port`, or else `port`, or else 50051. An explicit 0 asks for a
+    /// free port, unless `port` is given, too.
     pub fn effective_rpc_port(&self) -> u16 {
         match (self.rpc_port, self.port) {
             (Some(port), None) => port,
@@ -264,12 +265,12 @@ impl MasterConfig {
         }
     }
 
-    /// Where the log and the snapshots lie, and whether that was asked for; `None`: there are none.
+    /// Returns the state directory and whether it was set explicitly; `None` without a log.
     pub fn state_path(&self) -> Option<(PathBuf, bool)> {
         match &self.state_dir {
             StateDir::None => None,
             StateDir::At(path) => Some((path.clone(), true)),
-            // With any free port nobody could find the same master again.
+            // A master on a free port could not be found again after a restart.
             StateDir::Default if self.effective_rpc_port() == 0 => None,
             StateDir::Default => {
                 let name = format!("{}-{}", self.cluster_id, self.effective_rpc_port());
@@ -278,7 +279,7 @@ impl MasterConfig {
         }
     }
 
-    /// How many threads serve.
+    /// Returns the number of runtime threads.
     pub fn effective_threads(&self, cores: usize) -> usize {
         match (self.rpc_threads, self.threads_max) {
             (0, Some(limit)) => cores.min(4).min(limit).max(1),
@@ -287,10 +288,10 @@ impl MasterConfig {
         }
     }
 
-    /// The numbers that the rules go by.
+    /// Returns the rules of the state.
     pub fn rules(&self) -> Rules {
         let defaults = Rules::default();
-        // The writer must have stopped well before another may displace its put.
+        // The writer must have stopped well before its put may be displaced.
         let window = self.put_discard_timeout.saturating_sub(WRITE_MARGIN) * 2 / 3;
         Rules {
             client_ttl: self.client_ttl,
@@ -314,7 +315,7 @@ impl MasterConfig {
         }
     }
 
-    /// One sentence for every option that was given and does nothing here.
+    /// Returns one warning per given option without effect.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings: Vec<String> = unsupported::ineffective(&self.unsupported)
             .map(|(name, value)| format!("--{name}={value} is accepted but has no effect yet"))
@@ -329,7 +330,7 @@ impl MasterConfig {
         warnings
     }
 
-    /// The share of the pool above which objects are evicted ahead of need, as text shows it.
+    /// Returns the watermark in the form that the option shows.
     fn watermark(&self) -> f64 {
         self.eviction_watermark.unwrap_or(WATERMARK)
     }
@@ -338,7 +339,7 @@ impl MasterConfig {
 /// Reads a command line with its flag files and its configuration file, and checks the result.
 ///
 /// # Errors
-/// What is unknown, unreadable or out of range, in a sentence that names it.
+/// An option is unknown, unreadable or out of range; the message names it.
 pub fn from_arguments(arguments: Vec<String>) -> Result<CliCommand<Box<MasterConfig>>> {
     CliCommand::read(OPTIONS, arguments)?.and_then(|assignments| {
         let path = assignments.iter().rev().find(|(name, _)| *name == "config_path");

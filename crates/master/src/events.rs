@@ -1,10 +1,11 @@
-//! Events of objects over ZeroMQ: what became readable and what is no more, for routers and indexes.
+//! Object events over ZeroMQ, for routers and indexes: which objects became readable and which were
+//! removed.
 //!
-//! The state tells its news in the order in which they happened; [`Events::push`] takes them while
-//! the state is still locked and never waits. One task packs them into messages of three frames
-//! (an empty topic, a sequence number, MessagePack) and hands those to every subscriber. A queue
-//! that is full loses its oldest event and a sequence number with it, so that a gap shows the loss;
-//! a subscriber that does not keep up misses messages by itself.
+//! The state emits events in the order of the changes. [`Events::push`] queues them while the state
+//! is still locked and never blocks. One task packs them into messages of three frames (an empty
+//! topic, a sequence number, MessagePack) and sends those to every subscriber. A full queue drops
+//! its oldest event together with a sequence number, so that subscribers see a gap. A slow
+//! subscriber misses messages without affecting others.
 
 mod message;
 mod subscriber;
@@ -33,25 +34,25 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 pub(crate) use self::message::MessageEncoder;
 use crate::{config::EventsConfig, state::ObjectEvent};
 
-/// The most events of one message.
+/// The maximum number of events in one message.
 const BATCH_MAX: usize = 64;
 
-/// The most keys' bytes of one message, unless one event alone has more.
+/// The maximum total key size in one message, unless a single event exceeds it.
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
-/// The most subscribers at a time.
+/// The maximum number of subscribers.
 const SUBSCRIBERS_MAX: usize = 64;
 
-/// So many messages may wait for a subscriber before it misses some.
+/// The number of messages a subscriber may lag behind before it misses some.
 const LAG_MAX: usize = 256;
 
-/// What "without a bound" is taken to be.
+/// The queue capacity used for "unbounded".
 const CAPACITY_MAX: usize = 1 << 24;
 
-/// How long to wait when the system has no more descriptors.
+/// The pause after a failed `accept`, as when the process has no more file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// The publisher.
+/// The event publisher.
 #[derive(Debug)]
 pub struct Events {
     config: EventsConfig,
@@ -66,11 +67,11 @@ pub struct Events {
     subscribers: Arc<AtomicU64>,
 }
 
-/// Events that wait to be sent.
+/// The queue of events to be sent.
 #[derive(Debug, Default)]
 struct Queue {
     waiting: VecDeque<ObjectEvent>,
-    /// Sequence numbers that no message will have: one for each event that was dropped.
+    /// The number of dropped events. Their sequence numbers are skipped.
     lost: u64,
 }
 
@@ -90,15 +91,15 @@ impl Events {
         }
     }
 
-    /// Takes news in their order. Never waits; what finds no room pushes the oldest out.
-    pub fn push(&self, news: impl IntoIterator<Item = ObjectEvent>) {
+    /// Queues events in order. Never blocks; a full queue drops its oldest event.
+    pub fn push(&self, events: impl IntoIterator<Item = ObjectEvent>) {
         let capacity = match self.config.capacity {
             0 => CAPACITY_MAX,
             capacity => capacity.min(CAPACITY_MAX),
         };
         let mut queue = self.queue.lock();
-        for event in news {
-            // Without its key, an event about one object says nothing.
+        for event in events {
+            // Without its key, an event about one object carries no information.
             if !self.config.has_object_key && !matches!(event, ObjectEvent::Cleared { .. }) {
                 self.skipped.fetch_add(1, Ordering::Relaxed);
                 continue;
@@ -114,7 +115,7 @@ impl Events {
         self.has_more.notify_one();
     }
 
-    /// What `/kv_events/status` says.
+    /// Returns the content of `/kv_events/status`.
     pub fn status(&self) -> Value {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         json!({
@@ -129,7 +130,7 @@ impl Events {
         })
     }
 
-    /// Publishes until `stop`, and ends once its subscribers' connections have.
+    /// Publishes until `stop`. Returns when the connections of all subscribers have ended.
     pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener, stop: CancellationToken) {
         let (sender, _) = broadcast::channel(LAG_MAX);
         let tasks = TaskTracker::new();
@@ -157,7 +158,7 @@ impl Events {
             let (stream, peer) = match listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    tracing::debug!(%error, "a subscriber could not be accepted");
+                    tracing::debug!(%error, "cannot accept a subscriber");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
@@ -174,7 +175,7 @@ impl Events {
                 subscribers.fetch_add(1, Ordering::Relaxed);
                 let served = subscriber::serve(stream, messages, &missed);
                 if let Some(Err(error)) = stop.run_until_cancelled(served).await {
-                    tracing::debug!(%peer, %error, "a subscriber went");
+                    tracing::debug!(%peer, %error, "a subscriber disconnected");
                 }
                 subscribers.fetch_sub(1, Ordering::Relaxed);
             });
@@ -188,7 +189,7 @@ impl Events {
             while let Some(batch) = self.take_batch(&mut frame) {
                 let count = batch.len() as u64;
                 let message = frame.message(&batch, &self.config);
-                // Nobody listening is no failure: the message was published.
+                // An error means that there are no subscribers. The message counts as published.
                 let _ = sender.send(message);
                 self.published_batches.fetch_add(1, Ordering::Relaxed);
                 self.published_events.fetch_add(count, Ordering::Relaxed);
@@ -197,7 +198,7 @@ impl Events {
         }
     }
 
-    /// The next events, and the sequence numbers of what was lost before them passed over.
+    /// Returns the next events, and skips the sequence numbers of events dropped before them.
     fn take_batch(&self, frame: &mut MessageEncoder) -> Option<Vec<ObjectEvent>> {
         let mut queue = self.queue.lock();
         frame.skip(std::mem::take(&mut queue.lost));
@@ -217,10 +218,10 @@ impl Events {
     }
 }
 
-/// Binds what `--kv_events_bind_endpoint` names.
+/// Binds the endpoint of `--kv_events_bind_endpoint`.
 ///
 /// # Errors
-/// Not an endpoint that can be bound here.
+/// The endpoint is invalid or cannot be bound.
 pub(crate) async fn bind(endpoint: &str) -> Result<TcpListener> {
     let refuse = |why: &str| {
         Err(Error::invalid(why)
@@ -228,7 +229,7 @@ pub(crate) async fn bind(endpoint: &str) -> Result<TcpListener> {
             .with("endpoint", endpoint))
     };
     let Some(rest) = endpoint.strip_prefix("tcp://") else {
-        return refuse("events are published at tcp://HOST:PORT and nowhere else");
+        return refuse("the endpoint of events must be tcp://HOST:PORT");
     };
     let Some((host, port)) = rest.rsplit_once(':') else {
         return refuse("the endpoint has no port");
@@ -237,7 +238,7 @@ pub(crate) async fn bind(endpoint: &str) -> Result<TcpListener> {
         "*" => Some(0),
         port => port.parse::<u16>().ok(),
     };
-    let Some(port) = port else { return refuse("the port is none") };
+    let Some(port) = port else { return refuse("the port is not a number") };
     let host = match host {
         "*" => "0.0.0.0".to_owned(),
         host => host.parse::<Endpoint>()?.host.to_string(),

@@ -355,7 +355,7 @@ impl Journal {
         writer.file = None;
         self.is_healthy.store(false, Ordering::Release);
         if let Err(error) = self.directory.remove_all() {
-            tracing::error!(%error, "what the log had cannot be removed; remove it before a restart");
+            tracing::error!(%error, "cannot remove the files of the log; remove them before a restart");
         }
         let status = &mut *self.status.lock();
         status.is_healthy = false;

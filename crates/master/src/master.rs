@@ -84,7 +84,10 @@ impl Master {
         self.stop.cancel();
         self.tasks.close();
         if timeout(DRAIN_DEADLINE, self.tasks.wait()).await.is_err() {
-            tracing::info!(connections = self.tasks.len(), "cutting what did not end in time");
+            tracing::info!(
+                connections = self.tasks.len(),
+                "aborting connections that did not end in time"
+            );
             self.kill.cancel();
             // Aborted tasks end at their next await. A task that computes is not waited for any
             // longer.
@@ -213,7 +216,7 @@ async fn open_service(config: &MasterConfig, clock: Arc<dyn Clock>) -> Result<Ar
             Ok(directory) => directory,
             Err(error) if is_asked_for => return Err(error),
             Err(error) => {
-                tracing::warn!(%error, "there is no log: a restart will forget everything");
+                tracing::warn!(%error, "running without a log: a restart will forget everything");
                 return Ok(Service::new(rules, clock));
             }
         };
@@ -233,13 +236,13 @@ async fn open_service(config: &MasterConfig, clock: Arc<dyn Clock>) -> Result<Ar
         );
         if restored.conflicts > 0 {
             let conflicts = restored.conflicts;
-            tracing::error!(conflicts, "objects of the log lie where others do, and were dropped");
+            tracing::error!(conflicts, "dropped objects of the log that overlap others");
         }
         Ok(service)
     });
-    let service = opened
-        .await
-        .map_err(|source| Error::internal("the log could not be read").caused_by(source))??;
+    let service = opened.await.map_err(|source| {
+        Error::internal("the recovery of the log panicked").caused_by(source)
+    })??;
     Ok(Arc::new(service))
 }
 
@@ -260,7 +263,7 @@ impl Master {
             kill.run_until_cancelled(task).await;
             // A task that ends without a stop is a bug.
             if !stop.is_cancelled() && !kill.is_cancelled() {
-                tracing::error!("a task of the master ended by itself");
+                tracing::error!("a task of the master ended unexpectedly");
             }
         });
     }
@@ -275,7 +278,7 @@ async fn run_timers(service: Arc<Service>, cleaned: Option<Arc<Metadata>>) {
         if count != expired {
             expired = count;
             for name in service.take_expired_clients() {
-                tracing::info!(client = name, "a client was not heard of for too long");
+                tracing::info!(client = name, "a client expired: no heartbeat within its TTL");
                 if let Some(metadata) = &cleaned {
                     metadata.remove_engine(&name);
                 }
@@ -306,7 +309,7 @@ async fn bind_admin(config: &MasterConfig) -> Result<TcpListener> {
         Ok(listener) => Ok(listener),
         Err(error) => {
             let listener = bind(&config.admin_host, 0, ADMIN).await?;
-            tracing::warn!(%error, taken = %local_addr_of(&listener)?, "took a free admin port instead");
+            tracing::warn!(%error, taken = %local_addr_of(&listener)?, "the default admin port is not available; bound a free port");
             Ok(listener)
         }
     }
@@ -316,14 +319,14 @@ async fn bind_admin(config: &MasterConfig) -> Result<TcpListener> {
 async fn bind(host: &str, port: u16, by: ListenOptions) -> Result<TcpListener> {
     let endpoint: Endpoint = host.parse()?;
     if endpoint.port.is_some() {
-        return Err(Error::invalid("the host must not have a port; give that by its own option")
+        return Err(Error::invalid("the host must not contain a port; use the option of the port")
             .with("host", host)
             .with("option", format_args!("--{}", by.host)));
     }
     let failed = |source: io::Error| {
         let (message, option) = match source.kind() {
             io::ErrorKind::AddrInUse => ("the address is in use; choose another port", by.port),
-            io::ErrorKind::PermissionDenied => ("the port may not be bound", by.port),
+            io::ErrorKind::PermissionDenied => ("no permission to bind the port", by.port),
             _ => ("the address cannot be bound", by.host),
         };
         Error::new(ErrorCode::RPC_FAIL, message)
@@ -332,7 +335,7 @@ async fn bind(host: &str, port: u16, by: ListenOptions) -> Result<TcpListener> {
             .caused_by(source)
     };
     let addresses = tokio::net::lookup_host((&endpoint.host[..], port)).await.map_err(failed)?;
-    let mut last = io::Error::other("the name has no address");
+    let mut last = io::Error::other("the host name has no address");
     for address in addresses {
         match listen_at(address) {
             Ok(listener) => return Ok(listener),
@@ -352,7 +355,7 @@ fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
 
 fn local_addr_of(listener: &TcpListener) -> Result<SocketAddr> {
     listener.local_addr().map_err(|source| {
-        Error::internal("a bound socket does not know its address").caused_by(source)
+        Error::internal("cannot get the address of a bound socket").caused_by(source)
     })
 }
 
@@ -367,7 +370,7 @@ fn bind_unix() -> (Option<UnixListener>, Arc<str>) {
     match bound {
         Ok(listener) => (Some(listener), Arc::from(name)),
         Err(error) => {
-            tracing::warn!(%error, "no Unix socket: clients of this host will use TCP");
+            tracing::warn!(%error, "cannot bind a Unix socket: clients on this host will use TCP");
             (None, Arc::from(""))
         }
     }

@@ -18,10 +18,10 @@ pub(crate) fn raise() {
         tracing::warn!(
             descriptors = limit,
             connections,
-            "few descriptors: more clients than that are turned away; raise the hard limit (ulimit -Hn)"
+            "few file descriptors: connections beyond the limit are refused; raise the hard limit (ulimit -Hn)"
         );
     } else {
-        tracing::info!(descriptors = limit, was, "the limit of descriptors");
+        tracing::info!(descriptors = limit, was, "the limit of file descriptors");
     }
 }
 

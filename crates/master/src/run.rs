@@ -39,7 +39,7 @@ fn work(config: MasterConfig) -> Result<()> {
         .enable_all()
         .build()
         .map_err(|source| {
-            Error::internal("the threads of the master cannot start").caused_by(source)
+            Error::internal("cannot start the threads of the master").caused_by(source)
         })?;
     runtime.block_on(serve(config))
 }

@@ -168,7 +168,7 @@ impl Service {
             Some(Call::ListSegments(r)) => self.list_segments(&r).map(response::Call::ListSegments),
             Some(Call::Status(r)) => self.status(&r).map(response::Call::Status),
             Some(call) => self.dispatch_task(call),
-            None => Err(Error::invalid("the request names no call that this master knows")),
+            None => Err(Error::invalid("the request has no call known to this master")),
         };
         let call = answer.unwrap_or_else(|error| response::Call::Failure((&error).into()));
         self.slow_log.end(pending, &call);
@@ -190,7 +190,7 @@ impl Service {
             Call::CancelDrainJobs(r) => self.cancel_drain_jobs(&r).map(Answer::CancelDrainJobs),
             Call::QueryQuotas(r) => self.query_quotas(&r).map(Answer::QueryQuotas),
             Call::SetQuotas(r) => self.set_quotas(&r).map(Answer::SetQuotas),
-            _ => Err(Error::internal("a call was left out of its dispatch")),
+            _ => Err(Error::internal("a call is missing from the dispatch")),
         }
     }
 

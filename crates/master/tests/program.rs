@@ -16,7 +16,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 fn program(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mooncake_master"));
     command.args(arguments).env_remove("MC_LOG_LEVEL").env_remove("MOONCAKE_LOG");
-    // None leaves anything in the home of whoever runs the tests.
+    // The tests must not write to the home directory of the user who runs them.
     command.env("MOONCAKE_STATE_DIR", "none");
     command
 }
@@ -27,7 +27,7 @@ fn ended(arguments: &[&str]) -> (i32, String, String) {
     (status.code().unwrap(), text(stdout), text(stderr))
 }
 
-/// A running program; killed when dropped.
+/// A running program, killed on drop.
 struct Started {
     child: Child,
     ready: String,
@@ -46,7 +46,7 @@ impl Started {
         word.and_then(|word| word.strip_prefix('=')).expect(&self.ready).parse().unwrap()
     }
 
-    /// Sends the signal and waits for the end.
+    /// Sends the signal and waits for the exit.
     fn end(&mut self, signal: &str) -> Option<i32> {
         let sent = Command::new("kill").arg(signal).arg(self.child.id().to_string()).status();
         assert!(sent.unwrap().success());
@@ -113,7 +113,7 @@ fn occupied_port_exits_one_and_is_named() {
 
 #[test]
 fn foreign_address_error_names_option() {
-    // Reserved for documents: nobody has it.
+    // An address reserved for documentation, which no host has.
     for (host, port) in [("rpc_address", "rpc_port"), ("metrics_host", "metrics_port")] {
         let (host_flag, port_flag) = (format!("--{host}=203.0.113.77"), format!("--{port}=0"));
         let (code, _, error) = ended(&[FREE[0], FREE[1], FREE[2], FREE[3], &host_flag, &port_flag]);
@@ -162,7 +162,7 @@ fn ports_file_names_ports_and_is_removed() {
     let path = folder.path().join("ports.json");
     let flag = format!("--ports-file={}", path.display());
     let mut started = Started::new(&[&FREE[..], &[flag.as_str()]].concat());
-    // It is written before the ready line or after it, but soon.
+    // The warning may appear before or after the ready line.
     let end = Instant::now() + DEADLINE;
     let text = loop {
         if let Ok(text) = std::fs::read_to_string(&path) {
@@ -193,7 +193,7 @@ fn reads_flags_from_environment_on_request() {
     assert!(error.contains("rpc_port") && error.contains("not a number"), "{error}");
 }
 
-/// The program under limits of descriptors that a shell sets.
+/// Runs the program under descriptor limits set by a shell.
 fn started_under(limits: &str) -> (Started, BufReader<std::process::ChildStderr>) {
     let script = format!("{limits}; exec \"$0\" \"$@\"");
     let mut child = Command::new("sh")
@@ -241,7 +241,7 @@ fn low_descriptor_limit_is_logged_and_enforced() {
         !got
     });
     assert_eq!(refused, Some(75));
-    // Those that are in are served on, and a place that comes free is given again.
+    // Open connections are still served, and a closed one makes space for another.
     drop(open.drain(..40));
     let end = Instant::now() + DEADLINE;
     while !greeted(TcpStream::connect(rpc).unwrap()).1 {

@@ -1,4 +1,4 @@
-//! A started master over its wires: both doors, HTTP on the clients' port, admin and metadata.
+//! A started master over its protocols: native, gRPC, HTTP on the RPC port, admin and metadata.
 #![allow(
     clippy::unwrap_used,
     reason = "integration tests are tests as a whole, which the lint does not see"

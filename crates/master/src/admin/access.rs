@@ -1,4 +1,4 @@
-//! Who may change anything through the admin port: peers of this host, and whoever shows the token.
+//! Access control of changes through the admin port: peers on this host and holders of the token.
 
 use std::net::IpAddr;
 
@@ -14,10 +14,10 @@ use mooncake_http::Peer;
 use super::{Shared, failure};
 use crate::config::Secret;
 
-/// Headers that a proxy adds: behind one, the peer's address is not the asker's.
+/// Headers added by proxies. Behind a proxy, the peer address is not the client's.
 const FORWARDED: [&str; 3] = ["forwarded", "x-forwarded-for", "x-real-ip"];
 
-/// Lets a request that changes something through, or refuses it.
+/// The middleware that passes or refuses a request that changes something.
 pub(super) async fn guard(
     State(admin): Shared,
     ConnectInfo(Peer(peer)): ConnectInfo<Peer>,
@@ -31,7 +31,7 @@ pub(super) async fn guard(
 }
 
 /// # Errors
-/// `ILLEGAL_CLIENT`: neither of this host nor with the token.
+/// `ILLEGAL_CLIENT`: the peer is not on this host and has no valid token.
 fn check(token: &Secret, peer: IpAddr, headers: &HeaderMap) -> Result<(), Error> {
     let refuse = |why: &str| Err(Error::new(ErrorCode::ILLEGAL_CLIENT, why));
     if let Some(shown) = headers.get(header::AUTHORIZATION) {
@@ -42,23 +42,21 @@ fn check(token: &Secret, peer: IpAddr, headers: &HeaderMap) -> Result<(), Error>
         };
     }
     if !peer.to_canonical().is_loopback() {
-        return refuse(
-            "only peers of this host and holders of the admin token may change anything",
-        );
+        return refuse("changes need the admin token, except from this host");
     }
     if FORWARDED.iter().any(|name| headers.contains_key(*name)) {
         return refuse("a forwarded request needs the admin token");
     }
-    // A page from elsewhere, in a browser on this host, names where it comes from; one that had
-    // its own name lead here names itself as the host.
+    // A cross-site page in a browser on this host names its site as the origin. A page that uses
+    // DNS rebinding names its own domain as the host.
     let own = |name| headers.get(name).is_none_or(|value| is_this_host(value.as_bytes()));
     if own(header::ORIGIN) && own(header::HOST) {
         return Ok(());
     }
-    refuse("a page of another site may not change anything; show the admin token")
+    refuse("a cross-site request needs the admin token")
 }
 
-/// Whether the value of an `Origin` or `Host` header names the loopback.
+/// Returns whether the value of an `Origin` or `Host` header names the loopback.
 fn is_this_host(value: &[u8]) -> bool {
     let value = value.strip_prefix(b"http://").unwrap_or(value);
     let host = match value.strip_prefix(b"[") {

@@ -1,4 +1,4 @@
-//! The body of a request, taken whole; what cannot be taken is told in JSON, as every failure is.
+//! The request body, read completely. Errors are returned as JSON, like all other failures.
 
 use axum::{
     extract::{FromRequest, Request},
@@ -11,10 +11,10 @@ use tokio_stream::StreamExt;
 
 use super::failure;
 
-/// The longest body: some ten thousand names.
+/// The maximum length of a body: some ten thousand names.
 const BYTES_MAX: usize = 2 << 20;
 
-/// The body of a request.
+/// A request body of limited length.
 #[derive(Debug)]
 pub(super) struct LimitedBody(pub(super) Bytes);
 
@@ -70,7 +70,7 @@ mod tests {
         let body = taken(Request::new(Body::from(longest.clone()))).await.unwrap();
         assert_eq!(body.len(), BYTES_MAX);
         let said = Request::builder().header("content-length", BYTES_MAX + 1).body(Body::empty());
-        // In two frames, and without a length: only the bytes tell.
+        // Two frames and no content length: only counting bytes finds the limit.
         let frames = [longest, vec![b'x']].map(Ok::<_, std::convert::Infallible>);
         let unsaid = Request::new(Body::from_stream(tokio_stream::iter(frames)));
         for request in [said.unwrap(), unsaid] {

@@ -1,7 +1,7 @@
-//! GET /api/v1/keys and /api/v1/key_groups: keys by prefix and search, as the page shows them.
+//! GET /api/v1/keys and /api/v1/key_groups: keys by prefix and search, for the page.
 //!
-//! Both look at every object, slice by slice, on a thread of their own. Few may do so at a time;
-//! one more is told to come again.
+//! Both sweep all objects, slice by slice, on a blocking thread. The number of concurrent sweeps is
+//! limited; further requests are refused as retryable.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -17,23 +17,23 @@ use serde_json::{Value, json};
 
 use super::{Admin, Shared, call_failure, decoded, failure, json_reply, parameter};
 
-/// The most requests that may go through all objects at a time.
+/// The maximum number of concurrent sweeps over all objects.
 pub(super) const SWEEPS_MAX: usize = 2;
 
-/// The most keys of one answer.
+/// The maximum number of keys in one reply.
 const KEYS_MAX: u32 = 500;
 
-/// The most groups of one answer; keys of further ones are counted together.
+/// The maximum number of groups in one reply. Keys of further groups are counted together.
 const GROUPS_MAX: usize = 200;
 
-/// The longest prefix or search that is taken.
+/// The maximum length of a prefix or search text.
 const QUERY_BYTES_MAX: usize = 4096;
 
-/// What a group of keys ends with, unless the request says.
+/// The delimiters that end a group.
 const DELIMITERS: &[u8] = b"/@:|";
 
-/// GET /api/v1/keys?prefix=P&search=S&after=K&limit=N: keys that begin with P and hold S, in byte
-/// order after K.
+/// GET /api/v1/keys?prefix=P&search=S&after=K&limit=N: keys that begin with P and contain S, in
+/// byte order after K.
 pub(super) async fn keys(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
     let take = |name| decoded(parameter(&query, name).unwrap_or_default());
@@ -51,7 +51,7 @@ pub(super) async fn keys(State(admin): Shared, RawQuery(query): RawQuery) -> Res
     sweep(admin, move |admin| match admin.ask(request::Call::ListObjects(call)) {
         response::Call::ListObjects(page) => {
             let objects: Vec<Value> = page.objects.iter().map(object).collect();
-            // The last key byte by byte, since a key need not be text.
+            // The last key is percent-encoded, because a key need not be valid text.
             let next = page.objects.last().map(|last| percent_coded(&last.key));
             json_reply(&json!({
                 "success": true, "keys": objects, "is_last": page.is_last, "next": next,
@@ -62,8 +62,8 @@ pub(super) async fn keys(State(admin): Shared, RawQuery(query): RawQuery) -> Res
     .await
 }
 
-/// GET /api/v1/key_groups?prefix=P: what follows P up to the next delimiter, with the number of
-/// keys and their bytes, largest first.
+/// GET /api/v1/key_groups?prefix=P: groups keys by the text from P up to the next delimiter, with
+/// the number of keys and their bytes, largest first.
 pub(super) async fn groups(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
     let prefix = decoded(parameter(&query, "prefix").unwrap_or_default());
@@ -78,7 +78,7 @@ pub(super) async fn groups(State(admin): Shared, RawQuery(query): RawQuery) -> R
     .await
 }
 
-/// Runs what goes through all objects on a thread of its own.
+/// Runs a sweep over all objects on a blocking thread.
 pub(super) async fn sweep(
     admin: Arc<Admin>,
     run: impl FnOnce(&Admin) -> Response + Send + 'static,
@@ -92,7 +92,7 @@ pub(super) async fn sweep(
         run(&admin)
     });
     swept.await.unwrap_or_else(|source| {
-        let error = Error::internal("the search did not end").caused_by(source);
+        let error = Error::internal("the search panicked").caused_by(source);
         failure(StatusCode::INTERNAL_SERVER_ERROR, &error)
     })
 }
@@ -109,7 +109,7 @@ fn percent_coded(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("%{byte:02x}")).collect()
 }
 
-/// A pattern that matches these bytes and nothing else.
+/// Returns a pattern that matches exactly these bytes.
 fn literal_pattern(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect()
 }
@@ -123,7 +123,7 @@ fn object(object: &v1::ObjectSummary) -> Value {
     })
 }
 
-/// Keys and bytes by what comes next after a prefix.
+/// Number and bytes of keys per group.
 #[derive(Debug)]
 struct Groups {
     prefix: Vec<u8>,

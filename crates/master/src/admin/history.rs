@@ -1,4 +1,4 @@
-//! Numbers of the last minutes, taken at a steady pace, for the curves of the page.
+//! Samples of the last minutes, taken at a fixed interval, for the charts of the page.
 
 use std::{
     collections::VecDeque,
@@ -12,13 +12,13 @@ use crate::service::{
     op_metrics::{Op, OpCount},
 };
 
-/// How often numbers are taken.
+/// The sampling interval.
 pub(super) const STEP: Duration = Duration::from_secs(2);
 
-/// How many are kept: ten minutes.
+/// The number of samples kept: ten minutes.
 const SAMPLES_MAX: usize = 300;
 
-/// The numbers of one moment; what counts up is shown as it stands.
+/// One sample. Counters are cumulative.
 #[derive(Debug, Clone, Copy)]
 struct Sample {
     at_ms: u64,
@@ -37,7 +37,7 @@ struct Sample {
 pub(super) struct Samples(VecDeque<Sample>);
 
 impl Samples {
-    /// Takes the numbers of now.
+    /// Takes a sample.
     pub(super) fn take(&mut self, service: &Service) {
         let totals = service.totals();
         let traffic = service.traffic();
@@ -59,7 +59,7 @@ impl Samples {
         });
     }
 
-    /// The samples later than that, column by column.
+    /// Returns the samples later than `at_ms`, column by column.
     pub(super) fn since(&self, at_ms: u64) -> Value {
         let column = |pick: fn(&Sample) -> u64| -> Vec<u64> {
             self.0.iter().filter(|sample| sample.at_ms > at_ms).map(pick).collect()
@@ -78,7 +78,7 @@ impl Samples {
     }
 }
 
-/// Milliseconds since 1970.
+/// Returns the present time in milliseconds since 1970.
 pub(super) fn now_ms() -> u64 {
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX)

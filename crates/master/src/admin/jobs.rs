@@ -1,4 +1,4 @@
-//! The endpoints about drains and quotas.
+//! The endpoints for drain jobs and quotas.
 
 use axum::{
     Router,
@@ -18,10 +18,10 @@ use super::{
     Admin, Shared, body::LimitedBody, call_failure, decoded, failure, json_reply, parameter,
 };
 
-/// The number and the name that the established endpoints give to a drain.
+/// The number and name of a drain job's type in upstream's endpoints.
 const DRAIN: (u32, &str) = (0, "DRAIN");
 
-/// What changes something; to be put behind the guard.
+/// Returns the routes that change something; the caller adds the access guard.
 pub(super) fn write_routes() -> Router<Arc<Admin>> {
     Router::new()
         .route("/api/v1/drain_jobs", post(create))
@@ -29,14 +29,14 @@ pub(super) fn write_routes() -> Router<Arc<Admin>> {
         .route("/api/v1/tenant_quotas", put(set_quota).delete(remove_quota))
 }
 
-/// What only looks.
+/// Returns the read-only routes.
 pub(super) fn read_routes() -> Router<Arc<Admin>> {
     Router::new()
         .route("/api/v1/drain_jobs/query", get(query))
         .route("/api/v1/tenant_quotas", get(quotas))
 }
 
-/// The body of a request for a drain.
+/// The body of a request that creates a drain job.
 #[derive(Debug, Deserialize)]
 struct NewJob {
     #[serde(default)]
@@ -47,7 +47,7 @@ struct NewJob {
     max_concurrency: u32,
 }
 
-/// The body of a request for a quota.
+/// The body of a request that sets a quota.
 #[derive(Debug, Deserialize)]
 struct NewQuota {
     requested_quota_bytes: u64,
@@ -136,7 +136,7 @@ async fn remove_quota(State(admin): Shared, RawQuery(query): RawQuery) -> Respon
         .unwrap_or_else(|| json_reply(&json!({"success": true, "data": null})))
 }
 
-/// Sets or takes away the quota of a tenant; the answer to the caller if that is refused.
+/// Sets or removes the quota of a tenant. Returns the error reply if that is refused.
 fn change_quota(admin: &Admin, tenant: &str, bytes: Option<u64>) -> Option<Response> {
     let quotas = vec![v1::Quota { tenant: tenant.to_owned(), bytes }];
     let call = v1::SetQuotasRequest { caller: None, quotas };
@@ -149,7 +149,7 @@ fn change_quota(admin: &Admin, tenant: &str, bytes: Option<u64>) -> Option<Respo
     }
 }
 
-/// The one job of an answer, shown, or its failure.
+/// Returns the reply for the only job of a response, or its failure.
 fn single_job(
     results: Vec<v1::DrainJobResult>,
     show: fn(&v1::DrainJobResult) -> Value,
@@ -236,7 +236,7 @@ fn text(query: &str, name: &str) -> Option<String> {
     String::from_utf8(decoded(parameter(query, name)?)).ok()
 }
 
-/// The text as a query may carry it.
+/// Percent-encodes a text for a query.
 fn escaped(text: &str) -> String {
     text.bytes().map(|byte| format!("%{byte:02x}")).collect()
 }
@@ -245,8 +245,8 @@ fn bad_request(why: &str) -> Response {
     failure(StatusCode::BAD_REQUEST, &Error::invalid(why.to_owned()))
 }
 
-/// The failure of a call with its established status. What was asked for wrongly is told in words,
-/// the rest by its name.
+/// Returns the error reply of a failed call with upstream's status. Invalid requests get the
+/// message, other failures the name of the error code.
 fn item_failure(from: &v1::Failure) -> Response {
     let error = Error::from(from);
     let code = error.code();

@@ -1,6 +1,7 @@
-//! The embedded metadata server: small texts under names, for transfer engines.
+//! The embedded metadata server: a key-value store for transfer engines.
 //!
-//! Keys are taken as they stand in the query, not decoded: engines always encode them the same way.
+//! Keys are used as they appear in the query, without decoding: engines always encode them the same
+//! way.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -19,19 +20,19 @@ use tokio_util::sync::CancellationToken;
 
 use super::{decoded, not_found, parameter, text_reply};
 
-/// The largest value.
+/// The maximum size of a value.
 const VALUE_BYTES_MAX: usize = 16 << 20;
 
-/// The longest key.
+/// The maximum length of a key.
 const KEY_BYTES_MAX: usize = 4096;
 
-/// The most keys.
+/// The maximum number of keys.
 const KEYS_MAX: usize = 1 << 20;
 
-/// The most bytes of all values together.
+/// The maximum total size of all values.
 const STORED_BYTES_MAX: usize = 1 << 30;
 
-/// What the engines stored.
+/// The key-value store of the engines' metadata.
 #[derive(Debug, Default)]
 pub struct Metadata(Mutex<Entries>);
 
@@ -41,21 +42,22 @@ struct Entries {
     bytes: usize,
 }
 
-/// What became of a PUT.
+/// The outcome of a PUT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PutOutcome {
-    /// It is kept.
+    /// The value was stored.
     Updated,
-    /// The very same was there.
+    /// The same value was already stored.
     Unchanged,
-    /// A live engine's address must not be taken by another.
+    /// The key holds the address of a live engine, which must not be replaced.
     Duplicate,
-    /// The server is full.
+    /// The store is full.
     Full,
 }
 
 impl Metadata {
-    /// Keeps the value, unless it would take the address of another engine or there is no room.
+    /// Stores the value, unless it would replace the address of another engine or the store is
+    /// full.
     pub fn put(&self, key: &str, value: Bytes) -> PutOutcome {
         let mut entries = self.0.lock();
         let old = entries.values.get(key);
@@ -75,12 +77,12 @@ impl Metadata {
         PutOutcome::Updated
     }
 
-    /// The value under that key.
+    /// Returns the value of a key.
     pub fn get(&self, key: &str) -> Option<Bytes> {
         self.0.lock().values.get(key).cloned()
     }
 
-    /// Whether there was one.
+    /// Deletes a key. Returns whether it existed.
     pub fn delete(&self, key: &str) -> bool {
         let mut entries = self.0.lock();
         let old = entries.values.remove(key);
@@ -88,7 +90,7 @@ impl Metadata {
         old.is_some()
     }
 
-    /// Deletes what an engine of that name stored about itself.
+    /// Deletes the entries that an engine of that name stored about itself.
     pub fn remove_engine(&self, name: &str) {
         let endings = [format!("/ram/{name}"), format!("/rpc_meta/{name}")];
         let mut entries = self.0.lock();
@@ -122,7 +124,7 @@ pub(crate) async fn serve(listener: TcpListener, store: Arc<Metadata>, stop: Can
         .with_graceful_shutdown(stop.cancelled_owned())
         .await;
     if let Err(error) = served {
-        tracing::error!(%error, "the metadata server closed");
+        tracing::error!(%error, "the metadata server failed");
     }
 }
 
@@ -132,7 +134,7 @@ async fn answer(
     request: Request,
 ) -> Response {
     let method = request.method().clone();
-    // The body of an answer to HEAD is left away on its way out.
+    // The HTTP server strips the body from the reply to HEAD.
     let method = if method == Method::HEAD { Method::GET } else { method };
     if ![Method::GET, Method::PUT, Method::DELETE].contains(&method) {
         return not_found();

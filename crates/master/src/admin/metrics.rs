@@ -1,4 +1,4 @@
-//! GET /metrics: Prometheus text under the established names.
+//! GET /metrics: Prometheus text with upstream's metric names.
 
 mod log;
 mod quotas;
@@ -45,11 +45,11 @@ fn text(service: &Service) -> String {
 }
 
 fn pool(out: &mut Exposition, t: &Totals) {
-    out.gauge("master_allocated_bytes", "Bytes of the pool that are given away.", t.used);
+    out.gauge("master_allocated_bytes", "Allocated bytes of the pool.", t.used);
     out.gauge("master_total_capacity_bytes", "Bytes of the pool.", t.capacity);
     out.gauge("master_key_count", "Objects that can be read.", t.keys);
     out.gauge("master_soft_pin_key_count", "Soft-pinned objects.", t.soft_pinned_keys);
-    out.gauge("master_active_clients", "Clients that are registered.", t.clients);
+    out.gauge("master_active_clients", "Registered clients.", t.clients);
     out.gauge("mem_cache_nums_", "Objects that can be read from memory.", t.keys);
     out.gauge(
         "master_put_start_discarded_staging_size",
@@ -58,16 +58,16 @@ fn pool(out: &mut Exposition, t: &Totals) {
     );
     out.gauge(
         "mooncake_master_fenced_bytes",
-        "Freed bytes that wait for the end of a fence.",
+        "Freed bytes in quarantine until a fence ends.",
         t.fenced,
     );
-    out.gauge("mooncake_master_segments", "Segments that are mounted.", t.segments);
+    out.gauge("mooncake_master_segments", "Mounted segments.", t.segments);
 }
 
 fn segments(out: &mut Exposition, summaries: Vec<v1::SegmentSummary>) {
     let mut used: Vec<(String, u64)> = Vec::new();
     let mut capacity: Vec<(String, u64)> = Vec::new();
-    // They come in the order of their names.
+    // The segments are sorted by name.
     for summary in summaries {
         let segment = summary.segment.unwrap_or_default();
         for (values, value) in [(&mut used, summary.used), (&mut capacity, segment.length)] {
@@ -78,7 +78,7 @@ fn segments(out: &mut Exposition, summaries: Vec<v1::SegmentSummary>) {
         }
     }
     for (name, help, values) in [
-        ("segment_allocated_bytes", "Bytes of the segment that are given away.", used),
+        ("segment_allocated_bytes", "Allocated bytes of the segment.", used),
         ("segment_total_capacity_bytes", "Bytes of the segment.", capacity),
     ] {
         out.head(name, "gauge", help);
@@ -112,12 +112,12 @@ fn calls(out: &mut Exposition, calls: &OpMetrics) {
 }
 
 fn traffic(out: &mut Exposition, t: &TrafficCount) {
-    out.counter("total_get_nums_", "Keys that were asked for in order to read them.", t.gets);
-    out.counter("valid_get_nums_", "Of them, found.", t.hits);
-    out.counter("mem_cache_hit_nums_", "Of them, found in memory.", t.hits);
-    out.counter("mem_cache_hit_bytes_total", "Bytes of those found in memory.", t.hit_bytes);
+    out.counter("total_get_nums_", "Keys looked up in order to read them.", t.gets);
+    out.counter("valid_get_nums_", "Keys looked up for reading and found.", t.hits);
+    out.counter("mem_cache_hit_nums_", "Keys looked up for reading and found in memory.", t.hits);
+    out.counter("mem_cache_hit_bytes_total", "Bytes of the objects found in memory.", t.hit_bytes);
     let name = "master_value_size_bytes";
-    out.head(name, "histogram", "Sizes of the values that were given room.");
+    out.head(name, "histogram", "Sizes of the values put.");
     let classes = t.sizes.iter().enumerate();
     let classes = classes.map(|(class, values)| (SIZE_BOUNDS.get(class), *values));
     out.histogram(name, &[], classes, t.size_sum);
@@ -127,33 +127,37 @@ fn load(out: &mut Exposition, service: &Service) {
     let load = service.admission();
     out.counter(
         "mooncake_master_refused_calls_total",
-        "Calls refused because there was too much to do.",
+        "Calls refused because the master was overloaded.",
         load.map_or(0, Admission::refused),
     );
     out.gauge(
         "mooncake_master_large_frames_bytes",
-        "Bytes of large frames that are taken on.",
+        "Bytes of large request frames in flight.",
         load.map_or(0, Admission::large_frame_bytes),
     );
     let Some(events) = service.events().map(|events| events.status()) else { return };
     let number = |name: &str| events[name].as_u64().unwrap_or_default();
     for (name, field, help) in [
         ("published", "published_events", "Events published."),
-        ("dropped", "dropped_events", "Events that found no room in the queue."),
+        ("dropped", "dropped_events", "Events dropped because the queue was full."),
         ("missed", "missed_by_slow_subscribers", "Messages missed by slow subscribers."),
     ] {
         out.counter(&format!("mooncake_master_events_{name}_total"), help, number(field));
     }
     let name = "mooncake_master_events_subscribers";
-    out.gauge(name, "Subscribers of events.", number("subscribers"));
+    out.gauge(name, "Connected event subscribers.", number("subscribers"));
 }
 
 fn slow(out: &mut Exposition, service: &Service) {
     let slow = service.slow_log();
-    out.counter("mooncake_master_slow_calls_total", "Calls that took long.", slow.total());
+    out.counter(
+        "mooncake_master_slow_calls_total",
+        "Calls slower than the threshold.",
+        slow.total(),
+    );
     out.gauge(
         "mooncake_master_slow_call_threshold_seconds",
-        "From how long on a call counts as slow; 0: none does.",
+        "Duration from which on a call counts as slow; 0 turns the slow log off.",
         slow.threshold().as_secs_f64(),
     );
 }
@@ -161,22 +165,38 @@ fn slow(out: &mut Exposition, service: &Service) {
 fn history(out: &mut Exposition, totals: &Totals) {
     let c = &totals.counters;
     let rows: [(&str, &str, u64); 13] = [
-        ("master_attempted_evictions_total", "Evictions tried.", c.evictions_attempted),
-        ("master_attempted_evictions_mem", "Evictions tried in memory.", c.evictions_attempted),
-        ("master_successful_evictions_total", "Evictions that made room.", c.evictions_succeeded),
-        ("master_successful_evictions_mem", "Those in memory.", c.evictions_succeeded),
+        ("master_attempted_evictions_total", "Evictions attempted.", c.evictions_attempted),
+        ("master_attempted_evictions_mem", "Evictions attempted in memory.", c.evictions_attempted),
+        (
+            "master_successful_evictions_total",
+            "Evictions that freed enough space.",
+            c.evictions_succeeded,
+        ),
+        (
+            "master_successful_evictions_mem",
+            "Evictions in memory that freed enough space.",
+            c.evictions_succeeded,
+        ),
         ("master_evicted_key_count", "Objects evicted.", c.evicted_keys),
         ("master_evicted_key_count_mem", "Objects evicted from memory.", c.evicted_keys),
         ("master_evicted_size_bytes", "Bytes evicted.", c.evicted_bytes),
         ("master_evicted_size_bytes_mem", "Bytes evicted from memory.", c.evicted_bytes),
-        ("master_put_start_alloc_failures_total", "Puts without room.", c.puts_without_room),
+        (
+            "master_put_start_alloc_failures_total",
+            "Puts refused for lack of space.",
+            c.puts_without_room,
+        ),
         (
             "master_put_start_partial_allocations_total",
-            "Puts that got fewer copies than wished.",
+            "Puts that got fewer replicas than requested.",
             c.puts_with_fewer_copies,
         ),
         ("master_put_start_discard_cnt", "Unfinished puts displaced.", c.puts_displaced),
-        ("master_put_start_release_cnt", "Unfinished puts taken back.", c.puts_released),
+        (
+            "master_put_start_release_cnt",
+            "Unfinished puts whose memory was released.",
+            c.puts_released,
+        ),
         ("mooncake_master_expired_clients_total", "Clients that expired.", c.clients_expired),
     ];
     for (name, help, value) in rows {

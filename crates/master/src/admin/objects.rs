@@ -1,4 +1,4 @@
-//! The endpoints about objects.
+//! The endpoints for objects.
 
 use axum::{
     body::Bytes,
@@ -12,10 +12,10 @@ use serde_json::{Map, Value, json};
 
 use super::{Shared, call_failure, decoded, failure, json_reply, parameter, streamed_text};
 
-/// The most keys that one query may name.
+/// The maximum number of keys in one query.
 const KEYS_MAX: usize = 10_000;
 
-/// GET /get_all_keys: one a line, in no order, slice by slice while they are sent.
+/// GET /get_all_keys: one key per line, in no particular order, streamed slice by slice.
 pub(super) async fn all_keys(State(admin): Shared) -> Response {
     let mut from = Some(0);
     streamed_text(std::iter::from_fn(move || {
@@ -28,8 +28,8 @@ pub(super) async fn all_keys(State(admin): Shared) -> Response {
     }))
 }
 
-/// GET /query_key?key=K: where the object lies; takes a lease. The key is taken as it stands, as
-/// the established master does; if there is no such object, as it is once decoded.
+/// GET /query_key?key=K: the replicas of an object; grants a lease. The key is used without
+/// decoding, as in upstream. If no such object exists, the decoded key is tried.
 pub(super) async fn query_key(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
     let key = parameter(&query, "key").unwrap_or_default();
@@ -59,7 +59,7 @@ pub(super) async fn query_key(State(admin): Shared, RawQuery(query): RawQuery) -
     }
 }
 
-/// GET /batch_query_keys?keys=a,b: where several objects lie; takes no lease.
+/// GET /batch_query_keys?keys=a,b: the replicas of several objects; grants no lease.
 pub(super) async fn query_keys(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
     let text = decoded(parameter(&query, "keys").unwrap_or_default());
@@ -99,7 +99,7 @@ pub(super) async fn query_keys(State(admin): Shared, RawQuery(query): RawQuery) 
     json_reply(&json!({"success": true, "data": data}))
 }
 
-/// The copies in the established form.
+/// Returns the replicas in upstream's JSON form.
 fn replicas(segments: &[v1::Segment], places: &[v1::Place]) -> Value {
     let place = |place: &v1::Place| {
         let index = usize::try_from(place.segment).unwrap_or(usize::MAX);

@@ -1,4 +1,4 @@
-//! GET /api/v1/overview: everything that the page shows, in one JSON.
+//! GET /api/v1/overview: all data of the page in one JSON document.
 
 use axum::{
     extract::{RawQuery, State},
@@ -23,17 +23,18 @@ use crate::{
     state::{JobView, TaskKind, TaskView},
 };
 
-/// Segments and clients beyond this are only counted.
+/// The maximum number of segments and clients listed.
 const ROWS_MAX: usize = 500;
 
-/// So many tasks are shown, and so many drains.
+/// The maximum number of tasks and of drain jobs listed.
 const TASKS_SHOWN: usize = 30;
 const DRAINS_SHOWN: usize = 20;
 
-/// So many slow calls are shown.
+/// The maximum number of slow calls listed.
 const SLOW_SHOWN: usize = 50;
 
-/// Samples later than `since` (milliseconds since 1970) come along; without it, all.
+/// The history contains samples later than `since` (milliseconds since 1970); all samples without
+/// it.
 pub(super) async fn show(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
     let since = parameter(&query, "since").and_then(|text| text.parse().ok()).unwrap_or(0);
@@ -85,7 +86,7 @@ fn overview(service: &Service) -> Value {
     })
 }
 
-/// The log. Names end with their units, by which the page shows them.
+/// Returns the status of the log. The page formats values by the unit at the end of their name.
 fn journal(service: &Service, s: &JournalStatus) -> Value {
     let now = service.now();
     let mean = s.sync_time.as_secs_f64() * 1e3 / s.syncs.max(1) as f64;
@@ -108,12 +109,12 @@ fn journal(service: &Service, s: &JournalStatus) -> Value {
     })
 }
 
-/// Copies, moves and drains that are under way, and the latest drains that are over.
+/// Returns copies, moves and drains in progress, and the latest finished drains.
 fn tasks(service: &Service) -> Value {
     let work = service.work(TASKS_SHOWN);
     let c = service.totals().counters;
     let note = format!(
-        "{} wait, {} run; {} done, {} failed",
+        "{} pending, {} running; {} done, {} failed",
         work.pending, work.processing, c.tasks_done, c.tasks_failed
     );
     let drain = |job: &JobView| {
@@ -122,7 +123,7 @@ fn tasks(service: &Service) -> Value {
             "id": job.id.to_string(),
             "state": format!("{:?}", job.status).to_lowercase(),
             "about": format!(
-                "{} moved ({}), {} under way, {} held up, {} failed. {}",
+                "{} moved ({}), {} in progress, {} blocked, {} failed. {}",
                 job.succeeded, ByteSize(job.moved_bytes), job.active, job.blocked, job.failed,
                 job.message
             ),
@@ -153,7 +154,7 @@ fn tasks(service: &Service) -> Value {
     })
 }
 
-/// Tenants with a quota; none without multi-tenancy.
+/// Returns the tenants with a quota; empty without multi-tenancy.
 fn quotas(service: &Service) -> Value {
     let row = |quota: crate::state::TenantQuota| {
         json!({
@@ -201,7 +202,7 @@ fn clients(service: &Service) -> Value {
     service.clients().into_iter().take(ROWS_MAX).map(row).collect()
 }
 
-/// What was called at all, with the sums over single calls and batches.
+/// Returns the operations called at least once, with single calls and batches added up.
 fn calls(service: &Service) -> Value {
     let row = |(op, name, _): &(Op, &str, Option<&str>)| {
         let count = service.op_metrics().count(*op);

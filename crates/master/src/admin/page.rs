@@ -1,4 +1,4 @@
-//! GET /: the page for people. One file, without anything from elsewhere; it asks for
+//! GET /: the web page. A single file that loads nothing from elsewhere and polls
 //! `/api/v1/overview` every two seconds.
 
 use axum::{
@@ -8,7 +8,7 @@ use axum::{
 
 const PAGE: &str = include_str!("page/index.html");
 
-/// The page may load nothing and talk to nobody but the master it came from.
+/// The content security policy: the page may only load from and connect to its own master.
 const POLICY: &str = include_str!("page/policy.txt");
 
 pub(super) async fn show() -> Response {
@@ -30,7 +30,7 @@ mod tests {
     fn page_loads_nothing_from_elsewhere() {
         for reference in ["http://", "https://", "<link", "src=", "@import", "url("] {
             let found = PAGE.match_indices(reference).filter(|(at, _)| {
-                // The icon is data, and the name of SVG's namespace is no address.
+                // The icon is a data URL, and the SVG namespace is only a name.
                 !PAGE[*at..].starts_with("http://www.w3.org/2000/svg")
                     && !PAGE[*at..].starts_with("<link rel=\"icon\" href=\"data:")
             });

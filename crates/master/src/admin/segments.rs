@@ -1,4 +1,4 @@
-//! The endpoints about segments.
+//! The endpoints for segments.
 
 use axum::{
     extract::{RawQuery, State},
@@ -58,7 +58,7 @@ impl SegmentRow {
     }
 }
 
-/// The established name of a status.
+/// Returns upstream's name of a status.
 pub(super) fn status_name(status: v1::SegmentStatus) -> &'static str {
     match status {
         v1::SegmentStatus::Undefined => "UNDEFINED",
@@ -70,7 +70,7 @@ pub(super) fn status_name(status: v1::SegmentStatus) -> &'static str {
     }
 }
 
-/// GET /get_all_segments: each name once.
+/// GET /get_all_segments: the distinct segment names.
 pub(super) async fn names(State(admin): Shared) -> Response {
     let mut text = String::new();
     let mut names: Vec<String> = admin.service.segments().into_iter().map(name).collect();
@@ -94,7 +94,7 @@ pub(super) async fn details(State(admin): Shared) -> Response {
     json_reply(&json!({"total_segments": segments.len(), "segments": segments}))
 }
 
-/// GET /query_segment?segment=NAME: the sums over the segments of that name.
+/// GET /query_segment?segment=NAME: the totals over the segments of that name.
 pub(super) async fn query(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
     let wanted = wanted(query);
     let found = found(admin.service.segments(), &wanted);
@@ -115,7 +115,7 @@ pub(super) async fn status(State(admin): Shared, RawQuery(query): RawQuery) -> R
         return failure(StatusCode::BAD_REQUEST, &error);
     }
     let found = found(admin.service.segments(), &wanted);
-    // Of several under one name, the one that is furthest from being all right.
+    // Of several segments of one name, the worst status is shown.
     let Some(status) = found.iter().map(|shown| shown.status).max() else {
         let code = ErrorCode::SEGMENT_NOT_FOUND;
         return failure(StatusCode::NOT_FOUND, &Error::new(code, code.name()));

@@ -1,4 +1,4 @@
-//! The numbers of a moment, and the one line that sums them up.
+//! Snapshots of the counters, and the summary line.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -14,15 +14,15 @@ use crate::{
     state::Totals,
 };
 
-/// Rates are taken over at least this long.
+/// The minimum interval over which rates are computed.
 const STEP_MIN: Duration = Duration::from_secs(1);
 
-/// What a master without followers has to say of them.
+/// The HA part of the summary line for a master without followers.
 const NO_FOLLOWERS: &str = "HA Metrics Summary: last_seq=0, applied_seq=0, lag=0, pending=0, \
     mutation_queue=0, batch_commits=0, sync_commits=0, skipped=0, checksum_fail=0, etcd_fail=0, \
     watch_disconn=0, state=0";
 
-/// Of calls that this master does not have, the line shows zeros.
+/// Upstream's calls that this master does not have; the line shows zeros for them.
 const UNSUPPORTED_CALLS: [&str; 7] = [
     "CopyStart",
     "CopyEnd",
@@ -35,7 +35,7 @@ const UNSUPPORTED_CALLS: [&str; 7] = [
 
 const UNSUPPORTED_BATCHES: [&str; 1] = ["QueryIp"];
 
-/// The single calls that the line shows.
+/// The single calls in the line.
 const SINGLE: [(&str, Op); 8] = [
     ("PutStart", Op::PutStart),
     ("PutEnd", Op::PutEnd),
@@ -47,7 +47,7 @@ const SINGLE: [(&str, Op); 8] = [
     ("Ping", Op::Heartbeat),
 ];
 
-/// The batches that the line shows.
+/// The batch calls in the line.
 const BATCH: [(&str, Op); 6] = [
     ("PutStart", Op::PutStart),
     ("PutEnd", Op::PutEnd),
@@ -57,7 +57,7 @@ const BATCH: [(&str, Op); 6] = [
     ("Clear", Op::ClearReplicas),
 ];
 
-/// The calls about tasks that the line shows.
+/// The task calls in the line.
 const TASKS: [(&str, Op); 5] = [
     ("CreateMoveTask", Op::CreateMoveTask),
     ("CreateCopyTask", Op::CreateCopyTask),
@@ -66,23 +66,23 @@ const TASKS: [(&str, Op); 5] = [
     ("MarkTaskToComplete", Op::EndTask),
 ];
 
-/// The numbers of a moment.
+/// A snapshot of the counters.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// When it was taken.
+    /// The time of the snapshot.
     pub at: Moment,
-    /// The sums over the pool.
+    /// The totals of the pool.
     pub totals: Totals,
-    /// What was asked, in the order of [`Op::ALL`].
+    /// The call counters, in the order of [`Op::ALL`].
     pub counts: Vec<OpCount>,
-    /// Snapshots of the log that were taken.
+    /// The number of snapshots taken of the log.
     pub snapshots: u64,
-    /// How often the log or its snapshot failed.
+    /// The number of failures of the log or of its snapshots.
     pub log_failures: u64,
 }
 
 impl Snapshot {
-    /// The numbers of now.
+    /// Takes a snapshot.
     pub fn take(service: &Service) -> Self {
         let counts = Op::ALL.iter().map(|(op, _, _)| service.op_metrics().count(*op)).collect();
         let log = service.journal_status().unwrap_or_default();
@@ -100,7 +100,7 @@ impl Snapshot {
     }
 }
 
-/// Numbers of a moment ago, at least a second old once there were some.
+/// Two earlier snapshots, at least one second apart once there are two.
 #[derive(Debug)]
 pub(super) struct History {
     before: Snapshot,
@@ -112,7 +112,7 @@ impl History {
         Self { before: first.clone(), last: first }
     }
 
-    /// Takes the present in, and gives what to compare it with.
+    /// Adds the present snapshot. Returns the earlier snapshot to compare it with.
     pub(super) fn step(&mut self, present: Snapshot) -> (Snapshot, Snapshot) {
         if present.at.since(self.last.at) >= STEP_MIN {
             self.before = std::mem::replace(&mut self.last, present.clone());
@@ -130,7 +130,7 @@ pub(super) async fn show(State(admin): Shared) -> Response {
     ))
 }
 
-/// The sums, and the calls a second since the earlier moment.
+/// Formats the totals, and the calls per second since the earlier snapshot.
 pub fn line(before: &Snapshot, present: &Snapshot) -> String {
     let t = &present.totals;
     let mut text = format!(

@@ -1,31 +1,31 @@
-//! The settings of the events of objects.
+//! The settings of object events.
 
 use mooncake_base::{Error, Result};
 
-/// What is published, where, and under which names.
+/// The endpoint, the names and the optional fields of published events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventsConfig {
-    /// Whether events are published at all.
+    /// Whether events are published.
     pub is_on: bool,
     /// `tcp://HOST:PORT`; `*` for any host or any free port.
     pub endpoint: String,
-    /// Whose objects these are, in every event.
+    /// The name of the owner of the objects, in every event.
     pub backend_id: String,
-    /// Whether events name their object; without, only `cleared` is published.
+    /// Whether events name their object. If not, only `cleared` events are published.
     pub has_object_key: bool,
     /// Adds the older names of fields.
     pub has_legacy: bool,
-    /// Events that may wait; 0: about 16 million.
+    /// The maximum number of queued events; 0: about 16 million.
     pub capacity: usize,
-    /// Copied into every event, as the next ones are; empty or 0: nil.
+    /// Copied into every event, like the following fields; empty or 0 is sent as nil.
     pub model_name: String,
-    /// A salt of the hashes of keys.
+    /// The salt of key hashes.
     pub additional_salt: String,
-    /// The adapter.
+    /// The name of the LoRA adapter.
     pub lora_name: String,
-    /// Tokens of a block.
+    /// The number of tokens per block.
     pub block_size: u32,
-    /// A rank.
+    /// The data-parallel rank.
     pub dp_rank: u32,
 }
 
@@ -49,7 +49,7 @@ impl Default for EventsConfig {
 
 impl EventsConfig {
     /// # Errors
-    /// Events are switched on without an endpoint or a name.
+    /// Events are enabled without an endpoint or a backend id.
     pub(super) fn check(&self) -> Result<()> {
         if self.is_on && (self.endpoint.is_empty() || self.backend_id.is_empty()) {
             return Err(Error::invalid(

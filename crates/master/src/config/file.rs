@@ -1,10 +1,10 @@
-//! Configuration files (JSON, flat YAML), read into lists of texts.
+//! Configuration files (JSON, flat YAML), read into lists of names and values.
 
 use std::path::Path;
 
 use mooncake_base::{Error, Result, options::read_file};
 
-/// Reads a configuration file; the ending of its name tells the format.
+/// Reads a configuration file. The extension of its name selects the format.
 pub(super) fn read(path: &str) -> Result<Vec<(String, String)>> {
     let text = read_file(path)?;
     let ending = Path::new(path).extension().and_then(|ending| ending.to_str()).unwrap_or("");
@@ -18,9 +18,9 @@ pub(super) fn read(path: &str) -> Result<Vec<(String, String)>> {
 
 fn read_json(text: &str) -> Result<Vec<(String, String)>> {
     let value: serde_json::Value = serde_json::from_str(text)
-        .map_err(|source| Error::invalid("the file is no JSON").caused_by(source))?;
+        .map_err(|source| Error::invalid("the file is not valid JSON").caused_by(source))?;
     let serde_json::Value::Object(fields) = value else {
-        return Err(Error::invalid("the file is no JSON object"));
+        return Err(Error::invalid("the file is not a JSON object"));
     };
     fields
         .into_iter()
@@ -29,12 +29,15 @@ fn read_json(text: &str) -> Result<Vec<(String, String)>> {
             serde_json::Value::Bool(_) | serde_json::Value::Number(_) => {
                 Ok((name, value.to_string()))
             }
-            _ => Err(Error::invalid("the value is no text, number or boolean").with("key", name)),
+            _ => {
+                Err(Error::invalid("the value is not a string, number or boolean")
+                    .with("key", name))
+            }
         })
         .collect()
 }
 
-/// Reads `key: value` lines; comments, quotes and a leading `---` are understood, nesting is not.
+/// Reads `key: value` lines. Comments, quotes and a leading `---` are supported, nesting is not.
 fn read_yaml(text: &str) -> Result<Vec<(String, String)>> {
     let mut entries = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -44,16 +47,16 @@ fn read_yaml(text: &str) -> Result<Vec<(String, String)>> {
             continue;
         }
         if content.starts_with([' ', '\t', '-']) {
-            return bad("only flat `key: value` lines are understood");
+            return bad("only flat `key: value` lines are supported");
         }
         let Some((name, value)) = content.split_once(':') else {
-            return bad("the line is no `key: value`");
+            return bad("the line is not `key: value`");
         };
         let Some(value) = unquote(value.trim()) else {
             return bad("the quote of the value is not closed");
         };
         if value.starts_with(['[', '{', '|', '>', '&', '*']) {
-            return bad("the value is no text, number or boolean");
+            return bad("the value is not a string, number or boolean");
         }
         let name = name.trim().trim_matches(['"', '\'']);
         entries.push((name.to_owned(), value.to_owned()));
@@ -61,7 +64,7 @@ fn read_yaml(text: &str) -> Result<Vec<(String, String)>> {
     Ok(entries)
 }
 
-/// Takes quotes or a trailing comment away; `None` for a quote that is not closed.
+/// Strips quotes or a trailing comment; `None` if a quote is not closed.
 fn unquote(value: &str) -> Option<&str> {
     for quote in ['"', '\''] {
         if let Some(rest) = value.strip_prefix(quote) {

@@ -6,33 +6,33 @@ use mooncake_base::options::META_FLAGS;
 
 use super::{MasterConfig, OPTIONS};
 
-/// Where a line ends.
+/// The maximum width of a line.
 const WIDTH: usize = 96;
 
-/// The first option of each group, and the group's title. An option belongs to the last group that
-/// began before it in the table.
+/// The first option of each group, and the title of the group. An option belongs to the last group
+/// that begins before it in the table.
 const GROUPS: &[(&str, &str)] = &[
     ("config_path", "Listening"),
     ("metrics_host", "Admin: HTTP, metrics, log"),
     ("enable_http_metadata_server", "Metadata server of the transfer engines"),
-    ("default_kv_lease_ttl", "How long things live"),
-    ("eviction_ratio", "Room: eviction and allocation"),
+    ("default_kv_lease_ttl", "Leases and pins"),
+    ("eviction_ratio", "Eviction"),
     ("client_ttl", "Clients and unfinished puts"),
     ("allocation_strategy", "Placement and names"),
     ("state_dir", "Durability: what a restart remembers"),
-    ("enable_kv_events", "Events of objects"),
-    ("memory_allocator", "Other features"),
-    ("logtostderr", "Log flags of the established program: accepted, without effect"),
+    ("enable_kv_events", "Object events"),
+    ("memory_allocator", "Unsupported features: accepted, without effect"),
+    ("logtostderr", "Log flags of upstream's program: accepted, without effect"),
 ];
 
-/// The whole text.
+/// Returns the whole help text.
 pub(crate) fn text(program: &str) -> String {
     let defaults = MasterConfig::default();
     let mut text = format!(
-        "{program} knows where every object of the pool lies and decides how long.\n\n\
+        "{program} stores the metadata of the pool: it allocates memory, locates objects and evicts them.\n\n\
          Usage: {program} [--option=value …]\n\n\
          Options may have one dash or two, `=` or a space before the value, `-` or `_` in the name;\n\
-         a switch also stands alone, or as --noNAME. They are read from the command line, then from\n\
+         a switch needs no value; --noNAME turns it off. They are read from the command line, then from\n\
          the variables named below, then from the file of --config_path.\n",
     );
     for spec in OPTIONS {
@@ -54,7 +54,7 @@ pub(crate) fn text(program: &str) -> String {
             wrap(&mut text, &format!("Environment: {}.", variable.name));
         }
     }
-    text.push_str("\nAbout the options themselves\n");
+    text.push_str("\nOptions about options\n");
     for (flag, help) in META_FLAGS {
         let _ = writeln!(text, "  {flag}");
         wrap(&mut text, help);
@@ -62,7 +62,7 @@ pub(crate) fn text(program: &str) -> String {
     text
 }
 
-/// Adds the sentence, indented, in lines of at most [`WIDTH`].
+/// Appends the sentence, indented and wrapped to lines of at most [`WIDTH`].
 fn wrap(text: &mut String, sentence: &str) {
     const INDENT: &str = "      ";
     let mut length = 0;

@@ -1,13 +1,13 @@
-//! The file of the tenants' quotas: a small YAML document that people write and the master rewrites.
+//! The quota file: a small YAML document that people write and the master rewrites.
 
 use std::{collections::BTreeMap, fmt::Write as _, fs, io::Write as _, path::PathBuf};
 
 use mooncake_base::{ByteSize, Error, ErrorCode, Result};
 
-/// The largest file that is read.
+/// The maximum size of the file.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// The quotas as the file has them.
+/// The quotas in the file.
 #[derive(Debug)]
 pub struct QuotaFile {
     path: PathBuf,
@@ -18,10 +18,10 @@ impl QuotaFile {
     /// Reads the file.
     ///
     /// # Errors
-    /// It is not there, or is no policy; the line is named.
+    /// The file does not exist or is not a valid quota file; the error names the line.
     pub fn read(path: &str) -> Result<Self> {
         let failed = |source: std::io::Error| {
-            Error::new(ErrorCode::FILE_READ_FAIL, "the quotas of the tenants cannot be read")
+            Error::new(ErrorCode::FILE_READ_FAIL, "cannot read the quota file")
                 .with("file", path)
                 .caused_by(source)
         };
@@ -34,13 +34,12 @@ impl QuotaFile {
         Ok(Self { path: PathBuf::from(path), quotas })
     }
 
-    /// Each tenant with its quota in bytes.
+    /// Returns each tenant with its quota in bytes.
     pub fn quotas(&self) -> impl Iterator<Item = (&str, u64)> {
         self.quotas.iter().map(|(name, &bytes)| (name.as_str(), bytes))
     }
 
-    /// Notes a quota, or that a tenant has none any more, and writes the file anew: whole, or not
-    /// at all.
+    /// Sets or removes the quota of a tenant, and rewrites the file atomically.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -50,9 +49,12 @@ impl QuotaFile {
             None => self.quotas.remove(tenant),
         };
         let failed = |source: std::io::Error| {
-            Error::new(ErrorCode::FILE_WRITE_FAIL, "the quotas are granted but cannot be written")
-                .with("file", self.path.display())
-                .caused_by(source)
+            Error::new(
+                ErrorCode::FILE_WRITE_FAIL,
+                "the quotas are in effect but cannot be written to the quota file",
+            )
+            .with("file", self.path.display())
+            .caused_by(source)
         };
         let beside = self.path.with_extension("new");
         let write = || {
@@ -71,7 +73,7 @@ impl QuotaFile {
         }
         text.push_str("tenants:\n");
         for (name, bytes) in &self.quotas {
-            // JSON's quotes are YAML's.
+            // A JSON string is a valid YAML string.
             let name = serde_json::Value::from(name.as_str());
             let _ = writeln!(text, "  - name: {name}\n    quota: {bytes}");
         }
@@ -79,7 +81,7 @@ impl QuotaFile {
     }
 }
 
-/// Reads `version: 1` and a list of names with quotas, in block style or as JSON.
+/// Parses `version: 1` and a list of names with quotas, in block style or as JSON.
 fn parse(text: &str) -> Result<BTreeMap<String, u64>> {
     if text.trim_start().starts_with('{') {
         return from_json(text);
@@ -96,7 +98,7 @@ fn parse(text: &str) -> Result<BTreeMap<String, u64>> {
         let is_nested = content.starts_with([' ', '\t', '-']);
         let mut body = content.trim_start();
         if is_nested && !has_tenants {
-            return Err(bad("only `tenants` has something below it"));
+            return Err(bad("only `tenants` may have nested lines"));
         }
         if let Some(rest) = body.strip_prefix('-') {
             entries.push((number + 1, Entry::default()));
@@ -106,7 +108,7 @@ fn parse(text: &str) -> Result<BTreeMap<String, u64>> {
             }
         }
         let (field, value) =
-            body.split_once(':').ok_or_else(|| bad("the line is no `key: value`"))?;
+            body.split_once(':').ok_or_else(|| bad("the line is not `key: value`"))?;
         let (field, value) = (field.trim(), value.trim());
         match (is_nested, field, entries.last_mut()) {
             (false, "version", _) if version.is_none() => version = Some(unquoted(value)?),
@@ -119,7 +121,7 @@ fn parse(text: &str) -> Result<BTreeMap<String, u64>> {
             (true, "quota", Some((_, entry))) if entry.quota.is_none() => {
                 entry.quota = Some(unquoted(value)?);
             }
-            _ => return Err(bad("the field is unknown, or there twice").with("field", field)),
+            _ => return Err(bad("the field is unknown or repeated").with("field", field)),
         }
     }
     check_version(version.as_deref() == Some("1"), has_tenants)?;
@@ -130,7 +132,7 @@ fn parse(text: &str) -> Result<BTreeMap<String, u64>> {
     Ok(quotas)
 }
 
-/// A tenant as far as it was read.
+/// A partly read entry of a tenant.
 #[derive(Default)]
 struct Entry {
     name: Option<String>,
@@ -139,7 +141,7 @@ struct Entry {
 
 fn from_json(text: &str) -> Result<BTreeMap<String, u64>> {
     let value: serde_json::Value = serde_json::from_str(text)
-        .map_err(|source| Error::invalid("the policy is no JSON").caused_by(source))?;
+        .map_err(|source| Error::invalid("the quota file is not valid JSON").caused_by(source))?;
     let tenants = value["tenants"].as_array();
     check_version(value["version"] == 1, tenants.is_some())?;
     let mut quotas = BTreeMap::new();
@@ -158,7 +160,7 @@ fn check_version(is_one: bool, has_tenants: bool) -> Result<()> {
     if is_one && has_tenants {
         return Ok(());
     }
-    Err(Error::invalid("a policy begins with `version: 1` and has `tenants`"))
+    Err(Error::invalid("a quota file needs `version: 1` and `tenants`"))
 }
 
 fn insert_quota(
@@ -167,7 +169,7 @@ fn insert_quota(
     quota: Option<String>,
 ) -> Result<()> {
     let (Some(name), Some(quota)) = (name, quota) else {
-        return Err(Error::invalid("a tenant has a name and a quota"));
+        return Err(Error::invalid("a tenant needs a name and a quota"));
     };
     let bytes = quota.parse::<ByteSize>()?.bytes();
     let is_name = !name.is_empty() && !name.starts_with('_') && !name.contains(char::is_control);
@@ -177,12 +179,12 @@ fn insert_quota(
         return Err(Error::invalid(why).with("name", name).with("quota", quota));
     }
     if quotas.insert(name.clone(), bytes).is_some() {
-        return Err(Error::invalid("the tenant is there twice").with("name", name));
+        return Err(Error::invalid("the tenant is listed twice").with("name", name));
     }
     Ok(())
 }
 
-/// The line up to a `#` that stands outside of quotes, at the start or after a blank.
+/// Returns the line up to a `#` that is outside of quotes, at the start or after a blank.
 fn without_comment(line: &str) -> &str {
     let mut quote = None;
     let mut before = ' ';
@@ -199,7 +201,7 @@ fn without_comment(line: &str) -> &str {
 }
 
 fn unquoted(value: &str) -> Result<String> {
-    let bad = || Error::invalid("the value is no text or number").with("value", value);
+    let bad = || Error::invalid("the value is not a string or number").with("value", value);
     if value.starts_with('"') {
         return serde_json::from_str(value).map_err(|_| bad());
     }

@@ -1,25 +1,25 @@
-//! A text that is never printed.
+//! A secret that is never printed.
 
 use std::fmt;
 
-/// A token. Empty: there is none, and nothing equals it.
+/// A token. An empty token matches nothing.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Keeps the text.
+    /// Wraps the text.
     pub fn new(text: &str) -> Self {
         Self(text.to_owned())
     }
 
-    /// Whether that is it, in a time that does not tell how much of it is right.
+    /// Compares in a time that does not depend on the number of matching bytes.
     pub fn is(&self, shown: &[u8]) -> bool {
         let own = self.0.as_bytes();
         let differing = own.iter().zip(shown).fold(0, |all, (a, b)| all | (a ^ b));
         !own.is_empty() && own.len() == shown.len() && differing == 0
     }
 
-    /// Whether there is none.
+    /// Returns whether there is no token.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

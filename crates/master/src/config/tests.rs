@@ -1,4 +1,4 @@
-//! The table of options against the established defaults, and the rules between options.
+//! The table of options against upstream's defaults, and the rules between options.
 
 use std::fs;
 

@@ -1,5 +1,5 @@
-//! Options of features that are not here yet: accepted, checked for what the established program
-//! refuses, kept, and named at the start when they would have changed anything.
+//! Options of unsupported features: accepted and stored, checked like upstream does, and warned
+//! about at the start if they would have had an effect.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use mooncake_base::{Error, Result};
 
 use super::{MasterConfig, OPTIONS};
 
-/// Options that only tune the log of the established program or are ignored there too.
+/// Options that only tune upstream's log, or that upstream ignores, too.
 const SILENT: &[&str] = &[
     "alsologtostderr",
     "colorlogtostderr",
@@ -23,7 +23,7 @@ const SILENT: &[&str] = &[
     "vmodule",
 ];
 
-/// Options that matter only together with one that switches their feature on.
+/// Options that have an effect only if the option of their feature is on.
 const TUNING: &[(&str, &str)] = &[
     ("nof_", "enable_nof"),
     ("cxl_", "enable_cxl"),
@@ -35,7 +35,7 @@ const TUNING: &[(&str, &str)] = &[
     ("ha_", "enable_ha"),
 ];
 
-/// Refuses what the established program refuses to start with.
+/// Refuses values with which upstream's master does not start.
 pub(super) fn check(given: &BTreeMap<&'static str, String>) -> Result<()> {
     let is_on = |name| given.get(name).is_some_and(|text| text == "true");
     let is_empty = |name| given.get(name).is_none_or(String::is_empty);
@@ -45,7 +45,7 @@ pub(super) fn check(given: &BTreeMap<&'static str, String>) -> Result<()> {
         return refuse("enable_ha", "high availability needs --ha_backend_connstring");
     }
     if is_on("enable_oplog") && !is_on("enable_ha") {
-        return refuse("enable_oplog", "the log needs --enable_ha");
+        return refuse("enable_oplog", "the operation log needs --enable_ha");
     }
     for name in ["nof_eviction_ratio", "nof_eviction_high_watermark_ratio", "offload_cap_ratio"] {
         if number(name).is_some_and(|ratio| !(0.0..=1.0).contains(&ratio)) {
@@ -56,12 +56,15 @@ pub(super) fn check(given: &BTreeMap<&'static str, String>) -> Result<()> {
         return refuse("offloading_queue_limit", "the limit is not between 1 and 100000000");
     }
     if given.get("tenant_quota_connector_type").is_some_and(|kind| kind == "etcd") {
-        return refuse("tenant_quota_connector_type", "quotas are kept in a file, not in etcd");
+        return refuse(
+            "tenant_quota_connector_type",
+            "quotas in etcd are not supported; use a file",
+        );
     }
     Ok(())
 }
 
-/// Those that were given a value other than their default and would have changed something.
+/// Returns the options with a value other than the default that would have had an effect.
 pub(super) fn ineffective<'a>(
     given: &'a BTreeMap<&'static str, String>,
 ) -> impl Iterator<Item = (&'static str, &'a str)> {
@@ -73,7 +76,7 @@ pub(super) fn ineffective<'a>(
         })
         .filter(|(name, _)| !SILENT.contains(name))
         .filter(|(name, _)| {
-            // A number that tunes a feature nobody switched on changes nothing here or there.
+            // An option that tunes a disabled feature has no effect in upstream, either.
             TUNING.iter().filter(|(prefix, _)| name.starts_with(prefix)).all(|(_, feature)| {
                 *name == feature || given.get(feature).is_some_and(|text| text == "true")
             })

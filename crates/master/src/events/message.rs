@@ -7,7 +7,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::zmtp::put_frame;
 use crate::{config::EventsConfig, state::ObjectEvent};
 
-/// Makes message after message; knows how many there were.
+/// Encodes messages with consecutive sequence numbers.
 #[derive(Debug, Default)]
 pub(crate) struct MessageEncoder {
     sequence: u64,
@@ -15,13 +15,13 @@ pub(crate) struct MessageEncoder {
 }
 
 impl MessageEncoder {
-    /// Passes over so many sequence numbers.
+    /// Skips `lost` sequence numbers.
     pub(super) fn skip(&mut self, lost: u64) {
         self.sequence += lost;
         self.event_id += lost;
     }
 
-    /// The next message, as its frames stand on the wire.
+    /// Encodes the next message in its wire form.
     pub(super) fn message(&mut self, events: &[ObjectEvent], config: &EventsConfig) -> Bytes {
         self.sequence += 1;
         let mut payload = BytesMut::new();
@@ -42,8 +42,8 @@ impl MessageEncoder {
     }
 }
 
-/// One event as a map. What a master cannot know (tokens, hashes, places in a prefix) is nil or
-/// empty; what it was told of model and cache goes along as it was told.
+/// Encodes one event as a map. Values that a master does not know (tokens, hashes, positions in a
+/// prefix) are nil or empty. Configured values (model, cache) are copied.
 fn put_event(
     out: &mut BytesMut,
     event: &ObjectEvent,
@@ -108,7 +108,7 @@ fn text_or_nil(out: &mut BytesMut, value: &[u8]) {
     if value.is_empty() { out.put_u8(NIL) } else { text(out, value) }
 }
 
-/// A text, or bytes where it is none.
+/// Encodes a string, or a byte string if the value is not valid UTF-8.
 fn text(out: &mut BytesMut, value: &[u8]) {
     let length = value.len();
     match (str::from_utf8(value).is_ok(), length) {
@@ -154,7 +154,7 @@ fn unsigned(out: &mut BytesMut, value: u64) {
     }
 }
 
-/// The head of an array; none of ours has 65536 entries.
+/// Encodes the head of an array. No array here has 65536 entries.
 fn array(out: &mut BytesMut, length: usize) {
     match length {
         0..16 => out.put_u8(0x90 | length as u8),
@@ -165,7 +165,7 @@ fn array(out: &mut BytesMut, length: usize) {
     }
 }
 
-/// The head of a map; none of ours has 65536 entries.
+/// Encodes the head of a map. No map here has 65536 entries.
 fn map(out: &mut BytesMut, length: usize) {
     match length {
         0..16 => out.put_u8(0x80 | length as u8),

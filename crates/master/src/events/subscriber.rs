@@ -1,4 +1,4 @@
-//! One subscriber's connection.
+//! The connection of one subscriber.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -16,16 +16,16 @@ use tokio::{
 
 use super::zmtp::{self, GREETING_BYTES, SubscriberMessage, broken};
 
-/// How long the peer may take to introduce itself.
+/// The deadline of the handshake.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How long the peer may leave a message untaken.
+/// The deadline for writing a message.
 const WRITE_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Serves the subscriber until it goes or the publisher ends.
+/// Serves the subscriber until it disconnects or the publisher ends.
 ///
 /// # Errors
-/// The peer broke the protocol, or its connection broke.
+/// The peer violated the protocol, or the connection broke.
 pub(super) async fn serve(
     stream: TcpStream,
     mut messages: broadcast::Receiver<Bytes>,
@@ -46,22 +46,22 @@ pub(super) async fn serve(
         loop {
             match zmtp::take(&mut input)? {
                 Some(SubscriberMessage::Ready) => return Ok(()),
-                Some(_) => return Err(broken("the subscriber does not begin with READY")),
+                Some(_) => return Err(broken("the subscriber did not send READY first")),
                 None => read(&mut reader, &mut input).await?,
             }
         }
     };
     timeout(HANDSHAKE_DEADLINE, greeting)
         .await
-        .map_err(|_| broken("the subscriber did not introduce itself in time"))??;
-    // Our topic is empty, so that only a subscription to everything matches it.
+        .map_err(|_| broken("the subscriber did not finish the handshake in time"))??;
+    // The topic of all messages is empty, so that only a subscription to everything matches.
     let mut subscriptions = 0_u32;
     loop {
         while let Some(message) = zmtp::take(&mut input)? {
             match message {
                 SubscriberMessage::Subscribe(topic) if topic.is_empty() => {
                     if subscriptions == 0 {
-                        // What was published before the subscription is not for it.
+                        // Messages published before the subscription are not delivered.
                         messages = messages.resubscribe();
                     }
                     subscriptions = subscriptions.saturating_add(1);
@@ -78,7 +78,7 @@ pub(super) async fn serve(
             message = messages.recv(), if subscriptions > 0 => match message {
                 Ok(message) => {
                     let written = write(&mut writer, &message).await;
-                    // With its connection it loses this one, and those that wait behind it.
+                    // When the connection breaks, this message and all queued messages are missed.
                     written.inspect_err(|_| {
                         missed.fetch_add(1 + messages.len() as u64, Ordering::Relaxed);
                     })?;
@@ -104,6 +104,6 @@ async fn write(writer: &mut OwnedWriteHalf, bytes: &[u8]) -> Result<()> {
     match timeout(WRITE_DEADLINE, writer.write_all(bytes)).await {
         Ok(Ok(())) => Ok(()),
         Ok(Err(source)) => Err(broken("the connection broke").caused_by(source)),
-        Err(_) => Err(broken("the subscriber does not take its messages")),
+        Err(_) => Err(broken("the subscriber does not read its messages")),
     }
 }

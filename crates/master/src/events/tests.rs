@@ -1,4 +1,4 @@
-//! The queue's bound and its gaps; the wire with a subscriber of our own.
+//! The limit and the gaps of the queue, and the wire protocol with a minimal subscriber.
 
 use bytes::{BufMut, BytesMut};
 use tokio::{
@@ -72,7 +72,7 @@ async fn bind_error_names_option() {
     assert!(bind("tcp://*:*").await.is_ok() && bind("tcp://127.0.0.1:0").await.is_ok());
 }
 
-/// A subscriber that has said who it is.
+/// Connects a subscriber and completes the handshake.
 async fn connect_subscriber(address: SocketAddr, kind: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(&zmtp::greeting()).await.unwrap();
@@ -108,7 +108,7 @@ async fn subscriber_receives_events_after_subscribing() {
         while events.status()["published_events"] != 1 {
             tokio::task::yield_now().await;
         }
-        // A subscription, and a ping whose answer tells that it was taken.
+        // A subscription, and a ping. Its reply shows that the subscription was processed.
         subscriber.write_all(b"\x00\x01\x01\x04\x08\x04PING\0\0!").await.unwrap();
         let mut pong = [0; 8];
         subscriber.read_exact(&mut pong).await.unwrap();

@@ -1,7 +1,7 @@
-//! ZMTP 3.0 as far as a publisher needs it: a codec without I/O.
+//! The part of ZMTP 3.0 that a publisher needs: a codec without I/O.
 //!
-//! After a greeting of 64 bytes and a READY command each way, the peer sends subscriptions (as
-//! messages, or in later versions as commands), and we send messages.
+//! Each side sends a greeting of 64 bytes and a READY command. Then the peer sends subscriptions
+//! (as messages, or in later versions as commands), and the publisher sends messages.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use mooncake_base::{Error, ErrorCode, Result};
@@ -9,14 +9,14 @@ use mooncake_base::{Error, ErrorCode, Result};
 /// The length of a greeting.
 pub(super) const GREETING_BYTES: usize = 64;
 
-/// The largest frame that a subscriber may send.
+/// The maximum size of a frame from a subscriber.
 const FRAME_BYTES_MAX: u64 = 64 * 1024;
 
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
 
-/// What we send first: the signature, version 3.0, and that nothing is encrypted.
+/// Returns the publisher's greeting: the signature, version 3.0, and no encryption.
 pub(super) fn greeting() -> [u8; GREETING_BYTES] {
     let mut greeting = [0; GREETING_BYTES];
     greeting[0] = 0xff;
@@ -27,7 +27,7 @@ pub(super) fn greeting() -> [u8; GREETING_BYTES] {
 }
 
 /// # Errors
-/// The peer speaks something else than ZMTP 3, or wants encryption.
+/// The peer does not speak ZMTP 3, or requires encryption.
 pub(super) fn check_greeting(greeting: &[u8; GREETING_BYTES]) -> Result<()> {
     let mechanism = &greeting[12..32];
     if greeting[0] != 0xff || greeting[9] & 1 == 0 {
@@ -37,12 +37,12 @@ pub(super) fn check_greeting(greeting: &[u8; GREETING_BYTES]) -> Result<()> {
         return Err(broken("the subscriber speaks a version of ZMTP before 3"));
     }
     if &mechanism[..5] != b"NULL\0" {
-        return Err(broken("the subscriber wants another security mechanism than NULL"));
+        return Err(broken("the subscriber requires a security mechanism other than NULL"));
     }
     Ok(())
 }
 
-/// What the peer is told after the greeting: that we are a publisher.
+/// Returns the publisher's READY command.
 pub(super) fn ready() -> BytesMut {
     let mut body = BytesMut::new();
     body.put_slice(b"\x05READY\x0bSocket-Type");
@@ -53,7 +53,7 @@ pub(super) fn ready() -> BytesMut {
     out
 }
 
-/// Appends a frame of a message.
+/// Appends one frame of a message.
 pub(super) fn put_frame(out: &mut BytesMut, body: &[u8], has_more: bool) {
     put(out, body, if has_more { MORE } else { 0 });
 }
@@ -69,25 +69,25 @@ fn put(out: &mut BytesMut, body: &[u8], flags: u8) {
     out.put_slice(body);
 }
 
-/// What a subscriber says.
+/// A message from a subscriber.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum SubscriberMessage {
-    /// It is one.
+    /// The READY command of a subscriber.
     Ready,
-    /// It wants messages whose topic begins so.
+    /// Subscribes to messages whose topic has this prefix.
     Subscribe(Bytes),
-    /// It wants them no more.
+    /// Cancels a subscription.
     Cancel(Bytes),
-    /// It asks whether we are there; to be answered with this.
+    /// A ping, with the encoded reply.
     Ping(BytesMut),
-    /// Nothing that matters here.
+    /// Any other message, which is ignored.
     Other,
 }
 
-/// Takes the next frame out of what came in; `None`: there is no whole one yet.
+/// Decodes the next frame of the input; `None` if it is incomplete.
 ///
 /// # Errors
-/// A frame that is too large, or a peer that is no subscriber.
+/// The frame is too large, or the peer is not a subscriber.
 pub(super) fn take(input: &mut BytesMut) -> Result<Option<SubscriberMessage>> {
     let Some(&flags) = input.first() else { return Ok(None) };
     let (head, length) = match flags & LONG {
@@ -101,7 +101,7 @@ pub(super) fn take(input: &mut BytesMut) -> Result<Option<SubscriberMessage>> {
         },
     };
     if length > FRAME_BYTES_MAX {
-        return Err(broken("the subscriber sent too large a frame").with("bytes", length));
+        return Err(broken("the subscriber sent a frame above the limit").with("bytes", length));
     }
     let length = length as usize;
     if input.len() < head + length {
@@ -129,7 +129,7 @@ fn command(body: Bytes) -> Result<SubscriberMessage> {
         b"SUBSCRIBE" => Ok(SubscriberMessage::Subscribe(data)),
         b"CANCEL" => Ok(SubscriberMessage::Cancel(data)),
         b"PING" => {
-            // Two bytes of how long it waits, then what it wants to see again.
+            // Two bytes of time to live, then the context to be echoed.
             let context = data.get(2..).ok_or_else(malformed)?;
             let mut pong = BytesMut::from(&b"\x04PONG"[..]);
             pong.put_slice(&context[..context.len().min(16)]);
@@ -137,12 +137,12 @@ fn command(body: Bytes) -> Result<SubscriberMessage> {
             put(&mut out, &pong, COMMAND);
             Ok(SubscriberMessage::Ping(out))
         }
-        b"ERROR" => Err(broken("the subscriber refused us")),
+        b"ERROR" => Err(broken("the subscriber sent an ERROR command")),
         _ => Ok(SubscriberMessage::Other),
     }
 }
 
-/// The properties of a READY: a name and a value each.
+/// Checks the properties of a READY command: pairs of name and value.
 fn check_ready(mut data: &[u8]) -> Result<SubscriberMessage> {
     let malformed = || broken("the subscriber sent a malformed READY");
     while !data.is_empty() {
@@ -153,7 +153,7 @@ fn check_ready(mut data: &[u8]) -> Result<SubscriberMessage> {
         let length = u32::from_be_bytes(*length) as usize;
         let value = rest.get(4..).and_then(|rest| rest.get(..length)).ok_or_else(malformed)?;
         if name.eq_ignore_ascii_case(b"Socket-Type") && !matches!(value, b"SUB" | b"XSUB") {
-            return Err(broken("the peer is no subscriber")
+            return Err(broken("the peer is not a subscriber")
                 .with("socket_type", format_args!("{:?}", String::from_utf8_lossy(value))));
         }
         data = &rest[4 + length..];

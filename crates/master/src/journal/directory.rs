@@ -1,4 +1,4 @@
-//! The state directory: whose it is, and which files lie in it.
+//! The state directory: its lock and its files.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -10,12 +10,12 @@ use mooncake_base::{Error, ErrorCode, Result};
 
 use super::frame::Kind;
 
-/// The file whose lock says that the directory is taken.
+/// The lock file: its lock marks the directory as in use.
 const LOCK: &str = "lock";
-/// A snapshot that is not whole yet.
+/// The name of an unfinished snapshot.
 const UNFINISHED: &str = "snapshot.new";
 
-/// A directory that is ours while this lives.
+/// A locked state directory. The lock is held until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
@@ -23,10 +23,10 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// Makes the directory if it is not there, and takes it.
+    /// Creates the directory if it does not exist, and locks it.
     ///
     /// # Errors
-    /// It cannot be made or written to, or another master has it.
+    /// The directory cannot be created or written to, or another master has locked it.
     pub(crate) fn lock(path: &Path) -> Result<Self> {
         fs::create_dir_all(path).map_err(|source| file_error("cannot be made", path, source))?;
         let lock = path.join(LOCK);
@@ -40,7 +40,7 @@ impl Directory {
             Ok(()) => Ok(Self { path: path.to_owned(), _lock: file }),
             Err(TryLockError::WouldBlock) => Err(Error::new(
                 ErrorCode::PERSISTENT_FAIL,
-                "another master has the state directory; name one for each by --state_dir",
+                "another master uses the state directory; give each master its own by --state_dir",
             )
             .with("state_dir", path.display())),
             Err(TryLockError::Error(source)) => Err(file_error("cannot be locked", path, source)),
@@ -51,7 +51,7 @@ impl Directory {
         &self.path
     }
 
-    /// Where the file of that number lies.
+    /// Returns the path of a file.
     pub(super) fn file(&self, kind: Kind, number: u64) -> PathBuf {
         let name = match kind {
             Kind::Log => "log",
@@ -60,12 +60,12 @@ impl Directory {
         self.path.join(format!("{name}-{number:016}"))
     }
 
-    /// Where a snapshot lies while it is written.
+    /// Returns the path of an unfinished snapshot.
     pub(super) fn unfinished(&self) -> PathBuf {
         self.path.join(UNFINISHED)
     }
 
-    /// The numbers of the files of a kind, the lowest first.
+    /// Returns the numbers of the files of a kind in ascending order.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -88,7 +88,7 @@ impl Directory {
         list().map_err(|source| file_error("cannot be read", &self.path, source))
     }
 
-    /// Removes the files that a whole snapshot of that number makes needless.
+    /// Removes the files that a complete snapshot with this number replaces.
     pub(super) fn remove_before(&self, number: u64) -> Result<()> {
         for kind in [Kind::Log, Kind::Snapshot] {
             for old in self.numbers(kind)?.into_iter().filter(|old| *old < number) {
@@ -97,7 +97,8 @@ impl Directory {
                     .map_err(|source| file_error("cannot be removed", &path, source))?;
             }
         }
-        // A snapshot that a crash left unfinished; none is being written now.
+        // Remove the unfinished snapshot left by a crash. No snapshot is being written at this
+        // point.
         let unfinished = self.path.join(UNFINISHED);
         match fs::remove_file(&unfinished) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -107,18 +108,18 @@ impl Directory {
         }
     }
 
-    /// Removes all that is known of the past: it is not the present any more.
+    /// Removes all logs and snapshots.
     pub(super) fn remove_all(&self) -> Result<()> {
         self.remove_before(u64::MAX)
     }
 
-    /// Makes the names of files last.
+    /// Syncs the directory, so that created and renamed files survive a crash of the machine.
     pub(super) fn sync(&self) -> io::Result<()> {
         File::open(&self.path)?.sync_all()
     }
 }
 
-/// Something that could not be done to a file or a folder.
+/// Returns the error of a failed operation on a file or directory.
 pub(super) fn file_error(what: &str, path: &Path, source: io::Error) -> Error {
     Error::new(ErrorCode::PERSISTENT_FAIL, format!("a file or folder of the log {what}"))
         .with("path", path.display())

@@ -1,38 +1,39 @@
-//! Files of the log: a header, then frames, each with its length, a checksum and its number.
+//! The file format of the log: a header, then frames, each with its length, a checksum and its
+//! number.
 
 use mooncake_base::{Error, ErrorCode, Result};
 
-/// What every file begins with.
+/// The first bytes of every file.
 const MAGIC: [u8; 8] = *b"MOONLOG\n";
-/// Raised when an older master could not read what we write.
+/// The format version, raised when an older master cannot read newer files.
 const VERSION: u32 = 1;
-/// Bytes of a header: magic, version, kind, sync, two spare, timeline_id, number, boot, checksum.
+/// Bytes of a header: magic, version, kind, sync, two spare, timeline id, number, boot, checksum.
 pub(super) const HEADER_BYTES: usize = 8 + 4 + 4 + 16 + 8 + 16 + 4;
 /// Bytes before the payload of a frame: length, checksum, number, offset known to be on disk.
 pub(super) const FRAME_BYTES: usize = 4 + 4 + 8 + 8;
-/// No frame is longer.
+/// The maximum length of a payload.
 const PAYLOAD_MAX: usize = 1 << 30;
 
-/// What a file is.
+/// The kind of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Effects as they happened.
+    /// Effects in the order in which they happened.
     Log,
-    /// All there was when the log of the same number began.
+    /// The whole state at the moment when the log of the same number began.
     Snapshot,
 }
 
-/// What stands at the beginning of a file.
+/// The header of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) kind: Kind,
-    /// Whether every frame was on disk before it was acknowledged.
+    /// Whether every frame was synced before it was acknowledged.
     pub(super) is_synced: bool,
-    /// The history that it belongs to.
+    /// The timeline that the file belongs to.
     pub(super) timeline_id: [u8; 16],
-    /// Its place in that history.
+    /// The number of the file within the timeline.
     pub(super) number: u64,
-    /// Which boot of the machine wrote it.
+    /// The boot of the machine that wrote the file.
     pub(super) boot: [u8; 16],
 }
 
@@ -49,10 +50,11 @@ impl Header {
         bytes.try_into().expect("the fields are as long as the header")
     }
 
-    /// Reads a header; `None`: it is not whole, as after a crash in the middle of the first write.
+    /// Decodes a header. Returns `None` if the header is incomplete, as after a crash during the
+    /// first write.
     ///
     /// # Errors
-    /// The file is not ours, or of a later version.
+    /// The file is not a file of the log, or has another format version.
     pub(super) fn decode(bytes: &[u8]) -> Result<Option<Self>> {
         let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
         let mut input = &bytes[..];
@@ -65,7 +67,7 @@ impl Header {
         let (timeline_id, number, boot) =
             (array_of(take(16)), number_of(take(8)), array_of(take(16)));
         if magic != MAGIC {
-            // Zeros are what a file system leaves of a file that never reached the disk.
+            // File systems leave zeros in a file whose pages never reached the disk.
             return if bytes.iter().all(|byte| *byte == 0) {
                 Ok(None)
             } else {
@@ -91,7 +93,7 @@ impl Header {
     }
 }
 
-/// Fills in the head of a frame, for which room was left before the payload.
+/// Fills in the head of a frame, for which space was reserved before the payload.
 pub(super) fn seal(frame: &mut [u8], number: u64, synced: u64) {
     let length = u32::try_from(frame.len() - FRAME_BYTES).expect("a frame has a limit below");
     frame[8..16].copy_from_slice(&number.to_le_bytes());
@@ -101,7 +103,7 @@ pub(super) fn seal(frame: &mut [u8], number: u64, synced: u64) {
     frame[4..8].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// A whole frame.
+/// A complete frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Frame<'a> {
     pub(super) number: u64,
@@ -110,7 +112,7 @@ pub(super) struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// The frame that the bytes begin with, if one does.
+    /// Decodes the frame at the start of `bytes`, if there is a valid one.
     pub(super) fn read(bytes: &'a [u8]) -> Option<Self> {
         let head = bytes.first_chunk::<FRAME_BYTES>()?;
         let length = number_of(&head[..4]) as usize;
@@ -124,16 +126,16 @@ impl<'a> Frame<'a> {
         })
     }
 
-    /// How many bytes it takes up.
+    /// Returns the encoded size of the frame.
     pub(super) fn bytes(&self) -> usize {
         FRAME_BYTES + self.payload.len()
     }
 
-    /// The first frame anywhere in the bytes whose number is `at_least`, and not by much higher.
+    /// Finds the first valid frame at any offset whose number is `at_least` or slightly higher.
     pub(super) fn find(bytes: &'a [u8], at_least: u64) -> Option<Self> {
         let plausible = at_least..at_least.saturating_add(1 << 32);
         (0..bytes.len().saturating_sub(FRAME_BYTES - 1)).find_map(|at| {
-            // The number is looked at first: a checksum for each byte would take for ever.
+            // The number is checked first, because a checksum per byte would take too long.
             let number = number_of(&bytes[at + 8..at + 16]);
             Self::read(bytes.get(at..).filter(|_| plausible.contains(&number))?)
         })
@@ -141,7 +143,7 @@ impl<'a> Frame<'a> {
 }
 
 fn foreign_error() -> Error {
-    Error::new(ErrorCode::PERSISTENT_FAIL, "the file is no log of a master")
+    Error::new(ErrorCode::PERSISTENT_FAIL, "the file is not a log of a master")
 }
 
 fn number_of(bytes: &[u8]) -> u64 {

@@ -1,4 +1,4 @@
-//! The thread beside the log: syncs it, takes snapshots, and begins it anew after it failed.
+//! The maintenance thread of the log: syncs it, takes snapshots, and restarts it after a failure.
 
 use std::{
     fs::{self, File},
@@ -20,26 +20,26 @@ use super::{
 };
 use crate::state::{SnapshotCursor, State};
 
-/// How soon a log that failed is tried again.
+/// How soon a failed log is restarted.
 const RETRY: Duration = Duration::from_secs(2);
-/// How soon a snapshot that failed is tried again.
+/// How soon a failed snapshot is tried again.
 const SNAPSHOT_RETRY: Duration = Duration::from_secs(30);
-/// How often a log that is not synced is looked after.
+/// How often a log without a sync interval is checked.
 const IDLE: Duration = Duration::from_secs(5);
-/// How many objects of a snapshot are described under one hold of the state.
+/// The number of objects written to a snapshot per lock of the state.
 const SLICE_OBJECTS: u32 = 2048;
 
-/// Whoever has the state that the log is of.
+/// The owner of the state that the log belongs to.
 pub(crate) trait StateOwner: Send + Sync + 'static {
-    /// The log, if there is one.
+    /// Returns the log, if there is one.
     fn journal(&self) -> Option<&Journal>;
-    /// Holds the state, with all its effects appended.
+    /// Locks the state, with all its effects appended to the log.
     fn lock_state(&self) -> MutexGuard<'_, State>;
-    /// What time it is there.
+    /// Returns the present time of the owner's clock.
     fn now(&self) -> mooncake_base::Moment;
 }
 
-/// The running thread. Ends, and syncs what is written, when it is dropped.
+/// The handle of the maintenance thread. Dropping it ends the thread, which syncs the log.
 #[derive(Debug)]
 pub(crate) struct Maintenance<O: StateOwner> {
     owner: Weak<O>,
@@ -50,7 +50,7 @@ impl<O: StateOwner> Maintenance<O> {
     /// Starts the thread.
     ///
     /// # Errors
-    /// The system has none.
+    /// The thread cannot be created.
     pub(crate) fn start(owner: &Arc<O>) -> Result<Self> {
         let weak = Arc::downgrade(owner);
         let thread = std::thread::Builder::new()
@@ -59,7 +59,9 @@ impl<O: StateOwner> Maintenance<O> {
                 let weak = weak.clone();
                 move || run(&weak)
             })
-            .map_err(|source| Error::internal("no thread for the log").caused_by(source))?;
+            .map_err(|source| {
+                Error::internal("cannot create the maintenance thread of the log").caused_by(source)
+            })?;
         Ok(Self { owner: weak, thread: Some(thread) })
     }
 }
@@ -74,7 +76,7 @@ impl<O: StateOwner> Drop for Maintenance<O> {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the thread of the log panicked");
+            tracing::error!("the maintenance thread of the log panicked");
         }
     }
 }
@@ -103,18 +105,18 @@ fn run<O: StateOwner>(owner: &Weak<O>) {
                 && let Err(error) = take_snapshot(&*owner, journal, None)
             {
                 not_before = SystemClock.now() + SNAPSHOT_RETRY;
-                tracing::error!(%error, "no snapshot was taken; the log goes on growing");
+                tracing::error!(%error, "the snapshot failed; the log keeps growing");
             }
         } else if let Err(error) =
             take_snapshot(&*owner, journal, Some(SegmentId::random().to_bytes()))
         {
-            tracing::warn!(%error, "the log cannot begin anew yet");
+            tracing::warn!(%error, "the log cannot be restarted yet");
         }
     }
 }
 
 impl Journal {
-    /// Waits for commands; whether to stop, and whether a snapshot is due.
+    /// Waits for commands. Returns whether to stop, and whether a snapshot is due.
     fn wait_command(&self, pause: Duration) -> (bool, bool) {
         let mut commands = self.commands.lock();
         if !commands.stop && !commands.snapshot {
@@ -123,7 +125,7 @@ impl Journal {
         (commands.stop, std::mem::take(&mut commands.snapshot))
     }
 
-    /// Syncs what is written, without keeping anybody from writing.
+    /// Syncs the written frames without blocking writers.
     fn sync_now(&self) {
         let (file, length) = {
             let writer = self.writer.lock();
@@ -141,16 +143,17 @@ impl Journal {
     }
 }
 
-/// Begins the next log and describes the state of that moment beside it, slice by slice; then what
-/// was before is needless. With a new timeline_id if the log before was broken.
+/// Starts the next log file and writes a snapshot of the state at that moment, slice by slice. Then
+/// earlier files are removed. The new file has a new timeline id if the log was broken.
 fn take_snapshot(
     owner: &impl StateOwner,
     journal: &Journal,
     timeline_id: Option<[u8; 16]>,
 ) -> Result<()> {
     let start = SystemClock.now();
-    // What the disk does here need not be waited for under the locks. Nobody else begins files: a
-    // master that dies before this one is written to finds it empty, behind the log that went on.
+    // The disk writes here need no lock. No other thread creates log files. If the master dies
+    // before anything is written to the new file, recovery finds it empty behind the previous log
+    // file.
     journal.sync_now();
     let is_new_timeline = timeline_id.is_some();
     let (number, timeline_id) = {
@@ -164,8 +167,8 @@ fn take_snapshot(
         let writer = &mut *journal.writer.lock();
         journal.write_queue(writer);
         if writer.file.is_none() && !is_new_timeline {
-            // It failed meanwhile, and took the new file along.
-            let why = "the log failed while its next file was made";
+            // The log failed meanwhile, and the new file was removed with it.
+            let why = "the log failed while its next file was created";
             return Err(Error::new(ErrorCode::PERSISTENT_FAIL, why));
         }
         let old = writer.switch_to(new_file);
@@ -182,7 +185,7 @@ fn take_snapshot(
     let header = journal.header(Kind::Snapshot, number, timeline_id).encode();
     let write = || write_snapshot(owner, &path, &header, bytes, &mut cursor, first_frame);
     let length = write().map_err(|source| file_error("cannot be written", &path, source))?;
-    // Changes after the beginning of the snapshot are in the log, which must last as long.
+    // Changes made while the snapshot was written are in the log, which must be on disk as well.
     journal.wait_durable(u64::MAX);
     journal.sync_now();
     let place = journal.directory.file(Kind::Snapshot, number);
@@ -201,7 +204,7 @@ fn take_snapshot(
         status.is_healthy = true;
         status.failure.clear();
         journal.is_healthy.store(true, Ordering::Release);
-        tracing::warn!("the log has begun anew");
+        tracing::warn!("the log was restarted");
     }
     tracing::info!(
         bytes = length,

@@ -1,8 +1,8 @@
-//! Reading the log at the start: the newest snapshot, then every log from there on.
+//! Recovery at the start: reads the newest snapshot, then every later log.
 //!
-//! The last frame may be torn, by a crash in the middle of a write or, if the machine itself went
-//! down, by pages that never reached the disk. Such an end is cut. A frame that is damaged although
-//! it was whole once is another matter: what follows cannot be trusted, and we do not start.
+//! The last frame may be torn: by a crash during a write or, if the machine itself crashed, by
+//! pages that never reached the disk. A torn end is truncated. A damaged frame that was once
+//! complete is different: the data behind it cannot be trusted, and the master refuses to start.
 
 use std::{fs, path::PathBuf};
 
@@ -17,24 +17,24 @@ use crate::state::Image;
 /// The number of the frame that ends a snapshot.
 pub(super) const SNAPSHOT_END: u64 = u64::MAX;
 
-/// What the log knew.
+/// The result of recovery.
 #[derive(Debug)]
 pub(super) struct Recovered {
     pub(super) image: Image,
     pub(super) timeline_id: [u8; 16],
-    /// The number of the next log.
+    /// The number of the next log file.
     pub(super) next_file: u64,
-    /// The number of its first frame.
+    /// The number of the first frame in that file.
     pub(super) next_frame: u64,
-    /// Bytes that lie in logs and in the snapshot.
+    /// Bytes of all logs.
     pub(super) log_bytes: u64,
     pub(super) logs: usize,
     pub(super) snapshot_bytes: u64,
-    /// Changes that were acknowledged may have been lost with the machine.
+    /// Whether acknowledged changes may have been lost in a crash of the machine.
     pub(super) may_lack_end: bool,
 }
 
-/// A log, read.
+/// A log file or snapshot, read into memory.
 struct LogFile {
     path: PathBuf,
     number: u64,
@@ -42,10 +42,11 @@ struct LogFile {
     bytes: Vec<u8>,
 }
 
-/// Reads all that the directory has; `boot` is the present boot of the machine.
+/// Recovers the state from the directory; `boot` is the present boot of the machine.
 ///
 /// # Errors
-/// A file cannot be read, is not ours, of a later version, or damaged in its midst.
+/// A file cannot be read, is not a file of the log, has another version, or is damaged in the
+/// middle.
 pub(super) fn recover(directory: &Directory, boot: [u8; 16]) -> Result<Recovered> {
     let mut recovered = Recovered {
         image: Image::default(),
@@ -64,10 +65,10 @@ pub(super) fn recover(directory: &Directory, boot: [u8; 16]) -> Result<Recovered
         recovered.load_snapshot(&read(directory, Kind::Snapshot, number)?)?;
         logs.retain(|log| *log >= number);
     } else if logs.first().is_some_and(|first| *first != 1) {
-        // Their beginning went when the log failed, and no snapshot came after it.
+        // The first log file was removed when the log failed, and no snapshot followed.
         tracing::warn!(
             state_dir = %directory.path().display(),
-            "the log failed earlier and has no beginning; starting with an empty pool"
+            "the log failed earlier and lacks its first file; starting with an empty pool"
         );
         directory.remove_all()?;
         recovered.next_file = 1;
@@ -106,7 +107,9 @@ impl Recovered {
             if nth == 0 && !has_snapshot {
                 self.timeline_id = header.timeline_id;
             } else if header.timeline_id != self.timeline_id {
-                return Err(damaged_error(file, 0).with("because", "it is of another history"));
+                return Err(
+                    damaged_error(file, 0).with("because", "it belongs to another timeline")
+                );
             }
             self.may_lack_end = header.boot != boot && !header.is_synced;
             let mut at = HEADER_BYTES;
@@ -123,17 +126,17 @@ impl Recovered {
         Ok(())
     }
 
-    /// The first file has no sound frame at `at`: whether the log may end there. If it may, what
-    /// follows is cut, so that it never comes to life again.
+    /// Handles the first invalid frame, at offset `at` of the first file: decides whether the log
+    /// may end there. If so, truncates the rest, so that a later recovery cannot replay it.
     fn cut_torn_end(&mut self, files: &[LogFile], at: usize, boot: [u8; 16]) -> Result<()> {
         let Some((first, later)) = files.split_first() else { return Ok(()) };
         let same_boot = files.iter().filter_map(|file| file.header).any(|h| h.boot == boot);
-        // Numbers go on, so that a frame from before is none of them.
+        // Frame numbers keep rising, so a frame of an earlier log does not match.
         let next = Frame::find(&first.bytes[at..], self.next_frame);
         let synced = next.map_or(0, |frame| frame.synced);
         let has_later = later.iter().any(|file| file.bytes.len() > HEADER_BYTES);
-        // While the machine runs, what was written can be read again; when it went down, only what
-        // had been synced.
+        // Written data can be read again unless the machine went down. After a crash of the machine
+        // only synced data is certain.
         let is_lost = if same_boot { next.is_some() || has_later } else { synced > at as u64 };
         if is_lost {
             return Err(damaged_error(first, at));
@@ -144,7 +147,7 @@ impl Recovered {
             file = %first.path.display(),
             offset = at,
             bytes = first.bytes.len() - at + cut,
-            "the log ends in a torn write, which is cut"
+            "the log ends in a torn write, which was truncated"
         );
         for file in later {
             fs::remove_file(&file.path)
@@ -158,7 +161,7 @@ impl Recovered {
             }
             false => cut(at as u64),
         }
-        .map_err(|source| file_error("cannot be cut", &first.path, source))
+        .map_err(|source| file_error("cannot be truncated", &first.path, source))
     }
 }
 
@@ -171,7 +174,7 @@ fn read(directory: &Directory, kind: Kind, number: u64) -> Result<LogFile> {
         && (header.kind, header.number) != (kind, number)
     {
         file.header = None;
-        return Err(damaged_error(&file, 0).with("because", "it is not what its name says"));
+        return Err(damaged_error(&file, 0).with("because", "its header does not match its name"));
     }
     Ok(file)
 }
@@ -179,8 +182,8 @@ fn read(directory: &Directory, kind: Kind, number: u64) -> Result<LogFile> {
 fn damaged_error(file: &LogFile, at: usize) -> Error {
     Error::new(
         ErrorCode::PERSISTENT_FAIL,
-        "the log of the master is damaged; put a sound copy in its place, or start without what \
-         it knows by moving the state directory away",
+        "the log of the master is damaged; restore a good copy, or move the state directory away \
+         to start with an empty pool",
     )
     .with("file", file.path.display())
     .with("offset", at)

@@ -1,4 +1,4 @@
-//! The log on a real disk: written, torn, damaged, broken, and begun anew.
+//! The log on a real disk: written, torn, damaged, failed, and restarted.
 
 use std::{fs, path::Path, sync::Arc};
 
@@ -12,7 +12,7 @@ use crate::state::{
 
 const CLIENT: ClientId = ClientId::from_bits(1);
 
-/// A state with its log, as the service has them.
+/// A state with its log, as in the service.
 #[derive(Debug)]
 struct Pool {
     state: Mutex<State>,
@@ -103,7 +103,7 @@ impl Pool {
         while !self.state.lock().list_objects(&mut listing) {}
         let objects = listing.into_page().objects;
         let text = |key: &ObjectKey| String::from_utf8(key.as_bytes().to_vec()).unwrap();
-        // What is being written is listed too.
+        // Puts in progress are listed, too.
         let complete = objects.iter().filter(|object| object.state == ObjectState::Complete);
         complete.map(|object| text(&object.key)).collect()
     }
@@ -125,7 +125,7 @@ fn spec() -> SegmentSpec {
     }
 }
 
-/// Waits for the keeper to get something done.
+/// Waits for the maintenance thread.
 fn eventually(mut holds: impl FnMut() -> bool) {
     let end = SystemClock.now() + Duration::from_secs(30);
     while !holds() {
@@ -157,7 +157,7 @@ fn torn_log_keeps_all_whole_frames() {
     let pool = Pool::open(folder.path());
     let path = pool.log();
     let length = || fs::metadata(&path).unwrap().len() as usize;
-    // How long the log was when each of these was there.
+    // The length of the log after each put.
     let mut steps = vec![(length(), vec![])];
     for key in ["a", "b", "c"] {
         pool.put(key);
@@ -173,7 +173,7 @@ fn torn_log_keeps_all_whole_frames() {
         let known = known.map_or(&[][..], |(_, keys)| keys);
         let pool = Pool::open(torn.path());
         assert_eq!(pool.keys(), known, "length={length}");
-        // And it goes on from there.
+        // The log can be appended to.
         pool.put("z");
         drop(pool);
         assert!(Pool::open(torn.path()).keys().contains(&"z".to_owned()), "length={length}");
@@ -213,7 +213,7 @@ fn unsynced_hole_after_reboot_ends_log() {
     pool.put("c");
     drop(pool);
     let mut bytes = fs::read(&path).unwrap();
-    // Pages reach the disk in any order: what follows the hole is whole.
+    // Pages reach the disk in any order: the frames behind the hole are complete.
     bytes[hole..hole + 16].fill(0);
     fs::write(&path, &bytes).unwrap();
     let open = |boot| {
@@ -259,7 +259,7 @@ fn failed_log_is_removed_and_restarted() {
     let pool = Arc::new(Pool::open(folder.path()));
     pool.put("a");
     let timeline_id = pool.journal().timeline_id();
-    // Writing to this fails, as on a full disk.
+    // Writes to this file fail, as on a full disk.
     let broken = File::open("/dev/null").unwrap();
     pool.journal().writer.lock().file = Some(broken);
     pool.put("b");
@@ -311,7 +311,7 @@ fn unused_next_file_does_not_end_log() {
         (writer.next_file, writer.timeline_id)
     };
     drop(pool.journal().make_file(number, timeline_id).unwrap());
-    // The master goes on with the old one, and dies.
+    // The master goes on with the old file, and dies.
     pool.put("after");
     drop(pool);
     let pool = Pool::open(folder.path());

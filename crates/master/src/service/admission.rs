@@ -89,7 +89,7 @@ impl Admission {
         };
         match timeout(self.deadline, self.large_calls.acquire()).await {
             Ok(Ok(permit)) => Ok(Some(permit)),
-            _ => Err(self.busy("a large call waited too long for its turn")),
+            _ => Err(self.busy("a large call waited too long")),
         }
     }
 
@@ -106,7 +106,7 @@ impl Admission {
 
     fn busy(&self, why: &str) -> Error {
         self.refused.fetch_add(1, Ordering::Relaxed);
-        let message = "the master has too much to do now; try again in a moment";
+        let message = "the master is overloaded; retry later";
         Error::new(ErrorCode::RPC_FAIL, message).with("why", why)
     }
 }

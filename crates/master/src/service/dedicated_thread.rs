@@ -104,9 +104,9 @@ async fn serve_blocking(
         drop(permit);
         served
     });
-    let served = served
-        .await
-        .map_err(|source| Error::internal("the dedicated thread of a connection panicked").caused_by(source))?;
+    let served = served.await.map_err(|source| {
+        Error::internal("the dedicated thread of a connection panicked").caused_by(source)
+    })?;
     shutdown.0 = Weak::new();
     served?.map(to_async).transpose()
 }

@@ -63,7 +63,7 @@ impl Service {
             let answered =
                 tokio::task::spawn_blocking(move || service.dispatch(request, &origin)).await;
             return answered.unwrap_or_else(|source| {
-                let error = Error::internal("the call did not end").caused_by(source);
+                let error = Error::internal("the call panicked").caused_by(source);
                 v1::Response { call: Some(response::Call::Failure((&error).into())) }
             });
         }
@@ -73,7 +73,7 @@ impl Service {
                 let service = Arc::clone(self);
                 let waited = tokio::task::spawn_blocking(move || service.wait_durable(position));
                 if let Err(error) = waited.await {
-                    tracing::error!(%error, "nobody waited for the log");
+                    tracing::error!(%error, "cannot wait for the log");
                 }
             }
             Some(journal) if position > 0 => journal.wait_durable(position),

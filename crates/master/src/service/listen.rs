@@ -126,7 +126,9 @@ async fn route(
         Some(Protocol::Http) => {
             let _ = timeout(HTTP_DEADLINE, answer_http(stream, prefix, &context.service)).await;
         }
-        None => tracing::debug!(first = %prefix.escape_ascii(), "closed a connection of unknown protocol"),
+        None => {
+            tracing::debug!(first = %prefix.escape_ascii(), "closed a connection of unknown protocol")
+        }
     }
 }
 

@@ -286,7 +286,7 @@ fn start_put(
 ) -> Result<crate::state::Started> {
     let key = KeyRef::new(item.key)?;
     if item.group.len() > GROUP_BYTES_MAX {
-        return Err(Error::invalid("the name of the group is too long")
+        return Err(Error::invalid("the group name is too long")
             .with("group_bytes", item.group.len())
             .with("limit", GROUP_BYTES_MAX));
     }

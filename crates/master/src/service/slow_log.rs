@@ -111,7 +111,7 @@ impl SlowLog {
                 _ => String::new(),
             },
         };
-        tracing::debug!(?slow, "a call took long");
+        tracing::debug!(?slow, "slow call");
         let mut latest = self.latest.lock();
         if latest.len() == KEPT_MAX {
             latest.pop_front();

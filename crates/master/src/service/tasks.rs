@@ -238,9 +238,9 @@ fn new_task(task: &v1::NewTask) -> Result<NewTask<'_>> {
             Ok(NewTask::Move { key: &task.key, source: &task.source, target })
         }
         (Ok(v1::TaskKind::Move), targets) => {
-            Err(Error::invalid("a move has one target").with("targets", targets.len()))
+            Err(Error::invalid("a move needs exactly one target").with("targets", targets.len()))
         }
-        (Err(_), _) => Err(Error::invalid("no such kind of task").with("kind", task.kind)),
+        (Err(_), _) => Err(Error::invalid("unknown kind of task").with("kind", task.kind)),
     }
 }
 

@@ -144,12 +144,12 @@ pub(super) fn object_state(state: ObjectState) -> v1::ObjectState {
 pub(super) fn put_options(config: Option<&v1::ReplicateConfig>) -> Result<PutOptions> {
     let Some(config) = config else { return Ok(PutOptions::default()) };
     if config.replica_num > REPLICAS_MAX {
-        return Err(Error::invalid("too many copies are asked for")
+        return Err(Error::invalid("too many replicas")
             .with("replica_num", config.replica_num)
             .with("limit", REPLICAS_MAX));
     }
     if config.preferred_segments.len() > PREFERRED_MAX {
-        return Err(Error::invalid("too many segments are preferred")
+        return Err(Error::invalid("too many preferred segments")
             .with("preferred_segments", config.preferred_segments.len())
             .with("limit", PREFERRED_MAX));
     }
@@ -160,11 +160,11 @@ pub(super) fn put_options(config: Option<&v1::ReplicateConfig>) -> Result<PutOpt
         }
         Ok(v1::SoftPin::Disable) => SoftPin::Disable,
         Err(_) => {
-            return Err(Error::invalid("no such soft pin").with("soft_pin", config.soft_pin));
+            return Err(Error::invalid("unknown soft pin mode").with("soft_pin", config.soft_pin));
         }
     };
     let data_type = u8::try_from(config.data_type)
-        .map_err(|_| Error::invalid("no such data type").with("data_type", config.data_type))?;
+        .map_err(|_| Error::invalid("unknown data type").with("data_type", config.data_type))?;
     Ok(PutOptions {
         replicas: config.replica_num.max(1),
         soft_pin,
@@ -186,6 +186,6 @@ pub(super) fn selector(which: Option<&v1::KeySelector>) -> Result<Selector> {
         Some(By::All(true)) => Ok(Selector::All),
         Some(By::Regex(pattern)) => Selector::regex(pattern),
         Some(By::Prefix(prefix)) => Ok(Selector::Prefix(Box::from(&prefix[..]))),
-        Some(By::All(false)) | None => Err(Error::invalid("the call does not say which keys")),
+        Some(By::All(false)) | None => Err(Error::invalid("the call has no key selector")),
     }
 }

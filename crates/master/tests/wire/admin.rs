@@ -1,4 +1,4 @@
-//! The admin endpoints: their established shapes.
+//! The admin endpoints in upstream's formats.
 
 use bytes::Bytes;
 use mooncake_master::{
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Running, get, http, http_with, whole_config};
 
-/// A master with one client, one segment of 64 MiB and two objects.
+/// Starts a master with one client, one segment of 64 MiB and two objects.
 fn filled() -> (Running, crate::support::NativeClient<std::net::TcpStream>) {
     let running = Running::whole();
     let mut client = running.native();

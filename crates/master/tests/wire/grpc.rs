@@ -1,4 +1,4 @@
-//! gRPC with tonic's own client.
+//! gRPC with tonic's client.
 
 use bytes::Bytes;
 use mooncake_proto::v1::{self, master_client::MasterClient, request, response};
@@ -60,7 +60,7 @@ fn closed_grpc_connection_makes_client_suspect() {
     let mut owner = running.native();
     owner.join("127.0.0.1:1", 1 << 20);
     owner.put("a", 7);
-    // The owner registers anew over gRPC; from then on that connection is its session.
+    // The owner registers again over gRPC. From then on that connection is its session.
     let client = running.block_on(async {
         let mut client = MasterClient::new(channel(&running).await);
         let register = v1::RegisterRequest {

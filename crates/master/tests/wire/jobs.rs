@@ -1,4 +1,4 @@
-//! The admin endpoints of drains and quotas: their established shapes and codes.
+//! The admin endpoints for drains and quotas in upstream's formats and with its codes.
 
 use std::{
     io::{Read, Write},

@@ -1,4 +1,5 @@
-//! What is too much: refused early and by its code over both doors, while small calls are served.
+//! Limits: excess is refused early, with its error code, over both protocols, while small calls are
+//! served.
 
 use std::{net::TcpStream, time::Duration};
 
@@ -13,7 +14,7 @@ use tonic::Code;
 
 use crate::support::{NativeClient, Running, get};
 
-/// Answers to many calls at once may take so long on a slow machine.
+/// The maximum wait for the replies to many concurrent calls on a slow machine.
 const WAIT_MAX: Duration = Duration::from_secs(120);
 
 fn probe(keys: usize) -> v1::ProbeRequest {
@@ -26,7 +27,7 @@ fn channel(running: &Running) -> MasterClient<tonic::transport::Channel> {
     MasterClient::new(running.block_on(endpoint.connect()).unwrap())
 }
 
-/// So many objects, put with a few calls.
+/// Puts this number of objects with a few calls.
 fn fill(client: &mut NativeClient<TcpStream>, count: usize) {
     let keys: Vec<Bytes> = (0..count).map(|at| Bytes::from(format!("key-{at}"))).collect();
     let item = |key: &Bytes| v1::PutItem { key: key.clone(), length: 1, group: String::new() };
@@ -136,7 +137,7 @@ fn refuses_oversized_message_over_both_protocols() {
     let mut native = running.native();
     let announced = u32::try_from(FRAME_BYTES_MAX + 1).unwrap().to_le_bytes();
     std::io::Write::write_all(&mut native.stream, &announced).unwrap();
-    // Nothing that follows could be told apart: the connection ends.
+    // The start of the next frame is unknown, so the connection is closed.
     assert!(std::iter::from_fn(|| native.try_receive()).count() <= 1);
     assert_eq!(running.native().probe(&["k"]).states.len(), 1);
 }

@@ -1,4 +1,4 @@
-//! The embedded metadata server: the established semantics.
+//! The embedded metadata server with upstream's semantics.
 
 use std::{net::SocketAddr, time::Duration};
 

@@ -1,4 +1,4 @@
-//! The native door over TCP and Unix, and what is not let in.
+//! The native protocol over TCP and Unix sockets, and connections that are refused.
 
 use std::{
     io::{Read, Write},
@@ -14,7 +14,7 @@ use mooncake_proto::{
 
 use crate::support::{NativeClient, Running, connect, eventually};
 
-/// Whether the peer closed: nothing more to read, or a reset.
+/// Returns whether the peer closed the connection: end of stream or a reset.
 fn is_closed(stream: &mut impl Read) -> bool {
     matches!(stream.read(&mut [0; 64]), Ok(0))
         || stream.read(&mut [0; 64]).is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset)
@@ -162,7 +162,7 @@ fn closed_connection_makes_client_suspect() {
     close_and_locate(&running, running.unix());
 }
 
-/// The owner joins, puts, and is gone.
+/// Registers an owner, puts an object, and closes the owner's connection.
 fn close_and_locate<S: Read + Write>(running: &Running, mut owner: NativeClient<S>) {
     owner.join("127.0.0.1:1", 1 << 20);
     owner.put("a", 100);
@@ -238,7 +238,7 @@ fn refuses_large_frames_beyond_budget() {
         client.call(request::Call::Probe(v1::ProbeRequest { caller: None, keys, lease: false }))
     };
     let mut refusal = None;
-    // The hoarders' heads may still be on their way.
+    // The heads of the large frames may still be in flight.
     eventually("a large frame is refused", || {
         let answer = probe(&mut client);
         if let response::Call::Failure(failure) = answer {
@@ -267,7 +267,7 @@ fn answers_calls_received_before_stop() {
     let mut client = running.native();
     let call = request::Call::Status(v1::StatusRequest { caller: None });
     client.send(&vec![call; 500]);
-    // The first answer tells that the master is at it; all arrived in one piece.
+    // The first reply shows that the master is processing the calls, which arrived in one piece.
     client.receive();
     running.stop();
     let rest = std::iter::from_fn(|| client.try_receive()).count();

@@ -17,10 +17,10 @@ use mooncake_proto::{
 use prost::Message;
 use tokio::runtime::Runtime;
 
-/// No wait of these tests is longer.
+/// The maximum duration of any wait in these tests.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A master on loopback with free ports, stopped when dropped.
+/// A master on loopback with free ports, stopped on drop.
 pub(crate) struct Running {
     runtime: Runtime,
     master: Option<Master>,
@@ -33,7 +33,7 @@ impl Running {
         Self { runtime, master: Some(master) }
     }
 
-    /// One with everything on.
+    /// Starts a master with all features on.
     pub(crate) fn whole() -> Self {
         Self::new(whole_config())
     }
@@ -62,7 +62,7 @@ impl Running {
         NativeClient::over(connect(self.addresses().rpc)).unwrap()
     }
 
-    /// A client on the Unix socket that the greeting names.
+    /// Connects a client to the Unix socket that the greeting names.
     pub(crate) fn unix(&self) -> NativeClient<UnixStream> {
         let name = self.native().greeting.unix_socket;
         let address = std::os::unix::net::SocketAddr::from_abstract_name(name).unwrap();
@@ -104,7 +104,7 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A caller that speaks native.
+/// A client of the native protocol.
 pub(crate) struct NativeClient<S> {
     pub(crate) stream: S,
     pub(crate) greeting: ServerGreeting,
@@ -142,7 +142,7 @@ impl<S: Read + Write> NativeClient<S> {
         response.call.unwrap()
     }
 
-    /// The next answer; `None` once the connection is closed.
+    /// Returns the next reply; `None` once the connection is closed.
     pub(crate) fn try_receive(&mut self) -> Option<response::Call> {
         let response: v1::Response = receive(&mut self.stream, &mut self.input).ok()?;
         response.call
@@ -191,7 +191,7 @@ impl<S: Read + Write> NativeClient<S> {
         id
     }
 
-    /// Puts an object without writing a byte; the master does not look.
+    /// Puts an object without writing a byte; the master does not check the content.
     pub(crate) fn put(&mut self, key: &str, length: u64) {
         let key = Bytes::copy_from_slice(key.as_bytes());
         let start = request::Call::PutStart(v1::PutStartRequest {
@@ -241,7 +241,7 @@ fn receive<M: Message + Default>(
     }
 }
 
-/// What an HTTP server answered.
+/// The reply of an HTTP server.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -259,12 +259,12 @@ impl Answer {
     }
 }
 
-/// Sends one HTTP/1.0 request, to which the answer ends with the connection.
+/// Sends one HTTP/1.0 request. The server closes the connection after its reply.
 pub(crate) fn http(address: SocketAddr, method: &str, target: &str, body: &[u8]) -> Answer {
     http_with(address, method, target, "host: localhost\r\n", body)
 }
 
-/// The same with these header lines.
+/// Sends one HTTP/1.0 request with additional header lines.
 pub(crate) fn http_with(
     address: SocketAddr,
     method: &str,
@@ -276,7 +276,7 @@ pub(crate) fn http_with(
     let head =
         format!("{method} {target} HTTP/1.0\r\n{headers}content-length: {}\r\n\r\n", body.len());
     stream.write_all(head.as_bytes()).unwrap();
-    // A server that refuses a large body may close before it has read all of it.
+    // A server that refuses a large body may close before it has read the whole body.
     let _ = stream.write_all(body);
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);

@@ -1,10 +1,10 @@
-//! Metrics of the log: what it writes, how long syncs take, and how old its snapshot is.
+//! Metrics of the log: writes, durations of syncs, and the age of the last snapshot.
 
 use mooncake_http::Exposition;
 
 use crate::service::Service;
 
-/// Adds what there is to tell; without a log only that there is none.
+/// Adds the metrics. Without a log, only those that say so.
 pub(super) fn add(out: &mut Exposition, service: &Service) {
     let status = service.journal_status();
     let state = |is_it: bool| u8::from(is_it);
@@ -13,37 +13,41 @@ pub(super) fn add(out: &mut Exposition, service: &Service) {
     out.gauge("mooncake_master_log_healthy", help, state(is_healthy));
     let (taken, failed) = status.as_ref().map_or((0, 0), |s| (s.snapshots, s.failures));
     out.counter("master_snapshot_success", "Snapshots taken.", taken);
-    out.counter("master_snapshot_fail", "How often the log or its snapshot failed.", failed);
+    out.counter("master_snapshot_fail", "Failures of the log or of its snapshots.", failed);
     let took = status.as_ref().map_or(0, |s| s.snapshot_time.as_millis());
-    out.gauge("master_snapshot_duration_ms", "How long the last snapshot took.", took);
+    out.gauge("master_snapshot_duration_ms", "Duration of the last snapshot.", took);
     let Some(s) = status else { return };
     for (name, help, value) in [
-        ("failures", "How often the log could not be written.", s.failures),
+        ("failures", "Failures to write the log.", s.failures),
         ("written_bytes", "Bytes written to the log.", s.bytes_written),
-        ("records", "Changes written to the log.", s.records),
-        ("writes", "Writes to the log, of one change or several.", s.writes),
-        ("syncs", "How often the log was forced to the disk.", s.syncs),
+        ("records", "Effects written to the log.", s.records),
+        ("writes", "Writes to the log, each of one or more effects.", s.writes),
+        ("syncs", "Syncs of the log to disk.", s.syncs),
     ] {
         out.counter(&format!("mooncake_master_log_{name}_total"), help, value);
     }
     out.counter(
         "mooncake_master_log_sync_seconds_total",
-        "How long the log was being forced to the disk altogether.",
+        "Total duration of the syncs of the log.",
         s.sync_time.as_secs_f64(),
     );
     let age = s.snapshot_at.map(|at| service.now().since(at).as_secs_f64());
     for (name, help, value) in [
-        ("sync_seconds_max", "How long the longest of them took.", s.sync_time_max.as_secs_f64()),
+        (
+            "sync_seconds_max",
+            "Duration of the longest sync of the log.",
+            s.sync_time_max.as_secs_f64(),
+        ),
         ("bytes", "Bytes of the log since the last snapshot.", s.log_bytes as f64),
         ("snapshot_bytes", "Bytes of the last snapshot.", s.snapshot_bytes as f64),
         (
             "snapshot_age_seconds",
-            "How old the last snapshot is; -1: none since the start.",
+            "Age of the last snapshot; -1: none since the start.",
             age.unwrap_or(-1.0),
         ),
         (
             "recovery_seconds",
-            "How long the log took to be read at the start.",
+            "Duration of the recovery from the log at the start.",
             s.recovery_time.as_secs_f64(),
         ),
     ] {

@@ -1,25 +1,27 @@
-//! Metrics of tenants and their quotas, under the established names; none without multi-tenancy.
+//! Metrics of tenants and quotas under upstream's names; none without multi-tenancy.
 
 use mooncake_http::Exposition;
 
 use crate::{service::Service, state::TenantQuota};
 
-/// Its value of a tenant's quota.
+/// Reads the value of a metric from a tenant's quota.
 type Part = fn(&TenantQuota) -> u64;
 
-/// By tenant: the end of the name, what it is, and how much.
+/// Gauges per tenant: suffix of the name, help text, and value.
 const GAUGES: [(&str, &str, Part); 6] = [
-    ("requested_bytes", "Bytes that the policy grants.", |quota| quota.requested),
+    ("requested_bytes", "Bytes granted by the quota file.", |quota| quota.requested),
     ("effective_bytes", "Bytes that may be used now.", |quota| quota.effective),
-    ("charged_bytes", "Bytes in use, those being written among them.", |quota| quota.charged),
-    ("admission_closed", "1: a put must evict first, or is refused.", |quota| {
+    ("charged_bytes", "Bytes in use, including unfinished puts.", |quota| quota.charged),
+    ("admission_closed", "1: a put must evict first or is refused.", |quota| {
         u64::from(quota.is_used_up())
     }),
-    ("over_quota", "1: more is in use than may be.", |quota| u64::from(quota.is_exceeded())),
-    ("explicit_policy", "1: the policy names the tenant.", |_| 1),
+    ("over_quota", "1: more bytes are in use than the quota allows.", |quota| {
+        u64::from(quota.is_exceeded())
+    }),
+    ("explicit_policy", "1: the quota file lists the tenant.", |_| 1),
 ];
 
-/// Adds them.
+/// Adds the metrics.
 pub(super) fn add(out: &mut Exposition, service: &Service) {
     if !service.is_multi_tenant() {
         return;
@@ -33,13 +35,13 @@ pub(super) fn add(out: &mut Exposition, service: &Service) {
         }
     }
     let name = "mooncake_tenant_quota_reject_total";
-    out.head(name, "counter", "Puts refused for want of quota.");
+    out.head(name, "counter", "Puts refused for lack of quota.");
     for quota in &quotas {
         let labels = [("tenant_id", quota.tenant.as_str()), ("reason", "quota_exceeded")];
         out.sample(name, &labels, quota.refused);
     }
     let name = "mooncake_tenant_evict_bytes_total";
-    out.head(name, "counter", "Bytes of a tenant that made room for its own puts.");
+    out.head(name, "counter", "Bytes of a tenant evicted for its own puts.");
     for quota in &quotas {
         out.sample(name, &[("tenant_id", quota.tenant.as_str())], quota.evicted_bytes);
     }

@@ -1,10 +1,11 @@
-//! Established names of things that this master does not have, shown as the zeros that are true.
+//! Upstream's metrics of features that this master does not have. Their value is always zero.
 //!
-//! A name that is counted elsewhere is left out, so that a row may stay until its feature comes.
+//! A name that another module exports is skipped, so that a row need not be removed when its
+//! feature comes.
 
 use mooncake_http::Exposition;
 
-/// Operations of features that are not here: no such call was ever made.
+/// Operations of unsupported features.
 const OPERATIONS: &[&str] = &[
     "get_replica_list_by_regex",
     "remount_segment",
@@ -27,7 +28,7 @@ const OPERATIONS: &[&str] = &[
 
 const BATCHES: &[&str] = &["query_ip", "replica_clear"];
 
-/// Disks, NVMe-oF, followers and their logs: there is nothing of them.
+/// Gauges of disks, NVMe-oF, followers and their logs.
 const GAUGES: &[&str] = &[
     "master_nof_allocated_bytes",
     "master_total_nof_capacity_bytes",
@@ -83,7 +84,7 @@ const COUNTERS: &[&str] = &[
     "ha_state_transitions_total",
 ];
 
-/// One for each NVMe-oF segment, of which there are none.
+/// Gauges per NVMe-oF segment, without any samples.
 const GAUGES_OF_NONE: &[&str] =
     &["nof_segment_allocated_bytes", "nof_segment_total_capacity_bytes"];
 
@@ -93,9 +94,9 @@ const HISTOGRAMS: &[&str] = &[
     "ha_oplog_etcd_write_latency_us",
 ];
 
-const HELP: &str = "Always zero: this master has nothing of the kind.";
+const HELP: &str = "Always zero: this master does not have the feature.";
 
-/// Adds what is not there yet.
+/// Adds the metrics that no other module exports.
 pub(super) fn add(out: &mut Exposition) {
     for name in GAUGES_OF_NONE {
         out.head(name, "gauge", HELP);

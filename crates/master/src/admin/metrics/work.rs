@@ -1,25 +1,25 @@
-//! Metrics of copies, moves and drains: how many there are by state, and how far drains are.
+//! Metrics of copies, moves and drains: their number by state, and the progress of drains.
 
 use mooncake_http::Exposition;
 
 use crate::service::Service;
 
-/// Adds them.
+/// Adds the metrics.
 pub(super) fn add(out: &mut Exposition, service: &Service) {
     let work = service.work(0);
     let c = service.totals().counters;
     let running: Vec<_> = work.jobs.iter().filter(|job| !job.status.is_over()).collect();
     let name = "mooncake_master_tasks";
-    out.head(name, "gauge", "Copies and moves that wait and that run.");
+    out.head(name, "gauge", "Pending and running copies and moves.");
     out.sample(name, &[("state", "pending")], work.pending);
     out.sample(name, &[("state", "processing")], work.processing);
     let name = "mooncake_master_tasks_ended_total";
-    out.head(name, "counter", "Copies and moves that are over.");
+    out.head(name, "counter", "Finished copies and moves.");
     out.sample(name, &[("outcome", "success")], c.tasks_done);
     out.sample(name, &[("outcome", "failed")], c.tasks_failed);
-    out.gauge("mooncake_master_drain_jobs", "Drains that run.", running.len());
+    out.gauge("mooncake_master_drain_jobs", "Running drain jobs.", running.len());
     let name = "mooncake_master_drain_jobs_ended_total";
-    out.head(name, "counter", "Drains that are over.");
+    out.head(name, "counter", "Finished drain jobs.");
     for (outcome, count) in [
         ("succeeded", c.drains_done),
         ("failed", c.drains_failed),
@@ -28,10 +28,10 @@ pub(super) fn add(out: &mut Exposition, service: &Service) {
         out.sample(name, &[("outcome", outcome)], count);
     }
     for (name, help) in [
-        ("moved_objects", "Objects that a running drain has moved out of its segments."),
-        ("moved_bytes", "Bytes that a running drain has moved."),
-        ("active_objects", "Objects that a running drain is moving."),
-        ("failed_objects", "Objects that a running drain could not move."),
+        ("moved_objects", "Objects moved by a running drain job."),
+        ("moved_bytes", "Bytes moved by a running drain job."),
+        ("active_objects", "Objects being moved by a running drain job."),
+        ("failed_objects", "Objects that a running drain job failed to move."),
     ] {
         let full = format!("mooncake_master_drain_{name}");
         out.head(&full, "gauge", help);
