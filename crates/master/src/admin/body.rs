@@ -69,11 +69,12 @@ mod tests {
         let longest = vec![b' '; BYTES_MAX];
         let body = taken(Request::new(Body::from(longest.clone()))).await.unwrap();
         assert_eq!(body.len(), BYTES_MAX);
-        let said = Request::builder().header("content-length", BYTES_MAX + 1).body(Body::empty());
+        let declared =
+            Request::builder().header("content-length", BYTES_MAX + 1).body(Body::empty());
         // Two frames and no content length: only counting bytes finds the limit.
         let frames = [longest, vec![b'x']].map(Ok::<_, std::convert::Infallible>);
-        let unsaid = Request::new(Body::from_stream(tokio_stream::iter(frames)));
-        for request in [said.unwrap(), unsaid] {
+        let chunked = Request::new(Body::from_stream(tokio_stream::iter(frames)));
+        for request in [declared.unwrap(), chunked] {
             let (status, told) = taken(request).await.unwrap_err();
             assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
             assert_eq!((&told["success"], &told["error_code"]), (&false.into(), &(-600).into()));

@@ -29,7 +29,7 @@ const GROUPS: &[(&str, &str)] = &[
 pub(crate) fn text(program: &str) -> String {
     let defaults = MasterConfig::default();
     let mut text = format!(
-        "{program} stores the metadata of the pool: it allocates memory, locates objects and evicts them.\n\n\
+        "{program} manages the pool: it allocates memory, locates objects and evicts them.\n\n\
          Usage: {program} [--option=value …]\n\n\
          Options may have one dash or two, `=` or a space before the value, `-` or `_` in the name;\n\
          a switch needs no value; --noNAME turns it off. They are read from the command line, then from\n\
