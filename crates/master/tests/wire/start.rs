@@ -1,6 +1,9 @@
 //! Starting and stopping: ports, addresses, several masters on one host.
 
-use std::time::{Duration, Instant};
+use std::{
+    net::TcpListener,
+    time::{Duration, Instant},
+};
 
 use mooncake_master::{MasterConfig, Origin};
 use mooncake_proto::v1::{self, request, response};
