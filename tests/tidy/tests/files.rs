@@ -57,7 +57,7 @@ fn decision_records_are_numbered_without_a_gap() {
         if !file.text.starts_with(&format!("# {number}. ")) {
             found.push(format!("{}: does not begin with `# {number}. `", file.path));
         }
-        for part in ["**Question.**", "**Choice.**", "**Refused.**"] {
+        for part in ["**Question.**", "**Choice.**", "**Alternatives refused.**"] {
             if !file.text.contains(part) {
                 found.push(format!("{}: has no {part}", file.path));
             }
