@@ -21,7 +21,7 @@ memcheck=(valgrind --quiet --error-exitcode=9 --fair-sched=yes --child-silent-af
 # The modules that copy, pin, map and frame memory. Left out are tests that hand invalid addresses to
 # the kernel: the kernel rejects them, as those tests expect, but memcheck reports them.
 filters=(copy:: memory::tests region:: managed::arena device:: token:: transport::shm::message)
-skipped=(--skip unmapped --skip bad_ --skip memory_that_changed --skip ends_in_nothing)
+skipped=(unmapped bad_ memory_that_changed ends_in_nothing)
 
 binaries=$(cargo test --locked --lib -p mooncake-transfer-engine --no-run \
   --message-format=json | "$python" -c '
@@ -30,7 +30,11 @@ messages = map(json.loads, sys.stdin)
 print(*(m["executable"] for m in messages if m.get("executable")), sep="\n")')
 for binary in $binaries; do
   echo "memcheck: $binary"
-  "${memcheck[@]}" "$binary" --test-threads=1 "${filters[@]}" "${skipped[@]}"
+  tests=$("$binary" --list)
+  for name in "${filters[@]}" "${skipped[@]}"; do
+    grep -qF "$name" <<<"$tests" || { echo "memcheck: no test is called $name" >&2; exit 1; }
+  done
+  "${memcheck[@]}" "$binary" --test-threads=1 "${filters[@]}" "${skipped[@]/#/--skip=}"
 done
 
 # Python's own allocator would hide errors in the memory of its objects.

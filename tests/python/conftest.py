@@ -1,4 +1,4 @@
-"""Shared fixtures and helpers: masters as real processes, stores, and scripts run by users."""
+"""Shared fixtures and helpers: master processes, stores, and scripts in new interpreters."""
 
 from __future__ import annotations
 

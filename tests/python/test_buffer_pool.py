@@ -264,8 +264,11 @@ def test_type_errors_name_the_argument(compat_store):
 
 
 def cores_of_node_0() -> set[int]:
-    """The cores that the kernel lists for the first NUMA node."""
-    ranges = Path("/sys/devices/system/node/node0/cpulist").read_text().strip().split(",")
+    """Returns the cores of the first NUMA node, or those of this thread if none is listed."""
+    listed = Path("/sys/devices/system/node/node0/cpulist")
+    if not listed.exists():
+        return os.sched_getaffinity(0)
+    ranges = listed.read_text().strip().split(",")
     ends = [text.partition("-")[::2] for text in ranges]
     return {core for first, last in ends for core in range(int(first), int(last or first) + 1)}
 
