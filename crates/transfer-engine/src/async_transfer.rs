@@ -1,8 +1,8 @@
-//! Transfers that go on while their caller does something else.
+//! Asynchronous transfers: batches that run while their caller does something else.
 //!
-//! A submitted batch waits in a bounded queue for one of a few mover threads, which start when the
-//! first batch comes and end when none has come for a while. Who submits to a full queue waits for
-//! room. The answer of a batch is kept until somebody takes it.
+//! A submitted batch waits in a bounded queue for one of a few worker threads. The threads start
+//! with the first batch and end after an idle time. A caller that submits to a full queue waits for
+//! space. The result of a batch is kept until it is taken.
 
 mod completion_table;
 mod worker_pool;
@@ -20,27 +20,27 @@ use crate::{
     transport::TransportKind,
 };
 
-/// Up to so many bytes, a copy within this host is done before a thread could be woken for it.
+/// Up to this many bytes, a copy within this host is done before a thread could be woken for it.
 const INLINE_BYTES_MAX: usize = 256 << 10;
 
-/// Up to so many entries too.
+/// Maximum number of entries of such a batch.
 const INLINE_ENTRIES_MAX: usize = 64;
 
-/// How long after its deadline a batch is still waited for: a transfer ends by its deadline, give
-/// or take what a busy machine needs.
+/// How long a waiter waits beyond the deadline of a batch. A transfer ends by its deadline, give or
+/// take the delays of a busy machine.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Names a submitted batch. Never given out twice by one engine.
+/// Identifies a submitted batch. An engine never reuses an id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BatchId(u64);
 
 impl BatchId {
-    /// The batch of that number, for numbers that come back from a caller.
+    /// Converts a number that a caller got from [`BatchId::number`].
     pub const fn from_number(number: u64) -> Self {
         Self(number)
     }
 
-    /// Its number; at least 1.
+    /// The number of the batch, at least 1.
     pub const fn number(self) -> u64 {
         self.0
     }
@@ -52,21 +52,21 @@ impl fmt::Display for BatchId {
     }
 }
 
-/// How far a submitted batch is.
+/// Status of a submitted batch.
 #[derive(Debug, Clone)]
 pub enum BatchStatus {
-    /// It waits or is being moved.
+    /// The batch is queued or in flight.
     Running,
-    /// Every byte is where it belongs.
+    /// All entries were moved.
     Done,
-    /// A entry failed; this is the first failure. Other entries may have been moved.
+    /// An entry failed, with the error of the first one. Other entries may have been moved.
     Failed(Error),
-    /// The deadline passed before everything was moved.
+    /// The deadline passed before all entries were moved.
     TimedOut(Error),
 }
 
 impl BatchStatus {
-    /// Whether it will not change any more.
+    /// Returns whether the status is final.
     pub const fn has_ended(&self) -> bool {
         !matches!(self, Self::Running)
     }
@@ -86,14 +86,13 @@ impl BatchStatus {
 }
 
 impl Engine {
-    /// Has entries moved while the caller goes on. Their memory belongs to the transfer until the
-    /// batch has ended. A small batch that stays on this host is moved at once, by the caller.
+    /// Queues entries to be moved while the caller goes on. Their memory belongs to the transfer
+    /// until the batch has ended. The caller itself moves a small batch that stays on this host.
     ///
-    /// Waits while the queue is full. Keeps the answers of the last 65536 batches that ended and
-    /// that nobody asked for.
+    /// Waits while the queue is full. Keeps at most 65536 results that were not taken.
     ///
     /// # Errors
-    /// The engine is closed, no thread is to be had, or the queue was full until the deadline.
+    /// The engine is closed, no thread can be started, or the queue was full until the deadline.
     pub fn submit(
         &self,
         peer: Arc<Peer>,
@@ -104,8 +103,8 @@ impl Engine {
         self.submit_hinted(peer, opcode, entries, deadline, None)
     }
 
-    /// Like [`Engine::submit`], trying the way that the caller names before all others, if there is
-    /// a path over it.
+    /// Like [`Engine::submit`], but tries the transport named by the caller first, if there is a
+    /// path over it.
     ///
     /// # Errors
     /// Those of [`Engine::submit`].
@@ -126,18 +125,18 @@ impl Engine {
         self.workers().submit(self, Job { peer, opcode, entries, deadline, hint })
     }
 
-    /// How far a batch is. Once it has ended the answer is given out and forgotten.
+    /// Returns the status of a batch. A final status is returned once and then dropped.
     ///
     /// # Errors
-    /// There is no such batch, or its answer was given out.
+    /// There is no such batch, or its final status was taken already.
     pub fn status(&self, batch: BatchId) -> Result<BatchStatus> {
         self.check_usable()?;
         self.workers().take_status(batch)
     }
 
-    /// Waits until each of the batches has ended, and gives out their answers.
+    /// Waits until each of the batches has ended, and takes their results.
     ///
-    /// An unknown batch, or one that did not end although its deadline passed, has failed.
+    /// An unknown batch, or one that did not end although its deadline passed, counts as failed.
     ///
     /// # Errors
     /// The engine is closed.
@@ -149,10 +148,10 @@ impl Engine {
         Ok(batches.iter().map(wait).collect())
     }
 
-    /// Tells the owner of a segment something, and waits until it has it.
+    /// Sends a notification to the owner of a segment, and waits until it is delivered.
     ///
     /// # Errors
-    /// The segment is unknown, its owner cannot be reached, or keeps too many already.
+    /// The segment is unknown, or its owner cannot be reached or has too many notifications queued.
     pub fn notify(
         &self,
         segment_name: &str,
@@ -165,10 +164,10 @@ impl Engine {
             .map_err(|error| self.count_refusal(error).with("segment", segment_name))
     }
 
-    /// Asks whether the owner of a segment is there.
+    /// Checks whether the owner of a segment is alive.
     ///
     /// # Errors
-    /// The segment is unknown ([`mooncake_base::ErrorKind::NotFound`]), or nobody answers.
+    /// The segment is unknown ([`mooncake_base::ErrorKind::NotFound`]), or there is no answer.
     pub fn probe(&self, segment_name: &str, deadline: Moment) -> Result<()> {
         self.check_usable()?;
         let endpoint = self.metadata().locate(segment_name, deadline)?;
@@ -187,7 +186,7 @@ fn is_small(peer: &Peer, entries: &[TransferEntry]) -> bool {
 fn unknown(batch: BatchId) -> Error {
     Error::new(
         ErrorCode::TASK_NOT_FOUND,
-        "no such batch was submitted, or its end was told already",
+        "no such batch was submitted, or its result was taken already",
     )
     .with("batch", batch)
 }

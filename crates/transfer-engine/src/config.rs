@@ -1,4 +1,4 @@
-//! What an engine is told when it starts.
+//! Settings of an engine.
 
 use std::{ops::RangeInclusive, path::PathBuf, time::Duration};
 
@@ -16,62 +16,63 @@ pub const P2P: &str = "P2PHANDSHAKE";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineConfig {
     /// Name or address of this host as peers reach it, with an optional port. With a metadata
-    /// server it is also the name of the segment. Default: empty, which means the address that
-    /// this host uses towards others.
+    /// server it is also the name of the segment. Default: empty, which means the address that this
+    /// host uses towards others.
     pub name: String,
     /// `P2PHANDSHAKE`, or the address of a metadata server (`http://host:port/metadata`,
     /// `etcd://host:port`, `redis://host:port`).
     pub metadata: String,
     /// Part of every key on a metadata server (`mooncake/<prefix>/…`), so that clusters can share
-    /// one. Default: empty.
+    /// one server. Default: empty.
     pub metadata_prefix: String,
-    /// Who we are to a Redis metadata server. Default: nobody, and database 0.
+    /// Login for a Redis metadata server. Default: no login, database 0.
     pub redis: RedisLogin,
-    /// Moves bytes over TCP only, also within one process and one host.
+    /// Moves bytes over TCP only, even within one process or one host.
     pub is_tcp_forced: bool,
-    /// Where that is so, copies all the same what lies in memory of this very engine.
+    /// With `is_tcp_forced`: still copies directly what lies in memory of this very engine.
     pub copies_own: bool,
-    /// Address to bind and to publish instead of the one that was found.
+    /// Address to bind and to publish instead of the detected one.
     pub bind_address: Option<String>,
-    /// Where the listeners look for a free port; when none is free the system chooses.
+    /// Port range of the listeners; if none is free, the system chooses a port.
     pub ports: RangeInclusive<u16>,
     /// Binds exactly the port in `name`, or fails.
     pub is_port_fixed: bool,
-    /// Prefers this host's IPv6 address where `name` and `bind_address` leave the choice.
+    /// Prefers this host's IPv6 address where `name` and `bind_address` leave the choice open.
     pub is_ipv6_preferred: bool,
-    /// How many connections to the handshake socket may wait to be accepted.
+    /// Backlog of the handshake socket.
     pub handshake_backlog: u16,
-    /// The longest handshake message that is accepted: 1 MiB to 128 MiB.
+    /// Maximum length of a handshake message: 1 MiB to 128 MiB.
     pub handshake_bytes_max: usize,
-    /// Connections to one peer, at the most. 1 to 16.
+    /// Maximum number of connections to one peer: 1 to 16.
     pub connections_per_peer: usize,
-    /// Peers that are kept open, at the most; the one opened longest ago makes room. At least 1.
+    /// Maximum number of peers that are kept open, at least 1. The least recently opened peer is
+    /// evicted.
     pub peers_max: usize,
-    /// How long to wait for a peer to accept a connection.
+    /// Timeout for connecting to a peer.
     pub connect_timeout: Duration,
-    /// How long unregistering waits for those who use the memory.
+    /// Maximum wait of an unregistration for users of the memory.
     pub withdraw_timeout: Duration,
-    /// A secret that peers must know, and that is proven to them. With it the established engine's
-    /// frames, which have no room for a proof, are refused.
+    /// A secret that peers must prove to know, and that is proven to them. With a token,
+    /// connections in upstream's frames are refused, since those have no room for a proof.
     pub token: Option<Token>,
-    /// Takes allocations from huge pages of that size where the system has some reserved.
+    /// Takes allocations from reserved huge pages of this size, if the system has any.
     pub huge_pages: Option<HugePages>,
-    /// Of each allocation, how many bytes are made ready in the background by a thread of low
-    /// priority: never more than an eighth of the room there is. 0 for none.
+    /// Bytes of each allocation whose pages a background thread of low priority faults in, at most
+    /// an eighth of the available memory. 0 turns prefaulting off.
     pub prefault_bytes_max: u64,
-    /// Asks in the background for huge pages under memory that the user registers, where all of the
-    /// small ones are there. Changes no byte; takes time and room for the copy.
+    /// Asks in the background for huge pages (MADV_COLLAPSE) under memory that the user registers,
+    /// where all small pages are resident. No byte changes; the copy takes time and memory.
     pub collapses_registered: bool,
-    /// The node of the machine that allocations come from while it has room.
+    /// The preferred NUMA node of allocations.
     pub numa_node: Option<u32>,
-    /// The library that is the CUDA driver, by name or path. Default: `libcuda.so.1`.
+    /// Name or path of the CUDA driver library. Default: `libcuda.so.1`.
     pub device_driver: PathBuf,
-    /// Lends nothing to peers, so that nothing of it goes to the metadata server, which it only
-    /// asks; its name need not be its own there.
+    /// Exports no memory to peers and publishes nothing. The engine only queries the metadata
+    /// server, so its name need not be unique there.
     pub is_unpublished: bool,
-    /// How often a line about what was moved is logged, if at all.
+    /// Interval at which a line of transfer statistics is logged; `None` for never.
     pub report_interval: Option<Duration>,
-    /// Ways that are not to be used, so that a test reaches the others.
+    /// Transports that are not used, so that a test reaches the others.
     #[cfg(feature = "test-util")]
     pub disabled: Vec<crate::TransportKind>,
 }
@@ -110,12 +111,12 @@ impl Default for EngineConfig {
 }
 
 impl EngineConfig {
-    /// Whether peers are asked for their descriptors, instead of a server.
+    /// Returns whether peers are asked for their descriptors, instead of a server.
     pub fn is_p2p(&self) -> bool {
         self.metadata.trim().eq_ignore_ascii_case(P2P)
     }
 
-    /// Host and port of `name`; no host if it is empty.
+    /// Host and port of `name`; `None` if it is empty.
     pub(crate) fn endpoint(&self) -> Result<Option<Endpoint>> {
         match self.name.trim() {
             "" => Ok(None),
@@ -126,19 +127,21 @@ impl EngineConfig {
     pub(crate) fn check(&self) -> Result<()> {
         if self.metadata.is_empty() {
             return Err(Error::invalid(
-                "the metadata address is empty; P2PHANDSHAKE needs no server",
+                "the metadata address is empty; use P2PHANDSHAKE to run without a server",
             ));
         }
         if !(1..=16).contains(&self.connections_per_peer) {
-            return Err(Error::invalid("a peer has 1 to 16 connections")
+            return Err(Error::invalid("the number of connections per peer must be 1 to 16")
                 .with("connections_per_peer", self.connections_per_peer));
         }
         if self.peers_max == 0 {
-            return Err(Error::invalid("an engine keeps at least one peer open"));
+            return Err(Error::invalid("the maximum number of open peers must be at least 1"));
         }
         if !(MESSAGE_BYTES_MAX_DEFAULT..=DESCRIPTOR_BYTES_MAX).contains(&self.handshake_bytes_max) {
-            return Err(Error::invalid("a handshake message has at most 1 MiB to 128 MiB")
-                .with("handshake_bytes_max", self.handshake_bytes_max));
+            return Err(Error::invalid(
+                "the limit of a handshake message must be 1 MiB to 128 MiB",
+            )
+            .with("handshake_bytes_max", self.handshake_bytes_max));
         }
         self.endpoint().map(drop)
     }

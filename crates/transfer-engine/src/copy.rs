@@ -1,11 +1,12 @@
-//! The only place where bytes are moved between addresses of this process.
+//! The only place where bytes are copied between addresses of this process.
 //!
-//! Memory somebody keeps mapped for us ([`Ownership::Held`]) is simply copied. A bare number
-//! ([`Ownership::Foreign`]) may point nowhere, so the kernel is asked first, block by block, or moves
-//! the bytes itself; both answer with an error where a plain copy would end the process.
+//! Memory that an owner keeps mapped ([`Ownership::Held`]) is simply copied. A bare number
+//! ([`Ownership::Foreign`]) may not be mapped. There the kernel checks the pages first, block by
+//! block, or copies the bytes itself. Either way a bad address is an error, where a plain copy
+//! would end the process.
 //!
-//! Who copies many entries does so with one [`Copier`], which asks once for entries that lie beside
-//! each other, and goes past the caches where there is much to copy.
+//! One [`Copier`] serves all entries of a transfer. It checks adjacent entries with one question
+//! and uses non-temporal stores for large transfers.
 
 mod nontemporal;
 mod page_check;
@@ -22,57 +23,58 @@ use crate::transfer_entry::{LocalRange, Ownership, TransferEntry};
 
 pub(crate) use self::page_check::{are_resident, is_unmapped};
 
-/// Up to this length one system call that checks and copies beats a check followed by a copy.
+/// Up to this length, one system call that checks and copies is faster than a check followed by a
+/// copy.
 const KERNEL_COPY_MAX: usize = 32 << 10;
 
-/// How much is checked at once, right before it is copied: little enough that the time in which
-/// another thread could unmap it stays short and the bytes are still in the cache.
+/// Bytes checked at once, right before they are copied. The block is small, so that another thread
+/// has little time to unmap it in between and its bytes are still in the cache.
 const BLOCK: usize = page_check::CHECK_BYTES_MAX;
 
-/// From so many bytes on, over all entries, a transfer goes past the caches. Fewer are likely to be
-/// used again while a cache of the processor's own still has them, and one call of 64 KiB was not
-/// faster for it.
+/// Transfers of at least this many bytes, over all entries, use non-temporal stores. The bytes of
+/// smaller ones are likely to be used again while a private cache of the processor still holds
+/// them, and a call of 64 KiB was not faster with them.
 const NONTEMPORAL_BYTES_MIN: usize = 256 << 10;
 
-/// Copies `from` over `to`, which are of one length and may overlap.
+/// Copies `from` to `to`, which are of the same length and may overlap.
 ///
 /// # Errors
-/// A foreign range is not mapped, or not readable (`from`) or writable (`to`). A part of the bytes
+/// A foreign range is not mapped, not readable (`from`) or not writable (`to`). A part of the bytes
 /// may have been copied.
 pub fn copy(from: LocalRange, to: LocalRange) -> Result<()> {
     Copier::default().copy(from, to)
 }
 
-/// Copies the entries of one transfer, and remembers for the next entry what it has just been told of
-/// foreign memory. To be dropped with the transfer: what it knows is soon out of date.
+/// Copies the entries of one transfer and remembers which foreign memory was just checked. Drop it
+/// with the transfer: the check is soon out of date.
 #[derive(Debug, Default)]
 pub(crate) struct Copier {
     source: CheckedRange,
     target: CheckedRange,
-    /// Whether what is long enough goes past the caches.
+    /// Whether long copies use non-temporal stores.
     is_nontemporal: bool,
 }
 
-/// What is known of foreign memory on one side of a copy.
+/// A recently checked range of foreign memory on one side of a copy.
 #[derive(Debug, Default)]
 struct CheckedRange {
-    /// Can be read and written, as of a moment ago.
+    /// Was readable and writable a moment ago.
     range: Range<usize>,
-    /// How many bytes more may be copied by that.
+    /// Bytes that may still be copied before the next check.
     budget: usize,
-    /// Where the last entry was that lay elsewhere.
+    /// Block of the last entry that was outside `range`.
     last: usize,
 }
 
 impl Copier {
-    /// One for the open entries of a transfer.
+    /// Creates a copier for the open entries of a transfer.
     pub(crate) fn of(entries: &[TransferEntry]) -> Self {
         let lengths = entries.iter().filter(|entry| entry.outcome.is_none());
         let bytes = lengths.fold(0, |sum: usize, entry| sum.saturating_add(entry.local.length()));
         Self { is_nontemporal: bytes >= NONTEMPORAL_BYTES_MIN, ..Self::default() }
     }
 
-    /// As [`copy`].
+    /// Copies as [`copy`] does.
     pub(crate) fn copy(&mut self, from: LocalRange, to: LocalRange) -> Result<()> {
         debug_assert_eq!(from.length(), to.length(), "both sides of a copy are of one length");
         let length = from.length().min(to.length());
@@ -108,20 +110,20 @@ impl Copier {
             true => nontemporal::copy,
             false => copy_cached,
         };
-        // SAFETY: both ranges are held by somebody until the transfer returns, or were found mapped
-        // with these rights a moment ago. They may overlap, which both ways allow. Other processes
-        // and threads may write to shared memory meanwhile; then bytes are mixed, as with any
-        // one-sided transfer, and nothing here depends on their values.
+        // SAFETY: both ranges are held by an owner until the transfer returns, or were found mapped
+        // with these rights a moment ago. They may overlap, which both functions allow. Other
+        // processes and threads may write to shared memory meanwhile; then bytes are mixed, as with
+        // any one-sided transfer, and nothing here depends on their values.
         unsafe { move_bytes(source, target, length) };
     }
 }
 
 impl CheckedRange {
-    /// Whether foreign memory of at most one block can be touched right now. `Unknown` leaves it to
-    /// the kernel to copy.
+    /// Checks whether foreign memory of at most one block can be accessed now. `Unknown` means that
+    /// the kernel has to copy it.
     fn check(&mut self, address: usize, length: usize, access: Access) -> PageState {
         let Some(end) = address.checked_add(length) else { return PageState::Bad };
-        // Looking costs as much as some bytes, whatever the length.
+        // A check costs as much as copying some bytes, whatever the length.
         let cost = length.max(KERNEL_COPY_MAX);
         if self.range.start <= address && end <= self.range.end && self.budget >= cost {
             self.budget -= cost;
@@ -152,26 +154,26 @@ impl CheckedRange {
 /// Copies memory into a slice of the same length.
 ///
 /// # Errors
-/// The range is foreign, and not mapped or not readable.
+/// The range is foreign and not mapped or not readable.
 pub fn read(from: LocalRange, into: &mut [u8]) -> Result<()> {
-    // SAFETY: the slice is borrowed alone until the copy has returned.
+    // SAFETY: the slice is borrowed exclusively until the copy has returned.
     copy(from, unsafe { LocalRange::held(into.as_mut_ptr(), into.len()) })
 }
 
-/// Which of the two kinds of touching is meant.
+/// Kind of memory access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
     Write,
 }
 
-/// Whether the range can be touched like that now, without touching it. For words in errors.
+/// Returns whether the range permits this access now, without touching it. Used for error messages.
 pub(crate) fn is_accessible(range: LocalRange, access: Access) -> bool {
     range.ownership() == Ownership::Held
         || populate(range.address(), range.length(), access) == PageState::Mapped
 }
 
-/// The error for local memory that cannot be read or written.
+/// Returns the error for local memory that cannot be read or written.
 pub(crate) fn inaccessible(range: LocalRange, access: Access) -> Error {
     match access {
         Access::Read => unreadable(range.address(), range.length()),
@@ -191,11 +193,13 @@ fn unwritable(address: usize, length: usize) -> Error {
         .with("length", length)
 }
 
+/// Copies through the caches.
+///
 /// # Safety
-/// Both ranges are mapped, the first can be read and the second written, until this returns. Nobody
-/// has a Rust reference to the second.
+/// Both ranges are mapped, the first is readable and the second writable, until this returns. There
+/// is no Rust reference to the second.
 unsafe fn copy_cached(source: usize, target: usize, length: usize) {
-    // SAFETY: as promised to us. The ranges may overlap, which this copy allows.
+    // SAFETY: promised by the caller. The ranges may overlap, which this copy allows.
     unsafe { std::ptr::copy(source as *const u8, target as *mut u8, length) };
 }
 
@@ -203,18 +207,18 @@ unsafe fn copy_cached(source: usize, target: usize, length: usize) {
 enum PageState {
     Mapped,
     Bad,
-    /// The kernel cannot say (an old one, protected memory, or a device's).
+    /// The kernel cannot tell: an old kernel, protected memory, or device memory.
     Unknown,
 }
 
-/// Asks the kernel to make the pages present with these rights, which changes no byte.
+/// Asks the kernel to populate the pages with these rights, which changes no byte.
 fn populate(address: usize, length: usize, access: Access) -> PageState {
     static IS_UNSUPPORTED: AtomicBool = AtomicBool::new(false);
     if IS_UNSUPPORTED.load(Ordering::Relaxed) {
         return PageState::Unknown;
     }
     let first = address & !(page_size() - 1);
-    // What ends within a page of the last address there is would wrap around in the kernel too.
+    // A range that ends within a page of the last address would wrap around in the kernel, too.
     if address.checked_add(length).is_none_or(|end| end.checked_add(page_size()).is_none()) {
         return PageState::Bad;
     }
@@ -228,12 +232,12 @@ fn populate(address: usize, length: usize, access: Access) -> PageState {
         return PageState::Mapped;
     }
     match io::Error::last_os_error().raw_os_error() {
-        // An unknown advice, or memory that is protected or a device's: only the first is for
-        // good.
+        // An unknown advice, or memory that is protected or belongs to a device. Only the first is
+        // permanent.
         Some(libc::EINVAL) => {
             let own = 0_u8;
             let page = (&raw const own) as usize & !(page_size() - 1);
-            // SAFETY: as above; the page is one of our own stack.
+            // SAFETY: as above; the page belongs to this thread's stack.
             let failed =
                 unsafe { libc::madvise(page as *mut _, page_size(), libc::MADV_POPULATE_READ) };
             IS_UNSUPPORTED.store(failed != 0, Ordering::Relaxed);
@@ -244,15 +248,15 @@ fn populate(address: usize, length: usize, access: Access) -> PageState {
     }
 }
 
-/// Has the kernel copy from this process to this process.
+/// Lets the kernel copy from this process to this process.
 fn copy_by_kernel(source: usize, target: usize, length: usize) -> Result<()> {
     let mut done = 0;
     while done < length {
         let from = libc::iovec { iov_base: (source + done) as *mut _, iov_len: length - done };
         let to = libc::iovec { iov_base: (target + done) as *mut _, iov_len: length - done };
         let own = std::process::id() as libc::pid_t;
-        // SAFETY: the kernel checks both ranges and answers with an error where they are not
-        // mapped; the two descriptions live during the call.
+        // SAFETY: the kernel checks both ranges and returns an error where they are not mapped; the
+        // two descriptions live during the call.
         let moved = unsafe { libc::process_vm_readv(own, &raw const to, 1, &raw const from, 1, 0) };
         match usize::try_from(moved) {
             Ok(0) => return Err(refused(source, target, length)),
@@ -263,7 +267,7 @@ fn copy_by_kernel(source: usize, target: usize, length: usize) -> Result<()> {
                     Some(libc::EINTR) => {}
                     Some(libc::EFAULT) => return Err(refused(source, target, length)),
                     _ => {
-                        let text = "this system has no way to copy from unchecked memory";
+                        let text = "unchecked memory cannot be copied without process_vm_readv";
                         return Err(Error::new(ErrorCode::TRANSFER_FAIL, text).caused_by(error));
                     }
                 }
@@ -273,16 +277,16 @@ fn copy_by_kernel(source: usize, target: usize, length: usize) -> Result<()> {
     Ok(())
 }
 
-/// Which side of a copy was at fault, found out afterwards.
+/// Finds out afterwards which side of a copy was at fault.
 fn refused(source: usize, target: usize, length: usize) -> Error {
-    // Protected memory is "unknown" like device memory, so only a yes is telling.
+    // Protected memory is "unknown" like device memory, so only `Mapped` is conclusive.
     match populate(target, length, Access::Write) {
         PageState::Mapped => unreadable(source, length),
         _ => unwritable(target, length),
     }
 }
 
-/// Bytes in a page.
+/// Bytes per page.
 pub(crate) fn page_size() -> usize {
     // SAFETY: reads a constant of the system.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
@@ -303,13 +307,13 @@ mod tests {
         unsafe { LocalRange::foreign(address, length) }
     }
 
-    /// Pages with these rights, unmapped again on drop.
+    /// Pages with these rights, unmapped on drop.
     struct Pages(usize, usize);
 
     impl Pages {
         fn new(length: usize, rights: i32) -> Self {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            // SAFETY: a new mapping where the kernel likes.
+            // SAFETY: a new mapping at an address that the kernel chooses.
             let base = unsafe { libc::mmap(std::ptr::null_mut(), length, rights, flags, -1, 0) };
             assert_ne!(base, libc::MAP_FAILED);
             Self(base as usize, length)
@@ -324,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn every_length_and_trust_copies_all_the_bytes_and_no_others() {
+    fn copies_exactly_the_range_for_every_length_and_ownership() {
         for length in [0, 1, 7, 4095, 4097, KERNEL_COPY_MAX, KERNEL_COPY_MAX + 1, BLOCK + 3] {
             let mut from: Vec<u8> = (0..length + 2).map(|i| (i % 251) as u8).collect();
             let wanted = from.clone();
@@ -350,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_much_goes_past_the_caches_whatever_its_pieces() {
+    fn large_transfers_use_nontemporal_stores_whatever_their_entries() {
         let is_nontemporal = |lengths: &[usize]| {
             let entries: Vec<_> = lengths
                 .iter()
@@ -364,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn unmapped_and_protected_memory_is_an_error_that_names_it() {
+    fn error_names_unmapped_or_protected_memory() {
         let mut good = vec![7; 4 << 20];
         let none = Pages::new(4 << 20, libc::PROT_NONE);
         let constant = Pages::new(4 << 20, libc::PROT_READ);
@@ -387,9 +391,9 @@ mod tests {
     }
 
     #[test]
-    fn a_range_that_ends_in_nothing_is_an_error() {
+    fn rejects_range_with_unmapped_end() {
         let pages = Pages::new(3 << 20, libc::PROT_READ | libc::PROT_WRITE);
-        // SAFETY: takes away the last page of the test's own mapping.
+        // SAFETY: makes the last page of the test's own mapping inaccessible.
         let failed = unsafe {
             libc::mprotect((pages.0 + (3 << 20) - 4096) as *mut _, 4096, libc::PROT_NONE)
         };
@@ -401,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_beside_each_other_are_copied_whole_by_what_was_asked_once() {
+    fn adjacent_entries_are_copied_completely() {
         const PIECE: usize = 5000;
         let from: Vec<u8> = (0..8 << 20).map(|i| (i % 251) as u8).collect();
         let mut to = vec![0; from.len()];
@@ -415,14 +419,14 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_changed_since_the_last_transfer_is_an_error() {
+    fn rejects_memory_that_changed_since_the_last_transfer() {
         const GUARD: i32 = 102;
         const LENGTH: usize = 4 << 20;
         let rights = libc::PROT_READ | libc::PROT_WRITE;
         let mut good = vec![7; LENGTH];
         for length in [4096, 100_000, LENGTH] {
             let pages = Pages::new(LENGTH, rights);
-            // What is asked about beside each other, so that the quick way is taken.
+            // Adjacent checks, so that the fast path is taken.
             let pass = |good: &mut [u8]| {
                 let mut copier = Copier::default();
                 (0..LENGTH / length).try_for_each(|at| {
@@ -434,11 +438,11 @@ mod tests {
             pass(&mut good).unwrap();
             pass(&mut good).unwrap();
             for (advice, other) in [(None, 0), (None, libc::PROT_READ), (Some(GUARD), rights)] {
-                // SAFETY: takes away a right to a page of the test's own mapping.
+                // SAFETY: changes the rights of a page of the test's own mapping.
                 let failed = unsafe { libc::mprotect((pages.0 + 8192) as *mut _, 4096, other) };
                 assert_eq!(failed, 0);
                 let is_refused = advice.is_some_and(|advice| {
-                    // SAFETY: as above; a kernel that does not know it says so.
+                    // SAFETY: as above; a kernel without this advice returns an error.
                     unsafe { libc::madvise((pages.0 + 8192) as *mut _, 4096, advice) != 0 }
                 });
                 assert!(is_refused || pass(&mut good).is_err(), "{length} {advice:?} {other}");

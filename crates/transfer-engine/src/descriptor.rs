@@ -1,13 +1,12 @@
-//! What a segment says of itself to its peers: the established JSON, and our own fields beside it
-//! that the established engine ignores.
+//! The segment descriptor: upstream's JSON, plus native fields that upstream ignores.
 
 use mooncake_base::{EngineId, Error, ErrorCode, Result};
 use serde::{Deserialize, Serialize};
 
-/// The most bytes a descriptor may have (the established limit of a handshake message).
+/// Maximum size of a descriptor (upstream's limit of a handshake message).
 pub const DESCRIPTOR_BYTES_MAX: usize = 128 << 20;
 
-/// A segment descriptor, `contract` of both engines.
+/// A segment descriptor, understood by this implementation and by upstream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(default)]
 pub struct SegmentDescriptor {
@@ -15,43 +14,43 @@ pub struct SegmentDescriptor {
     pub name: String,
     /// `tcp`, `rdma`, …
     pub protocol: String,
-    /// Where the data listener is.
+    /// Host of the data listener.
     pub tcp_data_host: String,
-    /// Its port.
+    /// Port of the data listener.
     pub tcp_data_port: u16,
-    /// 2: the listener acknowledges.
+    /// 2 if the listener acknowledges writes.
     pub tcp_proto_version: u32,
-    /// Unused on TCP; the established engine expects the field.
+    /// Unused on TCP; upstream expects the field.
     pub rdma_server_name: String,
-    /// When it was made; informative.
+    /// Time of creation, informative only.
     pub timestamp: String,
     /// The registered ranges.
     pub buffers: Vec<BufferDescriptor>,
-    /// Present if the peer is one of ours.
+    /// Present if the peer runs this implementation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mooncake: Option<NativeDescriptor>,
 }
 
-/// A registered range as the established engine describes it.
+/// A registered range in upstream's form.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(default)]
 pub struct BufferDescriptor {
-    /// Its location (`cpu:0`, `*`).
+    /// Location of the memory (`cpu:0`, `*`).
     pub name: String,
-    /// First byte.
+    /// First address.
     pub addr: u64,
-    /// Length.
+    /// Length in bytes.
     pub length: u64,
 }
 
-/// Our own fields.
+/// The native fields of a descriptor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NativeDescriptor {
-    /// Version of these fields and of our frames: 1.
+    /// Version of these fields and of the native frames: 1.
     pub version: u32,
     /// The engine's id, as 32 hexadecimal digits; see [`NativeDescriptor::engine`].
     pub engine: String,
-    /// How to reach it on its own host; absent if it does not offer that.
+    /// How to reach the engine on its own host; absent if the engine does not offer that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub local: Option<LocalDescriptor>,
 }
@@ -59,14 +58,14 @@ pub struct NativeDescriptor {
 /// How a process of the same host reaches the engine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LocalDescriptor {
-    /// Name of its abstract Unix socket.
+    /// Name of the engine's abstract Unix socket.
     pub unix_socket: String,
-    /// Its process id, in its own namespace.
+    /// Process id of the engine, in its own namespace.
     pub process: u32,
 }
 
 impl NativeDescriptor {
-    /// The fields for an engine.
+    /// Creates the fields for an engine.
     pub fn new(engine: EngineId, local: Option<LocalDescriptor>) -> Self {
         Self { version: 1, engine: format!("{:032x}", engine.bits()), local }
     }
@@ -78,10 +77,10 @@ impl NativeDescriptor {
 }
 
 impl SegmentDescriptor {
-    /// Reads a descriptor; unknown fields are ignored.
+    /// Parses a descriptor; unknown fields are ignored.
     ///
     /// # Errors
-    /// Not JSON, or fields of the wrong type.
+    /// The text is not JSON, or a field has the wrong type.
     pub fn from_json(text: &[u8]) -> Result<Self> {
         serde_json::from_slice(text).map_err(|source| {
             Error::new(ErrorCode::TRANSFER_FAIL, "the peer's segment descriptor cannot be read")
@@ -89,7 +88,7 @@ impl SegmentDescriptor {
         })
     }
 
-    /// As it goes over the wire.
+    /// Serializes the descriptor for the wire.
     pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a struct of strings and numbers is always JSON")
     }

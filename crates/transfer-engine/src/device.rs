@@ -1,8 +1,8 @@
 //! Memory of CUDA devices: recognised by asking the driver, and moved through pinned memory.
 //!
 //! The driver is a library that is loaded at run time. A process that has device memory has loaded
-//! it already, so an engine only looks whether it is there, and loads it by itself only for who
-//! names a stream.
+//! the driver already, so an engine only checks for a loaded driver. It loads the driver by itself
+//! only when the caller names a stream.
 
 mod driver;
 mod exported;
@@ -31,12 +31,12 @@ use crate::{
     transfer_entry::{Opcode, Ownership, TransferEntry},
 };
 
-/// Where parts begin in a buffer: at multiples of this.
+/// Alignment of parts in a buffer.
 const ALIGNMENT: usize = 64;
 
-/// A stream of a CUDA device, by the number that the caller's library knows it by.
+/// A stream of a CUDA device, by the handle of the caller's library.
 ///
-/// Zero is the default stream of the device. The stream must exist for as long as it is used here.
+/// Zero is the default stream of the device. The stream must exist while it is used here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stream(pub usize);
 
@@ -45,68 +45,67 @@ impl Stream {
     pub const DEFAULT: Self = Self(0);
 }
 
-/// The driver of an engine, from when it is found.
+/// The CUDA driver of an engine, once it is found.
 #[derive(Debug)]
 pub(crate) struct Devices {
     file: PathBuf,
-    /// Held by whoever looks for it.
+    /// Held while a thread looks for the driver.
     search: Mutex<()>,
     cuda: OnceLock<Arc<Cuda>>,
 }
 
-/// A driver that works, with memory through which bytes go.
+/// A working driver, with its pool of pinned buffers.
 pub(crate) struct Cuda {
     driver: Arc<Driver>,
     pool: Arc<PinnedPool>,
 }
 
-/// A stretch of a entry that goes through the buffer together with others.
+/// A part of an entry that shares a pinned buffer with other parts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StagedPart {
-    /// Whose, by its place in the batch.
+    /// Index of the entry in the batch.
     pub(crate) entry: usize,
-    /// Where it begins, in the entry.
+    /// Offset of the part in the entry.
     pub(crate) from: usize,
-    /// Where it lies, in the buffer.
+    /// Offset of the part in the buffer.
     pub(crate) at: usize,
-    /// How long it is.
     pub(crate) length: usize,
-    /// The device whose memory it is.
+    /// The device that owns the memory.
     pub(crate) device: Ordinal,
 }
 
 impl Devices {
-    /// With the file name of the driver's library.
+    /// Creates the lookup with the file name of the driver library.
     pub(crate) fn new(file: PathBuf) -> Self {
         Self { file, search: Mutex::default(), cuda: OnceLock::new() }
     }
 
-    /// The driver, if it was found before.
+    /// Returns the driver, if it was found before.
     pub(crate) fn known(&self) -> Option<&Arc<Cuda>> {
         self.cuda.get()
     }
 
-    /// The driver, if this process has loaded it.
+    /// Returns the driver, if this process has loaded it.
     pub(crate) fn find_loaded(&self) -> Option<&Arc<Cuda>> {
         self.find(Driver::loaded).unwrap_or_else(|error| {
-            tracing::debug!(%error, "the CUDA driver is there and cannot be used");
+            tracing::debug!(%error, "the CUDA driver is loaded but cannot be used");
             None
         })
     }
 
-    /// The driver, loaded if it was not.
+    /// Returns the driver, and loads it if necessary.
     ///
     /// # Errors
-    /// There is none, or it finds no device.
+    /// There is no driver, or it finds no device.
     pub(crate) fn load(&self) -> Result<&Arc<Cuda>> {
         let found = self.find(|file| Driver::load(file).map(Some))?;
-        found.ok_or_else(|| Error::internal("a driver was loaded and is not there"))
+        found.ok_or_else(|| Error::internal("a loaded driver is not registered"))
     }
 
-    /// The device that a whole range belongs to, if to one.
+    /// Returns the device that a whole range belongs to, if any.
     ///
     /// # Errors
-    /// Only a part of it does.
+    /// Only a part of the range belongs to a device.
     pub(crate) fn memory(&self, address: u64, length: u64) -> Result<Option<DeviceMemory>> {
         match self.find_loaded() {
             Some(cuda) => DeviceMemory::of(cuda, address, length),
@@ -134,13 +133,13 @@ impl Devices {
 }
 
 impl Cuda {
-    /// Which device an address belongs to, if to one.
+    /// Returns the device that an address belongs to, if any.
     pub(crate) fn owner(&self, address: u64) -> Option<Ordinal> {
         self.driver.owner(address)
     }
 
-    /// For each entry that is still to be moved, the device whose memory its local side is; nothing
-    /// if none is. What is known to be mapped here is not asked for.
+    /// Returns, for each open entry, the device that owns its local memory; `None` if no entry has
+    /// device memory. Held ranges are known to be host memory and are not looked up.
     pub(crate) fn owners(&self, entries: &[TransferEntry]) -> Option<Vec<Option<Ordinal>>> {
         let owner = |entry: &TransferEntry| {
             let is_asked = entry.outcome.is_none() && entry.local.ownership() == Ownership::Foreign;
@@ -151,33 +150,33 @@ impl Cuda {
         Some(std::iter::repeat_n(None, first).chain(rest).collect())
     }
 
-    /// Waits until everything that was given to a stream is done.
+    /// Waits until all work queued on a stream is done.
     ///
     /// # Errors
-    /// Something of it has failed, or there is no such stream.
+    /// Some of that work has failed, or there is no such stream.
     pub(crate) fn synchronize(&self, stream: Stream) -> Result<()> {
         let current = self.driver.push_context(stream, None)?;
         current.synchronize(stream)
     }
 
-    /// A buffer through which memory of that device can go.
+    /// Takes a pinned buffer for copies from and to a device.
     ///
     /// # Errors
-    /// All are taken until the deadline, or the driver has none to give.
+    /// All buffers are in use until the deadline, or the driver cannot allocate one.
     pub(crate) fn buffer(&self, device: Ordinal, deadline: Moment) -> Result<PinnedBuffer> {
         self.pool.take(device, deadline)
     }
 
-    /// How full the pool of those buffers is.
+    /// Usage of the pool of pinned buffers.
     pub(crate) fn pinned(&self) -> PoolSnapshot {
         self.pool.snapshot()
     }
 
-    /// Copies parts between their entries' device memory and the buffer: to the buffer for
-    /// [`Opcode::Write`]. Done after what was given to the stream before, and when it returns.
+    /// Copies parts between device memory and the buffer: into the buffer for [`Opcode::Write`].
+    /// The copies run after earlier work of the stream and are done when this returns.
     ///
     /// # Errors
-    /// The driver refuses one of them; others may have been copied.
+    /// The driver refuses a copy; other parts may have been copied.
     pub(crate) fn copy(
         &self,
         opcode: Opcode,
@@ -196,7 +195,7 @@ impl Cuda {
                 let device = entries[part.entry].local.part(part.from, part.length);
                 current.copy(direction, device, buffer.range(part.at, part.length), stream)
             });
-            // Also after a failure: what was begun must have left the buffer.
+            // Synchronize after a failure, too: started copies must have left the buffer.
             let synchronized = current.synchronize(stream);
             copied.and(synchronized)?;
         }
@@ -210,8 +209,8 @@ impl fmt::Debug for Cuda {
     }
 }
 
-/// What one filling of a buffer takes, beginning at a place of a batch: a entry and an offset in it.
-/// Moves the place on; nothing is left if there are no parts.
+/// Chooses the parts that fill one buffer, starting at a cursor into the batch (an entry and an
+/// offset in it), and advances the cursor. Returns no parts when nothing is left.
 pub(crate) fn fill_buffer(
     entries: &[TransferEntry],
     owners: &[Option<Ordinal>],

@@ -1,4 +1,4 @@
-//! The engine: lends memory to peers, finds them, and moves bytes over the cheapest path.
+//! The engine: exports memory to peers, finds peers, and moves bytes over the cheapest path.
 
 mod descriptor_template;
 mod listen;
@@ -44,23 +44,23 @@ use crate::{
     },
 };
 
-/// How long closing waits for peers to leave our memory.
+/// How long `close` waits for peers to release exported memory.
 const CLOSE_PATIENCE: Duration = Duration::from_millis(50);
 
-/// How long closing waits for a metadata server that is there but slow. What stays on it keeps the
-/// name from whoever comes next.
+/// How long `close` waits for a slow metadata server. An entry that stays on the server blocks the
+/// name for the next engine.
 const WITHDRAW_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long publishing a change may take.
 const PUBLISH_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A transfer engine. Clones are the same engine; it closes when the last one is dropped.
+/// A transfer engine. Clones share one engine, which closes when the last clone is dropped.
 #[derive(Debug, Clone)]
 pub struct Engine {
     inner: Arc<Inner>,
 }
 
-/// What all clones of an engine share.
+/// State shared by all clones of an engine.
 #[derive(Debug)]
 pub(crate) struct Inner {
     config: EngineConfig,
@@ -68,7 +68,7 @@ pub(crate) struct Inner {
     rpc: Endpoint,
     template: Arc<DescriptorTemplate>,
     exported: Arc<ExportedMemory>,
-    /// Serves processes of this host; absent where the system lets us not.
+    /// Serves processes of this host; absent where the system does not permit it.
     shm_server: Option<Arc<ShmServer>>,
     metadata: Arc<dyn MetadataStore>,
     handshake: HandshakeServer,
@@ -76,32 +76,33 @@ pub(crate) struct Inner {
     /// Cheapest first.
     transports: Vec<Arc<dyn Transport>>,
     peers: RwLock<HashMap<String, Arc<Peer>>>,
-    /// How often a peer was opened, which tells whose last opening is the longest ago.
+    /// Counts openings of peers, for least-recently-opened eviction.
     openings: AtomicU64,
-    /// Peers that made room for others.
+    /// Number of evicted peers.
     evicted: AtomicU64,
-    /// Read by those who take memory back, written by those who lend some: a range must not be lent
-    /// anew while peers are still withdrawals it.
+    /// Read-locked while memory is withdrawn, write-locked while memory is registered: a range must
+    /// not be exported again while peers are still releasing it.
     withdrawals: RwLock<()>,
     metrics: Metrics,
     refusals: Arc<Refusals>,
-    /// For batches that their callers do not wait for.
+    /// Runs batches that their callers do not wait for.
     workers: WorkerPool,
-    /// Memory of devices, if there is any.
+    /// Access to device memory, once the CUDA driver is found.
     devices: Devices,
-    /// Makes pages of new memory.
+    /// Faults in the pages of new memory.
     prefaulter: Prefaulter,
-    /// Logs what was moved, if that is wanted.
+    /// Task that logs statistics, if enabled.
     reporter: Mutex<Option<tokio::task::JoinHandle<()>>>,
     is_closed: AtomicBool,
 }
 
 impl Engine {
-    /// Starts an engine: listens, and publishes its segment. Blocks; not to be called from a task.
+    /// Starts an engine: opens the listeners and publishes the segment. Blocks, so it must not be
+    /// called from a task.
     ///
     /// # Errors
-    /// The configuration is wrong, no port is to be had, or the metadata server cannot be reached
-    /// or knows another live engine of that name. Nothing is left behind then.
+    /// The configuration is invalid, no port is free, or the metadata server cannot be reached or
+    /// has another live engine under that name. Nothing is left behind then.
     pub fn start(config: EngineConfig, runtime: tokio::runtime::Handle) -> Result<Self> {
         config.check()?;
         let generation = fork::generation();
@@ -124,9 +125,9 @@ impl Engine {
             ..TcpServerSettings::default()
         };
         let data = TcpServer::start(data, Arc::clone(&exported.regions), settings, &runtime)?;
-        let port = rpc
-            .local_addr()
-            .map_err(|error| Error::internal("a listener has no address").caused_by(error))?;
+        let port = rpc.local_addr().map_err(|error| {
+            Error::internal("the address of a listener cannot be read").caused_by(error)
+        })?;
         let rpc_endpoint = Endpoint::new(host.clone(), port.port());
         let template = Arc::new(DescriptorTemplate {
             name: segment_name(&config, &rpc_endpoint),
@@ -172,37 +173,39 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Ends it: peers leave its memory, paths and listeners are closed, threads joined. Takes less
-    /// than 0.2 s whatever the peers do, and until the deadline, at most a second, more while a
-    /// metadata server does not answer. Idempotent.
+    /// Closes the engine: peers release its memory, paths and listeners are closed, threads are
+    /// joined. Takes less than 0.2 s whatever the peers do. If a metadata server does not answer,
+    /// it takes until the deadline, at most one second more. Idempotent.
     pub fn close(&self, deadline: Moment) {
         self.inner.close(deadline);
     }
 
-    /// What peers pass to [`Engine::open`].
+    /// The name that peers pass to [`Engine::open`].
     pub fn segment_name(&self) -> &str {
         &self.inner.template.name
     }
 
-    /// Who it is; another one after a restart.
+    /// The engine's id, a new one after each start.
     pub fn id(&self) -> EngineId {
         self.inner.exported.id
     }
 
-    /// Where its handshake socket listens.
+    /// The port of the handshake socket.
     pub fn rpc_port(&self) -> u16 {
         self.inner.rpc.port.expect("it was made with a port")
     }
 
-    /// The table of memory that peers may reach.
+    /// The table of registered memory.
     pub fn regions(&self) -> Registry<'_> {
         Registry { inner: &self.inner }
     }
 
-    /// Makes memory that peers may reach, and that peers of this host map.
+    /// Allocates shared memory that is registered with the engine and that peers of this host can
+    /// map.
     ///
-    /// It takes room as it is written, and the beginning of it soon, in the background (see
-    /// [`EngineConfig::prefault_bytes_max`]). Its first address is what peers call it by.
+    /// Pages are allocated as they are written; a background thread faults in the first ones (see
+    /// [`EngineConfig::prefault_bytes_max`]). Peers address the memory by its first address in this
+    /// process.
     ///
     /// # Errors
     /// The system has no such memory, or the engine is closed.
@@ -212,7 +215,7 @@ impl Engine {
         let mapping = Arc::clone(memory.mapping());
         let node = self.inner.config.numa_node;
         if let Some(Err(error)) = node.map(|node| mapping.prefer_node(node)) {
-            tracing::info!(%error, node, "memory cannot be had from that node alone");
+            tracing::info!(%error, node, "memory cannot be bound to the preferred NUMA node");
         }
         let location = format!("cpu:{}", node.unwrap_or(0));
         let file = std::os::fd::AsRawFd::as_raw_fd(&mapping.file());
@@ -229,11 +232,11 @@ impl Engine {
         Ok(memory)
     }
 
-    /// Maps a part of a file as memory that peers may reach.
+    /// Maps a part of a file as memory that peers may access.
     ///
     /// # Errors
-    /// The file cannot be mapped, `offset` is no multiple of the page size, the file has not so many
-    /// bytes, or the engine is closed.
+    /// The file cannot be mapped, `offset` is not a multiple of the page size, the file is shorter
+    /// than the range, or the engine is closed.
     pub fn map_file(
         &self,
         path: &std::path::Path,
@@ -248,7 +251,8 @@ impl Engine {
         Ok(memory)
     }
 
-    /// What memory does, with its first address, before it goes.
+    /// Returns the drop hook of engine memory: withdraws it by its first address before it is
+    /// unmapped.
     fn withdrawal(&self) -> impl FnOnce(u64) + Send + Sync + 'static {
         let (weak, generation) = (Arc::downgrade(&self.inner), self.inner.generation);
         move |base| {
@@ -258,13 +262,13 @@ impl Engine {
             let Some(inner) = weak.upgrade() else { return };
             let taken = inner.withdraw(base).and_then(|()| inner.announce());
             if let Err(error) = taken {
-                tracing::warn!(%error, "memory was dropped while it was in use");
+                tracing::warn!(%error, "memory was dropped while peers still used it");
             }
         }
     }
 
-    /// Finds a segment and a path to its engine. The same name gives the same peer; its own name
-    /// gives the engine itself.
+    /// Finds a segment and opens a path to its engine. The same name gives the same peer; the
+    /// engine's own name gives the engine itself.
     ///
     /// # Errors
     /// The segment is not known, or its engine cannot be reached on any path.
@@ -310,13 +314,14 @@ impl Engine {
         drop(peers);
         if let Some(evicted) = evicted.flatten() {
             inner.evicted.fetch_add(1, Ordering::Relaxed);
-            // Whoever still holds it goes on with it; its connections close when they let go.
+            // Other holders of the peer can go on using it; its connections close when the last one
+            // drops it.
             drop(evicted);
         }
         Ok(peer)
     }
 
-    /// Notifications that peers have sent here, oldest first; each is given out once.
+    /// Takes the notifications that peers have sent, oldest first. Each is returned once.
     pub fn take_notifications(&self) -> Vec<Notification> {
         if fork::is_forked_since(self.inner.generation) {
             return Vec::new();
@@ -329,7 +334,7 @@ impl Engine {
         &self.inner.metadata
     }
 
-    /// Whether it can be used here and now.
+    /// Fails if the engine is closed or was made before a fork.
     pub(crate) fn check_usable(&self) -> Result<()> {
         self.inner.check_usable()
     }
@@ -358,7 +363,8 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         if fork::is_forked_since(self.inner.generation) {
-            // Threads and sockets are the parent's: one count too many keeps all of it as it is.
+            // Threads and sockets belong to the parent: one leaked reference keeps them all as they
+            // are.
             std::mem::forget(Arc::clone(&self.inner));
         }
     }
@@ -381,7 +387,7 @@ impl Inner {
         found.map_err(|error| self.count_refusal(error).with("segment", name))
     }
 
-    /// Counts an error that says that a peer shares no token with us.
+    /// Counts a permission error, which means that the peer shares no token with this engine.
     fn count_refusal(&self, error: Error) -> Error {
         if error.kind() == ErrorKind::PermissionDenied {
             self.refusals.count_token_there();
@@ -389,7 +395,7 @@ impl Inner {
         error
     }
 
-    /// Whether it can be used here and now.
+    /// Fails if the engine is closed or was made before a fork.
     fn check_usable(&self) -> Result<()> {
         if fork::is_forked_since(self.generation) {
             return Err(Error::closed("the engine was made before a fork; start another one here"));
@@ -400,7 +406,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Has everybody leave a region and takes it out of the table.
+    /// Removes a region from the table and waits until all peers have released it.
     fn withdraw(&self, base: u64) -> Result<()> {
         let _withdrawal = self.withdrawals.read();
         let start = Instant::now();
@@ -418,7 +424,8 @@ impl Inner {
         unpinned.and(left_by_peers)
     }
 
-    /// Tells a metadata server of a change. Who asks the engine itself gets fresh answers anyway.
+    /// Publishes a change on the metadata server. Peers that ask the engine itself always get the
+    /// current state.
     fn announce(&self) -> Result<()> {
         if self.config.is_p2p() || self.is_closed.load(Ordering::Acquire) {
             return Ok(());
@@ -447,7 +454,7 @@ impl Inner {
         if !self.config.is_unpublished
             && let Err(error) = self.metadata.withdraw(soon)
         {
-            tracing::info!(%error, "the segment stays on the metadata server");
+            tracing::info!(%error, "the segment's entry stays on the metadata server");
         }
         if let Some(shm_server) = &self.shm_server {
             shm_server.stop(CLOSE_PATIENCE);
@@ -478,7 +485,7 @@ fn start_shm_server(
     match ShmServer::start(Arc::clone(exported), auth) {
         Ok(shm_server) => Some(Arc::new(shm_server)),
         Err(error) => {
-            tracing::debug!(%error, "processes of this host will be served over the network");
+            tracing::debug!(%error, "processes of this host are served over TCP");
             None
         }
     }

@@ -1,4 +1,4 @@
-//! Throws broken bytes at everything here that decodes what comes from outside.
+//! Fuzzes every decoder of this crate that reads input from outside.
 
 use mooncake_base::{
     EngineId,
@@ -90,12 +90,12 @@ fn notification() -> Target {
     Target { name: "notification", seeds, run }
 }
 
-/// A challenge, and what is said to be sealed.
+/// A challenge, and messages that claim to be sealed.
 fn sealed() -> Target {
     let run = |bytes: &[u8]| {
         let message = Message { typed: Some(MessageKind::Notify), body: bytes.to_vec() };
         let token = Token::new("a long secret").expect("it is long");
-        // Only who knows the token can seal, and nobody here does.
+        // Sealing needs the token, which the fuzzer does not know.
         assert!(proof::unseal(&token, [1; 32], &message).is_none());
         let challenge = proof::read_challenge(&message);
         if let Some(nonce) = challenge {

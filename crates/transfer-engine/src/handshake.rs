@@ -1,12 +1,12 @@
-//! The handshake socket: where a process is asked for its segment descriptor, whether it lives,
-//! and told notifications. One request per connection, in the established engine's frames.
+//! The handshake socket, on which a process serves its segment descriptor, answers liveness
+//! checks and receives notifications. Each connection carries one request, in upstream's frames.
 //!
-//! With a token, an engine tells its descriptor to, and takes notifications from, only who proves
-//! that it knows the token; that it lives it tells to everybody, since others must be able to see
-//! that a name is taken.
+//! An engine with a token sends its descriptor to, and accepts notifications from, only peers that
+//! prove the token. Liveness checks are always answered, since others must be able to see that a
+//! name is taken.
 //!
-//! [`codec`] and `proof` know the messages and do no I/O, [`server`] answers on tokio, [`client`] asks from
-//! the calling thread.
+//! [`codec`] and `proof` hold the messages and do no I/O, [`server`] answers on tokio, [`client`]
+//! makes blocking requests.
 
 pub(crate) mod acceptor;
 pub mod client;

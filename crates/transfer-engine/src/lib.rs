@@ -1,15 +1,17 @@
-//! Moves bytes between registered memory of processes: within one process, between processes of
-//! one host, and over TCP.
+//! Moves bytes between registered memory of processes: within one process, between processes of one
+//! host, and over TCP.
 //!
-//! In reading order: [`engine`] (the whole), [`peer`] (another engine, and the paths to it),
-//! [`config`] and [`fork`] (what an engine is told, and what a fork does to it), [`token`] (a
-//! secret that peers must know), [`transfer_entry`] (what
-//! is moved), [`async_transfer`] (transfers that their caller does not wait for), [`region`] (memory that others may reach), [`memory`] (memory of our own that peers
-//! can map), [`managed`] (buffers cut from it), [`copy`] (bytes between addresses that may be bad),
-//! [`descriptor`] (what a segment says of itself), [`metadata`] and [`handshake`] (where
-//! segments are found, and the socket on which they are asked), [`transport`] (the seam behind
-//! which the ways to move bytes sit), `path_selection` (which of them a batch takes), [`metrics`] (what was
-//! moved over which way), `device` (memory of CUDA devices), [`topology`] (which network devices are near which memory).
+//! Modules in reading order:
+//!
+//! [`engine`] (the entry point), [`peer`] (another engine and the paths to it), [`config`]
+//! (settings), [`fork`] (how an engine survives a fork), [`token`] (the shared secret of a fleet),
+//! [`transfer_entry`] (the unit of work), [`async_transfer`] (transfers that the caller does not
+//! wait for), [`region`] (registered memory), [`memory`] (shared memory that peers can map),
+//! [`managed`] (buffers cut from it), [`copy`] (copies between addresses that may be bad),
+//! [`descriptor`] (the segment descriptor), [`metadata`] and [`handshake`] (how segments are found
+//! and asked for their descriptor), [`transport`] (the interface of all transports),
+//! `path_selection` (which transport serves a batch), [`metrics`] (counters and latencies),
+//! `device` (memory of CUDA devices), [`topology`] (which network devices are near which memory).
 #![warn(missing_docs)]
 
 pub mod async_transfer;

@@ -1,8 +1,8 @@
-//! Buffers that the engine lends to its own process: small ones cut from large slabs, so that each
-//! costs no system call and all are in reach of peers.
+//! Managed buffers: small buffers for the engine's own process, cut from large slabs, so that a
+//! buffer costs no system call and all buffers are accessible to peers.
 //!
-//! Slabs are the engine's shared memory, so peers of this host map them. They take room only as
-//! they are written, and are made when the first buffer needs them.
+//! Slabs are shared memory of the engine, so peers of this host map them. A slab is created when
+//! the first buffer needs it, and its pages are allocated as they are written.
 
 mod arena;
 
@@ -12,7 +12,7 @@ use mooncake_base::{Error, Result};
 use self::arena::{Arena, BLOCK_BYTES_MAX, Freed};
 use crate::{Engine, SharedMemory};
 
-/// The managed buffers of an engine. Dropping it takes them all back.
+/// The managed buffers of an engine. Dropping it frees them all.
 #[derive(Debug)]
 pub struct ManagedBuffers {
     engine: Engine,
@@ -26,14 +26,15 @@ struct State {
 }
 
 impl ManagedBuffers {
-    /// None yet.
+    /// Creates an empty set of buffers.
     pub fn new(engine: Engine) -> Self {
         Self { engine, state: Mutex::default() }
     }
 
-    /// A buffer of at least that many bytes; its first address. No length gives the smallest one.
+    /// Allocates a buffer of at least `length` bytes and returns its first address. Length 0 gives
+    /// the smallest buffer.
     ///
-    /// Lengths are rounded up to 8 KiB times a power of two; above 256 MiB, to whole pages.
+    /// Lengths are rounded up to 8 KiB times a power of two, and above 256 MiB to whole pages.
     ///
     /// # Errors
     /// The system has no more memory, or the engine is closed.
@@ -59,10 +60,10 @@ impl ManagedBuffers {
             .ok_or_else(|| Error::internal("a new slab has no room").with("length", length))
     }
 
-    /// Takes a buffer back. `length` is the one it was allocated with.
+    /// Frees a buffer. `length` is the one it was allocated with.
     ///
     /// # Errors
-    /// No buffer of such a length begins there, or it was taken back before. Nothing changes then.
+    /// No buffer of that length begins there, or it was freed before. Nothing changes then.
     pub fn free(&self, address: u64, length: u64) -> Result<()> {
         self.engine.check_usable()?;
         let mut state = self.state.lock();
@@ -73,7 +74,7 @@ impl ManagedBuffers {
         let slab = state.slabs.iter().position(|slab| slab.base() == gone);
         let slab = slab.map(|at| state.slabs.swap_remove(at));
         drop(state);
-        // Outside of the lock: peers are asked to leave it.
+        // Outside of the lock, since dropping a slab waits for peers to release it.
         drop(slab);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Memory that we allocate so that peers of the same host can map it, and files that are lent.
+//! Shared memory that peers of the same host can map, and mapped files.
 
 mod address_quarantine;
 pub(crate) mod exported_memory;
@@ -18,22 +18,23 @@ use crate::{
 
 pub use self::mapping::HugePages;
 
-/// Memory that is registered with an engine for as long as this lives.
+/// Shared memory that stays registered with an engine while this lives.
 ///
-/// Dropping it withdraws it from every peer and waits, up to the engine's `withdraw_timeout`, until
-/// each has confirmed or is gone.
+/// Dropping it withdraws the memory from every peer and waits, up to the engine's
+/// `withdraw_timeout`, until each peer has confirmed or is gone.
 pub struct SharedMemory {
     mapping: Arc<Mapping>,
     withdraw: Option<Box<dyn FnOnce(u64) + Send + Sync>>,
 }
 
 impl SharedMemory {
-    /// New memory; huge pages are given up with a word in the log if there are none.
+    /// Allocates memory; falls back to pages of the usual size with a warning if no huge pages are
+    /// available.
     pub(crate) fn create(length: u64, huge: Option<HugePages>) -> Result<Self> {
         let huge = huge.and_then(|huge| {
             Mapping::create(length, Some(huge))
                 .inspect_err(|error| {
-                    tracing::warn!(%error, "no huge pages, taking pages of the usual size");
+                    tracing::warn!(%error, "no huge pages, using pages of the usual size");
                 })
                 .ok()
         });
@@ -44,7 +45,7 @@ impl SharedMemory {
         Ok(Self { mapping: Arc::new(mapping), withdraw: None })
     }
 
-    /// Says what is to be done, with the first address, before the memory goes.
+    /// Sets the hook that runs, with the first address, before the memory is unmapped.
     pub(crate) fn on_drop(&mut self, withdraw: impl FnOnce(u64) + Send + Sync + 'static) {
         self.withdraw = Some(Box::new(withdraw));
     }
@@ -53,32 +54,32 @@ impl SharedMemory {
         &self.mapping
     }
 
-    /// First byte, as an address of this process. It is what peers call the memory by.
+    /// First address in this process, by which peers address the memory.
     pub fn base(&self) -> u64 {
         self.mapping.base()
     }
 
-    /// How many bytes: what was asked for, rounded up to whole pages.
+    /// Length in bytes, rounded up to whole pages.
     pub fn length(&self) -> u64 {
         self.mapping.length()
     }
 
-    /// Copies bytes into it.
+    /// Copies bytes into the memory.
     ///
     /// # Errors
-    /// They do not fit behind `offset`, or the system has no memory left.
+    /// The bytes do not fit behind `offset`, or the system has no memory left.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         // SAFETY: the slice outlives the call, which only reads it.
         let from = unsafe { LocalRange::held(bytes.as_ptr().cast_mut(), bytes.len()) };
         self.mapping.write(usize::try_from(offset).unwrap_or(usize::MAX), from, &open_gate)
     }
 
-    /// Copies bytes out of it.
+    /// Copies bytes out of the memory.
     ///
     /// # Errors
-    /// There are not so many behind `offset`.
+    /// The memory is too short behind `offset`.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        // SAFETY: the slice outlives the call and is borrowed by nobody else.
+        // SAFETY: the slice outlives the call and is borrowed exclusively.
         let to = unsafe { LocalRange::held(bytes.as_mut_ptr(), bytes.len()) };
         self.mapping.read(usize::try_from(offset).unwrap_or(usize::MAX), to, &open_gate)
     }
@@ -108,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_memory_that_went_are_not_given_out_again_for_a_while() {
+    fn addresses_of_dropped_memory_are_not_reused_for_a_while() {
         let old: Vec<_> = (0..8).map(|_| SharedMemory::create(1 << 20, None).unwrap()).collect();
         let resting: Vec<u64> = old.iter().map(SharedMemory::base).collect();
         drop(old);
@@ -119,9 +120,9 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_there_is_preferred_and_one_that_is_not_is_an_error() {
+    fn prefers_an_existing_numa_node_and_rejects_others() {
         let memory = SharedMemory::create(4 << 20, None).unwrap();
-        // A container may not be allowed to ask; then neither is.
+        // A container may not be permitted to call mbind; then both calls fail.
         if memory.mapping.prefer_node(0).is_ok() {
             memory.write(0, b"here").unwrap();
             assert!(memory.mapping.prefer_node(63).is_err());
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back_on_both_sides_of_the_mapping_of_a_chunk() {
+    fn reads_back_writes_before_and_after_a_chunk_is_mapped() {
         let memory = SharedMemory::create(5 << 20, None).unwrap();
         assert_eq!(memory.length(), 5 << 20);
         let mut back = vec![0; 3 << 20];
@@ -150,9 +151,9 @@ mod tests {
     }
 
     #[test]
-    fn bad_local_memory_is_an_error_before_and_after_a_chunk_is_mapped() {
+    fn rejects_bad_local_memory_before_and_after_a_chunk_is_mapped() {
         let memory = SharedMemory::create(4 << 20, None).unwrap();
-        // SAFETY: nothing is there, so nobody has a reference to it.
+        // SAFETY: nothing is mapped there, so there is no reference to it.
         let bad = |length| unsafe { LocalRange::foreign(8, length) };
         for _ in 0..2 {
             for length in [1, 100_000, 4 << 20] {
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_mapping_sees_the_same_bytes_and_the_size_is_sealed() {
+    fn second_mapping_sees_the_same_bytes_and_the_size_is_sealed() {
         let memory = SharedMemory::create(3 << 20, None).unwrap();
         let file = memory.mapping.file().try_clone_to_owned().unwrap();
         assert!(std::fs::File::from(file.try_clone().unwrap()).set_len(4096).is_err());
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_not_sealed_or_too_small_is_not_mapped() {
+    fn rejects_unsealed_or_too_small_memory() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 20).unwrap();
         let error = Mapping::attach(file.as_fd().try_clone_to_owned().unwrap(), 1 << 20, false);
@@ -191,14 +192,14 @@ mod tests {
     }
 
     #[test]
-    fn no_memory_has_no_bytes_or_more_than_there_are_addresses() {
+    fn rejects_impossible_lengths() {
         for length in [0, u64::MAX, 1 << 63, 1 << 60] {
             assert!(SharedMemory::create(length, None).is_err(), "{length}");
         }
     }
 
     #[test]
-    fn wanting_huge_pages_where_there_are_none_gives_usual_ones() {
+    fn falls_back_to_usual_pages_without_huge_pages() {
         let memory = SharedMemory::create(100, Some(HugePages::TwoMiB)).unwrap();
         memory.write(99, &[5]).unwrap();
         let mut back = [0; 1];

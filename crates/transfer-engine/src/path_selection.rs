@@ -1,10 +1,9 @@
-//! Which way a batch takes: the one that was measured to be the fastest for its kind of memory and
-//! its size.
+//! Path selection: the path that was measured to be fastest for a batch's kind of memory and size.
 //!
-//! A transport's cost is only where the search begins. Every batch that went well is a measurement
-//! of its way; now and then, for a small share of the time that transfers of that kind have taken,
-//! a batch goes the other way to see how fast that one is. A way further down the list must be
-//! clearly faster to be preferred, so that noise moves nobody.
+//! The search starts with the transports in order of their static cost. Every successful batch is a
+//! measurement of its path. Now and then, for a small share of the time spent on transfers of that
+//! kind, a batch takes another path as a trial. A path further down the list must be clearly faster
+//! to be preferred, so that noise causes no change.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -13,67 +12,67 @@ use std::{
 
 use crate::transfer_entry::TransferEntry;
 
-/// What the memory at the far end is, as far as it decides how fast a way is.
+/// The kind of memory at the remote end, as far as it affects the speed of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RemoteMemory {
-    /// It is mapped here: a copy.
+    /// Mapped into this process: a plain copy.
     Mapped,
-    /// The kernel copies between two processes.
+    /// Copied by the kernel between two processes.
     Process,
 }
 
-/// Kinds of memory that are told apart.
+/// Number of [`RemoteMemory`] kinds.
 const MEMORY_KINDS: usize = 2;
 
-/// Sizes of batches that are told apart; see [`TransferSizeClass::of`].
+/// Number of size classes; see [`TransferSizeClass::of`].
 const SIZES: usize = 7;
 
-/// The most ways there can be to one peer.
+/// Maximum number of paths to one peer.
 pub(crate) const PATHS_MAX: usize = 4;
 
-/// Pieces up to this length count as small, which makes their batch scattered.
+/// Entries up to this length count as small, which makes their batch scattered.
 const SCATTERED_BYTES_MAX: u64 = 16 << 10;
 
-/// Up to this many bytes a batch is over before a connection could be made for a trial.
+/// A batch up to this size is over before a connection could be opened for a trial.
 const TINY_BYTES: u64 = 32 << 10;
 
-/// Where the next two sizes end.
+/// Upper ends of the next two size classes.
 const MEDIUM_BYTES: u64 = 512 << 10;
 const LARGE_BYTES: u64 = 8 << 20;
 
-/// How many transfers a way has served before another is tried.
+/// Transfers that a path serves before another path is tried.
 const WARM_UP_TRANSFERS: u64 = 16;
 
-/// How long transfers of one kind have taken before another way is tried for the first time.
+/// Time spent on transfers of one kind before the first trial of another path.
 const FIRST_TRIAL_NANOS: u64 = 10_000_000;
 
-/// A trial is followed by this many times its own length without one, at least and at most.
+/// Minimum and maximum pause after a trial, in multiples of the trial's own duration.
 const PAUSE_MIN: u64 = 64;
 const PAUSE_MAX: u64 = 4096;
 
-/// Slower than this, the system's copy between processes is doubted from the start.
+/// If process_vm_readv is probed to be slower than this, the path is unproven from the start.
 const UNPROVEN_BYTES_PER_SECOND: u64 = 3_000_000_000;
 
-/// What a batch is like.
+/// Size class of a batch, together with its kind of remote memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TransferSizeClass {
     class: usize,
     bytes: u64,
 }
 
-/// Which of two ways to take.
+/// The choice between two candidate paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// The one that has served up to now, or is further up the list.
+    /// The path that has served up to now, or that is further up the list.
     First,
     Second,
-    /// The second, to measure it.
+    /// The second path, as a trial.
     TrySecond,
-    /// The first, to measure it again; the second serves.
+    /// The first path, as a trial; the second one serves.
     TryFirst,
 }
 
-/// What the ways to one peer were measured to give.
+/// Measurements of the paths to one peer.
 #[derive(Debug, Default)]
 pub(crate) struct PathStats {
     classes: [ClassStats; MEMORY_KINDS * SIZES],
@@ -82,33 +81,33 @@ pub(crate) struct PathStats {
 #[derive(Debug, Default)]
 struct ClassStats {
     paths: [MeanCost; PATHS_MAX],
-    /// Nanoseconds that transfers of this kind have taken, over all paths.
+    /// Nanoseconds spent on transfers of this class, over all paths.
     spent: AtomicU64,
-    /// Nanoseconds on that clock at which the next trial is due.
+    /// The value of `spent` at which the next trial is due.
     trial_at: AtomicU64,
-    /// The pause after the last trial, in lengths of it.
+    /// The pause after the last trial, in multiples of its duration.
     pause: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct MeanCost {
     count: AtomicU64,
-    /// A running mean; 0 until there is one.
+    /// A running mean; 0 before the first measurement.
     nanos_per_mib: AtomicU64,
 }
 
-/// How a way does for one kind of memory and size.
+/// The measured speed of one path for one kind of memory and one size class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathMeasurement {
-    /// What the memory is.
+    /// The kind of remote memory.
     pub remote_memory: RemoteMemory,
-    /// The class of the size: `small`, `64KiB`, `1MiB`, `large`, or one of them in small entries.
+    /// The size class: `small`, `64KiB`, `1MiB`, `large`, or one of them `in small pieces`.
     pub size: &'static str,
-    /// Index of the way in the order of the engine's transports.
+    /// Index of the path in the order of the engine's transports.
     pub(crate) path: usize,
-    /// Bytes a second, as a running mean.
+    /// Bytes per second, as a running mean.
     pub bytes_per_second: u64,
-    /// Batches that were measured.
+    /// Number of measured batches.
     pub batches: u64,
 }
 
@@ -123,7 +122,7 @@ const SIZE_NAMES: [&str; SIZES] = [
 ];
 
 impl PathMeasurement {
-    /// The kind of the memory, in a word.
+    /// Name of the kind of remote memory.
     pub const fn memory(&self) -> &'static str {
         match self.remote_memory {
             RemoteMemory::Mapped => "mapped",
@@ -133,8 +132,8 @@ impl PathMeasurement {
 }
 
 impl TransferSizeClass {
-    /// The size_class of what is still to be moved. Sizes up to 32 KiB, 512 KiB, 8 MiB and above; from
-    /// the second on, batches of small entries are a kind of their own.
+    /// Returns the class of the entries that are still open. Classes end at 32 KiB, 512 KiB and 8
+    /// MiB; from the second class on, batches of small entries have classes of their own.
     pub(crate) fn of(entries: &[TransferEntry], remote_memory: RemoteMemory) -> Self {
         let open = entries.iter().filter(|entry| entry.outcome.is_none());
         let (count, bytes) = open.fold((0_u64, 0_u64), |(count, bytes), entry| {
@@ -151,14 +150,14 @@ impl TransferSizeClass {
         Self { class, bytes }
     }
 
-    /// Whether a trial is worth a connection that is not there yet.
+    /// Returns whether a trial justifies opening a connection.
     pub(crate) const fn justifies_connection(&self) -> bool {
         self.bytes > TINY_BYTES
     }
 }
 
 impl PathStats {
-    /// Which of two ways, by their index, a batch of this size_class is to take.
+    /// Decides between two paths, given by index, for a batch of this class.
     pub(crate) fn decide(
         &self,
         size_class: TransferSizeClass,
@@ -180,7 +179,7 @@ impl PathStats {
         }
     }
 
-    /// Notes what a way took for a batch of this size_class.
+    /// Records the duration of a batch on a path.
     pub(crate) fn record(
         &self,
         size_class: TransferSizeClass,
@@ -199,7 +198,7 @@ impl PathStats {
         }
     }
 
-    /// Takes over what a probe found out about the system's copy between processes.
+    /// Records the probed speed of the kernel's copy between processes.
     pub(crate) fn record_probe(&self, bytes_per_second: u64) {
         if bytes_per_second >= UNPROVEN_BYTES_PER_SECOND {
             return;
@@ -209,7 +208,7 @@ impl PathStats {
         }
     }
 
-    /// Everything that was measured.
+    /// Returns all measurements.
     pub(crate) fn all(&self) -> Vec<PathMeasurement> {
         let one = |(index, class): (usize, &ClassStats)| {
             let remote_memory =
@@ -230,7 +229,7 @@ impl PathStats {
     }
 }
 
-/// The pause of a class whose first way is doubted and of which no trial was made yet.
+/// The pause of a class whose first path is unproven and that had no trial yet.
 const UNPROVEN: u64 = u64::MAX;
 
 impl ClassStats {
@@ -238,12 +237,12 @@ impl ClassStats {
         self.pause.load(Ordering::Relaxed) == UNPROVEN
     }
 
-    /// Whether a trial is due; then it is the caller's, and nobody else's for a while.
+    /// Returns whether a trial is due and claims the trial for the caller.
     fn take_trial(&self) -> bool {
         let spent = self.spent.load(Ordering::Relaxed);
         let at = self.trial_at.load(Ordering::Relaxed);
         let due = if self.is_unproven() { at } else { at.max(FIRST_TRIAL_NANOS) };
-        // Should the trial fail, there is none for as long as a second of transfers takes.
+        // If the trial fails, the next one is due after another second of transfers.
         let later = spent.saturating_add(1_000_000_000);
         spent >= due
             && self
@@ -273,10 +272,10 @@ impl MeanCost {
         self.nanos_per_mib.load(Ordering::Relaxed)
     }
 
-    /// Two threads that note at once may lose one of the two, which a mean can bear.
+    /// Concurrent calls may lose one of two samples, which a running mean tolerates.
     fn record(&self, nanos: u64) {
         let nanos = nanos.min(u64::MAX / 16);
-        // Read once: what another thread stores in the meantime may be larger or smaller by far.
+        // Load once: a concurrent store may change the value by orders of magnitude.
         let mean = match self.nanos() {
             0 => nanos,
             mean => mean - mean / 8 + nanos / 8,
@@ -299,7 +298,8 @@ mod tests {
         TransferSizeClass::of(&lengths.iter().map(entry).collect::<Vec<_>>(), RemoteMemory::Process)
     }
 
-    /// Transfers of 1 MiB until so many trials were made; which way served between them.
+    /// Runs transfers of 1 MiB until `trials` trials were made; returns the decision between
+    /// trials.
     fn run(path_stats: &PathStats, nanos: [u64; 2], trials: usize) -> (Decision, u64) {
         let size_class = size_class(&[1 << 20]);
         let (mut made, mut transfers, mut last) = (0, 0, Decision::First);
@@ -318,11 +318,11 @@ mod tests {
     }
 
     #[test]
-    fn the_faster_way_serves_and_trials_cost_little() {
+    fn faster_path_serves_and_trials_cost_little() {
         let path_stats = PathStats::default();
         let (serves, transfers) = run(&path_stats, [100_000, 400_000], 4);
         assert_eq!(serves, Decision::First);
-        // The four trials took 16 transfers' time.
+        // The four trials took the time of 16 transfers.
         assert!(transfers > 16 * 64, "{transfers}");
         let path_stats = PathStats::default();
         let (serves, _) = run(&path_stats, [400_000, 100_000], 4);
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_that_is_a_little_faster_is_not_worth_a_change_and_one_that_became_slow_is() {
+    fn switches_only_for_a_clear_gain_and_back_from_a_slow_path() {
         let path_stats = PathStats::default();
         assert_eq!(run(&path_stats, [100_000, 90_000], 5).0, Decision::First);
         assert_eq!(run(&path_stats, [400_000, 90_000], 5).0, Decision::Second);
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_tried_before_a_way_is_warm_unless_it_is_doubted() {
+    fn trials_wait_for_warm_up_unless_path_is_unproven() {
         let path_stats = PathStats::default();
         let one = size_class(&[1 << 20]);
         for _ in 0..WARM_UP_TRANSFERS {
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_note_at_once_leave_a_mean_of_what_they_noted() {
+    fn concurrent_records_leave_a_plausible_mean() {
         for _ in 0..2000 {
             let (cost, start) = (MeanCost::default(), std::sync::Barrier::new(3));
             std::thread::scope(|scope| {
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_small_pieces_are_told_apart() {
+    fn size_classes_separate_sizes_and_small_entries() {
         let classes: Vec<usize> = [
             vec![4096],
             vec![32 << 10],

@@ -1,4 +1,4 @@
-//! A peer as an engine knows it: its descriptor, and the paths to it that were tried.
+//! A peer as an engine knows it: its descriptor and the paths to it.
 
 use std::{
     sync::{
@@ -19,7 +19,7 @@ use crate::{
     transport::{Path, Transport, TransportKind},
 };
 
-/// After a peer could not be reached, how long the same answer is given without another try.
+/// How long a failure to reach a peer is returned again without another attempt.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Another engine, or this one, under the name by which it was opened.
@@ -28,10 +28,10 @@ pub struct Peer {
     name: String,
     generation: u64,
     state: RwLock<State>,
-    /// Held by the one who looks for the peer or for a path to it.
+    /// Held while a thread resolves the peer or opens a path to it.
     reconnect: TimedMutex<Reconnect>,
     errors: AtomicU64,
-    /// When it was last opened, counted in openings of its engine.
+    /// The engine's opening counter when the peer was last opened.
     last_use: AtomicU64,
     metrics: Metrics,
     path_stats: PathStats,
@@ -39,10 +39,10 @@ pub struct Peer {
 
 #[derive(Debug)]
 struct State {
-    /// Goes up with each new descriptor.
+    /// Incremented with each new descriptor.
     version: u64,
     descriptor: Arc<SegmentDescriptor>,
-    /// One for each of the engine's transports, in their order.
+    /// One slot per transport of the engine, in the same order.
     slots: Vec<Slot>,
 }
 
@@ -58,16 +58,16 @@ struct Reconnect {
     failed: Option<(Moment, Error)>,
 }
 
-/// What there is in one place of the list of paths.
+/// State of the path in one slot.
 #[derive(Debug)]
 pub(crate) enum PathState {
     Open(Arc<dyn Path>),
-    /// There was one, and the peer is gone over it.
+    /// A path was open and its connection to the peer is lost.
     Dead,
     None,
 }
 
-/// What is needed to make paths.
+/// What is needed to open paths.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PathContext<'a> {
     pub(crate) transports: &'a [Arc<dyn Transport>],
@@ -97,17 +97,17 @@ impl Peer {
         }
     }
 
-    /// The name by which it was opened.
+    /// The name by which the peer was opened.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it last said of itself.
+    /// The descriptor that the peer last published.
     pub fn descriptor(&self) -> Arc<SegmentDescriptor> {
         Arc::clone(&self.state.read().descriptor)
     }
 
-    /// The cheapest way to it that is open now.
+    /// The cheapest path that is open now.
     pub fn transport(&self) -> Option<TransportKind> {
         self.state.read().slots.iter().find_map(|slot| match slot {
             Slot::Open(path) if path.is_alive() => Some(path.kind()),
@@ -147,7 +147,7 @@ impl Peer {
         }
     }
 
-    /// What the ways to it were measured to give.
+    /// Measurements of the paths to the peer.
     pub(crate) const fn path_stats(&self) -> &PathStats {
         &self.path_stats
     }
@@ -156,7 +156,7 @@ impl Peer {
         &self.metrics
     }
 
-    /// Notes that it was opened; the one opened longest ago goes first when there are too many.
+    /// Records that the peer was opened; the least recently opened peer is evicted first.
     pub(crate) fn touch(&self, now: u64) {
         self.last_use.store(now, Ordering::Relaxed);
     }
@@ -165,7 +165,7 @@ impl Peer {
         self.last_use.load(Ordering::Relaxed)
     }
 
-    /// Ends every path to it. A transfer that is under way ends first.
+    /// Closes every path. A transfer in flight ends first.
     pub(crate) fn close(&self) {
         let state = self.state.read();
         let open = state.slots.iter().filter_map(|slot| match slot {
@@ -177,7 +177,7 @@ impl Peer {
         open.iter().for_each(|path| path.close());
     }
 
-    /// The path in that place, if it is open.
+    /// Returns the path in a slot, if it is open.
     pub(crate) fn open_path(&self, index: usize) -> Option<Arc<dyn Path>> {
         match self.path_state(index) {
             Some(PathState::Open(path)) => Some(path),
@@ -185,7 +185,7 @@ impl Peer {
         }
     }
 
-    /// Whether nobody has asked for a path in that place yet.
+    /// Returns whether no path was attempted in a slot yet.
     pub(crate) fn is_untried(&self, index: usize) -> bool {
         self.path_state(index).is_none()
     }
@@ -194,12 +194,12 @@ impl Peer {
         self.errors.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// The version of the descriptor, to be handed to [`Peer::refresh`].
+    /// The version of the descriptor, as [`Peer::refresh`] expects it.
     pub(crate) fn version(&self) -> u64 {
         self.state.read().version
     }
 
-    /// The path in that place, made now if it was not tried yet.
+    /// Returns the path in a slot and opens it if it was not attempted yet.
     pub(crate) fn path(
         &self,
         index: usize,
@@ -252,7 +252,8 @@ impl Peer {
         }
     }
 
-    /// Looks for the peer again, unless somebody did so since `version`; all paths are tried anew.
+    /// Resolves the peer again, unless another thread did so since `version`. Every path is then
+    /// attempted again.
     pub(crate) fn refresh(
         &self,
         version: u64,
@@ -260,7 +261,7 @@ impl Peer {
         resolve: impl FnOnce() -> Result<SegmentDescriptor>,
     ) -> Result<()> {
         let Some(mut reconnect) = self.reconnect.take_within(lock_timeout(deadline)) else {
-            let text = "the deadline passed while the peer was looked for";
+            let text = "the deadline passed while the peer was resolved";
             return Err(Error::new(ErrorCode::TRANSFER_FAIL, text).with("peer", &self.name));
         };
         if self.version() != version {
@@ -286,12 +287,12 @@ impl Peer {
         let old = state.slots.iter_mut().map(|slot| std::mem::replace(slot, Slot::Untried));
         let old: Vec<Slot> = old.collect();
         drop(state);
-        // Ending a path may take other locks.
+        // Closing a path may take other locks.
         drop(old);
         Ok(())
     }
 
-    /// Why there is no path, in one error.
+    /// Explains in one error why there is no path.
     pub(crate) fn unreachable(&self) -> Error {
         let state = self.state.read();
         let last = state.slots.iter().rev().find_map(|slot| match slot {
@@ -299,7 +300,7 @@ impl Peer {
             _ => None,
         });
         drop(state);
-        // Who was turned away should learn that at once.
+        // A caller whose token was refused should learn that at once.
         let code = match &last {
             Some(last) if last.kind() == ErrorKind::PermissionDenied => last.code(),
             _ => ErrorCode::TRANSFER_FAIL,
@@ -324,7 +325,7 @@ fn lock_timeout(deadline: Moment) -> Duration {
 impl Drop for Peer {
     fn drop(&mut self) {
         if fork::is_forked_since(self.generation) {
-            // The sockets are the parent's.
+            // The sockets belong to the parent process.
             std::mem::forget(std::mem::take(&mut self.state.get_mut().slots));
         }
     }

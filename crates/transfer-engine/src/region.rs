@@ -1,8 +1,8 @@
-//! Memory that peers may reach: the table of registered ranges, and pins on them.
+//! The table of registered memory, and pins on it.
 //!
-//! Every address that comes from outside is turned into a [`Pin`] once, on the owner's side, and
-//! travels as that pin. A region that is being unregistered takes no new pins, and unregistering
-//! returns when the last pin is gone or the deadline has passed.
+//! Every address that comes from a peer is turned into a [`Pin`] once, on the owner's side, and
+//! travels as that pin. A region that is being unregistered accepts no new pins. Unregistering
+//! returns when the last pin is dropped or the deadline has passed.
 
 use std::{
     collections::BTreeMap,
@@ -18,19 +18,19 @@ use mooncake_base::{Error, ErrorCode, Result};
 
 use crate::{device::DeviceMemory, transfer_entry::RemoteRange};
 
-/// What a region is made of, which decides who can reach it how.
+/// The memory behind a region, which decides how peers can access it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backing {
-    /// Memory of the user: anything that was mapped when it was registered.
+    /// User memory: anything that was mapped when it was registered.
     User,
-    /// Memory of a device, which only its driver reads and writes.
+    /// Device memory, which only its driver can access.
     Device,
-    /// Our own shared memory: the descriptor `file` (kept open by whoever registered the region)
-    /// holds the region's bytes from `offset` on.
+    /// Shared memory of the engine: the descriptor `file` (kept open by the code that registered
+    /// the region) holds the region's bytes from `offset` on.
     Shared {
         /// A file descriptor of this process.
         file: i32,
-        /// Where in the file the region begins; a multiple of the page size.
+        /// Offset of the region in the file; a multiple of the page size.
         offset: u64,
     },
 }
@@ -38,17 +38,17 @@ pub enum Backing {
 /// A registered range.
 #[derive(Debug)]
 pub struct Region {
-    /// First byte, as an address of this process.
+    /// First address in this process.
     pub base: u64,
     /// Length in bytes; at least 1.
     pub length: u64,
-    /// `cpu:0`, `cuda:1`, `*`: where the memory is, as the caller said.
+    /// Location of the memory, as the caller named it: `cpu:0`, `cuda:1`, `*`.
     pub location: String,
-    /// What it is made of.
+    /// The memory behind the region.
     pub backing: Backing,
-    /// How many were registered before it.
+    /// Number of regions registered before this one.
     pub(crate) order: u64,
-    /// What reaches it, with [`Backing::Device`].
+    /// Accesses the memory, with [`Backing::Device`].
     device: Option<DeviceMemory>,
     uses: Uses,
 }
@@ -65,7 +65,7 @@ struct UseState {
     is_withdrawn: bool,
 }
 
-/// Proof that an address range lies in a region that stays registered while this lives.
+/// Proof that an address range lies in a region, which stays registered while the pin lives.
 #[derive(Debug)]
 pub struct Pin {
     region: Arc<Region>,
@@ -83,7 +83,7 @@ impl Regions {
     /// Registers a range without touching it.
     ///
     /// # Errors
-    /// An empty range, one that wraps around, or one that overlaps another
+    /// The range is empty, wraps around, or overlaps another
     /// ([`ErrorCode::SEGMENT_ALREADY_EXISTS`]).
     pub fn register(
         &self,
@@ -95,7 +95,7 @@ impl Regions {
         self.enter((base, length), location, backing, None)
     }
 
-    /// Registers memory of a device.
+    /// Registers device memory.
     ///
     /// # Errors
     /// Those of [`Regions::register`].
@@ -126,7 +126,7 @@ impl Regions {
         let mut by_base = self.by_base.write();
         let before = by_base.range(..end).next_back();
         if before.is_some_and(|(_, other)| other.base + other.length > base) {
-            let text = "the range overlaps one that is registered";
+            let text = "the range overlaps a registered range";
             return Err(named(Error::new(ErrorCode::SEGMENT_ALREADY_EXISTS, text)));
         }
         let region = Arc::new(Region {
@@ -142,10 +142,10 @@ impl Regions {
         Ok(region)
     }
 
-    /// Takes a region out, by its first address, and waits until nobody uses it any more.
+    /// Removes a region by its first address, and waits until its last pin is dropped.
     ///
-    /// After the deadline the region is out of the table all the same; the error says that
-    /// somebody still used it.
+    /// After the deadline the region is removed all the same; the error says that it was still in
+    /// use.
     ///
     /// # Errors
     /// No region begins there, or it was still in use at the deadline.
@@ -174,7 +174,7 @@ impl Regions {
     /// Checks that the whole range lies in one region, and keeps that region registered.
     ///
     /// # Errors
-    /// The range is in no region, or not wholly.
+    /// The range is not wholly in one region.
     pub fn pin(&self, range: RemoteRange) -> Result<Pin> {
         self.find(range).and_then(|region| region.pin(range)).ok_or_else(|| {
             Error::new(
@@ -186,27 +186,27 @@ impl Regions {
         })
     }
 
-    /// The region that wholly holds the range.
+    /// Returns the region that contains the whole range.
     pub fn find(&self, range: RemoteRange) -> Option<Arc<Region>> {
         let by_base = self.by_base.read();
         let (_, region) = by_base.range(..=range.address).next_back()?;
         region.holds(range).then(|| Arc::clone(region))
     }
 
-    /// Every region, by address.
+    /// Returns all regions by address.
     pub fn all(&self) -> Vec<Arc<Region>> {
         self.by_base.read().values().cloned().collect()
     }
 }
 
 impl Region {
-    /// Whether the whole range lies in it.
+    /// Returns whether the region contains the whole range.
     pub fn holds(&self, range: RemoteRange) -> bool {
         let Some(offset) = range.address.checked_sub(self.base) else { return false };
         range.length <= self.length && offset <= self.length - range.length
     }
 
-    /// What reaches it, if it is memory of a device.
+    /// The device that accesses the memory, if it is device memory.
     pub(crate) fn device(&self) -> Option<&DeviceMemory> {
         self.device.as_ref()
     }
@@ -223,24 +223,24 @@ impl Region {
 }
 
 impl Pin {
-    /// The pinned range, as an address of this process.
+    /// First address of the pinned range.
     pub fn address(&self) -> *mut u8 {
         self.range.address as *mut u8
     }
 
-    /// How many bytes of it are pinned.
+    /// Length of the pinned range in bytes.
     pub fn length(&self) -> usize {
         self.range.length as usize
     }
 
-    /// The region it lies in.
+    /// The region that contains the range.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 }
 
 impl Clone for Pin {
-    /// Also while the region is being withdrawn: it waits for the last of them.
+    /// Succeeds while the region is being withdrawn, too: the withdrawal waits for the last pin.
     fn clone(&self) -> Self {
         self.region.uses.state.lock().pins += 1;
         Self { region: Arc::clone(&self.region), range: self.range }
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_overlap_are_refused_and_neighbours_are_not() {
+    fn rejects_overlapping_ranges_and_accepts_adjacent_ones() {
         let regions = Regions::default();
         regions.register(100, 50, "*", Backing::User).unwrap();
         for (base, length) in [(100, 50), (149, 1), (99, 2), (0, 1000), (120, 5)] {
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pin_needs_the_whole_range_in_one_region() {
+    fn pin_needs_the_whole_range_in_one_region() {
         let regions = Regions::default();
         regions.register(100, 50, "*", Backing::User).unwrap();
         regions.register(150, 50, "*", Backing::User).unwrap();
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn unregistering_waits_for_the_pins_and_takes_no_new_ones() {
+    fn unregister_waits_for_pins_and_accepts_no_new_ones() {
         let regions = Arc::new(Regions::default());
         regions.register(100, 50, "*", Backing::User).unwrap();
         let pin = regions.pin(range(100, 1)).unwrap();

@@ -1,9 +1,10 @@
-//! A secret that the engines of a fleet share, and how one proves to another that it knows it.
+//! A secret that the engines of a fleet share, and the mutual proof of knowing it.
 //!
-//! The secret itself is never sent. Each side sends 32 random bytes and then a keyed hash
-//! (HMAC-SHA256) of both, of who is meant, over which way, and of which of the two speaks: a proof
-//! is good for one connection, one direction and one engine. What follows on a data connection is
-//! neither encrypted nor sealed; a message on the handshake socket is hashed with the rest.
+//! The secret itself is never sent. Each side sends a nonce of 32 random bytes and then a keyed
+//! hash (HMAC-SHA256) of both nonces, the owner's engine id, the channel, and the side that speaks.
+//! A proof is therefore valid for one connection, one direction and one engine. The data that
+//! follows on a data connection is neither encrypted nor authenticated; a message on the handshake
+//! socket is part of the hash.
 
 use std::{fmt, sync::Arc};
 
@@ -11,13 +12,13 @@ use hmac::{Hmac, KeyInit, Mac};
 use mooncake_base::{EngineId, Error, Result};
 use sha2::Sha256;
 
-/// Length of the random bytes of each side.
+/// Length of a nonce.
 pub(crate) const NONCE_BYTES: usize = 32;
 
 /// Length of a proof.
 pub(crate) const PROOF_BYTES: usize = 32;
 
-/// The shortest secret; a shorter one is found by trying.
+/// The shortest secret; a shorter one can be found by brute force.
 const SECRET_BYTES_MIN: usize = 8;
 
 /// Random bytes of one side.
@@ -26,11 +27,11 @@ pub(crate) type Nonce = [u8; NONCE_BYTES];
 /// A keyed hash.
 pub(crate) type Proof = [u8; PROOF_BYTES];
 
-/// A shared secret. Its text is shown to nobody, in messages and logs neither.
+/// A shared secret. Its text appears neither in messages nor in logs.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(Arc<[u8]>);
 
-/// Which way a connection is of.
+/// The kind of connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Channel {
     Tcp = 1,
@@ -38,54 +39,56 @@ pub(crate) enum Channel {
     Handshake = 3,
 }
 
-/// Who proves something.
+/// The side that proves something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HandshakeSide {
-    /// The one that connects.
+    /// The side that connects.
     Caller = 1,
-    /// The one that lends its memory.
+    /// The side that exports memory.
     Owner = 2,
 }
 
-/// What one connection's proofs are about.
+/// The input of the proofs of one connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Exchange {
     pub(crate) channel: Channel,
-    /// The engine that lends its memory; nobody in particular if it has no name.
+    /// The engine that exports memory; 0 if its id is not known yet.
     pub(crate) owner: u128,
     pub(crate) owner_nonce: Nonce,
     pub(crate) caller_nonce: Nonce,
 }
 
 impl Token {
-    /// A secret, without white space around it.
+    /// Creates a token from a secret, without surrounding white space.
     ///
     /// # Errors
-    /// It has fewer than 8 bytes.
+    /// The secret has fewer than 8 bytes.
     pub fn new(secret: &str) -> Result<Self> {
         let secret = secret.trim();
         if secret.len() < SECRET_BYTES_MIN {
-            return Err(Error::invalid("a token has at least 8 bytes").with("bytes", secret.len()));
+            return Err(
+                Error::invalid("a token needs at least 8 bytes").with("bytes", secret.len())
+            );
         }
         Ok(Self(secret.as_bytes().into()))
     }
 
-    /// The proof of one side.
+    /// Returns the proof of one side.
     pub(crate) fn proof(&self, side: HandshakeSide, exchange: &Exchange) -> Proof {
         self.hash(side, exchange).finalize().into_bytes().into()
     }
 
-    /// Whether that is the proof of one side. Takes as long for a wrong one.
+    /// Verifies the proof of one side, in constant time.
     pub(crate) fn verify(&self, side: HandshakeSide, exchange: &Exchange, proof: &Proof) -> bool {
         self.hash(side, exchange).verify_slice(proof).is_ok()
     }
 
-    /// The proof of one side for what it says.
+    /// Returns the proof of one side that also covers a message.
     pub(crate) fn seal(&self, side: HandshakeSide, exchange: &Exchange, content: &[u8]) -> Proof {
         self.hash(side, exchange).chain_update(content).finalize().into_bytes().into()
     }
 
-    /// Whether that is the proof of one side for what it says. Takes as long for a wrong one.
+    /// Verifies a proof that also covers a message, in constant time.
     pub(crate) fn verify_seal(
         &self,
         side: HandshakeSide,
@@ -113,7 +116,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Random bytes for one side.
+/// Returns a fresh nonce.
 pub(crate) fn nonce() -> Nonce {
     let mut nonce = [0; NONCE_BYTES];
     for half in nonce.chunks_exact_mut(16) {
@@ -131,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_holds_for_its_secret_side_door_engine_and_connection_only() {
+    fn proof_is_bound_to_secret_side_channel_engine_and_nonces() {
         let token = Token::new("a long secret").unwrap();
         let (good, side) = (exchange(), HandshakeSide::Caller);
         let proof = token.proof(side, &good);
@@ -154,8 +157,8 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_is_the_published_one() {
-        // RFC 4231, test case 2: what we rely on is HMAC-SHA256 and no relative of it.
+    fn hash_is_hmac_sha256_of_rfc_4231() {
+        // RFC 4231, test case 2: the hash must be HMAC-SHA256 and not a relative of it.
         let mut hash = Hmac::<Sha256>::new_from_slice(b"Jefe").unwrap();
         hash.update(b"what do ya want for nothing?");
         let wanted = "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843";
@@ -165,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_secret_is_refused_and_none_is_shown() {
+    fn short_secret_is_refused_and_no_secret_is_printed() {
         assert!(Token::new("1234567 ").is_err());
         let token = Token::new(" 12345678\n").unwrap();
         assert_eq!(token, Token::new("12345678").unwrap());
@@ -173,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn random_bytes_do_not_come_twice() {
+    fn nonces_do_not_repeat() {
         assert_ne!(nonce(), nonce());
     }
 }

@@ -1,4 +1,4 @@
-//! Which network devices are near which memory, as the kernel tells or as a file says.
+//! Network devices near each memory location, discovered from the kernel or read from a file.
 
 use std::{
     fs,
@@ -8,43 +8,44 @@ use std::{
 use mooncake_base::{Error, ErrorCode, Result};
 use serde::{Deserialize, Serialize, Serializer, ser::SerializeMap};
 
-/// Where the kernel tells.
+/// Root of the kernel's device tree.
 const SYS: &str = "/sys";
 
-/// The longest file that is read as a topology.
+/// Maximum size of a topology file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// The vendor and the classes of PCI devices that are GPUs of the kind whose memory is named
-/// `cuda:N` (display controllers: VGA and 3D).
+/// The PCI vendor and the PCI classes (VGA and 3D controllers) of GPUs whose memory is named
+/// `cuda:N`.
 const GPU_VENDOR: &str = "0x10de";
 const GPU_CLASSES: [&str; 2] = ["0x0300", "0x0302"];
 
-/// For each location of memory, the network devices beside it and the others.
+/// For each memory location, the near network devices and the others.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Topology {
     locations: Vec<(String, Affinity)>,
 }
 
-/// The devices as one location sees them; as JSON a pair of lists.
+/// Near and far devices of one location; in JSON a pair of lists.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 struct Affinity(Vec<String>, Vec<String>);
 
-/// A device and where it is attached.
+/// A device and its place in the PCI tree.
 #[derive(Debug)]
 struct Device {
     name: String,
-    /// Its folder below `/sys/devices`, which shows the bridges above it.
+    /// Path below `/sys/devices`, which shows the bridges above the device.
     path: PathBuf,
     node: u32,
 }
 
 impl Topology {
-    /// This machine's, with the network devices named in a list with commas; all if it is empty.
+    /// Discovers the topology of this machine, limited to the network devices in a comma-separated
+    /// list; an empty list means all.
     pub fn local(wanted: &str) -> Self {
         Self::discover(Path::new(SYS), wanted)
     }
 
-    /// That of a machine whose `/sys` lies in a folder.
+    /// Discovers the topology of a machine from a copy of its `/sys`.
     pub fn discover(sys: &Path, wanted: &str) -> Self {
         let wanted: Vec<_> = wanted.split(',').map(str::trim).filter(|n| !n.is_empty()).collect();
         let mut nics = devices(&sys.join("class/infiniband"), "device");
@@ -61,17 +62,17 @@ impl Topology {
         Self { locations }
     }
 
-    /// Reads what [`Topology::to_json`] writes, also written by hand.
+    /// Parses the form that [`Topology::to_json`] writes, which may also be written by hand.
     ///
     /// # Errors
-    /// It is no object of pairs of lists of names.
+    /// The text is not an object of pairs of lists of names.
     pub fn from_json(text: &[u8]) -> Result<Self> {
         let bad = |source| {
             let text = "a topology is an object of pairs of lists, like \
                         {\"cpu:0\": [[\"mlx5_0\"], []]}";
             Error::invalid(text).caused_by(source)
         };
-        // By way of a map that sorts, so that a key that stands twice is one.
+        // A map merges duplicate keys and sorts them.
         let map: std::collections::BTreeMap<String, Affinity> =
             serde_json::from_slice(text).map_err(bad)?;
         let mut locations: Vec<_> = map.into_iter().collect();
@@ -79,30 +80,32 @@ impl Topology {
         Ok(Self { locations })
     }
 
-    /// Reads a file in that form.
+    /// Reads a JSON file.
     ///
     /// # Errors
-    /// It cannot be read, is larger than 1 MiB, or is no topology.
+    /// The file cannot be read, is larger than 1 MiB, or is not a topology.
     pub fn from_file(path: &Path) -> Result<Self> {
         let unreadable = |source: std::io::Error| {
-            let text = "the file of the topology cannot be read";
+            let text = "the topology file cannot be read";
             Error::new(ErrorCode::FILE_READ_FAIL, text)
                 .with("path", path.display())
                 .caused_by(source)
         };
         if fs::metadata(path).map_err(unreadable)?.len() > FILE_BYTES_MAX {
-            return Err(Error::invalid("a topology has at most 1 MiB").with("path", path.display()));
+            return Err(Error::invalid("a topology file may have at most 1 MiB")
+                .with("path", path.display()));
         }
         let text = fs::read(path).map_err(unreadable)?;
         Self::from_json(&text).map_err(|error| error.with("path", path.display()))
     }
 
-    /// The established JSON: `{"cpu:0": [[devices beside it], [the others]], …}`.
+    /// Serializes the topology to upstream's JSON: `{"cpu:0": [[near devices], [other devices]],
+    /// …}`.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("names and lists are always JSON")
     }
 
-    /// The locations and, for each, the devices beside it and the others.
+    /// The locations, each with its near and its other devices.
     pub fn locations(&self) -> impl Iterator<Item = (&str, &[String], &[String])> {
         self.locations.iter().map(|(name, near)| (name.as_str(), &near.0[..], &near.1[..]))
     }
@@ -127,7 +130,7 @@ impl Affinity {
 }
 
 impl Device {
-    /// How far another one is: on another node at first, then by the bridges between them.
+    /// Distance to another device: a different node first, then the number of bridges between them.
     fn distance(&self, other: &Self) -> (bool, usize) {
         let both = self.path.components().zip(other.path.components());
         let shared = both.take_while(|(a, b)| a == b).count();
@@ -136,7 +139,7 @@ impl Device {
     }
 }
 
-/// The devices of a folder of links; `inner` leads from each to the device itself.
+/// Lists the devices of a folder of links; `inner` leads from each link to the device itself.
 fn devices(folder: &Path, inner: &str) -> Vec<Device> {
     let found = entries(folder).into_iter().map(|(name, path)| {
         let path = path.join(inner);
@@ -147,7 +150,7 @@ fn devices(folder: &Path, inner: &str) -> Vec<Device> {
     devices
 }
 
-/// In the order of their addresses, which is the one that `CUDA_DEVICE_ORDER=PCI_BUS_ID` gives.
+/// Lists GPUs by PCI address, which is the order of `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
 fn gpus(folder: &Path) -> Vec<Device> {
     let mut found = devices(folder, "");
     found.retain(|device| {
@@ -159,7 +162,7 @@ fn gpus(folder: &Path) -> Vec<Device> {
     found
 }
 
-/// The NUMA nodes. A kernel without NUMA lists none; its memory is all in one place.
+/// Lists the NUMA nodes; a kernel without NUMA has node 0 only.
 fn nodes(folder: &Path) -> Vec<u32> {
     let names = entries(folder).into_iter().map(|(name, _)| name);
     let mut nodes: Vec<u32> =
@@ -168,7 +171,7 @@ fn nodes(folder: &Path) -> Vec<u32> {
     if nodes.is_empty() { vec![0] } else { nodes }
 }
 
-/// The node a device is on; -1 stands for one that does not matter.
+/// The node of a device; -1 in the file means that there is no preference.
 fn node_of(device: &Path) -> u32 {
     let text = fs::read_to_string(device.join("numa_node"));
     text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
@@ -180,7 +183,7 @@ fn entries(folder: &Path) -> Vec<(String, PathBuf)> {
     entries.filter_map(|entry| entry.ok().and_then(named)).collect()
 }
 
-/// Names in the order of people: `mlx5_2` before `mlx5_10`.
+/// Sort key for natural order: `mlx5_2` before `mlx5_10`.
 fn natural_order(name: &str) -> (String, u64) {
     let letters = name.trim_end_matches(|c: char| c.is_ascii_digit());
     (letters.to_owned(), name[letters.len()..].parse().unwrap_or(0))
@@ -192,7 +195,7 @@ mod tests {
 
     use super::*;
 
-    /// A `/sys` in a folder of its own.
+    /// A fake `/sys` in a temporary folder.
     struct Sys(tempfile::TempDir);
 
     impl Sys {
@@ -209,7 +212,7 @@ mod tests {
             self.0.path().join(name)
         }
 
-        /// A PCI device at the end of a path of bridges.
+        /// Adds a PCI device at the end of a path of bridges.
         fn device(&self, path: &str, node: i32, class: &str, vendor: &str) -> PathBuf {
             let folder = self.path(&format!("devices/{path}"));
             fs::create_dir_all(&folder).unwrap();
@@ -254,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_devices_has_its_memory() {
+    fn machine_without_devices_lists_its_memory() {
         assert_eq!(Sys::new(0).topology(""), [row("cpu:0", &[], &[])]);
         assert_eq!(Sys::new(2).topology("x"), [row("cpu:0", &[], &[]), row("cpu:1", &[], &[])]);
         let nowhere = Topology::discover(Path::new("/nowhere"), "");
@@ -262,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn network_devices_belong_to_the_node_they_are_on() {
+    fn network_devices_are_near_their_own_node() {
         let sys = Sys::new(2);
         sys.nic("mlx5_10", "pci0000:00/0000:00:01.0/0000:01:00.0", 0);
         sys.nic("mlx5_2", "pci0000:00/0000:00:02.0/0000:02:00.0", -1);
@@ -279,14 +282,14 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_is_nearest_to_what_shares_its_bridge() {
+    fn gpu_is_nearest_to_the_device_behind_its_bridge() {
         let sys = Sys::new(2);
         sys.nic("mlx5_0", "pci0000:00/0000:00:01.0/0000:01:00.0", 0);
         sys.nic("mlx5_1", "pci0000:00/0000:00:02.0/0000:02:00.0/0000:03:00.0", 0);
         sys.nic("mlx5_2", "pci0000:80/0000:80:01.0/0000:81:00.0", 1);
         sys.gpu("pci0000:00/0000:00:02.0/0000:02:01.0/0000:04:00.0", 0);
         sys.gpu("pci0000:80/0000:80:02.0/0000:82:00.0", 1);
-        // A display of another vendor, and a device of this one that is no GPU.
+        // A display of another vendor, and a device of this vendor that is not a GPU.
         sys.device("pci0000:00/0000:00:1f.0", 0, "0x030000", "0x1a03");
         sys.device("pci0000:00/0000:00:1e.0", 0, "0x068000", "0x10de");
         let found = sys.topology("");
@@ -296,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_read_and_a_wrong_one_refused_with_its_name() {
+    fn reads_a_file_and_names_it_when_it_is_invalid() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("topology.json");
         let read = |text: &str| {

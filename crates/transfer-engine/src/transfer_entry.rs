@@ -1,8 +1,8 @@
-//! The unit of work: so many bytes between a local range and a range of a peer.
+//! The unit of work: one transfer between a local range and a range of a peer.
 
 use mooncake_base::Result;
 
-/// Which way the bytes go.
+/// Direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Opcode {
     /// From the peer into local memory.
@@ -14,9 +14,10 @@ pub enum Opcode {
 /// How far a local address can be relied on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ownership {
-    /// We hold what keeps it mapped: a buffer view, our own mapping, a registered region.
+    /// Kept mapped by an owner that outlives the transfer: a buffer view, an engine mapping, a
+    /// registered region.
     Held,
-    /// A bare number from a caller: touched only in ways that answer with an error when it is bad.
+    /// A bare number from a caller, only accessed in ways that report a bad address as an error.
     Foreign,
 }
 
@@ -28,37 +29,37 @@ pub struct LocalRange {
     ownership: Ownership,
 }
 
-// A range is an address and a promise made where it was created; it may go to another thread.
+// A range is an address plus a promise made at its creation, so it may go to another thread.
 impl LocalRange {
-    /// A range that stays mapped until the transfer that it is part of has returned.
+    /// Describes a range that stays mapped until its transfer has returned.
     ///
     /// # Safety
     /// `address..address + length` is mapped, readable (and writable, for [`Opcode::Read`]), and
-    /// stays so until the transfer has returned. Nobody holds a Rust reference to bytes that the
+    /// stays so until the transfer has returned. No Rust reference exists to bytes that the
     /// transfer writes.
     pub unsafe fn held(address: *mut u8, length: usize) -> Self {
         Self { address: address as usize, length, ownership: Ownership::Held }
     }
 
-    /// A range somebody named by a number. If it is not mapped the entry fails, nothing crashes. It
-    /// may be memory of a CUDA device.
+    /// Describes a range given by a number. If the range is not mapped, the entry fails and nothing
+    /// crashes. The range may be memory of a CUDA device.
     ///
     /// # Safety
-    /// Nobody holds a Rust reference to bytes that the transfer writes.
+    /// No Rust reference exists to bytes that the transfer writes.
     pub const unsafe fn foreign(address: usize, length: usize) -> Self {
         Self { address, length, ownership: Ownership::Foreign }
     }
 
-    /// So many bytes of it, `from` bytes after its beginning.
+    /// Returns `length` bytes of the range, starting `from` bytes after its beginning.
     ///
     /// # Panics
-    /// If they are not all in it.
+    /// If the part is not inside the range.
     pub const fn part(&self, from: usize, length: usize) -> Self {
         assert!(from <= self.length && length <= self.length - from);
         Self { address: self.address.wrapping_add(from), length, ownership: self.ownership }
     }
 
-    /// This range and the one that begins where it ends, as one; none if they are not so.
+    /// Joins this range with one that starts where it ends; `None` if they are not adjacent.
     pub(crate) fn joined(&self, next: Self) -> Option<Self> {
         let is_next = self.ownership == next.ownership
             && self.address.checked_add(self.length) == Some(next.address);
@@ -66,17 +67,17 @@ impl LocalRange {
         Some(Self { length, ..*self })
     }
 
-    /// Where it begins.
+    /// First address.
     pub const fn address(&self) -> usize {
         self.address
     }
 
-    /// How long it is.
+    /// Length in bytes.
     pub const fn length(&self) -> usize {
         self.length
     }
 
-    /// How far it can be relied on.
+    /// How far the address can be relied on.
     pub const fn ownership(&self) -> Ownership {
         self.ownership
     }
@@ -85,16 +86,16 @@ impl LocalRange {
 /// Memory of a peer, by its address in the peer's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemoteRange {
-    /// First byte.
+    /// First address.
     pub address: u64,
-    /// How many.
+    /// Length in bytes.
     pub length: u64,
 }
 
-/// One entry of a batch, and in the end what became of it.
+/// One entry of a batch and, in the end, its outcome.
 #[derive(Debug)]
 pub struct TransferEntry {
-    /// Our side. Its length is the entry's length.
+    /// The local side. Its length is the length of the entry.
     pub local: LocalRange,
     /// The address on the peer's side.
     pub remote: u64,
@@ -103,13 +104,13 @@ pub struct TransferEntry {
 }
 
 impl TransferEntry {
-    /// A entry that is still to be done.
+    /// Creates an entry that is still to be done.
     pub const fn new(local: LocalRange, remote: u64) -> Self {
         Self { local, remote, outcome: None }
     }
 
-    /// How many entries at the beginning are still to be done and lie side by side, here and there,
-    /// and all that they have here.
+    /// Returns how many of the first entries are open and contiguous on both sides, and the local
+    /// range that they cover together.
     ///
     /// # Panics
     /// If there is no entry.
@@ -126,7 +127,7 @@ impl TransferEntry {
         (count, whole)
     }
 
-    /// The peer's side.
+    /// The range on the peer's side.
     pub const fn remote_range(&self) -> RemoteRange {
         RemoteRange { address: self.remote, length: self.local.length as u64 }
     }
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_side_by_side_only_where_both_of_their_sides_are() {
+    fn entries_are_contiguous_only_where_both_sides_are() {
         let first = || entry(4096, 100, 7000);
         let count = |next: TransferEntry| {
             TransferEntry::contiguous_run(&[first(), next, entry(4296, 9, 7200)])

@@ -1,4 +1,4 @@
-//! What is known of each submitted batch.
+//! The status of each submitted batch.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -6,12 +6,12 @@ use mooncake_base::{Moment, Result};
 
 use super::{BatchId, BatchStatus, unknown};
 
-/// The batches of an engine, and a bound on the answers that nobody asks for.
+/// The batches of an engine, with a limit on results that are never taken.
 #[derive(Debug)]
 pub(super) struct CompletionTable {
     last: u64,
     entries: HashMap<BatchId, Entry>,
-    /// Those that ended and whose answer is still here.
+    /// Completed batches whose result is still in the table.
     completed: BTreeSet<BatchId>,
     completed_max: usize,
 }
@@ -27,7 +27,7 @@ impl CompletionTable {
         Self { last: 0, entries: HashMap::new(), completed: BTreeSet::new(), completed_max }
     }
 
-    /// A new batch.
+    /// Adds a running batch.
     pub(super) fn insert(&mut self, deadline: Moment) -> BatchId {
         self.last += 1;
         let batch = BatchId(self.last);
@@ -35,9 +35,9 @@ impl CompletionTable {
         batch
     }
 
-    /// Notes the end of a batch; the oldest answer goes if there are too many.
+    /// Records the result of a batch; the oldest result is dropped above the limit.
     pub(super) fn complete(&mut self, batch: BatchId, status: BatchStatus) {
-        // Nobody waits for a batch that was given up.
+        // The waiter has given up and removed the batch.
         let Some(entry) = self.entries.get_mut(&batch) else { return };
         *entry = Entry::Completed(status);
         self.completed.insert(batch);
@@ -48,12 +48,12 @@ impl CompletionTable {
         }
     }
 
-    /// Takes back a batch that was never begun.
+    /// Removes a batch that was never started, or that its waiter gave up.
     pub(super) fn remove(&mut self, batch: BatchId) {
         self.entries.remove(&batch);
     }
 
-    /// How far a batch is; the answer of one that has ended is forgotten.
+    /// Returns the status of a batch; a final status is removed.
     pub(super) fn take_status(&mut self, batch: BatchId) -> Result<BatchStatus> {
         match self.entries.remove(&batch) {
             None => Err(unknown(batch)),
@@ -68,7 +68,7 @@ impl CompletionTable {
         }
     }
 
-    /// By when a running batch is to end.
+    /// The deadline of a running batch.
     pub(super) fn deadline(&self, batch: BatchId) -> Option<Moment> {
         match self.entries.get(&batch)? {
             Entry::Running { deadline } => Some(*deadline),
@@ -76,7 +76,7 @@ impl CompletionTable {
         }
     }
 
-    /// Ends everything that runs.
+    /// Completes every running batch.
     pub(super) fn complete_all(&mut self, status: &BatchStatus) {
         let running: Vec<BatchId> = self
             .entries
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_given_out_once() {
+    fn result_is_returned_once() {
         let mut completions = CompletionTable::new(4);
         let batch = completions.insert(Moment::default());
         assert!(matches!(completions.take_status(batch), Ok(BatchStatus::Running)));
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_nobody_asks_for_are_bounded_and_running_batches_stay() {
+    fn untaken_results_are_bounded_and_running_batches_stay() {
         let mut completions = CompletionTable::new(3);
         let running = completions.insert(Moment::default());
         let batches: Vec<_> = (0..10).map(|_| completed(&mut completions)).collect();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_taken_out_of_order_do_not_push_others_out() {
+    fn results_taken_out_of_order_evict_no_others() {
         let mut completions = CompletionTable::new(3);
         let first = completed(&mut completions);
         for _ in 0..100 {

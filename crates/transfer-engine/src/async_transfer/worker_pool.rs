@@ -1,4 +1,4 @@
-//! The threads that move submitted batches, and the queue before them.
+//! The worker threads that move submitted batches, and their queue.
 
 use std::{
     collections::VecDeque,
@@ -20,30 +20,30 @@ use crate::{
     transport::TransportKind,
 };
 
-/// Threads that move submitted batches, at the most.
+/// Maximum number of worker threads.
 const THREADS_MAX: usize = 4;
 
-/// Batches that wait for a thread, at the most.
+/// Maximum number of queued batches.
 const QUEUE_MAX: usize = 1024;
 
-/// Answers that are kept for callers who never ask, at the most.
+/// Maximum number of results that are kept until they are taken.
 const RESULTS_MAX: usize = 65_536;
 
-/// How long a thread waits for work before it ends.
+/// How long a worker waits for work before it ends.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 
-/// Work for a mover.
+/// A queued batch.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) peer: Arc<Peer>,
     pub(crate) opcode: Opcode,
     pub(crate) entries: Vec<TransferEntry>,
     pub(crate) deadline: Moment,
-    /// The way to try first.
+    /// The transport to try first.
     pub(crate) hint: Option<TransportKind>,
 }
 
-/// The workers of one engine.
+/// The worker threads of one engine.
 #[derive(Debug)]
 pub(crate) struct WorkerPool {
     shared: Arc<Shared>,
@@ -53,9 +53,9 @@ pub(crate) struct WorkerPool {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// There is work, or none will come.
+    /// Notified when a batch is queued, or when the pool closes.
     work: Condvar,
-    /// There is room in the queue, a batch has ended, or a thread.
+    /// Notified when the queue has space, and when a batch or a thread has ended.
     change: Condvar,
 }
 
@@ -66,7 +66,7 @@ struct State {
     threads: Vec<JoinHandle<()>>,
     idle: usize,
     alive: usize,
-    /// Batches that found no place in time.
+    /// Number of batches that found the queue full until their deadline.
     refused: u64,
     is_closed: bool,
 }
@@ -89,7 +89,7 @@ impl Default for WorkerPool {
 }
 
 impl WorkerPool {
-    /// Queues a batch, after waiting for room.
+    /// Queues a batch, after waiting for space.
     pub(super) fn submit(&self, engine: &Engine, job: Job) -> Result<BatchId> {
         let mut state = self.shared.state.lock();
         while state.queue.len() >= QUEUE_MAX && !state.is_closed {
@@ -98,7 +98,7 @@ impl WorkerPool {
                 state.refused += 1;
                 return Err(Error::new(
                     ErrorCode::RPC_TIMEOUT,
-                    "too many batches waited until the deadline",
+                    "the queue of batches was full until the deadline",
                 )
                 .with("batches", state.queue.len()));
             }
@@ -123,14 +123,14 @@ impl WorkerPool {
         Ok(batch)
     }
 
-    /// How many batches wait for a thread, and how many threads there are.
+    /// Returns the usage of the queue and the number of threads.
     pub(crate) fn load(&self) -> (QueueSnapshot, usize) {
         let state = self.shared.state.lock();
         let (waiting, refused) = (state.queue.len(), state.refused);
         (QueueSnapshot { waiting, limit: QUEUE_MAX, refused }, state.alive)
     }
 
-    /// Enters a batch that its caller has moved.
+    /// Adds a batch that its caller has moved already.
     pub(super) fn insert_completed(&self, status: BatchStatus) -> BatchId {
         let mut state = self.shared.state.lock();
         let batch = state.completions.insert(Moment::default());
@@ -142,7 +142,7 @@ impl WorkerPool {
         self.shared.state.lock().completions.take_status(batch)
     }
 
-    /// Waits for the end of a batch, for as long as it has and `grace` more.
+    /// Waits for the end of a batch, until `grace` after its deadline.
     pub(super) fn wait(&self, batch: BatchId, grace: Duration) -> Result<BatchStatus> {
         let mut state = self.shared.state.lock();
         while let Some(deadline) = state.completions.deadline(batch) {
@@ -158,8 +158,8 @@ impl WorkerPool {
         state.completions.take_status(batch).map_err(|_| unknown(batch))
     }
 
-    /// Ends every batch that waits and joins the threads. A thread whose transfer outlasts
-    /// `patience` is left to end by itself, at the deadline of its batch.
+    /// Fails every queued batch and joins the threads. A thread whose transfer outlasts `patience`
+    /// is left to end at the deadline of its batch.
     pub(crate) fn close(&self, patience: Duration) {
         if fork::is_forked_since(self.generation) {
             return;
@@ -172,11 +172,14 @@ impl WorkerPool {
         self.shared.work.notify_all();
         self.shared.change.notify_all();
         let until = Instant::now() + patience;
-        // The last handle of an engine may be dropped by a mover itself.
+        // A worker itself may drop the last handle of an engine.
         let own = threads.iter().any(|thread| thread.thread().id() == thread::current().id());
         while state.alive > usize::from(own) {
             if self.shared.change.wait_until(&mut state, until).timed_out() {
-                tracing::info!(workers = state.alive, "a transfer goes on after its engine");
+                tracing::info!(
+                    workers = state.alive,
+                    "transfers are still in flight after their engine was closed"
+                );
                 return;
             }
         }
@@ -184,7 +187,7 @@ impl WorkerPool {
         drop(waiting);
         for thread in threads {
             if thread.thread().id() != thread::current().id() && thread.join().is_err() {
-                tracing::error!("a mover thread panicked");
+                tracing::error!("a worker thread panicked");
             }
         }
     }
@@ -197,7 +200,8 @@ impl WorkerPool {
             .name(format!("mooncake-move{number}"))
             .spawn(move || worker.run())
             .map_err(|error| {
-                Error::new(ErrorCode::INTERNAL_ERROR, "no thread for transfers").caused_by(error)
+                Error::new(ErrorCode::INTERNAL_ERROR, "a worker thread cannot be started")
+                    .caused_by(error)
             })?;
         state.threads.push(thread);
         state.alive += 1;
@@ -211,10 +215,10 @@ impl Drop for WorkerPool {
     }
 }
 
-/// One of the threads.
+/// One worker thread.
 struct Worker {
     shared: Arc<Shared>,
-    /// Weak: a thread that waits for work keeps no engine open.
+    /// Weak, so that an idle worker keeps no engine open.
     engine: Weak<Inner>,
 }
 
@@ -257,7 +261,7 @@ impl Worker {
     }
 }
 
-/// Counts a thread out, also when it panics.
+/// Decrements the number of threads on drop, also after a panic.
 struct AliveGuard<'a>(&'a Shared);
 
 impl Drop for AliveGuard<'_> {

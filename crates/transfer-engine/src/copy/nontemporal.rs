@@ -1,30 +1,30 @@
-//! Copying past the caches, for what is larger than they should be filled with.
+//! Copies with non-temporal stores, for amounts that should not fill the caches.
 //!
-//! A processor that copies memory as `memcpy` does waits for memory most of the time, and reads
-//! what it is going to overwrite. Here its stores read nothing first. Some processors follow one
-//! stream of reads too slowly all the same: they copy four pages side by side, so that four streams
-//! are followed at once (9 to 11 GB/s of what is in no cache, against 6 to 7 by `memcpy`). Others are
-//! fastest from end to end (16 to 19 GB/s on a Zen 4, against 11 to 14 side by side and 9 to 11 by
-//! `memcpy`). So from 32 KiB on. What is in a cache already is copied more slowly than by `memcpy`,
-//! and is in none afterwards.
+//! A `memcpy` waits for memory most of the time, and reads the lines that it is going to overwrite.
+//! A non-temporal store reads nothing first. Some processors still prefetch a single stream of
+//! reads too slowly. They copy four pages in an interleaved way, so that four streams are
+//! prefetched at once (9 to 11 GB/s for uncached memory, against 6 to 7 by `memcpy`). Other
+//! processors are fastest with a sequential copy (16 to 19 GB/s on a Zen 4, against 11 to 14
+//! interleaved and 9 to 11 by `memcpy`). These numbers hold from 32 KiB on. Bytes that are in a
+//! cache already are copied more slowly than by `memcpy`, and are in no cache afterwards.
 
 #[cfg(target_arch = "x86_64")]
 use std::{arch::x86_64::__cpuid, sync::LazyLock};
 
 use super::copy_cached;
 
-/// Copied side by side, this far apart.
+/// Distance between the streams of the interleaved copy.
 const PAGE: usize = 4 << 10;
 const PAGES: usize = 4;
 const BLOCK: usize = PAGES * PAGE;
 
-/// What a store past the caches should fill whole.
+/// A cache line, which non-temporal stores should fill completely.
 const LINE: usize = 64;
 
 /// Shorter copies gain nothing.
 pub(super) const LENGTH_MIN: usize = BLOCK;
 
-/// Whether this processor is of a maker whose processors are faster from end to end.
+/// Whether the processor's vendor makes processors that are faster with a sequential copy.
 #[cfg(target_arch = "x86_64")]
 static IS_SEQUENTIAL_FASTER: LazyLock<bool> = LazyLock::new(|| {
     let words = __cpuid(0);
@@ -32,27 +32,29 @@ static IS_SEQUENTIAL_FASTER: LazyLock<bool> = LazyLock::new(|| {
     matches!(name.as_flattened(), b"AuthenticAMD" | b"HygonGenuine")
 });
 
-/// Copies, past the caches where the ranges are apart. They may overlap.
+/// Copies, with non-temporal stores where the ranges do not overlap. Overlapping ranges are
+/// allowed.
 ///
 /// # Safety
-/// Both ranges are mapped, the first can be read and the second written, until this returns.
+/// Both ranges are mapped, the first is readable and the second writable, until this returns.
 pub(super) unsafe fn copy(source: usize, target: usize, length: usize) {
     let head = (target.next_multiple_of(LINE) - target).min(length);
     let body = (length - head) / BLOCK * BLOCK;
     if source.abs_diff(target) < length || body == 0 || cfg!(not(target_arch = "x86_64")) {
-        // SAFETY: as promised to us.
+        // SAFETY: promised by the caller.
         unsafe { copy_cached(source, target, length) };
         return;
     }
-    // SAFETY: a part of what was promised to us.
+    // SAFETY: a part of what the caller promised.
     unsafe { copy_cached(source, target, head) };
     #[cfg(target_arch = "x86_64")]
     {
         let copy_body = if *IS_SEQUENTIAL_FASTER { copy_sequential } else { copy_interleaved };
-        // SAFETY: as above; the target begins with a line, and the length is one of whole blocks.
+        // SAFETY: as above; the target is aligned to a line, and the length is a multiple of the
+        // block.
         unsafe { copy_body(source + head, target + head, body) };
-        // Who hears that the copy is done must find its bytes.
-        // SAFETY: every processor of this kind has it.
+        // A thread that learns of the end of the copy must see its bytes.
+        // SAFETY: every processor of this architecture has this instruction.
         unsafe { std::arch::x86_64::_mm_sfence() };
     }
     let done = head + body;
@@ -60,8 +62,8 @@ pub(super) unsafe fn copy(source: usize, target: usize, length: usize) {
     unsafe { copy_cached(source + done, target + done, length - done) };
 }
 
-/// One line of the page that begins so many bytes further: asks for memory ahead, which touches
-/// nothing wherever it is, then moves 64 bytes.
+/// Assembly that copies one line of the page at an offset: prefetches ahead, which is harmless at
+/// any address, then moves 64 bytes.
 #[cfg(target_arch = "x86_64")]
 macro_rules! line {
     ($page:literal) => {
@@ -79,18 +81,18 @@ macro_rules! line {
     };
 }
 
-/// Written in the processor's own words: it is as fast in a build for tests, and the order of its
-/// loads and stores is nobody's to change.
+/// Copies four pages in an interleaved way. Written in assembly so that debug builds are as fast,
+/// and so that the compiler does not reorder the loads and stores.
 ///
 /// # Safety
-/// As for [`copy`]; besides, the ranges do not overlap, `target` is a multiple of [`LINE`] and
-/// `length` one of [`BLOCK`].
+/// As for [`copy`]. In addition the ranges do not overlap, `target` is a multiple of [`LINE`] and
+/// `length` is a multiple of [`BLOCK`].
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy_interleaved(source: usize, target: usize, length: usize) {
     let mut done = 0;
     while done < length {
-        // SAFETY: it moves the lines of four pages, which lie in both ranges; every processor of
-        // this kind knows these instructions.
+        // SAFETY: copies the lines of four pages, which lie in both ranges; every processor of this
+        // architecture has these instructions.
         unsafe {
             std::arch::asm!(
                 "2:",
@@ -116,13 +118,13 @@ unsafe fn copy_interleaved(source: usize, target: usize, length: usize) {
     }
 }
 
-/// The same from end to end.
+/// Copies sequentially.
 ///
 /// # Safety
-/// As for [`copy_interleaved`]; it is enough if `length` is a multiple of [`LINE`].
+/// As for [`copy_interleaved`]; `length` only has to be a multiple of [`LINE`].
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy_sequential(source: usize, target: usize, length: usize) {
-    // SAFETY: it moves the lines of both ranges, one after the other.
+    // SAFETY: copies the lines of both ranges, one after the other.
     unsafe {
         std::arch::asm!(
             "2:",
@@ -148,13 +150,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_alignment_and_length_copies_all_the_bytes_and_no_others() {
+    fn copies_exactly_the_range_for_every_alignment_and_length() {
         let from: Vec<u8> = (0..3 * BLOCK).map(|i| (i % 251) as u8).collect();
         for length in [0, 1, BLOCK - 1, BLOCK, BLOCK + 63, BLOCK + 64, 2 * BLOCK + 4097] {
             for (source, target) in [(0, 0), (1, 0), (0, 1), (17, 63), (64, 8), (4095, 16)] {
                 let mut to = vec![0xEE_u8; 3 * BLOCK];
                 let (start, end) = (from.as_ptr() as usize, target + length);
-                // SAFETY: both vectors are longer than what is copied, and nobody else uses them.
+                // SAFETY: both vectors are longer than the copy, and nothing else uses them.
                 unsafe { copy(start + source, to.as_mut_ptr() as usize + target, length) };
                 assert!(to[target..end] == from[source..source + length], "{length} {source}");
                 let beside = to[..target].iter().chain(&to[end..]);
@@ -165,13 +167,13 @@ mod tests {
 
     #[cfg(target_arch = "x86_64")]
     #[test]
-    fn both_ways_copy_alike_whichever_this_processor_takes() {
+    fn sequential_and_interleaved_copies_agree() {
         let from: Vec<u8> = (0..2 * BLOCK).map(|i| (i % 251) as u8).collect();
         for copy in [copy_sequential, copy_interleaved] {
             let mut to = vec![0xEE_u8; 3 * BLOCK];
             let first = to.as_mut_ptr() as usize;
             let target = first.next_multiple_of(LINE);
-            // SAFETY: both vectors are longer than what is copied, and nobody else uses them.
+            // SAFETY: both vectors are longer than the copy, and nothing else uses them.
             unsafe { copy(from.as_ptr() as usize, target, 2 * BLOCK) };
             let (before, rest) = to.split_at(target - first);
             let (copied, after) = rest.split_at(2 * BLOCK);
@@ -181,12 +183,12 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_overlap_are_moved_as_if_by_way_of_a_third() {
+    fn overlapping_ranges_are_copied_as_memmove_does() {
         for (source, target) in [(0, 100), (100, 0), (0, BLOCK), (BLOCK, 0), (5, 5)] {
             let mut bytes: Vec<u8> = (0..4 * BLOCK).map(|i| (i % 251) as u8).collect();
             let wanted = bytes[source..source + 2 * BLOCK].to_vec();
             let base = bytes.as_mut_ptr() as usize;
-            // SAFETY: both ranges lie in the vector, and nobody else uses it.
+            // SAFETY: both ranges lie in the vector, and nothing else uses it.
             unsafe { copy(base + source, base + target, 2 * BLOCK) };
             assert!(bytes[target..target + 2 * BLOCK] == wanted, "{source} {target}");
         }

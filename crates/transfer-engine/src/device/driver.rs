@@ -1,4 +1,4 @@
-//! The driver of CUDA devices: the library, loaded by name at run time, and the calls we make.
+//! The CUDA driver: the library, loaded by name at run time, and the functions that are called.
 
 use std::{
     collections::HashMap,
@@ -16,7 +16,7 @@ use mooncake_base::{Error, ErrorCode, Result};
 use super::Stream;
 use crate::transfer_entry::LocalRange;
 
-/// A device, by the driver's count.
+/// A device, by the ordinal of the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Ordinal(c_int);
 
@@ -26,13 +26,13 @@ impl fmt::Display for Ordinal {
     }
 }
 
-/// Contexts and streams are pointers to what only the driver looks into.
+/// Contexts and streams are opaque pointers of the driver.
 type Handle = usize;
 
 /// An address in device memory.
 type DeviceAddress = u64;
 
-/// Which way bytes go between a device and pinned memory.
+/// Direction of a copy between a device and pinned memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Direction {
     ToHost,
@@ -51,8 +51,8 @@ const IS_DEVICE: c_uint = 2;
 /// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context.
 const PORTABLE: c_uint = 1;
 
-/// `CU_STREAM_PER_THREAD`; it and the numbers below are default streams of the context that is
-/// current, and no pointers.
+/// `CU_STREAM_PER_THREAD`. This value and smaller ones are default streams of the current context,
+/// and not pointers.
 const STREAM_PER_THREAD: usize = 2;
 
 /// Loads each function of the list by its name in the library.
@@ -66,9 +66,9 @@ macro_rules! functions {
             fn find(library: &Library) -> Result<Self, libloading::Error> {
                 Ok(Self {
                     $($name: {
-                        // SAFETY: the type is the one of cuda.h, where every name with its suffix
-                        // stands for one signature for good. The pointer stays valid because
-                        // `Driver` keeps the library.
+                        // SAFETY: the type is the one in cuda.h, where every suffixed name keeps
+                        // its signature for good. The pointer stays valid because `Driver` keeps
+                        // the library.
                         let found = unsafe { library.get($symbol.as_bytes()) };
                         *found?
                     },)*
@@ -78,7 +78,7 @@ macro_rules! functions {
     };
 }
 
-// A macro because a function must become both a typed field and a name to look up, once.
+// A macro because each function becomes both a typed field and a symbol to look up.
 functions! {
     init "cuInit" (c_uint);
     error_name "cuGetErrorName" (c_int, *mut *const c_char);
@@ -98,23 +98,23 @@ functions! {
     free_pinned "cuMemFreeHost" (*mut u8);
 }
 
-/// The driver, loaded and started.
+/// The driver library, loaded and initialised.
 pub(super) struct Driver {
     functions: Functions,
-    /// The contexts that everybody in the process shares, as far as they were asked for.
+    /// Primary contexts of the process that were retained so far.
     primaries: Mutex<HashMap<Ordinal, Handle>>,
     file: PathBuf,
     _library: Library,
 }
 
 impl Driver {
-    /// Loads the library and starts it.
+    /// Loads and initialises the library.
     ///
     /// # Errors
-    /// It is not there, is not a driver, or does not start, as where there is no device.
+    /// The library is missing, is not a driver, or does not start, for example without a device.
     pub(super) fn load(file: &Path) -> Result<Self> {
-        // SAFETY: loading runs the initialisers of the driver, which set up its own state and
-        // demand nothing of the caller.
+        // SAFETY: loading runs the initialisers of the driver, which set up its own state and have
+        // no preconditions.
         let library = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) };
         let library = library.map_err(|error| {
             unsupported("no CUDA driver could be loaded", file).caused_by(error)
@@ -122,10 +122,10 @@ impl Driver {
         Self::start(library, file)
     }
 
-    /// The library as this process has loaded it, if it has.
+    /// Returns the library if this process has loaded it.
     ///
     /// # Errors
-    /// It is not a driver, or does not start.
+    /// The library is not a driver, or does not start.
     pub(super) fn loaded(file: &Path) -> Result<Option<Self>> {
         // SAFETY: nothing is loaded, so no initialiser runs.
         let found = unsafe { Library::open(Some(file), RTLD_NOW | libc::RTLD_NOLOAD) };
@@ -147,10 +147,10 @@ impl Driver {
         Err(unsupported("the CUDA driver does not start", file).with("status", name))
     }
 
-    /// Which device an address belongs to, if to one.
+    /// Returns the device that an address belongs to, if any.
     pub(super) fn owner(&self, address: DeviceAddress) -> Option<Ordinal> {
         let kind = match self.attribute(MEMORY_TYPE, address) {
-            // A thread that has not met the driver yet.
+            // This thread has no current context yet.
             Err(ERROR_INVALID_CONTEXT) => {
                 let _current = self.push_context(Stream::DEFAULT, Some(self.active()?)).ok()?;
                 let kind = self.attribute(MEMORY_TYPE, address).ok()?;
@@ -161,7 +161,7 @@ impl Driver {
         self.owner_of_kind(kind, address)
     }
 
-    /// Tells the library apart from every other one of this process.
+    /// Identifies the library among all libraries of this process.
     pub(super) fn library(&self) -> usize {
         self.functions.init as usize
     }
@@ -173,13 +173,12 @@ impl Driver {
 
     fn attribute(&self, which: c_int, address: DeviceAddress) -> Result<c_uint, c_int> {
         let mut value = 0;
-        // SAFETY: both attributes are an int, which is what `value` has room for. The address is
-        // only looked up.
+        // SAFETY: both attributes are an int, which fits in `value`. The address is only looked up.
         let status = unsafe { (self.functions.pointer_attribute)(&raw mut value, which, address) };
         if status == SUCCESS { Ok(value) } else { Err(status) }
     }
 
-    /// A device that this process uses.
+    /// Returns a device that this process uses.
     fn active(&self) -> Option<Ordinal> {
         let mut count = 0;
         // SAFETY: writes one int.
@@ -195,9 +194,9 @@ impl Driver {
         (0..count).find(is_active).map(Ordinal)
     }
 
-    /// Makes a context current in this thread: the stream's own or, for the default stream, the
-    /// shared one of the device. If none is named, the one that is current stays so or, where none
-    /// is, a device is taken that this process uses.
+    /// Makes a context current in this thread: the context of the stream or, for the default
+    /// stream, the primary context of the device. Without a device, the current context is kept; if
+    /// there is none, a device that this process uses is taken.
     ///
     /// # Errors
     /// There is no such stream or device.
@@ -222,8 +221,8 @@ impl Driver {
                 context
             }
         };
-        // SAFETY: the context lives: `self` retains it, a stream that exists is in it, or it is
-        // current in this thread.
+        // SAFETY: the context is alive: `self` retains it, an existing stream belongs to it, or it
+        // is current in this thread.
         let status = unsafe { (self.functions.push_context)(context) };
         self.check(status, "cuCtxPushCurrent")?;
         Ok(ContextGuard { driver: self, _thread: PhantomData })
@@ -254,18 +253,18 @@ impl Driver {
         if status == SUCCESS {
             return Ok(());
         }
-        let error = Error::new(ErrorCode::TRANSFER_FAIL, "the CUDA driver refused");
+        let error = Error::new(ErrorCode::TRANSFER_FAIL, "the CUDA driver refused a call");
         Err(error.with("call", call).with("status", self.name_of(status)))
     }
 
     fn name_of(&self, status: c_int) -> String {
         let mut name = ptr::null();
-        // SAFETY: writes a pointer to a constant of the driver, or null for what it does not know.
+        // SAFETY: writes a pointer to a constant of the driver, or null for an unknown status.
         let named = unsafe { (self.functions.error_name)(status, &raw mut name) };
         if named != SUCCESS || name.is_null() {
             return status.to_string();
         }
-        // SAFETY: a constant string, as just said.
+        // SAFETY: a constant string, see above.
         unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
     }
 }
@@ -273,8 +272,8 @@ impl Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         for device in self.primaries.get_mut().keys() {
-            // SAFETY: retained once by `primary`; everything made in it has gone, for it holds the
-            // driver. A driver that has shut down before us refuses, which is as good.
+            // SAFETY: retained once by `primary`; every object created in the context is gone,
+            // since it keeps the driver. A driver that has shut down before only returns an error.
             unsafe { (self.functions.release_primary)(device.0) };
         }
     }
@@ -286,16 +285,16 @@ impl fmt::Debug for Driver {
     }
 }
 
-/// A context is current in this thread until this is dropped.
+/// Keeps a context current in this thread until it is dropped.
 pub(super) struct ContextGuard<'a> {
     driver: &'a Driver,
-    /// What is current is a matter of the thread.
+    /// The current context belongs to a thread, so the guard must not move to another.
     _thread: PhantomData<*const ()>,
 }
 
 impl ContextGuard<'_> {
-    /// Gives a copy between device memory and pinned memory to a stream. Both must be left alone
-    /// until the stream is synchronized.
+    /// Queues a copy between device memory and pinned memory on a stream. Both ranges must be left
+    /// alone until the stream is synchronized.
     pub(super) fn copy(
         &self,
         direction: Direction,
@@ -308,8 +307,8 @@ impl ContextGuard<'_> {
         let functions = &self.driver.functions;
         let (status, call) = match direction {
             Direction::ToHost => {
-                // SAFETY: the pinned range is lent by its pool until the stream was synchronized;
-                // the driver checks the address on the device.
+                // SAFETY: the pool keeps the pinned range reserved until the stream was
+                // synchronized; the driver checks the device address.
                 let status =
                     unsafe { (functions.to_host)(host, address, pinned.length(), stream.0) };
                 (status, "cuMemcpyDtoHAsync")
@@ -324,29 +323,30 @@ impl ContextGuard<'_> {
         self.driver.check(status, call)
     }
 
-    /// Waits until everything that was given to a stream is done.
+    /// Waits until all work queued on a stream is done.
     pub(super) fn synchronize(&self, stream: Stream) -> Result<()> {
         // SAFETY: `Stream` says that the stream exists, and its context is current.
         let status = unsafe { (self.driver.functions.synchronize)(stream.0) };
         self.driver.check(status, "cuStreamSynchronize")
     }
 
-    /// Memory that a device reads and writes by itself, to be freed by [`ContextGuard::free_pinned`].
+    /// Allocates memory that a device can access directly, to be freed by
+    /// [`ContextGuard::free_pinned`].
     pub(super) fn allocate_pinned(&self, length: usize) -> Result<ptr::NonNull<u8>> {
         let mut address = ptr::null_mut();
         // SAFETY: writes one pointer.
         let status =
             unsafe { (self.driver.functions.allocate_pinned)(&raw mut address, length, PORTABLE) };
         self.driver.check(status, "cuMemHostAlloc")?;
-        ptr::NonNull::new(address).ok_or_else(|| Error::internal("the driver gave no address"))
+        ptr::NonNull::new(address).ok_or_else(|| Error::internal("the driver returned no address"))
     }
 
-    /// Gives pinned memory back.
+    /// Frees pinned memory.
     ///
     /// # Safety
-    /// It is from [`ContextGuard::allocate_pinned`], was not given back, and nobody uses it any more.
+    /// The memory is from [`ContextGuard::allocate_pinned`], was not freed, and is not in use.
     pub(super) unsafe fn free_pinned(&self, address: ptr::NonNull<u8>) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: promised by the caller.
         let status = unsafe { (self.driver.functions.free_pinned)(address.as_ptr()) };
         self.driver.check(status, "cuMemFreeHost")
     }
@@ -355,7 +355,7 @@ impl ContextGuard<'_> {
 impl Drop for ContextGuard<'_> {
     fn drop(&mut self) {
         let mut context = 0;
-        // SAFETY: `enter` pushed one in this very thread.
+        // SAFETY: `push_context` pushed a context in this very thread.
         unsafe { (self.driver.functions.pop_context)(&raw mut context) };
     }
 }

@@ -1,5 +1,5 @@
-//! Memory of a device that is lent to peers: they cannot reach it, so its owner moves the bytes
-//! between it and pinned memory, and pinned memory is what goes over the network.
+//! Exported device memory. Peers cannot access it, so its owner copies the bytes between device
+//! memory and pinned memory, and pinned memory goes over the network.
 
 use std::sync::Arc;
 
@@ -16,21 +16,21 @@ use crate::{
     transfer_entry::{LocalRange, Opcode, TransferEntry},
 };
 
-/// A device with the driver that reaches its memory.
+/// A device with the driver that can access its memory.
 #[derive(Debug, Clone)]
 pub(crate) struct DeviceMemory {
     cuda: Arc<Cuda>,
     device: Ordinal,
 }
 
-/// A stretch of device memory and the pinned memory that it is copied from or to.
+/// An address in device memory, and the pinned memory that it is copied from or to.
 pub(crate) type DeviceCopy = (u64, LocalRange);
 
 impl DeviceMemory {
-    /// The device that a whole range belongs to, if to one.
+    /// Returns the device that a whole range belongs to, if any.
     ///
     /// # Errors
-    /// A part of it is memory of a device and a part is not, or is of another.
+    /// The range belongs only partly to a device, or to two devices.
     pub(super) fn of(cuda: &Arc<Cuda>, address: u64, length: u64) -> Result<Option<Self>> {
         let last = address.saturating_add(length.saturating_sub(1));
         match (cuda.owner(address), cuda.owner(last)) {
@@ -46,29 +46,30 @@ impl DeviceMemory {
         }
     }
 
-    /// Whether it is the same device, by the same driver.
+    /// Returns whether both are the same device, accessed by the same driver.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.device == other.device && Arc::ptr_eq(&self.cuda, &other.cuda)
     }
 
-    /// What the location is called where the caller has not said.
+    /// The default location name of memory on this device.
     pub(crate) fn location(&self) -> String {
         format!("cuda:{}", self.device)
     }
 
-    /// A buffer through which bytes can go.
+    /// Takes a pinned buffer for copies.
     ///
     /// # Errors
-    /// All are taken until the deadline, or the driver has none to give.
+    /// All buffers are in use until the deadline, or the driver cannot allocate one.
     pub(crate) fn buffer(&self, deadline: Moment) -> Result<PinnedBuffer> {
         self.cuda.buffer(self.device, deadline)
     }
 
-    /// Copies stretches into the device for [`Opcode::Write`], out of it for [`Opcode::Read`], as
-    /// their peers see it. Done when it returns, and after what was given to the default stream.
+    /// Copies into the device for [`Opcode::Write`] and out of it for [`Opcode::Read`], as seen by
+    /// peers. The copies run after earlier work of the default stream and are done when this
+    /// returns.
     ///
     /// # Errors
-    /// The driver refuses one of them; others may have been copied.
+    /// The driver refuses a copy; others may have been done.
     pub(crate) fn copy(&self, opcode: Opcode, stretches: &[DeviceCopy]) -> Result<()> {
         let direction = match opcode {
             Opcode::Write => Direction::ToDevice,
@@ -76,16 +77,16 @@ impl DeviceMemory {
         };
         let current = self.cuda.driver.push_context(Stream::DEFAULT, Some(self.device))?;
         let copied = stretches.iter().try_for_each(|(address, pinned)| {
-            // SAFETY: it is the address of device memory, to which there are no references.
+            // SAFETY: the address is in device memory, to which there are no references.
             let device = unsafe { LocalRange::foreign(*address as usize, pinned.length()) };
             current.copy(direction, device, *pinned, Stream::DEFAULT)
         });
-        // Also after a failure: what was begun must have left the buffer.
+        // Synchronize after a failure, too: started copies must have left the buffer.
         let synchronized = current.synchronize(Stream::DEFAULT);
         copied.and(synchronized)
     }
 
-    /// Moves entries whose remote side is this memory, from and to this process.
+    /// Moves entries between this memory, as the remote side, and memory of this process.
     pub(crate) fn transfer(
         &self,
         opcode: Opcode,
@@ -118,7 +119,7 @@ impl DeviceMemory {
         }
     }
 
-    /// Moves one bufferful; which entries could not be read or written on our side.
+    /// Moves one bufferful. Returns the entries whose local memory could not be accessed.
     fn move_parts(
         &self,
         (opcode, deadline): (Opcode, Moment),
@@ -130,8 +131,8 @@ impl DeviceMemory {
         let stretch = |part: &StagedPart, pinned| {
             (entries[part.entry].remote.wrapping_add(part.from as u64), pinned)
         };
-        // What an engine here has staged for its own device needs no second buffer. To wait for one
-        // with one in hand could also be to wait for ever.
+        // Bytes that an engine of this process has staged are pinned already and need no second
+        // buffer. Waiting for a second buffer while holding one could be a deadlock.
         if parts.iter().all(|part| self.cuda.pool.is_pinned(local(part))) {
             let stretches: Vec<_> = parts.iter().map(|part| stretch(part, local(part))).collect();
             return self.copy(opcode, &stretches).map(|()| Vec::new());

@@ -1,4 +1,5 @@
-//! Allocation memory through which device memory goes: few buffers of one size, made when needed.
+//! A pool of pinned buffers for copies from and to devices: few buffers of one size, allocated on
+//! demand.
 
 use std::{ptr::NonNull, sync::Arc};
 
@@ -11,20 +12,21 @@ use super::{
 };
 use crate::{metrics::PoolSnapshot, transfer_entry::LocalRange};
 
-/// The size of a buffer: enough that starting a copy costs little beside it.
+/// Size of a buffer, large enough that starting a copy costs little in comparison.
 pub(crate) const BUFFER_BYTES: usize = 8 << 20;
 
-/// Buffers of one engine, at the most. Who finds all of them taken waits.
+/// Maximum number of buffers per engine. Callers wait while all are in use.
 const BUFFERS_MAX: usize = 8;
 
-/// Where the buffers of this process are, of all engines, and whose library they are known to.
+/// Addresses of the buffers of all engines of this process, each with the driver library that
+/// allocated it.
 static ALL_BUFFERS: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 
-/// The buffers of one engine.
+/// The pinned buffers of one engine.
 pub(super) struct PinnedPool {
     driver: Arc<Driver>,
     state: Mutex<State>,
-    /// A buffer came back.
+    /// Notified when a buffer is returned.
     change: Condvar,
 }
 
@@ -32,21 +34,21 @@ pub(super) struct PinnedPool {
 struct State {
     free: Vec<Allocation>,
     made: usize,
-    /// How often none was to be had in time.
+    /// Number of requests that timed out.
     refused: u64,
 }
 
-/// One buffer.
+/// One pinned allocation.
 struct Allocation {
     address: NonNull<u8>,
-    /// In whose context it was made.
+    /// The device in whose context the memory was allocated.
     device: Ordinal,
 }
 
-// SAFETY: pinned memory belongs to the process, not to a thread, and only one holds the buffer.
+// SAFETY: pinned memory belongs to the process, not to a thread, and has a single owner.
 unsafe impl Send for Allocation {}
 
-/// A buffer that is taken; it goes back when this is dropped.
+/// A pinned buffer in use; dropping it returns the buffer to the pool.
 pub(crate) struct PinnedBuffer {
     pool: Arc<PinnedPool>,
     pinned: Option<Allocation>,
@@ -57,7 +59,7 @@ impl PinnedPool {
         Self { driver, state: Mutex::default(), change: Condvar::new() }
     }
 
-    /// Takes a buffer, and makes one, in the context of that device, if that may be.
+    /// Takes a buffer, and allocates one in the context of the device while the limit permits it.
     pub(super) fn take(
         self: &Arc<Self>,
         device: Ordinal,
@@ -93,7 +95,8 @@ impl PinnedPool {
         Ok(PinnedBuffer { pool: Arc::clone(self), pinned: Some(Allocation { address, device }) })
     }
 
-    /// Whether a range lies in a buffer, of this pool or of another of the same driver.
+    /// Returns whether a range lies in a buffer of this pool, or of another pool of the same
+    /// driver.
     pub(super) fn is_pinned(&self, range: LocalRange) -> bool {
         let (library, begin) = (self.driver.library(), range.address());
         ALL_BUFFERS.lock().iter().any(|(base, of)| {
@@ -122,24 +125,24 @@ impl Drop for PinnedPool {
             ALL_BUFFERS.lock().retain(|(other, _)| *other != base);
             let freed = self.driver.push_context(Stream::DEFAULT, Some(pinned.device)).and_then(
                 |current| {
-                    // SAFETY: it was allocated by `take`, is freed only here, and no lease holds it,
-                    // for leases keep the pool.
+                    // SAFETY: allocated by `take` and freed only here. No `PinnedBuffer` holds it,
+                    // since each keeps the pool alive.
                     unsafe { current.free_pinned(pinned.address) }
                 },
             );
             if let Err(error) = freed {
-                tracing::debug!(%error, "pinned memory ends with the process");
+                tracing::debug!(%error, "pinned memory stays until the process ends");
             }
         }
     }
 }
 
 impl PinnedBuffer {
-    /// So many bytes of it, `at` bytes after its beginning.
+    /// Returns `length` bytes of the buffer, starting at offset `at`.
     pub(crate) fn range(&self, at: usize, length: usize) -> LocalRange {
         let pinned = self.pinned.as_ref().expect("only drop takes it");
-        // SAFETY: the buffer is of that length and mapped while it is taken; no reference to its
-        // bytes is ever made.
+        // SAFETY: the buffer has this length and stays mapped while it is in use; no reference to
+        // its bytes is ever created.
         let whole = unsafe { LocalRange::held(pinned.address.as_ptr(), BUFFER_BYTES) };
         whole.part(at, length)
     }

@@ -1,4 +1,4 @@
-//! What an engine says of itself when it is asked.
+//! Fills in the segment descriptor of an engine.
 
 use std::{
     sync::Arc,
@@ -10,21 +10,21 @@ use crate::{
     memory::exported_memory::ExportedMemory,
 };
 
-/// The parts of a descriptor that stay, and the table of those that do not.
+/// The constant parts of a descriptor, and the exported memory for the rest.
 #[derive(Debug)]
 pub(super) struct DescriptorTemplate {
     pub(super) name: String,
     pub(super) host: String,
     pub(super) data_port: u16,
-    /// Name of the socket for processes of this host.
+    /// Name of the Unix socket for processes of this host.
     pub(super) local: Option<String>,
     pub(super) exported: Arc<ExportedMemory>,
 }
 
 impl DescriptorTemplate {
-    /// The descriptor as it is now.
+    /// Returns the descriptor for the current state.
     pub(super) fn fill(&self) -> SegmentDescriptor {
-        // As they were registered: peers ask for the first buffer of a segment.
+        // In order of registration: peers ask for the first buffer of a segment.
         let mut regions = self.exported.regions.all();
         regions.sort_by_key(|region| region.order);
         let buffers = regions.into_iter().map(|region| BufferDescriptor {

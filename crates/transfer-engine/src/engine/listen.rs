@@ -1,4 +1,4 @@
-//! Where an engine listens and under which address peers reach it.
+//! The listeners of an engine and the address under which peers reach it.
 
 use std::{
     io,
@@ -10,13 +10,13 @@ use socket2::SockRef;
 
 use crate::config::EngineConfig;
 
-/// How many ports of the range are tried before the system chooses one.
+/// Number of ports of the range that are tried before the system chooses one.
 const TRIES: usize = 64;
 
 /// The two listeners of an engine.
 #[derive(Debug)]
 pub(super) struct Listeners {
-    /// The host that peers are told.
+    /// The host that is published to peers.
     pub(super) host: String,
     pub(super) rpc: TcpListener,
     pub(super) data: TcpListener,
@@ -30,7 +30,7 @@ impl Listeners {
             (None, Some(endpoint)) if config.is_p2p() || is_loopback(&endpoint.host) => {
                 endpoint.host.clone()
             }
-            // With a metadata server the name is only a name.
+            // With a metadata server the name need not be an address.
             _ => own_address(config.is_ipv6_preferred).to_string(),
         };
         let address = match &config.bind_address {
@@ -44,14 +44,14 @@ impl Listeners {
                 .map_err(|error| refused(error).with("address", SocketAddr::new(address, port)))?,
             None => listen_in_range(address, config)?,
         };
-        // A socket that listens already is told another length of its queue.
+        // Calling `listen` again changes the backlog of a listening socket.
         SockRef::from(&rpc).listen(i32::from(config.handshake_backlog)).map_err(refused)?;
         let data = listen_in_range(address, config)?;
         Ok(Self { host, rpc, data })
     }
 }
 
-/// Ports in random order, so that engines that start together do not race for the same ones.
+/// Tries ports in random order, so that engines that start together do not race for the same ones.
 fn listen_in_range(address: IpAddr, config: &EngineConfig) -> Result<TcpListener> {
     let (first, last) = (*config.ports.start(), *config.ports.end());
     let count = u64::from(last.saturating_sub(first)) + 1;
@@ -77,7 +77,8 @@ fn listen(address: IpAddr, port: u16) -> io::Result<TcpListener> {
 }
 
 fn refused(error: io::Error) -> Error {
-    Error::new(ErrorCode::INVALID_PARAMS, "the engine cannot listen there").caused_by(error)
+    Error::new(ErrorCode::INVALID_PARAMS, "the engine cannot listen on this address")
+        .caused_by(error)
 }
 
 fn parse(address: &str) -> Result<IpAddr> {
@@ -95,7 +96,7 @@ fn loopback(host: &str) -> IpAddr {
     host.parse().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
 }
 
-/// Every address, of the family that the host's name shows. Peers may come over any network.
+/// The wildcard address, in the family of the host's address. Peers may come over any network.
 fn wildcard(host: &str) -> IpAddr {
     match host.parse() {
         Ok(IpAddr::V6(_)) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
@@ -103,9 +104,9 @@ fn wildcard(host: &str) -> IpAddr {
     }
 }
 
-/// The address that this host uses towards others.
+/// The address that this host uses for outgoing connections.
 fn own_address(is_ipv6_preferred: bool) -> IpAddr {
-    // Addresses for documentation: only the choice of a route matters.
+    // Addresses reserved for documentation: only the choice of a route matters.
     let six = SocketAddr::from((Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9));
     let four = SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 9));
     let outward = [six, four].into_iter().skip(usize::from(!is_ipv6_preferred));
@@ -113,10 +114,10 @@ fn own_address(is_ipv6_preferred: bool) -> IpAddr {
     found.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
 }
 
-/// The address of this host on the network that leads to another; no packet is sent to find it.
+/// Returns this host's address on the network that leads to another host. Sends no packet.
 ///
 /// # Errors
-/// No route leads there.
+/// There is no route to the other host.
 pub fn address_facing(other: SocketAddr) -> io::Result<IpAddr> {
     let any: IpAddr = match other {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -132,14 +133,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_preferred_family_is_taken_where_there_is_one() {
+    fn prefers_the_wanted_address_family() {
         assert!(own_address(false).is_ipv4());
         let six = SocketAddr::from((Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9));
         assert_eq!(own_address(true).is_ipv6(), address_facing(six).is_ok());
     }
 
     #[test]
-    fn a_name_on_ipv6_is_listened_on_with_any_backlog() {
+    fn listens_on_ipv6_with_any_backlog() {
         for handshake_backlog in [0, 1, u16::MAX] {
             let config = EngineConfig {
                 name: "::1".to_owned(),

@@ -1,4 +1,4 @@
-//! Registering memory of the user with an engine.
+//! Registration of user memory with an engine.
 
 use std::sync::Arc;
 
@@ -17,33 +17,34 @@ pub struct Registry<'a> {
 }
 
 impl Registry<'_> {
-    /// Lets peers reach a range of this process, or of a CUDA device of it. Touches no page of it.
-    /// Bytes of a device go through pinned memory here, over TCP or within the process; a device's
-    /// work on them that was not given to the default stream must have ended before.
+    /// Registers a range of this process, or of one of its CUDA devices, so that peers can access
+    /// it. No page is touched. Bytes of a device go through pinned memory, over TCP or within the
+    /// process. Device work on them that was not queued on the default stream must have ended
+    /// before.
     ///
-    /// The range must be mapped when peers reach for it, or their transfers fail; nobody may hold
-    /// Rust references into it while it is registered. Two of its pages are asked about, whatever
-    /// its length: if neither the first nor the last is mapped it is refused, since an address that
-    /// leads nowhere is a mistake of its caller. What is only reserved (`PROT_NONE`, never touched) or
-    /// has holes is taken: it may be filled in before anybody reaches for it.
+    /// The range must be mapped when peers access it, or their transfers fail. No Rust reference
+    /// into the range may exist while it is registered. Registration checks two pages, whatever the
+    /// length: a range whose first and last pages are both unmapped is refused, since such an
+    /// address is a mistake of the caller. Memory that is only reserved (`PROT_NONE`, never
+    /// touched) or has holes is accepted, since it may be filled in before the first access.
     ///
     /// # Errors
-    /// The range is empty, wraps around, overlaps another, is partly memory of a device, or is mapped
-    /// neither where it begins nor where it ends; the engine is closed; or the metadata server did
-    /// not take the news.
+    /// The range is empty, wraps around, overlaps another, is partly device memory, or is mapped
+    /// neither at its beginning nor at its end; the engine is closed; or the metadata server did
+    /// not accept the update.
     pub fn register(&self, address: u64, length: u64, location: &str) -> Result<()> {
         self.register_all(&[(address, length)], location)
     }
 
-    /// Registers many ranges, given by first address and length, and tells the metadata server
-    /// once. All of them or none.
+    /// Registers many ranges, given by first address and length, with one update of the metadata
+    /// server. Registers all of them or none.
     ///
     /// # Errors
-    /// Those of [`Registry::register`], for one of them.
+    /// Those of [`Registry::register`], for one of the ranges.
     pub fn register_all(&self, ranges: &[(u64, u64)], location: &str) -> Result<()> {
         self.inner.check_usable()?;
         let regions = &self.inner.exported.regions;
-        // A wait no longer than the engine's `withdraw_timeout`.
+        // Waits for withdrawals in progress, at most for the engine's `withdraw_timeout`.
         let leaving = self.inner.withdrawals.write();
         let (mut registered, mut host) = (Vec::with_capacity(ranges.len()), Vec::new());
         let entered = ranges.iter().try_for_each(|(address, length)| {
@@ -67,25 +68,26 @@ impl Registry<'_> {
         }
         entered.and_then(|()| self.inner.announce()).inspect_err(|_| {
             for address in registered {
-                // It was just registered, and nobody was told of it.
+                // The range was just registered, and no peer knows of it yet.
                 let _ = self.inner.withdraw(address);
             }
         })
     }
 
-    /// Takes a range back, by its first address: when this returns nobody touches it any more.
+    /// Unregisters a range by its first address. When this returns, no peer accesses the range any
+    /// more.
     ///
     /// # Errors
-    /// No range begins there; or somebody still used it when the engine's `withdraw_timeout` was
-    /// over, and it is taken back all the same.
+    /// No range begins there; or the range was still in use after the engine's `withdraw_timeout`,
+    /// in which case it is unregistered all the same.
     pub fn unregister(&self, address: u64) -> Result<()> {
         self.unregister_all(&[address])
     }
 
-    /// Takes many ranges back and tells the metadata server once. Every one of them is tried.
+    /// Unregisters many ranges with one update of the metadata server. Every one of them is tried.
     ///
     /// # Errors
-    /// The first of those of [`Registry::unregister`].
+    /// The first error of [`Registry::unregister`].
     pub fn unregister_all(&self, addresses: &[u64]) -> Result<()> {
         self.inner.check_usable()?;
         let withdraw = |address: &u64| self.inner.withdraw(*address);
@@ -94,19 +96,20 @@ impl Registry<'_> {
         withdrawn.and(announced)
     }
 
-    /// Every range, by address, those of the engine's own memory among them.
+    /// All registered ranges by address, including the engine's own allocations.
     pub fn all(&self) -> Vec<Arc<Region>> {
         self.inner.exported.regions.all()
     }
 }
 
-/// Refuses memory of which neither end is mapped. A range that is none is refused in other words.
+/// Refuses memory of which neither end is mapped. An invalid range passes here and is refused
+/// later.
 fn check_mapped(address: u64, length: u64) -> Result<()> {
     let Some(last) = length.checked_sub(1).and_then(|more| address.checked_add(more)) else {
         return Ok(());
     };
     if copy::is_unmapped(address) && copy::is_unmapped(last) {
-        let text = "nothing is mapped there, and it is no memory of a device that is known here";
+        let text = "nothing is mapped at this address, and it belongs to no known device";
         return Err(Error::invalid(text)
             .with("address", format_args!("{address:#x}"))
             .with("length", length));

@@ -1,4 +1,4 @@
-//! What an engine tells of itself: a snapshot of everything it counts.
+//! Reports of an engine: the snapshot of its counters, and the periodic log line.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -7,14 +7,15 @@ use tokio::{runtime::Handle, time::Instant};
 use super::{Engine, Inner};
 use crate::{fork, metrics::EngineSnapshot};
 
-/// Lines do not come faster than this.
+/// Minimum interval between log lines.
 const REPORT_INTERVAL_MIN: Duration = Duration::from_millis(10);
 
-/// What the lines about transfers are logged under.
+/// Log target of the transfer statistics.
 const TARGET: &str = "mooncake::metric";
 
 impl Engine {
-    /// Logs a line about what was moved every so often, if that is wanted and something was.
+    /// Starts the task that logs transfer statistics at an interval, if enabled. Idle intervals log
+    /// nothing.
     pub(super) fn report_on(&self, runtime: &Handle) {
         let Some(interval) = self.inner.config.report_interval else { return };
         let engine = self.downgrade();
@@ -36,7 +37,7 @@ impl Engine {
         *self.inner.reporter.lock() = Some(task);
     }
 
-    /// What it has moved up to now, and how full its pools are.
+    /// Returns the transfer counters and the usage of all pools and queues.
     pub fn snapshot(&self) -> EngineSnapshot {
         let inner = &self.inner;
         if fork::is_forked_since(inner.generation) {
@@ -66,7 +67,7 @@ impl Engine {
 }
 
 impl Inner {
-    /// What went over each way; the rest is left out.
+    /// Returns the counters of all transports only.
     fn totals(&self) -> EngineSnapshot {
         EngineSnapshot { transports: self.metrics.snapshot(), ..EngineSnapshot::default() }
     }

@@ -1,5 +1,5 @@
-//! Transfers whose local side is memory of a device: a bufferful at a time through pinned memory,
-//! over whichever way serves the batch.
+//! Transfers whose local side is device memory: staged through pinned memory, one bufferful at a
+//! time, over any transport.
 
 use mooncake_base::{Error, Result};
 
@@ -12,7 +12,7 @@ use crate::{
     transport::TransportKind,
 };
 
-/// Transfers in the order of a stream.
+/// Transfers ordered by a stream.
 #[derive(Debug)]
 pub struct OnStream<'a> {
     engine: &'a Engine,
@@ -21,8 +21,8 @@ pub struct OnStream<'a> {
 }
 
 impl Engine {
-    /// For transfers that come after everything that was given to a stream of a device, and before
-    /// what will be. Loads the CUDA driver if this process has not.
+    /// Returns a handle for transfers that run after all work queued on a device stream so far, and
+    /// before later work. Loads the CUDA driver if this process has not.
     ///
     /// # Errors
     /// There is no driver, or it finds no device; the engine is closed.
@@ -36,12 +36,11 @@ impl Engine {
 impl OnStream<'_> {
     /// Like [`Engine::transfer_hinted`], between a peer and memory of devices or of this process.
     ///
-    /// Blocks until the stream has come to its end, which no deadline cuts short, and until the
-    /// bytes were moved. Therefore it cannot be part of a graph that is being captured.
+    /// Blocks until the stream is synchronized, which no deadline cuts short, and until the bytes
+    /// are moved. Therefore it cannot be part of a captured graph.
     ///
     /// # Errors
-    /// What was given to the stream has failed, or there is no such stream. What becomes of the
-    /// entries is told by themselves.
+    /// Work of the stream has failed, or there is no such stream. Each entry holds its own outcome.
     pub fn transfer(
         &self,
         peer: &Peer,
@@ -57,7 +56,7 @@ impl OnStream<'_> {
 }
 
 impl Inner {
-    /// Moves a batch, of which some entries may be memory of a device.
+    /// Moves a batch of which some entries may have device memory.
     pub(super) fn transfer_any(
         &self,
         params: TransferParams<'_>,
@@ -134,7 +133,7 @@ impl Inner {
         served
     }
 
-    /// Moves the entries of a batch that are no memory of a device.
+    /// Moves the entries of a batch whose local side is host memory.
     fn transfer_host_entries(
         &self,
         owners: &[Option<Ordinal>],

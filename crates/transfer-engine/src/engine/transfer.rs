@@ -1,4 +1,4 @@
-//! Moving a batch: which path it takes, and what happens when one fails.
+//! Transfers of batches: the order of paths, and the fallback when one fails.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,41 +14,41 @@ use crate::{
     transport::{Path, TransportKind},
 };
 
-/// How long a path that is only wanted for a measurement may take to be made.
+/// Timeout for opening a path that is only needed for a measurement.
 const TRIAL_CONNECT_MAX: Duration = Duration::from_secs(1);
 
-/// The part of a batch that is being moved, once around the paths.
+/// Result of trying every path once for the open entries of a batch.
 enum Attempt {
     Done,
-    /// A path has died: the peer may be found elsewhere.
+    /// A path has lost its peer, which may have moved elsewhere.
     PeerLost,
 }
 
-/// In which order the paths are tried for one batch.
+/// The order in which the paths are tried for one batch.
 struct PathOrder {
     indexes: [usize; PATHS_MAX],
-    /// What the measurement of the first is to be noted under, and whether it is a trial.
+    /// The size class to record the first path's duration under, and whether this is a trial.
     measure: Option<(TransferSizeClass, bool)>,
 }
 
-/// What is asked of one transfer, beside its entries.
+/// Parameters of one transfer, beside its entries.
 #[derive(Clone, Copy)]
 pub(super) struct TransferParams<'a> {
     pub(super) peer: &'a Peer,
     pub(super) opcode: Opcode,
     pub(super) hint: Option<TransportKind>,
     pub(super) deadline: Moment,
-    /// In whose order device memory is read and written.
+    /// Device memory is accessed in the order of this stream.
     pub(super) stream: Stream,
 }
 
 impl Engine {
-    /// Moves entries between local memory and a peer's, and gives each its outcome. Says over which
-    /// way the last of the bytes went.
+    /// Moves entries between local memory and a peer's, and sets the outcome of each. Returns the
+    /// transport that moved the last of the bytes.
     ///
-    /// Blocks. A entry that fails on one path is tried on the next while the deadline lasts; if the
-    /// peer is gone it is looked for once more, since it may have been restarted. Pieces that have
-    /// an outcome already are left alone.
+    /// Blocks. An entry that fails on one path is tried on the next while the deadline permits. If
+    /// the peer is gone, it is resolved once more, since it may have been restarted. Entries that
+    /// have an outcome already are skipped.
     pub fn transfer(
         &self,
         peer: &Peer,
@@ -59,8 +59,8 @@ impl Engine {
         self.transfer_hinted(peer, opcode, entries, deadline, None)
     }
 
-    /// Like [`Engine::transfer`], trying the way that the caller names before all others, if there
-    /// is a path over it.
+    /// Like [`Engine::transfer`], but tries the transport named by the caller first, if there is a
+    /// path over it.
     pub fn transfer_hinted(
         &self,
         peer: &Peer,
@@ -75,7 +75,7 @@ impl Engine {
         )
     }
 
-    /// Moves a batch and counts what fails.
+    /// Moves a batch and counts its errors.
     pub(super) fn transfer_counted(
         &self,
         params: TransferParams<'_>,
@@ -129,8 +129,7 @@ impl Inner {
         served
     }
 
-    /// Tries every path once, the one that is fastest for the batch first, for what is not moved
-    /// yet.
+    /// Tries every path once for the open entries, beginning with the fastest one for the batch.
     fn try_paths(
         &self,
         params: TransferParams<'_>,
@@ -145,7 +144,7 @@ impl Inner {
             }
             let path = match params.peer.path(index, self.path_context(), params.deadline) {
                 PathState::Open(path) => path,
-                // Whoever has taken its place must be asked for before bytes go there.
+                // The peer's successor must be resolved before bytes go there.
                 PathState::Dead => return Attempt::PeerLost,
                 PathState::None => {
                     order.measure = None;
@@ -165,7 +164,7 @@ impl Inner {
             {
                 params.peer.path_stats().record(size_class, index, work.took, is_trial);
             }
-            // The owner itself has spoken, in this very process.
+            // The owner in this very process has answered; no other path can do better.
             if path.kind() == TransportKind::Memory && path.is_alive() {
                 return Attempt::Done;
             }
@@ -176,7 +175,7 @@ impl Inner {
         if was_reached { Attempt::Done } else { Attempt::PeerLost }
     }
 
-    /// Sends a batch over one path, and counts.
+    /// Sends a batch over one path and counts the result.
     fn transfer_over(
         &self,
         path: &dyn Path,
@@ -194,8 +193,7 @@ impl Inner {
         work
     }
 
-    /// The order by cost, with the path in front that the caller wants or that was measured to be
-    /// the fastest for this batch.
+    /// The paths by cost, with the hinted path or the one measured to be the fastest first.
     fn path_order(&self, params: TransferParams<'_>, entries: &[TransferEntry]) -> PathOrder {
         let indexes = std::array::from_fn(|index| index);
         let mut order = PathOrder { indexes, measure: None };
@@ -243,14 +241,14 @@ impl PathOrder {
     }
 }
 
-/// The size_class of a batch, if the path knows what the memory of its first entry is.
+/// The size class of a batch, if the path knows the kind of memory of its first entry.
 fn size_class_over(path: &Arc<dyn Path>, entries: &[TransferEntry]) -> Option<TransferSizeClass> {
     let open = entries.iter().find(|entry| entry.outcome.is_none())?;
     path.remote_memory(open.remote_range())
         .map(|remote_memory| TransferSizeClass::of(entries, remote_memory))
 }
 
-/// Moved, or not to be moved because the call itself is wrong.
+/// True if the entry was moved, or if its arguments are invalid, so that no path can move it.
 fn is_final(entry: &TransferEntry) -> bool {
     match &entry.outcome {
         Some(Ok(())) => true,
@@ -259,7 +257,7 @@ fn is_final(entry: &TransferEntry) -> bool {
     }
 }
 
-/// Gives every entry that has no outcome this one.
+/// Sets this error as the outcome of every open entry.
 fn fail_open(entries: &mut [TransferEntry], error: &Error) {
     for entry in entries.iter_mut().filter(|entry| entry.outcome.is_none()) {
         entry.outcome = Some(Err(error.clone()));

@@ -1,4 +1,4 @@
-//! A listener on tokio whose tasks are owned: at most so many, all gone after `close`.
+//! A tokio listener that owns its tasks: their number is limited, and all have ended after `close`.
 
 use std::{
     future::Future,
@@ -26,32 +26,32 @@ use tokio_util::{
 
 use crate::{fork, metrics::PoolSnapshot};
 
-/// How long `close` waits for tasks that have been told to end; they end at their next wait.
+/// How long `close` waits for cancelled tasks, which end at their next await.
 const CLOSE_PATIENCE: Duration = Duration::from_millis(200);
 
-/// How long accepting rests when the process has no descriptors left.
+/// How long accepting pauses when the process has no free descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What happens to connections above the limit.
+/// Handling of connections above the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OverflowPolicy {
-    /// They wait in the backlog: for requests that are over soon.
+    /// They wait in the backlog; for short requests.
     Wait,
-    /// They are closed: for connections that stay.
+    /// They are closed; for long-lived connections.
     Close,
 }
 
-/// A connection that was accepted. A forked child closes it at once, so that nobody takes the
-/// child for us; hence it is dropped whole.
+/// An accepted connection. A forked child closes its copy at once, so that no peer takes the child
+/// for its parent. The parts must be dropped together.
 #[derive(Debug)]
 pub(crate) struct Accepted {
-    /// Dropped before the stream: a number that is closed may be another file's at once.
+    /// Dropped before the stream, since a closed descriptor number may be reused at once.
     pub(crate) fork_guard: ForkGuard,
     pub(crate) stream: TcpStream,
     pub(crate) guard: ConnectionGuard,
 }
 
-/// That a connection is counted, and waited for by `close`; dropped when all else of it is.
+/// Counts a connection until it is dropped; `close` waits for all of them.
 #[derive(Debug)]
 pub(crate) struct ConnectionGuard {
     _permit: OwnedSemaphorePermit,
@@ -72,7 +72,7 @@ pub(crate) struct Acceptor {
 }
 
 impl Acceptor {
-    /// Serves every connection of the listener with `serve`, at most `limit` at a time.
+    /// Calls `serve` for every connection of the listener, for at most `limit` at a time.
     pub(crate) fn start<Serve, Served>(
         listener: std::net::TcpListener,
         (limit, overflow): (usize, OverflowPolicy),
@@ -106,7 +106,7 @@ impl Acceptor {
         Ok(Self { address, stop, tasks, runtime, generation, permits, limit, refused })
     }
 
-    /// How many connections there are, and how many were closed for being too many.
+    /// Returns the number of open connections, and of those refused above the limit.
     pub(crate) fn load(&self) -> PoolSnapshot {
         PoolSnapshot {
             open: self.limit - self.permits.available_permits(),
@@ -116,26 +116,26 @@ impl Acceptor {
         }
     }
 
-    /// Where it listens.
+    /// The listening address.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Stops listening, closes every connection and waits until they are closed. Idempotent.
+    /// Stops listening, closes every connection and waits for that. Idempotent.
     pub(crate) fn close(&self) {
         if fork::is_forked_since(self.generation) {
             return; // after a fork the tasks and sockets belong to the parent
         }
         self.stop.cancel();
         self.tasks.close();
-        // By a channel and not by `block_on`, which would panic on a thread of a runtime.
+        // Waits on a channel, since `block_on` would panic on a thread of a runtime.
         let (done, is_done) = sync_channel(1);
         let tasks = self.tasks.clone();
         drop(self.runtime.spawn(async move {
             tasks.wait().await;
             let _ = done.send(());
         }));
-        // An error means that the runtime is gone, and the tasks with it, or that one is late.
+        // An error means that the runtime is gone with its tasks, or that a task is late.
         let _ = is_done.recv_timeout(CLOSE_PATIENCE);
     }
 }
@@ -175,7 +175,7 @@ where
             };
             let Ok(permit) = Arc::clone(&pool.permits).try_acquire_owned() else {
                 pool.refused.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!("a connection was closed, there are as many as allowed");
+                tracing::warn!("a connection was closed, the limit of connections is reached");
                 continue;
             };
             let fork_guard = ForkGuard::new(&stream);
@@ -194,7 +194,7 @@ where
     drop(listener);
 }
 
-/// Has a forked child close a socket.
+/// Makes a forked child close its copy of a socket.
 #[derive(Debug)]
 pub(crate) struct ForkGuard(RawFd);
 

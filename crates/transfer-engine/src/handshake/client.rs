@@ -1,4 +1,4 @@
-//! HandshakeConnection a peer's handshake socket, from the calling thread.
+//! A blocking client of the handshake socket.
 
 use std::{
     io::{self, Read, Write},
@@ -18,18 +18,17 @@ use crate::{
     token::Token,
 };
 
-/// Sends one message on a connection of its own and returns the answer.
+/// Sends one message on a new connection and returns the answer.
 ///
-/// The deadline holds for connecting, sending and receiving together.
+/// The deadline covers connecting, sending and receiving together.
 ///
 /// # Errors
-/// The peer cannot be reached, does not answer in time, or answers something else than the
-/// question's type.
+/// The peer cannot be reached, does not answer in time, or answers with another message type.
 pub fn request(endpoint: &Endpoint, message: &Message, deadline: Moment) -> Result<Message> {
     HandshakeConnection::begin(endpoint, deadline)?.exchange(message)
 }
 
-/// Like [`request`], of a peer that shares a token with us, or has none as we have none.
+/// Like [`request`], but requires that the peer has the same token, or that neither side has one.
 ///
 /// # Errors
 /// Those of [`request`], and a peer with which no token is shared.
@@ -57,7 +56,7 @@ fn request_with_token(
     proof::unseal_answer(token, &exchange, &answer).map_err(|error| error.with("peer", endpoint))
 }
 
-/// A connection on which questions and answers take turns.
+/// A connection for alternating requests and answers.
 struct HandshakeConnection<'a> {
     endpoint: &'a Endpoint,
     stream: TcpStream,
@@ -67,7 +66,8 @@ struct HandshakeConnection<'a> {
 impl<'a> HandshakeConnection<'a> {
     fn begin(endpoint: &'a Endpoint, deadline: Moment) -> Result<Self> {
         let stream = dial(endpoint, deadline)?;
-        // Without it the last part of a request waits for an acknowledgement; a refusal costs speed.
+        // Otherwise the last part of a request waits for an acknowledgement. A failure only costs
+        // speed.
         let _ = stream.set_nodelay(true);
         Ok(Self { endpoint, stream, deadline })
     }
@@ -83,7 +83,7 @@ impl<'a> HandshakeConnection<'a> {
         timed.read_exact(&mut prefix).map_err(failed)?;
         let length = codec::content_length(prefix, DESCRIPTOR_BYTES_MAX)
             .map_err(|error| error.with("peer", endpoint))?;
-        // Grown as bytes come, not by what the peer claims.
+        // Grows with the bytes received, not with the length that the peer claims.
         let mut content = Vec::new();
         timed.take(length as u64).read_to_end(&mut content).map_err(failed)?;
         if content.len() < length {
@@ -104,11 +104,11 @@ impl Drop for HandshakeConnection<'_> {
     }
 }
 
-/// Asks for the peer's descriptor and tells it ours, as the established engine does. With a token,
-/// only a peer that has the same one is told, and believed.
+/// Requests the peer's descriptor and sends ours, as upstream does. With a token, only a peer with
+/// the same token gets our descriptor, and only its answer is believed.
 ///
 /// # Errors
-/// Those of [`request`], a peer with which no token is shared, and an answer that is no descriptor.
+/// Those of [`request`], a peer with which no token is shared, and an invalid descriptor.
 pub fn fetch_descriptor(
     endpoint: &Endpoint,
     own: &SegmentDescriptor,
@@ -117,7 +117,7 @@ pub fn fetch_descriptor(
 ) -> Result<SegmentDescriptor> {
     let mut body = own.to_json();
     if body.len() + proof::SEAL_BYTES >= MESSAGE_BYTES_MAX_DEFAULT {
-        // A peer with the established limit would drop the question; ours does not read it.
+        // A peer with upstream's limit would drop the request; our server does not read its body.
         body = SegmentDescriptor { buffers: Vec::new(), ..own.clone() }.to_json();
     }
     let message = Message::new(MessageKind::Metadata, body);
@@ -125,7 +125,7 @@ pub fn fetch_descriptor(
     SegmentDescriptor::from_json(&answer.body).map_err(|error| error.with("peer", endpoint))
 }
 
-/// Asks whether anybody is there.
+/// Checks whether a peer is alive.
 ///
 /// # Errors
 /// Those of [`request`].
@@ -133,11 +133,10 @@ pub fn probe(endpoint: &Endpoint, deadline: Moment) -> Result<()> {
     request(endpoint, &Message::new(MessageKind::Probe, *b"{}"), deadline).map(drop)
 }
 
-/// Delivers a notification. With a token, only to a peer that has the same one.
+/// Delivers a notification; with a token, only to a peer with the same token.
 ///
 /// # Errors
-/// Those of [`request`], a peer with which no token is shared, and one that takes no more (its queue is
-/// full).
+/// Those of [`request`], a peer with which no token is shared, and a peer whose queue is full.
 pub fn notify(
     endpoint: &Endpoint,
     notification: &Notification,

@@ -1,32 +1,32 @@
 //! Frames and messages of the handshake socket, without I/O.
 //!
-//! A frame is a length (u64, little endian), a type byte that the length counts, and JSON text.
-//! A frame whose first byte is no type is the old form: text only, and always a connection
+//! A frame is a length (u64, little endian), a type byte that the length includes, and JSON text. A
+//! frame whose first byte is not a type has the old form: text only, and always a connection
 //! request.
 
 use mooncake_base::{Error, ErrorCode, Result};
 use serde::{Deserialize, Serialize};
 
-/// How long the length before a frame is.
+/// Length of the length prefix.
 pub const LENGTH_BYTES: usize = 8;
 
-/// The established limit of a message that a server takes, type byte included.
+/// Upstream's limit of a request, including the type byte.
 pub const MESSAGE_BYTES_MAX_DEFAULT: usize = 1 << 20;
 
-/// What a message is about.
+/// Type of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MessageKind {
-    /// Queue pairs of the established engine want to be joined.
+    /// Request to connect queue pairs of upstream's RDMA transport.
     Connection,
-    /// A descriptor is asked for; the body is the asker's own.
+    /// Request for the descriptor; the body is the requester's own.
     Metadata,
-    /// Somebody has something to say.
+    /// A notification.
     Notify,
-    /// Is anybody there?
+    /// A liveness check.
     Probe,
 }
 
-/// A message, request or answer.
+/// A request or an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
     /// `None` for the old form, which has no type byte and is a connection request.
@@ -35,13 +35,13 @@ pub struct Message {
     pub body: Vec<u8>,
 }
 
-/// What one process tells another, besides bytes.
+/// A short text message from one process to another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(default)]
 pub struct Notification {
-    /// Who says it.
+    /// Name of the sender.
     pub name: String,
-    /// What.
+    /// Text of the notification.
     #[serde(rename = "notify_msg")]
     pub message: String,
 }
@@ -64,17 +64,17 @@ impl MessageKind {
 }
 
 impl Message {
-    /// A message of the present form.
+    /// Creates a message of the current form.
     pub fn new(kind: MessageKind, body: impl Into<Vec<u8>>) -> Self {
         Self { typed: Some(kind), body: body.into() }
     }
 
-    /// What it is about; the old form asks for a connection.
+    /// Type of the message; the old form is a connection request.
     pub fn kind(&self) -> MessageKind {
         self.typed.unwrap_or(MessageKind::Connection)
     }
 
-    /// The whole frame.
+    /// Encodes the whole frame.
     pub fn encode(&self) -> Vec<u8> {
         let length = self.body.len() + usize::from(self.typed.is_some());
         let mut frame = Vec::with_capacity(LENGTH_BYTES + length);
@@ -84,10 +84,10 @@ impl Message {
         frame
     }
 
-    /// Reads what followed the length.
+    /// Decodes the content behind the length prefix.
     ///
     /// # Errors
-    /// There is not even a type byte.
+    /// The content has not even a type byte.
     pub fn decode(mut content: Vec<u8>) -> Result<Self> {
         let Some(&first) = content.first() else {
             return Err(malformed("a handshake message is empty"));
@@ -101,25 +101,25 @@ impl Message {
 }
 
 impl Notification {
-    /// As the body of a message.
+    /// Serializes the body of a message.
     pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("two strings are always JSON")
     }
 
-    /// Reads a body.
+    /// Parses the body of a message.
     ///
     /// # Errors
-    /// It is not JSON of that shape.
+    /// The text is not JSON of this form.
     pub fn from_json(text: &[u8]) -> Result<Self> {
         serde_json::from_slice(text)
             .map_err(|source| malformed("a notification cannot be read").caused_by(source))
     }
 }
 
-/// Reads the length before a frame.
+/// Decodes the length prefix.
 ///
 /// # Errors
-/// It is more than `limit`.
+/// The length exceeds `limit`.
 pub fn content_length(prefix: [u8; LENGTH_BYTES], limit: usize) -> Result<usize> {
     let length = u64::from_le_bytes(prefix);
     usize::try_from(length).ok().filter(|length| *length <= limit).ok_or_else(|| {
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_survives_the_wire_in_both_forms() {
+    fn messages_of_both_forms_survive_a_round_trip() {
         for typed in MessageKind::ALL.map(Some).into_iter().chain([None]) {
             let message = Message { typed, body: b"{\"a\":1}".to_vec() };
             assert_eq!(decode(&message.encode(), 100).unwrap(), message);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_frame_is_byte_for_byte_the_established_one() {
+    fn frames_are_upstream_byte_for_byte() {
         let frame = Message::new(MessageKind::Probe, *b"{}").encode();
         assert_eq!(frame, [3, 0, 0, 0, 0, 0, 0, 0, 3, b'{', b'}']);
         let notification = Notification { name: "a".into(), message: "b".into() };
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_at_the_limit_is_taken_and_one_above_is_not() {
+    fn accepts_a_length_at_the_limit_and_rejects_more() {
         assert_eq!(content_length(10_u64.to_le_bytes(), 10).unwrap(), 10);
         for length in [11, u64::MAX] {
             assert!(content_length(length.to_le_bytes(), 10).is_err());

@@ -1,4 +1,4 @@
-//! A socket with a deadline, for threads that block.
+//! A blocking socket with a deadline.
 
 use std::{
     borrow::Borrow,
@@ -9,8 +9,8 @@ use std::{
 
 use mooncake_base::{Clock, Moment, SystemClock};
 
-/// A socket whose every read and write ends at the deadline, with [`io::ErrorKind::TimedOut`] or
-/// [`io::ErrorKind::WouldBlock`]. It owns the socket or borrows it.
+/// A socket whose reads and writes end at the deadline, with [`io::ErrorKind::TimedOut`] or
+/// [`io::ErrorKind::WouldBlock`]. It owns or borrows the socket.
 #[derive(Debug)]
 pub struct DeadlineStream<S> {
     stream: S,
@@ -18,7 +18,7 @@ pub struct DeadlineStream<S> {
 }
 
 impl<S: Borrow<TcpStream>> DeadlineStream<S> {
-    /// The socket, until then.
+    /// Wraps a socket.
     pub const fn new(stream: S, deadline: Moment) -> Self {
         Self { stream, deadline }
     }
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_silent_peer_and_a_passed_deadline_end_a_read() {
+    fn reads_and_writes_end_at_the_deadline() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let ends_with = |deadline| {

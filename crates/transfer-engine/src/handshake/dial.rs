@@ -1,4 +1,4 @@
-//! Connecting to a peer from the calling thread, within a deadline, whatever the name resolves to.
+//! Connects to a peer from the calling thread, within a deadline, trying all addresses of its name.
 
 use std::{
     io,
@@ -13,19 +13,19 @@ use std::{
 
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
 
-/// How many addresses of one name are tried.
+/// Maximum number of addresses that are tried per name.
 const ADDRESSES_MAX: usize = 16;
 
-/// How many names may be looked up at once; the system's resolver has no deadline of its own, so
-/// that a lookup may outlive the call that asked for it.
+/// Maximum number of concurrent name lookups. The system's resolver has no timeout, so a lookup may
+/// outlive the call that started it.
 const LOOKUPS_MAX: usize = 32;
 
 static LOOKUPS: AtomicUsize = AtomicUsize::new(0);
 
-/// Connects to the first address of the endpoint that answers.
+/// Connects to the first address of the endpoint that accepts.
 ///
 /// # Errors
-/// None answered before the deadline; the error names the endpoint and why the last one failed.
+/// No address accepted before the deadline; the error names the endpoint and the last failure.
 pub fn dial(endpoint: &Endpoint, deadline: Moment) -> Result<TcpStream> {
     let addresses = resolve(endpoint, deadline)?;
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
@@ -35,7 +35,7 @@ pub fn dial(endpoint: &Endpoint, deadline: Moment) -> Result<TcpStream> {
             last = io::ErrorKind::TimedOut.into();
             break;
         }
-        // A silent address must leave time for those after it.
+        // A silent address must leave time for the addresses after it.
         let share = left / u32::try_from(addresses.len() - index).unwrap_or(1);
         match TcpStream::connect_timeout(address, share.max(Duration::from_millis(1))) {
             Ok(stream) => return Ok(stream),
@@ -45,14 +45,14 @@ pub fn dial(endpoint: &Endpoint, deadline: Moment) -> Result<TcpStream> {
     Err(unreachable(endpoint, last))
 }
 
-/// Whether the error says that the host is there and nobody listens at that port.
+/// Returns whether the host refused the connection, which means that no process listens there.
 pub(crate) fn is_refused(error: &Error) -> bool {
     std::error::Error::source(error)
         .and_then(|source| source.downcast_ref::<io::Error>())
         .is_some_and(|source| source.kind() == io::ErrorKind::ConnectionRefused)
 }
 
-/// The error for an input/output failure towards a peer: a timeout has a code of its own.
+/// Wraps an I/O failure of a peer; a timeout has an error code of its own.
 pub(crate) fn peer_error(message: &str, endpoint: &Endpoint, source: io::Error) -> Error {
     let code = match source.kind() {
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => ErrorCode::RPC_TIMEOUT,
@@ -81,7 +81,7 @@ fn resolve(endpoint: &Endpoint, deadline: Moment) -> Result<Vec<SocketAddr>> {
     Ok(addresses)
 }
 
-/// Asks the system's resolver on a thread of its own, which ends with the lookup.
+/// Resolves a name on a separate thread, which ends with the lookup.
 fn look_up(host: String, port: u16, deadline: Moment) -> io::Result<Vec<SocketAddr>> {
     if LOOKUPS.fetch_add(1, Ordering::Relaxed) >= LOOKUPS_MAX {
         LOOKUPS.fetch_sub(1, Ordering::Relaxed);
@@ -93,7 +93,7 @@ fn look_up(host: String, port: u16, deadline: Moment) -> io::Result<Vec<SocketAd
             .to_socket_addrs()
             .map(|addresses| addresses.take(ADDRESSES_MAX).collect::<Vec<_>>());
         LOOKUPS.fetch_sub(1, Ordering::Relaxed);
-        // Nobody may be waiting any more; then the answer is of no use.
+        // The receiver may have timed out; then the result is of no use.
         let _ = answer.send(found);
     });
     if let Err(failure) = thread {
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_both_kinds_of_addresses_are_reached() {
+    fn reaches_names_and_both_address_families() {
         for host in ["127.0.0.1", "::1", "localhost"] {
             let Ok(listener) = TcpListener::bind((host, 0)) else { continue };
             let port = listener.local_addr().unwrap().port();
@@ -124,15 +124,15 @@ mod tests {
     }
 
     #[test]
-    fn a_name_with_several_addresses_is_tried_to_the_end() {
-        // Where `localhost` has two addresses only one of them listens here.
+    fn tries_all_addresses_of_a_name() {
+        // Where `localhost` has two addresses, only one of them listens here.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         dial(&Endpoint::new("localhost", port), soon()).unwrap();
     }
 
     #[test]
-    fn a_closed_port_is_told_from_other_failures() {
+    fn refused_connection_differs_from_other_failures() {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let refused = dial(&Endpoint::new("127.0.0.1", port), soon()).unwrap_err();
         assert!(is_refused(&refused), "{refused}");

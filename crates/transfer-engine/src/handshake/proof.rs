@@ -1,10 +1,10 @@
 //! Handshake messages that carry a proof of the token, without I/O.
 //!
-//! Who knows a token first sends a probe that asks to be challenged; the answer of an engine with a
-//! token carries its random bytes, and the connection stays open for the message itself. That is
-//! sealed: our random bytes and a keyed hash of both sides' and of the message stand before its
-//! text. The answer is sealed likewise. Engines without a token, the established one among them,
-//! answer the probe like any other.
+//! A client with a token first sends a probe that requests a challenge. An engine with a token
+//! answers with its nonce and keeps the connection open for the message itself. That message is
+//! sealed: the client's nonce and a keyed hash of both nonces and the message precede its text. The
+//! answer is sealed in the same way. Engines without a token, including upstream's, answer the
+//! probe like any other.
 
 use mooncake_base::{Error, ErrorCode, Result};
 use serde::{Deserialize, Serialize};
@@ -14,45 +14,45 @@ use crate::token::{
     self, Channel, Exchange, HandshakeSide, NONCE_BYTES, Nonce, PROOF_BYTES, Proof, Token,
 };
 
-/// What a sealed message has before its text.
+/// Length of the seal before the text of a message.
 pub(crate) const SEAL_BYTES: usize = NONCE_BYTES + PROOF_BYTES;
 
-/// The version of what follows a challenge.
+/// Version of the challenge protocol.
 const VERSION: u32 = 1;
 
-/// Our fields in the bodies of messages.
+/// Native fields in the bodies of messages.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Fields {
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<String>,
-    /// The version of the challenge that is asked for.
+    /// The version of the requested challenge.
     #[serde(skip_serializing_if = "Option::is_none")]
     mooncake_challenge: Option<u32>,
-    /// The challenge: random bytes in hexadecimal digits.
+    /// The challenge: a nonce in hexadecimal digits.
     #[serde(skip_serializing_if = "Option::is_none")]
     mooncake_nonce: Option<String>,
-    /// Why nothing is answered.
+    /// The reason of a refusal.
     #[serde(skip_serializing_if = "Option::is_none")]
     mooncake_refused: Option<String>,
-    /// The same for senders of notifications, who look here.
+    /// The same reason for senders of notifications, who read this field.
     #[serde(skip_serializing_if = "Option::is_none")]
     notify_msg: Option<String>,
 }
 
-/// A probe that asks for a challenge.
+/// A probe that requests a challenge.
 pub(crate) fn challenge_request() -> Message {
     let fields = Fields { mooncake_challenge: Some(VERSION), ..Fields::default() };
     Message::new(MessageKind::Probe, fields.to_json())
 }
 
-/// Whether a message is such a probe.
+/// Returns whether a message is a probe that requests a challenge.
 pub(crate) fn is_challenge_request(message: &Message) -> bool {
     message.kind() == MessageKind::Probe
         && Fields::of(&message.body).mooncake_challenge == Some(VERSION)
 }
 
-/// The answer to a probe that asks for a challenge.
+/// The answer to a probe that requests a challenge.
 pub(crate) fn challenge(owner_nonce: &Nonce) -> Message {
     let fields = Fields {
         status: Some("success".to_owned()),
@@ -62,7 +62,7 @@ pub(crate) fn challenge(owner_nonce: &Nonce) -> Message {
     Message::new(MessageKind::Probe, fields.to_json())
 }
 
-/// The random bytes of an answer that challenges.
+/// Returns the nonce of a challenge.
 pub(crate) fn read_challenge(answer: &Message) -> Option<Nonce> {
     let text = Fields::of(&answer.body).mooncake_nonce?;
     let digits = text.as_bytes();
@@ -76,19 +76,19 @@ pub(crate) fn read_challenge(answer: &Message) -> Option<Nonce> {
     Some(nonce)
 }
 
-/// The body of an answer to who has not shown the token.
+/// Body of the answer to a peer that has not proven the token.
 pub(crate) fn refusal(why: &str) -> Vec<u8> {
     let why = Some(why.to_owned());
     let fields = Fields { mooncake_refused: why.clone(), notify_msg: why, ..Fields::default() };
     fields.to_json()
 }
 
-/// Why an answer says nothing else, if it is such a one.
+/// Returns the reason if an answer is a refusal.
 pub(crate) fn read_refusal(body: &[u8]) -> Option<String> {
     Fields::of(body).mooncake_refused
 }
 
-/// Puts a seal before the text of a message; what the answer is compared with.
+/// Seals a message; also returns the exchange that its answer is verified against.
 pub(super) fn seal(token: &Token, owner_nonce: Nonce, message: &Message) -> (Message, Exchange) {
     let exchange = exchange(owner_nonce, token::nonce());
     let proof = token.seal(HandshakeSide::Caller, &exchange, &content(message));
@@ -96,7 +96,7 @@ pub(super) fn seal(token: &Token, owner_nonce: Nonce, message: &Message) -> (Mes
     (Message { typed: message.typed, body }, exchange)
 }
 
-/// Takes the seal off a message, if it proves the token.
+/// Opens a sealed message, if the seal proves the token.
 pub(crate) fn unseal(
     token: &Token,
     owner_nonce: Nonce,
@@ -110,16 +110,16 @@ pub(crate) fn unseal(
     is_proven.then_some((message, exchange))
 }
 
-/// Puts the owner's seal before the text of an answer.
+/// Seals the owner's answer.
 pub(super) fn seal_answer(token: &Token, exchange: &Exchange, answer: &Message) -> Message {
     let proof: Proof = token.seal(HandshakeSide::Owner, exchange, &content(answer));
     Message { typed: answer.typed, body: [&proof[..], &answer.body].concat() }
 }
 
-/// Takes the owner's seal off an answer.
+/// Opens the owner's sealed answer.
 ///
 /// # Errors
-/// It does not prove the token.
+/// The seal does not prove the token.
 pub(super) fn unseal_answer(
     token: &Token,
     exchange: &Exchange,
@@ -135,23 +135,23 @@ pub(super) fn unseal_answer(
     opened.ok_or_else(|| denied("the peer has another token"))
 }
 
-/// What is said of a peer with which no token is shared.
+/// The error for a peer with which no token is shared.
 pub(super) fn denied(text: &str) -> Error {
     Error::new(ErrorCode::ILLEGAL_CLIENT, text)
 }
 
-/// The exchange of one connection. Who is asked has no name yet.
+/// The exchange of one connection. The owner's engine id is not known yet.
 const fn exchange(owner_nonce: Nonce, caller_nonce: Nonce) -> Exchange {
     Exchange { channel: Channel::Handshake, owner: 0, owner_nonce, caller_nonce }
 }
 
-/// What the hash is of, besides the random bytes.
+/// The part of a message that the hash covers.
 fn content(message: &Message) -> Vec<u8> {
     [&[message.kind() as u8, u8::from(message.typed.is_some())], &message.body[..]].concat()
 }
 
 impl Fields {
-    /// Those in a body, whatever else it is.
+    /// Reads the fields from a body; any other body has none of them.
     fn of(body: &[u8]) -> Self {
         serde_json::from_slice(body).unwrap_or_default()
     }
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sealed_message_opens_for_its_token_challenge_kind_and_text_only() {
+    fn seal_is_bound_to_token_challenge_kind_and_text() {
         let (token, nonce) = (Token::new("a long secret").unwrap(), token::nonce());
         let (sealed, exchange) = seal(&token, nonce, &message());
         let (opened, owner_nonce) = unseal(&token, nonce, &sealed).unwrap();
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_challenge_is_read_as_it_was_written_and_looks_like_any_answer_to_a_probe() {
+    fn challenge_survives_a_round_trip_and_answers_a_plain_probe() {
         let nonce = token::nonce();
         assert!(is_challenge_request(&challenge_request()));
         assert!(!is_challenge_request(&Message::new(MessageKind::Probe, *b"{}")));

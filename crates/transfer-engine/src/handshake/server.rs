@@ -1,4 +1,4 @@
-//! Answers the handshake socket, on tokio.
+//! The tokio server of the handshake socket.
 
 use std::{
     collections::VecDeque,
@@ -30,26 +30,26 @@ use crate::{
     token::{self, Nonce, Token},
 };
 
-/// What is said to who has not shown the token.
+/// Sent to a peer that has not proven the token.
 const NO_TOKEN: &str = "this engine asks for a token";
 
-/// What the answer to a connection request of the established engine's RDMA transport says.
+/// Answer to a connection request of upstream's RDMA transport.
 const NO_QUEUE_PAIRS: &str = r#"{"local_nic_path":"","peer_nic_path":"","qp_num":[],"reply_msg":"this engine offers no RDMA transport, use tcp"}"#;
 
-/// How a handshake server behaves.
+/// Settings of a handshake server.
 #[derive(Debug, Clone)]
 pub struct HandshakeSettings {
-    /// How long a connection may take to bring its request, and to take the answer.
+    /// Timeout for receiving the request, and for sending the answer.
     pub receive_timeout: Duration,
-    /// The longest request; at least the established 1 MiB.
+    /// Maximum length of a request; at least upstream's 1 MiB.
     pub message_bytes_max: usize,
-    /// How many connections are served at once; more wait.
+    /// Maximum number of concurrent connections; more wait.
     pub connections_max: usize,
-    /// How many notifications are kept until somebody takes them; more are refused.
+    /// Maximum number of queued notifications; more are refused.
     pub notifications_max: usize,
-    /// What must be proven before a descriptor is told or a notification taken; if there is one.
+    /// The token that peers must prove to get the descriptor and to send notifications, if any.
     pub token: Option<Token>,
-    /// Where refused tokens are counted.
+    /// Counters of refused tokens.
     pub refusals: Arc<Refusals>,
 }
 
@@ -66,21 +66,21 @@ impl Default for HandshakeSettings {
     }
 }
 
-/// A running handshake socket. Dropping it closes it.
+/// A running handshake server. Dropping it closes it.
 #[derive(Debug)]
 pub struct HandshakeServer {
     acceptor: Acceptor,
     shared: Arc<Shared>,
 }
 
-/// Gives our descriptor, as JSON, whenever a peer asks.
+/// Returns this engine's descriptor as JSON.
 pub type Describe = Arc<dyn Fn() -> Vec<u8> + Send + Sync>;
 
 struct Shared {
     settings: HandshakeSettings,
     describe: Describe,
     notifications: Mutex<VecDeque<Notification>>,
-    /// Those that found no place.
+    /// Number of notifications refused by a full queue.
     notifications_refused: AtomicU64,
 }
 
@@ -91,10 +91,10 @@ impl fmt::Debug for Shared {
 }
 
 impl HandshakeServer {
-    /// Serves the listener; `describe` makes the answer to whoever asks for our descriptor.
+    /// Starts the server on a listener; `describe` makes the answer to requests for the descriptor.
     ///
     /// # Errors
-    /// The listener cannot be handed to the runtime.
+    /// The listener cannot be registered with the runtime.
     pub fn start(
         listener: std::net::TcpListener,
         describe: Describe,
@@ -113,17 +113,17 @@ impl HandshakeServer {
         Ok(Self { acceptor: Acceptor::start(listener, limit, runtime, serve)?, shared })
     }
 
-    /// Where it listens.
+    /// The listening address.
     pub fn address(&self) -> SocketAddr {
         self.acceptor.address()
     }
 
-    /// Takes all notifications that have come, oldest first; each is given out once.
+    /// Takes all queued notifications, oldest first. Each is returned once.
     pub fn take_notifications(&self) -> Vec<Notification> {
         self.shared.notifications.lock().drain(..).collect()
     }
 
-    /// How full the queue of notifications is.
+    /// Usage of the queue of notifications.
     pub fn notifications(&self) -> QueueSnapshot {
         QueueSnapshot {
             waiting: self.shared.notifications.lock().len(),
@@ -132,7 +132,7 @@ impl HandshakeServer {
         }
     }
 
-    /// Stops listening and ends every connection. Idempotent, at most 0.2 s.
+    /// Stops listening and closes every connection, in at most 0.2 s. Idempotent.
     pub fn close(&self) {
         self.acceptor.close();
     }
@@ -157,8 +157,8 @@ async fn serve(mut accepted: Accepted, shared: Arc<Shared>) -> io::Result<()> {
     timeout(patience, async {
         stream.write_all(&answer).await?;
         stream.shutdown().await?;
-        // The peer closes when it has read the answer. Closing before it does could destroy bytes
-        // that are still on their way.
+        // The peer closes after it has read the answer. Closing first could discard bytes that are
+        // still in flight.
         stream.read(&mut [0; 64]).await.map(drop)
     })
     .await?
@@ -169,7 +169,7 @@ async fn receive(stream: &mut TcpStream, settings: &HandshakeSettings) -> io::Re
     stream.read_exact(&mut prefix).await?;
     let length =
         codec::content_length(prefix, settings.message_bytes_max).map_err(io::Error::other)?;
-    // Grown as bytes come, not by what the peer claims.
+    // Grows with the bytes received, not with the length that the peer claims.
     let mut content = Vec::new();
     stream.take(length as u64).read_to_end(&mut content).await?;
     if content.len() < length {
@@ -179,7 +179,7 @@ async fn receive(stream: &mut TcpStream, settings: &HandshakeSettings) -> io::Re
 }
 
 impl Shared {
-    /// Answers who has shown nothing.
+    /// Answers a request without a proof.
     fn answer(&self, request: Message) -> Message {
         let is_guarded = matches!(request.kind(), MessageKind::Metadata | MessageKind::Notify);
         if is_guarded && self.settings.token.is_some() {
@@ -188,7 +188,7 @@ impl Shared {
         self.answer_trusted(&request)
     }
 
-    /// Answers who was challenged, if it knows the token.
+    /// Answers a sealed request, if its seal proves the token.
     fn answer_sealed(&self, token: &Token, owner_nonce: Nonce, sealed: &Message) -> Message {
         match proof::unseal(token, owner_nonce, sealed) {
             Some((request, exchange)) => {

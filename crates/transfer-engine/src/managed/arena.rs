@@ -1,25 +1,25 @@
-//! Which addresses are lent out, without any memory: buddies in slabs.
+//! A buddy allocator over slabs that hands out addresses and never touches memory.
 //!
-//! A slab is one block of the largest class. A block is split into two halves until it fits; two
-//! free halves become one block again. The lowest address is taken first, so that what is lent
-//! stays together and the slabs above become free.
+//! A slab is one block of the largest class. A block is split into halves until it fits; two free
+//! halves are joined again. The lowest address is taken first, so that allocations stay together
+//! and the slabs above them become free.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use mooncake_base::{Error, Result};
 
-/// The smallest block.
+/// Size of the smallest block.
 const BLOCK_BYTES_MIN: u64 = 8 << 10;
 
-/// The classes: each twice the one before.
+/// Number of classes; each is twice as large as the one before.
 const CLASSES: usize = 16;
 
-/// The largest block, and the length of a slab.
+/// Size of the largest block and of a slab.
 pub(super) const BLOCK_BYTES_MAX: u64 = BLOCK_BYTES_MIN << (CLASSES - 1);
 
 const CLASS_LAST: usize = CLASSES - 1;
 
-/// The books of an allocator.
+/// The state of the allocator.
 #[derive(Debug, Default)]
 pub(super) struct Arena {
     slabs: BTreeSet<u64>,
@@ -32,16 +32,16 @@ pub(super) struct Arena {
 enum Allocation {
     /// A block of this class.
     Block(usize),
-    /// Memory of its own, of that many bytes.
+    /// Memory of its own, with this many bytes.
     Dedicated(u64),
 }
 
-/// What became of memory that was given back.
+/// Result of freeing an allocation.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Freed {
-    /// It waits for the next who needs some.
+    /// The block is kept for a later allocation.
     Retained,
-    /// The slab, or the memory, that begins there is not needed any more.
+    /// The slab or dedicated memory at this address is not needed any more.
     Released(u64),
 }
 
@@ -49,7 +49,7 @@ impl Arena {
     /// Adds a slab of [`BLOCK_BYTES_MAX`] bytes.
     ///
     /// # Errors
-    /// It overlaps another.
+    /// The slab overlaps another one.
     pub(super) fn add_slab(&mut self, base: u64) -> Result<()> {
         let before = self.slabs.range(..base.saturating_add(BLOCK_BYTES_MAX)).next_back();
         if before.is_some_and(|other| other + BLOCK_BYTES_MAX > base) {
@@ -60,10 +60,10 @@ impl Arena {
         Ok(())
     }
 
-    /// Notes memory that is lent as a whole.
+    /// Records a dedicated allocation.
     ///
     /// # Errors
-    /// Something that begins there is lent already.
+    /// Another allocation begins at this address.
     pub(super) fn add_dedicated(&mut self, base: u64, length: u64) -> Result<()> {
         if self.allocated.insert(base, Allocation::Dedicated(length)).is_some() {
             return Err(Error::internal("two buffers begin at one address"));
@@ -71,7 +71,7 @@ impl Arena {
         Ok(())
     }
 
-    /// A block for that many bytes; none if a slab is needed first.
+    /// Allocates a block for `length` bytes; `None` if a slab has to be added first.
     pub(super) fn allocate(&mut self, length: u64) -> Option<u64> {
         let wanted = class_of(length)?;
         let found = (wanted..CLASSES).find(|class| !self.free[*class].is_empty())?;
@@ -84,10 +84,10 @@ impl Arena {
         Some(address)
     }
 
-    /// Takes a block back and joins it with its free neighbours.
+    /// Frees a block and joins it with its free buddies.
     ///
     /// # Errors
-    /// Nothing of such a length is lent there; nothing has changed.
+    /// No allocation of that length begins there. Nothing changes then.
     pub(super) fn free(&mut self, address: u64, length: u64) -> Result<Freed> {
         let wrong = |text: &str| {
             Error::invalid(text)
@@ -122,7 +122,7 @@ impl Arena {
             address = address.min(buddy);
             class += 1;
         }
-        // One free slab is kept, so that a buffer that comes and goes does not make one each time.
+        // One free slab is kept, so that repeated allocation does not create a slab each time.
         if class == CLASS_LAST && !self.free[CLASS_LAST].is_empty() {
             self.slabs.remove(&slab);
             return Freed::Released(slab);
@@ -136,7 +136,7 @@ const fn bytes_of(class: usize) -> u64 {
     BLOCK_BYTES_MIN << class
 }
 
-/// The smallest class that holds so many bytes; none above the largest.
+/// Returns the smallest class for `length` bytes; `None` if the largest is too small.
 fn class_of(length: u64) -> Option<usize> {
     (0..CLASSES).find(|class| length <= bytes_of(*class))
 }

@@ -1,9 +1,10 @@
-//! Addresses that rest: memory we lent is gone at once, but its addresses mean nothing else for a
+//! Address quarantine: exported memory is freed at once, but its addresses are not reused for a
 //! while.
 //!
-//! A peer names bytes by their address. One that learnt an address shortly before the memory went
-//! must be refused, not be given whatever the system put there next; so the addresses stay taken,
-//! without memory behind them, for longer than anybody may rely on a place it was told.
+//! Peers address bytes by their address. A peer that learned an address shortly before the memory
+//! was freed must be refused, and must not reach whatever the system maps there next. So the
+//! addresses stay reserved, without memory behind them, for longer than any peer may rely on a
+//! replica location.
 
 use std::{
     collections::VecDeque,
@@ -12,7 +13,7 @@ use std::{
 
 use mooncake_base::sync::Mutex;
 
-/// How long addresses rest: longer than any fence and any write window.
+/// How long addresses stay reserved: longer than any fence and any write window.
 const QUARANTINE_TIME: Duration = Duration::from_secs(120);
 
 static QUARANTINED: Mutex<VecDeque<QuarantinedRange>> = Mutex::new(VecDeque::new());
@@ -23,17 +24,17 @@ struct QuarantinedRange {
     length: usize,
 }
 
-/// Takes the memory of a mapping away and lets its addresses range.
+/// Frees the memory of a mapping and quarantines its addresses.
 ///
 /// # Safety
-/// `base..base + length` is a mapping of the caller's that nobody uses any more.
+/// `base..base + length` is a mapping of the caller that nothing uses any more.
 pub(super) unsafe fn quarantine(base: usize, length: usize) {
     release_expired();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: it replaces only the mapping that the caller gives up, by one that nothing can touch.
+    // SAFETY: replaces only the mapping that the caller gives up, by an inaccessible one.
     let kept = unsafe { libc::mmap(base as *mut _, length, libc::PROT_NONE, flags, -1, 0) };
     if kept == libc::MAP_FAILED {
-        // Out of mappings: giving the memory back matters more than the range.
+        // The limit of mappings is reached: freeing the memory matters more than the quarantine.
         // SAFETY: the caller gives the range up.
         unsafe { libc::munmap(base as *mut _, length) };
         return;
@@ -41,12 +42,12 @@ pub(super) unsafe fn quarantine(base: usize, length: usize) {
     QUARANTINED.lock().push_back(QuarantinedRange { since: Instant::now(), base, length });
 }
 
-/// Gives back the addresses that have rested.
+/// Releases the addresses whose quarantine has ended.
 fn release_expired() {
     let mut quarantined = QUARANTINED.lock();
     while quarantined.front().is_some_and(|range| range.since.elapsed() >= QUARANTINE_TIME) {
         let Some(range) = quarantined.pop_front() else { return };
-        // SAFETY: the reservation is ours, and nothing can be using it.
+        // SAFETY: this module owns the reservation, and nothing can be using it.
         unsafe { libc::munmap(range.base as *mut _, range.length) };
     }
 }

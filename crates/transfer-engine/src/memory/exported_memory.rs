@@ -1,4 +1,4 @@
-//! What one engine lends to its peers: its registered ranges and its shared memory.
+//! The memory that one engine exports to its peers: registered ranges and shared memory.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -16,7 +16,7 @@ use crate::{
     region::{Region, Regions},
 };
 
-/// The lent memory of an engine of this process.
+/// The exported memory of an engine of this process.
 #[derive(Debug)]
 pub(crate) struct ExportedMemory {
     pub(crate) id: EngineId,
@@ -25,11 +25,11 @@ pub(crate) struct ExportedMemory {
     is_closed: AtomicBool,
 }
 
-/// The engines of this process that are not closed.
+/// The open engines of this process.
 static LIVE: RwLock<Option<HashMap<EngineId, Weak<ExportedMemory>>>> = RwLock::new(None);
 
 impl ExportedMemory {
-    /// Enters a new engine into the list of this process.
+    /// Creates the exported memory of a new engine and adds it to the list of this process.
     pub(crate) fn register(id: EngineId) -> Arc<Self> {
         let exported = Arc::new(Self {
             id,
@@ -41,7 +41,7 @@ impl ExportedMemory {
         exported
     }
 
-    /// Takes it out of the list, after which no path to it is alive.
+    /// Removes the engine from the list; afterwards no path to it is alive.
     pub(crate) fn unregister(&self) {
         self.is_closed.store(true, Ordering::Release);
         if let Some(live) = LIVE.write().as_mut() {
@@ -53,7 +53,7 @@ impl ExportedMemory {
         !self.is_closed.load(Ordering::Acquire)
     }
 
-    /// An engine of this process.
+    /// Finds the exported memory of an engine of this process.
     pub(crate) fn find(id: EngineId) -> Option<Arc<Self>> {
         LIVE.read().as_ref()?.get(&id)?.upgrade()
     }
@@ -66,7 +66,7 @@ impl ExportedMemory {
         self.mappings.write().remove(&base);
     }
 
-    /// The shared memory that a region is made of, if it is.
+    /// The shared memory behind a region, if it has any.
     pub(crate) fn mapping(&self, region: &Region) -> Option<Arc<Mapping>> {
         self.mappings.read().get(&region.base).cloned()
     }

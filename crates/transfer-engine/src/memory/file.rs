@@ -1,4 +1,4 @@
-//! A part of a file, mapped so that peers may reach it as memory of a user.
+//! A part of a file, mapped so that peers may access it like user memory.
 
 use std::{
     fmt,
@@ -15,10 +15,10 @@ use mooncake_base::{Error, ErrorCode, Result};
 use super::address_quarantine;
 use crate::{copy, fork};
 
-/// A part of a file that is registered with an engine for as long as this lives.
+/// A part of a file that stays registered with an engine while this lives.
 ///
-/// Bytes that are written go into the file. Somebody who shortens the file meanwhile makes transfers
-/// fail, and nothing worse: bytes go in and out of it by system calls.
+/// Written bytes go into the file. If the file is truncated meanwhile, transfers fail and nothing
+/// worse happens, since bytes go in and out by system calls.
 pub struct FileMemory {
     mapping: Arc<FileMapping>,
     withdraw: Option<Box<dyn FnOnce(u64) + Send + Sync>>,
@@ -33,11 +33,11 @@ pub(crate) struct FileMapping {
 }
 
 impl FileMemory {
-    /// Maps `length` bytes of a file from `offset` on, a multiple of the page size.
+    /// Maps `length` bytes of a file starting at `offset`, which must be a multiple of the page
+    /// size.
     ///
     /// # Errors
-    /// The file cannot be opened for reading and writing, has not so many bytes, or cannot be
-    /// mapped.
+    /// The file cannot be opened for reading and writing, is too short, or cannot be mapped.
     pub(crate) fn map(path: &Path, offset: u64, length: u64) -> Result<Self> {
         let failed = |code, text: &'static str, error: io::Error| {
             Error::new(code, text).with("path", path.display()).caused_by(error)
@@ -66,8 +66,8 @@ impl FileMemory {
             return Err(named("the file is larger than addresses go"));
         };
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at an address that the system chooses; no reference into it is
-        // ever made.
+        // SAFETY: a new mapping at an address that the system chooses; no reference into it is ever
+        // created.
         let base = unsafe {
             libc::mmap(ptr::null_mut(), bytes, access, libc::MAP_SHARED, file.as_raw_fd(), from)
         };
@@ -84,17 +84,17 @@ impl FileMemory {
         Ok(Self { mapping: Arc::new(mapping), withdraw: None })
     }
 
-    /// Says what is to be done, with the first address, before the memory goes.
+    /// Sets the hook that runs, with the first address, before the memory is unmapped.
     pub(crate) fn on_drop(&mut self, withdraw: impl FnOnce(u64) + Send + Sync + 'static) {
         self.withdraw = Some(Box::new(withdraw));
     }
 
-    /// First byte, as an address of this process. It is what peers call the memory by.
+    /// First address in this process, by which peers address the memory.
     pub fn base(&self) -> u64 {
         self.mapping.base as u64
     }
 
-    /// How many bytes.
+    /// Length in bytes.
     pub fn length(&self) -> u64 {
         self.mapping.length as u64
     }
@@ -122,7 +122,7 @@ impl Drop for FileMapping {
         if fork::is_forked_since(self.generation) {
             return;
         }
-        // SAFETY: the mapping is ours, and its region was withdrawn before.
+        // SAFETY: this object owns the mapping, and its region was withdrawn before.
         unsafe { address_quarantine::quarantine(self.base, self.length) };
     }
 }
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn only_bytes_that_the_file_has_are_mapped() {
+    fn maps_only_bytes_that_the_file_has() {
         let file = file(3 * 4096);
         let mapped = FileMemory::map(file.path(), 4096, 8192).unwrap();
         assert_eq!(mapped.length(), 8192);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_named() {
+    fn error_names_a_missing_file() {
         let error = FileMemory::map(Path::new("/nowhere/at/all"), 0, 1).unwrap_err();
         assert!(error.to_string().contains("/nowhere/at/all"), "{error}");
     }

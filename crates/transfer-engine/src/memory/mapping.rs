@@ -1,11 +1,11 @@
-//! A sealed piece of shared memory, mapped here: made by this process, or received from a peer.
+//! A sealed shared-memory mapping: created by this process, or received from a peer.
 //!
-//! Pages of shared memory are dear when a plain copy touches them for the first time in a process
-//! (each one is a fault; 0.4 GB/s for new ones where this was measured, against 2.8 GB/s by
-//! `pwrite`), and free afterwards. So the system makes the pages of a chunk at once, and the bytes
-//! first go through the descriptor; when as many have gone as the chunk has, or when a good part of
-//! it is touched and all of its pages are there, they are mapped by one call (17 GB/s) and from then
-//! on it is plain memory.
+//! The first touch of a shared page by a plain copy is slow, since each page is a fault (0.4 GB/s
+//! for new pages, against 2.8 GB/s by `pwrite`, as measured); later accesses cost nothing extra.
+//! Therefore the pages of a chunk are allocated at once, and its first bytes go through the
+//! descriptor. A chunk is mapped by one call (17 GB/s) once as many bytes have gone through as it
+//! is long, or once a large part of it is accessed and all of its pages are resident. From then on
+//! the chunk is plain memory.
 
 use std::{
     fs::File,
@@ -23,18 +23,18 @@ use crate::{
     transfer_entry::{LocalRange, Opcode, TransferEntry},
 };
 
-/// The unit in which pages are mapped in advance; also the size of a huge page.
+/// The unit of mapping pages in advance; also the size of a huge page.
 pub(super) const CHUNK: usize = 2 << 20;
 
-/// From so many bytes on, mapping a chunk whose pages are there costs less than it saves.
+/// From this many bytes on, mapping a chunk with resident pages saves more than it costs.
 const WORTH_MAPPING: usize = 256 << 10;
 
-/// Reserved huge pages, by their size.
+/// Size of reserved huge pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HugePages {
-    /// Of 2 MiB.
+    /// 2 MiB.
     TwoMiB,
-    /// Of 1 GiB.
+    /// 1 GiB.
     OneGiB,
 }
 
@@ -54,36 +54,33 @@ impl HugePages {
     }
 }
 
-/// The count of a chunk whose pages are mapped; never reached by counting.
+/// The counter of a mapped chunk; counting never reaches this value.
 const IS_MAPPED: u32 = 1 << 31;
 
-/// What peers rely on: that touching the memory can never end in a bus error.
+/// With these seals, touching the memory can never end in a bus error. Peers rely on that.
 const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 
-/// Shared memory and where it lies in this process.
+/// Shared memory and its address in this process.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: usize,
     length: usize,
     file: Option<OwnedFd>,
     is_huge: bool,
-    /// For each chunk, how many bytes went through the descriptor.
+    /// Bytes that went through the descriptor, for each chunk.
     chunks: Box<[AtomicU32]>,
     generation: u64,
 }
 
 impl Mapping {
-    /// New memory of that many bytes, all zero, none of them taking room yet.
+    /// Creates zeroed shared memory of which no page is allocated yet.
     ///
-    /// With `huge` it comes from reserved huge pages, and its length is rounded up to them.
+    /// With `huge` the memory comes from reserved huge pages, and its length is rounded up to them.
     pub(crate) fn create(length: u64, huge: Option<HugePages>) -> Result<Self> {
         let failed = |error: io::Error| {
-            Error::new(
-                ErrorCode::NO_AVAILABLE_HANDLE,
-                "shared memory cannot be had from the system",
-            )
-            .with("length", length)
-            .caused_by(error)
+            Error::new(ErrorCode::NO_AVAILABLE_HANDLE, "the system provides no shared memory")
+                .with("length", length)
+                .caused_by(error)
         };
         let page = huge.map_or_else(copy::page_size, HugePages::bytes);
         let bytes = usize::try_from(length)
@@ -91,7 +88,9 @@ impl Mapping {
             .filter(|bytes| *bytes > 0)
             .and_then(|bytes| bytes.checked_next_multiple_of(page))
             .filter(|bytes| i64::try_from(*bytes).is_ok())
-            .ok_or_else(|| Error::invalid("no memory has that size").with("length", length))?;
+            .ok_or_else(|| {
+                Error::invalid("the size of the memory is out of range").with("length", length)
+            })?;
         let kind = huge.map_or(0, |huge| libc::MFD_HUGETLB | huge.flag());
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | kind;
         // SAFETY: the name is a constant that ends in zero; a new descriptor is the only effect.
@@ -99,24 +98,24 @@ impl Mapping {
         if file < 0 {
             return Err(failed(io::Error::last_os_error()));
         }
-        // SAFETY: the call above has just made it, and nobody else knows it.
+        // SAFETY: the call above has just created the descriptor, and nothing else knows it.
         let file = File::from(unsafe { OwnedFd::from_raw_fd(file) });
         file.set_len(bytes as u64).map_err(failed)?;
         let seals = SEALS | libc::F_SEAL_SEAL;
-        // SAFETY: takes a right away from a file of ours.
+        // SAFETY: adds seals to a file that this function owns.
         if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
             return Err(failed(io::Error::last_os_error()));
         }
         Self::map(file.into(), bytes, huge.is_some()).map_err(failed)
     }
 
-    /// Maps memory that a peer made.
+    /// Maps memory of a peer.
     ///
     /// # Errors
-    /// It is smaller than the peer says, or could be made smaller.
+    /// The memory is smaller than the peer claims, or its seals permit shrinking it.
     pub(crate) fn attach(file: OwnedFd, length: u64, is_huge: bool) -> Result<Self> {
         let refused = |why: &str| Error::new(ErrorCode::TRANSFER_FAIL, why).with("length", length);
-        // SAFETY: asks for a property of a descriptor that we own.
+        // SAFETY: reads a property of an owned descriptor.
         let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
         if seals < 0 || seals & SEALS != SEALS {
             return Err(refused("the peer's memory is not sealed"));
@@ -143,12 +142,13 @@ impl Mapping {
             false => (aligned_place(length)?, libc::MAP_FIXED),
         };
         let flags = libc::MAP_SHARED | fixed;
-        // SAFETY: a new mapping where the kernel likes, or in a place that was reserved for it.
+        // SAFETY: a new mapping at an address that the kernel chooses, or in a range reserved for
+        // it.
         let base = unsafe { libc::mmap(place as *mut _, length, rights, flags, number, 0) };
         if base == libc::MAP_FAILED {
             let error = io::Error::last_os_error();
             if fixed != 0 {
-                // SAFETY: gives back what was reserved.
+                // SAFETY: releases the reservation.
                 unsafe { libc::munmap(place as *mut _, length) };
             }
             return Err(error);
@@ -160,7 +160,7 @@ impl Mapping {
         Ok(Self { base, length, file: Some(file), is_huge, chunks, generation })
     }
 
-    /// First byte, as an address of this process.
+    /// First address in this process.
     pub(crate) const fn base(&self) -> u64 {
         self.base as u64
     }
@@ -177,17 +177,17 @@ impl Mapping {
         self.file.as_ref().expect("only dropping takes the file away").as_fd()
     }
 
-    /// Copies from local memory to `offset` on, asking the gate before each step.
+    /// Copies from local memory to `offset`, asking the gate before each chunk.
     pub(crate) fn write(&self, offset: usize, from: LocalRange, gate: Gate<'_>) -> Result<()> {
         self.each_part(offset, from, Access::Read, (gate, &mut Copier::default()))
     }
 
-    /// Copies from `offset` on to local memory.
+    /// Copies from `offset` to local memory.
     pub(crate) fn read(&self, offset: usize, to: LocalRange, gate: Gate<'_>) -> Result<()> {
         self.each_part(offset, to, Access::Write, (gate, &mut Copier::default()))
     }
 
-    /// Moves entries that lie in this memory, whose first byte their owner calls `base`.
+    /// Moves entries that lie in this memory, which the owner maps at address `base`.
     pub(crate) fn transfer(
         &self,
         opcode: Opcode,
@@ -214,7 +214,7 @@ impl Mapping {
             let moved = copy(run[0].remote, whole);
             for entry in run {
                 entry.outcome = Some(match &moved {
-                    // Which of them cannot be moved only each by itself can tell.
+                    // Only retrying entries one by one shows which of them fail.
                     Err(_) if count > 1 => copy(entry.remote, entry.local),
                     moved => moved.clone(),
                 });
@@ -223,7 +223,7 @@ impl Mapping {
         }
     }
 
-    /// Walks over the chunks; `access` is what is done to the local memory.
+    /// Walks over the chunks; `access` is the access to the local memory.
     fn each_part(
         &self,
         offset: usize,
@@ -245,8 +245,8 @@ impl Mapping {
             let part = (CHUNK - at % CHUNK).min(length - done);
             let local = local.part(done, part);
             if self.is_mapped(chunk, at / CHUNK, part) {
-                // SAFETY: the bytes are in this mapping, which lives as long as `self`; nobody has
-                // a reference into it.
+                // SAFETY: the bytes are in this mapping, which lives as long as `self`; there is no
+                // reference into it.
                 let shared = unsafe { LocalRange::held((self.base + at) as *mut u8, part) };
                 match access {
                     Access::Read => copier.copy(local, shared)?,
@@ -264,22 +264,22 @@ impl Mapping {
         Ok(())
     }
 
-    /// Whether the chunk's pages are mapped here; maps them when enough bytes have gone through, or
-    /// when so many are to go now that it pays and the pages are there.
+    /// Returns whether the chunk's pages are mapped. Maps them once enough bytes have gone through,
+    /// or when the access is large enough and the pages are resident.
     fn is_mapped(&self, chunk: &AtomicU32, index: usize, part: usize) -> bool {
         let count = chunk.load(Ordering::Relaxed);
         if count >= IS_MAPPED {
             return true;
         }
         let (start, length) = self.chunk(index);
-        // Huge pages have no `pwrite`.
+        // Huge pages do not support `pwrite`.
         let is_due = self.is_huge || count as usize >= length;
         if !is_due && (part < WORTH_MAPPING.min(length) || !self.is_chunk_resident(index)) {
             return false;
         }
         let first = (self.base + start) as *mut _;
-        // SAFETY: this advice changes no byte; the range is in our mapping. Should the kernel not
-        // know it, the pages come one by one as they are touched.
+        // SAFETY: this advice changes no byte; the range is in this mapping. If the kernel does not
+        // know the advice, pages are mapped as they are touched.
         let failed = unsafe { libc::madvise(first, length, libc::MADV_POPULATE_WRITE) } != 0;
         if failed && io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
             return false;
@@ -288,47 +288,47 @@ impl Mapping {
         true
     }
 
-    /// Has the system make the pages of a chunk at once, before the first bytes go there: three
-    /// times as fast as one by one where this was measured (8 GB/s against 2.6).
+    /// Allocates the pages of a chunk at once, before the first bytes go there: three times as fast
+    /// as page by page (8 GB/s against 2.6, as measured).
     fn allocate_chunk(&self, index: usize) {
-        // Should it fail, the pages come one by one, and the write that needs them says what is
-        // wrong.
+        // On failure the pages are allocated one by one, and the write that needs them reports the
+        // error.
         let _ = self.try_allocate_chunk(index);
     }
 
-    /// Has the system make the pages of a chunk; whether it did.
+    /// Allocates the pages of a chunk; returns whether that succeeded.
     pub(super) fn try_allocate_chunk(&self, index: usize) -> bool {
         let (start, length) = self.chunk(index);
         let file = self.file().as_raw_fd();
-        // SAFETY: only makes room in a file of ours, within its size.
+        // SAFETY: only allocates space in an owned file, within its size.
         unsafe { libc::fallocate(file, 0, start as libc::off_t, length as libc::off_t) == 0 }
     }
 
-    /// Has the system put a huge page in the place of a chunk's small ones; whether it did. Changes
-    /// no byte; who has the chunk mapped finds it again at its next touch.
+    /// Asks the kernel to replace the chunk's small pages by a huge page; returns whether it did.
+    /// No byte changes; processes that map the chunk fault it in again at their next touch.
     pub(super) fn collapse_chunk(&self, index: usize) -> bool {
         let (start, length) = self.chunk(index);
         !self.is_huge && collapse(self.base + start, length)
     }
 
-    /// Has the system take the pages from a node of the machine while it has some.
+    /// Asks the kernel to take pages from a NUMA node while that has free memory.
     pub(crate) fn prefer_node(&self, node: u32) -> io::Result<()> {
         let mask = 1_u64.checked_shl(node).ok_or(io::ErrorKind::InvalidInput)?;
         let (policy, bits) = (libc::MPOL_PREFERRED, libc::c_ulong::from(u64::BITS) + 1);
         let (base, length, mask) = (self.base, self.length, &raw const mask);
-        // SAFETY: says where pages of our mapping are to come from; the mask is a live local of as
-        // many bits as are said (the kernel counts one more).
+        // SAFETY: sets the memory policy of this mapping; the mask is a live local of the given
+        // number of bits (the kernel counts one more).
         let failed = unsafe { libc::syscall(libc::SYS_mbind, base, length, policy, mask, bits, 0) };
         if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Whether all pages of a chunk are there, mapped here or not.
+    /// Returns whether all pages of a chunk are resident, mapped here or not.
     pub(super) fn is_chunk_resident(&self, index: usize) -> bool {
         let (start, length) = self.chunk(index);
         copy::are_resident(self.base + start, length)
     }
 
-    /// Where a chunk begins, and its length.
+    /// Returns the offset and the length of a chunk.
     fn chunk(&self, index: usize) -> (usize, usize) {
         let start = index * CHUNK;
         (start, CHUNK.min(self.length - start))
@@ -342,10 +342,10 @@ impl Mapping {
             let (address, length) = (part.address() as *mut libc::c_void, part.length());
             let place = (at + done) as libc::off_t;
             let moved = match access {
-                // SAFETY: the kernel checks the address and answers with an error if it is bad.
+                // SAFETY: the kernel checks the address and returns an error if it is bad.
                 Access::Read => unsafe { libc::pwrite(file, address, length, place) },
-                // SAFETY: as above; nobody has a reference to what a transfer writes, as the one
-                // who named the range promised.
+                // SAFETY: as above; there is no reference to bytes that a transfer writes, as the
+                // creator of the range promised.
                 Access::Write => unsafe { libc::pread(file, address, length, place) },
             };
             match usize::try_from(moved) {
@@ -356,7 +356,7 @@ impl Mapping {
                         Some(libc::EINTR) => {}
                         Some(libc::EFAULT) => return Err(copy::inaccessible(local, access)),
                         _ => {
-                            let text = "the system refused to touch shared memory";
+                            let text = "shared memory cannot be read or written";
                             return Err(Error::new(ErrorCode::TRANSFER_FAIL, text)
                                 .with("length", length)
                                 .caused_by(error));
@@ -369,42 +369,42 @@ impl Mapping {
     }
 }
 
-/// `MADV_COLLAPSE`, which came with Linux 6.1.
+/// `MADV_COLLAPSE`, available since Linux 6.1.
 const MADV_COLLAPSE: i32 = 25;
 
-/// Has the system put a huge page in the place of small ones; whether it did.
+/// Asks the kernel to replace small pages by a huge page; returns whether it did.
 pub(super) fn collapse(address: usize, length: usize) -> bool {
     // SAFETY: this advice changes no byte, and is refused where nothing is mapped. An older kernel
-    // does not know it and says so.
+    // returns an error.
     unsafe { libc::madvise(address as *mut _, length, MADV_COLLAPSE) == 0 }
 }
 
-/// Reserves addresses that begin where a huge page may.
+/// Reserves an address range that is aligned to huge pages.
 fn aligned_place(length: usize) -> io::Result<usize> {
     let whole = length.checked_add(CHUNK).ok_or(io::ErrorKind::OutOfMemory)?;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping that nothing can touch, where the kernel likes.
+    // SAFETY: a new inaccessible mapping at an address that the kernel chooses.
     let base = unsafe { libc::mmap(std::ptr::null_mut(), whole, libc::PROT_NONE, flags, -1, 0) };
     if base == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
     let base = base as usize;
     let place = base.next_multiple_of(CHUNK);
-    // Whole pages, as a mapping has them.
+    // Mappings consist of whole pages.
     let end = (place + length).next_multiple_of(copy::page_size());
     for (from, to) in [(base, place), (end, base + whole)] {
         if from < to {
-            // SAFETY: gives back a part of the reservation that is not needed.
+            // SAFETY: releases an unused part of the reservation.
             unsafe { libc::munmap(from as *mut _, to - from) };
         }
     }
     Ok(place)
 }
 
-/// CliCommand before each step of a long copy whether the memory may still be touched.
+/// Checks before each step of a long copy that the memory may still be accessed.
 pub(crate) type Gate<'a> = &'a dyn Fn() -> Result<()>;
 
-/// The gate of memory that is pinned or owned.
+/// The gate of pinned or owned memory, which is always open.
 pub(crate) fn open_gate() -> Result<()> {
     Ok(())
 }
@@ -413,12 +413,12 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         let file = self.file.take();
         if fork::is_forked_since(self.generation) {
-            // The child may still look at its private view, through pointers it was handed.
+            // The child may still use its private view, through pointers that it has.
             std::mem::forget(file);
             return;
         }
         fork::unguard(file.as_ref().map_or(-1, AsRawFd::as_raw_fd));
-        // SAFETY: the mapping is ours, and whoever copies to or from it borrows `self`.
+        // SAFETY: this object owns the mapping, and every copy borrows `self`.
         unsafe { address_quarantine::quarantine(self.base, self.length) };
     }
 }
@@ -430,21 +430,21 @@ mod tests {
     const PAGE: usize = 4096;
 
     #[test]
-    fn of_pieces_side_by_side_only_those_fail_that_cannot_be_moved() {
+    fn only_entries_with_bad_memory_fail_in_a_contiguous_run() {
         let mapping = Mapping::create(1 << 20, None).unwrap();
         let (rights, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping where the kernel likes.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let pages = unsafe { libc::mmap(std::ptr::null_mut(), 3 * PAGE, rights, flags, -1, 0) };
         assert_ne!(pages, libc::MAP_FAILED);
-        // SAFETY: the pages were made above, and nobody has a reference to them.
+        // SAFETY: the pages were mapped above, and there is no reference to them.
         unsafe { pages.cast::<u8>().write_bytes(7, 3 * PAGE) };
         let middle = (pages as usize + PAGE) as *mut libc::c_void;
-        // SAFETY: takes the rights to a page of the test's own away.
+        // SAFETY: makes a page of the test's own mapping inaccessible.
         assert_eq!(unsafe { libc::mprotect(middle, PAGE, libc::PROT_NONE) }, 0);
         let base = 1 << 40;
         let entry = |at: usize| {
-            // SAFETY: nobody has a reference to the pages.
+            // SAFETY: there is no reference to the pages.
             let local = unsafe { LocalRange::foreign(pages as usize + at * PAGE, PAGE) };
             TransferEntry::new(local, base + (at * PAGE) as u64)
         };
@@ -453,7 +453,7 @@ mod tests {
         let is_ok = entries.map(|entry| entry.outcome.unwrap().is_ok());
         assert_eq!(is_ok, [true, false, true]);
         let mut bytes = vec![0_u8; 3 * PAGE];
-        // SAFETY: the vector outlives the call and nobody else uses it.
+        // SAFETY: the vector outlives the call and nothing else uses it.
         let into = unsafe { LocalRange::held(bytes.as_mut_ptr(), bytes.len()) };
         mapping.read(0, into, &open_gate).unwrap();
         assert!(bytes[..PAGE].iter().chain(&bytes[2 * PAGE..]).all(|byte| *byte == 7));

@@ -1,15 +1,18 @@
-//! Makes the pages of new memory in the background, so that the first bytes written there do not
-//! wait for them.
+//! Faults in the pages of new memory in the background, so that the first writes do not wait for
+//! that.
 //!
-//! A page that is made when it is first written costs three times what a page does that is there
-//! (2.2 GB/s against 5.5 by `pwrite` where this was measured). One thread of low priority goes over
-//! the beginning of each new piece of memory: first it has the system make the pages (9 GB/s), then
-//! it asks for huge pages in their place (3 GB/s), which every process maps at almost no cost. It
-//! takes no more than its share of the room there is, and stops when the engine closes. Where others
-//! need the processors it rests: a step that is interrupted holds a lock of the kernel that whoever
-//! writes to the memory, or maps any, then waits for, and its low priority makes that long. On request
-//! it also asks for huge pages under memory that the user registers, where all of the small ones are
-//! there.
+//! A page that is allocated at its first write costs three times as much as a write to a resident
+//! page (2.2 GB/s against 5.5 by `pwrite`, as measured). One thread of low priority walks over the
+//! beginning of each new mapping. It first allocates the pages (9 GB/s), then asks for huge pages
+//! in their place (3 GB/s), which every process maps at almost no cost. It takes at most a fraction
+//! of the available memory and stops when the engine closes.
+//!
+//! The thread backs off where other threads need the processors. A preempted step holds a kernel
+//! lock that every thread waits for which writes to the memory or creates a mapping, and the low
+//! priority makes that wait long.
+//!
+//! On request the thread also asks for huge pages under user memory, where all of the small pages
+//! are resident.
 
 use std::{
     cell::RefCell,
@@ -25,30 +28,30 @@ use mooncake_base::sync::{Condvar, Mutex};
 use super::mapping::{self, CHUNK, Mapping};
 use crate::{copy, fork, region::Regions, transfer_entry::RemoteRange};
 
-/// Of the room that there is, one part in so many is taken in advance.
+/// At most this fraction of the available memory is faulted in: one part in 8.
 const MEMORY_FRACTION: u64 = 8;
 
-/// How much the thread gives way to others, as `nice` counts.
+/// Niceness of the thread.
 const NICENESS: i32 = 15;
 
-/// How long it rests where the processor was taken from it, at first and at most.
+/// Sleep after a preemption, at first and at most.
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
 const BACKOFF_MAX: Duration = Duration::from_millis(200);
 
-/// The thread of one engine, which exists while there is something to do.
+/// The prefault thread of one engine, which exists while there is work.
 #[derive(Debug)]
 pub(crate) struct Prefaulter {
     shared: Arc<Shared>,
-    /// The most bytes of one piece of memory.
+    /// Maximum number of bytes to fault in per mapping.
     bytes_max: u64,
     generation: u64,
 }
 
-/// What the engine and the thread share.
+/// State shared by the engine and the thread.
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// It closes.
+    /// Notified when `is_closed` is set.
     closing: Condvar,
 }
 
@@ -60,29 +63,29 @@ struct State {
     is_closed: bool,
 }
 
-/// How the processors are shared with others, by how often one was taken from this thread.
+/// Tracks preemptions of this thread, which show that other threads need the processors.
 #[derive(Debug, Default)]
 struct CpuPressure {
     preemptions: Option<i64>,
-    /// The last rest; none since a step that was not interrupted.
+    /// The last sleep; `None` after a step without preemption.
     rest: Option<Duration>,
 }
 
 #[derive(Debug)]
 enum Task {
-    /// New memory, and how much of it is made ready.
+    /// New memory, with the number of bytes to fault in.
     New(Weak<Mapping>, u64),
-    /// Memory of the user, by its first address, for as long as it is registered.
+    /// User memory by its first address, while it is registered.
     Registered(Weak<Regions>, u64),
 }
 
 impl Prefaulter {
-    /// One that prepares so many bytes of each piece of memory; none at all for 0.
+    /// Creates a prefaulter for `bytes_max` bytes of each mapping; 0 turns it off.
     pub(crate) fn new(bytes_max: u64) -> Self {
         Self { shared: Arc::default(), bytes_max, generation: fork::generation() }
     }
 
-    /// Has the pages of a piece of memory made.
+    /// Queues a mapping to be faulted in.
     pub(crate) fn prefault(&self, mapping: &Arc<Mapping>) {
         let bytes = self.bytes_max.min(mapping.length());
         if bytes > 0 {
@@ -90,7 +93,7 @@ impl Prefaulter {
         }
     }
 
-    /// Has huge pages put under memory that the user has registered.
+    /// Queues registered user memory to be collapsed into huge pages.
     pub(crate) fn collapse(&self, regions: &Arc<Regions>, base: u64) {
         self.enqueue(Task::Registered(Arc::downgrade(regions), base));
     }
@@ -106,12 +109,12 @@ impl Prefaulter {
         }
         let shared = Arc::clone(&self.shared);
         let thread = thread::Builder::new().name("mooncake-pages".into());
-        // Without a thread the pages are made as they are written.
+        // Without a thread the pages are allocated as they are written.
         state.thread = thread.spawn(move || run(&shared)).ok();
         state.is_running = state.thread.is_some();
     }
 
-    /// Stops the thread, within the time that one step takes, and waits for it.
+    /// Stops the thread after its current step and joins it.
     pub(crate) fn close(&self) {
         if fork::is_forked_since(self.generation) {
             return;
@@ -124,11 +127,11 @@ impl Prefaulter {
         self.shared.closing.notify_all();
         let is_other = |thread: &JoinHandle<()>| thread.thread().id() != thread::current().id();
         if thread.filter(is_other).is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("the thread that makes pages panicked");
+            tracing::error!("the prefault thread panicked");
         }
     }
 
-    /// Whether there is nothing left to do.
+    /// Returns whether no work is left.
     #[cfg(test)]
     pub(crate) fn is_done(&self) -> bool {
         !self.shared.state.lock().is_running
@@ -146,7 +149,7 @@ impl Shared {
         self.state.lock().is_closed
     }
 
-    /// Waits so long, or until it closes.
+    /// Sleeps for `time`, or until the prefaulter is closed.
     fn sleep_or_closed(&self, time: Duration) {
         let until = Instant::now() + time;
         let mut state = self.state.lock();
@@ -155,7 +158,7 @@ impl Shared {
 }
 
 impl CpuPressure {
-    /// How long to rest, told how often the thread has had to give way up to now.
+    /// Returns how long to sleep, given the number of preemptions up to now.
     fn backoff(&mut self, preemptions: i64) -> Option<Duration> {
         let before = self.preemptions.replace(preemptions);
         let is_preempted = before.is_some_and(|before| before < preemptions);
@@ -187,8 +190,8 @@ fn run(shared: &Shared) {
                 continue;
             }
         };
-        // Huge pages only where all pages are there already: the two together must not take more
-        // room than was counted.
+        // Collapse only where all pages are resident already: both steps together must not take
+        // more memory than was accounted for.
         if each_chunk(&mapping, bytes, &should_continue, Mapping::try_allocate_chunk) {
             each_chunk(&mapping, bytes, &should_continue, Mapping::collapse_chunk);
         }
@@ -202,7 +205,7 @@ fn collapse_registered(regions: &Weak<Regions>, base: u64, should_continue: &dyn
     let Some(region) = find() else { return };
     let (block, end) = (CHUNK as u64, region.base + region.length);
     let mut at = region.base.next_multiple_of(block);
-    // Should the range be taken back in between, the advice changes no byte of what comes there.
+    // If the range is unregistered in between, the advice changes no byte of a later mapping there.
     let is_still_there = || find().is_some_and(|now| Arc::ptr_eq(&now, &region));
     while at + block <= end && should_continue() && is_still_there() {
         if copy::are_resident(at as usize, CHUNK) && !mapping::collapse(at as usize, CHUNK) {
@@ -212,7 +215,7 @@ fn collapse_registered(regions: &Weak<Regions>, base: u64, should_continue: &dyn
     }
 }
 
-/// Does something to every whole chunk of the beginning, until it fails or nobody wants it.
+/// Applies a step to every whole chunk of the beginning, until a step fails or work should stop.
 fn each_chunk(
     mapping: &Weak<Mapping>,
     bytes: u64,
@@ -225,7 +228,7 @@ fn each_chunk(
     })
 }
 
-/// How many bytes this process may still take: of the machine, and of its control group.
+/// Memory that this process may still take, as limited by the machine and by its control group.
 fn available_memory() -> u64 {
     let number = |text: String| text.trim().parse::<u64>().ok();
     let available = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
@@ -254,17 +257,17 @@ mod tests {
     }
 
     #[test]
-    fn the_pages_of_the_beginning_are_made_and_no_others() {
+    fn only_the_first_pages_are_faulted_in() {
         let prefaulter = Prefaulter::new(6 << 20);
         let mapping = Arc::new(Mapping::create(16 << 20, None).unwrap());
         prefaulter.prefault(&mapping);
         wait_until("the thread ends", || prefaulter.is_done());
         let present: Vec<bool> = (0..8).map(|index| mapping.is_chunk_resident(index)).collect();
         assert_eq!(present, [true, true, true, false, false, false, false, false]);
-        // And what is written to both kinds is read back.
+        // Bytes written to both kinds of pages are read back.
         let bytes: Vec<u8> = (0..16 << 20).map(|i| (i % 251) as u8).collect();
         let mut copy = bytes.clone();
-        // SAFETY: the vector outlives the call and nobody else uses it.
+        // SAFETY: the vector outlives the call and nothing else uses it.
         let from = unsafe { crate::LocalRange::held(copy.as_mut_ptr(), copy.len()) };
         mapping.write(0, from, &mapping::open_gate).unwrap();
         copy.fill(0);
@@ -273,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_ends_it_and_memory_that_went_is_passed_over() {
+    fn close_stops_the_thread_and_dropped_memory_is_skipped() {
         let prefaulter = Prefaulter::new(1 << 30);
         for _ in 0..4 {
             prefaulter.prefault(&Arc::new(Mapping::create(64 << 20, None).unwrap()));
@@ -289,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_the_user_keeps_its_bytes_and_what_was_not_touched_stays_away() {
+    fn collapse_keeps_bytes_and_skips_untouched_pages() {
         const BLOCKS: usize = 4;
         let prefaulter = Prefaulter::new(0);
         let mut bytes = vec![0_u8; (BLOCKS + 1) * CHUNK];
@@ -308,9 +311,9 @@ mod tests {
     }
 
     #[test]
-    fn who_was_interrupted_rests_longer_and_longer_until_a_step_goes_through() {
+    fn backoff_doubles_while_preempted_and_resets_after_a_quiet_step() {
         let mut pressure = CpuPressure::default();
-        // How often the thread gave way before its first step says nothing.
+        // Preemptions before the first step do not count.
         assert_eq!([5, 5].map(|preemptions| pressure.backoff(preemptions)), [None; 2]);
         assert_eq!(pressure.backoff(6), Some(BACKOFF_MIN));
         assert_eq!(pressure.backoff(9), Some(BACKOFF_MIN * 2));
@@ -323,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_ends_a_rest() {
+    fn close_ends_a_sleep() {
         let shared = Arc::<Shared>::default();
         let resting = Arc::clone(&shared);
         let thread = thread::spawn(move || resting.sleep_or_closed(Duration::from_secs(3600)));
@@ -333,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_some_room() {
+    fn some_memory_is_available() {
         assert!(available_memory() > 1 << 20);
     }
 }

@@ -1,4 +1,4 @@
-//! The books against a plain list of what is allocated.
+//! Checks the allocator against a plain map of allocations.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::*;
 
 const SLAB: u64 = BLOCK_BYTES_MAX;
 
-/// An arena that gets a slab whenever it wants one.
+/// An arena that gets a slab whenever it needs one.
 #[derive(Default)]
 struct Grown {
     arena: Arena,
@@ -21,7 +21,7 @@ impl Grown {
         if let Some(address) = self.arena.allocate(length) {
             return address;
         }
-        // Slabs with and without a gap between them, none at a multiple of its length.
+        // Slabs with and without a gap between them, none aligned to its length.
         self.next += SLAB + (self.next % 3) * 4096 + 4096;
         self.slabs.insert(self.next);
         self.arena.add_slab(self.next).unwrap();
@@ -47,12 +47,12 @@ fn lengths_are_rounded_up_to_their_class() {
 }
 
 #[test]
-fn without_a_slab_there_is_nothing() {
+fn allocation_needs_a_slab() {
     assert_eq!(Arena::default().allocate(1), None);
 }
 
 #[test]
-fn what_is_freed_twice_or_was_never_lent_is_refused_and_changes_nothing() {
+fn rejects_double_free_and_foreign_addresses_without_change() {
     let mut grown = Grown::default();
     let first = grown.allocate(100);
     let second = grown.allocate(100);
@@ -75,7 +75,7 @@ fn what_is_freed_twice_or_was_never_lent_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn one_free_slab_is_kept_and_others_go() {
+fn keeps_one_free_slab_and_releases_others() {
     let mut grown = Grown::default();
     let blocks: Vec<_> = (0..3).map(|_| grown.allocate(SLAB)).collect();
     assert_eq!(grown.slabs.len(), 3);
@@ -88,7 +88,7 @@ fn one_free_slab_is_kept_and_others_go() {
 }
 
 #[test]
-fn memory_lent_as_a_whole_goes_when_it_is_freed() {
+fn dedicated_memory_is_released_when_freed() {
     let mut arena = Arena::default();
     arena.add_dedicated(4096, SLAB + 4096).unwrap();
     assert!(arena.free(4096, 100).is_err());
@@ -100,7 +100,7 @@ fn memory_lent_as_a_whole_goes_when_it_is_freed() {
 #[derive(Debug, Clone)]
 enum Step {
     Allocate(u64),
-    /// Of the lent ones, the one at this place.
+    /// Frees the allocation at this index.
     Free(usize),
     FreeAgain(usize),
     FreeForeign(u64),
@@ -118,7 +118,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn lent_blocks_never_overlap_and_all_of_it_comes_back(
+    fn blocks_never_overlap_and_all_memory_comes_back(
         steps in proptest::collection::vec(step(), 1..200),
     ) {
         let mut grown = Grown::default();
