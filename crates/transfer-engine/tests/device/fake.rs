@@ -1,4 +1,4 @@
-//! The fake driver: compiled once, and loaded under a name of its own by each test.
+//! The fake driver: compiled once, and loaded under a different name by each test.
 
 use std::{
     path::{Path, PathBuf},
@@ -9,7 +9,7 @@ use std::{
 use libloading::os::unix::Library;
 use tempfile::TempDir;
 
-/// A driver of its own for one test.
+/// The driver of one test.
 pub(crate) struct Fake {
     folder: TempDir,
     library: Library,
@@ -48,11 +48,11 @@ impl Fake {
     }
 
     pub(crate) fn load_from(folder: TempDir, file: &Path) -> Self {
-        // SAFETY: the fake has no initialisers.
+        // SAFETY: the library has no initialisers.
         let library = unsafe { Library::new(file) }.unwrap();
         let fake = Self { folder, library };
         let init = fake.function::<unsafe extern "C" fn(u32) -> i32>("cuInit");
-        // SAFETY: the fake's own function, of that type, as everywhere below.
+        // SAFETY: the function has that type in the fake's source, as everywhere below.
         assert_eq!(unsafe { init(0) }, 0);
         fake.enter(0);
         fake
@@ -74,7 +74,7 @@ impl Fake {
         assert_eq!(unsafe { push(context) }, 0);
     }
 
-    /// The address of device memory with those bytes.
+    /// Allocates device memory with these bytes and returns its address.
     pub(crate) fn memory(&self, bytes: &[u8]) -> usize {
         let allocate: unsafe extern "C" fn(*mut u64, usize) -> i32 = self.function("cuMemAlloc_v2");
         let mut address = 0;
@@ -86,7 +86,7 @@ impl Fake {
         address as usize
     }
 
-    /// What stands in device memory now.
+    /// Returns the current bytes of device memory.
     pub(crate) fn bytes(&self, address: usize, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         let peek: unsafe extern "C" fn(u64, *mut u8, usize) -> i32 = self.function("fake_peek");
@@ -95,7 +95,7 @@ impl Fake {
         bytes
     }
 
-    /// A stream of the device whose context is current.
+    /// Creates a stream of the device whose context is current.
     pub(crate) fn stream(&self) -> usize {
         let create: unsafe extern "C" fn(*mut usize, u32) -> i32 = self.function("cuStreamCreate");
         let mut stream = 0;
@@ -104,7 +104,7 @@ impl Fake {
         stream
     }
 
-    /// Has a stream fill device memory when its turn comes.
+    /// Queues a fill of device memory on a stream.
     pub(crate) fn fill(&self, stream: usize, address: usize, byte: u8, length: usize) {
         let fill: unsafe extern "C" fn(usize, u64, i32, usize) -> i32 = self.function("fake_fill");
         // SAFETY: see `load_from`.
@@ -129,7 +129,7 @@ impl Fake {
         unsafe { retained(device) }
     }
 
-    /// Pinned bytes: now, and at the most.
+    /// Returns the pinned bytes, current and maximal.
     pub(crate) fn pinned(&self) -> (usize, usize) {
         let now: unsafe extern "C" fn() -> usize = self.function("fake_pinned_bytes");
         let most: unsafe extern "C" fn() -> usize = self.function("fake_pinned_bytes_max");
@@ -140,7 +140,7 @@ impl Fake {
     }
 
     fn function<T: Copy>(&self, name: &str) -> T {
-        // SAFETY: the callers name the type that the fake's source gives the function.
+        // SAFETY: the callers name the type that the function has in the fake's source.
         *unsafe { self.library.get(name.as_bytes()) }.unwrap()
     }
 }

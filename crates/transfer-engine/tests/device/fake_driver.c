@@ -1,8 +1,8 @@
-/* A CUDA driver without a device, for tests: what an engine calls of the real one, with its rules.
+/* A CUDA driver without a device, for tests: the functions that an engine calls, with their rules.
  *
- * Device memory lies at addresses that nobody can touch (their pages allow nothing); its bytes are
- * kept elsewhere. What is given to a stream is done only when somebody waits for the stream. Copies
- * want pinned memory, a context that is current in the thread, and the right one. */
+ * Addresses of device memory are in pages without any access right; the bytes are kept elsewhere.
+ * The work of a stream is carried out only when a thread waits for that stream. Copies require pinned
+ * memory, and the right context current in the thread. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -170,7 +170,7 @@ int cuStreamGetCtx(struct stream *stream, uintptr_t *context) {
     return OK;
 }
 
-/* Numbers up to 2 are the default streams of the context that is current. */
+/* Handles up to 2 are the default streams of the current context. */
 static int is_default(struct stream *stream) { return (uintptr_t)stream <= 2; }
 
 static struct stream *stream_of(struct stream *stream) {
@@ -195,7 +195,7 @@ int cuStreamSynchronize(struct stream *given) {
     return OK;
 }
 
-/* To be called with the lock. */
+/* The caller holds the lock. */
 static void give(struct stream *given, struct work work) {
     struct stream *stream = stream_of(given);
     struct work *kept = malloc(sizeof *kept);
@@ -231,9 +231,9 @@ int cuMemcpyHtoDAsync_v2(uint64_t device, char *host, size_t length, struct stre
     return copy(device, host, length, stream, 0);
 }
 
-/* What only tests call. */
+/* The functions below are called by tests only. */
 
-/* Gives a stream the work of filling device memory, as a kernel would. */
+/* Queues a fill of device memory on a stream, as a kernel would. */
 int fake_fill(struct stream *stream, uint64_t device, int byte, size_t length) {
     pthread_mutex_lock(&lock);
     struct range *range = find(device_ranges, device, length);
@@ -243,7 +243,7 @@ int fake_fill(struct stream *stream, uint64_t device, int byte, size_t length) {
     return range ? OK : INVALID_VALUE;
 }
 
-/* Reads and writes device memory at once, past every stream. */
+/* Read and write device memory immediately, without regard to streams. */
 int fake_peek(uint64_t device, char *into, size_t length) {
     pthread_mutex_lock(&lock);
     struct range *range = find(device_ranges, device, length);

@@ -1,4 +1,4 @@
-//! Device memory that is lent: the target of peers, who cannot reach it themselves.
+//! Lent device memory: the target of peers, which its owner copies for them.
 
 use std::{
     io::{Read, Write},
@@ -13,12 +13,12 @@ use mooncake_transfer_engine::{
 };
 use tokio::runtime::Runtime;
 
-use crate::{MIB, fake::Fake, outcomes, pattern, pieces, runtime, soon, start, start_with};
+use crate::{MIB, entries, fake::Fake, outcomes, pattern, runtime, soon, start, start_with};
 
-/// The ways that reach device memory of an owner.
+/// The transports that reach device memory of an owner.
 const KINDS: [TransportKind; 2] = [TransportKind::Memory, TransportKind::Tcp];
 
-/// An engine that lends memory of a device, and one that reaches for it.
+/// An engine that lends device memory, and one that reads and writes it.
 struct Lending {
     near: Engine,
     far: Engine,
@@ -44,9 +44,9 @@ impl Lending {
     }
 
     fn transfer(&self, opcode: Opcode, ranges: &[(usize, usize, u64)]) -> Vec<Result<()>> {
-        let mut pieces = pieces(ranges);
-        self.near.transfer(&self.peer, opcode, &mut pieces, soon());
-        outcomes(pieces)
+        let mut entries = entries(ranges);
+        self.near.transfer(&self.peer, opcode, &mut entries, soon());
+        outcomes(entries)
     }
 
     fn one(&self, opcode: Opcode, here: &[u8], there: usize) -> Result<()> {
@@ -60,13 +60,13 @@ impl Lending {
     }
 }
 
-/// Memory that a transfer has written behind the compiler's back.
-fn seen(bytes: &[u8]) -> Vec<u8> {
+/// Returns bytes that a transfer wrote unseen by the compiler.
+fn written(bytes: &[u8]) -> Vec<u8> {
     std::hint::black_box(bytes).to_vec()
 }
 
 #[test]
-fn lent_device_memory_is_written_and_read_by_peers() {
+fn peers_write_and_read_lent_device_memory() {
     for (kind, length) in KINDS
         .into_iter()
         .flat_map(|kind| [1, 4096, 8 * MIB, 8 * MIB + 1, 35 * MIB + 3].map(|length| (kind, length)))
@@ -79,8 +79,8 @@ fn lent_device_memory_is_written_and_read_by_peers() {
         pair.one(Opcode::Write, &bytes, there).unwrap();
         assert!(fake.bytes(there, length) == bytes, "{kind:?} {length}");
         pair.one(Opcode::Read, &back, there).unwrap();
-        assert!(seen(&back) == bytes, "{kind:?} {length}");
-        // The owner gives a buffer back a moment after its answer.
+        assert!(written(&back) == bytes, "{kind:?} {length}");
+        // The owner returns a buffer to its pool shortly after its answer.
         let give_up = std::time::Instant::now() + std::time::Duration::from_secs(20);
         loop {
             let told = pair.far.snapshot().pinned;
@@ -94,7 +94,7 @@ fn lent_device_memory_is_written_and_read_by_peers() {
 }
 
 #[test]
-fn both_sides_may_be_devices() {
+fn both_sides_are_devices() {
     for kind in KINDS {
         let fake = Fake::load();
         let pair = Lending::new(kind, fake.file(), &fake);
@@ -113,7 +113,7 @@ fn both_sides_may_be_devices() {
 }
 
 #[test]
-fn a_batch_reaches_host_memory_and_several_devices_and_only_bad_pieces_fail() {
+fn batch_fails_only_its_bad_entries() {
     for kind in KINDS {
         let fake = Fake::load();
         let pair = Lending::without_near_driver(kind, &fake);
@@ -138,24 +138,24 @@ fn a_batch_reaches_host_memory_and_several_devices_and_only_bad_pieces_fail() {
         for device in [first, second] {
             assert!(fake.bytes(device, 3000) == bytes, "{kind:?}");
         }
-        assert!(seen(&host) == bytes, "{kind:?}");
+        assert!(written(&host) == bytes, "{kind:?}");
         let back = vec![0_u8; 3000];
         let to = back.as_ptr() as usize;
         let ranges: Vec<_> = (0..300)
             .map(|i| (to + i * 10, 10, ([first, second, host_base][i % 3] + i * 10) as u64))
             .collect();
         assert!(pair.transfer(Opcode::Read, &ranges).iter().all(|one| one.is_ok()), "{kind:?}");
-        assert!(seen(&back) == bytes, "{kind:?}");
+        assert!(written(&back) == bytes, "{kind:?}");
     }
 }
 
 #[test]
-fn the_way_that_cannot_reach_a_device_leaves_it_to_tcp_and_counts_no_error() {
+fn shm_leaves_device_memory_to_tcp_without_an_error() {
     let fake = Fake::load();
     let runtime = runtime();
-    let ways = [TransportKind::Shm, TransportKind::Tcp];
-    let near = start_with(&ways, PathBuf::from("no-driver.so"), &runtime);
-    let far = start_with(&ways, fake.file(), &runtime);
+    let transports = [TransportKind::Shm, TransportKind::Tcp];
+    let near = start_with(&transports, PathBuf::from("no-driver.so"), &runtime);
+    let far = start_with(&transports, fake.file(), &runtime);
     let peer = near.open(far.segment_name(), soon()).unwrap();
     assert_eq!(peer.transport(), Some(TransportKind::Shm));
     let (there, host) = (fake.memory(&[0; 100]), vec![0_u8; 100]);
@@ -165,32 +165,32 @@ fn the_way_that_cannot_reach_a_device_leaves_it_to_tcp_and_counts_no_error() {
     });
     let bytes = pattern(100, 2);
     let from = bytes.as_ptr() as usize;
-    // What goes to the host memory beside it is not held up.
+    // Entries to host memory in the same batch are not delayed.
     for _ in 0..3 {
         let to = [there, host_base];
-        let mut batch = pieces(&to.map(|to| (from, 100, to as u64)));
+        let mut batch = entries(&to.map(|to| (from, 100, to as u64)));
         near.transfer(&peer, Opcode::Write, &mut batch, soon());
         outcomes(batch).into_iter().for_each(|one| one.unwrap());
     }
-    let mut beyond = pieces(&[(from, 100, there as u64 + 1)]);
+    let mut beyond = entries(&[(from, 100, there as u64 + 1)]);
     near.transfer(&peer, Opcode::Write, &mut beyond, soon());
     outcomes(beyond).remove(0).unwrap_err();
-    assert!(fake.bytes(there, 100) == bytes && seen(&host) == bytes);
+    assert!(fake.bytes(there, 100) == bytes && written(&host) == bytes);
     let snapshot = near.snapshot();
     let of = |kind| snapshot.transports.iter().find(|one| one.kind == kind).unwrap();
     let (shm, tcp) = (of(TransportKind::Shm), of(TransportKind::Tcp));
-    // The one range that is not lent is an error of both.
+    // The range that is not lent is an error of both transports.
     assert_eq!((shm.entries, shm.unserved, shm.errors), (3, 3, 1));
     assert_eq!((tcp.entries, tcp.unserved, tcp.errors), (3, 0, 1));
-    // Memory of the host may take the place of what was the device's.
+    // Host memory may be mapped at the same address later.
     far.regions().unregister(there as u64).unwrap();
-    let mut gone = pieces(&[(from, 100, there as u64)]);
+    let mut gone = entries(&[(from, 100, there as u64)]);
     near.transfer(&peer, Opcode::Write, &mut gone, soon());
     outcomes(gone).remove(0).unwrap_err();
 }
 
 #[test]
-fn an_engine_that_reaches_its_own_devices_from_many_threads_goes_on() {
+fn engine_reaches_its_own_devices_from_many_threads() {
     let fake = Fake::load();
     let pair = Lending::new(TransportKind::Memory, fake.file(), &fake);
     let peer = pair.far.open(pair.far.segment_name(), soon()).unwrap();
@@ -200,9 +200,9 @@ fn an_engine_that_reaches_its_own_devices_from_many_threads_goes_on() {
         for thread in 0..16 {
             let (far, peer, at) = (&pair.far, &peer, thread * MIB);
             scope.spawn(move || {
-                let mut pieces = pieces(&[(from + at, MIB, (to + at) as u64)]);
-                far.transfer(peer, Opcode::Write, &mut pieces, soon());
-                outcomes(pieces).remove(0).unwrap();
+                let mut entries = entries(&[(from + at, MIB, (to + at) as u64)]);
+                far.transfer(peer, Opcode::Write, &mut entries, soon());
+                outcomes(entries).remove(0).unwrap();
             });
         }
     });
@@ -210,7 +210,7 @@ fn an_engine_that_reaches_its_own_devices_from_many_threads_goes_on() {
 }
 
 #[test]
-fn many_peers_at_once_wait_for_buffers_and_all_are_served() {
+fn transfers_wait_for_pinned_buffers() {
     let fake = Fake::load();
     let pair = Lending::without_near_driver(TransportKind::Tcp, &fake);
     let there = fake.memory(&vec![0; 40 * MIB]);
@@ -221,7 +221,7 @@ fn many_peers_at_once_wait_for_buffers_and_all_are_served() {
             let range =
                 (bytes.as_ptr() as usize + 2 * i * MIB, 2 * MIB, (there + 2 * i * MIB) as u64);
             let peer = Arc::clone(&pair.peer);
-            pair.near.submit(peer, Opcode::Write, pieces(&[range]), soon()).unwrap()
+            pair.near.submit(peer, Opcode::Write, entries(&[range]), soon()).unwrap()
         })
         .collect();
     let ends = pair.near.wait(&batches).unwrap();
@@ -232,7 +232,7 @@ fn many_peers_at_once_wait_for_buffers_and_all_are_served() {
 }
 
 #[test]
-fn a_device_that_refuses_fails_the_transfer_and_nothing_else() {
+fn refused_copy_fails_only_its_transfer() {
     for kind in KINDS {
         let fake = Fake::load();
         let pair = Lending::without_near_driver(kind, &fake);
@@ -252,7 +252,7 @@ fn a_device_that_refuses_fails_the_transfer_and_nothing_else() {
 }
 
 #[test]
-fn what_is_lent_is_said_and_half_of_a_device_is_not_lent() {
+fn refuses_to_lend_memory_partly_of_a_device() {
     let fake = Fake::load();
     let pair = Lending::without_near_driver(TransportKind::Tcp, &fake);
     fake.enter(1);
@@ -267,7 +267,7 @@ fn what_is_lent_is_said_and_half_of_a_device_is_not_lent() {
 }
 
 #[test]
-fn the_established_frames_reach_devices_too() {
+fn upstream_frames_reach_device_memory() {
     let fake = Fake::load();
     let pair = Lending::without_near_driver(TransportKind::Tcp, &fake);
     let length = 17 * MIB + 1;

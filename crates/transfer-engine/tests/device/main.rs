@@ -1,4 +1,4 @@
-//! Memory of devices: moved over every transport through a driver that has none.
+//! Device memory over every transport, through a fake driver without a device.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod fake;
@@ -43,19 +43,19 @@ impl Pair {
     }
 
     fn transfer(&self, opcode: Opcode, ranges: &[(usize, usize, u64)]) -> Vec<Result<()>> {
-        let mut pieces = pieces(ranges);
-        self.near.transfer(&self.peer, opcode, &mut pieces, soon());
-        outcomes(pieces)
+        let mut entries = entries(ranges);
+        self.near.transfer(&self.peer, opcode, &mut entries, soon());
+        outcomes(entries)
     }
 
     fn on_stream(&self, stream: usize, opcode: Opcode, range: (usize, usize, u64)) -> Result<()> {
-        let mut pieces = pieces(&[range]);
+        let mut entries = entries(&[range]);
         let on_stream = self.near.on_stream(Stream(stream))?;
-        on_stream.transfer(&self.peer, opcode, &mut pieces, soon(), None)?;
-        outcomes(pieces).remove(0)
+        on_stream.transfer(&self.peer, opcode, &mut entries, soon(), None)?;
+        outcomes(entries).remove(0)
     }
 
-    /// What the far engine lends, read after every transfer into it has returned.
+    /// Returns the lent bytes; `black_box`, since transfers write them unseen by the compiler.
     fn lent(&self) -> Vec<u8> {
         std::hint::black_box(&self.lent).clone()
     }
@@ -65,12 +65,12 @@ fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
-/// An engine that has one way only.
+/// Starts an engine with one transport.
 fn start(kind: TransportKind, device_driver: PathBuf, runtime: &Runtime) -> Engine {
     start_with(&[kind], device_driver, runtime)
 }
 
-/// An engine that has these ways.
+/// Starts an engine with these transports.
 fn start_with(kinds: &[TransportKind], device_driver: PathBuf, runtime: &Runtime) -> Engine {
     let config = EngineConfig {
         name: "127.0.0.1".to_owned(),
@@ -82,16 +82,16 @@ fn start_with(kinds: &[TransportKind], device_driver: PathBuf, runtime: &Runtime
     Engine::start(config, runtime.handle().clone()).unwrap()
 }
 
-fn pieces(ranges: &[(usize, usize, u64)]) -> Vec<TransferEntry> {
-    let piece = |(address, length, remote): &(usize, usize, u64)| {
+fn entries(ranges: &[(usize, usize, u64)]) -> Vec<TransferEntry> {
+    let entry = |(address, length, remote): &(usize, usize, u64)| {
         // SAFETY: tests hold no reference to what such a range names.
         TransferEntry::new(unsafe { LocalRange::foreign(*address, *length) }, *remote)
     };
-    ranges.iter().map(piece).collect()
+    ranges.iter().map(entry).collect()
 }
 
-fn outcomes(pieces: Vec<TransferEntry>) -> Vec<Result<()>> {
-    pieces.into_iter().map(|piece| piece.outcome.expect("every piece has an outcome")).collect()
+fn outcomes(entries: Vec<TransferEntry>) -> Vec<Result<()>> {
+    entries.into_iter().map(|entry| entry.outcome.expect("every entry has an outcome")).collect()
 }
 
 fn pattern(length: usize, seed: usize) -> Vec<u8> {
@@ -103,7 +103,7 @@ fn soon() -> Moment {
 }
 
 #[test]
-fn device_memory_is_written_and_read_over_every_transport() {
+fn device_memory_moves_over_every_transport() {
     for (kind, length) in KINDS
         .into_iter()
         .flat_map(|kind| [1, 4096, 8 * MIB, 8 * MIB + 1, 19 * MIB + 3].map(|length| (kind, length)))
@@ -120,7 +120,7 @@ fn device_memory_is_written_and_read_over_every_transport() {
 }
 
 #[test]
-fn a_batch_may_mix_host_memory_and_several_devices() {
+fn batch_mixes_host_memory_and_several_devices() {
     let fake = Fake::load();
     let pair = Pair::new(TransportKind::Tcp, fake.file(), 4000);
     let first = fake.memory(&pattern(1000, 1));
@@ -144,19 +144,19 @@ fn a_batch_may_mix_host_memory_and_several_devices() {
 }
 
 #[test]
-fn a_write_on_a_stream_takes_what_the_stream_has_made_before() {
+fn write_on_stream_follows_earlier_work() {
     let fake = Fake::load();
     let pair = Pair::new(TransportKind::Memory, fake.file(), 100);
     let address = fake.memory(&[1; 100]);
     let stream = fake.stream();
     fake.fill(stream, address, 9, 100);
-    assert_eq!(fake.bytes(address, 1), [1], "the stream has not come to it");
+    assert_eq!(fake.bytes(address, 1), [1], "the stream has not run yet");
     pair.on_stream(stream, Opcode::Write, (address, 100, pair.base())).unwrap();
     assert_eq!(pair.lent(), [9; 100]);
 }
 
 #[test]
-fn a_read_on_a_stream_comes_after_what_the_stream_does_before() {
+fn read_on_stream_follows_earlier_work() {
     let fake = Fake::load();
     let pair = Pair::new(TransportKind::Memory, fake.file(), 100);
     fake.enter(1);
@@ -167,19 +167,19 @@ fn a_read_on_a_stream_comes_after_what_the_stream_does_before() {
 }
 
 #[test]
-fn host_memory_too_waits_for_the_stream() {
+fn host_memory_waits_for_the_stream() {
     let fake = Fake::load();
     let pair = Pair::new(TransportKind::Tcp, fake.file(), 100);
     let (address, stream) = (fake.memory(&[1; 100]), fake.stream());
     let host = pattern(100, 5);
     fake.fill(stream, address, 9, 100);
     pair.on_stream(stream, Opcode::Write, (host.as_ptr() as usize, 100, pair.base())).unwrap();
-    assert_eq!(fake.bytes(address, 100), [9; 100], "the stream was waited for");
+    assert_eq!(fake.bytes(address, 100), [9; 100], "the transfer waited for the stream");
     assert_eq!(pair.lent(), host);
 }
 
 #[test]
-fn the_default_stream_is_that_of_the_device_that_the_thread_uses() {
+fn default_stream_is_that_of_the_current_device() {
     let fake = Fake::load();
     let pair = Pair::new(TransportKind::Tcp, fake.file(), 100);
     let host = pattern(100, 5);
@@ -188,25 +188,25 @@ fn the_default_stream_is_that_of_the_device_that_the_thread_uses() {
         let address = fake.memory(&[1; 100]);
         fake.fill(stream, address, 9, 100);
         pair.on_stream(stream, Opcode::Write, (host.as_ptr() as usize, 100, pair.base())).unwrap();
-        assert_eq!(fake.bytes(address, 100), [9; 100], "stream {stream} was waited for");
+        assert_eq!(fake.bytes(address, 100), [9; 100], "the transfer waited for stream {stream}");
     }
 }
 
 #[test]
-fn a_thread_that_has_no_context_moves_submitted_device_memory() {
+fn worker_without_context_moves_device_memory() {
     let fake = Fake::load();
     let length = MIB + 5;
     let pair = Pair::new(TransportKind::Tcp, fake.file(), length);
     let bytes = pattern(length, 11);
-    let pieces = pieces(&[(fake.memory(&bytes), length, pair.base())]);
-    let batch = pair.near.submit(Arc::clone(&pair.peer), Opcode::Write, pieces, soon()).unwrap();
+    let entries = entries(&[(fake.memory(&bytes), length, pair.base())]);
+    let batch = pair.near.submit(Arc::clone(&pair.peer), Opcode::Write, entries, soon()).unwrap();
     let ended = pair.near.wait(&[batch]).unwrap();
     assert!(matches!(ended[..], [mooncake_transfer_engine::BatchStatus::Done]), "{ended:?}");
     assert!(pair.lent() == bytes);
 }
 
 #[test]
-fn a_driver_that_comes_after_the_engine_is_found() {
+fn finds_a_driver_loaded_after_the_engine() {
     let (folder, file) = driver_file();
     for kind in KINDS {
         let copy = folder.path().join(format!("{kind:?}.so"));
@@ -220,7 +220,7 @@ fn a_driver_that_comes_after_the_engine_is_found() {
 }
 
 #[test]
-fn a_stream_brings_the_driver_and_its_absence_is_told_by_name() {
+fn stream_loads_the_driver_or_names_the_missing_one() {
     let (_folder, file) = driver_file();
     let pair = Pair::new(TransportKind::Memory, file, 100);
     pair.near.on_stream(Stream::DEFAULT).unwrap();
@@ -230,26 +230,26 @@ fn a_stream_brings_the_driver_and_its_absence_is_told_by_name() {
 }
 
 #[test]
-fn what_fails_says_so_and_leaves_the_rest_alone() {
+fn failed_entries_leave_the_others_alone() {
     let fake = Fake::load();
     let pair = Pair::new(TransportKind::Tcp, fake.file(), 300);
     let (good, base) = (fake.memory(&[5; 100]), pair.base());
     let told = pair.transfer(Opcode::Write, &[(good, 100, base), (good, 100, base + 250)]);
-    assert!(told[0].is_ok() && told[1].is_err(), "past the end of what is lent: {told:?}");
+    assert!(told[0].is_ok() && told[1].is_err(), "past the end of the lent memory: {told:?}");
     assert_eq!(pair.lent()[..100], [5; 100]);
     let told = pair.transfer(Opcode::Write, &[(good, 101, base)]);
-    assert!(told[0].is_err(), "past the end of the device's memory");
+    assert!(told[0].is_err(), "past the end of device memory");
     fake.refuse_copies(true);
     let told = pair.transfer(Opcode::Read, &[(good, 100, base)]).remove(0).unwrap_err();
     assert!(told.to_string().contains("CUDA_ERROR_INVALID_VALUE"), "{told}");
     assert!(pair.on_stream(0, Opcode::Write, (good, 100, base)).is_err());
     fake.refuse_copies(false);
     pair.on_stream(0, Opcode::Write, (good, 100, base)).unwrap();
-    assert_eq!(fake.depth(), 1, "the thread has the context that it had");
+    assert_eq!(fake.depth(), 1, "the thread has its earlier context");
 }
 
 #[test]
-fn pinned_memory_is_bounded_and_goes_with_the_engine() {
+fn pinned_memory_is_bounded_and_freed_with_the_engine() {
     let fake = Fake::load();
     let pair = Pair::new(TransportKind::Memory, fake.file(), 20 * 2 * MIB);
     let before = (0..2).map(|device| fake.retained(device)).sum::<i32>();
@@ -268,7 +268,7 @@ fn pinned_memory_is_bounded_and_goes_with_the_engine() {
     assert!(now > 0 && most <= 64 * MIB, "{now} {most}");
     let told = pair.near.snapshot().pinned;
     assert_eq!((told.open * 8 * MIB, told.idle, told.limit), (now, told.open, 8));
-    assert_eq!(pair.far.snapshot().pinned.open, 0, "it met no device");
+    assert_eq!(pair.far.snapshot().pinned.open, 0, "it never saw device memory");
     drop(pair);
     assert_eq!(fake.pinned().0, 0);
     assert_eq!((0..2).map(|device| fake.retained(device)).sum::<i32>(), before);
