@@ -319,7 +319,7 @@ fn move_until_refused(
         let was_over = is_over.load(Ordering::SeqCst);
         let one = (held(&mut bytes), base);
         let outcome = crate::pair::move_one(&pair.near, &pair.peer, opcode, one);
-        assert!(!(was_over && outcome.is_ok()), "what begins after the withdrawal is refused");
+        assert!(!(was_over && outcome.is_ok()), "transfers after the withdrawal are refused");
         if outcome.is_err() {
             return;
         }
