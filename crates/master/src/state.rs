@@ -12,6 +12,7 @@ mod drain;
 mod effect;
 mod events;
 pub mod eviction;
+mod eviction_queue;
 mod group;
 mod host;
 mod key_arena;
@@ -19,6 +20,7 @@ mod lease;
 mod mount_order;
 mod object;
 mod object_lifecycle;
+mod pins;
 pub mod placement;
 mod put;
 mod put_options;
@@ -33,6 +35,7 @@ mod restore;
 mod rules;
 mod segment;
 mod snapshot;
+mod sweep;
 mod task;
 mod task_record;
 mod tenant;
@@ -50,14 +53,16 @@ use self::{
     drain::Jobs,
     effect::Effects,
     events::EventBuffer,
+    eviction_queue::EvictionQueue,
     group::Groups,
     object::Objects,
-    object_lifecycle::{EvictionQueue, Pins, Sweeps},
+    pins::Pins,
     placement::AllocationPolicy,
     quarantine::Quarantine,
     random::Random,
     read::MaxGranted,
     recovery::Recovery,
+    sweep::Sweeps,
     task::Tasks,
     tenant::Tenants,
     timer::{Timer, Timers},

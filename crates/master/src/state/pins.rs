@@ -1,0 +1,75 @@
+//! Soft pins: objects that are evicted after all others while they are in use.
+
+use std::time::Duration;
+
+use mooncake_base::Moment;
+use rustc_hash::FxHashMap;
+
+use super::{Effect, State, eviction::EvictionPolicy, object::Flags, timer::Timer};
+
+/// Soft pins, of which there are few.
+#[derive(Debug, Default)]
+pub(super) struct Pins(FxHashMap<u32, Pin>);
+
+#[derive(Debug, Clone, Copy)]
+struct Pin {
+    until: Moment,
+    ttl: Duration,
+}
+
+impl Pins {
+    /// How long the pin of the object lasts from each access on, if it has one.
+    pub(super) fn ttl(&self, now: Moment, object: u32) -> Option<Duration> {
+        self.0.get(&object).filter(|pin| !pin.until.has_passed(now)).map(|pin| pin.ttl)
+    }
+
+    /// How long it was to last, run out or not.
+    pub(super) fn requested_ttl(&self, object: u32) -> Option<Duration> {
+        self.0.get(&object).map(|pin| pin.ttl)
+    }
+
+    /// Forgets the pin of an object.
+    pub(super) fn remove(&mut self, object: u32) {
+        self.0.remove(&object);
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        self.0.len() as u64
+    }
+}
+
+impl State {
+    /// Pins the object softly, or longer if it is pinned.
+    pub(super) fn pin(&mut self, now: Moment, slot: u32, ttl: Duration) {
+        let until = now + ttl;
+        let object = self.objects.at_mut(slot);
+        object.flags.set(Flags::SOFT_PINNED, true);
+        let version = object.version;
+        if self.pins.0.insert(slot, Pin { until, ttl }).is_none() {
+            self.timers.push(until, Timer::SoftPin(slot, version));
+        }
+    }
+
+    /// A timer rang: the soft pin has run out, or the timer is set again.
+    pub(super) fn check_pin(&mut self, now: Moment, slot: u32, version: u64) {
+        let known = self.objects.get(slot).is_some_and(|object| object.version == version);
+        let Some(&Pin { until, .. }) = self.pins.0.get(&slot).filter(|_| known) else { return };
+        if !until.has_passed(now) {
+            self.timers.push(until, Timer::SoftPin(slot, version));
+            return;
+        }
+        self.pins.0.remove(&slot);
+        self.objects.at_mut(slot).flags.set(Flags::SOFT_PINNED, false);
+        let object = self.objects.at(slot);
+        self.effects
+            .record(|| Effect::Pinned { object: self.objects.logged_name(object), pin: None });
+        // Members of its group may have been put behind the others on its account.
+        let siblings = self.groups.members(slot).to_vec();
+        for member in siblings.into_iter().chain([slot]) {
+            if self.queue.soft.contains(member) {
+                self.queue.soft.remove(member);
+                self.enqueue(member);
+            }
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Sweeps: the replicas of segments that left the pool are dropped, a slice of objects at a time.
+
+use super::{
+    State,
+    object::{Flags, Replica, Replicas},
+};
+
+/// Objects that one slice of a sweep checks.
+const SWEEP_SLICE: u32 = 4096;
+
+/// Segments that went, whose copies are being forgotten.
+#[derive(Debug, Default)]
+pub(super) struct Sweeps {
+    segments: Vec<u32>,
+    next: u32,
+    /// Segments that went while a sweep was on its way, and wait for the next.
+    waiting: Vec<u32>,
+}
+
+impl Sweeps {
+    pub(super) fn begin(&mut self, segment: u32) {
+        if self.next == 0 {
+            self.segments.push(segment);
+        } else {
+            self.waiting.push(segment);
+        }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.segments.is_empty()
+    }
+}
+
+impl State {
+    /// Forgets copies of the object that were lost; whether there is still something to read.
+    pub(super) fn drop_lost_replicas(&mut self, slot: u32) -> bool {
+        let object = self.objects.at(slot);
+        if self.sweeps.is_idle() || !object.is_complete() {
+            return object.is_complete();
+        }
+        let is_standing = |replica: &&Replica| self.segments.at(replica.segment).is_mounted();
+        let replicas = &object.replicas[..];
+        let kept: Vec<Replica> = replicas.iter().filter(is_standing).copied().collect();
+        if kept.len() == replicas.len() {
+            return true;
+        }
+        let is_kept = !kept.is_empty();
+        let before = object.bytes();
+        let object = self.objects.at_mut(slot);
+        object.replicas = Replicas::from(kept);
+        self.tenants.uncharge(object.tenant, before - object.bytes());
+        if object.flags.has(Flags::PARKED) {
+            self.queue.parked_bytes -= before - object.bytes();
+        }
+        if !is_kept {
+            self.clear_value(slot);
+        }
+        is_kept
+    }
+
+    /// One slice of the sweep after segments went; whether there is more to do.
+    pub(super) fn sweep(&mut self) -> bool {
+        if self.sweeps.is_idle() {
+            return false;
+        }
+        let start = self.sweeps.next;
+        let end = start.saturating_add(SWEEP_SLICE).min(self.objects.slot_count());
+        for slot in start..end {
+            if self.objects.get(slot).is_some() {
+                self.drop_lost_replicas(slot);
+                self.remove_if_empty(slot);
+            }
+        }
+        self.sweeps.next = end;
+        if end == self.objects.slot_count() {
+            for segment in std::mem::take(&mut self.sweeps.segments) {
+                self.segments.free_slot(segment);
+            }
+            self.sweeps.segments = std::mem::take(&mut self.sweeps.waiting);
+            self.sweeps.next = 0;
+        }
+        !self.sweeps.is_idle()
+    }
+}
