@@ -15,6 +15,7 @@ pub mod eviction;
 mod eviction_queue;
 mod group;
 mod host;
+mod ids;
 mod key_arena;
 mod lease;
 mod mount_order;
@@ -72,6 +73,7 @@ pub use self::{
     drain::{JobStatus, JobView, NewJob},
     effect::{DecodeError, Effect, LoggedCopy, LoggedPin, ObjectName, Value},
     events::ObjectEvent,
+    ids::{KeyHash, ObjectSlot, SegmentSlot},
     object::ObjectState,
     put::{Place, Put, PutRef, Started},
     put_options::{PutOptions, SoftPin},
@@ -81,7 +83,7 @@ pub use self::{
     replay::Image,
     restore::Restored,
     rules::{AllocationStrategy, EvictionKind, Rules, TaskRules, Watermark},
-    segment::{SegmentNumber, SegmentRef, SegmentSpec, SegmentStatus, SegmentView, Segments},
+    segment::{SegmentNumber, SegmentSpec, SegmentStatus, SegmentView, Segments},
     snapshot::SnapshotCursor,
     task::{NewTask, TaskEnd, TaskKind, TaskStatus, TaskView, Work},
     tenant::TenantQuota,
@@ -106,7 +108,7 @@ pub struct State {
     queue: EvictionQueue,
     placement: Box<dyn AllocationPolicy>,
     /// Segments that one put is offered; kept for the next.
-    candidates: Vec<u32>,
+    candidates: Vec<SegmentSlot>,
     quarantine: Quarantine,
     timers: Timers,
     sweeps: Sweeps,

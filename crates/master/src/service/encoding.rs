@@ -279,7 +279,7 @@ fn push_located(
     columns.versions.push(version);
     columns.lengths.push(length);
     columns.fences.push(hold.map_or(0, |hold| hold.fence));
-    columns.objects.push(hold.map_or(0, |hold| hold.object));
+    columns.objects.push(hold.map_or(0, |hold| hold.object.number()));
 }
 
 fn located_to_wire(
@@ -294,7 +294,7 @@ fn located_to_wire(
         places: segments.places(state, &object.places),
         checksum: object.checksum,
         fence: object.ticket.map_or(0, |hold| hold.fence),
-        object: object.ticket.map_or(0, |hold| hold.object),
+        object: object.ticket.map_or(0, |hold| hold.object.number()),
     }
 }
 

@@ -16,8 +16,8 @@ use super::{
     wire::{SegmentTable, object_state, put_options, replicas, selector},
 };
 use crate::state::{
-    FenceTicket, Listing, LocateOptions, ObjectSummary, Put, PutOptions, PutOwner, PutRef, Removal,
-    State,
+    FenceTicket, KeyHash, Listing, LocateOptions, ObjectSlot, ObjectSummary, Put, PutOptions,
+    PutOwner, PutRef, Removal, State,
 };
 
 /// The maximum encoded size of one page of a listing.
@@ -109,7 +109,7 @@ impl Service {
         let holds = returned.iter().flat_map(|returned| {
             let objects = returned.versions.iter().zip(&returned.objects);
             objects.map(|(&version, &object)| FenceTicket {
-                object,
+                object: ObjectSlot::new(object),
                 version: Version(version),
                 fence: returned.fence,
             })
@@ -281,7 +281,7 @@ fn start_put(
     state: &mut State,
     now: Moment,
     put_owner: &PutOwner,
-    (item, hash): (PutItem<'_>, u32),
+    (item, hash): (PutItem<'_>, KeyHash),
     (options, is_replacing, request): (&PutOptions, bool, u64),
 ) -> Result<crate::state::Started> {
     let key = KeyRef::new(item.key)?;

@@ -1,5 +1,6 @@
 //! Clients: who is there, and how sure we are of it.
 
+use crate::state::ids::SegmentSlot;
 use std::sync::Arc;
 
 use mooncake_base::{ClientId, Error, ErrorCode, Moment, Result};
@@ -179,7 +180,7 @@ impl State {
         self.segments.refresh_open();
     }
 
-    pub(super) fn segments_of(&self, client: ClientId) -> Vec<u32> {
+    pub(super) fn segments_of(&self, client: ClientId) -> Vec<SegmentSlot> {
         let segments = self.segments.mounted();
         segments.filter(|(_, segment)| segment.client == client).map(|(slot, _)| slot).collect()
     }

@@ -6,6 +6,7 @@
 
 mod record;
 
+use crate::state::ids::{ObjectSlot, SegmentSlot};
 use std::{cmp::Reverse, collections::VecDeque, time::Duration};
 
 use mooncake_base::{Error, ErrorCode, Incarnation, JobId, Moment, Result, SegmentId};
@@ -118,9 +119,9 @@ pub(super) struct Job {
     found: u64,
     blocked: u64,
     /// Objects that could not be moved, in that version.
-    given_up: FxHashMap<u32, u64>,
+    given_up: FxHashMap<ObjectSlot, u64>,
     /// Objects that are being moved.
-    busy: FxHashSet<(u32, u64)>,
+    busy: FxHashSet<(ObjectSlot, u64)>,
     view: JobView,
 }
 
@@ -340,10 +341,11 @@ impl State {
         let end = start.saturating_add(SLICE).min(self.objects.slot_count());
         let mut slot = start;
         while slot < end && active < concurrency {
-            match self.check_object(id, slot, &sources) {
+            let object = ObjectSlot::new(slot);
+            match self.check_object(id, object, &sources) {
                 DrainCheck::Copy(source) => {
                     (found, active) = (found + 1, active + 1);
-                    self.start_move(now, id, slot, source);
+                    self.start_move(now, id, object, source);
                 }
                 DrainCheck::Busy => found += 1,
                 DrainCheck::Blocked => (found, blocked) = (found + 1, blocked + 1),
@@ -364,7 +366,7 @@ impl State {
         }
     }
 
-    fn check_object(&self, job: JobId, slot: u32, sources: &[u32]) -> DrainCheck {
+    fn check_object(&self, job: JobId, slot: ObjectSlot, sources: &[SegmentSlot]) -> DrainCheck {
         let object = self.objects.get(slot).filter(|object| object.is_complete());
         let Some(object) = object else { return DrainCheck::Nothing };
         let mut copies = object.replicas.iter();
@@ -384,7 +386,7 @@ impl State {
     }
 
     /// Makes a task of an object.
-    fn start_move(&mut self, now: Moment, id: JobId, slot: u32, source: SegmentId) {
+    fn start_move(&mut self, now: Moment, id: JobId, slot: ObjectSlot, source: SegmentId) {
         let version = self.objects.at(slot).version;
         let Some(job) = self.jobs.by_id.get_mut(&id) else { return };
         // Counted first: it may end at once.
@@ -395,7 +397,7 @@ impl State {
     }
 
     /// All objects were looked at: the segments are empty, or there is another pass.
-    fn end_pass(&mut self, now: Moment, id: JobId, sources: &[u32]) {
+    fn end_pass(&mut self, now: Moment, id: JobId, sources: &[SegmentSlot]) {
         let is_written = sources.iter().any(|&slot| self.segments.at(slot).writing > 0);
         let written = self.writes.iter().flat_map(|write| write.replicas.iter());
         let written = written.filter(|copy| sources.contains(&copy.segment)).count() as u64;
@@ -431,7 +433,7 @@ impl State {
         &mut self,
         now: Moment,
         id: JobId,
-        (slot, version): (u32, u64),
+        (slot, version): (ObjectSlot, u64),
         outcome: Result<u64, &str>,
     ) {
         let object = self.objects.get(slot);
@@ -462,7 +464,7 @@ impl State {
             .job_segments(id)
             .into_iter()
             .filter(|&slot| self.segments.at(slot).status == SegmentStatus::Draining);
-        let again: Vec<u32> = again.collect();
+        let again: Vec<SegmentSlot> = again.collect();
         self.set_status(&again, SegmentStatus::Ok);
         let Some(job) = self.jobs.running(id) else { return };
         match status {
@@ -483,7 +485,7 @@ impl State {
     }
 
     /// The segments of the job that are still there.
-    fn job_segments(&self, id: JobId) -> Vec<u32> {
+    fn job_segments(&self, id: JobId) -> Vec<SegmentSlot> {
         let Some(job) = self.jobs.by_id.get(&id) else { return Vec::new() };
         let slots = job.segments.iter().filter_map(|identity| {
             let slot = self.segments.by_id(identity.0)?;
@@ -492,12 +494,12 @@ impl State {
         slots.collect()
     }
 
-    fn identity(&self, slot: u32) -> (SegmentId, Incarnation) {
+    fn identity(&self, slot: SegmentSlot) -> (SegmentId, Incarnation) {
         let spec = &self.segments.at(slot).spec;
         (spec.id, spec.incarnation)
     }
 
-    fn set_status(&mut self, slots: &[u32], status: SegmentStatus) {
+    fn set_status(&mut self, slots: &[SegmentSlot], status: SegmentStatus) {
         for &slot in slots {
             let segment = self.segments.at_mut(slot);
             segment.status = status;

@@ -7,6 +7,7 @@
 
 pub(super) mod codec;
 
+use crate::state::ids::TenantIndex;
 use std::time::Duration;
 
 use mooncake_base::{ClientId, ErrorCode, TenantId};
@@ -295,7 +296,7 @@ impl super::object::Objects {
     }
 
     /// A tenant in the words of the log: the default one has no name there.
-    pub(super) fn logged_tenant(&self, tenant: u16) -> &str {
+    pub(super) fn logged_tenant(&self, tenant: TenantIndex) -> &str {
         match self.tenant_name(tenant).as_str() {
             TenantId::DEFAULT => "",
             name => name,

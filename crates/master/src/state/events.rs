@@ -2,6 +2,7 @@
 //!
 //! Told in the order in which it happens, and only while somebody listens.
 
+use crate::state::ids::ObjectSlot;
 use mooncake_base::TenantId;
 
 use super::State;
@@ -92,7 +93,7 @@ impl State {
     }
 
     /// The object can be read from now on.
-    pub(super) fn emit_stored(&mut self, slot: u32) {
+    pub(super) fn emit_stored(&mut self, slot: ObjectSlot) {
         if self.events.is_enabled {
             let (tenant, key, group) = self.event_names(slot);
             self.events.list.push(ObjectEvent::Stored { tenant, key, group });
@@ -100,14 +101,14 @@ impl State {
     }
 
     /// The object can be read no more; it is still in its group.
-    pub(super) fn emit_removed(&mut self, slot: u32) {
+    pub(super) fn emit_removed(&mut self, slot: ObjectSlot) {
         if self.events.is_enabled {
             let (tenant, key, group) = self.event_names(slot);
             self.events.list.push(ObjectEvent::Removed { tenant, key, group });
         }
     }
 
-    fn event_names(&self, slot: u32) -> (TenantId, Box<[u8]>, Box<[u8]>) {
+    fn event_names(&self, slot: ObjectSlot) -> (TenantId, Box<[u8]>, Box<[u8]>) {
         let object = self.objects.at(slot);
         let tenant = self.objects.tenant_name(object.tenant).clone();
         let group = self.groups.name(slot).unwrap_or_default();

@@ -10,7 +10,10 @@ mod tiers;
 
 pub(super) use self::index_list::{IndexLinks, IndexList};
 pub use self::{adaptive::Adaptive, lru::Lru, s3fifo::S3Fifo};
-use super::rules::EvictionKind;
+use super::{
+    ids::{KeyHash, ObjectSlot},
+    rules::EvictionKind,
+};
 
 /// An order of eviction over objects, known by their number. Every call is O(1), `pop` on average.
 ///
@@ -23,22 +26,22 @@ pub trait EvictionPolicy: std::fmt::Debug + Send {
 
     /// The object may be evicted from now on. `hash` is the same for the same key. Nothing if it
     /// is in already.
-    fn insert(&mut self, object: u32, hash: u32);
+    fn insert(&mut self, object: ObjectSlot, hash: KeyHash);
 
     /// The object was used. Nothing if it is not in.
-    fn touch(&mut self, object: u32);
+    fn touch(&mut self, object: ObjectSlot);
 
     /// Takes the object out. Nothing if it is not in.
-    fn remove(&mut self, object: u32);
+    fn remove(&mut self, object: ObjectSlot);
 
     /// Takes the next victim out.
-    fn pop(&mut self) -> Option<u32>;
+    fn pop(&mut self) -> Option<ObjectSlot>;
 
     /// Puts an object in again, as the next victim, that was popped and is for now not evicted.
-    fn put_back(&mut self, object: u32);
+    fn put_back(&mut self, object: ObjectSlot);
 
     /// The object, of that hash, is no longer in and is evicted.
-    fn on_evicted(&mut self, _object: u32, _hash: u32) {}
+    fn on_evicted(&mut self, _object: ObjectSlot, _hash: KeyHash) {}
 }
 
 /// The policy of that kind, empty.
@@ -54,17 +57,21 @@ pub(super) fn policy(kind: EvictionKind) -> Box<dyn EvictionPolicy> {
 mod tests {
     use super::*;
 
+    fn slot(number: u32) -> ObjectSlot {
+        ObjectSlot::new(number)
+    }
+
     /// What every policy must do.
     fn behaves(mut policy: Box<dyn EvictionPolicy>) {
         assert_eq!(policy.pop(), None);
-        policy.touch(3);
-        policy.remove(3);
+        policy.touch(slot(3));
+        policy.remove(slot(3));
         for object in 0..100 {
-            policy.insert(object, object);
-            policy.insert(object, object);
+            policy.insert(slot(object), KeyHash::new(object));
+            policy.insert(slot(object), KeyHash::new(object));
         }
-        policy.remove(50);
-        policy.touch(7);
+        policy.remove(slot(50));
+        policy.touch(slot(7));
         let victim = policy.pop().unwrap();
         policy.put_back(victim);
         assert_eq!(policy.pop(), Some(victim), "what is put back is next");
@@ -73,13 +80,15 @@ mod tests {
             seen.push(object);
         }
         seen.sort_unstable();
-        let all: Vec<u32> = (0..100).filter(|&object| object != 50).collect();
+        let all: Vec<ObjectSlot> = (0..100).filter(|&object| object != 50).map(slot).collect();
         assert_eq!(seen, all, "each once, and none that was taken out");
         // Again, with what went out before.
-        policy.insert(7, 7);
-        policy.insert(200, 200);
+        policy.insert(slot(7), KeyHash::new(7));
+        policy.insert(slot(200), KeyHash::new(200));
         let rest = [policy.pop(), policy.pop(), policy.pop()];
-        assert!(rest[2].is_none() && rest.contains(&Some(7)) && rest.contains(&Some(200)));
+        assert!(
+            rest[2].is_none() && rest.contains(&Some(slot(7))) && rest.contains(&Some(slot(200)))
+        );
     }
 
     #[test]
@@ -93,25 +102,28 @@ mod tests {
     fn lru_takes_what_was_not_used_for_longest() {
         let mut lru = Lru::default();
         for object in 0..3 {
-            lru.insert(object, 0);
+            lru.insert(slot(object), KeyHash::new(0));
         }
-        lru.touch(0);
-        assert_eq!([lru.pop(), lru.pop(), lru.pop()], [Some(1), Some(2), Some(0)]);
+        lru.touch(slot(0));
+        assert_eq!(
+            [lru.pop(), lru.pop(), lru.pop()],
+            [Some(slot(1)), Some(slot(2)), Some(slot(0))]
+        );
     }
 
     #[test]
     fn s3fifo_keeps_what_is_used_again_through_a_scan() {
         let mut policy = S3Fifo::default();
         for object in 0..10 {
-            policy.insert(object, object);
-            policy.touch(object);
+            policy.insert(slot(object), KeyHash::new(object));
+            policy.touch(slot(object));
         }
         // A hundred objects that are used once pass through; room for 50 in all.
         for object in 10..110 {
-            policy.insert(object, object);
+            policy.insert(slot(object), KeyHash::new(object));
             if object >= 50 {
                 let victim = policy.pop().unwrap();
-                assert!(victim >= 10, "victim={victim}");
+                assert!(victim >= slot(10), "victim={victim:?}");
             }
         }
     }

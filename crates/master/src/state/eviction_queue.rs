@@ -1,5 +1,6 @@
 //! The order of eviction: which objects are candidates, and which are parked until a lease ends.
 
+use crate::state::ids::{KeyHash, ObjectSlot};
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use mooncake_base::Moment;
@@ -19,7 +20,7 @@ pub(super) struct EvictionQueue {
     pub(super) soft: Lru,
     /// Objects that were met while leased or fenced wait here, so that none is met twice in vain:
     /// until when, object, version.
-    parked: BinaryHeap<Reverse<(Timestamp, u32, u64)>>,
+    parked: BinaryHeap<Reverse<(Timestamp, ObjectSlot, u64)>>,
     /// Bytes of the objects that wait there.
     pub(super) parked_bytes: u64,
     /// When a call last batch_started for objects.
@@ -47,29 +48,29 @@ impl EvictionQueue {
 
 impl State {
     /// The object may be evicted, if it ever may.
-    pub(super) fn enqueue(&mut self, slot: u32) {
+    pub(super) fn enqueue(&mut self, slot: ObjectSlot) {
         self.enqueue_hashed(slot, self.objects.key_hash(slot));
     }
 
     /// As [`enqueue`](Self::enqueue), for who knows the hash of its key.
-    pub(super) fn enqueue_hashed(&mut self, slot: u32, hash: u32) {
+    pub(super) fn enqueue_hashed(&mut self, slot: ObjectSlot, hash: KeyHash) {
         let flags = self.objects.at(slot).flags;
         if flags.has(Flags::SOFT_PINNED) && !flags.has(Flags::HARD_PINNED) {
-            self.queue.soft.insert(slot, 0);
+            self.queue.soft.insert(slot, KeyHash::new(0));
         } else if !flags.has(Flags::HARD_PINNED) {
             self.queue.plain.insert(slot, hash);
         }
     }
 
     /// The object is not to be evicted for now.
-    pub(super) fn dequeue(&mut self, slot: u32) {
+    pub(super) fn dequeue(&mut self, slot: ObjectSlot) {
         self.queue.plain.remove(slot);
         self.queue.soft.remove(slot);
         self.unpark(slot);
     }
 
     /// The object was used: it goes later, and its soft pin lasts anew.
-    pub(super) fn touch(&mut self, now: Moment, slot: u32) {
+    pub(super) fn touch(&mut self, now: Moment, slot: ObjectSlot) {
         self.queue.plain.touch(slot);
         self.tenants.touch_object(self.objects.at(slot).tenant, slot);
         let flags = &mut self.objects.at_mut(slot).flags;
@@ -84,7 +85,7 @@ impl State {
     }
 
     /// The object, which is in no queue, waits until then.
-    pub(super) fn park(&mut self, slot: u32, until: Timestamp) {
+    pub(super) fn park(&mut self, slot: ObjectSlot, until: Timestamp) {
         let object = self.objects.at_mut(slot);
         object.flags.set(Flags::PARKED, true);
         self.queue.parked_bytes += object.bytes();
@@ -120,14 +121,14 @@ impl State {
     }
 
     /// What held the object has ended early: it waits no longer.
-    pub(super) fn unpark_early(&mut self, slot: u32) {
+    pub(super) fn unpark_early(&mut self, slot: ObjectSlot) {
         if self.objects.at(slot).flags.has(Flags::PARKED) {
             self.unpark(slot);
             self.enqueue(slot);
         }
     }
 
-    pub(super) fn unpark(&mut self, slot: u32) {
+    pub(super) fn unpark(&mut self, slot: ObjectSlot) {
         let object = self.objects.at_mut(slot);
         if object.flags.has(Flags::PARKED) {
             object.flags.set(Flags::PARKED, false);

@@ -4,20 +4,26 @@ use std::collections::HashMap;
 
 use rustc_hash::FxHashMap;
 
+use super::ids::{ObjectSlot, TenantIndex};
+
 /// Which objects belong together. Only objects of some group cost anything here.
 #[derive(Debug)]
 pub(super) struct Groups {
-    names: HashMap<(u16, Box<[u8]>), u32, rustc_hash::FxSeededState>,
-    groups: FxHashMap<u32, Group>,
+    names: HashMap<(TenantIndex, Box<[u8]>), GroupIndex, rustc_hash::FxSeededState>,
+    groups: FxHashMap<GroupIndex, Group>,
     /// Each object's group, and its place among the members.
-    memberships: FxHashMap<u32, (u32, usize)>,
+    memberships: FxHashMap<ObjectSlot, (GroupIndex, usize)>,
     next: u32,
 }
 
+/// Id of a group; reused after its last member left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct GroupIndex(u32);
+
 #[derive(Debug)]
 struct Group {
-    name: (u16, Box<[u8]>),
-    members: Vec<u32>,
+    name: (TenantIndex, Box<[u8]>),
+    members: Vec<ObjectSlot>,
 }
 
 impl Groups {
@@ -27,16 +33,16 @@ impl Groups {
     }
 
     /// The object, which is in none, joins the tenant's group of that name.
-    pub(super) fn join(&mut self, tenant: u16, name: &[u8], object: u32) {
+    pub(super) fn join(&mut self, tenant: TenantIndex, name: &[u8], object: ObjectSlot) {
         let name = (tenant, Box::from(name));
         let number = match self.names.get(&name) {
             Some(&number) => number,
             None => {
-                while self.groups.contains_key(&self.next) {
+                while self.groups.contains_key(&GroupIndex(self.next)) {
                     self.next = self.next.wrapping_add(1);
                 }
-                let number = self.next;
-                self.next = number.wrapping_add(1);
+                let number = GroupIndex(self.next);
+                self.next = self.next.wrapping_add(1);
                 self.names.insert(name.clone(), number);
                 self.groups.insert(number, Group { name, members: Vec::new() });
                 number
@@ -48,7 +54,7 @@ impl Groups {
     }
 
     /// The object leaves its group, if it is in one; a group goes with its last member.
-    pub(super) fn leave(&mut self, object: u32) {
+    pub(super) fn leave(&mut self, object: ObjectSlot) {
         let Some((number, place)) = self.memberships.remove(&object) else { return };
         let group = self.groups.get_mut(&number).expect("a member has its group");
         group.members.swap_remove(place);
@@ -62,13 +68,13 @@ impl Groups {
     }
 
     /// The name of the object's group, if it is in one.
-    pub(super) fn name(&self, object: u32) -> Option<&[u8]> {
+    pub(super) fn name(&self, object: ObjectSlot) -> Option<&[u8]> {
         let (number, _) = self.memberships.get(&object)?;
         Some(&self.groups[number].name.1)
     }
 
     /// All members of the object's group, itself among them; none if it is in no group.
-    pub(super) fn members(&self, object: u32) -> &[u32] {
+    pub(super) fn members(&self, object: ObjectSlot) -> &[ObjectSlot] {
         match self.memberships.get(&object) {
             Some((number, _)) => &self.groups[number].members,
             None => &[],
@@ -80,21 +86,28 @@ impl Groups {
 mod tests {
     use super::*;
 
+    fn slot(number: u32) -> ObjectSlot {
+        ObjectSlot::new(number)
+    }
+
     #[test]
     fn members_come_and_go() {
         let mut groups = Groups::new(5);
         for object in 0..4 {
-            groups.join(0, b"a", object);
+            groups.join(TenantIndex::new(0), b"a", slot(object));
         }
-        groups.join(1, b"a", 9);
-        groups.leave(0);
-        groups.leave(77);
-        let mut siblings = groups.members(1).to_vec();
+        groups.join(TenantIndex::new(1), b"a", slot(9));
+        groups.leave(slot(0));
+        groups.leave(slot(77));
+        let mut siblings = groups.members(slot(1)).to_vec();
         siblings.sort_unstable();
-        assert_eq!((siblings, groups.members(9)), (vec![1, 2, 3], &[9][..]));
-        assert!(groups.members(0).is_empty());
+        assert_eq!(
+            (siblings, groups.members(slot(9))),
+            ([1, 2, 3].map(slot).to_vec(), &[slot(9)][..])
+        );
+        assert!(groups.members(slot(0)).is_empty());
         for object in 1..4 {
-            groups.leave(object);
+            groups.leave(slot(object));
         }
         assert_eq!((groups.names.len(), groups.groups.len()), (1, 1));
     }

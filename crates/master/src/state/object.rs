@@ -1,5 +1,6 @@
 //! Objects by tenant and key, kept small: there may be tens of millions of them.
 
+use crate::state::ids::{KeyHash, ObjectSlot, SegmentSlot, Slot, TenantIndex, WriteSlot};
 use std::{collections::HashMap, hash::Hasher, ops::Deref};
 
 use hashbrown::HashTable;
@@ -12,7 +13,7 @@ use super::{
 };
 
 /// No put under way.
-pub(super) const NO_WRITE: u32 = u32::MAX;
+pub(super) const NO_WRITE: WriteSlot = WriteSlot::NONE;
 /// The most tenants there may be.
 const TENANTS_MAX: usize = 1 << 16;
 /// Tables of keys. One of some thousand keys doubles within a millisecond.
@@ -20,7 +21,7 @@ const TABLES: usize = 1024;
 /// The most objects there may be, and so the numbers that are never one.
 const OBJECTS_MAX: usize = u32::MAX as usize - 2;
 /// The number of no object.
-pub(super) const NO_OBJECT: u32 = u32::MAX;
+pub(super) const NO_OBJECT: ObjectSlot = ObjectSlot::NONE;
 /// A replica's id is its version shifted by so much, and its number among the copies.
 const ORDINAL_BITS: u32 = 16;
 /// The most copies of one object. Copies that a put makes are numbered below this, copies that a
@@ -42,11 +43,11 @@ pub enum ObjectState {
 #[derive(Debug)]
 pub(super) struct Object {
     key: KeyHandle,
-    pub(super) tenant: u16,
+    pub(super) tenant: TenantIndex,
     pub(super) data_type: u8,
     pub(super) flags: Flags,
     /// The newest put under way, which links to the others.
-    pub(super) newest_write: u32,
+    pub(super) newest_write: WriteSlot,
     pub(super) version: u64,
     pub(super) length: u64,
     pub(super) protection: LeaseAndFence,
@@ -88,7 +89,7 @@ impl Flags {
 /// One copy: where its memory lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Replica {
-    pub(super) segment: u32,
+    pub(super) segment: SegmentSlot,
     pub(super) block: BlockId,
     pub(super) ordinal: u16,
 }
@@ -189,10 +190,10 @@ pub(super) struct Objects {
     /// Of objects with [`Flags::CHECKSUM`]; shorter than `slots` while later ones have none, so
     /// that it costs nothing where no writer gives one.
     checksums: Vec<u64>,
-    vacant: Vec<u32>,
+    vacant: Vec<ObjectSlot>,
     /// By key, in so many tables that the growth of one is over at once.
     by_key: Box<[HashTable<Entry>]>,
-    tenants: HashMap<TenantId, u16, rustc_hash::FxSeededState>,
+    tenants: HashMap<TenantId, TenantIndex, rustc_hash::FxSeededState>,
     tenant_names: Vec<TenantId>,
     seed: u64,
     /// How many have something to read.
@@ -202,16 +203,16 @@ pub(super) struct Objects {
 /// An object in a table of keys.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
-    slot: u32,
+    slot: ObjectSlot,
     /// Of its key, so that a table grows, and passes other keys over, without a look at them.
-    hash: u32,
+    hash: KeyHash,
 }
 
 impl Objects {
     /// None. The seed keeps strangers from choosing keys that collide.
     pub(super) fn new(seed: u64) -> Self {
         let mut tenants = HashMap::with_hasher(rustc_hash::FxSeededState::with_seed(seed as usize));
-        tenants.insert(TenantId::default(), 0);
+        tenants.insert(TenantId::default(), TenantIndex::DEFAULT);
         Self {
             slots: Vec::new(),
             keys: KeyArena::default(),
@@ -226,35 +227,40 @@ impl Objects {
     }
 
     /// The number of a tenant, given to it if it is new.
-    pub(super) fn intern_tenant(&mut self, tenant: &TenantId) -> Result<u16> {
+    pub(super) fn intern_tenant(&mut self, tenant: &TenantId) -> Result<TenantIndex> {
         if let Some(number) = self.tenant_index(tenant) {
             return Ok(number);
         }
         if self.tenants.len() >= TENANTS_MAX {
             return Err(Error::invalid("there are too many tenants").with("limit", TENANTS_MAX));
         }
-        let number = self.tenants.len() as u16;
+        let number = TenantIndex::new(self.tenants.len() as u16);
         self.tenants.insert(tenant.clone(), number);
         self.tenant_names.push(tenant.clone());
         Ok(number)
     }
 
     /// The number of a tenant that has put something before.
-    pub(super) fn tenant_index(&self, tenant: &TenantId) -> Option<u16> {
+    pub(super) fn tenant_index(&self, tenant: &TenantId) -> Option<TenantIndex> {
         self.tenants.get(tenant).copied()
     }
 
     /// The tenant of that number.
-    pub(super) fn tenant_name(&self, number: u16) -> &TenantId {
-        &self.tenant_names[usize::from(number)]
+    pub(super) fn tenant_name(&self, number: TenantIndex) -> &TenantId {
+        &self.tenant_names[number.index()]
     }
 
-    pub(super) fn find(&self, tenant: u16, key: &[u8]) -> Option<u32> {
+    pub(super) fn find(&self, tenant: TenantIndex, key: &[u8]) -> Option<ObjectSlot> {
         self.find_hashed(self.hash(tenant, key), tenant, key)
     }
 
     /// As [`find`](Self::find), for who knows the hash.
-    pub(super) fn find_hashed(&self, hash: u32, tenant: u16, key: &[u8]) -> Option<u32> {
+    pub(super) fn find_hashed(
+        &self,
+        hash: KeyHash,
+        tenant: TenantIndex,
+        key: &[u8],
+    ) -> Option<ObjectSlot> {
         let found = self.by_key[table_of(hash)].find(spread(hash), |entry| {
             let is_meant = || {
                 let object = self.at(entry.slot);
@@ -270,11 +276,11 @@ impl Objects {
     /// Of no meaning where there is no tenant.
     pub(super) fn prefetch_hashes<'k>(
         &self,
-        tenant: Option<u16>,
+        tenant: Option<TenantIndex>,
         keys: impl Iterator<Item = &'k [u8]>,
-    ) -> Vec<u32> {
-        let Some(tenant) = tenant else { return keys.map(|_| 0).collect() };
-        let hashes: Vec<u32> = keys.map(|key| self.hash(tenant, key)).collect();
+    ) -> Vec<KeyHash> {
+        let Some(tenant) = tenant else { return keys.map(|_| KeyHash::new(0)).collect() };
+        let hashes: Vec<KeyHash> = keys.map(|key| self.hash(tenant, key)).collect();
         let found = hashes.iter().map(|&hash| {
             let entry =
                 self.by_key[table_of(hash)].find(spread(hash), |entry| entry.hash == hash)?;
@@ -296,12 +302,17 @@ impl Objects {
     }
 
     /// A new object with nothing in it, under a key that has none.
-    pub(super) fn insert(&mut self, tenant: u16, key: KeyRef<'_>) -> Result<u32> {
+    pub(super) fn insert(&mut self, tenant: TenantIndex, key: KeyRef<'_>) -> Result<ObjectSlot> {
         self.insert_hashed(self.hash(tenant, key.as_bytes()), tenant, key)
     }
 
     /// As [`insert`](Self::insert), for who knows the hash.
-    pub(super) fn insert_hashed(&mut self, hash: u32, tenant: u16, key: KeyRef<'_>) -> Result<u32> {
+    pub(super) fn insert_hashed(
+        &mut self,
+        hash: KeyHash,
+        tenant: TenantIndex,
+        key: KeyRef<'_>,
+    ) -> Result<ObjectSlot> {
         let slot = match self.vacant.pop() {
             Some(slot) => slot,
             None if self.slots.len() >= OBJECTS_MAX => {
@@ -309,10 +320,10 @@ impl Objects {
             }
             None => {
                 self.slots.push(None);
-                (self.slots.len() - 1) as u32
+                ObjectSlot::from_index(self.slots.len() - 1)
             }
         };
-        self.slots[slot as usize] = Some(Object {
+        self.slots[slot.index()] = Some(Object {
             key: self.keys.insert(key.as_bytes()),
             tenant,
             data_type: 0,
@@ -328,23 +339,23 @@ impl Objects {
         Ok(slot)
     }
 
-    pub(super) fn remove(&mut self, slot: u32) {
+    pub(super) fn remove(&mut self, slot: ObjectSlot) {
         let hash = self.key_hash(slot);
         self.by_key[table_of(hash)]
             .find_entry(spread(hash), |entry| entry.slot == slot)
             .expect("every object is in the table")
             .remove();
-        if let Some(object) = self.slots[slot as usize].take() {
+        if let Some(object) = self.slots[slot.index()].take() {
             self.keys.remove(object.key);
             self.vacant.push(slot);
         }
     }
 
     /// What the writer of the object's value gave.
-    pub(super) fn set_checksum(&mut self, slot: u32, checksum: Option<u64>) {
+    pub(super) fn set_checksum(&mut self, slot: ObjectSlot, checksum: Option<u64>) {
         self.at_mut(slot).flags.set(Flags::CHECKSUM, checksum.is_some());
         if let Some(checksum) = checksum {
-            let index = slot as usize;
+            let index = slot.index();
             if index >= self.checksums.len() {
                 self.checksums.resize(index + 1, 0);
             }
@@ -353,26 +364,26 @@ impl Objects {
     }
 
     /// What the writer of the object's value gave, if anything.
-    pub(super) fn checksum(&self, slot: u32) -> Option<u64> {
+    pub(super) fn checksum(&self, slot: ObjectSlot) -> Option<u64> {
         let is_known = self.at(slot).flags.has(Flags::CHECKSUM);
-        is_known.then(|| self.checksums[slot as usize])
+        is_known.then(|| self.checksums[slot.index()])
     }
 
-    pub(super) fn at_mut(&mut self, slot: u32) -> &mut Object {
-        self.slots[slot as usize].as_mut().expect("the caller has just found it")
+    pub(super) fn at_mut(&mut self, slot: ObjectSlot) -> &mut Object {
+        self.slots[slot.index()].as_mut().expect("the caller has just found it")
     }
 
-    pub(super) fn at(&self, slot: u32) -> &Object {
-        self.slots[slot as usize].as_ref().expect("the caller has just found it")
+    pub(super) fn at(&self, slot: ObjectSlot) -> &Object {
+        self.slots[slot.index()].as_ref().expect("the caller has just found it")
     }
 
     /// The object of that number, if there is one.
-    pub(super) fn get(&self, slot: u32) -> Option<&Object> {
-        self.slots.get(slot as usize)?.as_ref()
+    pub(super) fn get(&self, slot: ObjectSlot) -> Option<&Object> {
+        self.slots.get(slot.index())?.as_ref()
     }
 
-    pub(super) fn get_mut(&mut self, slot: u32) -> Option<&mut Object> {
-        self.slots.get_mut(slot as usize)?.as_mut()
+    pub(super) fn get_mut(&mut self, slot: ObjectSlot) -> Option<&mut Object> {
+        self.slots.get_mut(slot.index())?.as_mut()
     }
 
     /// Every number is below this.
@@ -391,32 +402,32 @@ impl Objects {
     }
 
     /// The hash of its key.
-    pub(super) fn key_hash(&self, slot: u32) -> u32 {
+    pub(super) fn key_hash(&self, slot: ObjectSlot) -> KeyHash {
         let object = self.at(slot);
         self.hash(object.tenant, self.key(object))
     }
 
     /// A number that is the same for the same key, and that no caller can foretell.
-    pub(super) fn hash(&self, tenant: u16, key: &[u8]) -> u32 {
-        (hash_of(self.seed, tenant, key) >> u32::BITS) as u32
+    pub(super) fn hash(&self, tenant: TenantIndex, key: &[u8]) -> KeyHash {
+        KeyHash::new((hash_of(self.seed, tenant, key) >> u32::BITS) as u32)
     }
 }
 
 /// Which table a key is in.
-fn table_of(hash: u32) -> usize {
-    (hash >> (u32::BITS - TABLES.ilog2())) as usize
+fn table_of(hash: KeyHash) -> usize {
+    (hash.number() >> (u32::BITS - TABLES.ilog2())) as usize
 }
 
 /// The bits that tables go by, of those that all keys of one table do not share.
-fn spread(hash: u32) -> u64 {
-    u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+fn spread(hash: KeyHash) -> u64 {
+    u64::from(hash.number()).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// SipHash with a seed that no caller knows: keys come from strangers.
-fn hash_of(seed: u64, tenant: u16, key: &[u8]) -> u64 {
+fn hash_of(seed: u64, tenant: TenantIndex, key: &[u8]) -> u64 {
     let mut hasher = std::hash::DefaultHasher::new();
     // One word, so that the words of the key are taken as they lie.
-    hasher.write_u64(seed ^ u64::from(tenant));
+    hasher.write_u64(seed ^ u64::from(tenant.number()));
     hasher.write(key);
     hasher.finish()
 }
@@ -424,6 +435,8 @@ fn hash_of(seed: u64, tenant: u16, key: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const DEFAULT: TenantIndex = TenantIndex::DEFAULT;
 
     #[test]
     fn an_object_takes_64_bytes_beside_its_key() {
@@ -434,8 +447,8 @@ mod tests {
     #[test]
     fn a_checksum_is_that_of_its_object_and_may_be_none() {
         let mut objects = Objects::new(1);
-        let slots =
-            [*b"a", *b"b", *b"c"].map(|key| objects.insert(0, KeyRef::new(&key).unwrap()).unwrap());
+        let slots = [*b"a", *b"b", *b"c"]
+            .map(|key| objects.insert(DEFAULT, KeyRef::new(&key).unwrap()).unwrap());
         assert_eq!(objects.checksum(slots[1]), None);
         objects.set_checksum(slots[1], Some(0));
         objects.set_checksum(slots[0], Some(7));
@@ -444,7 +457,7 @@ mod tests {
         assert_eq!(objects.checksum(slots[0]), None);
         // The number goes to another object, not the checksum.
         objects.remove(slots[1]);
-        let next = objects.insert(0, KeyRef::new(b"d").unwrap()).unwrap();
+        let next = objects.insert(DEFAULT, KeyRef::new(b"d").unwrap()).unwrap();
         assert_eq!((next, objects.checksum(next)), (slots[1], None));
     }
 
@@ -452,14 +465,14 @@ mod tests {
     fn keys_of_two_tenants_are_two_keys() {
         let mut objects = Objects::new(1);
         let other = objects.intern_tenant(&TenantId::new("other")).unwrap();
-        assert_eq!(objects.intern_tenant(&TenantId::new("")).unwrap(), 0);
+        assert_eq!(objects.intern_tenant(&TenantId::new("")).unwrap(), DEFAULT);
         assert_eq!(objects.tenant_index(&TenantId::new("unknown")), None);
         let key = KeyRef::new(b"k").unwrap();
-        let mine = objects.insert(0, key).unwrap();
-        assert_eq!((objects.find(0, b"k"), objects.find(other, b"k")), (Some(mine), None));
+        let mine = objects.insert(DEFAULT, key).unwrap();
+        assert_eq!((objects.find(DEFAULT, b"k"), objects.find(other, b"k")), (Some(mine), None));
         let theirs = objects.insert(other, key).unwrap();
         objects.remove(mine);
-        assert_eq!((objects.find(0, b"k"), objects.find(other, b"k")), (None, Some(theirs)));
-        assert_eq!(objects.insert(0, KeyRef::new(b"l").unwrap()).unwrap(), mine);
+        assert_eq!((objects.find(DEFAULT, b"k"), objects.find(other, b"k")), (None, Some(theirs)));
+        assert_eq!(objects.insert(DEFAULT, KeyRef::new(b"l").unwrap()).unwrap(), mine);
     }
 }

@@ -1,5 +1,6 @@
 //! Complete objects: lookup, added and dropped copies, removal, and where freed memory goes.
 
+use crate::state::ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex};
 use mooncake_base::Moment;
 
 use super::{
@@ -12,12 +13,17 @@ use super::{
 
 impl State {
     /// The object of that key, without copies that were lost.
-    pub(super) fn find(&mut self, tenant: u16, key: &[u8]) -> Option<u32> {
+    pub(super) fn find(&mut self, tenant: TenantIndex, key: &[u8]) -> Option<ObjectSlot> {
         self.find_hashed(self.objects.hash(tenant, key), tenant, key)
     }
 
     /// As [`find`](Self::find), for who knows the hash of the key.
-    pub(super) fn find_hashed(&mut self, hash: u32, tenant: u16, key: &[u8]) -> Option<u32> {
+    pub(super) fn find_hashed(
+        &mut self,
+        hash: KeyHash,
+        tenant: TenantIndex,
+        key: &[u8],
+    ) -> Option<ObjectSlot> {
         let slot = self.objects.find_hashed(hash, tenant, key)?;
         if !self.drop_lost_replicas(slot) {
             let is_written = self.writes.chain(self.objects.at(slot).newest_write).next().is_some();
@@ -30,7 +36,7 @@ impl State {
     }
 
     /// Drops what can be read; its memory is free, or rests while a fence covers it.
-    pub(super) fn drop_value(&mut self, now: Moment, slot: u32) {
+    pub(super) fn drop_value(&mut self, now: Moment, slot: ObjectSlot) {
         if !self.objects.at(slot).is_complete() {
             return;
         }
@@ -56,7 +62,7 @@ impl State {
     }
 
     /// Nothing is to be read under the key any more; its copies are gone already.
-    pub(super) fn clear_value(&mut self, slot: u32) {
+    pub(super) fn clear_value(&mut self, slot: ObjectSlot) {
         self.emit_removed(slot);
         self.dequeue(slot);
         let object = self.objects.at_mut(slot);
@@ -76,7 +82,7 @@ impl State {
     }
 
     /// The others of its group wait no longer for a member that could never be evicted.
-    fn leave_group(&mut self, slot: u32, was_hard_pinned: bool) {
+    fn leave_group(&mut self, slot: ObjectSlot, was_hard_pinned: bool) {
         let siblings = if was_hard_pinned { self.groups.members(slot).to_vec() } else { vec![] };
         self.groups.leave(slot);
         for member in siblings.into_iter().filter(|&member| member != slot) {
@@ -85,7 +91,7 @@ impl State {
     }
 
     /// One more copy of an object that can be read.
-    pub(super) fn add_copy(&mut self, slot: u32, replica: Replica) {
+    pub(super) fn add_copy(&mut self, slot: ObjectSlot, replica: Replica) {
         let object = self.objects.at_mut(slot);
         object.replicas.push(replica);
         let length = object.length;
@@ -110,7 +116,12 @@ impl State {
 
     /// Drops the copies of an object that lie in these segments; with the last one it is gone.
     /// How many were dropped.
-    pub(super) fn drop_copies(&mut self, now: Moment, slot: u32, segments: &[u32]) -> usize {
+    pub(super) fn drop_copies(
+        &mut self,
+        now: Moment,
+        slot: ObjectSlot,
+        segments: &[SegmentSlot],
+    ) -> usize {
         let object = self.objects.at(slot);
         let copies = object.replicas.iter().copied();
         let (dropped, kept): (Vec<_>, Vec<_>) =

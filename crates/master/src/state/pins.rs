@@ -1,5 +1,6 @@
 //! Soft pins: objects that are evicted after all others while they are in use.
 
+use crate::state::ids::ObjectSlot;
 use std::time::Duration;
 
 use mooncake_base::Moment;
@@ -9,7 +10,7 @@ use super::{Effect, State, eviction::EvictionPolicy, object::Flags, timer::Timer
 
 /// Soft pins, of which there are few.
 #[derive(Debug, Default)]
-pub(super) struct Pins(FxHashMap<u32, Pin>);
+pub(super) struct Pins(FxHashMap<ObjectSlot, Pin>);
 
 #[derive(Debug, Clone, Copy)]
 struct Pin {
@@ -19,17 +20,17 @@ struct Pin {
 
 impl Pins {
     /// How long the pin of the object lasts from each access on, if it has one.
-    pub(super) fn ttl(&self, now: Moment, object: u32) -> Option<Duration> {
+    pub(super) fn ttl(&self, now: Moment, object: ObjectSlot) -> Option<Duration> {
         self.0.get(&object).filter(|pin| !pin.until.has_passed(now)).map(|pin| pin.ttl)
     }
 
     /// How long it was to last, run out or not.
-    pub(super) fn requested_ttl(&self, object: u32) -> Option<Duration> {
+    pub(super) fn requested_ttl(&self, object: ObjectSlot) -> Option<Duration> {
         self.0.get(&object).map(|pin| pin.ttl)
     }
 
     /// Forgets the pin of an object.
-    pub(super) fn remove(&mut self, object: u32) {
+    pub(super) fn remove(&mut self, object: ObjectSlot) {
         self.0.remove(&object);
     }
 
@@ -40,7 +41,7 @@ impl Pins {
 
 impl State {
     /// Pins the object softly, or longer if it is pinned.
-    pub(super) fn pin(&mut self, now: Moment, slot: u32, ttl: Duration) {
+    pub(super) fn pin(&mut self, now: Moment, slot: ObjectSlot, ttl: Duration) {
         let until = now + ttl;
         let object = self.objects.at_mut(slot);
         object.flags.set(Flags::SOFT_PINNED, true);
@@ -51,7 +52,7 @@ impl State {
     }
 
     /// A timer rang: the soft pin has run out, or the timer is set again.
-    pub(super) fn check_pin(&mut self, now: Moment, slot: u32, version: u64) {
+    pub(super) fn check_pin(&mut self, now: Moment, slot: ObjectSlot, version: u64) {
         let known = self.objects.get(slot).is_some_and(|object| object.version == version);
         let Some(&Pin { until, .. }) = self.pins.0.get(&slot).filter(|_| known) else { return };
         if !until.has_passed(now) {

@@ -1,6 +1,7 @@
 //! Which segment a copy goes to.
 
 use super::{random::Random, rules::AllocationStrategy, segment::Segments};
+use crate::state::ids::SegmentSlot;
 
 /// How many segments are offered at random before all are gone through.
 const RANDOM_OFFERS_MAX: usize = 100;
@@ -23,7 +24,12 @@ pub struct PlacementRequest<'a> {
 pub trait AllocationPolicy: std::fmt::Debug + Send {
     /// Appends segments in the order in which they should be tried. It need not name all: those
     /// left out are tried last. Twice the same does no harm.
-    fn order(&mut self, segments: &Segments, request: &PlacementRequest<'_>, order: &mut Vec<u32>);
+    fn order(
+        &mut self,
+        segments: &Segments,
+        request: &PlacementRequest<'_>,
+        order: &mut Vec<SegmentSlot>,
+    );
 }
 
 /// The policy of that name.
@@ -45,7 +51,12 @@ pub(super) fn policy(strategy: AllocationStrategy, seed: u64) -> Box<dyn Allocat
 struct RandomOrder(Random);
 
 impl AllocationPolicy for RandomOrder {
-    fn order(&mut self, segments: &Segments, _ask: &PlacementRequest<'_>, order: &mut Vec<u32>) {
+    fn order(
+        &mut self,
+        segments: &Segments,
+        _ask: &PlacementRequest<'_>,
+        order: &mut Vec<SegmentSlot>,
+    ) {
         let open = segments.open();
         if open.is_empty() {
             return;
@@ -60,7 +71,12 @@ impl AllocationPolicy for RandomOrder {
 struct FreeRatioFirst(Random);
 
 impl AllocationPolicy for FreeRatioFirst {
-    fn order(&mut self, segments: &Segments, request: &PlacementRequest<'_>, order: &mut Vec<u32>) {
+    fn order(
+        &mut self,
+        segments: &Segments,
+        request: &PlacementRequest<'_>,
+        order: &mut Vec<SegmentSlot>,
+    ) {
         let open = segments.open();
         if open.is_empty() {
             return;
@@ -72,7 +88,7 @@ impl AllocationPolicy for FreeRatioFirst {
         } else {
             order.extend((0..samples).map(|_| open[self.0.below(open.len())]));
         }
-        let free_ratio = |&segment: &u32| {
+        let free_ratio = |&segment: &SegmentSlot| {
             let allocator = &segments.at(segment).allocator;
             let free = allocator.length() - allocator.used();
             // In parts of a million: whole numbers have an order.
@@ -87,7 +103,12 @@ impl AllocationPolicy for FreeRatioFirst {
 struct LocalFirst(RandomOrder);
 
 impl AllocationPolicy for LocalFirst {
-    fn order(&mut self, segments: &Segments, request: &PlacementRequest<'_>, order: &mut Vec<u32>) {
+    fn order(
+        &mut self,
+        segments: &Segments,
+        request: &PlacementRequest<'_>,
+        order: &mut Vec<SegmentSlot>,
+    ) {
         if request.replicas != 1 || request.host.is_empty() {
             return self.0.order(segments, request, order);
         }
@@ -102,9 +123,14 @@ impl AllocationPolicy for LocalFirst {
 struct CxlFirst(RandomOrder);
 
 impl AllocationPolicy for CxlFirst {
-    fn order(&mut self, segments: &Segments, request: &PlacementRequest<'_>, order: &mut Vec<u32>) {
+    fn order(
+        &mut self,
+        segments: &Segments,
+        request: &PlacementRequest<'_>,
+        order: &mut Vec<SegmentSlot>,
+    ) {
         let start = order.len();
-        let is_cxl = |&&segment: &&u32| segments.at(segment).spec.protocol == CXL_PROTOCOL;
+        let is_cxl = |&&segment: &&SegmentSlot| segments.at(segment).spec.protocol == CXL_PROTOCOL;
         order.extend(segments.open().iter().filter(is_cxl));
         if order.len() > start {
             // Not always the same one first.

@@ -3,6 +3,7 @@
 mod finish;
 mod record;
 
+use crate::state::ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex};
 use std::sync::Arc;
 
 use mooncake_base::{
@@ -16,7 +17,6 @@ use super::{
     object::{NO_WRITE, REPLICAS_MAX, Replica},
     put_options::{PutOptions, SoftPin, WishedPin},
     reclaim::{AllocRequest, SegmentFilter},
-    segment::SegmentRef,
     write::Write,
 };
 
@@ -48,7 +48,7 @@ pub struct Put<'a> {
 #[derive(Debug)]
 pub(crate) struct PutOwner {
     client: ClientId,
-    tenant: u16,
+    tenant: TenantIndex,
     /// Empty if unknown.
     host: Arc<str>,
 }
@@ -79,7 +79,7 @@ pub struct Started {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Place {
     /// The segment; ask [`State::segment`](super::State::segment) before the state is changed.
-    pub segment: SegmentRef,
+    pub segment: SegmentSlot,
     /// From the segment's base.
     pub offset: u64,
     /// Bytes.
@@ -122,7 +122,7 @@ impl State {
         &self,
         put_owner: Option<&PutOwner>,
         keys: impl Iterator<Item = &'k [u8]>,
-    ) -> Vec<u32> {
+    ) -> Vec<KeyHash> {
         self.objects.prefetch_hashes(put_owner.map(|put_owner| put_owner.tenant), keys)
     }
 
@@ -152,7 +152,7 @@ impl State {
         &mut self,
         now: Moment,
         put_owner: &PutOwner,
-        hash: u32,
+        hash: KeyHash,
         put: Put<'_>,
     ) -> Result<Started> {
         let &PutOwner { client, tenant, ref host } = put_owner;
@@ -292,7 +292,7 @@ impl State {
         replicas: impl IntoIterator<Item = &'a Replica>,
     ) -> SmallVec<[Place; 1]> {
         let place = |replica: &Replica| Place {
-            segment: SegmentRef(replica.segment),
+            segment: replica.segment,
             offset: self.segments.at(replica.segment).allocator.offset(replica.block),
             length,
             replica: replica.id(version),
@@ -327,7 +327,13 @@ impl State {
     }
 
     /// What stands under that key, without puts that took too long.
-    fn existing(&mut self, now: Moment, hash: u32, tenant: u16, key: KeyRef<'_>) -> Option<u32> {
+    fn existing(
+        &mut self,
+        now: Moment,
+        hash: KeyHash,
+        tenant: TenantIndex,
+        key: KeyRef<'_>,
+    ) -> Option<ObjectSlot> {
         let slot = self.find_hashed(hash, tenant, key.as_bytes())?;
         self.discard_stale_writes(now, slot);
         self.objects.get(slot).map(|_| slot)
@@ -350,7 +356,7 @@ impl State {
     }
 
     /// What the same call was answered before, if it is this one again.
-    fn repeated_start(&self, slot: u32, client: ClientId, put: &Put<'_>) -> Option<Started> {
+    fn repeated_start(&self, slot: ObjectSlot, client: ClientId, put: &Put<'_>) -> Option<Started> {
         let is_same = |write: &&Write| {
             write.request == put.request && write.client == client && write.length == put.length
         };
@@ -366,7 +372,7 @@ impl State {
     }
 
     /// Whether a put may begin where something stands.
-    fn check_existing(&self, slot: u32, is_replacing: bool) -> Result<()> {
+    fn check_existing(&self, slot: ObjectSlot, is_replacing: bool) -> Result<()> {
         let object = self.objects.at(slot);
         let is_free = object.newest_write == NO_WRITE && self.is_unclaimed(slot);
         if !is_replacing && !is_free {

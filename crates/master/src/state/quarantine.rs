@@ -1,5 +1,6 @@
 //! Freed memory that is given to nobody yet: a reader may still read it, or a write may arrive.
 
+use crate::state::ids::SegmentSlot;
 use std::collections::BTreeSet;
 
 use mooncake_base::Moment;
@@ -9,23 +10,33 @@ use super::{allocator::BlockId, lease::Timestamp};
 /// Blocks that rest, in the order in which they become free: until when, the version of the object
 /// that readers may still read there (0: none is), segment and block.
 #[derive(Debug, Default)]
-pub(super) struct Quarantine(BTreeSet<(Timestamp, u64, u32, BlockId)>);
+pub(super) struct Quarantine(BTreeSet<(Timestamp, u64, SegmentSlot, BlockId)>);
 
 impl Quarantine {
     /// The block of that segment rests until then.
-    pub(super) fn push(&mut self, until: Timestamp, version: u64, segment: u32, block: BlockId) {
+    pub(super) fn push(
+        &mut self,
+        until: Timestamp,
+        version: u64,
+        segment: SegmentSlot,
+        block: BlockId,
+    ) {
         self.0.insert((until, version, segment, block));
     }
 
     /// Takes out a block whose rest is over.
-    pub(super) fn pop_due(&mut self, now: Moment) -> Option<(u32, BlockId)> {
+    pub(super) fn pop_due(&mut self, now: Moment) -> Option<(SegmentSlot, BlockId)> {
         self.0.first().filter(|(until, ..)| *until <= now.into())?;
         self.0.pop_first().map(|(_, _, segment, block)| (segment, block))
     }
 
     /// Takes out a block that rested only for readers of that version, until exactly then.
-    pub(super) fn pop_read(&mut self, until: Timestamp, version: u64) -> Option<(u32, BlockId)> {
-        let first = (until, version, 0, BlockId::FIRST);
+    pub(super) fn pop_read(
+        &mut self,
+        until: Timestamp,
+        version: u64,
+    ) -> Option<(SegmentSlot, BlockId)> {
+        let first = (until, version, SegmentSlot::new(0), BlockId::FIRST);
         let found = *self.0.range(first..).next()?;
         let (found_until, found_version, segment, block) = found;
         if (found_until, found_version) != (until, version) {
@@ -41,12 +52,12 @@ impl Quarantine {
     }
 
     /// The memory of that segment is nobody's concern any more.
-    pub(super) fn forget(&mut self, segment: u32) {
+    pub(super) fn forget(&mut self, segment: SegmentSlot) {
         self.0.retain(|(_, _, other, _)| *other != segment);
     }
 
     /// All of them, and until when they rest.
-    pub(super) fn blocks(&self) -> impl Iterator<Item = (Timestamp, u32, BlockId)> {
+    pub(super) fn blocks(&self) -> impl Iterator<Item = (Timestamp, SegmentSlot, BlockId)> {
         self.0.iter().map(|(until, _, segment, block)| (*until, *segment, *block))
     }
 }

@@ -1,5 +1,6 @@
 //! Which objects are meant, and how they are listed: in byte order, in pages, in slices.
 
+use crate::state::ids::{ObjectSlot, Slot};
 use mooncake_base::{Error, ErrorCode, Moment, ObjectKey, Result, TenantId, key::Printed};
 use regex::bytes::{Regex, RegexBuilder};
 
@@ -192,7 +193,7 @@ impl State {
     pub fn remove_matching(&mut self, now: Moment, removal: &mut Removal) -> bool {
         let Some(tenant) = self.objects.tenant_index(&removal.tenant) else { return true };
         let end = removal.next_slot.saturating_add(SLICE).min(self.objects.slot_count());
-        for slot in removal.next_slot..end {
+        for slot in ObjectSlot::range(removal.next_slot, end) {
             let is_selected = self.objects.get(slot).is_some_and(|object| {
                 object.tenant == tenant
                     && object.is_complete()
@@ -220,7 +221,7 @@ impl State {
     pub fn list_objects(&self, listing: &mut Listing) -> bool {
         let Some(tenant) = self.objects.tenant_index(&listing.tenant) else { return true };
         let end = listing.next_slot.saturating_add(SLICE).min(self.objects.slot_count());
-        for slot in listing.next_slot..end {
+        for slot in ObjectSlot::range(listing.next_slot, end) {
             let Some(object) = self.objects.get(slot) else { continue };
             if object.tenant == tenant
                 && listing.accepts(self.objects.key(object))
@@ -248,7 +249,7 @@ impl State {
     ) -> Option<u32> {
         let tenant = self.objects.tenant_index(tenant)?;
         let end = from.saturating_add(SLICE).min(self.objects.slot_count());
-        for slot in from..end {
+        for slot in ObjectSlot::range(from, end) {
             let Some(object) = self.objects.get(slot) else { continue };
             let mut copies = object.replicas.iter();
             if object.tenant == tenant
@@ -261,7 +262,7 @@ impl State {
         (end < self.objects.slot_count()).then_some(end)
     }
 
-    fn remove_value(&mut self, now: Moment, slot: u32) {
+    fn remove_value(&mut self, now: Moment, slot: ObjectSlot) {
         self.drop_value(now, slot);
         self.objects.at_mut(slot).protection = super::lease::LeaseAndFence::default();
         self.remove_if_empty(slot);

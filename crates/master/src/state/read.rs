@@ -1,5 +1,6 @@
 //! Reading: locate grants a lease and a fence; verify asks whether a late read still counts.
 
+use crate::state::ids::{KeyHash, ObjectSlot, TenantIndex};
 use std::time::Duration;
 
 use mooncake_base::{Error, ErrorCode, Moment, ReplicaId, Result, TenantId, Version, key::Printed};
@@ -64,7 +65,7 @@ pub struct LocatedObject {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FenceTicket {
     /// The object, by a number that another may have later.
-    pub object: u32,
+    pub object: ObjectSlot,
     /// Which life of it.
     pub version: Version,
     /// Never 0, and never the same for two fences of one object.
@@ -109,12 +110,12 @@ impl State {
         self.queue.begin_batch(now);
         let tenant = self.objects.tenant_index(tenant);
         let hashes = self.objects.prefetch_hashes(tenant, keys.iter().map(AsRef::as_ref));
-        let found: Vec<Result<u32>> = keys
+        let found: Vec<Result<ObjectSlot>> = keys
             .iter()
             .zip(hashes)
             .map(|(key, hash)| self.readable(tenant, hash, key.as_ref()))
             .collect();
-        let bytes = |slot: &u32| self.objects.at(*slot).length;
+        let bytes = |slot: &ObjectSlot| self.objects.at(*slot).length;
         let fence = match options.has_fence {
             true => {
                 self.rules.fence(found.iter().flatten().map(bytes).fold(0, u64::saturating_add))
@@ -151,7 +152,7 @@ impl State {
     pub fn probe(&mut self, now: Moment, tenant: &TenantId, key: &[u8], has_lease: bool) -> Probed {
         self.queue.begin_batch(now);
         let tenant = self.objects.tenant_index(tenant);
-        let hash = tenant.map_or(0, |tenant| self.objects.hash(tenant, key));
+        let hash = tenant.map_or(KeyHash::new(0), |tenant| self.objects.hash(tenant, key));
         self.probe_one(now, tenant, hash, key, has_lease)
     }
 
@@ -175,8 +176,8 @@ impl State {
     fn probe_one(
         &mut self,
         now: Moment,
-        tenant: Option<u16>,
-        hash: u32,
+        tenant: Option<TenantIndex>,
+        hash: KeyHash,
         key: &[u8],
         has_lease: bool,
     ) -> Probed {
@@ -222,7 +223,12 @@ impl State {
     }
 
     /// An object with a copy that may be read.
-    fn readable(&mut self, tenant: Option<u16>, hash: u32, key: &[u8]) -> Result<u32> {
+    fn readable(
+        &mut self,
+        tenant: Option<TenantIndex>,
+        hash: KeyHash,
+        key: &[u8],
+    ) -> Result<ObjectSlot> {
         let found = tenant.and_then(|tenant| self.find_hashed(hash, tenant, key));
         let slot = found.ok_or_else(|| not_found(key))?;
         let object = self.objects.at(slot);
@@ -245,7 +251,7 @@ impl State {
     fn locate_one(
         &mut self,
         now: Moment,
-        slot: u32,
+        slot: ObjectSlot,
         options: LocateOptions,
         fence: Duration,
     ) -> LocatedObject {
@@ -279,7 +285,7 @@ impl State {
 
     /// A use that leases. That an object is used again and again tells the order of eviction
     /// nothing new a moment later: it cannot go before the lease ends.
-    fn extend_lease(&mut self, now: Moment, slot: u32) {
+    fn extend_lease(&mut self, now: Moment, slot: ObjectSlot) {
         let object = self.objects.at_mut(slot);
         let is_new = object.protection.renew_lease(now, self.rules.lease_ttl);
         if is_new || object.flags.has(Flags::PARKED) || object.flags.has(Flags::SOFT_PINNED) {

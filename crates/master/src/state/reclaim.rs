@@ -2,6 +2,7 @@
 
 mod out_of_space;
 
+use crate::state::ids::{KeyHash, ObjectSlot, SegmentSlot, Slot};
 use std::time::Duration;
 
 use mooncake_base::{Moment, Result};
@@ -36,7 +37,7 @@ pub(super) struct AllocRequest<'a> {
     pub(super) host: &'a str,
     pub(super) options: &'a PutOptions,
     /// Must not be evicted: it is to be replaced.
-    pub(super) spared: Option<u32>,
+    pub(super) spared: Option<ObjectSlot>,
 }
 
 /// Segments that come into question, of those that take new objects.
@@ -45,13 +46,13 @@ pub(super) enum SegmentFilter<'a> {
     /// All.
     All,
     /// These.
-    Only(&'a [u32]),
+    Only(&'a [SegmentSlot]),
     /// All but these.
-    Except(&'a [u32]),
+    Except(&'a [SegmentSlot]),
 }
 
 impl SegmentFilter<'_> {
-    fn admits(&self, segment: u32) -> bool {
+    fn admits(&self, segment: SegmentSlot) -> bool {
         match self {
             Self::All => true,
             Self::Only(these) => these.contains(&segment),
@@ -68,11 +69,11 @@ struct VictimSearch {
     /// By segment: bytes that are free or would be without the victims; `None` if it is no use.
     reachable: Vec<Option<u64>>,
     /// Taken from the queue to be evicted, if they lie so that it helps.
-    victims: Vec<u32>,
+    victims: Vec<ObjectSlot>,
     /// The memory of the victims: segment and block, and whose it is.
-    blocks: FxHashMap<(u32, BlockId), u32>,
+    blocks: FxHashMap<(SegmentSlot, BlockId), ObjectSlot>,
     /// Taken from the queue in vain.
-    set_aside: Vec<u32>,
+    set_aside: Vec<ObjectSlot>,
 }
 
 /// The two orders of eviction.
@@ -155,7 +156,7 @@ impl State {
                     }
                 }
                 Verdict::Wait(until) => self.park(object, until),
-                Verdict::Demote => self.queue.soft.insert(object, 0),
+                Verdict::Demote => self.queue.soft.insert(object, KeyHash::new(0)),
                 Verdict::Skip => self.put_back(object),
             }
         }
@@ -187,7 +188,7 @@ impl State {
     }
 
     /// Segments that should be tried before the others, in that order.
-    fn preferred_order(&mut self, request: &AllocRequest<'_>, candidates: &mut Vec<u32>) {
+    fn preferred_order(&mut self, request: &AllocRequest<'_>, candidates: &mut Vec<SegmentSlot>) {
         for name in &request.options.preferred_segments {
             candidates.extend(self.segments.named(name));
         }
@@ -202,7 +203,7 @@ impl State {
 
     fn try_segments(
         &mut self,
-        slots: &[u32],
+        slots: &[SegmentSlot],
         request: &AllocRequest<'_>,
         wished: usize,
         replicas: &mut Replicas,
@@ -215,7 +216,7 @@ impl State {
         }
     }
 
-    fn try_segment(&mut self, slot: u32, length: u64, replicas: &mut Replicas) {
+    fn try_segment(&mut self, slot: SegmentSlot, length: u64, replicas: &mut Replicas) {
         let segment = self.segments.at_mut(slot);
         let is_taken = replicas.iter().any(|replica| replica.segment == slot);
         if is_taken || !segment.accepts_new() || segment.free() < length {
@@ -240,7 +241,7 @@ impl State {
             let segment = self.segments.at(slot);
             let is_taken = replicas.iter().any(|replica| replica.segment == slot);
             if !is_taken && request.filter.admits(slot) && segment.reclaimable() >= need {
-                reachable[slot as usize] = Some(segment.free());
+                reachable[slot.index()] = Some(segment.free());
             }
         }
         if reachable.iter().all(Option::is_none) {
@@ -277,7 +278,7 @@ impl State {
         while let Some(object) = self.pop(pass) {
             match self.classify(now, object, pass, request.spared) {
                 Verdict::Wait(until) => self.park(object, until),
-                Verdict::Demote => self.queue.soft.insert(object, 0),
+                Verdict::Demote => self.queue.soft.insert(object, KeyHash::new(0)),
                 Verdict::Skip => search.set_aside.push(object),
                 Verdict::Evict => {
                     let group = self.eviction_group(object);
@@ -304,14 +305,14 @@ impl State {
         &mut self,
         now: Moment,
         search: &mut VictimSearch,
-        latest: &[u32],
+        latest: &[ObjectSlot],
         length: u64,
         replicas: &mut Replicas,
     ) -> bool {
         let copies = latest.iter().flat_map(|&object| self.objects.at(object).replicas.iter());
         let found = copies.into_iter().find_map(|copy| {
             let segment = copy.segment;
-            search.reachable.get(segment as usize)?.filter(|&bytes| bytes >= search.need)?;
+            search.reachable.get(segment.index())?.filter(|&bytes| bytes >= search.need)?;
             let is_taken = |block| search.blocks.contains_key(&(segment, block));
             let run = self.segments.at(segment).allocator.find_run(copy.block, length, is_taken)?;
             Some((segment, run))
@@ -333,11 +334,11 @@ impl State {
     }
 
     /// Adds what evicting these would free; whether it helps.
-    fn add_victims(&self, search: &mut VictimSearch, group: &[u32]) -> bool {
+    fn add_victims(&self, search: &mut VictimSearch, group: &[ObjectSlot]) -> bool {
         let mut helps = false;
         for &member in group {
             for replica in self.objects.at(member).replicas.iter() {
-                if let Some(Some(bytes)) = search.reachable.get_mut(replica.segment as usize) {
+                if let Some(Some(bytes)) = search.reachable.get_mut(replica.segment.index()) {
                     search.blocks.insert((replica.segment, replica.block), member);
                     *bytes += self.segments.at(replica.segment).allocator.size(replica.block);
                     helps = true;
@@ -350,9 +351,9 @@ impl State {
     pub(super) fn classify(
         &mut self,
         now: Moment,
-        object: u32,
+        object: ObjectSlot,
         pass: EvictionPass,
-        spared: Option<u32>,
+        spared: Option<ObjectSlot>,
     ) -> Verdict {
         if !self.drop_lost_replicas(object) {
             // Its copies are lost; the sweep forgets the rest of it.
@@ -384,14 +385,14 @@ impl State {
     }
 
     /// What is evicted together with the object, itself among it.
-    pub(super) fn eviction_group(&self, object: u32) -> Vec<u32> {
+    pub(super) fn eviction_group(&self, object: ObjectSlot) -> Vec<ObjectSlot> {
         match self.groups.members(object) {
             [] => vec![object],
             siblings => siblings.to_vec(),
         }
     }
 
-    pub(super) fn evict(&mut self, now: Moment, object: u32) {
+    pub(super) fn evict(&mut self, now: Moment, object: ObjectSlot) {
         self.counters.evicted_keys += 1;
         self.counters.evicted_bytes += self.objects.at(object).bytes();
         let is_plain = !self.objects.at(object).flags.has(Flags::SOFT_PINNED);
@@ -402,7 +403,7 @@ impl State {
         self.remove_if_empty(object);
     }
 
-    fn pop(&mut self, pass: EvictionPass) -> Option<u32> {
+    fn pop(&mut self, pass: EvictionPass) -> Option<ObjectSlot> {
         match pass {
             EvictionPass::Plain => self.queue.plain.pop(),
             EvictionPass::Soft => self.queue.soft.pop(),
@@ -410,7 +411,7 @@ impl State {
     }
 
     /// An object that was taken out of the order is next again.
-    fn put_back(&mut self, object: u32) {
+    fn put_back(&mut self, object: ObjectSlot) {
         let Some(flags) = self.objects.get(object).map(|object| object.flags) else { return };
         if !flags.has(Flags::COMPLETE) {
             return;

@@ -5,6 +5,7 @@
 //! writers. It comes back when its owner announces the very segment, unless it was removed or
 //! replaced meanwhile; what is not announced in time is dropped.
 
+use crate::state::ids::{ObjectSlot, SegmentSlot};
 use std::time::Duration;
 
 use mooncake_base::{ClientId, Error, ErrorCode, Incarnation, Moment, Result, SegmentId, TenantId};
@@ -101,7 +102,7 @@ impl State {
     }
 
     /// The segment is its owner's to read and write again.
-    pub(super) fn claim_segment(&mut self, slot: u32) {
+    pub(super) fn claim_segment(&mut self, slot: SegmentSlot) {
         let client = self.segments.at(slot).client;
         let is_suspect = self.clients.is_suspect(client);
         let segment = self.segments.at_mut(slot);
@@ -113,7 +114,7 @@ impl State {
     }
 
     /// Whether all that can be read of an object waits for its owners.
-    pub(super) fn is_unclaimed(&self, slot: u32) -> bool {
+    pub(super) fn is_unclaimed(&self, slot: ObjectSlot) -> bool {
         if self.recovery.segments == 0 {
             return false;
         }

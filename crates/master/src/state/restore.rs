@@ -1,5 +1,6 @@
 //! A working state made of what the log knows, after the master started anew.
 
+use crate::state::ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex};
 use std::time::Duration;
 
 use mooncake_base::{Moment, ObjectKey, TenantId};
@@ -47,7 +48,7 @@ struct Restoration {
     /// And leases.
     lease: Moment,
     /// Where the segments are now.
-    slots: FxHashMap<SegmentNumber, u32>,
+    slots: FxHashMap<SegmentNumber, SegmentSlot>,
     report: Restored,
 }
 
@@ -121,7 +122,7 @@ impl Restoration {
         state: &mut State,
         number: SegmentNumber,
         logged: LoggedSegment,
-    ) -> u32 {
+    ) -> SegmentSlot {
         let spec = logged.spec;
         let (id, incarnation) = (spec.id, spec.incarnation);
         let status = SegmentStatus::from_code(logged.status);
@@ -300,7 +301,7 @@ impl Restoration {
         state.tenants.charge(tenant, logged.value.length * replicas.len() as u64);
         let number = state.writes.insert(Write {
             object,
-            hash: object.map_or(0, |slot| state.objects.key_hash(slot)),
+            hash: object.map_or(KeyHash::new(0), |slot| state.objects.key_hash(slot)),
             tenant,
             next: object.map_or(NO_WRITE, |slot| state.objects.at(slot).newest_write),
             version: logged.value.version,
@@ -351,7 +352,7 @@ impl Restoration {
 }
 
 /// The object that a put is for, made if nothing stands there.
-fn write_object(state: &mut State, tenant: u16, key: &ObjectKey) -> Option<u32> {
+fn write_object(state: &mut State, tenant: TenantIndex, key: &ObjectKey) -> Option<ObjectSlot> {
     match state.objects.find(tenant, key.as_bytes()) {
         Some(slot) => Some(slot),
         // There is a limit, which held when the put began.

@@ -1,5 +1,6 @@
 //! Segments: memory that clients lend to the pool.
 
+use crate::state::ids::{SegmentSlot, Slot};
 use std::time::Duration;
 
 use mooncake_base::{ClientId, Error, ErrorCode, Incarnation, Moment, Result, SegmentId};
@@ -13,11 +14,7 @@ use super::{
     timer::Timer,
 };
 
-/// A segment within the state; good only until the state is changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SegmentRef(pub(super) u32);
-
-/// What the log calls a segment. Never used again, unlike a [`SegmentRef`].
+/// What the log calls a segment. Never used again, unlike a [`SegmentSlot`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SegmentNumber(pub u32);
 
@@ -177,9 +174,9 @@ impl Segment {
 #[derive(Debug, Default)]
 pub struct Segments {
     slots: Vec<Option<Segment>>,
-    by_id: FxHashMap<SegmentId, u32>,
-    by_name: FxHashMap<Box<str>, Vec<u32>>,
-    open: Vec<u32>,
+    by_id: FxHashMap<SegmentId, SegmentSlot>,
+    by_name: FxHashMap<Box<str>, Vec<SegmentSlot>>,
+    open: Vec<SegmentSlot>,
     /// Bytes of all that are mounted.
     pub(super) mounted_bytes: u64,
     next_number: u32,
@@ -189,7 +186,7 @@ pub struct Segments {
 
 impl Segments {
     /// Those that take new objects, in the order of their hosts.
-    pub fn open(&self) -> &[u32] {
+    pub fn open(&self) -> &[SegmentSlot] {
         &self.open
     }
 
@@ -204,20 +201,20 @@ impl Segments {
     }
 
     /// Those of that name.
-    pub(super) fn named(&self, name: &str) -> &[u32] {
+    pub(super) fn named(&self, name: &str) -> &[SegmentSlot] {
         self.by_name.get(name).map_or(&[], Vec::as_slice)
     }
 
-    pub(super) fn by_id(&self, id: SegmentId) -> Option<u32> {
+    pub(super) fn by_id(&self, id: SegmentId) -> Option<SegmentSlot> {
         self.by_id.get(&id).copied()
     }
 
-    pub(super) fn at(&self, slot: u32) -> &Segment {
-        self.slots[slot as usize].as_ref().expect("a copy names only segments that are kept")
+    pub(super) fn at(&self, slot: SegmentSlot) -> &Segment {
+        self.slots[slot.index()].as_ref().expect("a copy names only segments that are kept")
     }
 
-    pub(super) fn at_mut(&mut self, slot: u32) -> &mut Segment {
-        self.slots[slot as usize].as_mut().expect("a copy names only segments that are kept")
+    pub(super) fn at_mut(&mut self, slot: SegmentSlot) -> &mut Segment {
+        self.slots[slot.index()].as_mut().expect("a copy names only segments that are kept")
     }
 
     /// When the first of those that only rest, and hold so much, takes new objects.
@@ -233,32 +230,32 @@ impl Segments {
     }
 
     /// The mounted ones, but for those that nobody has announced since a restart.
-    pub(super) fn claimed(&self) -> impl Iterator<Item = (u32, &Segment)> {
+    pub(super) fn claimed(&self) -> impl Iterator<Item = (SegmentSlot, &Segment)> {
         self.mounted().filter(|(_, segment)| segment.is_claimed())
     }
 
     /// The mounted ones.
-    pub(super) fn mounted(&self) -> impl Iterator<Item = (u32, &Segment)> {
+    pub(super) fn mounted(&self) -> impl Iterator<Item = (SegmentSlot, &Segment)> {
         let numbered = self.slots.iter().enumerate();
         numbered
-            .filter_map(|(slot, segment)| Some((slot as u32, segment.as_ref()?)))
+            .filter_map(|(slot, segment)| Some((SegmentSlot::from_index(slot), segment.as_ref()?)))
             .filter(|(_, segment)| segment.is_mounted())
     }
 
     /// Its number in the books.
-    pub(super) fn insert(&mut self, segment: Segment) -> u32 {
+    pub(super) fn insert(&mut self, segment: Segment) -> SegmentSlot {
         self.next_number = self.next_number.max(segment.number.0 + 1);
         let slot = match self.slots.iter().position(Option::is_none) {
-            Some(slot) => slot as u32,
+            Some(slot) => SegmentSlot::from_index(slot),
             None => {
                 self.slots.push(None);
-                (self.slots.len() - 1) as u32
+                SegmentSlot::from_index(self.slots.len() - 1)
             }
         };
         self.mounted_bytes += segment.spec.length;
         self.by_id.insert(segment.spec.id, slot);
         self.by_name.entry(segment.spec.name.as_str().into()).or_default().push(slot);
-        self.slots[slot as usize] = Some(segment);
+        self.slots[slot.index()] = Some(segment);
         self.refresh_open();
         slot
     }
@@ -277,7 +274,7 @@ impl Segments {
     }
 
     /// Nothing finds it any more; its number stays taken until [free_slot](free_slot).
-    fn close(&mut self, slot: u32) {
+    fn close(&mut self, slot: SegmentSlot) {
         let segment = self.at_mut(slot);
         segment.status = SegmentStatus::Unmounting;
         (segment.fenced, segment.writing, segment.hard_pinned) = (0, 0, 0);
@@ -300,13 +297,13 @@ impl Segments {
     }
 
     /// No copy names it any more.
-    pub(super) fn free_slot(&mut self, slot: u32) {
-        self.slots[slot as usize] = None;
+    pub(super) fn free_slot(&mut self, slot: SegmentSlot) {
+        self.slots[slot.index()] = None;
     }
 
     /// Looks again which segments take new objects.
     pub(super) fn refresh_open(&mut self) {
-        let mut open: Vec<u32> = self
+        let mut open: Vec<SegmentSlot> = self
             .mounted()
             .filter(|(_, segment)| segment.accepts_new())
             .map(|(slot, _)| slot)
@@ -430,8 +427,8 @@ impl State {
     }
 
     /// What is known of a segment named by a [`Place`](super::Place) of a call just made.
-    pub fn segment(&self, segment: SegmentRef) -> SegmentView<'_> {
-        self.segments.at(segment.0).view()
+    pub fn segment(&self, segment: SegmentSlot) -> SegmentView<'_> {
+        self.segments.at(segment).view()
     }
 
     /// Every mounted segment, in the order of their names.
@@ -470,7 +467,7 @@ impl State {
     }
 
     /// The memory is gone, and with it every copy in it.
-    pub(super) fn drop_segment(&mut self, slot: u32) {
+    pub(super) fn drop_segment(&mut self, slot: SegmentSlot) {
         let is_used = self.segments.at(slot).allocator.used() > 0;
         let number = self.segments.at(slot).number;
         self.effects.record(|| Effect::SegmentDropped { number });

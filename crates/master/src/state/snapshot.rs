@@ -4,6 +4,7 @@
 //! between the slices is in that log too, and a replay of both converges: each effect names the
 //! version and the places it is about.
 
+use crate::state::ids::{ObjectSlot, SegmentSlot, Slot};
 use std::time::Duration;
 
 use mooncake_base::Moment;
@@ -59,7 +60,7 @@ impl State {
         into: &mut Vec<u8>,
     ) -> bool {
         let end = cursor.next.saturating_add(objects).min(self.objects.slot_count());
-        for slot in cursor.next..end {
+        for slot in ObjectSlot::range(cursor.next, end) {
             let Some(object) = self.objects.get(slot) else { continue };
             if object.is_complete() {
                 self.snapshot_object(slot, object, into);
@@ -69,7 +70,7 @@ impl State {
         end == self.objects.slot_count()
     }
 
-    fn snapshot_object(&self, slot: u32, object: &Object, into: &mut Vec<u8>) {
+    fn snapshot_object(&self, slot: ObjectSlot, object: &Object, into: &mut Vec<u8>) {
         let copies = self.logged_copies(&object.replicas);
         if copies.is_empty() {
             return;
@@ -92,7 +93,7 @@ impl State {
     /// Memory that rests for longer than fences do: late writes may reach it. That of puts which
     /// were displaced is among it.
     fn snapshot_quarantine(&self, now: Moment, into: &mut Vec<u8>) {
-        let mut rest = |slot: u32, block, time: Duration| {
+        let mut rest = |slot: SegmentSlot, block, time: Duration| {
             let segment = self.segments.at(slot);
             if segment.is_mounted() && time > self.max_granted.fence {
                 let offset = segment.allocator.offset(block);

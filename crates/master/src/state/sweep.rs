@@ -4,6 +4,7 @@ use super::{
     State,
     object::{Flags, Replica, Replicas},
 };
+use crate::state::ids::{ObjectSlot, SegmentSlot, Slot};
 
 /// Objects that one slice of a sweep checks.
 const SWEEP_SLICE: u32 = 4096;
@@ -11,14 +12,14 @@ const SWEEP_SLICE: u32 = 4096;
 /// Segments that went, whose copies are being forgotten.
 #[derive(Debug, Default)]
 pub(super) struct Sweeps {
-    segments: Vec<u32>,
+    segments: Vec<SegmentSlot>,
     next: u32,
     /// Segments that went while a sweep was on its way, and wait for the next.
-    waiting: Vec<u32>,
+    waiting: Vec<SegmentSlot>,
 }
 
 impl Sweeps {
-    pub(super) fn begin(&mut self, segment: u32) {
+    pub(super) fn begin(&mut self, segment: SegmentSlot) {
         if self.next == 0 {
             self.segments.push(segment);
         } else {
@@ -33,7 +34,7 @@ impl Sweeps {
 
 impl State {
     /// Forgets copies of the object that were lost; whether there is still something to read.
-    pub(super) fn drop_lost_replicas(&mut self, slot: u32) -> bool {
+    pub(super) fn drop_lost_replicas(&mut self, slot: ObjectSlot) -> bool {
         let object = self.objects.at(slot);
         if self.sweeps.is_idle() || !object.is_complete() {
             return object.is_complete();
@@ -65,7 +66,7 @@ impl State {
         }
         let start = self.sweeps.next;
         let end = start.saturating_add(SWEEP_SLICE).min(self.objects.slot_count());
-        for slot in start..end {
+        for slot in ObjectSlot::range(start, end) {
             if self.objects.get(slot).is_some() {
                 self.drop_lost_replicas(slot);
                 self.remove_if_empty(slot);

@@ -9,6 +9,7 @@ mod attempt;
 mod record;
 mod table;
 
+use crate::state::ids::{ObjectSlot, SegmentSlot};
 use mooncake_base::{
     ClientId, Error, ErrorCode, JobId, Moment, ObjectKey, ReplicaId, Result, SegmentId, TaskId,
     TenantId, Version,
@@ -243,7 +244,7 @@ impl State {
     pub(super) fn add_task(
         &mut self,
         now: Moment,
-        slot: u32,
+        slot: ObjectSlot,
         kind: TaskKind,
         goal: Goal,
         job: Option<JobId>,
@@ -274,14 +275,14 @@ impl State {
     }
 
     /// Until when a client may still read the object for a task.
-    pub(super) fn copying_until(&self, slot: u32) -> Timestamp {
+    pub(super) fn copying_until(&self, slot: ObjectSlot) -> Timestamp {
         match self.objects.at(slot).flags.has(Flags::BEING_COPIED) {
             true => self.tasks.copying_until(slot).map_or_else(Timestamp::default, Timestamp::from),
             false => Timestamp::default(),
         }
     }
 
-    fn goal(&self, slot: u32, new: NewTask<'_>) -> Result<(TaskKind, Goal)> {
+    fn goal(&self, slot: ObjectSlot, new: NewTask<'_>) -> Result<(TaskKind, Goal)> {
         let known = |name: &str| match self.segments.named(name) {
             [] => Err(Error::invalid("no segment of that name is mounted").with("segment", name)),
             slots => Ok(slots),
@@ -315,7 +316,7 @@ impl State {
     }
 
     /// The segments whose copy a move drops.
-    fn sources(&self, goal: &Goal) -> Vec<u32> {
+    fn sources(&self, goal: &Goal) -> Vec<SegmentSlot> {
         match goal {
             Goal::Copy { .. } => Vec::new(),
             Goal::Move { source, .. } => self.segments.named(source).to_vec(),
@@ -376,7 +377,7 @@ impl State {
     }
 
     /// The memory of that segment is gone, and with it what tasks took in it.
-    pub(super) fn drop_task_replicas(&mut self, segment: u32) {
+    pub(super) fn drop_task_replicas(&mut self, segment: SegmentSlot) {
         for (tenant, bytes) in self.tasks.forget_segment(segment) {
             self.tenants.uncharge(tenant, bytes);
         }

@@ -1,5 +1,6 @@
 //! Tenants: what each one's copies take up, and how much that may be.
 
+use crate::state::ids::{ObjectSlot, TenantIndex};
 use mooncake_base::{Error, ErrorCode, Moment, Result, TenantId};
 use rustc_hash::FxHashMap;
 
@@ -22,10 +23,10 @@ pub(super) struct Tenants {
     /// By the number of the tenant.
     used: Vec<TenantUsage>,
     /// Those with a quota.
-    numbers: FxHashMap<TenantId, u16>,
+    numbers: FxHashMap<TenantId, TenantIndex>,
     /// The sum of all quotas.
     requested: u128,
-    links: IndexLinks,
+    links: IndexLinks<ObjectSlot>,
 }
 
 #[derive(Debug, Default)]
@@ -35,7 +36,7 @@ struct TenantUsage {
     /// Bytes of all its copies, those that are being written among them.
     charged: u64,
     /// What it can read, the longest unused first. Kept only where quotas count.
-    order: IndexList,
+    order: IndexList<ObjectSlot>,
     refused: u64,
     evicted_bytes: u64,
 }
@@ -80,16 +81,16 @@ impl Tenants {
         }
     }
 
-    pub(super) fn charge(&mut self, tenant: u16, bytes: u64) {
+    pub(super) fn charge(&mut self, tenant: TenantIndex, bytes: u64) {
         self.usage(tenant).charged += bytes;
     }
 
-    pub(super) fn uncharge(&mut self, tenant: u16, bytes: u64) {
+    pub(super) fn uncharge(&mut self, tenant: TenantIndex, bytes: u64) {
         self.usage(tenant).charged -= bytes;
     }
 
     /// The tenant has something more to read.
-    pub(super) fn add_object(&mut self, tenant: u16, object: u32) {
+    pub(super) fn add_object(&mut self, tenant: TenantIndex, object: ObjectSlot) {
         if self.is_enforced {
             let links = &mut self.links;
             usage_at(&mut self.used, tenant).order.push_last(links, object);
@@ -97,7 +98,7 @@ impl Tenants {
     }
 
     /// The object was used.
-    pub(super) fn touch_object(&mut self, tenant: u16, object: u32) {
+    pub(super) fn touch_object(&mut self, tenant: TenantIndex, object: ObjectSlot) {
         if self.is_enforced {
             let links = &mut self.links;
             let order = &mut usage_at(&mut self.used, tenant).order;
@@ -107,14 +108,14 @@ impl Tenants {
     }
 
     /// The object cannot be read any more.
-    pub(super) fn remove_object(&mut self, tenant: u16, object: u32) {
+    pub(super) fn remove_object(&mut self, tenant: TenantIndex, object: ObjectSlot) {
         if self.is_enforced {
             let links = &mut self.links;
             usage_at(&mut self.used, tenant).order.remove(links, object);
         }
     }
 
-    fn usage(&mut self, tenant: u16) -> &mut TenantUsage {
+    fn usage(&mut self, tenant: TenantIndex) -> &mut TenantUsage {
         usage_at(&mut self.used, tenant)
     }
 
@@ -128,8 +129,8 @@ impl Tenants {
     }
 }
 
-fn usage_at(used: &mut Vec<TenantUsage>, tenant: u16) -> &mut TenantUsage {
-    let index = usize::from(tenant);
+fn usage_at(used: &mut Vec<TenantUsage>, tenant: TenantIndex) -> &mut TenantUsage {
+    let index = tenant.index();
     if index >= used.len() {
         used.resize_with(index + 1, TenantUsage::default);
     }
@@ -210,8 +211,8 @@ impl State {
         Ok(shown)
     }
 
-    fn show_quota(&self, tenant: &TenantId, number: u16) -> TenantQuota {
-        let used = &self.tenants.used[usize::from(number)];
+    fn show_quota(&self, tenant: &TenantId, number: TenantIndex) -> TenantQuota {
+        let used = &self.tenants.used[number.index()];
         TenantQuota {
             tenant: tenant.clone(),
             requested: used.quota,
@@ -241,7 +242,7 @@ impl State {
 
     /// What a put adds to the tenant's use: its copies, without what it replaces (unless others
     /// are writing that too).
-    pub(super) fn growth(&self, length: u64, copies: u32, existing: Option<u32>) -> u64 {
+    pub(super) fn growth(&self, length: u64, copies: u32, existing: Option<ObjectSlot>) -> u64 {
         let copies = u64::from(copies).min(self.segments.open().len() as u64).max(1);
         let replaced = existing.map_or(0, |slot| {
             let object = self.objects.at(slot);
@@ -255,9 +256,9 @@ impl State {
     pub(super) fn admit(
         &mut self,
         now: Moment,
-        tenant: u16,
+        tenant: TenantIndex,
         need: u64,
-        spared: Option<u32>,
+        spared: Option<ObjectSlot>,
     ) -> Result<()> {
         if !self.tenants.is_enforced {
             return Ok(());
@@ -280,7 +281,13 @@ impl State {
     }
 
     /// Evicts the tenant's objects, the longest unused first, until it uses no more than that.
-    fn evict_own(&mut self, now: Moment, tenant: u16, limit: u64, spared: Option<u32>) {
+    fn evict_own(
+        &mut self,
+        now: Moment,
+        tenant: TenantIndex,
+        limit: u64,
+        spared: Option<ObjectSlot>,
+    ) {
         let passes = [EvictionPass::Plain, EvictionPass::Soft];
         let passes = &passes[..1 + usize::from(self.rules.is_soft_pin_evictable)];
         for &pass in passes {

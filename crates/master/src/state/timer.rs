@@ -1,5 +1,6 @@
 //! What is due when, apart from what is ordered by itself (puts under way, resting memory).
 
+use crate::state::ids::ObjectSlot;
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use mooncake_base::{ClientId, Incarnation, JobId, Moment, SegmentId, TaskId};
@@ -10,7 +11,7 @@ pub(super) enum Timer {
     /// A client may not have been heard of for too long: id, and which registration of it.
     Client(ClientId, u64),
     /// A soft pin may have run out: object, version.
-    SoftPin(u32, u64),
+    SoftPin(ObjectSlot, u64),
     /// The grace of a segment is over.
     Unmount(SegmentId, Incarnation),
     /// Memory that came back into the pool is quiet.

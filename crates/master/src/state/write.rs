@@ -1,5 +1,6 @@
 //! Puts under way, by their versions and in the order in which they started.
 
+use crate::state::ids::{KeyHash, ObjectSlot, SegmentSlot, Slot, TenantIndex, WriteSlot};
 use mooncake_base::{ClientId, Moment, Version};
 use rustc_hash::FxHashMap;
 
@@ -13,13 +14,13 @@ use super::{
 #[derive(Debug)]
 pub(super) struct Write {
     /// The object it is to be; none once it was displaced and only its space counts.
-    pub(super) object: Option<u32>,
+    pub(super) object: Option<ObjectSlot>,
     /// Of the object's key.
-    pub(super) hash: u32,
+    pub(super) hash: KeyHash,
     /// Who is charged for it.
-    pub(super) tenant: u16,
+    pub(super) tenant: TenantIndex,
     /// The next put of the same object, or [`NO_WRITE`].
-    pub(super) next: u32,
+    pub(super) next: WriteSlot,
     pub(super) version: u64,
     pub(super) client: ClientId,
     /// Which call of the client it was; 0: unknown.
@@ -38,38 +39,38 @@ pub(super) struct Write {
 #[derive(Debug, Default)]
 pub(super) struct Writes {
     slots: Vec<Option<Write>>,
-    vacant: Vec<u32>,
-    by_version: FxHashMap<u64, u32>,
-    links: IndexLinks,
-    by_start: IndexList,
+    vacant: Vec<WriteSlot>,
+    by_version: FxHashMap<u64, WriteSlot>,
+    links: IndexLinks<WriteSlot>,
+    by_start: IndexList<WriteSlot>,
 }
 
 impl Writes {
     /// Adds the one that started last.
-    pub(super) fn insert(&mut self, write: Write) -> u32 {
+    pub(super) fn insert(&mut self, write: Write) -> WriteSlot {
         let number = match self.vacant.pop() {
             Some(number) => number,
             None => {
                 self.slots.push(None);
-                (self.slots.len() - 1) as u32
+                WriteSlot::from_index(self.slots.len() - 1)
             }
         };
         self.by_version.insert(write.version, number);
-        self.slots[number as usize] = Some(write);
+        self.slots[number.index()] = Some(write);
         self.by_start.push_last(&mut self.links, number);
         number
     }
 
-    pub(super) fn remove(&mut self, number: u32) -> Write {
+    pub(super) fn remove(&mut self, number: WriteSlot) -> Write {
         self.by_start.remove(&mut self.links, number);
         self.vacant.push(number);
-        let write = self.slots[number as usize].take().expect("the caller has just found it");
+        let write = self.slots[number.index()].take().expect("the caller has just found it");
         self.by_version.remove(&write.version);
         write
     }
 
     /// The memory of that segment is gone; who is charged for so many bytes less.
-    pub(super) fn forget_segment(&mut self, segment: u32) -> Vec<(u16, u64)> {
+    pub(super) fn forget_segment(&mut self, segment: SegmentSlot) -> Vec<(TenantIndex, u64)> {
         let mut freed = Vec::new();
         for write in self.slots.iter_mut().flatten() {
             let before = write.replicas.len();
@@ -82,27 +83,27 @@ impl Writes {
         freed
     }
 
-    pub(super) fn at_mut(&mut self, number: u32) -> &mut Write {
-        self.slots[number as usize].as_mut().expect("the caller has just found it")
+    pub(super) fn at_mut(&mut self, number: WriteSlot) -> &mut Write {
+        self.slots[number.index()].as_mut().expect("the caller has just found it")
     }
 
-    pub(super) fn at(&self, number: u32) -> &Write {
-        self.slots[number as usize].as_ref().expect("the caller has just found it")
+    pub(super) fn at(&self, number: WriteSlot) -> &Write {
+        self.slots[number.index()].as_ref().expect("the caller has just found it")
     }
 
     /// The one that is to begin that life of an object: no two ever have the same version.
-    pub(super) fn find(&self, version: Version) -> Option<u32> {
+    pub(super) fn find(&self, version: Version) -> Option<WriteSlot> {
         self.by_version.get(&version.0).copied()
     }
 
     /// The one that started first.
-    pub(super) fn oldest(&self) -> Option<u32> {
+    pub(super) fn oldest(&self) -> Option<WriteSlot> {
         self.by_start.first()
     }
 
     /// Those of a client.
-    pub(super) fn of_client(&self, client: ClientId) -> Vec<u32> {
-        let numbered = (0_u32..).zip(&self.slots);
+    pub(super) fn of_client(&self, client: ClientId) -> Vec<WriteSlot> {
+        let numbered = (0..).map(WriteSlot::new).zip(&self.slots);
         numbered
             .filter(|(_, write)| write.as_ref().is_some_and(|write| write.client == client))
             .map(|(number, _)| number)
@@ -110,7 +111,7 @@ impl Writes {
     }
 
     /// Those of an object, from its newest on.
-    pub(super) fn chain(&self, newest: u32) -> impl Iterator<Item = u32> {
+    pub(super) fn chain(&self, newest: WriteSlot) -> impl Iterator<Item = WriteSlot> {
         std::iter::successors((newest != NO_WRITE).then_some(newest), |&number| {
             let next = self.at(number).next;
             (next != NO_WRITE).then_some(next)

@@ -1,5 +1,6 @@
 //! Drain jobs in the log, and how they go on after a restart.
 
+use crate::state::ids::SegmentSlot;
 use mooncake_base::{Incarnation, JobId, Moment, SegmentId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -120,12 +121,12 @@ impl State {
             }
         }
         // Segments whose job is not known any more take objects again.
-        let drained: Vec<u32> =
+        let drained: Vec<SegmentSlot> =
             self.jobs.running.iter().flat_map(|&id| self.job_segments(id)).collect();
         let draining = self.segments.mounted().filter(|(slot, segment)| {
             segment.status == SegmentStatus::Draining && !drained.contains(slot)
         });
-        let stray: Vec<u32> = draining.map(|(slot, _)| slot).collect();
+        let stray: Vec<SegmentSlot> = draining.map(|(slot, _)| slot).collect();
         self.set_status(&stray, SegmentStatus::Ok);
         self.jobs.running.len() as u64
     }

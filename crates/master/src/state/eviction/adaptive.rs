@@ -6,6 +6,7 @@ use super::{
     ghosts::Ghosts,
     tiers::{LIFETIME_TICKS, TICK_MASK, TIERS, Tiers},
 };
+use crate::state::ids::{KeyHash, ObjectSlot};
 
 /// How much longer the tiers stay than objects that were seen once, in hundredths of a lifetime.
 /// The first choice is plain recency.
@@ -76,7 +77,7 @@ impl Adaptive {
         self.elapsed = self.elapsed.wrapping_add(step);
     }
 
-    fn train_shadows(&mut self, hash: u32, tier: usize) {
+    fn train_shadows(&mut self, hash: KeyHash, tier: usize) {
         let count = self.tiers.count();
         // While there is room for all, what is learned is how half of it would do, and roughly.
         let objects = match self.has_evicted {
@@ -94,58 +95,58 @@ impl EvictionPolicy for Adaptive {
         }
     }
 
-    fn insert(&mut self, object: u32, hash: u32) {
-        if self.tiers.contains(object) {
+    fn insert(&mut self, object: ObjectSlot, hash: KeyHash) {
+        if self.tiers.contains(object.number()) {
             return;
         }
         if self.uses * INSERT_SHARE > self.tiers.count() {
             self.next_batch();
         }
         // Under the same number it was replaced or removed, else evicted.
-        let known = self.tiers.known(object, hash).map(|(tier, _)| tier);
+        let known = self.tiers.known(object.number(), hash).map(|(tier, _)| tier);
         let known = self.ghosts.recall(hash).or(known);
         let tier = known.map_or(0, |tier| (tier + 1).min(TIERS - 1));
         self.count_use();
         self.has_inserted = true;
-        self.tiers.push(object, hash, tier, self.tick);
+        self.tiers.push(object.number(), hash, tier, self.tick);
         self.train_shadows(hash, tier);
     }
 
-    fn touch(&mut self, object: u32) {
-        if !self.tiers.contains(object) {
+    fn touch(&mut self, object: ObjectSlot) {
+        if !self.tiers.contains(object.number()) {
             return;
         }
         self.count_use();
-        let hash = self.tiers.hash(object);
-        let Some((tier, tick)) = self.tiers.known(object, hash) else { return };
+        let hash = self.tiers.hash(object.number());
+        let Some((tier, tick)) = self.tiers.known(object.number(), hash) else { return };
         // A probe and the read that follows it are one use.
         if tick != self.tick {
             let tier = (tier + 1).min(TIERS - 1);
-            self.tiers.remove(object);
-            self.tiers.push(object, hash, tier, self.tick);
+            self.tiers.remove(object.number());
+            self.tiers.push(object.number(), hash, tier, self.tick);
             self.train_shadows(hash, tier);
         }
     }
 
-    fn remove(&mut self, object: u32) {
-        if self.tiers.contains(object) {
-            self.tiers.remove(object);
+    fn remove(&mut self, object: ObjectSlot) {
+        if self.tiers.contains(object.number()) {
+            self.tiers.remove(object.number());
         }
     }
 
-    fn pop(&mut self) -> Option<u32> {
-        self.tiers.pop(self.tick, self.shadows.bonus())
+    fn pop(&mut self) -> Option<ObjectSlot> {
+        self.tiers.pop(self.tick, self.shadows.bonus()).map(ObjectSlot::new)
     }
 
-    fn put_back(&mut self, object: u32) {
-        self.tiers.put_back(object);
+    fn put_back(&mut self, object: ObjectSlot) {
+        self.tiers.put_back(object.number());
     }
 
-    fn on_evicted(&mut self, object: u32, hash: u32) {
-        if let Some((tier, _)) = self.tiers.known(object, hash) {
+    fn on_evicted(&mut self, object: ObjectSlot, hash: KeyHash) {
+        if let Some((tier, _)) = self.tiers.known(object.number(), hash) {
             self.has_evicted = true;
             self.ghosts.remember(hash, tier, self.tiers.count() + 1);
-            self.tiers.forget(object);
+            self.tiers.forget(object.number());
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use rustc_hash::FxHashMap;
 
+use crate::state::ids::KeyHash;
+
 use super::tiers::{LIFETIME_TICKS, TIERS, Tiers};
 
 /// The most objects of a shadow. It sees one key in so many that its share fits.
@@ -50,7 +52,7 @@ struct ShadowCache {
 #[derive(Debug, Default)]
 struct SharedKeys {
     /// By hash.
-    numbers: FxHashMap<u32, u32>,
+    numbers: FxHashMap<KeyHash, u32>,
     /// By number: a bit for each shadow that holds it.
     holders: Vec<u8>,
     vacant: Vec<u32>,
@@ -58,7 +60,7 @@ struct SharedKeys {
 
 impl SharedKeys {
     /// The number of a name, given to it if nobody holds it.
-    fn number(&mut self, hash: u32) -> u32 {
+    fn number(&mut self, hash: KeyHash) -> u32 {
         *self.numbers.entry(hash).or_insert_with(|| {
             self.vacant.pop().unwrap_or_else(|| {
                 self.holders.push(0);
@@ -68,7 +70,7 @@ impl SharedKeys {
     }
 
     /// That shadow no longer holds the name.
-    fn release(&mut self, number: u32, hash: u32, shadow: usize) {
+    fn release(&mut self, number: u32, hash: KeyHash, shadow: usize) {
         let holders = &mut self.holders[number as usize];
         *holders &= !(1 << shadow);
         if *holders == 0 {
@@ -119,14 +121,14 @@ impl<const N: usize> ShadowCaches<N> {
     /// An object was used, in a cache of so many, of which shadows are to hold at most so many.
     pub(super) fn record_use(
         &mut self,
-        hash: u32,
+        hash: KeyHash,
         tier: usize,
         tick: u32,
         (objects, objects_max): (usize, usize),
     ) {
         let thinned = objects.div_ceil(objects_max).next_power_of_two().trailing_zeros();
         // Apart from the bits by which ghosts are placed.
-        if thinned > 0 && hash.wrapping_mul(0x9e37_79b1) >> (u32::BITS - thinned) != 0 {
+        if thinned > 0 && hash.number().wrapping_mul(0x9e37_79b1) >> (u32::BITS - thinned) != 0 {
             return;
         }
         self.uses += 1.0;
@@ -196,7 +198,7 @@ impl<const N: usize> ShadowCaches<N> {
 
 impl ShadowCache {
     /// Lets names go until there is room for one more of so many.
-    fn make_room(&mut self, objects_max: usize, tick: u32, mut release: impl FnMut(u32, u32)) {
+    fn make_room(&mut self, objects_max: usize, tick: u32, mut release: impl FnMut(u32, KeyHash)) {
         while self.tiers.count() >= objects_max {
             let Some(victim) = self.tiers.pop(tick, &self.bonus) else {
                 break;
@@ -220,7 +222,7 @@ mod tests {
             let times = seen.entry(key).or_default();
             let tick = 1 + index * LIFETIME_TICKS as usize / OBJECTS;
             let objects = (OBJECTS, OBJECTS_MAX);
-            shadows.record_use(key, (*times).min(TIERS - 1), tick as u32, objects);
+            shadows.record_use(KeyHash::new(key), (*times).min(TIERS - 1), tick as u32, objects);
             *times += 1;
         }
         *shadows.bonus()
@@ -267,9 +269,9 @@ mod tests {
             let times: &mut usize = seen.entry(hash).or_default();
             let (tier, tick) = ((*times).min(TIERS - 1), 1 + index / 3);
             *times += 1;
-            together.record_use(hash, tier, tick, objects);
+            together.record_use(KeyHash::new(hash), tier, tick, objects);
             for (alone, beside) in alone.iter_mut().zip(&together.shadows) {
-                alone.record_use(hash, tier, tick, objects);
+                alone.record_use(KeyHash::new(hash), tier, tick, objects);
                 assert_eq!(alone.shadows[0].hits, beside.hits, "use {index}");
             }
             hits = together.shadows[0].hits;

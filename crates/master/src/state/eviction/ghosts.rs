@@ -1,5 +1,7 @@
 //! How often keys were seen that were evicted: a bounded memory of a few bytes a key.
 
+use crate::state::ids::KeyHash;
+
 /// So many evicted keys are remembered for each object that is held.
 const KEYS_PER_OBJECT: usize = 5;
 /// The memory is made anew when there are so many times fewer objects than it is for.
@@ -42,7 +44,7 @@ impl Ghosts {
     /// Remembers a key, beside so many objects that are held. When their number outgrows the
     /// memory, or has become much smaller, what was remembered before is forgotten: sets that are
     /// seldom looked into do not notice how old their keys are.
-    pub(super) fn remember(&mut self, hash: u32, tier: usize, objects: usize) {
+    pub(super) fn remember(&mut self, hash: KeyHash, tier: usize, objects: usize) {
         if objects > self.objects_max || objects < self.objects_max / SHRUNK {
             self.objects_max = objects + objects / 4;
             let sets = (self.objects_max * KEYS_PER_OBJECT).div_ceil(WAYS_TAKEN);
@@ -59,17 +61,17 @@ impl Ghosts {
         let count = usize::from(set.count).min(WAYS - 1);
         set.fingerprints.copy_within(..count, 1);
         set.entries.copy_within(..count, 1);
-        (set.fingerprints[0], set.entries[0]) = (hash as u16, entry);
+        (set.fingerprints[0], set.entries[0]) = (hash.number() as u16, entry);
         set.count = count as u8 + 1;
     }
 
     /// The tier of a key that is remembered; it no longer is afterwards.
-    pub(super) fn recall(&mut self, hash: u32) -> Option<usize> {
+    pub(super) fn recall(&mut self, hash: KeyHash) -> Option<usize> {
         if self.sets.is_empty() { None } else { self.take(hash) }
     }
 
     /// Takes a key out of its set, and what is to be forgotten there.
-    fn take(&mut self, hash: u32) -> Option<usize> {
+    fn take(&mut self, hash: KeyHash) -> Option<usize> {
         let epoch = self.epoch;
         let set = self.set(hash);
         let age = |entry: u8| epoch.wrapping_sub(entry >> TIER_BITS) & EPOCH_MASK;
@@ -77,8 +79,9 @@ impl Ghosts {
             set.count -= 1;
         }
         let count = usize::from(set.count);
-        let place =
-            set.fingerprints[..count].iter().position(|&fingerprint| fingerprint == hash as u16)?;
+        let place = set.fingerprints[..count]
+            .iter()
+            .position(|&fingerprint| fingerprint == hash.number() as u16)?;
         let tier = set.entries[place] & !(u8::MAX << TIER_BITS);
         set.fingerprints.copy_within(place + 1..count, place);
         set.entries.copy_within(place + 1..count, place);
@@ -87,8 +90,8 @@ impl Ghosts {
     }
 
     /// By the upper bits of the hash; the lower ones tell the keys of a set apart.
-    fn set(&mut self, hash: u32) -> &mut Set {
-        let index = (u64::from(hash) * self.sets.len() as u64) >> u32::BITS;
+    fn set(&mut self, hash: KeyHash) -> &mut Set {
+        let index = (u64::from(hash.number()) * self.sets.len() as u64) >> u32::BITS;
         &mut self.sets[index as usize]
     }
 }
@@ -97,9 +100,9 @@ impl Ghosts {
 mod tests {
     use super::*;
 
-    fn hash(number: u32) -> u32 {
+    fn hash(number: u32) -> KeyHash {
         let mut random = super::super::super::random::Random::new(u64::from(number));
-        random.next() as u32
+        KeyHash::new(random.next() as u32)
     }
 
     #[test]

@@ -1,13 +1,20 @@
 //! Doubly linked lists of numbers, whose links lie in one vector.
 
+use std::marker::PhantomData;
+
+use crate::state::ids::Slot;
+
 /// No number.
 const NONE: u32 = u32::MAX;
 /// In no list.
 const OUT: u32 = u32::MAX - 1;
 
 /// The links of the numbers, each of which is in one list at most.
-#[derive(Debug, Default)]
-pub(crate) struct IndexLinks(Vec<Link>);
+#[derive(Debug)]
+pub(crate) struct IndexLinks<I> {
+    links: Vec<Link>,
+    index: PhantomData<I>,
+}
 
 #[derive(Debug, Clone, Copy)]
 struct Link {
@@ -17,84 +24,91 @@ struct Link {
 
 /// The ends of one list.
 #[derive(Debug)]
-pub(crate) struct IndexList {
+pub(crate) struct IndexList<I> {
     first: u32,
     last: u32,
     count: usize,
+    index: PhantomData<I>,
 }
 
-impl Default for IndexList {
+impl<I> Default for IndexLinks<I> {
     fn default() -> Self {
-        Self { first: NONE, last: NONE, count: 0 }
+        Self { links: Vec::new(), index: PhantomData }
     }
 }
 
-impl IndexLinks {
-    pub(crate) fn contains(&self, number: u32) -> bool {
-        self.0.get(number as usize).is_some_and(|link| link.earlier != OUT)
+impl<I> Default for IndexList<I> {
+    fn default() -> Self {
+        Self { first: NONE, last: NONE, count: 0, index: PhantomData }
+    }
+}
+
+impl<I: Slot> IndexLinks<I> {
+    pub(crate) fn contains(&self, number: I) -> bool {
+        self.links.get(number.index()).is_some_and(|link| link.earlier != OUT)
     }
 
-    fn link(&mut self, number: u32) -> &mut Link {
-        let index = number as usize;
-        if index >= self.0.len() {
-            self.0.resize(index + 1, Link { earlier: OUT, later: OUT });
+    fn link(&mut self, number: I) -> &mut Link {
+        let index = number.index();
+        if index >= self.links.len() {
+            self.links.resize(index + 1, Link { earlier: OUT, later: OUT });
         }
-        &mut self.0[index]
+        &mut self.links[index]
     }
 }
 
-impl IndexList {
+impl<I: Slot> IndexList<I> {
     /// How many are in it.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
 
     /// The first, left where it is.
-    pub(crate) fn first(&self) -> Option<u32> {
-        (self.first != NONE).then_some(self.first)
+    pub(crate) fn first(&self) -> Option<I> {
+        (self.first != NONE).then(|| I::from_number(self.first))
     }
 
     /// Takes the first out.
-    pub(crate) fn pop_first(&mut self, links: &mut IndexLinks) -> Option<u32> {
+    pub(crate) fn pop_first(&mut self, links: &mut IndexLinks<I>) -> Option<I> {
         let first = self.first()?;
         self.remove(links, first);
         Some(first)
     }
 
     /// Puts a number that is in no list at the end.
-    pub(crate) fn push_last(&mut self, links: &mut IndexLinks, number: u32) {
+    pub(crate) fn push_last(&mut self, links: &mut IndexLinks<I>, number: I) {
         *links.link(number) = Link { earlier: self.last, later: NONE };
         match self.last {
-            NONE => self.first = number,
-            last => links.0[last as usize].later = number,
+            NONE => self.first = number.to_number(),
+            last => links.links[last as usize].later = number.to_number(),
         }
-        self.last = number;
+        self.last = number.to_number();
         self.count += 1;
     }
 
     /// Puts a number that is in no list at the start.
-    pub(crate) fn push_first(&mut self, links: &mut IndexLinks, number: u32) {
+    pub(crate) fn push_first(&mut self, links: &mut IndexLinks<I>, number: I) {
         *links.link(number) = Link { earlier: NONE, later: self.first };
         match self.first {
-            NONE => self.last = number,
-            first => links.0[first as usize].earlier = number,
+            NONE => self.last = number.to_number(),
+            first => links.links[first as usize].earlier = number.to_number(),
         }
-        self.first = number;
+        self.first = number.to_number();
         self.count += 1;
     }
 
     /// Takes a number out that is in this list.
-    pub(crate) fn remove(&mut self, links: &mut IndexLinks, number: u32) {
-        let Link { earlier, later } = links.0[number as usize];
+    pub(crate) fn remove(&mut self, links: &mut IndexLinks<I>, number: I) {
+        let Link { earlier, later } = links.links[number.index()];
         match earlier {
             NONE => self.first = later,
-            earlier => links.0[earlier as usize].later = later,
+            earlier => links.links[earlier as usize].later = later,
         }
         match later {
             NONE => self.last = earlier,
-            later => links.0[later as usize].earlier = earlier,
+            later => links.links[later as usize].earlier = earlier,
         }
-        links.0[number as usize] = Link { earlier: OUT, later: OUT };
+        links.links[number.index()] = Link { earlier: OUT, later: OUT };
         self.count -= 1;
     }
 }

@@ -1,45 +1,46 @@
 //! Least recently used first.
 
 use super::{EvictionPolicy, IndexLinks, IndexList};
+use crate::state::ids::{KeyHash, ObjectSlot};
 
 /// Evicts what was not used for the longest time.
 #[derive(Debug, Default)]
 pub struct Lru {
-    links: IndexLinks,
-    list: IndexList,
+    links: IndexLinks<ObjectSlot>,
+    list: IndexList<ObjectSlot>,
 }
 
 impl Lru {
-    pub(in super::super) fn contains(&self, object: u32) -> bool {
+    pub(in super::super) fn contains(&self, object: ObjectSlot) -> bool {
         self.links.contains(object)
     }
 }
 
 impl EvictionPolicy for Lru {
-    fn insert(&mut self, object: u32, _hash: u32) {
+    fn insert(&mut self, object: ObjectSlot, _hash: KeyHash) {
         if !self.links.contains(object) {
             self.list.push_last(&mut self.links, object);
         }
     }
 
-    fn touch(&mut self, object: u32) {
+    fn touch(&mut self, object: ObjectSlot) {
         if self.links.contains(object) {
             self.list.remove(&mut self.links, object);
             self.list.push_last(&mut self.links, object);
         }
     }
 
-    fn remove(&mut self, object: u32) {
+    fn remove(&mut self, object: ObjectSlot) {
         if self.links.contains(object) {
             self.list.remove(&mut self.links, object);
         }
     }
 
-    fn pop(&mut self) -> Option<u32> {
+    fn pop(&mut self) -> Option<ObjectSlot> {
         self.list.pop_first(&mut self.links)
     }
 
-    fn put_back(&mut self, object: u32) {
+    fn put_back(&mut self, object: ObjectSlot) {
         self.list.push_first(&mut self.links, object);
     }
 }

@@ -1,6 +1,7 @@
 //! Three queues first in, first out: newcomers, proven ones, and the names of those just gone.
 
 use super::{EvictionPolicy, IndexLinks, IndexList};
+use crate::state::ids::{KeyHash, ObjectSlot, Slot};
 
 /// Newcomers may hold this share of all objects before they go first: one in so many.
 const SMALL_SHARE: usize = 10;
@@ -13,9 +14,9 @@ const USES_MAX: u8 = 3;
 /// when it comes again is proven at once. A scan over many objects passes through the newcomers.
 #[derive(Debug, Default)]
 pub struct S3Fifo {
-    links: IndexLinks,
-    small: IndexList,
-    main: IndexList,
+    links: IndexLinks<ObjectSlot>,
+    small: IndexList<ObjectSlot>,
+    main: IndexList<ObjectSlot>,
     entries: Vec<Entry>,
     ghosts: GhostTable,
 }
@@ -27,20 +28,23 @@ struct Entry {
 }
 
 impl S3Fifo {
-    fn list_of(&mut self, object: u32) -> (&mut IndexList, &mut IndexLinks) {
-        let is_main = self.entries[object as usize].is_main;
+    fn list_of(
+        &mut self,
+        object: ObjectSlot,
+    ) -> (&mut IndexList<ObjectSlot>, &mut IndexLinks<ObjectSlot>) {
+        let is_main = self.entries[object.index()].is_main;
         (if is_main { &mut self.main } else { &mut self.small }, &mut self.links)
     }
 
-    fn push(&mut self, object: u32, is_main: bool) {
-        self.entries[object as usize].is_main = is_main;
+    fn push(&mut self, object: ObjectSlot, is_main: bool) {
+        self.entries[object.index()].is_main = is_main;
         let (list, links) = self.list_of(object);
         list.push_last(links, object);
     }
 
-    fn pop_small(&mut self) -> Option<u32> {
+    fn pop_small(&mut self) -> Option<ObjectSlot> {
         while let Some(object) = self.small.pop_first(&mut self.links) {
-            let entry = &mut self.entries[object as usize];
+            let entry = &mut self.entries[object.index()];
             if entry.uses == 0 {
                 return Some(object);
             }
@@ -50,9 +54,9 @@ impl S3Fifo {
         None
     }
 
-    fn pop_main(&mut self) -> Option<u32> {
+    fn pop_main(&mut self) -> Option<ObjectSlot> {
         while let Some(object) = self.main.pop_first(&mut self.links) {
-            let entry = &mut self.entries[object as usize];
+            let entry = &mut self.entries[object.index()];
             if entry.uses == 0 {
                 return Some(object);
             }
@@ -64,34 +68,34 @@ impl S3Fifo {
 }
 
 impl EvictionPolicy for S3Fifo {
-    fn insert(&mut self, object: u32, hash: u32) {
+    fn insert(&mut self, object: ObjectSlot, hash: KeyHash) {
         if self.links.contains(object) {
             return;
         }
-        if object as usize >= self.entries.len() {
-            self.entries.resize(object as usize + 1, Entry::default());
+        if object.index() >= self.entries.len() {
+            self.entries.resize(object.index() + 1, Entry::default());
         }
-        self.entries[object as usize] = Entry { uses: 0, is_main: false };
+        self.entries[object.index()] = Entry { uses: 0, is_main: false };
         self.ghosts.make_room(self.main.count());
         let is_main = self.ghosts.recall(hash);
         self.push(object, is_main);
     }
 
-    fn touch(&mut self, object: u32) {
+    fn touch(&mut self, object: ObjectSlot) {
         if self.links.contains(object) {
-            let entry = &mut self.entries[object as usize];
+            let entry = &mut self.entries[object.index()];
             entry.uses = USES_MAX.min(entry.uses + 1);
         }
     }
 
-    fn remove(&mut self, object: u32) {
+    fn remove(&mut self, object: ObjectSlot) {
         if self.links.contains(object) {
             let (list, links) = self.list_of(object);
             list.remove(links, object);
         }
     }
 
-    fn pop(&mut self) -> Option<u32> {
+    fn pop(&mut self) -> Option<ObjectSlot> {
         let all = self.small.count() + self.main.count();
         if self.small.count() * SMALL_SHARE > all {
             self.pop_small().or_else(|| self.pop_main())
@@ -100,18 +104,18 @@ impl EvictionPolicy for S3Fifo {
         }
     }
 
-    fn put_back(&mut self, object: u32) {
+    fn put_back(&mut self, object: ObjectSlot) {
         // Among the newcomers if those are looked at first, so that it is the next one.
         let all = self.small.count() + self.main.count() + 1;
         let is_small = (self.small.count() + 1) * SMALL_SHARE > all;
-        let entry = &mut self.entries[object as usize];
+        let entry = &mut self.entries[object.index()];
         (entry.is_main, entry.uses) = (!is_small, 0);
         let (list, links) = self.list_of(object);
         list.push_first(links, object);
     }
 
-    fn on_evicted(&mut self, object: u32, hash: u32) {
-        let is_small = self.entries.get(object as usize).is_some_and(|entry| !entry.is_main);
+    fn on_evicted(&mut self, object: ObjectSlot, hash: KeyHash) {
+        let is_small = self.entries.get(object.index()).is_some_and(|entry| !entry.is_main);
         if is_small {
             self.ghosts.remember(hash);
         }
@@ -120,7 +124,7 @@ impl EvictionPolicy for S3Fifo {
 
 /// Names of objects that went as small: a table in which the later overwrites the earlier.
 #[derive(Debug, Default)]
-struct GhostTable(Vec<Option<u32>>);
+struct GhostTable(Vec<Option<KeyHash>>);
 
 impl GhostTable {
     /// Grows with the objects that are proven; what was remembered is forgotten then.
@@ -130,19 +134,19 @@ impl GhostTable {
         }
     }
 
-    fn remember(&mut self, hash: u32) {
+    fn remember(&mut self, hash: KeyHash) {
         if let Some(place) = self.place(hash) {
             self.0[place] = Some(hash);
         }
     }
 
     /// Whether it is remembered; it no longer is afterwards.
-    fn recall(&mut self, hash: u32) -> bool {
+    fn recall(&mut self, hash: KeyHash) -> bool {
         self.place(hash).is_some_and(|place| self.0[place].take_if(|held| *held == hash).is_some())
     }
 
-    fn place(&self, hash: u32) -> Option<usize> {
+    fn place(&self, hash: KeyHash) -> Option<usize> {
         let mask = self.0.len().checked_sub(1)?;
-        Some(hash as usize & mask)
+        Some(hash.number() as usize & mask)
     }
 }

@@ -1,5 +1,7 @@
 //! Objects in tiers by how often they were seen, each tier in the order of the last use.
 
+use crate::state::ids::KeyHash;
+
 /// No object.
 const NONE: u32 = u32::MAX;
 /// In no tier.
@@ -31,7 +33,7 @@ struct Entry {
     later: u32,
     /// The tick of the last use, and the tier.
     stamp: u32,
-    hash: u32,
+    hash: KeyHash,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -50,7 +52,7 @@ impl Default for Tier {
 }
 
 impl Entry {
-    const UNKNOWN: Self = Self { earlier: OUT, later: OUT, stamp: 0, hash: 0 };
+    const UNKNOWN: Self = Self { earlier: OUT, later: OUT, stamp: 0, hash: KeyHash::new(0) };
 
     fn tier(self) -> usize {
         (self.stamp & !(u32::MAX << TIER_BITS)) as usize
@@ -65,7 +67,7 @@ impl Tiers {
     /// Adds an object that is in no tier, as the last to go but for those used in a later tick: of
     /// the objects of one tick the later goes first, since a batch names the beginning of a text
     /// before its continuation, which is of no use alone.
-    pub(super) fn push(&mut self, object: u32, hash: u32, tier: usize, tick: u32) {
+    pub(super) fn push(&mut self, object: u32, hash: KeyHash, tier: usize, tick: u32) {
         let index = object as usize;
         if index >= self.entries.len() {
             self.entries.resize(index + 1, Entry::UNKNOWN);
@@ -145,14 +147,14 @@ impl Tiers {
 
     /// The tier of an object and the tick of its last use, also after it was taken out, as long as
     /// its number was given to no other.
-    pub(super) fn known(&self, object: u32, hash: u32) -> Option<(usize, u32)> {
+    pub(super) fn known(&self, object: u32, hash: KeyHash) -> Option<(usize, u32)> {
         let entry = self.entries.get(object as usize).filter(|entry| entry.hash == hash)?;
         (entry.stamp != 0).then(|| (entry.tier(), entry.tick()))
     }
 
     /// The hash it was added with.
-    pub(super) fn hash(&self, object: u32) -> u32 {
-        self.entries.get(object as usize).map_or(0, |entry| entry.hash)
+    pub(super) fn hash(&self, object: u32) -> KeyHash {
+        self.entries.get(object as usize).map_or(KeyHash::new(0), |entry| entry.hash)
     }
 
     /// How many are in a tier.
@@ -197,7 +199,7 @@ mod tests {
     fn of_one_tick_the_later_goes_first() {
         let mut tiers = Tiers::default();
         for (object, tick) in [(0, 1), (1, 1), (2, 1), (3, 2), (4, 2)] {
-            tiers.push(object, object, 0, tick);
+            tiers.push(object, KeyHash::new(object), 0, tick);
         }
         tiers.remove(2);
         assert_eq!(drain(&mut tiers, 3, [0; TIERS]), [1, 0, 4, 3]);
@@ -207,9 +209,9 @@ mod tests {
     #[test]
     fn a_tier_may_stay_longer_than_another() {
         let mut tiers = Tiers::default();
-        tiers.push(0, 0, 1, 10);
-        tiers.push(1, 1, 0, 15);
-        tiers.push(2, 2, 0, 25);
+        tiers.push(0, KeyHash::new(0), 1, 10);
+        tiers.push(1, KeyHash::new(1), 0, 15);
+        tiers.push(2, KeyHash::new(2), 0, 25);
         assert_eq!(drain(&mut tiers, 30, [0, 10, 10, 10]), [1, 0, 2]);
     }
 
@@ -217,7 +219,7 @@ mod tests {
     fn what_is_put_back_is_where_it_was() {
         let mut tiers = Tiers::default();
         for object in 0..4 {
-            tiers.push(object, object, 0, object);
+            tiers.push(object, KeyHash::new(object), 0, object);
         }
         let [first, second] = [(); 2].map(|()| tiers.pop(4, &[0; TIERS]).unwrap());
         tiers.put_back(second);
@@ -228,11 +230,11 @@ mod tests {
     #[test]
     fn ages_stay_in_order_although_ticks_go_round() {
         let mut tiers = Tiers::default();
-        tiers.push(0, 0, 0, 1);
+        tiers.push(0, KeyHash::new(0), 0, 1);
         for step in 1..40_u32 {
             let tick = step.wrapping_mul(1 << 27) & TICK_MASK;
             tiers.bound_ages(tick);
-            tiers.push(step, step, 0, tick);
+            tiers.push(step, KeyHash::new(step), 0, tick);
         }
         let tick = 39_u32.wrapping_mul(1 << 27) & TICK_MASK;
         assert_eq!(drain(&mut tiers, tick, [0; TIERS]), (0..40).collect::<Vec<_>>());

@@ -1,5 +1,6 @@
 //! How puts end: published, revoked, displaced by others, or given up.
 
+use crate::state::ids::{ObjectSlot, WriteSlot};
 use mooncake_base::{
     ClientId, Error, ErrorCode, Moment, ReplicaId, Result, TenantId, key::Printed,
 };
@@ -48,9 +49,9 @@ impl State {
     }
 
     /// Displaces puts of the object that are older than the rules allow. It may vanish.
-    pub(super) fn discard_stale_writes(&mut self, now: Moment, slot: u32) {
+    pub(super) fn discard_stale_writes(&mut self, now: Moment, slot: ObjectSlot) {
         let discard = self.rules.put_discard;
-        let stale: Vec<u32> = self
+        let stale: Vec<WriteSlot> = self
             .writes
             .chain(self.objects.at(slot).newest_write)
             .filter(|&number| (self.writes.at(number).started + discard).has_passed(now))
@@ -67,7 +68,7 @@ impl State {
         client: ClientId,
         tenant: &TenantId,
         put: &PutRef<'_>,
-    ) -> Result<(u32, u32)> {
+    ) -> Result<(ObjectSlot, WriteSlot)> {
         let missing = || {
             let why = "no such put is under way; it was ended, revoked, displaced or took too long";
             let error = Error::new(ErrorCode::OBJECT_NOT_FOUND, why).with("version", put.version);
@@ -92,13 +93,13 @@ impl State {
     }
 
     /// Takes the put of an object out.
-    pub(super) fn remove_write(&mut self, slot: u32, number: u32) -> Write {
+    pub(super) fn remove_write(&mut self, slot: ObjectSlot, number: WriteSlot) -> Write {
         self.unlink_write(slot, number);
         self.unregister_write(number)
     }
 
     /// Takes a put out of the books to which no object links any more.
-    fn unregister_write(&mut self, number: u32) -> Write {
+    fn unregister_write(&mut self, number: WriteSlot) -> Write {
         let write = self.writes.remove(number);
         for replica in write.replicas.iter() {
             let segment = self.segments.at_mut(replica.segment);
@@ -129,7 +130,13 @@ impl State {
     }
 
     /// What was written stands under the key from now on, and nothing else does.
-    pub(super) fn publish(&mut self, now: Moment, slot: u32, write: Write, put: &PutRef<'_>) {
+    pub(super) fn publish(
+        &mut self,
+        now: Moment,
+        slot: ObjectSlot,
+        write: Write,
+        put: &PutRef<'_>,
+    ) {
         let checksum = put.checksum;
         let pin = match write.soft_pin {
             WishedPin::Preserve => self.pins.ttl(now, slot),
@@ -175,7 +182,7 @@ impl State {
     }
 
     /// The put can no longer be ended; its space is kept back.
-    fn displace(&mut self, number: u32) {
+    fn displace(&mut self, number: WriteSlot) {
         if let Some(slot) = self.writes.at_mut(number).object.take() {
             self.counters.puts_displaced += 1;
             let version = self.writes.at(number).version;
@@ -185,7 +192,7 @@ impl State {
         }
     }
 
-    fn unlink_write(&mut self, slot: u32, number: u32) {
+    fn unlink_write(&mut self, slot: ObjectSlot, number: WriteSlot) {
         let next = self.writes.at(number).next;
         let head = &mut self.objects.at_mut(slot).newest_write;
         if *head == number {
@@ -198,7 +205,7 @@ impl State {
     }
 
     /// Forgets an object with nothing to read and no writer.
-    pub(in crate::state) fn remove_if_empty(&mut self, slot: u32) {
+    pub(in crate::state) fn remove_if_empty(&mut self, slot: ObjectSlot) {
         let object = self.objects.at(slot);
         if !object.is_complete() && object.newest_write == NO_WRITE {
             self.objects.remove(slot);

@@ -1,5 +1,6 @@
 //! Puts in the words of the log.
 
+use crate::state::ids::WriteSlot;
 use std::time::Duration;
 
 use super::PutRef;
@@ -9,7 +10,7 @@ use crate::state::{
 
 impl State {
     /// Tells the log of a put that began.
-    pub(super) fn log_put_started(&mut self, number: u32) {
+    pub(super) fn log_put_started(&mut self, number: WriteSlot) {
         if !self.effects.is_recording() {
             return;
         }

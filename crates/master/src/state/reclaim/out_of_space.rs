@@ -1,5 +1,6 @@
 //! Why a put finds no room: what holds the memory, and how many bytes each.
 
+use crate::state::ids::{ObjectSlot, Slot};
 use mooncake_base::{ByteSize, Error, ErrorCode, Moment};
 
 use super::AllocRequest;
@@ -108,7 +109,7 @@ impl State {
     /// What holds objects, of as many as are looked at.
     fn held_bytes(&self, now: Moment, request: &AllocRequest<'_>) -> HeldBytes {
         let mut held = HeldBytes::default();
-        for slot in 0..self.objects.slot_count().min(SCAN_MAX) {
+        for slot in ObjectSlot::range(0, self.objects.slot_count().min(SCAN_MAX)) {
             let Some(object) = self.objects.get(slot) else { continue };
             if !object.is_complete() || object.flags.has(Flags::HARD_PINNED) {
                 continue;
@@ -130,17 +131,17 @@ impl State {
     fn blocker<'a>(
         &self,
         now: Moment,
-        slot: u32,
-        spared: Option<u32>,
+        slot: ObjectSlot,
+        spared: Option<ObjectSlot>,
         held: &'a mut HeldBytes,
     ) -> &'a mut u64 {
         let group = self.eviction_group(slot);
-        let is_leased = |&member: &u32| {
+        let is_leased = |&member: &ObjectSlot| {
             let object = self.objects.at(member);
             let end = object.protection.protected_until().max(self.copying_until(member));
             end > now.into() || object.flags.has(Flags::HARD_PINNED) || self.is_unclaimed(member)
         };
-        let is_soft = |&member: &u32| self.objects.at(member).flags.has(Flags::SOFT_PINNED);
+        let is_soft = |&member: &ObjectSlot| self.objects.at(member).flags.has(Flags::SOFT_PINNED);
         if group.iter().any(is_leased) {
             &mut held.leased
         } else if spared.is_some_and(|spared| group.contains(&spared)) {

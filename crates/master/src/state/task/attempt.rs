@@ -1,5 +1,6 @@
 //! One try of a task: what is still wanted, room for it, and what becomes of it at the end.
 
+use crate::state::ids::{ObjectSlot, SegmentSlot};
 use std::time::Duration;
 
 use mooncake_base::{ClientId, Error, Moment, ReplicaId, Result, TaskId, Version};
@@ -45,8 +46,8 @@ enum Plan {
 
 /// Where one copy is wanted.
 enum Target {
-    Only(Vec<u32>),
-    Except(Vec<u32>),
+    Only(Vec<SegmentSlot>),
+    Except(Vec<SegmentSlot>),
 }
 
 impl Target {
@@ -113,7 +114,7 @@ impl State {
             };
         };
         let sources = self.sources(&task.goal);
-        let is_on = |slots: &[u32]| {
+        let is_on = |slots: &[SegmentSlot]| {
             let mut stays = readable.iter().filter(|(copy, _)| !sources.contains(&copy.segment));
             stays.any(|(copy, _)| slots.contains(&copy.segment))
         };
@@ -156,19 +157,19 @@ impl State {
     fn drain_target(
         &self,
         copies: &[Replica],
-        sources: &[u32],
+        sources: &[SegmentSlot],
         targets: &[Box<str>],
-        is_on: &dyn Fn(&[u32]) -> bool,
+        is_on: &dyn Fn(&[SegmentSlot]) -> bool,
     ) -> Result<Option<Target>, Plan> {
         if !copies.iter().any(|copy| sources.contains(&copy.segment)) {
             return Ok(None);
         }
         if !targets.is_empty() {
             let named = targets.iter().flat_map(|name| self.segments.named(name));
-            let slots: Vec<u32> = named.copied().collect();
+            let slots: Vec<SegmentSlot> = named.copied().collect();
             return Ok((!is_on(&slots)).then_some(Target::Only(slots)));
         }
-        let holders: Vec<u32> = copies.iter().map(|copy| copy.segment).collect();
+        let holders: Vec<SegmentSlot> = copies.iter().map(|copy| copy.segment).collect();
         if self.segments.open().iter().any(|slot| !holders.contains(slot)) {
             return Ok(Some(Target::Except(holders)));
         }
@@ -242,7 +243,7 @@ impl State {
     fn place_copies(
         &mut self,
         now: Moment,
-        slot: u32,
+        slot: ObjectSlot,
         kind: TaskKind,
         targets: &[Target],
     ) -> Result<(Vec<Replica>, Option<String>)> {

@@ -1,5 +1,6 @@
 //! The books of the tasks: who has which, what waits, what runs, what is over.
 
+use crate::state::ids::{ObjectSlot, SegmentSlot, TenantIndex};
 use std::collections::{BTreeSet, VecDeque};
 
 use mooncake_base::{ClientId, JobId, Moment, ObjectKey, SegmentId, TaskId};
@@ -43,9 +44,9 @@ pub(in super::super) struct Task {
 #[derive(Debug, Clone)]
 pub(super) struct Subject {
     /// Its number, good as long as the version is the same.
-    pub(super) slot: u32,
+    pub(super) slot: ObjectSlot,
     pub(super) version: u64,
-    pub(super) tenant: u16,
+    pub(super) tenant: TenantIndex,
     pub(super) key: ObjectKey,
 }
 
@@ -66,7 +67,7 @@ pub(super) struct Attempt {
     /// No byte of it is read or written later.
     pub(super) until: Moment,
     /// Whom the copies are charged to, and for how much each.
-    pub(super) tenant: u16,
+    pub(super) tenant: TenantIndex,
     pub(super) length: u64,
     /// The new copies.
     pub(super) placed: Vec<Replica>,
@@ -112,7 +113,7 @@ pub(in super::super) struct Tasks {
     next_sequence: u64,
     queued_as: FxHashMap<TaskId, u64>,
     /// Which task copies an object.
-    running: FxHashMap<u32, TaskId>,
+    running: FxHashMap<ObjectSlot, TaskId>,
     processing: usize,
     finished: VecDeque<TaskId>,
     next_ordinal: u16,
@@ -219,12 +220,12 @@ impl Tasks {
     }
 
     /// The object is gone or another one; whatever was copied of it is of no use.
-    pub(in super::super) fn forget_object(&mut self, slot: u32) {
+    pub(in super::super) fn forget_object(&mut self, slot: ObjectSlot) {
         self.running.remove(&slot);
     }
 
     /// The memory of that segment is gone; who is charged for so many bytes less.
-    pub(super) fn forget_segment(&mut self, segment: u32) -> Vec<(u16, u64)> {
+    pub(super) fn forget_segment(&mut self, segment: SegmentSlot) -> Vec<(TenantIndex, u64)> {
         let mut freed = Vec::new();
         let attempts = self.by_id.values_mut().filter_map(|task| task.attempt.as_mut());
         for attempt in attempts {
@@ -322,7 +323,7 @@ impl Tasks {
     }
 
     /// Until when the object may be read for the task that copies it.
-    pub(super) fn copying_until(&self, slot: u32) -> Option<Moment> {
+    pub(super) fn copying_until(&self, slot: ObjectSlot) -> Option<Moment> {
         let task = self.by_id.get(self.running.get(&slot)?)?;
         task.attempt.as_ref().map(|attempt| attempt.until)
     }
@@ -341,7 +342,7 @@ impl Tasks {
 
     /// Whom they are charged to, and for how much.
     #[cfg(test)]
-    pub(in super::super) fn charges(&self) -> impl Iterator<Item = (u16, u64)> {
+    pub(in super::super) fn charges(&self) -> impl Iterator<Item = (TenantIndex, u64)> {
         let attempts = self.by_id.values().filter_map(|task| task.attempt.as_ref());
         attempts.map(|attempt| (attempt.tenant, attempt.length * attempt.placed.len() as u64))
     }

@@ -5,7 +5,14 @@ use std::collections::{BTreeMap, HashMap};
 use mooncake_base::Version;
 use proptest::prelude::*;
 
-use super::{super::object::Flags, recovery::Log, *};
+use super::{
+    super::{
+        ids::{Slot, TenantIndex},
+        object::Flags,
+    },
+    recovery::Log,
+    *,
+};
 
 const KEYS: [&str; 6] = ["a", "b", "c", "g/1", "g/2", "g/3"];
 const CLIENTS: [ClientId; 3] = [A, B, ClientId::from_bits(3)];
@@ -266,10 +273,12 @@ impl Model {
         let held: u64 = held.into_iter().map(part).sum();
         assert_eq!(part("free=") + part("evictable=") + held, all, "{text}");
         // Whoever holds the lease of an object keeps its memory.
-        let open: Vec<u32> = state.segments.open().to_vec();
+        let open: Vec<SegmentSlot> = state.segments.open().to_vec();
         let mut leased = 0;
         for (key, name) in KEYS.iter().enumerate() {
-            let Some(slot) = state.objects.find(0, name.as_bytes()) else { continue };
+            let Some(slot) = state.objects.find(TenantIndex::DEFAULT, name.as_bytes()) else {
+                continue;
+            };
             let object = state.objects.at(slot);
             if self.lease_of(key).is_some() && !object.flags.has(Flags::HARD_PINNED) {
                 let copies = object.replicas.iter();
@@ -388,7 +397,7 @@ impl Model {
 
     /// What can be read under the key: version and length.
     fn standing(&mut self, key: usize) -> Option<(Version, u64)> {
-        let slot = self.pool.state.find(0, KEYS[key].as_bytes())?;
+        let slot = self.pool.state.find(TenantIndex::DEFAULT, KEYS[key].as_bytes())?;
         let object = self.pool.state.objects.at(slot);
         let is_seen = object.is_complete() && !self.pool.state.is_unclaimed(slot);
         is_seen.then(|| (object.version(), object.length))
@@ -411,8 +420,9 @@ impl Model {
 
     fn check(&mut self) {
         let state = &self.pool.state;
-        let mut held: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
-        let objects = (0..state.objects.slot_count()).filter_map(|slot| state.objects.get(slot));
+        let mut held: BTreeMap<SegmentSlot, Vec<(u64, u64)>> = BTreeMap::new();
+        let objects = ObjectSlot::range(0, state.objects.slot_count())
+            .filter_map(|slot| state.objects.get(slot));
         let complete = objects.clone().filter(|object| object.is_complete()).count() as u64;
         let stored: u64 = objects.clone().map(|object| object.bytes()).sum();
         let writes = state.writes.iter();
@@ -446,12 +456,13 @@ impl Model {
             assert!(held.windows(2).all(|pair| pair[0].1 <= pair[1].0), "nothing overlaps");
             let used: u64 = held.iter().map(|(start, end)| end - start).sum();
             assert_eq!(used, segment.allocator.used(), "used bytes are those in the books");
-            let block_bytes = |blocks: &mut dyn Iterator<Item = (u32, allocator::BlockId)>| {
-                blocks
-                    .filter(|(other, _)| *other == slot)
-                    .map(|(_, block)| segment.allocator.size(block))
-                    .sum::<u64>()
-            };
+            let block_bytes =
+                |blocks: &mut dyn Iterator<Item = (SegmentSlot, allocator::BlockId)>| {
+                    blocks
+                        .filter(|(other, _)| *other == slot)
+                        .map(|(_, block)| segment.allocator.size(block))
+                        .sum::<u64>()
+                };
             let written = state.writes.iter().flat_map(|write| write.replicas.iter());
             let written = written.chain(state.tasks.placed());
             let mut written = written.map(|copy| (copy.segment, copy.block));
@@ -460,7 +471,7 @@ impl Model {
         }
         for (key, name) in KEYS.iter().enumerate() {
             let Some(version) = self.lease_of(key) else { continue };
-            let slot = self.pool.state.find(0, name.as_bytes());
+            let slot = self.pool.state.find(TenantIndex::DEFAULT, name.as_bytes());
             let slot = slot.expect("leased objects do not vanish");
             assert_eq!(self.pool.state.objects.at(slot).version(), version);
         }

@@ -305,8 +305,10 @@ fn groups_pins_and_tenants_are_as_before() {
     let located = pool.locate("g/1", false, false).unwrap();
     assert_eq!((located.length, located.data_type), (MIB, 3));
     assert_eq!(pool.state.totals().soft_pinned_keys, 1);
-    let names: BTreeSet<_> =
-        (0..2).map(|slot| pool.state.groups.name(slot).map(<[u8]>::to_vec)).collect();
+    let names: BTreeSet<_> = [0, 1]
+        .map(|slot| pool.state.groups.name(ObjectSlot::new(slot)).map(<[u8]>::to_vec))
+        .into_iter()
+        .collect();
     assert_eq!(names, BTreeSet::from([Some(b"g".to_vec())]));
     let pinned: u64 = pool.state.segments.claimed().map(|(_, s)| s.hard_pinned).sum();
     assert_eq!(pinned, MIB);
