@@ -45,14 +45,14 @@ use crate::{
 };
 
 /// How long `close` waits for peers to release exported memory.
-const CLOSE_PATIENCE: Duration = Duration::from_millis(50);
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// How long `close` waits for a slow metadata server. An entry that stays on the server blocks the
 /// name for the next engine.
-const WITHDRAW_PATIENCE: Duration = Duration::from_secs(1);
+const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long publishing a change may take.
-const PUBLISH_PATIENCE: Duration = Duration::from_secs(5);
+const PUBLISH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A transfer engine. Clones share one engine, which closes when the last clone is dropped.
 #[derive(Debug, Clone)]
@@ -410,13 +410,13 @@ impl Inner {
     fn withdraw(&self, base: u64) -> Result<()> {
         let _withdrawal = self.withdrawals.read();
         let start = Instant::now();
-        let patience = self.config.withdraw_timeout;
-        let unpinned = self.exported.regions.unregister(base, patience);
+        let timeout = self.config.withdraw_timeout;
+        let unpinned = self.exported.regions.unregister(base, timeout);
         if unpinned.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
             return unpinned.map(drop);
         }
         self.exported.remove_mapping(base);
-        let left = patience.saturating_sub(start.elapsed());
+        let left = timeout.saturating_sub(start.elapsed());
         let left_by_peers = match &self.shm_server {
             Some(shm_server) => shm_server.withdraw(base, left),
             None => Ok(()),
@@ -437,7 +437,7 @@ impl Inner {
         if self.config.is_unpublished {
             return Ok(());
         }
-        let deadline = SystemClock.now() + PUBLISH_PATIENCE;
+        let deadline = SystemClock.now() + PUBLISH_TIMEOUT;
         self.metadata.publish(&self.template.fill(), &self.rpc, deadline)
     }
 
@@ -445,7 +445,7 @@ impl Inner {
         if fork::is_forked_since(self.generation) || self.is_closed.swap(true, Ordering::AcqRel) {
             return;
         }
-        let soon = deadline.min(SystemClock.now() + WITHDRAW_PATIENCE);
+        let soon = deadline.min(SystemClock.now() + WITHDRAW_TIMEOUT);
         self.exported.unregister();
         if let Some(reporter) = self.reporter.lock().take() {
             reporter.abort();
@@ -457,12 +457,12 @@ impl Inner {
             tracing::info!(%error, "the segment's entry stays on the metadata server");
         }
         if let Some(shm_server) = &self.shm_server {
-            shm_server.stop(CLOSE_PATIENCE);
+            shm_server.stop(CLOSE_TIMEOUT);
         }
         let peers = std::mem::take(&mut *self.peers.write());
         peers.values().for_each(|peer| peer.close());
         drop(peers);
-        self.workers.close(CLOSE_PATIENCE);
+        self.workers.close(CLOSE_TIMEOUT);
         self.handshake.close();
         self.data.close();
     }
@@ -470,7 +470,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.close(SystemClock.now() + WITHDRAW_PATIENCE);
+        self.close(SystemClock.now() + WITHDRAW_TIMEOUT);
     }
 }
 

@@ -1,8 +1,8 @@
-//! Where segments are published and found: the seam, and its kinds.
+//! Metadata stores: where segments are published and found.
 //!
-//! With `P2PHANDSHAKE` a segment's name is the address of its owner's handshake socket and nothing
-//! is stored anywhere; otherwise descriptors lie on a server of keys and values: the established
-//! HTTP one, etcd or Redis.
+//! With `P2PHANDSHAKE` a segment's name is the address of its owner's handshake socket, and nothing
+//! is stored anywhere. Otherwise descriptors are stored on a key-value server: upstream's HTTP
+//! server, etcd or Redis.
 
 mod etcd;
 #[cfg(test)]
@@ -19,44 +19,44 @@ use mooncake_base::{Endpoint, Error, ErrorCode, Moment, Result};
 
 use crate::{descriptor::SegmentDescriptor, token::Token};
 
-/// A place to publish our segment and to find those of peers. Calls block, up to their deadline.
+/// Publishes our segment and finds those of peers. Calls block, up to their deadline.
 pub trait MetadataStore: fmt::Debug + Send + Sync {
-    /// Makes our segment known under its name, or renews what is known of it. `rpc` is where our
-    /// handshake socket is reached.
+    /// Publishes our segment under its name, or updates it. `rpc` is the address of our handshake
+    /// socket.
     ///
     /// # Errors
     /// The store cannot be reached, or another live engine holds the name.
     fn publish(&self, own: &SegmentDescriptor, rpc: &Endpoint, deadline: Moment) -> Result<()>;
 
-    /// The descriptor of a segment, fresh.
+    /// Returns the current descriptor of a segment.
     ///
     /// # Errors
-    /// No such segment, or the store or the peer does not answer.
+    /// There is no such segment, or the store or the peer does not answer.
     fn resolve(&self, name: &str, deadline: Moment) -> Result<SegmentDescriptor>;
 
-    /// Where the segment's owner has its handshake socket (for probes and notifications).
+    /// Returns the handshake address of a segment's owner, for probes and notifications.
     ///
     /// # Errors
-    /// As [`MetadataStore::resolve`].
+    /// Those of [`MetadataStore::resolve`].
     fn locate(&self, name: &str, deadline: Moment) -> Result<Endpoint>;
 
-    /// Takes back what was published. Nothing published is no error.
+    /// Removes what was published. Succeeds if nothing was published.
     ///
     /// # Errors
     /// The store cannot be reached; the entry stays there.
     fn withdraw(&self, deadline: Moment) -> Result<()>;
 }
 
-/// How a store behaves.
+/// Settings of a metadata store.
 #[derive(Debug, Clone)]
 pub struct MetadataSettings {
-    /// How long connecting to the server may take.
+    /// Timeout for connecting to the server.
     pub connect_timeout: Duration,
     /// Part of every key, so that clusters can share a server; empty for none.
     pub prefix: String,
-    /// Who we are to a Redis server.
+    /// Login for a Redis server.
     pub redis: RedisLogin,
-    /// What peers that are asked for their segment must know as well, if there is one.
+    /// Token that peers must prove when they are asked for their segment, if any.
     pub token: Option<Token>,
 }
 
@@ -68,15 +68,15 @@ impl Default for MetadataSettings {
     }
 }
 
-/// Who we are to a Redis server, and which of its databases is ours. What the address of the
-/// server says wins over this.
+/// Login for a Redis server and the number of the database. Values in the server's address take
+/// precedence.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct RedisLogin {
     /// Empty for the server's default user.
     pub username: String,
-    /// Empty for none.
+    /// Empty for no password.
     pub password: String,
-    /// The number of the database.
+    /// Number of the database.
     pub database: u32,
 }
 
@@ -91,21 +91,21 @@ impl fmt::Debug for RedisLogin {
     }
 }
 
-/// Opens the store that the text names; connects to nothing yet.
+/// Opens the store at an address; connects to nothing yet.
 ///
-/// `P2PHANDSHAKE`; `http://host:port/metadata`; `etcd://host:port`, with more members after commas
-/// or semicolons; `redis://host:port`. An address without a scheme is one of etcd, as it is in the
-/// established engine.
+/// The address is `P2PHANDSHAKE`, `http://host:port/metadata`, `etcd://host:port` (more members
+/// follow after commas or semicolons) or `redis://host:port`. As in upstream, an address without a
+/// scheme belongs to etcd.
 ///
 /// # Errors
-/// The text names no store that we know; the error names those that we do.
+/// The address names no supported store; the error lists the supported ones.
 pub fn open(address: &str, settings: MetadataSettings) -> Result<Arc<dyn MetadataStore>> {
     let address = address.trim();
     if address.eq_ignore_ascii_case("P2PHANDSHAKE") {
         return Ok(Arc::new(p2p::P2pStore::new(settings.token)));
     }
     if address.is_empty() {
-        let text = format!("the metadata server is not named; {KNOWN}");
+        let text = format!("the address of the metadata server is empty; {KNOWN}");
         return Err(Error::invalid(text));
     }
     let (scheme, place) = address.split_once("://").unwrap_or(("etcd", address));
@@ -126,7 +126,7 @@ pub fn open(address: &str, settings: MetadataSettings) -> Result<Arc<dyn Metadat
     }
 }
 
-/// The kinds, for errors.
+/// The supported kinds, for error messages.
 const KNOWN: &str =
     "use P2PHANDSHAKE, http://host:port/metadata, etcd://host:port or redis://host:port";
 
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_decides_which_store_it_is() {
+    fn address_selects_the_store() {
         for good in [
             "P2PHANDSHAKE",
             "p2phandshake",
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_kinds_are_refused_by_an_error_that_names_the_known_ones() {
+    fn rejects_unknown_kinds_and_lists_known_ones() {
         let error = open("foo://x", MetadataSettings::default()).unwrap_err();
         assert_eq!(error.code(), ErrorCode::NOT_SUPPORTED);
         assert!(error.to_string().contains("P2PHANDSHAKE, http://"), "{error}");
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn tls_is_refused_by_name() {
+    fn rejects_tls_by_name() {
         for bad in ["https://h/metadata", "etcds://h", "rediss://u:secret@h"] {
             let error = open(bad, MetadataSettings::default()).unwrap_err();
             assert_eq!(error.code(), ErrorCode::NOT_SUPPORTED, "{bad}");
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_never_told() {
+    fn password_is_never_printed() {
         let login = RedisLogin { password: "secret".into(), ..RedisLogin::default() };
         let settings = MetadataSettings { redis: login, ..MetadataSettings::default() };
         assert!(!format!("{settings:?}").contains("secret"));

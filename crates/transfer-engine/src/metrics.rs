@@ -1,4 +1,4 @@
-//! What an engine has moved, over which way, and how it stands with its peers.
+//! Counters of an engine: what was transferred over which transport, and the state of its peers.
 
 mod histogram;
 mod text;
@@ -16,115 +16,115 @@ use crate::{
     transport::TransportKind,
 };
 
-/// What an engine has done up to now.
+/// The counters of an engine at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct EngineSnapshot {
-    /// One entry for each way.
+    /// One entry per transport.
     pub transports: Vec<TransportSnapshot>,
-    /// One entry for each open peer, by name.
+    /// One entry per open peer, by name.
     pub peers: Vec<PeerSnapshot>,
-    /// The most peers that are kept open.
+    /// Maximum number of open peers.
     pub peers_max: usize,
-    /// Peers that were closed to make room for others.
+    /// Peers that were evicted to open others.
     pub peers_evicted: u64,
-    /// Ranges that are registered.
+    /// Number of registered ranges.
     pub regions: usize,
-    /// Their bytes.
+    /// Total size of the registered ranges.
     pub region_bytes: u64,
     /// Connections of peers to the data listener.
     pub incoming: PoolSnapshot,
-    /// Pinned buffers through which device memory goes.
+    /// Pinned buffers for device memory.
     pub pinned: PoolSnapshot,
-    /// Who was turned away, here and by peers.
+    /// Refusals, by this engine and by peers.
     pub refused: RefusalSnapshot,
-    /// Submitted batches that wait for a thread, and those that found no place to wait in time.
+    /// Submitted batches that wait for a worker, and those refused by a full queue.
     pub batches: QueueSnapshot,
-    /// Notifications that wait to be taken, and those that peers could not leave.
+    /// Notifications that wait to be taken, and those refused by a full queue.
     pub notifications: QueueSnapshot,
-    /// Threads that move submitted batches.
+    /// Worker threads that move submitted batches.
     pub workers: usize,
 }
 
-/// What went over one way.
+/// The counters of one transport.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransportSnapshot {
-    /// Which.
+    /// The transport.
     pub kind: TransportKind,
-    /// Batches that it was given.
+    /// Batches given to the transport.
     pub batches: u64,
-    /// Pieces that it moved.
+    /// Entries moved.
     pub entries: u64,
-    /// Bytes that it brought here.
+    /// Bytes read from peers.
     pub bytes_read: u64,
-    /// Bytes that it brought to peers.
+    /// Bytes written to peers.
     pub bytes_written: u64,
-    /// Pieces that it could not move.
+    /// Entries that failed.
     pub errors: u64,
-    /// Pieces of memory that it does not serve, and left to another way.
+    /// Entries whose memory the transport does not serve, left to another transport.
     pub unserved: u64,
-    /// Peers to which there was no such way.
+    /// Number of times no path to a peer could be opened.
     pub refusals: u64,
-    /// How long batches took.
+    /// Durations of batches.
     pub latency: LatencySnapshot,
 }
 
-/// How it stands with one peer.
+/// The state of one peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerSnapshot {
-    /// Its segment's name.
+    /// Name of the peer's segment.
     pub name: String,
-    /// The cheapest way that is open.
+    /// The cheapest open transport.
     pub transport: Option<TransportKind>,
-    /// Pieces that failed on every way.
+    /// Entries that failed on every path.
     pub errors: u64,
-    /// Why there is no way of some kind.
+    /// Why a path over a transport could not be opened.
     pub refusals: Vec<(TransportKind, String)>,
-    /// What went over each way to it.
+    /// Counters of each transport to the peer.
     pub transports: Vec<TransportSnapshot>,
-    /// Its connections, if a way to it has some.
+    /// Connections to the peer, if a path has a connection pool.
     pub connections: PoolSnapshot,
-    /// How fast each way was measured to be.
+    /// Measured speed of each path.
     pub measured: Vec<(TransportKind, PathMeasurement)>,
 }
 
-/// How full a pool is.
+/// Usage of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PoolSnapshot {
-    /// What it holds.
+    /// Items in the pool.
     pub open: usize,
-    /// Of these, how many nobody uses at the moment.
+    /// Items that are not in use.
     pub idle: usize,
-    /// The most that it may hold.
+    /// Maximum number of items.
     pub limit: usize,
-    /// What it turned away.
+    /// Requests that were refused.
     pub refused: u64,
 }
 
-/// How full a queue is.
+/// Usage of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct QueueSnapshot {
-    /// What waits in it.
+    /// Items in the queue.
     pub waiting: usize,
-    /// The most that may wait.
+    /// Maximum number of items.
     pub limit: usize,
-    /// What it turned away.
+    /// Items that were refused.
     pub refused: u64,
 }
 
-/// Who was turned away.
+/// Numbers of refused peers and requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RefusalSnapshot {
     /// Peers whose token was wrong or missing.
     pub token_here: u64,
-    /// Peers that refused ours, or that asked for none although we have one.
+    /// Peers that refused our token, or that asked for none although we have one.
     pub token_there: u64,
-    /// Connections in the established engine's frames, which carry no token.
+    /// Connections in upstream's frames, which carry no token.
     pub compat: u64,
-    /// Ranges that peers asked for and that are not registered.
+    /// Requested ranges that are not registered.
     pub ranges: u64,
 }
 
-/// Counts of those who were turned away.
+/// Counters of refusals.
 #[derive(Debug, Default)]
 pub struct Refusals {
     token_here: AtomicU64,
@@ -133,7 +133,7 @@ pub struct Refusals {
     ranges: AtomicU64,
 }
 
-/// Running sums, one set for each way.
+/// Counters per transport.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     sums: [Sums; KINDS.len()],
@@ -151,7 +151,7 @@ struct Sums {
     latency: Histogram,
 }
 
-/// What of a batch is done.
+/// Progress of a batch.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Progress {
     entries: u64,
@@ -160,7 +160,7 @@ pub(crate) struct Progress {
     open: u64,
 }
 
-/// What one way did for one batch.
+/// The part of a batch that one path has moved.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Work {
     pub(crate) kind: TransportKind,
@@ -190,7 +190,7 @@ impl Refusals {
         self.ranges.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The counts at this moment.
+    /// Returns the current counts.
     pub fn snapshot(&self) -> RefusalSnapshot {
         RefusalSnapshot {
             token_here: self.token_here.load(Ordering::Relaxed),
@@ -284,7 +284,7 @@ impl Metrics {
 }
 
 impl TransportSnapshot {
-    /// Of a way on which nothing has happened.
+    /// Counters of an unused transport.
     fn nothing(kind: TransportKind) -> Self {
         let latency = Histogram::default().snapshot();
         Self {
@@ -300,12 +300,12 @@ impl TransportSnapshot {
         }
     }
 
-    /// Whether anything happened on it.
+    /// Returns whether the transport was used or refused.
     pub(crate) const fn is_used(&self) -> bool {
         self.batches > 0 || self.refusals > 0 || self.unserved > 0
     }
 
-    /// All bytes that it moved.
+    /// Total number of moved bytes.
     pub const fn bytes(&self) -> u64 {
         self.bytes_read + self.bytes_written
     }

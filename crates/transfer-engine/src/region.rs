@@ -149,12 +149,12 @@ impl Regions {
     ///
     /// # Errors
     /// No region begins there, or it was still in use at the deadline.
-    pub fn unregister(&self, base: u64, patience: Duration) -> Result<Arc<Region>> {
+    pub fn unregister(&self, base: u64, timeout: Duration) -> Result<Arc<Region>> {
         let region = self.by_base.write().remove(&base).ok_or_else(|| {
             Error::new(ErrorCode::SEGMENT_NOT_FOUND, "no registered range begins there")
                 .with("address", format_args!("{base:#x}"))
         })?;
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         let mut state = region.uses.state.lock();
         state.is_withdrawn = true;
         while state.pins > 0 {

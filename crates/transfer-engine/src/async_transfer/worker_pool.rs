@@ -158,9 +158,9 @@ impl WorkerPool {
         state.completions.take_status(batch).map_err(|_| unknown(batch))
     }
 
-    /// Fails every queued batch and joins the threads. A thread whose transfer outlasts `patience`
+    /// Fails every queued batch and joins the threads. A thread whose transfer outlasts `timeout`
     /// is left to end at the deadline of its batch.
-    pub(crate) fn close(&self, patience: Duration) {
+    pub(crate) fn close(&self, timeout: Duration) {
         if fork::is_forked_since(self.generation) {
             return;
         }
@@ -171,7 +171,7 @@ impl WorkerPool {
         let threads = std::mem::take(&mut state.threads);
         self.shared.work.notify_all();
         self.shared.change.notify_all();
-        let until = Instant::now() + patience;
+        let until = Instant::now() + timeout;
         // A worker itself may drop the last handle of an engine.
         let own = threads.iter().any(|thread| thread.thread().id() == thread::current().id());
         while state.alive > usize::from(own) {

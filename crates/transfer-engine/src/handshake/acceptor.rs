@@ -27,7 +27,7 @@ use tokio_util::{
 use crate::{fork, metrics::PoolSnapshot};
 
 /// How long `close` waits for cancelled tasks, which end at their next await.
-const CLOSE_PATIENCE: Duration = Duration::from_millis(200);
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// How long accepting pauses when the process has no free descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -136,7 +136,7 @@ impl Acceptor {
             let _ = done.send(());
         }));
         // An error means that the runtime is gone with its tasks, or that a task is late.
-        let _ = is_done.recv_timeout(CLOSE_PATIENCE);
+        let _ = is_done.recv_timeout(CLOSE_TIMEOUT);
     }
 }
 

@@ -140,21 +140,21 @@ impl HandshakeServer {
 
 async fn serve(mut accepted: Accepted, shared: Arc<Shared>) -> io::Result<()> {
     let stream = &mut accepted.stream;
-    let patience = shared.settings.receive_timeout;
-    let request = timeout(patience, receive(stream, &shared.settings)).await??;
+    let receive_timeout = shared.settings.receive_timeout;
+    let request = timeout(receive_timeout, receive(stream, &shared.settings)).await??;
     let answer =
         match shared.settings.token.as_ref().filter(|_| proof::is_challenge_request(&request)) {
             Some(token) => {
                 let owner_nonce = token::nonce();
                 let challenge = proof::challenge(&owner_nonce).encode();
-                timeout(patience, stream.write_all(&challenge)).await??;
-                let sealed = timeout(patience, receive(stream, &shared.settings)).await??;
+                timeout(receive_timeout, stream.write_all(&challenge)).await??;
+                let sealed = timeout(receive_timeout, receive(stream, &shared.settings)).await??;
                 shared.answer_sealed(token, owner_nonce, &sealed)
             }
             None => shared.answer(request),
         };
     let answer = answer.encode();
-    timeout(patience, async {
+    timeout(receive_timeout, async {
         stream.write_all(&answer).await?;
         stream.shutdown().await?;
         // The peer closes after it has read the answer. Closing first could discard bytes that are

@@ -1,4 +1,4 @@
-//! etcd, over the JSON gateway that every server of version 3.4 and later has.
+//! etcd, over the JSON gateway of servers of version 3.4 and later.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -13,28 +13,28 @@ use super::{
 };
 use crate::descriptor::DESCRIPTOR_BYTES_MAX;
 
-/// The port of a member that is named without one.
+/// Default port of a member.
 const PORT: u16 = 2379;
 
-/// The most members that one address may name.
+/// Maximum number of members in an address.
 const MEMBERS_MAX: usize = 16;
 
-/// The members of a cluster, each of which answers for all.
+/// The members of a cluster, each of which can answer every request.
 #[derive(Debug)]
 pub(super) struct EtcdServer {
     address: String,
-    /// URLs without a path.
+    /// Base URLs of the members.
     members: Vec<String>,
-    /// The one that answered last.
+    /// Index of the member that answered last.
     preferred: AtomicUsize,
     http_client: HttpClient,
 }
 
 impl EtcdServer {
-    /// The members in a list with `,` or `;` between them.
+    /// Parses a list of members, separated by `,` or `;`.
     ///
     /// # Errors
-    /// One of them is no address.
+    /// A member is not a valid address.
     pub(super) fn new(address: &str, settings: &MetadataSettings) -> Result<Self> {
         let bad = |text| Error::invalid(text).with("address", address);
         let mut members = Vec::new();
@@ -47,7 +47,7 @@ impl EtcdServer {
         if members.len() > MEMBERS_MAX {
             return Err(bad("at most 16 members of an etcd cluster can be named"));
         }
-        // Values come as base64, which takes a third more, in a little JSON.
+        // Values are base64 (a third longer) inside a little JSON.
         let http_client =
             HttpClient::new(settings.connect_timeout, DESCRIPTOR_BYTES_MAX as u64 * 3 / 2);
         Ok(Self {
@@ -58,7 +58,7 @@ impl EtcdServer {
         })
     }
 
-    /// Asks one member after the other, beginning with the one that answered last.
+    /// Tries the members in turn, beginning with the one that answered last.
     fn call(&self, method: &str, question: &Value, deadline: Moment) -> Result<Value> {
         let body = question.to_string().into_bytes();
         let first = self.preferred.load(Ordering::Relaxed);
@@ -68,7 +68,7 @@ impl EtcdServer {
             let member = (first + turn) % count;
             let url = format!("{}/v3/kv/{method}", self.members[member]);
             let now = SystemClock.now();
-            // A silent member must leave time for those after it.
+            // A silent member must leave time for the members after it.
             let share = deadline.left(now) / u32::try_from(count - turn).unwrap_or(1);
             match self.http_client.call(Request::Post(&body), &url, now + share) {
                 Ok(answer) => {
@@ -81,7 +81,8 @@ impl EtcdServer {
         Err(failure.expect("an address names at least one member"))
     }
 
-    /// A transaction; whether its conditions held, and what the first step of its branch found.
+    /// Runs a transaction. Returns whether its condition held, and the value found by the first
+    /// step of the branch that ran.
     fn transaction(
         &self,
         condition: &Value,
@@ -100,7 +101,7 @@ impl EtcdServer {
         let Some(entry) = range["kvs"].as_array().and_then(|entries| entries.first()) else {
             return Ok(None);
         };
-        // An empty value is left out of the JSON.
+        // An empty value is omitted from the JSON.
         let text = entry["value"].as_str().unwrap_or("");
         BASE64.decode(text).map(Some).map_err(|source| {
             Error::new(ErrorCode::ETCD_OPERATION_ERROR, "an answer of etcd cannot be read")
@@ -133,13 +134,14 @@ impl KeyValueServer for EtcdServer {
         let key = BASE64.encode(claim.key);
         let condition = match expected {
             Some(value) => value_equals(claim.key, value),
-            // A key that was never made, or was removed, has no revision.
+            // A key that was never created, or was deleted, has revision 0.
             None => json!({ "target": "CREATE", "key": key, "create_revision": "0" }),
         };
         let steps = json!([put(claim.key, claim.value)]);
         let look = json!([{ "request_range": { "key": key } }]);
         let (is_ours, found) = self.transaction(&condition, &steps, &look, deadline)?;
-        // Not ours, and gone a moment later: an empty entry tells of nobody.
+        // The claim failed, but the entry was deleted a moment later: an empty entry names no
+        // holder.
         Ok(if is_ours { None } else { Some(found.unwrap_or_default()) })
     }
 
@@ -169,7 +171,7 @@ fn delete(key: &str) -> Value {
     json!({ "request_delete_range": { "key": BASE64.encode(key) } })
 }
 
-/// The JSON of an answer that is none of a refusal.
+/// Parses the JSON of a successful answer.
 fn read(answer: &Answer, url: &str) -> Result<Value> {
     let refused = |text: &str| {
         Error::new(ErrorCode::ETCD_OPERATION_ERROR, text)
@@ -178,11 +180,11 @@ fn read(answer: &Answer, url: &str) -> Result<Value> {
             .with("answer", answer.quoted())
     };
     if !(200..300).contains(&answer.status) {
-        return Err(refused("etcd refused"));
+        return Err(refused("etcd refused the request"));
     }
     match serde_json::from_slice(&answer.body) {
         Ok(value @ Value::Object(_)) => Ok(value),
-        _ => Err(refused("this is no etcd server of version 3.4 or later")),
+        _ => Err(refused("the server is not etcd 3.4 or later")),
     }
 }
 
@@ -197,7 +199,7 @@ mod tests {
 
     use super::*;
 
-    /// The JSON of an answer, and what it says of an entry.
+    /// The JSON of an answer, and the value in its first entry.
     pub(in crate::metadata) fn fuzz_target() -> Target {
         let entry = json!([{ "key": "a2V5", "value": BASE64.encode(b"value") }]);
         let empty = json!([{ "key": "a2V5" }]);

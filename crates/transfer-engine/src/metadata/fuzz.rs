@@ -1,4 +1,4 @@
-//! What metadata servers say as targets for broken bytes.
+//! Fuzz targets: the answers of metadata servers.
 
 use std::{
     cell::RefCell,
@@ -40,34 +40,34 @@ pub(crate) fn targets() -> Vec<Target> {
 }
 
 thread_local! {
-    /// What the server says in this thread, on every connection.
-    static SAID: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    /// The bytes that the fake server sends in this thread, on every connection.
+    static SERVER_BYTES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Connects to a server that says what [`SAID`] says, and then ends the connection.
+/// Connects to a fake server that sends [`SERVER_BYTES`] and then closes the connection.
 #[derive(Debug)]
-struct Scripted;
+struct FakeConnector;
 
 #[derive(Debug)]
-struct Script {
-    said: Vec<u8>,
+struct FakeConnection {
+    bytes: Vec<u8>,
     buffers: LazyBuffers,
 }
 
-impl Connector for Scripted {
-    type Out = Script;
+impl Connector for FakeConnector {
+    type Out = FakeConnection;
 
     fn connect(
         &self,
         _: &ConnectionDetails<'_>,
         _: Option<()>,
-    ) -> Result<Option<Script>, ureq::Error> {
-        let said = SAID.with_borrow(Clone::clone);
-        Ok(Some(Script { said, buffers: LazyBuffers::new(16 << 10, 16 << 10) }))
+    ) -> Result<Option<FakeConnection>, ureq::Error> {
+        let bytes = SERVER_BYTES.with_borrow(Clone::clone);
+        Ok(Some(FakeConnection { bytes, buffers: LazyBuffers::new(16 << 10, 16 << 10) }))
     }
 }
 
-impl Transport for Script {
+impl Transport for FakeConnection {
     fn buffers(&mut self) -> &mut dyn Buffers {
         &mut self.buffers
     }
@@ -78,9 +78,9 @@ impl Transport for Script {
 
     fn await_input(&mut self, _: NextTimeout) -> Result<bool, ureq::Error> {
         let room = self.buffers.input_append_buf();
-        let count = room.len().min(self.said.len());
-        room[..count].copy_from_slice(&self.said[..count]);
-        self.said.drain(..count);
+        let count = room.len().min(self.bytes.len());
+        room[..count].copy_from_slice(&self.bytes[..count]);
+        self.bytes.drain(..count);
         self.buffers.input_appended(count);
         Ok(count > 0)
     }
@@ -90,11 +90,11 @@ impl Transport for Script {
     }
 }
 
-/// Finds every host here, so that a redirection asks no name server.
+/// Resolves every host to this one, so that a redirection needs no name server.
 #[derive(Debug)]
-struct Here;
+struct LocalResolver;
 
-impl Resolver for Here {
+impl Resolver for LocalResolver {
     fn resolve(
         &self,
         _: &Uri,
@@ -129,13 +129,13 @@ fn answer(bytes: &[u8]) -> u64 {
     static SERVER: LazyLock<HttpServer> = LazyLock::new(|| {
         let config = Agent::config_builder().http_status_as_error(false).proxy(None).build();
         let http_client = HttpClient::over(
-            Agent::with_parts(config, Scripted, Here),
+            Agent::with_parts(config, FakeConnector, LocalResolver),
             DESCRIPTOR_BYTES_MAX as u64,
         );
         let url = "http://127.0.0.1/metadata";
         HttpServer::new(url, &MetadataSettings::default()).expect("it is a URL").over(http_client)
     });
-    SAID.set(bytes.to_vec());
+    SERVER_BYTES.set(bytes.to_vec());
     let found = SERVER.get("key", soon());
     if let Ok(Some(body)) = &found {
         assert!(body.len() <= BODY_MAX.min(DESCRIPTOR_BYTES_MAX));
@@ -146,7 +146,7 @@ fn answer(bytes: &[u8]) -> u64 {
     outcome((found, claimed.map(|holder| holder.is_some()).map_err(|error| error.code())))
 }
 
-/// No answer has a body that is longer than the bytes thrown.
+/// No answer has a body that is longer than the fuzzed input.
 const BODY_MAX: usize = 4096;
 
 pub(super) fn soon() -> Moment {

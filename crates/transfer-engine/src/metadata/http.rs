@@ -1,4 +1,4 @@
-//! The established HTTP metadata server: a key is a parameter of the URL.
+//! Upstream's HTTP metadata server: a key is a parameter of the URL.
 
 use mooncake_base::{Error, ErrorCode, Moment, Result};
 
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::descriptor::DESCRIPTOR_BYTES_MAX;
 
-/// A metadata server.
+/// An HTTP metadata server.
 #[derive(Debug)]
 pub(super) struct HttpServer {
     url: String,
@@ -17,8 +17,10 @@ pub(super) struct HttpServer {
 }
 
 impl HttpServer {
+    /// Creates the client of a server.
+    ///
     /// # Errors
-    /// The text is no URL with a host.
+    /// The text is not a URL with a host.
     pub(super) fn new(url: &str, settings: &MetadataSettings) -> Result<Self> {
         if !has_host(url) || url.contains(['?', '#']) {
             return Err(Error::invalid("not the URL of a metadata server").with("address", url));
@@ -27,7 +29,7 @@ impl HttpServer {
         Ok(Self { url: url.to_owned(), http_client })
     }
 
-    /// The same server, asked by another client.
+    /// Replaces the HTTP client.
     #[cfg(test)]
     pub(super) fn over(self, http_client: HttpClient) -> Self {
         Self { http_client, ..self }
@@ -47,7 +49,7 @@ impl HttpServer {
     }
 
     fn refusal(&self, answer: &Answer, key: &str) -> Error {
-        Error::new(ErrorCode::RPC_FAIL, "the metadata server refused")
+        Error::new(ErrorCode::RPC_FAIL, "the metadata server refused the request")
             .with("url", &self.url)
             .with("key", key)
             .with("status", answer.status)
@@ -82,7 +84,7 @@ impl KeyValueServer for HttpServer {
         let answer = self.exchange(Request::Put(claim.value), claim.key, deadline)?;
         match answer.status {
             200..300 => Ok(None),
-            // The one reason for which a complete request is refused, if an entry is there.
+            // If an entry is there, status 400 means that another engine holds the name.
             400 => match self.get(claim.key, deadline)? {
                 Some(holder) => Ok(Some(holder)),
                 None => Err(self.refusal(&answer, claim.key)),

@@ -1,14 +1,14 @@
-//! One HTTP exchange with a metadata server, inside a deadline.
+//! A blocking HTTP client for metadata servers, with deadlines.
 
 use std::{io, time::Duration};
 
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use ureq::{Agent, http::Uri};
 
-/// The most of an error page that is quoted.
+/// Maximum length of a quoted error page.
 const QUOTE_CHARS_MAX: usize = 200;
 
-/// What is asked.
+/// An HTTP request without its URL.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Request<'a> {
     Get,
@@ -17,7 +17,7 @@ pub(super) enum Request<'a> {
     Delete,
 }
 
-/// What the server said, whatever its status.
+/// The answer of the server, with any status.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) status: u16,
@@ -32,24 +32,27 @@ pub(super) struct HttpClient {
 }
 
 impl HttpClient {
-    /// One that reads answers up to a limit.
+    /// Creates a client that reads bodies up to a limit.
     pub(super) fn new(connect_timeout: Duration, bytes_max: u64) -> Self {
         let agent = Agent::config_builder()
             .http_status_as_error(false)
             .timeout_connect(Some(connect_timeout))
-            // Descriptors are of this cluster; a proxy from the environment does not know it.
+            // Metadata servers belong to the cluster; a proxy from the environment cannot reach
+            // them.
             .proxy(None)
             .build()
             .new_agent();
         Self { agent, bytes_max }
     }
 
-    /// One whose connections are made by somebody else.
+    /// Creates a client over another connector.
     #[cfg(test)]
     pub(super) const fn over(agent: Agent, bytes_max: u64) -> Self {
         Self { agent, bytes_max }
     }
 
+    /// Sends a request.
+    ///
     /// # Errors
     /// The server cannot be reached, or does not answer before the deadline.
     pub(super) fn call(&self, request: Request<'_>, url: &str, deadline: Moment) -> Result<Answer> {
@@ -77,13 +80,13 @@ impl HttpClient {
 }
 
 impl Answer {
-    /// The beginning of the body, for an error.
+    /// The beginning of the body, for error messages.
     pub(super) fn quoted(&self) -> String {
         String::from_utf8_lossy(&self.body).trim().chars().take(QUOTE_CHARS_MAX).collect()
     }
 }
 
-/// Whether the text is a URL that names a host.
+/// Returns whether the text is a URL with a host.
 pub(super) fn has_host(url: &str) -> bool {
     url.parse::<Uri>()
         .is_ok_and(|uri| uri.authority().is_some_and(|authority| !authority.host().is_empty()))
@@ -100,7 +103,7 @@ fn unreachable(failure: ureq::Error, url: &str) -> Error {
     } else {
         (ErrorCode::RPC_FAIL, "the metadata server cannot be reached")
     };
-    // A key is of no use to the reader of this.
+    // The key in the query would not help the reader of the error.
     let url = url.split_once('?').map_or(url, |(url, _)| url);
     Error::new(code, text).with("url", url).caused_by(failure)
 }

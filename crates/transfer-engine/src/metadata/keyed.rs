@@ -1,8 +1,8 @@
-//! Segments as entries on a server of keys and values: which keys, and who may hold a name.
+//! Segments as entries on a key-value server: the keys, and the ownership of names.
 //!
-//! A segment has two entries, as the established engine has them: where its handshake socket is,
-//! and its descriptor. The first is also the claim to the name: whoever wrote it holds the name
-//! until the entry goes.
+//! As in upstream, a segment has two entries: the address of its handshake socket, and its
+//! descriptor. The first entry is also the claim to the name: the engine that wrote it holds the
+//! name until the entry is removed.
 
 use std::{fmt, time::Duration};
 
@@ -13,30 +13,31 @@ use serde::{Deserialize, Serialize};
 use super::MetadataStore;
 use crate::{descriptor::SegmentDescriptor, handshake};
 
-/// How long the holder of a name has to show that it lives.
-const HOLDER_PATIENCE: Duration = Duration::from_secs(1);
+/// Timeout for checking that the holder of a name is alive.
+const HOLDER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The entry by which a name is held, and what it says while it is ours.
+/// The entry that holds a name, with its value while this engine holds it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Claim<'a> {
     pub(super) key: &'a str,
     pub(super) value: &'a [u8],
 }
 
-/// A server of keys and values. Calls block, up to their deadline; errors name the server.
+/// A key-value server. Calls block, up to their deadline; errors name the server.
 pub(super) trait KeyValueServer: fmt::Debug + Send + Sync {
-    /// The server as it is told to people, without secrets.
+    /// Address of the server for messages, without secrets.
     fn address(&self) -> &str;
 
-    /// Whether it can change an entry on the condition that it still says what it said. One that
-    /// cannot keeps a name for its holder also when that one is dead.
+    /// Returns whether the server can change an entry on condition of its current value. Without
+    /// that, a name stays with its holder even if that engine is dead.
     fn supports_compare_and_swap(&self) -> bool;
 
-    /// What lies under a key.
+    /// Returns the value of a key.
     fn get(&self, key: &str, deadline: Moment) -> Result<Option<Vec<u8>>>;
 
-    /// Makes the entry of a claim unless there is one. If it says `expected`, and the server
-    /// compares, it is replaced. What the entry of somebody else says, if that is in the way.
+    /// Creates the entry of a claim unless it exists. An existing entry with the value `expected`
+    /// is replaced, if the server supports compare-and-swap. Returns the value of the entry that is
+    /// in the way.
     fn claim(
         &self,
         claim: Claim<'_>,
@@ -44,27 +45,27 @@ pub(super) trait KeyValueServer: fmt::Debug + Send + Sync {
         deadline: Moment,
     ) -> Result<Option<Vec<u8>>>;
 
-    /// Writes another entry, while the claim stands; whether it does, as far as the server can
-    /// tell.
+    /// Writes another entry while the claim is held. Returns whether it is held, as far as the
+    /// server can tell.
     fn put(&self, claim: Claim<'_>, key: &str, value: &[u8], deadline: Moment) -> Result<bool>;
 
-    /// Removes the entry of the claim and another one, unless the claim is somebody else's, as far
-    /// as the server can tell.
+    /// Removes the entry of the claim and another one, unless another engine holds the claim, as
+    /// far as the server can tell.
     fn release(&self, claim: Claim<'_>, key: &str, deadline: Moment) -> Result<()>;
 }
 
-/// What lies under the key of a segment's handshake socket.
+/// The entry of a segment's handshake socket.
 #[derive(Debug, Serialize, Deserialize)]
 struct RpcMeta {
     ip_or_host_name: String,
     rpc_port: u16,
 }
 
-/// Segments on such a server.
+/// A metadata store on a key-value server.
 #[derive(Debug)]
 pub(super) struct KeyedStore<S> {
     server: S,
-    /// What every key begins with.
+    /// Prefix of every key.
     prefix: String,
     published: Mutex<Option<Published>>,
 }
@@ -76,7 +77,8 @@ struct Published {
 }
 
 impl<S: KeyValueServer> KeyedStore<S> {
-    /// Entries on that server, under `mooncake/<cluster>/` if the cluster has a name.
+    /// Creates a store with keys under `mooncake/<cluster>/`, or under `mooncake/` without a
+    /// cluster name.
     pub(super) fn new(server: S, cluster: &str) -> Self {
         let prefix = match cluster.trim_matches('/') {
             "" => "mooncake/".to_owned(),
@@ -90,21 +92,21 @@ impl<S: KeyValueServer> KeyedStore<S> {
     }
 
     fn descriptor_key(&self, name: &str) -> String {
-        // The established rule: a name with a slash brings its own folder.
+        // Upstream's rule: a name with a slash contains its own folder.
         let folder = if name.contains('/') { "" } else { "ram/" };
         format!("{}{folder}{name}", self.prefix)
     }
 
     fn get(&self, key: &str, name: &str, deadline: Moment) -> Result<Vec<u8>> {
         self.server.get(key, deadline)?.ok_or_else(|| {
-            let text = "the metadata server knows no segment of that name";
+            let text = "the metadata server has no segment of this name";
             Error::new(ErrorCode::SEGMENT_NOT_FOUND, text)
                 .with("segment", name)
                 .with("url", self.server.address())
         })
     }
 
-    /// Takes the name for this engine.
+    /// Claims the name for this engine.
     fn claim(&self, own: &Published, deadline: Moment) -> Result<()> {
         let (key, value) = (self.rpc_key(&own.name), own.entry());
         let claim = Claim { key: &key, value: &value };
@@ -115,7 +117,7 @@ impl<S: KeyValueServer> KeyedStore<S> {
         if self.server.supports_compare_and_swap() && !is_alive(&holder, deadline) {
             match self.server.claim(claim, Some(&holder), deadline)? {
                 None => {
-                    tracing::info!(name = own.name, "took the name of an engine that is gone");
+                    tracing::info!(name = own.name, "took over the name of a dead engine");
                     return Ok(());
                 }
                 Some(other) => holder = other,
@@ -137,7 +139,7 @@ impl<S: KeyValueServer> KeyedStore<S> {
         .with("held_by", holder)
     }
 
-    /// Writes the descriptor; whether the name is still ours.
+    /// Writes the descriptor; returns whether this engine still holds the name.
     fn put(&self, own: &Published, descriptor: &[u8], deadline: Moment) -> Result<bool> {
         let (rpc_key, value) = (self.rpc_key(&own.name), own.entry());
         let claim = Claim { key: &rpc_key, value: &value };
@@ -150,7 +152,8 @@ impl<S: KeyValueServer> MetadataStore for KeyedStore<S> {
         let entry = Published { name: own.name.clone(), rpc: rpc.clone() };
         let is_new = self.published.lock().as_ref() != Some(&entry);
         if is_new {
-            // A name or an address that changed: the old entry would be refused as a duplicate.
+            // The name or the address has changed, so the old entry would be refused as a
+            // duplicate.
             self.withdraw(deadline)?;
             self.claim(&entry, deadline)?;
             *self.published.lock() = Some(entry.clone());
@@ -160,7 +163,7 @@ impl<S: KeyValueServer> MetadataStore for KeyedStore<S> {
             if self.put(&entry, &descriptor, deadline)? {
                 return Ok(());
             }
-            // The server has lost the entry, or somebody else has it.
+            // The server has lost the entry, or another engine holds it.
             self.claim(&entry, deadline)?;
             if self.put(&entry, &descriptor, deadline)? {
                 return Ok(());
@@ -169,8 +172,8 @@ impl<S: KeyValueServer> MetadataStore for KeyedStore<S> {
         };
         let done = put();
         if done.is_err() && is_new {
-            // Half an entry would keep the name taken. If this fails too, the first failure says
-            // more.
+            // A half-published segment would keep the name taken. If this fails as well, the first
+            // failure is more useful.
             let _ = self.withdraw(deadline);
         }
         done
@@ -199,7 +202,7 @@ impl<S: KeyValueServer> MetadataStore for KeyedStore<S> {
 }
 
 impl Published {
-    /// The entry of the handshake socket, as the established engine writes it.
+    /// The entry of the handshake socket in upstream's form.
     fn entry(&self) -> Vec<u8> {
         let rpc_port = self.rpc.port.unwrap_or(0);
         let meta = RpcMeta { ip_or_host_name: self.rpc.host.clone(), rpc_port };
@@ -215,9 +218,9 @@ fn read_rpc(text: &[u8]) -> Result<Endpoint> {
     Ok(Endpoint::new(meta.ip_or_host_name.trim_matches(['[', ']']), meta.rpc_port))
 }
 
-/// Whether somebody answers where an entry says.
+/// Returns whether the engine in an entry answers a probe.
 fn is_alive(entry: &[u8], deadline: Moment) -> bool {
-    let soon = deadline.min(SystemClock.now() + HOLDER_PATIENCE);
+    let soon = deadline.min(SystemClock.now() + HOLDER_TIMEOUT);
     read_rpc(entry).is_ok_and(|at| handshake::probe(&at, soon).is_ok())
 }
 
@@ -226,7 +229,7 @@ mod servers;
 #[cfg(test)]
 mod tests;
 
-/// The entry of a handshake socket.
+/// Fuzz target: the entry of a handshake socket.
 #[cfg(test)]
 pub(super) fn fuzz_target() -> mooncake_base::fuzz::Target {
     let run = |bytes: &[u8]| match read_rpc(bytes) {

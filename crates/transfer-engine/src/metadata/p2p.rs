@@ -1,4 +1,4 @@
-//! No server: a segment's name is `host:port` of its owner's handshake socket.
+//! No metadata server: a segment's name is `host:port` of its owner's handshake socket.
 
 use mooncake_base::sync::RwLock;
 use mooncake_base::{Endpoint, Error, Moment, Result};
@@ -9,14 +9,14 @@ use crate::{descriptor::SegmentDescriptor, handshake, token::Token};
 /// Finds segments by asking their owners.
 #[derive(Debug)]
 pub struct P2pStore {
-    /// What we tell of ourselves when we ask.
+    /// Our descriptor, which is sent with each request.
     own: RwLock<SegmentDescriptor>,
-    /// What the owners must know as well.
+    /// Token that owners must prove, if any.
     token: Option<Token>,
 }
 
 impl P2pStore {
-    /// A store that asks owners who know the token, if there is one.
+    /// Creates a store; with a token, it asks only owners that prove the token.
     pub fn new(token: Option<Token>) -> Self {
         Self { own: RwLock::default(), token }
     }
@@ -37,7 +37,7 @@ impl MetadataStore for P2pStore {
     fn locate(&self, name: &str, _deadline: Moment) -> Result<Endpoint> {
         let endpoint: Endpoint = name.parse()?;
         if endpoint.port.is_none_or(|port| port == 0) {
-            let text = "with P2PHANDSHAKE a segment is named by its host and its engine's port";
+            let text = "with P2PHANDSHAKE a segment name must be host:port";
             return Err(Error::invalid(text).with("segment", name));
         }
         Ok(endpoint)

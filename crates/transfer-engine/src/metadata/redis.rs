@@ -1,4 +1,4 @@
-//! Redis, in its own protocol, on a connection for each exchange.
+//! Redis, in its own protocol, with one connection per exchange.
 
 mod resp;
 
@@ -16,13 +16,13 @@ use crate::handshake::{DeadlineStream, dial};
 #[cfg(test)]
 pub(super) use self::resp::fuzz_target;
 
-/// The port of a server that is named without one.
+/// Default port of a server.
 const PORT: u16 = 6379;
 
-/// How often a transaction is tried whose entry changes under it.
+/// Maximum number of attempts of a transaction whose watched entry changes.
 const TRIES: usize = 4;
 
-/// A server.
+/// A Redis server.
 #[derive(Debug)]
 pub(super) struct RedisServer {
     address: String,
@@ -31,24 +31,24 @@ pub(super) struct RedisServer {
     settings: MetadataSettings,
 }
 
-/// One connection, logged in, with its database chosen.
+/// A connection that is logged in to its database.
 struct Session<'a> {
     server: &'a RedisServer,
     stream: RespStream<DeadlineStream<TcpStream>>,
 }
 
 impl RedisServer {
-    /// The server at `[user[:password]@]host[:port][/database]`; what the address does not say is
-    /// taken from the settings.
+    /// Parses `[user[:password]@]host[:port][/database]`; missing parts are taken from the
+    /// settings.
     ///
     /// # Errors
-    /// The text is no address.
+    /// The text is not an address.
     pub(super) fn new(address: &str, settings: &MetadataSettings) -> Result<Self> {
         let (user, place) = match address.rsplit_once('@') {
             Some((user, place)) => (Some(user), place),
             None => (None, address),
         };
-        // What stands before the @ is a secret, and not repeated.
+        // The part before the @ contains a secret and must not appear in errors.
         let bad = |text| Error::invalid(text).with("address", place);
         let mut login = settings.redis.clone();
         if let Some(user) = user {
@@ -79,7 +79,7 @@ impl RedisServer {
                 .with("url", &self.address)
                 .caused_by(error)
         })?;
-        // Without it a request may wait for an acknowledgement; a refusal costs speed only.
+        // Otherwise a request may wait for an acknowledgement. A failure only costs speed.
         let _ = stream.set_nodelay(true);
         let mut session = Session {
             server: self,
@@ -104,12 +104,12 @@ impl RedisServer {
 }
 
 impl Session<'_> {
-    /// Asks, and reads an answer that is none of a refusal.
+    /// Sends a command; an error reply becomes an error.
     fn ask(&mut self, words: &[&[u8]]) -> Result<Reply> {
         let server = self.server;
         let reply = self.stream.ask(words).map_err(|error| error.with("url", &server.address))?;
         match reply {
-            Reply::Refusal(text) => Err(server.failed("the Redis server refused", &text)),
+            Reply::Error(text) => Err(server.failed("the Redis server refused", &text)),
             reply => Ok(reply),
         }
     }
@@ -117,12 +117,12 @@ impl Session<'_> {
     fn get(&mut self, key: &str) -> Result<Option<Vec<u8>>> {
         match self.ask(&[b"GET", key.as_bytes()])? {
             Reply::Bytes(value) => Ok(Some(value)),
-            Reply::Nothing => Ok(None),
-            other => Err(self.odd(&other)),
+            Reply::Null => Ok(None),
+            other => Err(self.unexpected_reply(&other)),
         }
     }
 
-    /// Does something on the condition that an entry says what it should; whether it does.
+    /// Runs a transaction on condition that an entry has the claimed value; returns whether it had.
     fn run_if_unchanged(&mut self, claim: Claim<'_>, steps: &[&[&[u8]]]) -> Result<bool> {
         for _ in 0..TRIES {
             self.ask(&[b"WATCH", claim.key.as_bytes()])?;
@@ -135,11 +135,11 @@ impl Session<'_> {
                 self.ask(step)?;
             }
             match self.ask(&[b"EXEC"])? {
-                // Somebody changed the entry between the look and the steps.
-                Reply::Nothing => {}
-                Reply::List(replies) => {
+                // The entry changed between WATCH and EXEC.
+                Reply::Null => {}
+                Reply::Array(replies) => {
                     let refusal = replies.into_iter().find_map(|reply| match reply {
-                        Reply::Refusal(text) => Some(text),
+                        Reply::Error(text) => Some(text),
                         _ => None,
                     });
                     return match refusal {
@@ -147,13 +147,13 @@ impl Session<'_> {
                         Some(text) => Err(self.server.failed("the Redis server refused", &text)),
                     };
                 }
-                other => return Err(self.odd(&other)),
+                other => return Err(self.unexpected_reply(&other)),
             }
         }
         Err(self.server.failed("the entry changes without pause", claim.key))
     }
 
-    fn odd(&self, reply: &Reply) -> Error {
+    fn unexpected_reply(&self, reply: &Reply) -> Error {
         self.server.failed("the Redis server answered something else", &format!("{reply:?}"))
     }
 }
@@ -184,12 +184,13 @@ impl KeyValueServer for RedisServer {
                 let old = Claim { key: claim.key, value: old };
                 session.run_if_unchanged(old, &[&[b"SET", key, value]])?
             }
-            None => session.ask(&[b"SET", key, value, b"NX"])? != Reply::Nothing,
+            None => session.ask(&[b"SET", key, value, b"NX"])? != Reply::Null,
         };
         if is_ours {
             return Ok(None);
         }
-        // Not ours, and gone a moment later: an empty entry tells of nobody.
+        // The claim failed, but the entry was deleted a moment later: an empty entry names no
+        // holder.
         Ok(Some(session.get(claim.key)?.unwrap_or_default()))
     }
 

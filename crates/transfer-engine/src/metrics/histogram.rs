@@ -1,4 +1,4 @@
-//! How long batches took, in classes of powers of two.
+//! A latency histogram with power-of-two classes.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -8,7 +8,7 @@ use std::{
 /// Classes: up to 1 µs, 2 µs, 4 µs … 8.4 s, and above.
 pub(crate) const CLASSES: usize = 25;
 
-/// Counts by length of time.
+/// Counts per class, and the sum of all durations.
 #[derive(Debug, Default)]
 pub(crate) struct Histogram {
     counts: [AtomicU64; CLASSES],
@@ -18,10 +18,10 @@ pub(crate) struct Histogram {
 /// A histogram at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LatencySnapshot {
-    /// How many batches took no longer than 1 µs, 2 µs, 4 µs and so on, each without those before
-    /// it; the last class has no end.
+    /// Number of batches per class: up to 1 µs, 2 µs, 4 µs and so on, not cumulative; the last
+    /// class is unbounded.
     pub counts: Vec<u64>,
-    /// The sum of all, in microseconds.
+    /// Sum of all durations in microseconds.
     pub micros: u64,
 }
 
@@ -42,13 +42,12 @@ impl Histogram {
 }
 
 impl LatencySnapshot {
-    /// How many batches.
+    /// Total number of batches.
     pub fn batches(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// A time that so many parts of a hundred did not exceed, to within a factor of two; `None` if
-    /// there were none.
+    /// Returns a percentile to within a factor of two; `None` if the histogram is empty.
     pub fn percentile(&self, percent: u64) -> Option<Duration> {
         let rank = (self.batches() * percent).div_ceil(100).max(1);
         let mut sum = 0;
@@ -59,20 +58,20 @@ impl LatencySnapshot {
         Some(Duration::from_micros(1 << class))
     }
 
-    /// What came since an earlier snapshot.
+    /// Returns the difference to an earlier snapshot.
     pub(crate) fn since(&self, before: &Self) -> Self {
         let counts = self.counts.iter().zip(&before.counts).map(|(now, before)| now - before);
         Self { counts: counts.collect(), micros: self.micros - before.micros }
     }
 
-    /// Adds those of another.
+    /// Adds the counts of another snapshot.
     pub(crate) fn add(&mut self, other: &Self) {
         self.counts.resize(self.counts.len().max(other.counts.len()), 0);
         self.counts.iter_mut().zip(&other.counts).for_each(|(sum, count)| *sum += count);
         self.micros += other.micros;
     }
 
-    /// What a class is called for people: where it begins and ends.
+    /// Returns the bounds of a class as text.
     pub(crate) fn label(class: usize) -> String {
         let begin = if class == 0 { 0 } else { 1_u64 << (class - 1) };
         match class < CLASSES - 1 {
@@ -81,7 +80,7 @@ impl LatencySnapshot {
         }
     }
 
-    /// The end of a class in seconds; none for the last.
+    /// Returns the upper bound of a class in seconds; `None` for the last class.
     pub(crate) fn bound(class: usize) -> Option<f64> {
         (class < CLASSES - 1).then(|| (1_u64 << class) as f64 / 1e6)
     }
@@ -92,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_time_is_in_the_class_that_ends_at_or_above_it() {
+    fn duration_is_in_the_class_with_the_next_upper_bound() {
         let histogram = Histogram::default();
         for micros in [0, 1, 2, 3, 4, 5, 1000, 8_388_608, 8_388_609, u64::MAX / 1000] {
             histogram.record(Duration::from_micros(micros));
@@ -105,14 +104,14 @@ mod tests {
     }
 
     #[test]
-    fn classes_are_called_by_their_ends() {
+    fn labels_show_the_bounds_of_classes() {
         let label = LatencySnapshot::label;
         assert_eq!([label(0), label(1), label(4)], ["0-1μs", "1-2μs", "8-16μs"]);
         assert_eq!(label(CLASSES - 1), ">8388608μs");
     }
 
     #[test]
-    fn percentiles_are_the_ends_of_their_classes() {
+    fn percentiles_are_upper_bounds_of_classes() {
         let histogram = Histogram::default();
         assert_eq!(histogram.snapshot().percentile(50), None);
         (0..99).for_each(|_| histogram.record(Duration::from_micros(3)));

@@ -1,42 +1,42 @@
-//! An engine's metrics as text: for Prometheus, and as one line for the log.
+//! Metrics as text: a Prometheus page, and one log line.
 
 use std::{fmt::Write as _, time::Duration};
 
 use super::{EngineSnapshot, LatencySnapshot, TransportSnapshot};
 
-/// The beginning of every name.
+/// Prefix of every metric name.
 const PREFIX: &str = "mooncake_transfer";
 
 impl EngineSnapshot {
-    /// As text in the format that Prometheus reads.
+    /// Renders the Prometheus text format.
     pub fn prometheus(&self) -> String {
         let mut page = Page(String::new());
         page.transports("", &[("", &self.transports)]);
         let peers: Vec<_> =
             self.peers.iter().map(|peer| (peer.name.as_str(), &peer.transports[..])).collect();
         page.transports("peer_", &peers);
-        page.gauge("peers", "peers that are open", self.peers.len() as u64);
-        page.gauge("peers_max", "the most peers that are kept open", self.peers_max as u64);
-        page.counter("peers_evicted_total", "peers closed to make room", self.peers_evicted);
+        page.gauge("peers", "open peers", self.peers.len() as u64);
+        page.gauge("peers_max", "limit of open peers", self.peers_max as u64);
+        page.counter("peers_evicted_total", "peers evicted to open others", self.peers_evicted);
         page.gauge("regions", "registered ranges", self.regions as u64);
         page.gauge("region_bytes", "bytes of registered ranges", self.region_bytes);
         let incoming = self.incoming;
         page.gauge("incoming_connections", "data connections of peers", incoming.open as u64);
-        page.gauge("incoming_connections_max", "the most of them", incoming.limit as u64);
-        page.counter("incoming_refused_total", "of them turned away", incoming.refused);
+        page.gauge("incoming_connections_max", "limit of them", incoming.limit as u64);
+        page.counter("incoming_refused_total", "refused of them", incoming.refused);
         let pinned = self.pinned;
-        page.gauge("pinned_buffers", "buffers for memory of devices", pinned.open as u64);
-        page.gauge("pinned_buffers_max", "the most of them", pinned.limit as u64);
-        page.counter("pinned_refused_total", "calls that got none in time", pinned.refused);
+        page.gauge("pinned_buffers", "pinned buffers for device memory", pinned.open as u64);
+        page.gauge("pinned_buffers_max", "limit of them", pinned.limit as u64);
+        page.counter("pinned_refused_total", "requests that timed out", pinned.refused);
         let batches = self.batches;
-        page.gauge("batches_waiting", "batches that wait for a thread", batches.waiting as u64);
-        page.gauge("batches_waiting_max", "the most of them", batches.limit as u64);
-        page.counter("batches_refused_total", "of them without a place in time", batches.refused);
+        page.gauge("batches_waiting", "batches queued for a worker", batches.waiting as u64);
+        page.gauge("batches_waiting_max", "limit of them", batches.limit as u64);
+        page.counter("batches_refused_total", "batches refused, queue full", batches.refused);
         let told = self.notifications;
-        page.gauge("notifications_waiting", "messages of peers to be taken", told.waiting as u64);
-        page.gauge("notifications_waiting_max", "the most of them", told.limit as u64);
-        page.counter("notifications_refused_total", "of them turned away", told.refused);
-        page.gauge("movers", "threads that move submitted batches", self.workers as u64);
+        page.gauge("notifications_waiting", "notifications queued", told.waiting as u64);
+        page.gauge("notifications_waiting_max", "limit of them", told.limit as u64);
+        page.counter("notifications_refused_total", "refused, queue full", told.refused);
+        page.gauge("movers", "worker threads for submitted batches", self.workers as u64);
         page.head("connections", "gauge", "data connections to a peer");
         for peer in &self.peers {
             let name = escaped(&peer.name);
@@ -44,7 +44,7 @@ impl EngineSnapshot {
             page.line("connections", &format!("peer=\"{name}\",state=\"open\""), pool.open);
             page.line("connections", &format!("peer=\"{name}\",state=\"idle\""), pool.idle);
         }
-        page.head("refused_total", "counter", "who was turned away, by reason");
+        page.head("refused_total", "counter", "refusals, by reason");
         let refused = self.refused;
         for (reason, count) in [
             ("token_here", refused.token_here),
@@ -54,7 +54,7 @@ impl EngineSnapshot {
         ] {
             page.line("refused_total", &format!("reason=\"{reason}\""), count);
         }
-        page.head("measured_bytes_per_second", "gauge", "how fast a way was measured to be");
+        page.head("measured_bytes_per_second", "gauge", "measured speed of a path");
         for peer in &self.peers {
             let name = escaped(&peer.name);
             for (kind, measured) in &peer.measured {
@@ -69,10 +69,10 @@ impl EngineSnapshot {
         page.0
     }
 
-    /// What happened since an earlier snapshot, in one line; `None` if nothing did.
+    /// Describes the difference to an earlier snapshot in one line; `None` if nothing happened.
     ///
-    /// It begins as the line of the established engine does, in its units (a MB is 2^20 bytes);
-    /// after it comes each way by itself.
+    /// The line begins like upstream's, in upstream's units (a MB is 2^20 bytes). The counters of
+    /// each transport follow.
     pub fn line_since(&self, before: &Self, passed: Duration) -> Option<String> {
         let mut since = Since::default();
         for now in &self.transports {
@@ -80,17 +80,17 @@ impl EngineSnapshot {
             let before = before.transports.iter().find(|before| before.kind == now.kind);
             since.count(now, before.unwrap_or(&nothing), passed);
         }
-        (!since.ways.is_empty()).then(|| since.line(passed))
+        (!since.sentences.is_empty()).then(|| since.line(passed))
     }
 }
 
-/// What happened in a stretch of time.
+/// The difference between two snapshots.
 #[derive(Default)]
 struct Since {
     bytes: u64,
     latency: LatencySnapshot,
-    /// A sentence for each way.
-    ways: String,
+    /// One sentence per transport.
+    sentences: String,
 }
 
 impl Since {
@@ -103,7 +103,7 @@ impl Since {
         let latency = now.latency.since(&before.latency);
         let micros = |percent| latency.percentile(percent).map_or(0, |at: Duration| at.as_micros());
         let _ = write!(
-            self.ways,
+            self.sentences,
             " | {} read {:.1} MB/s, wrote {:.1} MB/s, {batches} batches, {errors} errors, \
              p50 {} us, p99 {} us",
             now.kind,
@@ -131,17 +131,17 @@ impl Since {
             passed.as_secs_f64(),
             rate(self.bytes, passed),
             classes.join(", "),
-            self.ways,
+            self.sentences,
         )
     }
 }
 
-/// In 2^20 bytes a second.
+/// Rate in units of 2^20 bytes per second.
 fn rate(bytes: u64, passed: Duration) -> f64 {
     bytes as f64 / passed.as_secs_f64().max(1e-3) / f64::from(1 << 20)
 }
 
-/// The page as it grows.
+/// The page under construction.
 struct Page(String);
 
 impl Page {
@@ -166,17 +166,17 @@ impl Page {
         self.line(name, "", value);
     }
 
-    /// What went over each way, for everybody or for each peer.
+    /// Renders the counters of each transport, in total or per peer.
     fn transports(&mut self, part: &str, owners: &[(&str, &[TransportSnapshot])]) {
         type Column = (&'static str, &'static str, &'static str, fn(&TransportSnapshot) -> u64);
         let columns: [Column; 7] = [
-            ("batches_total", "batches given to a way", "", |one| one.batches),
-            ("pieces_total", "pieces moved", "", |one| one.entries),
+            ("batches_total", "batches given to a transport", "", |one| one.batches),
+            ("pieces_total", "transfer entries moved", "", |one| one.entries),
             ("bytes_total", "bytes moved", "read", |one| one.bytes_read),
             ("bytes_total", "bytes moved", "write", |one| one.bytes_written),
-            ("errors_total", "pieces that a way could not move", "", |one| one.errors),
-            ("unserved_total", "pieces that a way left to another one", "", |one| one.unserved),
-            ("unreachable_total", "times there was no such way", "", |one| one.refusals),
+            ("errors_total", "transfer entries that failed", "", |one| one.errors),
+            ("unserved_total", "entries left to another transport", "", |one| one.unserved),
+            ("unreachable_total", "times no path could be opened", "", |one| one.refusals),
         ];
         for (name, help, operation, value) in columns {
             let name = format!("{part}{name}");
@@ -192,7 +192,7 @@ impl Page {
             }
         }
         let name = format!("{part}latency_seconds");
-        self.head(&name, "histogram", "how long a batch took");
+        self.head(&name, "histogram", "duration of a batch");
         for (labels, one) in used(owners) {
             self.histogram(&name, &labels, &one.latency);
         }
@@ -212,7 +212,7 @@ impl Page {
     }
 }
 
-/// Labels and sums of every way that was used.
+/// Labels and counters of every used transport.
 fn used<'a>(
     owners: &'a [(&'a str, &'a [TransportSnapshot])],
 ) -> impl Iterator<Item = (String, &'a TransportSnapshot)> {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn every_line_of_the_page_is_a_comment_or_a_name_with_labels_and_a_number() {
+    fn every_line_is_a_comment_or_a_labelled_number() {
         let page = snapshot(3).prometheus();
         for line in page.lines().filter(|line| !line.starts_with("# ")) {
             let (name, value) = line.rsplit_once(' ').unwrap();
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_tells_what_happened_since_and_is_absent_when_nothing_did() {
+    fn line_shows_the_difference_and_is_absent_without_one() {
         let (before, now) = (snapshot(1), snapshot(3));
         let line = now.line_since(&before, Duration::from_secs(2)).unwrap();
         let wanted = "[Metrics] Transfer Engine Stats (over last 2s): Throughput: 0.95 MB/s | \

@@ -1,4 +1,4 @@
-//! Loopback tests of the handshake socket: our client with our server, and the server with
+//! Loopback tests of the handshake socket: the client against the server, and the server against
 //! hand-written bytes.
 
 use std::{
@@ -53,7 +53,7 @@ fn notification(number: usize) -> Notification {
 }
 
 #[test]
-fn a_peer_is_found_by_the_name_that_is_its_address() {
+fn finds_a_peer_by_its_address() {
     let store = metadata::open("P2PHANDSHAKE", MetadataSettings::default()).unwrap();
     store.publish(&descriptor(), &Endpoint::new("h", 1), soon()).unwrap();
     for host in ["127.0.0.1", "::1"] {
@@ -68,7 +68,7 @@ fn a_peer_is_found_by_the_name_that_is_its_address() {
 }
 
 #[test]
-fn a_probe_is_answered_by_the_living_only() {
+fn only_a_live_server_answers_a_probe() {
     let (server, endpoint) = server();
     handshake::probe(&endpoint, soon()).unwrap();
     server.close();
@@ -77,7 +77,7 @@ fn a_probe_is_answered_by_the_living_only() {
 }
 
 #[test]
-fn notifications_are_given_out_once_and_in_order() {
+fn notifications_are_returned_once_and_in_order() {
     let (server, endpoint) = server();
     for number in 0..3 {
         handshake::notify(&endpoint, &notification(number), None, soon()).unwrap();
@@ -87,7 +87,7 @@ fn notifications_are_given_out_once_and_in_order() {
 }
 
 #[test]
-fn notifications_beyond_the_limit_are_refused_until_some_are_taken() {
+fn full_queue_refuses_notifications_until_some_are_taken() {
     let settings = HandshakeSettings { notifications_max: 2, ..HandshakeSettings::default() };
     let (server, endpoint) = server_with("127.0.0.1", settings);
     for number in 0..2 {
@@ -102,7 +102,7 @@ fn notifications_beyond_the_limit_are_refused_until_some_are_taken() {
 }
 
 #[test]
-fn a_connection_request_is_declined_in_both_forms() {
+fn connection_request_is_declined_in_both_forms() {
     let (_server, endpoint) = server();
     for typed in [Some(MessageKind::Connection), None] {
         let question = Message { typed, body: br#"{"qp_num":[1]}"#.to_vec() };
@@ -114,11 +114,11 @@ fn a_connection_request_is_declined_in_both_forms() {
 }
 
 #[test]
-fn the_answer_is_byte_for_byte_the_established_one_and_ends_the_connection() {
+fn answer_is_upstream_byte_for_byte_and_ends_the_connection() {
     let (_server, endpoint) = server();
     let mut stream = TcpStream::connect(endpoint.to_pair()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    // In pieces, to be put together again.
+    // In several segments, which the server has to reassemble.
     for bytes in [&[3, 0, 0][..], &[0, 0, 0, 0, 0, 3], b"{}"] {
         stream.write_all(bytes).unwrap();
     }
@@ -129,7 +129,7 @@ fn the_answer_is_byte_for_byte_the_established_one_and_ends_the_connection() {
 }
 
 #[test]
-fn nonsense_and_silence_end_the_connection_and_nothing_else() {
+fn invalid_or_missing_bytes_end_only_their_connection() {
     let receive_timeout = Duration::from_millis(50);
     let settings = HandshakeSettings { receive_timeout, ..HandshakeSettings::default() };
     let (_server, endpoint) = server_with("127.0.0.1", settings);
@@ -149,7 +149,7 @@ fn nonsense_and_silence_end_the_connection_and_nothing_else() {
 }
 
 #[test]
-fn more_peers_than_are_served_at_once_wait_their_turn() {
+fn peers_above_the_limit_wait_and_are_served() {
     let settings = HandshakeSettings { connections_max: 1, ..HandshakeSettings::default() };
     let (_server, endpoint) = server_with("127.0.0.1", settings);
     thread::scope(|scope| {
@@ -159,7 +159,7 @@ fn more_peers_than_are_served_at_once_wait_their_turn() {
     });
 }
 
-/// A listener that does with its first connection as it is told.
+/// A listener that runs `serve` on its first connection.
 fn peer(serve: impl FnOnce(TcpStream) + Send + 'static) -> Endpoint {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -168,8 +168,8 @@ fn peer(serve: impl FnOnce(TcpStream) + Send + 'static) -> Endpoint {
 }
 
 #[test]
-fn a_peer_that_never_answers_costs_the_deadline_and_not_more() {
-    // Silent, and one that trickles: each byte comes in time, the answer does not.
+fn probe_of_a_silent_peer_ends_at_the_deadline() {
+    // One peer is silent; the other trickles: each byte comes in time, the answer does not.
     let silent = peer(|mut stream| drop(stream.read_to_end(&mut Vec::new())));
     let trickling = peer(|mut stream| {
         let _ = stream.write_all(&1000_u64.to_le_bytes());
@@ -188,7 +188,7 @@ fn a_peer_that_never_answers_costs_the_deadline_and_not_more() {
 }
 
 #[test]
-fn an_answer_that_is_none_is_an_error() {
+fn rejects_invalid_answers() {
     let answers: [&[u8]; 4] = [
         b"",                                      // closed
         &[0xFF; 8],                               // too long
@@ -215,7 +215,7 @@ fn an_answer_that_is_none_is_an_error() {
 }
 
 #[test]
-fn closing_does_not_wait_for_a_peer_that_holds_its_connection() {
+fn close_does_not_wait_for_open_connections() {
     let (server, endpoint) = server();
     let mut held = TcpStream::connect(endpoint.to_pair()).unwrap();
     held.write_all(&[1]).unwrap();
@@ -231,7 +231,7 @@ fn token(secret: &str) -> Token {
     Token::new(secret).unwrap()
 }
 
-/// A server that asks for a token, and where it counts who has not shown it.
+/// A server with a token, and its refusal counters.
 fn guarded() -> (HandshakeServer, Endpoint, Arc<Refusals>) {
     let refusals = Arc::<Refusals>::default();
     let settings = HandshakeSettings {
@@ -244,7 +244,7 @@ fn guarded() -> (HandshakeServer, Endpoint, Arc<Refusals>) {
 }
 
 #[test]
-fn who_knows_the_token_is_answered_and_heard() {
+fn peer_with_the_token_is_served() {
     let (server, endpoint, refusals) = guarded();
     let good = token("correct horse");
     let found = handshake::fetch_descriptor(&endpoint, &descriptor(), Some(&good), soon()).unwrap();
@@ -257,7 +257,7 @@ fn who_knows_the_token_is_answered_and_heard() {
 }
 
 #[test]
-fn who_does_not_know_the_token_learns_that_somebody_lives_and_nothing_else() {
+fn peer_without_the_token_only_gets_probe_answers() {
     let (server, endpoint, refusals) = guarded();
     for (turn, secret) in [None, Some(token("another one"))].iter().enumerate() {
         let secret = secret.as_ref();
@@ -273,7 +273,7 @@ fn who_does_not_know_the_token_learns_that_somebody_lives_and_nothing_else() {
 }
 
 #[test]
-fn a_peer_that_shows_no_token_is_told_nothing() {
+fn sends_nothing_to_a_peer_that_proves_no_token() {
     let (server, endpoint) = server();
     let good = token("correct horse");
     let error =
@@ -285,11 +285,11 @@ fn a_peer_that_shows_no_token_is_told_nothing() {
 }
 
 #[test]
-fn what_was_sealed_for_one_connection_is_refused_on_another() {
+fn sealed_message_is_refused_on_another_connection() {
     let (server, endpoint, refusals) = guarded();
     let text = Message::new(MessageKind::Notify, notification(1).to_json());
     let (sealed, _) = proof::seal(&token("correct horse"), token::nonce(), &text);
-    // Without a challenge, and after one that it does not answer.
+    // Once without a challenge, and once after a challenge that the seal does not answer.
     assert!(handshake::request(&endpoint, &sealed, soon()).is_ok());
     let stream = TcpStream::connect(("127.0.0.1", endpoint.port.unwrap())).unwrap();
     let mut stream = handshake::DeadlineStream::new(stream, soon());

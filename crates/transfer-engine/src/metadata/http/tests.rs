@@ -1,4 +1,4 @@
-//! The HTTP store against a small server in the test, which answers as the established one does.
+//! Tests the HTTP store against a small server that answers as upstream's does.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ use crate::{
 
 type Entries = Arc<Mutex<BTreeMap<String, Vec<u8>>>>;
 
-/// Serves one connection after another; returns the URL and what is stored, by encoded key.
+/// Serves one connection after another; returns the URL and the stored values by encoded key.
 fn server() -> (String, Entries) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/metadata", listener.local_addr().unwrap());
@@ -98,7 +98,7 @@ fn descriptor(name: &str) -> SegmentDescriptor {
 }
 
 #[test]
-fn what_is_published_is_found_under_the_established_keys() {
+fn publishes_under_upstream_keys() {
     let check = |prefix: &str, name: &str, keys: [&str; 2]| {
         let (url, entries) = server();
         let store = store(&url, prefix);
@@ -117,7 +117,7 @@ fn what_is_published_is_found_under_the_established_keys() {
 }
 
 #[test]
-fn the_entry_of_the_handshake_socket_is_the_established_json() {
+fn handshake_entry_is_upstream_json() {
     let (url, entries) = server();
     store(&url, "").publish(&descriptor("a"), &Endpoint::new("h", 7), soon()).unwrap();
     let text = entries.lock()["mooncake%2Frpc_meta%2Fa"].clone();
@@ -125,7 +125,7 @@ fn the_entry_of_the_handshake_socket_is_the_established_json() {
 }
 
 #[test]
-fn publishing_again_renews_and_a_new_address_replaces() {
+fn publishing_again_updates_the_entry() {
     let (url, _entries) = server();
     let store = store(&url, "");
     for (protocol, port) in [("tcp", 1), ("rdma", 1), ("tcp", 2)] {
@@ -137,7 +137,7 @@ fn publishing_again_renews_and_a_new_address_replaces() {
 }
 
 #[test]
-fn a_name_that_another_engine_holds_is_refused_and_its_entry_stays() {
+fn refuses_a_name_of_another_engine_and_keeps_its_entry() {
     let (url, entries) = server();
     let first = store(&url, "");
     first.publish(&descriptor("a"), &Endpoint::new("h", 1), soon()).unwrap();
@@ -154,7 +154,7 @@ fn a_name_that_another_engine_holds_is_refused_and_its_entry_stays() {
 }
 
 #[test]
-fn an_unknown_segment_is_not_found() {
+fn unknown_segment_is_not_found() {
     let (url, _entries) = server();
     for error in [
         store(&url, "").resolve("nobody", soon()).unwrap_err(),
@@ -166,7 +166,7 @@ fn an_unknown_segment_is_not_found() {
 }
 
 #[test]
-fn entries_that_cannot_be_read_are_errors() {
+fn rejects_unreadable_entries() {
     let (url, entries) = server();
     entries.lock().insert("mooncake%2Fram%2Fa".into(), b"\xFF{".to_vec());
     entries.lock().insert("mooncake%2Frpc_meta%2Fa".into(), b"{\"rpc_port\":99999}".to_vec());
@@ -174,7 +174,7 @@ fn entries_that_cannot_be_read_are_errors() {
     assert!(store(&url, "").locate("a", soon()).is_err());
 }
 
-/// A server that answers every connection with these bytes, and hangs after them.
+/// A server that answers every connection with these bytes, and then hangs.
 fn garbled_server(answer: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/metadata", listener.local_addr().unwrap());
@@ -191,7 +191,7 @@ fn garbled_server(answer: &'static [u8]) -> String {
 }
 
 #[test]
-fn a_server_that_hangs_costs_the_deadline_and_not_more() {
+fn request_to_a_hanging_server_ends_at_the_deadline() {
     for answer in [&b""[..], b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"] {
         let url = garbled_server(answer);
         let begin = Instant::now();
@@ -204,7 +204,7 @@ fn a_server_that_hangs_costs_the_deadline_and_not_more() {
 }
 
 #[test]
-fn an_engine_that_ends_takes_its_name_off_a_server_that_is_slow() {
+fn closing_engine_removes_its_name_from_a_slow_server() {
     let (url, entries) = server();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let config = EngineConfig { name: "slow:1".into(), metadata: url, ..EngineConfig::default() };
@@ -223,7 +223,7 @@ fn an_engine_that_ends_takes_its_name_off_a_server_that_is_slow() {
 }
 
 #[test]
-fn a_server_that_speaks_no_http_or_fails_is_an_error_that_names_it() {
+fn error_names_a_failing_or_non_http_server() {
     let failing = &b"HTTP/1.1 500 Oh\r\nContent-Length: 4\r\n\r\noops"[..];
     for answer in [&b"SSH-2.0-x\r\n\r\n"[..], failing] {
         let url = garbled_server(answer);
@@ -234,7 +234,7 @@ fn a_server_that_speaks_no_http_or_fails_is_an_error_that_names_it() {
 }
 
 #[test]
-fn a_server_that_is_gone_is_named() {
+fn error_names_an_unreachable_server() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let url = format!("http://127.0.0.1:{port}/metadata");
     let publish = store(&url, "").publish(&descriptor("a"), &Endpoint::new("h", 1), soon());

@@ -1,4 +1,4 @@
-//! Real metadata servers for the tests, where the machine has them: each in a process of its own.
+//! Runs real metadata servers for the tests, where they are installed, each in its own process.
 
 use std::{
     io::Read,
@@ -10,7 +10,7 @@ use std::{
 
 use tempfile::TempDir;
 
-/// A server that runs until it is dropped.
+/// A server process that is killed on drop.
 #[derive(Debug)]
 pub(super) struct RealServer {
     process: Child,
@@ -18,7 +18,7 @@ pub(super) struct RealServer {
     _folder: TempDir,
 }
 
-/// How to start a server: its program, and the arguments for a folder and two ports.
+/// Returns the arguments of a server for a data folder and two ports.
 pub(super) type Recipe = fn(&str, u16, u16) -> Vec<String>;
 
 /// Arguments of etcd.
@@ -48,9 +48,9 @@ pub(super) fn redis(folder: &str, port: u16, _: u16) -> Vec<String> {
 }
 
 impl RealServer {
-    /// Starts a server and waits until it listens; nothing where it is not installed.
+    /// Starts a server and waits until it listens; `None` if it is not installed.
     pub(super) fn start(program: &str, recipe: Recipe, more: &[&str]) -> Option<Self> {
-        // Another process may take a port between our look and the server's.
+        // Another process may take a port before the server binds it.
         (0..5).find_map(|_| Self::try_start(program, recipe, more).transpose())?.ok()
     }
 
@@ -83,17 +83,17 @@ impl RealServer {
         panic!("{program} did not listen within a minute");
     }
 
-    /// Ends it at once.
+    /// Kills the server.
     pub(super) fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
     }
 
-    /// Has the system stop it: it accepts connections and says nothing.
+    /// Stops the server by a signal: it still accepts connections but does not answer.
     pub(super) fn freeze(&self) {
         let process = self.process.id().to_string();
         assert!(Command::new("kill").args(["-STOP", &process]).status().unwrap().success());
-        // All of its threads, some time after the signal was sent.
+        // All of its threads, which stop some time after the signal was sent.
         let stopped = |task: std::fs::DirEntry| {
             let stat = std::fs::read_to_string(task.path().join("stat")).unwrap();
             stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
@@ -114,7 +114,7 @@ impl Drop for RealServer {
     }
 }
 
-/// A server that answers every connection with these bytes, and hangs after them; its port.
+/// A server that answers every connection with these bytes, and then hangs; returns its port.
 pub(super) fn garbled_server(answer: &'static [u8]) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

@@ -1,4 +1,4 @@
-//! One suite over etcd and Redis as they really answer, and servers that are gone, silent or odd.
+//! One test suite over real etcd and Redis servers, and tests of dead, silent and garbled servers.
 
 use std::{net::TcpListener, sync::Arc, time::Instant};
 
@@ -22,13 +22,13 @@ fn store(url: &str) -> Arc<dyn MetadataStore> {
     open(url, MetadataSettings::default()).unwrap()
 }
 
-/// A port on which nobody listens.
+/// A port without a listener.
 fn dead_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Something that answers probes, and where.
-fn living() -> (tokio::runtime::Runtime, handshake::HandshakeServer, Endpoint) {
+/// A server that answers probes, and its address.
+fn live_server() -> (tokio::runtime::Runtime, handshake::HandshakeServer, Endpoint) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = Endpoint::new("127.0.0.1", listener.local_addr().unwrap().port());
@@ -38,17 +38,17 @@ fn living() -> (tokio::runtime::Runtime, handshake::HandshakeServer, Endpoint) {
     (runtime, server.unwrap(), at)
 }
 
-/// Everything that holds for each of them.
+/// Claims that hold for every server.
 fn suite(url: &str) {
-    what_is_published_is_found_and_renewed(url);
-    clusters_are_apart(url);
+    publishes_updates_and_withdraws(url);
+    clusters_are_separate(url);
     large_descriptors_fit(url);
-    a_name_belongs_to_one_living_engine(url);
-    a_dead_engine_keeps_no_name(url);
-    who_lost_the_name_touches_nothing(url);
+    name_belongs_to_one_live_engine(url);
+    name_of_a_dead_engine_is_taken_over(url);
+    former_holder_changes_nothing(url);
 }
 
-fn what_is_published_is_found_and_renewed(url: &str) {
+fn publishes_updates_and_withdraws(url: &str) {
     let store = store(url);
     for name in ["a:1", "x/a", "ä b"] {
         for (protocol, port) in [("tcp", 1), ("rdma", 1), ("tcp", 2)] {
@@ -68,7 +68,7 @@ fn what_is_published_is_found_and_renewed(url: &str) {
     }
 }
 
-fn clusters_are_apart(url: &str) {
+fn clusters_are_separate(url: &str) {
     let in_cluster = |prefix: &str| {
         open(url, MetadataSettings { prefix: prefix.into(), ..MetadataSettings::default() })
     };
@@ -90,8 +90,8 @@ fn large_descriptors_fit(url: &str) {
     store.withdraw(soon()).unwrap();
 }
 
-fn a_name_belongs_to_one_living_engine(url: &str) {
-    let (_runtime, _server, alive) = living();
+fn name_belongs_to_one_live_engine(url: &str) {
+    let (_runtime, _server, alive) = live_server();
     let (first, second) = (store(url), store(url));
     first.publish(&descriptor("n"), &alive, soon()).unwrap();
     let error = second.publish(&descriptor("n"), &Endpoint::new("h", 2), soon()).unwrap_err();
@@ -106,7 +106,7 @@ fn a_name_belongs_to_one_living_engine(url: &str) {
     second.withdraw(soon()).unwrap();
 }
 
-fn a_dead_engine_keeps_no_name(url: &str) {
+fn name_of_a_dead_engine_is_taken_over(url: &str) {
     let (dead, heir) = (store(url), store(url));
     let at = |port| Endpoint::new("127.0.0.1", port);
     dead.publish(&descriptor("d"), &at(dead_port()), soon()).unwrap();
@@ -115,8 +115,8 @@ fn a_dead_engine_keeps_no_name(url: &str) {
     heir.withdraw(soon()).unwrap();
 }
 
-fn who_lost_the_name_touches_nothing(url: &str) {
-    let (_runtime, _server, alive) = living();
+fn former_holder_changes_nothing(url: &str) {
+    let (_runtime, _server, alive) = live_server();
     let (lost, heir) = (store(url), store(url));
     lost.publish(&descriptor("l"), &Endpoint::new("127.0.0.1", dead_port()), soon()).unwrap();
     let own = SegmentDescriptor { protocol: "rdma".into(), ..descriptor("l") };
@@ -130,8 +130,8 @@ fn who_lost_the_name_touches_nothing(url: &str) {
     heir.withdraw(soon()).unwrap();
 }
 
-/// A server that goes, or says nothing more, is an error that names it, in time.
-fn trouble(url: &str, server: &mut RealServer) {
+/// A stopped or dead server causes an error in time that names it.
+fn fails_in_time(url: &str, server: &mut RealServer) {
     let store = store(url);
     store.publish(&descriptor("t"), &Endpoint::new("h", 1), soon()).unwrap();
     server.freeze();
@@ -152,25 +152,25 @@ fn trouble(url: &str, server: &mut RealServer) {
 }
 
 #[test]
-fn etcd_holds_segments() {
+fn etcd_stores_segments() {
     let Some(mut server) = RealServer::start("etcd", etcd, &[]) else { return };
     let url = format!("etcd://127.0.0.1:{}", server.port);
     suite(&url);
-    // A member that is gone is passed over; the scheme may be left out.
+    // A dead member is skipped; the scheme may be omitted.
     suite(&format!("127.0.0.1:{},127.0.0.1:{}", dead_port(), server.port));
-    trouble(&url, &mut server);
+    fails_in_time(&url, &mut server);
 }
 
 #[test]
-fn redis_holds_segments() {
+fn redis_stores_segments() {
     let Some(mut server) = RealServer::start("redis-server", redis, &[]) else { return };
     let url = format!("redis://127.0.0.1:{}", server.port);
     suite(&url);
-    trouble(&url, &mut server);
+    fails_in_time(&url, &mut server);
 }
 
 #[test]
-fn redis_asks_who_we_are_and_has_several_databases() {
+fn redis_uses_login_and_database() {
     let password = ["--requirepass", "open sesame"];
     let Some(server) = RealServer::start("redis-server", redis, &password) else { return };
     let url = format!("redis://127.0.0.1:{}", server.port);
@@ -197,7 +197,7 @@ fn redis_asks_who_we_are_and_has_several_databases() {
 }
 
 #[test]
-fn what_is_no_segment_is_an_error() {
+fn rejects_entries_that_are_no_segment() {
     let Some(server) = RealServer::start("redis-server", redis, &[]) else { return };
     let url = format!("redis://127.0.0.1:{}", server.port);
     let raw = crate::metadata::redis::RedisServer::new(&url[8..], &MetadataSettings::default());
@@ -211,12 +211,12 @@ fn what_is_no_segment_is_an_error() {
     ] {
         assert!(error.to_string().contains("cannot be read"), "{error}");
     }
-    // Nobody can be asked whether it lives, so that nobody has the name.
+    // The holder of the unreadable entry cannot be probed, so the name counts as free.
     store(&url).publish(&descriptor("a"), &Endpoint::new("h", 1), soon()).unwrap();
 }
 
 #[test]
-fn a_server_that_hangs_costs_the_deadline_and_not_more() {
+fn request_to_a_hanging_server_ends_at_the_deadline() {
     for scheme in ["etcd", "redis"] {
         for answer in [&b""[..], b"$100\r\nab", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"]
         {
@@ -234,7 +234,7 @@ fn a_server_that_hangs_costs_the_deadline_and_not_more() {
 }
 
 #[test]
-fn a_server_of_another_kind_is_named() {
+fn error_names_a_server_of_another_kind() {
     let page = &b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\noops"[..];
     for scheme in ["etcd", "redis"] {
         for answer in [page, b"SSH-2.0-x\r\n", b"HTTP/1.1 500 Oh\r\nContent-Length: 0\r\n\r\n"] {

@@ -1,4 +1,4 @@
-//! The protocol of Redis (RESP 2): commands as lists of byte strings, replies of five kinds.
+//! The Redis protocol (RESP 2): commands as arrays of byte strings, replies of five kinds.
 
 use std::io::{self, Read, Write};
 
@@ -6,31 +6,31 @@ use mooncake_base::{Error, ErrorCode, Result};
 
 use crate::descriptor::DESCRIPTOR_BYTES_MAX;
 
-/// The longest line: a number, or a refusal in words.
+/// Maximum length of a line: a number, a status or an error message.
 const LINE_BYTES_MAX: usize = 4096;
 
-/// The longest list, and how deep lists may lie in lists. Ours are answers of short transactions.
-const LIST_MAX: usize = 64;
+/// Maximum length and nesting of arrays. Replies of short transactions need no more.
+const ARRAY_MAX: usize = 64;
 const DEPTH_MAX: usize = 2;
 
-/// What the server says.
+/// A reply of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Reply {
-    /// A word that all is well.
-    Word(String),
-    /// Why it will not.
-    Refusal(String),
-    Number(i64),
+    /// A status, such as `OK`.
+    Status(String),
+    /// An error message.
+    Error(String),
+    Integer(i64),
     Bytes(Vec<u8>),
-    Nothing,
-    List(Vec<Self>),
+    Null,
+    Array(Vec<Self>),
 }
 
-/// A connection on which commands and replies take turns.
+/// A connection for alternating commands and replies.
 #[derive(Debug)]
 pub(super) struct RespStream<S> {
     stream: S,
-    /// Bytes that were received and not read yet, and where they begin.
+    /// Received bytes, and the offset of the first unread one.
     buffer: Vec<u8>,
     at: usize,
 }
@@ -43,7 +43,7 @@ impl<S: Read + Write> RespStream<S> {
     /// Sends a command and reads its reply.
     ///
     /// # Errors
-    /// The connection ends, the deadline passes, or what comes is no reply.
+    /// The connection is closed, the deadline passes, or the answer is not a RESP reply.
     pub(super) fn ask(&mut self, words: &[&[u8]]) -> Result<Reply> {
         let command = encoded(words);
         let mut rest = &command[..];
@@ -60,26 +60,27 @@ impl<S: Read + Write> RespStream<S> {
 
     fn reply(&mut self, depth: usize) -> Result<Reply> {
         let line = self.line()?;
-        let (kind, text) = line.split_at_checked(1).ok_or_else(|| garbled(&line))?;
+        let (kind, text) = line.split_at_checked(1).ok_or_else(|| invalid_reply(&line))?;
         match kind {
-            "+" => Ok(Reply::Word(text.to_owned())),
-            "-" => Ok(Reply::Refusal(text.to_owned())),
-            ":" => text.parse().map(Reply::Number).map_err(|_| garbled(&line)),
-            "$" => match length(text, DESCRIPTOR_BYTES_MAX).ok_or_else(|| garbled(&line))? {
-                None => Ok(Reply::Nothing),
+            "+" => Ok(Reply::Status(text.to_owned())),
+            "-" => Ok(Reply::Error(text.to_owned())),
+            ":" => text.parse().map(Reply::Integer).map_err(|_| invalid_reply(&line)),
+            "$" => match length(text, DESCRIPTOR_BYTES_MAX).ok_or_else(|| invalid_reply(&line))? {
+                None => Ok(Reply::Null),
                 Some(length) => self.bytes(length).map(Reply::Bytes),
             },
             "*" if depth < DEPTH_MAX => {
-                let Some(count) = length(text, LIST_MAX).ok_or_else(|| garbled(&line))? else {
-                    return Ok(Reply::Nothing);
+                let Some(count) = length(text, ARRAY_MAX).ok_or_else(|| invalid_reply(&line))?
+                else {
+                    return Ok(Reply::Null);
                 };
-                (0..count).map(|_| self.reply(depth + 1)).collect::<Result<_>>().map(Reply::List)
+                (0..count).map(|_| self.reply(depth + 1)).collect::<Result<_>>().map(Reply::Array)
             }
-            _ => Err(garbled(&line)),
+            _ => Err(invalid_reply(&line)),
         }
     }
 
-    /// Up to the next line end, without it.
+    /// Reads a line without its end.
     fn line(&mut self) -> Result<String> {
         loop {
             let seen = &self.buffer[self.at..];
@@ -89,13 +90,13 @@ impl<S: Read + Write> RespStream<S> {
                 return Ok(line);
             }
             if seen.len() > LINE_BYTES_MAX {
-                return Err(garbled(&String::from_utf8_lossy(&seen[..64])));
+                return Err(invalid_reply(&String::from_utf8_lossy(&seen[..64])));
             }
             self.receive()?;
         }
     }
 
-    /// So many bytes and a line end.
+    /// Reads `length` bytes and a line end.
     fn bytes(&mut self, length: usize) -> Result<Vec<u8>> {
         while self.buffer.len() - self.at < length + 2 {
             self.receive()?;
@@ -103,7 +104,7 @@ impl<S: Read + Write> RespStream<S> {
         let bytes = self.buffer[self.at..self.at + length].to_vec();
         let end = &self.buffer[self.at + length..self.at + length + 2];
         if end != b"\r\n" {
-            return Err(garbled("a string without an end"));
+            return Err(invalid_reply("a string without an end"));
         }
         self.at += length + 2;
         Ok(bytes)
@@ -137,7 +138,7 @@ fn encoded(words: &[&[u8]]) -> Vec<u8> {
     command
 }
 
-/// A length up to a limit; -1 is the length of what is not there. None: it is no such number.
+/// Parses a length up to a limit. `Some(None)` is the length -1 of a null reply; `None` is invalid.
 fn length(text: &str, limit: usize) -> Option<Option<usize>> {
     if text == "-1" {
         return Some(None);
@@ -155,9 +156,10 @@ fn broken(source: io::Error) -> Error {
     Error::new(code, text).caused_by(source)
 }
 
-fn garbled(what: &str) -> Error {
+fn invalid_reply(what: &str) -> Error {
     let what: String = what.chars().take(64).collect();
-    Error::new(ErrorCode::RPC_FAIL, "this is no Redis server").with("answer", what)
+    Error::new(ErrorCode::RPC_FAIL, "the server does not speak the Redis protocol")
+        .with("answer", what)
 }
 
 #[cfg(test)]
@@ -169,19 +171,19 @@ mod tests {
 
     use super::*;
 
-    /// A server that has sent everything it will ever send, a few bytes at a time.
+    /// A server that has sent everything, a few bytes at a time.
     #[derive(Debug)]
     struct Script {
-        said: Vec<u8>,
+        sent: Vec<u8>,
         step: usize,
-        heard: Vec<u8>,
+        received: Vec<u8>,
     }
 
     impl Read for Script {
         fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-            let count = self.step.min(self.said.len()).min(buffer.len());
-            buffer[..count].copy_from_slice(&self.said[..count]);
-            self.said.drain(..count);
+            let count = self.step.min(self.sent.len()).min(buffer.len());
+            buffer[..count].copy_from_slice(&self.sent[..count]);
+            self.sent.drain(..count);
             Ok(count)
         }
     }
@@ -189,7 +191,7 @@ mod tests {
     impl Write for Script {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             let count = bytes.len().min(self.step);
-            self.heard.extend_from_slice(&bytes[..count]);
+            self.received.extend_from_slice(&bytes[..count]);
             Ok(count)
         }
 
@@ -198,23 +200,23 @@ mod tests {
         }
     }
 
-    fn stream(said: &[u8], step: usize) -> RespStream<Script> {
-        let script = Script { said: said.to_vec(), step, heard: Vec::new() };
+    fn stream(sent: &[u8], step: usize) -> RespStream<Script> {
+        let script = Script { sent: sent.to_vec(), step, received: Vec::new() };
         RespStream::new(script)
     }
 
     #[test]
-    fn replies_of_every_kind_are_read_however_they_are_cut() {
+    fn reads_replies_of_every_kind_in_any_fragments() {
         let wanted = [
-            Reply::Word("OK".into()),
-            Reply::Refusal("ERR no".into()),
-            Reply::Number(-7),
-            Reply::Nothing,
+            Reply::Status("OK".into()),
+            Reply::Error("ERR no".into()),
+            Reply::Integer(-7),
+            Reply::Null,
             Reply::Bytes(Vec::new()),
             Reply::Bytes(b"a\r\nb".to_vec()),
-            Reply::List(vec![Reply::Number(1), Reply::Bytes(b"x".to_vec())]),
-            Reply::Nothing,
-            Reply::List(Vec::new()),
+            Reply::Array(vec![Reply::Integer(1), Reply::Bytes(b"x".to_vec())]),
+            Reply::Null,
+            Reply::Array(Vec::new()),
         ];
         for step in [1, 2, 3, 7, 1000] {
             let mut stream = stream(ALL_KINDS, step);
@@ -227,18 +229,18 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_a_list_of_strings() {
+    fn command_is_an_array_of_byte_strings() {
         let mut stream = stream(b"+OK\r\n", 2);
         stream.ask(&[b"SET", b"k\r\n", b""]).unwrap();
-        assert_eq!(stream.stream.heard, b"*3\r\n$3\r\nSET\r\n$3\r\nk\r\n\r\n$0\r\n\r\n");
+        assert_eq!(stream.stream.received, b"*3\r\n$3\r\nSET\r\n$3\r\nk\r\n\r\n$0\r\n\r\n");
     }
 
     #[test]
-    fn what_is_no_reply_is_refused_without_taking_memory_for_it() {
+    fn rejects_invalid_replies_without_allocating_for_them() {
         let huge = format!("${}\r\n", DESCRIPTOR_BYTES_MAX + 1);
         let endless = vec![b'x'; 100_000];
         let nested = b"*1\r\n*1\r\n*1\r\n:1\r\n".to_vec();
-        for said in [
+        for sent in [
             b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(),
             b"\r\n".to_vec(),
             b":x\r\n".to_vec(),
@@ -251,14 +253,14 @@ mod tests {
             endless,
             nested,
         ] {
-            let error = stream(&said, 1000).ask(&[b"GET", b"k"]).unwrap_err();
-            assert!(error.to_string().contains("no Redis server"), "{error}");
+            let error = stream(&sent, 1000).ask(&[b"GET", b"k"]).unwrap_err();
+            assert!(error.to_string().contains("not speak the Redis protocol"), "{error}");
         }
     }
 
     const ALL_KINDS: &[u8] = b"+OK\r\n-ERR no\r\n:-7\r\n$-1\r\n$0\r\n\r\n$4\r\na\r\nb\r\n*2\r\n:1\r\n$1\r\nx\r\n*-1\r\n*0\r\n";
 
-    /// Replies, one after another, until one cannot be read.
+    /// Replies one after another, until one is invalid.
     pub(in crate::metadata) fn fuzz_target() -> Target {
         let seeds = vec![ALL_KINDS.to_vec(), b"+OK\r\n".to_vec(), b"*1\r\n*1\r\n:1\r\n".to_vec()];
         Target { name: "redis replies", seeds, run: replies }
@@ -285,16 +287,16 @@ mod tests {
 
     fn encode(reply: &Reply, into: &mut Vec<u8>) {
         match reply {
-            Reply::Word(text) => into.extend_from_slice(format!("+{text}\r\n").as_bytes()),
-            Reply::Refusal(text) => into.extend_from_slice(format!("-{text}\r\n").as_bytes()),
-            Reply::Number(number) => into.extend_from_slice(format!(":{number}\r\n").as_bytes()),
-            Reply::Nothing => into.extend_from_slice(b"$-1\r\n"),
+            Reply::Status(text) => into.extend_from_slice(format!("+{text}\r\n").as_bytes()),
+            Reply::Error(text) => into.extend_from_slice(format!("-{text}\r\n").as_bytes()),
+            Reply::Integer(number) => into.extend_from_slice(format!(":{number}\r\n").as_bytes()),
+            Reply::Null => into.extend_from_slice(b"$-1\r\n"),
             Reply::Bytes(bytes) => {
                 into.extend_from_slice(format!("${}\r\n", bytes.len()).as_bytes());
                 into.extend_from_slice(bytes);
                 into.extend_from_slice(b"\r\n");
             }
-            Reply::List(list) => {
+            Reply::Array(list) => {
                 into.extend_from_slice(format!("*{}\r\n", list.len()).as_bytes());
                 list.iter().for_each(|reply| encode(reply, into));
             }
