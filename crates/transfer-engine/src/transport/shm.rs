@@ -207,7 +207,7 @@ impl Path for ShmPath {
         let soon = SystemClock.now() + std::time::Duration::from_secs(1);
         let guard = self.attachment.acquire(range, soon);
         guard.is_ok_and(|guard| {
-            !matches!(guard.region().access, AccessMode::Unserved | AccessMode::Failed(_))
+            !matches!(guard.region().access, AccessMode::Unsupported | AccessMode::Failed(_))
         })
     }
 
@@ -246,7 +246,7 @@ impl Path for ShmPath {
                     copy_by_kernel(opcode, run, self.attachment.process(), &gate)
                 }
                 // The entries stay open for another path.
-                AccessMode::Unserved => {}
+                AccessMode::Unsupported => {}
                 AccessMode::Failed(error) => {
                     for entry in run.iter_mut().filter(|entry| entry.outcome.is_none()) {
                         entry.outcome = Some(Err(error.clone()));

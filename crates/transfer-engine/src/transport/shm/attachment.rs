@@ -63,7 +63,7 @@ pub(super) enum AccessMode {
     /// The kernel copies between the two processes.
     Process,
     /// This transport cannot reach such memory of this peer; another path must.
-    Unserved,
+    Unsupported,
     /// The region could not be mapped, for this reason.
     Failed(Error),
 }
@@ -144,7 +144,7 @@ impl Attachment {
             _ if !region.holds(range) => None,
             AccessMode::Mapped(_) => Some(RemoteMemory::Mapped),
             AccessMode::Process => Some(RemoteMemory::Process),
-            AccessMode::Unserved | AccessMode::Failed(_) => None,
+            AccessMode::Unsupported | AccessMode::Failed(_) => None,
         }
     }
 
@@ -208,7 +208,7 @@ impl Attachment {
 
     fn access_mode(&self, length: u64, kind: RegionKind, file: Option<OwnedFd>) -> AccessMode {
         match (kind, file) {
-            (RegionKind::Device, _) => AccessMode::Unserved,
+            (RegionKind::Device, _) => AccessMode::Unsupported,
             (RegionKind::Shared | RegionKind::Huge, Some(file)) if self.proven.is_shared => {
                 match Mapping::attach(file, length, kind == RegionKind::Huge) {
                     Ok(mapping) => AccessMode::Mapped(mapping),
@@ -216,7 +216,7 @@ impl Attachment {
                 }
             }
             _ if self.proven.is_process => AccessMode::Process,
-            _ => AccessMode::Unserved,
+            _ => AccessMode::Unsupported,
         }
     }
 

@@ -254,12 +254,12 @@ impl ServerShared {
         let found = self.state.lock().attachments.get(&id).cloned();
         let Some(attachment) = found else { return };
         for _ in 0..MESSAGES_PER_POLL {
-            let is_understood = match attachment.link().receive() {
+            let is_expected = match attachment.link().receive() {
                 Received::Message(message, file) => attachment.handle_message(message, file),
                 Received::Empty => return,
                 Received::Malformed | Received::Closed => false,
             };
-            if !is_understood {
+            if !is_expected {
                 self.detach(id);
                 return;
             }

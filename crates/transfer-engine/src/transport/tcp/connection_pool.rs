@@ -29,7 +29,7 @@ use crate::{
 
 /// The receive timeout of the socket. Blocking in `recv` is cheaper than a `poll` before each call.
 /// When less time is left before the deadline, the connection polls instead.
-const RECEIVE_WAIT: Duration = Duration::from_millis(100);
+const RECEIVE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A connection to a peer. Both ends agree on its state between exchanges, so it may be reused only
 /// after every exchange on it was completed.
@@ -63,11 +63,11 @@ pub(super) struct ConnectionPool {
     settings: TcpSettings,
     generation: u64,
     state: Mutex<PoolState>,
-    freed: Condvar,
+    released: Condvar,
     /// Cleared once nothing, or another engine, listens at the destination.
     is_alive: AtomicBool,
     /// The number of callers that wait for a connection.
-    waiting: AtomicUsize,
+    waiters: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -104,15 +104,15 @@ impl ConnectionPool {
             settings: settings.clone(),
             generation: fork::generation(),
             state: Mutex::default(),
-            freed: Condvar::new(),
+            released: Condvar::new(),
             is_alive: AtomicBool::new(true),
-            waiting: AtomicUsize::new(0),
+            waiters: AtomicUsize::new(0),
         }
     }
 
     /// Returns whether a caller waits for a connection.
     pub(super) fn has_waiters(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) > 0
+        self.waiters.load(Ordering::Relaxed) > 0
     }
 
     /// Returns the maximum number of connections for a transfer whose first connection is `first`.
@@ -154,9 +154,9 @@ impl ConnectionPool {
                 state.open += 1;
                 break;
             }
-            self.waiting.fetch_add(1, Ordering::Relaxed);
-            let is_late = self.freed.wait_until(&mut state, until).timed_out();
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            self.waiters.fetch_add(1, Ordering::Relaxed);
+            let is_late = self.released.wait_until(&mut state, until).timed_out();
+            self.waiters.fetch_sub(1, Ordering::Relaxed);
             if is_late {
                 let text = "all connections to the peer were busy until the deadline";
                 return Err(Error::new(ErrorCode::RPC_TIMEOUT, text)
@@ -165,9 +165,9 @@ impl ConnectionPool {
             }
         }
         drop(state);
-        let mut lease = self.pooled(None);
-        lease.connection = Some(self.connect(deadline)?);
-        Ok(lease)
+        let mut pooled = self.pooled(None);
+        pooled.connection = Some(self.connect(deadline)?);
+        Ok(pooled)
     }
 
     /// Acquires another connection, idle or new, for a caller that already has one. Returns `None`
@@ -185,9 +185,9 @@ impl ConnectionPool {
         }
         state.open += 1;
         drop(state);
-        let mut lease = self.pooled(None);
-        lease.connection = Some(self.connect(deadline).ok()?);
-        Some(lease)
+        let mut pooled = self.pooled(None);
+        pooled.connection = Some(self.connect(deadline).ok()?);
+        Some(pooled)
     }
 
     fn pooled(&self, connection: Option<DataConnection>) -> PooledConnection<'_> {
@@ -208,7 +208,7 @@ impl ConnectionPool {
         state.open -= idle.len();
         drop(state);
         self.is_alive.store(false, Ordering::Relaxed);
-        self.freed.notify_all();
+        self.released.notify_all();
         drop(idle);
     }
 
@@ -225,7 +225,7 @@ impl ConnectionPool {
         let stale = std::mem::take(&mut state.idle);
         state.open -= stale.len();
         drop(state);
-        self.freed.notify_all();
+        self.released.notify_all();
     }
 
     /// Wakes a waiting caller, if there is one. Usually none waits, and notifying without waiters
@@ -235,7 +235,7 @@ impl ConnectionPool {
         let has_waiters = self.has_waiters();
         drop(state);
         if has_waiters {
-            self.freed.notify_one();
+            self.released.notify_one();
         }
     }
 
@@ -373,7 +373,7 @@ impl Drop for PooledConnection<'_> {
 impl DataConnection {
     fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(false)?;
-        stream.set_read_timeout(Some(RECEIVE_WAIT))?;
+        stream.set_read_timeout(Some(RECEIVE_TIMEOUT))?;
         set_socket_options(SockRef::from(&stream))?;
         Ok(Self {
             socket: ForkGuardedStream::new(stream),
@@ -447,8 +447,8 @@ impl DataConnection {
             let mode = block_mode(deadline);
             let mut receive =
                 |mode| vectored_io::receive(socket, spans, &mut cursor, discard, mode);
-            let awake = self.spin_wait.poll(|| receive(BlockMode::NonBlocking));
-            match awake.unwrap_or_else(|| receive(mode)) {
+            let polled = self.spin_wait.poll(|| receive(BlockMode::NonBlocking));
+            match polled.unwrap_or_else(|| receive(mode)) {
                 Ok(()) => {}
                 Err(failure) if vectored_io::is_fault(&failure) => {
                     if let Some(index) = cursor.fault() {
@@ -468,8 +468,8 @@ impl DataConnection {
         while filled < buffer.len() {
             let (socket, mode) = (self.socket.as_fd(), block_mode(deadline));
             let mut read = |mode| vectored_io::read(socket, &mut buffer[filled..], mode);
-            let awake = self.spin_wait.poll(|| read(BlockMode::NonBlocking));
-            match awake.unwrap_or_else(|| read(mode)) {
+            let polled = self.spin_wait.poll(|| read(BlockMode::NonBlocking));
+            match polled.unwrap_or_else(|| read(mode)) {
                 Ok(count) => filled += count,
                 Err(failure) => self.wait_to_receive(failure, mode, deadline)?,
             }
@@ -515,7 +515,7 @@ impl DataConnection {
 
 /// Returns whether a receiving call may block before the next check of the deadline.
 fn block_mode(deadline: Moment) -> BlockMode {
-    let has_time = deadline.left(SystemClock.now()) > RECEIVE_WAIT;
+    let has_time = deadline.left(SystemClock.now()) > RECEIVE_TIMEOUT;
     if has_time { BlockMode::SocketTimeout } else { BlockMode::NonBlocking }
 }
 

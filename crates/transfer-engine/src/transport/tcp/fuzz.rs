@@ -19,7 +19,7 @@ pub(crate) fn fuzz_targets() -> Vec<Target> {
         Target { name: "greeting", seeds: greetings(), run: greeting },
         Target { name: "request", seeds: vec![request_bytes(1), request_bytes(9)], run: request },
         Target { name: "answer", seeds: answers(), run: answer },
-        Target { name: "established", seeds: headers(), run: compat_frames },
+        Target { name: "compat frame", seeds: headers(), run: compat_frames },
     ]
 }
 

@@ -140,15 +140,15 @@ impl TcpPath {
         if parts.is_empty() {
             return Ok(());
         }
-        let mut lease = self.pool.acquire(deadline)?;
+        let mut pooled = self.pool.acquire(deadline)?;
         let mut bad_spans = 0;
         while !parts.is_empty() {
             self.check_deadline(deadline)?;
-            match self.exchange(lease.get_mut(), opcode, &parts, entries, deadline) {
+            match self.exchange(pooled.get_mut(), opcode, &parts, entries, deadline) {
                 FrameOutcome::Done => framer.next_frame(entries, &mut parts),
                 FrameOutcome::Closing => {
                     framer.next_frame(entries, &mut parts);
-                    self.reconnect(&mut lease, &parts, deadline)?;
+                    self.reconnect(&mut pooled, &parts, deadline)?;
                 }
                 FrameOutcome::BadPart(index) => {
                     parts[index].complete(entries, Err(bad_local_error(&parts[index])));
@@ -160,14 +160,14 @@ impl TcpPath {
                     if parts.is_empty() {
                         framer.next_frame(entries, &mut parts);
                     }
-                    self.reconnect(&mut lease, &parts, deadline)?;
+                    self.reconnect(&mut pooled, &parts, deadline)?;
                 }
                 // Transfers are idempotent, and an idle connection shows only when used that the
                 // peer has closed it.
                 FrameOutcome::Broken { is_before_response: true, source }
-                    if lease.get_mut().is_used && source.kind() != io::ErrorKind::TimedOut =>
+                    if pooled.get_mut().is_used && source.kind() != io::ErrorKind::TimedOut =>
                 {
-                    lease.reconnect(deadline)?;
+                    pooled.reconnect(deadline)?;
                 }
                 FrameOutcome::Broken { source, .. } if source.kind() == io::ErrorKind::TimedOut => {
                     return Err(self.deadline_passed().caused_by(source));
@@ -178,8 +178,8 @@ impl TcpPath {
                 }
             }
         }
-        if lease.is_connected() {
-            lease.release();
+        if pooled.is_connected() {
+            pooled.release();
         }
         Ok(())
     }
@@ -209,12 +209,12 @@ impl TcpPath {
     /// Closes the connection and opens a new one if there is more to move.
     fn reconnect(
         &self,
-        lease: &mut PooledConnection<'_>,
+        pooled: &mut PooledConnection<'_>,
         next: &[Part],
         deadline: Moment,
     ) -> Result<()> {
-        lease.close();
-        if next.is_empty() { Ok(()) } else { lease.reconnect(deadline) }
+        pooled.close();
+        if next.is_empty() { Ok(()) } else { pooled.reconnect(deadline) }
     }
 
     fn check_deadline(&self, deadline: Moment) -> Result<()> {

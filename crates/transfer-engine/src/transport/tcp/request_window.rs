@@ -63,8 +63,8 @@ pub(super) fn run<'a>(
     let framer = Framer::new(batch.entries, limits);
     let mut connections = vec![WindowedConnection::new(first)];
     while connections.len() < count {
-        let Some(lease) = pool.try_acquire_extra(batch.deadline) else { break };
-        connections.push(WindowedConnection::new(lease));
+        let Some(pooled) = pool.try_acquire_extra(batch.deadline) else { break };
+        connections.push(WindowedConnection::new(pooled));
     }
     let progress = EntryProgress::new(batch.entries.len());
     let mut transfer =
@@ -73,7 +73,7 @@ pub(super) fn run<'a>(
     for connection in transfer.connections {
         // A connection with requests in flight is closed by dropping it.
         if connection.in_flight.is_empty() {
-            connection.lease.release();
+            connection.pooled.release();
         }
     }
     ended
@@ -91,7 +91,7 @@ struct WindowedTransfer<'a, 'b> {
 
 /// A connection with its window of requests.
 struct WindowedConnection<'a> {
-    lease: PooledConnection<'a>,
+    pooled: PooledConnection<'a>,
     /// Requests in flight, oldest first; responses arrive in this order.
     in_flight: VecDeque<InFlightRequest>,
     /// The number of requests in flight that were sent completely.
@@ -115,7 +115,7 @@ struct InFlightRequest {
 #[derive(Debug)]
 enum ResponseState {
     Header { bytes: [u8; RESPONSE_BYTES], filled: usize },
-    Refusals { answer: ResponseHeader, bytes: Vec<u8>, filled: usize },
+    Refusals { header: ResponseHeader, bytes: Vec<u8>, filled: usize },
     Payload { cursor: Cursor },
 }
 
@@ -125,7 +125,7 @@ struct EntryProgress(Vec<PartCount>);
 #[derive(Clone, Default)]
 struct PartCount {
     open: u32,
-    is_cut: bool,
+    is_framed: bool,
 }
 
 impl WindowedTransfer<'_, '_> {
@@ -198,13 +198,13 @@ impl WindowedTransfer<'_, '_> {
 }
 
 impl<'a> WindowedConnection<'a> {
-    fn new(lease: PooledConnection<'a>) -> Self {
+    fn new(pooled: PooledConnection<'a>) -> Self {
         let response = ResponseState::header();
-        Self { lease, in_flight: VecDeque::new(), sent: 0, response, is_draining: false }
+        Self { pooled, in_flight: VecDeque::new(), sent: 0, response, is_draining: false }
     }
 
     fn enqueue(&mut self, mut request: InFlightRequest, opcode: Opcode) {
-        let connection = self.lease.get_mut();
+        let connection = self.pooled.get_mut();
         connection.sequence += 1;
         let payload = request.parts.iter().map(|part| part.remote.length).sum();
         let count = request.parts.len();
@@ -227,7 +227,7 @@ impl<'a> WindowedConnection<'a> {
     fn send(&mut self, opcode: Opcode) -> io::Result<bool> {
         let mut has_moved = false;
         while let Some(request) = self.in_flight.get_mut(self.sent) {
-            let socket = self.lease.get_mut().as_fd();
+            let socket = self.pooled.get_mut().as_fd();
             match vectored_io::send(socket, &request.wire, &request.spans, &mut request.cursor) {
                 Ok(()) => has_moved = true,
                 Err(failure) if failure.kind() == io::ErrorKind::Interrupted => continue,
@@ -251,19 +251,19 @@ impl<'a> WindowedConnection<'a> {
         progress: &mut EntryProgress,
     ) -> io::Result<bool> {
         let request = self.in_flight.front_mut().expect("one was sent");
-        let connection = self.lease.get_mut();
+        let connection = self.pooled.get_mut();
         match &mut self.response {
             ResponseState::Header { bytes, filled } => {
                 *filled += connection.read_available(&mut bytes[*filled..])?;
                 if *filled == RESPONSE_BYTES {
                     let header = request.header.as_ref().expect("the request was enqueued");
-                    let answer = ResponseHeader::decode(bytes, header)?;
-                    let bytes = vec![0; answer.refused * REFUSAL_BYTES];
-                    self.response = ResponseState::Refusals { answer, bytes, filled: 0 };
+                    let header = ResponseHeader::decode(bytes, header)?;
+                    let bytes = vec![0; header.refused * REFUSAL_BYTES];
+                    self.response = ResponseState::Refusals { header, bytes, filled: 0 };
                 }
                 Ok(false)
             }
-            ResponseState::Refusals { answer, bytes, filled } => {
+            ResponseState::Refusals { header, bytes, filled } => {
                 if *filled < bytes.len() {
                     *filled += connection.read_available(&mut bytes[*filled..])?;
                     return Ok(false);
@@ -275,7 +275,7 @@ impl<'a> WindowedConnection<'a> {
                     return Ok(true);
                 }
                 let expected: u64 = request.spans.iter().map(|span| span.length() as u64).sum();
-                if answer.payload != expected {
+                if header.payload != expected {
                     return Err(Malformed("the length of the payload is wrong").into());
                 }
                 self.response = ResponseState::Payload { cursor: Cursor::default() };
@@ -303,7 +303,7 @@ impl<'a> WindowedConnection<'a> {
     fn poll_fd(&self) -> libc::pollfd {
         let is_sending = self.sent < self.in_flight.len();
         let events = if is_sending { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
-        let socket: BorrowedFd<'_> = self.lease.get().as_fd();
+        let socket: BorrowedFd<'_> = self.pooled.get().as_fd();
         libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 }
     }
 }
@@ -342,7 +342,7 @@ impl EntryProgress {
         for part in parts {
             let count = &mut self.0[part.entry];
             count.open += 1;
-            count.is_cut |= part.is_last;
+            count.is_framed |= part.is_last;
         }
     }
 
@@ -357,7 +357,7 @@ impl EntryProgress {
         for part in parts {
             let count = &mut self.0[part.entry];
             count.open -= 1;
-            if count.open == 0 && count.is_cut {
+            if count.open == 0 && count.is_framed {
                 entries[part.entry].outcome.get_or_insert(Ok(()));
             }
         }

@@ -169,10 +169,10 @@ fn waits_for_a_busy_connection_until_the_deadline() {
     let (owner, theirs) = Owner::with_memory(10);
     let settings = TcpSettings { connections_per_peer: 1, ..TcpSettings::default() };
     let pool = connection_pool::ConnectionPool::new(support::destination(&owner), &settings);
-    let lease = pool.acquire(soon()).unwrap();
+    let pooled = pool.acquire(soon()).unwrap();
     let late = pool.acquire(SystemClock.now() + Duration::from_millis(20)).unwrap_err();
     assert_eq!(late.kind(), ErrorKind::Timeout);
-    lease.release();
+    pooled.release();
     pool.acquire(soon()).unwrap().release();
     drop(theirs);
 }

@@ -329,8 +329,8 @@ impl Socket {
             Self::Async(stream) => stream
                 .try_io(Interest::READABLE, || receive(stream.as_fd(), BlockMode::NonBlocking)),
             Self::Blocking(stream) => {
-                let awake = spin_wait.poll(|| receive(stream.as_fd(), BlockMode::NonBlocking));
-                awake.unwrap_or_else(|| receive(stream.as_fd(), BlockMode::SocketTimeout))
+                let polled = spin_wait.poll(|| receive(stream.as_fd(), BlockMode::NonBlocking));
+                polled.unwrap_or_else(|| receive(stream.as_fd(), BlockMode::SocketTimeout))
             }
         }
     }

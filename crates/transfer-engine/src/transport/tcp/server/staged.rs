@@ -57,7 +57,7 @@ impl Connection {
         timeout: RequestTimeout,
     ) -> io::Result<Vec<usize>> {
         let (spans, devices) = (mem::take(&mut self.spans), mem::take(&mut self.devices));
-        let mut buffer = match self.lease(&devices, timeout).await? {
+        let mut buffer = match self.acquire_buffer(&devices, timeout).await? {
             Ok(buffer) => buffer,
             Err(error) => {
                 tracing::debug!(%error, "a write to device memory got no staging buffer");
@@ -85,7 +85,7 @@ impl Connection {
     /// Sends `wire`, then spans that include device memory.
     pub(super) async fn send_staged(&mut self, timeout: RequestTimeout) -> io::Result<()> {
         let (spans, devices) = (mem::take(&mut self.spans), mem::take(&mut self.devices));
-        let mut buffer = self.lease(&devices, timeout).await?.map_err(io::Error::other)?;
+        let mut buffer = self.acquire_buffer(&devices, timeout).await?.map_err(io::Error::other)?;
         let mut position = (0, 0);
         while position.0 < spans.len() {
             let chunk = next_chunk(&spans, &devices, &buffer, &mut position);
@@ -101,7 +101,7 @@ impl Connection {
         Ok(())
     }
 
-    async fn lease(
+    async fn acquire_buffer(
         &self,
         devices: &[DeviceSpan],
         timeout: RequestTimeout,
