@@ -1,7 +1,7 @@
-"""The native core: batches in, batches out.
+"""The native module: batches in, batches out.
 
-An item that failed stands as an exception instance in its place of the result; a call that failed
-as a whole raises. Keys are ``str`` or ``bytes``; text counts as its UTF-8 bytes.
+A failed item is an exception instance at its place in the result; a failed call raises. Keys are
+``str`` or ``bytes``; text stands for its UTF-8 bytes.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing_extensions import Buffer as _Readable
 
 from mooncake.errors import MooncakeError
 
-# One file: stubtest compares what is defined here with the module, and not what is imported.
+# One file: stubtest compares the names defined here with the module, not imported names.
 __all__ = [
     "VERSION",
     "Buffer",
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 VERSION: str
-"""The version of the package."""
+"""Version of the package."""
 
 _Key: TypeAlias = str | bytes
 _Ranges: TypeAlias = Sequence[tuple[int, int] | list[tuple[int, int]]]
@@ -65,15 +65,15 @@ _Columns: TypeAlias = Sequence[_Ints]
 
 @final
 class Buffer:
-    """Bytes in memory of their own, which speak the buffer protocol without a copy."""
+    """Bytes that own their memory and offer the buffer protocol without a copy."""
 
     @staticmethod
     def allocate(length: int) -> Buffer:
-        """Return new memory of zeros, which takes room only as it is touched."""
+        """Return zeroed memory; pages take physical memory only when they are touched."""
 
     @property
     def exports(self) -> int:
-        """How many views of it there are."""
+        """Number of exported views."""
 
     def ptr(self) -> int:
         """Return the address of the first byte."""
@@ -87,27 +87,27 @@ class Buffer:
 
 @final
 class Engine:
-    """A transfer engine. It ends when nobody holds it, no store either."""
+    """A transfer engine. It closes when the last handle or store that uses it is gone."""
 
     @staticmethod
     def start(*, name: str, metadata: str, is_tcp_forced: bool | None = None) -> Engine:
-        """Start an engine: it listens, and peers can find its segment.
+        """Start an engine that listens and publishes its segment.
 
         Args:
-            name: ``host[:port]`` by which peers reach this process; "": chosen.
+            name: ``host[:port]`` by which peers reach this process; "" chooses it.
             metadata: ``"P2PHANDSHAKE"`` or the URL of a metadata server.
-            is_tcp_forced: Move bytes over TCP only; None: as ``MC_FORCE_TCP`` says.
+            is_tcp_forced: Transfer bytes over TCP only; None uses ``MC_FORCE_TCP``.
 
         Raises:
-            MooncakeError: No port is to be had, or the metadata server cannot be reached or knows
-                another live engine of that name.
+            MooncakeError: No port is free, or the metadata server cannot be reached or has another
+                live engine of that name.
         """
 
     def register(self, addresses: _Ints, lengths: _Ints, *, location: str = "*") -> None:
-        """Let peers reach ranges of this process, all of them or none. Touches no page of them."""
+        """Register memory ranges of this process for peers, all or none. Touches no page."""
 
     def unregister(self, addresses: _Ints) -> None:
-        """Withdraw ranges, by their first addresses. Every one of them is tried."""
+        """Unregister ranges by their first addresses. Tries every range, also after a failure."""
 
     def transfer(
         self,
@@ -121,20 +121,20 @@ class Engine:
         notify: tuple[str, str] | None = None,
         hint: str = "",
     ) -> str | None:
-        """Move a batch between this process and a segment, then notify its owner.
+        """Transfer a batch between this process and a segment, then notify its owner.
 
         Args:
-            segment: The name by which peers open it.
-            addresses: The addresses here.
-            peer_addresses: The addresses there.
-            lengths: How many bytes each has.
-            is_write: From here to there, or the other way.
-            timeout_s: How long it may take, besides a nanosecond for each byte.
-            notify: Name and message for the owner, after the bytes.
-            hint: The way to try first: ``"memory"``, ``"shm"`` or ``"tcp"``; "": the fastest.
+            segment: Name by which peers open the segment.
+            addresses: Local addresses.
+            peer_addresses: Remote addresses.
+            lengths: Length of each entry in bytes.
+            is_write: True to write to the segment, false to read from it.
+            timeout_s: Timeout in seconds, to which a nanosecond per byte is added.
+            notify: Name and message for the owner, sent after the bytes.
+            hint: Transport to try first: ``"memory"``, ``"shm"`` or ``"tcp"``; "" is the fastest.
 
         Returns:
-            The way that served; None if there was nothing to move.
+            The transport that served; None if the batch was empty.
 
         Raises:
             MooncakeError: The segment cannot be reached, or a range of it is not registered.
@@ -151,7 +151,7 @@ class Engine:
         hint: str,
         /,
     ) -> None:
-        """Move one range between this process and a segment; a batch of one without its lists."""
+        """Transfer one range between this process and a segment; a batch of one without lists."""
 
     def transfer_on_stream(
         self,
@@ -165,12 +165,12 @@ class Engine:
         timeout_s: float,
         hint: str = "",
     ) -> str | None:
-        """Do as `transfer` does, in the order of a CUDA stream (0: the default one).
+        """Transfer as `transfer` does, in the order of a CUDA stream (0 is the default stream).
 
-        It waits until the stream has come to its end; the time that it may take begins then.
+        The call waits for the work submitted to the stream before; the timeout starts then.
 
         Raises:
-            MooncakeError: Also where there is no CUDA driver.
+            MooncakeError: As for `transfer`; also if there is no CUDA driver.
         """
 
     def submit(
@@ -184,26 +184,26 @@ class Engine:
         timeout_s: float,
         hint: str = "",
     ) -> int:
-        """Begin what `transfer` does; return its number, at least 1.
+        """Begin what `transfer` does; return the number of the batch, at least 1.
 
         Raises:
-            MooncakeError: The segment cannot be reached, or too many batches wait.
+            MooncakeError: The segment cannot be reached, or too many batches are queued.
         """
 
     def is_done(self, batch: int) -> bool:
-        """Say whether a batch has ended; raise if it failed. How it ended is told once."""
+        """Return whether a batch has ended; raise if it failed. The outcome is reported once."""
 
     def wait(self, batches: _Ints) -> None:
         """Wait until all of the batches have ended; raise if one failed."""
 
     def allocate(self, length: int) -> int:
-        """Return the address of a buffer of at least that many bytes, in reach of peers."""
+        """Return the address of a buffer of at least that many bytes that peers can reach."""
 
     def free(self, address: int, length: int) -> None:
-        """Take a buffer back."""
+        """Free a buffer that `allocate` returned."""
 
     def take_notifications(self) -> list[tuple[str, str]]:
-        """Return the notifications that have come, oldest first, each once."""
+        """Take the received notifications (name, message), oldest first."""
 
     def ranges(self, segment: str, *, timeout_s: float) -> list[tuple[int, int]]:
         """Return address and length of a segment's ranges, in the order of registration."""
@@ -212,42 +212,42 @@ class Engine:
         """Raise unless the owner of a segment answers."""
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what it has moved over which way, and how full its pools are."""
+        """Return counters of each transport and peer, and the fill levels of the pools."""
 
     def metrics_text(self) -> str:
-        """Return the same as text that Prometheus reads."""
+        """Return the counters as Prometheus text."""
 
     @property
     def segment(self) -> str:
-        """What peers call its segment."""
+        """Name by which peers open the segment of this engine."""
 
     @property
     def rpc_port(self) -> int:
-        """Where it answers peers that ask for its segment."""
+        """Port that answers metadata requests of peers."""
 
     @property
     def identity(self) -> int:
-        """A number that no other engine of this process has while this one lives."""
+        """Number that is unique among the live engines of this process."""
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was started before this process was forked."""
+        """True if the engine was started before this process was forked."""
 
 @final
 class Pending:
-    """Calls of a store for one event loop: begun here, made by native threads, taken later.
+    """The calls in flight of one event loop: begun here, made by native threads, taken later.
 
-    Each call returns a number; `take` tells its outcome under that number.
+    Each call returns a number; `take` returns its outcome under that number.
     """
 
     def __new__(cls, store: Store) -> Pending:
-        """Prepare for a loop. What is never taken is kept until then."""
+        """Make an empty set of calls. Outcomes that are never taken are kept."""
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when outcomes can be taken."""
 
     def take(self) -> Sequence[tuple[int, Any]]:
-        """Return number and value of the calls that have ended; an exception if one failed."""
+        """Take the delivered outcomes: the number of each call, and its value or its exception."""
 
     def put(
         self, keys: _Keys, values: _Values, *, options: _Options = None, is_upsert: bool = False
@@ -311,7 +311,7 @@ class Pending:
 
 @final
 class PutOptions:
-    """How objects are put. It cannot be changed and may be used for any number of puts."""
+    """Options of puts. Immutable; may be used for any number of puts."""
 
     def __new__(
         cls,
@@ -325,26 +325,27 @@ class PutOptions:
         data_type: int = 0,
         groups: Sequence[str] | None = None,
     ) -> PutOptions:
-        """Check the options.
+        """Validate the options.
 
         Args:
-            replicas: How many copies, each on another segment; fewer if there are not so many.
-            soft_pin: ``"enable"`` spares the objects by eviction for a while, ``"disable"`` takes
-                that back, ``"preserve"`` leaves it as it was.
-            soft_pin_ttl_ms: How long a soft pin lasts; None: as long as the master says.
-            is_hard_pinned: The objects are never evicted.
-            preferred_segments: Names of segments to take first.
-            prefers_own_segments: The segments of this process are taken first.
-            data_type: What the bytes are, as a number that only callers understand.
-            groups: The group of each item of the batch, kept or evicted as a whole; "" for none.
+            replicas: Number of copies, each on another segment; fewer if there are not enough
+                segments.
+            soft_pin: ``"enable"`` protects the objects from eviction for a while, ``"disable"``
+                ends that, ``"preserve"`` leaves it unchanged.
+            soft_pin_ttl_ms: Duration of a soft pin; None uses the master's default.
+            is_hard_pinned: True if the objects must never be evicted.
+            preferred_segments: Names of segments to use first.
+            prefers_own_segments: True to use the segments of this process first.
+            data_type: Kind of data, as a number that only callers interpret.
+            groups: Group of each item of the batch, kept or evicted as a whole; "" for none.
 
         Raises:
-            InvalidArgumentError: An option is out of its range.
+            InvalidArgumentError: An option is out of range.
         """
 
     @property
     def replicas(self) -> int:
-        """How many copies."""
+        """Number of copies."""
 
     @property
     def soft_pin(self) -> str:
@@ -352,27 +353,27 @@ class PutOptions:
 
     @property
     def soft_pin_ttl_ms(self) -> int | None:
-        """How long a soft pin lasts."""
+        """Duration of a soft pin."""
 
     @property
     def is_hard_pinned(self) -> bool:
-        """Whether the objects are never evicted."""
+        """True if the objects are never evicted."""
 
     @property
     def preferred_segments(self) -> list[str]:
-        """Names of segments to take first."""
+        """Names of segments to use first."""
 
     @property
     def prefers_own_segments(self) -> bool:
-        """Whether the segments of this process are taken first."""
+        """True if the segments of this process are used first."""
 
     @property
     def data_type(self) -> int:
-        """What the bytes are."""
+        """Kind of data."""
 
     @property
     def groups(self) -> list[str] | None:
-        """The group of each item."""
+        """Group of each item."""
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -397,25 +398,26 @@ class Store:
         http_port: int | None = None,
         engine: Engine | None = None,
     ) -> Store:
-        """Join a pool, or begin one with a master in this process.
+        """Join a pool, or start one with a master in this process.
 
         Args:
             master: ``host:port`` of the master, or ``"embedded"``.
-            name: ``host[:port]``, the name that this process's segments go by; "": chosen.
+            name: ``host[:port]``, the name of this process's segments; "" chooses it.
             metadata: ``"P2PHANDSHAKE"`` or the URL of a metadata server.
-            segment_bytes: How much memory to lend to the pool.
-            tenant: Whose namespace the keys live in.
-            is_tcp_forced: Move bytes over TCP only; None: as ``MC_FORCE_TCP`` says.
-            rpc_timeout_s: How long the master may take to answer; None: as the environment says.
-            connect_timeout_s: How long to try to reach the master; None: as the environment says.
-            listen: ``host[:port]`` for an embedded master; "": loopback and a free port.
-            has_checksums: Keep a checksum with objects and check it at reads of whole ones; None:
-                as ``MOONCAKE_STORE_CHECKSUM`` says.
-            http_port: Where to serve health and metrics over HTTP; 0: any port; None: nowhere.
-            engine: The engine to share; None: one of its own.
+            segment_bytes: Memory to lend to the pool.
+            tenant: Tenant in whose namespace the keys are.
+            is_tcp_forced: Transfer bytes over TCP only; None uses ``MC_FORCE_TCP``.
+            rpc_timeout_s: Timeout of a call to the master; None uses the environment.
+            connect_timeout_s: Timeout for connecting to the master; None uses the environment.
+            listen: ``host[:port]`` for an embedded master; "" is loopback and a free port.
+            has_checksums: Store a checksum with objects and verify it when they are read whole;
+                None uses ``MOONCAKE_STORE_CHECKSUM``.
+            http_port: Port that serves health and metrics over HTTP; 0 takes a free port, None
+                disables the server.
+            engine: Engine to share; None starts a separate one.
 
         Raises:
-            MooncakeError: The master cannot be reached, an argument is wrong, or there is no
+            MooncakeError: The master cannot be reached, an argument is invalid, or there is no
                 memory.
         """
 
@@ -430,38 +432,39 @@ class Store:
         has_checksums: bool | None = None,
         http_port: int | None = None,
     ) -> Store:
-        """Join a pool as a guest of the daemon of this host, which is at ``host[:port]``.
+        """Join a pool as a dummy client of the daemon of this host, which is at ``host[:port]``.
 
-        `allocate_from_pool` may hand out so many `pool_bytes`; the rest is as of `connect`.
+        `allocate_from_pool` allocates from a pool of `pool_bytes`; the other arguments are those of
+        `connect`.
 
         Raises:
-            MooncakeError: No daemon answers there, it does not reach its master, or there is no
-                memory.
+            MooncakeError: No daemon answers at that address, it cannot reach its master, or there
+                is no memory.
         """
 
     def allocate_from_pool(self, length: int) -> int:
-        """Hand out pages of a guest, for as long as the store is open; return their address.
+        """Allocate pages of a dummy client, valid while the store is open; return their address.
 
         Raises:
-            MooncakeError: So much is not left, or the store is no guest.
+            MooncakeError: The pool is exhausted, or the store is not a dummy client.
         """
 
     def close(self) -> None:
-        """Leave the pool. Closing again does nothing."""
+        """Leave the pool. Idempotent."""
 
     def put(
         self, keys: _Keys, values: _Values, *, options: _Options = None, is_upsert: bool = False
     ) -> list[bool | MooncakeError]:
-        """Put values: true where it was stored, false where the key had an object that was kept.
+        """Put values: true where the value was stored, false where an existing object was kept.
 
-        A value is a contiguous buffer, or a list or tuple of them that make up one object. The
+        A value is a contiguous buffer, or a list or tuple of buffers that make up one object. The
         memory is read in place during the call.
         """
 
     def put_from(
         self, keys: _Keys, ranges: _Ranges, *, options: _Options = None, is_upsert: bool = False
     ) -> list[bool | MooncakeError]:
-        """Put values that lie at ``(address, length)`` ranges."""
+        """Put values from ``(address, length)`` ranges."""
 
     def get(self, keys: _Keys) -> list[bytes | MooncakeError]:
         """Get objects as bytes."""
@@ -472,9 +475,9 @@ class Store:
     def get_into(
         self, keys: _Keys, ranges: _Ranges, *, is_exact: bool = False
     ) -> list[int | MooncakeError]:
-        """Get objects into memory at addresses: how many bytes each has.
+        """Get objects into memory at addresses; return their lengths.
 
-        With `is_exact` memory that is larger than the object is a failure too.
+        With `is_exact` the memory must be exactly as large as the object.
         """
 
     def get_parts(
@@ -490,57 +493,57 @@ class Store:
         """Get parts of objects into memory: one call to the master, one transfer per peer.
 
         Args:
-            keys: The object of each row; it may stand in many rows.
-            bases: The address that the row's destinations count from.
-            destinations: Where each part of the row goes, from its base on.
-            offsets: Where each part begins in the object.
-            lengths: How many bytes each part has; 0 reads nothing and succeeds.
+            keys: Key of each row; a key may occur in several rows.
+            bases: Address to which the destinations of the row are relative.
+            destinations: Destination of each part of the row, relative to its base.
+            offsets: Offset of each part in the object.
+            lengths: Length of each part in bytes; 0 reads nothing and succeeds.
             is_registered: Refuse parts whose destination is not in one registered range.
 
         Returns:
-            For each row how many bytes each part brought, or the failure of the whole row.
+            For each row the length of each part, or the failure of the whole row.
         """
 
     def begin_reads(self, keys: _Keys) -> list[bool | MooncakeError]:
-        """Locate objects, for `read_begun`. What was begun before is located again."""
+        """Locate objects, for `read_begun`. Objects that were located before are located again."""
 
     def read_begun(
         self, keys: _Keys, addresses: _Columns, offsets: _Columns, lengths: _Columns
     ) -> list[int | MooncakeError]:
-        """Get parts of objects whose read has begun; return the bytes of each object."""
+        """Get parts of objects that `begin_reads` located; return the bytes read of each object."""
 
     def end_reads(self, keys: _Keys) -> None:
-        """Forget where objects lie whose read has begun; others are passed over."""
+        """Forget the locations of objects; keys that were not located are ignored."""
 
     def begin_writes(
         self, keys: _Keys, lengths: _Ints, *, options: _Options = None, is_upsert: bool = False
     ) -> list[bool | MooncakeError]:
-        """Reserve space for objects, for `write_begun`; an object that exists is a failure."""
+        """Reserve space for objects, for `write_begun`; an existing object is a failure."""
 
     def write_begun(
         self, keys: _Keys, addresses: _Columns, offsets: _Columns, lengths: _Columns
     ) -> list[int | MooncakeError]:
-        """Write parts of objects whose write has begun; return the bytes of each object."""
+        """Write parts of objects that `begin_writes` reserved; return the bytes of each object."""
 
     def end_writes(self, keys: _Keys, *, is_revoked: bool = False) -> list[bool | MooncakeError]:
-        """Make objects readable whose write has begun, or give their space back."""
+        """Make written objects readable, or give their space back."""
 
     def replicas(self, keys: _Keys) -> list[list[dict[str, Any]] | MooncakeError]:
         """Describe the copies of objects and lease the objects.
 
         Returns:
             For each copy ``replica``, ``segment_id``, ``segment``, ``endpoint``, ``address`` (in
-            its owner's memory) and ``size``.
+            its owner's process) and ``size``.
         """
 
     def copy_object(self, key: _Key, targets: Sequence[str]) -> tuple[int, int]:
-        """Ask for copies of an object in more segments; return the id of the task."""
+        """Create a task that copies an object to more segments; return its id."""
 
     def move_object(self, key: _Key, source: str, target: str) -> tuple[int, int]:
-        """Ask for the move of a copy of an object to another segment; return the task's id."""
+        """Create a task that moves a copy of an object to another segment; return its id."""
 
     def task(self, task_id: tuple[int, int]) -> dict[str, Any]:
-        """Say how a task stands.
+        """Return the state of a task.
 
         Returns:
             ``id``, ``kind``, ``status``, ``created_at_ms``, ``updated_at_ms``, ``client`` and
@@ -548,65 +551,65 @@ class Store:
         """
 
     def clear_replicas(self, keys: _Keys, *, segment: str = ...) -> list[bool | MooncakeError]:
-        """Drop the copies in segments of that name, or all; whether there was one to drop."""
+        """Drop the copies in segments of that name, or all; return whether a copy was dropped."""
 
     def drain(
         self, segments: Sequence[str], *, targets: Sequence[str] = ..., concurrency: int = 0
     ) -> dict[str, Any]:
-        """Begin to empty segments, into the targets or anywhere; how that stands."""
+        """Start a drain of segments into the targets, or anywhere; return its state."""
 
     def drain_info(self, job_id: tuple[int, int]) -> dict[str, Any]:
-        """Say how a drain stands."""
+        """Return the state of a drain."""
 
     def cancel_drain(self, job_id: tuple[int, int]) -> dict[str, Any]:
-        """End a drain; its segments take objects again."""
+        """Cancel a drain; its segments accept objects again."""
 
     def exists(self, keys: _Keys, *, lease: bool = True) -> list[bool | MooncakeError]:
-        """Say whether objects are there and complete; lease those that are, unless told not to."""
+        """Return which objects exist and are complete; lease them unless `lease` is false."""
 
     def presence(self, keys: _Keys, *, lease: bool = True) -> _Numbers:
-        """Do as `exists` does, in numbers: 1, 0, or the code of a failure, which stands beside."""
+        """Do what `exists` does, with numbers: 1, 0 or an error code; and the last failure."""
 
     def sizes(self, keys: _Keys, *, lease: bool = True) -> list[int | MooncakeError]:
-        """Return the lengths of objects; lease those that are there, unless told not to."""
+        """Return the lengths of objects; lease them unless `lease` is false."""
 
     def remove(self, keys: _Keys, *, force: bool = False) -> list[bool | MooncakeError]:
-        """Remove objects; with `force` also those that were read a moment ago."""
+        """Remove objects; with `force` also leased ones."""
 
     def remove_matching(
         self, *, regex: str | None = None, prefix: bytes | None = None, force: bool = False
     ) -> int:
-        """Remove the objects that an expression or a prefix selects, or all; return how many."""
+        """Remove all objects, or those that a regex or a prefix selects; return their number."""
 
     def list(
         self, *, prefix: bytes = ..., after: bytes | None = None, limit: int = 0
     ) -> tuple[Sequence[tuple[bytes, int, bool, int]], bool]:
-        """Return a page of (key, length, is complete, replicas), and whether it is the last."""
+        """Return a page of (key, length, is complete, replicas), and whether it is the last one."""
 
     def segments(self) -> Sequence[dict[str, Any]]:
         """Return the segments of the pool."""
 
     def status(self) -> dict[str, Any]:
-        """Return what the master says of itself."""
+        """Return the status of the master."""
 
     def metrics(self) -> dict[str, Any]:
-        """Return what this client has done so far."""
+        """Return the counters of this client."""
 
     def metrics_text(self) -> str:
-        """Return the same as text that Prometheus reads."""
+        """Return the counters as Prometheus text."""
 
     @property
     def http_address(self) -> str | None:
-        """Where it serves its health and metrics, as ``host:port``."""
+        """Address of the HTTP server for health and metrics, as ``host:port``."""
 
     def health(self) -> None:
         """Raise unless the master answers and knows this client."""
 
     def register_buffer(self, address: int, length: int) -> None:
-        """Let peers reach memory of this process. Touches no page of it."""
+        """Register memory of this process for peers. Touches no page."""
 
     def unregister_buffer(self, address: int) -> None:
-        """Withdraw memory that was registered, by its first address."""
+        """Unregister memory by its first address."""
 
     def mount(self, length: int) -> Sequence[str]:
         """Lend more memory to the pool, as one segment or several; return their ids."""
@@ -614,102 +617,102 @@ class Store:
     def mount_file(self, path: str, length: int, *, offset: int = 0, location: str = "*") -> str:
         """Lend a part of a file to the pool; return the id of the segment.
 
-        Objects are written into it, from an offset on that is a multiple of the page size.
+        Objects are written into the file, from an offset on that is a multiple of the page size.
         """
 
     def unmount(self, segment: str, *, grace_s: float = 0.0) -> None:
-        """Take a segment out of the pool, which can be read for a grace, but takes no objects."""
+        """Unmount a segment, which is readable but takes no objects during a grace period."""
 
     @property
     def hostname(self) -> str:
-        """The name that this client's segments go by."""
+        """Name of this client's segments."""
 
     @property
     def master_address(self) -> str:
-        """Where the master is; other processes join there."""
+        """Address of the master; other processes join with it."""
 
     @property
     def is_dummy(self) -> bool:
-        """Whether its way to the pool leads through the daemon of this host."""
+        """True for a dummy client, which reaches the master through the daemon of this host."""
 
     @property
     def is_embedded(self) -> bool:
-        """Whether the master runs in this process, for this store."""
+        """True if the master runs in this process, for this store."""
 
     @property
     def is_closed(self) -> bool:
-        """Whether the store was closed, or opened before this process was forked."""
+        """True if the store was closed, or opened before this process was forked."""
 
 def at_exit() -> None:
-    """Refuse new calls of other threads and close every store. To be called at exit."""
+    """Refuse new calls of other threads and close every store and engine. To be called at exit."""
 
 @final
 class RpcClient:
-    """Sends to any number of servers, from any number of threads."""
+    """A client that sends to any number of servers, from any number of threads."""
 
     def __new__(cls, *, connections_max: int, timeout_s: float) -> RpcClient: ...
     def send(self, target: str, body: _Readable, *, tensor: str | None = None) -> None:
-        """Send bytes and wait until somebody has taken them; raise if nobody does."""
+        """Send bytes and wait until the receiver has accepted them; raise if it does not."""
 
 @final
 class RpcServer:
-    """Receives until it is stopped or dropped."""
+    """A server that receives until it is stopped or dropped."""
 
     def __new__(cls, address: str, *, timeout_s: float) -> RpcServer: ...
     def take(self, *, timeout_s: float) -> RpcDelivery | None:
-        """Wait for the next message; None if none comes in time. Raises when it is stopped."""
+        """Wait for the next message; None on timeout. Raises once the server is stopped."""
 
     def stop(self) -> None:
         """Stop listening and end every connection."""
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """Address that the server listens at."""
 
 @final
 class RpcDelivery:
-    """A message that was taken; dropped without an answer it is refused."""
+    """A received message. The sender sees a refusal if it is dropped without an answer."""
 
     @property
     def source(self) -> str:
-        """Who sent it."""
+        """Address of the sender."""
 
     @property
     def tensor(self) -> str | None:
-        """How its bytes are to be read, if they are those of a tensor."""
+        """Description of dtype and shape, if the body is a tensor."""
 
     @property
     def body(self) -> Buffer:
-        """The bytes."""
+        """The payload."""
 
     def answer(self, refusal: str | None = None) -> None:
-        """Tell the sender that it was taken, or why not. The first answer counts."""
+        """Accept the message, or refuse it with a reason. Only the first answer counts."""
 
 def codes(*, is_engine: bool = False) -> list[tuple[int, str, str, str]]:
-    """Return every code: number, name, kind ("" of those of the engine), remedy."""
+    """Return every error code: number, name, kind ("" for codes of the engine), remedy."""
 
 def environment() -> list[tuple[str, list[str], str, str, str | None]]:
-    """Return every environment variable: name, older names, default, meaning, present value."""
+    """Return every environment variable: name, older names, default, help, current value."""
 
 def unsupported_variables() -> list[tuple[str, str]]:
-    """Return the established variables that have no effect here, each with the reason."""
+    """Return the variables of upstream that have no effect here, each with the reason."""
 
 def secret_variables() -> list[str]:
-    """Return the names of those of our variables whose values are not to be shown."""
+    """Return the names of the variables whose values must not be shown."""
 
 def local_topology(wanted: str, *, is_custom: bool = True) -> str:
     """Return which devices are near which memory, as JSON."""
 
 def rdma_devices() -> tuple[list[str], str | None]:
-    """Return the RDMA devices of this machine, and why none can be used where that is so."""
+    """Return the RDMA devices of this machine, or the reason why none can be used."""
 
 def is_present(store: Store, key: _Key) -> int:
-    """Return 1 if an object is there, which leases it, or 0."""
+    """Return 1 if an object exists, which leases it, else 0."""
 
 def put_one(
     store: Store, key: _Key, buffer_ptr: int, size: int, options: _Options, is_upsert: bool
 ) -> int:
-    """Put a value that lies at an address; return 0."""
+    """Put a value from an address; return 0."""
 
 def get_one(store: Store, key: _Key, buffer_ptr: int, size: int) -> int:
     """Get an object into memory; return its length."""
@@ -717,41 +720,41 @@ def get_one(store: Store, key: _Key, buffer_ptr: int, size: int) -> int:
 def put_columns(
     store: Store, keys: _Keys, addresses: _Ints, lengths: _Ints, options: _Options, is_upsert: bool
 ) -> _Numbers:
-    """Do as `Store.put_from` does, in numbers: 0, or that of a failure; the last stands beside."""
+    """Put values from addresses; return 0 or an error code for each, and the last failure."""
 
 def put_values(
     store: Store, keys: _Keys, values: Sequence[_Readable], options: _Options, is_upsert: bool
 ) -> _Numbers:
-    """Do as `Store.put` does, in numbers, with values of one buffer each, none of them empty."""
+    """Put values of one non-empty buffer each; return codes as `put_columns` does."""
 
 def get_columns(store: Store, keys: _Keys, addresses: _Ints, lengths: _Ints) -> _Numbers:
-    """Do as `Store.get_into` does, in numbers: a length, or that of a failure."""
+    """Get objects into memory; return a length or an error code for each, and the last failure."""
 
 def get_values(store: Store, keys: _Keys) -> tuple[list[bytes], MooncakeError | None]:
-    """Do as `Store.get` does, with no bytes for a failure, of which the last stands beside."""
+    """Get objects as bytes, ``b""`` for a failure; also return the last failure."""
 
 def failure(
     code: int, text: str, *, key: _Key | None = None, is_closed: bool = False
 ) -> MooncakeError:
-    """Make the exception for a failure that was found in Python, and remember it."""
+    """Build the exception for a failure found in Python code, and record it as the last error."""
 
 def host_allocator() -> tuple[int, int]:
-    """Return the addresses of the C functions that allocate and free memory of the host."""
+    """Return the addresses of the C functions that allocate and free host memory."""
 
 def last_error() -> MooncakeError | None:
-    """Return the last failure in this thread, also of calls that returned it as a number."""
+    """Return the last failure of this thread, also of calls that returned it as a number."""
 
 def log_to_queue() -> None:
-    """Send the log into the queue that `take_log_records` empties."""
+    """Send the log to the queue that `take_log_records` drains."""
 
 def read_memory(address: int, length: int) -> bytes:
-    """Return the bytes at an address of this process; raise where there are none."""
+    """Return the bytes at an address of this process; raise if it is not readable."""
 
 def run_daemon(arguments: Sequence[str]) -> int:
-    """Run the daemon of a host until SIGTERM or SIGINT; its exit code."""
+    """Run the daemon of a host until SIGTERM or SIGINT; return its exit code."""
 
 def run_master(arguments: Sequence[str]) -> int:
-    """Run the master until it is told to stop; return its exit code."""
+    """Run the master until it is stopped; return its exit code."""
 
 def run_topology_dump(arguments: Sequence[str]) -> int:
     """Print the topology of this machine; return the exit code."""
@@ -760,13 +763,13 @@ def run_transfer_bench(arguments: Sequence[str]) -> int:
     """Run the benchmark of the transfer engine; return its exit code."""
 
 def take_log_records(*, timeout_s: float) -> tuple[list[tuple[int, str, str]], int]:
-    """Wait for log records and take them, and how many were dropped."""
+    """Wait for log records; return them, and how many were dropped."""
 
 def use_exceptions(classes: dict[str, type[MooncakeError]]) -> None:
-    """Say which class of exceptions is for which kind of failure. The first time counts."""
+    """Set the exception class of each error kind. Only the first call has an effect."""
 
 def writable_range(buffer: _Readable) -> tuple[int, int]:
     """Return address and length of writable, contiguous memory, which the caller keeps alive."""
 
 def write_memory(address: int, data: _Readable, length: int) -> None:
-    """Copy so many bytes to an address of this process; raise where none can be written."""
+    """Copy bytes to an address of this process; raise if it is not writable."""

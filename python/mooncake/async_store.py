@@ -1,4 +1,4 @@
-"""`MooncakeDistributedStoreAsync`: the established calls as coroutines."""
+"""`MooncakeDistributedStoreAsync`: upstream's calls as coroutines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PREFIX = "async_"
 
 
 class MooncakeDistributedStoreAsync(MooncakeDistributedStore):
-    """A store whose every call ``name`` is also the coroutine ``async_name``.
+    """A store with a coroutine ``async_name`` for every call ``name``.
 
     A coroutine runs its call in the event loop's default executor. Cancelling it stops the wait,
     not the call.

@@ -1,4 +1,4 @@
-"""The established module of the buffer pool: the class of `mooncake.store` under two names."""
+"""Upstream's module of the buffer pool: the class of `mooncake.store` under two names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program `mooncake_master`, which the wheel installs; also ``python -m mooncake.cli``."""
+"""The program `mooncake_master` of the wheel; also ``python -m mooncake.cli``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Run the master with the arguments of the command line until it is told to stop.
+    """Run the master with the arguments of the command line until it is stopped.
 
     Returns:
-        Its exit code: 0 after SIGTERM or SIGINT.
+        The exit code: 0 after SIGTERM or SIGINT.
     """
-    # The master ends on SIGINT by itself; Python must not make an exception of it as well.
+    # The native code handles SIGINT; Python must not raise an exception for it as well.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _native.run_master(sys.argv[1:])
 

@@ -1,4 +1,4 @@
-"""The program `mooncake_client`, which the wheel installs; also ``-m mooncake.cli_client``."""
+"""The program `mooncake_client` of the wheel; also ``python -m mooncake.cli_client``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Run the daemon of this host, whose guests set up stores with `setup_dummy`.
+    """Run the daemon of this host, to which stores connect with `setup_dummy`.
 
     Returns:
-        Its exit code: 0 after SIGTERM or SIGINT.
+        The exit code: 0 after SIGTERM or SIGINT.
     """
-    # The daemon ends on SIGINT by itself; Python must not make an exception of it as well.
+    # The native code handles SIGINT; Python must not raise an exception for it as well.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _native.run_daemon(sys.argv[1:])
 

@@ -1,4 +1,4 @@
-"""The command `mooncake`: try a pool, look into one, and find out what works on this machine."""
+"""The command `mooncake`: try a pool, inspect one, and find out what works on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["main"]
 _CHILD_S = 60
 _INTERRUPTED = 130
 
-# What is told in a sentence. Anything else is a mistake of ours, which wants its traceback.
+# Failures that are reported as one line. Any other exception is a bug and shows its traceback.
 _FAILURES = (
     MemoryError,
     MooncakeError,
@@ -33,7 +33,7 @@ _FAILURES = (
 _DEMO_BYTES = 64 << 20
 _PROBE_BYTES = 4 << 20
 
-# What the second process of `demo` and `doctor` runs: get one object, say how, put another.
+# Runs in the second process of `demo` and `doctor`: gets one object, reports how, puts another.
 _CHILD = """
 import sys, time, zlib
 from mooncake import Store
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        arguments: What stands behind the command's name; None takes the command line.
+        arguments: Arguments of the command; None takes the command line.
 
     Returns:
         The exit code: 0 success, 1 failure, 2 wrong usage, 130 interrupted.
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(options)
     except BrokenPipeError:
-        # The reader of our output has left; that is its right.
+        # A reader that closes the pipe early is no failure.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         return 0
     except KeyboardInterrupt:
@@ -96,18 +96,25 @@ def _parser() -> argparse.ArgumentParser:
             )
         return command
 
-    add("demo", _demo, "begin a pool here, put and get from a second process", joins=False)
-    codes = add("explain", _explain, "say what an error code means", joins=False)
+    add("demo", _demo, "start a pool, and put and get from a second process", joins=False)
+    codes = add("explain", _explain, "explain error codes", joins=False)
     codes.add_argument("codes", nargs="+", type=_code, metavar="code")
-    doctor = add("doctor", _diagnose, "say what works on this machine, by trying it", joins=False)
+    doctor = add(
+        "doctor", _diagnose, "try the transports and show what this machine has", joins=False
+    )
     doctor.add_argument("--json", action="store_true", dest="is_json", help="print JSON")
     env.add_options(
-        add("env", env.run, "show which environment variables hold, and why", joins=False)
+        add(
+            "env",
+            env.run,
+            "show the environment variables and where their values come from",
+            joins=False,
+        )
     )
     put = add("put", _put, "store a file (or standard input) under a key")
     put.add_argument("key", type=os.fsencode)
     put.add_argument("file", nargs="?", default="-")
-    put.add_argument("--overwrite", action="store_true", help="replace an object that is there")
+    put.add_argument("--overwrite", action="store_true", help="replace an existing object")
     get = add("get", _get, "write an object to a file (or standard output)")
     get.add_argument("key", type=os.fsencode)
     get.add_argument("file", nargs="?", default="-")
@@ -115,12 +122,12 @@ def _parser() -> argparse.ArgumentParser:
     ls.add_argument("prefix", nargs="?", default=b"", type=os.fsencode)
     rm = add("rm", _rm, "remove objects")
     rm.add_argument("keys", nargs="+", metavar="key", type=os.fsencode)
-    rm.add_argument("--force", action="store_true", help="also if somebody just read it")
-    add("stat", _stat, "show the pool: objects, memory, segments")
+    rm.add_argument("--force", action="store_true", help="also objects that were read recently")
+    add("stat", _stat, "show the status of the pool: objects, memory, segments")
     _top.add_options(
-        add("top", _top.run, "watch the pool: memory, reads, calls, segments, clients")
+        add("top", _top.run, "show a live view of memory, reads, calls, segments and clients")
     )
-    bench = add("bench", _bench.run, "measure puts and gets beside plain copies", joins=False)
+    bench = add("bench", _bench.run, "measure puts, gets and plain copies", joins=False)
     _bench.add_options(bench)
     return parser
 
@@ -137,15 +144,15 @@ def _demo(_: argparse.Namespace) -> int:
         speed = format_rate(len(value), taken)
         print(f"  put {format_bytes(len(value))} in {taken * 1e3:.1f} ms ({speed})")
         length, seconds, served = _run_child(store, {})
-        print("a second process joined by that address")
+        print("a second process joined at that address")
         speed = format_rate(length, seconds)
         print(f"  get {format_bytes(length)} in {seconds * 1e3:.1f} ms ({speed})")
         print(f"  the bytes went over: {', '.join(served)}")
         _check_child_bytes(store, value)
-        print("  the bytes it saw are the bytes that were put, and its answer was read here")
+        print("  it read the bytes that were put, and this process read its answer")
         keys = ", ".join(str(found.key) for found in store.objects())
         print(f"objects in the pool: {keys}")
-    print("closed; nothing is left running")
+    print("closed; no process is left running")
     return 0
 
 
@@ -195,7 +202,7 @@ def _ls(options: argparse.Namespace) -> int:
     with Store(options.master) as store:
         for found in store.objects(options.prefix):
             state = "" if found.is_complete else "  (being written)"
-            # A key is what the shell would give for it, whatever its bytes are.
+            # Keys are written as raw bytes, as the shell would pass them.
             key = found.key if isinstance(found.key, bytes) else found.key.encode()
             line = f"{found.size:>14}  {found.replicas:>2}  ".encode() + key + state.encode()
             sys.stdout.buffer.write(line + b"\n")
@@ -225,13 +232,13 @@ def _stat(options: argparse.Namespace) -> int:
         print(f"memory    {used} of {capacity} used")
         for segment in store.segments():
             used, capacity = format_bytes(segment.used_bytes), format_bytes(segment.capacity_bytes)
-            state = "" if segment.takes_objects else "  takes nothing new"
+            state = "" if segment.takes_objects else "  takes no new objects"
             print(f"segment   {segment.name}  {used} of {capacity}  at {segment.endpoint}{state}")
     return 0
 
 
 def _probe(name: str) -> str:
-    """Move bytes to a second process, and say how; fail if another transport served."""
+    """Transfer bytes to a second process; raise if another transport served."""
     value = os.urandom(_PROBE_BYTES)
     forced = name == "tcp"
     environment = {"MC_FORCE_TCP": "1" if forced else "0"}
@@ -241,14 +248,18 @@ def _probe(name: str) -> str:
         length, seconds, served = _run_child(store, environment)
         _check_child_bytes(store, value)
     if name not in served:
-        raise RuntimeError(f"{', '.join(served) or 'nothing'} served instead")
+        raise RuntimeError(f"{', '.join(served) or 'no transport'} served instead")
     return (
         f"works: {format_bytes(length)} in {seconds * 1e3:.2f} ms ({format_rate(length, seconds)})"
     )
 
 
 def _run_child(store: Store, environment: dict[str, str]) -> tuple[int, float, list[str]]:
-    """Have a second process get what is there and answer: bytes, seconds, transports."""
+    """Run a second process that gets an object and puts an answer.
+
+    Returns:
+        Bytes, seconds, transports.
+    """
     done = subprocess.run(
         [sys.executable, "-c", _CHILD, store.master_address],
         env={**os.environ, **environment},
@@ -267,7 +278,7 @@ def _check_child_bytes(store: Store, value: bytes) -> None:
     import zlib
 
     if store.get("from-child") != zlib.crc32(value).to_bytes(4, "big"):
-        raise RuntimeError("the second process saw other bytes")
+        raise RuntimeError("the second process read other bytes than were put")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""What can go wrong, as one tree of exceptions.
+"""The exceptions of the package, as one tree.
 
 MooncakeError
-├── InvalidArgumentError (ValueError)      the call itself is wrong: fix the arguments
+├── InvalidArgumentError (ValueError)      the call is invalid: fix the arguments
 ├── ClosedError (ValueError)               not set up, closed, or made before a fork: set it up
 ├── NotFoundError (KeyError)               the named thing does not exist
 ├── AlreadyExistsError                     the named thing exists already
 ├── NotReadyError                          the object is still being written: wait
 ├── BusyError                              a lease, a task or a reader holds it: wait, or force
-├── NoSpaceError                           no room, and nothing may be evicted
+├── NoSpaceError                           no free space, and nothing may be evicted
 ├── QuotaExceededError                     the tenant's quota does not allow it
 ├── UnavailableError (ConnectionError)     the master or a metadata server cannot be reached
 ├── DeadlineError (TimeoutError)           the deadline passed: retry, or allow more time
@@ -15,12 +15,11 @@ MooncakeError
 ├── CorruptError                           the bytes do not match their checksum
 ├── DeniedError (PermissionError)          the caller may not do this
 ├── NotSupportedError                      this build or configuration cannot do it
-├── StorageError                           a file or a device refused
+├── StorageError                           a file or a device failed
 └── InternalError                          a bug in mooncake: please report it
 
-Each instance has a ``code`` with its established name ``code_name``, the ``key`` it is about (as
-its caller wrote it, or None), the things involved as ``context``, and what usually helps as
-``remedy``.
+Each instance has a ``code`` and its upstream name ``code_name``, the ``key`` it is about (as its
+caller wrote it, or None), details as ``context``, and a hint for the caller as ``remedy``.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ class MooncakeError(Exception):
     """A failure of a call or of one item of a batch.
 
     Attributes:
-        code: The established number; always negative.
-        code_name: Its established name, for instance ``OBJECT_NOT_FOUND``.
-        key: The key it is about, as its caller wrote it; None where it is about none.
-        context: The things involved, by name.
+        code: Upstream's error code; always negative.
+        code_name: Upstream's name of the code, for instance ``OBJECT_NOT_FOUND``.
+        key: Key that the failure is about, as its caller wrote it; None if there is none.
+        context: Details by name.
         remedy: One sentence that says what usually helps.
     """
 
@@ -67,16 +66,16 @@ class MooncakeError(Exception):
     context: dict[str, str]
     remedy: str = ""
 
-    # Not KeyError's, which shows the representation of its argument.
+    # Overrides KeyError's, which shows the representation of its argument.
     __str__ = Exception.__str__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by arguments and attributes, not by what a second base would do."""
+        """Pickle by arguments and attributes, not by the rules of a second base class."""
         return type(self), self.args, self.__dict__
 
 
 class InvalidArgumentError(MooncakeError, ValueError):
-    """The call itself is wrong: fix the arguments."""
+    """The call is invalid: fix the arguments."""
 
 
 class ClosedError(MooncakeError, ValueError):
@@ -100,7 +99,7 @@ class BusyError(MooncakeError):
 
 
 class NoSpaceError(MooncakeError):
-    """There is no room, and nothing may be evicted."""
+    """There is no free space, and nothing may be evicted."""
 
 
 class QuotaExceededError(MooncakeError):
@@ -132,7 +131,7 @@ class NotSupportedError(MooncakeError):
 
 
 class StorageError(MooncakeError):
-    """A file or a device refused."""
+    """A file or a device failed."""
 
 
 class InternalError(MooncakeError):
@@ -157,27 +156,27 @@ CLASSES: dict[str, type[MooncakeError]] = {
     "Storage": StorageError,
     "Internal": InternalError,
 }
-"""The class of each kind of failure, by the kind's name in the native module."""
+"""Exception class of each error kind, by the kind's name in the native module."""
 
 
 def explain(code: int | str) -> str:
-    """Return in words what a number means that an established call returned.
+    """Explain a number that an upstream call returned.
 
-    `mooncake.engine` has numbers of its own. Where one stands for something else in each of both
-    modules there are two lines, and each says whose it is.
+    `mooncake.engine` has error codes of its own. If a number has different meanings in the two
+    modules, the result has one line for each, which names the module.
 
     Args:
         code: The number, or its name.
 
     Returns:
-        Its number and name, the exception that our own face raises for it, and what usually helps;
-        for 0 and above that it is success.
+        Number and name, the exception that our own API raises for it, and what usually helps; for 0
+        and above, that it is success.
     """
-    return "\n".join(meanings(code)) or f"{code}: no call of ours returns that"
+    return "\n".join(meanings(code)) or f"{code}: unknown code"
 
 
 def meanings(code: int | str) -> list[str]:
-    """Return the lines of `explain`; none for what no call of ours returns."""
+    """Return the lines of `explain`; none for an unknown code."""
     if isinstance(code, int) and code >= 0:
         return [f"{code}: success"]
     from mooncake import _native

@@ -1,4 +1,4 @@
-"""A metadata server of its own: small texts under names, for transfer engines without a master."""
+"""A stand-alone HTTP metadata server, for transfer engines without a master."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger("mooncake.http_metadata_server")
 
 
 class KVPoll(Enum):
-    """How a server stands, in the established words; only the first and the last occur."""
+    """State of a server, in upstream's words; only the first and the last occur."""
 
     Failed = 0
     Bootstrapping = 1
@@ -37,16 +37,16 @@ class KVBootstrapServer:
     """Serves ``/metadata?key=…`` with GET, PUT and DELETE.
 
     Attributes:
-        store: What it keeps: values by key.
-        port: Where it listens; after `run` the port that was taken if 0 was asked for.
+        store: Values by key.
+        port: Port to listen at; after `run` the actual port if 0 was requested.
     """
 
     def __init__(self, port: int, host: str = "0.0.0.0") -> None:
         """Make a server that does not listen yet.
 
         Args:
-            port: Where to listen; 0 takes any free port.
-            host: The address to listen at.
+            port: Port to listen at; 0 takes a free port.
+            host: Address to listen at.
         """
         self.port = port
         self.host = host
@@ -56,9 +56,10 @@ class KVBootstrapServer:
         self._thread: threading.Thread | None = None
 
     def run(self) -> threading.Thread:
-        """Begin to serve, and return the thread that does.
+        """Start serving, and return the thread that serves.
 
-        A server that cannot listen says so in the log; its thread ends, and `poll` says Failed.
+        If the address cannot be listened at, an error is logged, the thread ends, and `poll`
+        returns Failed.
         """
         try:
             self._server = Server((self.host, self.port), self._answer, _VALUE_BYTES_MAX)
@@ -73,7 +74,7 @@ class KVBootstrapServer:
         return self._thread
 
     def close(self) -> None:
-        """Stop serving. Closing again does nothing."""
+        """Stop serving. Idempotent."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -81,7 +82,7 @@ class KVBootstrapServer:
             self._thread.join()
 
     def poll(self) -> KVPoll:
-        """Say whether it serves."""
+        """Return Success while the server runs, else Failed."""
         is_alive = self._thread is not None and self._thread.is_alive()
         return KVPoll.Success if is_alive else KVPoll.Failed
 
@@ -110,7 +111,7 @@ class KVBootstrapServer:
         with self._lock:
             old = self.store.get(key)
             if old is not None and "rpc_meta" in key:
-                # The address of a live engine must not be taken by another.
+                # The address of a live engine must not be overwritten by another engine.
                 if old == value:
                     return Reply(HTTPStatus.OK, b"metadata unchanged")
                 return Reply(HTTPStatus.BAD_REQUEST, b"Duplicate rpc_meta key not allowed")
@@ -130,13 +131,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code.
 
     Args:
-        arguments: The command line; None takes that of the process.
+        arguments: Arguments of the command; None takes the command line.
     """
     parser = argparse.ArgumentParser(
         prog="mooncake_http_metadata_server", description="A metadata server for transfer engines."
     )
-    parser.add_argument("--port", type=int, default=8080, help="where to listen; 0: any free port")
-    parser.add_argument("--host", default="0.0.0.0", help="the address to listen at")
+    parser.add_argument(
+        "--port", type=int, default=8080, help="port to listen at; 0 takes a free port"
+    )
+    parser.add_argument("--host", default="0.0.0.0", help="address to listen at")
     parser.add_argument("--log-level", default="INFO", choices=_LEVELS)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=options.log_level)

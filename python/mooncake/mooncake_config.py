@@ -30,21 +30,21 @@ _log = logging.getLogger("mooncake.config")
 
 @dataclass
 class MooncakeConfig:
-    """The settings of a store.
+    """Settings of a store.
 
     Attributes:
         local_hostname: ``host[:port]`` by which peers reach this process.
         metadata_server: ``P2PHANDSHAKE``, or the URL of a metadata server.
         global_segment_size: Bytes to lend to the pool.
-        local_buffer_size: Bytes for copying calls.
+        local_buffer_size: Bytes that a `BufferPool` of the store may lend.
         protocol: ``tcp`` or ``rdma``; other known names are accepted here.
         device_name: Devices for ``rdma``.
         master_server_address: ``host:port`` of the master.
-        enable_ssd_offload: Whether to use a local disk.
-        ssd_offload_path: The directory for that.
-        tenant_id: Whose namespace the keys live in.
-        enable_client_http_server: Whether the client serves its health and metrics.
-        client_http_port: Where it does.
+        enable_ssd_offload: True to use a local disk.
+        ssd_offload_path: Directory on that disk.
+        tenant_id: Tenant in whose namespace the keys are.
+        enable_client_http_server: True to serve the client's health and metrics over HTTP.
+        client_http_port: Port of that HTTP server.
     """
 
     local_hostname: str
@@ -61,7 +61,7 @@ class MooncakeConfig:
     client_http_port: int = 9300
 
     def __post_init__(self) -> None:
-        """Check and tidy what was given."""
+        """Validate and normalize the fields."""
         for field in _REQUIRED:
             value = getattr(self, field)
             if not isinstance(value, str) or not value.strip():
@@ -85,10 +85,10 @@ class MooncakeConfig:
         """Read a JSON file.
 
         Args:
-            file_path: Its path.
+            file_path: Path of the file.
 
         Raises:
-            ValueError: A required field is missing, or a value cannot be.
+            ValueError: A required field is missing, or a value is invalid.
         """
         with open(file_path, encoding="utf-8") as file:
             settings: dict[str, Any] = json.load(file)
@@ -96,13 +96,13 @@ class MooncakeConfig:
 
     @staticmethod
     def from_settings(settings: dict[str, Any]) -> MooncakeConfig:
-        """Read settings by name, whose sizes and switches may be text.
+        """Read settings from a dictionary, whose sizes and booleans may be text.
 
         Args:
-            settings: The values by the names of the fields; what is not there has its default.
+            settings: Values by field name; missing fields have their defaults.
 
         Raises:
-            ValueError: A required field is missing, or a value cannot be.
+            ValueError: A required field is missing, or a value is invalid.
         """
         for field in _REQUIRED:
             if field not in settings:
@@ -114,7 +114,7 @@ class MooncakeConfig:
         """Read the file that ``MOONCAKE_CONFIG_PATH`` names, or else the environment.
 
         Raises:
-            ValueError: Neither that nor ``MOONCAKE_MASTER`` is set, or a value cannot be.
+            ValueError: Neither that variable nor ``MOONCAKE_MASTER`` is set, or a value is invalid.
         """
         path = os.getenv("MOONCAKE_CONFIG_PATH")
         if path:

@@ -1,4 +1,4 @@
-"""A store behind a small REST interface, for those who speak HTTP only."""
+"""A store behind a small REST API, for clients that speak only HTTP."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _log = logging.getLogger("mooncake.store_service")
 
 
 class _RefusedError(Exception):
-    """A request that cannot be; its text is the answer."""
+    """An invalid request; the text of the exception is the response."""
 
 
 class MooncakeStoreService:
-    """A store, and the HTTP server that answers for it.
+    """A store, and the HTTP server in front of it.
 
     Attributes:
         store: The store; None before it is set up and after `stop`.
-        config: How it is set up.
+        config: Settings of the store.
         current_mode: ``"prefill"``, or ``"decode"`` with memory mounted by a request.
-        mounted_segment_ids: The segments of that memory.
-        last_mount_info: What was mounted last, for those who ask.
+        mounted_segment_ids: Segments of that memory.
+        last_mount_info: Request that mounted that memory.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class MooncakeStoreService:
         """Read the configuration.
 
         Args:
-            config_path: A JSON file; None reads the environment where that has a configuration.
-            cli_config: Fields of `MooncakeConfig` that win over it.
+            config_path: A JSON file; None reads the environment if it has a configuration.
+            cli_config: Fields of `MooncakeConfig` that override it.
 
         Raises:
-            ValueError: A required field is missing, or a value cannot be.
+            ValueError: A required field is missing, or a value is invalid.
         """
         settings: dict[str, Any] = {}
         if config_path:
@@ -67,20 +67,20 @@ class MooncakeStoreService:
         self.last_mount_info: dict[str, Any] | None = None
         self._server: Server | None = None
         self._thread: threading.Thread | None = None
-        # Mounting and unmounting are done one after the other.
+        # Serializes mounting and unmounting.
         self._mounting = threading.Lock()
 
     async def start_store_service(
         self, max_wait_time: float = 60, shutdown_event: asyncio.Event | None = None
     ) -> bool:
-        """Set the store up, again and again while its master is not there.
+        """Set up the store; retry while its master is not reachable.
 
         Args:
-            max_wait_time: For so many seconds.
-            shutdown_event: Ends the waiting when it is set.
+            max_wait_time: Longest time to retry, in seconds.
+            shutdown_event: Event that ends the retries when it is set.
 
         Returns:
-            Whether the store is set up.
+            True if the store is set up.
         """
         loop = asyncio.get_running_loop()
         shutdown_event = shutdown_event or asyncio.Event()
@@ -101,13 +101,13 @@ class MooncakeStoreService:
         return False
 
     async def start_http_service(self, port: int = 8080) -> bool:
-        """Begin to answer requests, at every address of this host.
+        """Start the HTTP server on every address of this host.
 
         Args:
-            port: Where; 0 takes any free port.
+            port: Port to listen at; 0 takes a free port.
 
         Returns:
-            Whether it does; if not, the log says why.
+            True on success; otherwise the log has the reason.
         """
         try:
             self._server = Server(("0.0.0.0", port), self._answer, _BODY_BYTES_MAX, _failed)
@@ -118,12 +118,12 @@ class MooncakeStoreService:
         return True
 
     async def stop(self) -> None:
-        """Stop answering and leave the pool. Stopping again does nothing."""
+        """Stop the HTTP server and leave the pool. Idempotent."""
         await asyncio.get_running_loop().run_in_executor(None, self._stop)
 
     @property
     def port(self) -> int | None:
-        """Where it answers; None: nowhere."""
+        """Port of the HTTP server; None if it does not run."""
         return None if self._server is None else self._server.port
 
     def _set_up(self, store: MooncakeDistributedStore) -> int:
@@ -182,7 +182,7 @@ class MooncakeStoreService:
         try:
             name, stored = key.encode(), value.encode()
         except UnicodeEncodeError as error:
-            raise _RefusedError("key and value must be text that UTF-8 can write") from error
+            raise _RefusedError("key and value must be encodable as UTF-8") from error
         if store.put(name, stored) != 0:
             return _failed(500, "PUT operation failed")
         return _done()
@@ -254,7 +254,7 @@ class MooncakeStoreService:
         with self._mounting:
             old, mounted = self.mounted_segment_ids, []
             if mode == "decode":
-                # The new memory first, so that there is never none.
+                # Mount the new memory before unmounting the old, so that there is always some.
                 outcome = self._map(store, given)
                 if outcome["ret"] != 0:
                     return _failed(500, f"Mount failed, the mode stays {self.current_mode}")
@@ -272,7 +272,7 @@ class MooncakeStoreService:
         return _done() if ret == 0 else _failed(500, f"Unmount local disk failed, ret={ret}")
 
     def _map(self, store: MooncakeDistributedStore, given: dict[str, Any]) -> dict[str, Any]:
-        """Mount a file, of which the caller has checked nothing but the name."""
+        """Mount a file. The caller has checked only the path."""
         path, size, offset = given["path"], given["size"], given.get("offset", 0)
         if not isinstance(path, str) or not _is_count(size) or not _is_count(offset):
             raise _RefusedError("path must be a string, and size and offset integers")
@@ -297,15 +297,15 @@ _ROUTES: Final[
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Read the command line.
+    """Parse the command line.
 
     Args:
-        arguments: Its words; None takes those of the process.
+        arguments: Arguments; None takes those of the process.
     """
     parser = argparse.ArgumentParser(
-        prog="mc_store_rest_server", description="A store behind a small REST interface."
+        prog="mc_store_rest_server", description="A store behind a small REST API."
     )
-    parser.add_argument("--config", help="a JSON file with the configuration")
+    parser.add_argument("--config", help="JSON file with the configuration")
     parser.add_argument(
         "-D",
         dest="define",
@@ -313,10 +313,14 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         default=[],
         metavar="KEY=VALUE",
         type=_definition,
-        help="a field of the configuration; may be given often",
+        help="a field of the configuration; may be repeated",
     )
-    parser.add_argument("--port", type=int, default=8080, help="where to answer; 0: any free port")
-    parser.add_argument("--max-wait-time", type=float, default=60, help="seconds for the set-up")
+    parser.add_argument(
+        "--port", type=int, default=8080, help="port to listen at; 0 takes a free port"
+    )
+    parser.add_argument(
+        "--max-wait-time", type=float, default=60, help="seconds to retry the setup of the store"
+    )
     return parser.parse_args(arguments)
 
 
@@ -324,7 +328,7 @@ async def main(arguments: list[str] | None = None) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code.
 
     Args:
-        arguments: The command line; None takes that of the process.
+        arguments: Arguments of the command; None takes the command line.
     """
     options = parse_arguments(arguments)
     stop = asyncio.Event()
@@ -362,12 +366,12 @@ def _definition(text: str) -> tuple[str, str]:
 
 
 def _key(path: str) -> bytes:
-    """Return the key at the end of a path, of which each byte may be escaped or not."""
+    """Return the key at the end of a path, in which any byte may be escaped."""
     return unquote_to_bytes(path.encode("latin-1"))
 
 
 def _fields(request: Request) -> dict[str, Any]:
-    """Read the body, which is an object of JSON; no body is an empty one."""
+    """Parse the body, which is a JSON object; an empty body is an empty object."""
     try:
         given = json.loads(request.body) if request.body else {}
     except (ValueError, RecursionError) as error:

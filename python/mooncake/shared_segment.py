@@ -1,4 +1,4 @@
-"""Tensors in memory that all ranks of a group on one host see, laid out alike in each of them."""
+"""Tensors in memory that all ranks of a group on one host share, with one layout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 _ALIGNMENT: Final = 4096
 
-# What an exchanged text begins with when it says why a rank failed.
+# Prefix of an exchanged message that carries a rank's failure.
 _FAILED: Final = "failed: "
 
 _ITEM_BYTES: Final = {
@@ -61,18 +61,18 @@ _OTHER_NAMES: Final = {
 
 
 class SharedSegmentError(RuntimeError):
-    """A segment cannot be made, or not in every rank."""
+    """A segment cannot be created in one of the ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """One kind of entries of a layout."""
+    """A block of a layout: entries of one shape and dtype."""
 
     count: int
     shape: tuple[int, ...]
     dtype: str
     item_bytes: int
-    # Where the first entry begins.
+    # Offset of the first entry.
     offset: int
 
     @property
@@ -83,21 +83,21 @@ class _Block:
 @dataclass(frozen=True, slots=True)
 class _Layout:
     blocks: dict[str, _Block]
-    # From one entry of a block to the next.
+    # Distance between successive entries of a block.
     stride: int
     total: int
 
     def tag(self) -> str:
-        """Tell this layout from every other one."""
+        """Return a hash that identifies the layout."""
         said = {name: (b.count, b.shape, b.dtype) for name, b in self.blocks.items()}
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
 
 
 class SharedSegment:
-    """A segment with its layout. Its memory lives until this and every tensor of it have gone.
+    """A segment with a layout. The memory lives until the segment and all its tensors are gone.
 
-    Blocks lie in the order of their names; each entry begins at a multiple of 4096 bytes. First
-    come the first entries of all blocks, then the second ones, and so on.
+    Blocks are ordered by name; each entry begins at a multiple of 4096 bytes. The first entries of
+    all blocks come first, then the second entries, and so on.
     """
 
     __slots__ = ("__weakref__", "_layout", "_segment")
@@ -106,7 +106,7 @@ class SharedSegment:
     _segment: engine.SharedSegment
 
     def __init__(self) -> None:
-        """Refuse: `create_shared_segment` makes one."""
+        """Raise: `create_shared_segment` makes instances."""
         raise TypeError("SharedSegment has no constructor; use create_shared_segment")
 
     def base_addr(self) -> int:
@@ -114,14 +114,14 @@ class SharedSegment:
         return self._segment.base_addr()
 
     def total_size(self) -> int:
-        """Return how many bytes the layout takes."""
+        """Return the length of the layout in bytes."""
         return self._layout.total
 
     def addresses(self, block: str) -> list[int]:
-        """Return where the entries of a block begin in this process.
+        """Return the addresses of the entries of a block in this process.
 
         Args:
-            block: Its name.
+            block: Name of the block.
 
         Raises:
             SharedSegmentError: There is no such block.
@@ -131,10 +131,10 @@ class SharedSegment:
         return [first + index * self._layout.stride for index in range(one.count)]
 
     def tensors(self, block: str) -> list[Any]:
-        """Return the entries of a block as tensors of torch that look into the segment: no copies.
+        """Return the entries of a block as torch tensors that view the segment, without copies.
 
         Args:
-            block: Its name.
+            block: Name of the block.
 
         Raises:
             SharedSegmentError: There is no such block.
@@ -148,7 +148,7 @@ class SharedSegment:
         found = []
         for address in self.addresses(block):
             view = (ctypes.c_char * size).from_address(address)
-            # A tensor keeps the view, and the view what it looks into.
+            # A tensor references the view, and the view references the segment's memory.
             view.segment = self._segment  # type: ignore[attr-defined]
             found.append(torch.frombuffer(view, dtype=dtype).reshape(one.shape))
         return found
@@ -162,11 +162,11 @@ class SharedSegment:
 
 
 def shared_segment_supported(mmap: bool = True, host_register: bool = False) -> bool:
-    """Say whether segments of a kind can be made.
+    """Return whether segments of a kind can be created.
 
     Args:
         mmap: The memory is mapped.
-        host_register: It is registered with a device.
+        host_register: The memory is registered with a device.
 
     Returns:
         True for memory that is mapped and not registered.
@@ -187,28 +187,28 @@ def create_shared_segment(
     *,
     tp_group: object = None,
 ) -> SharedSegment:
-    """Make a segment together with the other ranks of a group; each of them calls this.
+    """Create a segment together with the other ranks of a group; each rank calls this function.
 
-    It returns when every rank has mapped the memory. If one of them fails, all of them do.
+    The call returns when every rank has mapped the memory. If one rank fails, all of them fail.
 
     Args:
-        name: What all ranks call it.
-        blocks: For each block ``{"count": n, "shape": (…), "dtype": d}``: how many entries it has
-            and what each is; the same in all ranks. A dtype is one of torch or numpy, or its name.
-        world_size: How many ranks there are.
-        rank_id: Which of them this is, from 0, in the order of the group.
-        owner_rank: Whose memory it is.
-        device_id: Accepted; there is no device memory here.
-        comm_group: How the ranks talk: a group of ``torch.distributed`` (of processes of this
-            host), or an object with ``all_gather_object(value)`` that returns the values of all
-            ranks in their order. May be None for one rank.
+        name: Name of the segment, the same in all ranks.
+        blocks: For each block ``{"count": n, "shape": (…), "dtype": d}``: number, shape and dtype
+            of its entries; the same in all ranks. A dtype is one of torch or numpy, or its name.
+        world_size: Number of ranks.
+        rank_id: Number of this rank in the order of the group, from 0.
+        owner_rank: Rank that owns the memory.
+        device_id: Accepted; device memory is not supported.
+        comm_group: Communication between the ranks: a group of ``torch.distributed`` (of processes
+            of this host), or an object with ``all_gather_object(value)`` that returns the values of
+            all ranks in their order. May be None for one rank.
         mmap: Must be true: the memory is mapped.
-        host_register: Must be false: it is not registered with a device.
+        host_register: Must be false: the memory is not registered with a device.
         tp_group: Another name for `comm_group`.
 
     Raises:
-        SharedSegmentError: The layout cannot be, the ranks disagree, or one of them cannot map
-            the memory.
+        SharedSegmentError: The layout is invalid, the ranks disagree, or one of them cannot map the
+            memory.
         TypeError: Both names of the group were given.
     """
     if comm_group is not None and tp_group is not None:
@@ -231,10 +231,10 @@ def create_shared_segment(
         )
         said = blob.decode()
     except RuntimeError as error:
-        # The others wait for this rank, so they are told.
+        # The other ranks wait for this one, so the failure is sent to them.
         said = f"{_FAILED}{error}"
     messages = _exchange(said, world_size, group)
-    # Nobody goes on before all have mapped it: the owner may be gone a moment later.
+    # A barrier: the owner may exit once its call returns, so all ranks must have mapped the memory.
     said = ""
     try:
         made._segment.complete(messages)
@@ -245,7 +245,7 @@ def create_shared_segment(
 
 
 def _exchange(said: str, world_size: int, group: object) -> list[str]:
-    """What every rank says, by rank; raises what one of them failed with."""
+    """Return the messages of all ranks, in their order; raise the failure of any rank."""
     messages = [said] if world_size == 1 else _all_gather(said, world_size, group)
     failures = [
         (rank, text.removeprefix(_FAILED))
@@ -264,7 +264,7 @@ def _all_gather(said: str, world_size: int, group: object) -> list[str]:
         return list(gather(said))
     distributed = importlib.import_module("torch.distributed")
     messages: list[Any] = [None] * world_size
-    # Wrappers of other packages keep a group of theirs for messages between hosts' processors.
+    # Group wrappers of other packages have a separate group for messages between hosts' CPUs.
     distributed.all_gather_object(messages, said, group=getattr(group, "cpu_group", group))
     return messages
 
@@ -285,13 +285,13 @@ def _plan(blocks: Mapping[str, Mapping[str, Any]]) -> _Layout:
 def _read_block(name: str, block: Mapping[str, Any], offset: int) -> _Block:
     if set(block) != {"count", "shape", "dtype"}:
         raise SharedSegmentError(
-            f"block {name!r} must say count, shape and dtype, not {sorted(map(str, block))}"
+            f"block {name!r} must have count, shape and dtype, not {sorted(map(str, block))}"
         )
     shape = block["shape"]
     sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     for size in (block["count"], *sizes):
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise SharedSegmentError(f"block {name!r}: {size!r} is no number of entries")
+            raise SharedSegmentError(f"block {name!r}: {size!r} is not a non-negative integer")
     dtype, item_bytes = _read_dtype(name, block["dtype"])
     return _Block(block["count"], tuple(map(int, sizes)), dtype, item_bytes, offset)
 
@@ -302,7 +302,7 @@ def _read_dtype(block: str, dtype: object) -> tuple[str, int]:
     text = str(text).removeprefix("torch.")
     text = _OTHER_NAMES.get(text, text)
     if text not in _ITEM_BYTES:
-        raise SharedSegmentError(f"block {block!r} has a dtype that is not known: {dtype!r}")
+        raise SharedSegmentError(f"block {block!r} has an unknown dtype: {dtype!r}")
     return text, _ITEM_BYTES[text]
 
 

@@ -1,4 +1,4 @@
-"""The program `transfer_engine_topology_dump`: which devices are near which memory."""
+"""The program `transfer_engine_topology_dump`: prints which devices are near which memory."""
 
 from __future__ import annotations
 

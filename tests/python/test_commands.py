@@ -263,7 +263,7 @@ def test_explain_describes_every_code():
     done = command("explain", "-704", "0", "-12345")
     missing, success, unknown = done.stdout.splitlines()
     assert missing.startswith("-704 OBJECT_NOT_FOUND (NotFoundError): No object has that key")
-    assert (success, unknown) == ("0: success", "-12345: no call of ours returns that")
+    assert (success, unknown) == ("0: success", "-12345: unknown code")
     assert done.returncode == 1, "one code is unknown"
     done = command("explain", "object_not_found")
     assert (done.returncode, done.stdout) == (0, missing + "\n")

@@ -120,7 +120,7 @@ def test_malformed_requests_get_json_errors(call: HttpClient) -> None:
     for body in (b"{", b"\xff", b"[" * 200_000):
         status, text = call.raw("PUT", "/api/put", body)
         assert (status, json.loads(text)) == malformed
-    unwritable = {"error": "key and value must be text that UTF-8 can write"}
+    unwritable = {"error": "key and value must be encodable as UTF-8"}
     for given in ({"key": "\ud800", "value": "v"}, {"key": "k", "value": "\ud800"}):
         assert call("PUT", "/api/put", given) == (400, unwritable)
     assert call.line("GET http://[/ HTTP/1.1").endswith(b'{"error": "the path cannot be read"}')

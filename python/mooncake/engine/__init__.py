@@ -1,4 +1,4 @@
-"""The established names: a transfer engine whose calls return numbers instead of raising."""
+"""Upstream's API of the transfer engine, whose calls return numbers instead of raising."""
 
 from __future__ import annotations
 

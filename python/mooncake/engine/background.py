@@ -1,4 +1,7 @@
-"""Blocking calls for event loops, made by a few threads that never hold up the exit."""
+"""A bounded pool of daemon threads that make blocking calls for event loops.
+
+Daemon threads do not delay the exit of the interpreter.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    # Slow to import, and there already where it is wanted.
+    # Slow to import; a caller with an event loop has imported it already.
     import asyncio
 
 __all__ = ["run_in_background"]
@@ -27,11 +30,11 @@ _idle = 0
 
 
 def run_in_background(loop: asyncio.AbstractEventLoop, call: Callable[[], T]) -> asyncio.Future[T]:
-    """Make a call in another thread; a future of the loop has its outcome.
+    """Run a call in another thread; its outcome is set on a future of the loop.
 
     Args:
-        loop: Whose future it is. May be called from any thread.
-        call: What blocks. It runs to its end also if the future is cancelled.
+        loop: Loop of the future. The function may be called from any thread.
+        call: The blocking call. It runs to its end even if the future is cancelled.
     """
     future: asyncio.Future[T] = loop.create_future()
 
@@ -43,12 +46,12 @@ def run_in_background(loop: asyncio.AbstractEventLoop, call: Callable[[], T]) ->
         outcome: tuple[Callable[[Any], None], Any]
         try:
             outcome = (future.set_result, call())
-        except BaseException as error:  # noqa: BLE001 - it is the future's, whatever it is
+        except BaseException as error:  # noqa: BLE001 - every exception is the future's
             outcome = (future.set_exception, error)
         try:
             loop.call_soon_threadsafe(set_if_pending, *outcome)
         except RuntimeError:
-            # The loop is closed: nobody waits any more.
+            # The loop is closed, so nothing waits for the outcome.
             return
 
     _submit(task)
@@ -78,7 +81,7 @@ def _work() -> None:
 
 
 def _reset_after_fork() -> None:
-    """In a forked child there are no threads, and what waited is the parent's."""
+    """Reset the pool in a forked child, which has no threads; queued calls are the parent's."""
     global _lock, _tasks, _threads, _idle
     _lock, _tasks, _threads, _idle = threading.Lock(), queue.SimpleQueue(), 0, 0
 

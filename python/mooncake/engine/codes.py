@@ -1,4 +1,4 @@
-"""The established numbers that the adapter of the transfer engine returns."""
+"""Upstream's status codes that the adapter of the transfer engine returns."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ FAILED: Final = -1
 UNKNOWN_ADDRESS: Final = -3
 OVERLAP: Final = -7
 
-# Of the common table
+# Common error codes
 NOT_SUPPORTED: Final = -1012
 
-# Submission: there is no batch of this number.
+# Submission: an invalid batch number
 NO_BATCH: Final = 0
 
 # Status of a batch

@@ -15,10 +15,10 @@ __all__ = ["DeviceTransfers"]
 
 
 class DeviceTransfers:
-    """The established calls for transfers that are part of a stream.
+    """Upstream's calls for transfers in the order of a CUDA stream.
 
-    Each of them comes after everything that was given to the stream and before what will be. It
-    returns when the bytes are where they belong, and raises RuntimeError if they are not.
+    Each call runs after all work submitted to the stream before and before all work submitted
+    later. It returns when the bytes are transferred, and raises RuntimeError if they are not.
     """
 
     __slots__ = ()
@@ -38,15 +38,15 @@ class DeviceTransfers:
         stream_ptr: int = 0,
         transport_hint: str = "",
     ) -> None:
-        """Write to a peer's memory what the stream has made before.
+        """Write one range to a peer's memory, after the work submitted to the stream.
 
         Args:
-            target_hostname: The peer's segment.
-            buffer: The address here, of a device or of this process.
-            peer_buffer_address: The address there.
-            length: How many bytes.
-            stream_ptr: A CUDA stream; 0: the default one.
-            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first.
+            target_hostname: Name of the peer's segment.
+            buffer: Local address, of a device or of this process.
+            peer_buffer_address: Remote address.
+            length: Length in bytes.
+            stream_ptr: A CUDA stream; 0 is the default stream.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that transport first.
 
         Raises:
             RuntimeError: There is no CUDA driver, the segment cannot be opened, or not all bytes
@@ -70,15 +70,15 @@ class DeviceTransfers:
         stream_ptr: int = 0,
         transport_hint: str = "",
     ) -> None:
-        """Read a peer's memory for what the stream does next.
+        """Read one range of a peer's memory, before later work of the stream.
 
         Args:
-            target_hostname: The peer's segment.
-            buffer: The address here, of a device or of this process.
-            peer_buffer_address: The address there.
-            length: How many bytes.
-            stream_ptr: A CUDA stream; 0: the default one.
-            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first.
+            target_hostname: Name of the peer's segment.
+            buffer: Local address, of a device or of this process.
+            peer_buffer_address: Remote address.
+            length: Length in bytes.
+            stream_ptr: A CUDA stream; 0 is the default stream.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that transport first.
 
         Raises:
             RuntimeError: There is no CUDA driver, the segment cannot be opened, or not all bytes
@@ -102,15 +102,15 @@ class DeviceTransfers:
         stream_ptr: int = 0,
         transport_hint: str = "",
     ) -> None:
-        """Write many ranges to a peer's memory, as the stream has made them before.
+        """Write many ranges to a peer's memory, after the work submitted to the stream.
 
         Args:
-            target_hostname: The peer's segment.
-            buffers: The addresses here, of devices or of this process.
-            peer_buffer_addresses: The addresses there.
-            lengths: How many bytes each has.
-            stream_ptr: A CUDA stream; 0: the default one.
-            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first.
+            target_hostname: Name of the peer's segment.
+            buffers: Local addresses, of devices or of this process.
+            peer_buffer_addresses: Remote addresses.
+            lengths: Length of each range in bytes.
+            stream_ptr: A CUDA stream; 0 is the default stream.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that transport first.
 
         Raises:
             RuntimeError: There is no CUDA driver, the segment cannot be opened, or not all bytes
@@ -134,15 +134,15 @@ class DeviceTransfers:
         stream_ptr: int = 0,
         transport_hint: str = "",
     ) -> None:
-        """Read many ranges of a peer's memory for what the stream does next.
+        """Read many ranges of a peer's memory, before later work of the stream.
 
         Args:
-            target_hostname: The peer's segment.
-            buffers: The addresses here, of devices or of this process.
-            peer_buffer_addresses: The addresses there.
-            lengths: How many bytes each has.
-            stream_ptr: A CUDA stream; 0: the default one.
-            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first.
+            target_hostname: Name of the peer's segment.
+            buffers: Local addresses, of devices or of this process.
+            peer_buffer_addresses: Remote addresses.
+            lengths: Length of each range in bytes.
+            stream_ptr: A CUDA stream; 0 is the default stream.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that transport first.
 
         Raises:
             RuntimeError: There is no CUDA driver, the segment cannot be opened, or not all bytes

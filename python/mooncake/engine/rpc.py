@@ -1,4 +1,4 @@
-"""`RpcInterface`: hands data and tensors to another process, and takes what others hand over."""
+"""`RpcInterface`: sends data and tensors to other processes, and receives them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mooncake.engine.background import run_in_background
 from mooncake.errors import ClosedError, MooncakeError
 
 if TYPE_CHECKING:
-    # Slow to import, and there already where it is wanted.
+    # Slow to import; a caller with an event loop has imported it already.
     import asyncio
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
 _THREADS = 8
 _POOL = 100
 _TIMEOUT_S = 30
-# How long a thread waits for a message before it looks whether it should end.
+# Seconds that a thread waits for a message before it checks whether the server was stopped.
 _TAKE_S = 1.0
 
 _log = logging.getLogger("mooncake.engine.rpc")
@@ -40,7 +40,7 @@ class _Received:
     __slots__ = ("_body", "_source")
 
     def __init__(self) -> None:
-        """Refuse: only a server makes one."""
+        """Raise: only a server makes instances."""
         raise TypeError(f"{type(self).__name__} has no constructor; callbacks are given one")
 
     @property
@@ -49,7 +49,7 @@ class _Received:
         return self._source
 
     def get_memory_view(self) -> memoryview:
-        """Return the bytes without a copy; they live as long as somebody looks at them."""
+        """Return the bytes without a copy; the memory lives as long as a view of it."""
         return memoryview(self._body)
 
     _body: Buffer
@@ -57,13 +57,13 @@ class _Received:
 
 
 class ReceivedData(_Received):
-    """Bytes that somebody has sent."""
+    """Received bytes."""
 
     __slots__ = ()
 
     @property
     def data_size(self) -> int:
-        """How many bytes."""
+        """Length in bytes."""
         return len(self._body)
 
     def get_bytes(self) -> bytes:
@@ -72,7 +72,7 @@ class ReceivedData(_Received):
 
 
 class ReceivedTensor(_Received):
-    """A tensor that somebody has sent."""
+    """A received tensor."""
 
     __slots__ = ("_dtype", "_shape")
 
@@ -81,21 +81,21 @@ class ReceivedTensor(_Received):
 
     @property
     def shape(self) -> list[int]:
-        """How many elements along each dimension."""
+        """Number of elements along each dimension."""
         return list(self._shape)
 
     @property
     def dtype(self) -> str:
-        """The type of its elements as the sender calls it, like ``torch.float32``."""
+        """Name of the element type as the sender writes it, like ``torch.float32``."""
         return self._dtype
 
     @property
     def total_bytes(self) -> int:
-        """How many bytes."""
+        """Length in bytes."""
         return len(self._body)
 
     def get_data_size(self) -> int:
-        """Return how many bytes."""
+        """Return the length in bytes."""
         return len(self._body)
 
     def get_data_as_bytes(self) -> bytes:
@@ -106,9 +106,9 @@ class ReceivedTensor(_Received):
 class RpcInterface:
     """A client, a server, or both.
 
-    Calls return numbers: 0 says that the receiver took it, -1 that it did not, or that nobody can
-    tell; `mooncake.last_error()` says why. Only arguments of a wrong type raise. Any number of
-    threads may use one interface. Every call ends within the time-out.
+    Calls return numbers: 0 if the receiver accepted the message; -1 if it did not, or if that is
+    unknown. `mooncake.last_error()` has the reason. Only arguments of a wrong type raise. Any
+    number of threads may use one interface. Every call ends within its timeout.
     """
 
     __slots__ = (
@@ -122,7 +122,7 @@ class RpcInterface:
     )
 
     def __init__(self) -> None:
-        """Make one that is neither client nor server yet."""
+        """Make an interface that is neither client nor server yet."""
         self._lock = threading.Lock()
         self._client: _native.RpcClient | None = None
         self._server: _native.RpcServer | None = None
@@ -137,16 +137,17 @@ class RpcInterface:
         timeout_seconds: int = _TIMEOUT_S,
         pool_size: int = _POOL,
     ) -> bool:
-        """Prepare a client, and a server if there is an address to listen at.
+        """Set up a client, and a server if there is an address to listen at.
 
         Args:
             listen_address: ``host:port``; "" for no server.
-            thread_count: How many callbacks may run at once; 0: one for each processor, up to 8.
-            timeout_seconds: How long a call may take.
-            pool_size: The most connections to one receiver.
+            thread_count: Number of callbacks that may run at the same time; 0 is one per processor,
+                up to 8.
+            timeout_seconds: Timeout of a call.
+            pool_size: Maximum number of connections to one receiver.
 
         Returns:
-            Whether that can be.
+            True on success.
         """
         is_ready = self.initialize_client(pool_size, timeout_seconds)
         if is_ready and listen_address:
@@ -155,14 +156,15 @@ class RpcInterface:
         return is_ready
 
     def initialize_client(self, pool_size: int = _POOL, timeout_seconds: int = _TIMEOUT_S) -> bool:
-        """Prepare to send.
+        """Set up a client.
 
         Args:
-            pool_size: The most connections to one receiver; more calls wait for each other.
-            timeout_seconds: How long a call may take.
+            pool_size: Maximum number of connections to one receiver; further calls wait for a free
+                one.
+            timeout_seconds: Timeout of a call.
 
         Returns:
-            Whether that can be.
+            True on success.
         """
         try:
             self._client = _native.RpcClient(connections_max=pool_size, timeout_s=timeout_seconds)
@@ -177,20 +179,22 @@ class RpcInterface:
         thread_count: int = _THREADS,
         timeout_seconds: int = _TIMEOUT_S,
     ) -> bool:
-        """Prepare to receive; `start_server_async` or `start_server` begins it.
+        """Set up a server; `start_server_async` or `start_server` starts it.
 
         Args:
-            listen_address: ``host:port``; port 0 takes a free one.
-            thread_count: How many callbacks may run at once.
-            timeout_seconds: How long one message may take, its callback included.
+            listen_address: ``host:port``; port 0 takes a free port.
+            thread_count: Number of callbacks that may run at the same time.
+            timeout_seconds: Timeout of one message, including its callback.
 
         Returns:
-            Whether that can be. An address that is taken shows only at the start.
+            True on success. An address that is in use fails only at the start.
         """
         if not isinstance(listen_address, str):
             raise TypeError(f"listen_address must be str, not {type(listen_address).__name__}")
         if thread_count < 1 or timeout_seconds <= 0 or not listen_address.strip():
-            _log.error("initialize_server needs an address, a thread and some time")
+            _log.error(
+                "initialize_server needs an address, thread_count >= 1 and timeout_seconds > 0"
+            )
             return False
         with self._lock:
             self._settings = (listen_address.strip(), thread_count, timeout_seconds)
@@ -200,21 +204,21 @@ class RpcInterface:
         """Receive until another thread, or a callback, calls `stop_server`.
 
         Returns:
-            Whether it could listen.
+            False if the server could not listen.
         """
         if not self.start_server_async():
             return False
         for thread in list(self._threads):
-            # In steps, so that a signal is seen.
+            # Joins in steps, so that signals are handled.
             while thread.is_alive():
                 thread.join(_TAKE_S)
         return True
 
     def start_server_async(self) -> bool:
-        """Begin to receive, and return.
+        """Start receiving in the background.
 
         Returns:
-            Whether it listens; also if it did already.
+            True if the server listens, also if it did already.
         """
         with self._lock:
             if self._server is not None:
@@ -240,7 +244,7 @@ class RpcInterface:
         return True
 
     def stop_server(self) -> None:
-        """Stop to receive: refuse what was not taken, and wait for callbacks that run."""
+        """Stop receiving: refuse queued messages, and wait for running callbacks."""
         with self._lock:
             server, self._server = self._server, None
             threads, self._threads = self._threads, []
@@ -251,59 +255,59 @@ class RpcInterface:
                     thread.join()
 
     def set_data_receive_callback(self, callback: Callable[[ReceivedData], object]) -> None:
-        """Say who takes data.
+        """Set the callback for data.
 
         Args:
             callback: Called with `ReceivedData` in a thread of the server. The sender waits until
-                it has returned; what it raises is logged here.
+                it returns; an exception is logged here.
         """
         self._callbacks["data"] = _callable(callback)
 
     def set_tensor_receive_callback(self, callback: Callable[[ReceivedTensor], object]) -> None:
-        """Say who takes tensors.
+        """Set the callback for tensors.
 
         Args:
-            callback: Called with `ReceivedTensor`; as of `set_data_receive_callback`.
+            callback: Called with `ReceivedTensor`, as described for `set_data_receive_callback`.
         """
         self._callbacks["tensor"] = _callable(callback)
 
     def send_data(self, target_address: str, data: bytes) -> int:
-        """Hand bytes to a receiver and wait until it has taken them.
+        """Send bytes to a receiver and wait until it has accepted them.
 
         Args:
             target_address: ``host:port`` of the receiver.
-            data: Bytes, or anything with the buffer protocol; not copied as a whole.
+            data: Bytes, or an object with the buffer protocol; not copied as a whole.
 
         Returns:
-            0; -1 if nobody took it, or the time is over.
+            0; -1 if the receiver did not accept it, or on timeout.
         """
         return self._send(target_address, memoryview(data), None)
 
     def send_data_async(
         self, target_address: str, data: bytes, loop: asyncio.AbstractEventLoop
     ) -> asyncio.Future[int]:
-        """Hand bytes to a receiver while an event loop goes on.
+        """Send bytes to a receiver without blocking an event loop.
 
         Args:
-            target_address: As of `send_data`.
-            data: As of `send_data`; must not change before the future is done.
-            loop: The loop that waits.
+            target_address: Address as for `send_data`.
+            data: Bytes as for `send_data`; must not change before the future is done.
+            loop: Loop of the future.
 
         Returns:
-            A future of what `send_data` returns.
+            A future of the result of `send_data`.
         """
         view = memoryview(data)
         return run_in_background(loop, lambda: self._send(target_address, view, None))
 
     def send_tensor(self, target_address: str, tensor: Any) -> int:
-        """Hand a tensor to a receiver and wait until it has taken it.
+        """Send a tensor to a receiver and wait until it has accepted it.
 
         Args:
             target_address: ``host:port`` of the receiver.
-            tensor: A torch tensor (one of a device is copied to the host) or a numpy array.
+            tensor: A torch tensor (one on a device is copied to the host) or a numpy array.
 
         Returns:
-            0; -1 if nobody took it, or the time is over.
+            0; -1 if the receiver did not accept it, or on timeout.
         """
         body, described = _tensor(tensor)
         return self._send(target_address, body, described)
@@ -311,15 +315,15 @@ class RpcInterface:
     def send_tensor_async(
         self, target_address: str, tensor: Any, loop: asyncio.AbstractEventLoop
     ) -> asyncio.Future[int]:
-        """Hand a tensor to a receiver while an event loop goes on.
+        """Send a tensor to a receiver without blocking an event loop.
 
         Args:
-            target_address: As of `send_tensor`.
-            tensor: As of `send_tensor`; must not change before the future is done.
-            loop: The loop that waits.
+            target_address: Address as for `send_tensor`.
+            tensor: Tensor as for `send_tensor`; must not change before the future is done.
+            loop: Loop of the future.
 
         Returns:
-            A future of what `send_tensor` returns.
+            A future of the result of `send_tensor`.
         """
         body, described = _tensor(tensor)
         return run_in_background(loop, lambda: self._send(target_address, body, described))
@@ -352,7 +356,7 @@ def create_rpc_client(local_rank: int = 0, world_size: int = 1) -> RpcInterface:
 
 
 def create_rpc_server(local_rank: int = 0, world_size: int = 1) -> RpcInterface:
-    """Make an interface that can send, and that `initialize_server` lets receive.
+    """Make an interface that can send, and receive after `initialize_server`.
 
     Args:
         local_rank: Accepted; unused.
@@ -362,7 +366,7 @@ def create_rpc_server(local_rank: int = 0, world_size: int = 1) -> RpcInterface:
 
 
 def _serve(server: _native.RpcServer, callbacks: dict[str, Callable[[Any], object]]) -> None:
-    """One thread of a server: message after message, until it is stopped."""
+    """Deliver messages to the callbacks until the server is stopped."""
     while True:
         try:
             delivery = server.take(timeout_s=_TAKE_S)
@@ -372,7 +376,7 @@ def _serve(server: _native.RpcServer, callbacks: dict[str, Callable[[Any], objec
             continue
         try:
             refusal = _dispatch(delivery, callbacks)
-        except Exception:  # noqa: BLE001 - what becomes of the bytes is the receiver's affair
+        except Exception:  # noqa: BLE001 - the bytes have arrived; the sender is not told
             _log.exception("a callback failed")
             refusal = None
         delivery.answer(refusal)
@@ -398,7 +402,7 @@ def _dispatch(
 
 
 def _tensor(tensor: Any) -> tuple[memoryview, str]:
-    """The bytes of a tensor, and how they are to be read."""
+    """Return the bytes of a tensor, and the JSON description of its dtype and shape."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
         flat = tensor.detach().contiguous().cpu().reshape(-1)
@@ -407,15 +411,17 @@ def _tensor(tensor: Any) -> tuple[memoryview, str]:
         import numpy as np
 
         if tensor.dtype.hasobject:
-            raise TypeError("an array of objects is no tensor")
+            raise TypeError("an array of Python objects is not a tensor")
         body = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
     else:
-        raise TypeError(f"a tensor is of torch or numpy, not {type(tensor).__name__}")
+        raise TypeError(
+            f"a tensor must be a torch tensor or a numpy array, not {type(tensor).__name__}"
+        )
     shape = [int(length) for length in tensor.shape]
     return body, json.dumps({"dtype": str(tensor.dtype), "shape": shape})
 
 
 def _callable(callback: object) -> Callable[[Any], object]:
     if not callable(callback):
-        raise TypeError(f"a callback can be called, unlike {type(callback).__name__}")
+        raise TypeError(f"a callback must be callable, not {type(callback).__name__}")
     return callback

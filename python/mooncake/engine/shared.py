@@ -1,4 +1,4 @@
-"""`SharedSegment`: memory of one process that others of the host and user map too."""
+"""`SharedSegment`: memory of one process that other processes of the host and user map, too."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ _BLOB_BYTES_MAX: Final = 4096
 
 
 class SharedSegment:
-    """Memory that all ranks of a group see: the owner's, once every rank has been told of it.
+    """Memory that all ranks of a group share.
 
-    Each rank calls `create`, passes the bytes it gets to all others (by whatever means the group
-    has), and calls `complete` with those of all ranks. The memory has no name in the file system:
-    it is gone when the last rank that maps it is.
+    The owner's memory is shared once each rank has the blobs of all ranks: each rank calls
+    `create`, passes the bytes it gets to all others (by any means the group has), and calls
+    `complete` with the bytes of all ranks. The memory has no name in the file system: it is freed
+    when no rank maps it any more.
     """
 
     __slots__ = ("__weakref__", "_description", "_fd", "_mapping", "_ready")
@@ -33,7 +34,7 @@ class SharedSegment:
     _description: dict[str, Any]
 
     def __init__(self) -> None:
-        """Refuse: `create` makes one."""
+        """Raise: `create` makes instances."""
         raise TypeError("SharedSegment has no constructor; use SharedSegment.create")
 
     @staticmethod
@@ -47,24 +48,24 @@ class SharedSegment:
         mmap: bool = True,
         host_register: bool = False,
     ) -> tuple[SharedSegment, bytes]:
-        """Begin a segment; the first of two steps.
+        """Create a segment; the first of two steps.
 
         Args:
-            name: What all ranks call it.
-            size: How many bytes it has.
-            world_size: How many ranks there are.
-            rank_id: Which of them this is, from 0.
-            owner_rank: Whose memory it is.
-            device_id: Accepted; there is no device memory here.
+            name: Name of the segment, the same in all ranks.
+            size: Length in bytes.
+            world_size: Number of ranks.
+            rank_id: Number of this rank, from 0.
+            owner_rank: Rank that owns the memory.
+            device_id: Accepted; device memory is not supported.
             mmap: Must be true: the memory is mapped.
-            host_register: Must be false: it is not registered with a device.
+            host_register: Must be false: the memory is not registered with a device.
 
         Returns:
-            The segment, and what the other ranks must be given.
+            The segment, and the blob to pass to the other ranks.
 
         Raises:
-            RuntimeError: A number is out of range, the kind is not supported, or the system has
-                no memory of that size.
+            RuntimeError: A number is out of range, the kind is not supported, or the system has no
+                memory of that size.
         """
         if not SharedSegment.supported(mmap, host_register):
             raise RuntimeError("a shared segment is mapped, and not registered with a device")
@@ -90,11 +91,11 @@ class SharedSegment:
 
     @staticmethod
     def supported(mmap: bool = True, host_register: bool = False) -> bool:
-        """Say whether segments of a kind can be made.
+        """Return whether segments of a kind can be created.
 
         Args:
             mmap: The memory is mapped.
-            host_register: It is registered with a device.
+            host_register: The memory is registered with a device.
 
         Returns:
             True for memory that is mapped and not registered.
@@ -102,14 +103,14 @@ class SharedSegment:
         return bool(mmap) and not host_register
 
     def complete(self, blobs: Sequence[bytes | str]) -> None:
-        """End the making of a segment; the second step. A segment that is ready stays as it is.
+        """Complete a segment; the second step. Does nothing if the segment is complete.
 
         Args:
-            blobs: What `create` returned in each rank, in the order of the ranks.
+            blobs: Blobs that `create` returned, in the order of the ranks.
 
         Raises:
-            RuntimeError: They are not those of this segment, or the owner is gone or belongs to
-                another user or container.
+            RuntimeError: The blobs are not those of this segment, or the owner is gone or belongs
+                to another user or container.
         """
         world_size = self._description["world_size"]
         if len(blobs) != world_size:
@@ -131,21 +132,21 @@ class SharedSegment:
         self._ready = True
 
     def ready(self) -> bool:
-        """Say whether all ranks see the same memory."""
+        """Return whether all ranks share the memory."""
         return self._ready
 
     def base_addr(self) -> int:
-        """Return the address of the first byte in this process; 0 where nothing is mapped yet."""
+        """Return the address of the first byte in this process; 0 if nothing is mapped yet."""
         if self._mapping is None:
             return 0
         return ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
 
     def device_addr(self) -> int:
-        """Return 0: no device sees the memory."""
+        """Return 0: devices cannot access the memory."""
         return 0
 
     def size(self) -> int:
-        """Return how many bytes it has."""
+        """Return the length in bytes."""
         return int(self._description["size"])
 
     def __del__(self) -> None:
@@ -167,7 +168,7 @@ class SharedSegment:
         size = _page_aligned(int(owner["size"]))
         try:
             path = f"/proc/{int(owner['pid'])}/fd/{int(owner['fd'])}"
-            # A process or descriptor of that number may be another one by now.
+            # The process or descriptor number may have been reused.
             if f"mooncake-{owner['token']}" not in os.readlink(path):
                 raise FileNotFoundError(path)
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -195,4 +196,4 @@ def _decode(blob: bytes | str) -> dict[str, Any]:
                 return description
     except ValueError:
         pass
-    raise RuntimeError("that is nothing SharedSegment.create returned")
+    raise RuntimeError("the blob was not made by SharedSegment.create")

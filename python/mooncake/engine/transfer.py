@@ -1,5 +1,5 @@
-"""`TransferEngine`: the established calls over the native engine."""
-# Callers may pass settings that this build has no use for.
+"""`TransferEngine`: upstream's calls over the native engine."""
+# Callers may pass settings that this build does not use.
 # ruff: noqa: ARG002
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ _TIMEOUT_S_DEFAULT = 30.0
 _PROBE_S = 5.0
 _LOCATION = "*"
 
-# What this build has no transport for. All other words mean TCP, as they do where there is no
-# device for them.
+# Protocols without a transport in this build. All other words mean TCP, as in upstream on a host
+# without such a device.
 _PROTOCOLS_REFUSED = ("xgmi",)
 
 _log = logging.getLogger("mooncake.engine")
 
 
 class TransferEngine(DeviceTransfers):
-    """Moves bytes between registered memory of processes.
+    """Transfers bytes between registered memory of processes.
 
-    Calls return numbers: 0 is success, a negative number a failure; `mooncake.last_error()` tells
-    in words what the last failure in the thread was about. Only arguments of a wrong type raise,
-    and `read_bytes_from_buffer` where there is nothing to return.
+    Calls return numbers: 0 is success, a negative number a failure; `mooncake.last_error()`
+    describes the last failure of the thread. Only arguments of a wrong type raise, and
+    `read_bytes_from_buffer`, which cannot return a number.
 
-    Any number of threads may use one engine. Before `initialize`, and in a forked child, every
-    call fails.
+    Any number of threads may use one engine. Before `initialize`, and in a forked child, every call
+    fails.
     """
 
     TransferOpcode = _Opcode
@@ -63,7 +63,7 @@ class TransferEngine(DeviceTransfers):
         self._native: _native.Engine | None = None
         self._timeout_s = _transfer_timeout()
 
-    # Life
+    # Lifecycle
 
     @accept_aliases(hostname="local_hostname")
     def initialize(
@@ -73,7 +73,7 @@ class TransferEngine(DeviceTransfers):
         protocol: str,
         device_name: str | None,
     ) -> int:
-        """Start the engine. One that runs already is replaced.
+        """Start the engine; a running engine is replaced.
 
         Args:
             local_hostname: ``host`` or ``host:port`` by which peers reach this process. With a
@@ -81,11 +81,11 @@ class TransferEngine(DeviceTransfers):
                 ignored, and the segment is ``host:get_rpc_port()``.
             metadata_server: ``"P2PHANDSHAKE"``, ``"http://host:port/metadata"``,
                 ``"etcd://host:port"`` (also without the scheme) or ``"redis://host:port"``.
-            protocol: ``"tcp"``, or another word, which means TCP too in this build.
+            protocol: ``"tcp"``; other words mean TCP, too, in this build.
             device_name: Names of devices; unused without RDMA.
 
         Returns:
-            0, or -1; then nothing is left of the attempt.
+            0, or -1; after a failure no engine runs.
         """
         return self.initialize_ext(local_hostname, metadata_server, protocol, device_name, "")
 
@@ -98,14 +98,14 @@ class TransferEngine(DeviceTransfers):
         device_name: str | None,
         metadata_type: str,
     ) -> int:
-        """Start the engine, with the kind of the metadata server beside its address.
+        """Start the engine; the type of metadata server is a separate argument.
 
         Args:
-            local_hostname: As of `initialize`.
-            metadata_server: As of `initialize`, also without a scheme.
-            protocol: As of `initialize`.
-            device_name: As of `initialize`.
-            metadata_type: The scheme of a server that is given without one.
+            local_hostname: Name as for `initialize`.
+            metadata_server: Address as for `initialize`, also without a scheme.
+            protocol: Protocol as for `initialize`.
+            device_name: Devices as for `initialize`.
+            metadata_type: Scheme for an address without one.
 
         Returns:
             0, or -1.
@@ -123,7 +123,7 @@ class TransferEngine(DeviceTransfers):
         server = metadata_server.strip()
         if metadata_type and server.upper() != "P2PHANDSHAKE" and "://" not in server:
             server = f"{metadata_type}://{server}"
-        # The name must be free before it can be taken again.
+        # The old engine must release the name before the new one can take it.
         self._native = None
         try:
             if protocol.lower() in _PROTOCOLS_REFUSED:
@@ -136,60 +136,64 @@ class TransferEngine(DeviceTransfers):
         return codes.OK
 
     def get_rpc_port(self) -> int:
-        """Return the port on which peers ask for the segment; -1 before `initialize`."""
+        """Return the port that answers metadata requests of peers; -1 before `initialize`."""
         return codes.FAILED if self._native is None else self._native.rpc_port
 
     def get_engine(self) -> InnerTransferEngine | None:
-        """Return what `MooncakeDistributedStore.setup` takes as `engine`; None before."""
+        """Return the `engine` argument of `MooncakeDistributedStore.setup`, or None.
+
+        None is returned before `initialize`.
+        """
         return None if self._native is None else inner_engine(self._native)
 
     def get_engine_ptr(self) -> int:
-        """Return a number that tells this engine from others of the process; 0 before.
+        """Return a number that is unique among the engines of the process; 0 before `initialize`.
 
-        It is no address that another library could call.
+        The number is not a pointer that another library could use.
         """
         return 0 if self._native is None else self._native.identity
 
     def get_local_topology(self, device_name: str | None = None) -> str:
         """Return which network devices are near which memory, as JSON text.
 
-        The file that ``MC_CUSTOM_TOPO_JSON`` names comes first, then what the kernel tells.
+        Reads the file that ``MC_CUSTOM_TOPO_JSON`` names if it is set, else the kernel's
+        description.
 
         Args:
-            device_name: Names of devices, with commas between them; None for all.
+            device_name: Names of devices, separated by commas; None for all.
 
         Returns:
-            ``{"cpu:0": [[those beside it], [the others]], …}``, also before `initialize`.
+            ``{"cpu:0": [[nearest devices], [other devices]], …}``, also before `initialize`.
         """
         try:
             return _native.local_topology(device_name or "")
         except MooncakeError as error:
-            _log.warning("%s; the topology is what the kernel tells", error)
+            _log.warning("%s; using the topology of the kernel", error)
             return _native.local_topology(device_name or "", is_custom=False)
 
     # Memory
 
     def register_memory(self, buffer_addr: int, capacity: int, location: str = _LOCATION) -> int:
-        """Let peers reach memory of this process. Touches no page of it.
+        """Register memory of this process for peers. Touches no page.
 
         Args:
-            buffer_addr: Its first address.
-            capacity: How many bytes.
-            location: What it is, like ``"cpu:0"``; peers see it.
+            buffer_addr: First address.
+            capacity: Length in bytes.
+            location: Location like ``"cpu:0"``, which peers see.
 
         Returns:
-            0; -7 if it overlaps memory that is registered; -1 for other failures.
+            0; -7 if the memory overlaps registered memory; -1 for other failures.
         """
         return self.batch_register_memory([buffer_addr], [capacity], location)
 
     def unregister_memory(self, buffer_addr: int) -> int:
-        """Withdraw memory. When it returns nobody reaches it any more.
+        """Unregister memory. Once the call returns, no peer accesses the memory any more.
 
         Args:
-            buffer_addr: Its first address.
+            buffer_addr: First address.
 
         Returns:
-            0; -3 if no registered memory begins there; -1 for other failures.
+            0; -3 if no registered memory begins at the address; -1 for other failures.
         """
         return self.batch_unregister_memory([buffer_addr])
 
@@ -200,15 +204,15 @@ class TransferEngine(DeviceTransfers):
         capacities: Sequence[int],
         location: str = _LOCATION,
     ) -> int:
-        """Let peers reach memory of this process: all of the ranges, or none.
+        """Register memory of this process for peers: all of the ranges, or none.
 
         Args:
-            buffer_addresses: The first addresses.
-            capacities: How many bytes each has.
-            location: What it is, like ``"cpu:0"``; peers see it.
+            buffer_addresses: First addresses.
+            capacities: Length of each range in bytes.
+            location: Location like ``"cpu:0"``, which peers see.
 
         Returns:
-            0; -7 if one overlaps memory that is registered; -1 for other failures.
+            0; -7 if a range overlaps registered memory; -1 for other failures.
         """
         return self._call_status(
             lambda native: native.register(buffer_addresses, capacities, location=location)
@@ -216,34 +220,34 @@ class TransferEngine(DeviceTransfers):
 
     @accept_aliases(addresses="buffer_addresses")
     def batch_unregister_memory(self, buffer_addresses: Sequence[int]) -> int:
-        """Withdraw memory. Every one of the ranges is tried.
+        """Unregister memory. Every range is tried, also after a failure.
 
         Args:
-            buffer_addresses: The first addresses.
+            buffer_addresses: First addresses.
 
         Returns:
-            0; -3 if no registered memory begins at one of them; -1 for other failures.
+            0; -3 if no registered memory begins at one of the addresses; -1 for other failures.
         """
         return self._call_status(lambda native: native.unregister(buffer_addresses))
 
     def allocate_managed_buffer(self, length: int) -> int:
-        """Return the address of memory that peers reach without registering it, or 0.
+        """Return the address of memory that peers can reach without registration, or 0.
 
         Args:
-            length: How many bytes; rounded up to 8 KiB times a power of two.
+            length: Length in bytes; rounded up to 8 KiB times a power of two.
         """
         return self._call_value(lambda native: native.allocate(length), 0)
 
     @accept_aliases(ptr="buffer_addr")
     def free_managed_buffer(self, buffer_addr: int, length: int) -> int:
-        """Take a managed buffer back.
+        """Free a managed buffer.
 
         Args:
-            buffer_addr: What `allocate_managed_buffer` returned.
-            length: The length it was asked for.
+            buffer_addr: Address that `allocate_managed_buffer` returned.
+            length: Length that was passed to `allocate_managed_buffer`.
 
         Returns:
-            0; -1 if no such buffer is lent, and then nothing changes.
+            0; -1 if there is no such buffer.
         """
         return self._call_status(lambda native: native.free(buffer_addr, length))
 
@@ -253,12 +257,12 @@ class TransferEngine(DeviceTransfers):
         """Copy bytes to an address of this process.
 
         Args:
-            dest_address: Where to.
-            src_ptr: The bytes, or text, which counts as its UTF-8 bytes.
-            length: How many of them.
+            dest_address: Destination.
+            src_ptr: The bytes, or text, which stands for its UTF-8 bytes.
+            length: Number of bytes to copy.
 
         Returns:
-            0; -1 if there are fewer bytes, or the memory cannot be written.
+            0; -1 if the source is shorter, or the memory is not writable.
         """
         data = src_ptr.encode() if isinstance(src_ptr, str) else src_ptr
         try:
@@ -271,11 +275,11 @@ class TransferEngine(DeviceTransfers):
         """Return the bytes at an address of this process.
 
         Args:
-            source_address: Where from.
-            length: How many.
+            source_address: Address of the first byte.
+            length: Number of bytes.
 
         Raises:
-            InvalidArgumentError: The memory cannot be read.
+            InvalidArgumentError: The memory is not readable.
         """
         return _native.read_memory(source_address, length)
 
@@ -283,7 +287,7 @@ class TransferEngine(DeviceTransfers):
         """Return the address of the memory that a segment registered first, or 0.
 
         Args:
-            segment_name: The name by which peers open it.
+            segment_name: Name by which peers open the segment.
         """
         nothing: list[tuple[int, int]] = []
         timeout_s = self._timeout_s
@@ -292,7 +296,7 @@ class TransferEngine(DeviceTransfers):
         )
         return found[0][0] if found else 0
 
-    # Transfers that wait
+    # Synchronous transfers
 
     @accept_aliases(target="target_hostname", peer_addr="peer_buffer_address")
     def transfer_sync_write(
@@ -306,12 +310,12 @@ class TransferEngine(DeviceTransfers):
         """Write to a peer's memory and wait until the bytes are there.
 
         Args:
-            target_hostname: The peer's segment.
-            buffer: The address here; it need not be registered.
-            peer_buffer_address: The address there.
-            length: How many bytes.
-            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first; other words
-                leave the choice to the engine.
+            target_hostname: Name of the peer's segment.
+            buffer: Local address; it need not be registered.
+            peer_buffer_address: Remote address.
+            length: Length in bytes.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that transport first; other
+                words leave the choice to the engine.
 
         Returns:
             0, or -1.
@@ -332,12 +336,12 @@ class TransferEngine(DeviceTransfers):
         """Read from a peer's memory and wait until the bytes are here.
 
         Args:
-            target_hostname: The peer's segment.
-            buffer: The address here; it need not be registered.
-            peer_buffer_address: The address there.
-            length: How many bytes.
-            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first; other words
-                leave the choice to the engine.
+            target_hostname: Name of the peer's segment.
+            buffer: Local address; it need not be registered.
+            peer_buffer_address: Remote address.
+            length: Length in bytes.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that transport first; other
+                words leave the choice to the engine.
 
         Returns:
             0, or -1.
@@ -360,14 +364,14 @@ class TransferEngine(DeviceTransfers):
         """Read or write, wait, and then send a message.
 
         Args:
-            target_hostname: The peer's segment.
-            buffer: The address here; it need not be registered.
-            peer_buffer_address: The address there.
-            length: How many bytes; 0 to send the message only.
+            target_hostname: Name of the peer's segment.
+            buffer: Local address; it need not be registered.
+            peer_buffer_address: Remote address.
+            length: Length in bytes; 0 to send the message only.
             opcode: Read or Write.
-            notify: What the peer finds in its `get_notifies` after the bytes have arrived.
-            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first; other words
-                leave the choice to the engine.
+            notify: Message that the peer gets from `get_notifies` after the bytes have arrived.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that transport first; other
+                words leave the choice to the engine.
 
         Returns:
             0, or -1.
@@ -399,15 +403,15 @@ class TransferEngine(DeviceTransfers):
         """Write many ranges to a peer's memory and wait until the bytes are there.
 
         Args:
-            target_hostname: The peer's segment.
-            buffers: The addresses here.
-            peer_buffer_addresses: The addresses there.
-            lengths: How many bytes each has.
-            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first; other words
-                leave the choice to the engine.
+            target_hostname: Name of the peer's segment.
+            buffers: Local addresses.
+            peer_buffer_addresses: Remote addresses.
+            lengths: Length of each range in bytes.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that transport first; other
+                words leave the choice to the engine.
 
         Returns:
-            0, or -1; then some may have been written.
+            0, or -1; after a failure some ranges may have been written.
         """
         return self.batch_transfer_sync(
             target_hostname,
@@ -431,15 +435,15 @@ class TransferEngine(DeviceTransfers):
         """Read many ranges of a peer's memory and wait until the bytes are here.
 
         Args:
-            target_hostname: The peer's segment.
-            buffers: The addresses here.
-            peer_buffer_addresses: The addresses there.
-            lengths: How many bytes each has.
-            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first; other words
-                leave the choice to the engine.
+            target_hostname: Name of the peer's segment.
+            buffers: Local addresses.
+            peer_buffer_addresses: Remote addresses.
+            lengths: Length of each range in bytes.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that transport first; other
+                words leave the choice to the engine.
 
         Returns:
-            0, or -1; then some may have been read.
+            0, or -1; after a failure some ranges may have been read.
         """
         return self.batch_transfer_sync(
             target_hostname,
@@ -465,17 +469,17 @@ class TransferEngine(DeviceTransfers):
         """Read or write many ranges, wait, and then send a message.
 
         Args:
-            target_hostname: The peer's segment.
-            buffers: The addresses here.
-            peer_buffer_addresses: The addresses there.
-            lengths: How many bytes each has.
+            target_hostname: Name of the peer's segment.
+            buffers: Local addresses.
+            peer_buffer_addresses: Remote addresses.
+            lengths: Length of each range in bytes.
             opcode: Read or Write.
-            notify: What the peer finds in its `get_notifies` after the bytes have arrived.
-            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first; other words
-                leave the choice to the engine.
+            notify: Message that the peer gets from `get_notifies` after the bytes have arrived.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that transport first; other
+                words leave the choice to the engine.
 
         Returns:
-            0, or -1; then some may have been moved.
+            0, or -1; after a failure some ranges may have been transferred.
         """
         is_write = _is_write(opcode)
         if notify is not None and not isinstance(notify, TransferNotify):
@@ -496,7 +500,7 @@ class TransferEngine(DeviceTransfers):
         )
         return codes.OK if failure is None else codes.FAILED
 
-    # Transfers that go on
+    # Asynchronous transfers
 
     @accept_aliases(target="target_hostname", peer_addr="peer_buffer_address")
     def transfer_submit_write(
@@ -507,18 +511,18 @@ class TransferEngine(DeviceTransfers):
         length: int,
         transport_hint: str = "",
     ) -> int:
-        """Begin to write to a peer's memory.
+        """Start to write to a peer's memory.
 
         Args:
-            target_hostname: The peer's segment.
-            buffer: The address here; the memory must not change before the batch has ended.
-            peer_buffer_address: The address there.
-            length: How many bytes.
-            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first; other words
-                leave the choice to the engine.
+            target_hostname: Name of the peer's segment.
+            buffer: Local address; the memory must not change before the batch has ended.
+            peer_buffer_address: Remote address.
+            length: Length in bytes.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that transport first; other
+                words leave the choice to the engine.
 
         Returns:
-            The number of the batch, or 0 if it was not begun.
+            Number of the batch, or 0 if it was not started.
         """
         return self.batch_transfer_async(
             target_hostname,
@@ -538,18 +542,18 @@ class TransferEngine(DeviceTransfers):
         lengths: Sequence[int],
         transport_hint: str = "",
     ) -> int:
-        """Begin to write many ranges to a peer's memory.
+        """Start to write many ranges to a peer's memory.
 
         Args:
-            target_hostname: The peer's segment.
-            buffers: The addresses here.
-            peer_buffer_addresses: The addresses there.
-            lengths: How many bytes each has.
-            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first; other words
-                leave the choice to the engine.
+            target_hostname: Name of the peer's segment.
+            buffers: Local addresses.
+            peer_buffer_addresses: Remote addresses.
+            lengths: Length of each range in bytes.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that transport first; other
+                words leave the choice to the engine.
 
         Returns:
-            The number of the batch, or 0 if it was not begun.
+            Number of the batch, or 0 if it was not started.
         """
         return self.batch_transfer_async(
             target_hostname,
@@ -569,18 +573,18 @@ class TransferEngine(DeviceTransfers):
         lengths: Sequence[int],
         transport_hint: str = "",
     ) -> int:
-        """Begin to read many ranges of a peer's memory.
+        """Start to read many ranges of a peer's memory.
 
         Args:
-            target_hostname: The peer's segment.
-            buffers: The addresses here.
-            peer_buffer_addresses: The addresses there.
-            lengths: How many bytes each has.
-            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first; other words
-                leave the choice to the engine.
+            target_hostname: Name of the peer's segment.
+            buffers: Local addresses.
+            peer_buffer_addresses: Remote addresses.
+            lengths: Length of each range in bytes.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that transport first; other
+                words leave the choice to the engine.
 
         Returns:
-            The number of the batch, or 0 if it was not begun.
+            Number of the batch, or 0 if it was not started.
         """
         return self.batch_transfer_async(
             target_hostname,
@@ -601,19 +605,19 @@ class TransferEngine(DeviceTransfers):
         opcode: _Opcode,
         transport_hint: str = "",
     ) -> int:
-        """Begin to read or write many ranges.
+        """Start to read or write many ranges.
 
         Args:
-            target_hostname: The peer's segment.
-            buffers: The addresses here.
-            peer_buffer_addresses: The addresses there.
-            lengths: How many bytes each has.
+            target_hostname: Name of the peer's segment.
+            buffers: Local addresses.
+            peer_buffer_addresses: Remote addresses.
+            lengths: Length of each range in bytes.
             opcode: Read or Write.
-            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that way first; other words
-                leave the choice to the engine.
+            transport_hint: ``"shm"``, ``"tcp"`` or ``"memory"`` to try that transport first; other
+                words leave the choice to the engine.
 
         Returns:
-            The number of the batch, or 0 if it was not begun.
+            Number of the batch, or 0 if it was not started.
         """
         is_write = _is_write(opcode)
         return self._call_value(
@@ -630,10 +634,12 @@ class TransferEngine(DeviceTransfers):
         )
 
     def transfer_check_status(self, batch_id: int) -> int:
-        """Say how far a batch is. How it ended is told once; afterwards its number is unknown.
+        """Return the status of a batch.
+
+        A final status is reported once; afterwards the number of the batch is unknown.
 
         Args:
-            batch_id: What began it.
+            batch_id: Number of the batch.
 
         Returns:
             1 done, 0 running, -1 failed or unknown, -2 timed out.
@@ -650,7 +656,7 @@ class TransferEngine(DeviceTransfers):
         """Wait until all of the batches have ended. Afterwards their numbers are unknown.
 
         Args:
-            batch_ids: What began them.
+            batch_ids: Numbers of the batches.
 
         Returns:
             0 if all are done, -1 if one failed, timed out or is unknown.
@@ -661,20 +667,20 @@ class TransferEngine(DeviceTransfers):
     # Peers
 
     def get_notifies(self) -> list[TransferNotify]:
-        """Return the messages that have come from peers, oldest first, each once."""
+        """Take the messages received from peers, oldest first."""
         nothing: list[tuple[str, str]] = []
         taken = self._call_value(lambda native: native.take_notifications(), nothing)
         return [TransferNotify(name, msg) for name, msg in taken]
 
     def send_probe(self, peer_server_name: str) -> int:
-        """Ask whether the owner of a segment is there.
+        """Check whether the owner of a segment answers.
 
         Args:
-            peer_server_name: The peer's segment.
+            peer_server_name: Name of the peer's segment.
 
         Returns:
-            0; -102 if nobody answers; -200 if the metadata server knows no such segment; -1
-            before `initialize`.
+            0; -102 if the owner does not answer; -200 if the metadata server has no such segment;
+            -1 before `initialize`.
         """
         if self._native is None:
             return _status_code(_not_initialized())
@@ -686,32 +692,32 @@ class TransferEngine(DeviceTransfers):
         return codes.NO_SEGMENT if isinstance(failure, NotFoundError) else codes.UNREACHABLE
 
     def warmup_efa_segment(self, segment_name: str) -> int:
-        """Do nothing: there is no EFA here.
+        """Do nothing: this build has no EFA.
 
         Args:
-            segment_name: The peer's segment.
+            segment_name: Name of the peer's segment.
 
         Returns:
             0; -1 before `initialize`.
         """
         return codes.FAILED if self._native is None else codes.OK
 
-    # What it has done
+    # Metrics
 
     def metrics(self) -> dict[str, Any]:
-        """Return what was moved over which way to whom, and how full the pools are; {} before.
+        """Return counters and the fill levels of the pools; {} before `initialize`.
 
-        Bytes, pieces, errors and latencies stand under ``"transports"`` and, for each peer, under
-        ``"peers"``; who was turned away under ``"refused"``.
+        Batches, bytes, errors and latencies are under ``"transports"`` and, for each peer, under
+        ``"peers"``; refused requests are under ``"refused"``.
         """
         nothing: dict[str, Any] = {}
         return self._call_value(lambda native: native.snapshot(), nothing)
 
     def metrics_text(self) -> str:
-        """Return the same as text that Prometheus reads; "" before `initialize`."""
+        """Return the counters as Prometheus text; "" before `initialize`."""
         return self._call_value(lambda native: native.metrics_text(), "")
 
-    # Inside
+    # Private
 
     def _started(self) -> _native.Engine:
         if self._native is None:
@@ -741,7 +747,7 @@ class TransferEngine(DeviceTransfers):
             call(self._started())
         except MooncakeError as error:
             _log.debug("%s", error)
-            # A trace would tie the engine to the frames of its callers, and keep it from ending.
+            # A traceback would keep the frames of callers alive, and with them the engine.
             return error.with_traceback(None)
         return None
 
@@ -785,5 +791,5 @@ def _transfer_timeout() -> float:
                 timeout_s = math.nan
             if math.isfinite(timeout_s):
                 return max(_TIMEOUT_S_MIN, timeout_s)
-            _log.warning("%s=%r is no number of seconds and is ignored", name, value)
+            _log.warning("%s=%r is not a number of seconds and is ignored", name, value)
     return _TIMEOUT_S_DEFAULT

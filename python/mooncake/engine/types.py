@@ -1,4 +1,4 @@
-"""What goes in and out of a transfer engine besides numbers."""
+"""Value types of the transfer engine."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = [
 
 
 class TransferOpcode(Enum):
-    """Which way the bytes go. It does not compare with numbers."""
+    """Direction of a transfer. Members do not compare with numbers."""
 
     Read = 0
     Write = 1
-    # The documents' names for the same.
+    # Names in upstream's documents
     READ = 0  # noqa: PIE796
     WRITE = 1  # noqa: PIE796
 
@@ -34,7 +34,7 @@ class TransferOpcode(Enum):
 
 
 class TransferNotify:
-    """A message that follows the bytes of a transfer."""
+    """A message that is sent after the bytes of a transfer."""
 
     __slots__ = ("_msg", "_name")
 
@@ -42,18 +42,18 @@ class TransferNotify:
         """Make a message.
 
         Args:
-            name: Who or what it is about.
-            msg: What it says.
+            name: Name of the message.
+            msg: Text of the message.
 
         Raises:
-            TypeError: One of them is no text.
+            TypeError: One of the arguments is not a string.
         """
         self.name = name
         self.msg = msg
 
     @property
     def name(self) -> str:
-        """Who or what it is about."""
+        """Name of the message."""
         return self._name
 
     @name.setter
@@ -62,7 +62,7 @@ class TransferNotify:
 
     @property
     def msg(self) -> str:
-        """What it says."""
+        """Text of the message."""
         return self._msg
 
     @msg.setter
@@ -78,7 +78,7 @@ class InnerTransferEngine:
     _native: _native.Engine
 
     def __init__(self) -> None:
-        """Refuse: only `TransferEngine.get_engine` makes one."""
+        """Raise: only `TransferEngine.get_engine` makes instances."""
         raise TypeError("InnerTransferEngine has no constructor; use TransferEngine.get_engine()")
 
 
@@ -90,10 +90,10 @@ def inner_engine(native: _native.Engine) -> InnerTransferEngine:
 
 
 def shared_engine(engine: object) -> _native.Engine | None:
-    """Unwrap what a caller gives to share its engine.
+    """Unwrap the engine that a caller wants to share.
 
     Raises:
-        RuntimeError: It is something else, for instance the `TransferEngine` itself.
+        RuntimeError: The argument has another type, for instance `TransferEngine`.
     """
     if engine is None:
         return None

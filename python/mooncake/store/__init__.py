@@ -1,4 +1,4 @@
-"""The established names: a distributed store whose calls return numbers instead of raising."""
+"""Upstream's API of the distributed store, whose calls return numbers instead of raising."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ GENERAL = ObjectDataType.GENERAL
 REPLICA_COPY = TaskType.REPLICA_COPY
 REPLICA_MOVE = TaskType.REPLICA_MOVE
 
-# Two enumerations share these names; the established module shows the tasks'.
+# Two enumerations have members of these names; upstream's module exports those of the tasks.
 PENDING = TaskStatus.PENDING
 PROCESSING = TaskStatus.PROCESSING
 FAILED = TaskStatus.FAILED

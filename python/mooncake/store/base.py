@@ -1,4 +1,4 @@
-"""What all established calls have in common: the native store, and failures as numbers."""
+"""Base class of the upstream calls: the native store, and failures as numbers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _log = logging.getLogger("mooncake.store")
 
 
 class StoreBase:
-    """A store that may or may not be set up, and the ways to call it.
+    """A store that may or may not be set up, and helpers that make native calls.
 
-    The calls themselves are added by classes that are cut by noun.
+    Subclasses, one for each subject, add the public calls.
     """
 
     __slots__ = ("__weakref__", "_is_outage_logged", "_local_bytes", "_mounted", "_name", "_native")
@@ -34,13 +34,13 @@ class StoreBase:
         self._name = ""
         self._local_bytes = 0
         self._is_outage_logged = False
-        # What kind of memory each segment is that was mounted later.
+        # Kind of memory of each segment that was mounted after setup, by segment id.
         self._mounted: dict[str, str] = {}
 
     def _call_batch(
         self, count: int, call: Callable[[_native.Store], list[T | MooncakeError]]
     ) -> list[T | MooncakeError]:
-        """Make a call; a failure of the whole stands for each item."""
+        """Make a batch call; a failure of the whole call counts for each item."""
         native = self._native
         if native is None:
             return [not_set_up()] * count
@@ -58,7 +58,7 @@ class StoreBase:
     def _call_with_failure(
         self, otherwise: T, call: Callable[[_native.Store], tuple[T, MooncakeError | None]]
     ) -> tuple[T, MooncakeError | None]:
-        """Make a call that tells of a failure beside its answer; `otherwise` if it has none."""
+        """Make a call that returns a result and the last failure; `otherwise` if it raises."""
         native = self._native
         if native is None:
             return otherwise, not_set_up()
@@ -76,7 +76,7 @@ class StoreBase:
     def _call_codes(
         self, count: int, call: Callable[[_native.Store], tuple[list[int], MooncakeError | None]]
     ) -> list[int]:
-        """Make a call that answers in numbers; a failure of the whole stands for each item."""
+        """Make a batch call that returns numbers; a failure of the whole counts for each item."""
         none: list[int] = []
         numbers, failure = self._call_with_failure(none, call)
         if failure is None:
@@ -84,7 +84,7 @@ class StoreBase:
         return [as_upstream(number) for number in numbers or [failure.code] * count]
 
     def _call_one(self, call: Callable[..., int], *arguments: object) -> int:
-        """Make a call of one object that answers in a number: the shortest way there is."""
+        """Make a call for one object that returns a number: the fastest path."""
         native = self._native
         if native is None:
             return as_upstream(not_set_up().code)
@@ -103,7 +103,7 @@ class StoreBase:
         return as_numbers(self._call_batch(1, alone))[0]
 
     def _call_status(self, call: Callable[[_native.Store], None]) -> int:
-        """Make a call that says nothing; established callers know one number of its failure."""
+        """Make a call without a result; every failure is the same number, as in upstream."""
 
         def ok(native: _native.Store) -> list[bool | MooncakeError]:
             call(native)
@@ -112,12 +112,12 @@ class StoreBase:
         return OK if self._call_batch(1, ok)[0] is True else INVALID_PARAMS
 
     def _skip_empty(self, key: Key) -> int:
-        """Say that a call had no bytes to store, which established callers take for success."""
+        """Log that a put had no bytes to store, which upstream treats as success."""
         _log.info("there were no bytes, so nothing was stored or changed key=%r", key)
         return OK
 
     def _log_outage(self, error: MooncakeError) -> None:
-        """Log that the master is out of reach, once until it is back."""
+        """Log that the master is unreachable, once per outage."""
         if error.code in (RPC_FAIL, RPC_TIMEOUT) and not self._is_outage_logged:
             self._is_outage_logged = True
             _log.warning("%s (%s)", error, error.remedy)

@@ -1,4 +1,4 @@
-"""What a batch is given and what it gives back, in the form that the established calls have."""
+"""Conversion of the arguments and results of upstream's calls."""
 
 from __future__ import annotations
 
@@ -39,12 +39,15 @@ _NO_LISTS = (str, bytes, dict, set, frozenset)
 
 
 def as_codes(outcomes: list[T | MooncakeError]) -> list[int]:
-    """Return 0 for each success."""
+    """Return 0 for each success, and the code of each failure."""
     return [_code(value) if isinstance(value, MooncakeError) else OK for value in outcomes]
 
 
 def as_numbers(outcomes: Sequence[int | MooncakeError]) -> list[int]:
-    """Return the number of each success. `int` also makes plain ints of booleans."""
+    """Return the number of each success, and the code of each failure.
+
+    `int` also turns booleans into plain ints.
+    """
     return [value if type(value) is int else _number(value) for value in outcomes]
 
 
@@ -57,39 +60,39 @@ def _code(error: MooncakeError) -> int:
 
 
 def as_upstream(code: int) -> int:
-    """Return the number by which established callers know a failure.
+    """Return the code that upstream returns for a failure.
 
-    To them a destination that is too small is a bad argument.
+    Upstream reports a destination that is too small as an invalid argument.
     """
     return INVALID_PARAMS if code == BUFFER_OVERFLOW else code
 
 
 def as_bytes(value: bytes | MooncakeError) -> bytes:
-    """Return the bytes, or none of them for a failure."""
+    """Return the bytes, or ``b""`` for a failure."""
     return value if isinstance(value, bytes) else b""
 
 
 def invalid_argument(text: str) -> MooncakeError:
-    """Note that an argument is wrong."""
+    """Record an invalid argument as the last failure."""
     return _native.failure(INVALID_PARAMS, text)
 
 
 def not_set_up() -> MooncakeError:
-    """Note that the store is not set up."""
+    """Record as the last failure that the store is not set up."""
     text = "the store is not set up; call setup() first"
     return _native.failure(INVALID_PARAMS, text, is_closed=True)
 
 
 def contiguous(value: Readable | Sequence[Readable]) -> Readable:
-    """Return the value itself if its memory has no gaps and can be read as bytes, or else a copy.
+    """Return a value unchanged if its memory is contiguous bytes, else a contiguous copy.
 
     Raises:
-        TypeError: It is nothing with bytes.
+        TypeError: The value does not have the buffer protocol.
     """
     try:
         view = memoryview(value)  # type: ignore[arg-type]
     except ValueError:
-        # An array of items that the buffer protocol has no name for: points in time, bfloat16.
+        # Arrays of dtypes without a buffer-protocol format, such as datetime64 or bfloat16.
         copied: Callable[[], bytes] | None = getattr(value, "tobytes", None)
         if copied is None:
             raise
@@ -98,7 +101,7 @@ def contiguous(value: Readable | Sequence[Readable]) -> Readable:
 
 
 def have_same_length(keys: Sequence[Key], addresses: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Return whether the lists are of one length; else that is noted as a failure."""
+    """Return whether the lists have one length; record a failure if they do not."""
     check_lists(keys, addresses, sizes)
     if len(keys) == len(addresses) == len(sizes):
         return True
@@ -114,7 +117,10 @@ def ranges_of(
     all_addresses: Sequence[Sequence[int]],
     all_sizes: Sequence[Sequence[int]],
 ) -> list[list[tuple[int, int]]] | None:
-    """Join buffers; an item whose lists differ in length has none, which fails on its own."""
+    """Pair addresses and sizes of each item; an item whose lists differ in length gets no ranges.
+
+    Such an item then fails on its own.
+    """
     check_lists(keys, all_addresses, all_sizes)
     if not len(keys) == len(all_addresses) == len(all_sizes):
         invalid_argument(
@@ -129,7 +135,7 @@ def ranges_of(
 
 
 def unsigned(name: str, value: Any) -> int:
-    """Return a number from 0 to 2^64-1; refuse all else by type, as the established calls do."""
+    """Return a number from 0 to 2^64-1; raise TypeError for anything else, as upstream does."""
     is_integer = hasattr(value, "__index__") and not isinstance(value, _NO_INTEGERS)
     number = operator.index(value) if is_integer else -1
     if not 0 <= number <= _U64_MAX:
@@ -138,10 +144,9 @@ def unsigned(name: str, value: Any) -> int:
 
 
 def as_bool(name: str, value: Any) -> bool:
-    """Return whether a value says yes.
+    """Return a value as bool.
 
-    As in the established calls, numbers have a say as well as booleans, and None says no; a text or
-    a list is refused.
+    As in upstream's calls, booleans, numbers and None are accepted; text and lists are refused.
     """
     if value is not None and not hasattr(type(value), "__bool__"):
         raise TypeError(f"{name} must be a bool, not {type(value).__name__}")
@@ -149,8 +154,8 @@ def as_bool(name: str, value: Any) -> bool:
 
 
 def check_lists(*lists: object) -> None:
-    """Refuse what is no list or tuple, which the established calls do by type."""
+    """Raise TypeError for anything but a list or tuple, as upstream does."""
     for given in lists:
-        # A tuple, since a union would be made anew with each call.
+        # A tuple of types, since a union would be built on each call.
         if isinstance(given, _NO_LISTS) or not hasattr(given, "__len__"):
             raise TypeError(f"expected a list, not {type(given).__name__}")

@@ -1,4 +1,4 @@
-"""The established numbers that the adapter itself returns. They appear nowhere else."""
+"""Upstream's error codes that the adapter itself returns; no other module has them."""
 
 from __future__ import annotations
 

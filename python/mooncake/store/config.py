@@ -1,4 +1,4 @@
-"""`ReplicateConfig` and the enumerations of the established names."""
+"""`ReplicateConfig` and the enumerations of upstream's API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REPLICAS_MAX: Final = (1 << 31) - 1
 
 
 class _Named(Enum):
-    """Names with numbers that do not compare with numbers."""
+    """An enumeration whose members convert to numbers but do not compare with them."""
 
     def __int__(self) -> int:
         return int(self.value)
@@ -38,7 +38,7 @@ class _Named(Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> _Named:
-        # The established enumerations take any number and print it so.
+        # Upstream's enumerations accept any number and print it as "???".
         member = object.__new__(cls)
         member._name_ = "???"
         member._value_ = operator.index(value)  # type: ignore[arg-type]
@@ -46,7 +46,7 @@ class _Named(Enum):
 
 
 class ReplicaStatus(_Named):
-    """How far a copy of an object is."""
+    """State of a copy of an object."""
 
     UNDEFINED = 0
     INITIALIZED = 1
@@ -57,7 +57,7 @@ class ReplicaStatus(_Named):
 
 
 class TaskStatus(_Named):
-    """How far a task is."""
+    """State of a task."""
 
     PENDING = 0
     PROCESSING = 1
@@ -66,14 +66,14 @@ class TaskStatus(_Named):
 
 
 class TaskType(_Named):
-    """What a task does."""
+    """Kind of a task."""
 
     REPLICA_COPY = 0
     REPLICA_MOVE = 1
 
 
 class SoftPinAction(_Named):
-    """What a put does to the soft pin of an object."""
+    """Effect of a put on the soft pin of an object."""
 
     PRESERVE = 0
     ENABLE = 1
@@ -81,7 +81,7 @@ class SoftPinAction(_Named):
 
 
 class ObjectDataType(_Named):
-    """What the bytes of an object are."""
+    """Kind of data of an object."""
 
     UNKNOWN = 0
     KVCACHE = 1
@@ -96,24 +96,25 @@ class ObjectDataType(_Named):
 
 
 class ReplicateConfig:
-    """How objects are put: copies, pins and placement.
+    """Options of puts: copies, pins and placement.
 
     Attributes:
-        replica_num: How many copies, each on another segment; fewer if there are not so many.
-        soft_pin_action: Whether eviction spares the objects for a while.
-        soft_pin_ttl_ms: How long a soft pin lasts, with ``ENABLE``; None: as the master says.
-        with_soft_pin: The older form of `soft_pin_action`: true is ``ENABLE``.
-        with_hard_pin: The objects are never evicted.
-        preferred_segments: Names of segments to take first.
-        preferred_segment: The older form; wins over `preferred_segments` when set.
-        prefer_alloc_in_same_node: Take the segments of this process first. Only for
+        replica_num: Number of copies, each on another segment; fewer if there are not enough
+            segments.
+        soft_pin_action: Effect on the soft pin, which protects objects from eviction for a while.
+        soft_pin_ttl_ms: Duration of a soft pin, with ``ENABLE``; None uses the master's default.
+        with_soft_pin: Older form of `soft_pin_action`: true is ``ENABLE``.
+        with_hard_pin: True if the objects must never be evicted.
+        preferred_segments: Names of segments to use first.
+        preferred_segment: Older form; overrides `preferred_segments` if it is set.
+        prefer_alloc_in_same_node: Use the segments of this process first. Only for
             `batch_put_from_multi_buffers` with one replica.
-        group_ids: The group of each key of the call; "" for none.
-        data_type: What the bytes are.
-        nof_replica_num: Copies on NVMe over fabrics; there are none in this build.
-        preferred_nof_segments: Where those would go.
-        dfs_replica_num: Copies on a distributed file system; there are none in this build.
-        session_ids: Kept for callers that set it; without effect.
+        group_ids: Group of each key of the call; "" for none.
+        data_type: Kind of data.
+        nof_replica_num: Copies on NVMe over fabrics, which this build does not support.
+        preferred_nof_segments: Segments for those copies.
+        dfs_replica_num: Copies on a distributed file system, which this build does not support.
+        session_ids: Stored for callers that set it; without effect.
     """
 
     __slots__ = (
@@ -133,7 +134,7 @@ class ReplicateConfig:
     )
 
     def __init__(self) -> None:
-        """Begin with the defaults; set what differs."""
+        """Set the defaults."""
         self._replica_num = 1
         self._nof_replica_num = 0
         self._dfs_replica_num = 0
@@ -150,7 +151,7 @@ class ReplicateConfig:
 
     @property
     def replica_num(self) -> int:
-        """How many copies."""
+        """Number of copies."""
         return self._replica_num
 
     @replica_num.setter
@@ -177,7 +178,7 @@ class ReplicateConfig:
 
     @property
     def soft_pin_action(self) -> SoftPinAction:
-        """Whether eviction spares the objects for a while."""
+        """Effect of a put on the soft pin, which protects objects from eviction for a while."""
         return self._soft_pin_action
 
     @soft_pin_action.setter
@@ -186,7 +187,7 @@ class ReplicateConfig:
 
     @property
     def with_soft_pin(self) -> bool:
-        """The older form of `soft_pin_action`."""
+        """Older form of `soft_pin_action`."""
         return self._soft_pin_action is SoftPinAction.ENABLE
 
     @with_soft_pin.setter
@@ -196,7 +197,7 @@ class ReplicateConfig:
 
     @property
     def soft_pin_ttl_ms(self) -> int | None:
-        """How long a soft pin lasts."""
+        """Duration of a soft pin."""
         return self._soft_pin_ttl_ms
 
     @soft_pin_ttl_ms.setter
@@ -205,7 +206,7 @@ class ReplicateConfig:
 
     @property
     def with_hard_pin(self) -> bool:
-        """Whether the objects are never evicted."""
+        """True if the objects are never evicted."""
         return self._with_hard_pin
 
     @with_hard_pin.setter
@@ -214,7 +215,7 @@ class ReplicateConfig:
 
     @property
     def preferred_segments(self) -> list[str]:
-        """A copy of the names of segments to take first."""
+        """Copy of the names of segments to use first."""
         return list(self._preferred_segments)
 
     @preferred_segments.setter
@@ -223,7 +224,7 @@ class ReplicateConfig:
 
     @property
     def preferred_segment(self) -> str:
-        """The name of the segment to take first."""
+        """Name of the segment to use first."""
         return self._preferred_segment
 
     @preferred_segment.setter
@@ -232,7 +233,7 @@ class ReplicateConfig:
 
     @property
     def preferred_nof_segments(self) -> list[str]:
-        """A copy of the names of segments on NVMe over fabrics."""
+        """Copy of the names of segments on NVMe over fabrics."""
         return list(self._preferred_nof_segments)
 
     @preferred_nof_segments.setter
@@ -241,12 +242,12 @@ class ReplicateConfig:
 
     @property
     def prefer_alloc_in_same_node(self) -> bool:
-        """Whether the segments of this process are taken first."""
+        """True if the segments of this process are used first."""
         return self._prefer_alloc_in_same_node
 
     @prefer_alloc_in_same_node.setter
     def prefer_alloc_in_same_node(self, value: bool | str) -> None:
-        # Documented as text by some, used as a truth value by all.
+        # Some of upstream's documents pass text; upstream's code uses the truth value.
         if isinstance(value, str):
             if value.lower() not in ("", "true", "false"):
                 raise TypeError("prefer_alloc_in_same_node must be a bool")
@@ -255,7 +256,7 @@ class ReplicateConfig:
 
     @property
     def group_ids(self) -> list[str] | None:
-        """A copy of the group of each key."""
+        """Copy of the group of each key."""
         return None if self._group_ids is None else list(self._group_ids)
 
     @group_ids.setter
@@ -273,7 +274,7 @@ class ReplicateConfig:
 
     @property
     def session_ids(self) -> Any:
-        """Whatever a caller keeps here; no document says what it means."""
+        """Any value of the caller; upstream does not document its meaning."""
         return self._session_ids
 
     @session_ids.setter
@@ -304,11 +305,11 @@ class ReplicateConfig:
 def put_options(
     config: ReplicateConfig | None, *, may_prefer_own: bool = False
 ) -> PutOptions | None:
-    """Turn a config into options; None where it is left out.
+    """Convert a config to native options; None if it is omitted.
 
     Raises:
-        TypeError: It is no `ReplicateConfig`.
-        MooncakeError: It asks for what cannot be, or what this build cannot do.
+        TypeError: The argument is not a `ReplicateConfig`.
+        MooncakeError: An option is invalid, or this build does not support it.
     """
     if config is None:
         return None
@@ -319,7 +320,7 @@ def put_options(
         )
     if config.dfs_replica_num > 1 or config.nof_replica_num > 0:
         raise _native.failure(
-            INVALID_PARAMS, "there is no storage for dfs_replica_num or nof_replica_num"
+            INVALID_PARAMS, "this build does not support dfs_replica_num > 1 or nof_replica_num > 0"
         )
     own = config.prefer_alloc_in_same_node
     if own and not (may_prefer_own and config.replica_num == 1):
@@ -329,7 +330,7 @@ def put_options(
         )
     older = config.preferred_segment
     return PutOptions(
-        # The master refuses so many, and more than a message can say.
+        # Bounded by what a message can hold; the master refuses far fewer.
         replicas=min(config.replica_num, _REPLICAS_MAX),
         soft_pin=config.soft_pin_action.name.lower(),
         soft_pin_ttl_ms=config.soft_pin_ttl_ms,

@@ -1,4 +1,4 @@
-"""What the established calls tell of copies and of tasks."""
+"""Descriptions of copies and tasks in upstream's API."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = [
 
 
 class Descriptor:
-    """Where a copy lies in memory."""
+    """Location of a copy in memory."""
 
     __slots__ = ("buffer_address", "size", "transport_endpoint")
 
     def __init__(self) -> None:
-        """Describe nothing yet."""
+        """Make an empty description."""
         self.size: int = 0
         self.buffer_address: int = 0
         self.transport_endpoint: str = ""
@@ -39,7 +39,7 @@ class MemoryDescriptor:
     __slots__ = ("buffer_descriptor",)
 
     def __init__(self) -> None:
-        """Describe nothing yet."""
+        """Make an empty description."""
         self.buffer_descriptor = Descriptor()
 
     def __repr__(self) -> str:
@@ -52,7 +52,7 @@ class DiskDescriptor:
     __slots__ = ("file_path", "object_size")
 
     def __init__(self) -> None:
-        """Describe nothing yet."""
+        """Make an empty description."""
         self.file_path: str = ""
         self.object_size: int = 0
 
@@ -61,7 +61,7 @@ class DiskDescriptor:
 
 
 class ReplicaDescriptor:
-    """One copy of an object. Made by the store only."""
+    """A copy of an object. Only the store makes instances."""
 
     __slots__ = ("_memory", "_place")
 
@@ -69,30 +69,30 @@ class ReplicaDescriptor:
     _place: dict[str, Any]
 
     def __init__(self) -> None:
-        """Refuse: a copy is described by the store."""
+        """Raise: only the store makes instances."""
         raise TypeError("mooncake.store.ReplicaDescriptor: No constructor defined!")
 
     @property
     def status(self) -> ReplicaStatus:
-        """How far the copy is."""
+        """State of the copy."""
         return ReplicaStatus.COMPLETE
 
     def is_memory_replica(self) -> bool:
-        """Say whether the copy lies in memory."""
+        """Return whether the copy is in memory."""
         return True
 
     def is_disk_replica(self) -> bool:
-        """Say whether the copy lies in a file."""
+        """Return whether the copy is in a file."""
         return False
 
     def is_local_disk_replica(self) -> bool:
-        """Say whether the copy lies on the disk of a client."""
+        """Return whether the copy is on the local disk of a client."""
         return False
 
     def get_memory_descriptor(self) -> MemoryDescriptor:
         """Describe the copy in memory."""
         if self._memory is None:
-            # Made when it is asked for: most callers count copies.
+            # Built on first use, since most callers only count copies.
             self._memory = MemoryDescriptor()
             described = self._memory.buffer_descriptor
             described.size = self._place["size"]
@@ -104,7 +104,7 @@ class ReplicaDescriptor:
         """Describe the copy in a file.
 
         Raises:
-            RuntimeError: The copy does not lie in a file.
+            RuntimeError: The copy is not in a file.
         """
         raise RuntimeError("Expected DiskDescriptor")
 
@@ -121,7 +121,7 @@ def memory_replica(place: dict[str, Any]) -> ReplicaDescriptor:
 
 
 class QueryTaskResponse:
-    """How a task stands."""
+    """State of a task."""
 
     __slots__ = (
         "assigned_client",
@@ -134,7 +134,7 @@ class QueryTaskResponse:
     )
 
     def __init__(self) -> None:
-        """Describe nothing yet."""
+        """Make an empty description."""
         self.id: tuple[int, int] = (0, 0)
         self.type = TaskType.REPLICA_COPY
         self.status = TaskStatus.PENDING

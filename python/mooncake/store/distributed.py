@@ -1,4 +1,4 @@
-"""`MooncakeDistributedStore`: the established calls over the native store."""
+"""`MooncakeDistributedStore`: upstream's calls over the native store."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class MooncakeDistributedStore(
 ):
     """A distributed store of bytes by key.
 
-    Calls return numbers: 0 or a count is success, a negative number is a failure, by the table in
-    the reference. `mooncake.last_error()` tells in words what the last failure in the thread was
-    about. Only arguments of a wrong type raise.
+    Calls return numbers: 0 or a count is success, a negative number is a failure; the reference
+    lists the codes. `mooncake.last_error()` describes the last failure of the thread. Only
+    arguments of a wrong type raise.
 
     Any number of threads may use one store. Before `setup` and after `close`, and in a forked
     child, every call fails with -600, None, ``b""`` or an empty list.
@@ -41,7 +41,7 @@ class MooncakeDistributedStore(
 
     __slots__ = ()
 
-    # Life
+    # Lifecycle
 
     def setup(
         self,
@@ -61,7 +61,7 @@ class MooncakeDistributedStore(
         *,
         config: dict[str, Any] | None = None,
     ) -> int:
-        """Join the pool, by arguments or by one dictionary of settings.
+        """Join the pool, with arguments or with a dictionary of settings.
 
         A store that is set up already is closed first.
 
@@ -70,26 +70,26 @@ class MooncakeDistributedStore(
                 dictionary with the settings (the same as `config`).
             metadata_server: ``"P2PHANDSHAKE"`` or ``"http://host:port/metadata"``.
             global_segment_size: Bytes to lend to the pool; 0, or at least 16 MiB.
-            local_buffer_size: How much a `BufferPool` of the store may lend. Copying calls need no
-                buffer: values of any size go straight to and from the memory of the caller.
-            protocol: ``"tcp"``, or ``"rdma"`` (TCP where there is no device).
+            local_buffer_size: Bytes that a `BufferPool` of the store may lend. Other calls need no
+                buffer: values of any size are transferred directly from and to the caller's memory.
+            protocol: ``"tcp"``, or ``"rdma"`` (TCP if there is no device).
             rdma_devices: Names of devices, for ``"rdma"``; "" chooses.
             master_server_addr: ``host:port`` of the master, or ``"embedded"`` for one in this
                 process.
-            engine: What `TransferEngine.get_engine` returned, to share that engine; None for one of
-                its own.
-            enable_ssd_offload: Not in this build: true fails with -1300.
-            ssd_offload_path: A directory, with `enable_ssd_offload`.
-            tenant_id: Whose namespace the keys live in; "" is the default tenant.
+            engine: Result of `TransferEngine.get_engine`, to share that engine; None starts a
+                separate one.
+            enable_ssd_offload: Not supported in this build: true fails with -1300.
+            ssd_offload_path: Directory for `enable_ssd_offload`.
+            tenant_id: Tenant in whose namespace the keys are; "" is the default tenant.
             enable_client_http_server: Serve ``/health``, ``/metrics`` and ``/metrics/summary`` of
                 this client over HTTP.
-            client_http_port: The port where it does.
+            client_http_port: Port of that HTTP server.
             config: A dictionary with the settings above under the same names. Sizes may be text
-                like ``"512MB"`` and default to 16 MiB. Also read: ``master_server_address`` and
+                like ``"512MB"`` and default to 16 MiB. Also accepted: ``master_server_address`` and
                 ``device_name``. Unknown names are logged.
 
         Returns:
-            0, or a negative number; the log and `mooncake.last_error()` say why.
+            0, or a negative number; the log and `mooncake.last_error()` have the reason.
         """
         if isinstance(local_hostname, dict):
             config, local_hostname = local_hostname, None
@@ -120,7 +120,7 @@ class MooncakeDistributedStore(
             self._native = connect(arguments, shared)
         except MooncakeError as error:
             _log.error("setup failed: %s (%s)", error, error.remedy)
-            # Callers know a setup that failed by one number, but for what a build cannot do.
+            # Upstream returns one number for every failed setup, except for unsupported features.
             return error.code if isinstance(error, NotSupportedError) else INVALID_PARAMS
         self._name = self._native.hostname
         self._local_bytes = arguments.local_buffer_size
@@ -128,23 +128,24 @@ class MooncakeDistributedStore(
         return OK
 
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
-        """Join the pool as a guest of the daemon of this host, a running `mooncake_client`.
+        """Join the pool as a dummy client of the daemon of this host, a running `mooncake_client`.
 
-        The daemon lends the memory and knows the master; bytes go straight between this process
-        and wherever they lie. While the daemon is away calls fail at once with -900; they go on by
-        themselves when it, or another one on its port, is back. What this process put stays in the
-        pool when it ends. All calls are there but for those that lend memory, which fail with -1.
+        The daemon lends the memory and connects to the master. Data is transferred directly between
+        this process and the memory of the objects. While the daemon is down, calls fail at once
+        with -900; they work again when a daemon is back on its port. Objects that this process put
+        stay in the pool when it ends. All calls are supported except those that lend memory, which
+        fail with -1.
 
         A store that is set up already is closed first.
 
         Args:
-            mem_pool_size: How much memory `alloc_from_mem_pool` may hand out; it takes room as it
-                is written.
-            local_buffer_size: How much a `BufferPool` of the store may lend.
+            mem_pool_size: Bytes that `alloc_from_mem_pool` may allocate; pages take physical memory
+                when they are written.
+            local_buffer_size: Bytes that a `BufferPool` of the store may lend.
             server_address: ``host:port`` of the daemon, on this host.
 
         Returns:
-            0, or -1 if no daemon answers there within `MC_RPC_CONNECT_TIMEOUT_MS`, or it does not
+            0, or -1 if no daemon answers there within `MC_RPC_CONNECT_TIMEOUT_MS`, or it cannot
             reach its master, or there is no memory.
         """
         unsigned("setup_dummy(): mem_pool_size", mem_pool_size)
@@ -162,9 +163,9 @@ class MooncakeDistributedStore(
         return OK
 
     def init_all(self, protocol: str, device_name: str, mount_segment_size: int = 16777216) -> int:
-        """Join the pool of a master on this host, with as little said as can be.
+        """Join the pool of a master on this host, with few arguments.
 
-        The same as `setup` with ``"localhost"``, ``"P2PHANDSHAKE"`` and the default master.
+        Equivalent to `setup` with ``"localhost"``, ``"P2PHANDSHAKE"`` and the default master.
 
         Args:
             protocol: ``"tcp"`` or ``"rdma"``.
@@ -172,8 +173,8 @@ class MooncakeDistributedStore(
             mount_segment_size: Bytes to lend to the pool; 0, or at least 16 MiB.
 
         Returns:
-            0, or a negative number: -600 also if the store is set up already, -1 if that was done
-            by `setup_dummy`.
+            0, or a negative number: -600 also if the store is set up already, -1 if it was set up
+                by `setup_dummy`.
         """
         if self._native is not None:
             refused = invalid_argument("the store is set up already")
@@ -187,10 +188,10 @@ class MooncakeDistributedStore(
         )
 
     def close(self) -> int:
-        """Leave the pool. What only this process held a copy of is gone.
+        """Leave the pool. Objects whose only copy this process held are lost.
 
         Returns:
-            0, also when it is closed already.
+            0, also if the store is closed already.
         """
         native, self._native = self._native, None
         self._mounted.clear()
@@ -200,7 +201,7 @@ class MooncakeDistributedStore(
         return OK
 
     def health_check(self) -> int:
-        """Say how it is: 0 healthy, 1 not set up or closed, 2 the master is unreachable."""
+        """Return 0 healthy, 1 not set up or closed, 2 the master is unreachable."""
         native = self._native
         if native is None or native.is_closed:
             return 1
@@ -213,24 +214,24 @@ class MooncakeDistributedStore(
     def get_hostname(self) -> str:
         """Return ``host:port``, the name of this process's segments.
 
-        "" before `setup` and after `setup_dummy`, since a guest lends none.
+        "" before `setup` and after `setup_dummy`, since a dummy client lends no memory.
         """
         return self._name
 
     def get_offload_rpc_read_count(self) -> int:
-        """Return how many reads were served from another process's disk tier; there is none."""
+        """Return the number of reads from another process's disk tier: always 0."""
         return 0
 
     def alloc_from_mem_pool(self, size: int) -> int:
-        """Return memory of the pool that `setup_dummy` made; it goes when the store is closed.
+        """Allocate from the pool that `setup_dummy` made; `close` frees the memory.
 
         Args:
-            size: How many bytes.
+            size: Length in bytes.
 
         Returns:
-            The address, at the beginning of a page; 0 if so much is not left, and always after
-            `setup`, which makes no such pool: `BufferPool` and `MooncakeHostMemAllocator` lend
-            memory there.
+            The address, aligned to a page; 0 if the pool is exhausted, and always after `setup`,
+            which makes no such pool. `BufferPool` and `MooncakeHostMemAllocator` provide memory
+            there.
         """
         unsigned("alloc_from_mem_pool(): size", size)
         native = self._native
@@ -243,7 +244,7 @@ class MooncakeDistributedStore(
             return 0
 
     def _get_pyclient_capsule(self) -> MooncakeDistributedStore | None:
-        """Return what `BufferPool` is made of; None if it is not set up. Wrappers pass it on."""
+        """Return the object that `BufferPool` needs; None before setup. Wrappers pass it on."""
         return None if self._native is None else self
 
 
@@ -251,7 +252,7 @@ rebrand(MooncakeDistributedStore)
 
 
 def _check_form(given: dict[str, Any], config: dict[str, Any] | None) -> None:
-    """Refuse half of one form of `setup`, or some of both."""
+    """Raise if an argument of the chosen form of `setup` is missing, or both forms are mixed."""
     if config is None:
         for name in ("local_hostname", "metadata_server"):
             if given[name] is None:
@@ -262,4 +263,4 @@ def _check_form(given: dict[str, Any], config: dict[str, Any] | None) -> None:
     parameters = inspect.signature(MooncakeDistributedStore.setup).parameters
     for name, value in given.items():
         if value != parameters[name].default:
-            raise TypeError(f"setup() got {name!r} beside a dictionary; say it there")
+            raise TypeError(f"setup() got {name!r} beside a dictionary; put it into the dictionary")

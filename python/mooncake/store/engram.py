@@ -1,4 +1,4 @@
-"""Tables of embeddings as objects: one for each head of a layer, read by rows."""
+"""Embedding tables stored as objects: one for each head of a layer, read by rows."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ _ITEM_BYTES = 4
 
 
 class EngramStoreConfig:
-    """The shape of the tables of a layer.
+    """Shape of the tables of a layer.
 
     Attributes:
-        table_vocab_sizes: How many rows the table of each head has.
-        embedding_dim: How many numbers each row has.
+        table_vocab_sizes: Number of rows of the table of each head.
+        embedding_dim: Number of elements of a row.
     """
 
     __slots__ = ("embedding_dim", "table_vocab_sizes")
 
     def __init__(self) -> None:
-        """Begin with one table of 1024 rows of 64 numbers."""
+        """Set one table of 1024 rows of 64 elements."""
         self.table_vocab_sizes: list[int] = [1024]
         self.embedding_dim: int = 64
 
 
 class EngramStore:
-    """The tables of one layer, kept as objects of a store and looked up by rows."""
+    """The tables of one layer, stored as objects and looked up by rows."""
 
     __slots__ = ("_dim", "_keys", "_sizes", "_store")
 
     def __init__(self, layer_id: int, config: EngramStoreConfig, store: object = None) -> None:
-        """Name the tables of a layer; nothing is read or written yet.
+        """Name the tables of a layer, without reading or writing them.
 
         Args:
-            layer_id: The number of the layer, which is part of the names of its tables.
-            config: The shape of the tables.
-            store: A `MooncakeDistributedStore` that is set up, or a wrapper of one; without one
-                nothing can be read or written.
+            layer_id: Number of the layer, which is part of the keys of its tables.
+            config: Shape of the tables.
+            store: A `MooncakeDistributedStore` that is set up, or a wrapper of one; required for
+                reads and writes.
 
         Raises:
-            ValueError: There is no table, or one has no rows or no numbers.
+            ValueError: There is no table, or one has no rows or no elements.
         """
         sizes = [int(size) for size in config.table_vocab_sizes]
         if not sizes:
@@ -67,14 +67,14 @@ class EngramStore:
         self._keys = [f"engram:l{int(layer_id)}:h{head}" for head in range(len(sizes))]
 
     def populate(self, embedding_buffers: list[Any]) -> None:
-        """Store the tables. Either all are stored, or none.
+        """Store the tables, all of them or none.
 
         Args:
-            embedding_buffers: For each head an array of float32, its rows one behind the other.
+            embedding_buffers: For each head a contiguous float32 array of its rows.
 
         Raises:
-            RuntimeError: There is not one array for each head, one has another size or type, a
-                table is there already, or the store refuses.
+            RuntimeError: There is not one array for each head, an array has another size or type, a
+                table exists already, or the store fails.
         """
         import numpy as np
 
@@ -104,16 +104,16 @@ class EngramStore:
                 raise RuntimeError(f"populate failed: {key!r} is there already")
 
     def lookup(self, row_ids: object) -> NDArray[np.float32]:
-        """Read rows: those that are asked for, and no other byte of the tables.
+        """Read only the requested rows of the tables.
 
         Args:
-            row_ids: Integers of shape ``[B, L, H]``: for each head the row of its table.
+            row_ids: Integers of shape ``[B, L, H]``: for each head a row of its table.
 
         Returns:
             The rows, of shape ``[B, L, H, D]``.
 
         Raises:
-            RuntimeError: The shape is another, a row is not in its table, or a table cannot be
+            RuntimeError: The shape is wrong, a row is outside of its table, or a table cannot be
                 read.
         """
         import numpy as np
@@ -150,32 +150,32 @@ class EngramStore:
         return out
 
     def get_store_keys(self) -> list[str]:
-        """Return the names of the tables, by head."""
+        """Return the keys of the tables, by head."""
         return list(self._keys)
 
     def get_num_heads(self) -> int:
-        """Return how many tables there are."""
+        """Return the number of tables."""
         return len(self._sizes)
 
     def get_embedding_dim(self) -> int:
-        """Return how many numbers a row has."""
+        """Return the number of elements of a row."""
         return self._dim
 
     def get_table_vocab_sizes(self) -> list[int]:
-        """Return how many rows each table has."""
+        """Return the number of rows of each table."""
         return list(self._sizes)
 
     def remove_from_store(self, force: bool = False) -> int:
         """Remove the tables.
 
         Args:
-            force: Also those that were read a moment ago.
+            force: Remove also tables that were read recently.
 
         Returns:
-            How many were there.
+            Number of removed tables.
 
         Raises:
-            RuntimeError: One cannot be removed, or there is no store.
+            RuntimeError: A table cannot be removed, or there is no store.
         """
         native = None if self._store is None else self._store._native
         if native is None:
@@ -190,6 +190,6 @@ class EngramStore:
 def _parts(
     wanted: NDArray[Any], head: int, heads: int, row_bytes: int
 ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-    """Return where the rows of one head go, where they come from, and how long they are."""
+    """Return destinations, sources and lengths of the rows of one head."""
     destinations = [(place * heads + head) * row_bytes for place in range(len(wanted))]
     return destinations, [int(row) * row_bytes for row in wanted], [row_bytes] * len(wanted)

@@ -1,4 +1,4 @@
-"""Memory of the host for callers: shared memory by address, and the node that a thread keeps to."""
+"""Host memory for callers: shared memory by address, and binding of threads to NUMA nodes."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _log = logging.getLogger("mooncake.store")
 
 
 class MooncakeHostMemAllocator:
-    """Allocates shared memory of this host, named by its address."""
+    """Allocates shared memory of this host, identified by its address."""
 
     __slots__ = ("_mapped",)
 
     def __init__(self) -> None:
-        """Begin with nothing allocated; what is not freed goes with the allocator."""
+        """Make an empty allocator. Memory that is not freed is freed with the allocator."""
         self._mapped: dict[int, mmap.mmap] = {}
 
     def alloc(self, size: int, /) -> int:
-        """Return the address of new memory of zeros, aligned to pages.
+        """Return the address of zeroed, page-aligned memory.
 
         Args:
-            size: How many bytes.
+            size: Length in bytes.
 
         Raises:
-            RuntimeError: There is no memory of that size.
+            RuntimeError: The system has no memory of that size.
         """
         try:
             file = os.memfd_create("mooncake-host", os.MFD_CLOEXEC)
@@ -63,10 +63,10 @@ class MooncakeHostMemAllocator:
         """Free memory that `alloc` returned.
 
         Args:
-            ptr: Its address.
+            ptr: Address of the memory.
 
         Returns:
-            0, or -1 if no memory was allocated there.
+            0, or -1 if no memory was allocated at the address.
         """
         mapped = self._mapped.pop(unsigned("ptr", ptr), None)
         if mapped is None:
@@ -76,29 +76,29 @@ class MooncakeHostMemAllocator:
 
 
 def get_alloc_func_addr() -> int:
-    """Return the address of a C function that allocates memory of the host.
+    """Return the address of a C function that allocates host memory.
 
-    It is for allocators that are plugged into others:
-    ``void *(ssize_t size, int device, void *stream)``. The device and the stream do not matter.
-    What it returns holds zeros and begins at a page; null: there is no memory of that size.
+    The function is for pluggable allocators: ``void *(ssize_t size, int device, void *stream)``. It
+    ignores the device and the stream. It returns zeroed, page-aligned memory, or null if there is
+    no memory of that size.
     """
     return _native.host_allocator()[0]
 
 
 def get_free_func_addr() -> int:
-    """Return the address of a C function that frees what `get_alloc_func_addr`'s allocated.
+    """Return the address of a C function that frees memory of `get_alloc_func_addr`'s function.
 
-    It is ``void (void *address, ssize_t size, int device, void *stream)``. Only the address
-    matters, and one that was not allocated so changes nothing.
+    The signature is ``void (void *address, ssize_t size, int device, void *stream)``. Only the
+    address is used; an address that was not allocated by that function is ignored.
     """
     return _native.host_allocator()[1]
 
 
 def bind_to_numa_node(node: int) -> None:
-    """Keep the calling thread to the cores of a NUMA node, and prefer the node's memory for it.
+    """Bind the calling thread to the cores of a NUMA node, and prefer the node's memory for it.
 
     Args:
-        node: The number of the node. One that is not there is logged and changes nothing.
+        node: Number of the node. A node that does not exist is logged and has no effect.
     """
     node = operator.index(node)
     try:
@@ -106,7 +106,7 @@ def bind_to_numa_node(node: int) -> None:
             cores = _numbers(file.read())
         os.sched_setaffinity(0, cores)
     except (OSError, ValueError) as error:
-        _log.warning("bind_to_numa_node: cannot keep to node %s: %s", node, error)
+        _log.warning("bind_to_numa_node: cannot bind to node %s: %s", node, error)
         return
     number = _SET_MEMPOLICY.get(os.uname().machine)
     if number is None or node >= _MASK_BITS:
@@ -116,11 +116,11 @@ def bind_to_numa_node(node: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(number, _MPOL_PREFERRED, mask, ctypes.c_ulong(_MASK_BITS)) != 0:
         reason = os.strerror(ctypes.get_errno())
-        _log.warning("bind_to_numa_node: the memory of node %s is not preferred: %s", node, reason)
+        _log.warning("bind_to_numa_node: cannot prefer the memory of node %s: %s", node, reason)
 
 
 def _numbers(text: str) -> set[int]:
-    """Read a list like ``0-3,8``."""
+    """Parse a list like ``0-3,8``."""
     numbers: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")

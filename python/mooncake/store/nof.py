@@ -1,4 +1,4 @@
-"""Registration of NVMe-oF targets, which this build has none of."""
+"""Registration of NVMe-oF targets, which this build does not support."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _log = logging.getLogger("mooncake.store")
 
 
 class MooncakeDistributedNoFRegister:
-    """Registers NVMe-oF targets with a master. No such target can be used, so each is refused."""
+    """Refuses to register NVMe-oF targets, since this build cannot use them."""
 
     __slots__ = ()
 
@@ -27,40 +27,40 @@ class MooncakeDistributedNoFRegister:
         name: str,
         /,
     ) -> int:
-        """Refuse a target.
+        """Refuse to register a target.
 
         Args:
-            master_server_addr: The master that would hear of it.
-            bdev_size: How many bytes it has.
-            endpoint: Where it is.
-            base: Its first byte.
-            length: How many bytes to lend.
-            block_size: The size of its blocks.
-            name: Its name.
+            master_server_addr: Address of the master.
+            bdev_size: Size of the block device in bytes.
+            endpoint: Address of the target.
+            base: Offset of the first byte.
+            length: Number of bytes to lend.
+            block_size: Block size in bytes.
+            name: Name of the target.
 
         Returns:
-            -1012: there are no NVMe-oF targets here.
+            -1012: NVMe-oF is not supported.
         """
         return _refuse(master_server_addr, bdev_size, endpoint, base, length, block_size, name)
 
     def real_unregister_by_endpoint(
         self, master_server_addr: str, bdev_size: int, endpoint: str, base: int, name: str, /
     ) -> int:
-        """Refuse to forget a target.
+        """Refuse to unregister a target.
 
         Args:
-            master_server_addr: The master that would hear of it.
-            bdev_size: How many bytes it has.
-            endpoint: Where it is.
-            base: Its first byte.
-            name: Its name.
+            master_server_addr: Address of the master.
+            bdev_size: Size of the block device in bytes.
+            endpoint: Address of the target.
+            base: Offset of the first byte.
+            name: Name of the target.
 
         Returns:
-            -1012: there are no NVMe-oF targets here.
+            -1012: NVMe-oF is not supported.
         """
         return _refuse(master_server_addr, bdev_size, endpoint, base, name)
 
 
 def _refuse(*target: object) -> int:
-    _log.error("there are no NVMe-oF targets in this build target=%r", target)
+    _log.error("this build does not support NVMe-oF targets target=%r", target)
     return NOT_SUPPORTED

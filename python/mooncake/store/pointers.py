@@ -1,4 +1,4 @@
-"""Puts and gets at addresses: memory of the caller, read and written in place."""
+"""Puts and gets at addresses: the caller's memory is read and written in place."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ class PointerCalls(StoreBase):
     __slots__ = ()
 
     def register_buffer(self, buffer_ptr: int, size: int) -> int:
-        """Let peers reach memory of this process directly. Touches no page of it.
+        """Register memory of this process, so that peers can access it. Touches no page.
 
         Args:
-            buffer_ptr: Its first address.
-            size: Its length in bytes.
+            buffer_ptr: First address.
+            size: Length in bytes.
 
         Returns:
-            0, or -600 if it is null, empty or overlaps with memory that is registered.
+            0, or -600 if the memory is null, empty or overlaps registered memory.
         """
         return self._call_status(lambda native: native.register_buffer(buffer_ptr, size))
 
     def unregister_buffer(self, buffer_ptr: int) -> int:
-        """Withdraw memory that was registered.
+        """Unregister memory.
 
         Args:
-            buffer_ptr: Its first address.
+            buffer_ptr: First address.
 
         Returns:
-            0, or -600 if no memory was registered there.
+            0, or -600 if no memory was registered at the address.
         """
         return self._call_status(lambda native: native.unregister_buffer(buffer_ptr))
 
     def put_from(
         self, key: Key, buffer_ptr: int, size: int, config: ReplicateConfig | None = None
     ) -> int:
-        """Store the bytes at an address. An object that is there is kept.
+        """Store the bytes at an address. An existing object is kept.
 
         Args:
-            key: The name of the object.
-            buffer_ptr: Where the bytes begin.
-            size: How many; 0 stores nothing and succeeds.
-            config: Copies, pins and placement.
+            key: Key of the object.
+            buffer_ptr: Address of the first byte.
+            size: Number of bytes; 0 stores nothing and succeeds.
+            config: Number of copies, pins and placement.
 
         Returns:
             0, or a negative number.
@@ -65,13 +65,13 @@ class PointerCalls(StoreBase):
     def upsert_from(
         self, key: Key, buffer_ptr: int, size: int, config: ReplicateConfig | None = None
     ) -> int:
-        """Store the bytes at an address, replacing an object that is there.
+        """Store the bytes at an address, replacing an existing object.
 
         Args:
-            key: The name of the object.
-            buffer_ptr: Where the bytes begin.
-            size: How many; 0 changes nothing and succeeds.
-            config: Copies, pins and placement.
+            key: Key of the object.
+            buffer_ptr: Address of the first byte.
+            size: Number of bytes; 0 changes nothing and succeeds.
+            config: Number of copies, pins and placement.
 
         Returns:
             0, or a negative number.
@@ -87,15 +87,15 @@ class PointerCalls(StoreBase):
         metadata_size: int,
         config: ReplicateConfig | None = None,
     ) -> int:
-        """Store metadata, followed by data, as one object. An object that is there is kept.
+        """Store metadata, followed by data, as one object. An existing object is kept.
 
         Args:
-            key: The name of the object.
-            buffer_ptr: Where the data begin.
-            metadata_buffer_ptr: Where the metadata begin.
-            size: How many bytes the data have; 0 stores nothing and succeeds.
-            metadata_size: How many bytes the metadata have; 0 for none.
-            config: Copies, pins and placement.
+            key: Key of the object.
+            buffer_ptr: Address of the data.
+            metadata_buffer_ptr: Address of the metadata.
+            size: Length of the data in bytes; 0 stores nothing and succeeds.
+            metadata_size: Length of the metadata in bytes; 0 for none.
+            config: Number of copies, pins and placement.
 
         Returns:
             0, or a negative number.
@@ -113,13 +113,13 @@ class PointerCalls(StoreBase):
         sizes: Sequence[int],
         config: ReplicateConfig | None = None,
     ) -> list[int]:
-        """Store many objects from addresses. Those that are there are kept.
+        """Store many objects from addresses. Existing objects are kept.
 
         Args:
-            keys: Their names.
-            buffer_ptrs: Where the bytes of each begin.
-            sizes: How many each has.
-            config: Copies, pins and placement.
+            keys: Keys of the objects.
+            buffer_ptrs: Address of each value.
+            sizes: Length of each value in bytes.
+            config: Number of copies, pins and placement.
 
         Returns:
             For each key 0 or a negative number; -600 for all if the lists differ in length.
@@ -133,13 +133,13 @@ class PointerCalls(StoreBase):
         sizes: Sequence[int],
         config: ReplicateConfig | None = None,
     ) -> list[int]:
-        """Store many objects from addresses, replacing those that are there.
+        """Store many objects from addresses, replacing existing ones.
 
         Args:
-            keys: Their names.
-            buffer_ptrs: Where the bytes of each begin.
-            sizes: How many each has.
-            config: Copies, pins and placement.
+            keys: Keys of the objects.
+            buffer_ptrs: Address of each value.
+            sizes: Length of each value in bytes.
+            config: Number of copies, pins and placement.
 
         Returns:
             For each key 0 or a negative number; -600 for all if the lists differ in length.
@@ -154,16 +154,16 @@ class PointerCalls(StoreBase):
         all_sizes: Sequence[Sequence[int]],
         config: ReplicateConfig | None = None,
     ) -> list[int]:
-        """Store many objects, each the concatenation of buffers. Those that are there are kept.
+        """Store many objects, each the concatenation of buffers. Existing objects are kept.
 
         Args:
-            keys: Their names.
-            all_buffer_ptrs: For each key where its buffers begin; also named ``all_ptrs``.
-            all_sizes: For each key how long its buffers are; also named ``sizes``.
-            config: Copies, pins and placement.
+            keys: Keys of the objects.
+            all_buffer_ptrs: For each key the addresses of its buffers; also named ``all_ptrs``.
+            all_sizes: For each key the lengths of its buffers; also named ``sizes``.
+            config: Number of copies, pins and placement.
 
         Returns:
-            For each key 0 or a negative number; nothing before `setup`.
+            For each key 0 or a negative number; an empty list before `setup`.
         """
         if self._native is None:
             not_set_up()
@@ -177,9 +177,9 @@ class PointerCalls(StoreBase):
         """Read an object into memory.
 
         Args:
-            key: The name of the object.
-            buffer_ptr: Where the memory begins.
-            size: How long it is; at least as long as the object.
+            key: Key of the object.
+            buffer_ptr: Address of the memory.
+            size: Length of the memory; at least the length of the object.
 
         Returns:
             The length of the object, or a negative number.
@@ -192,9 +192,9 @@ class PointerCalls(StoreBase):
         """Read many objects into memory.
 
         Args:
-            keys: Their names.
-            buffer_ptrs: Where the memory for each begins.
-            sizes: How long it is.
+            keys: Keys of the objects.
+            buffer_ptrs: Address of the memory for each object.
+            sizes: Length of the memory for each object.
 
         Returns:
             For each key the length of the object or a negative number; -600 for all if the lists
@@ -217,15 +217,15 @@ class PointerCalls(StoreBase):
         """Read many objects, each into buffers that are filled in order.
 
         Args:
-            keys: Their names.
-            all_buffer_ptrs: For each key where its buffers begin; also named ``all_ptrs``.
-            all_sizes: For each key how long its buffers are, together as long as the object; also
-                named ``sizes``.
+            keys: Keys of the objects.
+            all_buffer_ptrs: For each key the addresses of its buffers; also named ``all_ptrs``.
+            all_sizes: For each key the lengths of its buffers, which add up to the length of the
+                object; also named ``sizes``.
             prefer_alloc_in_same_node: Accepted; the nearest copy is read anyway.
 
         Returns:
-            For each key the length of the object or a negative number: -600 if the buffers are
-            too small, -800 if they are too large.
+            For each key the length of the object or a negative number: -600 if the buffers are too
+                small, -800 if they are too large.
         """
         ranges = ranges_of(keys, all_buffer_ptrs, all_sizes)
         if ranges is None:

@@ -1,4 +1,4 @@
-"""`BufferPool`: scratch memory that a store reads and writes, lent again and again."""
+"""`BufferPool`: registered scratch memory for the reads and writes of a store."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _POINTER_BYTES: Final = 8
 
 
 class BufferPool:
-    """Lends memory for calls like `get_into`, registered with the store's engine.
+    """A pool of registered buffers for calls like `get_into`.
 
-    Memory that is returned is kept for the next lease of about its size, up to the size of the
+    Returned buffers are cached for later leases of about the same size, up to the size of the
     store's local buffer. Any number of threads may use one pool.
     """
 
@@ -65,19 +65,19 @@ class BufferPool:
         Args:
             store: A store that is set up with a local buffer, or a wrapper of one that has
                 ``_get_pyclient_capsule()``.
-            max_bytes: How much may be lent at once; 0 is twice the local buffer, and less than the
-                local buffer counts as that.
-            min_size_class: Leases are kept in classes of at least so many bytes.
-            max_size_class: Accepted; the largest lease is what the pool may lend.
-            alignment: A power of two; memory is aligned to what the system finds best.
-            block_on_exhaustion: Whether `acquire` waits when all is lent.
-            default_timeout: For how many seconds it waits; None: without end.
-            max_regions: How many leases there may be at once; None: any number.
-            prewarm_size: With `prewarm_count`, as for `prewarm`.
-            prewarm_count: With `prewarm_size`.
+            max_bytes: Maximum number of leased bytes; 0 is twice the local buffer. Values below the
+                size of the local buffer are raised to that size.
+            min_size_class: Size of the smallest buffers.
+            max_size_class: Accepted; the largest lease is `max_bytes`.
+            alignment: Accepted if it is a power of two; the system chooses the alignment.
+            block_on_exhaustion: True if `acquire` waits while the pool is exhausted.
+            default_timeout: Seconds that `acquire` waits; None waits without limit.
+            max_regions: Maximum number of leases at the same time; None for no limit.
+            prewarm_size: Size for `prewarm`, with `prewarm_count`.
+            prewarm_count: Count for `prewarm`, with `prewarm_size`.
 
         Raises:
-            RuntimeError: The store cannot have a pool, or an argument is out of its range.
+            RuntimeError: The store cannot have a pool, or an argument is out of range.
         """
         unsigned("max_bytes", max_bytes)
         unsigned("prewarm_count", prewarm_count)
@@ -99,7 +99,7 @@ class BufferPool:
         self._blocks = block_on_exhaustion
         self._default_timeout = default_timeout
         self._max_regions = max_regions
-        # Re-entrant: a lease may be collected while its own pool works.
+        # Re-entrant: the garbage collector may end a lease while a method of the same pool runs.
         self._condition = threading.Condition(threading.RLock())
         self._is_changing = False
         self._deferred: list[tuple[BufferLeaseView, int]] = []
@@ -116,16 +116,16 @@ class BufferPool:
     def acquire(
         self, size: int, block: bool | None = None, timeout: float | None = None
     ) -> BufferLease:
-        """Lend memory.
+        """Lease a buffer.
 
         Args:
-            size: How many bytes.
-            block: Whether to wait if all is lent; None: as the pool was told.
-            timeout: For how many seconds; None: as the pool was told.
+            size: Length in bytes.
+            block: True to wait while the pool is exhausted; None uses the pool's setting.
+            timeout: Seconds to wait; None uses the pool's setting.
 
         Raises:
-            RuntimeError: All is lent, the time is over, the pool is closed, or it never has so
-                much.
+            RuntimeError: The pool is exhausted or closed, the wait timed out, or `size` exceeds the
+                capacity of the pool.
         """
         timeout = _seconds("timeout", self._default_timeout if timeout is None else timeout)
         size = unsigned("size", size)
@@ -149,21 +149,21 @@ class BufferPool:
     def buffer(
         self, size: int, block: bool | None = None, timeout: float | None = None
     ) -> BufferLease:
-        """Lend memory; the same as `acquire`, for ``with``.
+        """Lease a buffer; the same as `acquire`, for ``with``.
 
         Args:
-            size: How many bytes.
-            block: Whether to wait if all is lent.
-            timeout: For how many seconds.
+            size: Length in bytes.
+            block: True to wait while the pool is exhausted.
+            timeout: Seconds to wait.
         """
         return self.acquire(size, block, timeout)
 
     def prewarm(self, size: int, count: int) -> None:
-        """Make memory ready for so many leases of a size, as far as the local buffer goes.
+        """Allocate and register buffers in advance, up to the size of the local buffer.
 
         Args:
-            size: How many bytes each.
-            count: How many leases.
+            size: Length of each buffer in bytes.
+            count: Number of buffers.
         """
         unsigned("size", size)
         unsigned("count", count)
@@ -173,7 +173,7 @@ class BufferPool:
                 self._cache(memory)
 
     def close(self) -> None:
-        """Give the memory back. Closing again does nothing.
+        """Free the buffers. Idempotent.
 
         Raises:
             RuntimeError: A lease is not released.
@@ -199,14 +199,14 @@ class BufferPool:
         return max(self._min_class, 1 << max(size - 1, 0).bit_length())
 
     def _reuse_or_allocate(self, size: int) -> BufferLeaseView:
-        """Return memory that was kept, or new memory that is registered."""
+        """Return a cached buffer, or a new one that is registered."""
         kept = self._cached.get(self._class_of(size))
         if kept:
             memory = kept.pop()
             self._cached_bytes -= len(memory)
             return memory
         memory = BufferLeaseView.allocate(self._class_of(size))
-        with contextlib.suppress(MooncakeError):  # a store that was closed reads nothing into it
+        with contextlib.suppress(MooncakeError):  # a closed store needs no registration
             self._store.register_buffer(memory.ptr(), len(memory))
         return memory
 
@@ -219,13 +219,14 @@ class BufferPool:
         self._cached.setdefault(len(memory), []).append(memory)
 
     def _unregister(self, memory: BufferLeaseView) -> None:
-        with contextlib.suppress(MooncakeError):  # so was the store, perhaps
+        with contextlib.suppress(MooncakeError):  # the store may be closed
             self._store.unregister_buffer(memory.ptr())
 
     def _return(self, memory: BufferLeaseView, size: int) -> None:
         with self._condition:
             if self._is_changing:
-                # The collector runs in the middle of a change; it is done right after.
+                # The garbage collector runs in the middle of a change; the lease ends right after
+                # it.
                 self._deferred.append((memory, size))
                 return
             with self._changing():
@@ -236,7 +237,7 @@ class BufferPool:
         self._used -= size
         self._leases -= 1
         if memory.exports:
-            # Somebody still looks at it: it is theirs now.
+            # A view is still alive, so the buffer now belongs to the view's owner.
             self._unregister(memory)
         else:
             self._cache(memory)
@@ -253,37 +254,37 @@ class BufferPool:
 
 
 class BufferLease:
-    """Memory that a pool lent; a context manager that returns it."""
+    """A leased buffer; a context manager that releases it."""
 
     __slots__ = ("_memory", "_pool", "_size")
 
     def __init__(self, pool: BufferPool, memory: BufferLeaseView, size: int) -> None:
-        """Made by `BufferPool.acquire`."""
+        """Called by `BufferPool.acquire`."""
         self._pool = pool
         self._memory: BufferLeaseView | None = memory
         self._size = size
 
     @property
     def ptr(self) -> int:
-        """The address of the first byte."""
+        """Address of the first byte."""
         if self._memory is None:
             raise RuntimeError("buffer lease is closed")
         return self._memory.ptr()
 
     @property
     def size(self) -> int:
-        """How many bytes were asked for."""
+        """Requested length in bytes."""
         return self._size
 
     @property
     def buffer(self) -> memoryview:
-        """A new view of the memory, writable, of unsigned bytes."""
+        """New writable view of the memory, of unsigned bytes."""
         if self._memory is None:
             raise BufferError("buffer lease is closed")
         return memoryview(self._memory)[: self._size]
 
     def release(self) -> None:
-        """Return the memory to the pool. Releasing again does nothing.
+        """Return the buffer to the pool. Idempotent.
 
         Raises:
             RuntimeError: A view of the memory is alive.
@@ -315,26 +316,26 @@ class BufferLease:
 
 
 def client_capsule(wrapper: Any) -> object:
-    """Return what a wrapper of a store passes on to a `BufferPool`; None if it is not set up.
+    """Return the object that a wrapper of a store passes to a `BufferPool`; None before setup.
 
     Args:
-        wrapper: A `MooncakeDistributedStore`, or what has ``_get_pyclient_capsule()``.
+        wrapper: A `MooncakeDistributedStore`, or an object with ``_get_pyclient_capsule()``.
     """
     capsule = getattr(wrapper, "_get_pyclient_capsule", None)
     if capsule is None:
-        raise TypeError(f"a store or a wrapper of one is needed, not {type(wrapper).__name__}")
+        raise TypeError(f"expected a store or a wrapper of a store, not {type(wrapper).__name__}")
     passed: object = capsule()
     return passed
 
 
 def inner_store(store: Any) -> StoreBase:
-    """Return the store that a wrapper passes on, or that it is.
+    """Return the store behind a wrapper, or the store itself.
 
     Args:
-        store: A store that is set up, or what has ``_get_pyclient_capsule()``.
+        store: A store that is set up, or an object with ``_get_pyclient_capsule()``.
 
     Raises:
-        RuntimeError: It is neither.
+        RuntimeError: The argument is neither.
     """
     capsule = getattr(store, "_get_pyclient_capsule", None)
     if store is None:
@@ -358,12 +359,12 @@ def _native_of(store: Any) -> _native.Store:
 
 
 def _seconds(name: str, value: float | None) -> float | None:
-    """Return a time to wait, None for one without end; refuse what is none."""
+    """Return a timeout in seconds, None for no limit; raise for any other value."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
     if not value >= 0:
         raise RuntimeError("timeout must be non-negative")
-    # Longer than a thread can wait is without end.
+    # A timeout longer than a thread can wait means no limit.
     return value if value <= threading.TIMEOUT_MAX else None

@@ -1,4 +1,4 @@
-"""Looking for objects and removing them."""
+"""Queries for objects, and removal of objects."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["QueryCalls"]
 
 
 class QueryCalls(StoreBase):
-    """Looking and removing."""
+    """Queries and removal."""
 
     __slots__ = ()
 
     def is_exist(self, key: Key) -> int:
-        """Return 1 if an object is there and complete, 0 if not, a negative number if unknown."""
+        """Return 1 if an object exists and is complete, 0 if not, a negative number on failure."""
         return self._call_one(_native.is_present, key)
 
     def batch_is_exist(self, keys: Sequence[Key]) -> list[int]:
@@ -26,7 +26,7 @@ class QueryCalls(StoreBase):
         return self._presence(keys)
 
     def _presence(self, keys: Sequence[Key]) -> list[int]:
-        # What servers ask most often and of the most keys: numbers come as such.
+        # The most frequent query of servers, with the most keys: returns plain numbers.
         return self._call_codes(len(keys), lambda native: native.presence(keys))
 
     def get_size(self, key: Key) -> int:
@@ -37,11 +37,11 @@ class QueryCalls(StoreBase):
         """Remove an object.
 
         Args:
-            key: The name of the object.
-            force: Also one that was read or probed a moment ago.
+            key: Key of the object.
+            force: Remove the object even if it was read or probed recently.
 
         Returns:
-            0, or a negative number: -704 if there is none, -706 if it is leased.
+            0, or a negative number: -704 if the object does not exist, -706 if it is leased.
         """
         return self.batch_remove([key], force)[0]
 
@@ -49,8 +49,8 @@ class QueryCalls(StoreBase):
         """Remove many objects.
 
         Args:
-            keys: Their names.
-            force: Also those that were read or probed a moment ago.
+            keys: Keys of the objects.
+            force: Remove also objects that were read or probed recently.
 
         Returns:
             For each key 0 or a negative number.
@@ -62,14 +62,15 @@ class QueryCalls(StoreBase):
 
     @accept_aliases(regex="regex_pattern", pattern="regex_pattern")
     def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
-        """Remove the objects whose key has a match of an expression anywhere.
+        """Remove the objects whose key matches a regular expression anywhere.
 
         Args:
             regex_pattern: The expression; also named ``regex`` or ``pattern``.
-            force: Also objects that were read or probed a moment ago; they are skipped otherwise.
+            force: Remove also objects that were read or probed recently; otherwise they are
+                skipped.
 
         Returns:
-            How many were removed, or a negative number.
+            Number of removed objects, or a negative number.
         """
         if not isinstance(regex_pattern, str):
             raise TypeError(f"regex_pattern must be a str, not {type(regex_pattern).__name__}")
@@ -82,10 +83,11 @@ class QueryCalls(StoreBase):
         """Remove every object of the tenant.
 
         Args:
-            force: Also objects that were read or probed a moment ago; they are skipped otherwise.
+            force: Remove also objects that were read or probed recently; otherwise they are
+                skipped.
 
         Returns:
-            How many were removed, or a negative number.
+            Number of removed objects, or a negative number.
         """
         is_forced = as_bool("force", force)
         return self._call_count(lambda native: native.remove_matching(force=is_forced))

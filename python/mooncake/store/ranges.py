@@ -1,4 +1,4 @@
-"""Parts of many objects into many buffers, in one call."""
+"""Reads of parts of many objects into many buffers, in one call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Offsets = Sequence[Sequence[Sequence[int]]]
 
 
 class RangeCalls(StoreBase):
-    """Reading parts of objects."""
+    """Reads of parts of objects."""
 
     __slots__ = ()
 
@@ -31,21 +31,21 @@ class RangeCalls(StoreBase):
         """Read fragments of objects into registered buffers.
 
         Fragment ``k`` of key ``j`` of buffer ``i`` is the `all_sizes` ``[i][j][k]`` bytes of
-        `all_keys` ``[i][j]`` from `all_src_offsets` ``[i][j][k]`` on; it goes to `buffer_ptrs`
-        ``[i]`` plus `all_dst_offsets` ``[i][j][k]``.
+        `all_keys` ``[i][j]`` from offset `all_src_offsets` ``[i][j][k]``; it is written to
+        `buffer_ptrs` ``[i]`` plus `all_dst_offsets` ``[i][j][k]``.
 
         Args:
-            buffer_ptrs: Where the buffers begin; each in memory that was registered, or lent by a
-                `BufferPool`.
-            all_keys: For each buffer the keys that go into it.
-            all_dst_offsets: For each buffer and key, where its fragments go.
-            all_src_offsets: For each buffer and key, where its fragments come from.
-            all_sizes: For each buffer and key, how long its fragments are; 0 reads nothing.
+            buffer_ptrs: Addresses of the buffers; each in memory that was registered, or leased
+                from a `BufferPool`.
+            all_keys: For each buffer the keys to read.
+            all_dst_offsets: For each buffer and key the destinations of its fragments.
+            all_src_offsets: For each buffer and key the offsets of its fragments in the object.
+            all_sizes: For each buffer and key the lengths of its fragments; 0 reads nothing.
 
         Returns:
-            In the same shape how many bytes each fragment has, or a negative number: -704 if there
-            is no such object, -600 if a fragment is outside of its object or of registered memory,
-            and for all whose lists differ in length.
+            The length of each fragment in the same shape, or a negative number: -704 if the object
+                does not exist; -600 if a fragment is outside of its object or of registered memory,
+                and for all fragments whose lists differ in length.
         """
         columns = (all_dst_offsets, all_src_offsets, all_sizes)
         check_lists(buffer_ptrs, all_keys, *columns)
@@ -87,12 +87,12 @@ class RangeCalls(StoreBase):
                 results[at][of_key] = as_numbers(outcome)
             elif not isinstance(outcome, NotReadyError):
                 results[at][of_key] = as_numbers([outcome]) * len(cells)
-            # An object that is still being written stays refused, as established callers know it.
+            # An object that is still being written keeps the invalid-argument code, as in upstream.
         return results
 
 
 def _refused(keys: Sequence[Key], *columns: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the answers of one buffer that is refused, in the shape of what it was given."""
+    """Return the results of a refused buffer, in the shape of its arguments."""
     count = max(len(keys), *(len(column) for column in columns))
 
     def fragments(of_key: int) -> int:

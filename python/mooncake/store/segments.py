@@ -1,4 +1,4 @@
-"""Lending more memory to the pool, and taking it back: files, shared memory, memory of our own."""
+"""Mounting and unmounting of segments: files, shared memory, memory of this process."""
 
 from __future__ import annotations
 
@@ -32,19 +32,20 @@ class SegmentCalls(StoreBase):
         protocol: str = "tcp",
         location: str = "",
     ) -> dict[str, Any]:
-        """Lend a part of a file to the pool, for instance of one in ``/dev/shm``.
+        """Lend a part of a file to the pool, for instance of a file in ``/dev/shm``.
 
-        What the file holds is not read, and objects that are put there are written into it.
+        The file's content is not read; objects that are put there overwrite it.
 
         Args:
-            path: The file.
-            size: How many bytes of it; 0 mounts nothing and succeeds.
-            offset: The first of them, a multiple of the page size.
-            protocol: Accepted; how bytes get there is chosen for each peer.
-            location: Where the memory is, for instance ``"cpu:0"``; "" is anywhere.
+            path: Path of the file.
+            size: Length in bytes; 0 mounts nothing and succeeds.
+            offset: Offset of the first byte, a multiple of the page size.
+            protocol: Accepted; the transport is chosen for each peer.
+            location: Location of the memory, for instance ``"cpu:0"``; "" is any.
 
         Returns:
-            ``ret``, which is 0 or -1, and ``segment_ids``. `mooncake.last_error()` says why not.
+            ``ret``, which is 0 or -1, and ``segment_ids``. `mooncake.last_error()` has the reason
+            of a failure.
         """
         unsigned("size", size)
         unsigned("offset", offset)
@@ -61,14 +62,14 @@ class SegmentCalls(StoreBase):
         return {"ret": ret, "segment_ids": ids}
 
     def unmount_segment(self, segment_ids: Sequence[str], grace_period_seconds: int = 0) -> int:
-        """Take files out of the pool that `mount_segment` lent. Objects only there are gone.
+        """Unmount files that `mount_segment` mounted. Objects without another copy are lost.
 
         Args:
-            segment_ids: What `mount_segment` returned.
-            grace_period_seconds: For so long they can be read, but take no new objects.
+            segment_ids: Ids that `mount_segment` returned.
+            grace_period_seconds: Time during which the segments are readable but take no objects.
 
         Returns:
-            0, or -1 if one of the ids is none, or not of a file that is mounted.
+            0, or -1 if an id is invalid, or not that of a mounted file.
         """
         return self._unmount(segment_ids, grace_period_seconds, "file")
 
@@ -81,9 +82,9 @@ class SegmentCalls(StoreBase):
         """Lend more memory of this process to the pool.
 
         Args:
-            size: How many bytes; rounded up to a multiple of 16 MiB.
-            protocol: Accepted; how bytes get there is chosen for each peer.
-            location: Accepted; the memory is taken where it is first written.
+            size: Length in bytes; rounded up to a multiple of 16 MiB.
+            protocol: Accepted; the transport is chosen for each peer.
+            location: Accepted; pages are placed where they are first written.
 
         Returns:
             ``ret``, which is 0 or -1, ``segment_ids`` and ``allocated_size``.
@@ -91,7 +92,7 @@ class SegmentCalls(StoreBase):
         unsigned("size", size)
         _check_texts(protocol=protocol, location=location)
         ids: list[str] = []
-        # So much that there is no multiple of the unit above it is as much too much.
+        # Saturates: a size whose rounding overflows is refused as too large.
         rounded = min(-(-size // _ALLOCATION_UNIT) * _ALLOCATION_UNIT, _U64_MAX)
 
         def mount(native: _native.Store) -> None:
@@ -105,22 +106,22 @@ class SegmentCalls(StoreBase):
     def unmount_and_free_segment(
         self, segment_ids: Sequence[str], grace_period_seconds: int = 0
     ) -> int:
-        """Take memory out of the pool that `allocate_and_mount_segment` lent, and free it.
+        """Unmount memory that `allocate_and_mount_segment` mounted, and free it.
 
         Args:
-            segment_ids: What `allocate_and_mount_segment` returned.
-            grace_period_seconds: For so long it can be read, but takes no new objects.
+            segment_ids: Ids that `allocate_and_mount_segment` returned.
+            grace_period_seconds: Time during which the segments are readable but take no objects.
 
         Returns:
-            0; -1 if one of the ids is none, or not of such memory; -600 if its grace is over.
+            0; -1 if an id is invalid, or not that of such memory; -600 if its grace period is over.
         """
         return self._unmount(segment_ids, grace_period_seconds, "own")
 
     def unmount_local_disk_segment(self, grace_period_seconds: int = 0) -> int:
-        """Take the disk tier of this process out of the pool; there is none, so nothing happens.
+        """Do nothing: this build has no disk tier to unmount.
 
         Args:
-            grace_period_seconds: From 0 on.
+            grace_period_seconds: An integer from 0 on.
 
         Returns:
             0, or -1 before `setup` and after `setup_dummy`.
@@ -131,7 +132,7 @@ class SegmentCalls(StoreBase):
             not_set_up()
             return INTERNAL_ERROR
         if native.is_dummy:
-            invalid_argument("a guest of a daemon lends no memory")
+            invalid_argument("a dummy client lends no memory")
             return INTERNAL_ERROR
         return OK
 
@@ -140,7 +141,7 @@ class SegmentCalls(StoreBase):
             mount(native)
             return [True]
 
-        # Established callers know one number of a failed mount.
+        # Upstream returns one number for every failed mount.
         return OK if self._call_batch(1, call)[0] is True else INTERNAL_ERROR
 
     def _unmount(self, segment_ids: Sequence[str], grace_s: int, kind: str) -> int:
@@ -152,7 +153,9 @@ class SegmentCalls(StoreBase):
             not_set_up()
             return INTERNAL_ERROR
         if wrong := [each for each in segment_ids if self._mounted.get(each) != kind]:
-            invalid_argument(f"no segment of that kind is mounted here segment_ids={wrong}")
+            invalid_argument(
+                f"no segment of that kind is mounted by this store segment_ids={wrong}"
+            )
             return INTERNAL_ERROR
         for segment in segment_ids:
 
@@ -162,7 +165,8 @@ class SegmentCalls(StoreBase):
 
             outcome = self._call_batch(1, call)[0]
             if isinstance(outcome, NotFoundError):
-                # It has left at the end of a grace that an earlier call gave it.
+                # The segment left the pool at the end of a grace period that an earlier call gave
+                # it.
                 return INVALID_PARAMS
             if isinstance(outcome, MooncakeError):
                 return INTERNAL_ERROR

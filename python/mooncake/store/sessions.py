@@ -1,4 +1,4 @@
-"""Sessions: objects that are read or written in many calls between a start and an end."""
+"""I/O sessions: objects that are read or written by many calls between a start and an end."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Columns = Sequence[Sequence[int]]
 
 
 class SessionCalls(StoreBase):
-    """Reading and writing in sessions. A session is known by its key."""
+    """Reads and writes in sessions. A session is identified by its key."""
 
     __slots__ = ()
 
     def batch_get_session_start(self, keys: Sequence[Key]) -> list[int]:
-        """Find objects, to read parts of them in later calls.
+        """Locate objects, to read parts of them in later calls.
 
         Args:
-            keys: Their names. One whose session has started is found anew.
+            keys: Keys of the objects. Objects with an open session are located again.
 
         Returns:
-            For each key 0 or a negative number: -704 if there is none, -703 if it is still being
-            written. Nothing before `setup`.
+            For each key 0 or a negative number: -704 if the object does not exist, -703 if it is
+                still being written. An empty list before `setup`.
         """
         if self._native is None:
             not_set_up()
@@ -48,19 +48,19 @@ class SessionCalls(StoreBase):
         all_sizes: Columns,
         all_src_offsets: Columns,
     ) -> list[int]:
-        """Read parts of objects whose session has started.
+        """Read parts of objects with an open session.
 
         Args:
-            keys: Their names.
-            all_buffer_ptrs: For each key where its parts go.
-            all_sizes: For each key how long its parts are.
-            all_src_offsets: For each key where its parts begin in the object.
+            keys: Keys of the objects.
+            all_buffer_ptrs: For each key the destinations of its parts.
+            all_sizes: For each key the lengths of its parts.
+            all_src_offsets: For each key the offsets of its parts in the object.
 
         Returns:
-            For each key how many bytes were read, or a negative number: -600 without a session, if
-            a part is outside of the object, and for all if the lists differ in length.
+            For each key the number of bytes read, or a negative number: -600 without a session, if
+                a part is outside of the object, and for all if the lists differ in length.
         """
-        if not _is_even(keys, all_buffer_ptrs, all_sizes, all_src_offsets):
+        if not _have_same_length(keys, all_buffer_ptrs, all_sizes, all_src_offsets):
             return [INVALID_PARAMS] * len(keys)
         return as_numbers(
             self._call_batch(
@@ -70,10 +70,10 @@ class SessionCalls(StoreBase):
         )
 
     def batch_get_session_end(self, keys: Sequence[Key]) -> int:
-        """End sessions; reading needs another start.
+        """Close read sessions.
 
         Args:
-            keys: Their names. One without a session is passed over.
+            keys: Keys of the objects. Keys without a session are ignored.
 
         Returns:
             0, or -1 before `setup`.
@@ -86,19 +86,19 @@ class SessionCalls(StoreBase):
     def batch_put_session_start(
         self, keys: Sequence[Key], sizes: Sequence[int], config: ReplicateConfig | None = None
     ) -> list[int]:
-        """Reserve room for objects, to write them in later calls.
+        """Reserve space for objects, to write them in later calls.
 
-        Nobody can read them before the session ends. What does not end within the master's
-        ``put_start_discard_timeout_sec`` may be thrown away.
+        The objects are not readable before the session ends. The master may discard a session that
+        does not end within its ``put_start_discard_timeout_sec``.
 
         Args:
-            keys: Their names.
-            sizes: How many bytes each will have.
-            config: Copies, pins and placement.
+            keys: Keys of the objects.
+            sizes: Length of each object in bytes.
+            config: Number of copies, pins and placement.
 
         Returns:
-            For each key 0 or a negative number: -705 if there is such an object, -600 if its
-            session has started or its size is 0, and for all if the lists differ in length.
+            For each key 0 or a negative number: -705 if the object exists, -600 if its session is
+                open or its size is 0, and for all if the lists differ in length.
         """
         check_lists(keys, sizes)
         if len(keys) != len(sizes):
@@ -118,19 +118,19 @@ class SessionCalls(StoreBase):
         all_sizes: Columns,
         all_dst_offsets: Columns,
     ) -> list[int]:
-        """Write parts of objects whose session has started.
+        """Write parts of objects with an open session.
 
         Args:
-            keys: Their names.
-            all_buffer_ptrs: For each key where its parts come from.
-            all_sizes: For each key how long its parts are.
-            all_dst_offsets: For each key where its parts begin in the object.
+            keys: Keys of the objects.
+            all_buffer_ptrs: For each key the sources of its parts.
+            all_sizes: For each key the lengths of its parts.
+            all_dst_offsets: For each key the offsets of its parts in the object.
 
         Returns:
-            For each key how many bytes were written, or a negative number: -600 without a session,
-            if a part is outside of the object, and for all if the lists differ in length.
+            For each key the number of bytes written, or a negative number: -600 without a session,
+                if a part is outside of the object, and for all if the lists differ in length.
         """
-        if not _is_even(keys, all_buffer_ptrs, all_sizes, all_dst_offsets):
+        if not _have_same_length(keys, all_buffer_ptrs, all_sizes, all_dst_offsets):
             return [INVALID_PARAMS] * len(keys)
         return as_numbers(
             self._call_batch(
@@ -142,10 +142,10 @@ class SessionCalls(StoreBase):
         )
 
     def batch_put_session_end(self, keys: Sequence[Key]) -> list[int]:
-        """Make objects readable whose session has started.
+        """End write sessions and make their objects readable.
 
         Args:
-            keys: Their names.
+            keys: Keys of the objects.
 
         Returns:
             For each key 0 or a negative number: -600 without a session.
@@ -153,10 +153,10 @@ class SessionCalls(StoreBase):
         return as_codes(self._call_batch(len(keys), lambda native: native.end_writes(keys)))
 
     def batch_put_session_revoke(self, keys: Sequence[Key]) -> list[int]:
-        """Drop objects whose session has started, with what was written.
+        """Revoke write sessions and discard their objects.
 
         Args:
-            keys: Their names.
+            keys: Keys of the objects.
 
         Returns:
             For each key 0 or a negative number: -600 without a session.
@@ -166,7 +166,7 @@ class SessionCalls(StoreBase):
         )
 
 
-def _is_even(keys: Sequence[Key], *columns: Columns) -> bool:
+def _have_same_length(keys: Sequence[Key], *columns: Columns) -> bool:
     check_lists(keys, *columns)
     if all(len(column) == len(keys) for column in columns):
         return True

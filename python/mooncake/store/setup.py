@@ -1,4 +1,4 @@
-"""The rules of `setup`: what is accepted, under which names, and what is tried again."""
+"""Rules of `setup`: accepted settings, their aliases, and the retry with other ports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _log = logging.getLogger("mooncake.store")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupArguments:
-    """What `setup` was told, in one form."""
+    """Arguments of `setup`, from either form."""
 
     local_hostname: str
     metadata_server: str
@@ -53,10 +53,10 @@ class SetupArguments:
 
     @classmethod
     def from_dict(cls, config: dict[str, Any]) -> SetupArguments:
-        """Read a dictionary of settings, whose values may be text.
+        """Parse a dictionary of settings, whose values may be text.
 
         Raises:
-            MooncakeError: A value cannot be read.
+            MooncakeError: A value is invalid.
         """
         known = {field.name for field in fields(cls)} - {"segment_bytes_min"}
         known |= {"ipc_socket_path", *_ALIASES}
@@ -75,12 +75,12 @@ class SetupArguments:
         return cls(segment_bytes_min=_DICT_BYTES_MIN, **settings)
 
     def check(self) -> None:
-        """Refuse what cannot be.
+        """Validate the arguments.
 
         Raises:
             TypeError: A value has the wrong type.
             ValueError: The directory for the SSD tier does not exist.
-            MooncakeError: A value is out of its range, or asks for what is not built.
+            MooncakeError: A value is out of range, or asks for an unsupported feature.
         """
         for field in fields(self):
             value = getattr(self, field.name)
@@ -103,8 +103,8 @@ class SetupArguments:
         if 0 < self.global_segment_size < self.segment_bytes_min:
             raise _native.failure(
                 INVALID_PARAMS,
-                f"global_segment_size={self.global_segment_size} is too small; lend nothing (0) "
-                f"or at least {self.segment_bytes_min} bytes",
+                f"global_segment_size={self.global_segment_size} is too small; "
+                f"use at least {self.segment_bytes_min} bytes, or 0 to lend nothing",
             )
         if self.enable_ssd_offload:
             if not os.path.isdir(self.ssd_offload_path):
@@ -112,12 +112,14 @@ class SetupArguments:
             raise _native.failure(UNABLE_OFFLOAD, "this build has no SSD tier")
         if self.enable_client_http_server and not 0 < self.client_http_port < 1 << 16:
             raise _native.failure(
-                INVALID_PARAMS, f"client_http_port={self.client_http_port} is no port"
+                INVALID_PARAMS, f"client_http_port={self.client_http_port} is not a port"
             )
 
 
 def connect(arguments: SetupArguments, engine: _native.Engine | None = None) -> _native.Store:
-    """Join the pool. A host without a port gets one for its name, and another if that is taken.
+    """Join the pool.
+
+    A host name without a port gets a random port. If that name is taken, another port is tried.
 
     Raises:
         MooncakeError: The master or the metadata server cannot be reached, or refuses.
@@ -154,7 +156,8 @@ def _name_ports() -> tuple[int, int]:
         last = int(values["MC_STORE_CLIENT_MAX_PORT"])
     except ValueError as error:
         raise _native.failure(
-            INVALID_PARAMS, f"MC_STORE_CLIENT_MIN_PORT or _MAX_PORT is no number: {error}"
+            INVALID_PARAMS,
+            f"MC_STORE_CLIENT_MIN_PORT or MC_STORE_CLIENT_MAX_PORT is not a number: {error}",
         ) from error
     if first > last:
         raise _native.failure(
@@ -199,7 +202,7 @@ def _read_port(name: str, value: object) -> int:
     try:
         return int(str(value))
     except ValueError as error:
-        raise _native.failure(INVALID_PARAMS, f"{name}={value!r} is no port") from error
+        raise _native.failure(INVALID_PARAMS, f"{name}={value!r} is not a port") from error
 
 
 _READERS: dict[str, Any] = {

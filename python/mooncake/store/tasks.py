@@ -1,4 +1,4 @@
-"""Copies and moves of objects, where copies lie, and giving copies up."""
+"""Copy and move tasks, locations of copies, and removal of copies."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ _U64_MAX = (1 << 64) - 1
 
 
 class TaskCalls(StoreBase):
-    """Copies and moves, and what is known of copies."""
+    """Tasks and copies."""
 
     __slots__ = ()
 
     def get_replica_desc(self, key: Key) -> list[ReplicaDescriptor]:
-        """Describe the copies of an object and lease it; nothing if there is none.
+        """Describe the copies of an object and lease it; an empty list if it does not exist.
 
         Args:
-            key: The name of the object.
+            key: Key of the object.
         """
         places = self._call_batch(1, lambda native: native.replicas([key]))[0]
         return [] if isinstance(places, MooncakeError) else [memory_replica(at) for at in places]
 
     def batch_get_replica_desc(self, keys: Sequence[Key]) -> dict[str, list[ReplicaDescriptor]]:
-        """Describe the copies of many objects and lease them.
+        """Describe the copies of many objects and lease the objects.
 
         Args:
-            keys: Their names.
+            keys: Keys of the objects.
 
         Returns:
-            The copies by name, without the objects that are not there.
+            The copies by key, without keys of missing objects.
         """
         found = self._call_batch(len(keys), lambda native: native.replicas(keys))
         described = {}
@@ -54,16 +54,16 @@ class TaskCalls(StoreBase):
         return described
 
     def batch_replica_clear(self, keys: Sequence[Key], segment_name: str = "") -> list[str]:
-        """Drop copies of objects; an object whose last copy is dropped is gone.
+        """Drop copies of objects; an object whose last copy is dropped is removed.
 
-        Objects that were read or probed a moment ago, or are being copied, are skipped.
+        Objects that were read or probed recently, or are being copied, are skipped.
 
         Args:
-            keys: The names of the objects.
-            segment_name: Only copies in segments of that name; "" is all copies.
+            keys: Keys of the objects.
+            segment_name: Drop only copies in segments of that name; "" drops all copies.
 
         Returns:
-            The names of the objects of which a copy was dropped.
+            Keys of the objects of which a copy was dropped.
         """
         cleared = self._call_batch(
             len(keys), lambda native: native.clear_replicas(keys, segment=segment_name)
@@ -73,47 +73,48 @@ class TaskCalls(StoreBase):
         ]
 
     def create_copy_task(self, key: Key, targets: Sequence[str]) -> tuple[tuple[int, int], int]:
-        """Ask for copies of an object in more segments. They are made a moment later.
+        """Create a task that copies an object to more segments; it runs in the background.
 
         Args:
-            key: The name of the object.
-            targets: The names of the segments. One that has a copy needs no other.
+            key: Key of the object.
+            targets: Names of the segments. Segments that have a copy are skipped.
 
         Returns:
-            The id of the task and 0, or ``(0, 0)`` and a negative number: -704 if there is no such
-            object, -600 for no targets or an unknown one.
+            The id of the task and 0, or ``(0, 0)`` and a negative number: -704 if the object does
+            not exist, -600 for no targets or an unknown one.
         """
         check_lists(targets)
         return self._create_task(lambda native: native.copy_object(key, list(targets)))
 
     def create_move_task(self, key: Key, source: str, target: str) -> tuple[tuple[int, int], int]:
-        """Ask for the move of a copy of an object to another segment. It happens a moment later.
+        """Create a task that moves a copy of an object to another segment, in the background.
 
         Args:
-            key: The name of the object.
-            source: The name of the segment that the copy leaves.
-            target: The name of the segment that it goes to.
+            key: Key of the object.
+            source: Name of the segment that loses the copy.
+            target: Name of the segment that gets the copy.
 
         Returns:
-            The id of the task and 0, or ``(0, 0)`` and a negative number: -704 if there is no such
-            object, -600 for an unknown segment, a source without a copy, or one that is the target.
+            The id of the task and 0, or ``(0, 0)`` and a negative number: -704 if the object does
+            not exist, -600 for an unknown segment, a source without a copy, or a source that is the
+            target.
         """
         return self._create_task(lambda native: native.move_object(key, source, target))
 
     def query_task(self, task_id: tuple[int, int]) -> tuple[QueryTaskResponse | None, int]:
-        """Say how a task stands.
+        """Return the state of a task.
 
         Args:
-            task_id: What `create_copy_task` or `create_move_task` returned.
+            task_id: Id that `create_copy_task` or `create_move_task` returned.
 
         Returns:
-            How it stands and 0, or None and a negative number: -1400 if there is no such task.
+            The state and 0, or None and a negative number: -1400 if there is no such task.
         """
         is_id = isinstance(task_id, tuple) and len(task_id) == 2
         if not is_id or not all(isinstance(half, int) for half in task_id):
             raise TypeError("task_id must be a tuple of two ints")
         if not all(0 <= half <= _U64_MAX for half in task_id):
-            raise TypeError("the halves of a task_id are integers from 0 to 2^64-1")
+            raise TypeError("both parts of a task_id must be integers from 0 to 2^64-1")
 
         def call(native: _native.Store) -> list[dict[str, Any] | MooncakeError]:
             return [native.task(task_id)]

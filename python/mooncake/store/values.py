@@ -1,4 +1,4 @@
-"""Puts and gets that copy: a value is a bytes-like object."""
+"""Puts and gets of values: a value is a bytes-like object."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 __all__ = ["ValueCalls"]
 
-# What the native calls raise for memory that they cannot read in place.
+# Exceptions of the native calls for memory that they cannot read in place.
 _UNREADABLE = (BufferError, ValueError)
 
 
 class ValueCalls(StoreBase):
-    """Puts and gets that copy."""
+    """Puts and gets of values."""
 
     __slots__ = ()
 
     def put(self, key: Key, value: Readable, config: ReplicateConfig | None = None) -> int:
-        """Store bytes under a key. An object that is there is kept, and that counts as success.
+        """Store bytes under a key. An existing object is kept, which counts as success.
 
         Args:
-            key: The name of the object.
-            value: Anything that speaks the buffer protocol, stored whole; it is copied first only
-                if it is not contiguous.
-            config: Copies, pins and placement.
+            key: Key of the object.
+            value: Any object with the buffer protocol, stored whole; copied first only if it is not
+                contiguous.
+            config: Number of copies, pins and placement.
 
         Returns:
             0, or a negative number.
@@ -43,15 +43,15 @@ class ValueCalls(StoreBase):
         return self._put([key], [value], config, is_upsert=False)[0]
 
     def upsert(self, key: Key, value: Readable, config: ReplicateConfig | None = None) -> int:
-        """Store bytes under a key, replacing an object that is there.
+        """Store bytes under a key, replacing an existing object.
 
         Args:
-            key: The name of the object.
-            value: Anything that speaks the buffer protocol, stored whole.
-            config: Copies, pins and placement.
+            key: Key of the object.
+            value: Any object with the buffer protocol, stored whole.
+            config: Number of copies, pins and placement.
 
         Returns:
-            0, or a negative number; then the old object is still there.
+            0, or a negative number; the old object is kept after a failure.
         """
         check_value(value)
         return self._put([key], [value], config, is_upsert=True)[0]
@@ -59,12 +59,12 @@ class ValueCalls(StoreBase):
     def put_batch(
         self, keys: Sequence[Key], values: Sequence[Readable], config: ReplicateConfig | None = None
     ) -> int:
-        """Store many objects. Those that are there are kept, and that counts as success.
+        """Store many objects. Existing objects are kept, which counts as success.
 
         Args:
-            keys: Their names.
-            values: Their bytes, one for each key; none may be empty.
-            config: Copies, pins and placement.
+            keys: Keys of the objects.
+            values: One value for each key; none may be empty.
+            config: Number of copies, pins and placement.
 
         Returns:
             0, or the first failure.
@@ -74,12 +74,12 @@ class ValueCalls(StoreBase):
     def upsert_batch(
         self, keys: Sequence[Key], values: Sequence[Readable], config: ReplicateConfig | None = None
     ) -> int:
-        """Store many objects, replacing those that are there.
+        """Store many objects, replacing existing ones.
 
         Args:
-            keys: Their names.
-            values: Their bytes, one for each key; none may be empty.
-            config: Copies, pins and placement.
+            keys: Keys of the objects.
+            values: One value for each key; none may be empty.
+            config: Number of copies, pins and placement.
 
         Returns:
             0, or the first failure.
@@ -90,9 +90,9 @@ class ValueCalls(StoreBase):
         """Store the concatenation of parts under a key.
 
         Args:
-            key: The name of the object.
+            key: Key of the object.
             parts: One-dimensional bytes-like objects; empty ones are skipped.
-            config: Copies, pins and placement.
+            config: Number of copies, pins and placement.
 
         Returns:
             0 (also if there was nothing to store), or a negative number.
@@ -105,12 +105,12 @@ class ValueCalls(StoreBase):
     def upsert_parts(
         self, key: Key, *parts: Readable, config: ReplicateConfig | None = None
     ) -> int:
-        """Store the concatenation of parts under a key, replacing an object that is there.
+        """Store the concatenation of parts under a key, replacing an existing object.
 
         Args:
-            key: The name of the object.
+            key: Key of the object.
             parts: One-dimensional bytes-like objects; empty ones are skipped.
-            config: Copies, pins and placement.
+            config: Number of copies, pins and placement.
 
         Returns:
             0 (also if there was nothing to store), or a negative number.
@@ -118,13 +118,13 @@ class ValueCalls(StoreBase):
         return self._put_parts(key, parts, config, is_upsert=True)
 
     def get(self, key: Key) -> bytes:
-        """Return the bytes of an object; ``b""`` if there is none or it could not be read."""
+        """Return the bytes of an object; ``b""`` if it does not exist or could not be read."""
         return as_bytes(self._call_batch(1, lambda native: native.get([key]))[0])
 
     def get_batch(self, keys: Sequence[Key]) -> list[bytes]:
         """Return the bytes of many objects; ``b""`` for each that could not be read.
 
-        For no keys at all it returns ``[b""]``, as callers have come to know it.
+        For an empty list of keys the result is ``[b""]``, as in upstream.
         """
         if len(keys) == 0:
             return [b""]
@@ -132,11 +132,11 @@ class ValueCalls(StoreBase):
         return self._call_with_failure(nothing, lambda native: _native.get_values(native, keys))[0]
 
     def get_buffer(self, key: Key) -> BufferHandle | None:
-        """Return an object as memory of its own (`BufferHandle`); None if it could not be read."""
+        """Return an object as a `BufferHandle` that owns its memory; None for a failure."""
         return self.batch_get_buffer([key])[0]
 
     def batch_get_buffer(self, keys: Sequence[Key]) -> list[BufferHandle | None]:
-        """Return many objects as memory of their own; None for each that could not be read."""
+        """Return many objects as buffers that own their memory; None for each failure."""
         fetched = self._call_batch(
             len(keys), lambda native: native.get_buffers(keys, is_signed=True)
         )
