@@ -12,9 +12,9 @@ from mooncake._tasks import (
     JobId,
     PollSchedule,
     TaskInfo,
-    done_drain,
-    done_task,
     drain_info,
+    final_drain,
+    final_task,
     task_info,
 )
 
@@ -77,7 +77,7 @@ class AsyncTask(_AsyncHandle):
             DeadlineError: The task has not ended within `timeout_s`. It continues.
             NotFoundError: The master does not know the id, or no longer.
         """
-        return done_task(await _poll_until_over(self.info, PollSchedule(timeout_s, None)))
+        return final_task(await _poll_until_over(self.info, PollSchedule(timeout_s, None)))
 
 
 class AsyncDrain(_AsyncHandle):
@@ -114,7 +114,7 @@ class AsyncDrain(_AsyncHandle):
             DeadlineError: The drain has not ended within `timeout_s`. It continues.
             NotFoundError: The master does not know the id, or no longer.
         """
-        return done_drain(await _poll_until_over(self.info, PollSchedule(timeout_s, progress)))
+        return final_drain(await _poll_until_over(self.info, PollSchedule(timeout_s, progress)))
 
     async def cancel(self) -> DrainInfo:
         """Cancel the drain: no more copies leave the segments, and they accept objects again.

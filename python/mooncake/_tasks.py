@@ -23,9 +23,9 @@ __all__ = [
     "Task",
     "TaskInfo",
     "copies_of",
-    "done_drain",
-    "done_task",
     "drain_info",
+    "final_drain",
+    "final_task",
     "poll_until_over",
     "task_info",
 ]
@@ -195,7 +195,7 @@ class Task(_NativeHandle):
             DeadlineError: The task has not ended within `timeout_s`. It continues.
             NotFoundError: The master does not know the id, or no longer.
         """
-        return done_task(poll_until_over(self.info, timeout_s, None))
+        return final_task(poll_until_over(self.info, timeout_s, None))
 
 
 class Drain(_NativeHandle):
@@ -228,7 +228,7 @@ class Drain(_NativeHandle):
             DeadlineError: The drain has not ended within `timeout_s`. It continues.
             NotFoundError: The master does not know the id, or no longer.
         """
-        return done_drain(poll_until_over(self.info, timeout_s, progress))
+        return final_drain(poll_until_over(self.info, timeout_s, progress))
 
     def cancel(self) -> DrainInfo:
         """Cancel the drain: no more copies leave the segments, and they accept objects again.
@@ -263,7 +263,7 @@ def task_info(reply: dict[str, Any]) -> TaskInfo:
     )
 
 
-def done_task(info: TaskInfo) -> TaskInfo:
+def final_task(info: TaskInfo) -> TaskInfo:
     """Return the final state of a task, or raise its failure."""
     if info.state == "failed":
         raise _native.failure(_TRANSFER_FAIL, f"the {info.kind} failed: {info.message}")
@@ -287,7 +287,7 @@ def drain_info(reply: dict[str, Any]) -> DrainInfo:
     )
 
 
-def done_drain(info: DrainInfo) -> DrainInfo:
+def final_drain(info: DrainInfo) -> DrainInfo:
     """Return the final state of a drain, or raise its failure."""
     if info.state == "failed":
         text = f"the drain failed: {info.message} failed={info.failed} blocked={info.blocked}"

@@ -43,7 +43,9 @@ class Sample:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the command."""
     parser.add_argument(
-        "--admin", default="", help="host:port of the admin port; by default the master tells it"
+        "--admin",
+        default="",
+        help="host:port of the admin port; by default the address that the master reports",
     )
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between two samples")
     parser.add_argument("--once", action="store_true", help="print one view and exit")

@@ -153,7 +153,7 @@ class MooncakeStoreService:
         if store is not None:
             store.close()
 
-    # Answers
+    # Routes
 
     def _answer(self, request: Request) -> Reply:
         path = request.path

@@ -89,8 +89,8 @@ class _Layout:
 
     def tag(self) -> str:
         """Return a hash that identifies the layout."""
-        said = {name: (b.count, b.shape, b.dtype) for name, b in self.blocks.items()}
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+        blocks = {name: (b.count, b.shape, b.dtype) for name, b in self.blocks.items()}
+        return hashlib.sha256(json.dumps(blocks).encode()).hexdigest()[:16]
 
 
 class SharedSegment:
@@ -229,24 +229,24 @@ def create_shared_segment(
             mmap,
             host_register,
         )
-        said = blob.decode()
+        message = blob.decode()
     except RuntimeError as error:
         # The other ranks wait for this one, so the failure is sent to them.
-        said = f"{_FAILED}{error}"
-    messages = _exchange(said, world_size, group)
+        message = f"{_FAILED}{error}"
+    messages = _exchange(message, world_size, group)
     # A barrier: the owner may exit once its call returns, so all ranks must have mapped the memory.
-    said = ""
+    message = ""
     try:
         made._segment.complete(messages)
     except RuntimeError as error:
-        said = f"{_FAILED}{error}"
-    _exchange(said, world_size, group)
+        message = f"{_FAILED}{error}"
+    _exchange(message, world_size, group)
     return made
 
 
-def _exchange(said: str, world_size: int, group: object) -> list[str]:
+def _exchange(message: str, world_size: int, group: object) -> list[str]:
     """Return the messages of all ranks, in their order; raise the failure of any rank."""
-    messages = [said] if world_size == 1 else _all_gather(said, world_size, group)
+    messages = [message] if world_size == 1 else _all_gather(message, world_size, group)
     failures = [
         (rank, text.removeprefix(_FAILED))
         for rank, text in enumerate(messages)
@@ -258,14 +258,14 @@ def _exchange(said: str, world_size: int, group: object) -> list[str]:
     return messages
 
 
-def _all_gather(said: str, world_size: int, group: object) -> list[str]:
+def _all_gather(message: str, world_size: int, group: object) -> list[str]:
     gather = getattr(group, "all_gather_object", None)
     if gather is not None:
-        return list(gather(said))
+        return list(gather(message))
     distributed = importlib.import_module("torch.distributed")
     messages: list[Any] = [None] * world_size
     # Group wrappers of other packages have a separate group for messages between hosts' CPUs.
-    distributed.all_gather_object(messages, said, group=getattr(group, "cpu_group", group))
+    distributed.all_gather_object(messages, message, group=getattr(group, "cpu_group", group))
     return messages
 
 

@@ -26,7 +26,7 @@ use crate::argument::Unsigned;
 /// The buffers of one value, held while a call reads them.
 #[derive(Debug)]
 pub(crate) struct Views {
-    // Held for their drop, which gives the memory back to its owner.
+    // Held for their destructors, which release the memory to its owners.
     views: Vec<PyUntypedBuffer>,
     ranges: Vec<LocalRange>,
 }
@@ -63,7 +63,7 @@ impl Views {
 /// The values of a batch with one buffer each, held while a call reads them.
 #[derive(Debug)]
 pub(crate) struct Values<'py> {
-    // Both held for their drop, which gives the memory back to its owner.
+    // Held for their destructors, which release the memory to its owners.
     _bytes: Vec<Bound<'py, PyBytes>>,
     _views: Vec<PyUntypedBuffer>,
     ranges: Vec<LocalRange>,

@@ -18,7 +18,7 @@ use mooncake_base::sync::Mutex;
 use mooncake_base::{Error, Result};
 use pyo3::Python;
 
-/// How long a returning thread waits for the process to end: longer than most exit hooks take.
+/// Longest time that a returning thread waits for the process to end: longer than most exit hooks.
 const EXIT_WAIT: Duration = Duration::from_secs(2);
 
 static IS_EXITING: AtomicBool = AtomicBool::new(false);

@@ -91,8 +91,8 @@ pub(crate) fn use_exceptions(py: Python<'_>, classes: Py<PyDict>) {
 #[pyo3(signature = (*, is_engine = false))]
 pub(crate) fn codes(is_engine: bool) -> Vec<Row> {
     if is_engine {
-        let told = |row: &EngineCodeRow| (row.number, row.name, String::new(), row.remedy);
-        return ENGINE_CODES.iter().map(told).collect();
+        let to_row = |row: &EngineCodeRow| (row.number, row.name, String::new(), row.remedy);
+        return ENGINE_CODES.iter().map(to_row).collect();
     }
     CODES.iter().map(|row| (row.code.number(), row.name, kind_name(row.kind), row.remedy)).collect()
 }

@@ -91,11 +91,11 @@ impl Pending {
         let mut drained = [0; 64];
         while (&self.waker).read(&mut drained).is_ok_and(|count| count == drained.len()) {}
         let done = std::mem::take(&mut self.completions().state.lock().done);
-        let told = |(number, outcome): (u64, Outcome)| match outcome(py) {
+        let to_object_pair = |(number, outcome): (u64, Outcome)| match outcome(py) {
             Ok(value) => (number, value),
             Err(error) => (number, error.into_value(py).into_any()),
         };
-        Ok(done.into_iter().map(told).collect())
+        Ok(done.into_iter().map(to_object_pair).collect())
     }
 
     /// Begins to put values. The outcome of each item says whether the value was stored.

@@ -13,7 +13,7 @@ const THREADS_MAX: usize = 16;
 /// Maximum number of calls that wait for a thread.
 const WAITING_MAX: usize = 1 << 16;
 
-/// How long an idle thread waits for a call before it ends.
+/// Time after which an idle thread ends.
 const IDLE_MAX: Duration = Duration::from_secs(10);
 
 /// A call for a worker thread. It must not touch Python.

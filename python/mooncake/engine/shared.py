@@ -118,15 +118,15 @@ class SharedSegment:
                 f"expected one blob for each of {world_size} ranks, got {len(blobs)}"
             )
         descriptions = [_decode(blob) for blob in blobs]
-        for rank, theirs in enumerate(descriptions):
+        for rank, other in enumerate(descriptions):
             for key in ("name", "size", "world_size", "owner_rank"):
-                if theirs.get(key) != self._description[key]:
+                if other.get(key) != self._description[key]:
                     raise RuntimeError(
-                        f"rank {rank} made another segment: its {key} is {theirs.get(key)!r}, "
+                        f"rank {rank} made another segment: its {key} is {other.get(key)!r}, "
                         f"not {self._description[key]!r}"
                     )
-            if theirs.get("rank") != rank:
-                raise RuntimeError(f"the blob in place {rank} is that of rank {theirs.get('rank')}")
+            if other.get("rank") != rank:
+                raise RuntimeError(f"the blob in place {rank} is that of rank {other.get('rank')}")
         if not self._ready and self._mapping is None:
             self._attach(descriptions[self._description["owner_rank"]])
         self._ready = True

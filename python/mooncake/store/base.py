@@ -63,15 +63,15 @@ class StoreBase:
         if native is None:
             return otherwise, not_set_up()
         try:
-            told = call(native)
+            reply = call(native)
         except MooncakeError as error:
             self._log_outage(error)
             return otherwise, error
-        if told[1] is None:
+        if reply[1] is None:
             self._is_outage_logged = False
         else:
-            self._log_outage(told[1])
-        return told
+            self._log_outage(reply[1])
+        return reply
 
     def _call_codes(
         self, count: int, call: Callable[[_native.Store], tuple[list[int], MooncakeError | None]]

@@ -265,7 +265,7 @@ class ReplicateConfig:
 
     @property
     def data_type(self) -> ObjectDataType:
-        """What the bytes are."""
+        """Kind of data."""
         return self._data_type
 
     @data_type.setter

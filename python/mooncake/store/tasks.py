@@ -119,17 +119,17 @@ class TaskCalls(StoreBase):
         def call(native: _native.Store) -> list[dict[str, Any] | MooncakeError]:
             return [native.task(task_id)]
 
-        told = self._call_batch(1, call)[0]
-        if isinstance(told, MooncakeError):
-            return None, told.code
+        reply = self._call_batch(1, call)[0]
+        if isinstance(reply, MooncakeError):
+            return None, reply.code
         response = QueryTaskResponse()
-        response.id = told["id"]
-        response.type = _KINDS[told["kind"]]
-        response.status = TaskStatus[told["status"].upper()]
-        response.created_at_ms_epoch = told["created_at_ms"]
-        response.last_updated_at_ms_epoch = told["updated_at_ms"]
-        response.assigned_client = told["client"]
-        response.message = told["message"]
+        response.id = reply["id"]
+        response.type = _KINDS[reply["kind"]]
+        response.status = TaskStatus[reply["status"].upper()]
+        response.created_at_ms_epoch = reply["created_at_ms"]
+        response.last_updated_at_ms_epoch = reply["updated_at_ms"]
+        response.assigned_client = reply["client"]
+        response.message = reply["message"]
         return response, OK
 
     def _create_task(

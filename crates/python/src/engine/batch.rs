@@ -67,7 +67,7 @@ impl Numbers {
     }
 }
 
-/// Three lists of one length.
+/// The columns of a batch, which have one length.
 #[derive(Debug)]
 pub(super) struct Batch {
     addresses: Numbers,
@@ -76,8 +76,10 @@ pub(super) struct Batch {
 }
 
 impl Batch {
+    /// Makes a batch.
+    ///
     /// # Errors
-    /// One list is longer than another.
+    /// The lists differ in length.
     pub(super) fn new(
         addresses: Numbers,
         peer_addresses: Numbers,

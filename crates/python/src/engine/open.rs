@@ -11,7 +11,7 @@ use mooncake_base::{Clock, Error, Result, SystemClock};
 use mooncake_transfer_engine::{Engine, EngineConfig, ManagedBuffers, fork};
 use tokio::runtime::Runtime;
 
-/// How long the close of an engine may wait for a metadata server.
+/// Longest time that the close of an engine waits for a metadata server.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 
 /// The running engines, to be closed at exit. Only threads that are attached to the interpreter

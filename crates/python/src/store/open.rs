@@ -25,13 +25,13 @@ use super::{
 };
 use crate::engine::Running;
 
-/// How long the close of an engine may wait for a metadata server.
+/// Longest time that the close of an engine waits for a metadata server.
 const ENGINE_CLOSE_MAX: Duration = Duration::from_secs(1);
 
 /// Address of the client's HTTP server: every interface of this host, as scrapers expect.
 const HTTP_HOST: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// How long an embedded master may take to stop.
+/// Longest time that an embedded master may take to stop.
 const MASTER_STOP_MAX: Duration = Duration::from_millis(500);
 
 /// The open stores, to be closed at exit. Only threads that are attached to the interpreter take
