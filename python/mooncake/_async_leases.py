@@ -31,7 +31,7 @@ class AsyncLease:
     ) -> None:
         """Called by `AsyncStore.lease`."""
         if not every_s > 0:
-            raise ValueError("every_s must be a number of seconds above 0")
+            raise ValueError("every_s must be more than 0 seconds")
         self._probe = probe
         self._keys = keys
         self._every_s = every_s

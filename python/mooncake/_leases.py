@@ -27,7 +27,7 @@ class Lease:
     def __init__(self, native: _native.Store, keys: list[str | bytes], every_s: float) -> None:
         """Called by `Store.lease`."""
         if not every_s > 0:
-            raise ValueError("every_s must be a number of seconds above 0")
+            raise ValueError("every_s must be more than 0 seconds")
         self._native = native
         self._keys = keys
         self._every_s = every_s

@@ -414,9 +414,7 @@ def _tensor(tensor: Any) -> tuple[memoryview, str]:
             raise TypeError("an array of Python objects is not a tensor")
         body = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
     else:
-        raise TypeError(
-            f"a tensor must be a torch tensor or a numpy array, not {type(tensor).__name__}"
-        )
+        raise TypeError(f"a tensor must be of torch or numpy, not {type(tensor).__name__}")
     shape = [int(length) for length in tensor.shape]
     return body, json.dumps({"dtype": str(tensor.dtype), "shape": shape})
 
