@@ -1,0 +1,83 @@
+//! Rules for the documentation: paths that it names exist, and its maps of files are complete.
+
+use std::collections::BTreeSet;
+
+use mooncake_tidy::{File, files, regex, report, root};
+
+#[test]
+fn paths_in_documents_exist() {
+    let path = regex(
+        r"`((?:crates|python|tests|benches|scripts|docs|examples)/[A-Za-z0-9_./{},-]*[A-Za-z0-9_}/])`",
+    );
+    let mut found = Vec::new();
+    for file in pages() {
+        for (index, line) in file.text.lines().enumerate() {
+            for named in path.captures_iter(line).flat_map(|parts| expand(&parts[1])) {
+                if !root().join(&named).exists() && !ours_of_a_crate(&named) {
+                    found.push(format!("{}:{}: {named}", file.path, index + 1));
+                }
+            }
+        }
+    }
+    report("paths that do not exist", &found);
+}
+
+#[test]
+fn architecture_maps_every_file_of_a_listed_folder() {
+    let page = pages().into_iter().find(|file| file.path == "docs/architecture.md");
+    let page = page.expect("there is an architecture page");
+    let (header, name) =
+        (regex(r"^\| Files of `([^`]+)/` \|"), regex(r"`([a-z0-9_/]+(?:\.rs|/))`"));
+    let (mut folder, mut maps) = (None, Vec::new());
+    for line in page.text.lines() {
+        if let Some(parts) = header.captures(line) {
+            folder = Some(parts[1].to_owned());
+            maps.push((parts[1].to_owned(), BTreeSet::new()));
+        } else if !line.starts_with('|') {
+            folder = None;
+        } else if folder.is_some() {
+            let cell = line.split('|').nth(1).expect("a row has a first cell");
+            let (_, named) = maps.last_mut().expect("a row follows its header");
+            named.extend(name.captures_iter(cell).map(|parts| parts[1].to_owned()));
+        }
+    }
+    assert!(maps.len() >= 3, "the maps were not found");
+    let mut found = Vec::new();
+    for (folder, named) in maps {
+        let missing = named.iter().filter(|name| !root().join(&folder).join(name).exists());
+        found.extend(missing.map(|name| format!("{folder}/{name}: is mapped but does not exist")));
+        for file in files().iter().filter_map(|file| file.path.strip_prefix(&format!("{folder}/")))
+        {
+            if !is_mapped(file, &named) {
+                found.push(format!("{folder}/{file}: is not in the map"));
+            }
+        }
+    }
+    report("maps in docs/architecture.md that are not true", &found);
+}
+
+/// Returns whether a file is named, or lies in a folder that is. Entry points and tests need no row.
+fn is_mapped(file: &str, named: &BTreeSet<String>) -> bool {
+    let is_covered = |name: &String| name == file || name.ends_with('/') && file.starts_with(name);
+    let is_plain = ["lib.rs", "main.rs", "fuzz.rs"].contains(&file)
+        || file.split('/').any(|part| part == "tests" || part == "tests.rs");
+    is_plain || named.iter().any(is_covered)
+}
+
+/// The pages that people write.
+fn pages() -> Vec<File> {
+    files().into_iter().filter(|file| file.is("md") && !file.is_generated()).collect()
+}
+
+/// Expands one list in braces.
+fn expand(path: &str) -> Vec<String> {
+    let Some((before, rest)) = path.split_once('{') else { return vec![path.to_owned()] };
+    let Some((list, after)) = rest.split_once('}') else { return vec![path.to_owned()] };
+    list.split(',').map(|part| format!("{before}{part}{after}")).collect()
+}
+
+/// Returns whether a path is relative to one of our crates, as in `tests/device/fake_driver.c`.
+fn ours_of_a_crate(path: &str) -> bool {
+    let crates = std::fs::read_dir(root().join("crates")).expect("there are crates");
+    crates.flatten().any(|folder| folder.path().join(path).exists())
+}
