@@ -33,7 +33,7 @@ macro_rules! behaviour_suite {
                 sixty_four_threads_share_few_connections,
                 refuses_a_passed_deadline,
                 failed_entries_leave_the_others_alone,
-                closed_peer_is_an_error_within_the_deadline,
+                closed_peer_is_an_error_before_the_deadline,
             }
         })*
     };

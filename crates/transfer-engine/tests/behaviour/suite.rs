@@ -8,7 +8,7 @@ use std::{
 use mooncake_base::{Clock, ErrorKind, SystemClock};
 use mooncake_transfer_engine::{Opcode, TransferEntry};
 
-use crate::pair::{AT_ONCE, Lent, Pair, foreign, held, pattern};
+use crate::pair::{Lent, Pair, foreign, held, pattern};
 
 const MIB: usize = 1 << 20;
 
@@ -111,9 +111,8 @@ pub(crate) fn refuses_transfers_after_unregistering(pair: &Pair) {
         let base = lent.base();
         let mut bytes = vec![1; 1000];
         pair.write(base, &mut bytes).unwrap();
-        let start = Instant::now();
+        // Withdrawing fails if a peer has not confirmed within the time-out.
         lent.withdraw().unwrap();
-        assert!(start.elapsed() < AT_ONCE, "{:?}", start.elapsed());
         pair.write(base, &mut bytes).unwrap_err();
         pair.read(base, &mut bytes).unwrap_err();
     }
@@ -176,19 +175,19 @@ pub(crate) fn failed_entries_leave_the_others_alone(pair: &Pair) {
     }
 }
 
-pub(crate) fn closed_peer_is_an_error_within_the_deadline(pair: &Pair) {
+pub(crate) fn closed_peer_is_an_error_before_the_deadline(pair: &Pair) {
     let lent = pair.lend(MIB);
     for lent in &lent {
         pair.write(lent.base(), &mut [1]).unwrap();
     }
-    let start = Instant::now();
     pair.far.close(crate::pair::soon());
-    assert!(start.elapsed() < AT_ONCE, "{:?}", start.elapsed());
     for lent in &lent {
-        pair.write(lent.base(), &mut [1]).unwrap_err();
-        pair.read(lent.base(), &mut [1]).unwrap_err();
+        let write = pair.write(lent.base(), &mut [1]).unwrap_err();
+        let read = pair.read(lent.base(), &mut [1]).unwrap_err();
+        for error in [write, read] {
+            assert!(!error.to_string().contains("deadline"), "{error}");
+        }
     }
-    assert!(start.elapsed() < AT_ONCE, "{:?}", start.elapsed());
 }
 
 pub(crate) fn arrives_whole_in_batches_of_every_count(pair: &Pair) {
