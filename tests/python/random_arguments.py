@@ -15,10 +15,10 @@ import numpy as np
 
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
 
-SPACE = 1 << 20
+MEMORY_BYTES = 1 << 20
 KEYS = [*(f"k{at}" for at in range(6)), "", "x" * 70_000]
-SIZES = [0, 1, 7, 100, 1000, 4096, 65_536, SPACE]
-HUGE_SIZES = [SPACE + 1, 1 << 30, 1 << 40, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
+SIZES = [0, 1, 7, 100, 1000, 4096, 65_536, MEMORY_BYTES]
+HUGE_SIZES = [MEMORY_BYTES + 1, 1 << 30, 1 << 40, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
 OFFSETS = [0, 0, 1, 50, 99, 100, 101, 4096, 1 << 32, 1 << 63, (1 << 64) - 1, (1 << 64) - 100]
 UNMAPPED = [0, 1, 8, 4096, (1 << 47) - 4096, 1 << 63, (1 << 64) - 4096, (1 << 64) - 1]
 PATTERNS = ["k1", "^k", "[", "(a+)+$", ".*"]
@@ -29,7 +29,7 @@ class Caller:
 
     def __init__(self, seed: int, own: str) -> None:
         self.random = random.Random(seed)
-        self.memory = np.zeros(SPACE, dtype=np.uint8)
+        self.memory = np.zeros(MEMORY_BYTES, dtype=np.uint8)
         self.base = self.memory.ctypes.data
         self.segments = [own, "no:1", ""]
 
@@ -55,15 +55,15 @@ class Caller:
         own = [
             self.base,
             self.base + 4096,
-            self.base + SPACE // 4,
-            self.base + SPACE - 10,
+            self.base + MEMORY_BYTES // 4,
+            self.base + MEMORY_BYTES - 10,
         ]
         return self.choose(own * 2 + UNMAPPED)
 
     def length_from(self, address: int) -> int:
         """Returns a length that ends in our buffer, or far beyond all memory."""
-        left = self.base + SPACE - address
-        if not 0 < left <= SPACE:
+        left = self.base + MEMORY_BYTES - address
+        if not 0 < left <= MEMORY_BYTES:
             return self.size()
         return self.choose([size for size in SIZES if size <= left] + [1 << 63, (1 << 64) - 1])
 
@@ -103,17 +103,17 @@ class Caller:
         yield "batch_put_from", (keys, addresses, sizes, self.config())
         yield "batch_upsert_from", (keys, addresses, sizes, self.config())
         rows = [self.buffers(self.random.randrange(4)) for _ in range(count)]
-        scattered, spans = [row[0] for row in rows], [row[1] for row in rows]
+        scattered, span_lengths = [row[0] for row in rows], [row[1] for row in rows]
         offsets = [self.many(self.offset, len(row)) for row in scattered]
-        yield "batch_get_into_multi_buffers", (keys, scattered, spans)
-        yield "batch_put_from_multi_buffers", (keys, scattered, spans, self.config())
+        yield "batch_get_into_multi_buffers", (keys, scattered, span_lengths)
+        yield "batch_put_from_multi_buffers", (keys, scattered, span_lengths, self.config())
         yield "batch_get_session_start", (keys,)
-        yield "batch_get_into_multi_buffer_ranges", (keys, scattered, spans, offsets)
+        yield "batch_get_into_multi_buffer_ranges", (keys, scattered, span_lengths, offsets)
         yield (
             "batch_put_session_start",
             (keys, [self.choose(SIZES[:6]) for _ in keys], self.config()),
         )
-        yield "batch_put_from_multi_buffer_ranges", (keys, scattered, spans, offsets)
+        yield "batch_put_from_multi_buffer_ranges", (keys, scattered, span_lengths, offsets)
         yield self.choose(["batch_put_session_end", "batch_put_session_revoke"]), (keys,)
         yield "batch_get_session_end", (keys,)
         yield "get_into_ranges", self.ranges()
@@ -161,9 +161,12 @@ def main() -> None:
     seed, rounds, master = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     store = MooncakeDistributedStore()
     segment_bytes = 64 << 20 if master == "embedded" else 0
-    assert store.setup("localhost", "P2PHANDSHAKE", segment_bytes, SPACE, "tcp", "", master) == 0
+    assert (
+        store.setup("localhost", "P2PHANDSHAKE", segment_bytes, MEMORY_BYTES, "tcp", "", master)
+        == 0
+    )
     caller = Caller(seed, store.get_hostname())
-    assert store.register_buffer(caller.base, SPACE // 2) == 0
+    assert store.register_buffer(caller.base, MEMORY_BYTES // 2) == 0
     made = 0
     for _ in range(rounds):
         for name, arguments in caller.calls():

@@ -91,33 +91,33 @@ def contents_of(peer: EnginePeer) -> list[bytes]:
     return [peer.bytes_at(peer.address + offset, length) for offset, length in RANGES]
 
 
-def each(caller: EnginePeer, target: EnginePeer) -> list[tuple[int, int, int]]:
+def entries(caller: EnginePeer, target: EnginePeer) -> list[tuple[int, int, int]]:
     return [(caller.address + at, target.address + at, length) for at, length in RANGES]
 
 
-def lists(caller: EnginePeer, target: EnginePeer) -> list[list[int]]:
-    return [list(column) for column in zip(*each(caller, target), strict=True)]
+def columns(caller: EnginePeer, target: EnginePeer) -> list[list[int]]:
+    return [list(column) for column in zip(*entries(caller, target), strict=True)]
 
 
 def one_by_one(caller: EnginePeer, target: EnginePeer, opcode: dict[str, str]) -> None:
     name = "write" if opcode == WRITE else "read"
-    for local, remote, length in each(caller, target):
+    for local, remote, length in entries(caller, target):
         assert caller.call(f"transfer_sync_{name}", target.segment, local, remote, length) == 0
 
 
-def with_an_opcode(caller: EnginePeer, target: EnginePeer, opcode: dict[str, str]) -> None:
-    for local, remote, length in each(caller, target):
+def with_opcode(caller: EnginePeer, target: EnginePeer, opcode: dict[str, str]) -> None:
+    for local, remote, length in entries(caller, target):
         assert caller.call("transfer_sync", target.segment, local, remote, length, opcode) == 0
 
 
-def as_a_batch(caller: EnginePeer, target: EnginePeer, opcode: dict[str, str]) -> None:
+def as_batch(caller: EnginePeer, target: EnginePeer, opcode: dict[str, str]) -> None:
     name = "write" if opcode == WRITE else "read"
-    batch = lists(caller, target)
+    batch = columns(caller, target)
     assert caller.call(f"batch_transfer_sync_{name}", target.segment, *batch) == 0
 
 
 def as_async_batches(caller: EnginePeer, target: EnginePeer, opcode: dict[str, str]) -> None:
-    batch = lists(caller, target)
+    batch = columns(caller, target)
     numbers = [
         caller.call("batch_transfer_async", target.segment, *batch, opcode) for _ in range(3)
     ]
@@ -125,11 +125,8 @@ def as_async_batches(caller: EnginePeer, target: EnginePeer, opcode: dict[str, s
     assert caller.call("get_batch_transfer_status", numbers) == 0
 
 
-def submitted(caller: EnginePeer, target: EnginePeer, opcode: dict[str, str]) -> None:
-    if opcode == READ:
-        as_async_batches(caller, target, opcode)
-        return
-    for local, remote, length in each(caller, target):
+def submitted(caller: EnginePeer, target: EnginePeer, _write: dict[str, str]) -> None:
+    for local, remote, length in entries(caller, target):
         number = caller.call("transfer_submit_write", target.segment, local, remote, length)
         assert number > 0
         wait_for(partial(has_ended, caller, number))
@@ -141,14 +138,19 @@ def has_ended(caller: EnginePeer, number: int) -> bool:
     return status == 1
 
 
-CALLERS = [one_by_one, with_an_opcode, as_a_batch, as_async_batches, submitted]
+TRANSFERS = [one_by_one, with_opcode, as_batch, as_async_batches, submitted]
+CASES = [
+    pytest.param(transfer, opcode, id=f"{transfer.__name__}-{opcode['opcode'].lower()}")
+    for transfer in TRANSFERS
+    for opcode in (READ, WRITE)
+    if (transfer, opcode) != (submitted, READ)  # upstream submits writes only
+]
 
 
-@pytest.mark.parametrize("opcode", [READ, WRITE], ids=["read", "write"])
-@pytest.mark.parametrize("transfer", CALLERS, ids=[transfer.__name__ for transfer in CALLERS])
+@pytest.mark.parametrize(("transfer", "opcode"), CASES)
 def test_transfers_interoperate(pair, transfer, opcode):
     caller, target = pair
-    seed = CALLERS.index(transfer) * 20
+    seed = TRANSFERS.index(transfer) * 20
     own, other = fill(caller, seed + 1), fill(target, seed + 10)
     transfer(caller, target, opcode)
     wanted = own if opcode == WRITE else other
@@ -162,7 +164,7 @@ def test_notification_follows_the_bytes(pair):
     at = (target.segment, caller.address, target.address, 4096)
     assert caller.call("transfer_sync", *at, WRITE, notification) == 0
     wait_for(lambda: bool(messages := target.ask("notifies")) and check(messages))
-    batch = lists(caller, target)
+    batch = columns(caller, target)
     assert caller.call("batch_transfer_sync", target.segment, *batch, READ, notification) == 0
     wait_for(lambda: bool(messages := target.ask("notifies")) and check(messages))
 
@@ -184,15 +186,15 @@ def test_rejects_unregistered_ranges(pair):
         for name in ("transfer_sync_write", "transfer_sync_read"):
             assert caller.call(name, target.segment, caller.address, remote, 4096) == -1
     # The first transfer after a refusal may have to reconnect.
-    ask = (target.segment, caller.address, target.address, 4096)
-    wait_for(lambda: caller.call("transfer_sync_write", *ask) == 0)
+    arguments = (target.segment, caller.address, target.address, 4096)
+    wait_for(lambda: caller.call("transfer_sync_write", *arguments) == 0)
 
 
 def test_dead_peer_fails_without_a_hang(pair):
     caller, target = pair
-    ask = (target.segment, caller.address, target.address, 4096)
-    assert caller.call("transfer_sync_write", *ask) == 0
+    arguments = (target.segment, caller.address, target.address, 4096)
+    assert caller.call("transfer_sync_write", *arguments) == 0
     # The last test of the pair: no later test needs the target.
     target.kill()
-    assert caller.call("transfer_sync_write", *ask) == -1
-    assert caller.call("transfer_sync_read", *ask) == -1
+    assert caller.call("transfer_sync_write", *arguments) == -1
+    assert caller.call("transfer_sync_read", *arguments) == -1
