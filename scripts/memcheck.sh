@@ -20,7 +20,7 @@ memcheck=(valgrind --quiet --error-exitcode=9 --fair-sched=yes --child-silent-af
 
 # The modules that copy, pin, map and frame memory. Left out are tests that hand invalid addresses to
 # the kernel: the kernel rejects them, as those tests expect, but memcheck reports them.
-filters=(copy:: memory::tests region:: managed::arena device:: token:: transport::shm::message)
+filters=(copy:: memory::tests region:: managed::arena token:: transport::shm::message)
 skipped=(unmapped bad_ memory_that_changed)
 
 binaries=$(cargo test --locked --lib -p mooncake-transfer-engine --no-run \
