@@ -1,14 +1,14 @@
-//! Who is served: each guest with its process and its connections.
+//! Table of dummy clients, each with its process and its connections.
 
 use mooncake_base::{ClientId, Error, ErrorCode, Result};
 use rustc_hash::FxHashMap;
 
 use crate::{fence_tracker::FenceTracker, process::Process};
 
-/// The most guests at a time.
+/// Maximum number of dummy clients.
 pub(crate) const CLIENTS_MAX: usize = 4096;
 
-/// The guests by the ids that they gave themselves.
+/// Dummy clients by id; each client chooses its own id.
 #[derive(Debug, Default)]
 pub(crate) struct ClientTable {
     by_id: FxHashMap<ClientId, ClientEntry>,
@@ -16,17 +16,17 @@ pub(crate) struct ClientTable {
 
 #[derive(Debug)]
 struct ClientEntry {
-    /// Not known of one that comes over TCP.
+    /// Unknown for clients that connect over TCP.
     process: Option<Process>,
     connections: usize,
     fences: FenceTracker,
 }
 
 impl ClientTable {
-    /// A connection speaks for that guest from now on.
+    /// Adds a connection of the client.
     ///
     /// # Errors
-    /// Another process has that id, or there are too many guests.
+    /// Another process uses the id, or there are too many clients.
     pub(crate) fn add_connection(
         &mut self,
         client: ClientId,
@@ -35,7 +35,7 @@ impl ClientTable {
         if let Some(entry) = self.by_id.get_mut(&client) {
             let is_other = matches!((&entry.process, process), (Some(a), Some(b)) if !a.is_same(b));
             if is_other {
-                let text = "another process calls itself by this id";
+                let text = "another process uses this client id";
                 return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, text).with("client", client));
             }
             if entry.process.is_none() {
@@ -45,7 +45,7 @@ impl ClientTable {
             return Ok(());
         }
         if self.by_id.len() >= CLIENTS_MAX {
-            let error = Error::new(ErrorCode::RPC_FAIL, "the daemon serves too many processes");
+            let error = Error::new(ErrorCode::RPC_FAIL, "the daemon serves too many dummy clients");
             return Err(error.with("limit", CLIENTS_MAX));
         }
         let fences = FenceTracker::default();
@@ -54,8 +54,8 @@ impl ClientTable {
         Ok(())
     }
 
-    /// A connection of the guest closed. Whether it is gone with it: the end of a process whose
-    /// death is not seen otherwise.
+    /// Removes a connection of the client. Returns whether the client is gone, too: for a client of
+    /// unknown process, the last connection is the only sign of life.
     pub(crate) fn remove_connection(&mut self, client: ClientId) -> bool {
         let Some(entry) = self.by_id.get_mut(&client) else { return false };
         entry.connections = entry.connections.saturating_sub(1);
@@ -63,23 +63,23 @@ impl ClientTable {
         is_gone && self.remove(client).is_some()
     }
 
-    /// Forgets a guest; what it was granted, if it was known.
+    /// Removes a client and returns its fences, if it was known.
     pub(crate) fn remove(&mut self, client: ClientId) -> Option<FenceTracker> {
         self.by_id.remove(&client).map(|entry| entry.fences)
     }
 
-    /// What the guest is granted.
+    /// Returns the client's fences.
     pub(crate) fn fences(&mut self, client: ClientId) -> Option<&mut FenceTracker> {
         self.by_id.get_mut(&client).map(|entry| &mut entry.fences)
     }
 
-    /// The guests whose processes can be watched.
+    /// Returns the clients whose processes can be watched.
     pub(crate) fn processes(&self) -> Vec<(ClientId, Process)> {
         let known = |(id, entry): (&ClientId, &ClientEntry)| Some((*id, entry.process.clone()?));
         self.by_id.iter().filter_map(known).collect()
     }
 
-    /// How many there are.
+    /// Number of clients.
     pub(crate) fn count(&self) -> usize {
         self.by_id.len()
     }
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_of_unknown_process_goes_with_its_last_connection() {
+    fn client_of_unknown_process_ends_with_last_connection() {
         let mut table = ClientTable::default();
         let client = ClientId::random();
         table.add_connection(client, None).unwrap();
@@ -105,11 +105,11 @@ mod tests {
         assert!(!table.remove_connection(client), "one connection is left");
         assert!(table.remove_connection(client));
         assert_eq!(table.count(), 0);
-        assert!(!table.remove_connection(client), "it goes once");
+        assert!(!table.remove_connection(client), "it is removed once");
     }
 
     #[test]
-    fn a_guest_whose_process_is_watched_stays_between_connections() {
+    fn client_of_known_process_survives_without_connection() {
         let mut table = ClientTable::default();
         let client = ClientId::random();
         table.add_connection(client, Some(&own())).unwrap();
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_left_is_not_gone_a_second_time() {
+    fn removed_client_is_not_removed_again() {
         let mut table = ClientTable::default();
         let client = ClientId::random();
         table.add_connection(client, None).unwrap();
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_a_limit() {
+    fn rejects_clients_above_limit() {
         let mut table = ClientTable::default();
         for _ in 0..CLIENTS_MAX {
             table.add_connection(ClientId::random(), None).unwrap();

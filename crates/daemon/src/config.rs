@@ -1,4 +1,4 @@
-//! The settings of a daemon: the established flags with the established defaults.
+//! Settings of a daemon: upstream's flags with upstream's defaults.
 
 use std::collections::BTreeMap;
 
@@ -9,31 +9,31 @@ use mooncake_base::{
 };
 use mooncake_cli::CliCommand;
 
-/// Everything that may be set about a daemon.
+/// All settings of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DaemonConfig {
-    /// Name or address of this host as peers reach it, with an optional port. Empty or `0.0.0.0`:
-    /// the address that this host uses towards the master.
+    /// Name or address under which peers reach this host, with an optional port. Empty or
+    /// `0.0.0.0`: this host's address on the master's network.
     pub host: String,
-    /// Where guests connect; 0 takes a free one. The Unix socket is named by it.
+    /// Port for dummy clients; 0: a free port. The Unix socket is named after it.
     pub port: u16,
-    /// How much memory is lent to the pool.
+    /// Memory lent to the pool.
     pub segment: ByteSize,
-    /// Where the master is.
+    /// Address of the master.
     pub master: String,
-    /// Where engines find each other: `P2PHANDSHAKE`, or the address of a metadata server.
+    /// Metadata for engine discovery: `P2PHANDSHAKE`, or the address of a metadata server.
     pub metadata: String,
-    /// How bytes move.
+    /// Transport protocol.
     pub protocol: String,
-    /// Whose namespace the keys of guests live in.
+    /// Namespace of the dummy clients' keys.
     pub tenant: String,
-    /// The file that the bound addresses are written to; empty for none.
+    /// File for the bound addresses; empty: none.
     pub ports_file: String,
-    /// Whether its own client's health and metrics are shown over HTTP.
+    /// Whether health and metrics are served over HTTP.
     pub has_http: bool,
-    /// Where; 0 takes a free port.
+    /// Port of the HTTP server; 0: a free port.
     pub http_port: u16,
-    /// Options that are accepted and change nothing, where they were given.
+    /// Given options that are accepted but have no effect, with their values.
     pub ignored: BTreeMap<&'static str, String>,
 }
 
@@ -55,10 +55,10 @@ impl Default for DaemonConfig {
     }
 }
 
-/// Reads a command line.
+/// Parses a command line.
 ///
 /// # Errors
-/// An unknown flag, with the nearest known one, or a value that cannot be.
+/// An unknown flag, reported with the nearest known one, or an invalid value.
 pub fn from_arguments(arguments: Vec<String>) -> Result<CliCommand<DaemonConfig>> {
     CliCommand::read(OPTIONS, arguments)?.and_then(|assignments| {
         let config: DaemonConfig = resolve(OPTIONS, &[], |_| None, &assignments)?;
@@ -68,7 +68,7 @@ pub fn from_arguments(arguments: Vec<String>) -> Result<CliCommand<DaemonConfig>
 }
 
 impl DaemonConfig {
-    /// Refuses what cannot work, naming the option.
+    /// Checks the settings and names the first invalid option.
     ///
     /// # Errors
     /// The first option whose value is out of its range.
@@ -88,12 +88,12 @@ impl DaemonConfig {
         Ok(())
     }
 
-    /// The port of the HTTP server, if there is to be one.
+    /// Returns the port of the HTTP server, if enabled.
     pub fn http(&self) -> Option<u16> {
         self.has_http.then_some(self.http_port)
     }
 
-    /// One sentence for every option that was given and does nothing here.
+    /// Returns a warning for every given option that has no effect.
     pub fn warnings(&self) -> Vec<String> {
         let given = self.ignored.iter();
         given
@@ -103,7 +103,7 @@ impl DaemonConfig {
     }
 }
 
-/// Options of whose lack of effect nobody needs to hear: nothing is slower or missing without them.
+/// Ignored options that need no warning: nothing is slower or missing without them.
 const IGNORED_SILENTLY: &[&str] =
     &["local_buffer_size", "threads", "device_names", "start_offload_rpc_server"];
 
@@ -125,7 +125,7 @@ const fn switch(
     OptionSpec { name, aliases: &[], env: None, is_switch: true, help, set, show }
 }
 
-/// An option that is read and kept, and changes nothing.
+/// An option that is parsed and stored, but has no effect.
 macro_rules! ignored {
     ($name:literal, $default:literal, $help:literal, $read:expr, $is_switch:literal) => {
         OptionSpec {
@@ -150,41 +150,41 @@ fn accept_any(_: &str) -> Result<()> {
     Ok(())
 }
 
-/// The one declaration of flags and help texts.
+/// The declaration of all flags with their help texts.
 #[rustfmt::skip]
 pub const OPTIONS: &[OptionSpec<DaemonConfig>] = &[
-    value("host", "This host's name or address as peers reach it, with an optional port; 0.0.0.0 is the address \
-         that it uses towards the master.",
+    value("host", "Name or address under which peers reach this host, with an optional port; 0.0.0.0: this \
+         host's address on the master's network.",
         |c, t| { t.trim().clone_into(&mut c.host); Ok(()) }, |c| c.host.clone()),
-    value("port", "Where processes of this host connect (`setup_dummy`); 0 takes a free one. The abstract Unix socket \
+    value("port", "The port for processes of this host (`setup_dummy`); 0 takes a free port. The abstract Unix socket \
          is named mooncake_client_PORT.sock.",
         |c, t| read_number(t).map(|port| c.port = port), |c| c.port.to_string()),
-    value("global_segment_size", "How much memory is lent to the pool: bytes, or with KB, MB, GB, TB. 0 lends none.",
+    value("global_segment_size", "Memory lent to the pool: bytes, or with KB, MB, GB, TB. 0 lends none.",
         |c, t| read_size(t).map(|size| c.segment = size), |c| match c.segment.bytes() {
             bytes if bytes > 0 && bytes % (1 << 30) == 0 => format!("{} GB", bytes >> 30),
             bytes => bytes.to_string(),
         }),
-    ignored!("local_buffer_size", "0", "Ignored: bytes go straight to and from the memory of the processes that are \
-         served.", read_size, false),
-    value("master_server_address", "Where the master is.",
+    ignored!("local_buffer_size", "0", "Ignored: bytes go straight to and from the memory of the served \
+         processes.", read_size, false),
+    value("master_server_address", "Address of the master.",
         |c, t| { t.trim().clone_into(&mut c.master); Ok(()) }, |c| c.master.clone()),
-    value("metadata_server", "Where engines find each other: P2PHANDSHAKE, or the address of a metadata server. \
-         Processes that are served are told it.",
+    value("metadata_server", "Engine discovery: P2PHANDSHAKE, or the address of a metadata server. \
+         Sent to the served processes, too.",
         |c, t| { t.trim().clone_into(&mut c.metadata); Ok(()) }, |c| c.metadata.clone()),
     value("protocol", "tcp, or rdma (tcp where there is no device).",
         |c, t| { t.trim().clone_into(&mut c.protocol); Ok(()) }, |c| c.protocol.clone()),
-    ignored!("device_names", "", "Names of devices, for rdma; empty chooses.", accept_any, false),
+    ignored!("device_names", "", "Device names for rdma; empty: chosen automatically.", accept_any, false),
     ignored!("threads", "1", "Ignored: each connection has a thread.", read_number::<i32>, false),
-    value("tenant_id", "Whose namespace the keys of the processes that are served live in.",
+    value("tenant_id", "Namespace of the served processes' keys.",
         |c, t| { t.trim().clone_into(&mut c.tenant); Ok(()) }, |c| c.tenant.clone()),
     ignored!("enable_offload", "false", "Moves objects to disk.", read_bool, true),
     ignored!("start_offload_rpc_server", "true", "Serves reads from disk.", read_bool, true),
-    switch("enable_http_server", "Shows the health and the metrics of the daemon over HTTP: /health, /metrics, \
+    switch("enable_http_server", "Serves the daemon's health and metrics over HTTP: /health, /metrics, \
          /metrics/summary.",
         |c, t| read_bool(t).map(|on| c.has_http = on), |c| c.has_http.to_string()),
-    value("http_port", "The port of that server; 0 takes a free one.",
+    value("http_port", "Port of the HTTP server; 0 takes a free port.",
         |c, t| read_number(t).map(|port| c.http_port = port), |c| c.http_port.to_string()),
-    value("ports_file", "A file to write the bound addresses to, as JSON.",
+    value("ports_file", "File to write the bound addresses to, as JSON.",
         |c, t| { t.clone_into(&mut c.ports_file); Ok(()) }, |c| c.ports_file.clone()),
 ];
 
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_established_flags_are_read_in_every_spelling() {
+    fn reads_upstream_flags_in_every_spelling() {
         let line = "-host=10.0.0.1:17000 -port 0 --global-segment-size=512MB \
                     -master_server_address=m:1 --metadata_server P2PHANDSHAKE -protocol=rdma \
                     --tenant_id=t -device_names=mlx5_0 -threads=8 -local_buffer_size=1GB";
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_shown_as_they_would_be_read() {
+    fn shown_defaults_parse_to_defaults() {
         let defaults = DaemonConfig::default();
         for spec in OPTIONS {
             let mut config = DaemonConfig::default();
@@ -226,13 +226,13 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_nothing_is_said_once_it_is_switched_on() {
+    fn warns_of_ignored_option_only_if_enabled() {
         assert_eq!(read("--enable_offload").unwrap().warnings().len(), 1);
         assert!(read("--noenable_offload -v=1").unwrap().warnings().is_empty());
     }
 
     #[test]
-    fn a_wrong_option_is_named() {
+    fn error_names_wrong_option() {
         let check = |line: &str, words: &[&str]| {
             let error = read(line).unwrap_err().to_string();
             assert!(words.iter().all(|word| error.contains(word)), "{line}: {error}");

@@ -1,5 +1,5 @@
-//! One connection of a guest: frames in, answers out, in order, by a thread of its own. What comes
-//! in is anybody's: each frame is checked before it goes on.
+//! One connection of a dummy client, served by its own thread: requests in, responses out, in
+//! order. The input is untrusted; each frame is checked before it is forwarded.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -17,20 +17,20 @@ use socket2::Socket;
 
 use crate::{dummy_clients::DummyClients, process::Process};
 
-/// How long a peer may take for its greeting.
+/// Time limit for the peer's greeting.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a peer may take for each next part of a frame that it began, and for taking an answer.
+/// Time limit for each further part of a frame, and for accepting a response.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How much is read at once when the length of the frame is not known yet.
+/// Read size while the length of the frame is unknown.
 const READ_BYTES: usize = 4 << 10;
 const READ_BYTES_MAX: usize = 256 << 10;
 
-/// Buffers that grew beyond this are not kept.
+/// Larger buffers are freed after use.
 const BUFFER_BYTES_KEPT: usize = 1 << 20;
 
-/// Serves until the peer hangs up, errs, or the socket is shut down.
+/// Serves until the peer closes the connection, sends an invalid frame, or the socket is shut down.
 pub(crate) fn serve(
     dummy_clients: &DummyClients,
     greeting: &ServerGreeting,
@@ -46,9 +46,9 @@ pub(crate) fn serve(
         incoming: BytesMut::new(),
         outgoing: BytesMut::new(),
     };
-    // The peer's doing: of interest only to one who looks for it.
+    // Caused by the peer, so only logged at debug level.
     if let Err(error) = connection.run() {
-        tracing::debug!(%error, "a connection of a guest ended early");
+        tracing::debug!(%error, "a connection of a dummy client ended with an error");
     }
 }
 
@@ -57,7 +57,7 @@ struct Connection<'a> {
     greeting: &'a ServerGreeting,
     socket: &'a Socket,
     process: Option<Process>,
-    /// For whom it speaks, once it has spoken.
+    /// The client of this connection, known from its first call.
     client: Option<ClientId>,
     incoming: BytesMut,
     outgoing: BytesMut,
@@ -83,7 +83,7 @@ impl Connection<'_> {
                     }
                 }
                 Err(error) => {
-                    // After it no frame's beginning can be found: it is the last answer.
+                    // The next frame boundary is unknown now, so this is the last response.
                     self.send(&refusal(&error))?;
                     return Err(error);
                 }
@@ -92,7 +92,8 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Checks the peer's greeting and sends ours. `false`: it closed before it had said anything.
+    /// Checks the client greeting and sends the server greeting. `false`: the peer closed the
+    /// connection without sending anything.
     fn greet(&mut self) -> Result<bool> {
         let greeting = loop {
             if let Some(greeting) = self.incoming.first_chunk::<12>() {
@@ -105,7 +106,7 @@ impl Connection<'_> {
         let checked = native_frame::check_client_greeting(&greeting);
         let _ = self.incoming.split_to(greeting.len());
         if greeting[..8] == native_frame::MAGIC {
-            // A client of another version learns ours before we close.
+            // A client of another version learns this version before the connection closes.
             self.write(self.greeting)?;
         }
         checked.map(|()| true)
@@ -117,14 +118,14 @@ impl Connection<'_> {
             .unwrap_or_else(|error| refusal(&error))
     }
 
-    /// Who calls: on one connection always the same.
+    /// Returns the caller, which must be the same for all calls of a connection.
     fn check_caller(&mut self, request: &mut v1::Request) -> Result<ClientId> {
         let call = request.call.as_mut().ok_or_else(|| Error::invalid("the call is empty"))?;
         let client = Caller::try_from(call.caller_mut().as_ref())?.client;
         match self.client {
             Some(known) if known == client => {}
             Some(known) => {
-                let text = "the connection speaks for another client";
+                let text = "the connection belongs to another client";
                 return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, text)
                     .with("client", client)
                     .with("speaks_for", known));
@@ -137,20 +138,20 @@ impl Connection<'_> {
         Ok(client)
     }
 
-    /// Reads some bytes. `false`: the peer closed between frames.
+    /// Reads some bytes. `false`: the peer closed the connection between frames.
     fn read(&mut self) -> Result<bool> {
         let filled = self.incoming.len();
         if filled == 0 && self.incoming.capacity() > BUFFER_BYTES_KEPT {
             self.incoming = BytesMut::new();
         }
-        // After the length has come the decoder has reserved room for all of the frame.
+        // Once the length is known, the decoder has reserved space for the whole frame.
         let room = (self.incoming.capacity() - filled).clamp(READ_BYTES, READ_BYTES_MAX);
         self.incoming.resize(filled + room, 0);
         let mut socket = self.socket;
         let read = loop {
             match socket.read(&mut self.incoming[filled..]) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Between frames a guest may be silent for as long as it likes.
+                // Between frames, a client may be idle without limit.
                 Err(error) if is_late(&error) && filled == 0 && self.client.is_some() => {}
                 read => break read,
             }

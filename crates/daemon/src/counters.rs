@@ -1,4 +1,4 @@
-//! What the relay of a daemon has done, for Prometheus. The bytes of guests do not come by here.
+//! Prometheus counters of a daemon's relay. The payload of dummy clients does not pass through it.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -7,7 +7,7 @@ use std::{
 
 use mooncake_http::Exposition;
 
-/// Sums since the daemon started.
+/// Totals since the daemon started.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     calls: AtomicU64,
@@ -17,7 +17,7 @@ pub(crate) struct Counters {
     refused: AtomicU64,
 }
 
-/// What there is at one moment, and the most there may be.
+/// Current values and limits.
 #[derive(Debug)]
 pub(crate) struct Gauges {
     pub(crate) dummy_clients: (usize, usize),
@@ -25,7 +25,7 @@ pub(crate) struct Gauges {
 }
 
 impl Counters {
-    /// A call was passed on.
+    /// Counts a forwarded call.
     pub(crate) fn count_call(&self, took: Duration, has_answer: bool) {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.failed.fetch_add(u64::from(!has_answer), Ordering::Relaxed);
@@ -33,35 +33,35 @@ impl Counters {
         self.nanos.fetch_add(nanos, Ordering::Relaxed);
     }
 
-    /// A guest ended without a farewell.
+    /// Counts a dummy client that ended without unregistering.
     pub(crate) fn count_death(&self) {
         self.died.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A connection was turned away.
+    /// Counts a refused connection.
     pub(crate) fn count_refusal(&self) {
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn add_to(&self, out: &mut Exposition, gauges: &Gauges) {
         for (name, help, (value, most)) in [
-            ("mooncake_daemon_guests", "Processes that are served", gauges.dummy_clients),
-            ("mooncake_daemon_connections", "Their connections", gauges.connections),
+            ("mooncake_daemon_guests", "Dummy clients that are served", gauges.dummy_clients),
+            ("mooncake_daemon_connections", "Connections of dummy clients", gauges.connections),
         ] {
             out.gauge(name, &format!("{help}."), value);
-            out.gauge(&format!("{name}_max"), &format!("{help}, at the most."), most);
+            out.gauge(&format!("{name}_max"), &format!("{help} (limit)."), most);
         }
         let read = |sum: &AtomicU64| sum.load(Ordering::Relaxed);
         for (name, help, sum) in [
-            ("calls_total", "Calls of guests that were passed on to the master.", &self.calls),
-            ("failed_calls_total", "Of these, those without an answer.", &self.failed),
-            ("dead_guests_total", "Guests that ended without a farewell.", &self.died),
-            ("refused_connections_total", "Connections that were turned away.", &self.refused),
+            ("calls_total", "Calls of dummy clients forwarded to the master.", &self.calls),
+            ("failed_calls_total", "Forwarded calls without a response.", &self.failed),
+            ("dead_guests_total", "Dummy clients that ended without unregistering.", &self.died),
+            ("refused_connections_total", "Connections refused.", &self.refused),
         ] {
             out.counter(&format!("mooncake_daemon_{name}"), help, read(sum));
         }
         let seconds = Duration::from_nanos(read(&self.nanos)).as_secs_f64();
-        let help = "How long the master took to answer calls of guests, all together.";
+        let help = "Total time of forwarded calls in seconds.";
         out.counter("mooncake_daemon_call_seconds_total", help, seconds);
     }
 }
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_counted_is_told_beside_what_there_is() {
+    fn exposes_totals_and_gauges() {
         let counters = Counters::default();
         counters.count_call(Duration::from_millis(1500), true);
         counters.count_call(Duration::from_millis(500), false);

@@ -1,4 +1,4 @@
-//! A running daemon: one client of its own, which lends the memory, and the relay for guests.
+//! A running daemon: its own client, which lends memory, and the relay for dummy clients.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -22,16 +22,16 @@ use crate::{
     relay::{Relay, RelaySettings},
 };
 
-/// The most connections to the master that guests share.
+/// Maximum connections to the master, shared by all dummy clients.
 const CONNECTIONS_MAX: usize = 256;
 
-/// Where its HTTP server listens.
+/// Listen address of the HTTP server.
 const HTTP_HOST: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// How long the engine may wait for a metadata server when it ends.
+/// Time limit for the metadata server while the engine closes.
 const ENGINE_CLOSE_MAX: Duration = Duration::from_secs(1);
 
-/// A daemon that serves. Closed when dropped.
+/// A running daemon. Closed when dropped.
 #[derive(Debug)]
 pub struct Daemon {
     relay: Relay,
@@ -41,11 +41,12 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Joins the pool, lends the memory, and serves guests. Blocks; not to be called from a task.
+    /// Joins the pool, mounts memory and serves dummy clients. Blocks, so must not be called from
+    /// an async task.
     ///
     /// # Errors
-    /// The port is taken, the master or the metadata server cannot be reached or refuses, or there
-    /// is no memory. Nothing is left behind.
+    /// The port is taken, the master or the metadata server cannot be reached or refuses, or the
+    /// memory cannot be allocated. Nothing is left behind.
     pub fn start(config: &DaemonConfig, runtime: Handle) -> Result<Self> {
         let listeners = Listeners::bind(config.port)?;
         let name = advertised_name(config, listeners.address().port())?;
@@ -57,7 +58,7 @@ impl Daemon {
         let engine = Engine::start(settings, runtime.clone())?;
         let tenant = TenantId::new(&config.tenant);
         let own = ClientConfig {
-            // Peer to peer the engine finds a port and names itself by it.
+            // In peer-to-peer mode, the engine chooses a port and includes it in its name.
             name: if is_p2p { String::new() } else { name },
             tenant: tenant.clone(),
             segment_bytes: config.segment.bytes(),
@@ -84,27 +85,27 @@ impl Daemon {
         Ok(Self { relay, http, client, engine })
     }
 
-    /// Where its health and metrics are shown, if anywhere.
+    /// The address of the HTTP server, if enabled.
     pub fn http_address(&self) -> Option<SocketAddr> {
         self.http.as_ref().map(HttpServer::address)
     }
 
-    /// Where processes of this host connect.
+    /// The address for processes of this host.
     pub fn address(&self) -> SocketAddr {
         self.relay.address()
     }
 
-    /// The daemon's own client, which lends the memory: what it has done is what the daemon reports.
+    /// The daemon's own client, which lends the memory and whose metrics the daemon reports.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// How many processes it serves.
+    /// The number of dummy clients.
     pub fn dummy_clients(&self) -> usize {
         self.relay.dummy_clients()
     }
 
-    /// Takes the memory out of the pool and ends. Closing again does nothing.
+    /// Stops serving and leaves the pool. Idempotent.
     pub fn close(&self) {
         self.relay.stop();
         self.client.close();
@@ -118,8 +119,8 @@ impl Drop for Daemon {
     }
 }
 
-/// The name that peers know this host by; with a metadata server, where it must be nobody else's,
-/// with a port.
+/// Returns the name under which peers know this host. It includes a port, since a metadata server
+/// requires unique names.
 fn advertised_name(config: &DaemonConfig, port: u16) -> Result<String> {
     let host = match config.host.as_str() {
         "" | "0.0.0.0" | "::" | "[::]" => {

@@ -1,8 +1,8 @@
-//! The guests of a daemon: who they are, and their way to the master.
+//! Dummy clients of a daemon: their registration, and forwarding of their calls to the master.
 //!
-//! A guest is a client like any other, with an id of its own; only its way to the master leads
-//! through here. So the master knows each guest's reads and writes apart, and what is left of a
-//! guest that died is given back by the one call by which clients leave.
+//! A dummy client has an id of its own, like every client; only its calls pass through the daemon.
+//! The master therefore tracks its reads and writes separately, and the state of a dead dummy
+//! client is released with the same unregister call that live clients send.
 
 use std::{
     sync::{
@@ -24,26 +24,26 @@ use crate::{
     client_table::ClientTable, counters::Counters, fence_tracker, process::Process, waker::Waker,
 };
 
-/// How long the master may take to hear that a guest is gone.
+/// Time limit of the unregister call for a dead client.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Everybody who is served, and what they are served by.
+/// The dummy clients of a daemon and the link that they share.
 #[derive(Debug)]
 pub(crate) struct DummyClients {
     link: Arc<dyn MasterLink>,
-    /// The name that guests are registered by. Port 0: no engine of anybody's has that name.
+    /// Name under which dummy clients are registered. Port 0: no engine has this name.
     name: String,
     tenant: TenantId,
     rpc_timeout: Duration,
     table: Mutex<ClientTable>,
-    /// Heard by who watches their processes.
+    /// Wakes the thread that watches their processes.
     waker: Waker,
     pub(crate) counters: Counters,
     is_closed: AtomicBool,
 }
 
 impl DummyClients {
-    /// Nobody yet. `link` is the guests' own way to the master, and ends with them.
+    /// Creates an empty set. It owns `link` and closes it on shutdown.
     pub(crate) fn new(
         link: Arc<dyn MasterLink>,
         host: String,
@@ -63,7 +63,7 @@ impl DummyClients {
         }
     }
 
-    /// No call goes on to the master from now on. `false`: that was so already.
+    /// Stops forwarding. Returns `false` if already closed.
     pub(crate) fn close(&self) -> bool {
         if self.is_closed.swap(true, Ordering::SeqCst) {
             return false;
@@ -77,17 +77,17 @@ impl DummyClients {
         self.is_closed.load(Ordering::SeqCst)
     }
 
-    /// How many there are.
+    /// Number of dummy clients.
     pub(crate) fn count(&self) -> usize {
         self.table.lock().count()
     }
 
-    /// The processes of those who have shown theirs.
+    /// The processes of the clients whose process is known.
     pub(crate) fn processes(&self) -> Vec<(ClientId, Process)> {
         self.table.lock().processes()
     }
 
-    /// Passes a call of a guest on, and gives the master's answer.
+    /// Forwards a call of a dummy client and returns the master's response.
     ///
     /// # Errors
     /// The master cannot be reached.
@@ -101,7 +101,7 @@ impl DummyClients {
         match call {
             Call::Register(register) => register.name.clone_from(&self.name),
             Call::Mount(mount) if !mount.segments.is_empty() => {
-                let text = "a guest of a daemon lends no memory; the daemon does";
+                let text = "a dummy client cannot mount memory; the daemon mounts it";
                 return Err(Error::new(ErrorCode::NOT_SUPPORTED, text));
             }
             _ => {}
@@ -125,45 +125,45 @@ impl DummyClients {
         Ok(response)
     }
 
-    /// A connection speaks for a guest from now on.
+    /// Adds a connection of a dummy client.
     ///
     /// # Errors
-    /// As of [`ClientTable::add_connection`].
+    /// Same as [`ClientTable::add_connection`].
     pub(crate) fn add_connection(&self, client: ClientId, process: Option<&Process>) -> Result<()> {
         self.table.lock().add_connection(client, process)?;
         self.waker.wake();
         Ok(())
     }
 
-    /// A connection of a guest ended.
+    /// Removes a connection of a dummy client.
     pub(crate) fn remove_connection(&self, client: ClientId) {
         let is_gone = self.table.lock().remove_connection(client);
         if is_gone && !self.is_closed() {
             self.counters.count_death();
-            // It may live and read on: its fences end by their time.
+            // The process may be alive and still reading, so its fences must expire by themselves.
             self.release(client, Vec::new());
         }
     }
 
-    /// Gives back what the master holds for a guest that is gone, and these fences.
+    /// Unregisters a client that is gone and releases the given fences.
     fn release(&self, client: ClientId, fences: Vec<v1::FenceRelease>) {
         let call = Call::Unregister(v1::UnregisterRequest { caller: Some(self.caller(client)) });
         let request = v1::Request { call: Some(call), released_fences: fences };
         match self.link.call(request, SystemClock.now() + RELEASE_TIMEOUT) {
-            Ok(_) => tracing::info!(%client, "a guest is gone, what it held is free"),
-            // It hears nothing of the guest any more, and so comes to the same end later.
+            Ok(_) => tracing::info!(%client, "a dummy client is gone; its state is released"),
+            // The master expires the client later, when its heartbeats stay away.
             Err(error) => {
-                tracing::warn!(%client, %error, "the master was not told of a guest's end")
+                tracing::warn!(%client, %error, "cannot unregister a dummy client that is gone")
             }
         }
     }
 
-    /// A guest's process is dead.
+    /// Releases the state of a client whose process has exited.
     pub(crate) fn on_process_exit(&self, client: ClientId) {
         let removed = self.table.lock().remove(client);
         if let Some(tracker) = removed {
             self.counters.count_death();
-            // Whoever is dead reads no more.
+            // A dead process cannot read, so its fences are released at once.
             self.release(client, tracker.into_releases(SystemClock.now()));
         }
     }

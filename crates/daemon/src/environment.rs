@@ -1,4 +1,4 @@
-//! What the environment says of a client of the store and of its link.
+//! Client and link settings from environment variables.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use mooncake_base::{
 use mooncake_store_client::{ClientConfig, LinkConfig, MetricsConfig};
 use mooncake_transfer_tools::settings::value;
 
-/// The least that a transfer may be given.
+/// Minimum transfer time-out.
 const TRANSFER_TIMEOUT_MIN: Duration = Duration::from_secs(5);
 
-/// The settings of a client.
+/// Returns the settings of a client.
 ///
 /// # Errors
-/// A value that cannot be.
+/// An invalid value.
 pub fn client() -> Result<ClientConfig> {
     let mut client = ClientConfig {
         has_checksums: env::MOONCAKE_STORE_CHECKSUM.is_on(),
@@ -32,10 +32,10 @@ pub fn client() -> Result<ClientConfig> {
     Ok(client)
 }
 
-/// The settings of a link.
+/// Returns the settings of a link.
 ///
 /// # Errors
-/// A value that cannot be.
+/// An invalid value.
 pub fn link() -> Result<LinkConfig> {
     let mut link = LinkConfig::default();
     if let Some(timeout) = value(&env::MC_RPC_CONNECT_TIMEOUT_MS, read_millis)? {
@@ -44,7 +44,7 @@ pub fn link() -> Result<LinkConfig> {
     Ok(link)
 }
 
-/// Whether a client copies what is its own within its process, even where TCP is forced.
+/// Returns whether a client copies its own memory within the process, even where TCP is forced.
 pub fn copies_own() -> bool {
     env::MC_STORE_MEMCPY.is_on()
 }
@@ -59,7 +59,7 @@ fn metrics() -> Result<MetricsConfig> {
     })
 }
 
-/// Whether a switch that is on by itself was left so. What is neither yes nor no turns it off.
+/// Returns the state of a switch that is on by default. An invalid value turns it off.
 fn is_on_by_default(var: &'static EnvVar) -> bool {
     let text = var.read().filter(|text| !text.trim().is_empty());
     text.is_none_or(|text| read_bool(&text).unwrap_or(false))

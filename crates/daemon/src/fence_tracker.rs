@@ -1,26 +1,26 @@
-//! What the master granted to a guest for its reads: to be handed back if the guest dies.
+//! Tracks the read fences of a dummy client, to be released if its process dies.
 
 use std::{collections::VecDeque, time::Duration};
 
 use mooncake_base::Moment;
 use mooncake_proto::v1;
 
-/// The most objects that are remembered of one guest. Fences of more end by their time.
+/// Maximum tracked objects per client. Fences of further objects expire by their deadline.
 const OBJECTS_MAX: usize = 1 << 16;
 
-/// The fences of one guest that may still stand. Those that it handed back itself are among them:
-/// to hand one back twice changes nothing.
+/// The unexpired fences of one client. Fences that the client released itself are included:
+/// releasing a fence twice has no effect.
 #[derive(Debug, Default)]
 pub(crate) struct FenceTracker {
     fences: VecDeque<(Moment, v1::FenceRelease)>,
     objects: usize,
 }
 
-/// The fences of an answer, as they are handed back.
+/// Collects the fences of a response as releases.
 pub(crate) fn fences_of(response: &v1::LocateResponse) -> Vec<v1::FenceRelease> {
     let mut fences: Vec<v1::FenceRelease> = Vec::new();
     for (fence, version, object) in response.fences() {
-        // Objects of one answer have one fence, as a rule.
+        // The objects of one response usually share one fence.
         if fences.last().is_none_or(|last| last.fence != fence) {
             fences.push(v1::FenceRelease { fence, ..Default::default() });
         }
@@ -33,7 +33,7 @@ pub(crate) fn fences_of(response: &v1::LocateResponse) -> Vec<v1::FenceRelease> 
 }
 
 impl FenceTracker {
-    /// Takes note of fences that stand for so long.
+    /// Tracks fences that last for `time`.
     pub(crate) fn add(&mut self, now: Moment, time: Duration, fences: Vec<v1::FenceRelease>) {
         for fence in fences {
             self.objects += fence.objects.len();
@@ -47,7 +47,7 @@ impl FenceTracker {
         }
     }
 
-    /// What may still stand.
+    /// Returns the releases of all unexpired fences.
     pub(crate) fn into_releases(self, now: Moment) -> Vec<v1::FenceRelease> {
         let open = self.fences.into_iter().filter(|(until, _)| !until.has_passed(now));
         open.map(|(_, fence)| fence).collect()
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn fences_are_handed_back_until_they_have_ended() {
+    fn releases_only_unexpired_fences() {
         let mut fences = FenceTracker::default();
         let start = Moment::default();
         fences.add(start, SECOND, fences_of(&answer(2)));
@@ -79,14 +79,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_fenced_is_not_remembered() {
+    fn ignores_results_without_fence() {
         let unfenced = v1::LocateResult { version: 1, ..Default::default() };
         let response = v1::LocateResponse { results: vec![unfenced], ..Default::default() };
         assert!(fences_of(&response).is_empty());
     }
 
     #[test]
-    fn there_is_a_limit_and_the_oldest_go_first() {
+    fn drops_oldest_fences_above_limit() {
         let mut fences = FenceTracker::default();
         for _ in 0..3 {
             fences.add(Moment::default(), SECOND, fences_of(&answer(1 << 15)));

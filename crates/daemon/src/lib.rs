@@ -1,10 +1,10 @@
-//! The daemon of a host (`mooncake_client`): one client that lends memory to the pool, and the way
-//! of other processes of the host, *guests*, to the master.
+//! The daemon of a host (`mooncake_client`): one client that lends memory to the pool and forwards
+//! the calls of other processes of the host, *dummy clients*, to the master.
 //!
-//! In reading order: [`config`] (what may be set), [`environment`] (what the environment says of
-//! clients, also of those of the Python package), [`daemon`] (a running daemon), [`relay`] (where
-//! guests connect), `dummy_clients` (who they are, and what is passed on for them), [`run`](mod@run) (the
-//! whole program, which the binary and the Python package both call).
+//! In reading order: [`config`] (settings), [`environment`] (client settings from environment
+//! variables, also for the Python package), [`daemon`] (a running daemon), [`relay`] (accepts dummy
+//! clients), `dummy_clients` (registration and forwarding), [`run`](mod@run) (the whole program,
+//! called by the binary and the Python package).
 #![warn(missing_docs)]
 
 mod client_table;

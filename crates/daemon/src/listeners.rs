@@ -1,4 +1,4 @@
-//! The sockets that guests connect to: a port, and the abstract Unix socket of its number.
+//! Sockets for dummy clients: a TCP port, and an abstract Unix socket named after it.
 
 use std::{
     io,
@@ -13,10 +13,10 @@ use std::{
 use mooncake_base::{Error, Result};
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// How many connections may wait to be accepted.
+/// Length of the accept queue.
 const BACKLOG: i32 = 1024;
 
-/// Sockets that guests will connect to.
+/// The bound sockets for dummy clients.
 #[derive(Debug)]
 pub struct Listeners {
     tcp: Socket,
@@ -26,8 +26,8 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Takes the port, 0 for a free one, on every address, and the abstract Unix socket of its
-    /// number.
+    /// Binds the port (0: a free port) on every address, and the abstract Unix socket named after
+    /// it.
     ///
     /// # Errors
     /// The port is taken.
@@ -36,7 +36,7 @@ impl Listeners {
             .or_else(|_| listen_on(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))))
             .and_then(|tcp| Ok((tcp.local_addr()?.as_socket(), tcp)));
         let (address, tcp) = bound.map_err(|source| {
-            let error = Error::invalid("the daemon cannot listen there").with("port", port);
+            let error = Error::invalid("the daemon cannot listen on the port").with("port", port);
             error.caused_by(source)
         })?;
         let address = address.ok_or_else(|| Error::internal("a listener has no address"))?;
@@ -45,24 +45,24 @@ impl Listeners {
             .and_then(|at| UnixListener::bind_addr(&at))
             .map(|listener| Socket::from(OwnedFd::from(listener)))
             .inspect_err(|error| {
-                tracing::warn!(%error, name, "no Unix socket: guests come over TCP");
+                tracing::warn!(%error, name, "cannot bind the Unix socket; using TCP only");
             })
             .ok();
         let unix_name = if unix.is_some() { name } else { String::new() };
         Ok(Self { tcp, unix, address, unix_name })
     }
 
-    /// Where guests of this host connect.
+    /// The address for dummy clients of this host.
     pub fn address(&self) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.address.port()))
     }
 
-    /// What the Unix socket is called; empty if there is none.
+    /// Name of the Unix socket; empty if there is none.
     pub(crate) fn unix_name(&self) -> &str {
         &self.unix_name
     }
 
-    /// Each of the sockets.
+    /// All sockets.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Socket> {
         std::iter::once(&self.tcp).chain(&self.unix)
     }

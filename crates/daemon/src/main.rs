@@ -1,4 +1,4 @@
-//! The standalone binary: hands its arguments to `run`, and its exit code to the system.
+//! The standalone binary: passes its arguments to `run` and returns the exit code.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! A process of this host that speaks through a socket: who it is, and whether it lives.
+//! The process at the other end of a Unix socket: its identity, and whether it is alive.
 
 use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
@@ -11,7 +11,8 @@ use rustix::{
 };
 use socket2::Socket;
 
-/// A process, held by a descriptor, so that no later process of the same number is taken for it.
+/// A process, identified by a pidfd, so that a later process with the same id is not mistaken for
+/// it.
 #[derive(Debug, Clone)]
 pub(crate) struct Process {
     id: Pid,
@@ -19,20 +20,20 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// The process at the other end of a Unix socket. `None` if the system does not tell, as of a
-    /// process that this one cannot see.
+    /// Returns the process at the other end of a Unix socket. `None` if the system does not tell,
+    /// for example for a process outside this PID namespace.
     pub(crate) fn of_peer(socket: &Socket) -> Option<Self> {
         let peer = socket_peercred(socket).ok()?;
         let handle = pidfd_open(peer.pid, PidfdFlags::empty()).ok()?;
         Some(Self { id: peer.pid, handle: Arc::new(handle) })
     }
 
-    /// Readable once the process is dead.
+    /// Becomes readable when the process exits.
     pub(crate) fn handle(&self) -> BorrowedFd<'_> {
         self.handle.as_fd()
     }
 
-    /// Whether both are the same.
+    /// Returns whether both are the same process.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.id == other.id
     }

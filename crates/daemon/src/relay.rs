@@ -1,4 +1,4 @@
-//! Where guests connect: the native protocol, whose calls go on to the master.
+//! Relay: accepts dummy clients over the native protocol and forwards their calls to the master.
 
 use std::{
     net::SocketAddr,
@@ -23,34 +23,34 @@ use crate::{
     listeners::Listeners, process::Process, waker::waker_pair, watch,
 };
 
-/// The most connections at a time. A guest has up to 16.
+/// Maximum number of connections. A dummy client opens up to 16.
 pub const CONNECTIONS_MAX: usize = 4096;
 
-/// What a thread that serves a connection needs at the most.
+/// Stack size of a connection thread.
 const STACK_BYTES: usize = 512 << 10;
 
-/// How long to wait when the system has no more descriptors or threads.
+/// Delay before a retry when the process is out of file descriptors or threads.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
-/// How long stopping waits for connections to end.
+/// Time that stopping waits for connections to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What a relay is told.
+/// Settings of a relay.
 #[derive(Debug)]
 pub struct RelaySettings {
-    /// The way to the master. The relay's own, which ends with it.
+    /// Link to the master, owned and closed by the relay.
     pub link: Arc<dyn MasterLink>,
-    /// What guests are told of the daemon.
+    /// Greeting for dummy clients.
     pub daemon: DaemonGreeting,
-    /// The host that guests are on, as the master knows it.
+    /// The host of the dummy clients, as the master knows it.
     pub host: String,
-    /// Whose namespace the keys of guests live in.
+    /// Namespace of the dummy clients' keys.
     pub tenant: TenantId,
-    /// How long the master may take to answer one call.
+    /// Time limit of one call to the master.
     pub rpc_timeout: Duration,
 }
 
-/// A relay at work. Stops when dropped.
+/// A running relay. Stops when dropped.
 #[derive(Debug)]
 pub struct Relay {
     acceptor: Arc<Acceptor>,
@@ -58,22 +58,22 @@ pub struct Relay {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// Where connections come in, and those that are open.
+/// Accepts connections and keeps the list of open ones.
 #[derive(Debug)]
 struct Acceptor {
     dummy_clients: Arc<DummyClients>,
     greeting: ServerGreeting,
     sockets: Mutex<FxHashMap<u64, Arc<Socket>>>,
-    /// A connection ended.
+    /// Signalled when a connection ends.
     connection_ended: Condvar,
     last_number: AtomicU64,
 }
 
 impl Relay {
-    /// Begins to serve.
+    /// Starts to serve.
     ///
     /// # Errors
-    /// The system has no more descriptors or threads.
+    /// The process is out of file descriptors or threads.
     pub fn start(listeners: Listeners, settings: RelaySettings) -> Result<Self> {
         let RelaySettings { link, daemon, host, tenant, rpc_timeout } = settings;
         let (waker, receiver) = waker_pair()?;
@@ -100,17 +100,17 @@ impl Relay {
         Ok(relay)
     }
 
-    /// Where guests of this host connect.
+    /// The address for dummy clients of this host.
     pub fn address(&self) -> SocketAddr {
         self.listeners.address()
     }
 
-    /// How many guests it knows.
+    /// Number of dummy clients.
     pub fn dummy_clients(&self) -> usize {
         self.acceptor.dummy_clients.count()
     }
 
-    /// What writes its metrics, for as long as anybody asks.
+    /// Returns a function that appends the relay's metrics.
     pub fn metrics(&self) -> impl Fn(&mut Exposition) + Send + Sync + 'static {
         let acceptor = Arc::clone(&self.acceptor);
         move |out| {
@@ -122,27 +122,28 @@ impl Relay {
         }
     }
 
-    /// Ends every connection and the threads behind them. Guests are not told of at the master:
-    /// they may go on with the next daemon.
+    /// Closes every connection and joins the threads. The dummy clients stay registered at the
+    /// master, since they may reconnect to the next daemon.
     pub fn stop(&self) {
         if !self.acceptor.dummy_clients.close() {
             return;
         }
         for listener in self.listeners.all() {
-            // Wakes the thread that accepts.
+            // Wakes the accepting thread.
             let _ = listener.shutdown(std::net::Shutdown::Both);
         }
         let threads = std::mem::take(&mut *self.threads.lock());
         for thread in threads {
-            // One that panicked has told so by itself.
+            // A panic was already reported by the thread.
             let _ = thread.join();
         }
         self.acceptor.end_connections(SystemClock.now() + STOP_TIMEOUT);
     }
 
-    #[allow(clippy::disallowed_methods, reason = "nothing tells that there are descriptors again")]
+    #[allow(clippy::disallowed_methods, reason = "there is no event for free file descriptors")]
     fn accept_from(&self, listener: &Socket) -> Result<JoinHandle<()>> {
-        let failed = |source| Error::internal("no thread to accept connections").caused_by(source);
+        let failed =
+            |source| Error::internal("cannot start the accepting thread").caused_by(source);
         let listener = listener.try_clone().map_err(failed)?;
         let acceptor = Arc::clone(&self.acceptor);
         std::thread::Builder::new()
@@ -153,7 +154,7 @@ impl Relay {
                         Ok((socket, peer)) => acceptor.serve_connection(socket, &peer),
                         Err(_) if acceptor.dummy_clients.is_closed() => return,
                         Err(error) => {
-                            tracing::warn!(%error, "a connection could not be accepted");
+                            tracing::warn!(%error, "cannot accept a connection");
                             std::thread::sleep(RETRY_PAUSE);
                         }
                     }
@@ -170,16 +171,16 @@ impl Drop for Relay {
 }
 
 impl Acceptor {
-    /// Serves a new connection in a thread of its own.
-    #[allow(clippy::disallowed_methods, reason = "nothing tells that there are threads again")]
+    /// Serves a new connection on its own thread.
+    #[allow(clippy::disallowed_methods, reason = "there is no event for free threads")]
     fn serve_connection(self: &Arc<Self>, socket: Socket, peer: &SockAddr) {
         if let Some(peer) = peer.as_socket() {
             if !is_local(&socket, peer) {
-                tracing::warn!(%peer, "only processes of this host are served, one is refused");
+                tracing::warn!(%peer, "refused a connection from another host");
                 self.dummy_clients.counters.count_refusal();
                 return;
             }
-            // A socket that refuses works all the same, only slower.
+            // Best effort: without it the connection is only slower.
             let _ = socket.set_tcp_nodelay(true);
         }
         let socket = Arc::new(socket);
@@ -187,7 +188,10 @@ impl Acceptor {
         {
             let mut sockets = self.sockets.lock();
             if sockets.len() >= CONNECTIONS_MAX {
-                tracing::warn!(limit = CONNECTIONS_MAX, "too many connections, one is refused");
+                tracing::warn!(
+                    limit = CONNECTIONS_MAX,
+                    "refused a connection: too many connections"
+                );
                 self.dummy_clients.counters.count_refusal();
                 return;
             }
@@ -196,7 +200,7 @@ impl Acceptor {
         let process = peer.is_unix().then(|| Process::of_peer(&socket)).flatten();
         let acceptor = Arc::clone(self);
         let serving = std::thread::Builder::new()
-            .name("mc-guest".to_owned())
+            .name("mc-dummy".to_owned())
             .stack_size(STACK_BYTES)
             .spawn(move || {
                 let guard = ConnectionGuard { acceptor, number };
@@ -208,7 +212,7 @@ impl Acceptor {
                 );
             });
         if let Err(error) = serving {
-            tracing::warn!(%error, "no thread for a connection, it is refused");
+            tracing::warn!(%error, "refused a connection: cannot start a thread");
             self.dummy_clients.counters.count_refusal();
             self.sockets.lock().remove(&number);
             std::thread::sleep(RETRY_PAUSE);
@@ -218,7 +222,7 @@ impl Acceptor {
     fn end_connections(&self, deadline: Moment) {
         let mut sockets = self.sockets.lock();
         for socket in sockets.values() {
-            // It fails if the other side was faster.
+            // Fails if the peer has already closed the connection.
             let _ = SockRef::from(&**socket).shutdown(std::net::Shutdown::Both);
         }
         while !sockets.is_empty() {
@@ -232,7 +236,7 @@ impl Acceptor {
     }
 }
 
-/// Takes a connection off the list, in whatever way it ends.
+/// Removes the connection from the list when its thread ends, even by a panic.
 struct ConnectionGuard {
     acceptor: Arc<Acceptor>,
     number: u64,

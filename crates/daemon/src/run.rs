@@ -15,10 +15,9 @@ use crate::{
 
 const PROGRAM: Program =
     Program { name: "mooncake_client", version: env!("CARGO_PKG_VERSION"), error_prefix: "ERROR" };
-const PURPOSE: &str =
-    "lends memory to the pool, and is the way to it of the processes of this host";
+const PURPOSE: &str = "lends memory to the pool and connects processes of this host to it";
 
-/// Threads that answer peers which reach the memory over TCP.
+/// Threads that serve TCP transfers of the memory.
 const WORKERS: usize = 4;
 
 /// Runs the program with these arguments (without its own name) and returns its exit code: 0 after
@@ -34,7 +33,7 @@ fn work(config: DaemonConfig) -> Result<()> {
     for warning in config.warnings() {
         tracing::warn!("{warning}");
     }
-    // A guest needs up to seventeen.
+    // A dummy client needs up to 17 file descriptors.
     rlimit::raise();
     let cores = mooncake_base::spin_wait::cpu_count();
     let runtime = Builder::new_multi_thread()
@@ -42,13 +41,11 @@ fn work(config: DaemonConfig) -> Result<()> {
         .thread_name("mooncake-io")
         .enable_all()
         .build()
-        .map_err(|source| {
-            Error::internal("the threads of the daemon cannot start").caused_by(source)
-        })?;
+        .map_err(|source| Error::internal("cannot start the daemon's runtime").caused_by(source))?;
     serve(&config, &runtime)
 }
 
-/// Serves until a signal asks to end.
+/// Serves until a termination signal.
 fn serve(config: &DaemonConfig, runtime: &Runtime) -> Result<()> {
     let mut signals = Signals::new(runtime.handle())?;
     let daemon = Daemon::start(config, runtime.handle().clone())?;
@@ -63,7 +60,7 @@ fn serve(config: &DaemonConfig, runtime: &Runtime) -> Result<()> {
     Ok(())
 }
 
-/// What those who started it with free ports want to know.
+/// The bound addresses, for callers that asked for free ports.
 fn bound(daemon: &Daemon) -> Value {
     json!({
         "pid": id(),

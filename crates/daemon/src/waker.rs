@@ -1,4 +1,4 @@
-//! What wakes the thread that watches guests.
+//! Wakes the thread that watches dummy clients.
 
 use std::{
     io::{Read as _, Write as _},
@@ -10,23 +10,23 @@ use std::{
 
 use mooncake_base::{Error, Result};
 
-/// Wakes the watching thread: there is somebody new, or it shall end.
+/// Wakes the watching thread after a new client has connected or on shutdown.
 #[derive(Debug)]
 pub(crate) struct Waker(UnixStream);
 
 impl Waker {
     pub(crate) fn wake(&self) {
-        // A full socket wakes as well as one byte more would.
+        // If the socket is full, the receiver is already readable.
         let _ = (&self.0).write(&[1]);
     }
 }
 
-/// Hears the bell.
+/// The receiving end, polled by the watching thread.
 #[derive(Debug)]
 pub(crate) struct WakeReceiver(UnixStream);
 
 impl WakeReceiver {
-    /// Empties it; what it says is that it has been rung.
+    /// Discards all pending bytes; only their presence matters.
     pub(crate) fn drain(&self) {
         while matches!((&self.0).read(&mut [0; 64]), Ok(count) if count > 0) {}
     }
@@ -38,15 +38,17 @@ impl AsFd for WakeReceiver {
     }
 }
 
-/// A bell and what hears it.
+/// Creates a connected waker and receiver.
 ///
 /// # Errors
-/// The system has no more descriptors.
+/// The process has too many open files.
 pub(crate) fn waker_pair() -> Result<(Waker, WakeReceiver)> {
     let made = UnixStream::pair().and_then(|(waker, receiver)| {
         waker.set_nonblocking(true)?;
         receiver.set_nonblocking(true)?;
         Ok((Waker(waker), WakeReceiver(receiver)))
     });
-    made.map_err(|source| Error::internal("no descriptors to watch with").caused_by(source))
+    made.map_err(|source| {
+        Error::internal("cannot create the socket pair of the watching thread").caused_by(source)
+    })
 }

@@ -1,5 +1,5 @@
-//! Watches the processes of guests: what the master holds for one is given back as soon as it is
-//! dead, whatever descriptors its children keep open.
+//! Watches the processes of dummy clients. When a process exits, its state at the master is
+//! released at once, whatever descriptors its children keep open.
 
 use std::{io, os::fd::AsFd as _, sync::Arc, thread::JoinHandle, time::Duration};
 
@@ -8,14 +8,14 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::{dummy_clients::DummyClients, waker::WakeReceiver};
 
-/// After a failure that should not be, so long until the next look.
+/// Delay after a failed poll.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Begins to watch; ends once the guests are closed and the bell rings.
+/// Starts the watching thread. It ends when the dummy clients are closed and the waker fires.
 ///
 /// # Errors
-/// The system has no thread.
-#[allow(clippy::disallowed_methods, reason = "it is no use to fail faster")]
+/// The thread cannot be started.
+#[allow(clippy::disallowed_methods, reason = "repeating the failure faster would not help")]
 pub(crate) fn start(
     dummy_clients: Arc<DummyClients>,
     receiver: WakeReceiver,
@@ -25,15 +25,15 @@ pub(crate) fn start(
         .spawn(move || {
             while !dummy_clients.is_closed() {
                 if let Err(error) = wait_for_exit(&dummy_clients, &receiver) {
-                    tracing::warn!(%error, "the processes of guests cannot be watched");
+                    tracing::warn!(%error, "cannot watch the processes of dummy clients");
                     std::thread::sleep(RETRY_PAUSE);
                 }
             }
         })
-        .map_err(|source| Error::internal("no thread to watch with").caused_by(source))
+        .map_err(|source| Error::internal("cannot start the watching thread").caused_by(source))
 }
 
-/// Waits for a death or for the bell, and releases what the dead held.
+/// Waits for a process exit or a wake-up, and releases the state of exited processes.
 fn wait_for_exit(dummy_clients: &DummyClients, receiver: &WakeReceiver) -> io::Result<()> {
     let watched = dummy_clients.processes();
     let mut events: Vec<PollFd<'_>> = watched

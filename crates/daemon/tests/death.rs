@@ -1,5 +1,5 @@
-//! A guest that is killed: what the master is told, and how soon. The guest is this test once more,
-//! in a process of its own.
+//! Tests of killed dummy clients: which calls reach the master, and how soon. The dummy client is
+//! this test binary, run as a child process.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that fails should stop")]
 
 use std::{
@@ -21,10 +21,10 @@ use mooncake_store_client::{DaemonLink, InProcessLink, LinkConfig, MasterLink as
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What the parent says to the child, as the name of a test that is not there.
-const CHILD: &str = "guest-of-";
+/// Prefix of the argument that makes the binary a child; it looks like a test name filter.
+const CHILD: &str = "dummy-of-";
 
-/// A master that grants a fence of a minute, and what it was asked.
+/// A master that grants a fence of one minute and passes on the requests it receives.
 fn link(asked: mpsc::SyncSender<v1::Request>) -> Arc<InProcessLink> {
     Arc::new(InProcessLink::new("a test", move |request| {
         let located = v1::LocateResult { fence: 7, version: 9, object: 3, ..Default::default() };
@@ -41,7 +41,7 @@ fn link(asked: mpsc::SyncSender<v1::Request>) -> Arc<InProcessLink> {
     }))
 }
 
-/// The child: reads, says so, and lives on.
+/// The child: locates an object, reports that and stays alive.
 fn read_on(address: &str) {
     let link = DaemonLink::connect(address, LinkConfig::default(), PATIENCE).unwrap();
     let caller = v1::Caller {
@@ -55,7 +55,7 @@ fn read_on(address: &str) {
     std::thread::park_timeout(4 * PATIENCE);
 }
 
-/// A guest in a process of its own that has read something, and its daemon.
+/// A dummy client in its own process that holds a read fence, and its daemon.
 struct DummyProcess {
     process: Child,
     caller: v1::Caller,
@@ -64,7 +64,7 @@ struct DummyProcess {
 }
 
 impl DummyProcess {
-    /// Starts both; `test` is the one that asks. `None` in the guest's process, when it has ended.
+    /// Starts both on behalf of `test`. Returns `None` in the child process.
     fn start(test: &str) -> Option<Self> {
         if let Some(address) =
             std::env::args().find_map(|a| Some(a.strip_prefix(CHILD)?.to_owned()))
@@ -91,7 +91,7 @@ impl DummyProcess {
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap().ends_with("reading")));
         let Some(Call::Locate(located)) = asked.recv_timeout(PATIENCE).unwrap().call else {
-            panic!("it asked for something else");
+            panic!("unexpected call");
         };
         Some(Self { process, caller: located.caller.unwrap(), relay, asked })
     }
@@ -105,29 +105,29 @@ impl Drop for DummyProcess {
 }
 
 #[test]
-fn what_a_killed_guest_read_and_wrote_is_given_up_at_once() {
-    let test = "what_a_killed_guest_read_and_wrote_is_given_up_at_once";
+fn killed_dummy_client_is_released_at_once() {
+    let test = "killed_dummy_client_is_released_at_once";
     let Some(mut dummy) = DummyProcess::start(test) else { return };
     assert_eq!(dummy.caller.tenant, "t", "the tenant is the daemon's");
-    assert!(dummy.asked.try_recv().is_err(), "a guest that lives is left alone");
+    assert!(dummy.asked.try_recv().is_err(), "a live client is left alone");
     dummy.process.kill().unwrap();
     dummy.process.wait().unwrap();
-    let told = dummy.asked.recv_timeout(PATIENCE).unwrap();
+    let received = dummy.asked.recv_timeout(PATIENCE).unwrap();
     let caller = Some(dummy.caller.clone());
-    assert_eq!(told.call, Some(Call::Unregister(v1::UnregisterRequest { caller })));
+    assert_eq!(received.call, Some(Call::Unregister(v1::UnregisterRequest { caller })));
     let fence = v1::FenceRelease { fence: 7, versions: vec![9], objects: vec![3] };
-    assert_eq!(told.released_fences, [fence]);
+    assert_eq!(received.released_fences, [fence]);
     assert_eq!(dummy.relay.dummy_clients(), 0);
-    let mut told = Exposition::default();
-    dummy.relay.metrics()(&mut told);
+    let mut metrics = Exposition::default();
+    dummy.relay.metrics()(&mut metrics);
     for line in ["mooncake_daemon_calls_total 1", "mooncake_daemon_dead_guests_total 1"] {
-        assert!(told.text().lines().any(|found| found == line), "{}", told.text());
+        assert!(metrics.text().lines().any(|found| found == line), "{}", metrics.text());
     }
 }
 
 #[test]
-fn no_other_process_speaks_by_the_id_of_a_guest() {
-    let test = "no_other_process_speaks_by_the_id_of_a_guest";
+fn other_process_cannot_use_id_of_dummy_client() {
+    let test = "other_process_cannot_use_id_of_dummy_client";
     let Some(dummy) = DummyProcess::start(test) else { return };
     let address = dummy.relay.address().to_string();
     let link = DaemonLink::connect(&address, LinkConfig::default(), PATIENCE).unwrap();
@@ -146,5 +146,5 @@ fn no_other_process_speaks_by_the_id_of_a_guest() {
     assert_eq!(dummy.relay.dummy_clients(), 1);
     let own = ClientId::random().to_bytes().to_vec().into();
     let answer = ask(v1::Caller { client: own, tenant: String::new() });
-    assert!(!matches!(answer, Some(response::Call::Failure(_))), "by its own id: {answer:?}");
+    assert!(!matches!(answer, Some(response::Call::Failure(_))), "with its own id: {answer:?}");
 }

@@ -1,4 +1,4 @@
-//! The program: what it says, writes and refuses.
+//! Tests of the program's output, files and errors.
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 
 use std::{
@@ -43,7 +43,7 @@ impl Drop for Daemon {
 }
 
 #[test]
-fn it_lends_memory_says_where_it_is_and_ends_when_told() {
+fn serves_until_sigterm_and_writes_ports_file() {
     let cluster = Cluster::start(ClusterSettings::default()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let ports = folder.path().join("ports.json");
@@ -51,13 +51,13 @@ fn it_lends_memory_says_where_it_is_and_ends_when_told() {
     let more = [&flag, "--enable_http_server", "--http_port=0"];
     let mut daemon = Daemon::start(&cluster.address().to_string(), &more);
     assert!(daemon.ready.starts_with("mooncake_client ready rpc=127.0.0.1:"), "{}", daemon.ready);
-    let told = fs::read_to_string(&ports).unwrap();
+    let text = fs::read_to_string(&ports).unwrap();
     for word in ["\"rpc_port\":", "\"name\":\"127.0.0.1:", "\"http_port\":"] {
-        assert!(told.contains(word), "{told}");
+        assert!(text.contains(word), "{text}");
     }
     let member = &cluster.nodes[0].client;
     let capacity = member.status().unwrap().capacity;
-    assert_eq!(capacity, (64 + 16) << 20, "what the node of the cluster lends, and the daemon");
+    assert_eq!(capacity, (64 + 16) << 20, "capacity of the cluster's node and of the daemon");
     let id = daemon.process.id().to_string();
     assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
     let ended = until(PATIENCE, "the daemon ends", || daemon.process.try_wait().unwrap());
@@ -67,7 +67,7 @@ fn it_lends_memory_says_where_it_is_and_ends_when_told() {
 }
 
 #[test]
-fn what_cannot_be_is_said_in_words() {
+fn reports_invalid_settings() {
     let taken = TcpListener::bind("0.0.0.0:0").unwrap();
     let port = format!("--port={}", taken.local_addr().unwrap().port());
     let check = |arguments: &[&str], words: &str| {
@@ -76,16 +76,16 @@ fn what_cannot_be_is_said_in_words() {
         assert_eq!(done.status.code(), Some(1), "{arguments:?}: {said}");
         assert!(said.contains(words), "{arguments:?}: {said}");
     };
-    let nobody = "--master_server_address=127.0.0.1:1";
+    let no_master = "--master_server_address=127.0.0.1:1";
     check(&["--prot=1"], "port");
     check(&["--protocol=carrier-pigeon"], "carrier-pigeon");
-    check(&[nobody, &port], "cannot listen");
+    check(&[no_master, &port], "cannot listen");
     let p2p = "--metadata_server=P2PHANDSHAKE";
-    check(&[nobody, p2p, "--port=0"], "no connection to the master");
+    check(&[no_master, p2p, "--port=0"], "no connection to the master");
 }
 
 #[test]
-fn help_and_version_are_printed() {
+fn prints_help_and_version() {
     let help = Command::new(PROGRAM).arg("--help").output().unwrap();
     let text = String::from_utf8_lossy(&help.stdout).into_owned();
     assert!(help.status.success() && text.contains("--master_server_address"), "{text}");

@@ -1,4 +1,4 @@
-//! Guests of a relay, over real sockets, before a master of the same process.
+//! Tests of dummy clients over real sockets, with a master in the same process.
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 
 use std::{
@@ -46,7 +46,7 @@ fn dummy(cluster: &Cluster, relay: &Relay, config: LinkConfig) -> Node {
     cluster.join_by(ClientConfig::default(), Arc::new(link)).unwrap()
 }
 
-/// A connection that speaks the protocol by hand.
+/// A connection that sends hand-made frames.
 struct Raw {
     stream: TcpStream,
     incoming: BytesMut,
@@ -70,7 +70,7 @@ impl Raw {
         self.stream.write_all(&frame).unwrap();
     }
 
-    /// A frame; `None` if the connection ends first.
+    /// Receives a frame; `None` if the connection ends first.
     fn receive<M: prost::Message + Default>(&mut self) -> Option<M> {
         loop {
             let frame =
@@ -86,7 +86,7 @@ impl Raw {
         }
     }
 
-    /// The code of the failure that comes as an answer.
+    /// Receives a failure and returns its code.
     fn refused(&mut self) -> i32 {
         match self.receive::<v1::Response>().unwrap().call {
             Some(response::Call::Failure(failure)) => failure.code,
@@ -104,7 +104,7 @@ fn status(client: ClientId) -> Call {
 }
 
 #[test]
-fn a_guest_puts_and_gets_and_others_read_what_it_put() {
+fn dummy_client_shares_objects_with_other_clients() {
     let cluster = cluster();
     let relay = relay(&cluster, 0);
     let dummy = dummy(&cluster, &relay, LinkConfig::default());
@@ -119,7 +119,7 @@ fn a_guest_puts_and_gets_and_others_read_what_it_put() {
 }
 
 #[test]
-fn a_guest_that_leaves_in_order_is_forgotten() {
+fn unregistered_dummy_client_is_removed() {
     let cluster = cluster();
     let relay = relay(&cluster, 0);
     let dummy = dummy(&cluster, &relay, LinkConfig::default());
@@ -130,7 +130,7 @@ fn a_guest_that_leaves_in_order_is_forgotten() {
 }
 
 #[test]
-fn what_the_master_holds_for_a_guest_goes_with_its_last_connection() {
+fn last_connection_of_dummy_client_releases_its_put() {
     let cluster = cluster();
     let relay = relay(&cluster, 0);
     let id = ClientId::random();
@@ -151,9 +151,9 @@ fn what_the_master_holds_for_a_guest_goes_with_its_last_connection() {
     assert!(raw.receive::<v1::Response>().is_some());
     let member = &cluster.nodes[0];
     let busy = member.client.put_bytes(&key("k"), b"x", &PutOptions::default());
-    assert!(!matches!(busy, Ok(PutOutcome::Stored { .. })), "the guest is writing it");
+    assert!(!matches!(busy, Ok(PutOutcome::Stored { .. })), "the dummy client is writing it");
     drop(raw);
-    until(PATIENCE, "the guest is gone", || {
+    until(PATIENCE, "the dummy client is gone", || {
         (member.client.status().unwrap().clients == 1).then_some(())
     });
     member.put("k", b"another's").unwrap();
@@ -161,7 +161,7 @@ fn what_the_master_holds_for_a_guest_goes_with_its_last_connection() {
 }
 
 #[test]
-fn calls_fail_while_the_daemon_is_away_and_go_on_when_one_is_back() {
+fn calls_fail_without_daemon_and_resume_with_next() {
     let cluster = cluster();
     let first = relay(&cluster, 0);
     let port = first.address().port();
@@ -180,7 +180,7 @@ fn calls_fail_while_the_daemon_is_away_and_go_on_when_one_is_back() {
 }
 
 #[test]
-fn a_guest_may_come_before_its_daemon() {
+fn dummy_client_waits_for_daemon_start() {
     let cluster = cluster();
     let listeners = Listeners::bind(0).unwrap();
     let port = listeners.address().port();
@@ -195,7 +195,7 @@ fn a_guest_may_come_before_its_daemon() {
 }
 
 #[test]
-fn nobody_and_a_master_are_no_daemon() {
+fn rejects_master_and_closed_port_as_daemon() {
     let cluster = cluster();
     let master = cluster.address().to_string();
     let error = DaemonLink::connect(&master, LinkConfig::default(), PATIENCE).unwrap_err();
@@ -206,7 +206,7 @@ fn nobody_and_a_master_are_no_daemon() {
 }
 
 #[test]
-fn guests_over_tcp_are_served_too() {
+fn serves_dummy_clients_over_tcp() {
     let cluster = cluster();
     let relay = relay(&cluster, 0);
     let config = LinkConfig { may_use_unix_socket: false, ..LinkConfig::default() };
@@ -216,7 +216,7 @@ fn guests_over_tcp_are_served_too() {
 }
 
 #[test]
-fn a_guest_lends_nothing() {
+fn dummy_client_cannot_mount_memory() {
     let cluster = cluster();
     let relay = relay(&cluster, 0);
     let dummy = dummy(&cluster, &relay, LinkConfig::default());
@@ -225,7 +225,7 @@ fn a_guest_lends_nothing() {
 }
 
 #[test]
-fn a_connection_speaks_for_one_client_alone() {
+fn connection_belongs_to_one_client() {
     let cluster = cluster();
     let relay = relay(&cluster, 0);
     let mut raw = Raw::connect(relay.address());
@@ -237,11 +237,11 @@ fn a_connection_speaks_for_one_client_alone() {
     raw.send(Call::Status(v1::StatusRequest { caller: None }));
     assert_eq!(raw.refused(), ErrorCode::INVALID_PARAMS.number());
     raw.send(status(id));
-    assert!(raw.receive::<v1::Response>().is_some(), "the connection is as good as before");
+    assert!(raw.receive::<v1::Response>().is_some(), "the connection stays usable");
 }
 
 #[test]
-fn broken_frames_are_answered_with_an_error_and_the_end() {
+fn invalid_frame_gets_error_and_closes_connection() {
     let cluster = cluster();
     let relay = relay(&cluster, 0);
     for bytes in [&[0xff; 64][..], &[3, 0, 0, 0, 0xff, 0xff, 0xff], b"\0\0\0\x02"] {
@@ -253,7 +253,7 @@ fn broken_frames_are_answered_with_an_error_and_the_end() {
 }
 
 #[test]
-fn any_bytes_leave_the_relay_as_it_was() {
+fn random_bytes_do_not_disturb_relay() {
     let cluster = cluster();
     let relay = relay(&cluster, 0);
     let mut random = Random::new();
@@ -265,7 +265,7 @@ fn any_bytes_leave_the_relay_as_it_was() {
             bytes[..4].copy_from_slice(&length.to_le_bytes());
         }
         let mut stream = TcpStream::connect(relay.address()).unwrap();
-        // The relay may hang up in the middle of it.
+        // The relay may close the connection in the middle.
         let _ = has_greeting.then(|| stream.write_all(&native_frame::client_greeting()));
         let _ = stream.write_all(&bytes);
     }
@@ -275,7 +275,7 @@ fn any_bytes_leave_the_relay_as_it_was() {
 }
 
 #[test]
-fn stopping_ends_connections_that_say_nothing() {
+fn stop_closes_silent_connections() {
     let cluster = cluster();
     let relay = relay(&cluster, 0);
     let mut silent = Raw::connect(relay.address());

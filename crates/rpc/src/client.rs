@@ -1,4 +1,4 @@
-//! Sends, from the calling thread, over a few connections to each server.
+//! The sending side: blocking calls over a connection pool per server.
 
 use std::{
     collections::HashMap,
@@ -21,18 +21,18 @@ use mooncake_transfer_engine::{
 
 use crate::frame::{HEAD_BYTES, Head, Kind, META_BYTES_MAX};
 
-/// The most servers that one client keeps connections to.
+/// Maximum number of servers with a connection pool.
 const TARGETS_MAX: usize = 1024;
 
-/// A body goes through memory of this size.
+/// Size of the buffer through which a body is sent.
 const PART_BYTES: usize = 256 << 10;
 
-/// How a client behaves.
+/// Settings of a client.
 #[derive(Debug, Clone)]
 pub struct ClientConfig {
-    /// The most connections to one server; calls beyond them wait for each other.
+    /// Maximum connections per server; further calls wait for a free one.
     pub connections_max: usize,
-    /// How long a call may take, waiting and connecting included.
+    /// Time limit of a call, including waiting and connecting.
     pub timeout: Duration,
 }
 
@@ -42,7 +42,7 @@ impl Default for ClientConfig {
     }
 }
 
-/// Sends to any number of servers, from any number of threads.
+/// A thread-safe client for any number of servers.
 pub struct Client {
     config: ClientConfig,
     generation: u64,
@@ -50,7 +50,7 @@ pub struct Client {
     next_id: AtomicU64,
 }
 
-/// The connections to one server.
+/// The connection pool of one server.
 #[derive(Debug, Default)]
 struct Pool {
     state: Mutex<PoolState>,
@@ -60,11 +60,12 @@ struct Pool {
 #[derive(Debug, Default)]
 struct PoolState {
     idle: Vec<TcpStream>,
-    /// Idle and in use.
+    /// Number of connections, idle and in use.
     open: usize,
 }
 
-/// A connection that is ours for one call; it goes back only if the call has ended well.
+/// A pooled connection, owned for one call. It returns to the pool only after a successful
+/// exchange.
 struct PooledConnection<'a> {
     pool: &'a Pool,
     stream: Option<TcpStream>,
@@ -72,10 +73,10 @@ struct PooledConnection<'a> {
 }
 
 impl Client {
-    /// A client that has no connection yet.
+    /// Creates a client without connections.
     ///
     /// # Errors
-    /// The settings allow no connection, or no time.
+    /// The settings allow no connection, or the time-out is 0.
     pub fn new(config: ClientConfig) -> Result<Self> {
         if config.connections_max == 0 || config.timeout.is_zero() {
             return Err(Error::invalid("a client needs at least one connection and some time")
@@ -86,13 +87,13 @@ impl Client {
         Ok(Self { config, generation, pools: Mutex::default(), next_id: AtomicU64::new(1) })
     }
 
-    /// Sends a message and waits until the server says that somebody took it.
+    /// Sends a message and waits until the server's application has accepted it.
     ///
-    /// The body is read once, in parts, as it is sent.
+    /// The body is read once, in parts, while it is sent.
     ///
     /// # Errors
-    /// The address is none, the server cannot be reached or does not answer in time, nobody took
-    /// the message, or the body ends before its length.
+    /// The address is invalid, the server cannot be reached or does not answer in time, the message
+    /// is refused, or the body ends before its length.
     pub fn send(
         &self,
         target: &str,
@@ -102,16 +103,22 @@ impl Client {
         body_bytes: u64,
     ) -> Result<()> {
         if fork::is_forked_since(self.generation) {
-            return Err(Error::closed("the client was made before a fork; make another one here"));
+            return Err(Error::closed(
+                "the client was made before a fork; make another one in this process",
+            ));
         }
         if meta.len() > META_BYTES_MAX {
-            return Err(Error::invalid("the description is too long").with("bytes", meta.len()));
+            return Err(Error::invalid("the description of the message is too long")
+                .with("bytes", meta.len()));
         }
         let endpoint: Endpoint = target.parse()?;
         let deadline = SystemClock.now() + self.config.timeout;
         let pool = self.pool(target);
         let mut connection = self.acquire(&pool, &endpoint, deadline)?;
-        let stream = connection.stream.as_ref().expect("a lease holds its stream until it ends");
+        let stream = connection
+            .stream
+            .as_ref()
+            .expect("a pooled connection has a stream until it is dropped");
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let head = Head { kind, id, meta_bytes: meta.len() as u32, body_bytes };
         let mut timed = DeadlineStream::new(stream, deadline);
@@ -120,7 +127,7 @@ impl Client {
         connection.is_reusable = true;
         match answer {
             None => Ok(()),
-            Some(reason) => Err(Error::new(ErrorCode::RPC_FAIL, "the message was not taken")
+            Some(reason) => Err(Error::new(ErrorCode::RPC_FAIL, "the server refused the message")
                 .with("target", target)
                 .with("reason", reason)),
         }
@@ -132,7 +139,7 @@ impl Client {
             return Arc::clone(pool);
         }
         if pools.len() >= TARGETS_MAX {
-            // Those in use now are held by their callers too.
+            // Pools in use now are kept alive by their callers.
             pools.retain(|_, pool| Arc::strong_count(pool) > 1);
         }
         Arc::clone(pools.entry(target.to_owned()).or_default())
@@ -150,7 +157,7 @@ impl Client {
                 if is_open_and_silent(&stream) {
                     return Ok(PooledConnection { pool, stream: Some(stream), is_reusable: false });
                 }
-                // The server has ended it meanwhile.
+                // The server has closed the connection.
                 state.open -= 1;
             }
             if state.open < self.config.connections_max {
@@ -159,14 +166,15 @@ impl Client {
             }
             let left = deadline.left(SystemClock.now());
             if left.is_zero() || pool.is_freed.wait_for(&mut state, left).timed_out() {
-                let text = "every connection to the server is in use";
+                let text = "all connections to the server are in use";
                 return Err(Error::new(ErrorCode::RPC_TIMEOUT, text).with("target", endpoint));
             }
         }
         drop(state);
         let mut connection = PooledConnection { pool, stream: None, is_reusable: false };
         let stream = dial(endpoint, deadline)?;
-        // Without it an answer may wait for an acknowledgement; a refusal costs speed only.
+        // Without TCP_NODELAY an answer may wait for an acknowledgement; a failure costs only
+        // speed.
         let _ = stream.set_nodelay(true);
         connection.stream = Some(stream);
         Ok(connection)
@@ -182,7 +190,7 @@ impl fmt::Debug for Client {
 impl Drop for Client {
     fn drop(&mut self) {
         if fork::is_forked_since(self.generation) {
-            // The sockets are the parent's, and its locks may be held for ever here.
+            // The sockets belong to the parent, and its locks may be held for ever in this process.
             std::mem::forget(std::mem::take(&mut self.pools));
         }
     }
@@ -200,7 +208,7 @@ impl Drop for PooledConnection<'_> {
     }
 }
 
-/// Whether nothing has come on a connection that should be silent, not its end either.
+/// Returns whether an idle connection is open and has no unexpected data.
 fn is_open_and_silent(stream: &TcpStream) -> bool {
     if stream.set_nonblocking(true).is_err() {
         return false;
@@ -210,7 +218,7 @@ fn is_open_and_silent(stream: &TcpStream) -> bool {
     is_open_and_silent && stream.set_nonblocking(false).is_ok()
 }
 
-/// Sends a message and reads its answer: nothing if it was taken, else the reason.
+/// Sends a message and reads its answer: `None` if it was accepted, otherwise the reason.
 fn exchange(
     stream: &mut (impl Read + Write),
     head: Head,
@@ -238,7 +246,7 @@ fn exchange(
     read_answer(stream, head.id)
 }
 
-/// Reads the answer to a message: nothing if it was taken, else the reason.
+/// Reads the answer to a message: `None` if it was accepted, otherwise the reason.
 pub(crate) fn read_answer(stream: &mut impl Read, id: u64) -> Result<Option<String>> {
     let mut bytes = [0; HEAD_BYTES];
     stream.read_exact(&mut bytes).map_err(broken)?;
@@ -252,12 +260,12 @@ pub(crate) fn read_answer(stream: &mut impl Read, id: u64) -> Result<Option<Stri
         Kind::Taken => Ok(None),
         Kind::Refused => Ok(Some(String::from_utf8_lossy(&reason).into_owned())),
         Kind::Data | Kind::Tensor => {
-            Err(Error::new(ErrorCode::RPC_FAIL, "the server answered with a question"))
+            Err(Error::new(ErrorCode::RPC_FAIL, "the server answered with a request"))
         }
     }
 }
 
-/// A failure on a connection; a deadline that passed has a code of its own.
+/// Converts an I/O error; a passed deadline has its own error code.
 pub(crate) fn broken(source: io::Error) -> Error {
     let (code, text) = match source.kind() {
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {

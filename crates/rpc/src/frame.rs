@@ -1,47 +1,48 @@
-//! A message: a head of fixed length, a description, and a body. Knows no sockets.
+//! Message format: a fixed-length head, a description and a body. No I/O.
 
 use mooncake_base::{Error, ErrorCode, Result};
 
-/// How long a head is.
+/// Length of a head in bytes.
 pub const HEAD_BYTES: usize = 32;
 
-/// The longest description; one of a tensor has some dozen bytes.
+/// Maximum length of a description; that of a tensor has a few dozen bytes.
 pub const META_BYTES_MAX: usize = 64 << 10;
 
-/// What every message begins with: our protocol in its first version.
+/// Magic bytes of every message: version 1 of the protocol.
 const MAGIC: [u8; 4] = *b"MKR1";
 
-/// What a message is.
+/// Kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Bytes.
+    /// Raw bytes.
     Data,
-    /// The bytes of a tensor, described in words.
+    /// The bytes of a tensor, with a textual description.
     Tensor,
-    /// The answer: it was taken.
+    /// Answer: the message was accepted.
     Taken,
-    /// The answer: it was not; the description says why.
+    /// Answer: the message was refused; the description gives the reason.
     Refused,
 }
 
 const KINDS: [(Kind, u8); 4] =
     [(Kind::Data, 0), (Kind::Tensor, 1), (Kind::Taken, 128), (Kind::Refused, 129)];
 
-/// The beginning of a message.
+/// Head of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
-    /// What it is.
+    /// The kind of the message.
     pub kind: Kind,
-    /// The sender's number of a request; its answer has the same.
+    /// Request number, chosen by the sender and repeated in the answer.
     pub id: u64,
-    /// How long the description is.
+    /// Length of the description in bytes.
     pub meta_bytes: u32,
-    /// How long the body is.
+    /// Length of the body in bytes.
     pub body_bytes: u64,
 }
 
 impl Head {
-    /// As it goes over the wire: magic, kind, three zeros, id, lengths, four zeros; little endian.
+    /// Encodes the head for the wire: magic, kind, three zeros, id, lengths, four zeros; little
+    /// endian.
     pub fn encode(&self) -> [u8; HEAD_BYTES] {
         let code = KINDS.iter().find(|(kind, _)| *kind == self.kind).map_or(0, |(_, code)| *code);
         let mut bytes = [0; HEAD_BYTES];
@@ -53,10 +54,10 @@ impl Head {
         bytes
     }
 
-    /// Reads a head.
+    /// Decodes a head.
     ///
     /// # Errors
-    /// It is none of ours, or what it announces is longer than it may be.
+    /// The bytes are no head of this protocol, or the announced lengths exceed the limits.
     pub fn decode(bytes: &[u8; HEAD_BYTES], body_bytes_max: u64) -> Result<Self> {
         let bad = |text| Error::new(ErrorCode::RPC_FAIL, text);
         let (magic, code) = (&bytes[..4], bytes[4]);
@@ -73,7 +74,7 @@ impl Head {
             return Err(bad("the other side speaks a later version of the protocol"));
         }
         if head.meta_bytes as usize > META_BYTES_MAX || head.body_bytes > body_bytes_max {
-            return Err(bad("the message is longer than is allowed")
+            return Err(bad("the message exceeds the length limit")
                 .with("meta_bytes", head.meta_bytes)
                 .with("body_bytes", head.body_bytes)
                 .with("body_bytes_max", body_bytes_max));
@@ -90,8 +91,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_head_is_read_as_it_was_written(
-            which in 0_usize..4, id in any::<u64>(), meta in 0..=META_BYTES_MAX as u32, body in any::<u64>(),
+        fn decode_inverts_encode(
+            which in 0_usize..4, id in any::<u64>(), meta in 0..=META_BYTES_MAX as u32,
+            body in any::<u64>(),
         ) {
             let head = Head { kind: KINDS[which].0, id, meta_bytes: meta, body_bytes: body };
             prop_assert_eq!(Head::decode(&head.encode(), u64::MAX).unwrap(), head);
@@ -99,9 +101,11 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_are_a_surprise(bytes in any::<[u8; HEAD_BYTES]>(), is_ours in any::<bool>()) {
+        fn decoder_accepts_only_encodable_heads(
+            bytes in any::<[u8; HEAD_BYTES]>(), has_magic in any::<bool>(),
+        ) {
             let mut bytes = bytes;
-            if is_ours {
+            if has_magic {
                 bytes[..4].copy_from_slice(&MAGIC);
             }
             if let Ok(head) = Head::decode(&bytes, 1 << 30) {

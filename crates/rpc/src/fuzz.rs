@@ -1,4 +1,4 @@
-//! Throws broken bytes at what reads messages and answers.
+//! Fuzzes the decoders of messages and answers.
 
 use mooncake_base::fuzz::{Target, check, outcome};
 
@@ -8,10 +8,10 @@ use crate::{
     server::receive,
 };
 
-/// The number of the message that is answered.
+/// Id of the message that is answered.
 const ID: u64 = 7;
 
-/// The longest body that is taken.
+/// Maximum body length.
 const BODY_BYTES_MAX: u64 = 1 << 20;
 
 fn message(kind: Kind, meta: &[u8], body: &[u8]) -> Vec<u8> {
@@ -20,7 +20,7 @@ fn message(kind: Kind, meta: &[u8], body: &[u8]) -> Vec<u8> {
     [&head.encode(), meta, body].concat()
 }
 
-/// A message and what is behind it, as a server reads them.
+/// Consecutive messages, as a server reads them.
 fn messages() -> Target {
     let run = |bytes: &[u8]| {
         let mut rest = bytes;
@@ -40,7 +40,7 @@ fn messages() -> Target {
     Target { name: "rpc message", seeds, run }
 }
 
-/// An answer, as a client reads it.
+/// One answer, as a client reads it.
 fn answers() -> Target {
     let run = |bytes: &[u8]| {
         let mut rest = bytes;
@@ -54,13 +54,13 @@ fn answers() -> Target {
     };
     let seeds = vec![
         message(Kind::Taken, b"", b""),
-        message(Kind::Refused, "nobody takes it".as_bytes(), b""),
+        message(Kind::Refused, "not accepted".as_bytes(), b""),
         message(Kind::Data, b"", b""),
     ];
     Target { name: "rpc answer", seeds, run }
 }
 
 #[test]
-fn no_reader_panics_or_takes_what_it_would_not_write() {
+fn decoders_never_panic_nor_accept_unencodable_input() {
     check(&[messages(), answers()]);
 }

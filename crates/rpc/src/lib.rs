@@ -1,11 +1,11 @@
-//! Hands data and tensors to another process over TCP, and says whether it took them.
+//! Sends data and tensors to another process over TCP and reports whether it accepted them.
 //!
-//! For small programs that want to pass something along without a store: a [`Server`] listens and
-//! gives out [`Delivery`]s to whoever asks for the next; a [`Client`] sends to any number of
-//! servers over a few connections each, from any number of threads, which block for their own call
-//! only. Every wait ends, everything is bounded, and no runtime is needed.
+//! For small programs that pass messages without a store. A [`Server`] listens and hands a
+//! [`Delivery`] to each caller of `take`. A [`Client`] sends to any number of servers over a
+//! connection pool per server, from any number of threads; each call blocks only its own thread.
+//! Every wait has a time limit, every queue a bound, and no runtime is needed.
 //!
-//! In reading order: [`frame`] (what goes over the wire), [`client`], [`server`].
+//! In reading order: [`frame`] (the wire format), [`client`], [`server`].
 #![warn(missing_docs)]
 
 pub mod client;

@@ -1,4 +1,4 @@
-//! Listens, receives, and holds what has come until somebody takes it.
+//! The receiving side: accepts connections and queues messages for the application.
 
 use std::{
     collections::VecDeque,
@@ -20,21 +20,21 @@ use crate::{
     frame::{HEAD_BYTES, Head, Kind},
 };
 
-/// Memory for a body is taken as its bytes come, in steps of this size.
+/// Memory for a body is allocated as its bytes arrive, in steps of at least this size.
 const STEP_BYTES: u64 = 4 << 20;
 
-/// How a server behaves.
+/// Settings of a server.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// The most connections at once; more wait until one of them ends.
+    /// Maximum connections; further ones wait until one ends.
     pub connections_max: usize,
-    /// A connection that is silent for so long between messages is ended.
+    /// Idle time between messages after which a connection is closed.
     pub idle_timeout: Duration,
-    /// How long one message may take: to arrive, to be taken and answered.
+    /// Time limit for each stage of a message: arrival, acceptance and answer.
     pub timeout: Duration,
-    /// The longest body.
+    /// Maximum body length.
     pub body_bytes_max: u64,
-    /// The most messages that wait to be taken; the connections of more wait.
+    /// Maximum queued messages; further messages wait on their connections.
     pub waiting_max: usize,
 }
 
@@ -50,7 +50,7 @@ impl Default for ServerConfig {
     }
 }
 
-/// A server that runs until it is stopped or dropped.
+/// A running server. Stops when dropped.
 pub struct Server {
     shared: Arc<Shared>,
     address: SocketAddr,
@@ -58,21 +58,21 @@ pub struct Server {
     acceptor: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What somebody has sent, to be taken and answered. Dropped without an answer it is refused.
+/// A received message to be answered. Dropped without an answer, it is refused.
 #[derive(Debug)]
 pub struct Delivery {
-    /// Data or a tensor.
+    /// Data or tensor.
     pub kind: Kind,
-    /// Who sent it.
+    /// Address of the sender.
     pub source: SocketAddr,
     /// The sender's description.
     pub meta: Vec<u8>,
-    /// The bytes.
+    /// The body.
     pub body: Vec<u8>,
     slot: Arc<AnswerSlot>,
 }
 
-/// Where the thread of a connection waits for the answer to its message.
+/// The answer to a message, awaited by the connection's thread.
 #[derive(Debug, Default)]
 struct AnswerSlot {
     answer: Mutex<Option<Result<(), String>>>,
@@ -83,7 +83,7 @@ struct Shared {
     config: ServerConfig,
     listener: TcpListener,
     state: Mutex<State>,
-    /// Something came, was taken, ended, or the server is being stopped.
+    /// Signalled when a message arrives or is taken, a connection ends, or the server stops.
     changed: Condvar,
 }
 
@@ -91,22 +91,24 @@ struct Shared {
 struct State {
     is_stopped: bool,
     waiting: VecDeque<Delivery>,
-    /// Messages that were taken and not answered yet.
+    /// Messages taken and not answered yet.
     taken: Vec<Arc<AnswerSlot>>,
     connections: Vec<(TcpStream, JoinHandle<()>)>,
 }
 
 impl Server {
-    /// Listens at an address; port 0 takes a free one.
+    /// Listens on an address; port 0 takes a free port.
     ///
     /// # Errors
-    /// Nobody can listen there, or the settings allow nothing.
+    /// The address cannot be bound, or a limit is 0.
     pub fn start(listen: &Endpoint, config: ServerConfig) -> Result<Self> {
         if config.connections_max == 0 || config.waiting_max == 0 || config.timeout.is_zero() {
-            return Err(Error::invalid("a server needs at least one connection and some time"));
+            return Err(Error::invalid(
+                "a server needs at least one connection, one queued message and a time-out",
+            ));
         }
         let refused = |source: io::Error| {
-            let text = "the server cannot listen there";
+            let text = "the server cannot listen on the address";
             Error::new(ErrorCode::INVALID_PARAMS, text).with("address", listen).caused_by(source)
         };
         let addresses: Vec<_> = listen.to_pair().to_socket_addrs().map_err(refused)?.collect();
@@ -123,12 +125,12 @@ impl Server {
         Ok(Self { shared, address, generation, acceptor: Mutex::new(Some(acceptor)) })
     }
 
-    /// Where it listens.
+    /// The bound address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Waits for the next message and takes it; nothing if none comes in time.
+    /// Waits for the next message; `None` if none arrives within `timeout`.
     ///
     /// # Errors
     /// A closed error when the server is stopped.
@@ -158,8 +160,8 @@ impl Server {
         }
     }
 
-    /// Stops listening, refuses what nobody took, ends every connection and joins its thread.
-    /// Idempotent; may be called by whoever works on a message.
+    /// Stops listening, refuses all queued messages, closes every connection and joins the threads.
+    /// Idempotent; may be called while answering a message.
     pub fn stop(&self) {
         if self.is_forked() {
             return;
@@ -175,10 +177,11 @@ impl Server {
         for slot in taken {
             slot.set(Err("the server was stopped".to_owned()));
         }
-        // Wakes the thread that accepts; a listener that is shut already has nobody to wake.
+        // Wakes the accepting thread; fails harmlessly if the listener is already shut down.
         let _ = SockRef::from(&self.shared.listener).shutdown(Shutdown::Both);
         for (stream, _) in &connections {
-            // Answers on their way still go out; one that the client ended already needs none.
+            // Answers in flight are still sent. Fails harmlessly on connections that the client has
+            // closed.
             let _ = stream.shutdown(Shutdown::Read);
         }
         for (_, thread) in connections {
@@ -203,7 +206,7 @@ impl fmt::Debug for Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if self.is_forked() {
-            // The threads and the sockets are the parent's.
+            // The threads and the sockets belong to the parent.
             std::mem::forget(Arc::clone(&self.shared));
             return;
         }
@@ -212,12 +215,12 @@ impl Drop for Server {
 }
 
 impl Delivery {
-    /// Tells the sender that it was taken, or why not.
+    /// Accepts the message, or refuses it with a reason.
     pub fn answer(self, answer: Result<(), String>) {
         self.slot.set(answer);
     }
 
-    /// The bytes, out of it; the answer is still to be given.
+    /// Moves the body out; the answer is still due.
     pub fn take_body(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.body)
     }
@@ -225,12 +228,12 @@ impl Delivery {
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        self.slot.set(Err("nobody took it".to_owned()));
+        self.slot.set(Err("it was dropped without an answer".to_owned()));
     }
 }
 
 impl AnswerSlot {
-    /// The first answer counts.
+    /// Sets the answer; only the first one counts.
     fn set(&self, answer: Result<(), String>) {
         self.answer.lock().get_or_insert(answer);
         self.is_answered.notify_all();
@@ -245,7 +248,7 @@ impl AnswerSlot {
             }
             let left = deadline.left(SystemClock.now());
             if left.is_zero() {
-                return Err("nobody took it in time".to_owned());
+                return Err("it was not accepted in time".to_owned());
             }
             self.is_answered.wait_for(&mut answer, left);
         }
@@ -253,7 +256,7 @@ impl AnswerSlot {
 }
 
 fn join(thread: JoinHandle<()>) {
-    // One that stops the server from its own work cannot wait for itself.
+    // A thread that stops the server cannot join itself.
     if thread.thread().id() != thread::current().id() && thread.join().is_err() {
         tracing::error!("a thread of the server panicked");
     }
@@ -276,32 +279,34 @@ fn accept(shared: &Arc<Shared>) {
         let (stream, source) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(%error, "a connection was not accepted");
-                // Out of descriptors, most likely: until one is closed, asking again is in vain.
+                tracing::warn!(%error, "cannot accept a connection");
+                // Most likely out of file descriptors: retrying at once is useless until one is
+                // closed.
                 shared.changed.wait_for(&mut state, Duration::from_millis(100));
                 continue;
             }
         };
-        let Ok(ours) = stream.try_clone() else { continue };
+        let Ok(clone) = stream.try_clone() else { continue };
         let serving = Arc::clone(shared);
         let thread = thread::Builder::new().name("mooncake-rpc".into()).spawn(move || {
             if let Err(error) = serve(&serving, &stream, source) {
                 tracing::debug!(%error, peer = %source, "a connection ended");
             }
-            // The clone that `stop` holds would keep it open.
+            // Explicit shutdown, since the clone for `stop` keeps the socket open.
             let _ = stream.shutdown(Shutdown::Both);
             serving.changed.notify_all();
         });
         match thread {
-            Ok(thread) => state.connections.push((ours, thread)),
-            Err(error) => tracing::warn!(%error, "no thread for a connection"),
+            Ok(thread) => state.connections.push((clone, thread)),
+            Err(error) => tracing::warn!(%error, "cannot start a thread for a connection"),
         }
     }
 }
 
-/// Message after message, until the client ends it, is silent for too long, or sends nonsense.
+/// Serves messages until the client closes the connection, is idle for too long or sends invalid
+/// data.
 fn serve(shared: &Shared, stream: &TcpStream, source: SocketAddr) -> Result<()> {
-    // Without it an answer may wait for an acknowledgement; a refusal costs speed only.
+    // Without TCP_NODELAY an answer may wait for an acknowledgement; a failure costs only speed.
     let _ = stream.set_nodelay(true);
     let config = &shared.config;
     loop {
@@ -337,14 +342,14 @@ fn serve(shared: &Shared, stream: &TcpStream, source: SocketAddr) -> Result<()> 
 }
 
 impl Shared {
-    /// Puts a message where it is taken from; waits while too many are there.
+    /// Queues a message; waits while the queue is full.
     fn offer(&self, delivery: Delivery) -> Result<(), String> {
         let deadline = SystemClock.now() + self.config.timeout;
         let mut state = self.state.lock();
         while state.waiting.len() >= self.config.waiting_max && !state.is_stopped {
             let left = deadline.left(SystemClock.now());
             if left.is_zero() {
-                return Err("too many messages wait to be taken".to_owned());
+                return Err("too many messages are queued".to_owned());
             }
             self.changed.wait_for(&mut state, left);
         }

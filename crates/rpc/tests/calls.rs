@@ -1,4 +1,4 @@
-//! Clients and servers as a program uses them, and what goes wrong between them.
+//! End-to-end tests of clients and servers, including failures.
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 
 use std::{
@@ -27,7 +27,7 @@ fn send(client: &Client, server: &Server, body: &[u8]) -> Result<()> {
     client.send(&target, Kind::Data, b"", &mut &*body, body.len() as u64)
 }
 
-/// Answers so many messages with what the function says of their bodies.
+/// Answers `count` messages with the result of `answer` for their bodies.
 fn answering(
     server: &Arc<Server>,
     count: usize,
@@ -47,7 +47,7 @@ fn answering(
 }
 
 #[test]
-fn bodies_of_every_size_arrive_with_their_description() {
+fn delivers_bodies_of_every_size_with_description() {
     let (server, client) = (server(ServerConfig::default()), client(2, SOON));
     for length in [0, 1, 100, 262_112, 262_144, 262_145, 9_000_001] {
         let body: Vec<u8> = (0..length).map(|index| (index % 251) as u8).collect();
@@ -66,7 +66,7 @@ fn bodies_of_every_size_arrive_with_their_description() {
 }
 
 #[test]
-fn many_threads_share_a_few_connections() {
+fn many_threads_share_few_connections() {
     let (server, client) = (server(ServerConfig::default()), Arc::new(client(3, SOON)));
     let takers: Vec<_> = (0..4).map(|_| answering(&server, 50, |_| Ok(()))).collect();
     let senders: Vec<_> = (0..10_u8)
@@ -87,7 +87,7 @@ fn many_threads_share_a_few_connections() {
 }
 
 #[test]
-fn a_refusal_says_why_and_the_connection_goes_on() {
+fn refusal_gives_reason_and_keeps_connection() {
     let (server, client) = (server(ServerConfig::default()), client(1, SOON));
     let taker = answering(&server, 2, |body| match body {
         b"no" => Err("not today".to_owned()),
@@ -97,16 +97,16 @@ fn a_refusal_says_why_and_the_connection_goes_on() {
     assert!(error.to_string().contains("not today"), "{error}");
     send(&client, &server, b"yes").unwrap();
     taker.join().unwrap();
-    // Somebody takes it and says nothing at all.
+    // The receiver drops the message without an answer.
     let silent = Arc::clone(&server);
     let taker = thread::spawn(move || drop(silent.take(SOON).unwrap()));
     let error = send(&client, &server, b"lost").unwrap_err();
-    assert!(error.to_string().contains("nobody took it"), "{error}");
+    assert!(error.to_string().contains("dropped without an answer"), "{error}");
     taker.join().unwrap();
 }
 
 #[test]
-fn nobody_waits_longer_than_allowed() {
+fn calls_time_out() {
     let short = Duration::from_millis(200);
     let config = ServerConfig { timeout: short, ..ServerConfig::default() };
     let server = server(config);
@@ -127,7 +127,7 @@ fn nobody_waits_longer_than_allowed() {
 }
 
 #[test]
-fn a_server_that_is_gone_is_an_error_and_one_that_is_back_is_found() {
+fn reconnects_to_restarted_server() {
     let (first, client) = (server(ServerConfig::default()), client(1, SOON));
     let taker = answering(&first, 1, |_| Ok(()));
     send(&client, &first, b"x").unwrap();
@@ -150,12 +150,12 @@ fn a_server_that_is_gone_is_an_error_and_one_that_is_back_is_found() {
 }
 
 #[test]
-fn stopping_ends_those_who_wait() {
+fn stop_ends_waiting_calls() {
     let (server, client) = (server(ServerConfig::default()), client(2, SOON));
     let (taker, stopper) = (Arc::clone(&server), Arc::clone(&server));
     let held = thread::spawn(move || {
         let delivery = taker.take(SOON).unwrap().unwrap();
-        // Whoever works on a message may stop the server.
+        // A thread that handles a message may stop the server.
         stopper.stop();
         delivery.answer(Ok(()));
     });
@@ -167,7 +167,7 @@ fn stopping_ends_those_who_wait() {
 }
 
 #[test]
-fn nonsense_ends_a_connection_and_not_the_server() {
+fn invalid_data_ends_only_its_connection() {
     let config = ServerConfig { body_bytes_max: 1000, ..ServerConfig::default() };
     let server = server(config);
     for nonsense in [&b"GET / HTTP/1.1\r\nHost: x\r\n\r\n......"[..], &[0xFF; 64], b"MKR1"] {
@@ -175,7 +175,7 @@ fn nonsense_ends_a_connection_and_not_the_server() {
         stream.write_all(nonsense).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
-        // It says nothing, and ends.
+        // The server closes the connection without an answer.
         assert!(matches!(stream.read(&mut [0; 10]), Ok(0) | Err(_)));
     }
     let client = client(1, SOON);
@@ -186,7 +186,7 @@ fn nonsense_ends_a_connection_and_not_the_server() {
 }
 
 #[test]
-fn more_clients_than_connections_are_served_one_after_the_other() {
+fn serves_clients_above_connection_limit_in_turn() {
     let config = ServerConfig {
         connections_max: 1,
         idle_timeout: Duration::from_millis(100),
@@ -195,7 +195,7 @@ fn more_clients_than_connections_are_served_one_after_the_other() {
     let server = server(config);
     let taker = answering(&server, 3, |_| Ok(()));
     for _ in 0..3 {
-        // Each keeps its connection, until the server has had enough of its silence.
+        // Each client keeps its connection until the server's idle time-out closes it.
         let client = Box::leak(Box::new(client(1, SOON)));
         send(client, &server, b"x").unwrap();
     }

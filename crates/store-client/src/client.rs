@@ -53,30 +53,30 @@ use crate::{
     metrics::{Metrics, MetricsSnapshot},
 };
 
-/// How long closing tries to tell the master.
+/// Time limit of the unregister call while a client closes.
 const UNREGISTER_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// How long the master may take to answer when somebody asks how the client is.
+/// Time limit of the status call behind a health check.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long closing waits for the heartbeat thread, which may be in the middle of a connect.
+/// Time that closing waits for the heartbeat thread, which may be in the middle of a connect.
 const JOIN_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A client of the store. Closed when dropped.
 ///
-/// All its calls may be made from many threads at once. Each has a deadline, and after
-/// [`close`](Self::close) or in a forked child each fails at once.
+/// All calls are thread-safe. Each call has a deadline. After [`close`](Self::close) and in a
+/// forked child, each call fails at once.
 pub struct Client {
     inner: Arc<ClientInner>,
 }
 
-/// What the calls and the heartbeat thread share.
+/// State shared by the calls, the heartbeat thread and the task worker.
 pub(crate) struct ClientInner {
     config: ClientConfig,
     id: ClientId,
-    /// What every call begins with.
+    /// The caller field of every request.
     caller: v1::Caller,
-    /// The name of its segments.
+    /// The name that the client's segments carry.
     name: String,
     engine: Engine,
     link: Arc<dyn MasterLink>,
@@ -84,7 +84,7 @@ pub(crate) struct ClientInner {
     segments: Segments,
     suspected_peers: SuspectedPeers,
     peer_latency: LatencyTable,
-    /// Whose turn it is among equal copies.
+    /// Rotates reads among equally good replicas.
     replica_rotation: AtomicUsize,
     task_worker: TaskWorker,
     shutdown: Shutdown,
@@ -92,13 +92,12 @@ pub(crate) struct ClientInner {
     metrics: Metrics,
     io_sessions: IoSessions,
     pending_releases: Arc<PendingReleases>,
-    /// How many puts were started: the number of the last one.
+    /// Number of `PutStart` calls so far, which is the sequence number of the last one.
     put_calls: AtomicU64,
-    /// When it was made.
     started_at: Moment,
 }
 
-/// Whether the client lives, and waits that its end cuts short.
+/// The shutdown flag of a client, and waits that shutdown interrupts.
 #[derive(Debug, Default)]
 struct Shutdown {
     state: Mutex<ShutdownState>,
@@ -112,13 +111,13 @@ struct ShutdownState {
 }
 
 impl Client {
-    /// Registers with the master, lends the configured memory and keeps a heartbeat.
+    /// Registers with the master, mounts the configured memory and starts the heartbeat.
     ///
-    /// Blocks for as long as the link's connect and call time-outs allow. The link is the
-    /// client's own from here on and ends with it; the engine is not.
+    /// Blocks up to the link's connect and call time-outs. The client owns the link and closes it
+    /// when the client closes. The engine stays open.
     ///
     /// # Errors
-    /// The master cannot be reached or refuses, or there is no memory to lend.
+    /// The master cannot be reached or refuses, or the memory cannot be allocated.
     pub fn connect(
         config: ClientConfig,
         engine: Engine,
@@ -153,7 +152,7 @@ impl Client {
             started_at: SystemClock.now(),
         });
         inner.register(inner.rpc_deadline())?;
-        // From here on dropping it takes back what was done.
+        // From here on, dropping the client undoes the registration.
         let client = Self { inner };
         session::start(&client.inner)?;
         if segment_bytes > 0 {
@@ -162,49 +161,49 @@ impl Client {
         Ok(client)
     }
 
-    /// Its id.
+    /// The client's id.
     pub fn id(&self) -> ClientId {
         self.inner.id
     }
 
-    /// The name that its segments go by.
+    /// The name that the client's segments carry.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// The settings it was made with.
+    /// The settings of the client.
     pub fn config(&self) -> &ClientConfig {
         &self.inner.config
     }
 
-    /// The engine that moves its bytes.
+    /// The transfer engine that moves the payload.
     pub fn engine(&self) -> &Engine {
         &self.inner.engine
     }
 
-    /// Where its master is.
+    /// The address of the master.
     pub fn master_address(&self) -> String {
         self.inner.link.address()
     }
 
-    /// What it has done so far.
+    /// A snapshot of the client's metrics.
     pub fn metrics(&self) -> MetricsSnapshot {
         self.inner.metrics()
     }
 
-    /// Serves its health and metrics over HTTP at that address (port 0: any), on that runtime, until
-    /// what is returned is dropped or the client closed.
+    /// Serves health and metrics over HTTP at the address (port 0: a free port) on the given
+    /// runtime, until the returned server is dropped or the client is closed.
     ///
     /// # Errors
-    /// Nobody may listen there, or the client is closed.
+    /// The address cannot be bound, or the client is closed.
     pub fn serve(&self, host: IpAddr, port: u16, runtime: &Handle) -> Result<HttpServer> {
         self.serve_with(host, port, runtime, |_| {})
     }
 
-    /// The same, with more metrics after its own.
+    /// Like [`serve`](Self::serve), with further metrics appended by `extra`.
     ///
     /// # Errors
-    /// As of [`serve`](Self::serve).
+    /// Same as [`serve`](Self::serve).
     pub fn serve_with(
         &self,
         host: IpAddr,
@@ -217,9 +216,9 @@ impl Client {
         HttpServer::start(client, (host, port), runtime, Box::new(extra))
     }
 
-    /// Leaves the pool: tells the master if it answers soon, and gives the lent memory back to
-    /// the system. Takes less than half a second, also with a dead master. Closing again does
-    /// nothing.
+    /// Leaves the pool: unregisters from the master if the master answers quickly, and returns the
+    /// mounted memory to the system. Takes less than half a second, even if the master is dead.
+    /// Idempotent.
     pub fn close(&self) {
         self.inner.close();
     }
@@ -241,7 +240,7 @@ impl fmt::Debug for Client {
     }
 }
 
-/// What can be said of a client at one moment.
+/// The result of a health check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Health {
     Healthy,
@@ -258,13 +257,14 @@ impl ClientInner {
         self.metrics.snapshot()
     }
 
-    /// The metrics for people.
+    /// The metrics as human-readable text.
     pub(crate) fn summary(&self) -> String {
         let uptime = SystemClock.now().since(self.started_at);
         self.metrics().summary(self.config.metrics.has_bandwidth.then_some(uptime))
     }
 
-    /// Asks the master for a sign of life, not for long.
+    /// Checks that the client is open and that the master answers a status call within a short time
+    /// limit.
     pub(crate) fn check_health(&self) -> Health {
         if self.check_open().is_err() {
             return Health::Closed;
@@ -275,12 +275,13 @@ impl ClientInner {
         }
     }
 
-    /// Whether calls may be made.
+    /// Checks that calls may be made.
     ///
     /// # Errors
-    /// After a fork and after closing, as a closed error that says which.
+    /// A closed error after a fork or after closing; the message names the reason.
     fn check_open(&self) -> Result<()> {
-        // First: after a fork a lock may be held for ever by a thread that is not here.
+        // The fork check comes first: after a fork, a lock may be held for ever by a thread that
+        // does not exist in this process.
         if self.is_forked() {
             let text = "the client was made before a fork; make another one in this process";
             return Err(Error::closed(text).with("client", &self.name));
@@ -303,7 +304,7 @@ impl ClientInner {
         SystemClock.now() + self.config.rpc_timeout
     }
 
-    /// Waits so long, or until the client is closed. Says whether it still lives.
+    /// Sleeps for `time` or until the client is closed. Returns whether the client is still open.
     fn sleep_or_closed(&self, time: Duration) -> bool {
         let until = SystemClock.now() + time;
         let mut state = self.shutdown.state.lock();
@@ -319,7 +320,7 @@ impl ClientInner {
 
     fn close(&self) {
         if self.is_forked() {
-            // Everything belongs to the parent, which goes on using it.
+            // All resources belong to the parent process, which still uses them.
             return;
         }
         if std::mem::replace(&mut self.shutdown.state.lock().is_closed, true) {
@@ -333,7 +334,8 @@ impl ClientInner {
         while !state.is_heartbeat_stopped {
             let left = until.left(SystemClock.now());
             if left.is_zero() {
-                // It ends by itself as soon as its call does, and finds the client closed.
+                // The thread ends by itself when its call returns, since it then finds the client
+                // closed.
                 break;
             }
             self.shutdown.changed.wait_for(&mut state, left);

@@ -1,4 +1,4 @@
-//! What a client is told at its start.
+//! Settings of a client and its link.
 
 use std::time::Duration;
 
@@ -7,41 +7,39 @@ use mooncake_base::{ByteSize, TenantId};
 /// The settings of one client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientConfig {
-    /// `host:port`, the name that the client's segments go by. Empty (the default): the name of
-    /// its engine.
+    /// `host:port`, the name of the client's segments. Empty (the default): the engine's name.
     pub name: String,
-    /// Whose namespace its keys live in. Default: the default tenant.
+    /// Namespace of the keys. Default: the default tenant.
     pub tenant: TenantId,
-    /// How much memory it lends to the pool. Default: 0, none.
+    /// Memory lent to the pool. Default: 0, none.
     pub segment_bytes: u64,
-    /// The largest single segment; more memory than that becomes several. Default: 1 TiB.
+    /// Largest single segment; more memory is split into several. Default: 1 TiB.
     pub segment_bytes_max: u64,
-    /// How long the master may take to answer one call. Default: 30 s.
+    /// Time limit of one call to the master. Default: 30 s.
     pub rpc_timeout: Duration,
-    /// How long the bytes of one call may take to move. Default: 30 s.
+    /// Time limit of the transfers of one call. Default: 30 s.
     pub transfer_timeout: Duration,
-    /// How long a put waits for memory that is held only by readers who are about to end.
-    /// Default: 3 s.
+    /// Time that a put waits for memory that only read fences hold. Default: 3 s.
     pub fenced_wait: Duration,
-    /// Whether a checksum is kept with every object that is put whole, and checked when an object
-    /// that has one is read whole. Reading costs a second look at the bytes, putting another.
-    /// Default: no.
+    /// Whether a checksum is stored with every object that is put whole, and verified when such an
+    /// object is read whole. Costs one extra pass over the bytes for a put and for a read. Default:
+    /// no.
     pub has_checksums: bool,
-    /// What it tells of its metrics.
+    /// Metrics settings.
     pub metrics: MetricsConfig,
 }
 
-/// What a client tells of its metrics.
+/// Settings of a client's metrics output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetricsConfig {
-    /// Whether its HTTP server and its log tell them. Counting goes on all the same, since it costs
-    /// next to nothing. Default: yes.
+    /// Whether the HTTP server and the log show metrics. Counting is always on, since it costs next
+    /// to nothing. Default: yes.
     pub is_enabled: bool,
-    /// A label of every sample. Default: empty, no label.
+    /// Value of the `cluster_id` label. Default: empty, no label.
     pub cluster: String,
-    /// How often a summary is logged, to within a heartbeat. Default: never.
+    /// Interval of the summary in the log, rounded to heartbeats. Default: never.
     pub report_interval: Option<Duration>,
-    /// Whether the summary tells bytes a second. Default: yes.
+    /// Whether the summary shows bytes per second. Default: yes.
     pub has_bandwidth: bool,
 }
 
@@ -75,12 +73,11 @@ impl Default for MetricsConfig {
 /// The settings of one link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkConfig {
-    /// How long to try for a connection, over all addresses of the name together. Default: 5 s.
+    /// Time limit for connecting, over all addresses of the host name together. Default: 5 s.
     pub connect_timeout: Duration,
-    /// The most connections open at once. Default: 16.
+    /// Maximum open connections. Default: 16.
     pub connections_max: usize,
-    /// Whether the Unix socket that the master names is used when it can be reached.
-    /// Default: yes.
+    /// Whether to use the Unix socket that the master announces, if it is reachable. Default: yes.
     pub may_use_unix_socket: bool,
 }
 

@@ -1,4 +1,4 @@
-//! A client's own HTTP server: its health and its metrics, for operators.
+//! HTTP server of a client: health and metrics for operators.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -26,22 +26,22 @@ use tokio::{
 
 use crate::client::{ClientInner, Health};
 
-/// How many questions after its health a client answers at the same time: each asks the master.
+/// Maximum concurrent health checks: each makes a call to the master.
 const CHECKS_MAX: usize = 4;
 
-/// A running server. Ends when it is dropped.
+/// A running server. Stops when dropped.
 #[derive(Debug)]
 pub struct HttpServer {
     address: SocketAddr,
-    /// Closed to end it.
+    /// Dropped to stop the server.
     _stop: watch::Sender<()>,
     _task: JoinHandle<()>,
 }
 
-/// Writes metrics that are not the client's.
+/// Appends metrics from other sources.
 pub(crate) type ExtraMetrics = Box<dyn Fn(&mut Exposition) + Send + Sync>;
 
-/// What the handlers share.
+/// State shared by the handlers.
 struct HandlerState {
     client: Weak<ClientInner>,
     extra: ExtraMetrics,
@@ -49,12 +49,12 @@ struct HandlerState {
 }
 
 impl HttpServer {
-    /// Where it listens.
+    /// The bound address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Serves a client at that address (port 0: any) as long as both live.
+    /// Serves a client at the address (port 0: a free port) while both exist.
     pub(crate) fn start(
         client: Weak<ClientInner>,
         (host, port): (IpAddr, u16),
@@ -62,7 +62,7 @@ impl HttpServer {
         extra: ExtraMetrics,
     ) -> Result<Self> {
         let cannot = |source: std::io::Error| {
-            Error::invalid("the client's HTTP server cannot listen there")
+            Error::invalid("the client's HTTP server cannot listen on the address")
                 .with("address", SocketAddr::new(host, port))
                 .caused_by(source)
         };
@@ -75,7 +75,7 @@ impl HttpServer {
         let router = router(HandlerState { client, extra, checks: Semaphore::new(CHECKS_MAX) });
         let task = runtime.spawn(async move {
             let stop = async move {
-                // An error says that the server's owner is gone, which is what is waited for.
+                // An error means that the server was dropped, which ends the wait.
                 while stopped.changed().await.is_ok() {}
             };
             let serving = axum::serve(LimitedListener::new(listener), router);
@@ -83,7 +83,7 @@ impl HttpServer {
                 () = stop => {}
                 served = serving.into_future() => {
                     if let Err(error) = served {
-                        tracing::error!(%error, "the client's HTTP server closed");
+                        tracing::error!(%error, "the client's HTTP server failed");
                     }
                 }
             }
@@ -132,7 +132,7 @@ async fn summary(State(state): State<Arc<HandlerState>>) -> Response {
     if_metrics_enabled(&state, |client| reply::text(client.summary()))
 }
 
-/// The answer of a client that lives and tells its metrics.
+/// Calls `answer` if the client is open and its metrics are enabled; replies 503 otherwise.
 fn if_metrics_enabled(
     state: &HandlerState,
     answer: impl FnOnce(&ClientInner) -> Response,

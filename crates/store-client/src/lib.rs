@@ -1,9 +1,9 @@
-//! Puts and gets objects: placement from the master, payload straight between processes.
+//! Puts and gets objects: placement by the master, payload directly between processes.
 //!
-//! In reading order: [`store`] (the short way in), [`client`] (the long one, with batches and
-//! memory of the caller's own), [`object`] and [`task`] (what callers name and get back), [`config`], [`link`]
-//! (the way to the master), [`metrics`], [`http`],
-//! [`address`] (which of its addresses a store takes as its own).
+//! In reading order: [`store`] (the simple API), [`client`] (the full API, with batches and
+//! caller-owned memory), [`object`] and [`task`] (arguments and results of calls), [`config`],
+//! [`link`] (connections to the master), [`metrics`], [`http`], [`address`] (choice of this host's
+//! own address).
 #![warn(missing_docs)]
 
 pub mod address;

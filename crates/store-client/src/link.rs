@@ -1,8 +1,8 @@
-//! The way to the master: one call, one answer, within a deadline.
+//! Links to the master: one request, one response, within a deadline.
 //!
-//! [`SocketLink`] speaks the native protocol over sockets, in the calling thread. [`DaemonLink`] does so
-//! with the daemon of this host, which passes calls on. [`InProcessLink`] calls a master of the same
-//! process.
+//! [`SocketLink`] speaks the native protocol over sockets, in the calling thread. [`DaemonLink`]
+//! does the same with this host's daemon, which forwards calls. [`InProcessLink`] calls a master in
+//! the same process.
 
 mod circuit;
 mod connection;
@@ -22,26 +22,26 @@ use mooncake_proto::v1;
 pub use daemon::{DaemonGreeting, DaemonLink};
 pub use socket::SocketLink;
 
-/// A way to the master.
+/// A link to the master.
 pub trait MasterLink: fmt::Debug + Send + Sync {
-    /// Sends one call and waits for its answer.
+    /// Sends one request and waits for the response.
     ///
     /// # Errors
-    /// `RPC_FAIL` if the master cannot be reached or the connection breaks, `RPC_TIMEOUT` if it
-    /// does not answer in time, a closed error after [`close`](Self::close). A failure that the
-    /// master answers with is part of the response.
+    /// `RPC_FAIL` if the master cannot be reached or the connection breaks, `RPC_TIMEOUT` if the
+    /// master does not answer in time, a closed error after [`close`](Self::close). A failure
+    /// reported by the master is part of the response.
     fn call(&self, request: v1::Request, deadline: Moment) -> Result<v1::Response>;
 
-    /// Where it leads, for people.
+    /// The master's address, for messages.
     fn address(&self) -> String;
 
-    /// Ends the link. Calls that wait fail soon, later ones at once.
+    /// Closes the link. Pending calls fail soon, later calls at once.
     fn close(&self);
 }
 
 type Dispatch = dyn Fn(v1::Request) -> Result<v1::Response> + Send + Sync;
 
-/// A link that is a function: a master of the same process, called without a socket.
+/// A link to a master in the same process, called as a function without a socket.
 pub struct InProcessLink {
     address: String,
     dispatch: Box<Dispatch>,
@@ -49,7 +49,7 @@ pub struct InProcessLink {
 }
 
 impl InProcessLink {
-    /// A link that answers each call with the function. The function must be short, as the
+    /// Creates a link that passes each request to `dispatch`. The function must be short, as the
     /// master's dispatch is: no deadline can interrupt it.
     pub fn new(
         address: impl Into<String>,

@@ -1,6 +1,6 @@
-//! What a client has done, counted: by operation, by call to the master, by transport and by peer.
+//! Client metrics: by operation, by call to the master, by transport and by peer.
 //!
-//! Counting is a few relaxed additions; no lock is taken but when a transfer has failed.
+//! Counting costs a few relaxed atomic additions. A lock is taken only when a transfer fails.
 
 mod latency;
 mod names;
@@ -19,15 +19,15 @@ pub use self::latency::Latency;
 pub(crate) use self::names::call_index;
 use self::{latency::Histogram, names::CALLS};
 
-/// The most peers that are counted by name.
+/// Maximum number of peers counted by name.
 const PEERS_MAX: usize = 256;
 
-/// Transports, in the order in which [`Metrics::copies`] counts them.
+/// Transports in the index order of [`Metrics::copies`].
 const KINDS: [TransportKind; 4] =
     [TransportKind::Memory, TransportKind::Shm, TransportKind::Tcp, TransportKind::Rdma];
 
-/// What callers ask of a client, as far as bytes are moved for it. All else is one call to the
-/// master and counted as such.
+/// Operations that move payload. Every other operation is a single call to the master and is
+/// counted as such.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
     Put,
@@ -41,7 +41,7 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// In the order of their numbers.
+    /// All operations, in index order.
     const ALL: [Self; 8] = [
         Self::Put,
         Self::PutBatch,
@@ -71,7 +71,7 @@ impl Operation {
     }
 }
 
-/// Counters of one client.
+/// The counters of one client.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     operations: [OperationCounters; Operation::ALL.len()],
@@ -110,7 +110,7 @@ struct TransportCounters {
     failed: AtomicU64,
 }
 
-/// Some outcomes, to be counted at once.
+/// Totals of a batch of outcomes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct OutcomeTotals {
     pub(crate) done: u64,
@@ -118,90 +118,89 @@ pub(crate) struct OutcomeTotals {
     pub(crate) bytes: u64,
 }
 
-/// The counters of a client at one moment.
+/// A snapshot of a client's counters.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MetricsSnapshot {
-    /// Calls to the master; no bytes are counted.
+    /// Calls to the master, without bytes.
     pub calls: Count,
-    /// Objects put. One that existed and was kept counts as done, without bytes.
+    /// Objects put. An existing object that was kept counts as done, with 0 bytes.
     pub puts: Count,
     /// Reads of objects or of parts of them.
     pub reads: Count,
-    /// Keys that were found when they were located.
+    /// Keys found by locate calls.
     pub hits: u64,
-    /// Keys that were not.
+    /// Keys not found by locate calls.
     pub misses: u64,
-    /// Reads that ended after their fence and had to be confirmed by the master.
+    /// Reads that completed after their fence and needed verification by the master.
     pub late_reads: u64,
-    /// Copies whose bytes did not match the checksum of their object.
+    /// Replicas whose bytes did not match the object's checksum.
     pub checksum_mismatches: u64,
-    /// Copies that could not be read, so that another copy was.
+    /// Replicas that could not be read, so that another one was tried.
     pub skipped_copies: u64,
-    /// Copies that could not be written, so that their object has fewer.
+    /// Replicas that could not be written, so that the object has fewer.
     pub lost_copies: u64,
-    /// By the name of the operation, those that were asked for.
+    /// Counts by operation name; only operations that were used.
     pub operations: BTreeMap<&'static str, OperationCount>,
-    /// Calls to the master by their established name, or ours where there is none; those that were
-    /// made.
+    /// Calls to the master by upstream's name, or by our own where upstream has none; only calls
+    /// that were made.
     pub rpcs: BTreeMap<&'static str, CallCount>,
-    /// How long bytes took to move for one read of a whole object or a part, a batch of them, one
-    /// write, and a batch of them.
+    /// Transfer latency of single reads, batch reads, single writes and batch writes.
     pub transfers: BTreeMap<&'static str, Latency>,
-    /// Copies that were read or written, by the name of the transport that served.
+    /// Replicas read or written, by transport name.
     pub by_transport: BTreeMap<&'static str, TransportCount>,
-    /// Failed transfers by the peer's endpoint; the first 256 peers only.
+    /// Failed transfers by peer endpoint; only the first 256 peers.
     pub peer_errors: BTreeMap<String, u64>,
 }
 
-/// How often, and how much.
+/// Number of items and bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Count {
-    /// Succeeded.
+    /// Items that succeeded.
     pub done: u64,
-    /// Failed.
+    /// Items that failed.
     pub failed: u64,
-    /// Bytes of those that succeeded.
+    /// Bytes of the items that succeeded.
     pub bytes: u64,
 }
 
-/// What was done of one operation.
+/// Counts of one operation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OperationCount {
-    /// Whether it reads; else it writes.
+    /// Whether the operation reads; otherwise it writes.
     pub is_read: bool,
-    /// Objects and their bytes.
+    /// Objects and bytes.
     pub objects: Count,
-    /// How long each took, a batch as one: a read from the question where the objects lie to their
-    /// last byte, a write to the end of the put.
+    /// Latency per operation; a batch counts as one. A read counts from the locate call to its last
+    /// byte, a write to the end of the put.
     pub latency: Latency,
 }
 
-/// What was done of one call to the master.
+/// Counts of one kind of call to the master.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CallCount {
-    /// Calls that had no answer.
+    /// Calls without a response.
     pub failed: u64,
-    /// How long all took, with and without an answer.
+    /// Latency of all calls, with and without a response.
     pub latency: Latency,
 }
 
-/// What a transport served.
+/// Counts of one transport.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TransportCount {
-    /// Copies of objects or of parts of them that were read.
+    /// Replicas, or parts of replicas, that were read.
     pub read: u64,
-    /// Their bytes.
+    /// Bytes of these replicas.
     pub read_bytes: u64,
-    /// Copies that were written.
+    /// Replicas that were written.
     pub written: u64,
-    /// Their bytes.
+    /// Bytes of these replicas.
     pub written_bytes: u64,
-    /// Copies that could not be read or written.
+    /// Replicas that could not be read or written.
     pub failed: u64,
 }
 
 impl TransportCount {
-    /// Reads and writes together.
+    /// Returns the sum of reads and writes.
     pub const fn total(&self) -> Count {
         Count {
             done: self.read + self.written,
@@ -212,7 +211,7 @@ impl TransportCount {
 }
 
 impl OutcomeTotals {
-    /// Takes in one outcome.
+    /// Adds one outcome.
     pub(crate) fn add(&mut self, bytes: Option<u64>) {
         match bytes {
             Some(bytes) => {
@@ -244,7 +243,7 @@ impl Metrics {
         add(&row.failed, u64::from(!is_done));
     }
 
-    /// How long one submission of so many copies took.
+    /// Records the duration of one submission of `copies` replicas.
     pub(crate) fn count_transfer(&self, opcode: Opcode, copies: usize, took: Duration) {
         self.transfers[transfer_index(opcode, copies > 1)].record(took);
     }
@@ -270,7 +269,7 @@ impl Metrics {
         add(&self.lost_copies, copies);
     }
 
-    /// Over which transport, if any path was left.
+    /// Records the replicas served by a transport, if any path was available.
     pub(crate) fn count_copies(
         &self,
         kind: Option<TransportKind>,
@@ -378,7 +377,7 @@ const fn transfer_name(opcode: Opcode, is_batch: bool) -> &'static str {
     }
 }
 
-/// Adds what is not nothing: an addition costs more than the look.
+/// Skips zero, since an atomic addition costs more than the comparison.
 fn add(sum: &AtomicU64, count: u64) {
     if count > 0 {
         sum.fetch_add(count, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Objects as callers name, describe and find them.
+//! Arguments and results of object calls.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,35 +8,36 @@ use smallvec::SmallVec;
 
 use crate::client::ReadFences;
 
-/// An object to be put: its name and the memory that holds its bytes, in order.
+/// An object to put: its key and the memory that holds its bytes, in order.
 #[derive(Debug, Clone, Copy)]
 pub struct PutItem<'a> {
-    /// The name.
+    /// The key.
     pub key: KeyRef<'a>,
-    /// The bytes. Their lengths add up to the object's length, which is at least 1.
+    /// The memory ranges of the value. Their lengths add up to the object's length, which is at
+    /// least 1.
     pub parts: &'a [LocalRange],
 }
 
-/// How objects are put.
+/// Options of a put.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PutOptions {
-    /// How many copies, each on another segment. Default: 1.
+    /// Number of replicas, each on another segment. Default: 1.
     pub replicas: u32,
-    /// An object that exists is replaced instead of kept. Default: no.
+    /// Whether an existing object is replaced instead of kept. Default: no.
     pub is_upsert: bool,
-    /// Whether the objects are spared by eviction for a while. Default: preserve.
+    /// Whether eviction spares the objects for a while. Default: preserve.
     pub soft_pin: SoftPin,
-    /// How long a soft pin lasts; `None` (the default): as long as the master says.
+    /// Duration of a soft pin; `None` (the default): the master's setting.
     pub soft_pin_ttl: Option<Duration>,
-    /// The objects are never evicted. Default: no.
+    /// Whether the objects are exempt from eviction. Default: no.
     pub is_hard_pinned: bool,
-    /// Names of segments to take first. Default: none.
+    /// Names of the segments to try first. Default: none.
     pub preferred_segments: Vec<String>,
-    /// This client's own segments are taken first. Default: no.
+    /// Whether this client's own segments are tried first. Default: no.
     pub prefers_own_segments: bool,
-    /// What the bytes are, as a number that only callers understand. Default: 0.
+    /// Application-defined type of the bytes. Default: 0.
     pub data_type: u32,
-    /// The group of each item, kept or evicted as a whole; empty (the default): no groups.
+    /// Group of each item, kept or evicted as a whole; empty (the default): no groups.
     pub groups: Vec<String>,
 }
 
@@ -56,40 +57,40 @@ impl Default for PutOptions {
     }
 }
 
-/// What a put does to the soft pin of an object.
+/// Effect of a put on an object's soft pin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SoftPin {
-    /// Leaves it as it was.
+    /// Leaves the soft pin unchanged.
     #[default]
     Preserve,
-    /// Sets it.
+    /// Sets the soft pin.
     Enable,
-    /// Takes it away.
+    /// Removes the soft pin.
     Disable,
 }
 
-/// What became of a put that did not fail.
+/// Result of a successful put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PutOutcome {
-    /// The bytes are readable now, in so many copies.
+    /// The object is stored and readable.
     Stored {
-        /// At least 1; fewer than asked for if some could not be written.
+        /// Number of replicas: at least 1, fewer than requested if some could not be written.
         replicas: u32,
     },
-    /// An object of that name was there and was kept.
+    /// An object with this key existed and was kept.
     Existed,
 }
 
 /// A segment of the pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentInfo {
-    /// Its id, made by its owner.
+    /// Segment id, chosen by the owner.
     pub id: SegmentId,
-    /// `host:port` of its client.
+    /// `host:port` of the owning client.
     pub name: String,
-    /// What a transfer engine opens to reach it.
+    /// Engine name under which a transfer engine opens the segment.
     pub endpoint: String,
-    /// First byte, as an address of its owner.
+    /// Address of the first byte in the owner's address space.
     pub base: u64,
     /// Length in bytes.
     pub length: u64,
@@ -97,39 +98,39 @@ pub struct SegmentInfo {
     pub protocol: String,
 }
 
-/// A segment with what the master knows of its use.
+/// A segment and its usage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentUse {
     /// The segment.
     pub segment: SegmentInfo,
-    /// Bytes that objects hold.
+    /// Bytes in use by objects.
     pub used: u64,
-    /// Whether new objects may be put there.
+    /// Whether the segment accepts new objects.
     pub takes_objects: bool,
 }
 
-/// Where one copy of an object lies.
+/// Location of one replica of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// In which segment.
+    /// The segment.
     pub segment: Arc<SegmentInfo>,
-    /// From the segment's first byte.
+    /// Offset within the segment.
     pub offset: u64,
     /// Length in bytes.
     pub length: u64,
-    /// Which copy it is.
+    /// The replica's id.
     pub replica: ReplicaId,
 }
 
 impl Place {
-    /// The first byte, as an address of the owner.
+    /// Returns the address of the first byte in the owner's address space.
     pub(crate) fn address(&self) -> u64 {
-        // Both were checked against the segment's length when the answer was read.
+        // No overflow: both were checked against the segment's length when the response was read.
         self.segment.base + self.offset
     }
 }
 
-/// An object that was found: where its copies are, and until when that can be relied on.
+/// A located object: its replicas, and the time until which their places are valid.
 #[derive(Debug, Clone)]
 pub struct Located {
     pub(crate) key: ObjectKey,
@@ -137,149 +138,148 @@ pub struct Located {
     pub(crate) length: u64,
     pub(crate) places: SmallVec<[Place; 1]>,
     pub(crate) checksum: Option<u64>,
-    /// When the master was asked.
+    /// Time of the locate call.
     pub(crate) asked: Moment,
-    /// Bytes that were read before this moment count without asking again.
+    /// End of the fence. Bytes read before this time are valid without verification.
     pub(crate) fence: Moment,
-    /// Handed back to the master when nobody has the object to read any more.
+    /// The fences of the locate call, released with the last of its objects.
     pub(crate) _fences: Option<Arc<ReadFences>>,
 }
 
 impl Located {
-    /// Its name.
+    /// The key.
     pub fn key(&self) -> &ObjectKey {
         &self.key
     }
 
-    /// Which life of the object this is.
+    /// The version of the object; changes when the object is replaced.
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// Its copies.
+    /// The replicas.
     pub fn places(&self) -> &[Place] {
         &self.places
     }
 
-    /// The checksum of its bytes, if its writer gave one.
+    /// The checksum of the object, if the writer stored one.
     pub fn checksum(&self) -> Option<u64> {
         self.checksum
     }
 }
 
-/// A read: which bytes of a located object go where.
+/// A read of a located object: a span of bytes and its destination.
 #[derive(Debug, Clone, Copy)]
 pub struct Read<'a> {
     /// The object.
     pub located: &'a Located,
-    /// Which of its bytes.
+    /// The bytes to read.
     pub span: Span<'a>,
-    /// The memory they go into, filled in order. It may be larger than the span.
+    /// Destination memory, filled in order. May be larger than the span.
     pub into: &'a [LocalRange],
 }
 
 impl<'a> Read<'a> {
-    /// The whole object.
+    /// Reads the whole object.
     pub fn whole(located: &'a Located, into: &'a [LocalRange]) -> Self {
         Self { located, span: Span::Whole, into }
     }
 
-    /// So many bytes from an offset on.
+    /// Reads `length` bytes from `offset` on.
     pub fn range(located: &'a Located, offset: u64, length: u64, into: &'a [LocalRange]) -> Self {
         Self { located, span: Span::Range { offset, length }, into }
     }
 
-    /// From each of the offsets as many bytes as its destination is long.
+    /// Reads from each offset as many bytes as its destination is long.
     pub fn scattered(located: &'a Located, offsets: &'a [u64], into: &'a [LocalRange]) -> Self {
         Self { located, span: Span::Scattered(offsets), into }
     }
 }
 
-/// Which bytes of an object.
+/// A selection of an object's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Span<'a> {
-    /// All of them.
+    /// The whole object.
     Whole,
-    /// A part.
+    /// A contiguous range.
     Range {
-        /// The first byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// How many; 0 reads nothing and succeeds.
+        /// Number of bytes; 0 reads nothing and succeeds.
         length: u64,
     },
-    /// Many parts: the first byte of each. As many as there are destinations, each of which is
-    /// filled.
+    /// Many parts, given by their offsets. One destination per offset; each destination is filled.
     Scattered(&'a [u64]),
 }
 
-/// Parts of one object, and where each of them goes or comes from.
+/// Parts of one object and the memory that each part is copied to or from.
 #[derive(Debug, Clone, Copy)]
 pub struct Parts<'a> {
     /// The object.
     pub key: &'a ObjectKey,
-    /// The first byte of each part, within the object.
+    /// Offset of each part within the object.
     pub offsets: &'a [u64],
-    /// The memory of each part, as long as it.
+    /// Memory of each part; its length is the part's length.
     pub memory: &'a [LocalRange],
 }
 
-/// Where the memory of the caller may lie.
+/// Memory that a call may access on behalf of the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BufferScope {
-    /// Anywhere in the process.
+    /// Any memory of the process.
     #[default]
     Anywhere,
-    /// Only in ranges that were registered with the engine.
+    /// Only ranges registered with the engine.
     Registered,
 }
 
-/// Of many objects whether each is there and complete.
+/// Existence of many objects.
 #[derive(Debug, Clone)]
 pub struct Presence {
-    /// For each key, in their order; `None`: unknown.
+    /// Whether each object exists and is complete, in key order; `None`: unknown.
     pub found: Vec<Option<bool>>,
-    /// Why the first of those is unknown that are.
+    /// The first error, if some entries are unknown.
     pub failure: Option<Error>,
 }
 
-/// What is known of an object without locating it.
+/// State of an object, obtained without locating it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ObjectStatus {
-    /// Somebody is writing it.
+    /// A writer has not finished the object yet.
     Writing,
-    /// It can be read.
+    /// The object is readable.
     Complete {
-        /// Its length in bytes.
+        /// Length in bytes.
         length: u64,
     },
 }
 
-/// Which objects.
+/// A selection of objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selector {
-    /// All of the tenant.
+    /// All objects of the tenant.
     All,
-    /// Those whose key has a match of the expression anywhere.
+    /// Objects whose key contains a match of the regular expression.
     Regex(String),
-    /// Those whose key begins so.
+    /// Objects whose key starts with the prefix.
     Prefix(Vec<u8>),
 }
 
 /// An object in a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectSummary {
-    /// Its name.
+    /// The key.
     pub key: ObjectKey,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Whether it can be read.
+    /// Whether the object is readable.
     pub is_complete: bool,
-    /// How many copies it has.
+    /// Number of replicas.
     pub replicas: u32,
 }
 
@@ -288,31 +288,31 @@ pub struct ObjectSummary {
 pub struct ObjectPage {
     /// The objects.
     pub objects: Vec<ObjectSummary>,
-    /// Nothing comes after this page.
+    /// Whether this is the last page.
     pub is_last: bool,
 }
 
-/// What the master says of itself.
+/// Status of the master.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MasterStatus {
-    /// Its version.
+    /// Version of the master.
     pub version: String,
-    /// How long it has been up.
+    /// Time since the master started.
     pub uptime: Duration,
-    /// Objects it knows.
+    /// Number of objects.
     pub keys: u64,
-    /// Clients it knows.
+    /// Number of clients.
     pub clients: u64,
-    /// Bytes of all segments.
+    /// Total size of all segments in bytes.
     pub capacity: u64,
-    /// Bytes that objects hold.
+    /// Bytes in use by objects.
     pub used: u64,
-    /// Freed bytes that wait for the end of a fence.
+    /// Freed bytes in quarantine until a fence ends.
     pub fenced: u64,
-    /// Where it answers calls.
+    /// RPC address.
     pub rpc_address: String,
-    /// Where its admin pages are; empty if it has none.
+    /// Address of the admin pages; empty if there are none.
     pub admin_address: String,
-    /// Where its metadata store is; empty if it has none.
+    /// Address of the metadata store; empty if there is none.
     pub metadata_address: String,
 }

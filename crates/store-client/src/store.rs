@@ -1,6 +1,6 @@
-//! The short way in: one call to join a pool, then put and get whole values.
+//! The simple API: one call to join a pool, then puts and gets of whole values.
 //!
-//! [`Client`] is the long way, with batches, memory of the caller's own and options for all of it.
+//! [`Client`] is the full API, with batches, caller-owned memory and all options.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -17,28 +17,28 @@ use crate::{
     object::{PutOptions, PutOutcome, Selector},
 };
 
-/// Threads that answer other processes which reach this one's memory over TCP.
+/// Threads that serve TCP transfers from other processes.
 const WORKERS: usize = 2;
 
-/// How long the engine may wait for a metadata server when it ends.
+/// Time limit for the metadata server while the engine closes.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A member of a pool: lends memory, and puts and gets whole values.
 ///
-/// It has its own transfer engine and runtime. Closed when dropped.
+/// Owns its transfer engine and runtime. Closed when dropped.
 #[derive(Debug)]
 pub struct Store {
     client: Client,
     engine: Engine,
-    // Last, so that it outlives what runs on it.
+    // Last field, so that the runtime outlives everything that runs on it.
     runtime: Runtime,
 }
 
 impl Store {
-    /// Joins the pool of that master and lends it 256 MiB, which take up room only once used.
+    /// Joins the pool of the master and lends 256 MiB, which occupy memory only once used.
     ///
     /// # Errors
-    /// The address is none, or nobody answers there within 5 seconds.
+    /// The address is invalid, or no master answers there within 5 seconds.
     pub fn connect(master: &str) -> Result<Self> {
         let lent = ByteSize::mib(256).bytes();
         Self::join(
@@ -48,11 +48,11 @@ impl Store {
         )
     }
 
-    /// Joins with settings of one's own. An engine without a name gets the address of this host on
-    /// the network on which the master is.
+    /// Joins with explicit settings. An engine without a name gets this host's address on the
+    /// master's network.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect), and settings that cannot be met.
+    /// Same as [`connect`](Self::connect), and for settings that cannot be met.
     pub fn join(master: &str, engine: EngineConfig, client: ClientConfig) -> Result<Self> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(WORKERS)
@@ -68,18 +68,19 @@ impl Store {
         Ok(Self { client, engine, runtime })
     }
 
-    /// Puts a value. A key that exists keeps its value; see the outcome.
+    /// Puts a value. An existing key keeps its value, reported by the outcome.
     ///
     /// # Errors
-    /// The value is empty, there is no room, or the master or a holder cannot be reached.
+    /// The value is empty, no space is left, or the master or an owner of the memory cannot be
+    /// reached.
     pub fn put(&self, key: &ObjectKey, value: &[u8]) -> Result<PutOutcome> {
         self.put_with(key, value, &PutOptions::default())
     }
 
-    /// Puts a value in place of the one that the key may have.
+    /// Puts a value and replaces the value that the key may have.
     ///
     /// # Errors
-    /// As [`put`](Self::put); the old value stays.
+    /// Same as [`put`](Self::put); the old value stays.
     pub fn upsert(&self, key: &ObjectKey, value: &[u8]) -> Result<PutOutcome> {
         self.put_with(key, value, &PutOptions { is_upsert: true, ..PutOptions::default() })
     }
@@ -87,12 +88,12 @@ impl Store {
     /// Gets a value; `None` if no object has the key.
     ///
     /// # Errors
-    /// The object is still being written, or the master or every holder cannot be reached.
+    /// The object is still being written, or the master or all replicas cannot be reached.
     pub fn get(&self, key: &ObjectKey) -> Result<Option<Vec<u8>>> {
         self.client.get_bytes(key)
     }
 
-    /// Removes an object, also one that was read a moment ago. Says whether it was there.
+    /// Removes an object, even if a recent read has leased it. Returns whether the object existed.
     ///
     /// # Errors
     /// The object is being written, or the master cannot be reached.
@@ -104,7 +105,7 @@ impl Store {
         }
     }
 
-    /// Removes the chosen objects, and says how many.
+    /// Removes the selected objects and returns their number.
     ///
     /// # Errors
     /// A bad expression, or the master cannot be reached.
@@ -112,21 +113,21 @@ impl Store {
         self.client.remove_matching(which, true)
     }
 
-    /// The client under it, for all that this face leaves out.
+    /// The underlying client, with the full API.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Serves its health and metrics over HTTP at that address (port 0: any), until what is returned
-    /// is dropped or the store closed.
+    /// Serves health and metrics over HTTP at the address (port 0: a free port), until the returned
+    /// server is dropped or the store is closed.
     ///
     /// # Errors
-    /// Nobody may listen there, or the store is closed.
+    /// The address cannot be bound, or the store is closed.
     pub fn serve(&self, host: IpAddr, port: u16) -> Result<HttpServer> {
         self.client.serve(host, port, self.runtime.handle())
     }
 
-    /// Leaves the pool. What only this process held is gone with it.
+    /// Leaves the pool. Objects without a replica in another process are lost.
     pub fn close(&self) {
         self.client.close();
         self.engine.close(SystemClock.now() + CLOSE_PATIENCE);
@@ -137,7 +138,7 @@ impl Store {
     }
 }
 
-/// The one outcome of a batch of one.
+/// Returns the outcome of a batch of one item.
 fn only<T>(outcomes: Vec<Result<T>>) -> Result<T> {
     let mut outcomes = outcomes.into_iter();
     outcomes.next().unwrap_or_else(|| Err(Error::internal("a batch of one gave no outcome")))

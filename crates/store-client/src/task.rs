@@ -1,24 +1,24 @@
-//! What callers say of copies, moves and drains, and what they are told.
+//! Arguments and results of copy, move and drain calls.
 
 use mooncake_base::{ClientId, JobId, ObjectKey, TaskId};
 
-/// A copy or a move to be made. Segments go by name.
+/// A copy or move task to create. Segments are given by name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NewTask {
-    /// Copies of an object in more segments.
+    /// Adds replicas of an object in further segments.
     Copy {
         /// The object.
         key: ObjectKey,
-        /// Where copies are wanted, at least one. One that has a copy needs no other.
+        /// Target segments, at least one. A target that already has a replica is skipped.
         targets: Vec<String>,
     },
-    /// A copy of an object somewhere else.
+    /// Moves a replica of an object to another segment.
     Move {
         /// The object.
         key: ObjectKey,
-        /// Where the copy lies that goes.
+        /// Segment of the replica to move.
         source: String,
-        /// Where it goes.
+        /// Target segment.
         target: String,
     },
 }
@@ -32,87 +32,87 @@ impl NewTask {
     }
 }
 
-/// What a task does.
+/// Kind of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaskKind {
-    /// Adds copies.
+    /// Adds replicas.
     Copy,
-    /// Adds a copy in the place of another.
+    /// Adds a replica and removes another.
     Move,
 }
 
-/// Where a task stands.
+/// Status of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaskStatus {
-    /// It waits for its client, or to be tried again.
+    /// The task waits for its client or for a retry.
     Pending,
-    /// Its client has it.
+    /// The client is executing the task.
     Processing,
-    /// It will not be done; the message says why.
+    /// The task failed; the message gives the reason.
     Failed,
-    /// It is done.
+    /// The task is complete.
     Success,
 }
 
-/// A task as the master tells of it.
+/// A task as reported by the master.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TaskInfo {
-    /// Its id.
+    /// The id.
     pub id: TaskId,
-    /// What it does.
+    /// The kind of the task.
     pub kind: TaskKind,
-    /// Where it stands.
+    /// The current status.
     pub status: TaskStatus,
-    /// When it was made, in milliseconds since the epoch.
+    /// Creation time in milliseconds since the Unix epoch.
     pub created_at_ms: u64,
-    /// When it last changed.
+    /// Time of the last change in milliseconds since the Unix epoch.
     pub updated_at_ms: u64,
-    /// Who carries it out, or did.
+    /// The client that executes or executed the task.
     pub client: ClientId,
-    /// In words.
+    /// Human-readable details.
     pub message: String,
 }
 
-/// Where a drain stands.
+/// Status of a drain job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DrainStatus {
-    /// It was made.
+    /// The job was created.
     Created,
-    /// It looks for what is to be moved.
+    /// The job is looking for replicas to move.
     Planning,
-    /// Objects are being moved.
+    /// Replicas are being moved.
     Running,
-    /// Its segments are empty.
+    /// The segments are empty.
     Succeeded,
-    /// Something could not be moved; the message says more.
+    /// Some replicas could not be moved; the message has details.
     Failed,
-    /// It was cancelled.
+    /// The job was cancelled.
     Canceled,
 }
 
-/// A drain as the master tells of it.
+/// A drain job as reported by the master.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DrainInfo {
-    /// Its id.
+    /// The id.
     pub id: JobId,
-    /// Where it stands.
+    /// The current status.
     pub status: DrainStatus,
-    /// When it was made, in milliseconds since the epoch.
+    /// Creation time in milliseconds since the Unix epoch.
     pub created_at_ms: u64,
-    /// When it last changed.
+    /// Time of the last change in milliseconds since the Unix epoch.
     pub updated_at_ms: u64,
-    /// The names of its segments.
+    /// Names of the drained segments.
     pub segments: Vec<String>,
-    /// Copies that left.
+    /// Number of moved replicas.
     pub succeeded: u64,
-    /// Copies that could not.
+    /// Number of replicas that could not be moved.
     pub failed: u64,
-    /// Copies that something held up when they were last looked at.
+    /// Number of replicas that were blocked at the last look.
     pub blocked: u64,
-    /// Copies that are being moved.
+    /// Number of replicas being moved now.
     pub active: u64,
-    /// Bytes that were moved.
+    /// Number of moved bytes.
     pub moved_bytes: u64,
-    /// In words.
+    /// Human-readable details.
     pub message: String,
 }

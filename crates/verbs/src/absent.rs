@@ -1,15 +1,15 @@
-//! What stands for the library in a build without the feature `rdma`.
+//! Stub of the library for builds without the feature `rdma`.
 
 use std::sync::Arc;
 
 use crate::{Error, Result};
 
-/// The loaded library; in this build there is none, so that no value of it exists.
+/// The loaded library. This build has none, so the type has no values.
 #[derive(Debug, Clone, Copy)]
 pub enum Library {}
 
 impl Library {
-    /// Says that this build has no RDMA.
+    /// Fails, since this build has no RDMA.
     ///
     /// # Errors
     /// Always [`Error::NotBuilt`].
@@ -17,10 +17,10 @@ impl Library {
         Err(Error::NotBuilt)
     }
 
-    /// The names of the devices.
+    /// Returns the names of the devices.
     ///
     /// # Errors
-    /// None: there is no library to ask.
+    /// None: no value of this type exists.
     pub fn device_names(self: &Arc<Self>) -> Result<Vec<String>> {
         match **self {}
     }
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loading_says_that_the_build_has_no_rdma() {
+    fn load_fails_without_rdma_feature() {
         assert!(matches!(Library::load(), Err(Error::NotBuilt)));
         let message = crate::device_names().unwrap_err().to_string();
         assert!(message.contains("feature rdma"), "{message}");

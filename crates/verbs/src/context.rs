@@ -18,57 +18,57 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// How much of each thing a device has.
+/// Resource limits of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceLimits {
-    /// Ports, numbered from 1.
+    /// Number of ports, numbered from 1.
     pub ports: u8,
-    /// Longest range that one registration may cover.
+    /// Maximum length of a registered range.
     pub region_bytes_max: u64,
-    /// Registrations.
+    /// Maximum number of registrations.
     pub regions_max: u32,
-    /// Completion queues.
+    /// Maximum number of completion queues.
     pub completion_queues_max: u32,
-    /// Entries of one completion queue.
+    /// Maximum number of entries in a completion queue.
     pub completions_max: u32,
-    /// Queue pairs.
+    /// Maximum number of queue pairs.
     pub queue_pairs_max: u32,
 }
 
-/// What a port says of itself.
+/// Attributes of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Port {
     /// Whether it carries traffic.
     pub state: PortState,
-    /// What it is made of.
+    /// Link layer of the port.
     pub link_layer: LinkLayer,
-    /// Bytes of payload in one packet at the moment.
+    /// Current payload size of a packet.
     pub mtu_bytes: u32,
-    /// Entries of its address table, used or not.
+    /// Number of entries in the address table, used or not.
     pub gid_count: u32,
-    /// Its address within an InfiniBand subnet; 0 on Ethernet.
+    /// Address within an InfiniBand subnet; 0 on Ethernet.
     pub lid: u16,
 }
 
-/// Whether a port carries traffic.
+/// State of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortState {
-    /// It does.
+    /// The port carries traffic.
     Active,
-    /// No cable, or switched off.
+    /// No cable, or disabled.
     Down,
-    /// On its way up, or between states.
+    /// Coming up, or between states.
     Waiting,
 }
 
-/// What a link is made of.
+/// Link layer of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkLayer {
-    /// InfiniBand: peers are found by `lid`.
+    /// InfiniBand: peers are addressed by `lid`.
     InfiniBand,
-    /// Ethernet (RoCE): peers are found by an address of the table.
+    /// Ethernet (RoCE): peers are addressed by an entry of the address table.
     Ethernet,
-    /// The driver does not say.
+    /// Not reported by the driver.
     Unknown,
 }
 
@@ -81,7 +81,7 @@ impl Context {
         Self { handle, device }
     }
 
-    /// How much of each thing the device has.
+    /// Queries the resource limits of the device.
     ///
     /// # Errors
     /// The driver refused.
@@ -103,7 +103,7 @@ impl Context {
         })
     }
 
-    /// What a port says of itself; ports are numbered from 1.
+    /// Queries the attributes of a port; ports are numbered from 1.
     ///
     /// # Errors
     /// There is no such port, or the driver refused.
@@ -132,7 +132,7 @@ impl Context {
         })
     }
 
-    /// One entry of a port's address table; an unused one is all zeros.
+    /// Queries an entry of a port's address table; an unused entry is all zeros.
     ///
     /// # Errors
     /// There is no such port or entry, or the driver refused.
@@ -148,10 +148,10 @@ impl Context {
         Ok(Gid(unsafe { gid.raw }))
     }
 
-    /// The used entries of a port's address table, with their indexes.
+    /// Returns the used entries of a port's address table with their indexes.
     ///
     /// # Errors
-    /// As [`Self::port`] and [`Self::gid`].
+    /// Same as [`Self::port`] and [`Self::gid`].
     pub fn gids(&self, port: u8) -> Result<Vec<(u32, Gid)>> {
         let mut used = Vec::new();
         for index in 0..self.port(port)?.gid_count {
@@ -184,9 +184,9 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         let close = self.library().functions.ibv_close_device;
-        // SAFETY: the context was opened by this library, is closed once, here, and everything
-        // made from it holds an `Arc` of it, so that nothing is left. A failure leaves a file
-        // descriptor open, which nobody could do anything about.
+        // SAFETY: the context was opened by this library and is closed once, here. Everything made
+        // from it holds an `Arc` of it, so that nothing is left. A failure leaves a file descriptor
+        // open, which cannot be handled.
         unsafe { close(self.as_ptr()) };
     }
 }
@@ -198,7 +198,7 @@ impl fmt::Debug for Context {
 }
 
 impl Gid {
-    /// Whether the table's entry holds nothing: no interface part.
+    /// Returns whether the entry is unused: its interface part is zero.
     pub fn is_unused(&self) -> bool {
         self.0[8..] == [0; 8]
     }
@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_without_interface_part_is_unused() {
+    fn gid_without_interface_part_is_unused() {
         let mut bytes = [0; 16];
         bytes[..2].copy_from_slice(&[0xfe, 0x80]);
         assert!(Gid(bytes).is_unused(), "an InfiniBand port keeps its subnet in empty entries");
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapped_address_reads_as_ipv4() {
+    fn mapped_gid_displays_as_ipv4() {
         let gid = Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 77, 0, 1]);
         assert_eq!(gid.to_string(), "::ffff:10.77.0.1");
     }

@@ -1,4 +1,4 @@
-//! Devices: what there is before one is opened.
+//! Device enumeration.
 
 use std::{ffi::CStr, fmt, io, ptr::NonNull, sync::Arc};
 
@@ -42,7 +42,7 @@ impl Device {
         (0..count).filter_map(|index| Self::at(&list, index).transpose()).collect()
     }
 
-    /// The entry at an index below the count that the library gave.
+    /// Returns the entry at an index below the count given by the library.
     fn at(list: &Arc<DeviceList>, index: usize) -> Result<Option<Self>> {
         // SAFETY: the list has at least `index + 1` entries and lives while `list` does.
         let slot = unsafe { list.first.add(index) };
@@ -64,7 +64,7 @@ impl Device {
     /// Opens the device.
     ///
     /// # Errors
-    /// No right to its device file, or the driver refused.
+    /// No access to the device file, or the driver refused.
     pub fn open(&self) -> Result<Arc<Context>> {
         let functions = &self.list.library.functions;
         // SAFETY: `handle` is a device of the list that `self.list` keeps.
@@ -74,12 +74,12 @@ impl Device {
         Ok(Arc::new(Context::new(handle, self.clone())))
     }
 
-    /// Its name, such as `mlx5_0`.
+    /// The device's name, such as `mlx5_0`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its world-wide id.
+    /// The device's globally unique id.
     pub fn guid(&self) -> u64 {
         self.guid
     }
@@ -96,7 +96,7 @@ impl fmt::Debug for Device {
     }
 }
 
-/// The array that the library gave; devices in it live until it is freed.
+/// The array returned by the library; its devices are valid until it is freed.
 struct DeviceList {
     first: NonNull<*mut ibv_device>,
     library: Arc<Library>,

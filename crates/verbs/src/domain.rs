@@ -1,4 +1,4 @@
-//! Protection domains: what memory and queues must share to work together.
+//! Protection domains: memory and queues must share one to work together.
 
 use std::{fmt, ptr::NonNull, sync::Arc};
 
@@ -19,10 +19,10 @@ unsafe impl Send for ProtectionDomain {}
 unsafe impl Sync for ProtectionDomain {}
 
 impl ProtectionDomain {
-    /// Makes a domain.
+    /// Allocates a domain.
     ///
     /// # Errors
-    /// The device has no more of them, or the driver refused.
+    /// The device has no free domain, or the driver refused.
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         let allocate = context.library().functions.ibv_alloc_pd;
         // SAFETY: the context is open while its `Arc` lives.
@@ -32,7 +32,7 @@ impl ProtectionDomain {
         Ok(Arc::new(Self { handle, context: Arc::clone(context) }))
     }
 
-    /// The device it belongs to.
+    /// The device context of the domain.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }

@@ -1,15 +1,15 @@
-//! What can go wrong with ibverbs.
+//! Errors of ibverbs.
 
 use std::io;
 
-/// What a call gives back.
+/// Result of a call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why ibverbs could not do it.
+/// An error of ibverbs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The feature `rdma` was off when this program was built: use another build.
+    /// The program was built without the feature `rdma`: use another build.
     #[error("this build has no RDMA; build with the feature rdma")]
     NotBuilt,
     /// The library is not on this machine: install it, or do without RDMA.
@@ -17,23 +17,23 @@ pub enum Error {
         "libibverbs.so.1 cannot be loaded; install rdma-core (Debian: libibverbs1 ibverbs-providers): {reason}"
     )]
     NoLibrary {
-        /// What the loader said.
+        /// Message of the dynamic loader.
         reason: String,
     },
-    /// The library lacks a function that every version since 2006 has: it is not libibverbs.
+    /// The library lacks a function that every version since 2006 has, so it is not libibverbs.
     #[error("libibverbs.so.1 lacks a function name={name}: {reason}")]
     NoFunction {
         /// The function.
         name: &'static str,
-        /// What the loader said.
+        /// Message of the dynamic loader.
         reason: String,
     },
-    /// An argument is outside of what ibverbs can express: fix the call.
+    /// An argument is outside the range that ibverbs can express: fix the call.
     #[error("{what} is out of range value={value}")]
     OutOfRange {
-        /// Which argument.
+        /// The argument.
         what: &'static str,
-        /// Its value.
+        /// The value.
         value: u64,
     },
     /// A call failed.
@@ -41,21 +41,22 @@ pub enum Error {
     Call {
         /// The function of ibverbs.
         call: &'static str,
-        /// The device it was about, or `-`.
+        /// The device, or `-`.
         device: String,
-        /// What the kernel or the driver said.
+        /// Error of the kernel or the driver.
         source: io::Error,
     },
 }
 
 #[cfg(feature = "rdma")]
 impl Error {
-    /// A call that says why in `errno`; to be made right after it.
+    /// Creates the error of a call that sets `errno`; must be called right after it.
     pub(crate) fn last(call: &'static str, device: &str) -> Self {
         Self::Call { call, device: device.to_owned(), source: io::Error::last_os_error() }
     }
 
-    /// A call that gave back `code`: an error number, or a bare -1 with the number in `errno`.
+    /// Creates the error of a call that returned `code`: an error number, or -1 with the number in
+    /// `errno`.
     pub(crate) fn status(call: &'static str, device: &str, code: libc::c_int) -> Self {
         if code > 0 {
             let source = io::Error::from_raw_os_error(code);

@@ -1,13 +1,13 @@
 //! Owning, safe types over ibverbs: devices, protection domains, registered memory, completion
 //! queues.
 //!
-//! The library itself is loaded at run time by name, so that a program built with the feature
-//! `rdma` starts on machines that have never heard of RDMA; [`Library::load`] says what is missing
-//! there. Without the feature the same names exist and [`Library::load`] says so.
+//! The library is loaded at run time by name, so that a program built with the feature `rdma` also
+//! starts on machines without RDMA libraries; [`Library::load`] reports what is missing there.
+//! Without the feature the same names exist, and [`Library::load`] reports that.
 //!
-//! Every handle owns what it was made from: a [`MemoryRegion`] holds its [`ProtectionDomain`], that
-//! its [`Context`], that the [`Library`], so that they go away in the right order whatever the
-//! caller drops first. All of them may be used from several threads at once, as ibverbs allows.
+//! Every handle owns its parents: a [`MemoryRegion`] holds its [`ProtectionDomain`], which holds
+//! its [`Context`], which holds the [`Library`]. The drop order is therefore always right. All
+//! handles may be used from several threads at once, as ibverbs allows.
 //!
 //! In reading order: [`error`], `library` (the table of functions), `device`, `context` (ports and
 //! addresses), `domain`, `memory`, `queue`.
@@ -51,7 +51,7 @@ pub use {
     queue::{Completion, CompletionQueue},
 };
 
-/// The names of the RDMA devices of this machine, such as `mlx5_0`; empty if it has none.
+/// Returns the names of this machine's RDMA devices, such as `mlx5_0`; empty if there are none.
 ///
 /// # Errors
 /// The program was built without RDMA, the library is not installed, or the kernel refused.

@@ -1,7 +1,7 @@
-//! The library, loaded by name at run time, and its functions.
+//! libibverbs, loaded by name at run time, and its function table.
 //!
-//! Only exported functions are in the table. What the C headers define inline (posting, polling)
-//! goes through function pointers that the driver put into the context.
+//! The table has only exported functions. Functions that the C headers define inline (posting,
+//! polling) go through function pointers that the driver put into the context.
 
 use std::{fmt, sync::Arc};
 
@@ -14,13 +14,13 @@ use rdma_sys::{
 
 use crate::{Device, Error, Result};
 
-/// The name under which every distribution installs it.
+/// File name in every distribution.
 const FILE_NAME: &str = "libibverbs.so.1";
 
-/// Loads each function of the list by its own name.
+/// Declares the table and loads each function by its name.
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions of ibverbs that we call.
+        /// The ibverbs functions in use.
         pub(crate) struct Functions {
             $($(#[$doc])* pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
@@ -65,14 +65,14 @@ functions! {
     ibv_destroy_cq: fn(*mut ibv_cq) -> c_int;
 }
 
-/// libibverbs, loaded. Everything made through it keeps it loaded.
+/// The loaded libibverbs. Every object made through it keeps it loaded.
 pub struct Library {
     pub(crate) functions: Functions,
     _object: SharedObject,
 }
 
 impl Library {
-    /// Loads the library and looks its functions up.
+    /// Loads the library and resolves its functions.
     ///
     /// # Errors
     /// [`Error::NoLibrary`] where rdma-core is not installed.
@@ -85,7 +85,7 @@ impl Library {
         Ok(Arc::new(Self { functions, _object: object }))
     }
 
-    /// The RDMA devices of this machine, in the library's order; empty if it has none.
+    /// Returns the RDMA devices of this machine, in the library's order; empty if there are none.
     ///
     /// # Errors
     /// The kernel refused. A kernel without RDMA is no error and has no devices.
@@ -93,10 +93,10 @@ impl Library {
         Device::list(self)
     }
 
-    /// The names of [`Self::devices`].
+    /// Returns the names of [`Self::devices`].
     ///
     /// # Errors
-    /// As [`Self::devices`].
+    /// Same as [`Self::devices`].
     pub fn device_names(self: &Arc<Self>) -> Result<Vec<String>> {
         Ok(self.devices()?.iter().map(|device| device.name().to_owned()).collect())
     }

@@ -1,4 +1,4 @@
-//! Registered memory: ranges that a device may reach.
+//! Registered memory: ranges that a device may access.
 
 use std::{fmt, ptr::NonNull, sync::Arc};
 
@@ -6,7 +6,7 @@ use rdma_sys::{ibv_access_flags, ibv_mr};
 
 use crate::{Error, ProtectionDomain, Result};
 
-/// A range of this process's memory that a device may reach, until this is dropped.
+/// A range of this process's memory that a device may access until this is dropped.
 pub struct MemoryRegion {
     handle: NonNull<ibv_mr>,
     local_key: u32,
@@ -16,36 +16,36 @@ pub struct MemoryRegion {
     domain: Arc<ProtectionDomain>,
 }
 
-// SAFETY: the region is only a handle; the memory under it is the business of whoever promised it
-// to `MemoryRegion::register`. Deregistering needs the last owner, which `Drop` is.
+// SAFETY: the region is only a handle; the caller of `MemoryRegion::register` vouches for the
+// memory under it. Deregistering needs the last owner, which `Drop` is.
 unsafe impl Send for MemoryRegion {}
 // SAFETY: as above.
 unsafe impl Sync for MemoryRegion {}
 
-/// What the device may do with a range besides reading it for its own process.
+/// Access rights of a device besides local reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Nothing: a source of sends.
+    /// None: a source of sends.
     Source,
-    /// Write into it for its own process: a destination of reads and receives.
+    /// Local writes: a destination of reads and receives.
     Destination,
-    /// Read it for peers that know the remote key.
+    /// Reads by peers that know the remote key.
     RemoteRead,
-    /// Read and write it for peers that know the remote key.
+    /// Reads and writes by peers that know the remote key.
     RemoteReadWrite,
 }
 
 impl MemoryRegion {
-    /// Registers a range. Its pages are pinned, which takes time in proportion to its length and
+    /// Registers a range. Its pages are pinned, which takes time in proportion to the length and
     /// counts against the limit on locked memory.
     ///
     /// # Errors
     /// The limit on locked memory is too low, the range is not mapped or not writable, or the
-    /// device has no more room.
+    /// device has no resources left.
     ///
     /// # Safety
-    /// Until the region is dropped, the range stays mapped, and whoever reads or writes it in this
-    /// process expects the device to do so at the same time as `access` allows.
+    /// Until the region is dropped, the range stays mapped, and every other access to it in this
+    /// process tolerates the concurrent device accesses that `access` allows.
     pub unsafe fn register(
         domain: &Arc<ProtectionDomain>,
         base: NonNull<u8>,
@@ -72,27 +72,27 @@ impl MemoryRegion {
         })
     }
 
-    /// The key with which this process names the range in its own requests.
+    /// The key for this process's own requests.
     pub fn local_key(&self) -> u32 {
         self.local_key
     }
 
-    /// The key that a peer needs to reach the range.
+    /// The key that a peer needs to access the range.
     pub fn remote_key(&self) -> u32 {
         self.remote_key
     }
 
-    /// Where the range begins.
+    /// Start of the range.
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     pub fn length(&self) -> usize {
         self.length
     }
 
-    /// The domain it is registered in.
+    /// The protection domain of the range.
     pub fn domain(&self) -> &Arc<ProtectionDomain> {
         &self.domain
     }

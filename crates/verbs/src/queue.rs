@@ -1,4 +1,4 @@
-//! Completion queues: where a device says what it has done.
+//! Completion queues: a device reports completed requests here.
 
 use std::{fmt, mem::MaybeUninit, ptr, ptr::NonNull, sync::Arc};
 
@@ -6,10 +6,10 @@ use rdma_sys::{ibv_cq, ibv_wc, ibv_wc_status};
 
 use crate::{Context, Error, Result};
 
-/// Completions that one poll takes at the most; more are left for the next.
+/// Maximum completions per poll; the rest stay for the next poll.
 const POLL_BATCH: usize = 32;
 
-/// A queue into which a device puts the outcome of requests.
+/// A queue of completions, filled by a device.
 pub struct CompletionQueue {
     handle: NonNull<ibv_cq>,
     capacity: u32,
@@ -25,23 +25,23 @@ unsafe impl Sync for CompletionQueue {}
 /// The outcome of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
-    /// The number that the request was given.
+    /// Caller-chosen id of the request.
     pub request: u64,
-    /// Zero if it was done; else the number of `ibv_wc_status`.
+    /// 0 for success, otherwise the `ibv_wc_status`.
     pub status: u32,
-    /// The driver's own number for a failure.
+    /// Vendor-specific error code.
     pub vendor_error: u32,
-    /// Bytes received; without meaning for a failure.
+    /// Bytes received; undefined after a failure.
     pub length: u32,
-    /// The queue pair it was posted to.
+    /// Queue pair of the request.
     pub queue_pair: u32,
 }
 
 impl CompletionQueue {
-    /// Makes a queue with room for at least `capacity` outcomes, polled and without events.
+    /// Creates a queue for at least `capacity` completions, polled and without events.
     ///
     /// # Errors
-    /// The capacity is zero or beyond the device's limit, or the driver refused.
+    /// The capacity is 0 or above the device's limit, or the driver refused.
     pub fn new(context: &Arc<Context>, capacity: u32) -> Result<Arc<Self>> {
         let out_of_range = Error::OutOfRange { what: "the capacity", value: capacity.into() };
         let entries = libc::c_int::try_from(capacity).map_err(|_| out_of_range)?;
@@ -52,17 +52,17 @@ impl CompletionQueue {
             unsafe { create(context.as_ptr(), entries, ptr::null_mut(), ptr::null_mut(), 0) };
         let handle = NonNull::new(queue)
             .ok_or_else(|| Error::last("ibv_create_cq", context.device().name()))?;
-        // SAFETY: the library gave a queue it has filled; nobody resizes it.
+        // SAFETY: the library returned an initialized queue, which is never resized.
         let given = unsafe { (*handle.as_ptr()).cqe };
         let capacity = u32::try_from(given).unwrap_or(capacity);
         Ok(Arc::new(Self { handle, capacity, context: Arc::clone(context) }))
     }
 
-    /// Takes outcomes that are there, a few dozen at the most, hands each to `each`, and gives
-    /// their number. Never waits, and allocates nothing.
+    /// Polls completions, at most a few dozen, passes each to `each` and returns their number.
+    /// Never blocks and allocates nothing.
     ///
     /// # Errors
-    /// The driver refused; the queue may have overrun and is then of no more use.
+    /// The driver refused; the queue may have overrun and is unusable then.
     pub fn poll(&self, mut each: impl FnMut(Completion)) -> Result<usize> {
         let mut entries = [const { MaybeUninit::<ibv_wc>::uninit() }; POLL_BATCH];
         // SAFETY: the queue lives while `self` does, and the array has room for `POLL_BATCH`.
@@ -83,12 +83,12 @@ impl CompletionQueue {
         Ok(count)
     }
 
-    /// Outcomes that it holds at the most, as the driver rounded it.
+    /// Maximum number of completions, as rounded up by the driver.
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// The device it belongs to.
+    /// The device context of the queue.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
@@ -122,7 +122,7 @@ impl Completion {
         }
     }
 
-    /// Whether the request was done.
+    /// Returns whether the request succeeded.
     pub fn is_done(&self) -> bool {
         self.status == ibv_wc_status::IBV_WC_SUCCESS
     }

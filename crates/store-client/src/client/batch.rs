@@ -1,20 +1,19 @@
-//! Batches as messages: keys packed into one buffer, batches cut where a message would grow too
-//! large.
+//! Splits batches into messages of limited size and packs keys into one buffer.
 
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
 use mooncake_base::{KeyBatch, ObjectKey, Result};
 
-/// The most items of one message. Bounds how long the master is busy with it, and with
-/// [`KEY_BYTES_MAX`] keeps it and its answer well below the limit of a frame.
+/// Maximum items per message. Bounds the master's work per message. Together with
+/// [`KEY_BYTES_MAX`], keeps the request and its response well below the frame limit.
 pub(super) const ITEMS_MAX: usize = 8192;
 
-/// The most bytes of keys and names in one message.
+/// Maximum bytes of keys and names per message.
 pub(super) const KEY_BYTES_MAX: usize = 4 << 20;
 
-/// Cuts a batch into ranges that fit a message each and bring along at most so many bytes, unless
-/// a single item does.
+/// Splits a batch into ranges that each fit one message and hold at most `bytes_max` bytes. An item
+/// larger than that gets a range of its own.
 pub(super) fn split(sizes: impl Iterator<Item = usize>, bytes_max: usize) -> Vec<Range<usize>> {
     let mut ranges = Vec::new();
     let (mut start, mut end, mut bytes) = (0, 0, 0_usize);
@@ -32,7 +31,7 @@ pub(super) fn split(sizes: impl Iterator<Item = usize>, bytes_max: usize) -> Vec
     ranges
 }
 
-/// The keys as they go into a message, in one allocation.
+/// Packs keys for a message with a single allocation.
 pub(super) fn pack<'a>(keys: impl Iterator<Item = &'a ObjectKey> + Clone) -> Vec<Bytes> {
     let mut packed = BytesMut::with_capacity(keys.clone().map(|key| key.as_bytes().len()).sum());
     keys.map(|key| {
@@ -42,7 +41,7 @@ pub(super) fn pack<'a>(keys: impl Iterator<Item = &'a ObjectKey> + Clone) -> Vec
     .collect()
 }
 
-/// The keys, without another copy, in messages that fit.
+/// Splits the keys into messages without copying them again.
 pub(super) fn messages(keys: KeyBatch) -> impl Iterator<Item = Vec<Bytes>> {
     let (bytes, ends) = keys.into_bytes();
     let bytes = Bytes::from(bytes);
@@ -55,7 +54,7 @@ pub(super) fn messages(keys: KeyBatch) -> impl Iterator<Item = Vec<Bytes>> {
         .map(move |keys| ranges[keys].iter().map(|range| bytes.slice(range.clone())).collect())
 }
 
-/// Does a batch of keys in messages that fit. The failure of a message is that of its keys.
+/// Calls `call` once per message of keys. If a message fails, each of its keys gets the error.
 pub(super) fn for_keys<T>(
     keys: &[ObjectKey],
     mut call: impl FnMut(&[ObjectKey], Vec<Bytes>) -> Result<Vec<Result<T>>>,
@@ -76,17 +75,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_batch_is_cut_by_count_and_by_bytes_and_loses_nothing() {
+    fn splits_batch_by_count_and_bytes() {
         assert!(split(std::iter::empty(), 10).is_empty());
         assert_eq!(split([1; 10].into_iter(), 10), vec![0..10]);
         assert_eq!(split([5; 3].into_iter(), 10), [0..2, 2..3]);
-        assert_eq!(split([20; 2].into_iter(), 10), [0..1, 1..2], "one always goes");
+        assert_eq!(split([20; 2].into_iter(), 10), [0..1, 1..2], "an oversized item goes alone");
         let many = split(std::iter::repeat_n(0, ITEMS_MAX + 1), 10);
         assert_eq!(many, [0..ITEMS_MAX, ITEMS_MAX..ITEMS_MAX + 1]);
     }
 
     #[test]
-    fn packed_keys_are_the_keys() {
+    fn packing_preserves_keys() {
         let keys: Vec<_> = ["a", "bc", "d"].map(|k| ObjectKey::new(k.as_bytes()).unwrap()).into();
         let packed = pack(keys.iter());
         assert_eq!(packed, [&b"a"[..], b"bc", b"d"]);

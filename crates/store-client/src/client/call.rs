@@ -1,4 +1,4 @@
-//! One call to the master, typed, and what its answers mean.
+//! Typed calls to the master and conversion of its responses.
 
 use std::{fmt::Display, sync::Arc};
 
@@ -16,12 +16,13 @@ use crate::{
 };
 
 impl ClientInner {
-    /// Makes a call with the usual deadline; `pick` takes the answer that belongs to it.
+    /// Makes a call with the configured RPC time-out. `pick` extracts the expected response
+    /// variant.
     pub(super) fn call<A>(&self, call: Call, pick: impl FnOnce(Reply) -> Option<A>) -> Result<A> {
         self.call_at(SystemClock.now(), call, pick)
     }
 
-    /// The same, for callers that know what time it is.
+    /// Like [`call`](Self::call), for callers that already have the current time.
     pub(super) fn call_at<A>(
         &self,
         now: Moment,
@@ -32,7 +33,7 @@ impl ClientInner {
         self.exchange(call, (now, now + self.config.rpc_timeout), pick)
     }
 
-    /// Makes a call with a deadline of its own.
+    /// Makes a call with an explicit deadline.
     pub(super) fn call_until<A>(
         &self,
         call: Call,
@@ -43,7 +44,7 @@ impl ClientInner {
         self.call_even_if_closed(call, deadline, pick)
     }
 
-    /// Makes a call even if the client is about to end.
+    /// Makes a call even if the client is already closing.
     pub(super) fn call_even_if_closed<A>(
         &self,
         call: Call,
@@ -65,49 +66,56 @@ impl ClientInner {
         self.metrics.count_call(number, response.is_ok(), SystemClock.now().since(sent));
         match response?.call {
             Some(Reply::Failure(failure)) => Err((&failure).into()),
-            Some(answer) => pick(answer).ok_or_else(|| protocol_error("it answers another call")),
-            None => Err(protocol_error("it is empty")),
+            Some(answer) => {
+                pick(answer).ok_or_else(|| protocol_error("the response belongs to another call"))
+            }
+            None => Err(protocol_error("the response is empty")),
         }
     }
 }
 
-/// A failure that the master gave for one key, with that key if its words do not have it.
+/// Converts the master's failure for one key and adds the key if the message lacks it.
 pub(super) fn item_error(failure: &v1::Failure, key: impl Display) -> Error {
     let error = Error::from(failure);
     if failure.message.contains("key=") { error } else { error.with("key", key) }
 }
 
-/// An answer that no master of ours would give.
+/// An error for a response that violates the protocol.
 pub(super) fn protocol_error(what: &str) -> Error {
-    Error::new(ErrorCode::RPC_FAIL, "the master's answer makes no sense").with("because", what)
+    Error::new(ErrorCode::RPC_FAIL, "the master's response violates the protocol")
+        .with("because", what)
 }
 
-/// The columns of an answer to a call in columns.
+/// Returns the columns of a response, or a protocol error if the response has none.
 pub(super) fn require_columns<T>(columns: Option<T>) -> Result<T> {
-    columns.ok_or_else(|| protocol_error("it is not in columns, as the call was"))
+    columns.ok_or_else(|| protocol_error("the response has no columns"))
 }
 
-/// Columns of an answer that do not fit together, or to the call.
+/// A protocol error for columns whose lengths do not match each other or the request.
 pub(super) fn column_mismatch(_: ColumnMismatch) -> Error {
-    protocol_error("its columns do not fit together, or are of another number of items")
+    protocol_error("the columns differ in length or do not match the request")
 }
 
-/// Checks that the answer has one result for each item.
+/// Checks that the response has one result for each item.
 pub(super) fn check_count(results: usize, items: usize) -> Result<()> {
-    if results == items { Ok(()) } else { Err(protocol_error("it has another number of results")) }
+    if results == items {
+        Ok(())
+    } else {
+        Err(protocol_error("the number of results does not match the request"))
+    }
 }
 
-/// Reads the segments that the places of an answer point into.
+/// Converts the segments that the places of a response refer to.
 pub(super) fn read_segments(segments: Vec<v1::Segment>) -> Result<Vec<Arc<SegmentInfo>>> {
     segments.into_iter().map(|segment| read_segment(segment).map(Arc::new)).collect()
 }
 
-/// Reads one segment.
+/// Converts one segment.
 pub(super) fn read_segment(segment: v1::Segment) -> Result<SegmentInfo> {
     let id =
         SegmentId::from_bytes(&segment.id).ok_or_else(|| protocol_error("a segment has no id"))?;
     if segment.base.checked_add(segment.length).is_none() {
-        return Err(protocol_error("a segment wraps around"));
+        return Err(protocol_error("the end of a segment overflows"));
     }
     Ok(SegmentInfo {
         id,
@@ -119,7 +127,7 @@ pub(super) fn read_segment(segment: v1::Segment) -> Result<SegmentInfo> {
     })
 }
 
-/// Reads the places of one object of that length.
+/// Converts the places of an object of the given length.
 pub(super) fn read_places(
     places: impl Iterator<Item = v1::Place>,
     segments: &[Arc<SegmentInfo>],
@@ -128,11 +136,11 @@ pub(super) fn read_places(
     let read = |place: v1::Place| {
         let segment = segments
             .get(place.segment as usize)
-            .ok_or_else(|| protocol_error("a place is in no segment"))?;
+            .ok_or_else(|| protocol_error("a place refers to no segment"))?;
         let fits = place.length == length
             && place.offset.checked_add(length).is_some_and(|end| end <= segment.length);
         if !fits {
-            return Err(protocol_error("a place does not fit its segment or its object"));
+            return Err(protocol_error("a place is outside its segment or has the wrong length"));
         }
         Ok(Place {
             segment: Arc::clone(segment),

@@ -1,4 +1,4 @@
-//! The checksum that is kept with an object: XXH3 with 64 bits, over its bytes in order.
+//! Object checksum: 64-bit XXH3 over the object's bytes in order.
 
 use std::hash::Hasher as _;
 
@@ -6,18 +6,18 @@ use mooncake_base::Result;
 use mooncake_transfer_engine::{LocalRange, copy};
 use twox_hash::XxHash3_64;
 
-/// How much is looked at in one go; it stays in the cache.
+/// Bytes hashed per step. A block of this size stays in the CPU cache.
 const BLOCK: usize = 64 << 10;
 
-/// Sums memory up, block by block through a buffer of its own: the memory may be a bare number
-/// from a caller that points nowhere, and may change while it is read.
+/// Computes checksums block by block through a private buffer: the address may be a raw number from
+/// a caller that points to unmapped memory, and the memory may change during the read.
 #[derive(Debug, Default)]
 pub(super) struct Checksummer {
     block: Vec<u8>,
 }
 
 impl Checksummer {
-    /// The checksum of the ranges, one behind the other.
+    /// Returns the checksum of the concatenated ranges.
     ///
     /// # Errors
     /// A range is not mapped or not readable.

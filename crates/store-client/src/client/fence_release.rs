@@ -1,7 +1,9 @@
-//! Fences that are handed back: what a read leaves for the next call to tell the master, so that
-//! memory which was freed meanwhile need not rest until the fence ends by itself.
+//! Early release of read fences. A finished read queues its fences for release with the next call
+//! to the master, so that memory freed in the meantime need not stay in quarantine until the fences
+//! expire.
 //!
-//! Telling is a courtesy: what is lost on the way, or does not fit, ends by its time.
+//! Releases are best effort: a fence whose release is lost or does not fit in the queue expires by
+//! its deadline.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,16 +11,16 @@ use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Moment, SystemClock};
 use mooncake_proto::v1;
 
-/// The most objects that wait to be told of. More of them end by their time.
+/// Maximum queued objects. Fences of further objects expire by their deadline.
 const PENDING_MAX: usize = 1 << 16;
 
-/// How long a fence is told of after it has ended for its reader, who counts from before the question
-/// and with a margin: for the master it may stand for a while longer. To tell of one that has ended
-/// there too does no harm.
+/// Time after a fence's local end during which a release is still sent. The reader counts from
+/// before the request and subtracts a margin, so that the fence may last somewhat longer at the
+/// master. Releasing an expired fence is harmless.
 const RELEASE_GRACE: Duration = Duration::from_secs(2);
 
-/// What one locate was granted, for itself alone. Dropped when the last of its objects is, and
-/// thereby handed back: nobody can read any more by what it said.
+/// The fences granted by one locate call. Dropped with the last of its objects, which queues the
+/// fences for release: from then on the addresses cannot be read with.
 #[derive(Debug)]
 pub(crate) struct ReadFences {
     granted: Vec<GrantedFence>,
@@ -26,7 +28,7 @@ pub(crate) struct ReadFences {
     pending_releases: Arc<PendingReleases>,
 }
 
-/// A fence, and the object it covers.
+/// A fence and the object that it covers.
 #[derive(Debug, Clone, Copy)]
 struct GrantedFence {
     fence: u64,
@@ -34,12 +36,12 @@ struct GrantedFence {
     object: u32,
 }
 
-/// What the next call will tell.
+/// Fence releases to send with the next call.
 #[derive(Debug, Default)]
 pub(super) struct PendingReleases(Mutex<Vec<(Moment, GrantedFence)>>);
 
 impl ReadFences {
-    /// What the answers grant, if they grant anything.
+    /// Collects the fences of a response; `None` if it grants none.
     pub(super) fn from_response(
         answer: &v1::LocateResponse,
         until: Moment,
@@ -59,7 +61,7 @@ impl ReadFences {
 
 impl Drop for ReadFences {
     fn drop(&mut self) {
-        // Not waited for: in a forked child nobody may be there to let go of the lock.
+        // `try_lock`, since in a forked child no thread may exist that would release the lock.
         let Some(mut pending) = self.pending_releases.0.try_lock() else { return };
         let room = PENDING_MAX.saturating_sub(pending.len());
         pending.extend(self.granted.iter().take(room).map(|granted| (self.until, *granted)));
@@ -67,7 +69,7 @@ impl Drop for ReadFences {
 }
 
 impl PendingReleases {
-    /// What is to be told now, but for what has ended by itself for sure.
+    /// Takes the queued releases, without those that have certainly expired at the master.
     pub(super) fn take(&self) -> Vec<v1::FenceRelease> {
         let pending = {
             let mut pending = self.0.lock();
@@ -79,7 +81,7 @@ impl PendingReleases {
         let now = SystemClock.now();
         let mut releases: Vec<v1::FenceRelease> = Vec::new();
         for (_, granted) in pending.into_iter().filter(|(until, _)| is_worth_sending(*until, now)) {
-            // Objects of one locate have one fence, as a rule.
+            // The objects of one locate usually share one fence.
             if releases.last().is_none_or(|last| last.fence != granted.fence) {
                 releases.push(v1::FenceRelease { fence: granted.fence, ..Default::default() });
             }
@@ -107,13 +109,13 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_that_ended_just_now_for_its_reader_is_handed_back_and_one_long_ago_is_not() {
+    fn releases_fences_until_grace_time_has_passed() {
         let pending_releases = Arc::<PendingReleases>::default();
         let now = SystemClock.now();
-        // Under the reader's margin the master's end of the fence is still to come.
+        // Because of the reader's margin, the fence still lasts at the master.
         let released_now = released(&pending_releases, now);
         assert_eq!((released_now.len(), released_now[0].fence), (1, 7));
-        assert!(pending_releases.take().is_empty(), "it is told once");
+        assert!(pending_releases.take().is_empty(), "each release is sent once");
         assert!(is_worth_sending(now, now + RELEASE_GRACE / 2));
         assert!(!is_worth_sending(now, now + RELEASE_GRACE));
     }

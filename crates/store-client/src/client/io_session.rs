@@ -1,7 +1,7 @@
-//! Reads and writes in steps: objects that are located once and read in many calls, and objects
-//! that are reserved once, written in many calls and published in the end.
+//! Read and write sessions: objects that are located once and read by many calls, and objects that
+//! are reserved once, written by many calls and published at the end.
 //!
-//! A client keeps them by key, for callers that have nothing but the key from one call to the next.
+//! The client keeps sessions by key, for callers that have only the key from one call to the next.
 
 use std::{collections::hash_map::Entry, sync::Arc};
 
@@ -12,10 +12,10 @@ use rustc_hash::FxHashMap;
 use super::{Client, Reservation, Write, put::total};
 use crate::object::{BufferScope, Located, Parts, PutOptions, PutOutcome};
 
-/// The most reads, and the most writes, that may have begun and not ended.
+/// Maximum open read sessions and maximum open write sessions.
 const SESSIONS_MAX: usize = 1 << 20;
 
-/// What has begun and not ended.
+/// The open sessions of a client.
 #[derive(Debug, Default)]
 pub(super) struct IoSessions {
     reads: Mutex<FxHashMap<ObjectKey, Arc<Located>>>,
@@ -25,17 +25,17 @@ pub(super) struct IoSessions {
 #[derive(Debug)]
 struct OpenWrite {
     reservation: Reservation,
-    /// Calls that write right now. It cannot end before them: what they write late must not reach
+    /// Calls that are writing now. The session cannot end before them: a late write must not reach
     /// memory that was given to another object.
     writers: usize,
 }
 
 impl Client {
-    /// Locates objects and remembers where they lie, for [`read_in_session`](Self::read_begun). One that
-    /// was begun already is located again.
+    /// Opens read sessions: locates objects and keeps their places for
+    /// [`read_in_session`](Self::read_in_session). An object with an open session is located again.
     ///
     /// # Errors
-    /// By key: as [`locate`](Self::locate), or too many have begun.
+    /// By key: as [`locate`](Self::locate), or too many sessions are open.
     pub fn begin_reads(&self, keys: &[ObjectKey]) -> Vec<Result<()>> {
         let located = self.locate(keys);
         let mut reads = self.inner.io_sessions.reads.lock();
@@ -47,12 +47,13 @@ impl Client {
         located.into_iter().zip(keys).map(&mut insert).collect()
     }
 
-    /// Reads parts of objects whose read has begun, and says how many bytes each object brought.
-    /// All parts come from the version that was located; copies that went meanwhile are noticed.
+    /// Reads parts of objects with an open read session and returns the number of bytes read from
+    /// each object. All parts come from the located version; replicas that have gone since then are
+    /// detected.
     ///
     /// # Errors
-    /// By object: no read of it has begun, a part is not all in the object (`INVALID_PARAMS`), or
-    /// as [`read`](Self::read).
+    /// By object: no read session is open, a part is outside the object (`INVALID_PARAMS`), or as
+    /// [`read`](Self::read).
     pub fn read_in_session(&self, wanted: &[Parts<'_>]) -> Vec<Result<u64>> {
         let located: Vec<Result<Arc<Located>>> = {
             let reads = self.inner.io_sessions.reads.lock();
@@ -67,7 +68,7 @@ impl Client {
         read.into_iter().map(|parts| parts?.into_iter().sum()).collect()
     }
 
-    /// Forgets reads that have begun. One that has not is passed over.
+    /// Closes read sessions. Keys without a session are ignored.
     pub fn end_reads(&self, keys: &[ObjectKey]) {
         let mut reads = self.inner.io_sessions.reads.lock();
         for key in keys {
@@ -75,12 +76,12 @@ impl Client {
         }
     }
 
-    /// Reserves space for objects of these lengths and remembers it, for
-    /// [`write_in_session`](Self::write_begun).
+    /// Opens write sessions: reserves space for objects of the given lengths, for
+    /// [`write_in_session`](Self::write_in_session).
     ///
     /// # Errors
-    /// By object: as [`reserve`](Self::reserve); `OBJECT_ALREADY_EXISTS`; a write of it has begun
-    /// already (`INVALID_PARAMS`), or too many have.
+    /// By object: as [`reserve`](Self::reserve); `OBJECT_ALREADY_EXISTS`; a write session is open
+    /// already (`INVALID_PARAMS`), or too many are open.
     pub fn begin_writes(
         &self,
         items: &[(ObjectKey, u64)],
@@ -120,16 +121,17 @@ impl Client {
         }
         drop(writes);
         for error in self.revoke(duplicates).into_iter().filter_map(Result::err) {
-            tracing::debug!(%error, "space that was reserved twice was not given back");
+            tracing::debug!(%error, "cannot revoke a duplicate reservation");
         }
         let missing = || Err(Error::internal("a write was left out of its batch"));
         outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(missing)).collect()
     }
 
-    /// Writes parts of objects whose write has begun, and says how many bytes went to each.
+    /// Writes parts of objects with an open write session and returns the number of bytes written
+    /// to each object.
     ///
     /// # Errors
-    /// By object: no write of it has begun, a part is not all in the object, the lists differ in
+    /// By object: no write session is open, a part is outside the object, the lists differ in
     /// length (`INVALID_PARAMS`), or as [`write`](Self::write).
     pub fn write_in_session(&self, parts: &[Parts<'_>]) -> Vec<Result<u64>> {
         let mut taken: Vec<Result<Reservation>> = {
@@ -165,10 +167,10 @@ impl Client {
         taken.into_iter().zip(parts).map(&mut finish).collect()
     }
 
-    /// Makes objects readable whose write has begun.
+    /// Closes write sessions and makes their objects readable.
     ///
     /// # Errors
-    /// By key: no write of it has begun, another thread is writing it right now, or as
+    /// By key: no write session is open, another thread is writing the object now, or as
     /// [`publish`](Self::publish).
     pub fn end_writes(&self, keys: &[ObjectKey]) -> Vec<Result<()>> {
         self.finish_writes(keys, |reservations| {
@@ -177,10 +179,10 @@ impl Client {
         })
     }
 
-    /// Gives the space of objects back whose write has begun.
+    /// Closes write sessions and gives their space back.
     ///
     /// # Errors
-    /// By key: no write of it has begun, another thread is writing it right now, or as
+    /// By key: no write session is open, another thread is writing the object now, or as
     /// [`revoke`](Self::revoke).
     pub fn revoke_writes(&self, keys: &[ObjectKey]) -> Vec<Result<()>> {
         self.finish_writes(keys, |reservations| self.revoke(reservations))
@@ -217,8 +219,7 @@ fn check_open_sessions(open: usize) -> Result<()> {
     if open < SESSIONS_MAX {
         return Ok(());
     }
-    Err(Error::invalid("too many reads or writes have begun and not ended")
-        .with("limit", SESSIONS_MAX))
+    Err(Error::invalid("too many read or write sessions are open").with("limit", SESSIONS_MAX))
 }
 
 fn check_lists(parts: &Parts<'_>) -> Result<()> {
@@ -240,6 +241,6 @@ fn not_begun(what: &str, key: &ObjectKey) -> Error {
 }
 
 fn already_exists(key: &ObjectKey) -> Error {
-    let text = "there is an object of that key, or somebody is writing it";
+    let text = "an object with this key exists or is being written";
     Error::new(ErrorCode::OBJECT_ALREADY_EXISTS, text).with("key", key)
 }

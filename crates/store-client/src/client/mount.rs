@@ -1,4 +1,4 @@
-//! Memory that the client lends to the pool, and memory of the user that transfers go to and from.
+//! Memory segments that the client lends to the pool, and registered memory of the caller.
 
 use std::{
     path::{Path, PathBuf},
@@ -13,31 +13,31 @@ use mooncake_transfer_engine::{FileMemory, SharedMemory};
 
 use super::{Client, ClientInner, call};
 
-/// How long closing waits for memory to be free.
+/// Time that closing waits until the memory is unmapped.
 const FREE_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The segments of one client.
+/// The mounted segments of one client.
 #[derive(Debug, Default)]
 pub(super) struct Segments(Mutex<Vec<MountedSegment>>);
 
-/// A segment of ours: what the master was told, and the memory.
+/// A mounted segment: its description at the master, and the memory.
 #[derive(Debug)]
 pub(super) struct MountedSegment {
     segment: v1::Segment,
     memory: Memory,
-    /// The end of its grace, if it is on its way out.
+    /// End of the grace period, if the segment is being unmounted.
     expires_at: Option<Moment>,
 }
 
 #[derive(Debug)]
 enum Memory {
-    /// Memory of our own.
+    /// Memory allocated by the engine.
     Own(#[allow(dead_code, reason = "held for its drop")] SharedMemory),
-    /// A part of a file, and which.
+    /// A mapped part of a file.
     File(#[allow(dead_code, reason = "held for its drop")] FileMemory, FilePart),
 }
 
-/// A part of a file.
+/// The location of a mapped part of a file.
 #[derive(Debug, Clone)]
 struct FilePart {
     path: PathBuf,
@@ -45,32 +45,33 @@ struct FilePart {
     location: String,
 }
 
-/// What is said of segments.
+/// Kinds of mount announcements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Announcement {
-    /// They are lent from now on.
+    /// The segments are new.
     Mount,
-    /// They were lent before; what lies in them is still there.
+    /// The segments were mounted before and their contents are intact.
     Resume,
-    /// They and no others are lent.
+    /// The complete list of the client's segments; the master drops all others.
     All,
 }
 
 impl Client {
-    /// Lends more memory to the pool, as one segment or, above the largest size, as several.
+    /// Lends more memory to the pool, as one segment, or as several if it exceeds the largest
+    /// segment size.
     ///
     /// # Errors
-    /// The system has no such memory, or the master refuses or cannot be reached. Nothing is
-    /// lent then.
+    /// The memory cannot be allocated, or the master refuses or cannot be reached. Nothing is
+    /// mounted then.
     pub fn mount(&self, bytes: u64) -> Result<Vec<SegmentId>> {
         self.inner.mount(bytes)
     }
 
-    /// Lends a part of a file to the pool; what is put there goes into the file.
+    /// Lends a part of a file to the pool; objects put there are written to the file.
     ///
     /// # Errors
-    /// The file cannot be mapped, `offset` is no multiple of the page size, the file has not so many
-    /// bytes, or the master refuses or cannot be reached. Nothing is lent then.
+    /// The file cannot be mapped, `offset` is not a multiple of the page size, the file is too
+    /// short, or the master refuses or cannot be reached. Nothing is mounted then.
     pub fn mount_file(
         &self,
         path: &Path,
@@ -82,31 +83,51 @@ impl Client {
         self.inner.mount_file(part, bytes)
     }
 
-    /// Takes a segment out of the pool and frees its memory: at once, or after a grace in which it
-    /// can be read but takes no new objects. Objects that lie only there are gone then.
+    /// Unmounts a segment and frees its memory, at once or after a grace period in which the
+    /// segment can be read but accepts no new objects. Objects without a replica elsewhere are
+    /// lost.
     ///
     /// # Errors
-    /// It is no segment of this client, or the master cannot be reached: then it stays mounted.
+    /// The segment does not belong to this client, or the master cannot be reached; then it stays
+    /// mounted.
     pub fn unmount(&self, segment: SegmentId, grace: Duration) -> Result<()> {
         self.inner.unmount(segment, grace)
     }
 
-    /// The ids of the segments that this client lends.
+    /// Returns the ids of the client's mounted segments.
     pub fn mounted(&self) -> Vec<SegmentId> {
         if self.inner.check_open().is_err() {
             return Vec::new();
         }
         self.inner.segments.ids()
     }
+
+    /// Registers memory of the caller with the engine, for transfers into it. Touches no page.
+    ///
+    /// # Errors
+    /// The range is empty or overlaps a registered range.
+    pub fn register_memory(&self, address: u64, length: u64) -> Result<()> {
+        self.inner.check_open()?;
+        self.inner.engine.regions().register(address, length, "*")
+    }
+
+    /// Unregisters the range that begins at `address`.
+    ///
+    /// # Errors
+    /// No registered range begins there, or a peer still uses it.
+    pub fn unregister_memory(&self, address: u64) -> Result<()> {
+        self.inner.check_open()?;
+        self.inner.engine.regions().unregister(address)
+    }
 }
 
 impl Segments {
-    /// What the master is told of each.
+    /// Returns the descriptions of all segments.
     fn all(&self) -> Vec<v1::Segment> {
         self.0.lock().iter().map(|mounted| mounted.segment.clone()).collect()
     }
 
-    /// Hands out those of which the grace is over.
+    /// Removes and returns the segments whose grace period is over.
     fn take_expired(&self, now: Moment) -> Vec<MountedSegment> {
         let is_over = |mounted: &mut MountedSegment| {
             mounted.expires_at.is_some_and(|end| end.has_passed(now))
@@ -121,7 +142,7 @@ impl Segments {
         }
     }
 
-    /// Hands all of them out; none is left.
+    /// Removes and returns all segments.
     pub(super) fn take_all(&self) -> Vec<MountedSegment> {
         self.swap_matching(&|_| true, Vec::new())
     }
@@ -137,7 +158,8 @@ impl Segments {
         replaced
     }
 
-    /// The length of each of those that stay, and the part of a file that it is.
+    /// Returns the length and the file part (if any) of each matching segment that is not being
+    /// unmounted.
     fn backings(
         &self,
         is_match: &impl Fn(&MountedSegment) -> bool,
@@ -157,7 +179,7 @@ impl Segments {
         self.0.lock().iter().filter_map(|m| SegmentId::from_bytes(&m.segment.id)).collect()
     }
 
-    /// Whether it is one of ours.
+    /// Returns whether the client owns the segment.
     pub(super) fn has(&self, id: SegmentId) -> bool {
         self.0.lock().iter().any(|mounted| mounted.is(id))
     }
@@ -176,15 +198,16 @@ impl MountedSegment {
 }
 
 impl ClientInner {
-    /// Announces the memory that an earlier master knew, or this one before it gave us up. Where
-    /// nothing is known of it, fresh memory takes its place; hands out what was replaced.
+    /// Announces the segments that an earlier master, or this master before it dropped the client,
+    /// already knew. Segments that the master does not know are replaced by fresh memory. Returns
+    /// the replaced segments.
     ///
-    /// A master that knows nothing of the memory knows neither the objects in it nor who may still
-    /// read and write there by its predecessor's leave. What it gives away next must be memory
-    /// that nobody else was ever told of.
+    /// A master that does not know a segment knows neither the objects in it nor the readers and
+    /// writers that its predecessor admitted there. It must therefore only hand out memory whose
+    /// addresses were never given to anybody.
     ///
     /// # Errors
-    /// The master cannot be reached or refuses, or the system has no such memory; nothing is
+    /// The master cannot be reached or refuses, or the memory cannot be allocated; nothing is
     /// changed.
     pub(super) fn resume_segments(&self, deadline: Moment) -> Result<Vec<MountedSegment>> {
         let segments = self.segments.all();
@@ -199,25 +222,25 @@ impl ClientInner {
         self.replace_segments(&lost)
     }
 
-    /// Fresh memory in the place of all; hands out what it was. For a master that cannot know
-    /// what lies in it.
+    /// Replaces all segments by fresh memory, for a master that cannot know their contents. Returns
+    /// the replaced segments.
     pub(super) fn replace_all_segments(&self) -> Result<Vec<MountedSegment>> {
         self.replace_segments(&self.segments.all())
     }
 
-    /// Tells the master all that we lend; what else it knows of us goes.
+    /// Announces the complete list of segments; the master drops all others of this client.
     pub(super) fn announce_all(&self, deadline: Moment) -> Result<()> {
         check_all_known(self.announce(&self.segments.all(), Announcement::All, deadline)?)
     }
 
-    /// Tells the master of segments, and hears what it says of each.
+    /// Announces segments and returns the master's result for each.
     fn announce(
         &self,
         segments: &[v1::Segment],
         kind: Announcement,
         deadline: Moment,
     ) -> Result<Vec<Result<()>>> {
-        // That nothing is lent is worth saying only to a master that may think otherwise.
+        // An empty list matters only to a master that may still list segments of this client.
         let is_worth_sending = kind == Announcement::All && self.registrations() > 0;
         if segments.is_empty() && !is_worth_sending {
             return Ok(Vec::new());
@@ -237,8 +260,8 @@ impl ClientInner {
         Ok(response.results.iter().map(Result::from).collect())
     }
 
-    /// Fresh memory, under new ids, in the place of these, and nothing where they were to go
-    /// anyway; hands out what they were.
+    /// Replaces the lost segments by fresh memory under new ids; segments that are being unmounted
+    /// are dropped. Returns the replaced segments.
     fn replace_segments(&self, lost: &[v1::Segment]) -> Result<Vec<MountedSegment>> {
         let is_lost =
             |mounted: &MountedSegment| lost.iter().any(|lost| lost.id == mounted.segment.id);
@@ -249,7 +272,7 @@ impl ClientInner {
         Ok(self.segments.swap_matching(&is_lost, fresh.collect::<Result<_>>()?))
     }
 
-    /// Frees the segments of which the grace is over.
+    /// Frees the segments whose grace period is over.
     pub(super) fn free_expired(&self) {
         free_in_background(self.segments.take_expired(SystemClock.now()));
     }
@@ -289,14 +312,15 @@ impl ClientInner {
             outcome = self.mount_now(&segments, &mut mounted, deadline);
         }
         if outcome.is_err() {
-            // Whether the master knows the memory or not: what it is told next sets it right.
+            // The master may or may not know the segments; the next full announcement corrects
+            // that.
             self.mark_segments_uncertain();
         }
         outcome
     }
 
-    /// Announces the segments and on success keeps them, in one turn: a registration at the same
-    /// time announces them too or comes before.
+    /// Announces the segments and, on success, stores them, all under the announcement lock: a
+    /// concurrent registration either comes before or includes them.
     fn mount_now(
         &self,
         segments: &[v1::Segment],
@@ -307,7 +331,7 @@ impl ClientInner {
         check_all_known(self.announce(segments, Announcement::Mount, deadline)?)?;
         let mut all = self.segments.0.lock();
         if self.is_closed() {
-            return Err(Error::closed("the client was closed while it mounted memory"));
+            return Err(Error::closed("the client was closed while it was mounting memory"));
         }
         all.append(mounted);
         Ok(())
@@ -317,7 +341,7 @@ impl ClientInner {
         let deadline = self.rpc_deadline();
         let _announcing = self.lock_announcements(deadline)?;
         if !self.segments.ids().contains(&id) {
-            let text = "the client has no such segment";
+            let text = "the client has no segment with this id";
             return Err(Error::new(ErrorCode::SEGMENT_NOT_FOUND, text).with("segment", id));
         }
         let call = Call::Unmount(v1::UnmountRequest {
@@ -337,7 +361,7 @@ impl ClientInner {
                 self.segments.set_expiry(id, SystemClock.now() + grace);
                 Ok(())
             }
-            // The master has forgotten it already: so do we.
+            // The master has dropped the segment already, so the client drops it, too.
             _ => {
                 drop(self.segments.take(id));
                 Ok(())
@@ -357,7 +381,7 @@ impl ClientInner {
         Ok(MountedSegment { segment, memory: Memory::File(memory, part), expires_at: None })
     }
 
-    /// A segment of ours, under an id of its own.
+    /// Describes a new segment under a fresh id.
     fn new_segment(&self, base: u64, length: u64) -> v1::Segment {
         v1::Segment {
             id: SegmentId::random().to_bytes().to_vec().into(),
@@ -371,8 +395,8 @@ impl ClientInner {
     }
 }
 
-/// Gives memory back to the system, waiting only for a moment: a peer that hangs may have to be
-/// waited for until it is taken for gone, and nobody who closes a client wants to.
+/// Frees memory on a background thread and waits for it only briefly. Unmapping may have to wait
+/// for a hung peer until that peer counts as dead; closing must not.
 pub(super) fn free_in_background(segments: Vec<MountedSegment>) {
     if segments.is_empty() {
         return;
@@ -380,17 +404,19 @@ pub(super) fn free_in_background(segments: Vec<MountedSegment>) {
     let (sender, receiver) = mpsc::sync_channel(1);
     let free = move || {
         drop(segments);
-        // Nobody listens any more if it took long.
+        // Fails if the receiver has given up waiting.
         let _ = sender.send(());
     };
     match std::thread::Builder::new().name("mc-unmap".to_owned()).spawn(free) {
         Ok(_) => drop(receiver.recv_timeout(FREE_TIMEOUT)),
-        // Without a thread the closure, and with it the memory, has been dropped here.
-        Err(error) => tracing::debug!(%error, "no thread to free memory with"),
+        // Without a thread, the closure was dropped here and the memory with it.
+        Err(error) => {
+            tracing::debug!(%error, "cannot start a thread to free memory, freed it in the caller")
+        }
     }
 }
 
-/// A segment that the master knows already is as good as one that it has just come to know.
+/// Returns the first error, ignoring segments that the master already knows.
 fn check_all_known(results: Vec<Result<()>>) -> Result<()> {
     let is_known = |error: &Error| error.code() == ErrorCode::SEGMENT_ALREADY_EXISTS;
     results.into_iter().filter_map(Result::err).find(|error| !is_known(error)).map_or(Ok(()), Err)
@@ -400,7 +426,7 @@ fn is_already_gone(error: &Error) -> bool {
     [ErrorCode::SEGMENT_NOT_FOUND, ErrorCode::CLIENT_NOT_FOUND].contains(&error.code())
 }
 
-/// Whether the master does not know the client, as after its restart.
+/// Returns whether the master does not know the client, as after a restart of the master.
 pub(super) fn is_client_unknown<T>(outcome: &Result<T>) -> bool {
     matches!(outcome, Err(error) if error.code() == ErrorCode::CLIENT_NOT_FOUND)
 }

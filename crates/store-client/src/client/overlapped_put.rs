@@ -1,8 +1,8 @@
-//! A batch of many small objects, two parts of it abreast: the master names the ones while the
-//! others are written.
+//! Pipelines a put of many small objects: while one part of the batch is written, the master
+//! allocates space for the next part.
 //!
-//! To name a small object takes about as long as to write it, and the one waits for the other. Cut
-//! into parts, of which two are under way at a time, both ends have something to do.
+//! For small objects, the allocation call takes about as long as the write, and each waits for the
+//! other. With two parts in flight, the master and the client both stay busy.
 
 use std::{
     ops::Range,
@@ -12,16 +12,16 @@ use std::{
 
 use mooncake_base::sync::Mutex;
 
-/// The most items of a part. The master answers calls of so many at once, on the
+/// Maximum items per part. The master answers calls of up to this many items at once, on the
 /// connection's own thread.
 const ITEMS_MAX: usize = 1024;
 
-/// Objects that are larger on the average take so much longer to be written than to be named that
-/// two parts abreast gain nothing.
+/// Maximum mean object size. For larger objects, writing takes far longer than allocation, so that
+/// overlapping gains nothing.
 const MEAN_BYTES_MAX: usize = 16 << 10;
 
-/// The parts of a batch of many small objects, about equally large, an even number of them. `None`:
-/// it is no such batch.
+/// Splits a batch of many small objects into an even number of parts of about equal size. Returns
+/// `None` if the batch does not qualify.
 pub(super) fn split(sizes: &[usize]) -> Option<Vec<Range<usize>>> {
     let count = sizes.len();
     let bytes = sizes.iter().fold(0_usize, |sum, &size| sum.saturating_add(size));
@@ -32,7 +32,7 @@ pub(super) fn split(sizes: &[usize]) -> Option<Vec<Range<usize>>> {
     Some((0..parts).map(|part| count * part / parts..count * (part + 1) / parts).collect())
 }
 
-/// Does the parts, two at a time, and returns what came of each, in no order.
+/// Processes the parts with two threads and returns their results in no particular order.
 pub(super) fn run_overlapped<P: Sync, R: Send>(
     parts: &[P],
     work: impl Fn(&P) -> R + Sync,
@@ -45,12 +45,13 @@ pub(super) fn run_overlapped<P: Sync, R: Send>(
             done.lock().push(outcome);
         }
     };
-    // The other thread is not joined: that would wait for the end of its stack, too.
+    // The second thread is not joined explicitly: that would also wait for its stack to be
+    // unmapped.
     thread::scope(|scope| {
         let builder = thread::Builder::new().name("mc-put".to_owned());
         if let Err(error) = builder.spawn_scoped(scope, run_parts) {
-            // Its parts are done here.
-            tracing::debug!(%error, "no second thread for a batch");
+            // This thread processes all parts alone.
+            tracing::debug!(%error, "cannot start a second thread for a batch, using one");
         }
         run_parts();
     });
@@ -64,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_small_objects_are_cut_into_an_even_number_of_parts_that_hold_them_all() {
+    fn splits_small_objects_into_even_number_of_parts() {
         assert_eq!(split(&[]), None);
         assert_eq!(split(&[1; ITEMS_MAX]), None);
         assert_eq!(split(&[MEAN_BYTES_MAX + 1; 2 * ITEMS_MAX]), None);
@@ -78,9 +79,9 @@ mod tests {
     }
 
     #[test]
-    fn two_parts_are_under_way_at_a_time_and_each_is_done_once() {
+    fn runs_two_parts_at_a_time_and_each_once() {
         let parts: Vec<usize> = (0..8).collect();
-        // Two threads must come here for either to go on.
+        // The barrier passes only when two threads reach it.
         let meeting = Barrier::new(2);
         let mut done = run_overlapped(&parts, |part| {
             meeting.wait();

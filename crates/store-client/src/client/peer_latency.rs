@@ -1,8 +1,8 @@
-//! How fast peers have been, as far as that decides something: which copy is read, and whether
-//! transfers to several peers are worth a thread each.
+//! Measured transfer latency of peers. Decides which replica is read, and whether transfers to
+//! several peers are worth a thread each.
 //!
-//! Only transfers that somebody chose between are measured: those of objects with several copies,
-//! and those to several peers at once.
+//! Only transfers with a choice are measured: those of objects with several replicas, and those to
+//! several peers at once.
 
 use std::time::Duration;
 
@@ -11,34 +11,35 @@ use mooncake_base::sync::Mutex;
 use mooncake_transfer_engine::Opcode;
 use rustc_hash::FxHashMap;
 
-/// What is told apart by size: up to so many bytes, and above.
+/// Upper bounds of the size classes in bytes; the last class has none.
 const SIZE_CLASS_ENDS: [u64; 3] = [16 << 10, 256 << 10, 4 << 20];
 const SIZE_CLASSES: usize = SIZE_CLASS_ENDS.len() + 1;
 
-/// Up to here a transfer takes the same time whatever its size.
+/// Up to this size, transfer time does not depend on the size.
 const SMALL_BYTES: u64 = SIZE_CLASS_ENDS[0];
 
-/// A measurement is believed for so long: whoever was slow once gets another chance.
+/// Maximum age of a sample. A peer that was slow gets another chance afterwards.
 const SAMPLE_AGE_MAX: Duration = Duration::from_secs(10);
 
-/// From so many measurements on they are believed.
+/// Minimum number of samples of a usable estimate.
 const SAMPLES_MIN: u64 = 8;
 
-/// A measurement counts as so many times the mean at the most: one that was interrupted says little.
+/// A sample counts as at most this multiple of the mean: a transfer that was interrupted says
+/// little.
 const OUTLIER_FACTOR: u64 = 4;
 
-/// The most peers that are remembered.
+/// Maximum number of peers in the table.
 const PEERS_MAX: usize = 1024;
 
-/// What is thought of a peer that was not measured: so many bytes in a microsecond, and what comes
-/// on top for one on another host.
+/// Default estimate for an unmeasured peer: bytes per microsecond, and the extra time for a peer on
+/// another host.
 const DEFAULT_BYTES_PER_MICRO: u64 = 4000;
 const DEFAULT_OTHER_HOST: Duration = Duration::from_micros(50);
 
-/// What is thought of a thread before one was started: how long it takes to begin.
+/// Default estimate of the time until a new thread runs.
 const DEFAULT_THREAD_START: Duration = Duration::from_micros(50);
 
-/// What was measured.
+/// The latency estimates of all peers.
 #[derive(Debug, Default)]
 pub(super) struct LatencyTable(Mutex<Samples>);
 
@@ -48,7 +49,8 @@ struct Samples {
     start: LatencyEstimate,
 }
 
-/// The least of the first few times, which may have had something to set up, then a running mean.
+/// A running latency estimate: the minimum of the first few samples, which may include connection
+/// setup, then a running mean.
 #[derive(Debug, Clone, Copy, Default)]
 struct LatencyEstimate {
     count: u64,
@@ -57,7 +59,7 @@ struct LatencyEstimate {
     at: Option<Moment>,
 }
 
-/// Where a peer is, as far as its address tells.
+/// Location of a peer, derived from its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Locality {
     SameHost,
@@ -65,7 +67,7 @@ pub(super) enum Locality {
 }
 
 impl LatencyTable {
-    /// A transfer of so many bytes with the peer took so long.
+    /// Records the duration of a transfer with a peer.
     pub(super) fn record(
         &self,
         endpoint: &str,
@@ -89,12 +91,12 @@ impl LatencyTable {
         }
     }
 
-    /// A thread that was started began so much later.
+    /// Records the time between spawning a thread and its start.
     pub(super) fn record_thread_start(&self, took: Duration, now: Moment) {
         self.0.lock().start.record(took, 0, now);
     }
 
-    /// How long a transfer of so many bytes with a peer is going to take.
+    /// Estimates the duration of a transfer with a peer.
     pub(super) fn expected(
         &self,
         endpoint: &str,
@@ -109,7 +111,7 @@ impl LatencyTable {
             .unwrap_or_else(|| default_latency(locality, bytes))
     }
 
-    /// How long a thread takes to begin.
+    /// Estimates the time until a new thread runs.
     pub(super) fn expected_thread_start(&self, now: Moment) -> Duration {
         self.0.lock().start.expected(0, now).unwrap_or(DEFAULT_THREAD_START)
     }
@@ -118,7 +120,7 @@ impl LatencyTable {
 impl LatencyEstimate {
     fn record(&mut self, took: Duration, bytes: u64, now: Moment) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX / 8);
-        // What is too old says nothing about today.
+        // An expired estimate is discarded.
         let old = if self.is_fresh(now) { *self } else { Self::default() };
         let mean = |old: u64, new: u64| old - old / 8 + new / 8;
         let count = old.count + 1;
@@ -164,13 +166,13 @@ fn default_latency(locality: Locality, bytes: u64) -> Duration {
     let near = Duration::from_micros(bytes / DEFAULT_BYTES_PER_MICRO);
     match locality {
         Locality::SameHost => near,
-        // Not known to be slower by the byte, but further.
+        // Bandwidth is unknown; the distance adds latency.
         Locality::OtherHost => near * 2 + DEFAULT_OTHER_HOST,
     }
 }
 
-/// Whether work that is expected to take these times is done sooner by a thread each than one after
-/// the other, if a thread takes so long to begin, and about as long to be joined.
+/// Returns whether work with these expected durations finishes sooner with a thread each than
+/// sequentially, if a thread takes `start` to begin and about as long to be joined.
 pub(super) fn is_worth_threads(expected: impl Iterator<Item = Duration>, start: Duration) -> bool {
     let (sum, longest) = expected.fold((Duration::ZERO, Duration::ZERO), |(sum, longest), one| {
         (sum.saturating_add(one), longest.max(one))
@@ -178,29 +180,29 @@ pub(super) fn is_worth_threads(expected: impl Iterator<Item = Duration>, start: 
     sum - longest > start * 2
 }
 
-/// The order in which equals take turns: sorts the copies, then lets the leaders among those that
-/// are not clearly slower than the best change places by `turn`.
+/// Sorts replicas and rotates the leading ones, those that are not clearly slower than the best, by
+/// `turn`.
 ///
-/// A copy is described by what puts it behind others whatever its speed, and by the time it is
-/// expected to take.
+/// A replica is described by a rank, which takes precedence over speed, and by its expected
+/// latency.
 pub(super) fn rotate_equals<R: Ord + Copy>(
-    copies: impl Iterator<Item = (R, Duration)>,
+    replicas: impl Iterator<Item = (R, Duration)>,
     turn: usize,
 ) -> Vec<usize> {
-    let copies: Vec<_> = copies.collect();
-    let mut order: Vec<usize> = (0..copies.len()).collect();
-    order.sort_by_key(|&at| copies[at]);
+    let replicas: Vec<_> = replicas.collect();
+    let mut order: Vec<usize> = (0..replicas.len()).collect();
+    order.sort_by_key(|&at| replicas[at]);
     let Some(&first) = order.first() else { return order };
-    let (rank, best) = copies[first];
+    let (rank, best) = replicas[first];
     let bound = best * 2 + LATENCY_NOISE;
-    let equals = order.iter().take_while(|&&at| copies[at].0 == rank && copies[at].1 <= bound);
+    let equals = order.iter().take_while(|&&at| replicas[at].0 == rank && replicas[at].1 <= bound);
     let equals = equals.count();
     order[..equals].sort_unstable();
     order[..equals].rotate_left(turn % equals);
     order
 }
 
-/// Differences below this are chance.
+/// Latency differences below this are noise.
 const LATENCY_NOISE: Duration = Duration::from_micros(10);
 
 #[cfg(test)]
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_counts_until_it_is_old() {
+    fn estimate_holds_until_samples_expire() {
         let table = LatencyTable::default();
         let read = (Opcode::Read, MIB);
         let default = table.expected("a", Locality::SameHost, read, at(1));
@@ -222,16 +224,16 @@ mod tests {
         table.record("a", read, Duration::from_millis(80), at(1));
         (1..SAMPLES_MIN).for_each(|_| table.record("a", read, Duration::from_millis(3), at(1)));
         let expected = table.expected("a", Locality::SameHost, read, at(2));
-        assert_eq!(expected, Duration::from_millis(3), "the first one had something to set up");
+        assert_eq!(expected, Duration::from_millis(3), "the first sample included setup");
         let half = table.expected("a", Locality::SameHost, (Opcode::Read, MIB / 2), at(2));
-        assert_eq!(half, Duration::from_micros(1500), "by the byte within a class");
+        assert_eq!(half, Duration::from_micros(1500), "proportional within a size class");
         let other = table.expected("a", Locality::SameHost, (Opcode::Write, MIB), at(2));
-        assert_eq!(other, default, "writes are another thing");
+        assert_eq!(other, default, "writes are estimated separately");
         assert_eq!(table.expected("a", Locality::SameHost, read, at(12)), default);
     }
 
     #[test]
-    fn a_peer_that_becomes_slow_is_noticed_in_a_few_transfers() {
+    fn slow_peer_is_detected_within_few_transfers() {
         let table = LatencyTable::default();
         let read = (Opcode::Read, 4096);
         (0..20).for_each(|_| table.record("a", read, Duration::from_micros(8), at(1)));
@@ -240,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_transfer_that_was_interrupted_changes_little() {
+    fn single_outlier_barely_changes_estimate() {
         let table = LatencyTable::default();
         let read = (Opcode::Read, 4096);
         (0..20).for_each(|_| table.record("a", read, Duration::from_micros(8), at(1)));
@@ -249,24 +251,24 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_for_what_takes_longer_than_they_do() {
+    fn uses_threads_only_if_they_save_time() {
         let micros = |times: &[u64]| {
             let times: Vec<_> = times.iter().map(|time| Duration::from_micros(*time)).collect();
             is_worth_threads(times.into_iter(), Duration::from_micros(50))
         };
         assert!(!micros(&[]));
-        assert!(!micros(&[10_000]), "there is nobody to share it with");
+        assert!(!micros(&[10_000]), "one transfer cannot be shared");
         assert!(!micros(&[100, 100]));
         assert!(micros(&[101, 101]));
-        assert!(!micros(&[10_000, 60]), "the short one is no gain");
+        assert!(!micros(&[10_000, 60]), "overlapping the short one gains nothing");
         assert!(micros(&[60, 60, 60]));
     }
 
     #[test]
-    fn equals_take_turns_and_the_slower_and_the_suspected_wait() {
+    fn rotates_equal_replicas_and_puts_slow_ones_last() {
         let micros = |rank: u8, time| (rank, Duration::from_micros(time));
-        let copies = [micros(0, 100), micros(0, 5000), micros(0, 150), micros(1, 1)];
-        let order = |turn| rotate_equals(copies.into_iter(), turn);
+        let replicas = [micros(0, 100), micros(0, 5000), micros(0, 150), micros(1, 1)];
+        let order = |turn| rotate_equals(replicas.into_iter(), turn);
         assert_eq!(order(0), [0, 2, 1, 3]);
         assert_eq!(order(1), [2, 0, 1, 3]);
         assert_eq!(order(2), [0, 2, 1, 3]);

@@ -1,5 +1,5 @@
-//! Putting: reserve space for every copy, write them, then publish what is whole; and again what
-//! only waits.
+//! Puts: reserve space for every replica, write them, then publish the objects that are complete.
+//! Puts that only have to wait are retried.
 
 use std::{hash::BuildHasher, ops::Range, time::Duration};
 
@@ -19,26 +19,26 @@ use crate::{
     object::{PutItem, PutOptions, PutOutcome},
 };
 
-/// Between two tries of a put that waits for a fence to end, whatever the master says.
+/// Minimum delay between retries of a put that waits for a fence to end.
 const FENCE_RETRY_MIN: Duration = Duration::from_millis(5);
-/// Short, because readers hand fences back before they end.
+/// Maximum delay; short, because readers release fences before they expire.
 const FENCE_RETRY_MAX: Duration = Duration::from_millis(20);
 
-/// The most bytes that are reserved before they are written: they must all be there within one
-/// write window. A larger object goes alone.
+/// Maximum bytes reserved at once: they must all be written within one write window. A larger
+/// object goes alone.
 const PART_BYTES_MAX: usize = 1 << 30;
 
-/// Items by their numbers, and what came of each.
+/// Outcomes with their item numbers.
 type NumberedOutcomes = Vec<(usize, Result<PutOutcome>)>;
 
 impl Client {
-    /// Puts objects: each is readable, whole, when this returns, or was kept as it was, or failed
-    /// and left nothing behind. One call to start, one transfer per peer and one call to end, for
-    /// the whole batch, or for each of its parts if it is large. The same key twice in a batch is
-    /// put twice, in order.
+    /// Puts objects. When this returns, each object is completely readable, or an existing one was
+    /// kept, or the put failed and left nothing behind. A batch takes one call to start, one
+    /// transfer per peer and one call to end; a large batch is split into parts. A key that occurs
+    /// several times in a batch is put several times, in order.
     ///
     /// # Errors
-    /// By object. An object of no bytes is refused.
+    /// By object. An empty object is refused.
     pub fn put(&self, items: &[PutItem<'_>], options: &PutOptions) -> Vec<Result<PutOutcome>> {
         let begin = SystemClock.now();
         let outcomes = self.inner.put(items, options, begin);
@@ -62,11 +62,11 @@ impl Client {
         outcomes
     }
 
-    /// Reserves space for objects of these lengths, to be written in pieces. `None`: an object of
-    /// that name exists, or somebody is writing it, and it is kept.
+    /// Reserves space for objects of the given lengths, to be written in pieces. `None`: an object
+    /// with the key exists or is being written, and is kept.
     ///
     /// # Errors
-    /// By object: no room, no length, the master cannot be reached.
+    /// By object: no space left, a length of 0, or the master cannot be reached.
     pub fn reserve(
         &self,
         items: &[(ObjectKey, u64)],
@@ -86,11 +86,12 @@ impl Client {
         reserved.map(named).collect()
     }
 
-    /// Writes into every copy of reserved objects. A copy that fails is given up; the write fails
-    /// when no copy is left.
+    /// Writes into every replica of reserved objects. A replica that fails is dropped; the write
+    /// fails when no replica is left.
     ///
     /// # Errors
-    /// By write: outside of the object, after the write window, or no copy could be written.
+    /// By write: the range is outside the object, the write window is over, or no replica could be
+    /// written.
     pub fn write(&self, writes: &mut [Write<'_>]) -> Vec<Result<()>> {
         let begin = SystemClock.now();
         let mut puts = Vec::with_capacity(writes.len());
@@ -111,19 +112,19 @@ impl Client {
         outcomes
     }
 
-    /// Makes written objects readable. What has no whole copy left is revoked instead.
+    /// Makes written objects readable. Objects without a complete replica are revoked instead.
     ///
     /// # Errors
-    /// By object: no copy is whole, the write window is over, or the master refuses.
+    /// By object: no replica is complete, the write window is over, or the master refuses.
     pub fn publish(&self, reservations: Vec<Reservation>) -> Vec<Result<PutOutcome>> {
         let puts: Vec<_> = reservations.iter().map(Reservation::keyed).collect();
         self.inner.publish(&puts)
     }
 
-    /// Gives reserved space back.
+    /// Gives reserved space back to the master.
     ///
     /// # Errors
-    /// By object: the reservation is gone already, or the master cannot be reached.
+    /// By object: the reservation has expired, or the master cannot be reached.
     pub fn revoke(&self, reservations: Vec<Reservation>) -> Vec<Result<()>> {
         let puts: Vec<_> = reservations.iter().map(Reservation::keyed).collect();
         self.inner.revoke_puts(&puts)
@@ -152,8 +153,8 @@ impl ClientInner {
         outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(missing)).collect()
     }
 
-    /// Puts items of different keys, again those that only wait for a fence to end or for the
-    /// master to know us.
+    /// Puts items with distinct keys. Retries those that only wait for a fence to end or for the
+    /// client to be registered again.
     fn put_distinct(
         &self,
         (mut open, begin): (Vec<usize>, Moment),
@@ -188,7 +189,7 @@ impl ClientInner {
         }
     }
 
-    /// Puts items, in parts that are not too much at a time.
+    /// Puts items in parts of limited size.
     fn put_in_parts(
         &self,
         open: &[usize],
@@ -205,7 +206,7 @@ impl ClientInner {
         done.into_iter().flatten().collect()
     }
 
-    /// One round: reserve, write, publish.
+    /// Puts one part: reserve, write, publish.
     fn put_part(
         &self,
         part: &[usize],
@@ -241,7 +242,7 @@ impl ClientInner {
             let PutItem { key, parts } = items[at];
             puts.push(UploadWrite { key, upload, layout: Layout::InOrder(parts) });
         }
-        // What failed is noted in the space, and publishing says so.
+        // Failures are recorded in the upload; `publish` reports them.
         self.write(&mut puts, SystemClock.now());
         let puts: Vec<_> = puts.into_iter().map(|put| (put.key, &*put.upload)).collect();
         done.extend(owners.into_iter().zip(self.publish(&puts)));
@@ -249,7 +250,7 @@ impl ClientInner {
     }
 }
 
-/// Why and when a put that failed is worth another try.
+/// A retry of a failed put: its delay and its reason.
 struct Retry {
     wait: Duration,
     is_client_unknown: bool,
@@ -265,7 +266,7 @@ impl Retry {
         if error.code() != ErrorCode::NO_AVAILABLE_HANDLE {
             return None;
         }
-        // The master says so if nothing but the end of a fence is awaited.
+        // The master adds the delay if the put only has to wait for a fence to end.
         let (_, after) = error.message().split_once("retry_after_ms=")?;
         let digits = after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len());
         let wait = Duration::from_millis(after[..digits].parse().ok()?);
@@ -273,7 +274,7 @@ impl Retry {
     }
 }
 
-/// Keeps in `open` the first item of each key and hands back the others.
+/// Keeps the first item of each key in `open` and returns the others.
 fn split_repeated(items: &[PutItem<'_>], open: &mut Vec<usize>) -> Vec<usize> {
     let mut later = Vec::new();
     if may_repeat(items, open) {
@@ -289,7 +290,7 @@ fn split_repeated(items: &[PutItem<'_>], open: &mut Vec<usize>) -> Vec<usize> {
     later
 }
 
-/// Whether a key may be there twice, by their hashes alone: a look at all of them costs little.
+/// Returns whether a key may occur twice, judged by hashes alone, which is cheap.
 fn may_repeat(items: &[PutItem<'_>], open: &[usize]) -> bool {
     if open.len() < 2 {
         return false;
@@ -309,7 +310,7 @@ fn check_groups(items: usize, options: &PutOptions) -> Result<()> {
     }
 }
 
-/// How many bytes the ranges have together. Lengths that callers made up may be more than there is.
+/// Returns the total length of the ranges. Saturates, since callers may pass arbitrary lengths.
 pub(super) fn total<'a>(ranges: impl IntoIterator<Item = &'a LocalRange>) -> u64 {
     ranges.into_iter().fold(0, |sum, range| sum.saturating_add(range.length() as u64))
 }
@@ -321,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_key_that_is_there_twice_the_first_stays_and_the_others_come_later() {
+    fn defers_repeated_keys_to_later_rounds() {
         let item =
             |key: &&'static str| PutItem { key: KeyRef::new(key.as_bytes()).unwrap(), parts: &[] };
         let later = |keys: &[&'static str]| {

@@ -1,4 +1,4 @@
-//! Looking and removing: what needs the master only.
+//! Queries and removals, which need only the master.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::object::{
 };
 
 impl Client {
-    /// Whether objects exist, and how long they are. Leases those that do, unless told not to.
+    /// Returns the status of each object. Leases the objects that exist if `takes_lease` is set.
     ///
     /// # Errors
     /// By key: the master cannot be reached. A missing object is `None`.
@@ -28,7 +28,7 @@ impl Client {
         })
     }
 
-    /// As [`exists`](Self::exists), where only yes or no is wanted, of very many keys.
+    /// Like [`exists`](Self::exists) without lengths, for large numbers of keys.
     pub fn presence(&self, keys: KeyBatch, takes_lease: bool) -> Presence {
         let mut presence = Presence { found: Vec::with_capacity(keys.len()), failure: None };
         for keys in batch::messages(keys) {
@@ -57,7 +57,7 @@ impl Client {
         Ok(found)
     }
 
-    /// Removes objects; by force also those that are leased.
+    /// Removes objects; with `is_forced`, also leased ones.
     ///
     /// # Errors
     /// By key: `OBJECT_NOT_FOUND`, `OBJECT_HAS_LEASE`, `REPLICA_IS_NOT_READY` while it is being
@@ -82,11 +82,11 @@ impl Client {
         })
     }
 
-    /// Removes the objects that the selector names, but for those that are leased (unless forced)
-    /// or being written. Says how many went.
+    /// Removes the selected objects, except leased ones (unless forced) and objects being written.
+    /// Returns the number of removed objects.
     ///
     /// # Errors
-    /// A bad expression, or the master cannot be reached.
+    /// The regular expression is invalid, or the master cannot be reached.
     pub fn remove_matching(&self, selector: &Selector, is_forced: bool) -> Result<u64> {
         let call = Call::RemoveMatching(v1::RemoveMatchingRequest {
             caller: Some(self.inner.caller.clone()),
@@ -99,11 +99,11 @@ impl Client {
         })
     }
 
-    /// Lists objects in the byte order of their keys, from behind `after` on, at most `limit` of
-    /// them (0: as many as one answer may hold). Takes no lease.
+    /// Lists objects in the byte order of their keys, starting behind `after`, at most `limit` of
+    /// them (0: the maximum per response). Takes no lease.
     ///
     /// # Errors
-    /// A bad expression, or the master cannot be reached.
+    /// The regular expression is invalid, or the master cannot be reached.
     pub fn list(
         &self,
         selector: &Selector,
@@ -132,7 +132,7 @@ impl Client {
         Ok(ObjectPage { objects, is_last: response.is_last })
     }
 
-    /// The segments of the whole pool.
+    /// Returns the segments of the whole pool.
     ///
     /// # Errors
     /// The master cannot be reached.
@@ -147,14 +147,14 @@ impl Client {
             let takes_objects = summary.status() == v1::SegmentStatus::Ok;
             let segment = summary
                 .segment
-                .ok_or_else(|| call::protocol_error("a segment is not described"))?;
+                .ok_or_else(|| call::protocol_error("a segment has no description"))?;
             let segment = call::read_segment(segment)?;
             Ok(SegmentUse { segment, used: summary.used, takes_objects })
         };
         response.segments.into_iter().map(read).collect()
     }
 
-    /// What the master says of itself.
+    /// Returns the status of the master.
     ///
     /// # Errors
     /// The master cannot be reached.
@@ -162,7 +162,7 @@ impl Client {
         self.inner.status(self.inner.rpc_deadline())
     }
 
-    /// Whether the client is open and its master answers.
+    /// Checks that the client is open and that the master answers.
     ///
     /// # Errors
     /// A closed error, or the master cannot be reached.
@@ -170,25 +170,7 @@ impl Client {
         self.status().map(drop)
     }
 
-    /// Registers memory of the caller with the engine, for transfers into it. Touches no page.
-    ///
-    /// # Errors
-    /// An empty range, or one that overlaps another.
-    pub fn register_memory(&self, address: u64, length: u64) -> Result<()> {
-        self.inner.check_open()?;
-        self.inner.engine.regions().register(address, length, "*")
-    }
-
-    /// Takes memory of the caller out again; it begins where a registered range begins.
-    ///
-    /// # Errors
-    /// No range begins there, or a peer still uses it.
-    pub fn unregister_memory(&self, address: u64) -> Result<()> {
-        self.inner.check_open()?;
-        self.inner.engine.regions().unregister(address)
-    }
-
-    /// How long an object is.
+    /// Returns the length of each object.
     ///
     /// # Errors
     /// By key: `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY` while it is being written, or the

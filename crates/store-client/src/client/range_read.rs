@@ -1,4 +1,4 @@
-//! Parts of many objects: one call to find the objects, one transfer per peer for all parts.
+//! Reads of parts of many objects: one locate call, and one transfer per peer for all parts.
 
 use std::sync::Arc;
 
@@ -9,20 +9,20 @@ use rustc_hash::FxHashMap;
 use super::{Client, read::check_part};
 use crate::object::{BufferScope, Located, Parts, Read};
 
-/// What became of the parts of an object: of all of them, or of each.
+/// Outcome of the parts of one object: an error for the whole object, or a result per part.
 pub type PartOutcomes = Result<Vec<Result<u64>>>;
 
 impl Client {
-    /// Reads parts of objects, each into memory of its own: one call to find all of the objects,
-    /// however often each is named, and one transfer per peer. Says how many bytes each part
-    /// brought.
+    /// Reads parts of objects, each into its own memory, with one locate call (however often an
+    /// object is named) and one transfer per peer. Returns the number of bytes read for each part.
     ///
-    /// Checksums are not looked at: they are of whole objects.
+    /// Checksums are not verified, since they cover whole objects.
     ///
     /// # Errors
-    /// By object: as [`locate`](Self::locate) and [`read`](Self::read), or there is not one
-    /// destination for each part. By part: it is not all in the object, or `scope` does not allow
-    /// its memory (`INVALID_PARAMS`); other parts of the object are read all the same.
+    /// By object: as [`locate`](Self::locate) and [`read`](Self::read), or the number of
+    /// destinations differs from the number of parts. By part: the part is outside the object, or
+    /// `scope` does not allow its memory (`INVALID_PARAMS`); the other parts of the object are
+    /// still read.
     pub fn read_parts(&self, wanted: &[Parts<'_>], scope: BufferScope) -> Vec<PartOutcomes> {
         let mut numbers: FxHashMap<&ObjectKey, usize> = FxHashMap::default();
         let mut keys = Vec::new();
@@ -42,8 +42,8 @@ impl Client {
         self.read_parts_of(&located, wanted, scope, begin)
     }
 
-    /// Reads parts of objects that were located before; the time that it takes is counted from
-    /// that moment on, none: from now on.
+    /// Reads parts of objects that are already located. The operation's duration counts from
+    /// `begin`, or from now if `None`.
     pub(super) fn read_parts_of(
         &self,
         located: &[Result<&Located>],
@@ -72,10 +72,9 @@ impl Client {
     }
 }
 
-/// The parts of one object: those that can be read, and those that are refused.
+/// The parts of one object, split into readable and refused ones.
 struct CheckedParts<'a> {
     located: &'a Located,
-    /// All of them, or the good ones.
     parts: ReadableParts<'a>,
     refused: Vec<(usize, Error)>,
 }
@@ -134,10 +133,10 @@ impl<'a> CheckedParts<'a> {
     }
 }
 
-/// The memory that a call may touch.
+/// The memory that a call may access.
 enum AllowedMemory {
     Any,
-    /// By address.
+    /// Sorted by address.
     Registered(Vec<Arc<Region>>),
 }
 

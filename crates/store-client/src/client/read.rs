@@ -1,5 +1,5 @@
-//! Reading: where an object lies, then its bytes straight from there, counted only if the memory
-//! was the object's for as long as the read took.
+//! Reads: locate the objects, then transfer their bytes straight from the owners. A read counts
+//! only if the memory belonged to the object during the whole transfer.
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
@@ -22,54 +22,56 @@ use crate::{
     object::{Located, Read, SegmentInfo, Span},
 };
 
-/// Taken off each fence, beside a part of it: our clock and the master's run at different speeds.
+/// Fixed margin subtracted from each fence, since the local clock and the master's run at different
+/// speeds.
 const FENCE_MARGIN: Duration = Duration::from_millis(5);
 
-/// The part: 1/50, far more than any two clocks drift apart.
+/// Further margin, as a fraction of the fence: 1/50, far more than any two clocks drift apart.
 const FENCE_MARGIN_SHARE: u32 = 50;
 
-/// What the master answered of where objects lie.
+/// The response to a locate call.
 struct LocateReply {
     columns: v1::LocatedColumns,
     grant: LocateGrant,
 }
 
-/// What it said of all of them.
+/// The part of a locate response that all of its objects share.
 struct LocateGrant {
-    /// What their places point into.
+    /// The segments that the places refer to.
     segments: Vec<Arc<SegmentInfo>>,
     asked: Moment,
     fence: Moment,
     fences: Option<Arc<ReadFences>>,
 }
 
-/// A read on its way.
+/// A read in progress.
 #[derive(Debug)]
 struct Attempt<'a> {
     located: Cow<'a, Located>,
     span: Span<'a>,
-    /// Offsets within the object, and where the bytes from there go.
+    /// Offsets within the object and their destinations.
     ranges: SmallVec<[(u64, LocalRange); 1]>,
     length: u64,
-    /// The copies, the best one first.
+    /// Indexes of the replicas, the best one first.
     candidates: SmallVec<[usize; 1]>,
-    /// How many of them were tried.
+    /// Number of replicas tried so far.
     tried: usize,
     state: AttemptState,
-    /// What was read is the object's: in time or confirmed, and by its checksum.
+    /// Whether the bytes are verified: read within the fence or confirmed by the master, and
+    /// matching the checksum.
     is_verified: bool,
 }
 
 #[derive(Debug)]
 enum AttemptState {
     Open,
-    /// From that copy, complete at that moment.
+    /// The replica that was read, and the time of completion.
     Done(ReplicaId, Moment),
     Failed(Error),
 }
 
 impl Client {
-    /// Finds objects, to be read soon: leases them and fences their memory for the reading.
+    /// Locates objects that will be read soon: takes leases and fences their memory for the read.
     ///
     /// # Errors
     /// By key: `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY` while it is being written, or the
@@ -78,39 +80,39 @@ impl Client {
         self.inner.locate(keys.to_vec(), true)
     }
 
-    /// As [`locate`](Self::locate), for callers that have no more use for the keys.
+    /// Like [`locate`](Self::locate), for callers that do not need the keys afterwards.
     ///
     /// # Errors
-    /// As [`locate`](Self::locate).
+    /// Same as [`locate`](Self::locate).
     pub fn locate_owned(&self, keys: Vec<ObjectKey>) -> Vec<Result<Located>> {
         self.inner.locate(keys, true)
     }
 
-    /// Finds objects without the intention to read them: leases them, fences nothing. Reading
-    /// them all the same costs one more call.
+    /// Locates objects without the intention to read them: takes leases but no fences. Reading them
+    /// anyway costs one more call.
     ///
     /// # Errors
-    /// As [`locate`](Self::locate).
+    /// Same as [`locate`](Self::locate).
     pub fn describe(&self, keys: &[ObjectKey]) -> Vec<Result<Located>> {
         self.inner.locate(keys.to_vec(), false)
     }
 
-    /// Reads located objects or parts of them into memory, one transfer per peer, and says how
-    /// many bytes each brought. Copies are tried in turn, and what was read too late to be sure
-    /// of is confirmed by the master or read again.
+    /// Reads located objects or parts of them with one transfer per peer and returns the number of
+    /// bytes of each read. Tries the replicas in turn. A read that completed after its fence is
+    /// verified by the master or retried.
     ///
-    /// A whole object that was replaced meanwhile may come as the newer one if that is as long.
+    /// If an object is replaced during a read of the whole object, the read may return the newer
+    /// version if it has the same length.
     ///
     /// # Errors
-    /// By read: the destination is too small or the range outside of the object
-    /// (`INVALID_PARAMS`), no copy can be read (`TRANSFER_FAIL`), the object was replaced or
-    /// removed while it was read (`LEASE_EXPIRED`, `OBJECT_NOT_FOUND`). The destination then
-    /// holds nothing of meaning.
+    /// By read: the destination is too small or the range is outside the object (`INVALID_PARAMS`),
+    /// no replica can be read (`TRANSFER_FAIL`), the object was replaced or removed during the read
+    /// (`LEASE_EXPIRED`, `OBJECT_NOT_FOUND`). The content of the destination is then undefined.
     pub fn read(&self, reads: &[Read<'_>]) -> Vec<Result<u64>> {
         self.read_since(reads.first().map(|read| read.located.asked), reads)
     }
 
-    /// Reads, and counts the time from that moment on; none: from now on.
+    /// Reads and records the operation's duration, counted from `begin` or, if `None`, from now.
     pub(super) fn read_since(&self, begin: Option<Moment>, reads: &[Read<'_>]) -> Vec<Result<u64>> {
         let now = SystemClock.now();
         let outcomes = self.inner.read(reads, now);
@@ -192,7 +194,7 @@ impl ClientInner {
         attempts.into_iter().map(|attempt| attempt.and_then(Attempt::finish)).collect()
     }
 
-    /// Checks a read and decides where its bytes go.
+    /// Checks a read and lays out its destination.
     fn attempt<'a>(
         &self,
         located: Cow<'a, Located>,
@@ -203,7 +205,7 @@ impl ClientInner {
         let ranges = layout(&located, span, into)?;
         let length = total(ranges.iter().map(|(_, range)| range));
         let candidates = self.replica_order(&located.places, length, now);
-        // Nothing is to be read from nowhere: that is done already.
+        // An empty read is complete.
         let state = match length {
             0 => AttemptState::Done(ReplicaId(0), Moment::default()),
             _ => AttemptState::Open,
@@ -220,8 +222,8 @@ impl ClientInner {
         })
     }
 
-    /// Reads what is open, has late reads confirmed, and reads from another copy what does not
-    /// match its checksum.
+    /// Fetches all open reads, verifies late ones with the master, and fetches from another replica
+    /// where a checksum does not match.
     fn fetch_and_verify(
         &self,
         attempts: &mut [Result<Attempt<'_>>],
@@ -243,7 +245,7 @@ impl ClientInner {
         }
     }
 
-    /// Tries the copies of every open read in turn, and says what time it is then.
+    /// Tries the replicas of every open read in turn and returns the time afterwards.
     fn fetch(&self, attempts: &mut [Result<Attempt<'_>>], now: Moment, deadline: Moment) -> Moment {
         let mut now = now;
         loop {
@@ -275,8 +277,8 @@ impl ClientInner {
         }
     }
 
-    /// Compares what came with the checksums that the writers gave. Says whether something is to be
-    /// read again.
+    /// Compares the bytes with the writers' checksums. Returns whether some reads need another
+    /// replica.
     fn verify_checksums(&self, attempts: &mut [Result<Attempt<'_>>]) -> bool {
         let mut needs_retry = false;
         let mut checksummer = Checksummer::default();
@@ -294,7 +296,7 @@ impl ClientInner {
                 Ok(sum) if sum == expected => attempt.is_verified = true,
                 Ok(_) => {
                     let error = self.checksum_error(&attempt.located, replica);
-                    tracing::error!(%error, "a copy of an object is damaged");
+                    tracing::error!(%error, "a replica of an object is damaged");
                     attempt.state = match attempt.has_untried_replica() {
                         true => AttemptState::Open,
                         false => AttemptState::Failed(error),
@@ -307,7 +309,7 @@ impl ClientInner {
         needs_retry
     }
 
-    /// Counts a copy that is not what was put.
+    /// Counts a damaged replica and returns the error.
     fn checksum_error(&self, located: &Located, replica: ReplicaId) -> Error {
         self.metrics.count_mismatch();
         let text = "the bytes do not match the checksum that was kept with them";
@@ -323,7 +325,8 @@ impl ClientInner {
         }
     }
 
-    /// Asks whether the copies that were read still stand, and throws away what does not.
+    /// Asks the master whether the replicas of late reads still exist, and fails the reads whose
+    /// replica is gone.
     fn verify_late(&self, late: &mut [&mut Attempt<'_>]) {
         let sizes = late.iter().map(|attempt| attempt.located.key.as_bytes().len());
         for range in batch::split(sizes, batch::KEY_BYTES_MAX) {
@@ -350,8 +353,8 @@ impl ClientInner {
         }
     }
 
-    /// Finds anew what failed, and reads it once more if it is somewhere else now or was only too
-    /// late.
+    /// Locates failed objects again. Reads them once more if they have moved or if the first read
+    /// was only too late.
     fn retry_relocated(
         &self,
         reads: &[Read<'_>],
@@ -387,7 +390,7 @@ impl ClientInner {
 }
 
 impl LocateReply {
-    /// What was found of each of so many keys.
+    /// Returns the result for each of the keys.
     fn read(
         &self,
         keys: usize,
@@ -397,7 +400,7 @@ impl LocateReply {
 }
 
 impl LocateGrant {
-    /// Where one object lies, as the master says.
+    /// Converts one row of the response.
     fn located(&self, found: Outcome<'_, LocatedRow<'_>>, key: ObjectKey) -> Result<Located> {
         let found = found.map_err(|failure| call::item_error(failure, &key))?;
         let places = found.places.to_messages(found.length);
@@ -415,18 +418,18 @@ impl LocateGrant {
 }
 
 impl Attempt<'_> {
-    /// Whether there is a copy that was not tried yet.
+    /// Returns whether an untried replica is left.
     fn has_untried_replica(&self) -> bool {
         self.tried < self.candidates.len()
     }
 
-    /// Adds the transfer from the next copy, if the read is open.
+    /// Adds a transfer from the next replica, if the read is open.
     fn next_job(&mut self, jobs: &mut Jobs) -> Option<ReplicaId> {
         if !matches!(self.state, AttemptState::Open) {
             return None;
         }
         let Some(&at) = self.candidates.get(self.tried) else {
-            let text = "no copy of the object can be read";
+            let text = "no replica of the object can be read";
             let error = Error::new(ErrorCode::TRANSFER_FAIL, text).with("key", &self.located.key);
             self.state = AttemptState::Failed(error);
             return None;
@@ -452,10 +455,10 @@ impl Attempt<'_> {
         !matches!(error.kind(), ErrorKind::InvalidArgument | ErrorKind::Closed)
     }
 
-    /// Whether the read may go on with what was located later.
+    /// Returns whether the read may continue with a newer locate result.
     ///
-    /// A part of an object is read from the same version only, since its caller puts it beside
-    /// other parts. The same copies that could not be read before are not tried again.
+    /// A part of an object must come from the same version, since the caller combines parts.
+    /// Replicas that could not be read before are not tried again.
     fn can_retry_with(&self, new: &Located) -> bool {
         let is_same_version = self.located.version == new.version;
         let is_allowed = match self.span {
@@ -493,7 +496,7 @@ impl Attempt<'_> {
     }
 }
 
-/// Decides which bytes of the object go where: offsets within it, and memory.
+/// Maps the span to offsets within the object and destination ranges.
 fn layout(
     located: &Located,
     span: Span<'_>,
@@ -507,7 +510,7 @@ fn layout(
     check_part(located, offset, length)?;
     fill(offset, length, into).ok_or_else(|| {
         let room = total(into);
-        Error::invalid("the destination is smaller than what is to be read")
+        Error::invalid("the destination is smaller than the read")
             .with("key", &located.key)
             .with("destination_bytes", room)
             .with("bytes", length)
@@ -535,19 +538,20 @@ fn scatter(
     Ok(SmallVec::from_vec(ranges))
 }
 
-/// Whether the object has all of these bytes.
+/// Checks that the range is within the object.
 pub(super) fn check_part(located: &Located, offset: u64, length: u64) -> Result<()> {
     if offset.checked_add(length).is_some_and(|end| end <= located.length) {
         return Ok(());
     }
-    Err(Error::invalid("the range ends outside of the object")
+    Err(Error::invalid("the range ends outside the object")
         .with("key", &located.key)
         .with("object_bytes", located.length)
         .with("offset", offset)
         .with("length", length))
 }
 
-/// Lays so many bytes from an offset on into the ranges, in order; `None` if they do not fit.
+/// Distributes `length` bytes from `offset` on over the ranges, in order; `None` if they do not
+/// fit.
 fn fill(offset: u64, length: u64, into: &[LocalRange]) -> Option<SmallVec<[(u64, LocalRange); 1]>> {
     let mut done = 0;
     let take = |range: &LocalRange| {

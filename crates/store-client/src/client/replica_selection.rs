@@ -1,4 +1,5 @@
-//! Which copy to read first: by where it is, how fast it was, and who failed a moment ago.
+//! Order in which the replicas of an object are read: by locality, measured latency and recent
+//! failures.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -17,22 +18,23 @@ use super::{
 };
 use crate::object::Place;
 
-/// How long a peer that failed is asked last.
+/// Time for which a failed peer is tried last.
 const SUSPICION_TIME: Duration = Duration::from_secs(5);
 
-/// The most peers that are suspected at once.
+/// Maximum number of suspected peers.
 const SUSPECTED_PEERS_MAX: usize = 1024;
 
-/// Peers that failed a moment ago, each until when.
+/// Peers with a recent failure, and the end of their suspicion.
 #[derive(Debug, Default)]
 pub(super) struct SuspectedPeers {
     until: Mutex<FxHashMap<String, Moment>>,
-    /// How many there are, so that nobody takes the lock while there are none.
+    /// Number of suspected peers, so that the lock is not taken while there are none.
     count: AtomicUsize,
 }
 
 impl SuspectedPeers {
-    /// A transfer with the peer failed. Says whether that is news.
+    /// Marks a peer as suspected after a failed transfer. Returns whether the peer was not
+    /// suspected before.
     pub(super) fn add(&self, endpoint: &str, now: Moment) -> bool {
         let mut suspects = self.until.lock();
         if suspects.len() >= SUSPECTED_PEERS_MAX {
@@ -46,7 +48,7 @@ impl SuspectedPeers {
         before.is_none_or(|until| until.has_passed(now))
     }
 
-    /// A transfer with the peer succeeded.
+    /// Clears the suspicion after a successful transfer.
     pub(super) fn clear(&self, endpoint: &str) {
         if self.count.load(Ordering::Relaxed) > 0 {
             let mut suspects = self.until.lock();
@@ -65,9 +67,9 @@ impl SuspectedPeers {
 }
 
 impl ClientInner {
-    /// The order in which the copies of an object are tried: our own process, then by the time that
-    /// reading so many bytes is expected to take; whoever failed a moment ago comes last. Equals
-    /// take turns, so that reads spread over them.
+    /// Returns the order in which the replicas of an object are tried: this process first, then by
+    /// expected latency; suspected peers come last. Equally good replicas rotate, so that reads
+    /// spread over them.
     pub(super) fn replica_order(
         &self,
         places: &[Place],
@@ -93,7 +95,7 @@ impl ClientInner {
         ))
     }
 
-    /// How long a transfer with the peer is going to take.
+    /// Estimates the duration of a transfer with a peer.
     pub(super) fn expected_latency(
         &self,
         endpoint: &str,
@@ -101,7 +103,7 @@ impl ClientInner {
         now: Moment,
     ) -> Duration {
         let there = host_of(endpoint);
-        // A guest of a daemon goes by the name of the daemon, which is on the same host.
+        // A dummy client carries the name of its daemon, which is on the same host.
         let is_here = there == host_of(self.engine.segment_name()) || there == host_of(&self.name);
         let locality = match is_here {
             true => Locality::SameHost,
@@ -111,7 +113,7 @@ impl ClientInner {
     }
 }
 
-/// The endpoint without its port.
+/// Returns the endpoint without its port.
 fn host_of(endpoint: &str) -> &str {
     endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host)
 }

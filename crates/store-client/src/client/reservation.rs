@@ -1,5 +1,4 @@
-//! Space for objects that are being put: reserved with the master, written, then published or given
-//! back.
+//! Uploads: space for an object reserved at the master, written, then published or revoked.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -16,42 +15,43 @@ use smallvec::SmallVec;
 use super::{ClientInner, batch, call, checksum::Checksummer, transfer::Jobs};
 use crate::object::{Place, PutItem, PutOptions, PutOutcome, SoftPin};
 
-/// Taken off the write window: our clock and the master's may run at different speeds.
+/// Subtracted from the write window, since the local clock and the master's may run at different
+/// speeds.
 const WINDOW_MARGIN: Duration = Duration::from_millis(50);
 
-/// Space for an object that is not there yet: to be written, then published or revoked.
+/// Space reserved for a new object: to be written, then published or revoked.
 ///
-/// Dropped without either, it is taken back by the master after its time-out.
+/// If dropped without either, the master reclaims the space after its time-out.
 #[derive(Debug, Clone)]
 pub struct Reservation {
     pub(super) key: ObjectKey,
     pub(super) upload: Upload,
 }
 
-/// Bytes for a reserved object.
+/// A write into a reserved object.
 #[derive(Debug)]
 pub struct Write<'a> {
     /// The object.
     pub reservation: &'a mut Reservation,
-    /// Offsets within it, and what is to lie there.
+    /// Offsets within the object and the bytes to write there.
     pub ranges: Vec<(u64, LocalRange)>,
 }
 
-/// What is reserved for one object, whose key somebody else has.
+/// The replicas reserved for one object. The key is kept elsewhere.
 #[derive(Debug, Clone)]
 pub(super) struct Upload {
     version: Version,
     length: u64,
     places: SmallVec<[Place; 1]>,
     checksum: Option<u64>,
-    /// Copies that could not be written, and why the last one could not.
+    /// Replicas that could not be written, and the last error.
     failed: Vec<ReplicaId>,
     error: Option<Error>,
-    /// No byte may be written later.
+    /// End of the write window; writing later is forbidden.
     until: Moment,
 }
 
-/// An object to reserve space for, and its number in its batch.
+/// An object to reserve space for, with its index in the batch.
 #[derive(Debug)]
 pub(super) struct ReserveItem<'a> {
     pub(super) at: usize,
@@ -59,7 +59,7 @@ pub(super) struct ReserveItem<'a> {
     pub(super) length: u64,
 }
 
-/// An object that is being written.
+/// A write into an upload.
 #[derive(Debug)]
 pub(super) struct UploadWrite<'a> {
     pub(super) key: KeyRef<'a>,
@@ -67,20 +67,20 @@ pub(super) struct UploadWrite<'a> {
     pub(super) layout: Layout<'a>,
 }
 
-/// What is to lie where in an object.
+/// Source ranges of a write and their position in the object.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Layout<'a> {
-    /// One behind the other.
+    /// Consecutive ranges.
     InOrder(&'a [LocalRange]),
-    /// Each at its offset.
+    /// Ranges at explicit offsets.
     At(&'a [(u64, LocalRange)]),
 }
 
-/// An object with its space.
+/// An upload with its key.
 pub(super) type KeyedUpload<'a> = (KeyRef<'a>, &'a Upload);
 
 impl Layout<'_> {
-    /// Offsets within the object, and the memory that is to lie there.
+    /// Iterates over offsets within the object and their source ranges.
     fn ranges(self) -> impl Iterator<Item = (u64, LocalRange)> {
         let count = match self {
             Self::InOrder(parts) => parts.len(),
@@ -92,7 +92,7 @@ impl Layout<'_> {
                 Self::InOrder(parts) => (end, parts[at]),
                 Self::At(ranges) => ranges[at],
             };
-            // Lengths that callers made up may be more than there is.
+            // Saturates, since callers may pass arbitrary lengths.
             end = offset.saturating_add(range.length() as u64);
             (offset, range)
         })
@@ -100,22 +100,22 @@ impl Layout<'_> {
 }
 
 impl Reservation {
-    /// The name of the object.
+    /// Returns the key.
     pub fn key(&self) -> &ObjectKey {
         &self.key
     }
 
-    /// The name and what is reserved under it.
+    /// Returns the upload with its key.
     pub(super) fn keyed(&self) -> KeyedUpload<'_> {
         ((&self.key).into(), &self.upload)
     }
 
-    /// How long the object will be.
+    /// Returns the length of the object.
     pub fn length(&self) -> u64 {
         self.upload.length
     }
 
-    /// Takes over which copies failed in a write through a clone of this.
+    /// Merges the failed replicas from a clone that was written through.
     pub(super) fn merge(&mut self, other: Self) {
         let (own, other) = (&mut self.upload, other.upload);
         for replica in other.failed {
@@ -128,7 +128,7 @@ impl Reservation {
 }
 
 impl Upload {
-    /// Notes the checksum of a value that is to be written whole.
+    /// Computes and stores the checksum of a value that is written whole.
     pub(super) fn set_checksum(&mut self, checksummer: &mut Checksummer, item: &PutItem<'_>) {
         match checksummer.checksum(item.parts.iter()) {
             Ok(sum) => self.checksum = Some(sum),
@@ -153,10 +153,10 @@ impl Upload {
         self.error = Some(error.with("key", key));
     }
 
-    /// Why no copy is left.
+    /// Returns the error for an upload without healthy replicas.
     fn no_replica_error(&self, key: KeyRef<'_>) -> Error {
         self.error.clone().unwrap_or_else(|| {
-            Error::new(ErrorCode::WRITE_FAIL, "the put has no copy").with("key", key)
+            Error::new(ErrorCode::WRITE_FAIL, "the put has no replica").with("key", key)
         })
     }
 
@@ -168,7 +168,7 @@ impl Upload {
 }
 
 impl UploadWrite<'_> {
-    /// Whether it can be written now.
+    /// Checks that the write is possible now.
     fn check(&self, now: Moment) -> Result<()> {
         if self.upload.has_no_replica() {
             return Err(self.upload.no_replica_error(self.key));
@@ -179,7 +179,7 @@ impl UploadWrite<'_> {
         for (offset, range) in self.layout.ranges() {
             let end = offset.checked_add(range.length() as u64);
             if end.is_none_or(|end| end > self.upload.length) {
-                return Err(Error::invalid("the write ends outside of the object")
+                return Err(Error::invalid("the write ends outside the object")
                     .with("key", self.key)
                     .with("object_bytes", self.upload.length)
                     .with("offset", offset)
@@ -189,7 +189,7 @@ impl UploadWrite<'_> {
         Ok(())
     }
 
-    /// The write into one copy.
+    /// Returns the transfers into one replica.
     fn transfers_to(&self, place: &Place) -> impl Iterator<Item = TransferEntry> {
         let address = place.address();
         let some = self.layout.ranges().filter(|(_, range)| range.length() > 0);
@@ -198,7 +198,7 @@ impl UploadWrite<'_> {
 }
 
 impl ClientInner {
-    /// Reserves space, in messages that fit. `None`: there is an object of that key, and it is kept.
+    /// Reserves space, split into messages. `None`: an object with the key exists and is kept.
     pub(super) fn reserve(
         &self,
         items: &[ReserveItem<'_>],
@@ -218,7 +218,7 @@ impl ClientInner {
         results
     }
 
-    /// Adds the results of one message, or none.
+    /// Reserves the items of one message. Appends their results, or nothing on an error.
     fn reserve_part(
         &self,
         items: &[ReserveItem<'_>],
@@ -277,7 +277,7 @@ impl ClientInner {
         Ok(())
     }
 
-    /// Writes into every copy. What failed is noted in the space, too.
+    /// Writes into every healthy replica. Failures are also recorded in the upload.
     pub(super) fn write(&self, puts: &mut [UploadWrite<'_>], now: Moment) -> Vec<Result<()>> {
         let mut until = now + self.config.transfer_timeout;
         let mut jobs = Jobs::with_capacity(puts.len());
@@ -313,7 +313,8 @@ impl ClientInner {
         outcomes
     }
 
-    /// Makes objects readable. What has no whole copy, or is late, is given back instead.
+    /// Makes objects readable. Objects without a complete replica, or past their write window, are
+    /// revoked instead.
     pub(super) fn publish(&self, puts: &[KeyedUpload<'_>]) -> Vec<Result<PutOutcome>> {
         let now = SystemClock.now();
         let mut lost = Vec::new();
@@ -339,7 +340,7 @@ impl ClientInner {
         }
         for ((key, _), outcome) in lost.iter().zip(self.revoke_puts(&lost)) {
             if let Err(error) = outcome {
-                tracing::debug!(%key, %error, "a put that failed was not revoked");
+                tracing::debug!(%key, %error, "cannot revoke a failed put");
             }
         }
         let ended = self.end_puts(&whole);
@@ -362,7 +363,7 @@ impl ClientInner {
         })
     }
 
-    /// Gives space back that nothing is to be published of.
+    /// Revokes puts and gives their space back.
     pub(super) fn revoke_puts(&self, puts: &[KeyedUpload<'_>]) -> Vec<Result<()>> {
         self.finish_puts(puts, |columns, caller| {
             let (caller, columns) = (Some(caller), Some(columns));
@@ -374,7 +375,7 @@ impl ClientInner {
         })
     }
 
-    /// Ends or revokes puts, in messages that fit.
+    /// Ends or revokes puts, split into messages.
     fn finish_puts(
         &self,
         puts: &[KeyedUpload<'_>],
@@ -398,7 +399,7 @@ impl ClientInner {
     }
 }
 
-/// Puts that end, as columns. Their versions name them.
+/// Converts puts to columns. Their versions identify them.
 fn put_refs(puts: &[KeyedUpload<'_>]) -> v1::PutRefColumns {
     let mut columns = v1::PutRefColumns {
         versions: puts.iter().map(|(_, upload)| upload.version.0).collect(),
@@ -444,7 +445,7 @@ mod tests {
     use super::{super::bytes::dangling_range, *};
 
     #[test]
-    fn parts_lie_one_behind_the_other_and_ranges_where_they_say() {
+    fn layout_yields_offsets_of_parts_and_ranges() {
         let offsets = |layout: Layout<'_>| layout.ranges().map(|(at, _)| at).collect::<Vec<_>>();
         let parts = [dangling_range(3), dangling_range(0), dangling_range(5), dangling_range(1)];
         assert_eq!(offsets(Layout::InOrder(&parts)), [0, 3, 3, 8]);

@@ -1,4 +1,5 @@
-//! Being known to the master: registering, heartbeats, and coming back after it forgot us.
+//! Registration with the master: registering, heartbeats, and registering again after the master
+//! has forgotten the client.
 
 use std::{
     sync::{
@@ -15,42 +16,43 @@ use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
 
 use super::{ClientInner, mount};
 
-/// The shortest time between two heartbeats, whatever the master says.
+/// Minimum heartbeat interval; the master's setting cannot go below it.
 const INTERVAL_MIN: Duration = Duration::from_millis(10);
 
-/// How long after a failed heartbeat the next one is tried, at the most.
+/// Maximum delay of the next heartbeat after a failed one.
 const RETRY_INTERVAL_MAX: Duration = Duration::from_millis(500);
 
-/// How long the master may take to answer a heartbeat.
+/// Time limit of a heartbeat call.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What we agreed on with the master.
+/// The client's registration at the master.
 #[derive(Debug, Default)]
 pub(super) struct Session {
-    /// Held by the one who registers or mounts, across its calls (which have deadlines), so that
-    /// no two announce segments in a different order. Taken before `state`.
+    /// Held while registering or mounting, across the calls (which have deadlines), so that
+    /// announcements of segments reach the master in order. Lock order: before `state`.
     announce_lock: TimedMutex<()>,
     state: Mutex<SessionState>,
-    /// How often segments were announced: late messages are told by it.
+    /// Sequence number of the last announcement of segments. The master drops announcements that
+    /// arrive late.
     announcements: AtomicU64,
 }
 
 #[derive(Debug, Default, Clone)]
 struct SessionState {
-    /// Which master it was: changes whenever one starts anew.
+    /// Id of the master; each start of a master has a new one.
     master: Bytes,
-    /// The history that a restart of it goes on with; empty: none.
+    /// Id of the journal history that a restarted master continues; empty: none.
     timeline_id: Bytes,
     interval: Duration,
-    /// Which time it came to know of us.
+    /// Number that the master gave this registration.
     registration: u64,
-    /// How often we have registered.
+    /// Number of registrations so far.
     registrations: u64,
-    /// What the master knows of our memory is uncertain.
+    /// Whether the master's list of this client's segments may be wrong.
     is_uncertain: bool,
 }
 
-/// Starts the heartbeat thread. It ends with the client.
+/// Starts the heartbeat thread, which ends when the client is closed.
 pub(super) fn start(inner: &Arc<ClientInner>) -> Result<()> {
     let inner = Arc::clone(inner);
     std::thread::Builder::new()
@@ -80,9 +82,11 @@ fn run_heartbeats(inner: &Arc<ClientInner>) {
             Err(_) => inner.interval().min(RETRY_INTERVAL_MAX),
         };
         match outcome {
-            Ok(_) if !is_reachable => tracing::info!(client = %inner.name, "the master is back"),
+            Ok(_) if !is_reachable => {
+                tracing::info!(client = %inner.name, "the master is reachable again")
+            }
             Err(error) if is_reachable && !inner.is_closed() => {
-                tracing::warn!(client = %inner.name, %error, "heartbeat failed; trying again");
+                tracing::warn!(client = %inner.name, %error, "heartbeat failed, retrying");
             }
             _ => {}
         }
@@ -91,14 +95,14 @@ fn run_heartbeats(inner: &Arc<ClientInner>) {
 }
 
 impl ClientInner {
-    /// Introduces the client.
+    /// Registers the client.
     pub(super) fn register(&self, deadline: Moment) -> Result<()> {
         let _announcing = self.lock_announcements(deadline)?;
         self.register_now(deadline)
     }
 
-    /// Registers again because the master did not know the client in a call made before; does
-    /// nothing if somebody else was faster.
+    /// Registers again after a call found the client unknown to the master. Does nothing if another
+    /// thread has registered in the meantime.
     pub(super) fn register_again(&self, registrations: u64, deadline: Moment) -> Result<()> {
         let _announcing = self.lock_announcements(deadline)?;
         if self.registrations() != registrations {
@@ -107,12 +111,12 @@ impl ClientInner {
         self.register_now(deadline)
     }
 
-    /// How often the client has registered: to be asked before a call that may find it unknown.
+    /// Returns the number of registrations. Read it before a call that may find the client unknown.
     pub(super) fn registrations(&self) -> u64 {
         self.session.state.lock().registrations
     }
 
-    /// The right to announce segments.
+    /// Locks the announcement of segments.
     pub(super) fn lock_announcements(&self, deadline: Moment) -> Result<TimedMutexGuard<'_, ()>> {
         self.check_open()?;
         self.session.announce_lock.take_within(deadline.left(SystemClock.now())).ok_or_else(|| {
@@ -121,7 +125,7 @@ impl ClientInner {
         })
     }
 
-    /// Takes leave of the master, if it listens.
+    /// Unregisters from the master, if the master answers in time.
     pub(super) fn unregister(&self, deadline: Moment) {
         let call = Call::Unregister(v1::UnregisterRequest { caller: Some(self.caller.clone()) });
         let last_logged = self.call_even_if_closed(call, deadline, |answer| match answer {
@@ -129,7 +133,7 @@ impl ClientInner {
             _ => None,
         });
         if let Err(error) = last_logged {
-            tracing::debug!(client = %self.name, %error, "left without the master knowing");
+            tracing::debug!(client = %self.name, %error, "could not unregister from the master");
         }
     }
 
@@ -166,7 +170,7 @@ impl ClientInner {
         Ok(())
     }
 
-    /// Lets the master hear of us; says whether tasks wait.
+    /// Sends a heartbeat. Returns whether the master has tasks for the client.
     fn heartbeat(&self) -> Result<bool> {
         let deadline = SystemClock.now() + HEARTBEAT_TIMEOUT.min(self.config.rpc_timeout);
         let state = self.session.state.lock().clone();
@@ -185,11 +189,12 @@ impl ClientInner {
             return Ok(response.has_tasks);
         }
         self.register_again(state.registrations, deadline)?;
-        tracing::info!(client = %self.name, "registered again with a master that did not know us");
+        tracing::info!(client = %self.name, "registered again: the master lost the client");
         Ok(false)
     }
 
-    /// Whether it is the master that we last agreed with, or one that goes on with its history.
+    /// Returns whether the response comes from the master of the last registration, or from one
+    /// that continues its history.
     fn knows_segments(&self, response: &v1::RegisterResponse) -> bool {
         let state = self.session.state.lock();
         let continues_history =
@@ -197,17 +202,19 @@ impl ClientInner {
         continues_history || state.master == response.master
     }
 
-    /// The number of the next announcement of segments, made while one has the turn.
+    /// Returns the sequence number of the next announcement; the caller holds the announcement
+    /// lock.
     pub(super) fn next_announcement_number(&self) -> u64 {
         self.session.announcements.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// What the master knows of our memory is uncertain: the next heartbeat tells it all anew.
+    /// Marks the master's list of segments as uncertain, so that the next heartbeat announces all
+    /// of them again.
     pub(super) fn mark_segments_uncertain(&self) {
         self.session.state.lock().is_uncertain = true;
     }
 
-    /// Logs what was done, if that is wanted and it is time.
+    /// Logs a metrics summary if that is enabled and due.
     fn log_metrics(&self, last_logged: &mut Moment) {
         let wanted = &self.config.metrics;
         let Some(interval) = wanted.report_interval.filter(|_| wanted.is_enabled) else { return };

@@ -1,4 +1,4 @@
-//! Copies, moves and drains: asked of the master. Carrying them out is [`work`]'s.
+//! Copy tasks, move tasks and drain jobs, created at the master. [`worker`] carries them out.
 
 pub(super) mod worker;
 
@@ -9,13 +9,13 @@ use super::{Client, batch, call};
 use crate::task::{DrainInfo, DrainStatus, NewTask, TaskInfo, TaskKind, TaskStatus};
 
 impl Client {
-    /// Asks for copies and moves. They are made later, by a client that holds a copy; see
+    /// Creates copy and move tasks. A client that owns a replica carries them out later; see
     /// [`tasks`](Self::tasks).
     ///
     /// # Errors
-    /// By task: `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY` while it is being written for the first
-    /// time; `INVALID_PARAMS` for no targets, an unknown segment, or a source without a copy;
-    /// `TASK_PENDING_LIMIT_EXCEEDED`; or the master cannot be reached.
+    /// By task: `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY` while the object is being written for
+    /// the first time; `INVALID_PARAMS` for no targets, an unknown segment, or a source segment
+    /// without a replica; `TASK_PENDING_LIMIT_EXCEEDED`; or the master cannot be reached.
     pub fn create_tasks(&self, tasks: &[NewTask]) -> Vec<Result<TaskId>> {
         let mut results = Vec::with_capacity(tasks.len());
         let size = |task: &NewTask| match task {
@@ -37,10 +37,10 @@ impl Client {
         results
     }
 
-    /// How tasks stand.
+    /// Returns the state of tasks.
     ///
     /// # Errors
-    /// By task: `TASK_NOT_FOUND`, also of one that was over long ago; or the master cannot be
+    /// By task: `TASK_NOT_FOUND`, also for a task that finished long ago; or the master cannot be
     /// reached.
     pub fn tasks(&self, ids: &[TaskId]) -> Vec<Result<TaskInfo>> {
         let asked = ids.iter().map(|id| id.to_bytes().to_vec().into()).collect();
@@ -62,8 +62,9 @@ impl Client {
         }
     }
 
-    /// Drops the copies of objects that lie in segments of that name, or all copies if the name is
-    /// empty. Says for each whether a copy was dropped: not of what is leased or being copied.
+    /// Drops the replicas of objects in segments of the given name, or all replicas if the name is
+    /// empty. Returns for each key whether a replica was dropped; leased objects and objects being
+    /// copied keep theirs.
     ///
     /// # Errors
     /// By key: the master cannot be reached.
@@ -83,13 +84,14 @@ impl Client {
         })
     }
 
-    /// Begins to empty segments, by their names, into the named others or, if none are named, into
-    /// any. They take nothing new; so many objects are moved at a time (0: 4).
+    /// Starts to drain segments, given by name, into the target segments, or into any if no targets
+    /// are given. Draining segments accept no new objects; `concurrency` objects are moved at a
+    /// time (0: 4).
     ///
     /// # Errors
-    /// `SEGMENT_NOT_FOUND`; `UNAVAILABLE_IN_CURRENT_STATUS` if one is being drained or unmounted
-    /// already; `INVALID_PARAMS` for no segments or one that is also a target; or the master
-    /// cannot be reached.
+    /// `SEGMENT_NOT_FOUND`; `UNAVAILABLE_IN_CURRENT_STATUS` if a segment is already being drained
+    /// or unmounted; `INVALID_PARAMS` for no segments or a segment that is also a target; or the
+    /// master cannot be reached.
     pub fn drain(
         &self,
         segments: &[String],
@@ -107,7 +109,7 @@ impl Client {
         only_job(results)
     }
 
-    /// How a drain stands.
+    /// Returns the state of a drain job.
     ///
     /// # Errors
     /// `JOB_NOT_FOUND`, or the master cannot be reached.
@@ -122,11 +124,11 @@ impl Client {
         only_job(results)
     }
 
-    /// Ends a drain: what is being moved is moved, nothing more, and its segments take objects
-    /// again.
+    /// Cancels a drain job. Moves in flight finish, no others start, and the segments accept
+    /// objects again.
     ///
     /// # Errors
-    /// `JOB_NOT_FOUND`, `UNAVAILABLE_IN_CURRENT_STATUS` if it has ended by itself, or the master
+    /// `JOB_NOT_FOUND`, `UNAVAILABLE_IN_CURRENT_STATUS` if the job has ended already, or the master
     /// cannot be reached.
     pub fn cancel_drain(&self, job: JobId) -> Result<DrainInfo> {
         let jobs = vec![job.to_bytes().to_vec().into()];
@@ -151,7 +153,7 @@ impl Client {
         call::check_count(results.len(), tasks.len())?;
         let own = self.inner.id.to_bytes();
         if results.iter().any(|result| result.client[..] == own) {
-            // Nobody needs to wait for the next heartbeat.
+            // The worker need not wait for the next heartbeat.
             self.inner.wake_worker();
         }
         let read = |(result, task): (&v1::CreateTaskResult, &NewTask)| match &result.failure {
@@ -207,7 +209,7 @@ fn read_task((result, id): (v1::QueryTaskResult, &TaskId)) -> Result<TaskInfo> {
 
 fn only_job(results: Vec<v1::DrainJobResult>) -> Result<DrainInfo> {
     call::check_count(results.len(), 1)?;
-    let missing = || Error::new(ErrorCode::JOB_NOT_FOUND, "the master says nothing of the job");
+    let missing = || Error::new(ErrorCode::JOB_NOT_FOUND, "the master did not return the job");
     let job = results.into_iter().next().ok_or_else(missing)?;
     if let Some(failure) = &job.failure {
         return Err(Error::from(failure));

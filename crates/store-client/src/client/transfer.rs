@@ -1,4 +1,4 @@
-//! Copies of objects on their way: one transfer per peer, however many objects.
+//! Transfers of replicas: one transfer per peer, however many objects.
 
 use std::sync::Arc;
 
@@ -9,34 +9,34 @@ use rustc_hash::FxHashMap;
 use super::{ClientInner, peer_latency::is_worth_threads};
 use crate::{metrics::OutcomeTotals, object::SegmentInfo};
 
-/// How many peers are served at the same time, at the most.
+/// Maximum number of peers served in parallel.
 const PARALLEL_PEERS_MAX: usize = 8;
 
-/// Copies of objects, or parts of them, to be moved in one go.
+/// A batch of replicas, or parts of replicas, to transfer.
 #[derive(Debug, Default)]
 pub(super) struct Jobs {
-    /// Where the peers' sides are.
+    /// Segments of the remote sides.
     segments: Vec<Arc<SegmentInfo>>,
-    /// The number of each segment among them, by its address.
+    /// Index of each segment, by its address.
     numbers: FxHashMap<usize, usize>,
     jobs: Vec<Job>,
-    /// What is to be moved, job after job.
+    /// The pieces to transfer, job after job.
     pieces: Vec<TransferEntry>,
 }
 
 #[derive(Debug)]
 struct Job {
-    /// The number of its segment.
+    /// Index of the remote segment.
     segment: usize,
-    /// How many pieces it has.
+    /// Number of pieces.
     pieces: usize,
-    /// Whether it could have been done with another peer as well.
+    /// Whether another peer could have served the job as well.
     is_chosen: bool,
-    /// How it went; `None` until it has run.
+    /// Result; `None` until the job has run.
     outcome: Option<Result<()>>,
 }
 
-/// What all groups of one run share.
+/// Options common to all groups of one run.
 #[derive(Debug, Clone, Copy)]
 struct RunOptions {
     opcode: Opcode,
@@ -52,12 +52,12 @@ struct PeerGroup<'a> {
 }
 
 impl Jobs {
-    /// None, with room for so many of one piece.
+    /// An empty batch with capacity for `jobs` jobs of one piece each.
     pub(super) fn with_capacity(jobs: usize) -> Self {
         Self { jobs: Vec::with_capacity(jobs), pieces: Vec::with_capacity(jobs), ..Self::default() }
     }
 
-    /// Adds a job; `is_chosen`: it could have been done with another peer as well.
+    /// Adds a job. Set `is_chosen` if another peer could have served it as well.
     pub(super) fn push(
         &mut self,
         segment: &Arc<SegmentInfo>,
@@ -71,17 +71,17 @@ impl Jobs {
         self.jobs.push(Job { segment, pieces, is_chosen, outcome: None });
     }
 
-    /// How many there are.
+    /// Number of jobs.
     pub(super) fn len(&self) -> usize {
         self.jobs.len()
     }
 
-    /// Whether there is none.
+    /// Whether the batch has no jobs.
     pub(super) fn is_empty(&self) -> bool {
         self.jobs.is_empty()
     }
 
-    /// How each went, in their order. A job that never ran has failed.
+    /// Returns the results in the order of the jobs. A job that never ran has failed.
     pub(super) fn finish(self) -> impl Iterator<Item = Result<()>> {
         self.jobs.into_iter().map(|job| job.outcome.unwrap_or_else(|| Err(not_transferred())))
     }
@@ -92,7 +92,7 @@ impl Jobs {
         {
             return last.segment;
         }
-        // What is kept here has its address to itself.
+        // The vector keeps the segment alive, so that its address stays unique.
         let next = self.segments.len();
         let number = *self.numbers.entry(Arc::as_ptr(segment).addr()).or_insert(next);
         if number == next {
@@ -101,8 +101,8 @@ impl Jobs {
         number
     }
 
-    /// Sorts them by peer, and hands out the segments too. Peers are told apart by their endpoints:
-    /// a peer has many segments.
+    /// Groups the jobs by peer and returns the groups with the segments. Peers are identified by
+    /// endpoint, since a peer has many segments.
     fn group_by_peer(&mut self) -> (&[Arc<SegmentInfo>], Vec<PeerGroup<'_>>) {
         let mut by_endpoint: FxHashMap<&str, usize> = FxHashMap::default();
         let mut peers = Vec::with_capacity(self.segments.len());
@@ -134,7 +134,7 @@ impl PeerGroup<'_> {
 }
 
 impl ClientInner {
-    /// Runs every job and gives each its outcome.
+    /// Runs every job and stores its result.
     pub(super) fn run_jobs(&self, opcode: Opcode, jobs: &mut Jobs, deadline: Moment) {
         let (segments, mut groups) = jobs.group_by_peer();
         let options = RunOptions { opcode, deadline, is_shared: groups.len() > 1 };
@@ -159,8 +159,8 @@ impl ClientInner {
                     }
                 });
                 if let Err(error) = spawned {
-                    // Its jobs have no outcome and count as failed.
-                    tracing::warn!(%error, "no thread for a transfer");
+                    // The jobs of this thread have no result and count as failed.
+                    tracing::warn!(%error, "cannot start a thread for a transfer");
                 }
             }
             for group in own.into_iter().flatten() {
@@ -169,7 +169,7 @@ impl ClientInner {
         });
     }
 
-    /// Whether the groups are done sooner by a thread each.
+    /// Returns whether the groups finish sooner with a thread each.
     fn is_worth_threads(
         &self,
         opcode: Opcode,
@@ -223,7 +223,7 @@ impl ClientInner {
         }
     }
 
-    /// The outcome of a job, from that of its pieces.
+    /// Combines the results of a job's pieces.
     fn job_outcome(
         &self,
         pieces: impl Iterator<Item = TransferEntry>,
@@ -244,15 +244,15 @@ impl ClientInner {
         failed.map_or(Ok(()), |error| Err(self.record_peer_failure(error, segment)))
     }
 
-    /// Notes that a peer failed, and names it.
+    /// Records the failure of a peer and adds its name to the error.
     fn record_peer_failure(&self, error: Error, segment: &SegmentInfo) -> Error {
-        // Memory of our own that is not there says nothing about the peer, and neither does what
-        // fails while we close.
+        // Invalid local memory says nothing about the peer, and neither does a failure while the
+        // client is closing.
         if error.code() != ErrorCode::INVALID_PARAMS && !self.is_closed() {
             self.metrics.count_peer_error(&segment.endpoint);
             if self.suspected_peers.add(&segment.endpoint, SystemClock.now()) {
                 let (peer, segment) = (&segment.endpoint, &segment.name);
-                tracing::warn!(peer, segment, %error, "a holder failed; others are asked first");
+                tracing::warn!(peer, segment, %error, "a transfer failed; trying the peer last for a while");
             }
         }
         error.with("segment", &segment.name).with("peer", &segment.endpoint)
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_are_sorted_by_peer_with_the_pieces_that_are_theirs() {
+    fn groups_jobs_and_pieces_by_peer() {
         let (a, b, more_of_a) = (segment("a"), segment("b"), segment("a"));
         let piece = |remote| TransferEntry::new(dangling_range(1), remote);
         let mut jobs = Jobs::default();
@@ -290,7 +290,7 @@ mod tests {
         jobs.push(&more_of_a, [], false);
         jobs.push(&a, [piece(4)], false);
         let (segments, groups) = jobs.group_by_peer();
-        assert_eq!(segments.len(), 3, "each is kept once");
+        assert_eq!(segments.len(), 3, "each segment is stored once");
         let remotes = |group: &PeerGroup<'_>| {
             let counts = group.jobs.iter().map(|job| job.pieces).collect::<Vec<_>>();
             (counts, group.pieces.iter().map(|piece| piece.remote).collect::<Vec<_>>())
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn the_jobs_of_one_peer_are_one_group() {
+    fn jobs_of_one_peer_form_one_group() {
         let (a, more_of_a) = (segment("a"), segment("a"));
         let piece = |remote| TransferEntry::new(dangling_range(1), remote);
         let mut jobs = Jobs::default();

@@ -1,5 +1,5 @@
-//! Remembers for a moment that the master could not be reached, so that a dead master costs one
-//! connect time-out and not one per call.
+//! Circuit breaker: remembers for a while that the master could not be reached, so that a dead
+//! master costs one connect time-out and not one per call.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use mooncake_base::{Error, Moment};
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// Closed while connections succeed; after a failure it is open for about as long as the failed
-/// attempt took, then lets one attempt through at a time.
+/// Closed while connections succeed. After a failure the circuit is open for about as long as the
+/// failed attempt took, and then lets one attempt through at a time.
 #[derive(Debug, Default)]
 pub(super) struct Circuit {
     failure: Option<Failure>,
@@ -18,16 +18,16 @@ pub(super) struct Circuit {
 #[derive(Debug)]
 struct Failure {
     error: Error,
-    /// Until then attempts fail at once.
+    /// Attempts fail immediately until this time.
     until: Moment,
 }
 
 impl Circuit {
-    /// Whether a connection may be tried now; while the master is thought dead, by one caller at
-    /// a time, who has the given time for it.
+    /// Checks whether a connection attempt is allowed now. While the master counts as dead, only
+    /// one caller at a time may try, and has `attempt` time for it.
     ///
     /// # Errors
-    /// The failure that is remembered.
+    /// The remembered failure.
     pub(super) fn check_attempt(&mut self, now: Moment, attempt: Duration) -> Result<(), Error> {
         match &mut self.failure {
             None => Ok(()),
@@ -39,12 +39,12 @@ impl Circuit {
         }
     }
 
-    /// A connection was made.
+    /// Records a successful connection.
     pub(super) fn record_success(&mut self) {
         self.failure = None;
     }
 
-    /// An attempt failed after so long.
+    /// Records an attempt that failed after `took`.
     pub(super) fn record_failure(&mut self, error: Error, now: Moment, took: Duration) {
         let until = now + took.clamp(PAUSE_MIN, PAUSE_MAX);
         self.failure = Some(Failure { error, until });
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_failure_attempts_fail_at_once_and_then_one_is_let_through() {
+    fn opens_after_failure_then_admits_one_attempt() {
         let mut circuit = Circuit::default();
         let start = Moment::from_boot(SECOND);
         circuit.check_attempt(start, SECOND).unwrap();
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pause_is_neither_nothing_nor_for_ever() {
+    fn open_time_is_bounded_on_both_sides() {
         let mut circuit = Circuit::default();
         let start = Moment::default();
         circuit.record_failure(error(), start, Duration::ZERO);

@@ -1,4 +1,4 @@
-//! One connection to the master: a frame out, a frame in, by the calling thread itself.
+//! One connection to the master, used by the calling thread itself: one frame out, one frame in.
 
 use std::{
     io::{self, Read, Write},
@@ -14,11 +14,11 @@ use mooncake_proto::native_frame;
 use prost::Message;
 use socket2::Socket;
 
-/// How much is read at once when the length of the answer is not known yet.
+/// Read size while the length of the response is unknown.
 const READ_BYTES: usize = 4 << 10;
 const READ_BYTES_MAX: usize = 256 << 10;
 
-/// Buffers that grew beyond this are not kept.
+/// Larger buffers are freed after use.
 const BUFFER_BYTES_KEPT: usize = 1 << 20;
 
 /// An open connection.
@@ -27,28 +27,28 @@ pub(super) struct Connection {
     socket: Arc<Socket>,
     incoming: BytesMut,
     outgoing: BytesMut,
-    /// The socket's receive and send time-outs as they are set now.
+    /// The receive and send time-outs that are set on the socket now.
     timeout: Duration,
-    /// When it was used last.
+    /// Time of the last use.
     last_used: Moment,
     spin_wait: SpinWait,
 }
 
-/// Why a call over a connection brought no answer. The connection is of no more use.
+/// Reason why an exchange failed. The connection cannot be used again.
 #[derive(Debug)]
 pub(super) enum ExchangeError {
-    /// The call cannot have been seen whole by the master.
+    /// The master cannot have received the complete request.
     Unsent(io::Error),
-    /// The call may have been done; not a byte of an answer came.
+    /// The master may have executed the request; no byte of a response arrived.
     Unanswered(io::Error),
-    /// The answer broke off, or was none.
+    /// The response was cut off or malformed.
     Malformed(Error),
-    /// The deadline passed first.
+    /// The deadline passed.
     TimedOut,
 }
 
 impl Connection {
-    /// Takes a connected socket.
+    /// Wraps a connected socket.
     pub(super) fn new(socket: Socket) -> Self {
         Self {
             socket: Arc::new(socket),
@@ -60,12 +60,12 @@ impl Connection {
         }
     }
 
-    /// The socket, so that another thread may shut it down.
+    /// Returns the socket, so that another thread can shut it down.
     pub(super) fn socket(&self) -> &Arc<Socket> {
         &self.socket
     }
 
-    /// Sends the greeting and reads the server's.
+    /// Sends the client greeting and reads the server greeting.
     pub(super) fn greet(
         &mut self,
         deadline: Moment,
@@ -75,10 +75,10 @@ impl Connection {
         self.receive(native_frame::GREETING_BYTES_MAX, deadline)
     }
 
-    /// Sends one message and reads the answer to it.
+    /// Sends one message and reads the response.
     ///
     /// # Errors
-    /// Outside: the message is too large to be sent, and the connection is as good as before.
+    /// Outer error: the message is too large to send, and the connection stays usable.
     pub(super) fn exchange<A: Message + Default>(
         &mut self,
         message: &impl Message,
@@ -99,14 +99,14 @@ impl Connection {
         Ok(answer)
     }
 
-    /// How long nobody has used it.
+    /// Time since the last use.
     pub(super) fn idle(&self, now: Moment) -> Duration {
         now.since(self.last_used)
     }
 
-    /// Whether the master has hung up, as far as can be seen without waiting.
+    /// Returns whether the master has closed the connection, as far as can be seen without waiting.
     pub(super) fn is_closed_by_peer(&self) -> bool {
-        // A byte that nobody asked for is as bad as the end.
+        // An unsolicited byte counts as closed.
         peek(&self.socket).map_or_else(|error| error.kind() != io::ErrorKind::WouldBlock, |_| true)
     }
 
@@ -143,11 +143,11 @@ impl Connection {
             }
             self.set_timeout(deadline)?;
             let filled = self.incoming.len();
-            // After the length has come the decoder has reserved room for all of the frame.
+            // Once the length is known, the decoder has reserved space for the whole frame.
             let room = (self.incoming.capacity() - filled).clamp(READ_BYTES, READ_BYTES_MAX);
             self.incoming.resize(filled + room, 0);
             if filled == 0 {
-                // What comes then is read below.
+                // The data is read below.
                 let _ = self.spin_wait.poll(|| peek(&self.socket));
             }
             let read = (&*self.socket).read(&mut self.incoming[filled..]);
@@ -161,16 +161,16 @@ impl Connection {
             return Err(if filled == 0 {
                 ExchangeError::Unanswered(ended)
             } else {
-                let text = "the connection to the master broke within an answer";
+                let text = "the connection to the master broke in the middle of a response";
                 ExchangeError::Malformed(Error::new(ErrorCode::RPC_FAIL, text).caused_by(ended))
             });
         }
     }
 
-    /// Bounds the next wait on the socket by the deadline.
+    /// Limits the next wait on the socket by the deadline.
     ///
-    /// The time-out is rounded down to a power of two, so that calls in a row seldom set another
-    /// one; a wait that ends early is begun anew.
+    /// The time-out is rounded down to a power of two, so that consecutive calls seldom change it.
+    /// A wait that ends early is repeated.
     fn set_timeout(&mut self, deadline: Moment) -> Result<(), ExchangeError> {
         let left = deadline.left(SystemClock.now());
         if left.is_zero() {
@@ -190,13 +190,13 @@ impl Connection {
     }
 }
 
-/// What a read would bring now, without waiting and without taking it.
+/// Peeks at available bytes without waiting and without consuming them.
 fn peek(socket: &Socket) -> io::Result<usize> {
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
     socket.recv_with_flags(&mut [MaybeUninit::uninit()], flags)
 }
 
-/// Whether the socket's own time-out or a signal ended the wait; the deadline decides what next.
+/// Returns whether a socket time-out or a signal ended the wait; the deadline then decides.
 fn is_transient(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -1,4 +1,4 @@
-//! The way to the master through the daemon of this host, which passes calls on.
+//! Link to the master through this host's daemon, which forwards calls.
 
 use std::{error::Error as _, time::Duration};
 
@@ -9,14 +9,14 @@ use mooncake_proto::v1;
 use super::{MasterLink, SocketLink};
 use crate::config::LinkConfig;
 
-/// The port a daemon listens on unless told otherwise.
+/// Default port of the daemon.
 const DEFAULT_PORT: u16 = 50052;
 
-/// How often one looks whether the daemon has come, while one waits for it.
+/// Interval between attempts while waiting for the daemon to start.
 const CONNECT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A link to the daemon of this host. While the daemon is away calls fail at once; when another one
-/// listens there, they go on.
+/// A link to this host's daemon. While the daemon is down, calls fail at once. When a daemon
+/// listens on the address again, calls succeed again.
 #[derive(Debug)]
 pub struct DaemonLink {
     inner: SocketLink,
@@ -24,11 +24,15 @@ pub struct DaemonLink {
 }
 
 impl DaemonLink {
-    /// Finds the daemon, waiting so long for it to come.
+    /// Connects to the daemon, waiting up to `timeout` for it to start.
     ///
     /// # Errors
-    /// A text that is no address, nobody who answers there in time, or a master instead of a daemon.
-    #[allow(clippy::disallowed_methods, reason = "nothing tells that a port begins to listen")]
+    /// The address is invalid, no daemon answers there in time, or a master listens there instead
+    /// of a daemon.
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "there is no event for a port that starts to listen"
+    )]
     pub fn connect(address: &str, config: LinkConfig, timeout: Duration) -> Result<Self> {
         let until = SystemClock.now() + timeout;
         let inner = SocketLink::to(address.parse::<Endpoint>()?.or_port(DEFAULT_PORT), config);
@@ -44,13 +48,13 @@ impl DaemonLink {
         match greeting.daemon {
             Some(daemon) => Ok(Self { inner, daemon }),
             None => {
-                let text = "a master listens there and no daemon; join it as the master";
+                let text = "the address is a master's, not a daemon's; connect to it as a master";
                 Err(Error::invalid(text).with("daemon", inner.address()))
             }
         }
     }
 
-    /// What the daemon said of itself when it was found.
+    /// The daemon's greeting at connect time.
     pub fn daemon(&self) -> &DaemonGreeting {
         &self.daemon
     }
@@ -75,8 +79,8 @@ impl MasterLink for DaemonLink {
     }
 }
 
-/// The same failure, of the daemon. Its words are the link's, which speak of a master; what the
-/// system said of it stays.
+/// Rewords a link failure for the daemon. The link's message speaks of a master; the operating
+/// system's reason is kept.
 fn daemon_error(error: &Error) -> Error {
     let text = match error.code() {
         ErrorCode::RPC_TIMEOUT => {

@@ -1,5 +1,5 @@
-//! From an address to a connection: every resolved address in turn, then the master's Unix socket
-//! if it serves the same master.
+//! Connecting: tries every resolved address in turn, then switches to the master's Unix socket if
+//! the same master answers there.
 
 use std::{
     io,
@@ -14,13 +14,13 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::connection::{Connection, ExchangeError};
 
-/// How long the Unix socket may take to accept and to greet. It is on this host or it is not.
+/// Time limit for the Unix socket to accept and greet; local, so either fast or broken.
 const UNIX_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Connects and exchanges greetings.
 ///
 /// # Errors
-/// No address of the name answers as a master; the message is that of the last one tried.
+/// No resolved address answers as a master; the error is that of the last address tried.
 pub(super) fn dial(to: &Endpoint, may_use_unix: bool, deadline: Moment) -> Result<Connection> {
     let (tcp, greeting) = dial_tcp(to, deadline)?;
     if may_use_unix
@@ -32,20 +32,20 @@ pub(super) fn dial(to: &Endpoint, may_use_unix: bool, deadline: Moment) -> Resul
     Ok(tcp)
 }
 
-/// What the one who listens there says of itself.
+/// Returns the greeting of the server at the address.
 ///
 /// # Errors
-/// As of [`dial`].
+/// Same as [`dial`].
 pub(super) fn greeting(to: &Endpoint, deadline: Moment) -> Result<ServerGreeting> {
     dial_tcp(to, deadline).map(|(_, greeting)| greeting)
 }
 
 fn dial_tcp(to: &Endpoint, deadline: Moment) -> Result<(Connection, ServerGreeting)> {
-    let mut last = unreachable("the name of the master has no address");
+    let mut last = unreachable("the host name of the master has no address");
     for address in resolve(to, deadline)? {
         let left = deadline.left(SystemClock.now());
         if left.is_zero() {
-            return Err(unreachable("no connection to the master in time"));
+            return Err(unreachable("no connection to the master before the deadline"));
         }
         match connect_tcp(address, left) {
             Ok(socket) => match greet(socket, deadline) {
@@ -68,14 +68,14 @@ fn connect_tcp(address: SocketAddr, timeout: Duration) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// The Unix socket that the greeting names, if it can be reached from here and the very same
-/// master answers there. Anybody may bind an abstract name: only the id makes it the master's.
+/// Connects to the Unix socket named in the greeting, if it is reachable and the same master
+/// answers there. Any process may bind an abstract name, so the master's id is compared.
 fn dial_unix(tcp: &ServerGreeting, deadline: Moment) -> Option<Connection> {
     let deadline = deadline.min(SystemClock.now() + UNIX_TIMEOUT);
     let connect = || -> io::Result<Socket> {
         let address = SockAddr::unix(format!("\0{}", tcp.unix_socket))?;
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-        // Bounds the connect too: it waits when the listener's backlog is full.
+        // Limits the connect, too: it waits while the listener's backlog is full.
         socket.set_write_timeout(Some(UNIX_TIMEOUT))?;
         socket.connect(&address)?;
         Ok(socket)
@@ -88,12 +88,12 @@ fn greet(socket: Socket, deadline: Moment) -> Result<(Connection, ServerGreeting
     let mut connection = Connection::new(socket);
     let greeting = connection.greet(deadline).map_err(|broken| match broken {
         ExchangeError::Unsent(source) | ExchangeError::Unanswered(source) => {
-            unreachable("whoever listens there hung up instead of greeting").caused_by(source)
+            unreachable("the server closed the connection instead of greeting").caused_by(source)
         }
         ExchangeError::Malformed(source) => {
-            unreachable("whoever listens there is no mooncake master").caused_by(source)
+            unreachable("the server is no mooncake master").caused_by(source)
         }
-        ExchangeError::TimedOut => unreachable("whoever listens there did not greet in time"),
+        ExchangeError::TimedOut => unreachable("the server did not greet in time"),
     })?;
     if greeting.version == native_frame::VERSION {
         Ok((connection, greeting))
@@ -104,8 +104,8 @@ fn greet(socket: Socket, deadline: Moment) -> Result<(Connection, ServerGreeting
     }
 }
 
-/// The addresses of the name, in the resolver's order. The resolver knows no deadline: a name
-/// that is no address is looked up by a thread that may be left behind.
+/// Resolves the host name; addresses keep the resolver's order. The resolver has no deadline, so a
+/// name is resolved on a thread that may be left behind.
 fn resolve(to: &Endpoint, deadline: Moment) -> Result<Vec<SocketAddr>> {
     let port = to.port.unwrap_or(0);
     if let Ok(address) = to.host.parse::<IpAddr>() {
@@ -115,18 +115,17 @@ fn resolve(to: &Endpoint, deadline: Moment) -> Result<Vec<SocketAddr>> {
     let host = to.host.clone();
     let resolve_host = move || {
         let found = (host.as_str(), port).to_socket_addrs().map(Iterator::collect);
-        // Nobody listens any more if it took too long.
+        // Fails if the caller has stopped waiting.
         let _ = sender.send(found);
     };
-    std::thread::Builder::new()
-        .name("mc-resolve".to_owned())
-        .spawn(resolve_host)
-        .map_err(|source| unreachable("no thread for the resolver").caused_by(source))?;
+    std::thread::Builder::new().name("mc-resolve".to_owned()).spawn(resolve_host).map_err(
+        |source| unreachable("cannot start a thread for the resolver").caused_by(source),
+    )?;
     match receiver.recv_timeout(deadline.left(SystemClock.now())) {
         Ok(found) => found.map_err(|source: io::Error| {
-            unreachable("the name of the master cannot be resolved").caused_by(source)
+            unreachable("the host name of the master cannot be resolved").caused_by(source)
         }),
-        Err(_) => Err(unreachable("the name of the master was not resolved in time")),
+        Err(_) => Err(unreachable("the host name of the master was not resolved in time")),
     }
 }
 

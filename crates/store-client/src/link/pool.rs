@@ -1,4 +1,4 @@
-//! A bounded pool of connections: the one used last is taken first.
+//! Bounded connection pool; the most recently used connection is taken first.
 
 use std::sync::{Arc, Weak};
 
@@ -19,34 +19,34 @@ pub(super) struct Pool {
 #[derive(Debug, Default)]
 struct State {
     idle: Vec<Connection>,
-    /// Slots that are taken, with or without a connection.
+    /// Slots in use, with or without a connection.
     taken: usize,
-    /// Callers that wait for a slot.
+    /// Callers waiting for a slot.
     waiting: usize,
-    /// Every connection there is, so that closing wakes those who wait on one.
+    /// All open connections, so that closing wakes the callers that wait on them.
     sockets: Vec<Weak<Socket>>,
     is_closed: bool,
 }
 
-/// The right to use one connection. The slot is free again when this is dropped.
+/// The right to use one connection. Dropping a slot frees it.
 #[derive(Debug)]
 pub(super) struct Slot<'a> {
     pool: &'a Pool,
-    /// The connection: taken from the pool, or to be made by the one who holds the slot. What is
-    /// here in the end goes back into the pool.
+    /// The connection, taken from the pool or made by the owner of the slot. On drop it goes back
+    /// into the pool.
     pub(super) connection: Option<Connection>,
 }
 
 impl Pool {
-    /// An empty pool of at most so many.
+    /// An empty pool of at most `limit` connections.
     pub(super) fn new(limit: usize) -> Self {
         Self { limit: limit.max(1), state: Mutex::default(), returned: Condvar::new() }
     }
 
-    /// A slot, perhaps with an idle connection.
+    /// Waits for a slot, which may hold an idle connection.
     ///
     /// # Errors
-    /// The pool is closed, or every connection was in use until the deadline.
+    /// The pool is closed, or all connections were in use until the deadline.
     pub(super) fn acquire(&self, deadline: Moment) -> Result<Slot<'_>> {
         let mut state = self.state.lock();
         loop {
@@ -60,7 +60,7 @@ impl Pool {
             }
             let left = deadline.left(SystemClock.now());
             if left.is_zero() {
-                let text = "every connection to the master was busy until the deadline";
+                let text = "all connections to the master were busy until the deadline";
                 return Err(Error::new(ErrorCode::RPC_TIMEOUT, text).with("limit", self.limit));
             }
             state.waiting += 1;
@@ -69,7 +69,7 @@ impl Pool {
         }
     }
 
-    /// Makes a new connection known, so that closing reaches it.
+    /// Registers a new connection, so that closing the pool shuts it down.
     ///
     /// # Errors
     /// The pool was closed meanwhile.
@@ -83,19 +83,19 @@ impl Pool {
         Ok(())
     }
 
-    /// Forgets the idle connections: one of them was found dead, and the others are as old.
+    /// Drops the idle connections: one of them was found dead, and the others are as old.
     pub(super) fn drop_idle(&self) {
         let idle = std::mem::take(&mut self.state.lock().idle);
         drop(idle);
     }
 
-    /// Ends every connection and wakes all who wait.
+    /// Shuts down every connection and wakes all waiting callers.
     pub(super) fn close(&self) {
         let mut state = self.state.lock();
         state.is_closed = true;
         state.idle.clear();
         for socket in state.sockets.drain(..).filter_map(|socket| socket.upgrade()) {
-            // It fails if the other side was faster.
+            // Fails if the peer has already closed the connection.
             let _ = socket.shutdown(std::net::Shutdown::Both);
         }
         self.returned.notify_all();
@@ -109,7 +109,7 @@ impl Drop for Slot<'_> {
         if !state.is_closed {
             state.idle.extend(self.connection.take());
         }
-        // Nearly always there is nobody, and waking nobody is a system call as well.
+        // Usually nobody waits, and a notification costs a system call.
         let is_wanted = state.waiting > 0;
         drop(state);
         if is_wanted {
@@ -118,7 +118,7 @@ impl Drop for Slot<'_> {
     }
 }
 
-/// The failure of a call on a link that was closed.
+/// The error of a call on a closed link.
 pub(super) fn link_closed() -> Error {
     Error::closed("the link to the master was closed")
 }

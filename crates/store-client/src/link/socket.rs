@@ -1,4 +1,4 @@
-//! the native protocol from the client's side: blocking sockets, used by the calling thread itself.
+//! Client side of the native protocol: blocking sockets, used by the calling thread itself.
 
 use std::time::Duration;
 
@@ -19,13 +19,13 @@ use super::{
 };
 use crate::config::LinkConfig;
 
-/// The port a master listens on unless told otherwise.
+/// Default port of the master.
 const DEFAULT_PORT: u16 = 50051;
 
-/// A connection that nobody used for so long is looked at before it is used again.
+/// Idle time after which a connection is checked before it is used again.
 const TRUSTED_IDLE_MAX: Duration = Duration::from_millis(100);
 
-/// A link over sockets: TCP, or the Unix socket that the master names in its greeting.
+/// A link over TCP, or over the Unix socket that the master names in its greeting.
 #[derive(Debug)]
 pub struct SocketLink {
     address: Endpoint,
@@ -36,16 +36,15 @@ pub struct SocketLink {
 }
 
 impl SocketLink {
-    /// A link to `host`, `host:port`, `[v6]` or `[v6]:port`. Nothing is connected yet: the first
-    /// call does that.
+    /// Creates a link to `host`, `host:port`, `[v6]` or `[v6]:port`. The first call connects.
     ///
     /// # Errors
-    /// A text that is no address.
+    /// The address is invalid.
     pub fn new(address: &str, config: LinkConfig) -> Result<Self> {
         Ok(Self::to(address.parse::<Endpoint>()?.or_port(DEFAULT_PORT), config))
     }
 
-    /// A link to that address.
+    /// Creates a link to the address.
     pub(super) fn to(address: Endpoint, config: LinkConfig) -> Self {
         Self {
             address,
@@ -56,13 +55,13 @@ impl SocketLink {
         }
     }
 
-    /// Asks who listens there, over a connection of its own.
+    /// Reads the server's greeting over a separate connection.
     pub(super) fn greeting(&self, deadline: Moment) -> Result<ServerGreeting> {
         let until = deadline.min(SystemClock.now() + self.config.connect_timeout);
         dial::greeting(&self.address, until)
     }
 
-    /// Makes a connection, unless one failed a moment ago.
+    /// Connects, unless the circuit breaker is open.
     fn connect(&self, deadline: Moment) -> Result<Connection> {
         let timeout = self.config.connect_timeout;
         let start = SystemClock.now();
@@ -83,7 +82,7 @@ impl SocketLink {
         }
     }
 
-    /// One attempt. `None`: the pooled connection was dead and the call may be made again.
+    /// Makes one attempt. `None`: the pooled connection was dead, and the call may be repeated.
     fn attempt(&self, request: &v1::Request, deadline: Moment) -> Result<Option<v1::Response>> {
         let mut slot = self.pool.acquire(deadline)?;
         let (mut connection, is_fresh) = self.connection(&mut slot, request, deadline)?;
@@ -101,7 +100,7 @@ impl SocketLink {
                 return Ok(None);
             }
             Ok(Err(ExchangeError::Unsent(source) | ExchangeError::Unanswered(source))) => {
-                let text = "the connection to the master broke before an answer came";
+                let text = "the connection to the master broke before a response arrived";
                 Error::new(ErrorCode::RPC_FAIL, text).caused_by(source)
             }
             Ok(Err(ExchangeError::Malformed(error))) => error,
@@ -112,7 +111,7 @@ impl SocketLink {
         Err(error)
     }
 
-    /// The slot's connection if it can be relied on, or a new one.
+    /// Returns the slot's connection if it is usable, or a new one.
     fn connection(
         &self,
         slot: &mut Slot<'_>,
@@ -134,7 +133,8 @@ impl SocketLink {
 impl MasterLink for SocketLink {
     fn call(&self, request: v1::Request, deadline: Moment) -> Result<v1::Response> {
         if fork::is_forked_since(self.generation) {
-            let text = "the link to the master was made before a fork and is the parent's";
+            let text =
+                "the link to the master was made before a fork and belongs to the parent process";
             return Err(Error::closed(text).with("master", &self.address));
         }
         let named = |error: Error| error.with("master", &self.address);
@@ -145,7 +145,7 @@ impl MasterLink for SocketLink {
         if let Some(response) = self.attempt(&request, deadline).map_err(named)? {
             return Ok(response);
         }
-        let text = "connections to the master break as soon as they are made";
+        let text = "every new connection to the master breaks immediately";
         Err(named(Error::new(ErrorCode::RPC_FAIL, text)))
     }
 
@@ -154,18 +154,18 @@ impl MasterLink for SocketLink {
     }
 
     fn close(&self) {
-        // In a forked child the sockets are the parent's too.
+        // In a forked child, the sockets belong to the parent, too.
         if !fork::is_forked_since(self.generation) {
             self.pool.close();
         }
     }
 }
 
-/// Whether the call does the same when the master has done it once already.
+/// Returns whether the call is idempotent, so that it may be sent again.
 ///
-/// The start of a put does if it has a number, by which the master knows it again. Otherwise the
-/// second one meets the first one's unfinished object, whose version nobody was told, and takes it
-/// for another writer's.
+/// The start of a put is idempotent if it has a request number, by which the master recognizes a
+/// repetition. Without a number, the second call meets the unfinished object of the first, whose
+/// version the client never learned, and takes it for another writer's.
 fn is_idempotent(request: &v1::Request) -> bool {
     !matches!(&request.call, Some(Call::PutStart(start)) if start.request_id == 0)
 }

@@ -1,34 +1,34 @@
-//! How long things took, in classes of a quarter of an octave: to within a quarter, from an eighth
-//! of a microsecond to half a minute.
+//! Latency histogram with four buckets per octave: values are exact to 25 %, from an eighth of a
+//! microsecond to half a minute.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
-/// The unit that classes are made of.
+/// Resolution of the histogram.
 const UNIT_NANOS: u64 = 125;
 
-/// Classes to each doubling, as a power of two.
+/// Buckets per octave, as a power of two.
 const SPLIT_BITS: u32 = 2;
 const SPLIT: usize = 1 << SPLIT_BITS;
 
-/// Doublings: the last class begins at 29 s and has no end.
+/// Number of octaves; the last bucket starts at 29 s and is unbounded.
 const OCTAVES: usize = 26;
 
 const CLASSES: usize = SPLIT * (OCTAVES + 1);
 
-/// Counts by length of time.
+/// A concurrent latency histogram.
 #[derive(Debug)]
 pub(crate) struct Histogram {
     counts: [AtomicU64; CLASSES],
     nanos: AtomicU64,
 }
 
-/// How long calls took.
+/// A snapshot of a latency histogram.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Latency {
-    /// By class, each without those before it; empty if nothing was ever counted.
+    /// Non-cumulative counts by bucket; empty if nothing was recorded.
     counts: Vec<u64>,
     nanos: u64,
 }
@@ -55,23 +55,23 @@ impl Histogram {
 }
 
 impl Latency {
-    /// How many calls.
+    /// Returns the number of samples.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// All of their time together.
+    /// Returns the sum of all samples.
     pub fn sum(&self) -> Duration {
         Duration::from_nanos(self.nanos)
     }
 
-    /// The mean, if there was a call.
+    /// Returns the mean; `None` without samples.
     pub fn mean(&self) -> Option<Duration> {
         self.nanos.checked_div(self.count()).map(Duration::from_nanos)
     }
 
-    /// A time that this part of the calls (0.5: half of them) did not exceed, at most a quarter
-    /// above the true one; `None` if there were none.
+    /// Returns an upper bound of the quantile (0.5: the median), at most 25 % above the true value;
+    /// `None` without samples.
     pub fn quantile(&self, part: f64) -> Option<Duration> {
         let count = self.count();
         let rank = ((count as f64 * part).ceil() as u64).clamp(1, count.max(1));
@@ -83,7 +83,8 @@ impl Latency {
         Some(Duration::from_nanos(end_of(class) * UNIT_NANOS))
     }
 
-    /// Counts by doublings of a microsecond, each without those before it; the last has no end.
+    /// Returns non-cumulative counts by upper bound in microseconds, one per power of two; the last
+    /// bucket is unbounded.
     pub(super) fn octaves(&self) -> Vec<(Option<u64>, u64)> {
         let mut octaves = Vec::new();
         let mut sum = 0;
@@ -100,7 +101,7 @@ impl Latency {
 }
 
 fn class_of(nanos: u64) -> usize {
-    // The end of a class belongs to it.
+    // The upper bound of a bucket is inclusive.
     let units = nanos.saturating_sub(1) / UNIT_NANOS;
     if units < SPLIT as u64 {
         return units as usize;
@@ -110,7 +111,7 @@ fn class_of(nanos: u64) -> usize {
     class.min(CLASSES - 1)
 }
 
-/// Where a class ends, in units.
+/// Returns the upper bound of a bucket in units.
 fn end_of(class: usize) -> u64 {
     if class < SPLIT {
         return class as u64 + 1;
@@ -124,10 +125,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_is_in_the_class_that_ends_at_or_above_it() {
+    fn sample_lands_in_first_bucket_that_holds_it() {
         for nanos in [0, 1, 125, 126, 500, 501, 625, 626, 1000, 1001, 4_000_000, 4_000_001] {
             let class = class_of(nanos);
-            assert!(end_of(class) * UNIT_NANOS >= nanos, "{nanos} in class {class}");
+            assert!(end_of(class) * UNIT_NANOS >= nanos, "{nanos} in bucket {class}");
             assert!(class == 0 || end_of(class - 1) * UNIT_NANOS < nanos, "{nanos} in {class}");
         }
         assert_eq!(class_of(u64::MAX), CLASSES - 1);
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_at_most_a_quarter_too_long() {
+    fn quantiles_exceed_true_value_by_at_most_25_percent() {
         let histogram = Histogram::default();
         assert_eq!(histogram.snapshot().quantile(0.5), None);
         (0..99).for_each(|_| histogram.record(Duration::from_micros(3)));
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn octaves_hold_every_call_and_end_at_doublings_of_a_microsecond() {
+    fn octaves_count_every_sample_by_power_of_two() {
         let histogram = Histogram::default();
         for nanos in [1, 1000, 1001, 2000, 2001, 1_000_000_000_000] {
             histogram.record(Duration::from_nanos(nanos));

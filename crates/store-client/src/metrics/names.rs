@@ -1,9 +1,8 @@
-//! Calls to the master under the names that they are counted by: the established one where there
-//! is one, else ours.
+//! Metric names of calls to the master: upstream's name where there is one, otherwise our own.
 
 use mooncake_proto::v1::request::Call;
 
-/// By the number of the call.
+/// Metric name by call index.
 pub(super) const CALLS: [&str; 27] = [
     "RegisterClient",
     "Ping",
@@ -34,11 +33,8 @@ pub(super) const CALLS: [&str; 27] = [
     "Other",
 ];
 
-/// Where [`CALLS`] has the name of a call.
-#[allow(
-    unreachable_patterns,
-    reason = "a call that is new to the messages is counted before it has a name here"
-)]
+/// Returns the index of a call in [`CALLS`].
+#[allow(unreachable_patterns, reason = "a new call is counted as Other until it has a name here")]
 pub(crate) const fn call_index(call: &Call) -> usize {
     match call {
         Call::Register(_) => 0,
@@ -78,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_are_counted_under_their_own_names() {
+    fn each_call_has_its_metric_name() {
         let name = |call: Call| CALLS[call_index(&call)];
         assert_eq!(name(Call::Heartbeat(v1::HeartbeatRequest::default())), "Ping");
         assert_eq!(name(Call::Locate(v1::LocateRequest::default())), "GetReplicaList");

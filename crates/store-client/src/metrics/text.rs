@@ -1,5 +1,5 @@
-//! A snapshot as text: for Prometheus, under the established names where there are some, and for
-//! people.
+//! Formats a snapshot: for Prometheus, under upstream's metric names where there are some, and as
+//! human-readable text.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -8,7 +8,7 @@ use mooncake_http::Exposition;
 
 use super::{Latency, MetricsSnapshot};
 
-/// What tiers of disks would be counted under. There are none.
+/// Disk tier counters of upstream. Always zero, since there is no disk tier.
 const DISK_COUNTERS: [&str; 6] = [
     "mooncake_ssd_read_bytes_total",
     "mooncake_ssd_write_bytes_total",
@@ -21,12 +21,13 @@ const DISK_COUNTERS: [&str; 6] = [
 type Labels<'a> = [(&'a str, &'a str)];
 
 impl MetricsSnapshot {
-    /// The counters for Prometheus. `cluster` becomes a label of each sample, unless it is empty.
+    /// Returns the counters in the Prometheus text format. A non-empty `cluster` becomes a label of
+    /// each sample.
     pub fn prometheus(&self, cluster: &str) -> String {
         self.exposition(cluster).finish()
     }
 
-    /// The same, to be gone on with.
+    /// Like [`prometheus`](Self::prometheus), as an exposition that can be extended.
     pub(crate) fn exposition(&self, cluster: &str) -> Exposition {
         let mut labels = vec![("client_mode", "real")];
         if !cluster.is_empty() {
@@ -39,12 +40,12 @@ impl MetricsSnapshot {
         self.add_copies(&mut out, &labels);
         self.add_peers(&mut out, &labels);
         for name in DISK_COUNTERS {
-            counter(&mut out, name, "Always zero: there is no tier of disks.", &labels, 0);
+            counter(&mut out, name, "Always zero: there is no disk tier.", &labels, 0);
         }
         out
     }
 
-    /// The counters for people. With `uptime`, also what was moved in a second.
+    /// Returns the counters as human-readable text. With `uptime`, includes bytes per second.
     pub fn summary(&self, uptime: Option<Duration>) -> String {
         let mut out = String::new();
         for (what, count) in [("read", self.reads), ("written", self.puts)] {
@@ -83,13 +84,13 @@ impl MetricsSnapshot {
         let (read, written) = rows.fold((0, 0), |(read, written), row| {
             (read + row.read_bytes, written + row.written_bytes)
         });
-        let help = "Bytes that were read from copies.";
+        let help = "Bytes read from replicas.";
         counter(out, "mooncake_transfer_read_bytes", help, labels, read);
-        let help = "Bytes that were written to copies.";
+        let help = "Bytes written to replicas.";
         counter(out, "mooncake_transfer_write_bytes", help, labels, written);
         for (name, latency) in &self.transfers {
             let name = format!("mooncake_transfer_{name}_latency");
-            out.head(&name, "histogram", "How long bytes took to move, in microseconds.");
+            out.head(&name, "histogram", "Transfer latency in microseconds.");
             histogram(out, &name, labels, latency);
         }
     }
@@ -114,7 +115,7 @@ impl MetricsSnapshot {
                 }
             }
             let name = format!("mooncake_transfer_{way}_operation_latency");
-            out.head(&name, "histogram", "How long operations took, in microseconds.");
+            out.head(&name, "histogram", "Operation latency in microseconds.");
             for (op, row) in rows() {
                 histogram(out, &name, &[labels, &[("op_name", op)]].concat(), &row.latency);
             }
@@ -123,7 +124,7 @@ impl MetricsSnapshot {
 
     fn add_calls(&self, out: &mut Exposition, labels: &Labels<'_>) {
         for (ending, help) in
-            [("count", "Calls to the master."), ("failures", "Calls that had no answer.")]
+            [("count", "Calls to the master."), ("failures", "Calls without a response.")]
         {
             let name = format!("mooncake_client_rpc_{ending}");
             out.head(&name, "counter", help);
@@ -133,7 +134,7 @@ impl MetricsSnapshot {
             }
         }
         let name = "mooncake_client_rpc_latency";
-        out.head(name, "histogram", "How long calls to the master took, in microseconds.");
+        out.head(name, "histogram", "Latency of calls to the master in microseconds.");
         for (call, row) in &self.rpcs {
             histogram(out, name, &[labels, &[("rpc_name", call)]].concat(), &row.latency);
         }
@@ -141,12 +142,20 @@ impl MetricsSnapshot {
 
     fn add_copies(&self, out: &mut Exposition, labels: &Labels<'_>) {
         for (name, help, value) in [
-            ("hits_total", "Keys that were found.", self.hits),
-            ("misses_total", "Keys that were not.", self.misses),
-            ("late_reads_total", "Reads that the master had to confirm.", self.late_reads),
-            ("checksum_mismatches_total", "Damaged copies.", self.checksum_mismatches),
-            ("skipped_copies_total", "Copies that could not be read.", self.skipped_copies),
-            ("lost_copies_total", "Copies that could not be written.", self.lost_copies),
+            ("hits_total", "Keys found by locate calls.", self.hits),
+            ("misses_total", "Keys not found by locate calls.", self.misses),
+            (
+                "late_reads_total",
+                "Reads that completed after their fence and needed verification.",
+                self.late_reads,
+            ),
+            (
+                "checksum_mismatches_total",
+                "Replicas whose checksum did not match.",
+                self.checksum_mismatches,
+            ),
+            ("skipped_copies_total", "Replicas that could not be read.", self.skipped_copies),
+            ("lost_copies_total", "Replicas that could not be written.", self.lost_copies),
         ] {
             counter(out, &format!("mooncake_client_{name}"), help, labels, value);
         }
@@ -203,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn every_established_name_is_there() {
+    fn exposes_every_upstream_metric_name() {
         let text = sample_snapshot().prometheus("");
         for name in "transfer_read_bytes transfer_write_bytes transfer_get_latency \
             transfer_put_latency transfer_batch_get_latency transfer_batch_put_latency \
@@ -218,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_say_what_was_counted_under_which_labels() {
+    fn samples_carry_values_and_labels() {
         let text = sample_snapshot().prometheus("c1");
         let labels = "client_mode=\"real\",cluster_id=\"c1\"";
         for line in [
@@ -235,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_tells_a_rate_where_it_is_wanted() {
+    fn summary_shows_rate_only_if_requested() {
         let text = sample_snapshot().summary(Some(Duration::from_secs(2)));
         assert!(text.contains("read: 2 objects, 100 B, 50 B/s, 1 failed"), "{text}");
         assert!(!sample_snapshot().summary(None).contains("/s"));

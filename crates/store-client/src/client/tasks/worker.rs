@@ -1,9 +1,10 @@
-//! Copies and moves that the master has this client make: fetched, carried out, reported.
+//! Worker for copy and move tasks that the master assigns to this client: fetches, executes and
+//! reports them.
 //!
-//! A thread does it, started when the master says that tasks wait and ended when none do. What lies
-//! in our own memory goes straight from there to the target, in one transfer a peer for all tasks
-//! that were fetched together. What lies elsewhere is read into the target if that is ours, or goes
-//! through a buffer piece by piece.
+//! A thread runs them, started when the master announces tasks and ended when none are left. Data
+//! in this client's own segments is pushed straight to the target, in one transfer per peer for all
+//! tasks fetched together. Other data is read straight into the target if the target belongs to
+//! this client, and is copied through a buffer otherwise.
 
 use std::{sync::Arc, thread::JoinHandle, time::Duration};
 
@@ -16,16 +17,17 @@ use smallvec::SmallVec;
 use super::super::{ClientInner, call, transfer::Jobs};
 use crate::object::Place;
 
-/// The most tasks that are fetched together…
+/// Maximum number of tasks fetched together.
 const TASKS_MAX: u32 = 64;
-/// … and their bytes, unless a single one has more: all must be moved within one window.
+/// Maximum bytes of the tasks fetched together, unless a single one is larger: all must be moved
+/// within one window.
 const BYTES_MAX: u64 = 256 << 20;
-/// Taken off the window: our clock and the master's may run at different speeds.
+/// Subtracted from the window, since the local clock and the master's may run at different speeds.
 const WINDOW_MARGIN: Duration = Duration::from_millis(50);
-/// The buffer through which bytes go that are neither from here nor to here.
+/// Size of the buffer for copies between two other peers.
 const COPY_BUFFER_BYTES: u64 = 8 << 20;
 
-/// The thread that carries tasks out.
+/// The thread that runs tasks.
 #[derive(Debug, Default)]
 pub(in super::super) struct TaskWorker {
     state: Mutex<TaskWorkerState>,
@@ -35,23 +37,23 @@ pub(in super::super) struct TaskWorker {
 #[derive(Debug, Default)]
 struct TaskWorkerState {
     is_running: bool,
-    /// Tasks were announced since it last asked for some.
+    /// Whether tasks were announced since the worker last fetched some.
     has_tasks: bool,
-    /// To be joined by whoever starts the next one, or by the end of the client.
+    /// Joined when the next thread is started or the client is closed.
     thread: Option<JoinHandle<()>>,
 }
 
-/// A task that was fetched.
+/// A fetched task.
 struct AssignedTask {
     task: v1::TaskWork,
     source: Place,
     targets: SmallVec<[Place; 1]>,
-    /// For each target how it went.
+    /// Result for each target.
     outcomes: Vec<Option<Result<()>>>,
 }
 
 impl ClientInner {
-    /// Tasks wait for this client: has them carried out, soon and elsewhere.
+    /// Starts the worker, or notifies it that tasks are waiting.
     pub(in super::super) fn wake_worker(self: &Arc<Self>) {
         let mut state = self.task_worker.state.lock();
         state.has_tasks = true;
@@ -59,19 +61,20 @@ impl ClientInner {
             return;
         }
         if let Some(thread) = state.thread.take() {
-            // It has said that it ends, and holds nothing any more.
+            // The thread has announced its end and holds no locks.
             let _ = thread.join();
         }
         let inner = Arc::clone(self);
         let thread = std::thread::Builder::new().name("mc-tasks".to_owned());
         match thread.spawn(move || inner.run_worker()) {
             Ok(thread) => (state.is_running, state.thread) = (true, Some(thread)),
-            // The next heartbeat says again that tasks wait.
-            Err(error) => tracing::warn!(%error, "no thread for copies and moves"),
+            // The next heartbeat announces the tasks again.
+            Err(error) => tracing::warn!(%error, "cannot start the thread for copy and move tasks"),
         }
     }
 
-    /// Waits for the thread until then; one that hangs in a transfer ends by itself after it.
+    /// Waits for the thread until the deadline. A thread that hangs in a transfer ends by itself
+    /// afterwards.
     pub(in super::super) fn join_worker(&self, until: Moment) {
         let mut state = self.task_worker.state.lock();
         while state.is_running {
@@ -102,14 +105,14 @@ impl ClientInner {
                 Ok(true) => self.task_worker.state.lock().has_tasks = true,
                 Ok(false) => {}
                 Err(error) if self.is_closed() => {
-                    tracing::debug!(%error, "copies and moves were given up at the end");
+                    tracing::debug!(%error, "copy and move tasks were abandoned while closing");
                 }
                 Err(error) => tracing::warn!(client = %self.name, %error, "cannot fetch tasks"),
             }
         }
     }
 
-    /// Fetches some tasks and carries them out. Says whether there may be more.
+    /// Fetches and runs some tasks. Returns whether more may be waiting.
     fn run_tasks_once(&self) -> Result<bool> {
         let sent = SystemClock.now();
         let call = Call::FetchTasks(v1::FetchTasksRequest {
@@ -176,7 +179,7 @@ impl ClientInner {
         }
     }
 
-    /// Brings the bytes of a task to those targets that nothing was done for yet.
+    /// Copies a task's bytes to the targets that have no result yet.
     fn copy_remaining(&self, assigned: &mut AssignedTask, until: Moment) {
         let open: Vec<usize> =
             (0..assigned.targets.len()).filter(|&nth| assigned.outcomes[nth].is_none()).collect();
@@ -193,7 +196,7 @@ impl ClientInner {
         }
     }
 
-    /// Reads piece by piece and writes each to every target that has not failed yet.
+    /// Copies block by block through a buffer to every target that has not failed yet.
     fn copy_through_buffer(
         &self,
         source: &Place,
@@ -228,7 +231,7 @@ impl ClientInner {
         Ok(outcomes)
     }
 
-    /// Says how the tasks went; whether more wait.
+    /// Reports the results. Returns whether more tasks are waiting.
     fn report_tasks(&self, tasks: Vec<AssignedTask>) -> Result<bool> {
         let end = |assigned: AssignedTask| {
             let AssignedTask { task, targets, outcomes, .. } = assigned;
@@ -258,18 +261,18 @@ impl ClientInner {
     }
 }
 
-/// A place in a segment of ours, as memory of this process.
+/// Returns a place in an own segment as a local range.
 fn local_range(place: &Place) -> LocalRange {
     segment_range(place.address(), place.length)
 }
 
 fn segment_range(address: u64, length: u64) -> LocalRange {
-    // SAFETY: memory of segments and of engines is shared with other processes: nothing of ours
-    // holds a reference into it. Should it be unmapped too early, the transfer fails and nothing
-    // is touched.
+    // SAFETY: memory of segments and of engines is shared with other processes, and this crate
+    // holds no reference into it. If it is unmapped too early, the transfer fails without touching
+    // anything.
     unsafe { LocalRange::foreign(address as usize, length as usize) }
 }
 
 fn not_copied() -> Error {
-    Error::new(ErrorCode::TRANSFER_FAIL, "the copy was left out of its batch")
+    Error::new(ErrorCode::TRANSFER_FAIL, "a copy was left out of its batch")
 }

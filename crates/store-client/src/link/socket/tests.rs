@@ -1,4 +1,4 @@
-//! The link against a server that does as the test says.
+//! Tests of the link against a scripted server.
 
 use std::{
     io::{Read, Write},
@@ -27,16 +27,16 @@ use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What the server does with a request.
+/// The server's reaction to a request.
 #[derive(Clone, Copy, PartialEq)]
 enum Reaction {
-    /// Says which connection it came over, and whether that was a Unix socket.
+    /// Answers with the number of the connection and whether it is a Unix socket.
     Reply,
     HangUp,
     Silence,
 }
 
-/// A server on loopback. The reaction is chosen by connection and by request.
+/// A server on loopback. `Choose` picks the reaction by connection and request.
 struct Server {
     address: SocketAddr,
     connections: Arc<AtomicUsize>,
@@ -52,7 +52,7 @@ impl Server {
         Self::with_unix(choose, None)
     }
 
-    /// Also on a Unix socket, where it shows that id.
+    /// Also listens on a Unix socket, where it greets with the given id.
     fn with_unix(choose: Choose, unix_id: Option<&[u8]>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -122,7 +122,7 @@ fn serve(
 ) {
     let greeting = greeting.clone();
     let connections = Arc::clone(connections);
-    // Ends when the client hangs up, which each test does.
+    // The thread ends when the client hangs up, which each test does.
     std::thread::spawn(move || {
         let mut hello = [0; 12];
         stream.read_exact(&mut hello).unwrap();
@@ -180,7 +180,7 @@ fn soon() -> Moment {
     SystemClock.now() + 10 * SECOND
 }
 
-/// Over which connection the answer came, and whether that was a Unix socket.
+/// Returns the connection of the response and whether it is a Unix socket.
 fn answered(response: Result<v1::Response>) -> (u64, bool) {
     match response.unwrap().call {
         Some(Reply::Status(status)) => (status.keys, status.clients == 1),
@@ -189,7 +189,7 @@ fn answered(response: Result<v1::Response>) -> (u64, bool) {
 }
 
 #[test]
-fn one_connection_serves_calls_in_a_row() {
+fn reuses_one_connection_for_sequential_calls() {
     let server = Server::start(|_, _| Reaction::Reply);
     let link = server.link(LinkConfig::default());
     for _ in 0..3 {
@@ -199,7 +199,7 @@ fn one_connection_serves_calls_in_a_row() {
 }
 
 #[test]
-fn the_unix_socket_is_taken_only_from_the_same_master() {
+fn uses_unix_socket_only_of_same_master() {
     let same = Server::with_unix(|_, _| Reaction::Reply, Some(b"m"));
     assert!(answered(same.link(LinkConfig::default()).call(status(), soon())).1);
     let tcp_only = LinkConfig { may_use_unix_socket: false, ..LinkConfig::default() };
@@ -209,7 +209,7 @@ fn the_unix_socket_is_taken_only_from_the_same_master() {
 }
 
 #[test]
-fn a_dead_pooled_connection_is_replaced_unseen() {
+fn replaces_dead_pooled_connection_transparently() {
     let hang_up_once = |connection, request| match (connection, request) {
         (0, 1) => Reaction::HangUp,
         _ => Reaction::Reply,
@@ -221,7 +221,7 @@ fn a_dead_pooled_connection_is_replaced_unseen() {
 }
 
 #[test]
-fn the_start_of_a_put_is_never_sent_twice() {
+fn never_sends_unnumbered_put_start_twice() {
     let hang_up_once = |connection, request| match (connection, request) {
         (0, 1) => Reaction::HangUp,
         _ => Reaction::Reply,
@@ -235,7 +235,7 @@ fn the_start_of_a_put_is_never_sent_twice() {
 }
 
 #[test]
-fn a_silent_master_is_given_up_at_the_deadline() {
+fn call_times_out_at_deadline() {
     let server = Server::start(|_, _| Reaction::Silence);
     let link = server.link(LinkConfig::default());
     let start = Instant::now();
@@ -246,7 +246,7 @@ fn a_silent_master_is_given_up_at_the_deadline() {
 }
 
 #[test]
-fn closing_wakes_a_call_that_waits() {
+fn close_wakes_waiting_call() {
     let server = Server::start(|_, _| Reaction::Silence);
     let link = Arc::new(server.link(LinkConfig::default()));
     let other = Arc::clone(&link);
@@ -264,7 +264,7 @@ fn closing_wakes_a_call_that_waits() {
 }
 
 #[test]
-fn no_more_connections_than_allowed_are_opened() {
+fn respects_connection_limit() {
     let server = Server::start(|_, _| Reaction::Silence);
     let link = Arc::new(server.link(LinkConfig { connections_max: 1, ..LinkConfig::default() }));
     let (other, (sender, receiver)) = (Arc::clone(&link), mpsc::sync_channel(1));
@@ -286,7 +286,7 @@ fn no_more_connections_than_allowed_are_opened() {
 }
 
 #[test]
-fn a_dead_address_is_named_and_not_tried_again_at_once() {
+fn names_dead_address_and_pauses_retries() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let link = SocketLink::new(&address.to_string(), LinkConfig::default()).unwrap();
     let start = Instant::now();
@@ -299,12 +299,12 @@ fn a_dead_address_is_named_and_not_tried_again_at_once() {
     assert_eq!(second.code(), ErrorCode::RPC_FAIL, "{second}");
     listener.set_nonblocking(true).unwrap();
     let tried = listener.accept().is_ok();
-    // On a machine too busy to come here in time it may rightly have tried again.
+    // On a very busy machine, the pause may have passed, and a retry is correct.
     assert!(!tried || start.elapsed() >= SECOND / 10, "it was tried again at once");
 }
 
 #[test]
-fn what_is_no_master_is_called_so() {
+fn rejects_server_that_is_no_master() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let web = std::thread::spawn(move || {
@@ -320,7 +320,7 @@ fn what_is_no_master_is_called_so() {
 }
 
 #[test]
-fn a_name_is_resolved_and_each_of_its_addresses_tried() {
+fn tries_every_address_of_host_name() {
     let server = Server::start(|_, _| Reaction::Reply);
     let address = format!("localhost:{}", server.address.port());
     let link = SocketLink::new(&address, LinkConfig::default()).unwrap();
