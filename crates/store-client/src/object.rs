@@ -139,7 +139,7 @@ pub struct Located {
     pub(crate) places: SmallVec<[Place; 1]>,
     pub(crate) checksum: Option<u64>,
     /// Time of the locate call.
-    pub(crate) asked: Moment,
+    pub(crate) requested_at: Moment,
     /// End of the fence. Bytes read before this time are valid without verification.
     pub(crate) fence: Moment,
     /// The fences of the locate call, released with the last of its objects.

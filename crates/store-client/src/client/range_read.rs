@@ -38,7 +38,7 @@ impl Client {
         let located: Vec<_> = self.locate(&keys);
         let located: Vec<_> =
             objects.iter().map(|&at| located[at].as_ref().map_err(Clone::clone)).collect();
-        let begin = located.iter().flatten().next().map(|located| located.asked);
+        let begin = located.iter().flatten().next().map(|located| located.requested_at);
         self.read_parts_of(&located, wanted, scope, begin)
     }
 

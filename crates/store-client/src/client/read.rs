@@ -39,7 +39,7 @@ struct LocateReply {
 struct LocateGrant {
     /// The segments that the places refer to.
     segments: Vec<Arc<SegmentInfo>>,
-    asked: Moment,
+    requested_at: Moment,
     fence: Moment,
     fences: Option<Arc<ReadFences>>,
 }
@@ -109,7 +109,7 @@ impl Client {
     /// no replica can be read (`TRANSFER_FAIL`), the object was replaced or removed during the read
     /// (`LEASE_EXPIRED`, `OBJECT_NOT_FOUND`). The content of the destination is then undefined.
     pub fn read(&self, reads: &[Read<'_>]) -> Vec<Result<u64>> {
-        self.read_since(reads.first().map(|read| read.located.asked), reads)
+        self.read_since(reads.first().map(|read| read.located.requested_at), reads)
     }
 
     /// Reads and records the operation's duration, counted from `begin` or, if `None`, from now.
@@ -165,19 +165,19 @@ impl ClientInner {
             columns: Some(keys),
         });
         // The fence counts from before the call was sent: the master cannot have begun earlier.
-        let asked = SystemClock.now();
-        let response = self.call_at(asked, call, |answer| match answer {
+        let requested_at = SystemClock.now();
+        let response = self.call_at(requested_at, call, |answer| match answer {
             Reply::Locate(response) => Some(response),
             _ => None,
         })?;
         let fence = Duration::from_millis(response.fence_ms);
         let margin = FENCE_MARGIN + fence / FENCE_MARGIN_SHARE;
-        let fence = asked + fence.saturating_sub(margin);
+        let fence = requested_at + fence.saturating_sub(margin);
         let fences =
             ReadFences::from_response(&response, fence, &self.pending_releases).map(Arc::new);
         let segments = call::read_segments(response.segments)?;
         let columns = call::require_columns(response.columns)?;
-        Ok(LocateReply { columns, grant: LocateGrant { segments, asked, fence, fences } })
+        Ok(LocateReply { columns, grant: LocateGrant { segments, requested_at, fence, fences } })
     }
 
     fn read(&self, reads: &[Read<'_>], now: Moment) -> Vec<Result<u64>> {
@@ -410,7 +410,7 @@ impl LocateGrant {
             version: Version(found.version),
             length: found.length,
             checksum: found.checksum,
-            asked: self.asked,
+            requested_at: self.requested_at,
             fence: self.fence,
             _fences: self.fences.clone(),
         })
@@ -436,11 +436,11 @@ impl Attempt<'_> {
         };
         self.tried += 1;
         let place = &self.located.places[at];
-        let piece = |(offset, range): &(u64, LocalRange)| {
+        let entry = |(offset, range): &(u64, LocalRange)| {
             TransferEntry::new(*range, place.address() + offset)
         };
         let is_chosen = self.located.places.len() > 1;
-        jobs.push(&place.segment, self.ranges.iter().map(piece), is_chosen);
+        jobs.push(&place.segment, self.ranges.iter().map(entry), is_chosen);
         Some(place.replica)
     }
 

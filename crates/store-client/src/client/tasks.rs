@@ -43,10 +43,10 @@ impl Client {
     /// By task: `TASK_NOT_FOUND`, also for a task that finished long ago; or the master cannot be
     /// reached.
     pub fn tasks(&self, ids: &[TaskId]) -> Vec<Result<TaskInfo>> {
-        let asked = ids.iter().map(|id| id.to_bytes().to_vec().into()).collect();
+        let encoded = ids.iter().map(|id| id.to_bytes().to_vec().into()).collect();
         let call = Call::QueryTasks(v1::QueryTasksRequest {
             caller: Some(self.inner.caller.clone()),
-            tasks: asked,
+            tasks: encoded,
         });
         let answer = self.inner.call(call, |answer| match answer {
             Reply::QueryTasks(response) => Some(response.results),

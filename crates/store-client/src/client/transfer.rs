@@ -18,18 +18,18 @@ pub(super) struct Jobs {
     /// Segments of the remote sides.
     segments: Vec<Arc<SegmentInfo>>,
     /// Index of each segment, by its address.
-    numbers: FxHashMap<usize, usize>,
+    segment_indexes: FxHashMap<usize, usize>,
     jobs: Vec<Job>,
-    /// The pieces to transfer, job after job.
-    pieces: Vec<TransferEntry>,
+    /// The entries to transfer, job after job.
+    entries: Vec<TransferEntry>,
 }
 
 #[derive(Debug)]
 struct Job {
     /// Index of the remote segment.
     segment: usize,
-    /// Number of pieces.
-    pieces: usize,
+    /// Number of transfer entries.
+    entries: usize,
     /// Whether another peer could have served the job as well.
     is_chosen: bool,
     /// Result; `None` until the job has run.
@@ -48,27 +48,31 @@ struct RunOptions {
 /// The jobs for one peer.
 struct PeerGroup<'a> {
     jobs: Vec<&'a mut Job>,
-    pieces: Vec<TransferEntry>,
+    entries: Vec<TransferEntry>,
 }
 
 impl Jobs {
-    /// An empty batch with capacity for `jobs` jobs of one piece each.
+    /// An empty batch with capacity for `jobs` jobs of one entry each.
     pub(super) fn with_capacity(jobs: usize) -> Self {
-        Self { jobs: Vec::with_capacity(jobs), pieces: Vec::with_capacity(jobs), ..Self::default() }
+        Self {
+            jobs: Vec::with_capacity(jobs),
+            entries: Vec::with_capacity(jobs),
+            ..Self::default()
+        }
     }
 
     /// Adds a job. Set `is_chosen` if another peer could have served it as well.
     pub(super) fn push(
         &mut self,
         segment: &Arc<SegmentInfo>,
-        pieces: impl IntoIterator<Item = TransferEntry>,
+        entries: impl IntoIterator<Item = TransferEntry>,
         is_chosen: bool,
     ) {
         let segment = self.segment_index(segment);
-        let before = self.pieces.len();
-        self.pieces.extend(pieces);
-        let pieces = self.pieces.len() - before;
-        self.jobs.push(Job { segment, pieces, is_chosen, outcome: None });
+        let before = self.entries.len();
+        self.entries.extend(entries);
+        let entries = self.entries.len() - before;
+        self.jobs.push(Job { segment, entries, is_chosen, outcome: None });
     }
 
     /// Number of jobs.
@@ -94,7 +98,7 @@ impl Jobs {
         }
         // The vector keeps the segment alive, so that its address stays unique.
         let next = self.segments.len();
-        let number = *self.numbers.entry(Arc::as_ptr(segment).addr()).or_insert(next);
+        let number = *self.segment_indexes.entry(Arc::as_ptr(segment).addr()).or_insert(next);
         if number == next {
             self.segments.push(Arc::clone(segment));
         }
@@ -110,17 +114,17 @@ impl Jobs {
             let next = by_endpoint.len();
             peers.push(*by_endpoint.entry(&segment.endpoint).or_insert(next));
         }
-        let pieces = std::mem::take(&mut self.pieces);
+        let entries = std::mem::take(&mut self.entries);
         if by_endpoint.len() == 1 {
             let jobs = self.jobs.iter_mut().collect();
-            return (&self.segments, vec![PeerGroup { jobs, pieces }]);
+            return (&self.segments, vec![PeerGroup { jobs, entries }]);
         }
-        let empty = || PeerGroup { jobs: Vec::new(), pieces: Vec::new() };
+        let empty = || PeerGroup { jobs: Vec::new(), entries: Vec::new() };
         let mut groups: Vec<_> = std::iter::repeat_with(empty).take(by_endpoint.len()).collect();
-        let mut pieces = pieces.into_iter();
+        let mut entries = entries.into_iter();
         for job in &mut self.jobs {
             let group = &mut groups[peers[job.segment]];
-            group.pieces.extend(pieces.by_ref().take(job.pieces));
+            group.entries.extend(entries.by_ref().take(job.entries));
             group.jobs.push(job);
         }
         (&self.segments, groups)
@@ -129,7 +133,7 @@ impl Jobs {
 
 impl PeerGroup<'_> {
     fn bytes(&self) -> u64 {
-        self.pieces.iter().map(|piece| piece.local.length() as u64).sum()
+        self.entries.iter().map(|entry| entry.local.length() as u64).sum()
     }
 }
 
@@ -205,12 +209,12 @@ impl ClientInner {
             }
         };
         let begin = is_measured.then(|| SystemClock.now());
-        let served = self.engine.transfer(&peer, opcode, &mut group.pieces, deadline);
+        let served = self.engine.transfer(&peer, opcode, &mut group.entries, deadline);
         let end = begin.map(|begin| (begin, SystemClock.now()));
-        let mut pieces = std::mem::take(&mut group.pieces).into_iter();
+        let mut entries = std::mem::take(&mut group.entries).into_iter();
         let mut totals = OutcomeTotals::default();
         for job in &mut group.jobs {
-            let own = pieces.by_ref().take(job.pieces);
+            let own = entries.by_ref().take(job.entries);
             job.outcome = Some(self.job_outcome(own, &segments[job.segment], &mut totals));
         }
         self.metrics.count_copies(served.or_else(|| peer.transport()), opcode, totals);
@@ -223,18 +227,18 @@ impl ClientInner {
         }
     }
 
-    /// Combines the results of a job's pieces.
+    /// Combines the results of a job's entries.
     fn job_outcome(
         &self,
-        pieces: impl Iterator<Item = TransferEntry>,
+        entries: impl Iterator<Item = TransferEntry>,
         segment: &SegmentInfo,
         totals: &mut OutcomeTotals,
     ) -> Result<()> {
         let mut bytes = 0;
         let mut failed = None;
-        for piece in pieces {
-            bytes += piece.local.length() as u64;
-            match piece.outcome {
+        for entry in entries {
+            bytes += entry.local.length() as u64;
+            match entry.outcome {
                 Some(Ok(())) => {}
                 Some(Err(error)) => failed = failed.or(Some(error)),
                 None => failed = failed.or_else(|| Some(not_transferred())),
@@ -281,19 +285,19 @@ mod tests {
     }
 
     #[test]
-    fn groups_jobs_and_pieces_by_peer() {
+    fn groups_jobs_and_entries_by_peer() {
         let (a, b, more_of_a) = (segment("a"), segment("b"), segment("a"));
-        let piece = |remote| TransferEntry::new(dangling_range(1), remote);
+        let entry = |remote| TransferEntry::new(dangling_range(1), remote);
         let mut jobs = Jobs::default();
-        jobs.push(&a, [piece(1), piece(2)], false);
-        jobs.push(&b, [piece(3)], false);
+        jobs.push(&a, [entry(1), entry(2)], false);
+        jobs.push(&b, [entry(3)], false);
         jobs.push(&more_of_a, [], false);
-        jobs.push(&a, [piece(4)], false);
+        jobs.push(&a, [entry(4)], false);
         let (segments, groups) = jobs.group_by_peer();
         assert_eq!(segments.len(), 3, "each segment is stored once");
         let remotes = |group: &PeerGroup<'_>| {
-            let counts = group.jobs.iter().map(|job| job.pieces).collect::<Vec<_>>();
-            (counts, group.pieces.iter().map(|piece| piece.remote).collect::<Vec<_>>())
+            let counts = group.jobs.iter().map(|job| job.entries).collect::<Vec<_>>();
+            (counts, group.entries.iter().map(|entry| entry.remote).collect::<Vec<_>>())
         };
         let found: Vec<_> = groups.iter().map(remotes).collect();
         assert_eq!(found, [(vec![2, 0, 1], vec![1, 2, 4]), (vec![1], vec![3])]);
@@ -303,13 +307,13 @@ mod tests {
     #[test]
     fn jobs_of_one_peer_form_one_group() {
         let (a, more_of_a) = (segment("a"), segment("a"));
-        let piece = |remote| TransferEntry::new(dangling_range(1), remote);
+        let entry = |remote| TransferEntry::new(dangling_range(1), remote);
         let mut jobs = Jobs::default();
-        jobs.push(&a, [piece(1)], true);
-        jobs.push(&more_of_a, [piece(2)], false);
+        jobs.push(&a, [entry(1)], true);
+        jobs.push(&more_of_a, [entry(2)], false);
         let (_, groups) = jobs.group_by_peer();
         assert_eq!(groups.len(), 1);
-        assert_eq!((groups[0].jobs.len(), groups[0].pieces.len()), (2, 2));
+        assert_eq!((groups[0].jobs.len(), groups[0].entries.len()), (2, 2));
         assert!(groups[0].jobs[0].is_chosen);
     }
 }

@@ -210,17 +210,17 @@ impl ClientInner {
             self.check_open()?;
             let length = buffer.length().min(source.length - done);
             let local = segment_range(buffer.base(), length);
-            let piece = TransferEntry::new(local, source.address() + done);
+            let entry = TransferEntry::new(local, source.address() + done);
             let mut jobs = Jobs::default();
-            jobs.push(&source.segment, [piece], false);
+            jobs.push(&source.segment, [entry], false);
             self.run_jobs(Opcode::Read, &mut jobs, until);
             jobs.finish().collect::<Result<()>>()?;
             let open: Vec<usize> =
                 (0..targets.len()).filter(|&nth| outcomes[nth].is_ok()).collect();
             let mut jobs = Jobs::default();
             for &nth in &open {
-                let piece = TransferEntry::new(local, targets[nth].address() + done);
-                jobs.push(&targets[nth].segment, [piece], false);
+                let entry = TransferEntry::new(local, targets[nth].address() + done);
+                jobs.push(&targets[nth].segment, [entry], false);
             }
             self.run_jobs(Opcode::Write, &mut jobs, until);
             for (nth, outcome) in open.into_iter().zip(jobs.finish()) {
