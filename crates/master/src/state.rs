@@ -1,9 +1,9 @@
-//! The master's rules: which objects exist, where their copies lie, for how long, and who may be
-//! given memory.
+//! The rules of the master: which objects exist, where their replicas lie, how long they stay, and
+//! who may allocate memory.
 //!
-//! A pure core: no clock, randomness, I/O, channel or await. `now` comes in, decisions come out,
-//! and the same calls with the same seed give the same answers. One [`State`] is meant to stand
-//! behind one lock; whatever could take long goes in slices.
+//! A pure core without clock, randomness, I/O, channels or await. `now` is an argument, decisions
+//! are return values, and the same calls with the same seed give the same results. One [`State`] is
+//! meant to be guarded by one lock; work that could take long is done in slices.
 
 pub mod allocator;
 mod clear;
@@ -89,10 +89,10 @@ pub use self::{
     tenant::TenantQuota,
 };
 
-/// How many things that are due one call of [`State::advance`] does.
+/// Due timers and releases that one call of [`State::advance`] handles.
 const ADVANCE_SLICE: usize = 1024;
 
-/// Everything the master knows.
+/// The whole state of the master.
 #[derive(Debug)]
 pub struct State {
     rules: Rules,
@@ -107,16 +107,16 @@ pub struct State {
     pins: Pins,
     queue: EvictionQueue,
     placement: Box<dyn AllocationPolicy>,
-    /// Segments that one put is offered; kept for the next.
+    /// Candidate segments of one put; the buffer is reused.
     candidates: Vec<SegmentSlot>,
     quarantine: Quarantine,
     timers: Timers,
     sweeps: Sweeps,
-    /// Eviction ahead of need has begun and not reached its end.
+    /// Eviction ahead of need has started and has not reached its goal.
     is_evicting: bool,
     next_version: u64,
     recovery: Recovery,
-    /// When time was last told to do its work.
+    /// Time of the last [`State::advance`].
     advanced: Option<Moment>,
     max_granted: MaxGranted,
     effects: Effects,
@@ -127,65 +127,65 @@ pub struct State {
 /// Sums over the whole pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Totals {
-    /// Objects with something to read. Those of a segment that just went are counted until they
-    /// are swept.
+    /// Readable objects. Objects of a segment that just left the pool are counted until the sweep.
     pub keys: u64,
-    /// Of them, soft-pinned.
+    /// Soft-pinned objects among them.
     pub soft_pinned_keys: u64,
     /// Registered clients.
     pub clients: u64,
     /// Mounted segments.
     pub segments: u64,
-    /// Segments of before a restart that nobody has announced again, in no other sum but the keys.
+    /// Segments from before a restart whose owners have not announced them again. No other sum but
+    /// `keys` includes them.
     pub unclaimed_segments: u64,
-    /// Bytes lent to the pool.
+    /// Bytes that mounted segments offer.
     pub capacity: u64,
-    /// Bytes given away: objects, objects being written, and memory under fences.
+    /// Allocated bytes: objects, unfinished puts and quarantined memory.
     pub used: u64,
-    /// Of them, bytes of puts that have not ended.
+    /// Bytes of unfinished puts.
     pub writing: u64,
-    /// Of them, freed bytes that wait for the end of a fence.
+    /// Freed bytes that wait for the end of a fence.
     pub fenced: u64,
-    /// What happened since the start.
+    /// Events since the start.
     pub counters: Counters,
 }
 
-/// What happened since the start.
+/// Counts of events since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counters {
-    /// Puts that found no room at first.
+    /// Puts that found too little free memory at first.
     pub evictions_attempted: u64,
-    /// Of them, those that found it by evicting.
+    /// Puts among them that succeeded by evicting.
     pub evictions_succeeded: u64,
     /// Objects evicted.
     pub evicted_keys: u64,
-    /// And their bytes, all copies counted.
+    /// Evicted bytes, all replicas counted.
     pub evicted_bytes: u64,
-    /// Puts refused for want of room.
+    /// Puts refused because no memory could be freed.
     pub puts_without_room: u64,
-    /// Puts that got fewer copies than wished.
+    /// Puts that got fewer replicas than requested.
     pub puts_with_fewer_copies: u64,
-    /// Unfinished puts displaced by another writer or the loss of their own.
+    /// Unfinished puts displaced by another writer or by the loss of their client.
     pub puts_displaced: u64,
-    /// Unfinished puts whose space was taken back.
+    /// Unfinished puts whose memory was taken back after the release timeout.
     pub puts_released: u64,
-    /// Clients that were not heard of for too long.
+    /// Clients whose heartbeats stopped.
     pub clients_expired: u64,
-    /// Copies and moves that were done.
+    /// Copy and move tasks that succeeded.
     pub tasks_done: u64,
-    /// Copies and moves that failed for good.
+    /// Copy and move tasks that failed for good.
     pub tasks_failed: u64,
-    /// Drains that left their segments empty.
+    /// Drains that emptied their segments.
     pub drains_done: u64,
-    /// Drains that could not.
+    /// Drains that failed.
     pub drains_failed: u64,
     /// Drains that were cancelled.
     pub drains_cancelled: u64,
 }
 
 impl State {
-    /// An empty pool. `seed` decides the random choices and the first version number; hand in a
-    /// different one at each start, so that a version of an earlier master means nothing to this.
+    /// Creates an empty pool. `seed` decides the random choices and the first version number. Use
+    /// another seed at each start, so that a version of an earlier master is not valid here.
     pub fn new(rules: Rules, seed: u64) -> Self {
         let mut random = Random::new(seed);
         Self {
@@ -205,7 +205,7 @@ impl State {
             timers: Timers::default(),
             sweeps: Sweeps::default(),
             is_evicting: false,
-            // 47 bits, which leaves room to count and for a replica's number beside it.
+            // 47 bits leave room to count up, and for the ordinal of a replica beside the version.
             next_version: (random.next() >> 17) + 1,
             recovery: Recovery::default(),
             advanced: None,
@@ -217,12 +217,13 @@ impl State {
         }
     }
 
-    /// Does what is due: clients, soft pins, graces, fences and unfinished puts that have run out,
-    /// and eviction ahead of need. A bounded piece of it each time; cheap when nothing is due.
-    /// Returns when something will be due next: not after `now` if there is more to do at once.
+    /// Handles what is due: expired clients, soft pins, unmount graces, fences and unfinished puts,
+    /// and eviction ahead of need. Each call does a bounded amount of work and is cheap when
+    /// nothing is due. Returns when the next call is needed, which is `now` if work is left.
     ///
-    /// To be called several times in a client's time to live: time in which it was not called is
-    /// taken for a pause of the master, in which it could hear of nobody, and counts for no one.
+    /// Call `advance` several times within the time to live of a client: a longer gap counts as a
+    /// pause of the master, in which no heartbeat could arrive, and extends the time of every
+    /// client.
     pub fn advance(&mut self, now: Moment) -> Option<Moment> {
         self.compensate_stall(now);
         self.lower_max_granted(now);
@@ -242,12 +243,12 @@ impl State {
         due.into_iter().flatten().min()
     }
 
-    /// The rules it goes by.
+    /// Returns the rules in force.
     pub fn rules(&self) -> &Rules {
         &self.rules
     }
 
-    /// Sums over the whole pool; takes as long as there are segments.
+    /// Sums over the whole pool, in time proportional to the number of segments.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals {
             keys: self.objects.complete,
@@ -267,13 +268,13 @@ impl State {
         totals
     }
 
-    /// Bytes used and lent.
+    /// Returns used bytes and capacity.
     fn sums(&self) -> (u64, u64) {
         let totals = self.totals();
         (totals.used, totals.capacity)
     }
 
-    /// One timer that is due; whether there was one.
+    /// Fires one timer that is due. Returns whether there was one.
     fn fire_timer(&mut self, now: Moment) -> bool {
         let Some(timer) = self.timers.pop_due(now) else { return false };
         match timer {

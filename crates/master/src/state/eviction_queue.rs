@@ -12,18 +12,18 @@ use super::{
     object::Flags,
 };
 
-/// Which object is evicted next.
+/// Objects in the order of eviction.
 #[derive(Debug)]
 pub(super) struct EvictionQueue {
     pub(super) plain: Box<dyn EvictionPolicy>,
-    /// Evicted after all of the others.
+    /// Soft-pinned objects, evicted after all others.
     pub(super) soft: Lru,
-    /// Objects that were met while leased or fenced wait here, so that none is met twice in vain:
-    /// until when, object, version.
+    /// Objects found leased or fenced, until their protection ends, so that none is examined twice
+    /// without success: end, object, version.
     parked: BinaryHeap<Reverse<(Timestamp, ObjectSlot, u64)>>,
-    /// Bytes of the objects that wait there.
+    /// Bytes of parked objects.
     pub(super) parked_bytes: u64,
-    /// When a call last batch_started for objects.
+    /// Start of the last call that looked up objects.
     batch_started: Option<Moment>,
 }
 
@@ -38,7 +38,7 @@ impl EvictionQueue {
         }
     }
 
-    /// A call looks for objects; the keys of one call come at the same time.
+    /// Notes that a call looks up objects: all keys of one call belong to one batch.
     pub(super) fn begin_batch(&mut self, now: Moment) {
         if self.batch_started.replace(now) != Some(now) {
             self.plain.begin_batch();
@@ -47,12 +47,12 @@ impl EvictionQueue {
 }
 
 impl State {
-    /// The object may be evicted, if it ever may.
+    /// Makes the object a candidate for eviction, unless it is hard-pinned.
     pub(super) fn enqueue(&mut self, slot: ObjectSlot) {
         self.enqueue_hashed(slot, self.objects.key_hash(slot));
     }
 
-    /// As [`enqueue`](Self::enqueue), for who knows the hash of its key.
+    /// Makes an object a candidate whose key hash is known.
     pub(super) fn enqueue_hashed(&mut self, slot: ObjectSlot, hash: KeyHash) {
         let flags = self.objects.at(slot).flags;
         if flags.has(Flags::SOFT_PINNED) && !flags.has(Flags::HARD_PINNED) {
@@ -62,14 +62,14 @@ impl State {
         }
     }
 
-    /// The object is not to be evicted for now.
+    /// Takes the object out of the eviction order.
     pub(super) fn dequeue(&mut self, slot: ObjectSlot) {
         self.queue.plain.remove(slot);
         self.queue.soft.remove(slot);
         self.unpark(slot);
     }
 
-    /// The object was used: it goes later, and its soft pin lasts anew.
+    /// Records a use: the object is evicted later, and its soft pin is renewed.
     pub(super) fn touch(&mut self, now: Moment, slot: ObjectSlot) {
         self.queue.plain.touch(slot);
         self.tenants.touch_object(self.objects.at(slot).tenant, slot);
@@ -84,7 +84,7 @@ impl State {
         }
     }
 
-    /// The object, which is in no queue, waits until then.
+    /// Parks an object that is in no queue.
     pub(super) fn park(&mut self, slot: ObjectSlot, until: Timestamp) {
         let object = self.objects.at_mut(slot);
         object.flags.set(Flags::PARKED, true);
@@ -92,7 +92,7 @@ impl State {
         self.queue.parked.push(Reverse((until, slot, object.version)));
     }
 
-    /// Objects whose leases have ended may be evicted again.
+    /// Returns parked objects whose protection has ended to the eviction order.
     pub(super) fn unpark_due(&mut self, now: Moment) {
         while let Some(&Reverse((until, slot, version))) = self.queue.parked.peek() {
             if until > now.into() {
@@ -120,7 +120,7 @@ impl State {
         }
     }
 
-    /// What held the object has ended early: it waits no longer.
+    /// Returns a parked object to the eviction order because its protection ended early.
     pub(super) fn unpark_early(&mut self, slot: ObjectSlot) {
         if self.objects.at(slot).flags.has(Flags::PARKED) {
             self.unpark(slot);

@@ -1,20 +1,20 @@
-//! Two kinds of holding on: a retention lease keeps an object, a fence keeps its memory.
+//! Two kinds of protection: a retention lease keeps an object, a fence keeps its memory.
 
 use std::time::Duration;
 
 use mooncake_base::Moment;
 
-/// A [`Moment`] in 8 bytes, for what there are millions of.
+/// A [`Moment`] in 8 bytes, for data that exists millions of times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) struct Timestamp(u64);
 
 impl Timestamp {
-    /// How long after `now` it comes; nothing if it has passed.
+    /// Returns the time from `now` on, or zero.
     pub(super) fn left(self, now: Moment) -> Duration {
         self.moment().left(now)
     }
 
-    /// For the wire; 0 is no stamp that is granted.
+    /// Returns the bits for the wire; a granted stamp is never 0.
     pub(super) fn to_bits(self) -> u64 {
         self.0
     }
@@ -34,10 +34,10 @@ impl From<Moment> for Timestamp {
     }
 }
 
-/// Uses are told apart by time to this share of a lease, as a power of two.
+/// Uses within this share of a lease, as a power of two, count once.
 const SLOT_SHARE: u32 = 4;
 
-/// Until when an object and its memory are held.
+/// End of the lease of an object and of the fence of its memory.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct LeaseAndFence {
     lease: Timestamp,
@@ -45,39 +45,39 @@ pub(super) struct LeaseAndFence {
 }
 
 impl LeaseAndFence {
-    /// Keeps the object until then, or longer if it was to be kept longer.
+    /// Extends the lease; never shortens it.
     pub(super) fn extend_lease(&mut self, until: Moment) {
         self.lease = self.lease.max(until.into());
     }
 
-    /// As [`extend_lease`](Self::extend_lease), for a use that begins a lease of that length. `false`
-    /// if the last such use was a moment ago: time is divided into slots, each at most a sixteenth
-    /// of a lease, and both uses are in one of them.
+    /// Extends the lease from `now` by `ttl`. Returns `false` if the last use was in the same slot
+    /// of time; a slot is at most a sixteenth of a lease.
     pub(super) fn renew_lease(&mut self, now: Moment, ttl: Duration) -> bool {
         let before = self.lease.0;
         self.extend_lease(now + ttl);
         let ttl = u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX);
         let slot_bits = ttl.checked_ilog2().and_then(|bits| bits.checked_sub(SLOT_SHARE));
-        // Leases of one length end in the order in which they begin, and in slots of that length.
+        // Leases of one length end in the order in which they start, so the end tells the slot.
         slot_bits.is_none_or(|bits| before >> bits != self.lease.0 >> bits)
     }
 
-    /// Keeps the memory until then, or longer.
+    /// Extends the fence; never shortens it.
     pub(super) fn extend_fence(&mut self, until: Moment) {
         self.fence = self.fence.max(until.into());
     }
 
-    /// Keeps the memory for a reader until then, or longer. What comes back stands for this reader
-    /// alone, if nobody else reads now: nobody is done before the fence it names.
+    /// Extends the fence for a reader. Returns its end if no other fence is active: the ticket of a
+    /// single reader.
     pub(super) fn grant_fence(&mut self, now: Moment, until: Moment) -> Option<Timestamp> {
         let before = self.fence;
         let until = Timestamp::from(until);
-        // Never the same twice, so that an earlier reader does not hand back what a later one has.
+        // Never the same end twice, so that an earlier reader cannot release the fence of a later
+        // one.
         self.fence = if until > before { until } else { Timestamp(before.0 + 1) };
         (before <= now.into()).then_some(self.fence)
     }
 
-    /// The memory is another one now; the object is still kept.
+    /// Drops the fence, since the object has other memory now; the lease stays.
     pub(super) fn clear_fence(&mut self) {
         self.fence = Timestamp::default();
     }
@@ -86,12 +86,12 @@ impl LeaseAndFence {
         self.lease > now.into()
     }
 
-    /// When the last fence of the memory ends.
+    /// Returns the end of the last fence.
     pub(super) fn fence(&self) -> Timestamp {
         self.fence
     }
 
-    /// When the object may be evicted and its memory be used at once.
+    /// Returns when the object may be evicted and its memory reused at once.
     pub(super) fn protected_until(&self) -> Timestamp {
         self.lease.max(self.fence)
     }

@@ -12,41 +12,41 @@ use super::{
     lease::LeaseAndFence,
 };
 
-/// No put under way.
+/// No unfinished put.
 pub(super) const NO_WRITE: WriteSlot = WriteSlot::NONE;
-/// The most tenants there may be.
+/// Most tenants.
 const TENANTS_MAX: usize = 1 << 16;
-/// Tables of keys. One of some thousand keys doubles within a millisecond.
+/// Hash tables of keys. A table of some thousand keys doubles within a millisecond.
 const TABLES: usize = 1024;
-/// The most objects there may be, and so the numbers that are never one.
+/// Most objects; slot numbers above it are reserved.
 const OBJECTS_MAX: usize = u32::MAX as usize - 2;
-/// The number of no object.
+/// No object.
 pub(super) const NO_OBJECT: ObjectSlot = ObjectSlot::NONE;
-/// A replica's id is its version shifted by so much, and its number among the copies.
+/// The id of a replica is the version, shifted by this, and the ordinal of the replica.
 const ORDINAL_BITS: u32 = 16;
-/// The most copies of one object. Copies that a put makes are numbered below this, copies that a
-/// task adds above it.
+/// Most replicas of one object. Ordinals of replicas that a put makes are below it, ordinals of
+/// replicas that a task adds are above it.
 pub(super) const REPLICAS_MAX: u32 = 128;
 
-/// Absent, being written, or complete.
+/// State of a key: absent, being written, or complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ObjectState {
     /// No object has the key.
     Absent,
-    /// There is a writer, and nothing to read yet.
+    /// A put is unfinished, and nothing is readable yet.
     Writing,
-    /// There is something to read.
+    /// The object is readable.
     Complete,
 }
 
-/// What stands under one key: something to read, puts under way, or both.
+/// The entry of one key: a readable value, unfinished puts, or both.
 #[derive(Debug)]
 pub(super) struct Object {
     key: KeyHandle,
     pub(super) tenant: TenantIndex,
     pub(super) data_type: u8,
     pub(super) flags: Flags,
-    /// The newest put under way, which links to the others.
+    /// The newest unfinished put, which links to the others.
     pub(super) newest_write: WriteSlot,
     pub(super) version: u64,
     pub(super) length: u64,
@@ -55,26 +55,26 @@ pub(super) struct Object {
     pub(super) replicas: Replicas,
 }
 
-/// Yes-or-no facts of an object, a bit each.
+/// Properties of an object, a bit each.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Flags(u8);
 
 impl Flags {
-    /// There is something to read.
+    /// The object is readable.
     pub(super) const COMPLETE: Self = Self(1);
     /// Never evicted.
     pub(super) const HARD_PINNED: Self = Self(2);
-    /// Evicted after all others.
+    /// Evicted after all other objects.
     pub(super) const SOFT_PINNED: Self = Self(4);
-    /// Evicted with others or not at all.
+    /// Evicted with its group or not at all.
     pub(super) const GROUPED: Self = Self(8);
     /// The writer gave a checksum.
     pub(super) const CHECKSUM: Self = Self(16);
-    /// Waits outside the order of eviction for the end of a lease.
+    /// Outside the eviction order until a lease ends.
     pub(super) const PARKED: Self = Self(32);
-    /// A client is copying it: neither evicted nor plainly removed.
+    /// A client is copying it: not evicted, and removed only by force.
     pub(super) const BEING_COPIED: Self = Self(64);
-    /// Was used while it waited there.
+    /// Used while it was parked.
     pub(super) const USED: Self = Self(128);
 
     pub(super) fn has(self, flag: Self) -> bool {
@@ -86,7 +86,7 @@ impl Flags {
     }
 }
 
-/// One copy: where its memory lies.
+/// One replica: where its memory lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Replica {
     pub(super) segment: SegmentSlot,
@@ -100,12 +100,12 @@ impl Replica {
     }
 }
 
-/// The number that the replica has among the copies of that version, if it is one of them.
+/// Returns the ordinal of a replica, if it belongs to that version.
 pub(super) fn ordinal_of(replica: ReplicaId, version: u64) -> Option<u16> {
     (replica.0 >> ORDINAL_BITS == version).then_some(replica.0 as u16)
 }
 
-/// The copies of an object. One is the usual number and needs no memory of its own.
+/// Replicas of an object. The usual single replica needs no heap memory.
 #[derive(Debug, Default)]
 pub(super) enum Replicas {
     #[default]
@@ -116,7 +116,7 @@ pub(super) enum Replicas {
 }
 
 impl Replicas {
-    /// Adds one at the end.
+    /// Appends a replica.
     pub(super) fn push(&mut self, replica: Replica) {
         match self {
             Self::None => *self = Self::One(replica),
@@ -125,7 +125,7 @@ impl Replicas {
         }
     }
 
-    /// Keeps those of which that holds.
+    /// Keeps the replicas for which `is_kept` returns `true`.
     pub(super) fn retain(&mut self, mut is_kept: impl FnMut(&Replica) -> bool) {
         match self {
             Self::None => {}
@@ -176,40 +176,40 @@ impl Object {
         Version(self.version)
     }
 
-    /// Bytes of all its copies.
+    /// Returns the bytes of all replicas.
     pub(super) fn bytes(&self) -> u64 {
         self.length * self.replicas.len() as u64
     }
 }
 
-/// All objects, each under a number that stays while it exists.
+/// All objects, each in a slot that it keeps.
 #[derive(Debug)]
 pub(super) struct Objects {
     slots: Vec<Option<Object>>,
     keys: KeyArena,
-    /// Of objects with [`Flags::CHECKSUM`]; shorter than `slots` while later ones have none, so
-    /// that it costs nothing where no writer gives one.
+    /// Checksums of objects with [`Flags::CHECKSUM`]. Only as long as the last slot that has a
+    /// checksum, so that it costs nothing where no writer gives one.
     checksums: Vec<u64>,
     vacant: Vec<ObjectSlot>,
-    /// By key, in so many tables that the growth of one is over at once.
+    /// Slots by key, in many tables, so that the growth of one is quick.
     by_key: Box<[HashTable<Entry>]>,
     tenants: HashMap<TenantId, TenantIndex, rustc_hash::FxSeededState>,
     tenant_names: Vec<TenantId>,
     seed: u64,
-    /// How many have something to read.
+    /// Number of readable objects.
     pub(super) complete: u64,
 }
 
-/// An object in a table of keys.
+/// An entry of a table of keys.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     slot: ObjectSlot,
-    /// Of its key, so that a table grows, and passes other keys over, without a look at them.
+    /// Hash of the key, so that a table can grow and skip other keys without reading keys.
     hash: KeyHash,
 }
 
 impl Objects {
-    /// None. The seed keeps strangers from choosing keys that collide.
+    /// Creates an empty table. The seed keeps clients from choosing keys that collide.
     pub(super) fn new(seed: u64) -> Self {
         let mut tenants = HashMap::with_hasher(rustc_hash::FxSeededState::with_seed(seed as usize));
         tenants.insert(TenantId::default(), TenantIndex::DEFAULT);
@@ -226,7 +226,7 @@ impl Objects {
         }
     }
 
-    /// The number of a tenant, given to it if it is new.
+    /// Returns the index of a tenant, adding the tenant if it is new.
     pub(super) fn intern_tenant(&mut self, tenant: &TenantId) -> Result<TenantIndex> {
         if let Some(number) = self.tenant_index(tenant) {
             return Ok(number);
@@ -240,12 +240,12 @@ impl Objects {
         Ok(number)
     }
 
-    /// The number of a tenant that has put something before.
+    /// Returns the index of a tenant that has put something before.
     pub(super) fn tenant_index(&self, tenant: &TenantId) -> Option<TenantIndex> {
         self.tenants.get(tenant).copied()
     }
 
-    /// The tenant of that number.
+    /// Returns the tenant with that index.
     pub(super) fn tenant_name(&self, number: TenantIndex) -> &TenantId {
         &self.tenant_names[number.index()]
     }
@@ -254,7 +254,7 @@ impl Objects {
         self.find_hashed(self.hash(tenant, key), tenant, key)
     }
 
-    /// As [`find`](Self::find), for who knows the hash.
+    /// Finds a key whose hash is known.
     pub(super) fn find_hashed(
         &self,
         hash: KeyHash,
@@ -271,9 +271,9 @@ impl Objects {
         found.map(|entry| entry.slot)
     }
 
-    /// The hashes of keys that are looked up next. What that will look at is fetched meanwhile, for
-    /// all of them side by side: in a large table each lookup alone waits for memory several times.
-    /// Of no meaning where there is no tenant.
+    /// Hashes keys that are looked up next and prefetches their entries side by side: in a large
+    /// table each lookup alone waits for memory several times. The hashes mean nothing without a
+    /// tenant.
     pub(super) fn prefetch_hashes<'k>(
         &self,
         tenant: Option<TenantIndex>,
@@ -286,27 +286,27 @@ impl Objects {
                 self.by_key[table_of(hash)].find(spread(hash), |entry| entry.hash == hash)?;
             self.key(self.at(entry.slot)).first()
         });
-        // Or nobody would look.
+        // Keeps the compiler from removing the reads.
         std::hint::black_box(found.flatten().count());
         hashes
     }
 
-    /// Makes room for so many more, so that nothing has to grow while they come.
+    /// Reserves space for more objects, so that no table grows while they are added.
     pub(super) fn reserve(&mut self, objects: usize) {
         self.slots.reserve(objects);
-        // Not all tables get the same number.
+        // Keys are not spread evenly over the tables.
         let each = objects / TABLES + objects / (4 * TABLES) + 8;
         for table in &mut self.by_key {
             table.reserve(each, |entry| spread(entry.hash));
         }
     }
 
-    /// A new object with nothing in it, under a key that has none.
+    /// Adds an object without a value, under a key that has none.
     pub(super) fn insert(&mut self, tenant: TenantIndex, key: KeyRef<'_>) -> Result<ObjectSlot> {
         self.insert_hashed(self.hash(tenant, key.as_bytes()), tenant, key)
     }
 
-    /// As [`insert`](Self::insert), for who knows the hash.
+    /// Adds an object under a key whose hash is known.
     pub(super) fn insert_hashed(
         &mut self,
         hash: KeyHash,
@@ -351,7 +351,7 @@ impl Objects {
         }
     }
 
-    /// What the writer of the object's value gave.
+    /// Sets or clears the checksum of an object.
     pub(super) fn set_checksum(&mut self, slot: ObjectSlot, checksum: Option<u64>) {
         self.at_mut(slot).flags.set(Flags::CHECKSUM, checksum.is_some());
         if let Some(checksum) = checksum {
@@ -363,7 +363,7 @@ impl Objects {
         }
     }
 
-    /// What the writer of the object's value gave, if anything.
+    /// Returns the checksum that the writer gave.
     pub(super) fn checksum(&self, slot: ObjectSlot) -> Option<u64> {
         let is_known = self.at(slot).flags.has(Flags::CHECKSUM);
         is_known.then(|| self.checksums[slot.index()])
@@ -377,7 +377,7 @@ impl Objects {
         self.slots[slot.index()].as_ref().expect("the caller has just found it")
     }
 
-    /// The object of that number, if there is one.
+    /// Returns the object in a slot.
     pub(super) fn get(&self, slot: ObjectSlot) -> Option<&Object> {
         self.slots.get(slot.index())?.as_ref()
     }
@@ -386,47 +386,47 @@ impl Objects {
         self.slots.get_mut(slot.index())?.as_mut()
     }
 
-    /// Every number is below this.
+    /// Returns the bound of all slot numbers.
     pub(super) fn slot_count(&self) -> u32 {
         self.slots.len() as u32
     }
 
-    /// The bytes of its key.
+    /// Returns the key of an object.
     pub(super) fn key(&self, object: &Object) -> &[u8] {
         self.keys.get(object.key)
     }
 
-    /// Its key, for others to keep.
+    /// Returns an owned copy of the key of an object.
     pub(super) fn object_key(&self, object: &Object) -> ObjectKey {
         ObjectKey::new(self.key(object)).expect("it came as a key")
     }
 
-    /// The hash of its key.
+    /// Returns the hash of the key of an object.
     pub(super) fn key_hash(&self, slot: ObjectSlot) -> KeyHash {
         let object = self.at(slot);
         self.hash(object.tenant, self.key(object))
     }
 
-    /// A number that is the same for the same key, and that no caller can foretell.
+    /// Hashes a key with the seed, so that no caller can predict the hash.
     pub(super) fn hash(&self, tenant: TenantIndex, key: &[u8]) -> KeyHash {
         KeyHash::new((hash_of(self.seed, tenant, key) >> u32::BITS) as u32)
     }
 }
 
-/// Which table a key is in.
+/// Returns the table of a key.
 fn table_of(hash: KeyHash) -> usize {
     (hash.number() >> (u32::BITS - TABLES.ilog2())) as usize
 }
 
-/// The bits that tables go by, of those that all keys of one table do not share.
+/// Spreads the bits that differ among the keys of one table.
 fn spread(hash: KeyHash) -> u64 {
     u64::from(hash.number()).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// SipHash with a seed that no caller knows: keys come from strangers.
+/// SipHash with a secret seed, since keys come from untrusted clients.
 fn hash_of(seed: u64, tenant: TenantIndex, key: &[u8]) -> u64 {
     let mut hasher = std::hash::DefaultHasher::new();
-    // One word, so that the words of the key are taken as they lie.
+    // One word, so that the words of the key stay aligned.
     hasher.write_u64(seed ^ u64::from(tenant.number()));
     hasher.write(key);
     hasher.finish()
@@ -455,7 +455,7 @@ mod tests {
         assert_eq!(slots.map(|slot| objects.checksum(slot)), [Some(7), Some(0), None]);
         objects.set_checksum(slots[0], None);
         assert_eq!(objects.checksum(slots[0]), None);
-        // The number goes to another object, not the checksum.
+        // The next object reuses the slot, but not its checksum.
         objects.remove(slots[1]);
         let next = objects.insert(DEFAULT, KeyRef::new(b"d").unwrap()).unwrap();
         assert_eq!((next, objects.checksum(next)), (slots[1], None));

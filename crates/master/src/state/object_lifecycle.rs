@@ -1,4 +1,4 @@
-//! Complete objects: lookup, added and dropped copies, removal, and where freed memory goes.
+//! Complete objects: lookup, added and dropped replicas, removal, and quarantine of freed memory.
 
 use crate::state::ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex};
 use mooncake_base::Moment;
@@ -12,12 +12,12 @@ use super::{
 };
 
 impl State {
-    /// The object of that key, without copies that were lost.
+    /// Finds an object and drops its lost replicas.
     pub(super) fn find(&mut self, tenant: TenantIndex, key: &[u8]) -> Option<ObjectSlot> {
         self.find_hashed(self.objects.hash(tenant, key), tenant, key)
     }
 
-    /// As [`find`](Self::find), for who knows the hash of the key.
+    /// Finds an object by a key whose hash is known, and drops its lost replicas.
     pub(super) fn find_hashed(
         &mut self,
         hash: KeyHash,
@@ -35,7 +35,7 @@ impl State {
         Some(slot)
     }
 
-    /// Drops what can be read; its memory is free, or rests while a fence covers it.
+    /// Drops the value of an object. The memory is freed, or quarantined while a fence covers it.
     pub(super) fn drop_value(&mut self, now: Moment, slot: ObjectSlot) {
         if !self.objects.at(slot).is_complete() {
             return;
@@ -61,7 +61,7 @@ impl State {
         self.clear_value(slot);
     }
 
-    /// Nothing is to be read under the key any more; its copies are gone already.
+    /// Clears the value of an object whose replicas are gone.
     pub(super) fn clear_value(&mut self, slot: ObjectSlot) {
         self.emit_removed(slot);
         self.dequeue(slot);
@@ -81,7 +81,8 @@ impl State {
         }
     }
 
-    /// The others of its group wait no longer for a member that could never be evicted.
+    /// Removes the object from its group. If the object was hard-pinned, the group may be evicted
+    /// from now on.
     fn leave_group(&mut self, slot: ObjectSlot, was_hard_pinned: bool) {
         let siblings = if was_hard_pinned { self.groups.members(slot).to_vec() } else { vec![] };
         self.groups.leave(slot);
@@ -90,7 +91,7 @@ impl State {
         }
     }
 
-    /// One more copy of an object that can be read.
+    /// Adds a replica to a complete object.
     pub(super) fn add_copy(&mut self, slot: ObjectSlot, replica: Replica) {
         let object = self.objects.at_mut(slot);
         object.replicas.push(replica);
@@ -114,8 +115,8 @@ impl State {
         }
     }
 
-    /// Drops the copies of an object that lie in these segments; with the last one it is gone.
-    /// How many were dropped.
+    /// Drops the replicas of an object in these segments; the object is removed with its last
+    /// replica. Returns the number of dropped replicas.
     pub(super) fn drop_copies(
         &mut self,
         now: Moment,
@@ -158,9 +159,9 @@ impl State {
         dropped.len()
     }
 
-    /// A reader hands back the fence it was granted for itself alone: the memory of the object, if
-    /// it was freed meanwhile, need not rest any longer. Fences that stand for others too, or that
-    /// were handed back before, are passed over.
+    /// Releases a fence that was granted to one reader only: if the memory was freed meanwhile, its
+    /// quarantine ends. Has no effect on fences of several readers and on fences that were released
+    /// before.
     pub fn release_fence(&mut self, ticket: FenceTicket) {
         let FenceTicket { object, version, fence } = ticket;
         let fence = Timestamp::from_bits(fence);
@@ -183,13 +184,13 @@ impl State {
         }
     }
 
-    /// Gives the memory of a copy back; until then it rests.
+    /// Frees the memory of a replica, after a quarantine until `until`.
     pub(super) fn release(&mut self, now: Moment, replica: Replica, until: Timestamp) {
         self.free_or_quarantine(now, replica, until, 0);
     }
 
-    /// As [`release`](Self::release), of an object of that version: should readers of it be done
-    /// earlier and say so, it rests no longer.
+    /// Frees the memory of a replica. If its readers release their fence of `version` earlier, the
+    /// quarantine ends then.
     fn free_or_quarantine(
         &mut self,
         now: Moment,
@@ -204,7 +205,7 @@ impl State {
         if until > now.into() {
             segment.fenced += segment.allocator.size(replica.block);
             let time = until.left(now);
-            // What fences may cover rests after a restart anyhow.
+            // Memory that fences may cover is quarantined after a restart anyhow.
             if time > self.max_granted.fence {
                 let number = segment.number;
                 let offset = segment.allocator.offset(replica.block);
@@ -217,7 +218,7 @@ impl State {
         }
     }
 
-    /// Frees a block whose rest is over.
+    /// Frees a block whose quarantine is over. Returns whether there was one.
     pub(super) fn free_due_quarantine(&mut self, now: Moment) -> bool {
         let Some((segment, block)) = self.quarantine.pop_due(now) else { return false };
         let segment = self.segments.at_mut(segment);

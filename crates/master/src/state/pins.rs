@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 
 use super::{Effect, State, eviction::EvictionPolicy, object::Flags, timer::Timer};
 
-/// Soft pins, of which there are few.
+/// Soft pins; few objects have one.
 #[derive(Debug, Default)]
 pub(super) struct Pins(FxHashMap<ObjectSlot, Pin>);
 
@@ -19,12 +19,12 @@ struct Pin {
 }
 
 impl Pins {
-    /// How long the pin of the object lasts from each access on, if it has one.
+    /// Returns the time that the pin lasts after each access.
     pub(super) fn ttl(&self, now: Moment, object: ObjectSlot) -> Option<Duration> {
         self.0.get(&object).filter(|pin| !pin.until.has_passed(now)).map(|pin| pin.ttl)
     }
 
-    /// How long it was to last, run out or not.
+    /// Returns the time of the pin, even of an expired one.
     pub(super) fn requested_ttl(&self, object: ObjectSlot) -> Option<Duration> {
         self.0.get(&object).map(|pin| pin.ttl)
     }
@@ -40,7 +40,7 @@ impl Pins {
 }
 
 impl State {
-    /// Pins the object softly, or longer if it is pinned.
+    /// Sets or renews the soft pin of an object.
     pub(super) fn pin(&mut self, now: Moment, slot: ObjectSlot, ttl: Duration) {
         let until = now + ttl;
         let object = self.objects.at_mut(slot);
@@ -51,7 +51,7 @@ impl State {
         }
     }
 
-    /// A timer rang: the soft pin has run out, or the timer is set again.
+    /// Handles the timer of a soft pin: ends the pin or sets the timer again.
     pub(super) fn check_pin(&mut self, now: Moment, slot: ObjectSlot, version: u64) {
         let known = self.objects.get(slot).is_some_and(|object| object.version == version);
         let Some(&Pin { until, .. }) = self.pins.0.get(&slot).filter(|_| known) else { return };
@@ -64,7 +64,7 @@ impl State {
         let object = self.objects.at(slot);
         self.effects
             .record(|| Effect::Pinned { object: self.objects.logged_name(object), pin: None });
-        // Members of its group may have been put behind the others on its account.
+        // Members of its group may have been demoted because of this pin.
         let siblings = self.groups.members(slot).to_vec();
         for member in siblings.into_iter().chain([slot]) {
             if self.queue.soft.contains(member) {

@@ -1,4 +1,4 @@
-//! Writing: start allocates, the client writes, end publishes or revoke gives back.
+//! Puts: start allocates, the client writes, end publishes and revoke frees.
 
 mod finish;
 mod record;
@@ -20,31 +20,29 @@ use super::{
     write::Write,
 };
 
-/// The most puts of one key that may be under way at a time (upserts by several clients).
+/// Most unfinished puts of one key (upserts by several clients).
 const WRITERS_PER_KEY_MAX: usize = 64;
-/// The longest name of a group.
+/// Longest name of a group.
 const GROUP_BYTES_MAX: usize = 64 * 1024;
 
-/// One object to be put.
+/// An object to put.
 #[derive(Debug)]
 pub struct Put<'a> {
-    /// Its key.
+    /// Key of the object.
     pub key: KeyRef<'a>,
-    /// Its length, at least 1 byte.
+    /// Length, at least 1 byte.
     pub length: u64,
-    /// Objects of one group are evicted together or not at all; empty: no group.
+    /// Group that is evicted as a whole; empty: none.
     pub group: &'a [u8],
-    /// How it is to be kept.
+    /// Placement and retention.
     pub options: &'a PutOptions,
     /// Replace an existing object (upsert) instead of refusing.
     pub is_replacing: bool,
-    /// Not 0: a number that the client gives to no other call. The same call again has the same
-    /// answer.
+    /// Request id that the client uses only once; 0: none. A repeated call gets the same result.
     pub request: u64,
 }
 
-/// Who puts, looked up once for the puts of a call. Good as long as nothing else is asked of the
-/// state.
+/// The client and tenant of a call's puts, looked up once. Valid until the state is used otherwise.
 #[derive(Debug)]
 pub(crate) struct PutOwner {
     client: ClientId,
@@ -53,52 +51,52 @@ pub(crate) struct PutOwner {
     host: Arc<str>,
 }
 
-/// A put that was started, named by its writer.
+/// An unfinished put, as its writer names it.
 #[derive(Debug, Clone, Copy)]
 pub struct PutRef<'a> {
-    /// The key; empty if it is not told, since the version says enough.
+    /// The key; may be empty, since the version identifies the put.
     pub key: &'a [u8],
-    /// What [`State::put_start`] answered.
+    /// Version that [`State::put_start`] returned.
     pub version: Version,
-    /// Copies that could not be written, or on which a write may still be under way.
+    /// Replicas that could not be written, or on which a write may still be in flight.
     pub failed_replicas: &'a [ReplicaId],
-    /// What readers may check the bytes against.
+    /// Checksum for readers.
     pub checksum: Option<u64>,
 }
 
 /// A put that may be written now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Started {
-    /// The life of the object that this put would begin.
+    /// Version that the object gets when the put ends.
     pub version: Version,
-    /// Where to write, one place a copy, at least one.
+    /// Where to write, one place per replica, at least one.
     pub places: SmallVec<[Place; 1]>,
 }
 
-/// Where one copy lies.
+/// Location of one replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// The segment; ask [`State::segment`](super::State::segment) before the state is changed.
+    /// The segment; call [`State::segment`](super::State::segment) before the state changes.
     pub segment: SegmentSlot,
-    /// From the segment's base.
+    /// Offset from the base of the segment.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// The copy.
+    /// Id of the replica.
     pub replica: ReplicaId,
 }
 
-/// Why the puts of a client will not be ended.
+/// Why the puts of a client are abandoned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AbandonReason {
-    /// Nothing was heard of it; it may still write.
+    /// Heartbeats stopped; the client may still write.
     Vanished,
-    /// It leaves or is dead; bytes it sent before may still arrive.
+    /// The client leaves or is dead; bytes sent before may still arrive.
     Leaving,
 }
 
 impl State {
-    /// Looks the one up who is to put.
+    /// Looks up the client and tenant that put.
     ///
     /// # Errors
     /// `CLIENT_NOT_FOUND`: register first. `TENANT_NOT_REGISTERED`: quotas are enforced, and the
@@ -109,7 +107,7 @@ impl State {
         client: ClientId,
         tenant: &TenantId,
     ) -> Result<PutOwner> {
-        // Before anything is looked up, since what is due may take it away.
+        // Before any lookup, since a due timer may remove what is looked up.
         self.fire_due_timers(now);
         self.clients.check(client)?;
         self.check_tenant(tenant)?;
@@ -117,7 +115,7 @@ impl State {
         Ok(PutOwner { client, tenant, host: self.clients.host(client) })
     }
 
-    /// The hashes of keys that the put_owner, if there is one, puts next.
+    /// Returns the hashes of the keys that the owner puts next, and prefetches their table entries.
     pub(crate) fn prefetch_hashes<'k>(
         &self,
         put_owner: Option<&PutOwner>,
@@ -126,14 +124,14 @@ impl State {
         self.objects.prefetch_hashes(put_owner.map(|put_owner| put_owner.tenant), keys)
     }
 
-    /// Allocates the copies of an object and lets the client write them for the rules'
-    /// `write_window`. Evicts what it needs to.
+    /// Allocates the replicas of an object and lets the client write them within the rules'
+    /// `write_window`. Evicts as needed.
     ///
     /// # Errors
-    /// `OBJECT_ALREADY_EXISTS` (unless replacing): there is such an object, or somebody is writing
-    /// it. `NO_AVAILABLE_HANDLE`: no room; the context says what holds it, and has `retry_after_ms`
-    /// if only the end of a fence is awaited. `CLIENT_NOT_FOUND`: register first.
-    /// `INVALID_PARAMS`: no bytes, no copies, or too long a pin. `OBJECT_REPLICA_BUSY`: too many
+    /// `OBJECT_ALREADY_EXISTS` (unless replacing): the object exists or is being written.
+    /// `NO_AVAILABLE_HANDLE`: out of memory; the context lists what holds it, and has
+    /// `retry_after_ms` if the end of a fence is enough. `CLIENT_NOT_FOUND`: register first.
+    /// `INVALID_PARAMS`: no bytes, no replicas, or too long a pin. `OBJECT_REPLICA_BUSY`: too many
     /// writers of one key.
     pub fn put_start(
         &mut self,
@@ -147,7 +145,7 @@ impl State {
         self.put_start_hashed(now, &put_owner, hash, put)
     }
 
-    /// As [`put_start`](Self::put_start), of one of many keys, for who knows its hash.
+    /// Starts a put like [`put_start`](Self::put_start), with a key whose hash is known.
     pub(crate) fn put_start_hashed(
         &mut self,
         now: Moment,
@@ -181,7 +179,7 @@ impl State {
         })?;
         let slot = match existing {
             Some(slot) => {
-                // What nobody has announced is free for writers, and must not come back.
+                // An unclaimed object does not block writers, and must not come back.
                 if !put.is_replacing && self.is_unclaimed(slot) {
                     self.drop_value(now, slot);
                 }
@@ -190,7 +188,7 @@ impl State {
             None => match self.objects.insert_hashed(hash, tenant, put.key) {
                 Ok(slot) => slot,
                 Err(error) => {
-                    // Nothing was promised to anybody yet.
+                    // No client knows of these blocks yet.
                     replicas.iter().for_each(|&copy| self.release(now, copy, Timestamp::default()));
                     return Err(error);
                 }
@@ -226,15 +224,15 @@ impl State {
         Ok(started)
     }
 
-    /// Publishes what was written, in the place of what stood there. `put.failed_replicas` are
-    /// given up; their memory rests until no late byte can arrive.
+    /// Publishes the written value in place of the earlier one. `put.failed_replicas` are dropped;
+    /// their memory is quarantined until no late byte can arrive.
     ///
-    /// A put that was not to replace anything, and is ended after another one was published,
-    /// counts as having stood just before that one.
+    /// A put that does not replace, but ends after another put was published, counts as replaced by
+    /// that one.
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND`: no such put (any more): it was displaced, released or revoked.
-    /// `ILLEGAL_CLIENT`: somebody else's. `REPLICA_IS_GONE`: no copy is left.
+    /// `ILLEGAL_CLIENT`: another client's put. `REPLICA_IS_GONE`: no replica is left.
     pub fn put_end(
         &mut self,
         now: Moment,
@@ -263,11 +261,11 @@ impl State {
         Ok(())
     }
 
-    /// Gives the space of an unfinished put back. `put.failed_replicas` names copies on which a
-    /// write may still be under way: their memory rests until no late byte can arrive.
+    /// Frees the memory of an unfinished put. `put.failed_replicas` names replicas on which a write
+    /// may still be in flight: their memory is quarantined until no late byte can arrive.
     ///
     /// # Errors
-    /// As [`put_end`](Self::put_end), but for `REPLICA_IS_GONE`.
+    /// As [`put_end`](Self::put_end), except `REPLICA_IS_GONE`.
     pub fn put_revoke(
         &mut self,
         now: Moment,
@@ -284,7 +282,7 @@ impl State {
         Ok(())
     }
 
-    /// Where the copies lie.
+    /// Returns the locations of replicas.
     pub(super) fn places<'a>(
         &self,
         version: u64,
@@ -300,7 +298,7 @@ impl State {
         replicas.into_iter().map(place).collect()
     }
 
-    /// What was asked for, checked; the time of the soft pin in it.
+    /// Checks a put and returns its soft pin.
     fn check_put(&self, put: &Put<'_>) -> Result<WishedPin> {
         let refuse = |why: &str| Err(Error::invalid(why).with("key", put.key));
         if put.length == 0 {
@@ -326,7 +324,7 @@ impl State {
         }
     }
 
-    /// What stands under that key, without puts that took too long.
+    /// Finds the object of the key after displacing puts that took too long.
     fn existing(
         &mut self,
         now: Moment,
@@ -339,14 +337,15 @@ impl State {
         self.objects.get(slot).map(|_| slot)
     }
 
-    /// Should the driver be late while nothing takes objects: memory may have rested by now.
+    /// Fires due timers while no segment accepts objects, in case `advance` is late: the quarantine
+    /// of a segment may be over.
     fn fire_due_timers(&mut self, now: Moment) {
         if self.segments.open().is_empty() {
             while self.fire_timer(now) {}
         }
     }
 
-    /// Somebody may write there until his window is over.
+    /// Keeps the memory busy until the write window is over.
     fn reserve_write_window(&mut self, now: Moment, replicas: &[Replica]) {
         for replica in replicas {
             let segment = self.segments.at_mut(replica.segment);
@@ -355,7 +354,7 @@ impl State {
         }
     }
 
-    /// What the same call was answered before, if it is this one again.
+    /// Returns the earlier result if this call is a repetition.
     fn repeated_start(&self, slot: ObjectSlot, client: ClientId, put: &Put<'_>) -> Option<Started> {
         let is_same = |write: &&Write| {
             write.request == put.request && write.client == client && write.length == put.length
@@ -371,7 +370,7 @@ impl State {
         })
     }
 
-    /// Whether a put may begin where something stands.
+    /// Checks whether a put of an existing key may start.
     fn check_existing(&self, slot: ObjectSlot, is_replacing: bool) -> Result<()> {
         let object = self.objects.at(slot);
         let is_free = object.newest_write == NO_WRITE && self.is_unclaimed(slot);

@@ -1,33 +1,33 @@
-//! How whoever puts an object wishes it to be kept.
+//! Options of a put: replicas, pins and placement.
 
 use std::time::Duration;
 
-/// What becomes of the soft pin of an object that is put.
+/// Soft pin of a put object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SoftPin {
-    /// The pin of the object that is replaced stays; a new object has none.
+    /// Keep the pin of the replaced object; a new object has none.
     #[default]
     Preserve,
-    /// Pinned for that long after the last access; `None`: as long as the rules say.
+    /// Pin for this long after the last access; `None`: for the default time.
     Enable(Option<Duration>),
-    /// Not pinned.
+    /// No pin.
     Disable,
 }
 
-/// How an object is to be kept.
+/// Placement and retention of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PutOptions {
-    /// Wished copies, at least 1. Fewer are made where there are not enough segments.
+    /// Requested replicas, at least 1. Fewer are made if there are too few segments.
     pub replicas: u32,
-    /// What becomes of the soft pin.
+    /// Soft pin.
     pub soft_pin: SoftPin,
-    /// Never evict it.
+    /// Never evict the object.
     pub is_hard_pinned: bool,
-    /// Names of segments to try first, in this order. Unknown names are passed over.
+    /// Names of segments to try first, in this order. Unknown names are ignored.
     pub preferred_segments: Vec<String>,
-    /// Try the segments of the writer's own host before others (after the preferred ones).
+    /// Try the segments of the writer's host before others, after the preferred ones.
     pub is_same_node_preferred: bool,
-    /// Kept and handed back.
+    /// Stored for readers.
     pub data_type: u8,
 }
 
@@ -44,13 +44,13 @@ impl Default for PutOptions {
     }
 }
 
-/// A soft pin that a put wishes, checked.
+/// A checked soft pin of a put.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum WishedPin {
-    /// That of the object it replaces.
+    /// Keep the pin of the replaced object.
     Preserve,
-    /// None.
+    /// No pin.
     None,
-    /// So long after the last access.
+    /// Pin for this long after the last access.
     For(Duration),
 }

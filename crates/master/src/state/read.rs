@@ -1,4 +1,4 @@
-//! Reading: locate grants a lease and a fence; verify asks whether a late read still counts.
+//! Reads: locate grants a lease and a fence; verify tells whether a late read is still valid.
 
 use crate::state::ids::{KeyHash, ObjectSlot, TenantIndex};
 use std::time::Duration;
@@ -12,81 +12,81 @@ use super::{
     put::Place,
 };
 
-/// Reads of so many bytes are the usual ones, as far as fences go.
+/// Reads up to this many bytes need only the usual fence.
 const USUAL_BYTES: u64 = 64 << 20;
 
-/// What every fence that was granted stays below, as the log knows it: raised in leaps, so that it
-/// is logged seldom, and lowered again.
+/// Upper bounds of all granted fences and leases, as the log records them. The bound of fences
+/// rises in large steps, so that it is logged seldom, and falls again.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct MaxGranted {
     pub(super) fence: Duration,
-    /// When the last fence has ended that was longer than usual.
+    /// End of the last fence that was longer than usual.
     raised_until: Moment,
-    /// The longest lease that an earlier master may have granted.
+    /// Longest lease that an earlier master may have granted.
     pub(super) lease: Duration,
 }
 
-/// What a locate asks for beside the places.
+/// Protection that a locate grants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LocateOptions {
-    /// Grant or refresh the retention lease.
+    /// Grant or renew the retention lease.
     pub has_lease: bool,
-    /// Give the memory to nobody else while the bytes are read.
+    /// Reserve the memory while the bytes are read.
     pub has_fence: bool,
 }
 
-/// The answer to a locate of several keys.
+/// Result of a locate of several keys.
 #[derive(Debug, Clone)]
 pub struct Located {
-    /// One for each key, in their order.
+    /// One result per key, in the order of the keys.
     pub objects: Vec<Result<LocatedObject>>,
-    /// How long from `now` the memory of all of them is fenced; zero if no fence was asked for.
+    /// Length of the fence of all of them, from `now`; zero if no fence was requested.
     pub fence: Duration,
 }
 
-/// Where an object lies.
+/// Location of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocatedObject {
-    /// Which life of the object this is.
+    /// Version of the object.
     pub version: Version,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Copies that may be read, at least one.
+    /// Readable replicas, at least one.
     pub places: SmallVec<[Place; 1]>,
-    /// The checksum its writer gave.
+    /// Checksum that the writer gave.
     pub checksum: Option<u64>,
-    /// What its writer said it is.
+    /// Data type that the writer gave.
     pub data_type: u8,
-    /// What the reader may hand back once it has read; none while others read too.
+    /// Ticket to release the fence after the read; `None` while others read, too.
     pub ticket: Option<FenceTicket>,
 }
 
-/// A fence that stands for one reader alone, and the object whose memory it covers.
+/// A fence granted to one reader only, and the object that it protects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FenceTicket {
-    /// The object, by a number that another may have later.
+    /// Slot of the object; it may be reused.
     pub object: ObjectSlot,
-    /// Which life of it.
+    /// Version of the object.
     pub version: Version,
     /// Never 0, and never the same for two fences of one object.
     pub fence: u64,
 }
 
-/// The answer to a probe.
+/// Result of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Probed {
     /// Absent, being written, or complete.
     pub state: ObjectState,
-    /// The length of a complete object, else 0.
+    /// Length of a complete object, else 0.
     pub length: u64,
 }
 
 impl State {
-    /// Says where the objects lie. The fence is sized by the bytes of all of them together.
+    /// Locates objects. The length of the fence depends on the bytes of all of them together.
     ///
     /// # Errors
-    /// By object: `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY`: it is being written for the first
-    /// time; `TRANSFER_FAIL`: each process that holds a copy has just lost its connection.
+    /// By object: `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY`: the first put is unfinished;
+    /// `TRANSFER_FAIL`: every process that holds a replica has just lost its connection.
     pub fn locate<K: AsRef<[u8]>>(
         &mut self,
         now: Moment,
@@ -98,7 +98,7 @@ impl State {
         Located { objects, fence }
     }
 
-    /// As [`locate`](Self::locate), where each answer is at once made into something else.
+    /// Locates objects like [`locate`](Self::locate) and converts each result with `make`.
     pub fn locate_with<K: AsRef<[u8]>, R>(
         &mut self,
         now: Moment,
@@ -130,7 +130,7 @@ impl State {
         (answers.collect(), fence)
     }
 
-    /// Whether that copy of that version still stands, and did all the time since it was located.
+    /// Returns whether the replica of that version exists and has existed since the locate.
     pub fn verify(
         &self,
         tenant: &TenantId,
@@ -148,7 +148,7 @@ impl State {
             })
     }
 
-    /// Whether there is such an object; grants the retention lease if asked to.
+    /// Returns whether the object exists; renews the retention lease on request.
     pub fn probe(&mut self, now: Moment, tenant: &TenantId, key: &[u8], has_lease: bool) -> Probed {
         self.queue.begin_batch(now);
         let tenant = self.objects.tenant_index(tenant);
@@ -156,7 +156,7 @@ impl State {
         self.probe_one(now, tenant, hash, key, has_lease)
     }
 
-    /// As [`probe`](Self::probe), of several keys: an answer for each, in their order.
+    /// Probes several keys like [`probe`](Self::probe): one result per key, in order.
     pub fn probe_all<K: AsRef<[u8]>>(
         &mut self,
         now: Moment,
@@ -208,7 +208,8 @@ impl State {
         }
     }
 
-    /// Few long fences must not make all memory rest for long after a restart.
+    /// Lowers the bound again, so that a few long fences do not quarantine all memory after a
+    /// restart.
     pub(super) fn lower_max_granted(&mut self, now: Moment) {
         let usual = self.rules.fence(USUAL_BYTES);
         if self.max_granted.fence > usual && self.max_granted.raised_until.has_passed(now) {
@@ -222,7 +223,7 @@ impl State {
         self.effects.record(|| Effect::MaxGranted { fence, lease });
     }
 
-    /// An object with a copy that may be read.
+    /// Finds an object with a readable replica.
     fn readable(
         &mut self,
         tenant: Option<TenantIndex>,
@@ -283,8 +284,8 @@ impl State {
         }
     }
 
-    /// A use that leases. That an object is used again and again tells the order of eviction
-    /// nothing new a moment later: it cannot go before the lease ends.
+    /// Renews the lease. A use shortly after another one does not count for the order of eviction:
+    /// the object cannot be evicted before the lease ends.
     fn extend_lease(&mut self, now: Moment, slot: ObjectSlot) {
         let object = self.objects.at_mut(slot);
         let is_new = object.protection.renew_lease(now, self.rules.lease_ttl);

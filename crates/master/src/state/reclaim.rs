@@ -1,4 +1,4 @@
-//! Finding room for an object, and making it.
+//! Allocation of memory for replicas, and eviction to make space.
 
 mod out_of_space;
 
@@ -19,35 +19,35 @@ use super::{
     put_options::PutOptions,
 };
 
-/// How soon a group with a hard-pinned member is looked at again.
+/// Wait before a group with a hard-pinned member is examined again.
 const GROUP_RETRY: Duration = Duration::from_secs(1);
-/// How many objects are evicted ahead of need at a time.
+/// Objects evicted ahead of need at a time.
 const AHEAD_SLICE: usize = 64;
-/// How soon the watermark is looked at again while nothing can be evicted.
+/// Wait before the next try while nothing can be evicted.
 const AHEAD_RETRY: Duration = Duration::from_secs(1);
 
-/// What a put needs.
+/// An allocation of replicas.
 #[derive(Debug)]
 pub(super) struct AllocRequest<'a> {
     pub(super) length: u64,
     pub(super) replicas: u32,
-    /// Where the copies may lie.
+    /// Segments to use.
     pub(super) filter: SegmentFilter<'a>,
     /// The writer's host; empty if unknown.
     pub(super) host: &'a str,
     pub(super) options: &'a PutOptions,
-    /// Must not be evicted: it is to be replaced.
+    /// The object that is replaced; never evicted for this request.
     pub(super) spared: Option<ObjectSlot>,
 }
 
-/// Segments that come into question, of those that take new objects.
+/// Filter over the segments that accept objects.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum SegmentFilter<'a> {
-    /// All.
+    /// All segments.
     All,
-    /// These.
+    /// These segments.
     Only(&'a [SegmentSlot]),
-    /// All but these.
+    /// All segments but these.
     Except(&'a [SegmentSlot]),
 }
 
@@ -61,42 +61,43 @@ impl SegmentFilter<'_> {
     }
 }
 
-/// A search for victims on its way.
+/// A search for objects to evict.
 #[derive(Debug)]
 struct VictimSearch {
-    /// What a segment must reach.
+    /// Bytes that one segment must offer.
     need: u64,
-    /// By segment: bytes that are free or would be without the victims; `None` if it is no use.
+    /// Per segment: bytes that are free or would be without the victims; `None` for a segment of no
+    /// use.
     reachable: Vec<Option<u64>>,
-    /// Taken from the queue to be evicted, if they lie so that it helps.
+    /// Objects taken from the queue, evicted if their blocks form a large enough run.
     victims: Vec<ObjectSlot>,
-    /// The memory of the victims: segment and block, and whose it is.
+    /// Blocks of the victims: segment and block, and the object.
     blocks: FxHashMap<(SegmentSlot, BlockId), ObjectSlot>,
-    /// Taken from the queue in vain.
+    /// Objects taken from the queue without success.
     set_aside: Vec<ObjectSlot>,
 }
 
-/// The two orders of eviction.
+/// The two eviction orders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EvictionPass {
     Plain,
     Soft,
 }
 
-/// What becomes of an object that is next in the order.
+/// What to do with the next object of the order.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Verdict {
     Evict,
-    /// Held until then.
+    /// Protected until then.
     Wait(Timestamp),
-    /// To be evicted only after all others.
+    /// Soft-pinned: evicted after all others.
     Demote,
-    /// No use, or not to be touched by this put.
+    /// Not useful, or spared by this request.
     Skip,
 }
 
 impl State {
-    /// Allocates the copies, on distinct segments; at least one, all that are wished if possible.
+    /// Allocates replicas on distinct segments: as many as requested if possible, at least one.
     ///
     /// # Errors
     /// `NO_AVAILABLE_HANDLE`, with what holds the memory.
@@ -129,7 +130,7 @@ impl State {
         Ok(replicas)
     }
 
-    /// Evicts ahead of need, a slice at a time. When it is to be called again.
+    /// Evicts ahead of need, a slice at a time. Returns when to continue.
     pub(super) fn evict_ahead(&mut self, now: Moment) -> Option<Moment> {
         let watermark = self.rules.watermark?;
         let (used, capacity) = self.sums();
@@ -163,13 +164,13 @@ impl State {
         Some(now)
     }
 
-    /// Allocates copies where there is room.
+    /// Allocates replicas from free memory.
     fn try_allocate(&mut self, request: &AllocRequest<'_>, wished: usize, replicas: &mut Replicas) {
         let mut candidates = std::mem::take(&mut self.candidates);
         candidates.clear();
         self.preferred_order(request, &mut candidates);
         self.try_segments(&candidates, request, wished, replicas);
-        // All of perhaps thousands come only after those that were offered.
+        // The other segments, perhaps thousands, are tried after the preferred ones.
         if replicas.len() < wished {
             candidates.clear();
             candidates.extend(self.segments.open());
@@ -178,7 +179,7 @@ impl State {
         self.candidates = candidates;
     }
 
-    /// Takes memory back that is due, should the driver be late with it; whether there was any.
+    /// Frees memory that is due, in case `advance` is late. Returns whether there was any.
     fn release_due(&mut self, now: Moment) -> bool {
         let mut has_any = false;
         while self.free_due_quarantine(now) | self.release_oldest_write(now) {
@@ -187,7 +188,7 @@ impl State {
         has_any
     }
 
-    /// Segments that should be tried before the others, in that order.
+    /// Lists the segments to try first, in order.
     fn preferred_order(&mut self, request: &AllocRequest<'_>, candidates: &mut Vec<SegmentSlot>) {
         for name in &request.options.preferred_segments {
             candidates.extend(self.segments.named(name));
@@ -227,7 +228,7 @@ impl State {
         }
     }
 
-    /// Evicts until one more copy has room; nothing at all if that cannot help.
+    /// Evicts until one more replica fits. Evicts nothing if that cannot succeed.
     fn evict_for(
         &mut self,
         now: Moment,
@@ -299,8 +300,8 @@ impl State {
         false
     }
 
-    /// Evicts victims if some of them, the latest among them, lie so that the object fits where
-    /// they were; only those, and the groups they are of.
+    /// Evicts a run of adjacent victims that includes a block of the latest ones, if the object
+    /// fits there. Evicts only this run and the groups of its objects.
     fn evict_run(
         &mut self,
         now: Moment,
@@ -319,7 +320,7 @@ impl State {
         });
         let Some((segment, run)) = found else { return false };
         for block in run {
-            // A block whose object went with another one's group is gone already.
+            // A block whose object was evicted with its group is free already.
             let Some(&object) = search.blocks.get(&(segment, block)) else { continue };
             for member in self.eviction_group(object) {
                 for copy in self.objects.at(member).replicas.iter() {
@@ -333,7 +334,8 @@ impl State {
         replicas.len() > before
     }
 
-    /// Adds what evicting these would free; whether it helps.
+    /// Counts the bytes that evicting these objects would free. Returns whether any are in a useful
+    /// segment.
     fn add_victims(&self, search: &mut VictimSearch, group: &[ObjectSlot]) -> bool {
         let mut helps = false;
         for &member in group {
@@ -356,7 +358,7 @@ impl State {
         spared: Option<ObjectSlot>,
     ) -> Verdict {
         if !self.drop_lost_replicas(object) {
-            // Its copies are lost; the sweep forgets the rest of it.
+            // The replicas are lost; the sweep removes the rest.
             return Verdict::Skip;
         }
         let group = self.eviction_group(object);
@@ -384,7 +386,7 @@ impl State {
         }
     }
 
-    /// What is evicted together with the object, itself among it.
+    /// Returns the objects that are evicted together with this one, itself included.
     pub(super) fn eviction_group(&self, object: ObjectSlot) -> Vec<ObjectSlot> {
         match self.groups.members(object) {
             [] => vec![object],
@@ -410,7 +412,7 @@ impl State {
         }
     }
 
-    /// An object that was taken out of the order is next again.
+    /// Returns an object to the head of its order.
     fn put_back(&mut self, object: ObjectSlot) {
         let Some(flags) = self.objects.get(object).map(|object| object.flags) else { return };
         if !flags.has(Flags::COMPLETE) {

@@ -9,12 +9,12 @@ use crate::state::ids::{ObjectSlot, SegmentSlot, Slot};
 /// Objects that one slice of a sweep checks.
 const SWEEP_SLICE: u32 = 4096;
 
-/// Segments that went, whose copies are being forgotten.
+/// Segments that left the pool and whose replicas are still to be dropped.
 #[derive(Debug, Default)]
 pub(super) struct Sweeps {
     segments: Vec<SegmentSlot>,
     next: u32,
-    /// Segments that went while a sweep was on its way, and wait for the next.
+    /// Segments that left during a sweep; the next sweep handles them.
     waiting: Vec<SegmentSlot>,
 }
 
@@ -33,7 +33,7 @@ impl Sweeps {
 }
 
 impl State {
-    /// Forgets copies of the object that were lost; whether there is still something to read.
+    /// Drops replicas in segments that left the pool. Returns whether the object is still readable.
     pub(super) fn drop_lost_replicas(&mut self, slot: ObjectSlot) -> bool {
         let object = self.objects.at(slot);
         if self.sweeps.is_idle() || !object.is_complete() {
@@ -59,7 +59,7 @@ impl State {
         is_kept
     }
 
-    /// One slice of the sweep after segments went; whether there is more to do.
+    /// Runs one slice of a sweep. Returns whether work is left.
     pub(super) fn sweep(&mut self) -> bool {
         if self.sweeps.is_idle() {
             return false;

@@ -1,4 +1,4 @@
-//! How puts end: published, revoked, displaced by others, or given up.
+//! Ends of puts: published, revoked, displaced by another put, or released after a timeout.
 
 use crate::state::ids::{ObjectSlot, WriteSlot};
 use mooncake_base::{
@@ -15,8 +15,7 @@ use crate::state::{
 };
 
 impl State {
-    /// The puts of a client will not be ended: they are displaced, and their space comes back as
-    /// soon as is safe.
+    /// Displaces the puts of a client. Their memory is freed as soon as that is safe.
     pub(in crate::state) fn abandon_writes(
         &mut self,
         now: Moment,
@@ -34,7 +33,7 @@ impl State {
         }
     }
 
-    /// The space of the oldest put under way is taken back if its time has come.
+    /// Releases the memory of the oldest unfinished put if its timeout has passed.
     pub(in crate::state) fn release_oldest_write(&mut self, now: Moment) -> bool {
         let Some(number) = self.writes.oldest() else { return false };
         if !(self.writes.at(number).started + self.rules.put_release).has_passed(now) {
@@ -48,7 +47,7 @@ impl State {
         true
     }
 
-    /// Displaces puts of the object that are older than the rules allow. It may vanish.
+    /// Displaces puts of the object that are older than the rules allow. The object may be removed.
     pub(super) fn discard_stale_writes(&mut self, now: Moment, slot: ObjectSlot) {
         let discard = self.rules.put_discard;
         let stale: Vec<WriteSlot> = self
@@ -61,7 +60,7 @@ impl State {
         }
     }
 
-    /// The object and the number of the put that its writer names.
+    /// Finds the object and the put that a writer names.
     pub(super) fn find_write(
         &self,
         now: Moment,
@@ -92,13 +91,13 @@ impl State {
         Ok((slot, number))
     }
 
-    /// Takes the put of an object out.
+    /// Removes a put from its object and from the table.
     pub(super) fn remove_write(&mut self, slot: ObjectSlot, number: WriteSlot) -> Write {
         self.unlink_write(slot, number);
         self.unregister_write(number)
     }
 
-    /// Takes a put out of the books to which no object links any more.
+    /// Removes a put to which no object links any more from the table.
     fn unregister_write(&mut self, number: WriteSlot) -> Write {
         let write = self.writes.remove(number);
         for replica in write.replicas.iter() {
@@ -108,7 +107,7 @@ impl State {
         write
     }
 
-    /// Only the copies that were written are left; the memory of the others rests.
+    /// Drops the replicas that failed and quarantines their memory.
     pub(super) fn drop_failed_copies(
         &mut self,
         now: Moment,
@@ -129,7 +128,7 @@ impl State {
         });
     }
 
-    /// What was written stands under the key from now on, and nothing else does.
+    /// Publishes the value of a put in place of the earlier one.
     pub(super) fn publish(
         &mut self,
         now: Moment,
@@ -173,7 +172,7 @@ impl State {
         self.emit_stored(slot);
     }
 
-    /// Gives back what a put that is not in the books any more held; until then it rests.
+    /// Frees the memory of a removed put after `until`.
     pub(super) fn release_put_memory(&mut self, now: Moment, write: &Write, until: Timestamp) {
         self.tenants.uncharge(write.tenant, write.length * write.replicas.len() as u64);
         for &replica in write.replicas.iter() {
@@ -181,7 +180,7 @@ impl State {
         }
     }
 
-    /// The put can no longer be ended; its space is kept back.
+    /// Makes a put impossible to end; its memory stays allocated.
     fn displace(&mut self, number: WriteSlot) {
         if let Some(slot) = self.writes.at_mut(number).object.take() {
             self.counters.puts_displaced += 1;
@@ -204,7 +203,7 @@ impl State {
         self.writes.at_mut(before).next = next;
     }
 
-    /// Forgets an object with nothing to read and no writer.
+    /// Removes an object with neither a value nor a put.
     pub(in crate::state) fn remove_if_empty(&mut self, slot: ObjectSlot) {
         let object = self.objects.at(slot);
         if !object.is_complete() && object.newest_write == NO_WRITE {

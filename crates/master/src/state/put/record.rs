@@ -1,4 +1,4 @@
-//! Puts in the words of the log.
+//! Puts as log effects.
 
 use crate::state::ids::WriteSlot;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use crate::state::{
 };
 
 impl State {
-    /// Tells the log of a put that began.
+    /// Logs that a put started.
     pub(super) fn log_put_started(&mut self, number: WriteSlot) {
         if !self.effects.is_recording() {
             return;
         }
-        // Apart, since the effect borrows what it tells of.
+        // Taken out, since the effect borrows from the state.
         let mut effects = std::mem::take(&mut self.effects);
         if let Some(started) = self.logged_write(self.writes.at(number)) {
             effects.record(|| started);
@@ -22,7 +22,7 @@ impl State {
         self.effects = effects;
     }
 
-    /// A put in the words of the log, unless it was displaced.
+    /// Returns the effect of an unfinished put; `None` if it was displaced.
     pub(in crate::state) fn logged_write<'a>(&'a self, write: &'a Write) -> Option<Effect<'a>> {
         let object = self.objects.at(write.object?);
         let value = Value {
@@ -54,7 +54,7 @@ impl State {
         pin: Option<Duration>,
     ) {
         if self.effects.is_recording() {
-            // The copies of a put have the lowest numbers.
+            // The replicas of a put have the lowest ordinals.
             let failed = put.failed_replicas.iter().filter_map(|&id| ordinal_of(id, version));
             let failed: Vec<u8> = failed.filter_map(|number| number.try_into().ok()).collect();
             let checksum = put.checksum;

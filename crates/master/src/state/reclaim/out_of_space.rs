@@ -1,4 +1,4 @@
-//! Why a put finds no room: what holds the memory, and how many bytes each.
+//! Error of a put that finds no memory: what holds the memory, in bytes.
 
 use crate::state::ids::{ObjectSlot, Slot};
 use mooncake_base::{ByteSize, Error, ErrorCode, Moment};
@@ -6,21 +6,20 @@ use mooncake_base::{ByteSize, Error, ErrorCode, Moment};
 use super::AllocRequest;
 use crate::state::{State, object::Flags};
 
-/// So many objects are looked at for what holds them. Of more, the others are taken to be held in
-/// the same shares: somebody who tries again and again must not keep all others waiting.
+/// Objects scanned for what holds them. The result is extrapolated to the others, so that a client
+/// that retries all the time does not block all others.
 const SCAN_MAX: u32 = 16_384;
 
-/// What the memory holds that neither rests nor is written nor hard-pinned, in bytes.
+/// Bytes of objects by what holds them, apart from quarantined, written and hard-pinned bytes.
 #[derive(Debug, Clone, Copy, Default)]
 struct HeldBytes {
-    /// Of objects that are read, copied or leased, or in a group with one that is, or with a
-    /// hard-pinned one.
+    /// Leased, fenced or being copied, or in a group with such an object or a hard-pinned one.
     leased: u64,
-    /// Soft-pinned, where that is no less than pinned.
+    /// Soft-pinned, where the rules forbid evicting these.
     soft_pinned: u64,
-    /// Of the object that is to be replaced.
+    /// Of the object to be replaced.
     replaced: u64,
-    /// It may be evicted, but that would not help: too little, or too scattered.
+    /// Evictable, but too little or too scattered.
     evictable: u64,
 }
 
@@ -29,7 +28,7 @@ impl HeldBytes {
         self.leased + self.soft_pinned + self.replaced + self.evictable
     }
 
-    /// The same in shares of another sum.
+    /// Scales the parts to another sum.
     fn scaled(self, sum: u64) -> Self {
         let seen = u128::from(self.sum().max(1));
         let share = |part: u64| (u128::from(part) * u128::from(sum) / seen) as u64;
@@ -58,7 +57,7 @@ impl State {
             .with("largest_segment", ByteSize(largest.unwrap_or(0)))
     }
 
-    /// The parts add up to all memory in which the object may lie.
+    /// Builds the error; its parts add up to all memory that the request may use.
     pub(super) fn out_of_space_error(
         &self,
         now: Moment,
@@ -106,7 +105,7 @@ impl State {
         }
     }
 
-    /// What holds objects, of as many as are looked at.
+    /// Sums up the scanned objects by what holds them.
     fn held_bytes(&self, now: Moment, request: &AllocRequest<'_>) -> HeldBytes {
         let mut held = HeldBytes::default();
         for slot in ObjectSlot::range(0, self.objects.slot_count().min(SCAN_MAX)) {
@@ -127,7 +126,7 @@ impl State {
         held
     }
 
-    /// What keeps the object, and all that goes with it, from eviction.
+    /// Returns the counter of what keeps the object and its group from eviction.
     fn blocker<'a>(
         &self,
         now: Moment,
