@@ -1,13 +1,14 @@
-//! Gives out the memory of one segment: two levels of bins of free blocks, O(1) for either way.
+//! Allocator of the memory of one segment, of the TLSF family: two levels of size classes of free
+//! blocks, O(1) to allocate and to free.
 //!
-//! Sizes are rounded only to the granule: 8 bytes, or 64 from 4 KiB up, where blocks also start
-//! at multiples of 64, so that copies and tensor views begin on a cache line. What describes a
-//! block lies here and not in the block: the memory belongs to another process.
+//! Sizes are rounded only to the granule: 8 bytes, or 64 from 4 KiB up, where blocks also start at
+//! multiples of 64, so that copies and tensor views start on a cache line. The metadata lies here
+//! and not in the blocks, since the memory belongs to another process.
 //!
-//! A search takes from the bin of its own size first, so that a hole of exactly the right size is
-//! used again before a larger one is split; a pool of one or few sizes then stays as dense as it
-//! was when filled. Sizes below the average are cut from the end of a block and others from its
-//! start, which keeps small objects from being strewn between large ones.
+//! A search tries the bin of its own size first, so that a hole of exactly the right size is reused
+//! before a larger one is split; a pool of one or few sizes then stays as dense as it was when
+//! filled. Sizes below the average are cut from the end of a block and others from its start, which
+//! keeps small objects from being scattered between large ones.
 
 #[cfg(test)]
 mod tests;
@@ -16,43 +17,43 @@ use std::collections::BTreeMap;
 
 /// No block.
 const NONE: u32 = u32::MAX;
-/// Every size and offset is a multiple of this.
+/// Sizes and offsets are multiples of this.
 const GRANULE_BYTES: u64 = 8;
-/// From this size up blocks are whole cache lines.
+/// Blocks of at least this size are whole cache lines.
 const LARGE_BYTES: u64 = 4096;
 const LARGE_GRANULE_BYTES: u64 = 64;
-/// Bins for each power of two: 32, which bounds what lies in one bin to 3 % of difference.
+/// 32 bins per power of two: sizes in one bin differ by at most 3 %.
 const FINE_BITS: u32 = 5;
 const FINE: usize = 1 << FINE_BITS;
-/// Powers of two: enough for [`LENGTH_MAX`].
+/// Powers of two, enough for [`LENGTH_MAX`].
 const COARSE: usize = 44;
-/// The longest segment: 128 TiB, more than an address space gives to a process.
+/// Longest segment: 128 TiB, more than the address space of a process.
 pub(super) const LENGTH_MAX: u64 = 1 << 47;
-/// How many blocks of a bin are looked at before larger bins are.
+/// Blocks of a bin that are tried before larger bins are.
 const FIRST_SCAN_MAX: usize = 16;
-/// How many blocks of the own bin are looked at before the answer is no.
+/// Blocks of the own bin that are tried before the allocation fails.
 const BIN_SCAN_MAX: usize = 1024;
-/// Marks a free block in its offset.
+/// Flag of a free block in its offset.
 const FREE: u64 = 1 << 63;
 
-/// A block that was given out.
+/// An allocated block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(u32);
 
 impl BlockId {
-    /// None comes before it.
+    /// The lowest id.
     pub(super) const FIRST: Self = Self(0);
 }
 
-/// A stretch of the segment; it ends where the next one begins.
+/// A range of the segment, up to the start of the next block.
 #[derive(Debug, Clone, Copy)]
 struct Block {
-    /// Where it begins, and [`FREE`].
+    /// Start of the block, with [`FREE`].
     offset: u64,
-    /// The neighbours in memory.
+    /// Neighbors in memory.
     before: u32,
     after: u32,
-    /// The neighbours in the bin, of a free block; of an unused record only `later`.
+    /// Neighbors in the bin, of a free block; an unused record has only `later`.
     earlier: u32,
     later: u32,
 }
@@ -61,13 +62,12 @@ struct Block {
 #[derive(Debug)]
 pub struct Allocator {
     blocks: Vec<Block>,
-    /// Records of `blocks` that describe nothing, linked by `later`.
+    /// Unused records of `blocks`, linked by `later`.
     unused: u32,
     heads: Box<[[u32; FINE]; COARSE]>,
     coarse_map: u64,
     fine_maps: [u32; COARSE],
-    /// The free blocks by where they begin; kept only while [`allocate_at`](Self::allocate_at)
-    /// is asked again and again.
+    /// Free blocks by start; kept only during a series of [`allocate_at`](Self::allocate_at) calls.
     by_offset: Option<BTreeMap<u64, u32>>,
     length: u64,
     used: u64,
@@ -75,8 +75,8 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// All of it free. Of `length` a rest below a granule is never given out, nor what lies beyond
-    /// 128 TiB.
+    /// Creates an allocator with all memory free. A remainder of `length` below a granule and
+    /// memory beyond 128 TiB are never allocated.
     pub fn new(length: u64) -> Self {
         let length = length.min(LENGTH_MAX) / GRANULE_BYTES * GRANULE_BYTES;
         let mut new = Self {
@@ -103,7 +103,7 @@ impl Allocator {
         new
     }
 
-    /// Gives out a block of at least that length; `None` if there is no stretch for it.
+    /// Allocates a block of at least that length; `None` if no free range is long enough.
     pub fn allocate(&mut self, length: u64) -> Option<BlockId> {
         let (need, align) = rounded(length)?;
         self.by_offset = None;
@@ -119,12 +119,12 @@ impl Allocator {
         Some(BlockId(block))
     }
 
-    /// Gives out the block that [`allocate`](Self::allocate) gave out at that offset for that
-    /// length, in this allocator or in an earlier one of the same length; `None` if not all of it
-    /// is free, or if `allocate` never gives out such a block.
+    /// Allocates the block that [`allocate`](Self::allocate) returned at that offset for that
+    /// length, in this allocator or in an earlier one of the same length. Returns `None` if part of
+    /// it is taken, or if `allocate` never returns such a block.
     ///
-    /// In any order, and between calls of [`free`](Self::free), it takes the logarithm of the
-    /// number of free blocks; the first one after an `allocate` goes through all blocks.
+    /// Takes logarithmic time in the number of free blocks, in any order and between calls of
+    /// [`free`](Self::free); the first call after an `allocate` scans all blocks.
     pub fn allocate_at(&mut self, offset: u64, length: u64) -> Option<BlockId> {
         let (need, align) = rounded(length)?;
         let end = offset.checked_add(need)?;
@@ -150,10 +150,10 @@ impl Allocator {
         Some(BlockId(block))
     }
 
-    /// Takes a block back and joins it with its free neighbours.
+    /// Frees a block and merges it with free neighbors.
     ///
     /// # Panics
-    /// If the block was not given out: the books of the caller are wrong.
+    /// If the block is not allocated.
     pub fn free(&mut self, block: BlockId) {
         let mut block = block.0;
         assert!(!self.is_free(block), "a block is given back once");
@@ -173,8 +173,8 @@ impl Allocator {
         self.insert_free(block);
     }
 
-    /// Whether a block of that length would fit if `taken` blocks around this one were free, and
-    /// which of them; this one is the first.
+    /// Returns the allocated blocks of a run around `around` that would fit `length` if the `taken`
+    /// blocks were free; `around` is the first. Returns `None` if no run fits.
     pub(super) fn find_run(
         &self,
         around: BlockId,
@@ -204,27 +204,27 @@ impl Allocator {
         fits(first, last).then_some(blocks)
     }
 
-    /// Where the block begins.
+    /// Returns the start of the block.
     pub fn offset(&self, block: BlockId) -> u64 {
         self.offset_of(block.0)
     }
 
-    /// How long it is, rounding included.
+    /// Returns the size of the block after rounding.
     pub fn size(&self, block: BlockId) -> u64 {
         self.size_of(block.0)
     }
 
-    /// Bytes given out, rounding included.
+    /// Returns the allocated bytes after rounding.
     pub fn used(&self) -> u64 {
         self.used
     }
 
-    /// Bytes it can give out altogether.
+    /// Returns the bytes that can be allocated altogether.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// Splits what lies around `at..at + need` off; the block is in no bin.
+    /// Cuts `at..at + need` out of a block that is in no bin.
     fn cut(&mut self, mut block: u32, at: u64, need: u64) -> u32 {
         if at > self.offset_of(block) {
             let rest = self.split(block, at);
@@ -238,7 +238,7 @@ impl Allocator {
         block
     }
 
-    /// A free block that holds `need` bytes from a multiple of `align` on.
+    /// Finds a free block that fits `need` bytes at a multiple of `align`.
     fn find(&self, need: u64, align: u64) -> Option<u32> {
         let own = bin_of(need);
         let fits = |block: u32| {
@@ -266,7 +266,7 @@ impl Allocator {
         })
     }
 
-    /// The next bin with blocks in it, of larger sizes.
+    /// Returns the next bin of larger sizes that has blocks.
     fn next_bin(&self, (coarse, fine): (usize, usize)) -> Option<(usize, usize)> {
         let fines = self.fine_maps[coarse] & u32::MAX.checked_shl(fine as u32 + 1).unwrap_or(0);
         if fines != 0 {
@@ -320,7 +320,7 @@ impl Allocator {
         }
     }
 
-    /// Ends the block at `at`; what follows is a new block, in no bin.
+    /// Splits a block at `at`. The second half is in no bin.
     fn split(&mut self, block: u32, at: u64) -> u32 {
         let after = self.blocks[block as usize].after;
         let rest =
@@ -332,7 +332,7 @@ impl Allocator {
         rest
     }
 
-    /// Makes the block end where the next one ends; neither is in a bin.
+    /// Merges a block with the next one; neither is in a bin.
     fn merge_next(&mut self, block: u32) {
         let next = self.blocks[block as usize].after;
         let after = self.blocks[next as usize].after;
@@ -357,7 +357,7 @@ impl Allocator {
         index
     }
 
-    /// The block that begins the segment. Its record never moves: blocks are joined into the
+    /// Returns the first block of the segment. Its record never moves: blocks are merged into the
     /// earlier of two, and split off behind it.
     fn first(&self) -> Option<u32> {
         (self.length > 0).then_some(0)
@@ -383,18 +383,18 @@ impl Allocator {
     }
 }
 
-/// The bytes a block of that length takes up, and what its start is a multiple of.
+/// Returns the rounded size and the alignment of a block.
 fn rounded(length: u64) -> Option<(u64, u64)> {
     let align = if length >= LARGE_BYTES { LARGE_GRANULE_BYTES } else { GRANULE_BYTES };
     (1..=LENGTH_MAX).contains(&length).then(|| (length.next_multiple_of(align), align))
 }
 
-/// The bytes an object of that length takes up in a segment; `None` if in none at all.
+/// Returns the bytes that an object takes up in a segment; `None` if it fits in none.
 pub(super) fn footprint(length: u64) -> Option<u64> {
     rounded(length).map(|(need, _)| need)
 }
 
-/// Which bin blocks of that size lie in. Monotonous: a later bin has only larger blocks.
+/// Returns the bin of a size. Monotonic: later bins have larger blocks only.
 fn bin_of(size: u64) -> (usize, usize) {
     let granules = size / GRANULE_BYTES;
     let Some(power) = granules.checked_ilog2().filter(|&power| power >= FINE_BITS) else {

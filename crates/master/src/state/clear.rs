@@ -1,13 +1,13 @@
-//! Clearing: copies of objects given up, all of them or those in one segment.
+//! Clearing: drops replicas of objects, all of them or those in one segment.
 
 use mooncake_base::{Moment, TenantId};
 
 use super::{State, object::Flags};
 
 impl State {
-    /// Drops the copies of the object that lie in segments of that name, or all if the name is
-    /// empty; with its last copy the object is gone. Whether a copy was dropped: not of an object
-    /// that is leased, being written for the first time, or being copied.
+    /// Drops the replicas of the object in segments of that name, or all if the name is empty; the
+    /// object is removed with its last replica. Returns whether a replica was dropped. An object
+    /// that is leased, being written for the first time or being copied is left alone.
     pub fn clear_copies(
         &mut self,
         now: Moment,

@@ -1,24 +1,23 @@
-//! Clients: who is there, and how sure we are of it.
+//! Clients: registrations, heartbeats and expiry.
 
-use crate::state::ids::SegmentSlot;
 use std::sync::Arc;
 
 use mooncake_base::{ClientId, Error, ErrorCode, Moment, Result};
 use rustc_hash::FxHashMap;
 
-use super::{State, host::host_of, put::AbandonReason, timer::Timer};
+use super::{State, host::host_of, ids::SegmentSlot, put::AbandonReason, timer::Timer};
 
-/// The most clients there may be.
+/// Most clients.
 const CLIENTS_MAX: usize = 65_536;
-/// The longest name of a client.
+/// Longest name of a client.
 const NAME_BYTES_MAX: usize = 1024;
 
-/// The clients that are known.
+/// Registered clients.
 #[derive(Debug, Default)]
 pub(super) struct Clients {
     by_id: FxHashMap<ClientId, Client>,
     registrations: u64,
-    /// Those that expired and were not asked for yet.
+    /// Expired clients that were not taken yet.
     expired: Vec<ClientId>,
 }
 
@@ -28,17 +27,21 @@ pub(super) struct Client {
     last_heartbeat: Moment,
     is_suspect: bool,
     registration: u64,
-    /// The latest of its announcements that was heard.
+    /// Sequence number of the last mount message.
     pub(super) sequence: u64,
 }
 
 impl Clients {
+    /// Checks that a client is registered.
+    ///
     /// # Errors
     /// `CLIENT_NOT_FOUND`.
     pub(super) fn check(&self, client: ClientId) -> Result<()> {
         if self.by_id.contains_key(&client) { Ok(()) } else { Err(unknown(client)) }
     }
 
+    /// Returns a registered client.
+    ///
     /// # Errors
     /// `CLIENT_NOT_FOUND`.
     pub(super) fn at_mut(&mut self, client: ClientId) -> Result<&mut Client> {
@@ -49,7 +52,7 @@ impl Clients {
         self.by_id.get(&client).is_some_and(|client| client.is_suspect)
     }
 
-    /// Its host; empty if nothing is known of it.
+    /// Returns the host of a client; empty if unknown.
     pub(super) fn host(&self, client: ClientId) -> Arc<str> {
         self.by_id.get(&client).map_or_else(|| Arc::from(""), |client| Arc::clone(&client.host))
     }
@@ -60,10 +63,10 @@ impl Clients {
 }
 
 impl State {
-    /// Makes the client known, or hears of it again under this name ("host:port").
+    /// Registers the client under a name ("host:port"), or renews its registration.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` if the name is longer than 1 KiB or 65536 clients are known.
+    /// `INVALID_PARAMS` if the name is longer than 1 KiB or 65536 clients are registered.
     pub fn register(&mut self, now: Moment, client: ClientId, name: &str) -> Result<()> {
         if name.len() > NAME_BYTES_MAX {
             return Err(Error::invalid("the name of the client is too long")
@@ -93,7 +96,8 @@ impl State {
         Ok(())
     }
 
-    /// Hears of the client. `false`: it is not known; it must register and mount again.
+    /// Records a heartbeat. Returns `false` if the client is unknown; it must register and mount
+    /// again.
     pub fn heartbeat(&mut self, now: Moment, client: ClientId) -> bool {
         let Some(known) = self.clients.by_id.get_mut(&client) else { return false };
         known.last_heartbeat = known.last_heartbeat.max(now);
@@ -103,16 +107,16 @@ impl State {
         true
     }
 
-    /// Which time the client that is known came to be known; 0 for one that is not.
+    /// Returns the number of the client's registration; 0 for an unknown client.
     ///
-    /// One that was given up can become known again by a late copy of an old message. That is
-    /// another time, by which the client sees that the master knows nothing of its memory.
+    /// A client that expired can be registered again by a late duplicate of an old message. The
+    /// other number tells the client that the master has lost its segments.
     pub fn registration(&self, client: ClientId) -> u64 {
         self.clients.by_id.get(&client).map_or(0, |known| known.registration)
     }
 
-    /// The connection of the client closed: until its next heartbeat its copies are not named to
-    /// readers and its segments take nothing new. Nothing for an unknown client.
+    /// Marks a client whose connection closed: until its next heartbeat its replicas are hidden
+    /// from readers and its segments accept no objects. Has no effect on an unknown client.
     pub fn suspect(&mut self, _now: Moment, client: ClientId) {
         let Some(known) = self.clients.by_id.get_mut(&client) else { return };
         if !std::mem::replace(&mut known.is_suspect, true) {
@@ -120,19 +124,19 @@ impl State {
         }
     }
 
-    /// The client leaves, or is known to be dead: it neither reads nor writes any more. Its segments
-    /// go, and the space of its unfinished puts as soon as no late byte of them can arrive: what it
-    /// sent before may still be on its way to their owners. Whether it was known.
+    /// Removes a client that leaves or is known to be dead. Its segments are dropped. The memory of
+    /// its unfinished puts is freed as soon as no late byte of them can arrive, since bytes sent
+    /// before may still be in flight. Returns whether the client was known.
     pub fn unregister(&mut self, now: Moment, client: ClientId) -> bool {
         self.forget_client(now, client, AbandonReason::Leaving)
     }
 
-    /// The clients that were not heard of for too long since the last call.
+    /// Returns the clients that expired since the last call.
     pub fn take_expired(&mut self) -> Vec<ClientId> {
         std::mem::take(&mut self.clients.expired)
     }
 
-    /// A client's timer rang: it has expired, or the timer is set again.
+    /// Handles the timer of a client: expires the client or sets the timer again.
     pub(super) fn check_client(&mut self, now: Moment, client: ClientId, registration: u64) {
         let Some(known) = self.clients.by_id.get(&client) else { return };
         if known.registration != registration {
@@ -150,7 +154,8 @@ impl State {
         }
     }
 
-    /// If the master itself was stopped, it heard of nobody meanwhile: nobody is older for that.
+    /// Extends the time of all clients by a pause of the master, in which no heartbeat could
+    /// arrive.
     pub(super) fn compensate_stall(&mut self, now: Moment) {
         let Some(last) = self.advanced.replace(now) else { return };
         let pause = now.since(last);

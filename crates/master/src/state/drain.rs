@@ -6,7 +6,6 @@
 
 mod record;
 
-use crate::state::ids::{ObjectSlot, SegmentSlot};
 use std::{cmp::Reverse, collections::VecDeque, time::Duration};
 
 use mooncake_base::{Error, ErrorCode, Incarnation, JobId, Moment, Result, SegmentId};
@@ -14,6 +13,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{
     Effect, State,
+    ids::{ObjectSlot, SegmentSlot},
     object::Flags,
     random::Random,
     segment::SegmentStatus,

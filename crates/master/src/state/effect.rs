@@ -1,13 +1,12 @@
-//! What the log records: every change of what exists and where it lies, and nothing else.
+//! Log effects: every change of which objects exist and where they lie.
 //!
-//! The state appends its effects while it changes; whoever replays them in their order gets the
-//! same objects in the same places. Each names what it is about by
-//! itself, so that replaying one that a snapshot already contains changes nothing in the end.
-//! Leases, fences and the order of eviction are no effects.
+//! The state appends effects while it changes; a replay in the same order yields the same objects
+//! in the same places. Each effect names its object in full, so that replaying one that a snapshot
+//! already contains makes no difference in the end. Leases, fences and the eviction order are not
+//! logged.
 
 pub(super) mod codec;
 
-use crate::state::ids::TenantIndex;
 use std::time::Duration;
 
 use mooncake_base::{ClientId, ErrorCode, TenantId};
@@ -15,207 +14,206 @@ use smallvec::SmallVec;
 
 use super::{
     State,
+    ids::TenantIndex,
     object::{Object, Replica},
     segment::{SegmentNumber, SegmentSpec},
 };
 
-/// One change.
+/// A change of the state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect<'a> {
-    /// A segment came into the pool. Its number is never used again.
+    /// A segment was mounted.
     Mounted {
-        /// What copies name it by.
+        /// Number of the segment; never reused.
         number: SegmentNumber,
-        /// Its owner.
+        /// Owner of the segment.
         client: ClientId,
-        /// What its owner says of it.
+        /// Description by the owner.
         spec: SegmentSpec,
     },
-    /// A segment went another step in its life; `status` by its code.
+    /// The status of a segment changed.
     SegmentStatus {
-        /// Which.
+        /// Number of the segment.
         number: SegmentNumber,
-        /// The step.
+        /// Code of the status.
         status: u8,
-        /// How long it may last; zero if for ever.
+        /// Grace of the status; zero: none.
         grace: Duration,
     },
-    /// A segment went, and every copy in it.
+    /// A segment left the pool with every replica in it.
     SegmentDropped {
-        /// Which.
+        /// Number of the segment.
         number: SegmentNumber,
     },
-    /// A put began: its memory is given away.
+    /// A put started and memory was allocated.
     Started {
-        /// The put, by which all later effects name it.
+        /// Version that identifies the put.
         version: u64,
-        /// Who writes.
+        /// Client that writes.
         client: ClientId,
-        /// What it will be when it is published.
+        /// Value to be published.
         value: Value<'a>,
-        /// Whether it replaces what is published meanwhile.
+        /// Whether it replaces a value that is published meanwhile.
         is_replacing: bool,
     },
-    /// A put ended: its value stands under its key from now on, and nothing else does.
+    /// A put ended: its value replaces the earlier one of the key.
     Published {
-        /// The put.
+        /// Version of the put.
         version: u64,
-        /// Copies that were given up, by their ordinals.
+        /// Ordinals of dropped replicas.
         failed: &'a [u8],
-        /// What readers may check the bytes against.
+        /// Checksum for readers.
         checksum: Option<u64>,
-        /// The soft pin.
+        /// Time of the soft pin.
         pin: Option<Duration>,
     },
-    /// A put can no longer be ended; its memory is still kept.
+    /// A put can no longer end; its memory stays allocated.
     Displaced {
-        /// The put.
+        /// Version of the put.
         version: u64,
     },
-    /// A put is no more, and its memory is free.
+    /// A put was removed and its memory freed.
     WriteDropped {
-        /// The put.
+        /// Version of the put.
         version: u64,
     },
-    /// What stands under a key, all in one: how snapshots tell it.
+    /// A whole object, as snapshots store it.
     ObjectSnapshot {
-        /// Which life of the object.
+        /// Version of the object.
         version: u64,
-        /// All of it.
+        /// Value of the object.
         value: Value<'a>,
-        /// What readers may check the bytes against.
+        /// Checksum for readers.
         checksum: Option<u64>,
-        /// The soft pin.
+        /// Time of the soft pin.
         pin: Option<Duration>,
     },
-    /// An object is no more: removed, evicted, or lost otherwise than with its segment.
+    /// An object was removed, evicted, or lost other than by the loss of its segment.
     Dropped {
-        /// Which.
+        /// Name of the object.
         object: ObjectName<'a>,
     },
-    /// An object has one more copy.
+    /// An object got a replica.
     ReplicaAdded {
-        /// Which.
+        /// Name of the object.
         object: ObjectName<'a>,
-        /// The copy.
+        /// New replica.
         copy: LoggedCopy,
     },
-    /// An object has one copy less.
+    /// An object lost a replica.
     ReplicaDropped {
-        /// Which.
+        /// Name of the object.
         object: ObjectName<'a>,
-        /// The copy.
+        /// Ordinal of the replica.
         ordinal: u16,
     },
-    /// The soft pin of an object began or ended.
+    /// The soft pin of an object started or ended.
     Pinned {
-        /// Which.
+        /// Name of the object.
         object: ObjectName<'a>,
-        /// How long it lasts after an access; none: no more.
+        /// Time that it lasts after an access; `None`: no pin.
         pin: Option<Duration>,
     },
-    /// Freed memory that a late write may reach must rest.
+    /// Freed memory was quarantined because a late write may reach it.
     Quarantined {
-        /// Where.
+        /// Number of the segment.
         number: SegmentNumber,
-        /// From its base.
+        /// Offset from its base.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
-        /// How long from now.
+        /// Length of the quarantine from now on.
         time: Duration,
     },
-    /// No fence and no lease that was granted and has not ended lasts longer than this, until told
-    /// otherwise.
+    /// No active fence and no active lease is longer than this, until the next such effect.
     MaxGranted {
-        /// The longest fence.
+        /// Longest fence.
         fence: Duration,
-        /// The longest lease.
+        /// Longest lease.
         lease: Duration,
     },
-    /// Every version and every number of a segment below these may have been used.
+    /// Versions and segment numbers below these may have been used.
     NextIds {
-        /// The next version.
+        /// Next version.
         version: u64,
-        /// The next number.
+        /// Next segment number.
         number: SegmentNumber,
     },
-    /// How a task or a drain job stands, in words of their own (`state/record.rs`); none:
-    /// forgotten.
+    /// The record of a task or drain job changed (encoded by `state/task_record.rs`).
     Task {
-        /// Which.
+        /// Id of the task or job.
         id: u128,
-        /// What there is to know of it.
+        /// Record; `None`: forgotten.
         record: Option<&'a [u8]>,
     },
-    /// The quota of a tenant; none: without.
+    /// The quota of a tenant changed.
     Quota {
-        /// Whose; empty: the default tenant.
+        /// Name of the tenant; empty: the default tenant.
         tenant: &'a str,
-        /// Bytes.
+        /// Quota in bytes; `None`: no quota.
         bytes: Option<u64>,
     },
 }
 
-/// What a key stands for, or will.
+/// The value of an object, published or not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Value<'a> {
-    /// Whose; empty: the default tenant.
+    /// Name of the tenant; empty: the default tenant.
     pub tenant: &'a str,
-    /// Under which key.
+    /// Key of the object.
     pub key: &'a [u8],
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Where its copies lie.
+    /// Replicas of the object.
     pub copies: SmallVec<[LoggedCopy; 1]>,
-    /// What its writer says it is.
+    /// Data type that the writer gave.
     pub data_type: u8,
     /// Never evicted.
     pub is_hard_pinned: bool,
-    /// Evicted together with others of that name; empty: with none.
+    /// Group that is evicted as a whole; empty: none.
     pub group: &'a [u8],
-    /// What becomes of the soft pin, as the put wished it; meaningless once it stands.
+    /// Soft pin that the put requested; not used after the put has ended.
     pub pin: LoggedPin,
 }
 
-/// The soft pin that a put wished.
+/// Soft pin that a put requests.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum LoggedPin {
-    /// That of the object it replaces.
+    /// Keep the pin of the replaced object.
     #[default]
     Preserve,
-    /// None.
+    /// No pin.
     None,
-    /// So long after the last access.
+    /// Pin for this long after the last access.
     For(Duration),
 }
 
-/// One copy of an object.
+/// A replica in the log.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LoggedCopy {
-    /// In which segment.
+    /// Number of the segment.
     pub segment: SegmentNumber,
-    /// From its base.
+    /// Offset from its base.
     pub offset: u64,
-    /// Which of the copies it is.
+    /// Ordinal of the replica.
     pub ordinal: u16,
 }
 
-/// One life of an object.
+/// Name and version of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectName<'a> {
-    /// Whose; empty: the default tenant.
+    /// Name of the tenant; empty: the default tenant.
     pub tenant: &'a str,
-    /// Under which key.
+    /// Key of the object.
     pub key: &'a [u8],
-    /// Which life.
+    /// Version of the object.
     pub version: u64,
 }
 
-/// Bytes that are no effects: damaged, or written by a later version of the master.
+/// Error for bytes that are damaged or of a later version of the master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeError {
-    /// Where in the bytes.
+    /// Position in the bytes.
     pub at: usize,
 }
 
@@ -226,7 +224,7 @@ impl From<DecodeError> for mooncake_base::Error {
     }
 }
 
-/// The effects since they were last taken. Costs nothing while nobody records.
+/// Effects since the last [`State::take_effects`]. Costs nothing while recording is off.
 #[derive(Debug, Default)]
 pub(super) struct Effects {
     is_recording: bool,
@@ -239,7 +237,7 @@ impl Effects {
         self.is_recording
     }
 
-    /// Appends an effect, which is made only if somebody records.
+    /// Appends an effect; `effect` is called only while recording is on.
     pub(super) fn record<'a>(&mut self, effect: impl FnOnce() -> Effect<'a>) {
         if self.is_recording {
             effect().encode(&mut self.bytes);
@@ -249,7 +247,7 @@ impl Effects {
 }
 
 impl State {
-    /// Keeps a record of effects from now on.
+    /// Records effects from now on.
     pub fn record_effects(&mut self) {
         self.effects.is_recording = true;
         self.max_granted.lease = self.max_granted.lease.max(self.rules.lease_ttl);
@@ -257,18 +255,18 @@ impl State {
         self.effects.record(|| Effect::MaxGranted { fence, lease });
     }
 
-    /// Moves the effects since the last call, in their order, to the end of `into`; says how many.
+    /// Appends the effects since the last call to `into`. Returns their number.
     pub fn take_effects(&mut self, into: &mut Vec<u8>) -> u64 {
         into.append(&mut self.effects.bytes);
         std::mem::take(&mut self.effects.count)
     }
 
-    /// Whether there are effects to take.
+    /// Returns whether there are effects to take.
     pub fn has_effects(&self) -> bool {
         self.effects.count > 0
     }
 
-    /// A copy in the words of the log.
+    /// Converts a replica for the log.
     pub(super) fn logged_copy(&self, replica: &Replica) -> LoggedCopy {
         let segment = self.segments.at(replica.segment);
         LoggedCopy {
@@ -278,7 +276,7 @@ impl State {
         }
     }
 
-    /// Copies in the words of the log, those that were lost left out.
+    /// Converts the replicas in mounted segments for the log.
     pub(super) fn logged_copies(&self, replicas: &[Replica]) -> SmallVec<[LoggedCopy; 1]> {
         let standing = replicas.iter().filter(|copy| self.segments.at(copy.segment).is_mounted());
         standing.map(|copy| self.logged_copy(copy)).collect()
@@ -286,7 +284,7 @@ impl State {
 }
 
 impl super::object::Objects {
-    /// An object in the words of the log.
+    /// Returns the name of an object for the log.
     pub(super) fn logged_name<'a>(&'a self, object: &'a Object) -> ObjectName<'a> {
         ObjectName {
             tenant: self.logged_tenant(object.tenant),
@@ -295,7 +293,7 @@ impl super::object::Objects {
         }
     }
 
-    /// A tenant in the words of the log: the default one has no name there.
+    /// Returns the name of a tenant for the log; empty for the default tenant.
     pub(super) fn logged_tenant(&self, tenant: TenantIndex) -> &str {
         match self.tenant_name(tenant).as_str() {
             TenantId::DEFAULT => "",

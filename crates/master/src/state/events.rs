@@ -1,42 +1,41 @@
-//! What others may want to hear of objects: that one can be read from now on, or no more.
+//! Object events: an object became readable, or stopped being readable.
 //!
-//! Told in the order in which it happens, and only while somebody listens.
+//! Recorded in the order of the changes, and only while events are enabled.
 
-use crate::state::ids::ObjectSlot;
 use mooncake_base::TenantId;
 
-use super::State;
+use super::{State, ids::ObjectSlot};
 
-/// One piece of news.
+/// An event about an object or a tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ObjectEvent {
-    /// The object can be read from now on.
+    /// The object became readable.
     Stored {
-        /// Whose.
+        /// Tenant of the object.
         tenant: TenantId,
-        /// Under which key.
+        /// Key of the object.
         key: Box<[u8]>,
-        /// The group it belongs to; empty: none.
+        /// Group of the object; empty: none.
         group: Box<[u8]>,
     },
-    /// The object cannot be read any more: removed, evicted, replaced or lost.
+    /// The object was removed, evicted, replaced or lost.
     Removed {
-        /// Whose.
+        /// Tenant of the object.
         tenant: TenantId,
-        /// Under which key.
+        /// Key of the object.
         key: Box<[u8]>,
-        /// The group it belonged to; empty: none.
+        /// Group of the object; empty: none.
         group: Box<[u8]>,
     },
-    /// All objects of the tenant were removed at once; the news of each of them came before.
+    /// All objects of the tenant were removed at once; an event for each of them precedes.
     Cleared {
-        /// Whose.
+        /// Tenant whose objects were removed.
         tenant: TenantId,
     },
 }
 
 impl ObjectEvent {
-    /// Whose objects it is about.
+    /// Returns the tenant.
     pub fn tenant(&self) -> &str {
         match self {
             Self::Stored { tenant, .. }
@@ -45,7 +44,7 @@ impl ObjectEvent {
         }
     }
 
-    /// The key; empty if it is not about one.
+    /// Returns the key; empty for an event about a tenant.
     pub fn key(&self) -> &[u8] {
         match self {
             Self::Stored { key, .. } | Self::Removed { key, .. } => key,
@@ -53,7 +52,7 @@ impl ObjectEvent {
         }
     }
 
-    /// The group; empty if there is none.
+    /// Returns the group; empty: none.
     pub fn group(&self) -> &[u8] {
         match self {
             Self::Stored { group, .. } | Self::Removed { group, .. } => group,
@@ -62,7 +61,7 @@ impl ObjectEvent {
     }
 }
 
-/// The news since they were last taken. Costs nothing while nobody listens.
+/// Events since the last [`State::take_events`]. Costs nothing while events are off.
 #[derive(Debug, Default)]
 pub(super) struct EventBuffer {
     is_enabled: bool,
@@ -70,29 +69,29 @@ pub(super) struct EventBuffer {
 }
 
 impl State {
-    /// Keeps news from now on, to be taken after every change.
+    /// Records events from now on; take them after every change.
     pub fn enable_events(&mut self) {
         self.events.is_enabled = true;
     }
 
-    /// Whether there are news to take.
+    /// Returns whether there are events to take.
     pub fn has_events(&self) -> bool {
         !self.events.list.is_empty()
     }
 
-    /// The news since the last call, in their order.
+    /// Returns the events since the last call, in order.
     pub fn take_events(&mut self) -> Vec<ObjectEvent> {
         std::mem::take(&mut self.events.list)
     }
 
-    /// All objects were removed at once, and none is left.
+    /// Records that all objects of the tenant were removed and none is left.
     pub(super) fn emit_cleared(&mut self, tenant: &TenantId) {
         if self.events.is_enabled {
             self.events.list.push(ObjectEvent::Cleared { tenant: tenant.clone() });
         }
     }
 
-    /// The object can be read from now on.
+    /// Records that the object became readable.
     pub(super) fn emit_stored(&mut self, slot: ObjectSlot) {
         if self.events.is_enabled {
             let (tenant, key, group) = self.event_names(slot);
@@ -100,7 +99,7 @@ impl State {
         }
     }
 
-    /// The object can be read no more; it is still in its group.
+    /// Records that the object is no longer readable. Call it before the object leaves its group.
     pub(super) fn emit_removed(&mut self, slot: ObjectSlot) {
         if self.events.is_enabled {
             let (tenant, key, group) = self.event_names(slot);

@@ -1,6 +1,5 @@
 //! The order of eviction: which objects are candidates, and which are parked until a lease ends.
 
-use crate::state::ids::{KeyHash, ObjectSlot};
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use mooncake_base::Moment;
@@ -8,6 +7,7 @@ use mooncake_base::Moment;
 use super::{
     State,
     eviction::{EvictionPolicy, Lru},
+    ids::{KeyHash, ObjectSlot},
     lease::Timestamp,
     object::Flags,
 };

@@ -6,12 +6,12 @@ use rustc_hash::FxHashMap;
 
 use super::ids::{ObjectSlot, TenantIndex};
 
-/// Which objects belong together. Only objects of some group cost anything here.
+/// Members of each group. Objects without a group cost nothing here.
 #[derive(Debug)]
 pub(super) struct Groups {
     names: HashMap<(TenantIndex, Box<[u8]>), GroupIndex, rustc_hash::FxSeededState>,
     groups: FxHashMap<GroupIndex, Group>,
-    /// Each object's group, and its place among the members.
+    /// Group of each object, and its position among the members.
     memberships: FxHashMap<ObjectSlot, (GroupIndex, usize)>,
     next: u32,
 }
@@ -32,7 +32,7 @@ impl Groups {
         Self { names, groups: FxHashMap::default(), memberships: FxHashMap::default(), next: 0 }
     }
 
-    /// The object, which is in none, joins the tenant's group of that name.
+    /// Adds an object that has no group to the tenant's group of that name.
     pub(super) fn join(&mut self, tenant: TenantIndex, name: &[u8], object: ObjectSlot) {
         let name = (tenant, Box::from(name));
         let number = match self.names.get(&name) {
@@ -53,7 +53,7 @@ impl Groups {
         group.members.push(object);
     }
 
-    /// The object leaves its group, if it is in one; a group goes with its last member.
+    /// Removes an object from its group, if it has one; an empty group is removed.
     pub(super) fn leave(&mut self, object: ObjectSlot) {
         let Some((number, place)) = self.memberships.remove(&object) else { return };
         let group = self.groups.get_mut(&number).expect("a member has its group");
@@ -67,13 +67,13 @@ impl Groups {
         }
     }
 
-    /// The name of the object's group, if it is in one.
+    /// Returns the name of the object's group.
     pub(super) fn name(&self, object: ObjectSlot) -> Option<&[u8]> {
         let (number, _) = self.memberships.get(&object)?;
         Some(&self.groups[number].name.1)
     }
 
-    /// All members of the object's group, itself among them; none if it is in no group.
+    /// Returns all members of the object's group, itself included; empty if it has no group.
     pub(super) fn members(&self, object: ObjectSlot) -> &[ObjectSlot] {
         match self.memberships.get(&object) {
             Some((number, _)) => &self.groups[number].members,

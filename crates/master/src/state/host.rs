@@ -1,10 +1,10 @@
-//! Where a client is, as far as its name tells.
+//! The host of a client, taken from its name.
 
 use std::net::IpAddr;
 
 use mooncake_base::Endpoint;
 
-/// The host of a client's name; empty where it says nothing about where that is.
+/// Returns the host part of a client's name; empty if it does not identify a host.
 pub(super) fn host_of(name: &str) -> Box<str> {
     let Ok(endpoint) = name.parse::<Endpoint>() else { return Box::from(name) };
     let is_nowhere = match endpoint.host.parse::<IpAddr>() {

@@ -1,39 +1,39 @@
-//! The bytes of keys, side by side: an allocation of its own would cost each of tens of millions
-//! of them a fifth more.
+//! Arena for key bytes: with an allocation of its own each of tens of millions of keys would cost a
+//! fifth more.
 
-/// Places are multiples of this long.
+/// Entry sizes are multiples of this.
 const STEP_BYTES: usize = 8;
-/// Keys that are longer lie by themselves.
+/// Longer keys are boxed.
 const SHORT_BYTES_MAX: usize = 256;
-/// Places of one length are made by so many at a time.
+/// Entries of one size that are allocated together.
 const CHUNK_PLACES: usize = 512;
-/// No place.
+/// No entry.
 const NONE: u32 = u32::MAX;
 
-/// Where a key lies, and how long it is.
+/// Position and length of a key.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KeyHandle {
     place: u32,
-    /// Less one, since no key is empty and the longest has 2^16 bytes.
+    /// Length less one, since no key is empty and the longest has 2^16 bytes.
     length: u16,
 }
 
-/// KeyArena, each at a place that stays while it is kept.
+/// Keys, each in an entry that it keeps.
 #[derive(Debug)]
 pub(super) struct KeyArena {
-    /// By length.
+    /// By size.
     classes: [KeySizeClass; SHORT_BYTES_MAX / STEP_BYTES],
     long: Vec<Box<[u8]>>,
     vacant_long: Vec<u32>,
 }
 
-/// Places of one length.
+/// Entries of one size.
 #[derive(Debug)]
 struct KeySizeClass {
     chunks: Vec<Box<[u8]>>,
-    /// How many were ever given out.
+    /// Entries ever allocated.
     count: u32,
-    /// The first that is vacant; each holds the number of the next in its first bytes.
+    /// First entry of the free list; each holds the number of the next one in its first bytes.
     vacant: u32,
 }
 
@@ -45,7 +45,7 @@ impl Default for KeyArena {
 }
 
 impl KeyArena {
-    /// Keeps a key of 1 to 2^16 bytes.
+    /// Stores a key of 1 to 2^16 bytes.
     pub(super) fn insert(&mut self, key: &[u8]) -> KeyHandle {
         let length = u16::try_from(key.len() - 1).expect("a key has at most 2^16 bytes");
         let place = match self.classes.get_mut(class_of(key.len())) {
@@ -59,7 +59,7 @@ impl KeyArena {
         KeyHandle { place, length }
     }
 
-    /// The bytes of a key that is kept.
+    /// Returns a stored key.
     pub(super) fn get(&self, at: KeyHandle) -> &[u8] {
         let length = usize::from(at.length) + 1;
         match self.classes.get(class_of(length)) {
@@ -68,7 +68,7 @@ impl KeyArena {
         }
     }
 
-    /// Keeps a key no longer.
+    /// Frees the entry of a key.
     pub(super) fn remove(&mut self, at: KeyHandle) {
         let length = usize::from(at.length) + 1;
         match self.classes.get_mut(class_of(length)) {
@@ -123,12 +123,12 @@ impl KeySizeClass {
     }
 }
 
-/// Which places keys of that length lie in.
+/// Returns the size class of a key.
 fn class_of(length: usize) -> usize {
     (length - 1) / STEP_BYTES
 }
 
-/// How long those are.
+/// Returns the entry size of a key.
 fn bytes_of(length: usize) -> usize {
     length.next_multiple_of(STEP_BYTES)
 }

@@ -1,16 +1,16 @@
-//! In which order clients announce their memory: a message that was late may not undo a later one.
+//! Sequence numbers of mount messages: a delayed message may not undo a later one.
 
 use mooncake_base::{ClientId, Error, ErrorCode, Result, SegmentId};
 
 use super::State;
 
 impl State {
-    /// An announcement of the client with that number begins to be heard. 0 is not counted, and
-    /// the same number again is the same announcement, sent twice.
+    /// Accepts a mount message by its sequence number. 0 is not checked; an equal number is the
+    /// same message, sent again.
     ///
     /// # Errors
-    /// `CLIENT_NOT_FOUND`: register first. `INVALID_PARAMS`: a later one was heard before; this
-    /// one counts for nothing.
+    /// `CLIENT_NOT_FOUND`: register first. `INVALID_PARAMS`: a later message was processed before;
+    /// drop this one.
     pub fn check_sequence(&mut self, client: ClientId, sequence: u64) -> Result<()> {
         let known = self.clients.at_mut(client)?;
         if sequence == 0 || sequence >= known.sequence {
@@ -23,7 +23,7 @@ impl State {
             .with("heard", known.sequence))
     }
 
-    /// The client lends these segments and no others: what else is known of its memory goes.
+    /// Drops all segments of the client but these.
     pub fn retain_segments(&mut self, client: ClientId, segments: &[SegmentId]) {
         for slot in self.segments_of(client) {
             if !segments.contains(&self.segments.at(slot).spec.id) {

@@ -1,6 +1,5 @@
 //! Objects by tenant and key, kept small: there may be tens of millions of them.
 
-use crate::state::ids::{KeyHash, ObjectSlot, SegmentSlot, Slot, TenantIndex, WriteSlot};
 use std::{collections::HashMap, hash::Hasher, ops::Deref};
 
 use hashbrown::HashTable;
@@ -8,6 +7,7 @@ use mooncake_base::{Error, KeyRef, ObjectKey, ReplicaId, Result, TenantId, Versi
 
 use super::{
     allocator::BlockId,
+    ids::{KeyHash, ObjectSlot, SegmentSlot, Slot, TenantIndex, WriteSlot},
     key_arena::{KeyArena, KeyHandle},
     lease::LeaseAndFence,
 };

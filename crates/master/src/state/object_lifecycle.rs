@@ -1,10 +1,10 @@
 //! Complete objects: lookup, added and dropped replicas, removal, and quarantine of freed memory.
 
-use crate::state::ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex};
 use mooncake_base::Moment;
 
 use super::{
     Effect, LoggedCopy, State,
+    ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex},
     lease::Timestamp,
     object::{Flags, Replica, Replicas},
     read::FenceTicket,

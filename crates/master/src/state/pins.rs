@@ -1,12 +1,13 @@
 //! Soft pins: objects that are evicted after all others while they are in use.
 
-use crate::state::ids::ObjectSlot;
 use std::time::Duration;
 
 use mooncake_base::Moment;
 use rustc_hash::FxHashMap;
 
-use super::{Effect, State, eviction::EvictionPolicy, object::Flags, timer::Timer};
+use super::{
+    Effect, State, eviction::EvictionPolicy, ids::ObjectSlot, object::Flags, timer::Timer,
+};
 
 /// Soft pins; few objects have one.
 #[derive(Debug, Default)]

@@ -1,29 +1,28 @@
-//! Which segment a copy goes to.
+//! Placement policies: which segment a replica goes to.
 
-use super::{random::Random, rules::AllocationStrategy, segment::Segments};
-use crate::state::ids::SegmentSlot;
+use super::{ids::SegmentSlot, random::Random, rules::AllocationStrategy, segment::Segments};
 
-/// How many segments are offered at random before all are gone through.
+/// Segments offered in random order before all are tried.
 const RANDOM_OFFERS_MAX: usize = 100;
-/// How many segments are compared for each copy.
+/// Segments compared per replica.
 const SAMPLES_PER_REPLICA: usize = 6;
 
-/// What a segment of CXL memory says of itself.
+/// Protocol name of segments of CXL memory.
 const CXL_PROTOCOL: &str = "cxl";
 
-/// What is known of the put that asks.
+/// The put to place.
 #[derive(Debug, Clone, Copy)]
 pub struct PlacementRequest<'a> {
-    /// The writer's host; empty if it is not known or says nothing ("localhost").
+    /// Host of the writer; empty if unknown or local ("localhost").
     pub host: &'a str,
-    /// Wished copies.
+    /// Requested replicas.
     pub replicas: u32,
 }
 
-/// A choice among the segments that take new objects.
+/// An order over the segments that accept new objects.
 pub trait AllocationPolicy: std::fmt::Debug + Send {
-    /// Appends segments in the order in which they should be tried. It need not name all: those
-    /// left out are tried last. Twice the same does no harm.
+    /// Appends segments in the order in which they should be tried. Segments left out are tried
+    /// last; duplicates do no harm.
     fn order(
         &mut self,
         segments: &Segments,
@@ -32,12 +31,12 @@ pub trait AllocationPolicy: std::fmt::Debug + Send {
     );
 }
 
-/// The policy of that name.
+/// Returns the policy of a strategy.
 pub(super) fn policy(strategy: AllocationStrategy, seed: u64) -> Box<dyn AllocationPolicy> {
     let random = RandomOrder(Random::new(seed));
     match strategy {
         AllocationStrategy::Random => Box::new(random),
-        // No segment reports a disk: what is left of the choice is the room in memory.
+        // No segment reports a disk, so that only memory counts.
         AllocationStrategy::FreeRatioFirst | AllocationStrategy::SsdFreeRatioFirst => {
             Box::new(FreeRatioFirst(random.0))
         }
@@ -46,7 +45,7 @@ pub(super) fn policy(strategy: AllocationStrategy, seed: u64) -> Box<dyn Allocat
     }
 }
 
-/// All alike: from a random one on.
+/// All segments from a random one on.
 #[derive(Debug)]
 struct RandomOrder(Random);
 
@@ -66,7 +65,7 @@ impl AllocationPolicy for RandomOrder {
     }
 }
 
-/// The emptiest of a random sample.
+/// The emptiest segments of a random sample.
 #[derive(Debug)]
 struct FreeRatioFirst(Random);
 
@@ -91,14 +90,14 @@ impl AllocationPolicy for FreeRatioFirst {
         let free_ratio = |&segment: &SegmentSlot| {
             let allocator = &segments.at(segment).allocator;
             let free = allocator.length() - allocator.used();
-            // In parts of a million: whole numbers have an order.
+            // In parts per million, since integers are ordered.
             std::cmp::Reverse(u128::from(free) * 1_000_000 / u128::from(allocator.length().max(1)))
         };
         order[start..].sort_by_cached_key(free_ratio);
     }
 }
 
-/// The writer's host, then those after it by name, around the circle.
+/// The writer's host, then the hosts after it by name, around the circle.
 #[derive(Debug)]
 struct LocalFirst(RandomOrder);
 
@@ -133,7 +132,7 @@ impl AllocationPolicy for CxlFirst {
         let is_cxl = |&&segment: &&SegmentSlot| segments.at(segment).spec.protocol == CXL_PROTOCOL;
         order.extend(segments.open().iter().filter(is_cxl));
         if order.len() > start {
-            // Not always the same one first.
+            // Starts with another one each time.
             let turn = self.0.0.below(order.len() - start);
             order[start..].rotate_left(turn);
         }

@@ -3,7 +3,6 @@
 mod finish;
 mod record;
 
-use crate::state::ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex};
 use std::sync::Arc;
 
 use mooncake_base::{
@@ -13,6 +12,7 @@ use smallvec::SmallVec;
 
 use super::{
     State,
+    ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex},
     lease::Timestamp,
     object::{NO_WRITE, REPLICAS_MAX, Replica},
     put_options::{PutOptions, SoftPin, WishedPin},

@@ -1,19 +1,18 @@
-//! Freed memory that is given to nobody yet: a reader may still read it, or a write may arrive.
+//! Quarantine of freed memory that a reader may still read or a late write may reach.
 
-use crate::state::ids::SegmentSlot;
 use std::collections::BTreeSet;
 
 use mooncake_base::Moment;
 
-use super::{allocator::BlockId, lease::Timestamp};
+use super::{allocator::BlockId, ids::SegmentSlot, lease::Timestamp};
 
-/// Blocks that rest, in the order in which they become free: until when, the version of the object
-/// that readers may still read there (0: none is), segment and block.
+/// Quarantined blocks in the order in which they become free: end, version of the object that
+/// readers may still read there (0: no readers), segment and block.
 #[derive(Debug, Default)]
 pub(super) struct Quarantine(BTreeSet<(Timestamp, u64, SegmentSlot, BlockId)>);
 
 impl Quarantine {
-    /// The block of that segment rests until then.
+    /// Quarantines a block until then.
     pub(super) fn push(
         &mut self,
         until: Timestamp,
@@ -24,13 +23,14 @@ impl Quarantine {
         self.0.insert((until, version, segment, block));
     }
 
-    /// Takes out a block whose rest is over.
+    /// Takes out a block whose quarantine is over.
     pub(super) fn pop_due(&mut self, now: Moment) -> Option<(SegmentSlot, BlockId)> {
         self.0.first().filter(|(until, ..)| *until <= now.into())?;
         self.0.pop_first().map(|(_, _, segment, block)| (segment, block))
     }
 
-    /// Takes out a block that rested only for readers of that version, until exactly then.
+    /// Takes out a block that is quarantined only for readers of that version, with exactly this
+    /// end.
     pub(super) fn pop_read(
         &mut self,
         until: Timestamp,
@@ -46,17 +46,17 @@ impl Quarantine {
         Some((segment, block))
     }
 
-    /// When the next block is free.
+    /// Returns when the next block is free.
     pub(super) fn next(&self) -> Option<Moment> {
         self.0.first().map(|(until, ..)| until.moment())
     }
 
-    /// The memory of that segment is nobody's concern any more.
+    /// Forgets the blocks of a segment that left the pool.
     pub(super) fn forget(&mut self, segment: SegmentSlot) {
         self.0.retain(|(_, _, other, _)| *other != segment);
     }
 
-    /// All of them, and until when they rest.
+    /// Returns all blocks and the ends of their quarantine.
     pub(super) fn blocks(&self) -> impl Iterator<Item = (Timestamp, SegmentSlot, BlockId)> {
         self.0.iter().map(|(until, _, segment, block)| (*until, *segment, *block))
     }

@@ -1,24 +1,24 @@
-//! Which objects are meant, and how they are listed: in byte order, in pages, in slices.
+//! Selection, listing and removal of many objects: in byte order, in pages, in slices.
 
-use crate::state::ids::{ObjectSlot, Slot};
 use mooncake_base::{Error, ErrorCode, Moment, ObjectKey, Result, TenantId, key::Printed};
 use regex::bytes::{Regex, RegexBuilder};
 
 use super::{
     State,
+    ids::{ObjectSlot, Slot},
     object::{Flags, Object, ObjectState},
     read::{not_found, not_ready},
 };
 
-/// How many objects one slice of a listing or a removal looks at: about a millisecond's worth where
-/// all of them go, since each call of somebody else may have to wait for one.
+/// Objects scanned in one slice: about a millisecond of removals, since other calls may have to
+/// wait for a slice.
 const SLICE: u32 = 1024;
 
-/// The compiled form of a pattern may take so many bytes.
+/// Largest compiled pattern.
 const REGEX_BYTES_MAX: usize = 1 << 20;
-/// A pattern may be so long.
+/// Longest pattern.
 const PATTERN_BYTES_MAX: usize = 16 * 1024;
-/// The most objects of one page.
+/// Most objects of one page.
 pub const PAGE_MAX: usize = 10_000;
 
 /// A condition on keys.
@@ -26,14 +26,14 @@ pub const PAGE_MAX: usize = 10_000;
 pub enum Selector {
     /// Every key.
     All,
-    /// Keys in which the pattern is found somewhere.
+    /// Keys that contain a match of the pattern.
     Regex(Regex),
-    /// Keys that begin so.
+    /// Keys with this prefix.
     Prefix(Box<[u8]>),
 }
 
 impl Selector {
-    /// Keys in which the pattern is found somewhere (searched, not anchored).
+    /// Selects keys that contain a match of the pattern (searched, not anchored).
     ///
     /// # Errors
     /// `INVALID_PARAMS` if the pattern is malformed, longer than 16 KiB or needs more than 1 MiB.
@@ -50,7 +50,7 @@ impl Selector {
         match built {
             Ok(regex) => Ok(Self::Regex(regex)),
             Err(error) => {
-                // The last line says what is wrong, those before where.
+                // The last line has the reason, those before it the position.
                 let text = error.to_string();
                 let why = text.lines().last().unwrap_or_default().trim_start_matches("error: ");
                 Err(Error::invalid("the pattern is not a regular expression")
@@ -60,7 +60,7 @@ impl Selector {
         }
     }
 
-    /// Whether the key is meant.
+    /// Returns whether the key is selected.
     pub fn matches(&self, key: &[u8]) -> bool {
         match self {
             Self::All => true,
@@ -70,21 +70,21 @@ impl Selector {
     }
 }
 
-/// An object as lists show it.
+/// An object in a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectSummary {
-    /// Its key.
+    /// Key of the object.
     pub key: ObjectKey,
-    /// Its length in bytes; of the newest writer while there is nothing to read.
+    /// Length in bytes; of the newest put if nothing is readable yet.
     pub length: u64,
     /// Complete or being written, never absent.
     pub state: ObjectState,
-    /// How many copies there are (or will be).
+    /// Number of replicas, or requested replicas of a put.
     pub replicas: u32,
 }
 
-/// A listing on its way. Each slice looks at a part of the objects, so that others may call in
-/// between; an object that exists all the while is never left out.
+/// A listing in progress. Each slice scans a part of the objects, so that other calls run in
+/// between; an object that exists during the whole listing is never left out.
 #[derive(Debug)]
 pub struct Listing {
     pub(super) tenant: TenantId,
@@ -97,8 +97,8 @@ pub struct Listing {
 }
 
 impl Listing {
-    /// A page of at most `limit` objects after the key `after`. A limit of 0, or one above
-    /// [`PAGE_MAX`], counts as that.
+    /// Creates a listing of at most `limit` objects after the key `after`. A limit of 0, or one
+    /// above [`PAGE_MAX`], counts as [`PAGE_MAX`].
     pub fn new(tenant: TenantId, selector: Selector, after: Option<&[u8]>, limit: usize) -> Self {
         let limit = if limit == 0 { PAGE_MAX } else { limit.min(PAGE_MAX) };
         Self {
@@ -112,7 +112,7 @@ impl Listing {
         }
     }
 
-    /// What was found, in byte order of the keys, and whether nothing comes after it.
+    /// Returns the objects found, in byte order of the keys, and whether they are the last.
     pub fn into_page(self) -> Page {
         Page { objects: self.found.into_values().collect(), is_last: self.is_last }
     }
@@ -121,13 +121,13 @@ impl Listing {
 /// A page of a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {
-    /// In byte order of the keys.
+    /// Objects in byte order of the keys.
     pub objects: Vec<ObjectSummary>,
     /// Whether no object comes after these.
     pub is_last: bool,
 }
 
-/// A removal of many objects on its way, in slices like [`Listing`].
+/// A removal of many objects in progress, in slices like [`Listing`].
 #[derive(Debug)]
 pub struct Removal {
     pub(super) tenant: TenantId,
@@ -138,13 +138,13 @@ pub struct Removal {
 }
 
 impl Removal {
-    /// Removes what is meant and complete. Leased objects are skipped unless forced, objects
-    /// without anything to read always.
+    /// Creates a removal of the selected complete objects. Leased objects are skipped unless
+    /// forced.
     pub fn new(tenant: TenantId, selector: Selector, is_forced: bool) -> Self {
         Self { tenant, selector, is_forced, next_slot: 0, removed: 0 }
     }
 
-    /// How many objects were removed up to now.
+    /// Returns the number of objects removed so far.
     pub fn removed(&self) -> u64 {
         self.removed
     }
@@ -154,8 +154,8 @@ impl State {
     /// Removes the object.
     ///
     /// # Errors
-    /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY`: it is being written for the first time, forced
-    /// or not; `OBJECT_HAS_LEASE` and `OBJECT_HAS_REPLICATION_TASK` unless forced.
+    /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY`: the first put is unfinished, forced or not;
+    /// `OBJECT_HAS_LEASE` and `OBJECT_HAS_REPLICATION_TASK` unless forced.
     pub fn remove(
         &mut self,
         now: Moment,
@@ -167,7 +167,7 @@ impl State {
         let slot = tenant.and_then(|tenant| self.find(tenant, key));
         let slot = slot.ok_or_else(|| not_found(key))?;
         if self.is_unclaimed(slot) {
-            // It must not come back with its owner.
+            // The object must not come back with its owner.
             self.remove_value(now, slot);
             return Err(not_found(key));
         }
@@ -189,7 +189,7 @@ impl State {
         Ok(())
     }
 
-    /// One slice of a removal of many; `true` when it is done.
+    /// Runs one slice of a removal. Returns whether it is done.
     pub fn remove_matching(&mut self, now: Moment, removal: &mut Removal) -> bool {
         let Some(tenant) = self.objects.tenant_index(&removal.tenant) else { return true };
         let end = removal.next_slot.saturating_add(SLICE).min(self.objects.slot_count());
@@ -202,7 +202,7 @@ impl State {
                         || self.is_unclaimed(slot))
                     && removal.selector.matches(self.objects.key(object))
             });
-            // What was lost already is not counted as removed; the sweep forgets it.
+            // A lost object is not counted as removed; the sweep drops it.
             if is_selected && self.drop_lost_replicas(slot) {
                 removal.removed += u64::from(!self.is_unclaimed(slot));
                 self.remove_value(now, slot);
@@ -217,7 +217,7 @@ impl State {
         is_done
     }
 
-    /// One slice of a listing; `true` when its page is complete. Takes no lease.
+    /// Runs one slice of a listing. Returns whether the page is complete. Grants no lease.
     pub fn list_objects(&self, listing: &mut Listing) -> bool {
         let Some(tenant) = self.objects.tenant_index(&listing.tenant) else { return true };
         let end = listing.next_slot.saturating_add(SLICE).min(self.objects.slot_count());
@@ -234,13 +234,13 @@ impl State {
         end == self.objects.slot_count()
     }
 
-    /// Whether a lease or a copy under way keeps the object from plain removal.
+    /// Returns whether a lease or a running copy protects the object from a plain removal.
     fn is_protected(&self, now: Moment, object: &Object) -> bool {
         object.protection.is_leased(now) || object.flags.has(Flags::BEING_COPIED)
     }
 
-    /// One slice of a walk over the complete objects of a tenant, in no order. From where to go
-    /// on, if there is more. Takes no lease.
+    /// Visits one slice of the complete objects of a tenant, in no order. Returns the next
+    /// position, if there is more. Grants no lease.
     pub fn walk(
         &self,
         tenant: &TenantId,
@@ -268,7 +268,7 @@ impl State {
         self.remove_if_empty(slot);
     }
 
-    /// The object as lists show it; `None` if all of it was lost.
+    /// Returns the listed form of an object; `None` if all replicas were lost.
     fn summary(&self, object: &Object) -> Option<ObjectSummary> {
         let key = self.objects.object_key(object);
         let copies = object.replicas.iter();
@@ -286,7 +286,7 @@ impl State {
 }
 
 impl Listing {
-    /// Whether the key belongs on the page, as far as is known.
+    /// Returns whether the key belongs on the page, as far as is known.
     fn accepts(&mut self, key: &[u8]) -> bool {
         if self.after.as_deref().is_some_and(|after| key <= after) {
             return false;

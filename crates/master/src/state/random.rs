@@ -1,6 +1,6 @@
-//! Choices that look random and repeat with the seed (SplitMix64).
+//! Pseudo-random numbers that repeat with the seed (SplitMix64).
 
-/// A stream of numbers decided by its seed.
+/// A stream of numbers that its seed determines.
 #[derive(Debug, Clone)]
 pub(super) struct Random(u64);
 
@@ -17,7 +17,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `limit`, which is at least 1.
+    /// Returns a number below `limit`, which is at least 1.
     pub(super) fn below(&mut self, limit: usize) -> usize {
         ((u128::from(self.next()) * limit as u128) >> 64) as usize
     }

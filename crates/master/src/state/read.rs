@@ -1,6 +1,5 @@
 //! Reads: locate grants a lease and a fence; verify tells whether a late read is still valid.
 
-use crate::state::ids::{KeyHash, ObjectSlot, TenantIndex};
 use std::time::Duration;
 
 use mooncake_base::{Error, ErrorCode, Moment, ReplicaId, Result, TenantId, Version, key::Printed};
@@ -8,6 +7,7 @@ use smallvec::SmallVec;
 
 use super::{
     Effect, State,
+    ids::{KeyHash, ObjectSlot, TenantIndex},
     object::{Flags, NO_WRITE, Object, ObjectState, Replica},
     put::Place,
 };

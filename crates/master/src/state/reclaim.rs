@@ -2,7 +2,6 @@
 
 mod out_of_space;
 
-use crate::state::ids::{KeyHash, ObjectSlot, SegmentSlot, Slot};
 use std::time::Duration;
 
 use mooncake_base::{Moment, Result};
@@ -13,6 +12,7 @@ use super::{
     State,
     allocator::{BlockId, footprint},
     eviction::EvictionPolicy,
+    ids::{KeyHash, ObjectSlot, SegmentSlot, Slot},
     lease::Timestamp,
     object::{Flags, Replica, Replicas},
     placement::PlacementRequest,

@@ -1,25 +1,29 @@
-//! What the log knows of and nobody has announced yet: kept for its owners, shown to nobody.
+//! Segments and objects that are known from the log, but that no owner has claimed since the
+//! restart.
 //!
-//! For a grace after a restart a call that meets a dormant object is worth waiting with; whoever
-//! drives the state asks [`State::awaits`]. After it the object is absent for readers and free for
-//! writers. It comes back when its owner announces the very segment, unless it was removed or
-//! replaced meanwhile; what is not announced in time is dropped.
+//! For a grace after a restart a call that needs an unclaimed object should wait; the driver of the
+//! state asks [`State::recovery_wait`]. After the grace the object is absent for readers and does
+//! not block writers. It comes back when its owner announces exactly that segment, unless the
+//! object was removed or replaced meanwhile. Segments that are not announced in time are dropped.
 
-use crate::state::ids::{ObjectSlot, SegmentSlot};
 use std::time::Duration;
 
 use mooncake_base::{ClientId, Error, ErrorCode, Incarnation, Moment, Result, SegmentId, TenantId};
 
-use super::{Rules, SegmentSpec, State, timer::Timer};
+use super::{
+    Rules, SegmentSpec, State,
+    ids::{ObjectSlot, SegmentSlot},
+    timer::Timer,
+};
 
-/// How long what was restored is waited for.
+/// Deadlines of the recovery after a restart.
 #[derive(Debug, Default)]
 pub(super) struct Recovery {
-    /// Segments that nobody has announced.
+    /// Unclaimed segments.
     pub(super) segments: u64,
     grace: Moment,
     end: Moment,
-    /// Until when memory of which nothing is known may have been lent to the earlier master.
+    /// Until when the earlier master may have granted access to memory that the log does not know.
     pub(super) unknown_grants_until: Moment,
 }
 
@@ -30,31 +34,31 @@ impl Recovery {
         Self { segments: 0, grace, end, unknown_grants_until }
     }
 
-    /// When what was not announced is dropped.
+    /// Returns when unclaimed segments are dropped.
     pub(super) fn end(&self) -> Moment {
         self.end
     }
 
-    /// Nobody could announce anything for so long.
+    /// Moves the deadlines by a pause of the master, in which no owner could announce anything.
     pub(super) fn postpone(&mut self, by: Duration) {
         (self.grace, self.end) = (self.grace + by, self.end + by);
     }
 }
 
-/// What a call is about, as far as waiting for owners goes.
+/// The objects or memory that a call needs.
 #[derive(Debug)]
 pub enum RecoveryScope<'a> {
     /// These keys.
     Keys(&'a TenantId, &'a [&'a [u8]]),
-    /// Room for something new.
+    /// Free memory for a new object.
     Space,
-    /// Anything.
+    /// Everything.
     All,
 }
 
 impl State {
-    /// Until when the call should wait for owners who have not come back yet; `None`: it need not,
-    /// or no longer.
+    /// Returns until when the call should wait for owners that have not come back; `None` if it
+    /// need not wait.
     pub fn recovery_wait(&self, now: Moment, awaited: &RecoveryScope<'_>) -> Option<Moment> {
         if self.recovery.segments == 0 || self.recovery.grace.has_passed(now) {
             return None;
@@ -73,17 +77,17 @@ impl State {
         awaits.then_some(self.recovery.grace)
     }
 
-    /// How many segments of before the restart nobody has announced.
+    /// Returns the number of unclaimed segments.
     pub fn unclaimed_segments(&self) -> u64 {
         self.recovery.segments
     }
 
-    /// The owner still has the memory that it lent to an earlier master: what lies there can be
-    /// read again. Nothing if it is in use already.
+    /// Claims a segment that the owner lent to an earlier master: its objects are readable again.
+    /// Has no effect on a segment that is claimed already.
     ///
     /// # Errors
-    /// `CLIENT_NOT_FOUND`: register first. `SEGMENT_NOT_FOUND`: nothing is known of it, or it is
-    /// not the same memory any more; lend other memory in its place.
+    /// `CLIENT_NOT_FOUND`: register first. `SEGMENT_NOT_FOUND`: the segment is unknown, or its
+    /// memory has changed; mount other memory in its place.
     pub fn resume(&mut self, client: ClientId, segment: &SegmentSpec) -> Result<()> {
         self.clients.check(client)?;
         let found = self.segments.by_id(segment.id).filter(|&slot| {
@@ -101,7 +105,7 @@ impl State {
         Ok(())
     }
 
-    /// The segment is its owner's to read and write again.
+    /// Makes the segment available again.
     pub(super) fn claim_segment(&mut self, slot: SegmentSlot) {
         let client = self.segments.at(slot).client;
         let is_suspect = self.clients.is_suspect(client);
@@ -113,7 +117,7 @@ impl State {
         }
     }
 
-    /// Whether all that can be read of an object waits for its owners.
+    /// Returns whether every replica of the object is in an unclaimed segment.
     pub(super) fn is_unclaimed(&self, slot: ObjectSlot) -> bool {
         if self.recovery.segments == 0 {
             return false;
@@ -127,7 +131,7 @@ impl State {
         standing.peek().is_some() && standing.all(|segment| segment.is_unclaimed)
     }
 
-    /// The timer of a segment rang: nobody has announced it, or it is set again.
+    /// Handles the timer of an unclaimed segment: drops it or sets the timer again.
     pub(super) fn expire_unclaimed(
         &mut self,
         now: Moment,
@@ -144,7 +148,7 @@ impl State {
             let client = segment.client;
             self.drop_segment(slot);
             if self.clients.check(client).is_err() {
-                // Nobody will fetch what waits for it.
+                // The client will not come back to fetch them.
                 self.reassign_tasks(now, client);
             }
         } else {

@@ -1,7 +1,8 @@
-//! What a replay of effects amounts to: which objects stand, which puts are under way, and where.
+//! Replay of log effects into an image: which objects exist, which puts are unfinished, and where
+//! they lie.
 //!
-//! Plain books without an order of eviction, without time and without clients;
-//! [`State::restore`](super::State::restore) makes a working state of them.
+//! Plain tables without an eviction order, time or clients.
+//! [`State::restore`](super::State::restore) makes a working state of an image.
 
 mod tenant_objects;
 
@@ -18,11 +19,11 @@ use super::{
 
 pub(super) use tenant_objects::TenantObjects;
 
-/// Everything that the log knows.
+/// The contents of a log.
 #[derive(Debug, Clone, Default)]
 pub struct Image {
     pub(super) segments: BTreeMap<SegmentNumber, LoggedSegment>,
-    /// By tenant, whose names stand beside.
+    /// Per tenant; the names are in `tenants`.
     pub(super) objects: Vec<TenantObjects>,
     pub(super) tenants: Vec<TenantId>,
     pub(super) writes: FxHashMap<u64, LoggedWrite>,
@@ -33,11 +34,11 @@ pub struct Image {
     pub(super) next_number: u32,
     pub(super) tasks: BTreeMap<u128, Box<[u8]>>,
     pub(super) quotas: BTreeMap<Box<str>, u64>,
-    /// The number that a copy made by a task may have next.
+    /// Lowest ordinal for the next replica that a task makes.
     pub(super) next_ordinal: u16,
 }
 
-/// A segment that was in the pool.
+/// A segment of the pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LoggedSegment {
     pub(super) client: ClientId,
@@ -46,7 +47,7 @@ pub(super) struct LoggedSegment {
     pub(super) grace: Duration,
 }
 
-/// What stands under a key, or will.
+/// The value of an object, published or not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LiveObject {
     pub(super) version: u64,
@@ -59,7 +60,7 @@ pub(super) struct LiveObject {
     pub(super) pin: Option<Duration>,
 }
 
-/// A put under way.
+/// An unfinished put.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LoggedWrite {
     pub(super) tenant: usize,
@@ -81,7 +82,7 @@ pub(super) struct QuarantinedRange {
 }
 
 impl Image {
-    /// Replays effects as [`State::take_effects`](super::State::take_effects) gave them.
+    /// Applies effects that [`State::take_effects`](super::State::take_effects) returned.
     ///
     /// # Errors
     /// The bytes are damaged or of a later version.
@@ -89,22 +90,22 @@ impl Image {
         Effect::decode_all(effects, |effect| self.apply(effect))
     }
 
-    /// How many objects stand, in segments that were not dropped or not.
+    /// Returns the number of objects, including those in dropped segments.
     pub fn objects(&self) -> u64 {
         self.objects.iter().map(|keys| keys.len() as u64).sum()
     }
 
-    /// How many segments there were.
+    /// Returns the number of segments.
     pub fn segments(&self) -> usize {
         self.segments.len()
     }
 
-    /// The records of tasks and drain jobs, by their ids.
+    /// Returns the records of tasks and drain jobs, by id.
     pub fn tasks(&self) -> impl Iterator<Item = (u128, &[u8])> {
         self.tasks.iter().map(|(&id, record)| (id, &**record))
     }
 
-    /// The quotas of tenants, in bytes, by their names; the default tenant has none.
+    /// Returns the quotas in bytes, by tenant; the default tenant has the empty name.
     pub fn quotas(&self) -> impl Iterator<Item = (&str, u64)> {
         self.quotas.iter().map(|(tenant, &bytes)| (&**tenant, bytes))
     }
@@ -193,7 +194,7 @@ impl Image {
     fn insert_live(&mut self, value: &Value<'_>, live: LiveObject) {
         self.next_version = self.next_version.max(live.version.saturating_add(1));
         let tenant = self.tenant(value.tenant);
-        // A key that cannot be was not written by us: the checksum tells of that before.
+        // A master never logs an invalid key; a checksum detects damage before this.
         if let Ok(key) = ObjectKey::new(value.key) {
             self.objects[tenant].insert(key, live);
         }
@@ -228,7 +229,7 @@ impl Image {
         checksum: Option<u64>,
         pin: Option<Duration>,
     ) {
-        // Unknown: a snapshot that began later than the put has its value already.
+        // Unknown: a snapshot that started after the put has its value already.
         let Some(write) = self.writes.remove(&version) else { return };
         let mut value = write.value;
         value.copies.retain(|copy| {
@@ -238,7 +239,7 @@ impl Image {
         self.objects[write.tenant].insert(write.key, value);
     }
 
-    /// The number of a tenant here.
+    /// Returns the index of a tenant in this image, adding the tenant if it is new.
     fn tenant(&mut self, name: &str) -> usize {
         let tenant = if name.is_empty() { TenantId::DEFAULT } else { name };
         if let Some(number) = self.tenants.iter().position(|known| known.as_str() == tenant) {
@@ -263,7 +264,7 @@ impl Image {
 }
 
 impl LiveObject {
-    /// Takes the copies.
+    /// Moves the replicas out of `value`.
     fn new(version: u64, value: &mut Value<'_>) -> Self {
         Self {
             version,
@@ -278,8 +279,8 @@ impl LiveObject {
     }
 }
 
-/// The number of the next copy, once one of that number is told of. Copies are not done in the order in
-/// which they were numbered, and numbers come round again.
+/// Returns the next ordinal after a logged one. Tasks do not end in the order of their ordinals,
+/// and ordinals wrap around.
 fn ordinal_after(next: u16, ordinal: u16) -> u16 {
     let after = ordinal.wrapping_add(1);
     let is_ahead = after.wrapping_sub(next) < 1 << 15;

@@ -1,6 +1,5 @@
-//! A working state made of what the log knows, after the master started anew.
+//! Restores a working state from the replayed log after a restart.
 
-use crate::state::ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex};
 use std::time::Duration;
 
 use mooncake_base::{Moment, ObjectKey, TenantId};
@@ -10,6 +9,7 @@ use super::{
     Effect, LoggedPin, Rules, SegmentNumber, State,
     allocator::Allocator,
     host::host_of,
+    ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex},
     object::{Flags, NO_WRITE, Replica, Replicas},
     put_options::WishedPin,
     recovery::Recovery,
@@ -19,52 +19,54 @@ use super::{
     write::Write,
 };
 
-/// Versions that may have been given and lost with the unsynced end of the log.
+/// Versions skipped because they may have been given out and lost with the unsynced end of the log.
 const VERSIONS_PASSED: u64 = 1 << 24;
 
-/// What became of what the log knew.
+/// Result of a restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Restored {
-    /// Segments that wait for their owners.
+    /// Unclaimed segments.
     pub segments: u64,
-    /// Objects in them.
+    /// Objects in these segments.
     pub objects: u64,
-    /// Puts that were under way.
+    /// Unfinished puts.
     pub writes: u64,
-    /// Copies and moves that wait to go on.
+    /// Tasks that will continue.
     pub tasks: u64,
-    /// Drain jobs that go on.
+    /// Drain jobs that will continue.
     pub jobs: u64,
-    /// Objects and puts that the log has where others lie, or beyond their segment. They are
-    /// dropped: the log was damaged in a way that its checksums did not show.
+    /// Objects and puts dropped because another one has their memory, or because they lie beyond
+    /// their segment: the log was damaged in a way that its checksums did not detect.
     pub conflicts: u64,
 }
 
-/// A restoration on its way.
+/// A restore in progress.
 struct Restoration {
     now: Moment,
-    /// How long fences that were granted before may last.
+    /// End of the longest fence granted before.
     fence: Moment,
-    /// And leases.
+    /// End of the longest lease granted before.
     lease: Moment,
-    /// Where the segments are now.
+    /// Slots of the restored segments.
     slots: FxHashMap<SegmentNumber, SegmentSlot>,
     report: Restored,
 }
 
-/// Why a copy is not where the log has it.
+/// Why a replica cannot be restored.
 enum Misplaced {
-    /// Its segment went.
+    /// The segment left the pool.
     Lost,
-    /// Something else lies there.
+    /// The memory is taken.
     Conflict,
 }
 
 impl State {
-    /// The state after a restart. All of it is dormant until its owners announce it; effects are
-    /// recorded. Readers and writers may use memory by the leave of the earlier master for as long
-    /// as its longest fence, and for `quiet`, which is how long those may that the end of the log
-    /// was lost of: until then nothing is given away.
+    /// Restores the state after a restart. All of it is unclaimed until the owners announce their
+    /// segments; effects are recorded.
+    ///
+    /// Until the longest fence granted by the earlier master ends, no memory is allocated, since
+    /// readers and writers may still use it. Grants that were lost with the unsynced end of the log
+    /// last at most `lost_grants_max`.
     pub fn restore(
         rules: Rules,
         seed: u64,
@@ -100,7 +102,7 @@ impl Restoration {
             self.report.segments += 1;
         }
         for (tenant, bytes) in image.quotas {
-            // Without multi-tenancy there are none any more.
+            // Without multi-tenancy quotas no longer apply.
             let _ = state.set_quota(&TenantId::new(&tenant), bytes);
         }
         self.restore_objects(state, &image.tenants, image.objects);
@@ -163,23 +165,23 @@ impl Restoration {
         objects: Vec<TenantObjects>,
     ) {
         state.objects.reserve(objects.iter().map(TenantObjects::len).sum());
-        // Sorted beside them, since they are large.
+        // Indices are sorted instead of the objects, since objects are large.
         let mut order: Vec<(u64, usize, u32)> = Vec::new();
         for (tenant, keys) in objects.iter().enumerate() {
             order.extend(keys.iter().map(|(slot, _, live)| (live.version, tenant, slot)));
         }
         order.sort_unstable();
-        // Memory was given to the latest last: where two claim it, it is that one's.
+        // The latest grant wins: if two objects claim the same memory, the later version has it.
         let mut found: Vec<Replicas> = Vec::with_capacity(order.len());
         for &(_, tenant, slot) in order.iter().rev() {
             if let Some((key, live)) = objects[tenant].get(slot) {
                 found.push(self.restore_copies(state, &tenants[tenant], key, live).into());
             }
         }
-        // In the order in which they were put, which is that in which they will be evicted.
+        // By version, which is the order of puts and of eviction.
         let mut objects: Vec<_> = objects.into_iter().map(TenantObjects::into_slots).collect();
         for ((_, tenant, slot), replicas) in order.into_iter().zip(found.into_iter().rev()) {
-            // Taken out, so that its memory serves what is made of it.
+            // Taken out, so that its memory is freed early.
             let object = objects[tenant][slot as usize].take();
             if let Some((key, live)) = object.filter(|_| !replicas.is_empty()) {
                 self.restore_object(state, &tenants[tenant], &key, &live, replicas);
@@ -187,7 +189,7 @@ impl Restoration {
         }
     }
 
-    /// The copies of an object that are where the log has them.
+    /// Allocates the replicas where the log says they lie.
     fn restore_copies(
         &mut self,
         state: &mut State,
@@ -239,7 +241,7 @@ impl Restoration {
         live: &LiveObject,
         replicas: Replicas,
     ) {
-        // Both have limits that held when the object was put.
+        // Both limits held when the object was put.
         let Ok(tenant) = state.objects.intern_tenant(tenant) else { return };
         let Ok(slot) = state.objects.insert(tenant, key.into()) else { return };
         if live.is_hard_pinned {
@@ -273,7 +275,7 @@ impl Restoration {
         self.report.objects += 1;
     }
 
-    /// A put goes on as if it had begun now: its writer may still end it.
+    /// Restores a put as if it had started now: its writer may still end it.
     fn restore_write(&mut self, state: &mut State, tenants: &[TenantId], logged: LoggedWrite) {
         let (replicas, is_whole) = self.restore_write_copies(state, &logged.value);
         let tenant = state.objects.intern_tenant(&tenants[logged.tenant]).ok();
@@ -326,7 +328,7 @@ impl Restoration {
         self.report.writes += 1;
     }
 
-    /// The copies of a put that are where the log has them, and whether none is anybody else's.
+    /// Allocates the replicas of a put. Returns them and whether there was no conflict.
     fn restore_write_copies(&self, state: &mut State, value: &LiveObject) -> (Vec<Replica>, bool) {
         let mut replicas = Vec::with_capacity(value.copies.len());
         let mut is_whole = true;
@@ -343,7 +345,7 @@ impl Restoration {
     fn restore_quarantined(&self, state: &mut State, range: &QuarantinedRange) {
         let Some(&slot) = self.slots.get(&range.number) else { return };
         let segment = state.segments.at_mut(slot);
-        // What lies there now was put there after the rest was over.
+        // An object that has this memory now was put there after the quarantine.
         if let Some(block) = segment.allocator.allocate_at(range.offset, range.length) {
             segment.fenced += segment.allocator.size(block);
             state.quarantine.push((self.now + range.time).into(), 0, slot, block);
@@ -351,11 +353,11 @@ impl Restoration {
     }
 }
 
-/// The object that a put is for, made if nothing stands there.
+/// Finds the object of a put, or adds it.
 fn write_object(state: &mut State, tenant: TenantIndex, key: &ObjectKey) -> Option<ObjectSlot> {
     match state.objects.find(tenant, key.as_bytes()) {
         Some(slot) => Some(slot),
-        // There is a limit, which held when the put began.
+        // The limit held when the put started.
         None => state.objects.insert(tenant, key.into()).ok(),
     }
 }

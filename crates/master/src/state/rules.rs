@@ -1,69 +1,69 @@
-//! The numbers the rules go by.
+//! Parameters of the rules.
 
 use std::time::Duration;
 
-/// How fast a reader is taken to be at the least, when a fence is sized.
+/// Lowest read rate assumed when a fence is sized.
 const FENCE_BYTES_PER_SECOND: u64 = 256 << 20;
-/// What every fence lasts, however few bytes it covers: a round trip and a pause of the reader. A
-/// reader that needs longer asks once more, which costs less than memory that rests for long.
+/// Minimum length of a fence: a round trip and a pause of the reader. A reader that needs longer
+/// locates again, which costs less than long quarantines.
 const FENCE_BASE: Duration = Duration::from_millis(250);
-/// What a write that began inside its window may take longer.
+/// Extra time of a write that started inside its window.
 const WRITE_MARGIN: Duration = Duration::from_secs(2);
-/// A pause of the master that is not longer is none.
+/// Shorter pauses of the master are ignored.
 const STALL_MIN: Duration = Duration::from_millis(500);
-/// No fence lasts longer. A reader that needs more asks afterwards whether its replica stands.
+/// Longest fence. A slower reader verifies its replica after the read.
 const FENCE_MAX: Duration = Duration::from_secs(60);
 
-/// Settings of the rules, a documented default each.
+/// Parameters of the rules; each has a documented default.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rules {
-    /// After this long without a heartbeat a client counts as gone.
+    /// A client without a heartbeat for this long has expired.
     pub client_ttl: Duration,
-    /// How long a retention lease lasts from the last read or probe.
+    /// Length of a retention lease from the last read or probe.
     pub lease_ttl: Duration,
-    /// How long a soft pin lasts when the put names no time.
+    /// Length of a soft pin if the put names none.
     pub soft_pin_ttl: Duration,
-    /// The longest soft pin that a put may ask for.
+    /// Longest soft pin of a put.
     pub soft_pin_ttl_max: Duration,
-    /// Whether soft-pinned objects are evicted once nothing else is left.
+    /// Whether soft-pinned objects are evicted after all others.
     pub is_soft_pin_evictable: bool,
-    /// No byte may be written later than this after a put started. Below `put_discard`.
+    /// Time from the start of a put within which its bytes must be written. Below `put_discard`.
     pub write_window: Duration,
     /// An unfinished put older than this may be displaced by another put of its key.
     pub put_discard: Duration,
-    /// Space of an unfinished put is given to others this long after its start, not sooner,
-    /// unless its writer is known to be dead.
+    /// The memory of an unfinished put is freed this long after its start, not sooner, unless its
+    /// writer is known to be dead.
     pub put_release: Duration,
-    /// How long after a restart calls wait for the owners of what the log knows.
+    /// Time after a restart during which calls wait for the owners of unclaimed segments.
     pub resume_grace: Duration,
-    /// How long after a restart memory that nobody has announced is kept.
+    /// Time after a restart before unclaimed segments are dropped.
     pub unclaimed_ttl: Duration,
-    /// Evict ahead of need; `None`: only when a put needs the room.
+    /// Eviction ahead of need; `None`: evict only when a put needs memory.
     pub watermark: Option<Watermark>,
-    /// Which segment a copy goes to.
+    /// Placement of replicas.
     pub allocation: AllocationStrategy,
-    /// Which object goes first.
+    /// Order of eviction.
     pub eviction: EvictionKind,
-    /// Limits of copies and moves.
+    /// Limits of tasks.
     pub tasks: TaskRules,
-    /// Only tenants with a quota may write, and no more than that.
+    /// Allow writes only to tenants with a quota, up to the quota.
     pub is_multi_tenant: bool,
 }
 
-/// Limits of the copies and moves that clients carry out.
+/// Limits of the copy and move tasks that clients carry out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TaskRules {
-    /// Finished ones that are remembered.
+    /// Finished tasks that are remembered.
     pub finished_max: usize,
-    /// The most that may wait.
+    /// Most waiting tasks.
     pub pending_max: usize,
-    /// The most that may run.
+    /// Most running tasks.
     pub processing_max: usize,
-    /// How long one may wait; zero: for ever.
+    /// Longest wait of a task; zero: no limit.
     pub pending_timeout: Duration,
-    /// How long one may run, all tries together; zero: for ever.
+    /// Longest run of a task, all attempts together; zero: no limit.
     pub processing_timeout: Duration,
-    /// How often one is tried again.
+    /// Most retries of a task.
     pub retries_max: u32,
 }
 
@@ -103,24 +103,25 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// How long memory is fenced for a reader of so many bytes: 250 ms and the time the bytes take
-    /// at 256 MiB/s, at most 60 s.
+    /// Returns the length of a fence for a read of that many bytes: 250 ms and the time of the
+    /// bytes at 256 MiB/s, at most 60 s.
     pub fn fence(&self, bytes: u64) -> Duration {
         let seconds = bytes as f64 / FENCE_BYTES_PER_SECOND as f64;
         FENCE_MAX.min(FENCE_BASE + Duration::from_secs_f64(seconds.min(FENCE_MAX.as_secs_f64())))
     }
 
-    /// A master that did not look at the time for longer than this was stopped.
+    /// Returns the pause between two calls of `advance` from which on the master counts as stalled.
     pub(super) fn stall(&self) -> Duration {
         STALL_MIN.max(self.client_ttl / 5)
     }
 
-    /// The longest fence there may be.
+    /// Returns the length of the longest fence.
     pub(super) fn fence_max(&self) -> Duration {
         FENCE_MAX
     }
 
-    /// How long after its start a writer that keeps its window cannot touch its memory any more.
+    /// Returns how long after its start a writer that keeps its window can no longer touch its
+    /// memory.
     pub(crate) fn write_end(&self) -> Duration {
         self.write_window + WRITE_MARGIN
     }
@@ -129,38 +130,39 @@ impl Rules {
 /// Eviction ahead of need, in shares of the capacity.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Watermark {
-    /// Eviction starts when more than this share is used.
+    /// Share of used memory above which eviction starts.
     pub high: f64,
-    /// And goes on until the use has fallen this much below.
+    /// Share below `high` at which eviction stops.
     pub ratio: f64,
 }
 
-/// Which segment a copy goes to, preferred segments aside.
+/// Segment of a replica, apart from preferred segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AllocationStrategy {
-    /// Any, all alike.
+    /// Any, with equal chances.
     #[default]
     Random,
-    /// The emptiest of a sample.
+    /// The emptiest segment of a sample.
     FreeRatioFirst,
-    /// The writer's host first, then the hosts after it by name. For single copies.
+    /// The writer's host first, then the hosts after it by name. Only for single replicas.
     LocalFirst,
     /// Segments of CXL memory, then any.
     CxlFirst,
-    /// The one whose owner has the most room on its disk; by memory where no disk is reported.
+    /// The segment whose owner has the most free space on disk; by memory where no disk is
+    /// reported.
     SsdFreeRatioFirst,
 }
 
-/// Which object is evicted first.
+/// Object that is evicted first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EvictionKind {
-    /// The one that was not used for the longest time; those seen more often later, as far as that
-    /// is found to serve.
+    /// The least recently used object; objects seen more often stay longer where that raises the
+    /// hit rate.
     #[default]
     Adaptive,
-    /// The one that was not used for the longest time.
+    /// The least recently used object.
     Lru,
-    /// Newcomers that were not used again first; resists scans.
+    /// New objects that were not used again; resists scans.
     S3Fifo,
 }
 

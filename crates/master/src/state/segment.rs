@@ -1,6 +1,5 @@
-//! Segments: memory that clients lend to the pool.
+//! Segments: memory that clients offer to the pool.
 
-use crate::state::ids::{SegmentSlot, Slot};
 use std::time::Duration;
 
 use mooncake_base::{ClientId, Error, ErrorCode, Incarnation, Moment, Result, SegmentId};
@@ -11,49 +10,50 @@ use super::{
     allocator::{Allocator, LENGTH_MAX},
     effect::Effect,
     host::host_of,
+    ids::{SegmentSlot, Slot},
     timer::Timer,
 };
 
-/// What the log calls a segment. Never used again, unlike a [`SegmentSlot`].
+/// Number of a segment in the log. Never reused, unlike a [`SegmentSlot`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SegmentNumber(pub u32);
 
-/// What the owner of a segment says of it.
+/// Description of a segment by its owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentSpec {
-    /// Made by the owner.
+    /// Id that the owner chose.
     pub id: SegmentId,
-    /// How often the owner made the memory anew under this id.
+    /// Counts how often the owner allocated the memory of this id.
     pub incarnation: Incarnation,
-    /// "host:port" of its client; what preferences name.
+    /// "host:port" of the client; preferred segments are named by it.
     pub name: String,
-    /// What a peer opens in its transfer engine.
+    /// Endpoint of the transfer engine that peers open.
     pub endpoint: String,
-    /// Address in the owner's memory.
+    /// Address in the process of the owner.
     pub base: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// "tcp" and the like; carried for those who show it.
+    /// "tcp" and the like; only shown.
     pub protocol: String,
 }
 
-/// Where a segment stands in its life.
+/// Phase in the life of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SegmentStatus {
     /// In use.
     Ok,
-    /// Readable, but takes no new objects; those in it are being moved elsewhere.
+    /// Readable, but accepts no new objects; its objects are being moved elsewhere.
     Draining,
-    /// All of it was moved elsewhere; it takes nothing new.
+    /// Emptied by a drain; accepts no new objects.
     Drained,
-    /// Readable, but takes no new objects; goes at the end of its grace.
+    /// Readable, but accepts no new objects; leaves the pool at the end of its grace.
     GracefullyUnmounting,
-    /// Gone; the objects that were in it are being forgotten.
+    /// Out of the pool; its replicas are still to be dropped.
     Unmounting,
 }
 
 impl SegmentStatus {
-    /// How the log writes it.
+    /// Returns the code in the log.
     pub(super) fn code(self) -> u8 {
         match self {
             Self::Ok => 0,
@@ -64,7 +64,7 @@ impl SegmentStatus {
         }
     }
 
-    /// What the log wrote so; in use, if a later version wrote it.
+    /// Converts a code of the log; `Ok` for one of a later version.
     pub(super) fn from_code(code: u8) -> Self {
         match code {
             1 => Self::GracefullyUnmounting,
@@ -76,20 +76,20 @@ impl SegmentStatus {
     }
 }
 
-/// A segment as others may see it.
+/// A segment as others see it.
 #[derive(Debug, Clone, Copy)]
 pub struct SegmentView<'a> {
-    /// What its owner says of it.
+    /// Description by its owner.
     pub spec: &'a SegmentSpec,
-    /// Its owner.
+    /// Client that owns the segment.
     pub client: ClientId,
-    /// Where it stands in its life.
+    /// Phase in its life.
     pub status: SegmentStatus,
-    /// Bytes given away: objects, objects being written, and memory under fences.
+    /// Allocated bytes: objects, unfinished puts and quarantined memory.
     pub used: u64,
 }
 
-/// One segment, and what is in it.
+/// A segment and its allocator.
 #[derive(Debug)]
 pub(super) struct Segment {
     pub(super) number: SegmentNumber,
@@ -97,49 +97,49 @@ pub(super) struct Segment {
     pub(super) client: ClientId,
     pub(super) host: Box<str>,
     pub(super) status: SegmentStatus,
-    /// Its client may be gone: not named to readers, not given to writers.
+    /// The client may be gone: hidden from readers and writers.
     pub(super) is_suspect: bool,
-    /// Known from the log; its owner has not announced it since.
+    /// Known from the log, but not announced since the restart.
     pub(super) is_unclaimed: bool,
     pub(super) allocator: Allocator,
-    /// Taken back into the pool while somebody may still read or write what lay in it before: until
-    /// then. What is granted in it meanwhile makes that no longer.
+    /// Set if the memory came back into the pool while readers or writers of its earlier life may
+    /// use it. Later grants in the segment do not extend it.
     pub(super) quarantined_until: Option<Moment>,
-    /// When the last fence and the last write that were granted in it end.
+    /// End of the last fence and the last write granted in the segment.
     pub(super) busy_until: Moment,
-    /// When it goes, if it does so with a grace.
+    /// End of the grace, if the segment leaves with one.
     pub(super) unmount_at: Option<Moment>,
-    /// Bytes under fences, of puts under way, and of hard-pinned objects: all that eviction
-    /// cannot win.
+    /// Quarantined bytes, bytes of unfinished puts and hard-pinned bytes: eviction cannot free
+    /// them.
     pub(super) fenced: u64,
     pub(super) writing: u64,
     pub(super) hard_pinned: u64,
 }
 
 impl Segment {
-    /// Whether copies in it may be named to readers.
+    /// Returns whether readers may be sent to the segment.
     pub(super) fn is_readable(&self) -> bool {
         self.is_claimed() && !self.is_suspect
     }
 
-    /// Whether it is in the pool for others to see.
+    /// Returns whether the segment is visible in the pool.
     pub(super) fn is_claimed(&self) -> bool {
         self.is_mounted() && !self.is_unclaimed
     }
 
-    /// Whether copies in it are still what they were.
+    /// Returns whether the replicas in it exist.
     pub(super) fn is_mounted(&self) -> bool {
         self.status != SegmentStatus::Unmounting
     }
 
-    /// Whether it takes new objects as soon as it has rested.
+    /// Returns whether it accepts new objects once its quarantine is over.
     fn is_only_quarantined(&self) -> bool {
         let is_in_use = self.status == SegmentStatus::Ok && !self.is_suspect && !self.is_unclaimed;
         is_in_use && self.quarantined_until.is_some()
     }
 
-    /// Whether it will take new objects by itself: once its owner has announced it after a restart,
-    /// and it has rested.
+    /// Returns whether it will accept new objects without further calls: once it is claimed and its
+    /// quarantine is over.
     pub(super) fn is_coming_back(&self) -> bool {
         let is_awaited = self.is_unclaimed || self.quarantined_until.is_some();
         self.status == SegmentStatus::Ok && !self.is_suspect && is_awaited
@@ -150,12 +150,12 @@ impl Segment {
         self.status == SegmentStatus::Ok && !self.is_suspect && !is_awaited
     }
 
-    /// Bytes nobody has.
+    /// Returns the unallocated bytes.
     pub(super) fn free(&self) -> u64 {
         self.allocator.length() - self.allocator.used()
     }
 
-    /// Bytes that are free or could be by evicting everything that may ever be evicted.
+    /// Returns the bytes that are free or could be freed by eviction.
     pub(super) fn reclaimable(&self) -> u64 {
         self.allocator.length().saturating_sub(self.fenced + self.writing + self.hard_pinned)
     }
@@ -170,37 +170,37 @@ impl Segment {
     }
 }
 
-/// All segments, each under a number that stays until no copy names it any more.
+/// All segments, each in a slot that stays taken until no replica refers to it.
 #[derive(Debug, Default)]
 pub struct Segments {
     slots: Vec<Option<Segment>>,
     by_id: FxHashMap<SegmentId, SegmentSlot>,
     by_name: FxHashMap<Box<str>, Vec<SegmentSlot>>,
     open: Vec<SegmentSlot>,
-    /// Bytes of all that are mounted.
+    /// Bytes of all mounted segments.
     pub(super) mounted_bytes: u64,
     next_number: u32,
-    /// Segments that went, the latest making of each, and when all its memory is quiet.
+    /// Segments that left: the latest incarnation, and when the last grant in their memory ends.
     gone: FxHashMap<SegmentId, (Incarnation, Moment)>,
 }
 
 impl Segments {
-    /// Those that take new objects, in the order of their hosts.
+    /// Returns the segments that accept new objects, in the order of their hosts.
     pub fn open(&self) -> &[SegmentSlot] {
         &self.open
     }
 
-    /// The number of the next segment.
+    /// Returns the number for the next segment.
     pub(super) fn next_number(&self) -> SegmentNumber {
         SegmentNumber(self.next_number)
     }
 
-    /// No lower number may be used again.
+    /// Raises the number for the next segment.
     pub(super) fn set_next_number(&mut self, number: u32) {
         self.next_number = number;
     }
 
-    /// Those of that name.
+    /// Returns the segments of that name.
     pub(super) fn named(&self, name: &str) -> &[SegmentSlot] {
         self.by_name.get(name).map_or(&[], Vec::as_slice)
     }
@@ -217,24 +217,24 @@ impl Segments {
         self.slots[slot.index()].as_mut().expect("a copy names only segments that are kept")
     }
 
-    /// When the first of those that only rest, and hold so much, takes new objects.
+    /// Returns when the first quarantine of a segment ends that is at least this long.
     pub(super) fn quarantine_end(&self, length: u64) -> Option<Moment> {
         let resting = self.mounted().filter(|(_, segment)| segment.is_only_quarantined());
         let fitting = resting.filter(|(_, segment)| segment.allocator.length() >= length);
         fitting.filter_map(|(_, segment)| segment.quarantined_until).min()
     }
 
-    /// Every number is below this.
+    /// Returns the bound of all slot numbers.
     pub(super) fn slot_count(&self) -> usize {
         self.slots.len()
     }
 
-    /// The mounted ones, but for those that nobody has announced since a restart.
+    /// Returns the mounted segments without unclaimed ones.
     pub(super) fn claimed(&self) -> impl Iterator<Item = (SegmentSlot, &Segment)> {
         self.mounted().filter(|(_, segment)| segment.is_claimed())
     }
 
-    /// The mounted ones.
+    /// Returns the mounted segments.
     pub(super) fn mounted(&self) -> impl Iterator<Item = (SegmentSlot, &Segment)> {
         let numbered = self.slots.iter().enumerate();
         numbered
@@ -242,7 +242,7 @@ impl Segments {
             .filter(|(_, segment)| segment.is_mounted())
     }
 
-    /// Its number in the books.
+    /// Adds a segment and returns its slot.
     pub(super) fn insert(&mut self, segment: Segment) -> SegmentSlot {
         self.next_number = self.next_number.max(segment.number.0 + 1);
         let slot = match self.slots.iter().position(Option::is_none) {
@@ -260,7 +260,7 @@ impl Segments {
         slot
     }
 
-    /// Until when somebody may still use what was granted in that memory before it went.
+    /// Returns until when the memory may still be used by grants from before it left.
     fn busy_until(
         &mut self,
         now: Moment,
@@ -269,11 +269,12 @@ impl Segments {
     ) -> Option<Moment> {
         self.gone.retain(|_, (_, quiet)| !quiet.has_passed(now));
         let &(earlier, quiet) = self.gone.get(&id)?;
-        // An owner that goes back to an earlier making of the memory has it rest as well.
+        // An owner that returns to an earlier incarnation has the same quarantine.
         (incarnation <= earlier).then_some(quiet)
     }
 
-    /// Nothing finds it any more; its number stays taken until [free_slot](free_slot).
+    /// Removes the segment from the indices; the slot stays taken until
+    /// [`free_slot`](Self::free_slot).
     fn close(&mut self, slot: SegmentSlot) {
         let segment = self.at_mut(slot);
         segment.status = SegmentStatus::Unmounting;
@@ -281,7 +282,7 @@ impl Segments {
         let (id, name) = (segment.spec.id, segment.spec.name.clone());
         let length = segment.spec.length;
         let (incarnation, quiet) = (segment.spec.incarnation, segment.busy_until);
-        // Its books are of no more use, and may be large.
+        // The allocator is of no more use, and may be large.
         segment.allocator = Allocator::new(0);
         self.mounted_bytes -= length;
         let gone = self.gone.entry(id).or_insert((incarnation, quiet));
@@ -296,12 +297,12 @@ impl Segments {
         self.refresh_open();
     }
 
-    /// No copy names it any more.
+    /// Frees the slot of a segment that no replica refers to.
     pub(super) fn free_slot(&mut self, slot: SegmentSlot) {
         self.slots[slot.index()] = None;
     }
 
-    /// Looks again which segments take new objects.
+    /// Recomputes which segments accept new objects.
     pub(super) fn refresh_open(&mut self) {
         let mut open: Vec<SegmentSlot> = self
             .mounted()
@@ -314,15 +315,14 @@ impl Segments {
 }
 
 impl State {
-    /// Takes the segment into the pool. Again with the same identity, incarnation and memory:
-    /// nothing changes. With a later incarnation: what lay in the earlier one is gone. Memory that
-    /// left the pool and comes back takes nothing new before the fences and writes that were
-    /// granted in it have ended.
+    /// Adds the segment to the pool. A repetition with the same id, incarnation and memory changes
+    /// nothing; a later incarnation drops the objects of the earlier one. Memory that left the pool
+    /// and comes back accepts no objects before the fences and writes granted in it have ended.
     ///
     /// # Errors
     /// `CLIENT_NOT_FOUND`: register first. `SEGMENT_ALREADY_EXISTS`: another client or another
-    /// memory has that id. `INVALID_PARAMS`: no length, or memory that overlaps another segment
-    /// of the client or the end of the address space.
+    /// memory has that id. `INVALID_PARAMS`: no length, or memory that overlaps another segment of
+    /// the client or the end of the address space.
     pub fn mount(&mut self, now: Moment, client: ClientId, segment: SegmentSpec) -> Result<()> {
         self.clients.check(client)?;
         let refuse = |why: &str| Err(Error::invalid(why).with("segment", segment.id));
@@ -359,7 +359,7 @@ impl State {
         if !awake.is_empty() {
             return refuse("the memory overlaps another segment of the client");
         }
-        // Of what the client lent before the restart, it has other memory there now.
+        // The client has other memory at these addresses since the restart.
         for (slot, _) in dormant {
             self.drop_segment(slot);
         }
@@ -390,11 +390,11 @@ impl State {
         Ok(())
     }
 
-    /// Takes the segment out of the pool: at once, or after a grace in which it can be read but
-    /// takes nothing new. A second call may shorten the grace, not lengthen it.
+    /// Removes the segment from the pool: at once, or after a grace in which it is readable but
+    /// accepts no objects. A second call may shorten the grace, but not extend it.
     ///
     /// # Errors
-    /// `SEGMENT_NOT_FOUND`, or `ILLEGAL_CLIENT` if it is somebody else's.
+    /// `SEGMENT_NOT_FOUND`, or `ILLEGAL_CLIENT` if another client owns it.
     pub fn unmount(
         &mut self,
         now: Moment,
@@ -426,12 +426,12 @@ impl State {
         Ok(())
     }
 
-    /// What is known of a segment named by a [`Place`](super::Place) of a call just made.
+    /// Returns the segment of a [`Place`](super::Place) of the last call.
     pub fn segment(&self, segment: SegmentSlot) -> SegmentView<'_> {
         self.segments.at(segment).view()
     }
 
-    /// Every mounted segment, in the order of their names.
+    /// Returns every mounted segment, by name.
     pub fn list_segments(&self) -> Vec<SegmentView<'_>> {
         let mut views: Vec<_> =
             self.segments.claimed().map(|(_, segment)| segment.view()).collect();
@@ -439,7 +439,7 @@ impl State {
         views
     }
 
-    /// The timer of a segment rang: its grace is over.
+    /// Handles the timer at the end of a grace.
     pub(super) fn end_grace(&mut self, id: SegmentId, incarnation: Incarnation) {
         let Some(slot) = self.segments.by_id(id) else { return };
         let segment = self.segments.at(slot);
@@ -450,7 +450,7 @@ impl State {
         }
     }
 
-    /// The timer of a segment rang: what was granted in its memory before has ended.
+    /// Handles the timer at the end of the quarantine of a segment.
     pub(super) fn end_segment_quarantine(
         &mut self,
         now: Moment,
@@ -466,7 +466,7 @@ impl State {
         }
     }
 
-    /// The memory is gone, and with it every copy in it.
+    /// Drops a segment and every replica in it.
     pub(super) fn drop_segment(&mut self, slot: SegmentSlot) {
         let is_used = self.segments.at(slot).allocator.used() > 0;
         let number = self.segments.at(slot).number;

@@ -1,10 +1,9 @@
-//! The state told as effects, for snapshots: a head at once, then the objects in slices.
+//! Snapshots of the state as effects: a head at once, then the objects in slices.
 //!
-//! The head and the beginning of a log must be taken under one hold of the state. Whatever changes
-//! between the slices is in that log too, and a replay of both converges: each effect names the
-//! version and the places it is about.
+//! Take the head and start the log file under one lock of the state. Changes between the slices are
+//! in that log, too, and a replay of both converges, since each effect names its version and
+//! places.
 
-use crate::state::ids::{ObjectSlot, SegmentSlot, Slot};
 use std::time::Duration;
 
 use mooncake_base::Moment;
@@ -12,18 +11,19 @@ use mooncake_base::Moment;
 use super::{
     Effect, State,
     effect::Value,
+    ids::{ObjectSlot, SegmentSlot, Slot},
     object::{Flags, Object},
     segment::SegmentStatus,
 };
 
-/// A cursor on its way; begun by [`State::begin_snapshot`].
+/// Position of a snapshot that [`State::begin_snapshot`] started.
 #[derive(Debug)]
 pub struct SnapshotCursor {
     next: u32,
 }
 
 impl State {
-    /// Appends all but the objects to `into`, and begins to describe those.
+    /// Appends all but the objects to `into` and returns a cursor over the objects.
     pub fn begin_snapshot(&self, now: Moment, into: &mut Vec<u8>) -> SnapshotCursor {
         let (version, number) = (self.next_version, self.segments.next_number());
         Effect::NextIds { version, number }.encode(into);
@@ -52,7 +52,7 @@ impl State {
         SnapshotCursor { next: 0 }
     }
 
-    /// Appends what stands among the next so many objects to `into`; `true` when it was the last.
+    /// Appends the next `objects` slots to `into`. Returns whether they were the last.
     pub fn snapshot_slice(
         &self,
         cursor: &mut SnapshotCursor,
@@ -90,8 +90,8 @@ impl State {
         Effect::ObjectSnapshot { version, value, checksum, pin }.encode(into);
     }
 
-    /// Memory that rests for longer than fences do: late writes may reach it. That of puts which
-    /// were displaced is among it.
+    /// Appends memory that is quarantined for longer than fences last, since late writes may reach
+    /// it; memory of displaced puts included.
     fn snapshot_quarantine(&self, now: Moment, into: &mut Vec<u8>) {
         let mut rest = |slot: SegmentSlot, block, time: Duration| {
             let segment = self.segments.at(slot);
@@ -104,7 +104,7 @@ impl State {
         for (until, slot, block) in self.quarantine.blocks() {
             rest(slot, block, until.left(now));
         }
-        // What tasks write becomes a copy only in the end.
+        // The target of a task becomes a replica only when the task ends.
         for replica in self.tasks.placed() {
             rest(replica.segment, replica.block, self.rules.write_end());
         }

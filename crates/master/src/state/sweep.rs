@@ -2,9 +2,9 @@
 
 use super::{
     State,
+    ids::{ObjectSlot, SegmentSlot, Slot},
     object::{Flags, Replica, Replicas},
 };
-use crate::state::ids::{ObjectSlot, SegmentSlot, Slot};
 
 /// Objects that one slice of a sweep checks.
 const SWEEP_SLICE: u32 = 4096;

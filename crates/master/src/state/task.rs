@@ -9,7 +9,6 @@ mod attempt;
 mod record;
 mod table;
 
-use crate::state::ids::{ObjectSlot, SegmentSlot};
 use mooncake_base::{
     ClientId, Error, ErrorCode, JobId, Moment, ObjectKey, ReplicaId, Result, SegmentId, TaskId,
     TenantId, Version,
@@ -17,6 +16,7 @@ use mooncake_base::{
 
 use super::{
     State,
+    ids::{ObjectSlot, SegmentSlot},
     lease::Timestamp,
     object::{Flags, Object, Replica},
     put::Place,

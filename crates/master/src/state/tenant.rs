@@ -1,70 +1,71 @@
-//! Tenants: what each one's copies take up, and how much that may be.
+//! Tenants: the bytes that their objects use, and their quotas.
 
-use crate::state::ids::{ObjectSlot, TenantIndex};
 use mooncake_base::{Error, ErrorCode, Moment, Result, TenantId};
 use rustc_hash::FxHashMap;
 
 use super::{
     Effect, State,
     eviction::{IndexLinks, IndexList},
+    ids::{ObjectSlot, TenantIndex},
     object::NO_WRITE,
     reclaim::{EvictionPass, Verdict},
 };
 
-/// The largest quota.
+/// Largest quota.
 const QUOTA_MAX: u64 = i64::MAX as u64;
-/// How many objects that may not be evicted yet one put passes over.
+/// Protected objects that one put skips at most.
 const PASSED_MAX: usize = 1024;
 
-/// What is known of the tenants.
+/// Usage and quotas of all tenants.
 #[derive(Debug)]
 pub(super) struct Tenants {
     is_enforced: bool,
-    /// By the number of the tenant.
+    /// By tenant index.
     used: Vec<TenantUsage>,
-    /// Those with a quota.
+    /// Tenants with a quota.
     numbers: FxHashMap<TenantId, TenantIndex>,
-    /// The sum of all quotas.
+    /// Sum of all quotas.
     requested: u128,
     links: IndexLinks<ObjectSlot>,
 }
 
 #[derive(Debug, Default)]
 struct TenantUsage {
-    /// Bytes that its policy grants; none without a policy.
+    /// Bytes that the quota grants; 0 without a quota.
     quota: u64,
-    /// Bytes of all its copies, those that are being written among them.
+    /// Bytes of all replicas, unfinished puts included.
     charged: u64,
-    /// What it can read, the longest unused first. Kept only where quotas count.
+    /// Readable objects, least recently used first. Kept only where quotas are enforced.
     order: IndexList<ObjectSlot>,
     refused: u64,
     evicted_bytes: u64,
 }
 
-/// A tenant, its quota, and its use of it.
+/// A tenant with its quota and usage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantQuota {
-    /// The tenant.
+    /// Name of the tenant.
     pub tenant: TenantId,
-    /// Bytes that its policy grants.
+    /// Bytes that the quota grants.
     pub requested: u64,
-    /// Bytes it may use now: its share where the pool is smaller than all quotas together.
+    /// Bytes that the tenant may use now: its share where the pool is smaller than the sum of all
+    /// quotas.
     pub effective: u64,
-    /// Bytes of its copies, those that are being written among them.
+    /// Bytes of its replicas, unfinished puts included.
     pub charged: u64,
-    /// Puts that were refused for want of quota.
+    /// Puts refused because the quota was used up.
     pub refused: u64,
-    /// Bytes of its objects that made room for its own puts.
+    /// Bytes of its own objects that its puts evicted.
     pub evicted_bytes: u64,
 }
 
 impl TenantQuota {
-    /// Whether the next put must evict something of the tenant's own.
+    /// Returns whether the next put must evict an object of the tenant.
     pub fn is_used_up(&self) -> bool {
         self.charged >= self.effective
     }
 
-    /// Whether the tenant has more than it may have.
+    /// Returns whether the tenant uses more than its quota.
     pub fn is_exceeded(&self) -> bool {
         self.charged > self.effective
     }
@@ -89,7 +90,7 @@ impl Tenants {
         self.usage(tenant).charged -= bytes;
     }
 
-    /// The tenant has something more to read.
+    /// Adds an object that became readable.
     pub(super) fn add_object(&mut self, tenant: TenantIndex, object: ObjectSlot) {
         if self.is_enforced {
             let links = &mut self.links;
@@ -97,7 +98,7 @@ impl Tenants {
         }
     }
 
-    /// The object was used.
+    /// Records a use of the object.
     pub(super) fn touch_object(&mut self, tenant: TenantIndex, object: ObjectSlot) {
         if self.is_enforced {
             let links = &mut self.links;
@@ -107,7 +108,7 @@ impl Tenants {
         }
     }
 
-    /// The object cannot be read any more.
+    /// Removes an object that is no longer readable.
     pub(super) fn remove_object(&mut self, tenant: TenantIndex, object: ObjectSlot) {
         if self.is_enforced {
             let links = &mut self.links;
@@ -119,7 +120,7 @@ impl Tenants {
         usage_at(&mut self.used, tenant)
     }
 
-    /// What a tenant with that quota may use of so much memory.
+    /// Returns the part of the quota that the tenant may use in a pool of that size.
     fn effective(&self, requested: u64, mounted_bytes: u64) -> u64 {
         let share = match self.requested {
             sum if sum <= u128::from(mounted_bytes) => return requested,
@@ -138,11 +139,11 @@ fn usage_at(used: &mut Vec<TenantUsage>, tenant: TenantIndex) -> &mut TenantUsag
 }
 
 impl State {
-    /// Grants a tenant so many bytes.
+    /// Sets the quota of a tenant in bytes.
     ///
     /// # Errors
-    /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy. `INVALID_PARAMS`: a name that none may
-    /// have, or a quota that is not in 1 to 2^63 - 1.
+    /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy. `INVALID_PARAMS`: an invalid name, or a
+    /// quota outside 1 to 2^63 - 1.
     pub fn set_quota(&mut self, tenant: &TenantId, bytes: u64) -> Result<()> {
         self.check_quotas()?;
         let name = tenant.as_str();
@@ -163,11 +164,11 @@ impl State {
         Ok(())
     }
 
-    /// Takes a tenant's quota, and with it the right to write.
+    /// Removes the quota of a tenant, and with it the right to write.
     ///
     /// # Errors
     /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy, `OBJECT_NOT_FOUND` if it has none,
-    /// `TENANT_NOT_EMPTY` while it has objects or writes some.
+    /// `TENANT_NOT_EMPTY` while it has objects or unfinished puts.
     pub fn remove_quota(&mut self, tenant: &TenantId) -> Result<()> {
         let quota = self.quota(tenant)?;
         if quota.charged > 0 {
@@ -184,7 +185,7 @@ impl State {
         Ok(())
     }
 
-    /// A tenant's quota.
+    /// Returns the quota of a tenant.
     ///
     /// # Errors
     /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy, `OBJECT_NOT_FOUND` if it has none.
@@ -198,7 +199,7 @@ impl State {
         Ok(self.show_quota(tenant, number))
     }
 
-    /// Every quota, in the order of the names.
+    /// Returns every quota, by name.
     ///
     /// # Errors
     /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy.
@@ -231,7 +232,7 @@ impl State {
         Err(Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE, why))
     }
 
-    /// Whether the tenant may write at all.
+    /// Checks whether the tenant may write.
     pub(super) fn check_tenant(&self, tenant: &TenantId) -> Result<()> {
         if !self.tenants.is_enforced || self.tenants.numbers.contains_key(tenant) {
             return Ok(());
@@ -240,8 +241,8 @@ impl State {
             .with("tenant", tenant))
     }
 
-    /// What a put adds to the tenant's use: its copies, without what it replaces (unless others
-    /// are writing that too).
+    /// Returns the bytes that a put adds to the usage: its replicas, less the object that it
+    /// replaces (unless other puts of that object are unfinished).
     pub(super) fn growth(&self, length: u64, copies: u32, existing: Option<ObjectSlot>) -> u64 {
         let copies = u64::from(copies).min(self.segments.open().len() as u64).max(1);
         let replaced = existing.map_or(0, |slot| {
@@ -251,8 +252,8 @@ impl State {
         length.saturating_mul(copies).saturating_sub(replaced)
     }
 
-    /// Makes sure that the quota has room for so many bytes more, evicting what is the tenant's own
-    /// but for one object.
+    /// Ensures that the quota covers `need` more bytes, evicting objects of the tenant but for
+    /// `spared`.
     pub(super) fn admit(
         &mut self,
         now: Moment,
@@ -280,7 +281,7 @@ impl State {
             .with("quota", limit))
     }
 
-    /// Evicts the tenant's objects, the longest unused first, until it uses no more than that.
+    /// Evicts objects of the tenant, least recently used first, down to `limit` bytes.
     fn evict_own(
         &mut self,
         now: Moment,
@@ -297,7 +298,7 @@ impl State {
                     return;
                 }
                 while let Some(object) = self.tenants.usage(tenant).order.first() {
-                    // What is passed over goes to the end, so that the next put looks further.
+                    // A skipped object goes to the end, so that the next put examines others.
                     if !matches!(self.classify(now, object, pass, spared), Verdict::Evict) {
                         if self.objects.get(object).is_some_and(|object| object.is_complete()) {
                             self.tenants.touch_object(tenant, object);

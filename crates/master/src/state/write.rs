@@ -1,29 +1,29 @@
-//! Puts under way, by their versions and in the order in which they started.
+//! Unfinished puts, by version and in the order of their starts.
 
-use crate::state::ids::{KeyHash, ObjectSlot, SegmentSlot, Slot, TenantIndex, WriteSlot};
 use mooncake_base::{ClientId, Moment, Version};
 use rustc_hash::FxHashMap;
 
 use super::{
     eviction::{IndexLinks, IndexList},
+    ids::{KeyHash, ObjectSlot, SegmentSlot, Slot, TenantIndex, WriteSlot},
     object::{NO_WRITE, Replicas},
     put_options::WishedPin,
 };
 
-/// A put that has started and not ended.
+/// A put that started and has not ended.
 #[derive(Debug)]
 pub(super) struct Write {
-    /// The object it is to be; none once it was displaced and only its space counts.
+    /// Object of the put; `None` once the put is displaced and only its memory counts.
     pub(super) object: Option<ObjectSlot>,
-    /// Of the object's key.
+    /// Hash of the key.
     pub(super) hash: KeyHash,
-    /// Who is charged for it.
+    /// Tenant that is charged.
     pub(super) tenant: TenantIndex,
-    /// The next put of the same object, or [`NO_WRITE`].
+    /// Next put of the same object, or [`NO_WRITE`].
     pub(super) next: WriteSlot,
     pub(super) version: u64,
     pub(super) client: ClientId,
-    /// Which call of the client it was; 0: unknown.
+    /// Request id of the client; 0: unknown.
     pub(super) request: u64,
     pub(super) started: Moment,
     pub(super) length: u64,
@@ -35,7 +35,7 @@ pub(super) struct Write {
     pub(super) group: Box<[u8]>,
 }
 
-/// All puts under way, displaced ones among them until their space comes back.
+/// All unfinished puts, including displaced ones until their memory is freed.
 #[derive(Debug, Default)]
 pub(super) struct Writes {
     slots: Vec<Option<Write>>,
@@ -46,7 +46,7 @@ pub(super) struct Writes {
 }
 
 impl Writes {
-    /// Adds the one that started last.
+    /// Adds the put that started last.
     pub(super) fn insert(&mut self, write: Write) -> WriteSlot {
         let number = match self.vacant.pop() {
             Some(number) => number,
@@ -69,7 +69,8 @@ impl Writes {
         write
     }
 
-    /// The memory of that segment is gone; who is charged for so many bytes less.
+    /// Drops the replicas in a segment that left the pool. Returns the tenants and the bytes that
+    /// they are no longer charged for.
     pub(super) fn forget_segment(&mut self, segment: SegmentSlot) -> Vec<(TenantIndex, u64)> {
         let mut freed = Vec::new();
         for write in self.slots.iter_mut().flatten() {
@@ -91,17 +92,17 @@ impl Writes {
         self.slots[number.index()].as_ref().expect("the caller has just found it")
     }
 
-    /// The one that is to begin that life of an object: no two ever have the same version.
+    /// Finds a put by its version, which is unique.
     pub(super) fn find(&self, version: Version) -> Option<WriteSlot> {
         self.by_version.get(&version.0).copied()
     }
 
-    /// The one that started first.
+    /// Returns the put that started first.
     pub(super) fn oldest(&self) -> Option<WriteSlot> {
         self.by_start.first()
     }
 
-    /// Those of a client.
+    /// Returns the puts of a client.
     pub(super) fn of_client(&self, client: ClientId) -> Vec<WriteSlot> {
         let numbered = (0..).map(WriteSlot::new).zip(&self.slots);
         numbered
@@ -110,7 +111,7 @@ impl Writes {
             .collect()
     }
 
-    /// Those of an object, from its newest on.
+    /// Returns the puts of an object, newest first.
     pub(super) fn chain(&self, newest: WriteSlot) -> impl Iterator<Item = WriteSlot> {
         std::iter::successors((newest != NO_WRITE).then_some(newest), |&number| {
             let next = self.at(number).next;
@@ -118,7 +119,7 @@ impl Writes {
         })
     }
 
-    /// All of them.
+    /// Returns all puts.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Write> {
         self.slots.iter().flatten()
     }

@@ -1,4 +1,4 @@
-//! The allocator against a model, and how densely it packs.
+//! The allocator against a model, and its packing density.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 
 impl Allocator {
-    /// Walks the whole segment and compares the books.
+    /// Walks the whole segment and checks the metadata.
     fn check(&self) {
         let mut at = self.first();
         let (mut end, mut used, mut was_free) = (0, 0, false);
@@ -41,8 +41,8 @@ fn fill(allocator: &mut Allocator, mut length: impl FnMut() -> u64) -> Vec<(Bloc
     }
 }
 
-/// How full it is in the mean while the oldest go until the newest has room, as in a pool that
-/// evicts.
+/// Returns the mean utilization while the oldest blocks are freed until the newest one fits, as in
+/// a pool that evicts.
 fn mean_under_churn(
     allocator: &mut Allocator,
     held: Vec<(BlockId, u64)>,
@@ -71,7 +71,7 @@ fn density(allocator: &Allocator, held: &[(BlockId, u64)]) -> f64 {
     held.iter().map(|(_, length)| length).sum::<u64>() as f64 / allocator.length() as f64
 }
 
-/// Numbers for tests; any seed but 0.
+/// Returns a pseudo-random number; the seed is not 0.
 fn random(seed: &mut u64) -> u64 {
     *seed ^= *seed << 13;
     *seed ^= *seed >> 7;
@@ -87,7 +87,7 @@ fn one_size_fills_the_segment_whatever_the_size() {
         let mut allocator = Allocator::new(length * 300 + random(&mut seed) % length);
         let mut held = fill(&mut allocator, || length);
         assert!(density(&allocator, &held) >= 0.99, "length={length}");
-        // And again, after half of it was given back in disorder.
+        // And again, after half of it was freed in random order.
         for _ in 0..held.len() / 2 {
             let index = random(&mut seed) as usize % held.len();
             allocator.free(held.swap_remove(index).0);
@@ -130,7 +130,7 @@ fn one_size_stays_as_dense_as_it_was_filled_in_whatever_order_blocks_go() {
     let filled = held.len();
     assert_eq!(filled as u64, (4 << 30) / LENGTH, "nothing is lost between blocks");
     for round in 0..20_000 {
-        // Some go, at any place, and as many find room again.
+        // A few blocks anywhere are freed, and as many are allocated.
         let gone = 1 + random(&mut seed) as usize % 8;
         for _ in 0..gone {
             let (block, _) = held.swap_remove(random(&mut seed) as usize % held.len());

@@ -1,6 +1,5 @@
 //! Drain jobs in the log, and how they go on after a restart.
 
-use crate::state::ids::SegmentSlot;
 use mooncake_base::{Incarnation, JobId, Moment, SegmentId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -8,6 +7,7 @@ use super::{Job, JobStatus, JobView};
 use crate::state::{
     Effect, State,
     effect::codec::{Reader, Writer},
+    ids::SegmentSlot,
     segment::SegmentStatus,
     task_record::{Kind, read_moment, read_texts, write_moment, write_texts},
 };

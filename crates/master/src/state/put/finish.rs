@@ -1,6 +1,5 @@
 //! Ends of puts: published, revoked, displaced by another put, or released after a timeout.
 
-use crate::state::ids::{ObjectSlot, WriteSlot};
 use mooncake_base::{
     ClientId, Error, ErrorCode, Moment, ReplicaId, Result, TenantId, key::Printed,
 };
@@ -8,6 +7,7 @@ use mooncake_base::{
 use super::{AbandonReason, PutRef};
 use crate::state::{
     Effect, State,
+    ids::{ObjectSlot, WriteSlot},
     lease::Timestamp,
     object::{Flags, NO_WRITE},
     put_options::WishedPin,

@@ -1,11 +1,11 @@
 //! Puts as log effects.
 
-use crate::state::ids::WriteSlot;
 use std::time::Duration;
 
 use super::PutRef;
 use crate::state::{
-    Effect, LoggedPin, State, Value, object::ordinal_of, put_options::WishedPin, write::Write,
+    Effect, LoggedPin, State, Value, ids::WriteSlot, object::ordinal_of, put_options::WishedPin,
+    write::Write,
 };
 
 impl State {

@@ -1,10 +1,13 @@
 //! Error of a put that finds no memory: what holds the memory, in bytes.
 
-use crate::state::ids::{ObjectSlot, Slot};
 use mooncake_base::{ByteSize, Error, ErrorCode, Moment};
 
 use super::AllocRequest;
-use crate::state::{State, object::Flags};
+use crate::state::{
+    State,
+    ids::{ObjectSlot, Slot},
+    object::Flags,
+};
 
 /// Objects scanned for what holds them. The result is extrapolated to the others, so that a client
 /// that retries all the time does not block all others.

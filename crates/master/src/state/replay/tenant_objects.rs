@@ -1,5 +1,5 @@
-//! What stands under each key of a tenant, side by side in the order in which it came: that is
-//! nearly the order in which it is taken up again, and going through it leaves no cache behind.
+//! Objects of one tenant during a replay, stored in insertion order: nearly the order in which a
+//! restore reads them, which is kind to caches.
 
 use std::hash::{DefaultHasher, Hasher};
 
@@ -16,7 +16,7 @@ pub(in crate::state) struct TenantObjects {
     vacant: Vec<u32>,
 }
 
-/// A key in the table, which grows without a look at the key.
+/// An entry of the table, which grows without reading keys.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     slot: u32,
@@ -24,7 +24,7 @@ struct Entry {
 }
 
 impl TenantObjects {
-    /// That stands under the key from now on, and nothing else.
+    /// Inserts the object of a key in place of an earlier one.
     pub(super) fn insert(&mut self, key: ObjectKey, live: LiveObject) {
         let hash = hash_of(key.as_bytes());
         if let Some(slot) = self.find(hash, key.as_bytes()) {
@@ -46,7 +46,7 @@ impl TenantObjects {
         self.by_key.insert_unique(spread(hash), entry, |entry| spread(entry.hash));
     }
 
-    /// Nothing stands under the key any more.
+    /// Removes the object of a key.
     pub(super) fn remove(&mut self, key: &[u8]) {
         let hash = hash_of(key);
         let Some(slot) = self.find(hash, key) else { return };
@@ -62,23 +62,23 @@ impl TenantObjects {
         self.slots[slot as usize].as_mut().map(|(_, live)| live)
     }
 
-    /// How many keys there are.
+    /// Returns the number of objects.
     pub(in crate::state) fn len(&self) -> usize {
         self.slots.len() - self.vacant.len()
     }
 
-    /// Every object, with the number that it has here.
+    /// Returns every object with its slot.
     pub(in crate::state) fn iter(&self) -> impl Iterator<Item = (u32, &ObjectKey, &LiveObject)> {
         let numbered = (0..).zip(&self.slots);
         numbered.filter_map(|(slot, object)| object.as_ref().map(|(key, at)| (slot, key, at)))
     }
 
-    /// The object of that number, if there is one.
+    /// Returns the object in a slot.
     pub(in crate::state) fn get(&self, slot: u32) -> Option<&(ObjectKey, LiveObject)> {
         self.slots.get(slot as usize)?.as_ref()
     }
 
-    /// All objects, each under its number.
+    /// Returns all slots.
     pub(in crate::state) fn into_slots(self) -> Vec<Option<(ObjectKey, LiveObject)>> {
         self.slots
     }
@@ -98,7 +98,7 @@ fn hash_of(key: &[u8]) -> u32 {
     (hasher.finish() >> u32::BITS) as u32
 }
 
-/// What the table goes by.
+/// Spreads the bits that the table uses.
 fn spread(hash: u32) -> u64 {
     u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

@@ -1,6 +1,5 @@
 //! One try of a task: what is still wanted, room for it, and what becomes of it at the end.
 
-use crate::state::ids::{ObjectSlot, SegmentSlot};
 use std::time::Duration;
 
 use mooncake_base::{ClientId, Error, Moment, ReplicaId, Result, TaskId, Version};
@@ -11,6 +10,7 @@ use super::{
 };
 use crate::state::{
     Effect, State,
+    ids::{ObjectSlot, SegmentSlot},
     lease::Timestamp,
     object::{Flags, Object, Replica},
     put_options::PutOptions,

@@ -1,6 +1,5 @@
 //! The books of the tasks: who has which, what waits, what runs, what is over.
 
-use crate::state::ids::{ObjectSlot, SegmentSlot, TenantIndex};
 use std::collections::{BTreeSet, VecDeque};
 
 use mooncake_base::{ClientId, JobId, Moment, ObjectKey, SegmentId, TaskId};
@@ -8,6 +7,7 @@ use rustc_hash::FxHashMap;
 
 use super::{TaskKind, TaskStatus};
 use crate::state::{
+    ids::{ObjectSlot, SegmentSlot, TenantIndex},
     object::{REPLICAS_MAX, Replica},
     random::Random,
 };
