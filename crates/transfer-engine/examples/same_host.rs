@@ -1,8 +1,9 @@
-//! How fast entries move between two engines of one process without a network, beside plain copies
-//! between two mappings: `cargo run --release --features test-util --example same_host`.
+//! Measures transfers between two engines of one process, over the transports that need no
+//! network, next to plain copies between two mappings:
+//! `cargo run --release --features test-util --example same_host`.
 //!
-//! Counted in processor time of the calling thread, which does all the work on these ways, so that
-//! what else runs on the machine matters less.
+//! Rates are per CPU time of the calling thread, which does all the work on these transports, so
+//! that other load on the machine matters less.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program for people who measure")]
 
 use std::time::Duration;
@@ -30,7 +31,7 @@ fn main() {
     far.regions().register(user.as_ptr() as u64, BYTES as u64, "cpu:0").unwrap();
     let mut local = vec![2_u8; BYTES];
     let mut other = vec![3_u8; BYTES];
-    let ways = [TransportKind::Memory, TransportKind::Shm];
+    let transports = [TransportKind::Memory, TransportKind::Shm];
     for size in [4 << 10, 64 << 10, 1 << 20, 8 << 20] {
         let plain = fastest(|| {
             for (from, to) in local.chunks(size).zip(other.chunks_mut(size)) {
@@ -39,11 +40,17 @@ fn main() {
             }
         });
         println!("{size:>8} B  plain copy {plain:.1} GB/s");
-        for (count, way) in ways.into_iter().enumerate() {
-            let near = start(&ways[..count]);
+        for (count, transport) in transports.into_iter().enumerate() {
+            let near = start(&transports[..count]);
             for (name, base) in [("shared", shared.base()), ("user", user.as_ptr() as u64)] {
                 for is_held in [true, false] {
-                    measure(&near, &far, (way, name, base), (&mut local, size, is_held), plain);
+                    measure(
+                        &near,
+                        &far,
+                        (transport, name, base),
+                        (&mut local, size, is_held),
+                        plain,
+                    );
                 }
             }
         }
@@ -54,16 +61,16 @@ fn main() {
 fn measure(
     near: &Engine,
     far: &Engine,
-    (way, name, base): (TransportKind, &str, u64),
+    (transport, name, base): (TransportKind, &str, u64),
     (local, size, is_held): (&mut [u8], usize, bool),
     plain: f64,
 ) {
     let deadline = SystemClock.now() + Duration::from_secs(60);
     let peer = near.open(far.segment_name(), deadline).unwrap();
-    assert_eq!(peer.transport(), Some(way));
+    assert_eq!(peer.transport(), Some(transport));
     let mut run = |opcode| {
         fastest(|| {
-            // One at a time, as a caller without batches does.
+            // One entry at a time, as a caller without batches does.
             for (i, part) in local.chunks_mut(size).enumerate() {
                 let range = range(part, is_held);
                 let mut entries = [TransferEntry::new(range, base + (i * size) as u64)];
@@ -73,15 +80,16 @@ fn measure(
         })
     };
     let (write, read) = (run(Opcode::Write), run(Opcode::Read));
-    let trust = if is_held { "held" } else { "foreign" };
+    let ownership = if is_held { "held" } else { "foreign" };
     println!(
-        "{size:>8} B  {way:<6} {name:<6} {trust:<7} write {write:>5.1} ({:.2})  read {read:>5.1} ({:.2})",
+        "{size:>8} B  {transport:<6} {name:<6} {ownership:<7} \
+         write {write:>5.1} ({:.2})  read {read:>5.1} ({:.2})",
         write / plain,
         read / plain
     );
 }
 
-/// What new memory costs.
+/// Measures the cost of first writes to new memory.
 fn first_touch(engine: &Engine) {
     let bytes = vec![5_u8; 1 << 20];
     let memory: SharedMemory = engine.allocate(BYTES as u64).unwrap();
@@ -105,7 +113,7 @@ fn range(part: &mut [u8], is_held: bool) -> LocalRange {
     }
 }
 
-/// The best of a few rounds over all bytes, in GB/s.
+/// The best rate of a few rounds over all bytes, in GB/s.
 fn fastest(mut round: impl FnMut()) -> f64 {
     let rounds = (0..5).map(|_| {
         let start = thread_time();

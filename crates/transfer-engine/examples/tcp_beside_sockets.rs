@@ -1,10 +1,10 @@
-//! What a call over TCP takes beside a bare exchange of as many bytes between two sockets, turn by
-//! turn, with the memory in another process:
+//! Compares a call over TCP with a bare exchange of as many bytes between two sockets, in
+//! alternating rounds, with the memory in another process:
 //! `cargo run --release -p mooncake-transfer-engine --example tcp_beside_sockets [KIB…]`.
 //!
 //! The bare exchange sends 64 bytes and the payload and reads 16, or sends 64 and reads the
-//! payload; a thread at the other end blocks in `read`. Ratios above 1 mean that the engine is the
-//! faster one. Processor time is that of both processes.
+//! payload; a thread at the other end blocks in `read`. A ratio above 1 means that the engine is
+//! faster. CPU time is that of both processes.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program for people who measure")]
 
 use std::{
@@ -27,22 +27,22 @@ const DONE: usize = 16;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if arguments.first().is_some_and(|first| first == "lend") {
-        return lend();
+    if arguments.first().is_some_and(|first| first == "export") {
+        return export();
     }
     let mut sizes: Vec<usize> =
         arguments.iter().map(|kib| kib.parse::<usize>().unwrap() << 10).collect();
     if sizes.is_empty() {
         sizes = vec![4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
     }
-    let mut lender = Command::new(std::env::current_exe().unwrap())
-        .arg("lend")
+    let mut exporter = Command::new(std::env::current_exe().unwrap())
+        .arg("export")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let mut line = String::new();
-    BufReader::new(lender.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    BufReader::new(exporter.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let words: Vec<&str> = line.split_whitespace().collect();
     let [segment, address, port] = words[..] else { panic!("{line:?}") };
     let (engine, _runtime) = start();
@@ -50,21 +50,21 @@ fn main() {
     let socket = TcpStream::connect(("127.0.0.1", port.parse().unwrap())).unwrap();
     socket.set_nodelay(true).unwrap();
     let address = address.parse().unwrap();
-    let child = lender.id();
-    let mut near = Near { engine, peer, address, socket, local: vec![7; BYTES], child };
+    let child = exporter.id();
+    let mut initiator = Initiator { engine, peer, address, socket, local: vec![7; BYTES], child };
     for size in sizes {
         for opcode in [Opcode::Write, Opcode::Read] {
-            near.compare(opcode, size);
+            initiator.compare(opcode, size);
         }
     }
-    drop(lender.stdin.take());
-    lender.wait().unwrap();
+    drop(exporter.stdin.take());
+    exporter.wait().unwrap();
 }
 
-/// Lends memory, and serves a bare socket, until the input ends.
-fn lend() {
+/// Exports memory, and serves a bare socket, until the input ends.
+fn export() {
     let (engine, _runtime) = start();
-    // Memory of the same kind as that of the bare socket.
+    // The same kind of memory as the bare socket uses.
     let memory = vec![1_u8; BYTES];
     let base = memory.as_ptr() as u64;
     engine.regions().register(base, BYTES as u64, "cpu:0").unwrap();
@@ -91,7 +91,7 @@ fn lend() {
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-struct Near {
+struct Initiator {
     engine: Engine,
     peer: Arc<Peer>,
     address: u64,
@@ -100,43 +100,48 @@ struct Near {
     child: u32,
 }
 
-/// What one round took.
+/// Durations of one round.
 #[derive(Clone, Copy)]
-struct Taken {
+struct RoundTimes {
     median: f64,
-    late: f64,
-    processor: f64,
+    p99: f64,
+    cpu_time: f64,
 }
 
-impl Near {
+impl Initiator {
     fn compare(&mut self, opcode: Opcode, size: usize) {
-        let mut bare = Vec::new();
-        let mut ours = Vec::new();
+        let mut with_sockets = Vec::new();
+        let mut with_engine = Vec::new();
         for _ in 0..ROUNDS {
-            bare.push(self.round(size, |near, offset| near.bare(opcode, offset, size)));
-            ours.push(self.round(size, |near, offset| near.ours(opcode, offset, size)));
+            with_sockets.push(
+                self.round(size, |initiator, offset| initiator.with_sockets(opcode, offset, size)),
+            );
+            with_engine.push(
+                self.round(size, |initiator, offset| initiator.with_engine(opcode, offset, size)),
+            );
         }
-        let middle = |taken: &[Taken], of: fn(&Taken) -> f64| median(taken.iter().map(of));
-        let (b, o) = (middle(&bare, |t| t.median), middle(&ours, |t| t.median));
-        let ratio = median(bare.iter().zip(&ours).map(|(b, o)| b.median / o.median));
-        let late = (middle(&bare, |t| t.late), middle(&ours, |t| t.late));
-        let cpu = (middle(&bare, |t| t.processor), middle(&ours, |t| t.processor));
+        let middle =
+            |rounds: &[RoundTimes], of: fn(&RoundTimes) -> f64| median(rounds.iter().map(of));
+        let (b, o) = (middle(&with_sockets, |t| t.median), middle(&with_engine, |t| t.median));
+        let ratio = median(with_sockets.iter().zip(&with_engine).map(|(b, o)| b.median / o.median));
+        let p99 = (middle(&with_sockets, |t| t.p99), middle(&with_engine, |t| t.p99));
+        let cpu = (middle(&with_sockets, |t| t.cpu_time), middle(&with_engine, |t| t.cpu_time));
         println!(
             "{opcode:?} {:>5} KiB  bare {b:>7.1} us  engine {o:>7.1} us  ratio {ratio:.2}  \
              p99 {:.0} {:.0} us  processor {:.1} {:.1} us a call",
             size >> 10,
-            late.0,
-            late.1,
+            p99.0,
+            p99.1,
             cpu.0,
             cpu.1,
         );
     }
 
-    fn round(&mut self, size: usize, call: impl Fn(&mut Self, usize)) -> Taken {
+    fn round(&mut self, size: usize, call: impl Fn(&mut Self, usize)) -> RoundTimes {
         for _ in 0..3 {
             call(self, 0);
         }
-        let (start, processor) = (Instant::now(), self.processor());
+        let (start, cpu_time) = (Instant::now(), self.cpu_time());
         let mut times = Vec::new();
         let mut offset = 0;
         while start.elapsed() < ROUND {
@@ -145,12 +150,12 @@ impl Near {
             times.push(begin.elapsed().as_secs_f64() * 1e6);
             offset = if offset + 2 * size > BYTES { 0 } else { offset + size };
         }
-        let processor = (self.processor() - processor) * 1e6 / times.len() as f64;
+        let cpu_time = (self.cpu_time() - cpu_time) * 1e6 / times.len() as f64;
         times.sort_by(f64::total_cmp);
-        Taken { median: times[times.len() / 2], late: times[times.len() * 99 / 100], processor }
+        RoundTimes { median: times[times.len() / 2], p99: times[times.len() * 99 / 100], cpu_time }
     }
 
-    fn bare(&mut self, opcode: Opcode, offset: usize, size: usize) {
+    fn with_sockets(&mut self, opcode: Opcode, offset: usize, size: usize) {
         let mut head = [0; HEAD];
         head[0] = u8::from(opcode == Opcode::Write);
         head[8..16].copy_from_slice(&(offset as u64).to_le_bytes());
@@ -167,22 +172,22 @@ impl Near {
         }
     }
 
-    fn ours(&mut self, opcode: Opcode, offset: usize, size: usize) {
+    fn with_engine(&mut self, opcode: Opcode, offset: usize, size: usize) {
         let part = &mut self.local[offset..offset + size];
-        // SAFETY: the bytes are borrowed, alone, until the transfer has returned.
+        // SAFETY: the bytes are borrowed exclusively until the transfer has returned.
         let local = unsafe { LocalRange::held(part.as_mut_ptr(), size) };
         let mut entries = [TransferEntry::new(local, self.address + offset as u64)];
         self.engine.transfer(&self.peer, opcode, &mut entries, soon());
         assert!(matches!(entries[0].outcome, Some(Ok(()))), "{entries:?}");
     }
 
-    /// Seconds of processor time of both processes.
-    fn processor(&self) -> f64 {
-        processor_of(0) + processor_of(self.child as libc::pid_t)
+    /// CPU time of both processes in seconds.
+    fn cpu_time(&self) -> f64 {
+        cpu_time_of(0) + cpu_time_of(self.child as libc::pid_t)
     }
 }
 
-fn processor_of(process: libc::pid_t) -> f64 {
+fn cpu_time_of(process: libc::pid_t) -> f64 {
     let (mut clock, mut time) = (0, libc::timespec { tv_sec: 0, tv_nsec: 0 });
     // SAFETY: the call fills a live local.
     assert_eq!(unsafe { libc::clock_getcpuclockid(process, &raw mut clock) }, 0);

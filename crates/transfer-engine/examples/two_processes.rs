@@ -4,9 +4,9 @@
 //! cargo run -p mooncake-transfer-engine --example two_processes
 //! ```
 //!
-//! The program starts itself a second time as the one that lends memory. Run
-//! `two_processes lend ADDRESS` on one host and `two_processes visit SEGMENT ADDRESS` on another, with
-//! what the first one prints, to do the same over a network.
+//! The program starts itself a second time as the process that exports memory. To do the same over
+//! a network, run `two_processes export ADDRESS` on one host and `two_processes access SEGMENT
+//! ADDRESS`, with the output of the first, on another.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program to read and to run")]
 
 use std::{
@@ -23,31 +23,31 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => both(),
-        ["lend", address] => lend(address),
-        ["visit", segment, address] => visit(segment, address.parse().unwrap()),
-        _ => println!("two_processes [lend ADDRESS | visit SEGMENT ADDRESS]"),
+        ["export", address] => export(address),
+        ["access", segment, address] => access(segment, address.parse().unwrap()),
+        _ => println!("two_processes [export ADDRESS | access SEGMENT ADDRESS]"),
     }
 }
 
-/// Both sides on this host.
+/// Runs both sides on this host.
 fn both() {
-    let mut lender = Command::new(std::env::current_exe().unwrap())
-        .args(["lend", "127.0.0.1"])
+    let mut exporter = Command::new(std::env::current_exe().unwrap())
+        .args(["export", "127.0.0.1"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let mut line = String::new();
-    BufReader::new(lender.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    BufReader::new(exporter.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let (segment, address) = line.trim().split_once(' ').unwrap();
-    visit(segment, address.parse().unwrap());
-    // The end of its input tells the other process to go.
-    drop(lender.stdin.take());
-    assert!(lender.wait().unwrap().success());
+    access(segment, address.parse().unwrap());
+    // The other process exits at the end of its input.
+    drop(exporter.stdin.take());
+    assert!(exporter.wait().unwrap().success());
 }
 
-/// Lends a mebibyte until the input ends.
-fn lend(address: &str) {
+/// Exports a mebibyte until the input ends.
+fn export(address: &str) {
     let (engine, _runtime) = start(address);
     let memory = engine.allocate(1 << 20).unwrap();
     memory.write(0, b"hello from the lender").unwrap();
@@ -56,14 +56,14 @@ fn lend(address: &str) {
 }
 
 /// Reads and writes memory of the other process.
-fn visit(segment: &str, address: u64) {
+fn access(segment: &str, address: u64) {
     let (engine, _runtime) = start("127.0.0.1");
     let peer = engine.open(segment, soon()).unwrap();
     let mut bytes = [0_u8; 21];
-    let way = transfer(&engine, &peer, Opcode::Read, &mut bytes, address);
-    println!("read {:?} over {way}", String::from_utf8_lossy(&bytes));
-    let way = transfer(&engine, &peer, Opcode::Write, &mut [7; 4096], address + 4096);
-    println!("wrote 4096 bytes over {way}");
+    let transport = transfer(&engine, &peer, Opcode::Read, &mut bytes, address);
+    println!("read {:?} over {transport}", String::from_utf8_lossy(&bytes));
+    let transport = transfer(&engine, &peer, Opcode::Write, &mut [7; 4096], address + 4096);
+    println!("wrote 4096 bytes over {transport}");
 }
 
 fn transfer(
@@ -73,13 +73,13 @@ fn transfer(
     bytes: &mut [u8],
     address: u64,
 ) -> &'static str {
-    // SAFETY: the bytes are borrowed, alone, until the transfer has returned.
+    // SAFETY: the bytes are borrowed exclusively until the transfer has returned.
     let local = unsafe { LocalRange::held(bytes.as_mut_ptr(), bytes.len()) };
     let mut entries = [TransferEntry::new(local, address)];
-    let way = engine.transfer(peer, opcode, &mut entries, soon());
+    let transport = engine.transfer(peer, opcode, &mut entries, soon());
     let [entry] = entries;
     entry.outcome.unwrap().unwrap();
-    way.unwrap().name()
+    transport.unwrap().name()
 }
 
 fn start(address: &str) -> (Engine, Runtime) {

@@ -406,12 +406,12 @@ mod tests {
 
     #[test]
     fn adjacent_entries_are_copied_completely() {
-        const PIECE: usize = 5000;
+        const ENTRY_BYTES: usize = 5000;
         let from: Vec<u8> = (0..8 << 20).map(|i| (i % 251) as u8).collect();
         let mut to = vec![0; from.len()];
         let mut copier = Copier::default();
-        for start in (0..from.len()).step_by(PIECE) {
-            let length = PIECE.min(from.len() - start);
+        for start in (0..from.len()).step_by(ENTRY_BYTES) {
+            let length = ENTRY_BYTES.min(from.len() - start);
             let source = foreign(from.as_ptr() as usize + start, length);
             copier.copy(source, foreign(to.as_mut_ptr() as usize + start, length)).unwrap();
         }

@@ -79,7 +79,7 @@ impl Peer {
     pub(crate) fn new(name: &str, descriptor: SegmentDescriptor, context: PathContext<'_>) -> Self {
         assert!(
             context.transports.len() <= PATHS_MAX,
-            "an engine has no more transports than ways"
+            "an engine has at most PATHS_MAX transports"
         );
         Self {
             name: name.to_owned(),

@@ -11,11 +11,13 @@ fn example_moves_bytes_between_two_processes() {
     let remedy = "build it with `cargo build --examples -p mooncake-transfer-engine`";
     assert!(program.exists(), "{} is missing; {remedy}", program.display());
     let done = Command::new(program).output().unwrap();
-    let (text, told) =
+    let (text, errors) =
         (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
-    assert!(done.status.success(), "{told}");
-    let ways = ["shm", "tcp"];
-    let is_said = |line: &str| ways.iter().any(|way| text.contains(&format!("{line} over {way}")));
-    assert!(is_said("read \"hello from the lender\""), "{text}");
-    assert!(is_said("wrote 4096 bytes"), "{text}");
+    assert!(done.status.success(), "{errors}");
+    let transports = ["shm", "tcp"];
+    let is_printed = |line: &str| {
+        transports.iter().any(|transport| text.contains(&format!("{line} over {transport}")))
+    };
+    assert!(is_printed("read \"hello from the lender\""), "{text}");
+    assert!(is_printed("wrote 4096 bytes"), "{text}");
 }

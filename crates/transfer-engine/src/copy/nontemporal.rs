@@ -2,7 +2,7 @@
 //!
 //! A `memcpy` waits for memory most of the time, and reads the lines that it is going to overwrite.
 //! A non-temporal store reads nothing first. Some processors still prefetch a single stream of
-//! reads too slowly. They copy four pages in an interleaved way, so that four streams are
+//! reads too slowly. They copy four pages interleaved, so that four streams are
 //! prefetched at once (9 to 11 GB/s for uncached memory, against 6 to 7 by `memcpy`). Other
 //! processors are fastest with a sequential copy (16 to 19 GB/s on a Zen 4, against 11 to 14
 //! interleaved and 9 to 11 by `memcpy`). These numbers hold from 32 KiB on. Bytes that are in a
@@ -81,7 +81,7 @@ macro_rules! line {
     };
 }
 
-/// Copies four pages in an interleaved way. Written in assembly so that debug builds are as fast,
+/// Copies four pages interleaved. Written in assembly so that debug builds are as fast,
 /// and so that the compiler does not reorder the loads and stores.
 ///
 /// # Safety

@@ -94,12 +94,12 @@ impl Arena {
                 .with("address", format_args!("{address:#x}"))
                 .with("length", length)
         };
-        let lent = self
+        let allocation = self
             .allocated
             .get(&address)
             .copied()
             .ok_or_else(|| wrong("no managed buffer begins there, or it was freed before"))?;
-        match lent {
+        match allocation {
             Allocation::Dedicated(whole) if length > BLOCK_BYTES_MAX && length <= whole => {
                 self.allocated.remove(&address);
                 Ok(Freed::Released(address))

@@ -47,7 +47,7 @@ impl FileMemory {
             failed(ErrorCode::FILE_OPEN_FAIL, "the file cannot be opened", error)
         })?;
         let size = file.metadata().map(|metadata| metadata.len()).map_err(|error| {
-            failed(ErrorCode::FILE_READ_FAIL, "the size of the file is not known", error)
+            failed(ErrorCode::FILE_READ_FAIL, "the size of the file cannot be read", error)
         })?;
         let named = |text: &'static str| {
             Error::invalid(text)
@@ -57,13 +57,13 @@ impl FileMemory {
                 .with("file_bytes", size)
         };
         if !offset.is_multiple_of(copy::page_size() as u64) {
-            return Err(named("the offset into the file is no multiple of the page size"));
+            return Err(named("the file offset is not a multiple of the page size"));
         }
         if length == 0 || offset.checked_add(length).is_none_or(|end| end > size) {
-            return Err(named("the file has not so many bytes"));
+            return Err(named("the file is shorter than the range"));
         }
         let (Ok(bytes), Ok(from)) = (usize::try_from(length), i64::try_from(offset)) else {
-            return Err(named("the file is larger than addresses go"));
+            return Err(named("the range exceeds the address space"));
         };
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address that the system chooses; no reference into it is ever

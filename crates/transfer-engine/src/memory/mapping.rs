@@ -126,9 +126,8 @@ impl Mapping {
         })?;
         let bytes = usize::try_from(length).unwrap_or(usize::MAX);
         if bytes == 0 || size.len() < length {
-            return Err(
-                refused("the peer's memory is smaller than it says").with("size", size.len())
-            );
+            return Err(refused("the peer's memory is smaller than the peer claims")
+                .with("size", size.len()));
         }
         Self::map(file.into(), bytes, is_huge)
             .map_err(|error| refused("the peer's memory cannot be mapped").caused_by(error))

@@ -285,7 +285,7 @@ mod tests {
         prefaulter.prefault(&kept);
         prefaulter.close();
         prefaulter.prefault(&kept);
-        assert_eq!(Arc::strong_count(&kept), 1, "nobody uses it after the end");
+        assert_eq!(Arc::strong_count(&kept), 1, "no user is left after close");
         let off = Prefaulter::new(0);
         off.prefault(&kept);
         assert!(off.is_done());

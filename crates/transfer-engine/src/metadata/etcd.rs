@@ -138,8 +138,8 @@ impl KeyValueServer for EtcdServer {
             None => json!({ "target": "CREATE", "key": key, "create_revision": "0" }),
         };
         let steps = json!([put(claim.key, claim.value)]);
-        let look = json!([{ "request_range": { "key": key } }]);
-        let (is_ours, found) = self.transaction(&condition, &steps, &look, deadline)?;
+        let read_back = json!([{ "request_range": { "key": key } }]);
+        let (is_ours, found) = self.transaction(&condition, &steps, &read_back, deadline)?;
         // The claim failed, but the entry was deleted a moment later: an empty entry names no
         // holder.
         Ok(if is_ours { None } else { Some(found.unwrap_or_default()) })
@@ -203,12 +203,12 @@ mod tests {
     pub(in crate::metadata) fn fuzz_target() -> Target {
         let entry = json!([{ "key": "a2V5", "value": BASE64.encode(b"value") }]);
         let empty = json!([{ "key": "a2V5" }]);
-        let look = |kvs: &Value| json!({ "response_range": { "kvs": kvs } });
+        let range_response = |kvs: &Value| json!({ "response_range": { "kvs": kvs } });
         let seeds = [
             json!({ "kvs": entry, "count": "1" }),
             json!({ "kvs": empty }),
             json!({ "succeeded": true, "responses": [{ "response_put": {} }] }),
-            json!({ "succeeded": false, "responses": [look(&entry)] }),
+            json!({ "succeeded": false, "responses": [range_response(&entry)] }),
             json!({}),
         ];
         let seeds = seeds.iter().map(|seed| seed.to_string().into_bytes()).collect();

@@ -32,10 +32,14 @@ impl EngineSnapshot {
         page.gauge("batches_waiting", "batches queued for a worker", batches.waiting as u64);
         page.gauge("batches_waiting_max", "limit of them", batches.limit as u64);
         page.counter("batches_refused_total", "batches refused, queue full", batches.refused);
-        let told = self.notifications;
-        page.gauge("notifications_waiting", "notifications queued", told.waiting as u64);
-        page.gauge("notifications_waiting_max", "limit of them", told.limit as u64);
-        page.counter("notifications_refused_total", "refused, queue full", told.refused);
+        let notifications = self.notifications;
+        page.gauge("notifications_waiting", "notifications queued", notifications.waiting as u64);
+        page.gauge("notifications_waiting_max", "limit of them", notifications.limit as u64);
+        page.counter(
+            "notifications_refused_total",
+            "notifications refused, queue full",
+            notifications.refused,
+        );
         page.gauge("movers", "worker threads for submitted batches", self.workers as u64);
         page.head("connections", "gauge", "data connections to a peer");
         for peer in &self.peers {

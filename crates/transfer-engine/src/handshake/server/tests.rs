@@ -97,8 +97,8 @@ fn full_queue_refuses_notifications_until_some_are_taken() {
     assert!(error.to_string().contains("too many"), "{error}");
     assert_eq!(server.take_notifications().len(), 2);
     handshake::notify(&endpoint, &notification(3), None, soon()).unwrap();
-    let told = server.notifications();
-    assert_eq!((told.waiting, told.limit, told.refused), (1, 2, 1));
+    let queue = server.notifications();
+    assert_eq!((queue.waiting, queue.limit, queue.refused), (1, 2, 1));
 }
 
 #[test]

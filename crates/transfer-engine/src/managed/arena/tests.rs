@@ -156,7 +156,7 @@ proptest! {
         for (address, length) in allocated {
             prop_assert!(grown.free(address, length).is_ok());
         }
-        prop_assert!(grown.slabs.len() <= 1, "slabs that nobody uses are given back");
+        prop_assert!(grown.slabs.len() <= 1, "unused slabs are released");
         let whole = grown.slabs.iter().all(|slab| grown.arena.free[CLASS_LAST].contains(slab));
         prop_assert!(whole, "free halves are joined");
         prop_assert!(grown.arena.free[..CLASS_LAST].iter().all(BTreeSet::is_empty));
