@@ -97,9 +97,9 @@ impl Engine {
         let notification = notify.map(|(name, message)| Notification { name, message });
         let hint = TransportKind::from_name(hint);
         self.call(py, |running| {
-            let mut pieces = batch.into_pieces();
+            let mut entries = batch.into_entries();
             let call = (segment, opcode(is_write), deadline, hint);
-            let served = transfer_batch(running, call, &mut pieces)?;
+            let served = transfer_batch(running, call, &mut entries)?;
             if let Some(notification) = notification {
                 running.engine()?.notify(segment, &notification, deadline)?;
             }
@@ -124,8 +124,8 @@ impl Engine {
     ) -> PyResult<()> {
         let deadline = or_raise(py, deadline(timeout_s, length.0 as u64))?;
         let call = (segment, opcode(is_write), deadline, TransportKind::from_name(hint));
-        let piece = TransferEntry::new(caller_range(address.0, length.0), peer_address.0 as u64);
-        self.call(py, |running| transfer_batch(running, call, &mut [piece]).map(drop))
+        let entry = TransferEntry::new(caller_range(address.0, length.0), peer_address.0 as u64);
+        self.call(py, |running| transfer_batch(running, call, &mut [entry]).map(drop))
     }
 
     /// Transfers a batch in the order of a CUDA stream: after all work submitted before, and before
@@ -156,10 +156,10 @@ impl Engine {
                     .with("segment", segment)
                     .caused_by(error)
             })?;
-            let mut pieces = batch.into_pieces();
+            let mut entries = batch.into_entries();
             let served =
-                on_stream.transfer(&peer, opcode(is_write), &mut pieces, deadline, hint)?;
-            pieces.into_iter().try_for_each(|piece| piece.outcome.unwrap_or(Ok(())))?;
+                on_stream.transfer(&peer, opcode(is_write), &mut entries, deadline, hint)?;
+            entries.into_iter().try_for_each(|entry| entry.outcome.unwrap_or(Ok(())))?;
             Ok(served.map(|kind| kind.name()))
         })
     }
@@ -184,8 +184,8 @@ impl Engine {
             let engine = running.engine()?;
             let peer = engine.open(segment, deadline)?;
             let (opcode, hint) = (opcode(is_write), TransportKind::from_name(hint));
-            let pieces = batch.into_pieces();
-            Ok(engine.submit_hinted(peer, opcode, pieces, deadline, hint)?.number())
+            let entries = batch.into_entries();
+            Ok(engine.submit_hinted(peer, opcode, entries, deadline, hint)?.number())
         })
     }
 
@@ -347,12 +347,12 @@ impl Drop for Engine {
 fn transfer_batch(
     running: &Running,
     (segment, opcode, deadline, hint): (&str, Opcode, Moment, Option<TransportKind>),
-    pieces: &mut [TransferEntry],
+    entries: &mut [TransferEntry],
 ) -> Result<Option<TransportKind>> {
     let engine = running.engine()?;
     let peer = engine.open(segment, deadline)?;
-    let served = engine.transfer_hinted(&peer, opcode, pieces, deadline, hint);
-    pieces.iter_mut().try_for_each(|piece| piece.outcome.take().unwrap_or(Ok(())))?;
+    let served = engine.transfer_hinted(&peer, opcode, entries, deadline, hint);
+    entries.iter_mut().try_for_each(|entry| entry.outcome.take().unwrap_or(Ok(())))?;
     Ok(served)
 }
 

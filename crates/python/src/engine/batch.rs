@@ -96,7 +96,7 @@ impl Batch {
     }
 
     /// Converts the batch to the entries that the engine takes.
-    pub(super) fn into_pieces(self) -> Vec<TransferEntry> {
+    pub(super) fn into_entries(self) -> Vec<TransferEntry> {
         let local = caller_ranges(self.addresses.0.into_iter().zip(self.lengths.0).collect());
         let remote = self.peer_addresses.0;
         local
