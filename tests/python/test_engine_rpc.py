@@ -101,7 +101,7 @@ def test_undelivered_data_fails_the_send(server, client, free_address):
             client.send_data(target, data)
     with pytest.raises(TypeError, match="torch or numpy"):
         client.send_tensor(free_address, [1, 2])
-    with pytest.raises(TypeError, match="can be called"):
+    with pytest.raises(TypeError, match="must be callable"):
         server.set_data_receive_callback(None)
     for cls in (mooncake.engine.ReceivedData, mooncake.engine.ReceivedTensor):
         with pytest.raises(TypeError, match="no constructor"):
