@@ -19,7 +19,7 @@ def check_value(value: object) -> None:
 def key_list(keys: Iterable[str | bytes]) -> list[str | bytes]:
     """Return keys as a list; refuse a single key, whose characters would be taken for keys."""
     if isinstance(keys, _TEXTS):
-        raise TypeError(f"expected many keys, not a single {type(keys).__name__}")
+        raise TypeError(f"keys must be an iterable of keys, not {type(keys).__name__}")
     return list(keys)
 
 
