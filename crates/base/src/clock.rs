@@ -1,33 +1,33 @@
-//! Time as the rules see it: a moment on a clock that never goes back and runs on in suspend.
+//! Time as the rules see it: moments of a monotonic clock that keeps running during suspend.
 
 use std::{fmt, ops, sync::Arc, time::Duration};
 
-/// A moment, counted from the boot of the machine. Meaningless on another machine.
+/// A point in time, counted from the boot of the machine. Meaningless on another machine.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Moment(Duration);
 
 impl Moment {
-    /// The moment so long after boot.
+    /// Returns the moment at this duration after boot.
     pub const fn from_boot(since: Duration) -> Self {
         Self(since)
     }
 
-    /// How long after boot it is.
+    /// Returns the duration since boot.
     pub const fn since_boot(self) -> Duration {
         self.0
     }
 
-    /// How long after `earlier` this is; nothing if it is before.
+    /// Returns the duration since `earlier`; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// How long until this moment; nothing if it has passed.
+    /// Returns the duration until this moment; zero if it has passed.
     pub fn left(self, now: Self) -> Duration {
         self.since(now)
     }
 
-    /// Whether it has come.
+    /// Returns whether `now` is at or after this moment.
     pub fn has_passed(self, now: Self) -> bool {
         self <= now
     }
@@ -47,9 +47,9 @@ impl fmt::Debug for Moment {
     }
 }
 
-/// Where `now` comes from. Rules take a [`Moment`]; only drivers hold a clock.
+/// A source of the current time. Rules take a [`Moment`]; only drivers hold a clock.
 pub trait Clock: fmt::Debug + Send + Sync {
-    /// The present moment.
+    /// Returns the current moment.
     fn now(&self) -> Moment;
 }
 
@@ -58,7 +58,7 @@ pub trait Clock: fmt::Debug + Send + Sync {
 pub struct SystemClock;
 
 impl SystemClock {
-    /// The same, to be shared.
+    /// Returns the clock as a shared trait object.
     pub fn shared() -> Arc<dyn Clock> {
         Arc::new(Self)
     }
@@ -68,21 +68,21 @@ impl Clock for SystemClock {
     #[allow(unsafe_code, reason = "the one clock that counts suspend is reached only through libc")]
     fn now(&self) -> Moment {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the pointer is to a live local that the call fills; it keeps no reference.
+        // SAFETY: the pointer is to a live local that the call fills; the call keeps no reference.
         let failed = unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
         assert_eq!(failed, 0, "every Linux kernel we support has CLOCK_BOOTTIME");
         Moment(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
     }
 }
 
-/// A clock that stands until a test moves it.
+/// A clock that moves only when a test advances it.
 #[cfg(feature = "test-util")]
 #[derive(Debug, Default)]
 pub struct ManualClock(std::sync::atomic::AtomicU64);
 
 #[cfg(feature = "test-util")]
 impl ManualClock {
-    /// Moves it on.
+    /// Advances the clock.
     pub fn advance(&self, by: Duration) {
         let nanos = u64::try_from(by.as_nanos()).expect("tests do not wait for centuries");
         self.0.fetch_add(nanos, std::sync::atomic::Ordering::SeqCst);
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_clock_does_not_go_back() {
+    fn clock_is_monotonic() {
         let first = SystemClock.now();
         let second = SystemClock.now();
         assert!(second >= first);

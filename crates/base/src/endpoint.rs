@@ -1,4 +1,4 @@
-//! Where something listens: a host and perhaps a port, IPv6 with or without brackets.
+//! The address of a listener: a host and an optional port, IPv6 with or without brackets.
 
 use std::{fmt, str::FromStr};
 
@@ -14,18 +14,18 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// A host with a port.
+    /// Creates an endpoint with a port.
     pub fn new(host: impl Into<String>, port: u16) -> Self {
         Self { host: host.into(), port: Some(port) }
     }
 
-    /// The same host, with that port unless it had one.
+    /// Sets the port unless the endpoint has one.
     #[must_use]
     pub fn or_port(self, port: u16) -> Self {
         Self { port: self.port.or(Some(port)), ..self }
     }
 
-    /// What `std::net::ToSocketAddrs` takes; port 0 if there is none.
+    /// Returns the pair that `std::net::ToSocketAddrs` takes; port 0 if none is set.
     pub fn to_pair(&self) -> (&str, u16) {
         (&self.host, self.port.unwrap_or(0))
     }
@@ -34,7 +34,7 @@ impl Endpoint {
 impl FromStr for Endpoint {
     type Err = Error;
 
-    /// Reads `host`, `host:port`, `[v6]`, `[v6]:port` and a bare IPv6 address.
+    /// Parses `host`, `host:port`, `[v6]`, `[v6]:port` and a bare IPv6 address.
     fn from_str(text: &str) -> Result<Self> {
         let bad = |why: &str| Err(Error::invalid(why).with("address", text));
         let text = text.trim();
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn brackets_are_optional_where_nothing_is_in_doubt() {
+    fn brackets_are_optional_where_unambiguous() {
         let check = |text: &str, host: &str, port: Option<u16>, printed: &str| {
             let endpoint: Endpoint = text.parse().unwrap();
             assert_eq!((endpoint.host.as_str(), endpoint.port), (host, port), "{text}");
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_refused_with_a_reason() {
+    fn rejects_malformed_addresses() {
         for text in ["", ":1", "a:b", "a:65536", "[::1", "[::1]x", "1:2:3:x", "a b:1", "http://x"] {
             assert!(text.parse::<Endpoint>().is_err(), "{text:?}");
         }

@@ -1,27 +1,27 @@
-//! The register of environment variables: every name we read, once, with its meaning.
+//! The register of environment variables: every variable we read, once, with its meaning.
 //!
-//! Only the doors (the binaries and the Python binding) call [`EnvVar::read`]; libraries are
-//! handed values. The table in `docs/reference/environment.md` is generated from [`ALL`].
+//! Only the entry points (the binaries and the Python binding) call [`EnvVar::read`]; libraries
+//! take values. The table in `docs/reference/environment.md` is generated from [`ALL`].
 
 mod unsupported;
 
 pub use unsupported::{UNSUPPORTED, Unsupported};
 
-/// A variable we honour.
+/// An environment variable that we read.
 #[derive(Debug, Clone, Copy)]
 pub struct EnvVar {
-    /// Its name.
+    /// The preferred name.
     pub name: &'static str,
     /// Older spellings, read when the name itself is not set.
     pub aliases: &'static [&'static str],
-    /// What holds when it is not set, as text.
+    /// The value that applies when the variable is not set, as text.
     pub default: &'static str,
-    /// What it does, in a sentence.
+    /// The effect, in one sentence.
     pub help: &'static str,
 }
 
 impl EnvVar {
-    /// Its value, if it is set and is UTF-8.
+    /// Reads the value, if it is set and is UTF-8.
     #[allow(
         clippy::disallowed_methods,
         reason = "this is the one place that reads the environment"
@@ -30,12 +30,12 @@ impl EnvVar {
         std::iter::once(&self.name).chain(self.aliases).find_map(|name| std::env::var(name).ok())
     }
 
-    /// Whether its value is nobody's business.
+    /// Returns whether the value is a secret, which must not be shown.
     pub fn is_secret(&self) -> bool {
         self.name.ends_with("_TOKEN") || self.name.ends_with("_PASSWORD")
     }
 
-    /// Whether it is set to anything that does not say no, or on where it is not set.
+    /// Returns whether the switch is on: set to anything but a false value, or on by default.
     pub fn is_on(&self) -> bool {
         let is_on_unset = self.default == "on";
         self.read().map_or(is_on_unset, |text| crate::parse::read_bool(&text).unwrap_or(true))
@@ -43,7 +43,7 @@ impl EnvVar {
 }
 
 impl Unsupported {
-    /// Those of them that are set, with the reason why they have no effect.
+    /// Returns the unsupported variables that are set, each with the reason.
     #[allow(
         clippy::disallowed_methods,
         reason = "this is the one place that reads the environment"
@@ -56,7 +56,7 @@ impl Unsupported {
     }
 }
 
-/// The value that a flag has in the environment, for those who ask for it by `--fromenv`.
+/// Reads the value of a flag from the variable `FLAGS_name`, as `--fromenv` asks for.
 #[allow(clippy::disallowed_methods, reason = "this is the one place that reads the environment")]
 pub fn read_flag(name: &str) -> Option<String> {
     std::env::var(format!("FLAGS_{name}")).ok()
@@ -82,62 +82,62 @@ macro_rules! variables {
 // A macro because each variable must be a name in Rust and a row of the table, once.
 variables! {
     MC_LOG_LEVEL = "warn", "Level of our log: trace, debug, info, warn, error (or TRACE INFO WARNING ERROR, or 0 info, 1 warning, 2 error).";
-    MOONCAKE_LOG = "", "Level of our log, with per-module filters in the form of tracing's EnvFilter; wins over MC_LOG_LEVEL.";
-    MC_FORCE_TCP = "off", "Move bytes over TCP only, also within one process and one host; but see MC_STORE_MEMCPY.";
+    MOONCAKE_LOG = "", "Level of our log, with per-module filters in the form of tracing's EnvFilter; takes precedence over MC_LOG_LEVEL.";
+    MC_FORCE_TCP = "off", "Move bytes over TCP only, even within one process or host; see also MC_STORE_MEMCPY.";
     MC_TRANSFER_TIMEOUT = "30", "Seconds that a transfer may take before it fails (at least 5).";
-    MC_TCP_BIND_ADDRESS = "", "Address that the transfer engine binds and publishes instead of the one it finds.";
+    MC_TCP_BIND_ADDRESS = "", "Address that the transfer engine binds and publishes instead of the detected one.";
     MC_MIN_RPC_PORT ("MC_MIN_PRC_PORT") = "15000", "First port that the transfer engine tries to listen on.";
     MC_MAX_RPC_PORT ("MC_MAX_PRC_PORT") = "17000", "Last port that the transfer engine tries to listen on.";
     MC_LEGACY_RPC_PORT_BINDING = "off", "Bind exactly the port given in the local host name.";
-    MC_METADATA_CLUSTER_ID = "", "Puts metadata keys under `mooncake/ID/` instead of `mooncake/`.";
-    MC_REDIS_USERNAME = "", "Who we are to a Redis metadata server; empty for its default user.";
-    MC_REDIS_PASSWORD = "", "The password for a Redis metadata server.";
-    MC_REDIS_DB_INDEX = "0", "The database of a Redis metadata server.";
-    MC_TCP_LANES_PER_PEER ("MC_TCP_MAX_CONNECTIONS_PER_PEER") = "4", "Connections that the transfer engine opens to one peer at the most (1 to 16).";
-    MC_BUSY_POLL ("MC_STAY_AWAKE") = "on", "Look for answers and calls without pause for one or two tenths of a millisecond before sleeping for them, as long as they come that soon and no more than half of the processors are taken up by it. Off, every thread sleeps at once.";
-    MC_TE_METRIC = "off", "Log a line every so often about what the transfer engine has moved, if it has: throughput and how long batches took as the established engine writes them, then each way by itself. It is logged at any level.";
-    MC_TE_METRIC_INTERVAL_SECONDS = "5", "How many seconds lie between two lines of MC_TE_METRIC.";
+    MC_METADATA_CLUSTER_ID = "", "Store metadata keys under `mooncake/ID/` instead of `mooncake/`.";
+    MC_REDIS_USERNAME = "", "User name for a Redis metadata server; empty for its default user.";
+    MC_REDIS_PASSWORD = "", "Password for a Redis metadata server.";
+    MC_REDIS_DB_INDEX = "0", "Database index of a Redis metadata server.";
+    MC_TCP_LANES_PER_PEER ("MC_TCP_MAX_CONNECTIONS_PER_PEER") = "4", "Maximum number of connections that the transfer engine opens to one peer (1 to 16).";
+    MC_BUSY_POLL ("MC_STAY_AWAKE") = "on", "Busy-poll sockets for 0.1 ms (replies) or 0.2 ms (next calls) before a thread sleeps, while messages arrive that soon and the polling threads and their peers fit on the CPUs. Off: every thread sleeps at once.";
+    MC_TE_METRIC = "off", "Log a line periodically about the transfers of the engine, if there were any: throughput and batch latency in upstream's format, then each transport by itself. The line is logged at any level.";
+    MC_TE_METRIC_INTERVAL_SECONDS = "5", "Seconds between two lines of MC_TE_METRIC.";
     MC_PREPARED_MEMORY_SIZE = "1GB", "Of each segment, how much is made ready in the background, never more than an eighth of the room there is; 0 for none.";
-    MC_COLLAPSE_REGISTERED_MEMORY = "off", "Ask in the background for huge pages under memory that is registered, where all of its small pages are there.";
-    MC_STORE_NUMA_SOCKET_ID = "", "The node of the machine that segments are taken from while it has room.";
-    MC_CUDA_DRIVER = "libcuda.so.1", "The library that is the CUDA driver, by name or path. It is loaded by the first transfer on a stream, or used if the process has loaded it.";
-    MC_TRANSFER_TOKEN = "", "Secret of at least 8 bytes that transfer engines prove to each other before they touch memory, tell their segment or take a notification; engines without it, the established one among them, are refused.";
-    MC_HANDSHAKE_PORT = "12001", "Port of the handshake socket with P2PHANDSHAKE where MC_LEGACY_RPC_PORT_BINDING asks for the one in the local host name, and that has none.";
-    MC_HANDSHAKE_LISTEN_BACKLOG = "128", "How many connections to the handshake socket may wait to be accepted.";
-    MC_HANDSHAKE_MAX_LENGTH = "1048576", "The longest handshake message that is accepted (1 MiB to 128 MiB).";
+    MC_COLLAPSE_REGISTERED_MEMORY = "off", "Ask the kernel in the background to back registered memory with huge pages, where all of its small pages are present.";
+    MC_STORE_NUMA_SOCKET_ID = "", "NUMA node that segments are allocated on while it has free memory.";
+    MC_CUDA_DRIVER = "libcuda.so.1", "Name or path of the CUDA driver library. It is loaded by the first transfer on a stream; a library that the process has already loaded is used as is.";
+    MC_TRANSFER_TOKEN = "", "Secret of at least 8 bytes that transfer engines prove to each other before they access memory, send their segment descriptor or accept a notification; engines without it, including upstream's, are refused.";
+    MC_HANDSHAKE_PORT = "12001", "Port of the handshake socket with P2PHANDSHAKE if MC_LEGACY_RPC_PORT_BINDING is on and the local host name has no port.";
+    MC_HANDSHAKE_LISTEN_BACKLOG = "128", "Listen backlog of the handshake socket.";
+    MC_HANDSHAKE_MAX_LENGTH = "1048576", "Maximum length in bytes of a handshake message (1 MiB to 128 MiB).";
     MC_USE_IPV6 = "off", "Prefer this host's IPv6 address where no address is given.";
-    MC_HANDSHAKE_CONNECT_TIMEOUT = "5", "Seconds to wait for a peer's handshake socket.";
-    MC_CUSTOM_TOPO_JSON = "", "File that says which network devices are near which memory, instead of what the kernel tells.";
-    MC_STORE_CLIENT_MIN_PORT = "12300", "First port that a store client without a port in its name takes for its name.";
-    MC_STORE_CLIENT_MAX_PORT = "14300", "Last port that a store client without a port in its name takes for its name.";
-    MC_STORE_CLIENT_METRIC = "on", "Tell the metrics of a store client over its HTTP server and in its log; they are counted in any case.";
+    MC_HANDSHAKE_CONNECT_TIMEOUT = "5", "Timeout in seconds for a connection to a peer's handshake socket.";
+    MC_CUSTOM_TOPO_JSON = "", "JSON file that maps memory to the nearest network devices, instead of the topology that the kernel reports.";
+    MC_STORE_CLIENT_MIN_PORT = "12300", "First port of the range from which a store client picks the port in its name, if none is given.";
+    MC_STORE_CLIENT_MAX_PORT = "14300", "Last port of the range from which a store client picks the port in its name, if none is given.";
+    MC_STORE_CLIENT_METRIC = "on", "Export the metrics of a store client over its HTTP server and in its log; they are counted in any case.";
     MC_STORE_CLIENT_METRIC_INTERVAL = "0", "Seconds between two summaries of a store client's metrics in the log; 0 for none.";
-    MC_STORE_CLIENT_METRIC_BANDWIDTH = "on", "Tell bytes a second in that summary.";
+    MC_STORE_CLIENT_METRIC_BANDWIDTH = "on", "Include bytes per second in that summary.";
     MC_STORE_CLUSTER_ID = "", "A label, `cluster_id`, on every sample of a store client's metrics.";
-    MC_STORE_MEMCPY = "on", "Copy within the process what lies in a store's own memory, even where MC_FORCE_TCP is set. Off, that goes over TCP too.";
-    MC_STORE_USE_HUGEPAGE = "off", "Take segments from huge pages of hugetlbfs.";
+    MC_STORE_MEMCPY = "on", "Copy objects in a store's own memory within the process, even if MC_FORCE_TCP is on. Off: such reads go over TCP, too.";
+    MC_STORE_USE_HUGEPAGE = "off", "Allocate segments from huge pages of hugetlbfs.";
     MC_STORE_HUGEPAGE_SIZE = "2MB", "Size of those huge pages: 2MB or 1GB.";
-    MC_RPC_TIMEOUT_MS = "30000", "Milliseconds that the master may take to answer a call.";
-    MC_RPC_CONNECT_TIMEOUT_MS = "5000", "Milliseconds to wait for a connection to the master.";
-    MOONCAKE_STORE_CHECKSUM = "off", "Keep a checksum with every object and check it at every read.";
-    MOONCAKE_ADMIN_TOKEN = "", "Token that lets its holders change something through the master's admin port from other hosts.";
-    MOONCAKE_TEST_CHAOS_SECONDS = "15", "Seconds that each test which kills holders and masters under load lasts; 600 with `MOONCAKE_LONG_TESTS`. For our own tests.";
-    MOONCAKE_CONFIG_PATH = "", "JSON file with the settings of a store, for Python's MooncakeConfig.load_from_env and what is built on it.";
-    MOONCAKE_MASTER = "127.0.0.1:50051", "Address of the master, for the command `mooncake` and, where no MOONCAKE_CONFIG_PATH is set, for MooncakeConfig.load_from_env, as all of the next.";
+    MC_RPC_TIMEOUT_MS = "30000", "Timeout in milliseconds for a call to the master.";
+    MC_RPC_CONNECT_TIMEOUT_MS = "5000", "Timeout in milliseconds for a connection to the master.";
+    MOONCAKE_STORE_CHECKSUM = "off", "Store a checksum with every object and verify it at every read.";
+    MOONCAKE_ADMIN_TOKEN = "", "Token that allows requests from other hosts to change state through the master's admin port.";
+    MOONCAKE_TEST_CHAOS_SECONDS = "15", "Duration in seconds of each chaos test (kills of clients and masters under load); 600 with `MOONCAKE_LONG_TESTS`. For our own tests.";
+    MOONCAKE_CONFIG_PATH = "", "JSON file with the settings of a store, for Python's MooncakeConfig.load_from_env and its users.";
+    MOONCAKE_MASTER = "127.0.0.1:50051", "Address of the master, for the command `mooncake` and, if MOONCAKE_CONFIG_PATH is not set, for MooncakeConfig.load_from_env, like the variables that follow.";
     MOONCAKE_LOCAL_HOSTNAME = "localhost", "Name or address by which peers reach a store.";
     MOONCAKE_TE_META_DATA_SERVER = "P2PHANDSHAKE", "Metadata server of a store.";
-    MOONCAKE_GLOBAL_SEGMENT_SIZE = "3355443200", "Bytes that a store lends to the pool; units as in 4gb are understood.";
-    MOONCAKE_LOCAL_BUFFER_SIZE = "1073741824", "Bytes of a store's buffer for copying calls; units as in 4gb are understood.";
+    MOONCAKE_GLOBAL_SEGMENT_SIZE = "3355443200", "Bytes that a store contributes to the pool; accepts units, such as 4gb.";
+    MOONCAKE_LOCAL_BUFFER_SIZE = "1073741824", "Bytes of a store's buffer for calls that copy; accepts units, such as 4gb.";
     MOONCAKE_PROTOCOL = "tcp", "Transport protocol of a store.";
     MOONCAKE_DEVICE = "", "Network devices of a store, for RDMA.";
     MOONCAKE_OFFLOAD_ENABLED = "off", "Let a store use a local disk.";
-    MOONCAKE_OFFLOAD_FILE_STORAGE_PATH = "", "The directory for that.";
+    MOONCAKE_OFFLOAD_FILE_STORAGE_PATH = "", "Directory of that local disk storage.";
     MOONCAKE_TENANT_ID = "default", "Tenant in whose namespace a store's keys live.";
     MOONCAKE_ENABLE_CLIENT_HTTP_SERVER = "off", "Let a store serve its health and metrics over HTTP.";
-    MOONCAKE_CLIENT_HTTP_PORT = "9300", "The port for that.";
+    MOONCAKE_CLIENT_HTTP_PORT = "9300", "Port of that HTTP server.";
     MOONCAKE_STATE_DIR = "", "Directory for the master's log and snapshots.";
-    XDG_STATE_HOME = "", "Folder of the user's state, under which the master keeps its log by default.";
-    HOME = "", "The user's home; `.local/state` in it takes the place of XDG_STATE_HOME.";
+    XDG_STATE_HOME = "", "Directory of the user's state, under which the master keeps its log by default.";
+    HOME = "", "Home directory of the user; `.local/state` in it replaces XDG_STATE_HOME if that is not set.";
 }
 
 #[cfg(test)]
@@ -145,22 +145,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_established_variable_of_the_engine_is_honoured_or_refused_and_never_both() {
-        let honoured = |name: &str| ALL.iter().any(|v| v.name == name || v.aliases.contains(&name));
-        let refused =
+    fn each_upstream_variable_is_supported_or_unsupported() {
+        let supported =
+            |name: &str| ALL.iter().any(|v| v.name == name || v.aliases.contains(&name));
+        let unsupported =
             |name: &str| UNSUPPORTED.iter().filter(|row| row.names.contains(&name)).count();
         let names = include_str!("env/upstream.txt").lines();
         for name in names.filter(|line| !line.starts_with('#')) {
-            assert_eq!(usize::from(honoured(name)) + refused(name), 1, "{name}");
+            assert_eq!(usize::from(supported(name)) + unsupported(name), 1, "{name}");
         }
         for name in UNSUPPORTED.iter().flat_map(|row| row.names) {
-            assert!(!honoured(name) && refused(name) == 1, "{name}");
+            assert!(!supported(name) && unsupported(name) == 1, "{name}");
         }
         assert!(UNSUPPORTED.iter().all(|row| row.reason.ends_with('.')));
     }
 
     #[test]
-    fn every_variable_is_documented_and_stands_once() {
+    fn variables_are_documented_and_unique() {
         for (i, var) in ALL.iter().enumerate() {
             assert!(var.help.ends_with('.'), "{}", var.name);
             assert!(ALL[i + 1..].iter().all(|other| other.name != var.name), "{}", var.name);

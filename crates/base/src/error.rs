@@ -1,12 +1,13 @@
-//! One error type for every crate, and the one table that joins the established numeric codes,
-//! our coarse kinds and the Python exceptions.
+//! One error type for every crate, and the one table that maps upstream's numeric codes to our
+//! coarse kinds and the Python exceptions.
 
 use std::{fmt, sync::Arc};
 
-/// What a call gives back.
+/// The result type of every fallible call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What a caller should do about a failure. A kind exists only if a caller would act differently.
+/// The reaction that a failure asks of the caller. A kind exists only if a caller would act
+/// differently on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     /// The call itself is wrong: fix the arguments.
@@ -21,7 +22,7 @@ pub enum ErrorKind {
     NotReady,
     /// A lease, a task or a reader holds the object: wait, or use force.
     Busy,
-    /// There is no room, and nothing may be evicted: add memory, unpin, or retry later.
+    /// There is no free memory, and nothing may be evicted: add memory, unpin, or retry later.
     NoSpace,
     /// The tenant's quota does not allow it: raise the quota or remove objects.
     QuotaExceeded,
@@ -37,26 +38,26 @@ pub enum ErrorKind {
     PermissionDenied,
     /// This build or configuration cannot do it.
     NotSupported,
-    /// A file or a device refused: look at the message.
+    /// A file or device operation failed: read the message.
     Storage,
-    /// A bug here. Report it.
+    /// A bug in this program: report it.
     Internal,
 }
 
-/// A number of the established API with its name. Code inside works with the names.
+/// An error number of the upstream API with its name. Our code uses the names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ErrorCode(i32);
 
 /// One row of the table of codes.
 #[derive(Debug, Clone, Copy)]
 pub struct CodeRow {
-    /// The code itself.
+    /// The error code.
     pub code: ErrorCode,
-    /// Its established name.
+    /// The upstream name.
     pub name: &'static str,
-    /// What to do about it.
+    /// The kind of failure.
     pub kind: ErrorKind,
-    /// One sentence: what usually brings it about and what helps.
+    /// One sentence: the usual cause; the remedy.
     pub remedy: &'static str,
 }
 
@@ -65,7 +66,7 @@ macro_rules! codes {
         impl ErrorCode {
             $(#[doc = $remedy] pub const $name: Self = Self($number);)*
         }
-        /// Every code, in the order of the reference page. The only place where numbers stand.
+        /// Every code, in the order of the reference page. No other place holds the numbers.
         pub const CODES: &[CodeRow] = &[
             $(CodeRow {
                 code: ErrorCode::$name,
@@ -85,95 +86,95 @@ codes! {
     SEGMENT_NOT_FOUND = -101, NotFound, "No segment of that name or id is mounted; check the name.";
     SEGMENT_ALREADY_EXISTS = -102, AlreadyExists, "A segment with that id is mounted already; use it or unmount it first.";
     CLIENT_NOT_FOUND = -103, NotFound, "The master does not know this client; it registers again by itself, then retry.";
-    NO_AVAILABLE_HANDLE = -200, NoSpace, "No segment has room and nothing may be evicted; add memory, wait for leases, or unpin.";
+    NO_AVAILABLE_HANDLE = -200, NoSpace, "No segment has free space and nothing may be evicted; add memory, wait for leases to expire, or unpin objects.";
     INVALID_VERSION = -300, NotSupported, "The two sides speak different protocol versions; upgrade the older one.";
     INVALID_KEY = -400, InvalidArgument, "The key is not acceptable; keys are 1 byte to 64 KiB long.";
     WRITE_FAIL = -500, TransferFailed, "Writing failed; retry.";
     INVALID_PARAMS = -600, InvalidArgument, "An argument is wrong; the message names it.";
-    ILLEGAL_CLIENT = -601, PermissionDenied, "This client may not do that: another one began it, or its token is not the owner's; use the client that began it, or its token.";
-    INVALID_WRITE = -700, InvalidArgument, "The write is outside of the object; check offset and size.";
-    INVALID_READ = -701, InvalidArgument, "The read is outside of the object; check offset and size.";
+    ILLEGAL_CLIENT = -601, PermissionDenied, "This client may not do that: another client began the operation, or the token is not the owner's; use the client that began it, or its token.";
+    INVALID_WRITE = -700, InvalidArgument, "The write is outside the object; check offset and size.";
+    INVALID_READ = -701, InvalidArgument, "The read is outside the object; check offset and size.";
     INVALID_REPLICA = -702, NotReady, "No replica is in a state that allows this; retry.";
     REPLICA_IS_NOT_READY = -703, NotReady, "The object is still being written; wait for its writer.";
     OBJECT_NOT_FOUND = -704, NotFound, "No object has that key; it was never put, or was removed, evicted or lost.";
     OBJECT_ALREADY_EXISTS = -705, AlreadyExists, "An object has that key; use upsert to replace it.";
-    OBJECT_HAS_LEASE = -706, Busy, "Somebody read or probed the object a moment ago; wait for the lease to end or use force.";
-    LEASE_EXPIRED = -707, Timeout, "The read took longer than its lease and its bytes were thrown away; retry.";
+    OBJECT_HAS_LEASE = -706, Busy, "A client read or probed the object a moment ago; wait for the lease to expire, or use force.";
+    LEASE_EXPIRED = -707, Timeout, "The read took longer than its lease and its bytes were discarded; retry.";
     OBJECT_HAS_REPLICATION_TASK = -708, Busy, "A copy or move of this object is running; wait for it.";
-    OBJECT_NO_REPLICATION_TASK = -709, NotFound, "No copy or move of this object is running; ask for one first.";
-    REPLICA_NOT_FOUND = -710, NotFound, "The object has no replica on that segment; see where its copies lie.";
-    REPLICA_ALREADY_EXISTS = -711, AlreadyExists, "The object has a replica on that segment already; nothing needs to be done.";
-    REPLICA_IS_GONE = -712, NotFound, "The replica vanished meanwhile; retry.";
+    OBJECT_NO_REPLICATION_TASK = -709, NotFound, "No copy or move of this object is running; create one first.";
+    REPLICA_NOT_FOUND = -710, NotFound, "The object has no replica on that segment; query the segments of its replicas.";
+    REPLICA_ALREADY_EXISTS = -711, AlreadyExists, "The object has a replica on that segment already; no action is needed.";
+    REPLICA_IS_GONE = -712, NotFound, "The replica was removed meanwhile; retry.";
     REPLICA_NOT_IN_LOCAL_MEMORY = -713, NotFound, "The replica is not in this client's memory; ask the client that holds it.";
     OBJECT_REPLICA_BUSY = -714, Busy, "Replicas of the object are in use; retry.";
     TRANSFER_FAIL = -800, TransferFailed, "The bytes could not be moved; the process that holds them may be gone.";
     CHECKSUM_MISMATCH = -801, Corrupt, "The bytes do not match their checksum; remove the object and put it again.";
     RPC_FAIL = -900, Unavailable, "The master could not be reached; check that it runs at the address in the message.";
-    RPC_TIMEOUT = -901, Timeout, "Nobody answered in time; the other side may be overloaded, stopped or far away. Retry or allow more time.";
+    RPC_TIMEOUT = -901, Timeout, "No reply within the deadline; the other side may be overloaded, stopped or far away. Retry or allow more time.";
     ETCD_OPERATION_ERROR = -1000, Unavailable, "etcd refused or could not be reached; check its address.";
     ETCD_KEY_NOT_EXIST = -1001, NotFound, "etcd has no such key; check the cluster's name and that its masters ran.";
-    ETCD_TRANSACTION_FAIL = -1002, Busy, "Somebody else changed the key in etcd; retry.";
+    ETCD_TRANSACTION_FAIL = -1002, Busy, "Another client changed the key in etcd; retry.";
     ETCD_CTX_CANCELLED = -1003, Timeout, "The call to etcd was cancelled; retry.";
-    OPLOG_ENTRY_NOT_FOUND = -1004, NotFound, "The log has no such entry; it was cut off after a snapshot, so begin with that.";
-    K8S_LEASE_OPERATION_ERROR = -1005, Unavailable, "The Kubernetes lease could not be changed; check the rights of the service account.";
+    OPLOG_ENTRY_NOT_FOUND = -1004, NotFound, "The log has no such entry; it was truncated after a snapshot, so begin with the snapshot.";
+    K8S_LEASE_OPERATION_ERROR = -1005, Unavailable, "The Kubernetes lease could not be changed; check the permissions of the service account.";
     K8S_LEASE_NOT_FOUND = -1006, NotFound, "The Kubernetes lease does not exist; check its name and namespace.";
     INCOMPLETE_OPLOG_CATCH_UP = -1007, Unavailable, "The standby could not prove that it has the whole log; keep the other master, or accept the loss.";
-    UNAVAILABLE_IN_CURRENT_STATUS = -1010, Unavailable, "Not possible in the present state; ask the leader, or wait.";
+    UNAVAILABLE_IN_CURRENT_STATUS = -1010, Unavailable, "Not possible in the current state; ask the leader, or wait.";
     UNAVAILABLE_IN_CURRENT_MODE = -1011, NotSupported, "The master runs without the feature this needs; start it with the option that the message names.";
-    NOT_SUPPORTED = -1012, NotSupported, "This build or configuration cannot do that; leave the option or the call out.";
+    NOT_SUPPORTED = -1012, NotSupported, "This build or configuration does not support that; do not use the option or call.";
     FILE_NOT_FOUND = -1100, Storage, "The file does not exist; check the path.";
     FILE_OPEN_FAIL = -1101, Storage, "The file could not be opened; check the path and its permissions.";
     FILE_READ_FAIL = -1102, Storage, "The file could not be read; check the disk and its permissions.";
-    FILE_WRITE_FAIL = -1103, Storage, "The file could not be written; check the room on the disk and its permissions.";
+    FILE_WRITE_FAIL = -1103, Storage, "The file could not be written; check the free space of the disk and its permissions.";
     FILE_INVALID_BUFFER = -1104, Storage, "The buffer for the file is not valid; check its address and size.";
-    FILE_LOCK_FAIL = -1105, Storage, "Somebody else has locked the file; end the other process, or use another file.";
+    FILE_LOCK_FAIL = -1105, Storage, "Another process has locked the file; end that process, or use another file.";
     FILE_INVALID_HANDLE = -1106, Storage, "The file handle is not valid; open the file again.";
-    BUCKET_NOT_FOUND = -1200, Storage, "The bucket does not exist; the object is gone from the disk, so put it again.";
+    BUCKET_NOT_FOUND = -1200, Storage, "The bucket does not exist; the object is no longer on the disk, so put it again.";
     BUCKET_ALREADY_EXISTS = -1201, Storage, "The bucket exists already; use another directory for each client.";
-    KEYS_EXCEED_BUCKET_LIMIT = -1202, Storage, "The bucket holds its limit of keys; use a larger limit, or larger objects.";
-    KEYS_ULTRA_LIMIT = -1203, Storage, "The storage holds its limit of keys; remove some, or use a larger limit.";
+    KEYS_EXCEED_BUCKET_LIMIT = -1202, Storage, "The bucket has reached its limit of keys; raise the limit, or use larger objects.";
+    KEYS_ULTRA_LIMIT = -1203, Storage, "The storage has reached its limit of keys; remove some, or raise the limit.";
     UNABLE_OFFLOAD = -1300, NotSupported, "The master runs without offload; start it with --enable_offload.";
     UNABLE_OFFLOADING = -1301, Busy, "Offload cannot run now; retry.";
-    TASK_NOT_FOUND = -1400, NotFound, "No task has that id, or it was forgotten; ask for it soon after it ended.";
-    TASK_PENDING_LIMIT_EXCEEDED = -1401, Busy, "Too many tasks wait; retry later.";
-    JOB_NOT_FOUND = -1402, NotFound, "No drain job has that id, or it was forgotten; list the jobs to see which there are.";
-    SERIALIZE_UNSUPPORTED = -1500, NotSupported, "The snapshot cannot hold this; please report it.";
+    TASK_NOT_FOUND = -1400, NotFound, "No task has that id, or its record has expired; query a task soon after it ends.";
+    TASK_PENDING_LIMIT_EXCEEDED = -1401, Busy, "Too many tasks are pending; retry later.";
+    JOB_NOT_FOUND = -1402, NotFound, "No drain job has that id, or its record has expired; list the jobs to see their ids.";
+    SERIALIZE_UNSUPPORTED = -1500, NotSupported, "The snapshot format cannot hold this value; please report it.";
     SERIALIZE_FAIL = -1501, Storage, "The snapshot could not be encoded; please report it.";
-    DESERIALIZE_FAIL = -1502, Corrupt, "The snapshot could not be decoded; keep it aside, and start from an older one or anew.";
-    PERSISTENT_FAIL = -1503, Storage, "The snapshot could not be stored; check the room on the disk and its permissions.";
+    DESERIALIZE_FAIL = -1502, Corrupt, "The snapshot could not be decoded; move it aside, and start from an older one or without one.";
+    PERSISTENT_FAIL = -1503, Storage, "The snapshot could not be stored; check the free space of the disk and its permissions.";
     DFS_NETWORK_TIMEOUT = -1600, Timeout, "The distributed file system did not answer; check its network, then retry.";
     DFS_SERVICE_UNAVAILABLE = -1601, Unavailable, "No distributed file system is configured; leave dfs_replica_num at 0.";
     DFS_QUOTA_EXCEEDED = -1602, QuotaExceeded, "The distributed file system's quota is used up; remove files or raise the quota.";
-    DFS_PERMISSION_DENIED = -1603, PermissionDenied, "The distributed file system denies access; check the rights of this user.";
+    DFS_PERMISSION_DENIED = -1603, PermissionDenied, "The distributed file system denies access; check the permissions of this user.";
     DFS_STALE_HANDLE = -1604, Storage, "The file handle is stale; retry.";
-    DFS_PARTIAL_WRITE = -1605, Storage, "Only a part was written; retry.";
-    TENANT_QUOTA_EXCEEDED = -1700, QuotaExceeded, "The tenant's quota is used up and nothing of its own may be evicted; remove objects or raise it.";
-    TENANT_NOT_REGISTERED = -1701, PermissionDenied, "The tenant has no policy; add one.";
+    DFS_PARTIAL_WRITE = -1605, Storage, "Only a part of the data was written; retry.";
+    TENANT_QUOTA_EXCEEDED = -1700, QuotaExceeded, "The tenant's quota is used up and none of its objects may be evicted; remove objects or raise the quota.";
+    TENANT_NOT_REGISTERED = -1701, PermissionDenied, "The tenant has no quota policy; add one.";
     TENANT_NOT_EMPTY = -1702, Busy, "The tenant still owns objects; remove them first.";
 }
 
 impl ErrorCode {
-    /// The code of that number, if the table has it.
+    /// Returns the code with this number, if the table has one.
     pub fn from_number(number: i32) -> Option<Self> {
         CODES.iter().find(|row| row.code.0 == number).map(|row| row.code)
     }
 
-    /// The bare number, for adapters and wires.
+    /// Returns the bare number, for adapters and wire formats.
     pub const fn number(self) -> i32 {
         self.0
     }
 
-    /// This code's row of the table.
+    /// Returns the row of the table for this code.
     pub fn row(self) -> &'static CodeRow {
         CODES.iter().find(|row| row.code == self).expect("a code is made only from the table")
     }
 
-    /// What to do about it.
+    /// Returns the kind of failure.
     pub fn kind(self) -> ErrorKind {
         self.row().kind
     }
 
-    /// The established name.
+    /// Returns the upstream name.
     pub fn name(self) -> &'static str {
         self.row().name
     }
@@ -191,10 +192,10 @@ impl fmt::Display for ErrorCode {
     }
 }
 
-/// A failure: a code (and through it a kind), a sentence, the things involved, and its cause.
+/// A failure: a code (which implies a kind), a message, the values involved, and its cause.
 ///
-/// Messages are lower case without a full stop; values go into the context as `key=value`.
-/// Cloning is cheap, so that one failed connection can answer every entry of a batch.
+/// Messages are lower case without a full stop; values go into the context, as `key=value`.
+/// Cloning is cheap, so that one failed connection can fail every entry of a batch.
 #[derive(Clone)]
 pub struct Error(Arc<Parts>);
 
@@ -208,24 +209,24 @@ struct Parts {
 }
 
 impl Error {
-    /// A failure with its code and sentence.
+    /// Creates an error with a code and a message.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Self::with_kind(code.kind(), code, message.into())
     }
 
-    /// An argument is wrong.
+    /// Creates an error for a wrong argument.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::INVALID_PARAMS, message)
     }
 
-    /// The handle is not set up or was closed.
+    /// Creates an error for a handle that is not set up or was closed.
     ///
-    /// It carries the established code of a bad argument, which is what callers test for.
+    /// The error carries upstream's code for a bad argument, because callers test for that code.
     pub fn closed(message: impl Into<String>) -> Self {
         Self::with_kind(ErrorKind::Closed, ErrorCode::INVALID_PARAMS, message.into())
     }
 
-    /// Something that should not happen.
+    /// Creates an error for a broken invariant.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::INTERNAL_ERROR, message)
     }
@@ -237,34 +238,34 @@ impl Error {
         self
     }
 
-    /// Keeps the cause.
+    /// Sets the cause.
     #[must_use]
     pub fn caused_by(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         Arc::make_mut(&mut self.0).source = Some(Arc::new(source));
         self
     }
 
-    /// The established code.
+    /// Returns the upstream code.
     pub fn code(&self) -> ErrorCode {
         self.0.code
     }
 
-    /// What to do about it.
+    /// Returns the kind of failure.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// The sentence, without context or cause.
+    /// Returns the message, without context or cause.
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// The things involved.
+    /// Returns the names and values involved.
     pub fn context(&self) -> &[(&'static str, String)] {
         &self.0.context
     }
 
-    /// What usually helps.
+    /// Returns the remedy that usually helps.
     pub fn remedy(&self) -> &'static str {
         match self.kind() {
             ErrorKind::Closed => {
@@ -311,19 +312,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_number_stands_once_and_finds_its_row() {
+    fn codes_are_unique_and_have_a_remedy() {
         for (i, row) in CODES.iter().enumerate() {
             assert_eq!(ErrorCode::from_number(row.code.number()), Some(row.code));
             assert!(row.code.number() < 0, "{}", row.name);
             assert!(CODES[i + 1..].iter().all(|other| other.code != row.code), "{}", row.name);
             assert!(row.remedy.ends_with('.'), "{}", row.name);
-            assert!(row.remedy.contains("; "), "{}: what it means; what helps", row.name);
+            assert!(row.remedy.contains("; "), "{}: the cause; the remedy", row.name);
         }
         assert_eq!(ErrorCode::from_number(-12345), None);
     }
 
     #[test]
-    fn an_error_says_what_and_names_the_things_involved() {
+    fn display_shows_message_context_and_cause() {
         let error = Error::new(ErrorCode::OBJECT_NOT_FOUND, "object not found")
             .with("key", "a")
             .caused_by(std::io::Error::other("gone"));
@@ -332,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_handle_keeps_the_established_number_but_has_its_own_kind() {
+    fn closed_handle_has_upstream_code_and_own_kind() {
         let error = Error::closed("the store is not set up");
         assert_eq!(error.code(), ErrorCode::INVALID_PARAMS);
         assert_eq!(error.kind(), ErrorKind::Closed);

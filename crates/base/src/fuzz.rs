@@ -1,10 +1,10 @@
-//! Throws broken bytes at what decodes what comes from outside.
+//! A small fuzzer for decoders of outside input.
 //!
-//! A target is a function of bytes that must neither panic nor accept what it does not write the
-//! same way again. The driver begins with good messages, breaks them at random, and keeps those
-//! that lead to an outcome it has not seen yet. Each run of the tests takes the same seed and a
-//! moment; `MOONCAKE_FUZZ_SECONDS=600 cargo test -p CRATE --lib fuzz -- --nocapture` takes that
-//! long, with a seed of its own that a failure prints.
+//! A target is a function of bytes that must not panic, and must not accept bytes that it does not
+//! encode the same way again. The driver starts from valid messages, mutates them at random, and
+//! keeps the inputs that lead to a new outcome. Each run of the tests uses the same seed and a fixed
+//! number of rounds. `MOONCAKE_FUZZ_SECONDS=600 cargo test -p CRATE --lib fuzz -- --nocapture` runs
+//! for that time, with a random seed, which a failure prints.
 
 use std::{
     collections::HashSet,
@@ -15,39 +15,39 @@ use std::{
 
 use crate::{EngineId, env::EnvVar};
 
-/// How long a run takes, in seconds; a moment if it is not set.
+/// Duration of a run in seconds; a fixed number of rounds if the variable is not set.
 static SECONDS: EnvVar = EnvVar {
     name: "MOONCAKE_FUZZ_SECONDS",
     aliases: &[],
     default: "",
-    help: "How long the tests throw broken bytes at decoders.",
+    help: "How long the tests fuzz the decoders.",
 };
 
-/// Bytes thrown at each target in a run of the tests.
+/// Inputs for each target in a normal run of the tests.
 const ROUNDS: u64 = 20_000;
 
-/// No input is longer.
+/// The maximum length of an input.
 const BYTES_MAX: usize = 4096;
 
-/// Something that decodes.
+/// A decoder under test.
 #[derive(Debug)]
 pub struct Target {
-    /// What it is called where it fails.
+    /// The name that a failure reports.
     pub name: &'static str,
-    /// Good inputs.
+    /// Valid inputs.
     pub seeds: Vec<Vec<u8>>,
-    /// Decodes and checks; the number tells one kind of outcome from another.
+    /// Decodes and checks the bytes; returns a number that identifies the kind of outcome.
     pub run: fn(&[u8]) -> u64,
 }
 
-/// A number for an outcome.
+/// Returns a number that identifies an outcome.
 pub fn outcome(of: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     of.hash(&mut hasher);
     hasher.finish()
 }
 
-/// Numbers, one after another, that a seed fixes (xorshift64*).
+/// A pseudo-random generator (xorshift64*).
 struct Random(u64);
 
 impl Random {
@@ -63,8 +63,8 @@ impl Random {
     }
 }
 
-/// Breaks an input in one to four places.
-fn break_bytes(random: &mut Random, corpus: &[Vec<u8>]) -> Vec<u8> {
+/// Mutates an input in one to four places.
+fn mutate(random: &mut Random, corpus: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = corpus[random.below(corpus.len())].clone();
     for _ in 0..=random.below(4) {
         let at = random.below(bytes.len() + 1);
@@ -75,7 +75,7 @@ fn break_bytes(random: &mut Random, corpus: &[Vec<u8>]) -> Vec<u8> {
             3 if at < bytes.len() => drop(bytes.remove(at)),
             4 => bytes.truncate(at),
             5 => {
-                // Numbers at which sums and sizes go wrong.
+                // Numbers at which sums and sizes overflow.
                 let edges = [0, 1, 4095, 4096, 4097, u64::MAX, 1 << 63, u64::MAX >> 1, 1 << 32];
                 let edge = edges[random.below(edges.len())].to_le_bytes();
                 let width = [1, 2, 4, 8][random.below(4)];
@@ -97,14 +97,14 @@ fn break_bytes(random: &mut Random, corpus: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// Throws bytes at one target; how many times, and how many kinds of outcome there were.
-fn drive(target: &Target, seed: u64, goes_on: &dyn Fn(u64) -> bool) -> (u64, usize) {
+/// Fuzzes one target; returns the number of runs and of distinct outcomes.
+fn drive(target: &Target, seed: u64, should_continue: &dyn Fn(u64) -> bool) -> (u64, usize) {
     let mut random = Random(seed | 1);
     let mut corpus = target.seeds.clone();
     let mut seen: HashSet<u64> = corpus.iter().map(|bytes| (target.run)(bytes)).collect();
     let mut count = 0;
-    while goes_on(count) {
-        let bytes = break_bytes(&mut random, &corpus);
+    while should_continue(count) {
+        let bytes = mutate(&mut random, &corpus);
         let run = catch_unwind(AssertUnwindSafe(|| (target.run)(&bytes)));
         let Ok(outcome) = run else {
             panic!("{} with seed {seed}, run {count}: {bytes:?}", target.name);
@@ -117,17 +117,17 @@ fn drive(target: &Target, seed: u64, goes_on: &dyn Fn(u64) -> bool) -> (u64, usi
     (count, seen.len())
 }
 
-/// Throws bytes at each target: a moment, or as long as `MOONCAKE_FUZZ_SECONDS` says, all together.
+/// Fuzzes each target, for a fixed number of rounds or for `MOONCAKE_FUZZ_SECONDS` in total.
 ///
 /// # Panics
-/// A target has panicked, or takes good and bad bytes for the same.
-#[allow(clippy::print_stderr, reason = "a long run tells how far it came")]
+/// If a target panics, or does not distinguish valid from invalid bytes.
+#[allow(clippy::print_stderr, reason = "a long run reports its progress")]
 pub fn check(targets: &[Target]) {
     let seconds: Option<u64> = SECONDS.read().and_then(|text| text.parse().ok());
     let Some(seconds) = seconds else {
         for target in targets {
             let (_, outcomes) = drive(target, 1, &|count| count < ROUNDS);
-            assert!(outcomes >= 2, "{}: good and bad bytes are told apart", target.name);
+            assert!(outcomes >= 2, "{}: every input has the same outcome", target.name);
         }
         return;
     };
@@ -137,7 +137,7 @@ pub fn check(targets: &[Target]) {
         let end = Instant::now() + each;
         let (count, outcomes) =
             drive(target, seed, &|count| count % 256 != 0 || Instant::now() < end);
-        eprintln!("{}: {count} runs, {outcomes} kinds of outcome, seed {seed}", target.name);
+        eprintln!("{}: {count} runs, {outcomes} distinct outcomes, seed {seed}", target.name);
     }
 }
 
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_driver_finds_a_decoder_that_panics() {
+    fn finds_a_decoder_that_panics() {
         let run = |bytes: &[u8]| {
             let length = bytes.first().map_or(0, |first| usize::from(*first));
             u64::from(bytes[..length][0])
@@ -157,8 +157,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "told apart")]
-    fn a_decoder_that_takes_everything_is_none() {
+    #[should_panic(expected = "the same outcome")]
+    fn rejects_a_decoder_that_accepts_everything() {
         check(&[Target { name: "all", seeds: vec![vec![1]], run: |_| 0 }]);
     }
 }

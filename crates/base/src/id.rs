@@ -1,10 +1,10 @@
-//! Identities. None of them is a bare integer or a string anywhere in our code.
+//! Ids as newtypes. No id is a bare integer or a string anywhere in our code.
 
 use std::fmt;
 
-/// Declares a 128-bit identity that its owner makes at random.
+/// Declares a 128-bit id that its owner picks at random.
 ///
-/// A macro because three types need the same ten functions and must not be mixed up.
+/// A macro because several types need the same ten functions and must not be mixed up.
 macro_rules! random_id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -12,44 +12,44 @@ macro_rules! random_id {
         pub struct $name(u128);
 
         impl $name {
-            /// A new one that nobody else has.
+            /// Creates a new, globally unique id.
             ///
             /// # Panics
-            /// If the system has no random source, without which nothing here is safe.
+            /// If the system has no random source, because ids would collide.
             pub fn random() -> Self {
                 let mut bytes = [0; 16];
                 getrandom::fill(&mut bytes).expect("the system has a random source");
                 Self(u128::from_le_bytes(bytes))
             }
 
-            /// The one with these bits: from a wire, a log or a test.
+            /// Creates the id with these bits, read from a message, a log or a test.
             pub const fn from_bits(bits: u128) -> Self {
                 Self(bits)
             }
 
-            /// Its bits.
+            /// Returns the bits.
             pub const fn bits(self) -> u128 {
                 self.0
             }
 
-            /// As it stands on the wire.
+            /// Encodes the id for the wire.
             pub const fn to_bytes(self) -> [u8; 16] {
                 self.0.to_le_bytes()
             }
 
-            /// From the wire; `None` unless there are 16 bytes.
+            /// Decodes an id from the wire; `None` unless there are 16 bytes.
             pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
                 Some(Self(u128::from_le_bytes(bytes.try_into().ok()?)))
             }
 
-            /// From its printed form, `first-second`.
+            /// Parses the printed form, `first-second`.
             pub fn parse(text: &str) -> Option<Self> {
                 let (first, second) = text.split_once('-')?;
                 let (first, second): (u64, u64) = (first.parse().ok()?, second.parse().ok()?);
                 Some(Self(u128::from(first) << 64 | u128::from(second)))
             }
 
-            /// The two halves of the printed form.
+            /// Returns the two halves of the printed form.
             pub const fn halves(self) -> (u64, u64) {
                 ((self.0 >> 64) as u64, self.0 as u64)
             }
@@ -71,28 +71,28 @@ macro_rules! random_id {
 }
 
 random_id! {
-    /// A client of the master: one store handle in one process.
+    /// The id of a client of the master: one store handle in one process.
     ClientId
 }
 random_id! {
-    /// A piece of memory (or disk) that a client lends to the pool.
+    /// The id of a segment: memory (or disk) that a client lends to the pool.
     SegmentId
 }
 random_id! {
-    /// One transfer engine in one process. A restarted process has another.
+    /// The id of one transfer engine in one process. A restarted process has another.
     EngineId
 }
 
 random_id! {
-    /// A copy or a move of an object that a client carries out for the master.
+    /// The id of a task: a copy or move of an object that a client executes for the master.
     TaskId
 }
 random_id! {
-    /// A drain of segments.
+    /// The id of a drain job.
     JobId
 }
 
-/// Declares a number that its maker counts up and never reuses.
+/// Declares a counter value that its owner increments and never reuses.
 macro_rules! counted_id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -108,15 +108,15 @@ macro_rules! counted_id {
 }
 
 counted_id! {
-    /// One life of an object under a key; a later put of the same key has a higher one.
+    /// The version of an object; a later put of the same key has a higher one.
     Version
 }
 counted_id! {
-    /// One copy of an object, unique within a master's life.
+    /// The id of one copy of an object, unique for the lifetime of a master.
     ReplicaId
 }
 counted_id! {
-    /// How often the owner of a segment made its memory anew under the same id.
+    /// How often the owner of a segment recreated its memory under the same id.
     Incarnation
 }
 
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_survives_wire_and_print() {
+    fn ids_round_trip_through_bytes_and_text() {
         let id = SegmentId::random();
         assert_eq!(SegmentId::from_bytes(&id.to_bytes()), Some(id));
         assert_eq!(SegmentId::parse(&id.to_string()), Some(id));
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_no_id() {
+    fn rejects_malformed_ids() {
         assert_eq!(SegmentId::from_bytes(&[1, 2, 3]), None);
         for text in ["", "1", "-", "1-x", "1-2-3", "-1-2", "99999999999999999999-1"] {
             assert_eq!(ClientId::parse(text), None, "{text:?}");

@@ -1,26 +1,26 @@
-//! Keys of objects. The tenant is part of the key's type, not of its text.
+//! Object keys and tenants. The tenant is a type of its own, not a part of the key's text.
 
 use std::{borrow::Borrow, fmt, sync::Arc};
 
 use crate::{Error, ErrorCode, Result};
 
-/// The longest key there may be, in bytes.
+/// The maximum length of a key in bytes.
 pub const KEY_BYTES_MAX: usize = 64 * 1024;
 
-/// Whose namespace a key lives in.
+/// The tenant whose namespace a key belongs to.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TenantId(Arc<str>);
 
 impl TenantId {
-    /// The name of the tenant that everybody is unless they say otherwise.
+    /// The name of the tenant of callers that name none.
     pub const DEFAULT: &'static str = "default";
 
-    /// The tenant of that name; an empty name is the default tenant.
+    /// Creates the tenant with this name; an empty name means the default tenant.
     pub fn new(name: &str) -> Self {
         Self(Arc::from(if name.is_empty() { Self::DEFAULT } else { name }))
     }
 
-    /// Its name.
+    /// Returns the name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -44,33 +44,33 @@ impl fmt::Debug for TenantId {
     }
 }
 
-/// The name of an object within its tenant: 1 byte to [`KEY_BYTES_MAX`] of anything.
+/// The name of an object within its tenant: 1 to [`KEY_BYTES_MAX`] arbitrary bytes.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectKey(Box<[u8]>);
 
 impl ObjectKey {
-    /// Checks the length and takes the bytes.
+    /// Creates a key from the bytes.
     ///
     /// # Errors
-    /// An empty key or one that is too long.
+    /// If the key is empty or too long.
     pub fn new(bytes: impl Into<Box<[u8]>>) -> Result<Self> {
         let bytes = bytes.into();
         KeyRef::new(&bytes)?;
         Ok(Self(bytes))
     }
 
-    /// Its bytes.
+    /// Returns the bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// An [`ObjectKey`] whose bytes somebody else has.
+/// A borrowed [`ObjectKey`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeyRef<'a>(&'a [u8]);
 
 impl<'a> KeyRef<'a> {
-    /// Checks the length.
+    /// Borrows the bytes as a key.
     ///
     /// # Errors
     /// As [`ObjectKey::new`].
@@ -84,7 +84,7 @@ impl<'a> KeyRef<'a> {
         }
     }
 
-    /// Its bytes.
+    /// Returns the bytes.
     pub fn as_bytes(self) -> &'a [u8] {
         self.0
     }
@@ -102,7 +102,7 @@ impl fmt::Display for KeyRef<'_> {
     }
 }
 
-/// Keys that are asked about in one call, end to end in one buffer.
+/// The keys of one call, concatenated in one buffer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KeyBatch {
     bytes: Vec<u8>,
@@ -110,12 +110,13 @@ pub struct KeyBatch {
 }
 
 impl KeyBatch {
-    /// None, with room for so many.
+    /// Creates an empty batch with capacity for this number of keys.
     pub fn with_capacity(keys: usize) -> Self {
         Self { bytes: Vec::new(), ends: Vec::with_capacity(keys) }
     }
 
-    /// Adds a key. One that no object can have becomes the empty key, which none has.
+    /// Appends a key. A key that is too long for any object becomes the empty key, which no object
+    /// has either.
     pub fn push(&mut self, key: &[u8]) {
         if key.len() <= KEY_BYTES_MAX {
             self.bytes.extend_from_slice(key);
@@ -123,17 +124,17 @@ impl KeyBatch {
         self.ends.push(self.bytes.len());
     }
 
-    /// How many there are.
+    /// Returns the number of keys.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no keys.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// All of them, end to end.
+    /// Returns the concatenated bytes and the end offset of each key.
     pub fn into_bytes(self) -> (Vec<u8>, Vec<usize>) {
         (self.bytes, self.ends)
     }
@@ -157,7 +158,7 @@ impl fmt::Debug for ObjectKey {
     }
 }
 
-/// Key bytes as people may read them: quoted, escaped, and cut when long.
+/// Displays key bytes for people: quoted, escaped, and truncated when long.
 #[derive(Debug, Clone, Copy)]
 pub struct Printed<'a>(pub &'a [u8]);
 
@@ -178,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_bytes_of_a_sane_length_are_a_key() {
+    fn key_length_is_checked() {
         assert!(ObjectKey::new(*b"a\0\xff").is_ok());
         assert!(ObjectKey::new(vec![7; KEY_BYTES_MAX]).is_ok());
         assert!(ObjectKey::new(vec![7; KEY_BYTES_MAX + 1]).is_err());
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_keeps_the_bytes_of_keys_that_can_be_and_the_place_of_all() {
+    fn batch_keeps_the_position_of_oversized_keys() {
         let mut batch = KeyBatch::with_capacity(4);
         for key in [&b"ab"[..], &[7; KEY_BYTES_MAX + 1], b"", b"c"] {
             batch.push(key);
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_printed_key_is_short_and_has_no_control_characters() {
+    fn printed_key_is_escaped_and_truncated() {
         assert_eq!(Printed(b"a\nb").to_string(), "\"a\\nb\"");
         assert!(Printed(&[b'x'; 1000]).to_string().len() < 200);
     }

@@ -1,13 +1,13 @@
-//! The words every other crate speaks: ids, keys, sizes, endpoints, errors, the clock, and the
+//! The types that every other crate uses: ids, keys, sizes, endpoints, errors, the clock, and the
 //! declarations of options and environment variables.
 //!
-//! No I/O beyond reading the clock and the random source, no async, nothing of ours below it.
+//! No I/O except reading the clock and the random source, no async, no other crate of ours below it.
 //! In reading order: [`error`] (one error type and the table of codes), [`id`], [`key`],
 //! [`size`], [`endpoint`], [`clock`], [`options`]
 //! (flags, files and environment from one declaration), [`env`](mod@env) (the register of
-//! environment variables), [`parse`] (values as people write them), [`sync`] (locks that a forked
-//! child can live with), [`spin_wait`] (staying awake for what comes at once), and for tests alone
-//! `fuzz` (broken bytes for decoders).
+//! environment variables), [`parse`] (values as people write them), [`sync`] (locks that stay usable
+//! in a forked child), [`spin_wait`] (busy-polling before a thread sleeps), and for tests only
+//! `fuzz` (mutated bytes for decoders).
 #![warn(missing_docs)]
 
 pub mod clock;

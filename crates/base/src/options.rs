@@ -1,8 +1,8 @@
 //! Options declared once: flags, configuration files, environment names and the reference pages
 //! all come from one table of [`OptionSpec`] per component.
 //!
-//! The settings themselves are a plain struct with a `Default`; a spec says how one field of it is
-//! named, read and shown. Precedence: flag, environment, file, default.
+//! The settings are a plain struct with a `Default`. A spec defines how one field is named, parsed
+//! and printed. Precedence: flag, environment, file, default.
 
 mod gflags;
 
@@ -12,8 +12,8 @@ pub use gflags::{META_FLAGS, read_file, read_gflags};
 
 use crate::{Error, Result, env::EnvVar};
 
-/// Flags of the log of the established programs, and whether each stands without a value. Ours is
-/// set by `MC_LOG_LEVEL`; a table that does not declare them has them passed over.
+/// Log flags of the upstream programs, and whether each is a switch without a value. Our log level
+/// is set by `MC_LOG_LEVEL`; these flags are ignored unless a table declares them.
 const LOG_FLAGS: &[(&str, bool)] = &[
     ("alsologtostderr", true),
     ("colorlogtostderr", true),
@@ -30,30 +30,30 @@ const LOG_FLAGS: &[(&str, bool)] = &[
 /// One option of a component whose settings are `S`.
 #[derive(Debug, Clone, Copy)]
 pub struct OptionSpec<S: 'static> {
-    /// Its flag and its key in a file.
+    /// The name of the flag, and the key in a file.
     pub name: &'static str,
-    /// Older or other spellings, read but not advertised first.
+    /// Older or alternative spellings, which are accepted, too.
     pub aliases: &'static [&'static str],
-    /// The environment variable that sets it, if any.
+    /// The environment variable that sets the option, if any.
     pub env: Option<&'static EnvVar>,
-    /// Whether it may stand without a value (`--name`, `--noname`).
+    /// Whether the flag may be given without a value (`--name`, `--noname`).
     pub is_switch: bool,
-    /// What it does, in a sentence.
+    /// The effect, in one sentence.
     pub help: &'static str,
-    /// Reads a text into the settings.
+    /// Parses a text into the settings.
     pub set: fn(&mut S, &str) -> Result<()>,
-    /// The present value, as `set` would read it.
+    /// Prints the current value in the form that `set` parses.
     pub show: fn(&S) -> String,
 }
 
-/// What a command line asks for.
+/// A parsed command line.
 #[derive(Debug, PartialEq, Eq)]
 pub enum CommandLine {
-    /// To run with these options set, in order, and these words left over.
+    /// Run the program.
     Run {
-        /// Name of the option as declared, and its text.
+        /// The declared name and the text of each option, in order.
         assignments: Vec<(&'static str, String)>,
-        /// Words that are not options.
+        /// Arguments that are not options.
         words: Vec<String>,
     },
     /// `--help`, `-h`, `--helpfull`.
@@ -62,11 +62,11 @@ pub enum CommandLine {
     Version,
 }
 
-/// Reads a command line in every established spelling: one or two dashes, `=` or a space, `-` or
-/// `_` in names, `--switch` and `--noswitch`.
+/// Parses a command line in every spelling of the upstream programs: one or two dashes, `=` or a
+/// space, `-` or `_` in names, `--switch` and `--noswitch`.
 ///
 /// # Errors
-/// An unknown flag (with the nearest known one) or a missing value.
+/// If a flag is unknown (the error suggests the nearest known flag) or a value is missing.
 pub fn read_command_line<S>(
     specs: &'static [OptionSpec<S>],
     arguments: impl IntoIterator<Item = String>,
@@ -125,11 +125,11 @@ pub fn read_command_line<S>(
     Ok(CommandLine::Run { assignments, words })
 }
 
-/// Lays flags over the environment over a file over the defaults.
+/// Builds settings from flags, environment, file and defaults, in this order of precedence.
 ///
 /// # Errors
-/// An unknown key in the file, or a text that is no value of its option; the message names the
-/// option and where the text came from.
+/// If the file has an unknown key, or a text is not a valid value; the message names the option and
+/// the source of the text.
 pub fn resolve<S: Default>(
     specs: &'static [OptionSpec<S>],
     file: &[(String, String)],
@@ -154,7 +154,7 @@ pub fn resolve<S: Default>(
     Ok(settings)
 }
 
-/// The help text: every option with its default and its sentence.
+/// Returns the help text: every option with its default and description.
 pub fn help<S: Default>(specs: &'static [OptionSpec<S>], program: &str, purpose: &str) -> String {
     let defaults = S::default();
     let mut text =
@@ -173,11 +173,13 @@ pub fn help<S: Default>(specs: &'static [OptionSpec<S>], program: &str, purpose:
     for (flag, help) in META_FLAGS {
         let _ = writeln!(text, "  {flag}\n      {help}");
     }
-    text.push_str("Log flags of the established programs (--logtostderr …) change nothing.\n");
+    text.push_str(
+        "Log flags of the upstream programs (--logtostderr …) are accepted and ignored.\n",
+    );
     text
 }
 
-/// Whether a flag of the established log is a switch; nothing for other flags.
+/// Returns whether an upstream log flag is a switch; `None` for other flags.
 fn log_flag(name: &str) -> Option<bool> {
     let name = name.replace('-', "_");
     let known = |name: &str| LOG_FLAGS.iter().find(|(known, _)| *known == name);
@@ -202,18 +204,18 @@ fn unknown<S>(specs: &'static [OptionSpec<S>], what: &str, name: &str) -> Error 
     }
 }
 
-/// The candidate that is fewest edits away, if it is near enough to be what was meant.
+/// Returns the candidate with the smallest edit distance, if it is near enough to be a typo.
 pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     candidates
         .into_iter()
-        .map(|candidate| (edits(name, candidate), candidate))
+        .map(|candidate| (edit_distance(name, candidate), candidate))
         .min()
         .filter(|(distance, candidate)| *distance <= candidate.len().div_ceil(3))
         .map(|(_, candidate)| candidate)
 }
 
-/// Insertions, deletions and replacements between two words.
-fn edits(a: &str, b: &str) -> usize {
+/// Returns the edit distance (Levenshtein) between two words.
+fn edit_distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.chars().enumerate() {
@@ -290,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn every_spelling_of_a_flag_is_read() {
+    fn parses_every_spelling_of_a_flag() {
         for line in ["-rpc_port 7", "--rpc_port 7", "-rpc_port=7", "--rpc-port=7", "--port=7"] {
             assert_eq!(settings(line).unwrap().port, 7, "{line}");
         }
@@ -309,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_flag_is_named_and_the_nearest_one_is_offered() {
+    fn unknown_flag_is_named_with_a_suggestion() {
         let error = settings("--rpc_prt=7").unwrap_err().to_string();
         assert!(error.contains("rpc_prt") && error.contains("rpc_port"), "{error}");
         let error = settings("--rpc_port").unwrap_err().to_string();
@@ -320,14 +322,14 @@ mod tests {
     }
 
     #[test]
-    fn help_and_version_win_over_all_else() {
+    fn help_and_version_take_precedence() {
         assert_eq!(read("--rpc_port 7 --help").unwrap(), CommandLine::Help);
         assert_eq!(read("-version").unwrap(), CommandLine::Version);
         assert!(help(SPECS, "x", "does y").contains("--quiet"));
     }
 
     #[test]
-    fn flags_win_over_environment_over_file_over_default() {
+    fn precedence_is_flag_environment_file_default() {
         let file =
             [("rpc_port".to_owned(), "2".to_owned()), ("quiet".to_owned(), "true".to_owned())];
         let flags = [("rpc_port", "4".to_owned())];

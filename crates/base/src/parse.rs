@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::{ByteSize, Error, Result};
 
-/// Reads a boolean as the established programs do.
+/// Parses a boolean in the spellings of the upstream programs.
 ///
 /// # Errors
-/// A text that is none.
+/// If the text is not a boolean.
 pub fn read_bool(text: &str) -> Result<bool> {
     match text.trim().to_ascii_lowercase().as_str() {
         "1" | "true" | "t" | "yes" | "y" | "on" | "enable" => Ok(true),
@@ -16,36 +16,36 @@ pub fn read_bool(text: &str) -> Result<bool> {
     }
 }
 
-/// Reads a number of any type that `FromStr` knows.
+/// Parses a number of any type with `FromStr`.
 ///
 /// # Errors
-/// A text that is none, or does not fit.
+/// If the text is not a number, or the number does not fit.
 pub fn read_number<N: std::str::FromStr>(text: &str) -> Result<N> {
     text.trim()
         .parse()
         .map_err(|_| Error::invalid("not a number in the range of this option").with("text", text))
 }
 
-/// Reads a size.
+/// Parses a size.
 ///
 /// # Errors
-/// A text that is none.
+/// If the text is not a size.
 pub fn read_size(text: &str) -> Result<ByteSize> {
     text.parse()
 }
 
-/// Reads a duration: bare milliseconds, or with `ms`, `s`, `m` or `h`.
+/// Parses a duration: bare milliseconds, or with `ms`, `s`, `m` or `h`.
 ///
 /// # Errors
-/// A text that is none.
+/// If the text is not a duration.
 pub fn read_millis(text: &str) -> Result<Duration> {
     read_duration(text, Duration::from_millis(1))
 }
 
-/// Reads a duration: bare seconds, or with `ms`, `s`, `m` or `h`.
+/// Parses a duration: bare seconds, or with `ms`, `s`, `m` or `h`.
 ///
 /// # Errors
-/// A text that is none.
+/// If the text is not a duration.
 pub fn read_seconds(text: &str) -> Result<Duration> {
     read_duration(text, Duration::from_secs(1))
 }
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bare_duration_takes_its_unit_from_the_option() {
+    fn bare_duration_has_the_unit_of_the_option() {
         assert_eq!(read_millis("250").unwrap(), Duration::from_millis(250));
         assert_eq!(read_seconds("250").unwrap(), Duration::from_secs(250));
         for (text, seconds) in [("5s", 5), ("30m", 1800), ("1 h", 3600)] {
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_value_is_refused_and_named() {
+    fn rejects_and_names_invalid_values() {
         for text in ["", "maybe", "2"] {
             assert!(read_bool(text).unwrap_err().to_string().contains(text), "{text:?}");
         }

@@ -9,22 +9,22 @@ use crate::{Error, Result};
 pub struct ByteSize(pub u64);
 
 impl ByteSize {
-    /// So many KiB.
+    /// Creates a size in KiB.
     pub const fn kib(count: u64) -> Self {
         Self(count << 10)
     }
 
-    /// So many MiB.
+    /// Creates a size in MiB.
     pub const fn mib(count: u64) -> Self {
         Self(count << 20)
     }
 
-    /// So many GiB.
+    /// Creates a size in GiB.
     pub const fn gib(count: u64) -> Self {
         Self(count << 30)
     }
 
-    /// The bare number.
+    /// Returns the bare number of bytes.
     pub const fn bytes(self) -> u64 {
         self.0
     }
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_people_write_them() {
+    fn parses_common_spellings() {
         let check = |text: &str, bytes: u64| {
             assert_eq!(text.parse::<ByteSize>().unwrap(), ByteSize(bytes), "{text}");
         };
@@ -93,14 +93,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused() {
+    fn rejects_malformed_sizes() {
         for text in ["", "abc", "-1", "1 pb", "1.2.3", "gb", "99999999999999999999", "1e30tb"] {
             assert!(text.parse::<ByteSize>().is_err(), "{text:?}");
         }
     }
 
     #[test]
-    fn a_size_prints_in_its_largest_unit() {
+    fn prints_in_the_largest_unit() {
         assert_eq!(ByteSize::mib(512).to_string(), "512 MiB");
         assert_eq!(ByteSize(1536).to_string(), "1.50 KiB");
     }

@@ -1,11 +1,11 @@
-//! Waiting awake for what comes at once.
+//! Busy-polling for a reply or a call that is expected within microseconds.
 //!
-//! A thread that sleeps until its answer comes has to be woken, which on an idle machine takes
-//! longer than the answer itself: a processor that has stopped must be started from the other one.
-//! So a thread asks its socket again and again for a moment before it sleeps. Where every processor
-//! has work it would keep one from somebody who could do it, perhaps from him whom it waits for. What
-//! came of it tells which it is: only while answers come within the moment does it go on, else it
-//! sleeps at once and tries again after pauses that grow.
+//! A thread that sleeps until its reply comes has to be woken. On an idle machine the wake-up takes
+//! longer than the reply itself, because the other CPU has to leave its idle state. So a thread
+//! polls its socket for a short spin time before it sleeps. Where every CPU has work, a polling
+//! thread takes CPU time from a thread that needs it, perhaps from its own peer. The outcome of
+//! each attempt shows which case it is: polling continues only while replies arrive within the spin
+//! time. Otherwise the thread sleeps at once, and tries to poll again after pauses that grow.
 
 use std::{
     io,
@@ -18,19 +18,18 @@ use std::{
 
 use crate::env;
 
-/// How long a thread stays awake for an answer: as long as it takes to wake the other side, whose
-/// processor has gone to sleep, and to be answered.
+/// Spin time for a reply: enough to wake the other side, whose CPU is idle, and to be answered.
 pub const ANSWER_SPIN_TIME: Duration = Duration::from_micros(100);
 
-/// How long for the next call: as long as it takes to copy a MiB and come again.
+/// Spin time for the next call: enough for the caller to copy a MiB and call again.
 pub const NEXT_CALL_SPIN_TIME: Duration = Duration::from_micros(200);
 
-/// The first pause after a moment in vain. Each further one makes it twice as long, up to…
+/// The first pause after a poll without success. Each further failure doubles the pause.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
-/// … so much that trying costs next to nothing.
+/// The longest pause. Polling once per second costs next to nothing.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// So many answers in a row within their moments make the next pause a short one again.
+/// Consecutive replies within the spin time that reset the pause to [`PAUSE_MIN`].
 const ANSWERS_IN_TIME: u32 = 64;
 
 static IS_ALLOWED: LazyLock<bool> = LazyLock::new(|| env::MC_BUSY_POLL.is_on());
@@ -38,26 +37,26 @@ static IS_ALLOWED: LazyLock<bool> = LazyLock::new(|| env::MC_BUSY_POLL.is_on());
 /// Threads of this process that drive a connection at present.
 static ACTIVE_THREADS: AtomicUsize = AtomicUsize::new(0);
 
-/// That a thread drives a connection. Each counts as one, and one more at the other end.
+/// An RAII guard that counts the current thread as one that drives a connection.
 #[derive(Debug)]
 pub struct ActiveThread(());
 
-/// What became of staying awake for one connection.
+/// The busy-poll policy of one connection: whether polling has paid off lately.
 #[derive(Debug)]
 pub struct SpinWait {
-    /// How long a thread stays awake.
+    /// How long a thread polls before it sleeps.
     spin_time: Duration,
-    /// Until then nobody stays awake.
+    /// No polling before this time.
     pause_until: Option<Instant>,
-    /// The next pause.
+    /// The length of the next pause.
     pause: Duration,
-    /// Answers in a row within their moments.
+    /// Consecutive replies within the spin time.
     in_time: u32,
 }
 
 impl ActiveThread {
-    /// Counts this thread until it is dropped.
-    #[must_use = "the thread counts for as long as this lives"]
+    /// Counts this thread until the guard is dropped.
+    #[must_use = "the thread counts only while the guard lives"]
     #[expect(clippy::new_without_default, reason = "a default that counts would surprise")]
     pub fn new() -> Self {
         ACTIVE_THREADS.fetch_add(1, Ordering::Relaxed);
@@ -72,35 +71,40 @@ impl Drop for ActiveThread {
 }
 
 impl SpinWait {
-    /// One of so long: [`ANSWER_SPIN_TIME`] or [`NEXT_CALL_SPIN_TIME`].
+    /// Creates a policy with this spin time: [`ANSWER_SPIN_TIME`] or [`NEXT_CALL_SPIN_TIME`].
     pub const fn new(spin_time: Duration) -> Self {
         Self { spin_time, pause_until: None, pause: PAUSE_MIN, in_time: 0 }
     }
 
-    /// Tries again and again for a moment, if that is worth it. Nothing if nothing came.
-    pub fn poll<T>(&mut self, mut attempt: impl FnMut() -> io::Result<T>) -> Option<io::Result<T>> {
+    /// Repeats `attempt` for the spin time while it returns `WouldBlock`, if polling is worthwhile.
+    /// Returns `None` if nothing came or polling is paused.
+    pub fn poll<T>(&mut self, attempt: impl FnMut() -> io::Result<T>) -> Option<io::Result<T>> {
+        let may_spin =
+            *IS_ALLOWED && has_spare_cpus(ACTIVE_THREADS.load(Ordering::Relaxed), cpu_count());
+        self.poll_if(may_spin, attempt)
+    }
+
+    fn poll_if<T>(
+        &mut self,
+        may_spin: bool,
+        mut attempt: impl FnMut() -> io::Result<T>,
+    ) -> Option<io::Result<T>> {
         let begin = Instant::now();
-        if !self.should_spin(begin) {
+        if !may_spin || self.pause_until.is_some_and(|until| until > begin) {
             return None;
         }
         loop {
             let outcome = attempt();
             let now = Instant::now();
             let is_over = now - begin > self.spin_time;
-            let has_come = !is_nothing(&outcome);
+            let has_come = !would_block(&outcome);
             if has_come || is_over {
-                // What came, but only after the processor had been taken away, came late too.
+                // A reply that came only after this thread had lost its CPU counts as late, too.
                 self.record(!is_over, now);
                 return has_come.then_some(outcome);
             }
             std::hint::spin_loop();
         }
-    }
-
-    fn should_spin(&self, now: Instant) -> bool {
-        *IS_ALLOWED
-            && ACTIVE_THREADS.load(Ordering::Relaxed) * 2 <= cpu_count()
-            && self.pause_until.is_none_or(|until| until <= now)
     }
 
     fn record(&mut self, is_in_time: bool, now: Instant) {
@@ -117,13 +121,18 @@ impl SpinWait {
     }
 }
 
-/// How many processors this process may use.
+/// Returns how many CPUs this process may use.
 pub fn cpu_count() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
     *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
-fn is_nothing<T>(outcome: &io::Result<T>) -> bool {
+/// Each active thread occupies a CPU, and its peer at the other end occupies another.
+fn has_spare_cpus(active_threads: usize, cpus: usize) -> bool {
+    active_threads * 2 <= cpus
+}
+
+fn would_block<T>(outcome: &io::Result<T>) -> bool {
     outcome.as_ref().is_err_and(|failure| failure.kind() == io::ErrorKind::WouldBlock)
 }
 
@@ -136,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pauses_after_moments_in_vain_grow_and_are_short_again_after_answers_in_time() {
+    fn pauses_double_and_reset_after_replies_in_time() {
         let (mut spin_wait, mut now, mut pause) =
             (SpinWait::new(ANSWER_SPIN_TIME), Instant::now(), PAUSE_MIN);
         for _ in 0..20 {
@@ -150,7 +159,7 @@ mod tests {
             spin_wait.record(true, now);
         }
         spin_wait.record(false, now);
-        assert_eq!(spin_wait.pause_until, Some(now + PAUSE_MAX), "one answer too few");
+        assert_eq!(spin_wait.pause_until, Some(now + PAUSE_MAX), "one reply too few");
         for _ in 0..ANSWERS_IN_TIME {
             spin_wait.record(true, now);
         }
@@ -159,41 +168,61 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_taken_and_what_never_comes_is_not_waited_for() {
-        let mut spin_wait = SpinWait::new(ANSWER_SPIN_TIME);
-        // Tests beside this one may need the processors.
-        if let Some(come) = spin_wait.poll(|| Ok(7)) {
-            assert_eq!(come.unwrap(), 7);
-        }
-        assert!((0..100).all(|_| spin_wait.poll(nothing).is_none()));
+    fn returns_what_is_ready() {
+        let outcome = SpinWait::new(ANSWER_SPIN_TIME).poll_if(true, || Ok(7));
+        assert_eq!(outcome.unwrap().unwrap(), 7);
+        let failure = SpinWait::new(ANSWER_SPIN_TIME)
+            .poll_if(true, || Err::<u8, _>(io::ErrorKind::BrokenPipe.into()));
+        assert_eq!(failure.unwrap().unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }
 
     #[test]
-    fn what_came_after_its_moment_is_taken_and_was_late() {
-        let (mut spin_wait, mut asked) = (SpinWait::new(ANSWER_SPIN_TIME), 0);
-        let come = spin_wait.poll(|| {
-            asked += 1;
+    fn gives_up_after_the_spin_time_and_pauses() {
+        let (mut spin_wait, mut attempts) = (SpinWait::new(ANSWER_SPIN_TIME), 0);
+        let begin = Instant::now();
+        let outcome = spin_wait.poll_if(true, || {
+            attempts += 1;
+            nothing()
+        });
+        assert!(outcome.is_none() && attempts > 0);
+        assert!(begin.elapsed() > ANSWER_SPIN_TIME);
+        // The pause is made longer than any delay of this thread.
+        spin_wait.pause_until = Some(Instant::now() + Duration::from_secs(3600));
+        assert!(spin_wait.poll_if(true, || -> io::Result<u8> { panic!("paused") }).is_none());
+    }
+
+    #[test]
+    fn a_reply_after_the_spin_time_is_returned_and_counts_as_late() {
+        let mut spin_wait = SpinWait::new(ANSWER_SPIN_TIME);
+        let outcome = spin_wait.poll_if(true, || {
             let late = Instant::now() + ANSWER_SPIN_TIME * 2;
             while Instant::now() < late {}
             Ok(7)
         });
-        if asked > 0 {
-            assert_eq!(come.unwrap().unwrap(), 7);
-            assert!(spin_wait.pause_until.is_some());
-        }
+        assert_eq!(outcome.unwrap().unwrap(), 7);
+        assert!(spin_wait.pause_until.is_some());
     }
 
     #[test]
-    fn nobody_stays_awake_where_others_need_the_processors() {
-        let _crowd: Vec<_> = (0..=cpu_count()).map(|_| ActiveThread::new()).collect();
-        let (mut spin_wait, mut asked) = (SpinWait::new(ANSWER_SPIN_TIME), 0);
-        for _ in 0..5 {
-            let outcome = spin_wait.poll(|| {
-                asked += 1;
-                nothing()
-            });
-            assert!(outcome.is_none());
-        }
-        assert_eq!(asked, 0);
+    fn does_not_poll_where_it_may_not() {
+        let mut spin_wait = SpinWait::new(ANSWER_SPIN_TIME);
+        assert!(spin_wait.poll_if(false, || -> io::Result<u8> { panic!("it polls") }).is_none());
+        assert!(spin_wait.pause_until.is_none(), "an attempt that was not made is no failure");
+    }
+
+    #[test]
+    fn polling_needs_two_cpus_per_active_thread() {
+        assert!(has_spare_cpus(0, 1) && has_spare_cpus(1, 2) && has_spare_cpus(2, 5));
+        assert!(!has_spare_cpus(1, 1) && !has_spare_cpus(3, 5));
+    }
+
+    #[test]
+    fn active_threads_are_counted_until_the_guard_drops() {
+        let guards: Vec<_> = (0..=cpu_count()).map(|_| ActiveThread::new()).collect();
+        // Other tests may count threads meanwhile, so only the lower limit is certain.
+        assert!(ACTIVE_THREADS.load(Ordering::Relaxed) > cpu_count());
+        let mut spin_wait = SpinWait::new(ANSWER_SPIN_TIME);
+        assert!(spin_wait.poll(|| -> io::Result<u8> { panic!("no CPU to spare") }).is_none());
+        drop(guards);
     }
 }

@@ -1,9 +1,10 @@
-//! Locks over those of the standard library, whose state is all in the lock itself.
+//! Locks over those of the standard library, which keep all of their state in the lock itself.
 //!
 //! A lock with a process-wide table of its waiters (as some fast ones have) is broken in a forked
-//! child: the table still points into stacks of threads that are not there, and the child's first
-//! wait may walk over them. Ours hold nothing but a futex each, so that a child may go on with
-//! locks of its own. They know no poison: a panic under a lock is a bug that others may outlive.
+//! child: the table still points into stacks of threads that do not exist there, and the child's
+//! first wait may walk over them. These locks hold nothing but a futex each, so that a child can use
+//! locks of its own. They ignore poisoning: a panic under a lock is a bug that other threads can
+//! survive.
 
 use std::{
     fmt,
@@ -16,38 +17,38 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a fair unlock waits for one of the waiters to get the lock.
+/// The maximum time that a fair unlock waits for a waiter to get the lock.
 const FAIR_WAIT: Duration = Duration::from_millis(1);
 
-/// A lock to be held for a moment.
+/// A mutual exclusion lock, to be held briefly.
 #[derive(Default)]
 pub struct Mutex<T: ?Sized> {
     waiters: AtomicU32,
     lock: sync::Mutex<T>,
 }
 
-/// The right to use what a [`Mutex`] guards.
+/// An RAII guard for the value of a [`Mutex`].
 #[derive(Debug)]
 pub struct MutexGuard<'a, T: ?Sized> {
     waiters: &'a AtomicU32,
-    /// Away only while a [`Condvar`] has it.
+    /// `None` only while a [`Condvar`] waits with it.
     guard: Option<sync::MutexGuard<'a, T>>,
 }
 
 impl<T> Mutex<T> {
-    /// A lock around a value.
+    /// Creates a lock around a value.
     pub const fn new(value: T) -> Self {
         Self { waiters: AtomicU32::new(0), lock: sync::Mutex::new(value) }
     }
 
-    /// The value, when nobody can hold the lock any more.
+    /// Returns the value; ownership proves that the lock is free.
     pub fn into_inner(self) -> T {
         self.lock.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<T: ?Sized> Mutex<T> {
-    /// Waits for the lock and takes it.
+    /// Acquires the lock; blocks until it is free.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         if let Some(guard) = self.try_lock() {
             return guard;
@@ -58,7 +59,7 @@ impl<T: ?Sized> Mutex<T> {
         MutexGuard { waiters: &self.waiters, guard: Some(guard) }
     }
 
-    /// Takes the lock if nobody has it.
+    /// Acquires the lock if it is free.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let guard = match self.lock.try_lock() {
             Ok(guard) => guard,
@@ -68,15 +69,16 @@ impl<T: ?Sized> Mutex<T> {
         Some(MutexGuard { waiters: &self.waiters, guard: Some(guard) })
     }
 
-    /// The value, when nobody else can hold the lock.
+    /// Returns the value; the exclusive borrow proves that the lock is free.
     pub fn get_mut(&mut self) -> &mut T {
         self.lock.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<T: ?Sized> MutexGuard<'_, T> {
-    /// Gives the lock back and lets somebody who waits for it have it first: for loops that take
-    /// it again at once.
+    /// Releases the lock and yields until one of the waiting threads has acquired it, for at most
+    /// 1 ms. For loops that acquire the lock again at once: the underlying futex lock is not fair,
+    /// and such a loop would starve the waiters.
     pub fn unlock_fair(self) {
         let waiters = self.waiters;
         drop(self);
@@ -95,13 +97,13 @@ impl<T: ?Sized> Deref for MutexGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.guard.as_ref().expect("only a wait, which borrows it, takes it away")
+        self.guard.as_ref().expect("only a wait takes the guard, and it borrows us meanwhile")
     }
 }
 
 impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        self.guard.as_mut().expect("only a wait, which borrows it, takes it away")
+        self.guard.as_mut().expect("only a wait takes the guard, and it borrows us meanwhile")
     }
 }
 
@@ -111,48 +113,48 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for Mutex<T> {
     }
 }
 
-/// Where threads wait until what a [`Mutex`] guards has changed.
+/// A condition variable for the value of a [`Mutex`].
 #[derive(Debug, Default)]
 pub struct Condvar(sync::Condvar);
 
-/// How a wait ended.
+/// The outcome of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitTimeoutResult(bool);
 
 impl WaitTimeoutResult {
-    /// The time was over.
+    /// Returns whether the wait ended by its timeout.
     pub fn timed_out(self) -> bool {
         self.0
     }
 }
 
 impl Condvar {
-    /// One that nobody waits at.
+    /// Creates a condition variable.
     pub const fn new() -> Self {
         Self(sync::Condvar::new())
     }
 
-    /// Wakes one of those who wait.
+    /// Wakes one waiting thread.
     pub fn notify_one(&self) {
         self.0.notify_one();
     }
 
-    /// Wakes all who wait.
+    /// Wakes all waiting threads.
     pub fn notify_all(&self) {
         self.0.notify_all();
     }
 
-    /// Gives the lock back, waits to be woken or until the time is over, and takes it again.
-    /// There is no wait without an end.
+    /// Releases the lock, waits for a notification or the timeout, and acquires the lock again.
+    /// There is no wait without a timeout.
     pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, time: Duration) -> WaitTimeoutResult {
-        let held = guard.guard.take().expect("a guard that can be borrowed is there");
+        let held = guard.guard.take().expect("a guard that can be borrowed holds the lock");
         let (held, result) =
             self.0.wait_timeout(held, time).unwrap_or_else(PoisonError::into_inner);
         guard.guard = Some(held);
         WaitTimeoutResult(result.timed_out())
     }
 
-    /// As [`wait_for`](Self::wait_for), until a moment.
+    /// Like [`wait_for`](Self::wait_for), with a deadline.
     pub fn wait_until<T>(
         &self,
         guard: &mut MutexGuard<'_, T>,
@@ -162,29 +164,29 @@ impl Condvar {
     }
 }
 
-/// A lock that many may read under.
+/// A reader-writer lock.
 #[derive(Default)]
 pub struct RwLock<T: ?Sized>(sync::RwLock<T>);
 
 impl<T> RwLock<T> {
-    /// A lock around a value.
+    /// Creates a lock around a value.
     pub const fn new(value: T) -> Self {
         Self(sync::RwLock::new(value))
     }
 }
 
 impl<T: ?Sized> RwLock<T> {
-    /// Waits until nobody writes.
+    /// Acquires the lock for reading.
     pub fn read(&self) -> sync::RwLockReadGuard<'_, T> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The value, when nobody else can hold the lock.
+    /// Returns the value; the exclusive borrow proves that the lock is free.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until nobody reads or writes.
+    /// Acquires the lock for writing.
     pub fn write(&self) -> sync::RwLockWriteGuard<'_, T> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
@@ -196,7 +198,7 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for RwLock<T> {
     }
 }
 
-/// A right that one thread at a time has, perhaps for long, and that is waited for with an end.
+/// A lock that may be held for long, and that is acquired with a timeout.
 #[derive(Debug, Default)]
 pub struct TimedMutex<T> {
     is_taken: Mutex<bool>,
@@ -204,15 +206,15 @@ pub struct TimedMutex<T> {
     value: Mutex<T>,
 }
 
-/// The right of a [`TimedMutex`], and what belongs to it.
+/// An RAII guard for the value of a [`TimedMutex`].
 #[derive(Debug)]
 pub struct TimedMutexGuard<'a, T> {
     value: Option<MutexGuard<'a, T>>,
-    turn: &'a TimedMutex<T>,
+    mutex: &'a TimedMutex<T>,
 }
 
 impl<T> TimedMutex<T> {
-    /// Waits for the turn for so long at the most.
+    /// Acquires the lock; `None` if that takes longer than `time`.
     pub fn take_within(&self, time: Duration) -> Option<TimedMutexGuard<'_, T>> {
         let until = Instant::now() + time;
         let mut is_taken = self.is_taken.lock();
@@ -223,8 +225,8 @@ impl<T> TimedMutex<T> {
         }
         *is_taken = true;
         drop(is_taken);
-        // Free: only who has the turn takes it.
-        Some(TimedMutexGuard { value: Some(self.value.lock()), turn: self })
+        // Uncontended: only the thread that set `is_taken` locks the value.
+        Some(TimedMutexGuard { value: Some(self.value.lock()), mutex: self })
     }
 }
 
@@ -232,21 +234,21 @@ impl<T> Deref for TimedMutexGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.value.as_ref().expect("only dropping takes it away")
+        self.value.as_ref().expect("only dropping takes the guard")
     }
 }
 
 impl<T> DerefMut for TimedMutexGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        self.value.as_mut().expect("only dropping takes it away")
+        self.value.as_mut().expect("only dropping takes the guard")
     }
 }
 
 impl<T> Drop for TimedMutexGuard<'_, T> {
     fn drop(&mut self) {
         drop(self.value.take());
-        *self.turn.is_taken.lock() = false;
-        self.turn.returned.notify_one();
+        *self.mutex.is_taken.lock() = false;
+        self.mutex.returned.notify_one();
     }
 }
 
@@ -257,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_outlives_a_panic_under_it() {
+    fn lock_stays_usable_after_a_panic() {
         let lock = Arc::new(Mutex::new(1));
         let other = Arc::clone(&lock);
         let panicked = thread::spawn(move || {
@@ -270,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_ends_when_it_is_woken_or_its_time_is_over() {
+    fn wait_ends_by_notification_or_timeout() {
         let pair = Arc::new((Mutex::new(false), Condvar::new()));
         let mut guard = pair.0.lock();
         assert!(pair.1.wait_for(&mut guard, Duration::from_millis(1)).timed_out());
@@ -287,13 +289,13 @@ mod tests {
     }
 
     #[test]
-    fn a_fair_unlock_lets_the_waiter_go_first() {
+    fn fair_unlock_lets_a_waiter_go_first() {
         let lock = Arc::new(Mutex::new(0));
         let mut guard = lock.lock();
         let other = Arc::clone(&lock);
         let waiter = thread::spawn(move || *other.lock() += 1);
         let deadline = Instant::now() + Duration::from_secs(60);
-        // Taken again at once, over and over: the waiter must get through all the same.
+        // The lock is acquired again at once, over and over: the waiter must still get through.
         while *guard == 0 {
             assert!(Instant::now() < deadline, "the waiter starves");
             guard.unlock_fair();
@@ -304,12 +306,12 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_is_had_by_one_and_given_up_waiting_for_in_time() {
-        let turn = Arc::new(TimedMutex::<u32>::default());
-        let mut mine = turn.take_within(Duration::ZERO).unwrap();
+    fn timed_mutex_is_exclusive_and_times_out() {
+        let mutex = Arc::new(TimedMutex::<u32>::default());
+        let mut mine = mutex.take_within(Duration::ZERO).unwrap();
         *mine = 7;
-        assert!(turn.take_within(Duration::from_millis(1)).is_none());
-        let other = Arc::clone(&turn);
+        assert!(mutex.take_within(Duration::from_millis(1)).is_none());
+        let other = Arc::clone(&mutex);
         let waiter = thread::spawn(move || *other.take_within(Duration::from_secs(60)).unwrap());
         drop(mine);
         assert_eq!(waiter.join().unwrap(), 7);

@@ -1,11 +1,11 @@
-//! The variables of the established transfer engine that have no effect here, each with the reason.
+//! Environment variables of the upstream transfer engine that have no effect here, with the reason.
 
-/// Variables that are not honoured.
+/// A group of variables that have no effect, for one reason.
 #[derive(Debug, Clone, Copy)]
 pub struct Unsupported {
-    /// Their names.
+    /// The names of the variables.
     pub names: &'static [&'static str],
-    /// Why, and what to use instead, in a sentence.
+    /// The reason, and what to use instead, in one sentence.
     pub reason: &'static str,
 }
 
@@ -13,37 +13,37 @@ const fn unsupported(names: &'static [&'static str], reason: &'static str) -> Un
     Unsupported { names, reason }
 }
 
-/// Every one of them, in the order of the reference page.
+/// Every group, in the order of the reference page.
 #[rustfmt::skip] // A table: names, then the reason.
 pub static UNSUPPORTED: &[Unsupported] = &[
     unsupported(&["MC_LOG_DIR"],
         "The log goes to standard error, or to Python's logging by mooncake.log_to_python."),
     unsupported(&["MC_METADATA_SERVER", "MC_MASTER_ADDR"],
-        "The servers are named by the caller, as an argument; the established Python interface reads neither."),
+        "The servers are named by the caller, as an argument; the upstream Python interface reads neither."),
     unsupported(&["MC_YLT_LOG_LEVEL"],
-        "The log of calls is a part of ours; see MC_LOG_LEVEL and MOONCAKE_LOG."),
+        "RPC messages go to the common log; see MC_LOG_LEVEL and MOONCAKE_LOG."),
     unsupported(&["MC_TE_RPC_CLIENT_IO_THREADS", "MC_STORE_RPC_CLIENT_IO_THREADS", "MC_RPC_CLIENT_IO_THREADS"],
-        "Calls are written and read by the threads that make them."),
+        "Each calling thread does the I/O of its calls."),
     unsupported(&["MC_RPC_PROTOCOL", "MC_MS_AUTO_DISC", "MC_MS_FILTERS"],
-        "They choose RDMA and its network devices, for which there is no transport yet."),
+        "They select RDMA and its network devices; there is no RDMA transport yet."),
     unsupported(&["MC_FORCE_HCA"],
-        "There is no RDMA transport yet that could be demanded."),
+        "There is no RDMA transport yet that could be forced."),
     unsupported(&["MC_TE_METADATA_REFRESH_INTERVAL_SECONDS", "MC_DISABLE_METACACHE"],
-        "A descriptor is asked for again whenever a path to its engine breaks or a range is refused."),
+        "A segment descriptor is fetched again whenever a path to its engine breaks or a range is refused."),
     unsupported(&["MC_SLICE_SIZE", "MC_FRAGMENT_RATIO", "MC_SLICE_TIMEOUT", "MC_TCP_SLICE_SIZE"],
-        "Transfers are not cut into slices of a fixed size; the deadline is that of the whole transfer."),
+        "Transfers are not cut into slices of a fixed size; the deadline applies to the whole transfer."),
     unsupported(&["MC_RETRY_CNT", "MC_CONN_PAUSE_TTL_MS"],
-        "A transfer is tried on every path and looks for a lost peer once more; a peer that cannot be reached is not asked again for 0.2 seconds."),
+        "A transfer tries every path and reconnects to a lost peer once; an unreachable peer is not contacted again for 0.2 seconds."),
     unsupported(&["MC_TCP_ENABLE_CONNECTION_POOL"],
-        "Connections are always kept; MC_TCP_LANES_PER_PEER bounds them."),
+        "Connections are always pooled; MC_TCP_LANES_PER_PEER limits their number."),
     unsupported(&["MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER", "MC_TCP_ADMISSION_TIMEOUT_MS"],
-        "Callers wait for a connection, up to their deadline, instead of being refused at a length of a queue."),
+        "Callers wait for a connection until their deadline, instead of being refused when a queue is full."),
     unsupported(&["MC_TCP_PROTO"],
-        "The older frames acknowledge nothing; a peer that knows only those is still served."),
+        "The older frames are not acknowledged; a peer that knows only those is still served."),
     unsupported(&["MC_TCP_STATUS_TIMEOUT_SEC"],
-        "The deadline of the transfer, see MC_TRANSFER_TIMEOUT, holds for its acknowledgement too."),
+        "The deadline of the transfer, see MC_TRANSFER_TIMEOUT, covers its acknowledgement, too."),
     unsupported(&["MC_USE_TENT", "MC_USE_TEV1", "MC_TENT_CONF", "MC_TENT_RPC_THREADS", "MC_TE_FILTERS", "MC_TE_FILTERS_EXCLUDE"],
-        "There is one engine here; these choose and tune another one."),
+        "They select and tune another engine, which this package does not have."),
     unsupported(&[
         "MC_NUM_CQ_PER_CTX", "MC_NUM_COMP_CHANNELS_PER_CTX", "MC_IB_PORT", "MC_GID_INDEX", "NCCL_IB_GID_INDEX",
         "MC_PKEY_INDEX", "MC_AUTO_GID_MAX_RETRIES", "MC_MAX_CQE_PER_CTX", "MC_MAX_EP_PER_CTX", "MC_NUM_QP_PER_EP",
@@ -54,7 +54,7 @@ pub static UNSUPPORTED: &[Unsupported] = &[
         "MC_LOG_RDMA_SLICE_AFFINITY", "MC_TRACK_RDMA_POSTED_SLICES", "MC_ENABLE_PARALLEL_REG_MR",
         "MC_MAX_CONCURRENT_REG_MR", "MC_PATH_ROUNDROBIN", "WITH_NVIDIA_PEERMEM", "MC_RDMA_BIND_ADDRESS",
         "MC_DISABLE_GPU_DIRECT_RDMA",
-    ], "They tune RDMA, for which there is no transport yet."),
+    ], "They tune RDMA; there is no RDMA transport yet."),
     unsupported(&["MC_EFA_CQ_THREADS", "MC_EFA_NIC_SELECTION", "MC_EID_INDEX", "USE_BAREX", "BAREX_USE_RANDOM_DEV"],
         "They are for network devices of other kinds (EFA, URMA, Barex), which are not supported."),
     unsupported(&[

@@ -1,18 +1,18 @@
-//! Command lines in the manner of the established programs, which read them by gflags: flag files,
-//! flags from the environment, and flags that may be unknown.
+//! Command lines in the style of gflags, which the upstream programs use: flag files, flags from the
+//! environment, and flags that may be unknown.
 
 use std::{fs, io};
 
 use super::{CommandLine, OptionSpec, find, read_command_line};
 use crate::{Error, ErrorCode, Result, env};
 
-/// The largest file that is read.
+/// The maximum size of a flag file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// How deep flag files may name flag files.
+/// The maximum nesting depth of flag files.
 const DEPTH_MAX: usize = 8;
 
-/// The flags about flags, as a help text tells of them.
+/// The meta flags (flags about flags), with their help texts.
 pub const META_FLAGS: &[(&str, &str)] = &[
     (
         "--flagfile=FILE,…",
@@ -22,16 +22,16 @@ pub const META_FLAGS: &[(&str, &str)] = &[
         "--fromenv=NAME,…",
         "Takes each named option from its variable FLAGS_NAME, which must be set.",
     ),
-    ("--tryfromenv=NAME,…", "The same, where it is set."),
-    ("--undefok=NAME,…", "Passes over these flags, given with `=`, where they are unknown."),
+    ("--tryfromenv=NAME,…", "Like --fromenv, but ignores variables that are not set."),
+    ("--undefok=NAME,…", "Ignores these flags, given with `=`, if they are unknown."),
     ("--help", "Prints this text."),
     ("--version", "Prints the version."),
 ];
 
-/// As [`read_command_line`], after the flags about flags have done what they say.
+/// Expands the meta flags, then parses the result with [`read_command_line`].
 ///
 /// # Errors
-/// A flag file that cannot be read, a variable that is not set, or as of [`read_command_line`].
+/// If a flag file cannot be read or a variable is not set; otherwise as [`read_command_line`].
 pub fn read_gflags<S>(
     specs: &'static [OptionSpec<S>],
     arguments: Vec<String>,
@@ -41,10 +41,10 @@ pub fn read_gflags<S>(
     read_command_line(specs, without_undefined(specs, arguments))
 }
 
-/// Reads a file of options, which is small.
+/// Reads a file of options.
 ///
 /// # Errors
-/// It cannot be read, or is too large to be one.
+/// If the file cannot be read, or is too large to be a file of options.
 pub fn read_file(path: &str) -> Result<String> {
     let failed = |source: io::Error| {
         Error::new(ErrorCode::FILE_READ_FAIL, "the file cannot be read")
@@ -60,7 +60,7 @@ pub fn read_file(path: &str) -> Result<String> {
     fs::read_to_string(path).map_err(failed)
 }
 
-/// Puts the lines of each `--flagfile` in its place.
+/// Replaces each `--flagfile` by the lines of the file.
 fn from_files(arguments: Vec<String>, depth: usize) -> Result<Vec<String>> {
     if depth > DEPTH_MAX {
         return Err(Error::invalid("flag files name each other too deeply").with("depth", depth));
@@ -73,8 +73,8 @@ fn from_files(arguments: Vec<String>, depth: usize) -> Result<Vec<String>> {
     })
 }
 
-/// Puts `--name=value` in the place of each `--fromenv=name,…` and `--tryfromenv=name,…`: the value
-/// is that of the variable `FLAGS_name`.
+/// Replaces each `--fromenv=name,…` and `--tryfromenv=name,…` by `--name=value`, with the value of
+/// the variable `FLAGS_name`.
 fn from_environment(
     arguments: Vec<String>,
     read: impl Fn(&str) -> Option<String>,
@@ -93,8 +93,7 @@ fn from_environment(
     })
 }
 
-/// Has something else stand in the place of these flags: for each item of their values, what `put`
-/// appends.
+/// Replaces these flags: for each item of their values, by the arguments that `put` appends.
 fn replace(
     arguments: Vec<String>,
     flags: &[&str],
@@ -103,7 +102,8 @@ fn replace(
     let mut expanded = Vec::new();
     let mut arguments = arguments.into_iter();
     while let Some(argument) = arguments.next() {
-        let Some((name, value)) = parts(&argument).filter(|(name, _)| flags.contains(name)) else {
+        let Some((name, value)) = split_flag(&argument).filter(|(name, _)| flags.contains(name))
+        else {
             expanded.push(argument);
             continue;
         };
@@ -120,21 +120,21 @@ fn replace(
     Ok(expanded)
 }
 
-/// Takes out the flags that `--undefok=name,…` allows to be unknown, and are.
+/// Removes unknown flags that `--undefok=name,…` allows.
 fn without_undefined<S>(
     specs: &'static [OptionSpec<S>],
     mut arguments: Vec<String>,
 ) -> Vec<String> {
     let allowed: Vec<String> = arguments
         .iter()
-        .filter_map(|argument| match parts(argument)? {
+        .filter_map(|argument| match split_flag(argument)? {
             ("undefok", Some(names)) => Some(names.split(',').map(str::to_owned)),
             _ => None,
         })
         .flatten()
         .collect();
     arguments.retain(|argument| {
-        parts(argument).is_none_or(|(name, _)| {
+        split_flag(argument).is_none_or(|(name, _)| {
             let is_allowed = allowed.contains(&name.replace('-', "_"));
             name != "undefok" && (!is_allowed || find(specs, name).is_some())
         })
@@ -142,8 +142,8 @@ fn without_undefined<S>(
     arguments
 }
 
-/// The name and the value of an argument that is a flag.
-fn parts(argument: &str) -> Option<(&str, Option<&str>)> {
+/// Splits a flag into its name and value; `None` if the argument is not a flag.
+fn split_flag(argument: &str) -> Option<(&str, Option<&str>)> {
     let flag = argument.strip_prefix("--").or_else(|| argument.strip_prefix('-'))?;
     Some(match flag.split_once('=') {
         Some((name, value)) => (name, Some(value)),
@@ -183,19 +183,19 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_taken_from_the_environment_by_name() {
+    fn fromenv_reads_flags_from_the_environment() {
         let read = |name: &str| (name == "port").then(|| "7".to_owned());
         let expand = |line: &str| from_environment(words(line), read);
         assert_eq!(expand("--fromenv=port --x").unwrap(), ["--port=7", "--x"]);
         assert_eq!(expand("-tryfromenv port,rpc_port").unwrap(), ["--port=7"]);
-        assert_eq!(expand("fromenv=port").unwrap(), ["fromenv=port"], "a word is no flag");
+        assert_eq!(expand("fromenv=port").unwrap(), ["fromenv=port"], "a word is not a flag");
         let error = expand("--fromenv=rpc_port").unwrap_err().to_string();
         assert!(error.contains("FLAGS_rpc_port"), "{error}");
         assert!(expand("--fromenv").is_err());
     }
 
     #[test]
-    fn a_flag_file_that_names_itself_ends() {
+    fn rejects_a_flag_file_that_includes_itself() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("flags");
         fs::write(&path, format!("# note\n--port=1\n--flagfile={}\n", path.display())).unwrap();
@@ -209,14 +209,14 @@ mod tests {
     }
 
     #[test]
-    fn flags_that_may_be_unknown_are_passed_over() {
+    fn undefok_ignores_unknown_flags() {
         let found = assigned("--undefok=brand_new,rpc_port --brand-new=1 --rpc_port=7").unwrap();
-        assert_eq!(found, [("rpc_port", "7".to_owned())], "a known one counts all the same");
+        assert_eq!(found, [("rpc_port", "7".to_owned())], "a known flag still counts");
         assert!(assigned("--brand_new=1").is_err());
     }
 
     #[test]
-    fn flags_of_the_established_log_are_passed_over() {
+    fn ignores_upstream_log_flags() {
         let line = "--logtostderr -v 2 --noalsologtostderr --log-dir=x --vmodule=a=1 --rpc_port=7";
         assert_eq!(assigned(line).unwrap(), [("rpc_port", "7".to_owned())]);
         let error = assigned("--minloglevel").unwrap_err().to_string();
