@@ -1,8 +1,8 @@
-//! Writes what is generated and committed: the wire code of `crates/proto` and the pages of
+//! Generates the committed files: the wire code of `crates/proto` and the pages of
 //! `docs/reference/`.
 //!
-//! `mooncake-codegen` writes the files; `mooncake-codegen --check` changes nothing and fails if one
-//! of them is stale. No system `protoc` is needed: `protox` compiles the definitions.
+//! `mooncake-codegen` writes the files; `mooncake-codegen --check` changes nothing and fails if a
+//! file is stale. No system `protoc` is needed: `protox` compiles the definitions.
 #![allow(clippy::print_stdout, reason = "a program that reports to a person")]
 
 mod pages;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
-/// A generated file: where it goes from the root of the tree, and what it holds.
+/// A generated file: its path from the root of the tree, and its content.
 pub(crate) struct Generated {
     path: PathBuf,
     content: Vec<u8>,

@@ -1,4 +1,4 @@
-//! The pages of `docs/reference/`, from the tables that the code itself uses.
+//! The pages of `docs/reference/`, generated from the tables that the code uses.
 
 use std::{fmt::Write as _, path::Path};
 
@@ -9,9 +9,9 @@ use mooncake_master::{MasterConfig, OPTIONS};
 use crate::Generated;
 
 const OUT: &str = "docs/reference";
-const NOTICE: &str = "<!-- Written by `make generate` from the code; edit that instead. -->";
+const NOTICE: &str = "<!-- Written by `make generate` from the code; edit the code instead. -->";
 
-/// Every page.
+/// Generates every page.
 pub(crate) fn generate() -> Vec<Generated> {
     vec![
         page("environment.md", &environment()),
@@ -30,8 +30,8 @@ fn page(name: &str, text: &str) -> Generated {
 fn environment() -> String {
     let mut text = "# Environment variables\n\n\
         Read by `mooncake_master` and by the Python package, once, when they start. An argument or a \
-        flag wins over a variable. `python -m mooncake.env` shows which of them hold on a machine, \
-        and where each value comes from.\n\n\
+        flag wins over a variable. `python -m mooncake.env` shows the values in effect on a machine, \
+        and the source of each value.\n\n\
         | Variable | Default | What it does |\n|---|---|---|\n"
         .to_owned();
     for variable in env::ALL {
@@ -41,8 +41,8 @@ fn environment() -> String {
     }
     text.push_str(
         "\n## Without effect\n\n\
-        The established transfer engine reads these too. Here they change nothing; when an engine \
-        starts while one of them is set, the log says so once.\n\n\
+        The upstream transfer engine reads these, too. Here they have no effect; if one of them is \
+        set when an engine starts, the log warns once.\n\n\
         | Variables | Why |\n|---|---|\n",
     );
     for row in env::UNSUPPORTED {
@@ -54,11 +54,11 @@ fn environment() -> String {
 
 fn error_codes() -> String {
     let mut text = "# Error codes\n\n## Of the store\n\n\
-        The numbers that the established calls of `mooncake.store` give back, and the master's in \
-        `error_code` over HTTP, the kind that our own errors carry, the \
-        exception of `mooncake.errors` that our own face raises, and what usually helps. `0` is \
-        success. `mooncake explain NUMBER` (or NAME) and `mooncake.errors.explain` say the same.\n\n\
-        | Number | Name | Kind | Exception | What it means and what helps |\n\
+        The numbers that upstream's calls of `mooncake.store` return, and the master in \
+        `error_code` over HTTP; the kind of our own errors; the exception of `mooncake.errors` \
+        that our own API raises; and the usual remedy. `0` is success. `mooncake explain NUMBER` \
+        (or NAME) and `mooncake.errors.explain` print the same text.\n\n\
+        | Number | Name | Kind | Exception | Meaning and remedy |\n\
         |---|---|---|---|---|\n"
         .to_owned();
     for row in CODES {
@@ -68,12 +68,12 @@ fn error_codes() -> String {
     }
     text.push_str(
         "\n## Of the transfer engine\n\n\
-        What the calls of `mooncake.engine` return below 0. Some of these numbers stand for \
-        something else in the store; `mooncake explain` tells both, and which is whose. Calls that \
-        begin a transfer return its number, and 0 or less if they could not; \
-        `transfer_check_status` returns 1 for done and 0 for not yet. Words and context of the last \
-        failure: `mooncake.last_error()`.\n\n\
-        | Number | Name | What it means and what helps |\n|---|---|---|\n",
+        The negative results of the calls of `mooncake.engine`. Some of these numbers mean \
+        something else in the store; `mooncake explain` prints both meanings. Calls that begin a \
+        transfer return its number, and 0 or less if they fail; `transfer_check_status` returns 1 \
+        for completed and 0 for in flight. `mooncake.last_error()` returns message and context of \
+        the last failure.\n\n\
+        | Number | Name | Meaning and remedy |\n|---|---|---|\n",
     );
     for row in ENGINE_CODES {
         let _ = writeln!(text, "| {} | `{}` | {} |", row.number, row.name, cell(row.remedy));
@@ -81,7 +81,7 @@ fn error_codes() -> String {
     text
 }
 
-/// The class of `mooncake.errors`; a test in Python holds the page against the classes.
+/// Returns the class of `mooncake.errors`; a test in Python compares the page with the classes.
 fn exception(kind: ErrorKind) -> String {
     match kind {
         ErrorKind::Timeout => "DeadlineError".to_owned(),
@@ -92,20 +92,20 @@ fn exception(kind: ErrorKind) -> String {
 
 fn options_of_the_master() -> String {
     let text = "# Options of the master\n\n\
-        Flags of `mooncake_master`, and keys of the file that `--config_path` names. A flag wins over \
-        the environment, that over the file. One dash or two, `=` or a space, `-` or `_` in names; a \
+        Flags of `mooncake_master`, and keys of the file that `--config_path` names. A flag takes \
+        precedence over the environment, and the environment over the file. One dash or two, `=` or a space, `-` or `_` in names; a \
         switch also as `--name` and `--noname`.\n\n";
     options::<MasterConfig>(text, OPTIONS)
 }
 
 fn options_of_the_daemon() -> String {
-    let text = "# Options of the daemon of a host\n\n\
+    let text = "# Options of the host daemon\n\n\
         Flags of `mooncake_client`. One dash or two, `=` or a space, `-` or `_` in names; a switch \
         also as `--name` and `--noname`.\n\n";
     options::<DaemonConfig>(text, mooncake_daemon::OPTIONS)
 }
 
-/// A row for each option.
+/// Writes a row for each option.
 fn options<S: Default>(beginning: &str, specs: &[OptionSpec<S>]) -> String {
     let mut text = beginning.to_owned() + "| Option | Default | What it does |\n|---|---|---|\n";
     let defaults = S::default();
@@ -120,7 +120,7 @@ fn options<S: Default>(beginning: &str, specs: &[OptionSpec<S>]) -> String {
     text
 }
 
-/// A name, and the older spellings that are read too.
+/// Formats a name and its aliases.
 fn names(name: &str, aliases: &[&str]) -> String {
     let mut text = format!("`{name}`");
     for alias in aliases {
@@ -129,12 +129,12 @@ fn names(name: &str, aliases: &[&str]) -> String {
     text
 }
 
-/// A value; nothing stays nothing.
+/// Formats a value as code; an empty value stays empty.
 fn code(value: &str) -> String {
     if value.is_empty() { String::new() } else { format!("`{}`", cell(value)) }
 }
 
-/// Text that does not end its cell.
+/// Escapes text for a table cell.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('<', "&lt;").replace('\n', " ")
 }
@@ -144,13 +144,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_does_not_break_out_of_its_cell() {
+    fn cell_text_is_escaped() {
         assert_eq!(cell("a|b\n<c>"), "a\\|b &lt;c>");
         assert_eq!(code(""), "");
     }
 
     #[test]
-    fn every_page_has_a_title_the_notice_and_a_row_for_each_entry() {
+    fn pages_have_title_notice_and_rows() {
         for file in generate() {
             let text = String::from_utf8(file.content).unwrap();
             assert!(text.starts_with("# ") && text.contains(NOTICE), "{}", file.path.display());

@@ -1,4 +1,4 @@
-//! The wire code: messages, the gRPC service in a file of its own, and the descriptors.
+//! The wire code: messages, the gRPC service in a separate file, and the file descriptor set.
 
 use std::path::Path;
 
@@ -38,8 +38,8 @@ pub(crate) fn generate(root: &Path) -> Result<Vec<Generated>> {
     ])
 }
 
-/// Byte fields become `Bytes`, so that keys are slices of the frame they came in; messages are
-/// decoded within our bounds.
+/// Configures the generator: byte fields become `Bytes`, so that keys are slices of their frame;
+/// messages are decoded within our limits.
 fn configure() -> tonic_prost_build::Builder {
     tonic_prost_build::configure().bytes(".").codec_path("crate::grpc::LimitedCodec")
 }

@@ -1,9 +1,9 @@
-//! Who makes a call, whichever call it is.
+//! Access to the caller of any call.
 
 use crate::v1::{Caller, request::Call};
 
 impl Call {
-    /// The place in the message where it says who calls.
+    /// Returns the caller field of the message.
     pub fn caller_mut(&mut self) -> &mut Option<Caller> {
         match self {
             Self::Register(r) => &mut r.caller,
@@ -42,7 +42,7 @@ mod tests {
     use crate::v1;
 
     #[test]
-    fn the_caller_of_a_call_can_be_replaced() {
+    fn caller_can_be_replaced() {
         let mut call = Call::Probe(v1::ProbeRequest::default());
         let caller = Caller { client: vec![7; 16].into(), tenant: "t".to_owned() };
         *call.caller_mut() = Some(caller.clone());

@@ -1,8 +1,8 @@
-//! Columns: the form in which a batch of small objects crosses the wire as a few long lists, and not
-//! as a message for each item. Packed here, and checked here when they come from outside.
+//! The columnar encoding of batches: a few long lists instead of a message per item. Columns are
+//! packed here, and checked here when they come from outside.
 //!
-//! What is read through a checked column costs a load, which is the point: the codec of messages
-//! within messages was the largest part of a batch. See decision 14.
+//! Reading a value through a checked column costs one load. Decoding nested messages was the largest
+//! part of the cost of a batch; see decision 14.
 
 use std::ops::Range;
 
@@ -11,38 +11,38 @@ use mooncake_base::{Error, KeyRef};
 
 use crate::v1;
 
-/// Columns that do not fit together: of other lengths, or with numbers of items that there are not.
+/// Inconsistent columns: their lengths differ, or they name items that do not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ColumnMismatch;
 
 impl From<ColumnMismatch> for Error {
     fn from(_: ColumnMismatch) -> Self {
-        Self::invalid("the columns of the call do not fit together")
+        Self::invalid("the columns of the call are inconsistent")
     }
 }
 
-/// What a read of columns gives.
+/// The result of checking columns.
 pub type Checked<T> = Result<T, ColumnMismatch>;
 
-/// The items of a call, in the one form in which it names them.
+/// The items of a call, in the encoding that the call uses.
 #[derive(Debug, Clone, Copy)]
 pub enum BatchEncoding<'a, I, C> {
-    /// A message each.
+    /// One message per item.
     Items(&'a [I]),
-    /// Columns.
+    /// A list per field.
     Columns(&'a C),
 }
 
 impl<'a, I, C> BatchEncoding<'a, I, C> {
-    /// Looks which form it is.
+    /// Detects the encoding of a call.
     ///
     /// # Errors
-    /// It is both.
+    /// If the call uses both.
     pub fn of(items: &'a [I], columns: Option<&'a C>) -> Result<Self, Error> {
         match columns {
             None => Ok(Self::Items(items)),
             Some(columns) if items.is_empty() => Ok(Self::Columns(columns)),
-            Some(_) => Err(Error::invalid("the call names items both one by one and in columns")),
+            Some(_) => Err(Error::invalid("the call has items both as messages and in columns")),
         }
     }
 }
@@ -51,7 +51,7 @@ impl<'a, I, C> BatchEncoding<'a, I, C> {
 #[derive(Debug)]
 pub struct Column<'a, T> {
     values: &'a [T],
-    /// 0: its only value stands for all.
+    /// 0 if the only value applies to all items, else 1.
     step: usize,
 }
 
@@ -64,32 +64,32 @@ impl<T> Clone for Column<'_, T> {
 impl<T> Copy for Column<'_, T> {}
 
 impl<'a, T> Column<'a, T> {
-    /// One value for each of so many items.
+    /// Checks a column with one value per item.
     ///
     /// # Errors
-    /// It has another number of values.
+    /// If the number of values differs.
     pub fn each(values: &'a [T], items: usize) -> Checked<Self> {
         if values.len() == items { Ok(Self { values, step: 1 }) } else { Err(ColumnMismatch) }
     }
 
-    /// The same, or one value for all.
+    /// Checks a column with one value per item, or one value for all items.
     ///
     /// # Errors
-    /// It has another number of values.
+    /// If the number of values differs.
     pub fn each_or_uniform(values: &'a [T], items: usize) -> Checked<Self> {
         if values.len() == 1 { Ok(Self { values, step: 0 }) } else { Self::each(values, items) }
     }
 
-    /// The value of that item.
+    /// Returns the value of an item.
     ///
     /// # Panics
-    /// There is no such item.
+    /// If there is no such item.
     pub fn at(&self, item: usize) -> &'a T {
         &self.values[item * self.step]
     }
 }
 
-/// Leaves one value to stand for all if all are the same.
+/// Truncates the list to one value if all values are equal.
 pub fn collapse_if_uniform<T: PartialEq>(values: &mut Vec<T>) {
     if let Some((first, rest)) = values.split_first()
         && rest.iter().all(|value| value == first)
@@ -98,32 +98,32 @@ pub fn collapse_if_uniform<T: PartialEq>(values: &mut Vec<T>) {
     }
 }
 
-/// One more item's failure, at the end of those of an answer.
+/// Appends the failure of an item to those of a response.
 pub fn push_failure(failures: &mut Vec<v1::ItemFailure>, item: usize, error: &Error) {
     let item = u32::try_from(item).expect("a call has fewer items");
     failures.push(v1::ItemFailure { item, failure: Some(error.into()) });
 }
 
-/// The failures of an answer, taken item by item, in their order.
+/// The failures of a response, taken item by item, in ascending order.
 #[derive(Debug, Clone)]
 pub struct Failures<'a>(&'a [v1::ItemFailure]);
 
 impl<'a> Failures<'a> {
-    /// Checks them.
+    /// Checks the failures.
     ///
     /// # Errors
-    /// There is no such item, or one comes twice or out of order, or does not say what failed.
+    /// If an item does not exist, is repeated or out of order, or has no failure.
     pub fn read(failures: &'a [v1::ItemFailure], items: usize) -> Checked<Self> {
-        let is_whole = failures.iter().all(|failure| failure.failure.is_some());
+        let is_complete = failures.iter().all(|failure| failure.failure.is_some());
         let numbers = failures.iter().map(|failure| failure.item);
-        if is_whole && is_ascending(numbers, items) {
+        if is_complete && is_ascending(numbers, items) {
             Ok(Self(failures))
         } else {
             Err(ColumnMismatch)
         }
     }
 
-    /// The failure of that item, if it failed. To be asked of every item in turn.
+    /// Returns the failure of an item, if it failed. Must be called for every item in order.
     pub fn take(&mut self, item: usize) -> Option<&'a v1::Failure> {
         let (first, rest) = self.0.split_first()?;
         if first.item as usize != item {
@@ -135,7 +135,7 @@ impl<'a> Failures<'a> {
 }
 
 impl v1::KeyColumn {
-    /// Puts keys end to end.
+    /// Concatenates keys.
     pub fn pack<'a>(keys: impl Iterator<Item = KeyRef<'a>> + Clone) -> Self {
         let total = keys.clone().map(|key| key.as_bytes().len()).sum();
         let mut bytes = BytesMut::with_capacity(total);
@@ -147,10 +147,10 @@ impl v1::KeyColumn {
         Self { bytes: bytes.freeze(), lengths }
     }
 
-    /// The keys. Whether there can be such a key is not looked at.
+    /// Returns the keys, without checking that their lengths are valid for keys.
     ///
     /// # Errors
-    /// There are more or fewer bytes than the lengths say.
+    /// If the bytes are more or fewer than the sum of the lengths.
     pub fn keys(&self) -> Checked<Vec<&[u8]>> {
         let mut rest = &self.bytes[..];
         let mut keys = Vec::with_capacity(self.lengths.len());
@@ -162,7 +162,7 @@ impl v1::KeyColumn {
         if rest.is_empty() { Ok(keys) } else { Err(ColumnMismatch) }
     }
 
-    /// The first key, as far as it is there.
+    /// Returns the first key, truncated to the bytes present.
     pub fn first(&self) -> Bytes {
         let length = self.lengths.first().map_or(0, |&length| length as usize);
         self.bytes.slice(..length.min(self.bytes.len()))
@@ -170,7 +170,7 @@ impl v1::KeyColumn {
 }
 
 impl v1::PlaceColumns {
-    /// Adds the places of the next item, which is that one; their lengths are not kept.
+    /// Appends the places of the next item, which has this number; the lengths are not stored.
     pub fn push(&mut self, item: usize, places: impl ExactSizeIterator<Item = v1::Place>) {
         let count = places.len();
         if count != 1 && self.counts.is_empty() {
@@ -186,10 +186,10 @@ impl v1::PlaceColumns {
         }
     }
 
-    /// Checks them, to be taken item by item.
+    /// Checks the columns; the result yields the places item by item.
     ///
     /// # Errors
-    /// There are more or fewer places than the counts say, or counts than items.
+    /// If the number of places differs from the counts, or the number of counts from the items.
     pub fn read(&self, items: usize) -> Checked<Places<'_>> {
         let count = match &self.counts[..] {
             [] => items,
@@ -207,7 +207,7 @@ impl v1::PlaceColumns {
     }
 }
 
-/// The places of many items, checked.
+/// The checked places of many items.
 #[derive(Debug, Clone)]
 pub struct Places<'a> {
     counts: &'a [u32],
@@ -219,7 +219,7 @@ pub struct Places<'a> {
 }
 
 impl<'a> Places<'a> {
-    /// Those of the next item.
+    /// Returns the places of the next item.
     pub fn take(&mut self) -> ItemPlaces<'a> {
         let count = match self.counts {
             [] => 1,
@@ -242,7 +242,7 @@ pub struct ItemPlaces<'a> {
 }
 
 impl<'a> ItemPlaces<'a> {
-    /// As messages, of an object of that length.
+    /// Converts the places of an object with this length to messages.
     pub fn to_messages(self, length: u64) -> impl Iterator<Item = v1::Place> + use<'a> {
         let Self { segments, offsets, replicas, at } = self;
         at.map(move |at| v1::Place {
@@ -255,14 +255,14 @@ impl<'a> ItemPlaces<'a> {
 }
 
 impl v1::ChecksumColumn {
-    /// Adds the checksum of the next item that has one.
+    /// Appends the checksum of the next item that has one.
     pub fn push(&mut self, item: usize, checksum: u64) {
         self.items.push(u32::try_from(item).expect("a call has fewer items"));
         self.checksums.push(checksum);
     }
 }
 
-/// Checksums, taken item by item, in their order.
+/// Checksums, taken item by item, in ascending order.
 #[derive(Debug, Clone)]
 pub struct Checksums<'a> {
     items: &'a [u32],
@@ -270,10 +270,10 @@ pub struct Checksums<'a> {
 }
 
 impl<'a> Checksums<'a> {
-    /// Checks them; none: no item has one.
+    /// Checks a column of checksums; no column means that no item has a checksum.
     ///
     /// # Errors
-    /// There is no such item, or one comes twice or out of order.
+    /// If an item does not exist, or is repeated or out of order.
     pub fn read(column: Option<&'a v1::ChecksumColumn>, items: usize) -> Checked<Self> {
         let Some(column) = column else { return Ok(Self { items: &[], checksums: &[] }) };
         let numbers = column.items.iter().copied();
@@ -283,7 +283,7 @@ impl<'a> Checksums<'a> {
         Ok(Self { items: &column.items, checksums: &column.checksums })
     }
 
-    /// The checksum of that item, if it has one. To be asked of every item in turn.
+    /// Returns the checksum of an item, if it has one. Must be called for every item in order.
     pub fn take(&mut self, item: usize) -> Option<u64> {
         let (&first, items) = self.items.split_first()?;
         if first as usize != item {
@@ -295,14 +295,14 @@ impl<'a> Checksums<'a> {
     }
 }
 
-/// An item of an answer: what it is, or why it failed.
+/// The result of one item of a response.
 pub type Outcome<'a, T> = Result<T, &'a v1::Failure>;
 
 impl v1::StartedColumns {
-    /// The answer for each of so many items: version and places of a put that may be written.
+    /// Returns the result of each item: version and places of the started put.
     ///
     /// # Errors
-    /// They do not fit together, or are of another number of items.
+    /// If the columns are inconsistent, or the number of items differs.
     pub fn read(
         &self,
         items: usize,
@@ -322,10 +322,10 @@ impl v1::StartedColumns {
 }
 
 impl v1::DoneColumns {
-    /// The answer for each of so many items.
+    /// Returns the result of each item.
     ///
     /// # Errors
-    /// They do not fit together, or are of another number of items.
+    /// If the columns are inconsistent, or the number of items differs.
     pub fn read(&self, items: usize) -> Checked<impl Iterator<Item = Outcome<'_, ()>>> {
         if self.items as usize != items {
             return Err(ColumnMismatch);
@@ -335,24 +335,24 @@ impl v1::DoneColumns {
     }
 }
 
-/// Where an object lies, as columns say.
+/// The location of an object, read from columns.
 #[derive(Debug, Clone)]
 pub struct Located<'a> {
-    /// As in `LocateResult`.
+    /// The version, as in `LocateResult`.
     pub version: u64,
-    /// As in `LocateResult`.
+    /// The length in bytes, as in `LocateResult`.
     pub length: u64,
-    /// As in `LocateResult`.
+    /// The checksum, as in `LocateResult`.
     pub checksum: Option<u64>,
-    /// Its copies.
+    /// The places of the object's copies.
     pub places: ItemPlaces<'a>,
 }
 
 impl v1::LocatedColumns {
-    /// The answer for each of so many items.
+    /// Returns the result of each item.
     ///
     /// # Errors
-    /// They do not fit together, or are of another number of items.
+    /// If the columns are inconsistent, or the number of items differs.
     pub fn read(&self, items: usize) -> Checked<impl Iterator<Item = Outcome<'_, Located<'_>>>> {
         let versions = Column::each(&self.versions, items)?;
         let lengths = Column::each_or_uniform(&self.lengths, items)?;
@@ -373,18 +373,18 @@ impl v1::LocatedColumns {
     }
 }
 
-/// What is said of one of many puts that end.
+/// The end of one put, read from columns.
 #[derive(Debug, Clone, Copy)]
 pub struct PutRef<'a> {
-    /// As in the message of that name.
+    /// The version, as in the message `PutRef`.
     pub version: u64,
-    /// As in the message of that name.
+    /// The checksum, as in the message `PutRef`.
     pub checksum: Option<u64>,
-    /// As in the message of that name.
+    /// The copies that were not written, as in the message `PutRef`.
     pub failed_replicas: &'a [u64],
 }
 
-/// The puts of a call in columns, item after item.
+/// An iterator over the puts of a call in columns.
 #[derive(Debug, Clone)]
 pub struct PutRefs<'a> {
     versions: std::slice::Iter<'a, u64>,
@@ -395,18 +395,18 @@ pub struct PutRefs<'a> {
 }
 
 impl<'a> PutRefs<'a> {
-    /// Checks them.
+    /// Checks the columns.
     ///
     /// # Errors
-    /// They do not fit together.
+    /// If the columns are inconsistent.
     pub fn read(columns: &'a v1::PutRefColumns) -> Checked<Self> {
         let v1::PutRefColumns { versions, failed_items, failed_replicas, .. } = columns;
         let items = versions.len();
         let last = failed_items.last().map_or(0, |&item| item as usize + 1);
-        let is_even = failed_items.len() == failed_replicas.len()
+        let is_consistent = failed_items.len() == failed_replicas.len()
             && failed_items.is_sorted()
             && last <= items;
-        if !is_even {
+        if !is_consistent {
             return Err(ColumnMismatch);
         }
         let checksums = Checksums::read(columns.checksums.as_ref(), items)?;

@@ -1,4 +1,4 @@
-//! Wire types into checked types, and back. Outside input is checked here and nowhere behind.
+//! Conversions between wire types and checked types. Outside input is checked here, once.
 
 use bytes::Bytes;
 use mooncake_base::{ClientId, Error, ErrorCode, Result, TenantId};
@@ -12,7 +12,7 @@ impl From<&Error> for v1::Failure {
 }
 
 impl From<&v1::Failure> for Error {
-    /// Keeps the code if the table has it; a number from a newer master becomes an internal error.
+    /// Keeps a known code; an unknown number, from a newer master, becomes an internal error.
     fn from(failure: &v1::Failure) -> Self {
         let code = ErrorCode::from_number(failure.code).unwrap_or(ErrorCode::INTERNAL_ERROR);
         Self::new(code, failure.message.clone())
@@ -34,12 +34,12 @@ impl From<&v1::ItemResult> for Result<()> {
     }
 }
 
-/// Who calls, checked.
+/// The checked caller of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
-    /// The client.
+    /// The client's id.
     pub client: ClientId,
-    /// Its namespace.
+    /// The tenant in whose namespace the client calls.
     pub tenant: TenantId,
 }
 
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_keeps_its_code_and_its_words_over_the_wire() {
+    fn failure_keeps_code_and_message_over_the_wire() {
         let error = Error::new(ErrorCode::OBJECT_NOT_FOUND, "object not found").with("key", "k");
         let back = Error::from(&v1::Failure::from(&error));
         assert_eq!((back.code(), back.message()), (error.code(), "object not found key=k"));
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_without_a_caller_is_refused() {
+    fn rejects_a_call_without_a_caller() {
         assert!(Caller::try_from(None).is_err());
         let short = v1::Caller { client: Bytes::from_static(b"1"), tenant: String::new() };
         assert!(Caller::try_from(Some(&short)).is_err());

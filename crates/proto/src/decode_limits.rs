@@ -1,9 +1,9 @@
-//! Bounds what a message may grow into when it is decoded: an empty item of two bytes becomes a
-//! hundred, so that the length of a frame alone bounds little.
+//! Limits on the memory of a decoded message. An empty item of two bytes on the wire takes a hundred
+//! in memory, so the length of a frame alone is not a sufficient limit.
 //!
-//! No message is named here. The fields at the level of a call's items are counted before anything
-//! is decoded, and what lies deeper (names in an item, numbers in a packed list) takes from a
-//! ration of reads while it is.
+//! The limits do not depend on message types. The fields down to the level of a call's items are
+//! counted before anything is decoded. Deeper values (names in an item, numbers in a packed list)
+//! consume a budget of reads during decoding.
 
 use bytes::{Buf, Bytes};
 use mooncake_base::{Error, ErrorCode, Result};
@@ -12,28 +12,28 @@ use prost::{
     encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field},
 };
 
-/// The most items of a call.
+/// The maximum number of items in a call.
 pub const ITEMS_MAX: usize = 1 << 17;
 
-/// The most fields with a length down to the level of a call's items: the items, and fences that
-/// are handed back, of which each is three.
+/// The maximum number of length-delimited fields down to the level of a call's items: the items, and
+/// released fences, which are three fields each.
 const FIELDS_MAX: usize = 4 * ITEMS_MAX;
 
-/// The most that is read of one message: a number, or the bytes behind a length. The largest batch
-/// of items with all their fields takes half of it.
+/// The maximum number of reads per message; a read is a number, or the bytes behind a length. The
+/// largest batch of items with all their fields takes half of this budget.
 const READS_MAX: u32 = 32 * ITEMS_MAX as u32;
 
-/// No message up to this long can hold more items than a call may: each takes two bytes. It is
-/// spared the counting, which would be a sixth of what it costs to decode it.
+/// A message up to this length cannot exceed [`ITEMS_MAX`], because each item takes two bytes. Such
+/// messages skip the counting, which would cost a sixth of the decoding.
 const SHORT_BYTES: usize = 2 * ITEMS_MAX;
 
-/// Decodes a message whose calls' items are so many levels down.
+/// Decodes a message whose items are this number of levels down.
 ///
 /// # Errors
-/// `INVALID_PARAMS`: it holds more than a call may; `RPC_FAIL`: it is no message.
+/// `INVALID_PARAMS`: the message exceeds the limits; `RPC_FAIL`: the bytes are malformed.
 pub fn decode<M: Message + Default>(from: impl Buf, levels: u32) -> Result<M> {
     if from.remaining() <= SHORT_BYTES {
-        return M::decode(from).map_err(no_message);
+        return M::decode(from).map_err(malformed);
     }
     decode_within(from, levels, FIELDS_MAX, READS_MAX)
 }
@@ -44,37 +44,37 @@ fn decode_within<M: Message + Default>(
     fields: usize,
     reads: u32,
 ) -> Result<M> {
-    // A field takes two bytes at least. Our buffers are in one piece.
-    if from.remaining() > 2 * fields && count(from.chunk(), levels, fields) > fields {
-        return Err(too_much());
+    // A field takes at least two bytes. Our buffers are contiguous.
+    if from.remaining() > 2 * fields && count_fields(from.chunk(), levels, fields) > fields {
+        return Err(over_limit());
     }
     let mut limited = LimitedBuf { from, reads };
     let decoded = M::decode(&mut limited);
     if limited.reads == 0 {
-        return Err(too_much());
+        return Err(over_limit());
     }
-    decoded.map_err(no_message)
+    decoded.map_err(malformed)
 }
 
-fn no_message(source: DecodeError) -> Error {
-    Error::new(ErrorCode::RPC_FAIL, "the peer sent a frame that is no message").caused_by(source)
+fn malformed(source: DecodeError) -> Error {
+    Error::new(ErrorCode::RPC_FAIL, "the peer sent a malformed message").caused_by(source)
 }
 
-fn too_much() -> Error {
+fn over_limit() -> Error {
     Error::invalid("the message holds more items than a call may").with("limit", ITEMS_MAX)
 }
 
-/// How many fields with a length there are in the upper levels, counted to a little beyond the
-/// limit. What is no message counts as far as it looks like one: decoding will refuse it there.
-fn count(mut message: &[u8], levels: u32, limit: usize) -> usize {
+/// Counts the length-delimited fields in the upper levels, up to slightly beyond the limit. Counting
+/// stops at malformed bytes: decoding will reject them.
+fn count_fields(mut message: &[u8], levels: u32, limit: usize) -> usize {
     let mut counted = 0;
     while counted <= limit && !message.is_empty() {
-        match field(&mut message) {
+        match skip_one(&mut message) {
             Ok(None) => {}
             Ok(Some(within)) => {
                 counted += 1;
                 if levels > 1 {
-                    counted += count(within, levels - 1, limit - counted.min(limit));
+                    counted += count_fields(within, levels - 1, limit - counted.min(limit));
                 }
             }
             Err(_) => break,
@@ -83,9 +83,9 @@ fn count(mut message: &[u8], levels: u32, limit: usize) -> usize {
     counted
 }
 
-/// Steps over one field and returns its bytes if it has a length. The ends of a group are fields
-/// without content here, so that its fields count as those of the message.
-fn field<'a>(message: &mut &'a [u8]) -> std::result::Result<Option<&'a [u8]>, DecodeError> {
+/// Skips one field and returns its bytes if it is length-delimited. The start and end of a group are
+/// treated as fields without content, so that the group's fields count as those of the message.
+fn skip_one<'a>(message: &mut &'a [u8]) -> std::result::Result<Option<&'a [u8]>, DecodeError> {
     let (tag, wire) = decode_key(message)?;
     match wire {
         WireType::StartGroup | WireType::EndGroup => Ok(None),
@@ -102,7 +102,7 @@ fn field<'a>(message: &mut &'a [u8]) -> std::result::Result<Option<&'a [u8]>, De
     }
 }
 
-/// A buffer that seems to end once its ration of reads is used up.
+/// A buffer that appears to end once its budget of reads is used up.
 struct LimitedBuf<B> {
     from: B,
     reads: u32,
@@ -117,7 +117,7 @@ impl<B: Buf> LimitedBuf<B> {
     }
 }
 
-/// Nothing here panics after the end: a decoder may have looked at what remains before it came.
+/// No method panics after the end: a decoder may have checked `remaining` before the budget ran out.
 impl<B: Buf> Buf for LimitedBuf<B> {
     fn remaining(&self) -> usize {
         self.from.remaining()
@@ -159,8 +159,8 @@ mod tests {
 
     const FRAME: usize = crate::native_frame::FRAME_BYTES_MAX;
 
-    /// A field with a length.
-    fn within(tag: u32, body: &[u8]) -> Vec<u8> {
+    /// Encodes a length-delimited field.
+    fn field(tag: u32, body: &[u8]) -> Vec<u8> {
         let mut wire = Vec::new();
         encode_key(tag, WireType::LengthDelimited, &mut wire);
         encode_varint(body.len() as u64, &mut wire);
@@ -173,32 +173,32 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_full_of_empty_items_is_refused_in_whatever_call_they_come() {
+    fn rejects_a_frame_full_of_empty_items_in_any_call() {
         for call in [4, 6, 7, 8, 9, 10, 11, 12, 30, 33, 34, 35, 39] {
             let items = [0x12, 0].repeat(FRAME / 2 - 8);
-            assert_eq!(code(&within(call, &items)), ErrorCode::INVALID_PARAMS, "call {call}");
+            assert_eq!(code(&field(call, &items)), ErrorCode::INVALID_PARAMS, "call {call}");
         }
-        // In many calls, of which the last counts, and beside the call.
-        let parts = within(6, &[0x12, 0].repeat(1000)).repeat(FIELDS_MAX / 1000 + 1);
+        // The same field many times, of which the last counts; and fields beside the call.
+        let parts = field(6, &[0x12, 0].repeat(1000)).repeat(FIELDS_MAX / 1000 + 1);
         assert_eq!(code(&parts), ErrorCode::INVALID_PARAMS);
-        assert_eq!(code(&within(101, &[]).repeat(FIELDS_MAX + 1)), ErrorCode::INVALID_PARAMS);
-        // Behind a group, which no message has.
+        assert_eq!(code(&field(101, &[]).repeat(FIELDS_MAX + 1)), ErrorCode::INVALID_PARAMS);
+        // After a group, which none of our messages has.
         let hidden = [&[0x0b, 0x0c][..], &[0x12, 0].repeat(FIELDS_MAX + 1)].concat();
-        assert_eq!(code(&within(6, &hidden)), ErrorCode::INVALID_PARAMS);
+        assert_eq!(code(&field(6, &hidden)), ErrorCode::INVALID_PARAMS);
     }
 
     #[test]
-    fn long_lists_within_an_item_are_refused_too() {
-        let names = within(30, &within(2, &within(4, &[]).repeat(FRAME / 2 - 16)));
-        let numbers = within(7, &within(2, &within(3, &vec![1; FRAME - 64])));
-        let fences = within(101, &within(2, &vec![1; FRAME - 64]));
+    fn rejects_long_lists_within_an_item() {
+        let names = field(30, &field(2, &field(4, &[]).repeat(FRAME / 2 - 16)));
+        let numbers = field(7, &field(2, &field(3, &vec![1; FRAME - 64])));
+        let fences = field(101, &field(2, &vec![1; FRAME - 64]));
         for wire in [names, numbers, fences] {
             assert_eq!(code(&wire), ErrorCode::INVALID_PARAMS);
         }
     }
 
     #[test]
-    fn the_largest_batch_with_all_it_may_carry_passes() {
+    fn accepts_the_largest_batch() {
         let item = v1::PutRef {
             key: vec![b'k'; 64].into(),
             version: u64::MAX,
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ration_that_ends_anywhere_is_an_error_and_never_half_a_message() {
+    fn exhausted_budget_never_yields_a_partial_message() {
         let item = v1::PutItem { key: b"key".as_slice().into(), length: 300, group: "g".into() };
         let columns = v1::PutColumns {
             keys: Some(v1::KeyColumn { bytes: "keykey".into(), lengths: vec![3; 2] }),
@@ -249,9 +249,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_said_to_be_none() {
+    fn reports_malformed_bytes() {
         assert_eq!(code(&[0xff; 20]), ErrorCode::RPC_FAIL);
         assert_eq!(code(&vec![0xff; SHORT_BYTES + 1]), ErrorCode::RPC_FAIL);
-        assert_eq!(code(&within(6, &[0xff; 3])), ErrorCode::RPC_FAIL);
+        assert_eq!(code(&field(6, &[0xff; 3])), ErrorCode::RPC_FAIL);
     }
 }

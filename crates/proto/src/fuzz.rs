@@ -1,4 +1,4 @@
-//! Throws broken bytes at what takes frames of the native protocol apart, on either side of it.
+//! Fuzz tests of the decoders of the native protocol, on either side of a connection.
 
 use bytes::BytesMut;
 use mooncake_base::{
@@ -17,20 +17,20 @@ use crate::{
     v1::{self, request::Call, response::Call as Answer},
 };
 
-/// The longest frame that is decoded here; inputs are shorter than the real limit.
+/// The frame limit of these tests; inputs are shorter than the real limit.
 const LIMIT: usize = 1 << 10;
 
-/// The numbers of all calls, and one behind them.
+/// The field numbers of all calls, and one number that is not a call.
 const CALLS: [std::ops::RangeInclusive<u32>; 3] = [1..=16, 30..=39, 100..=101];
 
-/// What came out of a connection: the messages before the first that is none, and how it ended.
+/// The outcome of a byte stream: the messages before the first malformed frame, and how it ended.
 struct Decoded<M> {
     messages: Vec<M>,
     has_failed: bool,
     left: usize,
 }
 
-/// Takes frames off bytes that come in pieces of that length.
+/// Decodes frames from bytes that arrive in pieces of this length.
 fn decode_pieces<M: Message + Default>(bytes: &[u8], piece: usize, limit: usize) -> Decoded<M> {
     let (mut wire, mut messages) = (BytesMut::new(), Vec::new());
     for part in bytes.chunks(piece) {
@@ -44,13 +44,13 @@ fn decode_pieces<M: Message + Default>(bytes: &[u8], piece: usize, limit: usize)
         }
         assert!(
             wire.capacity() <= 2 * (limit + 4 + bytes.len()),
-            "no more room than a frame needs"
+            "no more capacity than a frame needs"
         );
     }
     Decoded { messages, has_failed: false, left: wire.len() }
 }
 
-/// Takes frames in one piece and in many, which must be the same, and writes them again.
+/// Decodes frames in one piece and in many, which must agree, and encodes them again.
 fn decode_twice<M: Message + Default + PartialEq>(bytes: &[u8], limit: usize) -> Decoded<M> {
     let whole = decode_pieces::<M>(bytes, bytes.len().max(1), limit);
     let parted = decode_pieces::<M>(bytes, 7, limit);
@@ -58,8 +58,8 @@ fn decode_twice<M: Message + Default + PartialEq>(bytes: &[u8], limit: usize) ->
     assert_eq!(whole.left, parted.left);
     for message in &whole.messages {
         let mut wire = BytesMut::new();
-        encode(message, &mut wire).expect("what was a frame fits into one");
-        // Numbers may have been written longer than need be, and unknown fields are dropped.
+        encode(message, &mut wire).expect("a decoded frame fits into a frame");
+        // Varints may have been encoded longer than necessary, and unknown fields are dropped.
         assert!(
             decode::<M>(&mut wire, usize::MAX).is_ok_and(|again| again.as_ref() == Some(message))
         );
@@ -74,7 +74,7 @@ fn frame(message: &impl Message) -> Vec<u8> {
     wire.to_vec()
 }
 
-/// A frame with an empty message for each call that there is, and for one that there is not.
+/// Returns a frame with an empty message for each call, and for one unknown call.
 fn empty_calls() -> impl Iterator<Item = Vec<u8>> {
     CALLS.into_iter().flatten().map(|number| {
         let mut body = Vec::new();
@@ -84,7 +84,7 @@ fn empty_calls() -> impl Iterator<Item = Vec<u8>> {
     })
 }
 
-/// As the master and the relay of a daemon read them.
+/// Requests, as the master and the relay of a daemon decode them.
 fn requests() -> Target {
     let caller = Some(v1::Caller { client: vec![7; 16].into(), tenant: "t".to_owned() });
     let keys = vec![b"a".as_slice().into(), vec![b'k'; 64].into()];
@@ -153,7 +153,7 @@ fn requests() -> Target {
     Target { name: "native request", seeds, run }
 }
 
-/// How many items of a call are decoded as they came in columns; none: they do not fit together.
+/// Returns the number of items of a call in columns; `None` if the columns are inconsistent.
 fn column_items(call: &Call) -> Option<usize> {
     let first = call.first_key();
     let keys = match call {
@@ -163,12 +163,12 @@ fn column_items(call: &Call) -> Option<usize> {
         _ => return None,
     };
     let keys = keys.ok()?;
-    assert!(keys.first().is_none_or(|key| *key == first), "the first key is the first");
+    assert!(keys.first().is_none_or(|key| *key == first), "`first_key` is the first of `keys`");
     Some(keys.len())
 }
 
-/// As clients read them.
-fn answers() -> Target {
+/// Responses, as clients decode them.
+fn responses() -> Target {
     let failure = v1::Failure::from(&Error::new(ErrorCode::OBJECT_NOT_FOUND, "no such key"));
     let states = vec![0, 1, 2, 7];
     let failures = vec![v1::ItemFailure { item: 1, failure: Some(failure.clone()) }];
@@ -217,10 +217,10 @@ fn answers() -> Target {
         });
         outcome((kinds.collect::<Vec<_>>(), decoded.has_failed, decoded.left == 0))
     };
-    Target { name: "native answer", seeds, run }
+    Target { name: "native response", seeds, run }
 }
 
-/// How many items or places an answer has in columns; none: they do not fit together.
+/// Returns the number of items or places of a response in columns; `None` if inconsistent.
 fn response_items(answer: &Answer) -> Option<usize> {
     match answer {
         Answer::PutStart(started) => {
@@ -231,7 +231,7 @@ fn response_items(answer: &Answer) -> Option<usize> {
         }
         Answer::PutEnd(ended) => {
             let columns = ended.columns.as_ref()?;
-            // Their number is no more than a number that somebody sent.
+            // The number is untrusted input, so it is limited here.
             let items = (columns.items as usize).min(LIMIT);
             Some(columns.read(items).ok()?.count())
         }
@@ -247,7 +247,7 @@ fn response_items(answer: &Answer) -> Option<usize> {
     }
 }
 
-/// What a server says first, as clients read it.
+/// Server greetings, as clients decode them.
 fn server_greetings() -> Target {
     let daemon = DaemonGreeting { name: "h:1".to_owned(), metadata: "P2PHANDSHAKE".to_owned() };
     let mut greeting = ServerGreeting {
@@ -266,7 +266,7 @@ fn server_greetings() -> Target {
     Target { name: "native greeting of a server", seeds: vec![master, frame(&greeting)], run }
 }
 
-/// What a client says first, as a server reads it.
+/// Client greetings, as a server decodes them.
 fn client_greetings() -> Target {
     let run = |bytes: &[u8]| {
         let Some(first) = bytes.first_chunk() else { return 0 };
@@ -278,6 +278,6 @@ fn client_greetings() -> Target {
 }
 
 #[test]
-fn no_frame_of_the_lean_door_panics_or_changes_on_its_way() {
-    check(&[requests(), answers(), server_greetings(), client_greetings()]);
+fn native_frames_never_panic_and_round_trip() {
+    check(&[requests(), responses(), server_greetings(), client_greetings()]);
 }

@@ -1,4 +1,4 @@
-//! The codec of the gRPC service: prost's, within the bounds of what a message may grow into.
+//! The codec of the gRPC service: prost's codec with our decode limits.
 
 use std::marker::PhantomData;
 
@@ -11,10 +11,10 @@ use tonic_prost::{ProstCodec, ProstEncoder};
 
 use crate::decode_limits;
 
-/// Here a message is the call itself.
+/// A gRPC message is the call itself, so its items are one level down.
 const ITEM_LEVELS: u32 = 1;
 
-/// Encodes `T` and decodes `U`.
+/// A codec that encodes `T` and decodes `U` within limits.
 #[derive(Debug)]
 pub struct LimitedCodec<T, U> {
     kinds: PhantomData<(T, U)>,
@@ -45,7 +45,7 @@ where
     }
 }
 
-/// Decodes `U`.
+/// A decoder of `U` within limits.
 #[derive(Debug)]
 pub struct LimitedDecoder<U> {
     kind: PhantomData<U>,

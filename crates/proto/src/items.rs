@@ -1,4 +1,4 @@
-//! The items of calls, in whichever form: how many there are, and their keys.
+//! The number of items of a call and their keys, in either batch encoding.
 
 use bytes::Bytes;
 use mooncake_base::Result;
@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl Call {
-    /// How many items it names; 0 if it is not about any.
+    /// Returns the number of items; 0 for calls without items.
     pub fn items(&self) -> usize {
         match self {
             Self::Mount(r) => r.segments.len(),
@@ -25,8 +25,8 @@ impl Call {
         }
     }
 
-    /// The first key that it names, as far as it is there; empty if there is none, or if it names
-    /// what it is about otherwise.
+    /// Returns the first key, truncated to the bytes present; empty if there is none, or if the
+    /// call names its items otherwise.
     pub fn first_key(&self) -> Bytes {
         let (item, column) = match self {
             Self::PutStart(r) => (r.items.first().map(|item| &item.key), keys_of_put(r)),
@@ -47,15 +47,15 @@ impl Call {
 }
 
 impl v1::PutStartRequest {
-    /// How many items it names.
+    /// Returns the number of items.
     pub fn count(&self) -> usize {
         self.items.len() + count(keys_of_put(self))
     }
 
-    /// The keys of its items.
+    /// Returns the keys of the items.
     ///
     /// # Errors
-    /// They come in two forms, or in columns that do not fit together.
+    /// If the call uses both encodings, or its columns are inconsistent.
     pub fn keys(&self) -> Result<Vec<&[u8]>> {
         match BatchEncoding::of(&self.items, self.columns.as_ref())? {
             BatchEncoding::Items(items) => Ok(items.iter().map(|item| &item.key[..]).collect()),
@@ -65,29 +65,29 @@ impl v1::PutStartRequest {
 }
 
 impl v1::PutEndRequest {
-    /// How many items it names.
+    /// Returns the number of items.
     pub fn count(&self) -> usize {
         self.puts.len() + count_refs(self.columns.as_ref())
     }
 }
 
 impl v1::PutRevokeRequest {
-    /// How many items it names.
+    /// Returns the number of items.
     pub fn count(&self) -> usize {
         self.puts.len() + count_refs(self.columns.as_ref())
     }
 }
 
 impl v1::LocateRequest {
-    /// How many items it names.
+    /// Returns the number of items.
     pub fn count(&self) -> usize {
         self.keys.len() + count(self.columns.as_ref())
     }
 
-    /// The keys.
+    /// Returns the keys.
     ///
     /// # Errors
-    /// They come in two forms, or in columns that do not fit together.
+    /// If the call uses both encodings, or its columns are inconsistent.
     pub fn keys(&self) -> Result<Vec<&[u8]>> {
         match BatchEncoding::of(&self.keys, self.columns.as_ref())? {
             BatchEncoding::Items(keys) => Ok(keys.iter().map(|key| &key[..]).collect()),
@@ -96,10 +96,10 @@ impl v1::LocateRequest {
     }
 }
 
-/// The keys of a column; none: no keys.
+/// Returns the keys of a column; no keys if there is no column.
 ///
 /// # Errors
-/// There are more or fewer bytes than the lengths say.
+/// If the bytes are more or fewer than the sum of the lengths.
 pub fn column_keys(column: Option<&v1::KeyColumn>) -> Result<Vec<&[u8]>> {
     Ok(column.map_or_else(|| Ok(Vec::new()), v1::KeyColumn::keys)?)
 }
@@ -117,8 +117,8 @@ fn count(column: Option<&v1::KeyColumn>) -> usize {
 }
 
 impl v1::LocateResponse {
-    /// What it grants, if it grants anything: fence, version and number of each object that is to be
-    /// handed back. Of columns that do not fit together, nothing.
+    /// Returns the granted fences that the reader must release: fence, version and object number.
+    /// Returns none if the columns are inconsistent.
     pub fn fences(&self) -> impl Iterator<Item = (u64, u64, u32)> {
         let one = |result: &v1::LocateResult| (result.fence, result.version, result.object);
         let items = self.results.iter().map(one);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_has_the_same_items_in_either_form() {
+    fn both_encodings_have_the_same_items() {
         let one_by_one = v1::LocateRequest {
             keys: vec![Bytes::from_static(b"a"), Bytes::from_static(b"bc")],
             ..Default::default()
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_in_two_forms_is_refused_and_counted_in_both() {
+    fn rejects_a_call_in_both_encodings() {
         let both = v1::LocateRequest {
             keys: vec![Bytes::from_static(b"a")],
             columns: Some(columns(&["b"])),
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn fences_are_the_same_in_either_form() {
+    fn both_encodings_have_the_same_fences() {
         let result =
             |fence, object| v1::LocateResult { fence, version: 9, object, ..Default::default() };
         let results = vec![result(7, 1), result(0, 0), result(7, 2)];

@@ -1,11 +1,12 @@
-//! The messages between clients and the master (protobuf package `mooncake.v1`), and the lean
-//! frames that carry them.
+//! The messages between clients and the master (protobuf package `mooncake.v1`), and the frames of
+//! the native protocol that carry them.
 //!
 //! [`v1`] is generated from `proto/mooncake/v1/master.proto` by `make generate` and committed, so
-//! that no build needs `protoc`. [`caller`] finds who makes a call, [`items`] what it is about, in
-//! either of two forms, of which [`columns`] is the one for batches. [`native_frame`] is the codec of the
-//! native protocol, without I/O. [`decode_limits`] keeps what is decoded small. [`convert`] turns wire types into
-//! the checked types of `mooncake-base` and back.
+//! that no build needs `protoc`. [`caller`] accesses the caller of any call, [`items`] its items and
+//! keys, in either batch encoding. [`columns`] is the columnar encoding of large batches.
+//! [`native_frame`] is the codec of the native protocol, without I/O. [`decode_limits`] bounds the
+//! memory of decoded messages. [`convert`] converts wire types to the checked types of
+//! `mooncake-base` and back.
 #![warn(missing_docs)]
 
 pub mod caller;
@@ -29,7 +30,7 @@ pub mod v1 {
         clippy::all,
         clippy::pedantic,
         clippy::restriction,
-        reason = "generated: the words stand in the .proto file"
+        reason = "generated: the comments are in the .proto file"
     )]
 
     include!("generated/mooncake.v1.rs");
@@ -38,5 +39,5 @@ pub mod v1 {
     include!("generated/mooncake.v1.service.rs");
 }
 
-/// The compiled descriptors, for gRPC reflection.
+/// The compiled file descriptor set, for gRPC reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!("generated/descriptors.bin");

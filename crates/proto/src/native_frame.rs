@@ -1,8 +1,8 @@
-//! the native protocol's greeting and frames: a codec without I/O, driven by a blocking client and by
-//! the master's runtime.
+//! The greeting and frames of the native protocol: a codec without I/O, driven by a blocking client
+//! and by the master's runtime.
 //!
 //! A connection begins with the client's greeting; the server answers with its own, which names
-//! the Unix socket that serves the same master on the same host. After that each side sends
+//! the Unix socket that serves the same master on the same host. After that, each side sends
 //! frames: a length of four bytes, little-endian, and that many bytes of a protobuf message, a
 //! [`Request`](crate::v1::Request) one way and a [`Response`](crate::v1::Response) the other, in
 //! the order of the requests.
@@ -13,24 +13,24 @@ use prost::Message;
 
 use crate::decode_limits;
 
-/// The first bytes of a native connection. No HTTP method and no HTTP/2 preface begins so.
+/// The first bytes of a native connection. No HTTP method and no HTTP/2 preface begins with them.
 pub const MAGIC: [u8; 8] = *b"MOONLEAN";
 
-/// The version of the frames. Messages grow by protobuf's rules and need no new one.
+/// The version of the frames. Messages evolve by protobuf's rules and need no new version.
 pub const VERSION: u32 = 1;
 
-/// The largest frame either side accepts. Clients split batches to stay below it.
+/// The largest frame that either side accepts. Clients split batches to stay below this limit.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
 
-/// The largest greeting of a server.
+/// The largest server greeting.
 pub const GREETING_BYTES_MAX: usize = 1024;
 
 const LENGTH_BYTES: usize = 4;
 
-/// Items are fields of a call, and that is a field of the request or the response.
+/// Items are fields of a call, which is a field of the request or response: two levels down.
 const ITEM_LEVELS: u32 = 2;
 
-/// What a client sends first: [`MAGIC`], then [`VERSION`] in four bytes, little-endian.
+/// Returns a client's greeting: [`MAGIC`], then [`VERSION`] in four bytes, little-endian.
 pub fn client_greeting() -> [u8; 12] {
     let mut greeting = [0; 12];
     greeting[..8].copy_from_slice(&MAGIC);
@@ -41,7 +41,7 @@ pub fn client_greeting() -> [u8; 12] {
 /// Checks a client's greeting.
 ///
 /// # Errors
-/// Something else than a native client, or one of another version.
+/// If the peer is not a native client, or has another version.
 pub fn check_client_greeting(greeting: &[u8; 12]) -> Result<()> {
     if greeting[..8] != MAGIC {
         return Err(Error::new(ErrorCode::RPC_FAIL, "the peer does not speak the native protocol"));
@@ -56,7 +56,7 @@ pub fn check_client_greeting(greeting: &[u8; 12]) -> Result<()> {
     }
 }
 
-/// What a server answers, as a frame: who it is and where its Unix socket is.
+/// The server's greeting, sent as a frame.
 #[derive(Clone, PartialEq, Message)]
 pub struct ServerGreeting {
     /// The server's [`VERSION`].
@@ -65,21 +65,21 @@ pub struct ServerGreeting {
     /// The master's id: 16 random bytes, new at every start.
     #[prost(bytes = "vec", tag = "2")]
     pub master: Vec<u8>,
-    /// Name of the abstract Unix socket of the same master; empty if it has none.
+    /// The name of the abstract Unix socket of the same master; empty if there is none.
     #[prost(string, tag = "3")]
     pub unix_socket: String,
-    /// What a host's daemon says of itself, which passes calls on; absent for a master.
+    /// The greeting of a host's daemon, which forwards calls; absent for a master.
     #[prost(message, optional, tag = "4")]
     pub daemon: Option<DaemonGreeting>,
 }
 
-/// What the processes that a daemon serves must know of it.
+/// The properties of a daemon that the processes it serves need.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct DaemonGreeting {
     /// The name of the daemon's own client: its host, as peers know it, and a port.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// Where its engine finds others: `P2PHANDSHAKE`, or the address of a metadata server.
+    /// The metadata server of the daemon's engine: `P2PHANDSHAKE` or an address.
     #[prost(string, tag = "2")]
     pub metadata: String,
 }
@@ -87,7 +87,7 @@ pub struct DaemonGreeting {
 /// Appends one message as a frame.
 ///
 /// # Errors
-/// A message that is larger than [`FRAME_BYTES_MAX`]; nothing is appended.
+/// If the message is larger than [`FRAME_BYTES_MAX`]; nothing is appended.
 pub fn encode(message: &impl Message, into: &mut BytesMut) -> Result<()> {
     let length = message.encoded_len();
     if length > FRAME_BYTES_MAX {
@@ -96,16 +96,16 @@ pub fn encode(message: &impl Message, into: &mut BytesMut) -> Result<()> {
             .with("limit", FRAME_BYTES_MAX));
     }
     into.reserve(LENGTH_BYTES + length);
-    into.put_u32_le(u32::try_from(length).expect("the limit of a frame fits"));
+    into.put_u32_le(u32::try_from(length).expect("the limit of a frame fits into 32 bits"));
     message.encode_raw(into);
     Ok(())
 }
 
-/// Takes one frame off the front, if all of it is there.
+/// Removes one frame from the front and decodes it; `None` if the frame is incomplete.
 ///
 /// # Errors
-/// `INVALID_PARAMS`: the frame holds more than a call may, and was taken off. Else a length above
-/// `limit`, or bytes that are no such message; the connection is of no more use.
+/// `INVALID_PARAMS`: the frame exceeds the limits of a call and was removed. Any other error means a
+/// length above `limit` or malformed bytes; the connection is unusable.
 pub fn decode<M: Message + Default>(from: &mut BytesMut, limit: usize) -> Result<Option<M>> {
     let Some(length) = from.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
     let length = u32::from_le_bytes(*length) as usize;
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_comes_whole_or_not_at_all() {
+    fn incomplete_frame_is_not_decoded() {
         let mut wire = BytesMut::new();
         encode(&request(), &mut wire).unwrap();
         for cut in 0..wire.len() {
@@ -148,13 +148,13 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_above_the_limit_is_refused_before_it_is_read() {
+    fn rejects_an_oversized_frame_by_its_length() {
         let mut wire = BytesMut::from(&u32::MAX.to_le_bytes()[..]);
         assert!(decode::<Request>(&mut wire, FRAME_BYTES_MAX).is_err());
     }
 
     #[test]
-    fn only_our_greeting_is_a_greeting() {
+    fn rejects_foreign_and_newer_greetings() {
         assert!(check_client_greeting(&client_greeting()).is_ok());
         assert!(check_client_greeting(b"GET / HTTP/1").is_err());
         let mut newer = client_greeting();

@@ -1,4 +1,4 @@
-//! Columns come back as they were packed, and those that do not fit together are refused.
+//! Tests of columns: packing round-trips, and inconsistent columns are rejected.
 
 use proptest::prelude::*;
 
@@ -16,7 +16,7 @@ fn packed(items: &[Vec<v1::Place>]) -> v1::PlaceColumns {
 }
 
 #[test]
-fn keys_are_read_as_they_were_packed_and_need_all_their_bytes() {
+fn keys_round_trip_and_need_all_their_bytes() {
     let keys = ["a", "bc", "def"].map(|key| KeyRef::new(key.as_bytes()).unwrap());
     let mut column = v1::KeyColumn::pack(keys.into_iter());
     assert_eq!(column.keys().unwrap(), [&b"a"[..], b"bc", b"def"]);
@@ -26,13 +26,13 @@ fn keys_are_read_as_they_were_packed_and_need_all_their_bytes() {
     column.lengths[2] = u32::MAX;
     assert_eq!(column.keys(), Err(ColumnMismatch), "bytes are missing");
     column.lengths[0] = u32::MAX;
-    assert_eq!(column.first(), &b"abcdef"[..], "as far as it is there");
+    assert_eq!(column.first(), &b"abcdef"[..], "truncated to the bytes present");
     assert_eq!(v1::KeyColumn::default().keys().unwrap(), [&b""[..]; 0]);
     assert_eq!(v1::KeyColumn::default().first(), &b""[..]);
 }
 
 #[test]
-fn a_value_stands_for_all_where_it_may() {
+fn uniform_column_collapses_to_one_value() {
     let mut same = vec![5; 3];
     collapse_if_uniform(&mut same);
     assert_eq!(same, [5]);
@@ -48,7 +48,7 @@ fn a_value_stands_for_all_where_it_may() {
 }
 
 #[test]
-fn failures_and_checksums_belong_to_rising_numbers_that_there_are() {
+fn failures_and_checksums_need_ascending_item_numbers() {
     let failure = |item| v1::ItemFailure { item, failure: Some(v1::Failure::default()) };
     let read = |items: &[u32]| {
         let failures: Vec<_> = items.iter().map(|&item| failure(item)).collect();
@@ -64,7 +64,7 @@ fn failures_and_checksums_belong_to_rising_numbers_that_there_are() {
     let mut failures = Failures::read(&failures, 3).unwrap();
     assert_eq!([0, 1, 2].map(|item| failures.take(item).is_some()), [false, true, false]);
     let empty = [v1::ItemFailure { item: 0, failure: None }];
-    assert!(Failures::read(&empty, 3).is_err(), "it does not say what failed");
+    assert!(Failures::read(&empty, 3).is_err(), "it has no failure");
     let short = v1::ChecksumColumn { items: vec![0, 1], checksums: vec![1] };
     assert!(Checksums::read(Some(&short), 3).is_err());
     assert_eq!(Checksums::read(None, 3).unwrap().take(0), None);
@@ -72,7 +72,7 @@ fn failures_and_checksums_belong_to_rising_numbers_that_there_are() {
 
 proptest! {
     #[test]
-    fn places_come_back_item_by_item(
+    fn places_round_trip_item_by_item(
         items in prop::collection::vec(prop::collection::vec((0..3_u32, 0..9_u64), 0..3), 0..9)
     ) {
         let items: Vec<Vec<_>> =
@@ -87,7 +87,7 @@ proptest! {
     }
 
     #[test]
-    fn places_that_do_not_fit_together_are_refused_and_never_panic(
+    fn inconsistent_places_are_rejected_without_panic(
         counts: Vec<u32>,
         lists in prop::array::uniform3(0..5_usize),
         items in 0..5_usize,

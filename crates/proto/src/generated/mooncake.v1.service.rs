@@ -90,7 +90,7 @@ pub mod master_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Session: who is there and what memory they lend.
+        /// Session: registration of clients and of the memory that they lend.
         pub async fn register(
             &mut self,
             request: impl tonic::IntoRequest<super::RegisterRequest>,
@@ -205,7 +205,7 @@ pub mod master_client {
                 .insert(GrpcMethod::new("mooncake.v1.Master", "Unmount"));
             self.inner.unary(req, path, codec).await
         }
-        /// Writing: start allocates, the client writes, end publishes or revoke gives back.
+        /// Writing: start allocates, the client writes, then end publishes or revoke frees.
         pub async fn put_start(
             &mut self,
             request: impl tonic::IntoRequest<super::PutStartRequest>,
@@ -274,7 +274,7 @@ pub mod master_client {
                 .insert(GrpcMethod::new("mooncake.v1.Master", "PutRevoke"));
             self.inner.unary(req, path, codec).await
         }
-        /// Reading: locate grants a lease and a fence; verify asks whether a late read still counts.
+        /// Reading: locate grants a lease and a fence; verify checks whether a late read is still valid.
         pub async fn locate(
             &mut self,
             request: impl tonic::IntoRequest<super::LocateRequest>,
@@ -378,7 +378,7 @@ pub mod master_client {
                 .insert(GrpcMethod::new("mooncake.v1.Master", "RemoveMatching"));
             self.inner.unary(req, path, codec).await
         }
-        /// Looking.
+        /// Listing and status.
         pub async fn list_objects(
             &mut self,
             request: impl tonic::IntoRequest<super::ListObjectsRequest>,
@@ -447,7 +447,7 @@ pub mod master_client {
             req.extensions_mut().insert(GrpcMethod::new("mooncake.v1.Master", "Status"));
             self.inner.unary(req, path, codec).await
         }
-        /// Copying and moving: anybody asks for it, a client that holds a copy carries it out.
+        /// Copying and moving: any client creates a task, a client that holds a copy executes it.
         pub async fn create_tasks(
             &mut self,
             request: impl tonic::IntoRequest<super::CreateTasksRequest>,
@@ -568,7 +568,7 @@ pub mod master_client {
                 .insert(GrpcMethod::new("mooncake.v1.Master", "ClearReplicas"));
             self.inner.unary(req, path, codec).await
         }
-        /// Emptying segments.
+        /// Draining segments.
         pub async fn create_drain_jobs(
             &mut self,
             request: impl tonic::IntoRequest<super::CreateDrainJobsRequest>,
@@ -705,7 +705,7 @@ pub mod master_server {
     /// Generated trait containing gRPC methods that should be implemented for use with MasterServer.
     #[async_trait]
     pub trait Master: std::marker::Send + std::marker::Sync + 'static {
-        /// Session: who is there and what memory they lend.
+        /// Session: registration of clients and of the memory that they lend.
         async fn register(
             &self,
             request: tonic::Request<super::RegisterRequest>,
@@ -735,7 +735,7 @@ pub mod master_server {
             &self,
             request: tonic::Request<super::UnmountRequest>,
         ) -> std::result::Result<tonic::Response<super::UnmountResponse>, tonic::Status>;
-        /// Writing: start allocates, the client writes, end publishes or revoke gives back.
+        /// Writing: start allocates, the client writes, then end publishes or revoke frees.
         async fn put_start(
             &self,
             request: tonic::Request<super::PutStartRequest>,
@@ -754,7 +754,7 @@ pub mod master_server {
             tonic::Response<super::PutRevokeResponse>,
             tonic::Status,
         >;
-        /// Reading: locate grants a lease and a fence; verify asks whether a late read still counts.
+        /// Reading: locate grants a lease and a fence; verify checks whether a late read is still valid.
         async fn locate(
             &self,
             request: tonic::Request<super::LocateRequest>,
@@ -779,7 +779,7 @@ pub mod master_server {
             tonic::Response<super::RemoveMatchingResponse>,
             tonic::Status,
         >;
-        /// Looking.
+        /// Listing and status.
         async fn list_objects(
             &self,
             request: tonic::Request<super::ListObjectsRequest>,
@@ -798,7 +798,7 @@ pub mod master_server {
             &self,
             request: tonic::Request<super::StatusRequest>,
         ) -> std::result::Result<tonic::Response<super::StatusResponse>, tonic::Status>;
-        /// Copying and moving: anybody asks for it, a client that holds a copy carries it out.
+        /// Copying and moving: any client creates a task, a client that holds a copy executes it.
         async fn create_tasks(
             &self,
             request: tonic::Request<super::CreateTasksRequest>,
@@ -834,7 +834,7 @@ pub mod master_server {
             tonic::Response<super::ClearReplicasResponse>,
             tonic::Status,
         >;
-        /// Emptying segments.
+        /// Draining segments.
         async fn create_drain_jobs(
             &self,
             request: tonic::Request<super::CreateDrainJobsRequest>,
