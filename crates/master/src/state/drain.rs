@@ -1,8 +1,9 @@
-//! Drains: segments that are emptied by moving what lies in them, a few objects at a time.
+//! Drain jobs: segments are emptied by moving their objects, a few at a time.
 //!
-//! A job goes over all objects in slices and makes a task for each that has a copy in its segments,
-//! never more than may run at once, until a whole pass finds none. What three tries could not move
-//! is passed over; then the job fails in the end and its segments take objects again.
+//! A job walks over all objects in slices and creates a task for each object with a replica in its
+//! segments, never more than may run at once, until a whole pass finds none. Objects that three
+//! attempts failed to move are skipped; then the job fails at the end and its segments accept
+//! objects again.
 
 mod record;
 
@@ -21,85 +22,84 @@ use super::{
     timer::Timer,
 };
 
-/// How many objects are looked at in one call.
+/// The number of objects examined per call.
 const SLICE: u32 = 4096;
-/// How many run at once if the job does not say.
+/// The default number of concurrent moves.
 const CONCURRENCY: u32 = 4;
-/// … and at the most.
+/// The maximum number of concurrent moves.
 const CONCURRENCY_MAX: u32 = 1024;
-/// Between two slices of one pass others may have the state.
+/// The pause between two slices of one pass, in which other calls can lock the state.
 const SLICE_PAUSE: Duration = Duration::from_millis(1);
-/// Between two passes.
+/// The pause between two passes.
 const PASS_PAUSE: Duration = Duration::from_millis(500);
-/// The most jobs at a time.
+/// The maximum number of running jobs.
 const RUNNING_MAX: usize = 64;
-/// Jobs that are over and remembered.
+/// The number of finished jobs kept.
 const FINISHED_MAX: usize = 256;
 
-/// Where a job stands.
+/// The status of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobStatus {
-    /// It was made.
+    /// The job was created.
     Created,
-    /// It looks for what is to be moved.
+    /// The job looks for objects to move.
     Planning,
     /// Objects are being moved.
     Running,
-    /// Its segments are empty.
+    /// The segments are empty.
     Succeeded,
-    /// Something could not be moved; the message says more.
+    /// Some objects could not be moved; the message says more.
     Failed,
-    /// It was cancelled.
+    /// The job was cancelled.
     Canceled,
 }
 
 impl JobStatus {
-    /// Whether nothing more becomes of the job.
+    /// Returns whether the job has ended.
     pub fn is_over(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed | Self::Canceled)
     }
 }
 
-/// A job to be made. Segments go by name.
+/// A job to be created. Segments are given by name.
 #[derive(Debug, Clone, Copy)]
 pub struct NewJob<'a> {
-    /// What is to be emptied.
+    /// The segments to drain.
     pub segments: &'a [String],
-    /// Where objects may go; empty: anywhere.
+    /// The target segments; empty for any.
     pub targets: &'a [String],
-    /// How many objects are moved at once; 0: 4.
+    /// The number of concurrent moves; 0 means 4.
     pub concurrency: u32,
 }
 
-/// A job as others may see it.
+/// The public view of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobView {
-    /// Its id.
+    /// The job id.
     pub id: JobId,
-    /// Where it stands.
+    /// The status of the job.
     pub status: JobStatus,
-    /// When it was made.
+    /// The creation time.
     pub created: Moment,
-    /// When it last changed.
+    /// The time of the last change.
     pub updated: Moment,
     /// The names of its segments.
     pub segments: Vec<String>,
-    /// Copies that left.
+    /// Replicas moved.
     pub succeeded: u64,
-    /// Copies that could not.
+    /// Replicas that could not be moved.
     pub failed: u64,
-    /// Copies that something else held up when they were last looked at: another task, or that
-    /// they are still being written.
+    /// Replicas that were blocked when last examined: by another task or by a put in progress.
     pub blocked: u64,
-    /// Copies that are being moved.
+    /// Replicas being moved.
     pub active: u32,
-    /// Bytes that were moved.
+    /// Bytes moved.
     pub moved_bytes: u64,
-    /// In words.
+    /// A message about the outcome.
     pub message: String,
 }
 
-/// All jobs that are not forgotten.
+/// All jobs that have not been forgotten.
 #[derive(Debug)]
 pub(super) struct Jobs {
     random: Random,
@@ -114,26 +114,26 @@ pub(super) struct Job {
     targets: Vec<Box<str>>,
     concurrency: u32,
     is_scheduled: bool,
-    /// Where the pass has come to, and what it has found.
+    /// The position of the present pass, and what it has found.
     cursor: u32,
     found: u64,
     blocked: u64,
-    /// Objects that could not be moved, in that version.
+    /// Objects that could not be moved, with their versions.
     given_up: FxHashMap<ObjectSlot, u64>,
-    /// Objects that are being moved.
+    /// Objects being moved.
     busy: FxHashSet<(ObjectSlot, u64)>,
     view: JobView,
 }
 
-/// What a job sees in an object.
+/// What an object means to a job.
 enum DrainCheck {
-    /// No copy in its segments, or one that it has given up.
+    /// No replica in the job's segments, or one that was given up.
     Nothing,
-    /// A copy that is being moved.
+    /// A replica that is being moved.
     Busy,
-    /// A copy that something holds up.
+    /// A replica that is blocked.
     Blocked,
-    /// A copy in that segment, to be moved now.
+    /// A replica in that segment, to be moved now.
     Copy(SegmentId),
 }
 
@@ -151,24 +151,24 @@ impl Jobs {
         loop {
             let bits = u128::from(self.random.next()) << 64 | u128::from(self.random.next());
             let id = JobId::from_bits(bits);
-            // Those of an earlier master are known, too.
+            // Ids of an earlier master are in use, too.
             if !self.by_id.contains_key(&id) {
                 return id;
             }
         }
     }
 
-    /// The job, if it is not over.
+    /// Returns the job, if it has not ended.
     fn running(&mut self, id: JobId) -> Option<&mut Job> {
         self.by_id.get_mut(&id).filter(|job| !job.is_over())
     }
 
-    /// All jobs that are not forgotten.
+    /// Returns all jobs that have not been forgotten.
     pub(super) fn all(&self) -> impl Iterator<Item = (JobId, &Job)> {
         self.by_id.iter().map(|(id, job)| (*id, job))
     }
 
-    /// The job is over; which is forgotten for it.
+    /// Finishes a job. Returns the job that is forgotten in its place.
     fn finish(&mut self, id: JobId) -> Option<JobId> {
         self.running.retain(|other| *other != id);
         self.finished.push_back(id);
@@ -188,12 +188,12 @@ impl Job {
 }
 
 impl State {
-    /// Begins to empty segments: they take nothing new from now on.
+    /// Starts draining segments. They accept no new objects from now on.
     ///
     /// # Errors
-    /// `INVALID_PARAMS`: no segments, or one that is also a target. `SEGMENT_NOT_FOUND`: an
-    /// unknown one. `UNAVAILABLE_IN_CURRENT_STATUS`: one is being drained or unmounted already, or
-    /// too many jobs run.
+    /// `INVALID_PARAMS`: no segments, or one that is also a target. `SEGMENT_NOT_FOUND`: an unknown
+    /// segment. `UNAVAILABLE_IN_CURRENT_STATUS`: a segment is already being drained or unmounted,
+    /// or too many jobs are running.
     pub fn create_job(&mut self, now: Moment, new: NewJob<'_>) -> Result<JobId> {
         if new.segments.is_empty() {
             return Err(Error::invalid("the job names no segments"));
@@ -215,10 +215,10 @@ impl State {
         }
         let busy = |why: &str| Err(Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, why));
         if slots.iter().any(|&slot| self.segments.at(slot).status != SegmentStatus::Ok) {
-            return busy("a segment is being drained or unmounted already");
+            return busy("a segment is already being drained or unmounted");
         }
         if self.jobs.running.len() >= RUNNING_MAX {
-            return busy("too many drain jobs run");
+            return busy("too many running drain jobs");
         }
         let id = self.jobs.unused_id();
         let job = Job {
@@ -256,7 +256,7 @@ impl State {
         Ok(id)
     }
 
-    /// A job that was made and not forgotten.
+    /// Returns a job that has not been forgotten.
     ///
     /// # Errors
     /// `JOB_NOT_FOUND`.
@@ -265,10 +265,10 @@ impl State {
         Ok(job.view.clone())
     }
 
-    /// Ends a job: what is being moved is moved, nothing more, and its segments take objects again.
+    /// Cancels a job. Moves in progress are completed, and its segments accept objects again.
     ///
     /// # Errors
-    /// `JOB_NOT_FOUND`. `UNAVAILABLE_IN_CURRENT_STATUS`: it has ended by itself.
+    /// `JOB_NOT_FOUND`. `UNAVAILABLE_IN_CURRENT_STATUS`: the job has already ended.
     pub fn cancel_job(&mut self, now: Moment, id: JobId) -> Result<()> {
         let job = self.jobs.by_id.get(&id).ok_or_else(|| unknown(id))?;
         match job.view.status {
@@ -292,7 +292,7 @@ impl State {
         Ok(())
     }
 
-    /// Every job that is not forgotten: those that run first, then the latest.
+    /// Returns every job that has not been forgotten: running jobs first, then the latest.
     pub fn list_jobs(&self) -> Vec<JobView> {
         let mut views: Vec<JobView> =
             self.jobs.by_id.values().map(|job| job.view.clone()).collect();
@@ -301,12 +301,12 @@ impl State {
         views
     }
 
-    /// The jobs that have not ended.
+    /// Returns the jobs that have not ended.
     pub fn running_jobs(&self) -> usize {
         self.jobs.running.len()
     }
 
-    /// The timer of a job rang.
+    /// Handles the timer of a job.
     pub(super) fn plan_job(&mut self, now: Moment, id: JobId) {
         if let Some(job) = self.jobs.by_id.get_mut(&id) {
             job.is_scheduled = false;
@@ -314,7 +314,7 @@ impl State {
         self.advance_job(now, id);
     }
 
-    /// Jobs that have less to do than they may get more.
+    /// Schedules jobs that have capacity for more moves.
     pub(super) fn advance_jobs(&mut self, now: Moment) {
         for id in self.jobs.running.clone() {
             let job = self.jobs.running(id);
@@ -324,7 +324,7 @@ impl State {
         }
     }
 
-    /// Looks at some more objects and makes tasks of those that must leave.
+    /// Examines some more objects and creates tasks for those to be moved.
     fn advance_job(&mut self, now: Moment, id: JobId) {
         let Some(job) = self.jobs.running(id) else { return };
         job.view.status = match job.view.status {
@@ -358,7 +358,7 @@ impl State {
         (job.cursor, job.found) = (slot, job.found + found);
         job.blocked += blocked;
         if active >= concurrency {
-            // The end of one of them brings it on.
+            // The end of a task continues the job.
         } else if is_pass_over {
             self.end_pass(now, id, &sources);
         } else {
@@ -385,18 +385,18 @@ impl State {
         }
     }
 
-    /// Makes a task of an object.
+    /// Creates a task for an object.
     fn start_move(&mut self, now: Moment, id: JobId, slot: ObjectSlot, source: SegmentId) {
         let version = self.objects.at(slot).version;
         let Some(job) = self.jobs.by_id.get_mut(&id) else { return };
-        // Counted first: it may end at once.
+        // Counted first, because the task may end at once.
         job.view.active += 1;
         job.busy.insert((slot, version));
         let goal = drain_goal(source, &job.targets);
         self.add_task(now, slot, TaskKind::Move, goal, Some(id));
     }
 
-    /// All objects were looked at: the segments are empty, or there is another pass.
+    /// Ends a pass: the segments are empty, or another pass follows.
     fn end_pass(&mut self, now: Moment, id: JobId, sources: &[SegmentSlot]) {
         let is_written = sources.iter().any(|&slot| self.segments.at(slot).writing > 0);
         let written = self.writes.iter().flat_map(|write| write.replicas.iter());
@@ -428,7 +428,7 @@ impl State {
         }
     }
 
-    /// The task of an object has ended.
+    /// Records the end of an object's task.
     pub(super) fn end_move(
         &mut self,
         now: Moment,
@@ -447,7 +447,7 @@ impl State {
                 job.view.succeeded += 1;
                 job.view.moved_bytes += bytes;
             }
-            // What was removed or replaced meanwhile has left, too.
+            // An object removed or replaced meanwhile has left the segment, too.
             Err(_) if !is_there => {}
             Err(why) => {
                 job.view.failed += 1;
@@ -474,7 +474,7 @@ impl State {
         }
         (job.view.status, job.view.updated) = (status, now);
         if status == JobStatus::Failed && !job.view.message.is_empty() {
-            job.view.message = format!("{why}; the last one because {}", job.view.message);
+            job.view.message = format!("{why}; last reason: {}", job.view.message);
         } else {
             why.clone_into(&mut job.view.message);
         }
@@ -484,7 +484,7 @@ impl State {
         }
     }
 
-    /// The segments of the job that are still there.
+    /// Returns the segments of the job that still exist.
     fn job_segments(&self, id: JobId) -> Vec<SegmentSlot> {
         let Some(job) = self.jobs.by_id.get(&id) else { return Vec::new() };
         let slots = job.segments.iter().filter_map(|identity| {
@@ -509,7 +509,7 @@ impl State {
         self.segments.refresh_open();
     }
 
-    /// A job has one timer at a time.
+    /// Sets the timer of a job; each job has at most one.
     fn schedule_job(&mut self, id: JobId, at: Moment) {
         let Some(job) = self.jobs.running(id) else { return };
         if !std::mem::replace(&mut job.is_scheduled, true) {

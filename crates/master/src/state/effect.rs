@@ -168,7 +168,7 @@ pub struct Value<'a> {
     pub copies: SmallVec<[LoggedCopy; 1]>,
     /// Data type that the writer gave.
     pub data_type: u8,
-    /// Never evicted.
+    /// Whether the object is hard-pinned, that is, never evicted.
     pub is_hard_pinned: bool,
     /// Group that is evicted as a whole; empty: none.
     pub group: &'a [u8],

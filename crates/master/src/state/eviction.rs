@@ -1,4 +1,4 @@
-//! Which object goes first when room is needed.
+//! Eviction policies: which object is evicted first when space is needed.
 
 mod adaptive;
 mod dueling;
@@ -62,7 +62,7 @@ mod tests {
     }
 
     /// What every policy must do.
-    fn behaves(mut policy: Box<dyn EvictionPolicy>) {
+    fn check_policy(mut policy: Box<dyn EvictionPolicy>) {
         assert_eq!(policy.pop(), None);
         policy.touch(slot(3));
         policy.remove(slot(3));
@@ -92,14 +92,14 @@ mod tests {
     }
 
     #[test]
-    fn every_policy_gives_each_object_once() {
-        behaves(policy(EvictionKind::Lru));
-        behaves(policy(EvictionKind::S3Fifo));
-        behaves(policy(EvictionKind::Adaptive));
+    fn every_policy_returns_each_object_once() {
+        check_policy(policy(EvictionKind::Lru));
+        check_policy(policy(EvictionKind::S3Fifo));
+        check_policy(policy(EvictionKind::Adaptive));
     }
 
     #[test]
-    fn lru_takes_what_was_not_used_for_longest() {
+    fn lru_evicts_least_recently_used() {
         let mut lru = Lru::default();
         for object in 0..3 {
             lru.insert(slot(object), KeyHash::new(0));
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn s3fifo_keeps_what_is_used_again_through_a_scan() {
+    fn s3fifo_resists_scan() {
         let mut policy = S3Fifo::default();
         for object in 0..10 {
             policy.insert(slot(object), KeyHash::new(object));

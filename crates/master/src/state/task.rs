@@ -1,9 +1,10 @@
-//! Copies and moves of objects: made by callers and drain jobs, carried out by clients.
+//! Copies and moves of objects: created by callers and drain jobs, carried out by clients.
 //!
-//! A task waits in the queue of a client that holds a copy. When that client fetches it, room is
-//! taken in the target, and the object is neither evicted nor plainly removed until the client has
-//! said how it went, or its time is over. What failed is tried again, by whoever holds a copy then.
-//! The object must be the very same at the end; if it was replaced or removed, the task fails.
+//! A task waits in the queue of a client that holds a replica. When that client fetches the task,
+//! space is allocated in the target, and the object is neither evicted nor removed (unless forced)
+//! until the client has reported the outcome or the task has timed out. Failed tasks are retried by
+//! a client that holds a replica then. The object must have the same version at the end; if it was
+//! replaced or removed, the task fails.
 
 mod attempt;
 mod record;
@@ -25,116 +26,116 @@ use super::{
 pub(super) use table::Tasks;
 use table::{Goal, Subject, Task};
 
-/// The most targets of one copy.
+/// The maximum number of targets of one copy.
 const TARGETS_MAX: usize = 128;
-/// A reason that a client gives is cut to so many bytes.
+/// The maximum length of a failure reason; longer reasons are truncated.
 const WHY_BYTES_MAX: usize = 1024;
 
-/// What a task does.
+/// The kind of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaskKind {
-    /// Adds copies.
+    /// Adds replicas.
     Copy,
-    /// Adds a copy in the place of another.
+    /// Replaces one replica by another.
     Move,
 }
 
-/// Where a task stands.
+/// The status of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaskStatus {
-    /// It waits for its client, or to be tried again.
+    /// The task waits for its client, or to be retried.
     Pending,
-    /// Its client has it.
+    /// The client is carrying out the task.
     Processing,
-    /// It will not be done; the message says why.
+    /// The task failed; the message says why.
     Failed,
-    /// It is done.
+    /// The task is done.
     Success,
 }
 
-/// A task to be made. Segments go by name.
+/// A task to be created. Segments are given by name.
 #[derive(Debug, Clone, Copy)]
 pub enum NewTask<'a> {
-    /// Copies of an object in more segments.
+    /// Copies an object to other segments.
     Copy {
-        /// The object.
+        /// The key of the object.
         key: &'a [u8],
-        /// Where copies are wanted.
+        /// The target segments.
         targets: &'a [String],
     },
-    /// A copy of an object somewhere else.
+    /// Moves a replica to another segment.
     Move {
-        /// The object.
+        /// The key of the object.
         key: &'a [u8],
-        /// Where the copy lies that goes.
+        /// The segment of the replica to move.
         source: &'a str,
-        /// Where it goes.
+        /// The target segment.
         target: &'a str,
     },
 }
 
-/// A task as others may see it.
+/// The public view of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TaskView {
-    /// Its id.
+    /// The task id.
     pub id: TaskId,
-    /// What it does.
+    /// The kind of the task.
     pub kind: TaskKind,
-    /// With which object.
+    /// The key of the object.
     pub key: ObjectKey,
-    /// Where it stands.
+    /// The status of the task.
     pub status: TaskStatus,
-    /// When it was made.
+    /// The creation time.
     pub created: Moment,
-    /// When it last changed.
+    /// The time of the last change.
     pub updated: Moment,
-    /// Who carries it out, or did.
+    /// The client that carries out the task, or did.
     pub client: ClientId,
-    /// In words.
+    /// A message about the outcome.
     pub message: String,
 }
 
 /// A task for a client to carry out now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Work {
-    /// The task.
+    /// The task id.
     pub id: TaskId,
-    /// Which try it is; to be named at the end.
+    /// The number of the attempt, to be repeated in the report.
     pub attempt: u64,
-    /// The object.
+    /// The key of the object.
     pub key: ObjectKey,
-    /// Which life of it.
+    /// The version of the object.
     pub version: Version,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub length: u64,
-    /// The checksum its writer gave.
+    /// The checksum given by the writer.
     pub checksum: Option<u64>,
-    /// What to read.
+    /// The place to read from.
     pub source: Place,
-    /// What to write, at least one.
+    /// The places to write to, at least one.
     pub targets: Vec<Place>,
 }
 
-/// What a client says of a task that it was given.
+/// A client's report on a task.
 #[derive(Debug, Clone, Copy)]
 pub struct TaskEnd<'a> {
-    /// The task.
+    /// The task id.
     pub id: TaskId,
-    /// Which try.
+    /// The number of the attempt.
     pub attempt: u64,
-    /// Copies that could not be written, or on which a write may still be under way.
+    /// Replicas that were not written, or on which a write may still be in flight.
     pub failed_replicas: &'a [ReplicaId],
-    /// Why, in words.
+    /// The reason of the failure.
     pub why: &'a str,
 }
 
 impl State {
-    /// Makes a task.
+    /// Creates a task.
     ///
     /// # Errors
-    /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY`: it is being written for the first time.
-    /// `INVALID_PARAMS`: no targets or too many, an unknown segment, a source without a copy, or
-    /// one that is the target. `TASK_PENDING_LIMIT_EXCEEDED`: too many wait.
+    /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY`: the object is being written for the first time.
+    /// `INVALID_PARAMS`: no targets or too many, an unknown segment, a source without a replica, or
+    /// a source that is also the target. `TASK_PENDING_LIMIT_EXCEEDED`: too many tasks are pending.
     pub fn create_task(
         &mut self,
         now: Moment,
@@ -150,14 +151,14 @@ impl State {
         }
         let (kind, goal) = self.goal(slot, new)?;
         if self.tasks.pending() >= self.rules.tasks.pending_max {
-            let why = "too many tasks wait";
+            let why = "too many pending tasks";
             return Err(Error::new(ErrorCode::TASK_PENDING_LIMIT_EXCEEDED, why)
                 .with("limit", self.rules.tasks.pending_max));
         }
         Ok(self.add_task(now, slot, kind, goal, None))
     }
 
-    /// A task that was made and not forgotten.
+    /// Returns a task that has not been forgotten.
     ///
     /// # Errors
     /// `TASK_NOT_FOUND`.
@@ -175,25 +176,25 @@ impl State {
         })
     }
 
-    /// Some of the tasks that are not over, at most so many: those that run first.
+    /// Returns at most `limit` unfinished tasks, running ones first.
     pub fn list_tasks(&self, limit: usize) -> Vec<TaskView> {
         let listed = self.tasks.underway().take(limit);
         listed.filter_map(|id| self.task(id).ok()).collect()
     }
 
-    /// How many tasks wait, and how many run.
+    /// Returns the number of pending and of running tasks.
     pub fn tasks_underway(&self) -> (usize, usize) {
         (self.tasks.pending(), self.tasks.processing())
     }
 
-    /// Whether the client should fetch tasks.
+    /// Returns whether the client should fetch tasks.
     pub fn has_tasks(&self, now: Moment, client: ClientId) -> bool {
         self.tasks.has_due(now, client)
     }
 
-    /// Hands tasks to the client that is to carry them out: at most so many, and no more once their
-    /// objects have so many bytes. Room is taken in the
-    /// targets by evicting, if it must be; bytes may be written for the rules' `write_window`.
+    /// Hands tasks to the client that is to carry them out: at most `limit` tasks, and no more once
+    /// their objects exceed `bytes` bytes. Space is allocated in the targets, by eviction if
+    /// needed. The client may write for the rules' `write_window`.
     ///
     /// # Errors
     /// `CLIENT_NOT_FOUND`: register first.
@@ -215,22 +216,22 @@ impl State {
             }
             work.extend(self.begin_task(now, client, id));
         }
-        // Some may have ended without anything to do.
+        // Some tasks may have ended because nothing was left to do.
         self.advance_jobs(now);
         Ok(work)
     }
 
-    /// Takes the client's word for how a try went.
+    /// Records a client's report on an attempt.
     ///
     /// # Errors
-    /// `TASK_NOT_FOUND`: there is no such try (any more): it took too long. `ILLEGAL_CLIENT`:
-    /// somebody else's.
+    /// `TASK_NOT_FOUND`: the attempt does not exist or has timed out. `ILLEGAL_CLIENT`: the task
+    /// belongs to another client.
     pub fn end_task(&mut self, now: Moment, client: ClientId, end: TaskEnd<'_>) -> Result<()> {
         let task = self.tasks.get(end.id).ok_or_else(|| unknown(end.id))?;
         let attempt = task.attempt.as_ref().filter(|_| task.phase == end.attempt);
         let until = attempt.ok_or_else(|| unknown(end.id))?.until;
         if task.client != client {
-            let why = "the task is somebody else's";
+            let why = "the task belongs to another client";
             return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, why).with("task", end.id));
         }
         let failed = |replica: ReplicaId| end.failed_replicas.contains(&replica);
@@ -240,7 +241,7 @@ impl State {
         Ok(())
     }
 
-    /// Puts a task into the books and into somebody's queue.
+    /// Inserts a task into the table and into the queue of a client.
     pub(super) fn add_task(
         &mut self,
         now: Moment,
@@ -259,7 +260,7 @@ impl State {
         id
     }
 
-    /// A task that is in no queue waits for a client to fetch it.
+    /// Handles a task that is in no queue: waits for a client to fetch it.
     fn queue_task(&mut self, now: Moment, id: TaskId) {
         self.assign_task(now, id, now, None);
         let is_of_job = self.tasks.get(id).is_some_and(|task| task.job.is_some());
@@ -268,13 +269,13 @@ impl State {
         }
     }
 
-    /// The object that the task is about, if it is still the same.
+    /// Returns the object of the task, if its version is still the same.
     fn subject(&self, task: &Task) -> Option<&Object> {
         let object = self.objects.get(task.subject.slot)?;
         (object.is_complete() && object.version == task.subject.version).then_some(object)
     }
 
-    /// Until when a client may still read the object for a task.
+    /// Returns until when a client may still read the object for a task.
     pub(super) fn copying_until(&self, slot: ObjectSlot) -> Timestamp {
         match self.objects.at(slot).flags.has(Flags::BEING_COPIED) {
             true => self.tasks.copying_until(slot).map_or_else(Timestamp::default, Timestamp::from),
@@ -306,7 +307,7 @@ impl State {
                 known(target)?;
                 let copies = &self.objects.at(slot).replicas[..];
                 if !copies.iter().any(|copy| from.contains(&copy.segment)) {
-                    let why = "the object has no copy in the source";
+                    let why = "the object has no replica in the source";
                     return Err(Error::invalid(why).with("segment", source));
                 }
                 let goal = Goal::Move { source: source.into(), target: target.into() };
@@ -315,7 +316,7 @@ impl State {
         }
     }
 
-    /// The segments whose copy a move drops.
+    /// Returns the segments whose replica a move removes.
     fn sources(&self, goal: &Goal) -> Vec<SegmentSlot> {
         match goal {
             Goal::Copy { .. } => Vec::new(),
@@ -324,8 +325,8 @@ impl State {
         }
     }
 
-    /// Puts a task that waits into the queue of a client that holds a copy it may read, rather not
-    /// of the one that failed.
+    /// Puts a pending task into the queue of a client that holds a readable replica, preferably not
+    /// of the client that failed.
     fn assign_task(
         &mut self,
         now: Moment,
@@ -342,8 +343,8 @@ impl State {
             let segment = self.segments.at(copy.segment);
             segment.is_mounted().then_some((copy, segment))
         });
-        // The owner of the copy that goes pushes it out of its own memory; whoever is not heard of
-        // comes last, for it may come back.
+        // The owner of the replica to be removed is preferred: it writes out of its own memory. A
+        // suspect client comes last, since it may come back.
         let best = holders.min_by_key(|(copy, segment)| {
             (
                 segment.is_suspect,
@@ -359,14 +360,20 @@ impl State {
         self.tasks.queue(id, client, not_before);
     }
 
-    /// The client's tasks are given to others.
+    /// Reassigns the tasks of a client.
     pub(super) fn reassign_tasks(&mut self, now: Moment, client: ClientId) {
         for id in self.tasks.of_client(client) {
             let Some(task) = self.tasks.get(id) else { continue };
             match &task.attempt {
                 Some(attempt) => {
                     let until = attempt.until.into();
-                    self.end_attempt(now, id, "the client is gone", &|_| true, until);
+                    self.end_attempt(
+                        now,
+                        id,
+                        "the client expired or unregistered",
+                        &|_| true,
+                        until,
+                    );
                 }
                 None => {
                     self.tasks.unqueue(id);
@@ -376,7 +383,7 @@ impl State {
         }
     }
 
-    /// The memory of that segment is gone, and with it what tasks took in it.
+    /// Removes a segment, and with it the space that tasks allocated there.
     pub(super) fn drop_task_replicas(&mut self, segment: SegmentSlot) {
         for (tenant, bytes) in self.tasks.forget_segment(segment) {
             self.tenants.uncharge(tenant, bytes);
@@ -384,21 +391,22 @@ impl State {
     }
 }
 
-/// Why a task fails whose object is not what it was.
+/// The failure reason of a task whose object was replaced or removed.
 const CHANGED: &str = "the object was removed, evicted, replaced or lost before it was copied";
 
 fn unknown(id: TaskId) -> Error {
-    let why = "there is no such task, or that try of it is over";
+    let why = "no such task, or the attempt has ended";
     Error::new(ErrorCode::TASK_NOT_FOUND, why).with("task", id)
 }
 
-/// Of the copies of an object the one to read: the client's own if it has one, else any.
+/// Returns the replica to read: the client's own if it has one, else any.
 fn pick_source(copies: &[(Replica, ClientId)], client: ClientId) -> Option<Replica> {
     let own = copies.iter().find(|(_, owner)| *owner == client);
     own.or_else(|| copies.first()).map(|(copy, _)| *copy)
 }
 
-/// What a drain wants of an object: that it leaves a segment, for one of those named, or any.
+/// Returns the goal of a drain for an object: to leave a segment, to one of the named targets or
+/// any.
 pub(super) fn drain_goal(source: SegmentId, targets: &[Box<str>]) -> Goal {
     Goal::Evacuate { source, targets: targets.into() }
 }

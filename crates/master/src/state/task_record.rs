@@ -1,8 +1,9 @@
-//! What the log keeps of tasks and drain jobs: a record each, by its id, in words of their own.
+//! Log records of tasks and drain jobs, one per id, with their own encoding.
 //!
-//! A record tells all there is to know of what is over, and of what is not, what a restarted master
-//! needs to begin it again: a try under way dies with the master, and what it wrote rests. Parts of
-//! a drain have no records, since the job finds them again.
+//! The record of a finished task or job is complete. The record of an unfinished one has what a
+//! restarted master needs to start it again: an attempt dies with the master, and the space it
+//! wrote to is quarantined. Tasks of a drain have no records, since the job finds their objects
+//! again.
 
 use std::collections::BTreeMap;
 
@@ -16,26 +17,26 @@ use super::{
     },
 };
 
-/// The id under which stands what is about all tasks.
+/// The id of the record about all tasks.
 const ALL: u128 = 0;
 
-/// What became of the records.
+/// The result of restoring the records.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct RestoredRecords {
-    /// Tasks that are not over.
+    /// Number of unfinished tasks.
     pub(super) tasks: u64,
-    /// Jobs that are not over.
+    /// Number of unfinished jobs.
     pub(super) jobs: u64,
-    /// What cannot be read.
+    /// Number of records that cannot be decoded.
     pub(super) damaged: u64,
 }
 
-/// What a record is of: its first byte.
+/// The kind of a record, stored in its first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A copy or a move that somebody asked for.
+    /// A copy or a move created by a caller.
     Task,
-    /// A drain.
+    /// A drain job.
     Job,
 }
 
@@ -51,23 +52,23 @@ impl Kind {
         [Self::Task, Self::Job].into_iter().find(|kind| kind.code() == code)
     }
 
-    /// The beginning of a record of this kind.
+    /// Starts a record of this kind.
     pub(super) fn begin(self) -> Vec<u8> {
         vec![self.code()]
     }
 }
 
-/// A moment in the words of the log. It means nothing after the machine was started anew.
+/// Encodes a moment. The value is meaningless after a reboot.
 pub(super) fn write_moment(out: &mut Writer<'_>, moment: Moment) {
     out.time(moment.since_boot());
 }
 
-/// A moment that was written, which cannot be later than now.
+/// Decodes a moment, limited to the present.
 pub(super) fn read_moment(input: &mut Reader<'_>, now: Moment) -> Option<Moment> {
     Some(now.min(Moment::from_boot(input.time()?)))
 }
 
-/// How many texts there are, and each of them.
+/// Encodes a list of strings: their number, then each of them.
 pub(super) fn write_texts(out: &mut Writer<'_>, texts: &[impl AsRef<str>]) {
     out.int(texts.len() as u64);
     for text in texts {
@@ -75,14 +76,14 @@ pub(super) fn write_texts(out: &mut Writer<'_>, texts: &[impl AsRef<str>]) {
     }
 }
 
-/// The texts that were written.
+/// Decodes a list of strings.
 pub(super) fn read_texts<T: for<'a> From<&'a str>>(input: &mut Reader<'_>) -> Option<Vec<T>> {
     let count = input.int()?;
-    // A damaged count ends with the bytes.
+    // A damaged count ends at the end of the bytes.
     (0..count).map(|_| input.text().map(T::from)).collect()
 }
 
-/// The number of the next copy that a task makes, if the record is of that.
+/// Decodes the ordinal of the next replica, if the record contains it.
 pub(super) fn next_ordinal(id: u128, record: Option<&[u8]>) -> Option<u16> {
     (id == ALL).then(|| u16::try_from(Reader::new(record?).int()?).ok())?
 }
@@ -102,7 +103,7 @@ impl State {
         }
     }
 
-    /// Takes up what the records tell of, when all else was restored.
+    /// Restores tasks and jobs, after everything else has been restored.
     pub(super) fn restore_records(
         &mut self,
         now: Moment,

@@ -1,4 +1,4 @@
-//! The rules, called as the service calls them, under a time moved by hand.
+//! Tests of the state, called as the service calls it, with a manual clock.
 
 mod events;
 mod model;
@@ -20,11 +20,11 @@ use mooncake_base::{
 use super::*;
 
 const MIB: u64 = 1 << 20;
-/// A client of the tests, and another.
+/// Two clients.
 const A: ClientId = ClientId::from_bits(1);
 const B: ClientId = ClientId::from_bits(2);
 
-/// A pool, and what time it is there.
+/// A pool and its clock.
 struct Pool {
     state: State,
     now: Moment,
@@ -32,7 +32,7 @@ struct Pool {
 }
 
 impl Pool {
-    /// Clients A and B, and a segment of so many MiB of A.
+    /// Creates clients A and B, and a segment of `mib` MiB owned by A.
     fn new(mib: u64) -> Self {
         Self::with(Rules::default(), mib)
     }
@@ -50,7 +50,7 @@ impl Pool {
         self.state.mount(self.now, client, spec(client, id, 1, mib))
     }
 
-    /// Time goes on, the clients are heard of, and what is due is done.
+    /// Advances the clock, sends heartbeats of the clients, and runs the timers.
     fn wait(&mut self, seconds: u64) {
         for _ in 0..seconds {
             self.now = self.now + Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! Drain jobs in the log, and how they go on after a restart.
+//! Log records of drain jobs, and their recovery after a restart.
 
 use mooncake_base::{Incarnation, JobId, Moment, SegmentId};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -13,8 +13,8 @@ use crate::state::{
 };
 
 impl Job {
-    /// The job in the words of the log. What could not be moved is tried again after a restart, so
-    /// that it is counted only in the end.
+    /// Encodes the job for the log. Objects that could not be moved are retried after a restart, so
+    /// they are counted only in finished jobs.
     pub(in crate::state) fn record(&self) -> Vec<u8> {
         let mut record = Kind::Job.begin();
         let (out, view) = (&mut Writer(&mut record), &self.view);
@@ -42,7 +42,7 @@ impl Job {
 }
 
 impl State {
-    /// Tells the log how the job stands.
+    /// Logs the status of the job.
     pub(super) fn log_job(&mut self, id: JobId) {
         if !self.effects.is_recording() {
             return;
@@ -51,7 +51,7 @@ impl State {
         self.effects.record(|| Effect::Task { id: id.bits(), record: record.as_deref() });
     }
 
-    /// A job that was logged; `None`: the record is damaged.
+    /// Decodes a job; `None` if the record is damaged.
     pub(in crate::state) fn read_job(
         &self,
         now: Moment,
@@ -103,7 +103,7 @@ impl State {
         Some(job)
     }
 
-    /// Takes jobs up again. How many are not over.
+    /// Resumes jobs. Returns how many have not ended.
     pub(in crate::state) fn restore_jobs(
         &mut self,
         now: Moment,
@@ -120,7 +120,7 @@ impl State {
                 self.schedule_job(id, now);
             }
         }
-        // Segments whose job is not known any more take objects again.
+        // Segments whose job is unknown accept objects again.
         let drained: Vec<SegmentSlot> =
             self.jobs.running.iter().flat_map(|&id| self.job_segments(id)).collect();
         let draining = self.segments.mounted().filter(|(slot, segment)| {

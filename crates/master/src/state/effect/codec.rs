@@ -1,4 +1,5 @@
-//! Effects as bytes: a tag, then the fields; whole numbers in 7-bit groups, the lowest first.
+//! The encoding of effects: a tag, then the fields. Integers are varints: groups of 7 bits, lowest
+//! first.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use super::{DecodeError, Effect, LoggedCopy, LoggedPin, ObjectName, Value};
 use crate::state::segment::{SegmentNumber, SegmentSpec};
 
 impl<'a> Effect<'a> {
-    /// Appends the effect.
+    /// Appends the encoded effect.
     pub fn encode(&self, into: &mut Vec<u8>) {
         let out = &mut Writer(into);
         match self {
@@ -69,10 +70,11 @@ impl<'a> Effect<'a> {
         }
     }
 
-    /// Reads every effect in the bytes.
+    /// Decodes every effect in the bytes.
     ///
     /// # Errors
-    /// The bytes are damaged or of a later version; those before were handed over.
+    /// The bytes are damaged or of a later version. Effects before the damage have been handed
+    /// over.
     pub fn decode_all(bytes: &'a [u8], mut each: impl FnMut(Self)) -> Result<(), DecodeError> {
         let mut input = Reader::new(bytes);
         while input.at < bytes.len() {
@@ -83,7 +85,7 @@ impl<'a> Effect<'a> {
     }
 }
 
-/// Appends fields to bytes.
+/// Encodes fields.
 pub(in crate::state) struct Writer<'b>(pub(in crate::state) &'b mut Vec<u8>);
 
 impl Writer<'_> {
@@ -127,7 +129,7 @@ impl Writer<'_> {
         self.bytes(text.as_bytes())
     }
 
-    /// In milliseconds, rounded up: what is logged as resting rests no shorter.
+    /// Milliseconds are rounded up, so that a logged quarantine is never shortened.
     pub(in crate::state) fn time(&mut self, time: Duration) -> &mut Self {
         self.int(u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX))
     }
@@ -140,7 +142,7 @@ impl Writer<'_> {
         }
     }
 
-    /// All bits of it count, so that groups of seven would be longer.
+    /// Fixed width: all bits are random, so that a varint would be longer.
     fn checksum(&mut self, checksum: Option<u64>) -> &mut Self {
         self.bool(checksum.is_some());
         if let Some(checksum) = checksum {
@@ -172,7 +174,7 @@ impl Writer<'_> {
     }
 }
 
-/// Reads fields of bytes; `None` once they are none.
+/// Decodes fields; `None` at the first invalid one.
 pub(in crate::state) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -333,8 +335,8 @@ impl<'a> Reader<'a> {
     fn value(&mut self) -> Option<Value<'a>> {
         let (tenant, key, length) = (self.text()?, self.sized()?, self.int()?);
         let count = self.int()?;
-        // A damaged count must not make us ask for more memory than the bytes could fill: options
-        // that are collected do not know how many there will be.
+        // A damaged count must not allocate more memory than the bytes could fill. A collected
+        // iterator of options has no lower size hint.
         let copies =
             (0..count).map(|_| self.copy()).collect::<Option<SmallVec<[LoggedCopy; 1]>>>()?;
         let (data_type, is_hard_pinned, group) = (self.byte()?, self.bool()?, self.sized()?);
@@ -415,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn every_effect_is_read_as_it_was_written_and_its_beginnings_are_none() {
+    fn effects_round_trip_and_prefixes_fail() {
         let mut all = Vec::new();
         for effect in each() {
             let mut bytes = Vec::new();
@@ -432,7 +434,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_the_bytes_are_reading_them_ends(
+        fn decoding_arbitrary_bytes_terminates(
             bytes in prop::collection::vec(any::<u8>(), 0..300),
         ) {
             let _ = Effect::decode_all(&bytes, |_| ());

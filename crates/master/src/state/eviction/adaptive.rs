@@ -1,4 +1,4 @@
-//! By the last use and how often a key was seen, weighed by what would have served best.
+//! The adaptive policy: recency and frequency, combined with weights chosen by set dueling.
 
 use super::{
     EvictionPolicy,
@@ -8,40 +8,41 @@ use super::{
 };
 use crate::state::ids::{KeyHash, ObjectSlot};
 
-/// How much longer the tiers stay than objects that were seen once, in hundredths of a lifetime.
-/// The first choice is plain recency.
+/// The candidate settings: how much longer each tier stays than objects seen once, in hundredths of
+/// a lifetime. The first, default setting is plain LRU.
 const CHOICES: [[u32; TIERS]; 5] =
     [[0; TIERS], [0, 50, 70, 80], [0, 100, 180, 240], [0, 200, 200, 200], [0, 500, 500, 500]];
-/// Before anything was evicted a shadow has so many objects at most…
+/// The maximum number of objects in a shadow cache before anything was evicted…
 const EARLY_OBJECTS_MAX: usize = OBJECTS_MAX / 32;
-/// … and sees no more than one key in so many.
+/// … and the minimum sampling of keys then: one in this many.
 const EARLY_SHARE: usize = 8;
-/// Parts of a tick in which uses are counted.
+/// The resolution of the clock: use counts advance it by parts of a tick.
 const TICK_PARTS: u64 = 1 << 32;
-/// Reads after a share of the objects, one in so many, are no longer of the same batch…
+/// A read batch ends after uses of this share of the objects, one in so many…
 const READ_SHARE: usize = 8;
-/// … and new objects no longer after this share.
+/// … and a batch with inserts after this share.
 const INSERT_SHARE: usize = 4;
 
-/// Evicts what was not used for the longest time, but keeps for longer what was seen more often,
-/// also before it was last evicted. How much longer is learned: small caches of names run beside
-/// with one choice each, and the one with the most hits decides; plain recency while none is certain to
-/// be better than it.
+/// Evicts the least recently used object, but keeps objects longer that were seen more often,
+/// including before their last eviction. How much longer is learned by set dueling: shadow caches
+/// of keys run with one candidate setting each, and the setting with the most hits is used. Plain
+/// LRU is used unless another setting is significantly better.
 ///
-/// Of a batch the later goes first. 16 bytes an object, and about 30 for names of evicted ones.
+/// Within a batch, later objects are evicted first. Takes 16 bytes per object, plus about 30 per
+/// object for the ghosts (evicted keys).
 #[derive(Debug)]
 pub struct Adaptive {
     tiers: Tiers,
     ghosts: Ghosts,
     shadows: ShadowCaches<{ CHOICES.len() }>,
-    /// Parts of ticks that have passed.
+    /// Elapsed time in parts of ticks.
     elapsed: u64,
     /// The tick of the present batch.
     tick: u32,
-    /// Uses and new objects of the present batch.
+    /// Uses in the present batch, including inserts.
     uses: usize,
     has_inserted: bool,
-    /// Something was evicted, so that the pool is known to be full.
+    /// Whether an object was evicted, that is, whether the pool has been full.
     has_evicted: bool,
 }
 
@@ -62,14 +63,14 @@ impl Default for Adaptive {
 }
 
 impl Adaptive {
-    /// What comes from now on is of another batch.
+    /// Starts the next batch.
     fn next_batch(&mut self) {
         (self.uses, self.has_inserted) = (0, false);
         self.tick = (self.elapsed / TICK_PARTS) as u32 & TICK_MASK;
         self.tiers.bound_ages(self.tick);
     }
 
-    /// Time goes on by one use.
+    /// Advances the clock by one use.
     fn count_use(&mut self) {
         self.uses += 1;
         let objects = self.tiers.count().max(1) as u64;
@@ -79,7 +80,8 @@ impl Adaptive {
 
     fn train_shadows(&mut self, hash: KeyHash, tier: usize) {
         let count = self.tiers.count();
-        // While there is room for all, what is learned is how half of it would do, and roughly.
+        // Until the pool has been full, the shadow caches simulate a pool of half the size, with a
+        // coarser sample.
         let objects = match self.has_evicted {
             true => (count, OBJECTS_MAX),
             false => (count / 2, (count / 2 / EARLY_SHARE).clamp(1, EARLY_OBJECTS_MAX)),
@@ -102,7 +104,7 @@ impl EvictionPolicy for Adaptive {
         if self.uses * INSERT_SHARE > self.tiers.count() {
             self.next_batch();
         }
-        // Under the same number it was replaced or removed, else evicted.
+        // A key known under the same slot was replaced or removed; otherwise it was evicted.
         let known = self.tiers.known(object.number(), hash).map(|(tier, _)| tier);
         let known = self.ghosts.recall(hash).or(known);
         let tier = known.map_or(0, |tier| (tier + 1).min(TIERS - 1));
@@ -119,7 +121,7 @@ impl EvictionPolicy for Adaptive {
         self.count_use();
         let hash = self.tiers.hash(object.number());
         let Some((tier, tick)) = self.tiers.known(object.number(), hash) else { return };
-        // A probe and the read that follows it are one use.
+        // A probe and the read that follows it count as one use.
         if tick != self.tick {
             let tier = (tier + 1).min(TIERS - 1);
             self.tiers.remove(object.number());

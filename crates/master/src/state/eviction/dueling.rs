@@ -1,4 +1,4 @@
-//! Small caches of keys, run beside the real one to learn how long which tier should stay.
+//! Set dueling: sampled shadow caches of keys compare settings of the real cache by their hits.
 
 use rustc_hash::FxHashMap;
 
@@ -6,60 +6,61 @@ use crate::state::ids::KeyHash;
 
 use super::tiers::{LIFETIME_TICKS, TIERS, Tiers};
 
-/// The most objects of a shadow. It sees one key in so many that its share fits.
+/// The maximum number of objects in a shadow cache. Keys are sampled so that the share fits.
 pub(super) const OBJECTS_MAX: usize = 8192;
-/// The choice that counts until something has been learned.
+/// The setting used until another one has won.
 const DEFAULT_CHOICE: usize = 0;
-/// Ticks between two looks at who is ahead.
+/// Ticks between two evaluations.
 const CHOICE_TICKS: u32 = LIFETIME_TICKS / 8;
-/// A hit counts half after so many looks: eight lifetimes…
+/// The half-life of long-term counts in evaluations: eight lifetimes…
 const LONG_HALF_LIFE: f32 = 64.0;
-/// … and in the recent past, by which a choice is given up, after two lifetimes.
+/// … and of short-term counts, by which a setting is dropped: two lifetimes.
 const SHORT_HALF_LIFE: f32 = 16.0;
-/// Another choice must be ahead by this share of the hits or of the misses to be taken, whichever
-/// are fewer…
+/// To be adopted, a setting must lead by this share of the hits or of the misses, whichever are
+/// fewer…
 const LEAD_MIN: f32 = 0.01;
-/// … and ahead of the first choice by so many standard deviations of what chance would do.
+/// … and beat the default setting by this many standard deviations of chance.
 const ADOPT_SIGMAS: f32 = 2.5;
-/// Behind the first choice by so many in the recent past, a choice is given up, and by half as many
-/// it is not taken.
+/// A setting that loses to the default by this many standard deviations in the short term is
+/// dropped; one that loses by half as many is not adopted.
 const DROP_SIGMAS: f32 = 4.0;
 
-/// The same uses under several choices. The first of them is taken but where another one is ahead
-/// of it for certain.
+/// Shadow caches that see the same uses under different settings. The default setting is used
+/// unless another one is significantly better.
 #[derive(Debug)]
 pub(super) struct ShadowCaches<const N: usize> {
     shadows: [ShadowCache; N],
     keys: SharedKeys,
     chosen: usize,
     last_choice: u32,
-    /// Uses that were seen, fading like hits.
+    /// Uses seen, decaying like hits.
     uses: f32,
 }
 
-/// One small cache.
+/// One shadow cache.
 #[derive(Debug, Default)]
 struct ShadowCache {
     bonus: [u32; TIERS],
     tiers: Tiers,
     hits: f32,
-    /// Against the first choice, of all uses and of recent ones.
+    /// Duels against the default setting, long-term and short-term.
     long: DuelCounter,
     short: DuelCounter,
 }
 
-/// Names that any shadow holds, each under one number in all of them: they hold much the same.
+/// Keys held by any shadow cache, with one number shared by all of them: they hold mostly the same
+/// keys.
 #[derive(Debug, Default)]
 struct SharedKeys {
-    /// By hash.
+    /// Numbers by key hash.
     numbers: FxHashMap<KeyHash, u32>,
-    /// By number: a bit for each shadow that holds it.
+    /// By number: one bit for each shadow cache that holds the key.
     holders: Vec<u8>,
     vacant: Vec<u32>,
 }
 
 impl SharedKeys {
-    /// The number of a name, given to it if nobody holds it.
+    /// Returns the number of a key, and assigns one if no shadow cache holds the key.
     fn number(&mut self, hash: KeyHash) -> u32 {
         *self.numbers.entry(hash).or_insert_with(|| {
             self.vacant.pop().unwrap_or_else(|| {
@@ -69,7 +70,7 @@ impl SharedKeys {
         })
     }
 
-    /// That shadow no longer holds the name.
+    /// Records that a shadow cache no longer holds the key.
     fn release(&mut self, number: u32, hash: KeyHash, shadow: usize) {
         let holders = &mut self.holders[number as usize];
         *holders &= !(1 << shadow);
@@ -80,7 +81,8 @@ impl SharedKeys {
     }
 }
 
-/// Uses that two choices served differently: those alike say nothing of which is better.
+/// Uses that hit under one of two settings and missed under the other. Other uses do not show which
+/// setting is better.
 #[derive(Debug, Clone, Copy, Default)]
 struct DuelCounter {
     won: f32,
@@ -97,14 +99,14 @@ impl DuelCounter {
         (self.won, self.lost) = (self.won * fading, self.lost * fading);
     }
 
-    /// By how many standard deviations of mere chance the first choice is beaten.
+    /// Returns the lead over the default setting in standard deviations of chance.
     fn score(self) -> f32 {
         (self.won - self.lost) / (self.won + self.lost).max(1.0).sqrt()
     }
 }
 
 impl<const N: usize> ShadowCaches<N> {
-    /// One for each choice of how long the tiers stay.
+    /// Creates one shadow cache per setting of the tiers' extra lifetimes.
     pub(super) fn new(choices: [[u32; TIERS]; N]) -> Self {
         const { assert!(N <= u8::BITS as usize, "each shadow has a bit") };
         let shadow = |bonus| ShadowCache { bonus, ..ShadowCache::default() };
@@ -118,7 +120,8 @@ impl<const N: usize> ShadowCaches<N> {
         }
     }
 
-    /// An object was used, in a cache of so many, of which shadows are to hold at most so many.
+    /// Records a use in a cache of `objects` objects, sampled so that a shadow holds at most
+    /// `objects_max`.
     pub(super) fn record_use(
         &mut self,
         hash: KeyHash,
@@ -127,7 +130,7 @@ impl<const N: usize> ShadowCaches<N> {
         (objects, objects_max): (usize, usize),
     ) {
         let thinned = objects.div_ceil(objects_max).next_power_of_two().trailing_zeros();
-        // Apart from the bits by which ghosts are placed.
+        // The sampling uses other hash bits than the ghosts do.
         if thinned > 0 && hash.number().wrapping_mul(0x9e37_79b1) >> (u32::BITS - thinned) != 0 {
             return;
         }
@@ -158,7 +161,7 @@ impl<const N: usize> ShadowCaches<N> {
         }
     }
 
-    /// How long the tiers should stay by what was learned.
+    /// Returns the extra lifetimes of the tiers under the setting in use.
     pub(super) fn bonus(&self) -> &[u32; TIERS] {
         &self.shadows[self.chosen].bonus
     }
@@ -197,7 +200,7 @@ impl<const N: usize> ShadowCaches<N> {
 }
 
 impl ShadowCache {
-    /// Lets names go until there is room for one more of so many.
+    /// Evicts keys until there is space for one more among `objects_max`.
     fn make_room(&mut self, objects_max: usize, tick: u32, mut release: impl FnMut(u32, KeyHash)) {
         while self.tiers.count() >= objects_max {
             let Some(victim) = self.tiers.pop(tick, &self.bonus) else {
@@ -215,7 +218,7 @@ mod tests {
 
     const OBJECTS: usize = 1000;
 
-    /// What is chosen after uses of these keys, each a tier higher the more often it was seen.
+    /// Returns the setting chosen after uses of these keys. A key's tier rises with each use.
     fn choose(keys: impl Iterator<Item = u32>, shadows: &mut ShadowCaches<2>) -> [u32; TIERS] {
         let mut seen: FxHashMap<u32, usize> = FxHashMap::default();
         for (index, key) in keys.enumerate() {
@@ -229,12 +232,12 @@ mod tests {
     }
 
     #[test]
-    fn the_first_choice_stays_but_where_another_is_ahead_for_certain_and_comes_back() {
+    fn default_stays_unless_another_is_significantly_better() {
         let mut random = Random::new(5);
         let mut below = |limit: usize| random.below(limit) as u32;
         let (first, other) = ([0; TIERS], [0, 500, 500, 500]);
         let mut shadows = ShadowCaches::new([first, other]);
-        // All keys alike: neither is better.
+        // Each key is used once: no setting is better.
         let alike: Vec<u32> = (0..50_000).map(|_| below(3000)).collect();
         assert_eq!(choose(alike.into_iter(), &mut shadows), first);
         // Every other use is of a key that is never seen again.
@@ -245,21 +248,21 @@ mod tests {
         let scanned: Vec<u32> = scanned.collect();
         let mut shadows = ShadowCaches::new([first, other]);
         assert_eq!(choose(scanned.iter().copied(), &mut shadows), other);
-        // Sets that are used for a while and never again.
+        // Sets of keys that are used for a while and never again.
         let in_turn = (0..50_000_u32).map(|index| 3_000_000 + index / 4000 * 10_000 + below(900));
         let mut shadows = ShadowCaches::new([first, other]);
         assert_eq!(choose(scanned.into_iter().chain(in_turn), &mut shadows), first);
     }
 
     #[test]
-    fn each_holds_what_it_would_hold_alone() {
+    fn each_shadow_behaves_as_if_alone() {
         let choices = [[0; TIERS], [0, 50, 70, 80], [0, 500, 500, 500]];
         let mut together = ShadowCaches::new(choices);
         let mut alone = choices.map(|choice| ShadowCaches::new([choice]));
         let mut random = Random::new(7);
         let (mut hits, mut seen) = (0.0, FxHashMap::default());
         for index in 0..40_000_u32 {
-            // Some are used often, some twice, some never again; the cache grows and shrinks.
+            // Some keys are used often, some twice, some once; the cache grows and shrinks.
             let hash = match random.below(3) {
                 0 => random.below(400) as u32,
                 1 => 10_000 + index / 2 - random.below(300).min(index as usize / 2) as u32,

@@ -1,49 +1,50 @@
-//! How often keys were seen that were evicted: a bounded memory of a few bytes a key.
+//! Ghosts: a bounded memory of how often evicted keys were seen, in a few bytes per key.
 
 use crate::state::ids::KeyHash;
 
-/// So many evicted keys are remembered for each object that is held.
+/// The number of evicted keys remembered per cached object.
 const KEYS_PER_OBJECT: usize = 5;
-/// The memory is made anew when there are so many times fewer objects than it is for.
+/// The memory is replaced by a smaller one when there are this many times fewer objects than it is
+/// sized for.
 const SHRUNK: usize = 4;
-/// Places of a set. A key may lie in the places of one set only.
+/// Ways of a set. A key can only be in the ways of one set.
 const WAYS: usize = 32;
-/// Places that are taken on average: seldom is a set too small for all that is to be remembered.
+/// The average number of ways in use. A set seldom overflows at this load.
 const WAYS_TAKEN: usize = 22;
-/// Keys are forgotten by age, the parts of a text together and not here and there one. An age is
-/// counted in epochs, of which the memory covers so many…
+/// Keys are forgotten by age, so that the blocks of one text are forgotten together. Ages are
+/// counted in epochs, of which the memory covers this many…
 const EPOCHS: u8 = 48;
-/// … and this is one less than there are numbers for them.
+/// … and epoch numbers wrap at this mask.
 const EPOCH_MASK: u8 = 0x3f;
 /// Bits of the tier beside the epoch.
 const TIER_BITS: u32 = 2;
 
-/// Evicted keys by their hashes, forgotten in the order in which they were evicted. Two keys that
-/// look alike, about one in a thousand, are taken for one; that does no harm but that one of them is
-/// thought to have been seen before.
+/// Evicted keys by hash, forgotten in the order of their eviction. Two keys with the same
+/// fingerprint, about one in a thousand, are confused. The only effect is that a new key is treated
+/// as seen before.
 #[derive(Debug, Default)]
 pub(super) struct Ghosts {
     sets: Vec<Set>,
-    /// For how many objects there is room.
+    /// The number of objects that the memory is sized for.
     objects_max: usize,
     epoch: u8,
-    /// Keys remembered in this epoch.
+    /// Keys remembered in the present epoch.
     count: usize,
 }
 
-/// Keys, the latest first.
+/// A set of keys, the latest first.
 #[derive(Debug, Clone)]
 struct Set {
     fingerprints: [u16; WAYS],
-    /// Epoch and tier.
+    /// Epoch and tier of each key.
     entries: [u8; WAYS],
     count: u8,
 }
 
 impl Ghosts {
-    /// Remembers a key, beside so many objects that are held. When their number outgrows the
-    /// memory, or has become much smaller, what was remembered before is forgotten: sets that are
-    /// seldom looked into do not notice how old their keys are.
+    /// Remembers an evicted key; `objects` is the number of cached objects. When that number
+    /// exceeds the size of the memory or has shrunk far below it, all earlier keys are forgotten:
+    /// sets that are rarely accessed would not notice how old their keys are.
     pub(super) fn remember(&mut self, hash: KeyHash, tier: usize, objects: usize) {
         if objects > self.objects_max || objects < self.objects_max / SHRUNK {
             self.objects_max = objects + objects / 4;
@@ -65,12 +66,12 @@ impl Ghosts {
         set.count = count as u8 + 1;
     }
 
-    /// The tier of a key that is remembered; it no longer is afterwards.
+    /// Returns the tier of a key and forgets the key.
     pub(super) fn recall(&mut self, hash: KeyHash) -> Option<usize> {
         if self.sets.is_empty() { None } else { self.take(hash) }
     }
 
-    /// Takes a key out of its set, and what is to be forgotten there.
+    /// Removes a key from its set, and all keys of the set that are too old.
     fn take(&mut self, hash: KeyHash) -> Option<usize> {
         let epoch = self.epoch;
         let set = self.set(hash);
@@ -89,7 +90,8 @@ impl Ghosts {
         Some(usize::from(tier))
     }
 
-    /// By the upper bits of the hash; the lower ones tell the keys of a set apart.
+    /// Selects the set by the upper bits of the hash. The lower bits are the fingerprint within the
+    /// set.
     fn set(&mut self, hash: KeyHash) -> &mut Set {
         let index = (u64::from(hash.number()) * self.sets.len() as u64) >> u32::BITS;
         &mut self.sets[index as usize]
@@ -106,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_remembered_with_their_tiers_and_recalled_once() {
+    fn recalls_tier_of_key_once() {
         let mut ghosts = Ghosts::default();
         assert_eq!(ghosts.recall(hash(1)), None);
         for number in 0..3000 {
@@ -119,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_evicted_from_a_far_larger_pool_is_forgotten() {
+    fn forgets_keys_when_pool_shrinks() {
         let mut ghosts = Ghosts::default();
         for number in 0..1000 {
             ghosts.remember(hash(number), 1, 40_000);
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_is_bounded_and_forgets_the_earliest_first() {
+    fn bounded_memory_forgets_oldest_first() {
         let mut ghosts = Ghosts::default();
         for number in 0..1_000_000 {
             ghosts.remember(hash(number), 0, 1000);

@@ -1,15 +1,15 @@
-//! Doubly linked lists of numbers, whose links lie in one vector.
+//! Doubly linked lists of indices, with all links in one vector.
 
 use std::marker::PhantomData;
 
 use crate::state::ids::Slot;
 
-/// No number.
+/// The end of a list.
 const NONE: u32 = u32::MAX;
-/// In no list.
+/// The mark of an index in no list.
 const OUT: u32 = u32::MAX - 1;
 
-/// The links of the numbers, each of which is in one list at most.
+/// The links of all indices. Each index is in at most one list.
 #[derive(Debug)]
 pub(crate) struct IndexLinks<I> {
     links: Vec<Link>,
@@ -58,24 +58,24 @@ impl<I: Slot> IndexLinks<I> {
 }
 
 impl<I: Slot> IndexList<I> {
-    /// How many are in it.
+    /// Returns the number of entries.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
 
-    /// The first, left where it is.
+    /// Returns the first entry without removing it.
     pub(crate) fn first(&self) -> Option<I> {
         (self.first != NONE).then(|| I::from_number(self.first))
     }
 
-    /// Takes the first out.
+    /// Removes and returns the first entry.
     pub(crate) fn pop_first(&mut self, links: &mut IndexLinks<I>) -> Option<I> {
         let first = self.first()?;
         self.remove(links, first);
         Some(first)
     }
 
-    /// Puts a number that is in no list at the end.
+    /// Appends an index that is in no list.
     pub(crate) fn push_last(&mut self, links: &mut IndexLinks<I>, number: I) {
         *links.link(number) = Link { earlier: self.last, later: NONE };
         match self.last {
@@ -86,7 +86,7 @@ impl<I: Slot> IndexList<I> {
         self.count += 1;
     }
 
-    /// Puts a number that is in no list at the start.
+    /// Prepends an index that is in no list.
     pub(crate) fn push_first(&mut self, links: &mut IndexLinks<I>, number: I) {
         *links.link(number) = Link { earlier: NONE, later: self.first };
         match self.first {
@@ -97,7 +97,7 @@ impl<I: Slot> IndexList<I> {
         self.count += 1;
     }
 
-    /// Takes a number out that is in this list.
+    /// Removes an index from this list.
     pub(crate) fn remove(&mut self, links: &mut IndexLinks<I>, number: I) {
         let Link { earlier, later } = links.links[number.index()];
         match earlier {

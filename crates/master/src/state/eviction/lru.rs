@@ -1,9 +1,9 @@
-//! Least recently used first.
+//! The LRU policy: least recently used first.
 
 use super::{EvictionPolicy, IndexLinks, IndexList};
 use crate::state::ids::{KeyHash, ObjectSlot};
 
-/// Evicts what was not used for the longest time.
+/// Evicts the least recently used object.
 #[derive(Debug, Default)]
 pub struct Lru {
     links: IndexLinks<ObjectSlot>,

@@ -1,17 +1,19 @@
-//! Three queues first in, first out: newcomers, proven ones, and the names of those just gone.
+//! The S3-FIFO policy: a small FIFO queue, a main FIFO queue, and ghosts of evicted keys.
 
 use super::{EvictionPolicy, IndexLinks, IndexList};
 use crate::state::ids::{KeyHash, ObjectSlot, Slot};
 
-/// Newcomers may hold this share of all objects before they go first: one in so many.
+/// The small queue is evicted first while it holds more than this share of all objects: one in so
+/// many.
 const SMALL_SHARE: usize = 10;
-/// Uses are counted so far; each saves an object from one pass.
+/// The maximum use count. Each counted use saves an object from one pass.
 const USES_MAX: u8 = 3;
 
-/// Evicts newcomers that were not used again, before anything that was.
+/// Evicts objects of the small queue that were not used again, before any object of the main queue.
 ///
-/// An object used while it is a newcomer becomes a proven one; one whose name is still remembered
-/// when it comes again is proven at once. A scan over many objects passes through the newcomers.
+/// An object used while in the small queue moves to the main queue. A new object whose key is a
+/// ghost enters the main queue at once. A scan over many objects only passes through the small
+/// queue.
 #[derive(Debug, Default)]
 pub struct S3Fifo {
     links: IndexLinks<ObjectSlot>,
@@ -105,7 +107,8 @@ impl EvictionPolicy for S3Fifo {
     }
 
     fn put_back(&mut self, object: ObjectSlot) {
-        // Among the newcomers if those are looked at first, so that it is the next one.
+        // Put back at the head of the queue that is examined next, so that the object is the next
+        // victim.
         let all = self.small.count() + self.main.count() + 1;
         let is_small = (self.small.count() + 1) * SMALL_SHARE > all;
         let entry = &mut self.entries[object.index()];
@@ -122,12 +125,12 @@ impl EvictionPolicy for S3Fifo {
     }
 }
 
-/// Names of objects that went as small: a table in which the later overwrites the earlier.
+/// Keys evicted from the small queue: a hash table in which a newer key overwrites an older one.
 #[derive(Debug, Default)]
 struct GhostTable(Vec<Option<KeyHash>>);
 
 impl GhostTable {
-    /// Grows with the objects that are proven; what was remembered is forgotten then.
+    /// Grows with the number of objects in the main queue. All keys are forgotten then.
     fn make_room(&mut self, objects: usize) {
         if self.0.len() < objects.max(64) {
             self.0 = vec![None; objects.max(64).next_power_of_two() * 2];
@@ -140,7 +143,7 @@ impl GhostTable {
         }
     }
 
-    /// Whether it is remembered; it no longer is afterwards.
+    /// Returns whether a key is remembered, and forgets the key.
     fn recall(&mut self, hash: KeyHash) -> bool {
         self.place(hash).is_some_and(|place| self.0[place].take_if(|held| *held == hash).is_some())
     }

@@ -1,32 +1,32 @@
-//! Objects in tiers by how often they were seen, each tier in the order of the last use.
+//! Objects in tiers by use count, each tier in the order of last use.
 
 use crate::state::ids::KeyHash;
 
 /// No object.
 const NONE: u32 = u32::MAX;
-/// In no tier.
+/// The mark of an object in no tier.
 const OUT: u32 = u32::MAX - 1;
-/// How many tiers there are: never seen before, once, twice, more often.
+/// The number of tiers: never seen before, seen once, twice, more often.
 pub(super) const TIERS: usize = 4;
-/// The tier of an object takes so many bits of its stamp; the rest is the tick of its last use.
+/// Bits of the tier in an object's stamp. The other bits are the tick of its last use.
 const TIER_BITS: u32 = 2;
-/// Time goes by uses: so many ticks while as many uses pass as there are objects.
+/// The clock advances by this many ticks while as many uses pass as there are objects.
 pub(super) const LIFETIME_TICKS: u32 = 1024;
-/// Ticks are counted in so many bits, and go round.
+/// Bits of the tick counter, which wraps.
 pub(super) const TICK_MASK: u32 = u32::MAX >> TIER_BITS;
-/// No object counts as older than this; kept well below half of the round.
+/// The maximum age of an object, well below half of the range of the counter.
 const AGE_MAX: u32 = 1 << 28;
 
-/// Objects by tier, each with what is known of its use. 16 bytes an object.
+/// Objects by tier, each with its last use. Takes 16 bytes per object.
 #[derive(Debug, Default)]
 pub(super) struct Tiers {
     entries: Vec<Entry>,
     tiers: [Tier; TIERS],
-    /// When ages were last kept from growing without bound.
+    /// The tick of the last bounding of ages.
     bounded: u32,
 }
 
-/// What is known of an object; it outlives the object's stay in a tier.
+/// The record of an object. The record outlives the object's stay in a tier.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     earlier: u32,
@@ -40,7 +40,7 @@ struct Entry {
 struct Tier {
     first: u32,
     last: u32,
-    /// The object that came last; those that came in the same tick follow it.
+    /// The object added last; objects of the same tick follow it.
     newest: u32,
     count: usize,
 }
@@ -64,9 +64,9 @@ impl Entry {
 }
 
 impl Tiers {
-    /// Adds an object that is in no tier, as the last to go but for those used in a later tick: of
-    /// the objects of one tick the later goes first, since a batch names the beginning of a text
-    /// before its continuation, which is of no use alone.
+    /// Adds an object that is in no tier, behind all objects except those of a later tick. Of the
+    /// objects of one tick the later is evicted first, because a batch names the beginning of a
+    /// text before its continuation, which is useless without it.
     pub(super) fn push(&mut self, object: u32, hash: KeyHash, tier: usize, tick: u32) {
         let index = object as usize;
         if index >= self.entries.len() {
@@ -80,13 +80,13 @@ impl Tiers {
         self.tiers[tier].newest = object;
     }
 
-    /// Adds an object that was popped as the first of its tier.
+    /// Adds an object that was popped, as the first of its tier.
     pub(super) fn put_back(&mut self, object: u32) {
         let tier = self.tiers[self.entries[object as usize].tier()];
         self.link(object, tier.first);
     }
 
-    /// Takes an object out that is in a tier.
+    /// Removes an object from its tier.
     pub(super) fn remove(&mut self, object: u32) {
         let entry = self.entries[object as usize];
         let Entry { earlier, later, .. } = entry;
@@ -106,8 +106,8 @@ impl Tiers {
         (self.entries[object as usize].earlier, self.entries[object as usize].later) = (OUT, OUT);
     }
 
-    /// Takes the object out that has outstayed its tier for longest, by what each tier may stay
-    /// longer than the first.
+    /// Removes and returns the object that has exceeded its tier's lifetime by most; `bonus` is the
+    /// extra lifetime of each tier.
     pub(super) fn pop(&mut self, tick: u32, bonus: &[u32; TIERS]) -> Option<u32> {
         let first = |tier: usize| {
             let object = self.tiers[tier].first;
@@ -119,15 +119,15 @@ impl Tiers {
         Some(object)
     }
 
-    /// Forgets what is known of an object that is in no tier.
+    /// Clears the record of an object that is in no tier.
     pub(super) fn forget(&mut self, object: u32) {
         if let Some(entry) = self.entries.get_mut(object as usize) {
             *entry = Entry::UNKNOWN;
         }
     }
 
-    /// Keeps ages from going round the counter. To be called now and then; goes through all
-    /// objects once in so many ticks that it does not count.
+    /// Bounds ages, so that they do not wrap around the counter. Must be called regularly. Visits
+    /// all objects, but so seldom that the cost does not matter.
     pub(super) fn bound_ages(&mut self, tick: u32) {
         if tick.wrapping_sub(self.bounded) & TICK_MASK < AGE_MAX / 2 {
             return;
@@ -145,19 +145,19 @@ impl Tiers {
         self.entries.get(object as usize).is_some_and(|entry| entry.earlier != OUT)
     }
 
-    /// The tier of an object and the tick of its last use, also after it was taken out, as long as
-    /// its number was given to no other.
+    /// Returns the tier of an object and the tick of its last use, also after its removal, until
+    /// its slot is reused.
     pub(super) fn known(&self, object: u32, hash: KeyHash) -> Option<(usize, u32)> {
         let entry = self.entries.get(object as usize).filter(|entry| entry.hash == hash)?;
         (entry.stamp != 0).then(|| (entry.tier(), entry.tick()))
     }
 
-    /// The hash it was added with.
+    /// Returns the key hash of an object.
     pub(super) fn hash(&self, object: u32) -> KeyHash {
         self.entries.get(object as usize).map_or(KeyHash::new(0), |entry| entry.hash)
     }
 
-    /// How many are in a tier.
+    /// Returns the number of objects in tiers.
     pub(super) fn count(&self) -> usize {
         self.tiers.iter().map(|tier| tier.count).sum()
     }
@@ -166,7 +166,7 @@ impl Tiers {
         age(self.entries[object as usize], tick)
     }
 
-    /// Puts an object of which all else is known before `later` in its tier.
+    /// Inserts an object with a complete record before `later` in its tier.
     fn link(&mut self, object: u32, later: u32) {
         let tier = &mut self.tiers[self.entries[object as usize].tier()];
         tier.count += 1;
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn of_one_tick_the_later_goes_first() {
+    fn later_object_of_one_tick_is_evicted_first() {
         let mut tiers = Tiers::default();
         for (object, tick) in [(0, 1), (1, 1), (2, 1), (3, 2), (4, 2)] {
             tiers.push(object, KeyHash::new(object), 0, tick);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tier_may_stay_longer_than_another() {
+    fn tier_bonus_extends_lifetime() {
         let mut tiers = Tiers::default();
         tiers.push(0, KeyHash::new(0), 1, 10);
         tiers.push(1, KeyHash::new(1), 0, 15);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_back_is_where_it_was() {
+    fn put_back_restores_position() {
         let mut tiers = Tiers::default();
         for object in 0..4 {
             tiers.push(object, KeyHash::new(object), 0, object);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn ages_stay_in_order_although_ticks_go_round() {
+    fn ages_stay_ordered_when_ticks_wrap() {
         let mut tiers = Tiers::default();
         tiers.push(0, KeyHash::new(0), 0, 1);
         for step in 1..40_u32 {

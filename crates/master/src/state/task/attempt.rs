@@ -1,4 +1,4 @@
-//! One try of a task: what is still wanted, room for it, and what becomes of it at the end.
+//! One attempt of a task: replicas still to be made, their allocation, and the outcome.
 
 use std::time::Duration;
 
@@ -19,32 +19,32 @@ use crate::state::{
     timer::Timer,
 };
 
-/// How long a task waits after its first failure; twice as long after each further one…
+/// The delay of the first retry. It doubles with each further failure…
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
-/// … but no longer than this.
+/// … up to this limit.
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(5);
-/// How soon it is looked again whether memory has come back.
+/// How often a task checks whether an absent segment has come back.
 const WAIT_PAUSE: Duration = Duration::from_millis(250);
-/// How often a part of a drain is tried again.
+/// The maximum number of retries per object of a drain.
 const DRAIN_RETRIES_MAX: u32 = 3;
 
-/// What is to be done for a task.
+/// The next step of a task.
 enum Plan {
-    /// All that is wanted stands; what the task drops may go.
+    /// All replicas exist; the source of a move can be removed.
     Finish,
-    /// Copies are to be made: of this one, one in each of those.
+    /// Copy this replica to one segment of each target.
     Copy(Replica, Vec<Target>),
-    /// The client holds no copy any more.
+    /// The client no longer holds a replica.
     Reassign,
-    /// Not now.
+    /// Retry later.
     Retry(&'static str),
-    /// Not before memory that is on its way back is there.
+    /// Wait for a segment that may come back.
     Wait,
-    /// Never.
+    /// The task cannot succeed.
     Fail(&'static str),
 }
 
-/// Where one copy is wanted.
+/// Where one replica may be placed.
 enum Target {
     Only(Vec<SegmentSlot>),
     Except(Vec<SegmentSlot>),
@@ -60,7 +60,7 @@ impl Target {
 }
 
 impl State {
-    /// Begins a task that waits for the client; nothing if there is nothing for it to do.
+    /// Starts a task pending for the client; `None` if nothing is left to do.
     pub(super) fn begin_task(&mut self, now: Moment, client: ClientId, id: TaskId) -> Option<Work> {
         let slot = self.tasks.get(id)?.subject.slot;
         if self.objects.get(slot).is_some() {
@@ -69,7 +69,7 @@ impl State {
         let task = self.tasks.get(id)?;
         let subject = self.subject(task);
         if subject.is_some_and(|object| object.flags.has(Flags::BEING_COPIED)) {
-            // Another task copies it; this one's turn comes.
+            // Another task is copying the object; this task waits for it.
             return None;
         }
         let plan = subject.map_or(Plan::Fail(CHANGED), |object| self.plan(task, object, client));
@@ -110,7 +110,7 @@ impl State {
         let Some(source) = pick_source(&readable, client) else {
             return match copies.iter().any(|copy| self.segments.at(copy.segment).is_unclaimed) {
                 true => Plan::Wait,
-                false => Plan::Retry("nobody who holds a copy is heard of"),
+                false => Plan::Retry("no client that holds a replica sends heartbeats"),
             };
         };
         let sources = self.sources(&task.goal);
@@ -125,7 +125,7 @@ impl State {
             }
             Goal::Move { target, .. } => {
                 if !copies.iter().any(|copy| sources.contains(&copy.segment)) {
-                    return Plan::Fail("the object has no copy in the source any more");
+                    return Plan::Fail("the object no longer has a replica in the source");
                 }
                 let slots = self.segments.named(target).to_vec();
                 if is_on(&slots) { Vec::new() } else { vec![Target::Only(slots)] }
@@ -142,7 +142,7 @@ impl State {
         }
         let is_gone = |target: &Target| matches!(target, Target::Only(slots) if slots.is_empty());
         if targets.iter().any(is_gone) {
-            Plan::Fail("the target is not mounted any more")
+            Plan::Fail("the target is no longer mounted")
         } else if targets.is_empty() {
             Plan::Finish
         } else if !readable.iter().any(|(_, owner)| *owner == client) {
@@ -152,8 +152,9 @@ impl State {
         }
     }
 
-    /// Where a copy is wanted so that another may leave its segment; nowhere if there is one
-    /// already, or if no other segment could take it and another copy can be read.
+    /// Returns where a replica is needed before another can leave its segment. Returns no target if
+    /// there is a replica already, or if no other segment could take one and another replica can be
+    /// read.
     fn drain_target(
         &self,
         copies: &[Replica],
@@ -179,18 +180,18 @@ impl State {
         } else if is_on(&holders) {
             Ok(None)
         } else {
-            Err(Plan::Retry("no other segment takes objects"))
+            Err(Plan::Retry("no other segment accepts objects"))
         }
     }
 
-    /// Whether a copy is wanted where nothing can be put yet, but soon.
+    /// Returns whether a replica is needed in a segment that cannot take it yet, but soon.
     fn is_coming_back(&self, target: &Target) -> bool {
         let Target::Only(slots) = target else { return false };
         let mut wanted = slots.iter().map(|&slot| self.segments.at(slot));
         !wanted.clone().any(Segment::accepts_new) && wanted.any(Segment::is_coming_back)
     }
 
-    /// Takes room for the copies and lets the client write them.
+    /// Allocates space for the replicas and lets the client write them.
     fn start_attempt(
         &mut self,
         now: Moment,
@@ -216,7 +217,7 @@ impl State {
             let segment = self.segments.at_mut(replica.segment);
             segment.writing += segment.allocator.size(replica.block);
             segment.busy_until = segment.busy_until.max(until);
-            // Should the master die before it becomes a copy, bytes may still arrive.
+            // If the master dies before the write is complete, bytes may still arrive.
             let (number, time) = (segment.number, self.rules.write_end());
             let offset = segment.allocator.offset(replica.block);
             self.effects.record(|| Effect::Quarantined { number, offset, length, time });
@@ -239,7 +240,8 @@ impl State {
         Some(Work { id, attempt, key, version, length, checksum, source, targets })
     }
 
-    /// Room for as many of the copies as there is room for, at least one; and why not for more.
+    /// Allocates as many of the replicas as possible, at least one. Returns why the others failed,
+    /// too.
     fn place_copies(
         &mut self,
         now: Moment,
@@ -279,7 +281,8 @@ impl State {
         }
     }
 
-    /// A try is over. Copies that `failed` names are given up, their memory rests until then.
+    /// Ends an attempt. The replicas in `failed` are dropped, and their space is quarantined until
+    /// the deadline of the attempt.
     pub(super) fn end_attempt(
         &mut self,
         now: Moment,
@@ -291,7 +294,7 @@ impl State {
         let Some(attempt) = self.tasks.stop(id) else { return };
         let Some(task) = self.tasks.get(id) else { return };
         let (slot, version) = (task.subject.slot, task.subject.version);
-        // What was lost meanwhile does not come back by a copy.
+        // A replica that was lost meanwhile is not brought back.
         let is_same = self.subject(task).is_some() && self.drop_lost_replicas(slot);
         if is_same {
             self.objects.at_mut(slot).flags.set(Flags::BEING_COPIED, false);
@@ -317,12 +320,12 @@ impl State {
         } else if is_whole {
             self.complete_task(now, id, copied);
         } else {
-            let why = if why.is_empty() { "not every copy was written" } else { why };
+            let why = if why.is_empty() { "not all replicas were written" } else { why };
             self.retry_task(now, id, why);
         }
     }
 
-    /// What the task wanted stands: what it drops goes.
+    /// Completes a task whose replicas exist: removes the source of a move.
     fn complete_task(&mut self, now: Moment, id: TaskId, copied: u64) {
         let Some(task) = self.tasks.get(id) else { return };
         let (slot, sources) = (task.subject.slot, self.sources(&task.goal));
@@ -330,7 +333,7 @@ impl State {
         self.finish_task(now, id, Ok(copied));
     }
 
-    /// The task, which is in no queue, is tried again later, unless it was tried often enough.
+    /// Retries a task that is in no queue after a delay, unless it has no retries left.
     fn retry_task(&mut self, now: Moment, id: TaskId, why: &str) {
         let limits = &self.rules.tasks;
         let Some(task) = self.tasks.get_mut(id) else { return };
@@ -339,7 +342,7 @@ impl State {
         let is_late =
             !timeout.is_zero() && task.begun.is_some_and(|begun| (begun + timeout).has_passed(now));
         if task.retries >= retries_max || is_late {
-            let why = format!("given up after {} tries: {why}", task.retries + 1);
+            let why = format!("failed after {} attempts: {why}", task.retries + 1);
             return self.fail_task(now, id, &why);
         }
         task.retries += 1;
@@ -351,7 +354,7 @@ impl State {
         self.assign_task(now, id, now + pause, Some(client));
     }
 
-    /// The task, which is in no queue, will not be done.
+    /// Fails a task that is in no queue.
     pub(super) fn fail_task(&mut self, now: Moment, id: TaskId, why: &str) {
         self.finish_task(now, id, Err(why));
     }
@@ -378,27 +381,27 @@ impl State {
         }
     }
 
-    /// The task is over; if that are too many to be remembered, the oldest is not any more.
+    /// Finishes a task. If too many finished tasks are kept, the oldest is forgotten.
     pub(super) fn forget_finished(&mut self, id: TaskId) {
         if let Some(oldest) = self.tasks.finish(id, self.rules.tasks.finished_max) {
             self.effects.record(|| Effect::Task { id: oldest.bits(), record: None });
         }
     }
 
-    /// A timer is set for the present phase of the task.
+    /// Sets the timer of the task's present phase.
     pub(super) fn set_task_timer(&mut self, id: TaskId, at: Moment) {
         if let Some(task) = self.tasks.get(id) {
             self.timers.push(at, Timer::Task(id, task.phase));
         }
     }
 
-    /// The timer of a task rang: its client said nothing, or nobody ever fetched it.
+    /// Handles the timer of a task: its client did not report, or no client fetched the task.
     pub(in super::super) fn check_task(&mut self, now: Moment, id: TaskId, phase: u64) {
         let task = self.tasks.get(id).filter(|task| task.phase == phase);
         let Some(task) = task else { return };
         match task.status {
             TaskStatus::Processing => {
-                let why = "the client did not say in time how it went";
+                let why = "the client did not report in time";
                 self.end_attempt(now, id, why, &|_| true, Timestamp::default());
             }
             TaskStatus::Pending => {

@@ -1,4 +1,4 @@
-//! Tasks in the log, and how they go on after a restart.
+//! Log records of tasks, and their recovery after a restart.
 
 use mooncake_base::{ClientId, Moment, ObjectKey, TaskId, TenantId};
 
@@ -14,7 +14,7 @@ use crate::state::{
 };
 
 impl Task {
-    /// The task in the words of the log.
+    /// Encodes the task for the log.
     pub(in crate::state) fn record(&self, objects: &Objects) -> Vec<u8> {
         let mut record = Kind::Task.begin();
         let out = &mut Writer(&mut record);
@@ -27,7 +27,7 @@ impl Task {
             Goal::Move { source, target } => {
                 out.byte(1).text(source).text(target);
             }
-            // Of a drain, which is logged as a whole.
+            // A task of a drain: only the job is logged.
             Goal::Evacuate { targets, .. } => {
                 out.byte(0);
                 write_texts(out, targets);
@@ -55,7 +55,7 @@ impl Task {
 }
 
 impl State {
-    /// Tells the log how the task stands, unless a drain made it.
+    /// Logs the status of the task, unless it belongs to a drain.
     pub(super) fn log_task(&mut self, id: TaskId) {
         let Some(task) = self.tasks.get(id).filter(|task| task.job.is_none()) else { return };
         if self.effects.is_recording() {
@@ -64,7 +64,7 @@ impl State {
         }
     }
 
-    /// A task that was logged; `None`: the record is damaged.
+    /// Decodes a task; `None` if the record is damaged.
     pub(in crate::state) fn read_task(
         &mut self,
         now: Moment,
@@ -86,8 +86,8 @@ impl State {
         let slot = found.unwrap_or(NO_OBJECT);
         let mut task = Task::new(created, kind, goal, Subject { slot, version, tenant, key }, None);
         task.retries = u32::try_from(input.int()?).ok()?;
-        // No try of the earlier master counts as one of this: versions are not given twice, and
-        // a task has fewer phases than are passed over at a restart.
+        // No attempt under the earlier master matches one of this master: versions are never
+        // reused, and a task has fewer phases than versions are skipped at a restart.
         task.phase = self.next_version;
         let status = input.byte()?;
         if status > 0 {
@@ -99,8 +99,8 @@ impl State {
         Some(task)
     }
 
-    /// Takes tasks up again: those that are not over wait for a holder of their object, or fail if
-    /// there is no such object any more. How many wait.
+    /// Resumes tasks: unfinished tasks wait for a holder of their object, or fail if the object no
+    /// longer exists. Returns how many wait.
     pub(in crate::state) fn restore_tasks(
         &mut self,
         now: Moment,

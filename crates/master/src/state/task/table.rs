@@ -1,4 +1,4 @@
-//! The books of the tasks: who has which, what waits, what runs, what is over.
+//! The task table: pending tasks per client, running and finished tasks.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -12,7 +12,7 @@ use crate::state::{
     random::Random,
 };
 
-/// How many tasks of a client are looked at in one call.
+/// The maximum number of tasks of a client examined per call.
 const DUE_SCAN_MAX: usize = 1024;
 
 /// A task.
@@ -24,54 +24,54 @@ pub(in super::super) struct Task {
     pub(super) status: TaskStatus,
     pub(super) created: Moment,
     pub(super) updated: Moment,
-    /// When it first ran.
+    /// The time of the first attempt.
     pub(super) begun: Option<Moment>,
     pub(super) client: ClientId,
     pub(super) message: String,
-    /// How often it was tried again.
+    /// The number of retries.
     pub(super) retries: u32,
-    /// Counts how often it went from waiting to running and back.
+    /// The phase: counts changes between pending and running.
     pub(super) phase: u64,
-    /// Not tried before that.
+    /// The earliest time of the next attempt.
     not_before: Moment,
-    /// The drain that it is for.
+    /// The drain job of the task.
     pub(super) job: Option<JobId>,
-    /// While it runs.
+    /// The present attempt, while the task runs.
     pub(super) attempt: Option<Attempt>,
 }
 
 /// The object of a task.
 #[derive(Debug, Clone)]
 pub(super) struct Subject {
-    /// Its number, good as long as the version is the same.
+    /// The slot of the object, valid while the version matches.
     pub(super) slot: ObjectSlot,
     pub(super) version: u64,
     pub(super) tenant: TenantIndex,
     pub(super) key: ObjectKey,
 }
 
-/// What is to be reached.
+/// The goal of a task.
 #[derive(Debug, Clone)]
 pub(in super::super) enum Goal {
-    /// A copy in each of these.
+    /// A replica in each of these segments.
     Copy { targets: Vec<Box<str>> },
-    /// A copy in the one instead of the other.
+    /// A replica in the target instead of the source.
     Move { source: Box<str>, target: Box<str> },
-    /// No copy in the one, but in one of the others; if none are named, anywhere.
+    /// No replica in the source, but one in one of the targets; anywhere if none are named.
     Evacuate { source: SegmentId, targets: Box<[Box<str>]> },
 }
 
-/// A try under way.
+/// An attempt in progress.
 #[derive(Debug)]
 pub(super) struct Attempt {
-    /// No byte of it is read or written later.
+    /// The deadline: no byte is read or written later.
     pub(super) until: Moment,
-    /// Whom the copies are charged to, and for how much each.
+    /// The tenant charged for the replicas, and the bytes per replica.
     pub(super) tenant: TenantIndex,
     pub(super) length: u64,
-    /// The new copies.
+    /// The new replicas.
     pub(super) placed: Vec<Replica>,
-    /// All that was wanted was placed, and as many still stand.
+    /// Whether all replicas of the goal were allocated and none was lost since.
     pub(super) is_whole: bool,
 }
 
@@ -102,17 +102,17 @@ impl Task {
     }
 }
 
-/// All tasks that are not forgotten.
+/// All tasks that have not been forgotten.
 #[derive(Debug)]
 pub(in super::super) struct Tasks {
     random: Random,
     by_id: FxHashMap<TaskId, Task>,
-    /// What waits for each client: not before when, in which order, which.
+    /// Pending tasks per client, ordered by earliest start and sequence number.
     queues: FxHashMap<ClientId, BTreeSet<(Moment, u64, TaskId)>>,
-    /// Counts up, so that equals go in the order in which they came.
+    /// The next sequence number, which keeps tasks with equal times in order.
     next_sequence: u64,
     queued_as: FxHashMap<TaskId, u64>,
-    /// Which task copies an object.
+    /// The task that is copying each object.
     running: FxHashMap<ObjectSlot, TaskId>,
     processing: usize,
     finished: VecDeque<TaskId>,
@@ -138,7 +138,7 @@ impl Tasks {
         let id = loop {
             let bits = u128::from(self.random.next()) << 64 | u128::from(self.random.next());
             let id = TaskId::from_bits(bits);
-            // Those of an earlier master are known, too.
+            // Ids of an earlier master are in use, too.
             if !self.by_id.contains_key(&id) {
                 break id;
             }
@@ -147,23 +147,23 @@ impl Tasks {
         id
     }
 
-    /// A task that has its id already.
+    /// Inserts a task that has its id already.
     pub(super) fn insert_with_id(&mut self, id: TaskId, task: Task) {
         self.by_id.insert(id, task);
     }
 
-    /// Forgets a task that waits.
+    /// Forgets a pending task.
     pub(in super::super) fn discard(&mut self, id: TaskId) {
         self.unqueue(id);
         self.remove(id);
     }
 
-    /// Forgets a task that is in no queue and does not run.
+    /// Forgets a task that is neither queued nor running.
     pub(super) fn remove(&mut self, id: TaskId) {
         self.by_id.remove(&id);
     }
 
-    /// The task waits for that client.
+    /// Queues a task for a client.
     pub(super) fn queue(&mut self, id: TaskId, client: ClientId, not_before: Moment) {
         let Some(task) = self.by_id.get_mut(&id) else { return };
         (task.client, task.not_before) = (client, not_before);
@@ -172,7 +172,7 @@ impl Tasks {
         self.queues.entry(client).or_default().insert((not_before, self.next_sequence, id));
     }
 
-    /// The task waits for nobody.
+    /// Removes a task from its queue.
     pub(super) fn unqueue(&mut self, id: TaskId) {
         let (Some(sequence), Some(task)) = (self.queued_as.remove(&id), self.by_id.get(&id)) else {
             return;
@@ -185,7 +185,7 @@ impl Tasks {
         }
     }
 
-    /// The task, which waits for nobody, runs from now on.
+    /// Starts an attempt of a task that is in no queue.
     pub(super) fn run(&mut self, id: TaskId, attempt: Attempt) {
         let Some(task) = self.by_id.get_mut(&id) else { return };
         task.phase += 1;
@@ -195,7 +195,7 @@ impl Tasks {
         self.processing += 1;
     }
 
-    /// The task does not run any more; what it did.
+    /// Ends the attempt of a task and returns it.
     pub(super) fn stop(&mut self, id: TaskId) -> Option<Attempt> {
         let task = self.by_id.get_mut(&id)?;
         let attempt = task.attempt.take()?;
@@ -208,7 +208,8 @@ impl Tasks {
         Some(attempt)
     }
 
-    /// The task is over; which is forgotten for it, since that many are remembered.
+    /// Finishes a task. Returns the task that is forgotten in its place, if more than
+    /// `finished_max` are kept.
     pub(super) fn finish(&mut self, id: TaskId, finished_max: usize) -> Option<TaskId> {
         self.finished.push_back(id);
         let is_over = self.finished.len() > finished_max;
@@ -219,12 +220,12 @@ impl Tasks {
         oldest
     }
 
-    /// The object is gone or another one; whatever was copied of it is of no use.
+    /// Forgets an object that was removed or replaced.
     pub(in super::super) fn forget_object(&mut self, slot: ObjectSlot) {
         self.running.remove(&slot);
     }
 
-    /// The memory of that segment is gone; who is charged for so many bytes less.
+    /// Removes a segment from all attempts. Returns how many bytes to uncharge from which tenant.
     pub(super) fn forget_segment(&mut self, segment: SegmentSlot) -> Vec<(TenantIndex, u64)> {
         let mut freed = Vec::new();
         let attempts = self.by_id.values_mut().filter_map(|task| task.attempt.as_mut());
@@ -240,22 +241,23 @@ impl Tasks {
         freed
     }
 
-    /// What was asked for by callers, and not by drains.
+    /// Returns the tasks created by callers, not by drains.
     pub(in super::super) fn requested(&self) -> impl Iterator<Item = (TaskId, &Task)> {
         self.by_id.iter().filter(|(_, task)| task.job.is_none()).map(|(id, task)| (*id, task))
     }
 
-    /// The number that the next copy has.
+    /// Returns the ordinal of the next replica.
     pub(in super::super) fn next_ordinal(&self) -> u16 {
         self.next_ordinal
     }
 
-    /// Copies are numbered from there on.
+    /// Sets the ordinal of the next replica.
     pub(in super::super) fn resume_ordinals(&mut self, ordinal: u16) {
         self.next_ordinal = ordinal.max(REPLICAS_MAX as u16);
     }
 
-    /// A number for a new copy that no other copy of the same object has had for a long time.
+    /// Returns an ordinal for a new replica that no other replica of the same object has had for a
+    /// long time.
     pub(super) fn take_ordinal(&mut self) -> u16 {
         let ordinal = self.next_ordinal;
         self.next_ordinal = ordinal.checked_add(1).unwrap_or(REPLICAS_MAX as u16);
@@ -270,27 +272,27 @@ impl Tasks {
         self.by_id.get_mut(&id)
     }
 
-    /// Those that run, and then those that wait.
+    /// Returns running tasks, then pending tasks.
     pub(super) fn underway(&self) -> impl Iterator<Item = TaskId> {
         self.running.values().chain(self.queued_as.keys()).copied()
     }
 
-    /// How many wait.
+    /// Returns the number of pending tasks.
     pub(super) fn pending(&self) -> usize {
         self.queued_as.len()
     }
 
-    /// How many run.
+    /// Returns the number of running tasks.
     pub(super) fn processing(&self) -> usize {
         self.processing
     }
 
-    /// How many more may run.
+    /// Returns how many more tasks may run.
     pub(super) fn processing_left(&self, processing_max: usize) -> usize {
         processing_max.saturating_sub(self.processing)
     }
 
-    /// How many wait for the client.
+    /// Returns the number of tasks pending for the client.
     pub(super) fn queued(&self, client: ClientId) -> usize {
         self.queues.get(&client).map_or(0, BTreeSet::len)
     }
@@ -300,14 +302,14 @@ impl Tasks {
         first.is_some_and(|(not_before, ..)| not_before.has_passed(now))
     }
 
-    /// What the client may do now, whoever waits for longest first.
+    /// Returns the tasks that the client may start now, the longest waiting first.
     pub(super) fn due(&self, now: Moment, client: ClientId) -> Vec<TaskId> {
         let queue = self.queues.get(&client).into_iter().flatten();
         let due = queue.take_while(|(not_before, ..)| not_before.has_passed(now));
         due.take(DUE_SCAN_MAX).map(|(.., id)| *id).collect()
     }
 
-    /// What waits for the client or is being done by it.
+    /// Returns the tasks pending for the client or run by it.
     pub(super) fn of_client(&self, client: ClientId) -> Vec<TaskId> {
         let waiting = self.queues.get(&client).into_iter().flatten().map(|(.., id)| *id);
         let running = self
@@ -316,31 +318,31 @@ impl Tasks {
         waiting.chain(running).collect()
     }
 
-    /// Those of a drain that have not begun.
+    /// Returns the pending tasks of a drain job.
     pub(in super::super) fn waiting_for(&self, job: JobId) -> Vec<TaskId> {
         let of_job = |id: &&TaskId| self.by_id.get(id).is_some_and(|task| task.job == Some(job));
         self.queued_as.keys().filter(of_job).copied().collect()
     }
 
-    /// Until when the object may be read for the task that copies it.
+    /// Returns until when the object may be read for the task that copies it.
     pub(super) fn copying_until(&self, slot: ObjectSlot) -> Option<Moment> {
         let task = self.by_id.get(self.running.get(&slot)?)?;
         task.attempt.as_ref().map(|attempt| attempt.until)
     }
 
     fn running_tasks(&self) -> impl Iterator<Item = TaskId> {
-        // Also those whose object is gone, which `running` does not name.
+        // Includes attempts whose object is gone, which `running` does not contain.
         let tasks = self.by_id.iter();
         tasks.filter(|(_, task)| task.attempt.is_some()).map(|(id, _)| *id)
     }
 
-    /// The copies that are being written.
+    /// Returns the replicas being written.
     pub(in super::super) fn placed(&self) -> impl Iterator<Item = &Replica> {
         let attempts = self.by_id.values().filter_map(|task| task.attempt.as_ref());
         attempts.flat_map(|attempt| &attempt.placed)
     }
 
-    /// Whom they are charged to, and for how much.
+    /// Returns the charged tenants and bytes.
     #[cfg(test)]
     pub(in super::super) fn charges(&self) -> impl Iterator<Item = (TenantIndex, u64)> {
         let attempts = self.by_id.values().filter_map(|task| task.attempt.as_ref());

@@ -1,8 +1,8 @@
-//! ObjectEvent: in their order, complete, and only when somebody listens.
+//! Object events: in order, complete, and only while recording is on.
 
 use super::*;
 
-/// The news as words: `+key` stored, `-key` removed, `0` cleared; `@group` behind.
+/// Formats events: `+key` stored, `-key` removed, `0` cleared; `@group` appended.
 fn told(pool: &mut Pool) -> Vec<String> {
     let word = |news: ObjectEvent| {
         let key = String::from_utf8_lossy(news.key()).into_owned();
@@ -26,14 +26,14 @@ fn listened(mib: u64) -> Pool {
 }
 
 #[test]
-fn nothing_is_kept_while_nobody_listens() {
+fn keeps_no_events_without_subscribers() {
     let mut pool = Pool::new(4);
     pool.put("k", MIB).unwrap();
     assert!(!pool.state.has_events());
 }
 
 #[test]
-fn an_object_is_told_of_when_it_can_be_read_and_when_it_no_more_can() {
+fn emits_stored_and_removed_events() {
     let mut pool = listened(4);
     let started = pool.start(A, "k", MIB).unwrap();
     assert_eq!(told(&mut pool), Vec::<String>::new());
@@ -47,7 +47,7 @@ fn an_object_is_told_of_when_it_can_be_read_and_when_it_no_more_can() {
 }
 
 #[test]
-fn an_upsert_removes_what_was_and_stores_what_is() {
+fn upsert_emits_removed_then_stored() {
     let mut pool = listened(4);
     pool.put("k", MIB).unwrap();
     let upsert = pool.start_with(A, "k", MIB, true, &PutOptions::default()).unwrap();
@@ -57,7 +57,7 @@ fn an_upsert_removes_what_was_and_stores_what_is() {
 }
 
 #[test]
-fn what_is_evicted_goes_before_what_takes_its_room() {
+fn eviction_event_precedes_new_object() {
     let mut pool = listened(2);
     for key in ["a", "b", "c"] {
         pool.put(key, MIB).unwrap();
@@ -66,7 +66,7 @@ fn what_is_evicted_goes_before_what_takes_its_room() {
 }
 
 #[test]
-fn objects_of_a_client_that_is_gone_are_removed() {
+fn emits_removed_for_objects_of_expired_client() {
     let mut pool = listened(4);
     pool.put("k", MIB).unwrap();
     pool.state.unregister(pool.now, A);
@@ -75,7 +75,7 @@ fn objects_of_a_client_that_is_gone_are_removed() {
 }
 
 #[test]
-fn a_pool_that_was_emptied_is_told_of_after_its_objects() {
+fn cleared_event_follows_its_removals() {
     let mut pool = listened(4);
     let remove_all = |pool: &mut Pool, is_forced| {
         let mut removal = Removal::new(pool.tenant.clone(), Selector::All, is_forced);

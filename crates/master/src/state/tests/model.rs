@@ -1,4 +1,4 @@
-//! Random calls in a random order, with the books checked after each.
+//! A model check: random calls, with all invariants checked after each call.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -91,16 +91,16 @@ fn options(pin: u8, replicas: u32) -> PutOptions {
     }
 }
 
-/// What the test knows besides.
+/// The model's own knowledge.
 struct Model {
     pool: Pool,
-    /// Puts under way, as their writers see them.
+    /// Puts in progress, as their writers see them.
     started: Vec<(usize, usize, Started)>,
-    /// Until when stretches of memory are fenced: (incarnation, base + offset, length).
+    /// When the fences of memory ranges end: (incarnation, base + offset, length).
     fences: HashMap<(u64, u64, u64), Moment>,
-    /// Until when keys are leased, and in which version.
+    /// When the leases of keys end, and of which version.
     leases: BTreeMap<usize, (Moment, Version)>,
-    /// Tasks that clients have, and drains that were begun.
+    /// Tasks handed to clients, and drain jobs created.
     work: Vec<(ClientId, Work)>,
     jobs: Vec<JobId>,
     incarnation: u64,
@@ -256,7 +256,7 @@ impl Model {
         self.started.push((client, key, started));
     }
 
-    /// What is said to hold the memory is all of it.
+    /// The bytes reported as held add up to all bytes in use.
     fn check_refusal(&self, error: &Error) {
         let text = error.to_string();
         let part = |name: &str| {
@@ -272,7 +272,7 @@ impl Model {
         let held = ["leased=", "soft_pinned=", "hard_pinned=", "writing=", "fenced=", "replaced="];
         let held: u64 = held.into_iter().map(part).sum();
         assert_eq!(part("free=") + part("evictable=") + held, all, "{text}");
-        // Whoever holds the lease of an object keeps its memory.
+        // A lease keeps the object's memory.
         let open: Vec<SegmentSlot> = state.segments.open().to_vec();
         let mut leased = 0;
         for (key, name) in KEYS.iter().enumerate() {
@@ -362,20 +362,20 @@ impl Model {
         let (now, id) = (self.pool.now, CLIENTS[client]);
         self.pool.state.register(now, id, ["host-a:1", "host-b:1", "host-c:1"][client]).unwrap();
         let mut segment = spec(id, client as u128 + 1, 1, 1);
-        // Now and then the owner made the memory anew.
+        // Sometimes the owner has allocated new memory.
         if self.incarnation % 4 == 3 {
             segment.incarnation = Incarnation(self.incarnation);
         }
         self.incarnation += 1;
         if self.pool.state.mount(now, id, segment).is_ok() {
-            // With the earlier making of the memory went what lay in it.
+            // The content of the earlier incarnation is lost.
             let mut leases = std::mem::take(&mut self.leases);
             leases.retain(|key, _| self.standing(*key).is_some());
             self.leases = leases;
         }
     }
 
-    /// The master dies and starts anew from its log; some of the clients are still there.
+    /// The master dies and restarts from its log. Some of the clients come back.
     fn restart(&mut self, comes_back: [bool; 3]) {
         let before = self.log.check(&mut self.pool);
         let old = std::mem::replace(&mut self.pool.state, State::new(Rules::default(), 1));
@@ -395,7 +395,7 @@ impl Model {
         }
     }
 
-    /// What can be read under the key: version and length.
+    /// Returns version and length of the readable object under a key.
     fn standing(&mut self, key: usize) -> Option<(Version, u64)> {
         let slot = self.pool.state.find(TenantIndex::DEFAULT, KEYS[key].as_bytes())?;
         let object = self.pool.state.objects.at(slot);
@@ -408,7 +408,7 @@ impl Model {
         (until > self.pool.now).then_some(version)
     }
 
-    /// Where places begin and end in all memory, and in which making of it.
+    /// Returns start and end of places, with the incarnation of their memory.
     fn stretches(&self, places: &[Place]) -> Vec<(u64, u64, u64)> {
         let stretch = |place: &Place| {
             let spec = self.pool.state.segment(place.segment).spec;
@@ -482,7 +482,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn the_rules_hold_whatever_is_called(
+    fn invariants_hold_after_random_calls(
         calls in prop::collection::vec(call(), 1..120),
         eviction in prop_oneof![
             Just(EvictionKind::Adaptive),
@@ -501,7 +501,7 @@ proptest! {
             model.check();
             model.log.check(&mut model.pool);
         }
-        // In the end all memory comes back.
+        // At the end all memory is freed.
         for client in CLIENTS {
             model.pool.state.unregister(model.pool.now, client);
         }

@@ -1,9 +1,9 @@
-//! Clients and their segments: mounting, silence, grace, placement.
+//! Clients and their segments: mounting, expiry, graceful unmounting, placement.
 
 use super::*;
 
 #[test]
-fn an_expired_client_takes_its_objects_along() {
+fn expired_client_loses_its_objects() {
     let mut pool = Pool::new(4);
     pool.mount(B, 2, 4).unwrap();
     let on_b = PutOptions {
@@ -38,7 +38,7 @@ fn an_expired_client_takes_its_objects_along() {
 }
 
 #[test]
-fn a_suspect_is_passed_over_until_it_is_heard_of() {
+fn suspect_is_skipped_until_heartbeat() {
     let mut pool = Pool::new(4);
     pool.put("k", MIB).unwrap();
     pool.state.suspect(pool.now, A);
@@ -51,7 +51,7 @@ fn a_suspect_is_passed_over_until_it_is_heard_of() {
 }
 
 #[test]
-fn mounting_again_changes_nothing_and_a_new_incarnation_everything() {
+fn remount_is_idempotent_per_incarnation() {
     let mut pool = Pool::new(4);
     pool.put("k", MIB).unwrap();
     pool.mount(A, 1, 4).unwrap();
@@ -70,7 +70,7 @@ fn mounting_again_changes_nothing_and_a_new_incarnation_everything() {
 }
 
 #[test]
-fn memory_that_comes_back_takes_nothing_while_it_may_still_be_read() {
+fn remounted_memory_is_quarantined_while_readable() {
     let mut pool = Pool::new(4);
     pool.put("k", MIB).unwrap();
     pool.wait(30);
@@ -83,7 +83,7 @@ fn memory_that_comes_back_takes_nothing_while_it_may_still_be_read() {
 }
 
 #[test]
-fn a_segment_in_its_grace_is_read_but_not_written() {
+fn unmounting_segment_is_read_but_not_written() {
     let mut pool = Pool::new(4);
     pool.put("k", MIB).unwrap();
     let segment = SegmentId::from_bits(1);
@@ -101,7 +101,7 @@ fn a_segment_in_its_grace_is_read_but_not_written() {
 }
 
 #[test]
-fn a_put_whose_segment_went_has_no_copy_left() {
+fn put_fails_when_its_segment_is_removed() {
     let mut pool = Pool::new(4);
     let started = pool.start(A, "k", MIB).unwrap();
     pool.state.unmount(pool.now, A, SegmentId::from_bits(1), Duration::ZERO).unwrap();
@@ -110,7 +110,7 @@ fn a_put_whose_segment_went_has_no_copy_left() {
 }
 
 #[test]
-fn each_strategy_places_as_it_says() {
+fn each_strategy_places_as_named() {
     let place = |allocation: AllocationStrategy| {
         let mut pool = Pool::with(Rules { allocation, ..Rules::default() }, 8);
         pool.mount(B, 2, 64).unwrap();
@@ -132,7 +132,7 @@ fn each_strategy_places_as_it_says() {
 }
 
 #[test]
-fn memory_of_the_cxl_protocol_comes_first_and_is_no_condition() {
+fn cxl_strategy_prefers_but_does_not_require_cxl() {
     let rules = Rules { allocation: AllocationStrategy::CxlFirst, ..Rules::default() };
     let mut pool = Pool::with(rules, 8);
     let cxl = SegmentSpec { protocol: "cxl".to_owned(), ..spec(B, 2, 1, 2) };
@@ -146,7 +146,7 @@ fn memory_of_the_cxl_protocol_comes_first_and_is_no_condition() {
 }
 
 #[test]
-fn the_same_calls_with_the_same_seed_give_the_same_answers() {
+fn same_seed_gives_same_results() {
     let run = || {
         let mut pool = Pool::new(8);
         pool.mount(B, 2, 8).unwrap();

@@ -1,9 +1,9 @@
-//! Puts: start, end, revoke, displacement, upsert, room.
+//! Puts: start, end, revoke, displacement, upsert, eviction.
 
 use super::*;
 
 #[test]
-fn a_put_is_seen_when_it_has_ended_and_keeps_the_first_value() {
+fn put_is_visible_after_end_and_keeps_first_value() {
     let mut pool = Pool::new(16);
     let started = pool.start(A, "k", MIB).unwrap();
     assert_eq!(pool.probe("k"), ObjectState::Writing);
@@ -19,7 +19,7 @@ fn a_put_is_seen_when_it_has_ended_and_keeps_the_first_value() {
 }
 
 #[test]
-fn a_revoked_put_leaves_nothing() {
+fn revoked_put_leaves_nothing() {
     let mut pool = Pool::new(1);
     let started = pool.start(A, "k", MIB).unwrap();
     assert_eq!(pool.state.totals().writing, MIB);
@@ -30,7 +30,7 @@ fn a_revoked_put_leaves_nothing() {
 }
 
 #[test]
-fn a_stale_put_is_displaced_and_its_space_comes_back_later() {
+fn stale_put_is_displaced_and_freed_later() {
     let mut pool = Pool::new(4);
     let old = pool.start(A, "k", MIB).unwrap();
     pool.wait(29);
@@ -47,7 +47,7 @@ fn a_stale_put_is_displaced_and_its_space_comes_back_later() {
 }
 
 #[test]
-fn a_put_cannot_end_after_its_space_was_released() {
+fn released_put_cannot_end() {
     let mut pool = Pool::new(4);
     let started = pool.start(A, "k", MIB).unwrap();
     pool.wait(599);
@@ -59,7 +59,7 @@ fn a_put_cannot_end_after_its_space_was_released() {
 }
 
 #[test]
-fn the_space_of_a_writer_depends_on_how_it_went() {
+fn unregistered_and_expired_writers_free_space_differently() {
     let check = |how: fn(&mut Pool), at_once: u64, soon: u64| {
         let mut pool = Pool::new(4);
         pool.start(B, "k", MIB).unwrap();
@@ -82,16 +82,16 @@ fn the_space_of_a_writer_depends_on_how_it_went() {
 }
 
 #[test]
-fn what_an_upsert_would_replace_may_go_at_the_moment_when_room_is_found() {
+fn upsert_may_evict_object_it_replaces() {
     let mut pool = Pool::new(1);
     pool.mount(B, 2, 16).unwrap();
     pool.start(B, "b", 8 * MIB).unwrap();
-    // The same memory comes back, and rests until nothing can be written late.
+    // The same memory is mounted again, and is quarantined until no late write is possible.
     pool.state.unmount(pool.now, B, SegmentId::from_bits(2), Duration::ZERO).unwrap();
     pool.mount(B, 2, 16).unwrap();
     pool.wait(11);
     pool.start(A, "k", MIB).unwrap();
-    // A falls silent, so that it is given up a moment before that memory has rested.
+    // A sends no more heartbeats, so that it expires just before the quarantine ends.
     for _ in 0..10 {
         pool.now = pool.now + Duration::from_millis(990);
         pool.state.heartbeat(pool.now, B);
@@ -108,7 +108,7 @@ fn what_an_upsert_would_replace_may_go_at_the_moment_when_room_is_found() {
 }
 
 #[test]
-fn a_put_ends_by_its_version_alone_but_by_no_other_key_client_or_tenant() {
+fn put_end_checks_key_client_and_tenant() {
     let mut pool = Pool::new(4);
     pool.mount(B, 2, 4).unwrap();
     let started = pool.start(A, "k", MIB).unwrap();
@@ -126,7 +126,7 @@ fn a_put_ends_by_its_version_alone_but_by_no_other_key_client_or_tenant() {
 }
 
 #[test]
-fn a_copy_that_failed_is_given_up_and_its_memory_rests() {
+fn failed_replica_is_dropped_and_quarantined() {
     let mut pool = Pool::new(4);
     pool.mount(B, 2, 4).unwrap();
     let options = PutOptions { replicas: 2, ..PutOptions::default() };
@@ -148,7 +148,7 @@ fn a_copy_that_failed_is_given_up_and_its_memory_rests() {
 }
 
 #[test]
-fn an_upsert_replaces_at_its_end_and_the_later_end_wins() {
+fn upsert_replaces_at_end_and_later_end_wins() {
     let mut pool = Pool::new(16);
     let old = pool.put("k", MIB).unwrap();
     let options = PutOptions::default();
@@ -160,12 +160,12 @@ fn an_upsert_replaces_at_its_end_and_the_later_end_wins() {
     pool.end(A, "k", &first).unwrap();
     assert_eq!(pool.locate("k", true, false).unwrap().version, first.version);
     assert_eq!(pool.state.totals().used, MIB);
-    // It was leased and is still.
+    // The lease is still held.
     fails(pool.remove("k", false), ErrorCode::OBJECT_HAS_LEASE);
 }
 
 #[test]
-fn a_put_that_ends_after_an_upsert_counts_as_before_it() {
+fn put_ending_after_upsert_does_not_replace_it() {
     let mut pool = Pool::new(16);
     let put = pool.start(A, "k", MIB).unwrap();
     let upsert = pool.start_with(B, "k", MIB, true, &PutOptions::default()).unwrap();
@@ -176,7 +176,7 @@ fn a_put_that_ends_after_an_upsert_counts_as_before_it() {
 }
 
 #[test]
-fn an_upsert_without_room_leaves_the_old_value() {
+fn failed_upsert_keeps_old_value() {
     let mut pool = Pool::new(3);
     let old = pool.put("k", 2 * MIB).unwrap();
     fails(pool.upsert("k", 2 * MIB), ErrorCode::NO_AVAILABLE_HANDLE);
@@ -186,7 +186,7 @@ fn an_upsert_without_room_leaves_the_old_value() {
 }
 
 #[test]
-fn a_full_pool_evicts_what_a_put_needs_the_oldest_first() {
+fn full_pool_evicts_oldest_first() {
     let mut pool = Pool::new(8);
     for index in 0..8 {
         pool.put(&format!("k{index}"), MIB).unwrap();
@@ -199,7 +199,7 @@ fn a_full_pool_evicts_what_a_put_needs_the_oldest_first() {
 }
 
 #[test]
-fn nothing_is_evicted_when_it_cannot_help() {
+fn evicts_nothing_when_it_cannot_help() {
     let mut pool = Pool::new(8);
     for index in 0..4 {
         pool.put(&format!("k{index}"), MIB).unwrap();
@@ -212,14 +212,14 @@ fn nothing_is_evicted_when_it_cannot_help() {
     let error = fails(pool.put("large", 6 * MIB), ErrorCode::NO_AVAILABLE_HANDLE);
     assert!(error.to_string().contains("leased=1048576 hard_pinned=2097152"), "{error}");
     assert_eq!(pool.state.totals().counters.evicted_keys, 0);
-    // What was looked at in vain is still in order: the oldest goes first.
+    // Victims that could not be evicted keep their order: the oldest is evicted first.
     pool.put("rest", 2 * MIB).unwrap();
     pool.put("fits", MIB).unwrap();
     assert!(!pool.exists("k1") && pool.exists("k0") && pool.exists("k2") && pool.exists("k3"));
 }
 
 #[test]
-fn a_put_that_finds_no_room_says_how_many_bytes_are_leased_pinned_and_written() {
+fn out_of_space_error_counts_held_bytes() {
     let mut pool = Pool::new(8);
     pool.put("read", MIB).unwrap();
     let options = PutOptions { is_hard_pinned: true, ..PutOptions::default() };
@@ -235,7 +235,7 @@ fn a_put_that_finds_no_room_says_how_many_bytes_are_leased_pinned_and_written() 
 }
 
 #[test]
-fn leases_are_counted_also_where_pins_alone_leave_no_room() {
+fn out_of_space_error_counts_leases_beside_pins() {
     let mut pool = Pool::new(8);
     let options = PutOptions { is_hard_pinned: true, ..PutOptions::default() };
     pool.put_with("pinned", 5 * MIB, false, &options).unwrap();
@@ -250,7 +250,7 @@ fn leases_are_counted_also_where_pins_alone_leave_no_room() {
 }
 
 #[test]
-fn nothing_is_evicted_for_a_hole_that_a_held_object_divides() {
+fn evicts_nothing_for_hole_split_by_held_object() {
     let mut pool = Pool::new(5);
     for key in ["a", "b", "held", "c", "d"] {
         pool.put(key, MIB).unwrap();
@@ -258,7 +258,7 @@ fn nothing_is_evicted_for_a_hole_that_a_held_object_divides() {
     pool.locate("held", true, false).unwrap();
     fails(pool.put("large", 3 * MIB), ErrorCode::NO_AVAILABLE_HANDLE);
     assert_eq!(pool.state.totals().keys, 5);
-    // Only those go that make one hole, though an older one is spared.
+    // Only objects that form one hole are evicted, even if an older object is spared.
     pool.locate("b", false, false).unwrap();
     pool.put("large", 2 * MIB).unwrap();
     let (names, _) = pool.list(Selector::All, None, 0);
@@ -266,7 +266,7 @@ fn nothing_is_evicted_for_a_hole_that_a_held_object_divides() {
 }
 
 #[test]
-fn hard_pins_stay_and_soft_pins_go_last() {
+fn soft_pins_are_evicted_last_and_hard_pins_never() {
     let mut pool = Pool::new(4);
     let soft = PutOptions { soft_pin: SoftPin::Enable(None), ..PutOptions::default() };
     let hard = PutOptions { is_hard_pinned: true, ..PutOptions::default() };
@@ -284,7 +284,7 @@ fn hard_pins_stay_and_soft_pins_go_last() {
 }
 
 #[test]
-fn a_soft_pin_runs_out_unless_it_is_used() {
+fn soft_pin_expires_unless_used() {
     let mut pool = Pool::new(4);
     let ttl = Some(Duration::from_secs(20));
     let soft = PutOptions { soft_pin: SoftPin::Enable(ttl), ..PutOptions::default() };
@@ -293,7 +293,7 @@ fn a_soft_pin_runs_out_unless_it_is_used() {
     pool.locate("soft", false, false).unwrap();
     pool.wait(15);
     assert_eq!(pool.state.totals().soft_pinned_keys, 1);
-    // An upsert that does not say keeps it.
+    // An upsert without a soft pin setting preserves the pin.
     pool.upsert("soft", MIB).unwrap();
     assert_eq!(pool.state.totals().soft_pinned_keys, 1);
     pool.wait(20);
@@ -304,7 +304,7 @@ fn a_soft_pin_runs_out_unless_it_is_used() {
 }
 
 #[test]
-fn a_group_is_evicted_whole_and_only_when_no_member_is_held() {
+fn group_is_evicted_whole_or_not_at_all() {
     let mut pool = Pool::new(4);
     pool.put("g/1", MIB).unwrap();
     pool.put("g/2", MIB).unwrap();
@@ -320,7 +320,7 @@ fn a_group_is_evicted_whole_and_only_when_no_member_is_held() {
 }
 
 #[test]
-fn a_watermark_keeps_room_ahead_of_need() {
+fn watermark_evicts_in_background() {
     let watermark = Some(Watermark { high: 0.75, ratio: 0.25 });
     let mut pool = Pool::with(Rules { watermark, ..Rules::default() }, 8);
     for index in 0..8 {
@@ -332,7 +332,7 @@ fn a_watermark_keeps_room_ahead_of_need() {
 }
 
 #[test]
-fn what_a_put_may_not_ask_is_refused() {
+fn refuses_invalid_puts() {
     let mut pool = Pool::new(1);
     fails(pool.put("k", 0), ErrorCode::INVALID_PARAMS);
     let none = PutOptions { replicas: 0, ..PutOptions::default() };
@@ -344,7 +344,7 @@ fn what_a_put_may_not_ask_is_refused() {
 }
 
 #[test]
-fn the_same_call_again_has_the_same_answer_and_another_call_has_not() {
+fn retried_put_start_is_idempotent() {
     let mut pool = Pool::new(4);
     let options = PutOptions::default();
     let mut start = |client, length, request| {
@@ -366,7 +366,7 @@ fn the_same_call_again_has_the_same_answer_and_another_call_has_not() {
 }
 
 #[test]
-fn an_object_larger_than_any_segment_is_refused_with_both_sizes() {
+fn oversized_object_error_names_both_sizes() {
     let mut pool = Pool::new(4);
     pool.put("small", MIB).unwrap();
     let error = fails(pool.start(A, "k", 4 * MIB + 1), ErrorCode::NO_AVAILABLE_HANDLE).to_string();

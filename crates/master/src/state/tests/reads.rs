@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_lease_keeps_an_object_from_removal_until_it_ends() {
+fn lease_prevents_removal_until_it_ends() {
     let mut pool = Pool::new(4);
     pool.put("k", MIB).unwrap();
     pool.locate("k", true, false).unwrap();
@@ -22,14 +22,14 @@ fn a_lease_keeps_an_object_from_removal_until_it_ends() {
 }
 
 #[test]
-fn what_is_being_written_cannot_be_removed() {
+fn unfinished_put_cannot_be_removed() {
     let mut pool = Pool::new(4);
     pool.start(A, "k", MIB).unwrap();
     fails(pool.remove("k", true), ErrorCode::REPLICA_IS_NOT_READY);
 }
 
 #[test]
-fn removing_under_an_upsert_removes_what_could_be_read() {
+fn removal_during_upsert_removes_readable_object() {
     let mut pool = Pool::new(4);
     pool.put("k", MIB).unwrap();
     let upsert = pool.start_with(A, "k", MIB, true, &PutOptions::default()).unwrap();
@@ -40,7 +40,7 @@ fn removing_under_an_upsert_removes_what_could_be_read() {
 }
 
 #[test]
-fn fenced_memory_is_given_to_nobody_and_a_put_says_when_to_come_back() {
+fn fenced_memory_is_not_reused_and_put_says_when_to_retry() {
     let mut pool = Pool::new(1);
     let started = pool.put("k", MIB).unwrap();
     let located = pool.locate("k", false, true).unwrap();
@@ -58,15 +58,15 @@ fn fenced_memory_is_given_to_nobody_and_a_put_says_when_to_come_back() {
 }
 
 #[test]
-fn a_reader_that_hands_its_fence_back_frees_the_memory_before_and_after_it_went() {
+fn released_fence_frees_memory_before_and_after_removal() {
     let mut pool = Pool::new(1);
-    // The object still stands.
+    // The object still exists.
     pool.put("k", MIB).unwrap();
     let ticket = pool.locate("k", false, true).unwrap().ticket.expect("nobody else reads");
     pool.state.release_fence(ticket);
     pool.remove("k", true).unwrap();
     pool.put("k", MIB).unwrap();
-    // It went meanwhile.
+    // The object was removed meanwhile.
     let ticket = pool.locate("k", false, true).unwrap().ticket.expect("nobody else reads");
     pool.remove("k", true).unwrap();
     fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
@@ -85,7 +85,7 @@ fn a_reader_that_hands_its_fence_back_frees_the_memory_before_and_after_it_went(
 }
 
 #[test]
-fn a_fence_of_several_readers_ends_with_its_time_only() {
+fn shared_fence_ends_only_by_time() {
     let mut pool = Pool::new(1);
     pool.put("k", MIB).unwrap();
     let first = pool.locate("k", false, true).unwrap().ticket.expect("nobody else reads");
@@ -96,7 +96,7 @@ fn a_fence_of_several_readers_ends_with_its_time_only() {
     fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
     pool.wait(1);
     pool.put("new", MIB).unwrap();
-    // What the first was granted says nothing of who reads later.
+    // The grant of the first reader does not cover a later reader.
     let later = pool.locate("new", false, true).unwrap().ticket.expect("nobody else reads");
     pool.state.release_fence(FenceTicket { fence: first.fence, ..later });
     pool.remove("new", true).unwrap();
@@ -104,7 +104,7 @@ fn a_fence_of_several_readers_ends_with_its_time_only() {
 }
 
 #[test]
-fn eviction_passes_over_fenced_objects() {
+fn eviction_skips_fenced_objects() {
     let mut pool = Pool::new(2);
     pool.put("read", MIB).unwrap();
     pool.put("other", MIB).unwrap();
@@ -116,7 +116,7 @@ fn eviction_passes_over_fenced_objects() {
 }
 
 #[test]
-fn the_fence_of_a_batch_covers_all_of_it() {
+fn batch_fence_covers_whole_batch() {
     let mut pool = Pool::new(1024);
     for key in ["a", "b"] {
         pool.put(key, 256 * MIB).unwrap();
@@ -128,7 +128,7 @@ fn the_fence_of_a_batch_covers_all_of_it() {
 }
 
 #[test]
-fn a_removal_of_many_skips_what_is_leased_and_what_is_written() {
+fn bulk_removal_skips_leased_and_unfinished() {
     let mut pool = Pool::new(16);
     for key in ["a1", "a2", "b1"] {
         pool.put(key, MIB).unwrap();
@@ -154,7 +154,7 @@ fn a_removal_of_many_skips_what_is_leased_and_what_is_written() {
 }
 
 #[test]
-fn a_listing_comes_in_byte_order_and_in_pages() {
+fn listing_is_paged_in_byte_order() {
     let mut pool = Pool::new(64);
     for index in (0..20).rev() {
         pool.put(&format!("k{index:02}"), MIB).unwrap();
@@ -177,7 +177,7 @@ fn a_listing_comes_in_byte_order_and_in_pages() {
     assert!(pool.state.list_objects(&mut other) && other.into_page().objects.is_empty());
 }
 
-/// Uses the key again and again for that long, a use each millisecond.
+/// Uses the key once per millisecond for that long.
 fn poll(pool: &mut Pool, key: &str, time: Duration) {
     for _ in 0..time.as_millis() {
         pool.now = pool.now + Duration::from_millis(1);
@@ -186,13 +186,13 @@ fn poll(pool: &mut Pool, key: &str, time: Duration) {
 }
 
 #[test]
-fn what_is_used_all_the_time_outlives_all_that_is_not() {
+fn hot_object_outlives_cold_ones() {
     for eviction in [EvictionKind::Lru, EvictionKind::Adaptive, EvictionKind::S3Fifo] {
         let rules = Rules { eviction, lease_ttl: Duration::from_secs(1), ..Rules::default() };
         let mut pool = Pool::with(rules, 4);
         pool.put("polled", MIB).unwrap();
         for round in 0..20 {
-            // Leases end a moment after the last of these uses.
+            // Leases end just after the last of these uses.
             poll(&mut pool, "polled", Duration::from_millis(300));
             pool.wait(2);
             pool.put(&round.to_string(), MIB).unwrap();
@@ -203,7 +203,7 @@ fn what_is_used_all_the_time_outlives_all_that_is_not() {
 }
 
 #[test]
-fn each_use_of_a_run_keeps_the_object_as_long_as_promised() {
+fn every_use_extends_lease_fully() {
     let rules = Rules { lease_ttl: Duration::from_secs(1), ..Rules::default() };
     let mut pool = Pool::with(rules, 4);
     pool.put("k", MIB).unwrap();
@@ -219,7 +219,7 @@ fn each_use_of_a_run_keeps_the_object_as_long_as_promised() {
 }
 
 #[test]
-fn what_is_used_while_it_waits_for_the_end_of_its_lease_is_not_the_next_to_go() {
+fn object_used_while_leased_is_not_next_victim() {
     let lease_ttl = Duration::from_secs(1);
     let rules = Rules { eviction: EvictionKind::Lru, lease_ttl, ..Rules::default() };
     let mut pool = Pool::with(rules, 2);
@@ -227,7 +227,7 @@ fn what_is_used_while_it_waits_for_the_end_of_its_lease_is_not_the_next_to_go() 
     pool.put("other", MIB).unwrap();
     poll(&mut pool, "other", Duration::from_millis(1));
     poll(&mut pool, "k", Duration::from_millis(1));
-    // Both are met in vain and wait; then one of them is used, a moment after its last use.
+    // Both are found leased and wait. Then one of them is used just after its last lease.
     fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
     poll(&mut pool, "other", Duration::from_millis(1));
     pool.wait(2);
@@ -236,7 +236,7 @@ fn what_is_used_while_it_waits_for_the_end_of_its_lease_is_not_the_next_to_go() 
 }
 
 #[test]
-fn several_probes_of_one_call_answer_as_each_alone() {
+fn batch_probe_equals_single_probes() {
     let mut pool = Pool::new(4);
     pool.put("there", MIB).unwrap();
     pool.start(A, "begun", MIB).unwrap();

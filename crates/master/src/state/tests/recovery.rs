@@ -1,4 +1,4 @@
-//! What the log makes of the state: the same objects in the same places, at every step.
+//! Recovery: the log reproduces the same objects in the same places, at every step.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,13 +9,13 @@ use super::{
     *,
 };
 
-/// What matters of an image, in an order that does not depend on its history.
+/// The content of an image, in an order that does not depend on its history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LogView {
     segments: BTreeMap<SegmentNumber, (ClientId, SegmentSpec, u8)>,
     quotas: BTreeMap<Box<str>, u64>,
     objects: BTreeMap<(String, ObjectKey), LiveObject>,
-    /// Those that may still be ended.
+    /// Puts that can still be finished.
     writes: BTreeMap<u64, (ClientId, ObjectKey, LiveObject)>,
     /// Tasks and drain jobs.
     records: BTreeMap<u128, Box<[u8]>>,
@@ -39,7 +39,7 @@ impl LogView {
             }
         }
         let writes = image.writes.iter().filter(|(_, write)| !write.is_displaced);
-        // A grace goes on anew, so that it is not compared.
+        // The grace period restarts at recovery, so it is not compared.
         let segment = |s: &LoggedSegment| (s.client, s.spec.clone(), s.status);
         Self {
             segments: image.segments.iter().map(|(n, s)| (*n, segment(s))).collect(),
@@ -59,7 +59,7 @@ impl LogView {
         own.map(|(_, spec, _)| spec.clone()).collect()
     }
 
-    /// Tasks may find at a restart that their object is another one.
+    /// At a restart, tasks may find that their object was replaced.
     pub(super) fn without_waiting_tasks(mut self, state: &State) -> Self {
         let is_over = |id: &u128| match state.task(TaskId::from_bits(*id)) {
             Ok(task) => matches!(task.status, TaskStatus::Success | TaskStatus::Failed),
@@ -76,7 +76,7 @@ pub(super) struct Log {
     image: Image,
     snapshot: Vec<u8>,
     cursor: SnapshotCursor,
-    /// Effects since the snapshot began.
+    /// Effects since the snapshot started.
     since: Vec<u8>,
 }
 
@@ -88,7 +88,7 @@ impl Log {
         Self { image: described(pool), snapshot, cursor, since: Vec::new() }
     }
 
-    /// Compares the log with the state; goes on with its snapshot by one object.
+    /// Compares the log with the state, and continues its snapshot by one object.
     pub(super) fn check(&mut self, pool: &mut Pool) -> LogView {
         let mut effects = Vec::new();
         pool.state.take_effects(&mut effects);
@@ -108,7 +108,7 @@ impl Log {
         replayed
     }
 
-    /// A state made of the log. A snapshot that was on its way died with the master.
+    /// Returns a state recovered from the log. An unfinished snapshot is lost with the master.
     pub(super) fn restart(&mut self, now: Moment, rules: &Rules) -> State {
         let (state, restored) =
             State::restore(rules.clone(), 7, now, self.image.clone(), Duration::ZERO);
@@ -129,7 +129,7 @@ pub(super) fn described(pool: &Pool) -> Image {
     image
 }
 
-/// A pool after the death of its master; nobody has come back yet.
+/// Returns a pool after the death of its master. No client has come back yet.
 pub(super) fn restarted(pool: &mut Pool) -> Pool {
     let (state, restored) =
         State::restore(pool.state.rules().clone(), 9, pool.now, described(pool), Duration::ZERO);
@@ -150,7 +150,7 @@ fn awaits(pool: &Pool, key: &str) -> bool {
 }
 
 #[test]
-fn an_object_is_dormant_until_its_owner_announces_its_memory() {
+fn object_is_unclaimed_until_owner_announces() {
     let mut pool = Pool::new(16);
     let started = pool.put("k", MIB).unwrap();
     let mut pool = restarted(&mut pool);
@@ -168,7 +168,7 @@ fn an_object_is_dormant_until_its_owner_announces_its_memory() {
 }
 
 #[test]
-fn other_memory_does_not_wake_what_lay_in_the_first() {
+fn new_incarnation_does_not_restore_objects() {
     let mut pool = Pool::new(16);
     pool.put("k", MIB).unwrap();
     let mut pool = restarted(&mut pool);
@@ -183,7 +183,7 @@ fn other_memory_does_not_wake_what_lay_in_the_first() {
     }
     fails(pool.state.resume(B, &same), ErrorCode::SEGMENT_NOT_FOUND);
     assert!(!pool.exists("k"));
-    // Other memory at the same addresses says that the first is gone.
+    // New memory at the same addresses shows that the earlier memory is lost.
     let other = SegmentSpec { id: SegmentId::from_bits(9), ..same.clone() };
     pool.state.mount(pool.now, A, other).unwrap();
     assert_eq!(pool.state.unclaimed_segments(), 0);
@@ -191,7 +191,7 @@ fn other_memory_does_not_wake_what_lay_in_the_first() {
 }
 
 #[test]
-fn after_the_grace_a_dormant_key_is_free_and_what_is_put_there_stays() {
+fn unclaimed_key_is_free_after_grace() {
     let mut pool = Pool::new(16);
     pool.state.mount(pool.now, B, spec(B, 2, 1, 16)).unwrap();
     for key in ["put", "upserted", "removed", "swept", "left"] {
@@ -219,7 +219,7 @@ fn after_the_grace_a_dormant_key_is_free_and_what_is_put_there_stays() {
 }
 
 #[test]
-fn what_nobody_announces_is_dropped_in_the_end() {
+fn unclaimed_objects_are_dropped_in_the_end() {
     let mut pool = Pool::new(16);
     pool.put("k", MIB).unwrap();
     let mut pool = restarted(&mut pool);
@@ -232,7 +232,7 @@ fn what_nobody_announces_is_dropped_in_the_end() {
 }
 
 #[test]
-fn a_put_under_way_can_be_ended_after_a_restart_and_a_displaced_one_cannot() {
+fn unfinished_put_can_end_after_restart() {
     let mut pool = Pool::new(16);
     let displaced = pool.start(A, "k", MIB).unwrap();
     pool.wait(30);
@@ -246,10 +246,10 @@ fn a_put_under_way_can_be_ended_after_a_restart_and_a_displaced_one_cannot() {
 }
 
 #[test]
-fn nothing_is_given_away_while_a_reader_of_before_may_read() {
+fn memory_is_not_reused_while_old_fences_last() {
     let mut pool = Pool::new(16);
     pool.put("k", 15 * MIB).unwrap();
-    // A long read: its fence is what the log must know.
+    // A long read: the log must contain its fence.
     pool.locate("k", false, true).unwrap();
     let mut pool = restarted(&mut pool);
     resume(&mut pool);
@@ -260,7 +260,7 @@ fn nothing_is_given_away_while_a_reader_of_before_may_read() {
 }
 
 #[test]
-fn memory_that_a_late_write_may_reach_rests_across_a_restart() {
+fn quarantine_survives_restart() {
     let mut pool = Pool::new(16);
     let started = pool.start(A, "k", 15 * MIB).unwrap();
     let failed = [started.places[0].replica];
@@ -277,7 +277,7 @@ fn memory_that_a_late_write_may_reach_rests_across_a_restart() {
 }
 
 #[test]
-fn versions_go_on_above_all_that_were_given() {
+fn versions_are_not_reused_after_restart() {
     let mut pool = Pool::new(16);
     let before = pool.put("k", MIB).unwrap().version;
     let mut pool = restarted(&mut pool);
@@ -287,7 +287,7 @@ fn versions_go_on_above_all_that_were_given() {
 }
 
 #[test]
-fn groups_pins_and_tenants_are_as_before() {
+fn groups_pins_and_tenants_survive_restart() {
     let mut pool = Pool::new(16);
     let pinned = PutOptions {
         soft_pin: SoftPin::Enable(Some(Duration::from_secs(3))),
@@ -317,14 +317,14 @@ fn groups_pins_and_tenants_are_as_before() {
 }
 
 #[test]
-fn a_master_that_was_stopped_takes_nobody_for_gone() {
+fn suspended_master_expires_no_client() {
     let mut pool = Pool::new(16);
     pool.put("k", MIB).unwrap();
     pool.wait(3);
     pool.now = pool.now + Duration::from_secs(30);
     pool.advance_all();
     assert!(pool.exists("k"), "nobody could be heard of meanwhile");
-    // But who stays away afterwards is.
+    // A client that stays away afterwards expires.
     for _ in 0..11 {
         pool.now = pool.now + Duration::from_secs(1);
         pool.advance_all();
@@ -334,15 +334,15 @@ fn a_master_that_was_stopped_takes_nobody_for_gone() {
 }
 
 #[test]
-fn a_pool_that_is_read_right_after_a_restart_takes_new_objects_soon() {
+fn pool_accepts_puts_soon_after_restart() {
     let mut pool = Pool::new(16);
     pool.put("k", 8 * MIB).unwrap();
     pool.locate("k", false, true).unwrap();
-    // Its writer may go on.
+    // The writer may finish.
     pool.start(A, "l", MIB).unwrap();
     let mut pool = restarted(&mut pool);
     resume(&mut pool);
-    // Each read grants a fence that lasts longer than the memory of before must rest.
+    // Each read grants a fence longer than the quarantine of the earlier memory.
     for _ in 0..10 {
         pool.now = pool.now + Duration::from_millis(100);
         pool.advance_all();

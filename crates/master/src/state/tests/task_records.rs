@@ -1,4 +1,4 @@
-//! Tasks and drains across restarts of the master: they go on, or fail and say why.
+//! Tasks and drain jobs across restarts of the master: they resume, or fail with a reason.
 
 use super::{
     super::object::ordinal_of,
@@ -7,25 +7,25 @@ use super::{
     *,
 };
 
-/// A pool after a restart, in which A and B have announced what they lent.
+/// Returns a pool after a restart, in which A and B have announced their segments.
 fn back(pool: &mut Pool) -> Pool {
     let mut pool = restarted(pool);
     announce(&mut pool);
     pool
 }
 
-/// A and B announce what they lent before the restart.
+/// A and B announce the segments of before the restart.
 fn announce(pool: &mut Pool) {
     for (client, id, name) in [(A, 1, "host-a:1"), (B, 2, "host-b:1")] {
         pool.state.register(pool.now, client, name).unwrap();
         pool.state.resume(client, &spec(client, id, 1, 4)).unwrap();
     }
-    // Memory rests until readers of before are done.
+    // Memory is quarantined until readers of before the restart are done.
     pool.wait(1);
 }
 
 #[test]
-fn a_task_that_waited_goes_on_when_its_clients_are_back() {
+fn pending_task_resumes_when_clients_return() {
     let mut pool = two();
     pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
     let copied = pool.copy("k", &["host-b:1"]).unwrap();
@@ -48,7 +48,7 @@ fn a_task_that_waited_goes_on_when_its_clients_are_back() {
 }
 
 #[test]
-fn a_try_dies_with_the_master_and_the_task_is_tried_again_elsewhere_in_the_target() {
+fn attempt_dies_with_master_and_is_retried() {
     let mut pool = two();
     pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
     let id = pool.shift("k", "host-a:1", "host-b:1").unwrap();
@@ -71,7 +71,7 @@ fn a_try_dies_with_the_master_and_the_task_is_tried_again_elsewhere_in_the_targe
 }
 
 #[test]
-fn copies_made_after_a_restart_have_numbers_that_no_copy_had_before() {
+fn replica_ordinals_are_not_reused_after_restart() {
     let mut pool = two();
     let mut log = Log::begin(&mut pool);
     for key in ["x", "y", "z"] {
@@ -83,7 +83,7 @@ fn copies_made_after_a_restart_have_numbers_that_no_copy_had_before() {
     let number = |work: &Work| ordinal_of(work.targets[0].replica, work.version.0);
     let mut works = pool.fetch(A);
     works.sort_by_key(number);
-    // The last is done first.
+    // The last task finishes first.
     works.iter().rev().for_each(|work| pool.done(A, work).unwrap());
     log.check(&mut pool);
     pool.state = log.restart(pool.now, &Rules::default());
@@ -94,8 +94,8 @@ fn copies_made_after_a_restart_have_numbers_that_no_copy_had_before() {
 }
 
 #[test]
-fn a_task_whose_object_does_not_come_back_fails_and_says_why() {
-    // Tasks may wait for ever, if it were for their time alone.
+fn task_fails_when_object_does_not_return() {
+    // Pending tasks have no timeout of their own here.
     let tasks = TaskRules { pending_timeout: Duration::ZERO, ..TaskRules::default() };
     let mut pool = Pool::with(Rules { tasks, ..Rules::default() }, 4);
     pool.mount(B, 2, 4).unwrap();
@@ -119,7 +119,7 @@ fn a_task_whose_object_does_not_come_back_fails_and_says_why() {
 }
 
 #[test]
-fn a_task_of_a_client_that_never_came_back_ends_with_the_wait_for_its_memory() {
+fn task_of_missing_client_ends_with_recovery() {
     let tasks = TaskRules { pending_timeout: Duration::ZERO, ..TaskRules::default() };
     let mut pool = Pool::with(Rules { tasks, ..Rules::default() }, 4);
     pool.mount(B, 2, 4).unwrap();
@@ -139,7 +139,7 @@ fn a_task_of_a_client_that_never_came_back_ends_with_the_wait_for_its_memory() {
 }
 
 #[test]
-fn what_is_over_is_remembered_and_tries_are_counted_on() {
+fn finished_tasks_and_retry_counts_survive_restart() {
     let tasks = TaskRules { retries_max: 1, finished_max: 2, ..TaskRules::default() };
     let mut pool = Pool::with(Rules { tasks, ..Rules::default() }, 4);
     pool.mount(B, 2, 4).unwrap();
@@ -174,7 +174,7 @@ fn what_is_over_is_remembered_and_tries_are_counted_on() {
 }
 
 #[test]
-fn a_drain_goes_on_where_it_was_and_its_segment_stays_drained() {
+fn drain_resumes_and_segment_stays_drained() {
     let mut pool = two();
     for index in 0..20 {
         pool.put_with(&format!("k{index}"), 100_000, false, &on("host-a:1")).unwrap();
@@ -214,7 +214,7 @@ fn a_drain_goes_on_where_it_was_and_its_segment_stays_drained() {
 }
 
 #[test]
-fn a_drain_of_memory_that_does_not_come_back_fails_and_a_cancelled_one_gives_it_back() {
+fn drain_of_missing_segment_fails() {
     let mut pool = two();
     pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
     let cancelled = drain(&mut pool, &["host-a:1"], &[]).unwrap();
@@ -226,7 +226,7 @@ fn a_drain_of_memory_that_does_not_come_back_fails_and_a_cancelled_one_gives_it_
     pool.state.resume(A, &spec(A, 1, 1, 4)).unwrap();
     assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::Ok);
     assert_eq!(pool.state.job(cancelled).unwrap().status, JobStatus::Canceled);
-    // B has other memory now.
+    // B has new memory.
     pool.mount(B, 3, 4).unwrap();
     pool.wait(31);
     let view = pool.state.job(job).unwrap();
@@ -235,7 +235,7 @@ fn a_drain_of_memory_that_does_not_come_back_fails_and_a_cancelled_one_gives_it_
 }
 
 #[test]
-fn a_copy_has_a_number_that_none_had_before_the_restart() {
+fn copy_ordinal_is_new_after_restart() {
     let mut pool = two();
     pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
     let mut seen = std::collections::BTreeSet::new();
@@ -251,7 +251,7 @@ fn a_copy_has_a_number_that_none_had_before_the_restart() {
 }
 
 #[test]
-fn a_record_that_cannot_be_read_costs_only_itself() {
+fn undecodable_record_is_skipped() {
     let mut pool = two();
     pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
     let good = pool.copy("k", &["host-b:1"]).unwrap();

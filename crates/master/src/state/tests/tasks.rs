@@ -1,8 +1,8 @@
-//! Copies, moves, drains and clearing: made, carried out, failed, interrupted.
+//! Copies, moves, drains and clearing: created, carried out, failed, interrupted.
 
 use super::*;
 
-/// A pool in which A and B lend memory; B also to a segment of its own name `host-b:1`.
+/// Returns a pool with segments of A and B. B also has a segment named `host-b:1`.
 pub(super) fn two() -> Pool {
     let mut pool = Pool::new(4);
     pool.mount(B, 2, 4).unwrap();
@@ -53,7 +53,7 @@ impl Pool {
         (view.status, view.message)
     }
 
-    /// The names of the segments that hold a copy.
+    /// Returns the names of the segments that hold a replica.
     pub(super) fn holders(&mut self, key: &str) -> Vec<String> {
         let Ok(found) = self.locate(key, false, false) else { return Vec::new() };
         let name = |place: &Place| self.state.segment(place.segment).spec.name.clone();
@@ -62,7 +62,7 @@ impl Pool {
         names
     }
 
-    /// Clients do what they are asked to until there is nothing more, for so long at the most.
+    /// Lets clients carry out tasks until none are left, at most for that long.
     pub(super) fn work_off(&mut self, seconds: u64) {
         for _ in 0..seconds * 10 {
             for client in [A, B] {
@@ -79,7 +79,7 @@ impl Pool {
 }
 
 #[test]
-fn a_copy_stands_beside_the_first_once_it_was_reported() {
+fn reported_copy_adds_replica() {
     let mut pool = two();
     pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
     let id = pool.copy("k", &["host-b:1"]).unwrap();
@@ -100,7 +100,7 @@ fn a_copy_stands_beside_the_first_once_it_was_reported() {
 }
 
 #[test]
-fn a_move_leaves_one_copy_and_its_source_rests_under_the_fences_of_readers() {
+fn move_leaves_one_replica_and_quarantines_source() {
     let mut pool = two();
     pool.put_with("k", 4 * MIB, false, &on("host-a:1")).unwrap();
     pool.wait(30);
@@ -127,7 +127,7 @@ fn a_move_leaves_one_copy_and_its_source_rests_under_the_fences_of_readers() {
 }
 
 #[test]
-fn what_cannot_be_a_task_is_refused_with_its_code() {
+fn refuses_invalid_tasks_with_code() {
     let mut pool = two();
     pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
     pool.start(A, "half", MIB).unwrap();
@@ -147,7 +147,7 @@ fn what_cannot_be_a_task_is_refused_with_its_code() {
 }
 
 #[test]
-fn a_target_that_has_a_copy_needs_no_other() {
+fn skips_target_that_has_replica() {
     let mut pool = two();
     pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
     let id = pool.copy("k", &["host-a:1"]).unwrap();
@@ -157,7 +157,7 @@ fn a_target_that_has_a_copy_needs_no_other() {
 }
 
 #[test]
-fn an_object_that_is_copied_is_neither_evicted_nor_removed_unless_forced() {
+fn copied_object_is_not_evicted_or_removed() {
     let mut pool = two();
     pool.put_with("k", 2 * MIB, false, &on("host-a:1")).unwrap();
     let id = pool.copy("k", &["host-b:1"]).unwrap();
@@ -181,7 +181,7 @@ fn an_object_that_is_copied_is_neither_evicted_nor_removed_unless_forced() {
 }
 
 #[test]
-fn a_task_whose_object_was_rewritten_fails_and_leaves_the_new_one_alone() {
+fn task_fails_when_object_was_replaced() {
     let mut pool = two();
     pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
     let id = pool.copy("k", &["host-b:1"]).unwrap();
@@ -201,7 +201,7 @@ fn a_task_whose_object_was_rewritten_fails_and_leaves_the_new_one_alone() {
 }
 
 #[test]
-fn what_failed_is_tried_again_and_given_up_in_the_end() {
+fn failed_task_is_retried_up_to_limit() {
     let rules =
         Rules { tasks: TaskRules { retries_max: 2, ..TaskRules::default() }, ..Rules::default() };
     let mut pool = Pool::with(rules, 4);
@@ -227,7 +227,7 @@ fn what_failed_is_tried_again_and_given_up_in_the_end() {
 }
 
 #[test]
-fn a_client_that_says_nothing_loses_the_task_to_another_holder() {
+fn silent_client_loses_task_to_other_holder() {
     let mut pool = two();
     let both = PutOptions { replicas: 2, ..PutOptions::default() };
     pool.state.register(pool.now, ClientId::from_bits(3), "host-c:1").unwrap();
@@ -254,7 +254,7 @@ fn a_client_that_says_nothing_loses_the_task_to_another_holder() {
 }
 
 #[test]
-fn a_client_that_is_gone_leaves_its_tasks_to_others_or_fails_them() {
+fn expired_client_tasks_are_reassigned_or_fail() {
     let mut pool = two();
     let both = PutOptions { replicas: 2, ..PutOptions::default() };
     pool.put_with("both", MIB, false, &both).unwrap();
@@ -277,7 +277,7 @@ fn a_client_that_is_gone_leaves_its_tasks_to_others_or_fails_them() {
 }
 
 #[test]
-fn a_full_target_makes_room_and_a_pinned_one_is_tried_again() {
+fn full_target_evicts_and_pinned_target_is_retried() {
     let mut pool = two();
     pool.put_with("k", 2 * MIB, false, &on("host-a:1")).unwrap();
     for index in 0..4 {
@@ -290,7 +290,7 @@ fn a_full_target_makes_room_and_a_pinned_one_is_tried_again() {
     let pinned = PutOptions { is_hard_pinned: true, ..on("host-b:1") };
     pool.state.clear_copies(pool.now, &pool.tenant, b"k", "host-b:1");
     for index in 0..4 {
-        // Those that are left after the copy evicted some.
+        // The objects left after the copy evicted some.
         let _ = pool.remove(&format!("old{index}"), true);
     }
     pool.put_with("pin", 3 * MIB, false, &pinned).unwrap();
@@ -307,7 +307,7 @@ fn a_full_target_makes_room_and_a_pinned_one_is_tried_again() {
 }
 
 #[test]
-fn the_limits_of_tasks_hold() {
+fn task_limits_hold() {
     let rules = Rules {
         tasks: TaskRules {
             pending_max: 2,
@@ -340,7 +340,7 @@ fn the_limits_of_tasks_hold() {
 }
 
 #[test]
-fn a_replica_number_is_not_used_again_for_the_same_object() {
+fn replica_ordinal_is_not_reused() {
     let mut pool = two();
     pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
     let mut seen = std::collections::HashSet::new();
@@ -358,7 +358,7 @@ fn a_replica_number_is_not_used_again_for_the_same_object() {
 }
 
 #[test]
-fn copies_are_cleared_in_one_segment_or_everywhere_but_not_while_leased() {
+fn clears_replicas_unless_leased() {
     let mut pool = two();
     let both = PutOptions { replicas: 2, ..PutOptions::default() };
     pool.put_with("k", MIB, false, &both).unwrap();
@@ -392,7 +392,7 @@ pub(super) fn segment_status(pool: &Pool, name: &str) -> SegmentStatus {
 }
 
 #[test]
-fn a_drained_segment_is_empty_and_everything_is_still_there() {
+fn drain_empties_segment_without_losing_objects() {
     let mut pool = two();
     for index in 0..20 {
         pool.put_with(&format!("k{index}"), 100_000, false, &on("host-a:1")).unwrap();
@@ -421,7 +421,7 @@ fn a_drained_segment_is_empty_and_everything_is_still_there() {
 }
 
 #[test]
-fn an_object_that_is_written_while_its_segment_drains_leaves_too() {
+fn drain_moves_object_written_meanwhile() {
     let mut pool = two();
     let started = pool.start_with(A, "late", MIB, false, &on("host-a:1")).unwrap();
     let job = drain(&mut pool, &["host-a:1"], &["host-b:1"]).unwrap();
@@ -436,7 +436,7 @@ fn an_object_that_is_written_while_its_segment_drains_leaves_too() {
 }
 
 #[test]
-fn a_drain_that_finds_no_room_fails_and_gives_the_segment_back() {
+fn drain_without_space_fails_and_reopens_segment() {
     let mut pool = two();
     let pinned = PutOptions { is_hard_pinned: true, ..on("host-b:1") };
     pool.put_with("pin", 3 * MIB, false, &pinned).unwrap();
@@ -452,7 +452,7 @@ fn a_drain_that_finds_no_room_fails_and_gives_the_segment_back() {
 }
 
 #[test]
-fn a_cancelled_drain_gives_the_segment_back() {
+fn cancelled_drain_reopens_segment() {
     let mut pool = two();
     pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
     let job = drain(&mut pool, &["host-a:1"], &[]).unwrap();
@@ -469,7 +469,7 @@ fn a_cancelled_drain_gives_the_segment_back() {
 }
 
 #[test]
-fn a_drain_job_is_checked() {
+fn refuses_invalid_drain_jobs() {
     let mut pool = two();
     fails(drain(&mut pool, &[], &[]), ErrorCode::INVALID_PARAMS);
     fails(drain(&mut pool, &["nowhere"], &[]), ErrorCode::SEGMENT_NOT_FOUND);
@@ -485,7 +485,7 @@ fn a_drain_job_is_checked() {
 }
 
 #[test]
-fn copies_that_have_nowhere_to_go_are_dropped_if_others_can_be_read() {
+fn drain_drops_redundant_replica_without_target() {
     let mut pool = two();
     let both = PutOptions { replicas: 2, ..PutOptions::default() };
     pool.put_with("k", MIB, false, &both).unwrap();
@@ -497,7 +497,7 @@ fn copies_that_have_nowhere_to_go_are_dropped_if_others_can_be_read() {
 }
 
 #[test]
-fn an_object_that_was_lost_while_it_was_copied_stays_lost() {
+fn object_lost_during_copy_stays_lost() {
     let mut pool = two();
     pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
     let id = pool.copy("k", &["host-b:1"]).unwrap();

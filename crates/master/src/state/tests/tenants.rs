@@ -14,7 +14,7 @@ fn charged(pool: &Pool) -> u64 {
 }
 
 #[test]
-fn keys_of_two_tenants_are_two_keys_and_use_two_quotas() {
+fn tenants_have_separate_keys_and_quotas() {
     let mut pool = pool();
     let other = TenantId::new("other");
     pool.state.set_quota(&other, MIB).unwrap();
@@ -29,7 +29,7 @@ fn keys_of_two_tenants_are_two_keys_and_use_two_quotas() {
 }
 
 #[test]
-fn a_tenant_without_a_quota_reads_nothing_and_writes_nothing() {
+fn tenant_without_quota_cannot_read_or_write() {
     let mut pool = pool();
     pool.tenant = TenantId::new("stranger");
     fails(pool.put("k", 1), ErrorCode::TENANT_NOT_REGISTERED);
@@ -38,7 +38,7 @@ fn a_tenant_without_a_quota_reads_nothing_and_writes_nothing() {
 }
 
 #[test]
-fn over_the_quota_the_tenants_own_oldest_objects_go_first() {
+fn over_quota_evicts_own_oldest_first() {
     let mut pool = pool();
     let other = TenantId::new("other");
     pool.state.set_quota(&other, 4 * MIB).unwrap();
@@ -59,7 +59,7 @@ fn over_the_quota_the_tenants_own_oldest_objects_go_first() {
 }
 
 #[test]
-fn leased_and_pinned_objects_of_its_own_make_no_room_until_they_are_removed() {
+fn held_objects_keep_counting_against_quota() {
     let mut pool = pool();
     pool.put_with("pin", MIB, false, &PutOptions { is_hard_pinned: true, ..Default::default() })
         .unwrap();
@@ -76,7 +76,7 @@ fn leased_and_pinned_objects_of_its_own_make_no_room_until_they_are_removed() {
 }
 
 #[test]
-fn what_is_being_written_counts_and_comes_back() {
+fn unfinished_put_is_charged_and_refunded() {
     let mut pool = pool();
     let started = pool.start(A, "k", 4 * MIB).unwrap();
     assert_eq!(charged(&pool), 4 * MIB);
@@ -89,7 +89,7 @@ fn what_is_being_written_counts_and_comes_back() {
 }
 
 #[test]
-fn an_upsert_needs_only_what_it_adds() {
+fn upsert_is_charged_for_added_bytes_only() {
     let mut pool = pool();
     pool.put("k", 3 * MIB).unwrap();
     pool.locate("k", true, false).unwrap();
@@ -100,7 +100,7 @@ fn an_upsert_needs_only_what_it_adds() {
 }
 
 #[test]
-fn copies_count_each() {
+fn each_replica_is_charged() {
     let mut pool = pool();
     pool.mount(B, 2, 8).unwrap();
     let both = PutOptions { replicas: 2, ..PutOptions::default() };
@@ -112,7 +112,7 @@ fn copies_count_each() {
 }
 
 #[test]
-fn quotas_share_a_pool_that_is_too_small_for_all_of_them() {
+fn quotas_scale_down_in_small_pool() {
     let mut pool = Pool::with(Rules { is_multi_tenant: true, ..Rules::default() }, 8);
     let (one, two) = (TenantId::new("one"), TenantId::new("two"));
     pool.state.set_quota(&one, 24 * MIB).unwrap();
@@ -129,7 +129,7 @@ fn quotas_share_a_pool_that_is_too_small_for_all_of_them() {
 }
 
 #[test]
-fn a_quota_is_removed_only_from_an_empty_tenant() {
+fn quota_is_removed_only_from_empty_tenant() {
     let mut pool = pool();
     pool.put("k", MIB).unwrap();
     fails(pool.state.remove_quota(&pool.tenant), ErrorCode::TENANT_NOT_EMPTY);
