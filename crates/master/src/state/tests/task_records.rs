@@ -163,7 +163,7 @@ fn finished_tasks_and_retry_counts_survive_restart() {
     pool.report(A, &work, &failed).unwrap();
     let (status, why) = pool.status(bad);
     assert_eq!(status, TaskStatus::Failed);
-    assert!(why.contains("2 tries"), "the try before the restart counts: {why}");
+    assert!(why.contains("2 attempts"), "the try before the restart counts: {why}");
     let mut pool = back(&mut pool);
     assert_eq!(pool.status(bad), (TaskStatus::Failed, why));
     pool.copy("good", &["host-b:1"]).unwrap();
