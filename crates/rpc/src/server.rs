@@ -375,8 +375,9 @@ pub(crate) fn receive(
     let mut body = Vec::new();
     while (body.len() as u64) < head.body_bytes {
         let step = (head.body_bytes - body.len() as u64).min(STEP_BYTES.max(body.len() as u64));
-        body.try_reserve_exact(step as usize)
-            .map_err(|source| Error::internal("no memory for a message").caused_by(source))?;
+        body.try_reserve_exact(step as usize).map_err(|source| {
+            Error::internal("cannot allocate memory for a message").caused_by(source)
+        })?;
         let begin = body.len();
         body.resize(begin + step as usize, 0);
         stream.read_exact(&mut body[begin..]).map_err(broken)?;

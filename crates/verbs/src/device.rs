@@ -1,4 +1,4 @@
-//! Device enumeration.
+//! RDMA devices of this machine: enumeration and opening.
 
 use std::{ffi::CStr, fmt, io, ptr::NonNull, sync::Arc};
 

@@ -63,7 +63,7 @@ pub(super) fn start(inner: &Arc<ClientInner>) -> Result<()> {
             inner.shutdown.changed.notify_all();
         })
         .map(drop)
-        .map_err(|source| Error::internal("no thread for the heartbeat").caused_by(source))
+        .map_err(|source| Error::internal("cannot start the heartbeat thread").caused_by(source))
 }
 
 fn run_heartbeats(inner: &Arc<ClientInner>) {
