@@ -97,7 +97,7 @@ variables! {
     MC_BUSY_POLL ("MC_STAY_AWAKE") = "on", "Busy-poll sockets for 0.1 ms (replies) or 0.2 ms (next calls) before a thread sleeps, while messages arrive that soon and the polling threads and their peers fit on the CPUs. Off: every thread sleeps at once.";
     MC_TE_METRIC = "off", "Log a line periodically about the transfers of the engine, if there were any: throughput and batch latency in upstream's format, then each transport by itself. The line is logged at any level.";
     MC_TE_METRIC_INTERVAL_SECONDS = "5", "Seconds between two lines of MC_TE_METRIC.";
-    MC_PREPARED_MEMORY_SIZE = "1GB", "Of each segment, how much is made ready in the background, never more than an eighth of the room there is; 0 for none.";
+    MC_PREFAULT_SIZE ("MC_PREPARED_MEMORY_SIZE") = "1GB", "Bytes of each segment that are prefaulted in the background, at most an eighth of the available memory; 0 for none.";
     MC_COLLAPSE_REGISTERED_MEMORY = "off", "Ask the kernel in the background to back registered memory with huge pages, where all of its small pages are present.";
     MC_STORE_NUMA_SOCKET_ID = "", "NUMA node that segments are allocated on while it has free memory.";
     MC_CUDA_DRIVER = "libcuda.so.1", "Name or path of the CUDA driver library. It is loaded by the first transfer on a stream; a library that the process has already loaded is used as is.";

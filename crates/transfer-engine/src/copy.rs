@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn large_transfers_use_nontemporal_stores_whatever_their_entries() {
+    fn large_transfers_use_nontemporal_stores() {
         let is_nontemporal = |lengths: &[usize]| {
             let entries: Vec<_> = lengths
                 .iter()

@@ -68,7 +68,7 @@ pub fn engine_config(
         let interval = value(&env::MC_TE_METRIC_INTERVAL_SECONDS, read_interval)?;
         config.report_interval = Some(interval.unwrap_or(REPORT_INTERVAL));
     }
-    if let Some(size) = value(&env::MC_PREPARED_MEMORY_SIZE, read_size)? {
+    if let Some(size) = value(&env::MC_PREFAULT_SIZE, read_size)? {
         config.prefault_bytes_max = size.bytes();
     }
     config.collapses_registered = env::MC_COLLAPSE_REGISTERED_MEMORY.is_on();

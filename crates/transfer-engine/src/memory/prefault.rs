@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn backoff_doubles_while_preempted_and_resets_after_a_quiet_step() {
+    fn backoff_doubles_while_preempted_then_resets() {
         let mut pressure = CpuPressure::default();
         // Preemptions before the first step do not count.
         assert_eq!([5, 5].map(|preemptions| pressure.backoff(preemptions)), [None; 2]);
