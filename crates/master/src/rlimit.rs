@@ -25,11 +25,11 @@ pub(crate) fn raise() {
     }
 }
 
-/// Returns the number of connections that may be open at a time: `wished`, or fewer if the
+/// Returns the number of connections that may be open at a time: `wanted`, or fewer if the
 /// descriptors do not suffice.
-pub(crate) fn connections_max(wished: usize, descriptors: u64) -> usize {
+pub(crate) fn connections_max(wanted: usize, descriptors: u64) -> usize {
     let possible = descriptors.saturating_sub(RESERVED).max(descriptors / 4).max(1);
-    wished.min(usize::try_from(possible).unwrap_or(usize::MAX))
+    wanted.min(usize::try_from(possible).unwrap_or(usize::MAX))
 }
 
 #[cfg(test)]

@@ -22,9 +22,9 @@ impl<S: Sync> FromRequest<S> for LimitedBody {
     type Rejection = Response;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Response> {
-        let told = request.headers().get(header::CONTENT_LENGTH);
-        let told = told.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-        if told.is_some_and(|length| length > BYTES_MAX as u64) {
+        let declared = request.headers().get(header::CONTENT_LENGTH);
+        let declared = declared.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+        if declared.is_some_and(|length| length > BYTES_MAX as u64) {
             return Err(too_long());
         }
         let mut bytes = BytesMut::new();
@@ -75,9 +75,9 @@ mod tests {
         let frames = [longest, vec![b'x']].map(Ok::<_, std::convert::Infallible>);
         let chunked = Request::new(Body::from_stream(tokio_stream::iter(frames)));
         for request in [declared.unwrap(), chunked] {
-            let (status, told) = taken(request).await.unwrap_err();
+            let (status, reply) = taken(request).await.unwrap_err();
             assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
-            assert_eq!((&told["success"], &told["error_code"]), (&false.into(), &(-600).into()));
+            assert_eq!((&reply["success"], &reply["error_code"]), (&false.into(), &(-600).into()));
         }
     }
 
@@ -85,8 +85,8 @@ mod tests {
     async fn refuses_truncated_body_in_json() {
         let cut = [Ok(vec![b'{']), Err(std::io::Error::other("gone"))];
         let request = Request::new(Body::from_stream(tokio_stream::iter(cut)));
-        let (status, told) = taken(request).await.unwrap_err();
+        let (status, reply) = taken(request).await.unwrap_err();
         assert_eq!(status, StatusCode::BAD_REQUEST);
-        assert_eq!(told["error_message"], "the body was cut off");
+        assert_eq!(reply["error_message"], "the body was cut off");
     }
 }

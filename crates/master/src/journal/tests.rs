@@ -230,7 +230,7 @@ fn unsynced_hole_after_reboot_ends_log() {
 fn snapshot_bounds_log_under_writes() {
     let folder = tempfile::tempdir().unwrap();
     let pool = Arc::new(Pool::open(folder.path()));
-    let keeper = Maintenance::start(&pool).unwrap();
+    let maintenance = Maintenance::start(&pool).unwrap();
     let first = pool.log();
     for round in 0..5 {
         for key in 0..40 {
@@ -244,9 +244,9 @@ fn snapshot_bounds_log_under_writes() {
         }
         eventually(|| pool.journal().status().snapshots > round);
     }
-    assert!(!first.exists(), "what a snapshot has told is removed");
+    assert!(!first.exists(), "logs before a snapshot are removed");
     let keys = pool.keys();
-    drop(keeper);
+    drop(maintenance);
     drop(pool);
     let pool = Pool::open(folder.path());
     assert_eq!(pool.keys(), keys);
@@ -268,14 +268,14 @@ fn failed_log_is_removed_and_restarted() {
     assert_eq!(pool.journal().timeline_id(), None);
     assert_eq!(pool.keys(), ["a", "b"], "the master goes on");
     assert_eq!(pool.journal().directory.numbers(Kind::Log).unwrap(), [0_u64; 0]);
-    let keeper = Maintenance::start(&pool).unwrap();
+    let maintenance = Maintenance::start(&pool).unwrap();
     eventually(|| pool.journal().status().is_healthy);
     pool.put("c");
     assert!(
         pool.journal().timeline_id().is_some_and(|new| Some(new) != timeline_id),
         "another history"
     );
-    drop(keeper);
+    drop(maintenance);
     drop(pool);
     assert_eq!(Pool::open(folder.path()).keys(), ["a", "b", "c"]);
 }

@@ -15,36 +15,36 @@ use super::{
     rules::EvictionKind,
 };
 
-/// An order of eviction over objects, known by their number. Every call is O(1), `pop` on average.
+/// An eviction policy over object slots. Every call is O(1), `pop` on average.
 ///
-/// The caller takes objects that may not be evicted out and puts them in again later, so that a
-/// policy never looks at one twice in vain.
+/// The caller removes objects that must not be evicted and inserts them again later, so that a
+/// policy does not examine an object repeatedly without success.
 pub trait EvictionPolicy: std::fmt::Debug + Send {
-    /// A call begins that looks for objects: what is used and inserted until the next one is
-    /// likely to be wanted together.
+    /// Marks the start of a call that uses objects: objects used and inserted until the next mark
+    /// are likely to be read together.
     fn begin_batch(&mut self) {}
 
-    /// The object may be evicted from now on. `hash` is the same for the same key. Nothing if it
-    /// is in already.
+    /// Makes an object evictable. `hash` is the same for the same key. No effect if the object is
+    /// already in.
     fn insert(&mut self, object: ObjectSlot, hash: KeyHash);
 
-    /// The object was used. Nothing if it is not in.
+    /// Records a use of an object. No effect if the object is not in.
     fn touch(&mut self, object: ObjectSlot);
 
-    /// Takes the object out. Nothing if it is not in.
+    /// Removes an object. No effect if the object is not in.
     fn remove(&mut self, object: ObjectSlot);
 
-    /// Takes the next victim out.
+    /// Removes and returns the next victim.
     fn pop(&mut self) -> Option<ObjectSlot>;
 
-    /// Puts an object in again, as the next victim, that was popped and is for now not evicted.
+    /// Inserts an object again, as the next victim, that was popped but not evicted.
     fn put_back(&mut self, object: ObjectSlot);
 
-    /// The object, of that hash, is no longer in and is evicted.
+    /// Records that an object, which was popped, has been evicted.
     fn on_evicted(&mut self, _object: ObjectSlot, _hash: KeyHash) {}
 }
 
-/// The policy of that kind, empty.
+/// Creates an empty policy of that kind.
 pub(super) fn policy(kind: EvictionKind) -> Box<dyn EvictionPolicy> {
     match kind {
         EvictionKind::Adaptive => Box::new(Adaptive::default()),
@@ -61,7 +61,7 @@ mod tests {
         ObjectSlot::new(number)
     }
 
-    /// What every policy must do.
+    /// Checks the contract of every policy.
     fn check_policy(mut policy: Box<dyn EvictionPolicy>) {
         assert_eq!(policy.pop(), None);
         policy.touch(slot(3));
@@ -74,15 +74,15 @@ mod tests {
         policy.touch(slot(7));
         let victim = policy.pop().unwrap();
         policy.put_back(victim);
-        assert_eq!(policy.pop(), Some(victim), "what is put back is next");
+        assert_eq!(policy.pop(), Some(victim), "an object put back is the next victim");
         let mut seen = vec![victim];
         while let Some(object) = policy.pop() {
             seen.push(object);
         }
         seen.sort_unstable();
         let all: Vec<ObjectSlot> = (0..100).filter(|&object| object != 50).map(slot).collect();
-        assert_eq!(seen, all, "each once, and none that was taken out");
-        // Again, with what went out before.
+        assert_eq!(seen, all, "each object once, without the removed one");
+        // The policy can be reused.
         policy.insert(slot(7), KeyHash::new(7));
         policy.insert(slot(200), KeyHash::new(200));
         let rest = [policy.pop(), policy.pop(), policy.pop()];
@@ -118,7 +118,7 @@ mod tests {
             policy.insert(slot(object), KeyHash::new(object));
             policy.touch(slot(object));
         }
-        // A hundred objects that are used once pass through; room for 50 in all.
+        // A scan over a hundred objects with space for 50.
         for object in 10..110 {
             policy.insert(slot(object), KeyHash::new(object));
             if object >= 50 {

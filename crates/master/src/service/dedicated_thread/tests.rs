@@ -74,7 +74,7 @@ impl Served {
 
     /// Makes one call. Returns whether a reply came.
     async fn ask(&mut self) -> bool {
-        let keys = vec![Bytes::from_static(b"nobody put this")];
+        let keys = vec![Bytes::from_static(b"missing key")];
         let call = Call::Probe(v1::ProbeRequest { caller: None, keys, lease: false });
         let mut frame = BytesMut::new();
         let request = v1::Request { call: Some(call), ..Default::default() };
@@ -103,7 +103,7 @@ async fn wait_for_free_threads(context: &ServerContext, count: usize) {
             sleep(Duration::from_millis(1)).await;
         }
     };
-    timeout(LONG, freed).await.expect("a seat was not given back");
+    timeout(LONG, freed).await.expect("a dedicated thread was not freed");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -112,7 +112,7 @@ async fn burst_gets_dedicated_thread_until_pause() {
     let mut served = connect(&context).await;
     for _ in 0..3 {
         served.ask_until(0).await;
-        assert!(served.ask().await, "it is answered on the seat");
+        assert!(served.ask().await, "answered on the dedicated thread");
         wait_for_free_threads(&context, 1).await;
         assert!(served.ask().await, "it is answered beside others");
     }
