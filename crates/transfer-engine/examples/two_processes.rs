@@ -50,7 +50,7 @@ fn both() {
 fn export(address: &str) {
     let (engine, _runtime) = start(address);
     let memory = engine.allocate(1 << 20).unwrap();
-    memory.write(0, b"hello from the lender").unwrap();
+    memory.write(0, b"hello from the target").unwrap();
     println!("{} {}", engine.segment_name(), memory.base());
     let _ = std::io::stdin().read(&mut [0]);
 }

@@ -5,7 +5,7 @@
 //! block, or copies the bytes itself. Either way a bad address is an error, where a plain copy
 //! would end the process.
 //!
-//! One [`Copier`] serves all entries of a transfer. It checks adjacent entries with one question
+//! One [`Copier`] serves all entries of a transfer. It checks adjacent entries together
 //! and uses non-temporal stores for large transfers.
 
 mod nontemporal;
@@ -51,7 +51,7 @@ pub fn copy(from: LocalRange, to: LocalRange) -> Result<()> {
 pub(crate) struct Copier {
     source: CheckedRange,
     target: CheckedRange,
-    /// Whether long copies use non-temporal stores.
+    /// True if long copies use non-temporal stores.
     is_nontemporal: bool,
 }
 
@@ -336,12 +336,12 @@ mod tests {
                 [(false, false), (true, false), (false, true), (true, true)]
             {
                 let mut to = vec![0; length + 2];
-                let pick = |range: LocalRange, is_foreign: bool| match is_foreign {
+                let select = |range: LocalRange, is_foreign: bool| match is_foreign {
                     true => foreign(range.address(), range.length()),
                     false => range,
                 };
-                let source = pick(held(&mut from[1..=length]), source_foreign);
-                let target = pick(held(&mut to[1..=length]), target_foreign);
+                let source = select(held(&mut from[1..=length]), source_foreign);
+                let target = select(held(&mut to[1..=length]), target_foreign);
                 for is_nontemporal in [false, true] {
                     to.fill(0);
                     let mut copier = Copier { is_nontemporal, ..Copier::default() };

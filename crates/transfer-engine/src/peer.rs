@@ -67,7 +67,7 @@ pub(crate) enum PathState {
     None,
 }
 
-/// What is needed to open paths.
+/// The parts of an engine that are needed to open paths.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PathContext<'a> {
     pub(crate) transports: &'a [Arc<dyn Transport>],

@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(count(done).0, 1);
         // SAFETY: nothing is transferred.
         let held = unsafe { LocalRange::held(4196 as *mut u8, 100) };
-        assert_eq!(count(TransferEntry::new(held, 7100)).0, 1, "another trust");
+        assert_eq!(count(TransferEntry::new(held, 7100)).0, 1, "another ownership");
         let last = TransferEntry::contiguous_run(&[entry(usize::MAX, 1, 1), entry(0, 1, 2)]);
         assert_eq!(last.0, 1);
     }

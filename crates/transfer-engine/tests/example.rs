@@ -18,6 +18,6 @@ fn example_moves_bytes_between_two_processes() {
     let is_printed = |line: &str| {
         transports.iter().any(|transport| text.contains(&format!("{line} over {transport}")))
     };
-    assert!(is_printed("read \"hello from the lender\""), "{text}");
+    assert!(is_printed("read \"hello from the target\""), "{text}");
     assert!(is_printed("wrote 4096 bytes"), "{text}");
 }

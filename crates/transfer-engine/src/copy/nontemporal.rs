@@ -24,7 +24,7 @@ const LINE: usize = 64;
 /// Shorter copies gain nothing.
 pub(super) const LENGTH_MIN: usize = BLOCK;
 
-/// Whether the processor's vendor makes processors that are faster with a sequential copy.
+/// True on processors of vendors whose processors are faster with a sequential copy.
 #[cfg(target_arch = "x86_64")]
 static IS_SEQUENTIAL_FASTER: LazyLock<bool> = LazyLock::new(|| {
     let words = __cpuid(0);
@@ -85,7 +85,7 @@ macro_rules! line {
 /// and so that the compiler does not reorder the loads and stores.
 ///
 /// # Safety
-/// As for [`copy`]. In addition the ranges do not overlap, `target` is a multiple of [`LINE`] and
+/// The same as for [`copy`]. In addition the ranges do not overlap, `target` is a multiple of [`LINE`] and
 /// `length` is a multiple of [`BLOCK`].
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy_interleaved(source: usize, target: usize, length: usize) {
@@ -121,7 +121,7 @@ unsafe fn copy_interleaved(source: usize, target: usize, length: usize) {
 /// Copies sequentially.
 ///
 /// # Safety
-/// As for [`copy_interleaved`]; `length` only has to be a multiple of [`LINE`].
+/// The same as for [`copy_interleaved`]; `length` only has to be a multiple of [`LINE`].
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy_sequential(source: usize, target: usize, length: usize) {
     // SAFETY: copies the lines of both ranges, one after the other.

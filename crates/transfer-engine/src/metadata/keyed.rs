@@ -1,6 +1,6 @@
 //! Segments as entries on a key-value server: the keys, and the ownership of names.
 //!
-//! As in upstream, a segment has two entries: the address of its handshake socket, and its
+//! Like in upstream, a segment has two entries: the address of its handshake socket, and its
 //! descriptor. The first entry is also the claim to the name: the engine that wrote it holds the
 //! name until the entry is removed.
 
