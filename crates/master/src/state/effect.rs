@@ -278,8 +278,8 @@ impl State {
 
     /// Converts the replicas in mounted segments for the log.
     pub(super) fn logged_copies(&self, replicas: &[Replica]) -> SmallVec<[LoggedCopy; 1]> {
-        let standing = replicas.iter().filter(|copy| self.segments.at(copy.segment).is_mounted());
-        standing.map(|copy| self.logged_copy(copy)).collect()
+        let mounted = replicas.iter().filter(|copy| self.segments.at(copy.segment).is_mounted());
+        mounted.map(|copy| self.logged_copy(copy)).collect()
     }
 }
 

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn members_come_and_go() {
+    fn empty_groups_are_removed() {
         let mut groups = Groups::new(5);
         for object in 0..4 {
             groups.join(TenantIndex::new(0), b"a", slot(object));

@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_is_a_name_without_port_that_says_where_it_is() {
+    fn local_names_have_no_host() {
         for (name, host) in [
             ("10.0.0.1:12300", "10.0.0.1"),
             ("[fe80::1]:1", "fe80::1"),

@@ -147,12 +147,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_found_by_eight_bytes() {
+    fn handle_takes_8_bytes() {
         assert_eq!(size_of::<KeyHandle>(), 8);
     }
 
     #[test]
-    fn keys_of_every_length_are_kept_and_their_places_used_again() {
+    fn entries_of_every_length_are_reused() {
         let mut keys = KeyArena::default();
         let lengths = (1..=SHORT_BYTES_MAX + 2).chain([KEY_BYTES_MAX]);
         let all: Vec<Vec<u8>> = lengths.map(|length| vec![length as u8; length]).collect();
@@ -169,7 +169,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_key_stays_as_it_was_whatever_happens_to_others(
+        fn keys_are_unaffected_by_other_keys(
             steps in prop::collection::vec((any::<u8>(), 1..40_usize, any::<bool>()), 1..2000),
         ) {
             let mut keys = KeyArena::default();

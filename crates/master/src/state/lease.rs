@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hold_is_never_shortened() {
+    fn protection_is_never_shortened() {
         let at = |seconds| Moment::from_boot(Duration::from_secs(seconds));
         let mut protection = LeaseAndFence::default();
         protection.extend_lease(at(10));
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn uses_of_one_slot_are_one_and_the_next_slot_comes_within_a_sixteenth_of_a_lease() {
+    fn uses_count_once_per_sixteenth_of_a_lease() {
         let ttl = Duration::from_secs(5);
         let at = |micros| Moment::from_boot(Duration::from_micros(micros));
         let mut protection = LeaseAndFence::default();
@@ -131,18 +131,18 @@ mod tests {
             .filter(|&m| protection.renew_lease(at(m), ttl))
             .collect();
         let gaps: Vec<u64> = uses.windows(2).map(|two| two[1] - two[0]).collect();
-        assert_eq!(uses[0], 1_000_000, "the first is one");
+        assert_eq!(uses[0], 1_000_000, "the first use counts");
         assert!(gaps.iter().all(|&gap| gap <= 5_000_000 / 16), "{gaps:?}");
         assert!(gaps.iter().skip(1).all(|&gap| gap >= 5_000_000 / 32 - 50), "{gaps:?}");
         assert!(protection.is_leased(at(8_000_000 - 50 + 4_999_999)), "each extends the lease");
         assert!(
             !protection.is_leased(at(8_000_000 - 50 + 5_000_000)),
-            "to no more than was promised"
+            "but not beyond the promised time"
         );
     }
 
     #[test]
-    fn without_leases_every_use_counts() {
+    fn every_use_counts_without_leases() {
         let now = Moment::from_boot(Duration::from_secs(1));
         let mut protection = LeaseAndFence::default();
         assert!(
@@ -152,18 +152,14 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_stands_for_one_reader_only_while_no_other_reads() {
+    fn ticket_is_granted_only_to_a_single_reader() {
         let at = |seconds| Moment::from_boot(Duration::from_secs(seconds));
         let mut protection = LeaseAndFence::default();
-        let first = protection.grant_fence(at(0), at(10)).expect("nobody else reads");
-        assert_eq!(protection.grant_fence(at(0), at(10)), None, "the first one still reads");
-        assert_ne!(
-            protection.fence(),
-            first,
-            "what the first hands back is not what the second has"
-        );
+        let first = protection.grant_fence(at(0), at(10)).expect("no other reader");
+        assert_eq!(protection.grant_fence(at(0), at(10)), None, "the first reader is active");
+        assert_ne!(protection.fence(), first, "the first ticket does not release the second fence");
         assert_eq!(protection.grant_fence(at(1), at(5)), None);
         assert!(protection.fence() > at(10).into(), "a shorter fence does not shorten");
-        assert!(protection.grant_fence(at(30), at(31)).is_some(), "both are done");
+        assert!(protection.grant_fence(at(30), at(31)).is_some(), "both fences have ended");
     }
 }

@@ -17,10 +17,13 @@ impl State {
             known.sequence = known.sequence.max(sequence);
             return Ok(());
         }
-        Err(Error::new(ErrorCode::INVALID_PARAMS, "a later announcement of the client was heard")
-            .with("client", client)
-            .with("turn", sequence)
-            .with("heard", known.sequence))
+        Err(Error::new(
+            ErrorCode::INVALID_PARAMS,
+            "a later mount message of the client was processed",
+        )
+        .with("client", client)
+        .with("sequence", sequence)
+        .with("last_sequence", known.sequence))
     }
 
     /// Drops all segments of the client but these.

@@ -439,13 +439,13 @@ mod tests {
     const DEFAULT: TenantIndex = TenantIndex::DEFAULT;
 
     #[test]
-    fn an_object_takes_64_bytes_beside_its_key() {
+    fn object_takes_64_bytes_beside_its_key() {
         assert_eq!(size_of::<Option<Object>>(), 64);
         assert_eq!(size_of::<Replicas>(), 16);
     }
 
     #[test]
-    fn a_checksum_is_that_of_its_object_and_may_be_none() {
+    fn reused_slot_does_not_keep_its_checksum() {
         let mut objects = Objects::new(1);
         let slots = [*b"a", *b"b", *b"c"]
             .map(|key| objects.insert(DEFAULT, KeyRef::new(&key).unwrap()).unwrap());
@@ -462,17 +462,17 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_two_tenants_are_two_keys() {
+    fn tenants_have_separate_keys() {
         let mut objects = Objects::new(1);
         let other = objects.intern_tenant(&TenantId::new("other")).unwrap();
         assert_eq!(objects.intern_tenant(&TenantId::new("")).unwrap(), DEFAULT);
         assert_eq!(objects.tenant_index(&TenantId::new("unknown")), None);
         let key = KeyRef::new(b"k").unwrap();
-        let mine = objects.insert(DEFAULT, key).unwrap();
-        assert_eq!((objects.find(DEFAULT, b"k"), objects.find(other, b"k")), (Some(mine), None));
-        let theirs = objects.insert(other, key).unwrap();
-        objects.remove(mine);
-        assert_eq!((objects.find(DEFAULT, b"k"), objects.find(other, b"k")), (None, Some(theirs)));
-        assert_eq!(objects.insert(DEFAULT, KeyRef::new(b"l").unwrap()).unwrap(), mine);
+        let own = objects.insert(DEFAULT, key).unwrap();
+        assert_eq!((objects.find(DEFAULT, b"k"), objects.find(other, b"k")), (Some(own), None));
+        let foreign = objects.insert(other, key).unwrap();
+        objects.remove(own);
+        assert_eq!((objects.find(DEFAULT, b"k"), objects.find(other, b"k")), (None, Some(foreign)));
+        assert_eq!(objects.insert(DEFAULT, KeyRef::new(b"l").unwrap()).unwrap(), own);
     }
 }

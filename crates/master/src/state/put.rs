@@ -376,8 +376,8 @@ impl State {
         let is_free = object.newest_write == NO_WRITE && self.is_unclaimed(slot);
         if !is_replacing && !is_free {
             let why = match object.is_complete() {
-                true => "there is an object of that key",
-                false => "somebody is writing an object of that key",
+                true => "an object with that key exists",
+                false => "another put of that key is unfinished",
             };
             let key = Printed(self.objects.key(object));
             return Err(Error::new(ErrorCode::OBJECT_ALREADY_EXISTS, why).with("key", key));

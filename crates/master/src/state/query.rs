@@ -272,9 +272,9 @@ impl State {
     fn summary(&self, object: &Object) -> Option<ObjectSummary> {
         let key = self.objects.object_key(object);
         let copies = object.replicas.iter();
-        let standing = copies.filter(|copy| self.segments.at(copy.segment).is_claimed()).count();
-        if standing > 0 {
-            let replicas = standing as u32;
+        let mounted = copies.filter(|copy| self.segments.at(copy.segment).is_claimed()).count();
+        if mounted > 0 {
+            let replicas = mounted as u32;
             let length = object.length;
             return Some(ObjectSummary { key, length, state: ObjectState::Complete, replicas });
         }

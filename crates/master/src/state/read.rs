@@ -242,7 +242,7 @@ impl State {
         if self.readable_copies(object).next().is_none() {
             return Err(Error::new(
                 ErrorCode::TRANSFER_FAIL,
-                "each process that holds a copy has lost its connection",
+                "every process that holds a replica has lost its connection",
             )
             .with("key", Printed(key)));
         }

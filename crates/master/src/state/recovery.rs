@@ -97,7 +97,7 @@ impl State {
         let Some(slot) = found else {
             return Err(Error::new(
                 ErrorCode::SEGMENT_NOT_FOUND,
-                "nothing is known of the memory; lend other memory in its place",
+                "the segment is unknown or has changed; mount other memory in its place",
             )
             .with("segment", segment.id));
         };
@@ -123,12 +123,12 @@ impl State {
             return false;
         }
         let copies = &self.objects.at(slot).replicas[..];
-        let mut standing = copies
+        let mut mounted = copies
             .iter()
             .map(|copy| self.segments.at(copy.segment))
             .filter(|segment| segment.is_mounted())
             .peekable();
-        standing.peek().is_some() && standing.all(|segment| segment.is_unclaimed)
+        mounted.peek().is_some() && mounted.all(|segment| segment.is_unclaimed)
     }
 
     /// Handles the timer of an unclaimed segment: drops it or sets the timer again.

@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fence_grows_with_the_bytes_up_to_its_limit() {
+    fn fence_grows_with_bytes_up_to_its_limit() {
         let rules = Rules::default();
         assert_eq!(rules.fence(0), Duration::from_millis(250));
         assert_eq!(rules.fence(512 << 20), Duration::from_millis(2250));
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_stops_before_its_put_may_be_displaced() {
+    fn write_window_ends_before_displacement() {
         let rules = Rules::default();
         assert!(rules.write_end() < rules.put_discard && rules.put_discard < rules.put_release);
     }

@@ -267,10 +267,10 @@ impl Segments {
         id: SegmentId,
         incarnation: Incarnation,
     ) -> Option<Moment> {
-        self.gone.retain(|_, (_, quiet)| !quiet.has_passed(now));
-        let &(earlier, quiet) = self.gone.get(&id)?;
+        self.gone.retain(|_, (_, busy_until)| !busy_until.has_passed(now));
+        let &(earlier, busy_until) = self.gone.get(&id)?;
         // An owner that returns to an earlier incarnation has the same quarantine.
-        (incarnation <= earlier).then_some(quiet)
+        (incarnation <= earlier).then_some(busy_until)
     }
 
     /// Removes the segment from the indices; the slot stays taken until
@@ -281,12 +281,12 @@ impl Segments {
         (segment.fenced, segment.writing, segment.hard_pinned) = (0, 0, 0);
         let (id, name) = (segment.spec.id, segment.spec.name.clone());
         let length = segment.spec.length;
-        let (incarnation, quiet) = (segment.spec.incarnation, segment.busy_until);
+        let (incarnation, busy_until) = (segment.spec.incarnation, segment.busy_until);
         // The allocator is of no more use, and may be large.
         segment.allocator = Allocator::new(0);
         self.mounted_bytes -= length;
-        let gone = self.gone.entry(id).or_insert((incarnation, quiet));
-        *gone = (incarnation.max(gone.0), quiet.max(gone.1));
+        let gone = self.gone.entry(id).or_insert((incarnation, busy_until));
+        *gone = (incarnation.max(gone.0), busy_until.max(gone.1));
         self.by_id.remove(&id);
         if let Some(named) = self.by_name.get_mut(name.as_str()) {
             named.retain(|&other| other != slot);
@@ -353,28 +353,29 @@ impl State {
                 && other.spec.base < end
                 && segment.base < other.spec.base + other.spec.length
         });
-        let (dormant, awake): (Vec<_>, Vec<_>) = overlapping
+        let (unclaimed, claimed): (Vec<_>, Vec<_>) = overlapping
             .map(|(slot, other)| (slot, other.is_unclaimed))
             .partition(|&(_, is_unclaimed)| is_unclaimed);
-        if !awake.is_empty() {
+        if !claimed.is_empty() {
             return refuse("the memory overlaps another segment of the client");
         }
         // The client has other memory at these addresses since the restart.
-        for (slot, _) in dormant {
+        for (slot, _) in unclaimed {
             self.drop_segment(slot);
         }
-        let known = self.segments.busy_until(now, segment.id, segment.incarnation);
-        let strange = self.recovery.unknown_grants_until;
-        let quiet = known.max((!strange.has_passed(now)).then_some(strange));
-        if let Some(quiet) = quiet {
-            self.timers.push(quiet, Timer::QuarantineEnd(segment.id, segment.incarnation));
+        let granted_until = self.segments.busy_until(now, segment.id, segment.incarnation);
+        let unknown_until = self.recovery.unknown_grants_until;
+        let busy_until =
+            granted_until.max((!unknown_until.has_passed(now)).then_some(unknown_until));
+        if let Some(busy_until) = busy_until {
+            self.timers.push(busy_until, Timer::QuarantineEnd(segment.id, segment.incarnation));
         }
         let number = self.segments.next_number();
         self.effects.record(|| Effect::Mounted { number, client, spec: segment.clone() });
         self.segments.insert(Segment {
             number,
-            quarantined_until: quiet,
-            busy_until: quiet.unwrap_or(now),
+            quarantined_until: busy_until,
+            busy_until: busy_until.unwrap_or(now),
             host: host_of(&segment.name),
             client,
             status: SegmentStatus::Ok,
@@ -408,9 +409,12 @@ impl State {
         };
         let found = self.segments.at_mut(slot);
         if found.client != client {
-            return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, "the segment is somebody else's")
-                .with("segment", segment)
-                .with("owner", found.client));
+            return Err(Error::new(
+                ErrorCode::ILLEGAL_CLIENT,
+                "the segment belongs to another client",
+            )
+            .with("segment", segment)
+            .with("owner", found.client));
         }
         if grace.is_zero() {
             self.drop_segment(slot);

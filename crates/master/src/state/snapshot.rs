@@ -93,7 +93,7 @@ impl State {
     /// Appends memory that is quarantined for longer than fences last, since late writes may reach
     /// it; memory of displaced puts included.
     fn snapshot_quarantine(&self, now: Moment, into: &mut Vec<u8>) {
-        let mut rest = |slot: SegmentSlot, block, time: Duration| {
+        let mut append = |slot: SegmentSlot, block, time: Duration| {
             let segment = self.segments.at(slot);
             if segment.is_mounted() && time > self.max_granted.fence {
                 let offset = segment.allocator.offset(block);
@@ -102,16 +102,16 @@ impl State {
             }
         };
         for (until, slot, block) in self.quarantine.blocks() {
-            rest(slot, block, until.left(now));
+            append(slot, block, until.left(now));
         }
         // The target of a task becomes a replica only when the task ends.
         for replica in self.tasks.placed() {
-            rest(replica.segment, replica.block, self.rules.write_end());
+            append(replica.segment, replica.block, self.rules.write_end());
         }
         for write in self.writes.iter().filter(|write| write.object.is_none()) {
             let end = write.started + self.rules.write_end();
             for replica in write.replicas.iter() {
-                rest(replica.segment, replica.block, end.left(now));
+                append(replica.segment, replica.block, end.left(now));
             }
         }
     }

@@ -39,9 +39,9 @@ impl State {
         if self.sweeps.is_idle() || !object.is_complete() {
             return object.is_complete();
         }
-        let is_standing = |replica: &&Replica| self.segments.at(replica.segment).is_mounted();
+        let is_mounted = |replica: &&Replica| self.segments.at(replica.segment).is_mounted();
         let replicas = &object.replicas[..];
-        let kept: Vec<Replica> = replicas.iter().filter(is_standing).copied().collect();
+        let kept: Vec<Replica> = replicas.iter().filter(is_mounted).copied().collect();
         if kept.len() == replicas.len() {
             return true;
         }

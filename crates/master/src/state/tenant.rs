@@ -274,7 +274,7 @@ impl State {
             return Ok(());
         }
         self.tenants.usage(tenant).refused += 1;
-        let why = "the tenant's quota is used up, and nothing more of its own may be evicted";
+        let why = "the tenant's quota is used up, and none of its objects may be evicted";
         Err(Error::new(ErrorCode::TENANT_QUOTA_EXCEEDED, why)
             .with("bytes", need)
             .with("charged", charged)

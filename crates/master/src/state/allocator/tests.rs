@@ -80,7 +80,7 @@ fn random(seed: &mut u64) -> u64 {
 }
 
 #[test]
-fn one_size_fills_the_segment_whatever_the_size() {
+fn blocks_of_one_size_fill_the_segment() {
     let mut seed = 7;
     for round in 0..200 {
         let length = 8192 + random(&mut seed) % if round % 2 == 0 { 60_000 } else { 2_000_000 };
@@ -110,7 +110,7 @@ fn small_sizes_waste_little() {
 }
 
 #[test]
-fn two_mixed_sizes_stay_dense_while_they_come_and_go() {
+fn two_mixed_sizes_stay_dense_under_churn() {
     let mut seed = 11;
     let mut allocator = Allocator::new(4 << 30);
     let mut pick = || if random(&mut seed).is_multiple_of(2) { 3_274_752 } else { 658_432 };
@@ -122,7 +122,7 @@ fn two_mixed_sizes_stay_dense_while_they_come_and_go() {
 }
 
 #[test]
-fn one_size_stays_as_dense_as_it_was_filled_in_whatever_order_blocks_go() {
+fn one_size_stays_dense_in_any_order_of_frees() {
     const LENGTH: u64 = 3_274_752;
     let mut seed = 13;
     let mut allocator = Allocator::new(4 << 30);
@@ -146,7 +146,7 @@ fn one_size_stays_as_dense_as_it_was_filled_in_whatever_order_blocks_go() {
 }
 
 #[test]
-fn large_blocks_begin_on_a_cache_line_even_among_small_ones() {
+fn large_blocks_start_on_a_cache_line() {
     let mut allocator = Allocator::new(1 << 20);
     let small: Vec<_> = (0..100).map(|_| allocator.allocate(24).unwrap()).collect();
     for block in small.iter().step_by(2) {
@@ -161,7 +161,7 @@ fn large_blocks_begin_on_a_cache_line_even_among_small_ones() {
 }
 
 #[test]
-fn nothing_and_too_much_are_refused() {
+fn rejects_zero_and_oversized_lengths() {
     let mut allocator = Allocator::new(1000);
     assert_eq!(allocator.allocate(0), None);
     assert_eq!(allocator.allocate(1001), None);
@@ -173,7 +173,7 @@ fn nothing_and_too_much_are_refused() {
 }
 
 #[test]
-fn powers_of_two_and_their_neighbours_stay_dense_while_they_come_and_go() {
+fn powers_of_two_stay_dense_under_churn() {
     let mut seed = 5;
     let mut allocator = Allocator::new(1 << 30);
     let mut pick = || {
@@ -187,7 +187,7 @@ fn powers_of_two_and_their_neighbours_stay_dense_while_they_come_and_go() {
 }
 
 #[test]
-fn what_was_given_out_is_found_again_in_any_order() {
+fn allocate_at_restores_blocks_in_any_order() {
     let mut seed = 9;
     let mut original = Allocator::new(8 << 20);
     let mut held = fill(&mut original, || 1 + random(&mut seed) % 20_000);

@@ -69,7 +69,7 @@ impl State {
         put: &PutRef<'_>,
     ) -> Result<(ObjectSlot, WriteSlot)> {
         let missing = || {
-            let why = "no such put is under way; it was ended, revoked, displaced or took too long";
+            let why = "no such unfinished put; it was ended, revoked, displaced or timed out";
             let error = Error::new(ErrorCode::OBJECT_NOT_FOUND, why).with("version", put.version);
             if put.key.is_empty() { error } else { error.with("key", Printed(put.key)) }
         };
@@ -82,7 +82,7 @@ impl State {
             return Err(missing());
         }
         if write.client != client {
-            return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, "the put is somebody else's")
+            return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, "the put belongs to another client")
                 .with("key", Printed(self.objects.key(object))));
         }
         if (write.started + self.rules.put_release).has_passed(now) {

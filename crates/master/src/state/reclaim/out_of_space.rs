@@ -44,7 +44,8 @@ impl HeldBytes {
 impl State {
     pub(super) fn too_large_error(&self, now: Moment, request: &AllocRequest<'_>) -> Error {
         if let Some(end) = self.segments.quarantine_end(request.length) {
-            let why = "memory that came back rests until readers and late writers are done; retry";
+            let why =
+                "mounted memory is quarantined until readers and late writers are done; retry";
             return Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
                 .with("bytes", request.length)
                 .with("retry_after_ms", end.left(now).as_millis().max(1));
@@ -53,7 +54,7 @@ impl State {
         let largest = lengths.map(|segment| segment.allocator.length()).max();
         let why = match largest {
             Some(_) => "the object is larger than any segment",
-            None => "no segment takes objects; none is mounted, or their clients are not heard of",
+            None => "no segment accepts objects; none is mounted, or their clients lost contact",
         };
         Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
             .with("bytes", request.length)
@@ -81,11 +82,11 @@ impl State {
         }
         let held = self.held_bytes(now, request).scaled(rest);
         let why = match waits_for_fence {
-            true => "the room is there once readers and late writers are done with it; retry",
+            true => "freed memory is quarantined until readers and late writers are done; retry",
             false if held.evictable > 0 => {
-                "no segment has room, and what may be evicted would not make enough in one piece"
+                "no segment has enough free memory, and eviction would not free enough in one run"
             }
-            false => "no segment has room, and nothing more may be evicted",
+            false => "no segment has enough free memory, and nothing more may be evicted",
         };
         let mut error = Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
             .with("bytes", request.length)
