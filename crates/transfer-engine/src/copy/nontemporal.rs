@@ -85,8 +85,8 @@ macro_rules! line {
 /// and so that the compiler does not reorder the loads and stores.
 ///
 /// # Safety
-/// The same as for [`copy`]. In addition the ranges do not overlap, `target` is a multiple of [`LINE`] and
-/// `length` is a multiple of [`BLOCK`].
+/// The same as for [`copy`]. In addition the ranges do not overlap, `target` is a multiple of
+/// [`LINE`] and `length` is a multiple of [`BLOCK`].
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy_interleaved(source: usize, target: usize, length: usize) {
     let mut done = 0;
