@@ -141,7 +141,7 @@ fn query_key_shows_replicas() {
     assert_eq!(copy["transport_endpoint_"], "127.0.0.1:1");
     assert!(copy["buffer_address_"].as_u64().unwrap() >= 0x10000);
     let decoded = get(running.admin(), "/query_key?key=b%2Fc").json();
-    assert_eq!(decoded, answer, "a key that is not there as it stands is decoded");
+    assert_eq!(decoded, answer, "an unknown key is looked up in decoded form");
     let missing = get(running.admin(), "/query_key?key=b%252Fc");
     let expected =
         json!({"success": false, "error_code": -704, "error_message": "OBJECT_NOT_FOUND"});

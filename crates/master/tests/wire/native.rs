@@ -182,7 +182,7 @@ fn close_and_locate<S: Read + Write>(running: &Running, mut owner: NativeClient<
     assert_eq!(found.segments[0].name, "127.0.0.1:1");
     assert!(found.fence_ms > 0);
     drop(owner);
-    eventually("the reader is told", || {
+    eventually("the reader sees the removal", || {
         locate(&mut reader).results[0].failure.as_ref().is_some_and(|f| f.code == -800)
     });
     // The next owner puts under the same key.
@@ -256,7 +256,7 @@ fn refuses_large_frames_beyond_budget() {
     );
     drop(hoarders);
     eventually(
-        "there is room again",
+        "permits are available again",
         || matches!(probe(&mut client), response::Call::Probe(answer) if answer.states.len() == 50_000),
     );
 }

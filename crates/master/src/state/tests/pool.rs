@@ -32,7 +32,7 @@ fn expired_client_loses_its_objects() {
     pool.mount(B, 3, 4).unwrap();
     assert_eq!(pool.state.segments.slot_count(), 2);
     let again = pool.state.registration(B);
-    assert!(again > pool.state.registration(A), "it is told from the first time");
+    assert!(again > pool.state.registration(A), "the new registration differs from the first");
     pool.state.register(pool.now, B, "host-b:1").unwrap();
     assert_eq!(pool.state.registration(B), again, "known all the while");
 }
@@ -142,7 +142,7 @@ fn cxl_strategy_prefers_but_does_not_require_cxl() {
         pool.state.segment(started.places[0].segment).spec.name.clone()
     };
     let hosts = ["a", "b", "c"].map(&mut place);
-    assert_eq!(hosts, ["host-b:1", "host-b:1", "host-a:1"], "then any that has room");
+    assert_eq!(hosts, ["host-b:1", "host-b:1", "host-a:1"], "then any segment with space");
 }
 
 #[test]

@@ -62,12 +62,12 @@ fn released_fence_frees_memory_before_and_after_removal() {
     let mut pool = Pool::new(1);
     // The object still exists.
     pool.put("k", MIB).unwrap();
-    let ticket = pool.locate("k", false, true).unwrap().ticket.expect("nobody else reads");
+    let ticket = pool.locate("k", false, true).unwrap().ticket.expect("the only reader");
     pool.state.release_fence(ticket);
     pool.remove("k", true).unwrap();
     pool.put("k", MIB).unwrap();
     // The object was removed meanwhile.
-    let ticket = pool.locate("k", false, true).unwrap().ticket.expect("nobody else reads");
+    let ticket = pool.locate("k", false, true).unwrap().ticket.expect("the only reader");
     pool.remove("k", true).unwrap();
     fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
     for wrong in [
@@ -88,7 +88,7 @@ fn released_fence_frees_memory_before_and_after_removal() {
 fn shared_fence_ends_only_by_time() {
     let mut pool = Pool::new(1);
     pool.put("k", MIB).unwrap();
-    let first = pool.locate("k", false, true).unwrap().ticket.expect("nobody else reads");
+    let first = pool.locate("k", false, true).unwrap().ticket.expect("the only reader");
     assert_eq!(pool.locate("k", false, true).unwrap().ticket, None, "the first still reads");
     pool.state.release_fence(first);
     pool.remove("k", true).unwrap();
@@ -97,7 +97,7 @@ fn shared_fence_ends_only_by_time() {
     pool.wait(1);
     pool.put("new", MIB).unwrap();
     // The grant of the first reader does not cover a later reader.
-    let later = pool.locate("new", false, true).unwrap().ticket.expect("nobody else reads");
+    let later = pool.locate("new", false, true).unwrap().ticket.expect("the only reader");
     pool.state.release_fence(FenceTicket { fence: first.fence, ..later });
     pool.remove("new", true).unwrap();
     fails(pool.put("k", MIB), ErrorCode::NO_AVAILABLE_HANDLE);

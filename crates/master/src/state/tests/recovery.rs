@@ -323,7 +323,7 @@ fn suspended_master_expires_no_client() {
     pool.wait(3);
     pool.now = pool.now + Duration::from_secs(30);
     pool.advance_all();
-    assert!(pool.exists("k"), "nobody could be heard of meanwhile");
+    assert!(pool.exists("k"), "no heartbeat could arrive meanwhile");
     // A client that stays away afterwards expires.
     for _ in 0..11 {
         pool.now = pool.now + Duration::from_secs(1);

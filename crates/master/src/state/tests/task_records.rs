@@ -43,7 +43,7 @@ fn pending_task_resumes_when_clients_return() {
     assert!(pool.fetch(A).is_empty(), "the target is not back");
     pool.state.resume(B, &spec(B, 2, 1, 4)).unwrap();
     pool.work_off(2);
-    assert_eq!(pool.status(copied).0, TaskStatus::Success, "waiting costs no tries");
+    assert_eq!(pool.status(copied).0, TaskStatus::Success, "waiting costs no retries");
     assert_eq!(pool.holders("k"), ["host-a:1", "host-b:1"]);
 }
 
@@ -163,7 +163,7 @@ fn finished_tasks_and_retry_counts_survive_restart() {
     pool.report(A, &work, &failed).unwrap();
     let (status, why) = pool.status(bad);
     assert_eq!(status, TaskStatus::Failed);
-    assert!(why.contains("2 attempts"), "the try before the restart counts: {why}");
+    assert!(why.contains("2 attempts"), "the attempt before the restart counts: {why}");
     let mut pool = back(&mut pool);
     assert_eq!(pool.status(bad), (TaskStatus::Failed, why));
     pool.copy("good", &["host-b:1"]).unwrap();

@@ -89,7 +89,7 @@ fn reported_copy_adds_replica() {
     let work = pool.fetch(A).remove(0);
     assert_eq!((work.length, work.targets.len(), work.checksum), (MIB, 1, Some(7)));
     assert_eq!(pool.status(id).0, TaskStatus::Processing);
-    assert_eq!(pool.holders("k"), ["host-a:1"], "nobody reads what is not written yet");
+    assert_eq!(pool.holders("k"), ["host-a:1"], "an unwritten replica is not readable");
     fails(pool.done(B, &work), ErrorCode::ILLEGAL_CLIENT);
     pool.done(A, &work).unwrap();
     assert_eq!(pool.holders("k"), ["host-a:1", "host-b:1"]);
