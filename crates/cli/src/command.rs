@@ -1,29 +1,30 @@
-//! What a command line asks a program for.
+//! The command that a command line gives to a program: run, help or version.
 
 use mooncake_base::{
     Error, Result,
     options::{CommandLine, OptionSpec, read_gflags},
 };
 
-/// What a program was asked to do.
+/// A parsed command line of a program.
 #[derive(Debug, PartialEq, Eq)]
 pub enum CliCommand<S> {
-    /// To do its work with this.
+    /// Run with these settings.
     Run(S),
-    /// To print the help text.
+    /// Print the help text.
     Help,
-    /// To print the version.
+    /// Print the version.
     Version,
 }
 
-/// The options that a command line sets, by their declared names and in order.
+/// The options that a command line sets, with their declared names, in order.
 pub type Assignments = Vec<(&'static str, String)>;
 
 impl CliCommand<Assignments> {
-    /// Reads a command line with its flag files. There are no words in it but options.
+    /// Parses a command line with its flag files. Positional arguments are not accepted.
     ///
     /// # Errors
-    /// An unknown flag (with the nearest known one), a missing value, a word that is no option.
+    /// If a flag is unknown (the error suggests the nearest known flag), a value is missing, or an
+    /// argument is not an option.
     pub fn read<S>(specs: &'static [OptionSpec<S>], arguments: Vec<String>) -> Result<Self> {
         match read_gflags(specs, arguments)? {
             CommandLine::Help => Ok(Self::Help),
@@ -37,10 +38,10 @@ impl CliCommand<Assignments> {
 }
 
 impl<S> CliCommand<S> {
-    /// Makes settings of what was read.
+    /// Converts the payload of [`Run`](Self::Run) to settings.
     ///
     /// # Errors
-    /// Those of `make`.
+    /// The errors of `make`.
     pub fn and_then<T>(self, make: impl FnOnce(S) -> Result<T>) -> Result<CliCommand<T>> {
         Ok(match self {
             Self::Run(read) => CliCommand::Run(make(read)?),
@@ -69,14 +70,14 @@ mod tests {
     }
 
     #[test]
-    fn a_line_asks_for_work_for_help_or_for_the_version() {
+    fn parses_run_help_and_version() {
         assert_eq!(read("--size=3").unwrap(), CliCommand::Run(vec![("size", "3".to_owned())]));
         assert_eq!(read("--size=3 --help").unwrap(), CliCommand::Help);
         assert_eq!(read("--version").unwrap(), CliCommand::Version);
     }
 
     #[test]
-    fn what_is_no_option_is_named() {
+    fn rejects_and_names_unknown_arguments() {
         for (line, part) in [("--sized=3", "did_you_mean=size"), ("word", "argument=word")] {
             let error = read(line).unwrap_err().to_string();
             assert!(error.contains(part), "{line}: {error}");
@@ -84,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_made_of_work_only() {
+    fn settings_are_built_for_run_only() {
         let count = |assignments: Assignments| Ok(assignments.len());
         assert_eq!(read("--size=3").unwrap().and_then(count).unwrap(), CliCommand::Run(1));
         let fail = |_| Err::<(), _>(Error::invalid("no"));

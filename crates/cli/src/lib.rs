@@ -1,8 +1,8 @@
-//! What our programs have in common: what they are asked, how they answer, and how they end.
+//! Shared parts of our command-line programs: commands, output, logging, signals and exit codes.
 //!
-//! In reading order: [`command`] (to run, to help, to tell the version), [`program`] (its name, its
-//! output, its exit code), [`log`] (where its log goes and what is in it), [`signals`] (what ends
-//! it), [`rlimit`] (how many it may have), [`ports`] (the file that tells where it listens).
+//! In reading order: [`command`] (run, help or version), [`program`] (name, output, exit code),
+//! [`log`] (setup of the log), [`signals`] (termination), [`rlimit`] (the limit of open files),
+//! [`ports`] (the file with the ports that a program listens on).
 #![warn(missing_docs)]
 
 pub mod command;

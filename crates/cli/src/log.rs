@@ -1,9 +1,9 @@
-//! The log of a program: what `MOONCAKE_LOG` and `MC_LOG_LEVEL` let through, on stderr.
+//! The log of a program: on stderr, filtered by `MOONCAKE_LOG` and `MC_LOG_LEVEL`.
 
 use mooncake_base::env;
 use tracing_subscriber::EnvFilter;
 
-/// Sends the log to stderr, unless the process has one already (inside Python it may).
+/// Installs the stderr log, unless the process has a log already (as it may inside Python).
 pub fn install() {
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter())
@@ -12,8 +12,8 @@ pub fn install() {
         .try_init();
 }
 
-/// What the environment lets through. A filter that cannot be read is no reason to be silent or to
-/// fail: then the level counts.
+/// Returns the filter that the environment sets. An invalid filter neither fails nor silences the
+/// log: the level applies instead.
 pub fn filter() -> EnvFilter {
     let level = env::MC_LOG_LEVEL.read();
     let level = level_of(level.as_deref().unwrap_or(env::MC_LOG_LEVEL.default));
@@ -23,7 +23,7 @@ pub fn filter() -> EnvFilter {
     }
 }
 
-/// The established spellings of a level, and ours.
+/// Parses upstream's and our spellings of a level.
 fn level_of(text: &str) -> &'static str {
     match text.trim().to_ascii_lowercase().as_str() {
         "trace" => "trace",
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_spelling_of_a_level_is_read() {
+    fn parses_every_spelling_of_a_level() {
         for (text, level) in [("INFO", "info"), ("1", "warn"), ("0", "info"), ("ERROR", "error")] {
             assert_eq!(level_of(text), level, "{text}");
         }

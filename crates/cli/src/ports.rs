@@ -1,11 +1,11 @@
-//! The file that tells where a program listens, for those who started it with free ports.
+//! The file with the ports that a program listens on, for callers that let it choose free ports.
 
 use std::{fs, io::Write as _, path::PathBuf, process::id};
 
 use mooncake_base::{Error, ErrorCode, Result};
 use serde_json::Value;
 
-/// The file while the program serves; removed when dropped, if it is still that program's.
+/// The ports file of a running program; removed on drop, if the program still owns it.
 #[derive(Debug)]
 pub struct PortsFile {
     path: PathBuf,
@@ -13,11 +13,11 @@ pub struct PortsFile {
 }
 
 impl PortsFile {
-    /// Writes it whole: a reader sees all of it or none. `None` without a path. The content holds
-    /// the process id, so that no two are alike.
+    /// Writes the file atomically. Returns `None` if the path is empty. The content holds the process
+    /// id, so that the files of two programs differ.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// If the file cannot be written.
     pub fn write(path: &str, content: &Value) -> Result<Option<Self>> {
         if path.is_empty() {
             return Ok(None);
@@ -43,7 +43,7 @@ impl PortsFile {
 
 impl Drop for PortsFile {
     fn drop(&mut self) {
-        // Another process may have taken the path over; that file is not ours to remove.
+        // Another process may have taken over the path; its file must stay.
         if fs::read_to_string(&self.path).is_ok_and(|text| text == self.text) {
             let _ = fs::remove_file(&self.path);
         }
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_holds_what_was_told_and_goes_with_the_program() {
+    fn file_is_written_whole_and_removed_on_drop() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ports.json");
         let content = json!({"pid": id(), "rpc_port": 50052});
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_another_program_wrote_since_stays() {
+    fn file_of_another_program_is_not_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ports.json");
         let file = PortsFile::write(path.to_str().unwrap(), &json!({"pid": id()})).unwrap();
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_cannot_be_written_is_named() {
+    fn unwritable_path_is_named() {
         let nothing = json!({});
         let error = PortsFile::write("/nowhere/ports.json", &nothing).unwrap_err().to_string();
         assert!(error.contains("/nowhere/ports.json") && error.contains("ports_file"), "{error}");

@@ -1,4 +1,4 @@
-//! A program as others see it: its name, its output, its exit code.
+//! A program: its name, output and exit code.
 
 use std::io::Write as _;
 
@@ -6,27 +6,27 @@ use mooncake_base::Result;
 
 use crate::CliCommand;
 
-/// A program of ours.
+/// The identity of a program.
 #[derive(Debug, Clone, Copy)]
 pub struct Program {
-    /// Its name.
+    /// The name of the program.
     pub name: &'static str,
-    /// Its version.
+    /// The version of the program.
     pub version: &'static str,
-    /// What its complaints begin with.
+    /// The prefix of error messages on stderr.
     pub error_prefix: &'static str,
 }
 
 impl Program {
-    /// Does what the program was asked to do, and returns its exit code: 0, or 1 after an error,
-    /// which goes to stderr in one line.
+    /// Executes the command and returns the exit code: 0, or 1 after an error, which is printed to
+    /// stderr in one line.
     pub fn run<S>(
         &self,
-        asked: Result<CliCommand<S>>,
+        command: Result<CliCommand<S>>,
         help: impl FnOnce() -> String,
         work: impl FnOnce(S) -> Result<()>,
     ) -> u8 {
-        let done = asked.and_then(|asked| match asked {
+        let done = command.and_then(|command| match command {
             CliCommand::Run(settings) => work(settings),
             CliCommand::Help => {
                 print_flush(&help());
@@ -47,7 +47,7 @@ impl Program {
     }
 }
 
-/// Writes to stdout, at once. A closed stdout is the reader's choice; the program goes on.
+/// Prints to stdout and flushes. A closed stdout is ignored; the program continues.
 pub fn print_flush(text: &str) {
     let mut stdout = std::io::stdout().lock();
     let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
@@ -64,17 +64,17 @@ mod tests {
     const PROGRAM: Program = Program { name: "program", version: "1", error_prefix: "ERROR" };
 
     #[test]
-    fn the_exit_code_is_zero_unless_something_failed() {
+    fn exit_code_is_zero_unless_an_error_occurs() {
         let worked = Cell::new(0);
-        let run = |asked: Result<CliCommand<u32>>| {
-            PROGRAM.run(asked, String::new, |number| {
+        let run = |command: Result<CliCommand<u32>>| {
+            PROGRAM.run(command, String::new, |number| {
                 worked.set(worked.get() + 1);
                 (number == 7).then_some(()).ok_or_else(|| Error::invalid("not seven"))
             })
         };
         assert_eq!((run(Ok(CliCommand::Help)), run(Ok(CliCommand::Version))), (0, 0));
         assert_eq!(run(Err(Error::invalid("unknown"))), 1);
-        assert_eq!(worked.get(), 0, "none of these works");
+        assert_eq!(worked.get(), 0, "none of these runs the work");
         assert_eq!((run(Ok(CliCommand::Run(7))), run(Ok(CliCommand::Run(8)))), (0, 1));
         assert_eq!(worked.get(), 2);
     }

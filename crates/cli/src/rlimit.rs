@@ -1,19 +1,19 @@
-//! How many descriptors the process may have.
+//! The limit of open files (file descriptors) of the process.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// How many it may have now.
+/// Returns the current limit.
 pub fn limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// Raises the limit as far as it may be raised; returns what it was.
+/// Raises the soft limit to the hard limit; returns the previous limit.
 pub fn raise() -> u64 {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum
         && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
     {
-        tracing::warn!(%error, ?current, "the limit of descriptors cannot be raised");
+        tracing::warn!(%error, ?current, "the limit of open files cannot be raised");
     }
     current.unwrap_or(u64::MAX)
 }

@@ -1,4 +1,4 @@
-//! The signals that ask a program to end.
+//! The signals that terminate a program.
 
 use mooncake_base::{Error, Result};
 use tokio::{
@@ -6,8 +6,8 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
 };
 
-/// Waits for SIGTERM and SIGINT from the moment it is made: before anything is announced, so that
-/// no signal finds the program without a handler.
+/// A handler of SIGTERM and SIGINT. It is installed before the program announces its ports, so that
+/// no signal arrives without a handler.
 #[derive(Debug)]
 pub struct Signals {
     terminate: Signal,
@@ -15,15 +15,16 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Takes the two signals over.
+    /// Installs the handler.
     ///
     /// # Errors
-    /// The system refuses.
+    /// If the system refuses.
     pub fn new(runtime: &Handle) -> Result<Self> {
         let _inside = runtime.enter();
         let on = |kind| {
-            signal(kind)
-                .map_err(|source| Error::internal("signals cannot be waited for").caused_by(source))
+            signal(kind).map_err(|source| {
+                Error::internal("the signal handler cannot be installed").caused_by(source)
+            })
         };
         Ok(Self {
             terminate: on(SignalKind::terminate())?,
@@ -31,7 +32,7 @@ impl Signals {
         })
     }
 
-    /// The name of the next one. Safe to cancel.
+    /// Waits for the next signal and returns its name. Cancel-safe.
     pub async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",

@@ -1,11 +1,11 @@
-//! Metrics as Prometheus text: each name with its help and type, once, and its samples.
+//! Metrics in the Prometheus text format: each name once, with help and type, then its samples.
 
 use std::{
     collections::HashSet,
     fmt::{Display, Write as _},
 };
 
-/// The text as it grows, and the names in it.
+/// A builder of the text.
 #[derive(Debug, Default)]
 pub struct Exposition {
     text: String,
@@ -13,25 +13,25 @@ pub struct Exposition {
 }
 
 impl Exposition {
-    /// Begins a metric; its samples follow.
+    /// Writes help and type of a metric; its samples follow.
     pub fn head(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
         self.names.insert(name.to_owned());
     }
 
-    /// A gauge of one sample.
+    /// Writes a gauge with one sample.
     pub fn gauge(&mut self, name: &str, help: &str, value: impl Display) {
         self.head(name, "gauge", help);
         self.sample(name, &[], value);
     }
 
-    /// A counter of one sample.
+    /// Writes a counter with one sample.
     pub fn counter(&mut self, name: &str, help: &str, value: impl Display) {
         self.head(name, "counter", help);
         self.sample(name, &[], value);
     }
 
-    /// One sample, with labels in their order.
+    /// Writes one sample, with its labels in order.
     pub fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
         self.text.push_str(name);
         for (at, (label, value)) in labels.iter().enumerate() {
@@ -44,8 +44,8 @@ impl Exposition {
         let _ = writeln!(self.text, " {value}");
     }
 
-    /// The samples of one histogram: counts by class, without those before it, and the end of each
-    /// class, none for the last.
+    /// Writes the samples of one histogram, from the upper bound of each bucket (`None` for the last)
+    /// and its own count, not cumulated.
     pub fn histogram<B: Display>(
         &mut self,
         name: &str,
@@ -64,23 +64,23 @@ impl Exposition {
         self.sample(&format!("{name}_count"), labels, count);
     }
 
-    /// Whether a metric of that name is in it.
+    /// Returns whether the text has a metric with this name.
     pub fn has(&self, name: &str) -> bool {
         self.names.contains(name)
     }
 
-    /// The text up to now.
+    /// Returns the text written so far.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The whole text.
+    /// Returns the complete text.
     pub fn finish(self) -> String {
         self.text
     }
 }
 
-/// A label's value as the format wants it.
+/// Escapes the value of a label.
 fn escape(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_carry_their_labels_in_order_and_escaped() {
+    fn labels_are_ordered_and_escaped() {
         let mut out = Exposition::default();
         out.counter("a_total", "Help.", 1);
         out.sample("b", &[("x", "1"), ("y", "a\"b\\c\nd")], 2.5);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_of_a_histogram_add_up() {
+    fn histogram_buckets_are_cumulative() {
         let mut out = Exposition::default();
         out.histogram("h", &[("op", "get")], [(Some(1), 2), (Some(2), 0), (None, 3)], 7);
         let lines: Vec<_> = out.text().lines().collect();

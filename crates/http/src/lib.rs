@@ -1,7 +1,7 @@
-//! What the HTTP servers of masters and clients have in common.
+//! Shared parts of the HTTP servers of masters and clients.
 //!
-//! In reading order: [`limited_listener`] (connections, limited_listener in number and in how long they may say
-//! nothing), [`exposition`] (metrics as Prometheus text), [`reply`].
+//! In reading order: [`limited_listener`] (limits on the number and idle time of connections),
+//! [`exposition`] (metrics as Prometheus text), [`reply`] (common responses).
 #![warn(missing_docs)]
 
 pub mod exposition;

@@ -1,4 +1,4 @@
-//! Connections of the HTTP servers, bounded in number and in how long they may say nothing.
+//! A listener for HTTP servers that limits the number and the idle time of connections.
 
 use std::{
     io,
@@ -17,16 +17,16 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-/// The most connections of one HTTP server at a time; the others wait to be accepted.
+/// The maximum number of connections of one HTTP server; further ones wait to be accepted.
 const CONNECTIONS_MAX: usize = 4096;
 
-/// A connection on which nothing comes for so long is closed.
+/// A connection without traffic is closed after this time.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// How long to wait when the system has no more descriptors.
+/// The pause after a failed accept, for instance when the process has no free file descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// A listener whose connections are bounded.
+/// A listener that limits its connections.
 #[derive(Debug)]
 pub struct LimitedListener {
     listener: TcpListener,
@@ -34,24 +34,24 @@ pub struct LimitedListener {
 }
 
 impl LimitedListener {
-    /// Connections of that listener.
+    /// Wraps a listener.
     pub fn new(listener: TcpListener) -> Self {
         Self { listener, permits: Arc::new(Semaphore::new(CONNECTIONS_MAX)) }
     }
 }
 
 impl axum::serve::Listener for LimitedListener {
-    type Io = BoundedStream;
+    type Io = LimitedStream;
     type Addr = SocketAddr;
 
-    async fn accept(&mut self) -> (BoundedStream, SocketAddr) {
+    async fn accept(&mut self) -> (LimitedStream, SocketAddr) {
         let permit = self.permits.clone().acquire_owned().await;
         let permit = permit.expect("the semaphore is never closed");
         loop {
             match self.listener.accept().await {
                 Ok((stream, peer)) => {
                     let idle = Box::pin(sleep(IDLE));
-                    return (BoundedStream { stream, idle, _permit: permit }, peer);
+                    return (LimitedStream { stream, idle, _permit: permit }, peer);
                 }
                 Err(error) => {
                     tracing::debug!(%error, "a connection could not be accepted");
@@ -66,7 +66,7 @@ impl axum::serve::Listener for LimitedListener {
     }
 }
 
-/// The peer of a connection, for handlers.
+/// The address of a connection's peer, for handlers.
 #[derive(Debug, Clone, Copy)]
 pub struct Peer(pub SocketAddr);
 
@@ -76,15 +76,15 @@ impl Connected<IncomingStream<'_, LimitedListener>> for Peer {
     }
 }
 
-/// One connection.
+/// A connection with an idle timeout, which counts against the limit of its listener.
 #[derive(Debug)]
-pub struct BoundedStream {
+pub struct LimitedStream {
     stream: TcpStream,
     idle: Pin<Box<Sleep>>,
     _permit: OwnedSemaphorePermit,
 }
 
-impl AsyncRead for BoundedStream {
+impl AsyncRead for LimitedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -102,7 +102,7 @@ impl AsyncRead for BoundedStream {
     }
 }
 
-impl AsyncWrite for BoundedStream {
+impl AsyncWrite for LimitedStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
