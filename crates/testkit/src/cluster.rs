@@ -1,4 +1,4 @@
-//! A whole cluster in one process: a master on a free port, and nodes with their own engines.
+//! A cluster in one process: a master on a free port, and nodes with their own engines.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -13,19 +13,19 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::faulty::FaultyLink;
 
-/// How long an engine may take to end.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
+/// The maximum time for closing an engine.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How a cluster begins.
+/// The initial settings of a cluster.
 #[derive(Debug, Clone)]
 pub struct ClusterSettings {
-    /// How many nodes.
+    /// The number of nodes.
     pub nodes: usize,
-    /// What each lends to the pool.
+    /// The memory that each node lends to the pool, in bytes.
     pub segment_bytes: u64,
     /// The master's settings.
     pub master: MasterConfig,
-    /// Whether bytes go over TCP even within this process.
+    /// Whether transfers use TCP even within this process.
     pub is_tcp_forced: bool,
 }
 
@@ -40,7 +40,7 @@ impl Default for ClusterSettings {
     }
 }
 
-/// A master and its nodes. Everything ends when it is dropped.
+/// A master and its nodes. Dropping the cluster stops all of them.
 #[derive(Debug)]
 pub struct Cluster {
     /// The nodes, in the order in which they joined.
@@ -51,21 +51,21 @@ pub struct Cluster {
     runtime: Runtime,
 }
 
-/// A member of the cluster.
+/// A node of the cluster.
 #[derive(Debug)]
 pub struct Node {
-    /// Its client.
+    /// The client of the node.
     pub client: Client,
-    /// The client's link, to be hurt.
+    /// The client's link to the master, for fault injection.
     pub link: Arc<FaultyLink>,
     engine: Engine,
 }
 
 impl Cluster {
-    /// Starts a master and lets the nodes join.
+    /// Starts a master and its nodes.
     ///
     /// # Errors
-    /// Whatever the master or a node says.
+    /// If the master or a node fails to start.
     pub fn start(settings: ClusterSettings) -> Result<Self> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(2)
@@ -84,27 +84,27 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// A new member that lends so much; the caller keeps it.
+    /// Starts a node that lends this much memory; the caller owns the node.
     ///
     /// # Errors
-    /// Whatever the master or the engine says.
+    /// If the master or the engine refuses.
     pub fn join(&self, segment_bytes: u64) -> Result<Node> {
         self.join_with(ClientConfig { segment_bytes, ..ClientConfig::default() })
     }
 
-    /// A new member with settings of its own.
+    /// Starts a node with settings of its own.
     ///
     /// # Errors
-    /// Whatever the master or the engine says.
+    /// If the master or the engine refuses.
     pub fn join_with(&self, config: ClientConfig) -> Result<Node> {
         let link = SocketLink::new(&self.address.to_string(), LinkConfig::default())?;
         self.join_by(config, Arc::new(link))
     }
 
-    /// A new member that reaches the master its own way. Its client keeps and checks checksums.
+    /// Starts a node with its own link to the master. Its client stores and verifies checksums.
     ///
     /// # Errors
-    /// Whatever the master or the engine says.
+    /// If the master or the engine refuses.
     pub fn join_by(&self, config: ClientConfig, link: Arc<dyn MasterLink>) -> Result<Node> {
         let engine = EngineConfig {
             name: "127.0.0.1".to_owned(),
@@ -119,15 +119,15 @@ impl Cluster {
         Ok(Node { client, link, engine })
     }
 
-    /// Where the master answers.
+    /// Returns the master's RPC address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// A link that calls the master directly and has each answer pass through `tamper`.
+    /// Returns a link that calls the master directly and passes each response through `tamper`.
     ///
     /// # Panics
-    /// If there is no master.
+    /// If the master is stopped.
     pub fn tampering_link(
         &self,
         tamper: impl Fn(&mut v1::Response) + Send + Sync + 'static,
@@ -140,17 +140,17 @@ impl Cluster {
         }))
     }
 
-    /// Stops the master; the nodes go on without.
+    /// Stops the master; the nodes keep running.
     pub fn stop_master(&mut self) {
         if let Some(master) = self.master.take() {
             self.runtime.block_on(master.stop());
         }
     }
 
-    /// Starts a master that knows nothing at the address of the one before.
+    /// Restarts the master without its state, at the same address.
     ///
     /// # Errors
-    /// The port was taken meanwhile.
+    /// If the port was taken meanwhile.
     pub fn start_master(&mut self) -> Result<()> {
         self.stop_master();
         let config =
@@ -162,14 +162,14 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // The nodes first, while there is a master to take leave of.
+        // The nodes stop first, so that they can unregister from the master.
         self.nodes.clear();
         self.stop_master();
     }
 }
 
 impl Node {
-    /// Its engine.
+    /// Returns the engine of the node.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
@@ -177,7 +177,7 @@ impl Node {
     /// Puts a value under a key.
     ///
     /// # Errors
-    /// Whatever the put says.
+    /// The errors of the put.
     pub fn put(&self, key: &str, value: &[u8]) -> Result<PutOutcome> {
         self.client.put_bytes(&self::key(key), value, &PutOptions::default())
     }
@@ -185,7 +185,7 @@ impl Node {
     /// Gets the value under a key.
     ///
     /// # Errors
-    /// Whatever the read says.
+    /// The errors of the read.
     pub fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
         self.client.get_bytes(&self::key(key))
     }
@@ -194,25 +194,25 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         self.client.close();
-        self.engine.close(SystemClock.now() + CLOSE_PATIENCE);
+        self.engine.close(SystemClock.now() + CLOSE_TIMEOUT);
     }
 }
 
-/// A key from a text that is one.
+/// Creates a key from a text.
 ///
 /// # Panics
-/// If it is empty or too long.
+/// If the text is empty or too long.
 pub fn key(text: &str) -> ObjectKey {
-    ObjectKey::new(text.as_bytes()).expect("tests use keys that are keys")
+    ObjectKey::new(text.as_bytes()).expect("tests use valid keys")
 }
 
-/// A part of shared memory, as a local range.
+/// Returns a part of shared memory as a local range.
 ///
 /// # Panics
-/// If it is not all in it.
+/// If the part is not within the memory.
 pub fn range(memory: &SharedMemory, offset: usize, length: usize) -> LocalRange {
     assert!(offset + length <= memory.length() as usize, "the range lies in the memory");
-    // SAFETY: nothing of ours holds a reference into shared memory: it is read and written by
-    // copies only. Should it be unmapped too early, the transfer fails and nothing is touched.
+    // SAFETY: no code of ours holds a reference into shared memory: it is accessed by copies only.
+    // If the memory is unmapped too early, the transfer fails and touches nothing.
     unsafe { LocalRange::foreign(memory.base() as usize + offset, length) }
 }

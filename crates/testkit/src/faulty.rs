@@ -1,4 +1,4 @@
-//! A link to the master that fails on demand.
+//! A link to the master with fault injection.
 
 use std::{
     fmt,
@@ -11,20 +11,20 @@ use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_proto::v1::{self, request::Call};
 use mooncake_store_client::MasterLink;
 
-/// What happens to a call.
+/// A fault that is injected into a call.
 #[derive(Debug, Clone)]
 pub enum Fault {
-    /// It is lost on the way there: the master never sees it.
+    /// The request is lost: the master never receives it.
     LoseRequest,
-    /// The master does it and its answer is lost.
+    /// The master executes the call, and the response is lost.
     LoseAnswer,
-    /// The master does it, its answer is lost, and the link makes the same call again.
+    /// The master executes the call, the response is lost, and the link repeats the call.
     Repeat,
-    /// The master sees it only once the gate is open.
+    /// The request is delayed until the gate opens.
     Hold(Gate),
-    /// The answer comes only once the gate is open.
+    /// The response is delayed until the gate opens.
     HoldAnswer(Gate),
-    /// It fails so, and the master never sees it.
+    /// The call fails with this error, and the master never receives it.
     Fail(Error),
 }
 
@@ -46,19 +46,19 @@ struct Rule {
     fault: Fault,
 }
 
-/// A link that hands calls on, but for those that a rule singles out.
+/// A link that forwards calls, except those that match a rule.
 pub struct FaultyLink {
     inner: Arc<dyn MasterLink>,
     rules: Mutex<Vec<Rule>>,
 }
 
 impl FaultyLink {
-    /// A link that does no harm until it is told to.
+    /// Wraps a link; no faults are injected yet.
     pub fn new(inner: Arc<dyn MasterLink>) -> Arc<Self> {
         Arc::new(Self { inner, rules: Mutex::default() })
     }
 
-    /// From now on the next so many calls that are chosen meet the fault.
+    /// Injects the fault into the next `times` calls that `choose` selects.
     pub fn inject(
         &self,
         times: usize,
@@ -68,7 +68,7 @@ impl FaultyLink {
         self.rules.lock().push(Rule { choose: Box::new(choose), times, fault });
     }
 
-    /// Takes every rule back.
+    /// Removes all rules.
     pub fn heal(&self) {
         self.rules.lock().clear();
     }
@@ -118,27 +118,27 @@ impl MasterLink for FaultyLink {
 }
 
 impl Gate {
-    /// A closed gate.
+    /// Creates a closed gate.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Lets everybody through, now and later.
+    /// Opens the gate for good.
     pub fn open(&self) {
         self.0.state.lock().0 = true;
         self.0.changed.notify_all();
     }
 
-    /// Waits until somebody stands before it.
+    /// Waits until a call has arrived at the gate.
     ///
     /// # Panics
-    /// If nobody comes in time.
+    /// If no call arrives in time.
     pub fn await_arrival(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
         let mut state = self.0.state.lock();
         while state.1 == 0 {
             let timed_out = self.0.changed.wait_until(&mut state, deadline).timed_out();
-            assert!(!timed_out || state.1 > 0, "nobody came to the gate within {limit:?}");
+            assert!(!timed_out || state.1 > 0, "no call arrived at the gate within {limit:?}");
         }
     }
 
@@ -157,9 +157,9 @@ impl Gate {
     }
 }
 
-/// Time is not really spent: what a test wants to see is what follows.
+/// Returns the error of a lost call, without waiting for a real timeout.
 fn lost() -> Error {
-    Error::new(ErrorCode::RPC_TIMEOUT, "a test had this call lost")
+    Error::new(ErrorCode::RPC_TIMEOUT, "the call was lost by fault injection")
 }
 
 impl fmt::Debug for FaultyLink {

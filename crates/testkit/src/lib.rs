@@ -1,5 +1,5 @@
-//! What tests of several crates share: a cluster in one process, a link that fails on demand,
-//! waiting for a condition, and randomness that can be had again.
+//! Shared test fixtures: a cluster in one process, a master link with fault injection, waiting for
+//! a condition, and reproducible randomness.
 #![warn(missing_docs)]
 
 pub mod cluster;

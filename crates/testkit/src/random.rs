@@ -1,8 +1,8 @@
-//! Random numbers from a seed that a failing test prints.
+//! Pseudo-random numbers from a seed, which a failing test prints.
 
 use mooncake_base::ClientId;
 
-/// A generator (SplitMix64). When a test panics while it holds one, the seed is printed.
+/// A generator (SplitMix64). If a test panics while it holds a generator, the seed is printed.
 #[derive(Debug)]
 pub struct Random {
     seed: u64,
@@ -10,17 +10,17 @@ pub struct Random {
 }
 
 impl Random {
-    /// From the system's random source.
+    /// Creates a generator with a random seed.
     pub fn new() -> Self {
         Self::from_seed(ClientId::random().halves().0)
     }
 
-    /// The same numbers again.
+    /// Creates a generator with this seed, to reproduce its numbers.
     pub fn from_seed(seed: u64) -> Self {
         Self { seed, state: seed }
     }
 
-    /// Any number.
+    /// Returns any number.
     pub fn number(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.state;
@@ -29,12 +29,12 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below the limit, which is not 0.
+    /// Returns a number below `limit`, which must not be 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.number() % limit
     }
 
-    /// So many bytes.
+    /// Returns `count` random bytes.
     pub fn bytes(&mut self, count: usize) -> Vec<u8> {
         let mut bytes = vec![0; count];
         for chunk in bytes.chunks_mut(8) {
@@ -51,10 +51,10 @@ impl Default for Random {
 }
 
 impl Drop for Random {
-    #[allow(clippy::print_stderr, reason = "whoever reads the failure needs the seed")]
+    #[allow(clippy::print_stderr, reason = "the seed is needed to reproduce the failure")]
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("to see this again: Random::from_seed({})", self.seed);
+            eprintln!("to reproduce: Random::from_seed({})", self.seed);
         }
     }
 }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_seed_gives_the_same_bytes_and_another_seed_others() {
+    fn seed_determines_the_bytes() {
         assert_eq!(Random::from_seed(7).bytes(100), Random::from_seed(7).bytes(100));
         assert_ne!(Random::from_seed(7).bytes(100), Random::from_seed(8).bytes(100));
         assert!((0..1000).all(|seed| Random::from_seed(seed).below(3) < 3));

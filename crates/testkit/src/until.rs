@@ -1,23 +1,23 @@
-//! Waiting for something to become true, within a deadline.
+//! Waiting for a condition, with a deadline.
 
 use std::time::{Duration, Instant};
 
-/// How long between two looks.
-const LOOK: Duration = Duration::from_millis(2);
+/// The interval between two polls.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Looks again and again until there is something, and hands it out.
+/// Polls until `poll` returns a value, and returns that value.
 ///
 /// # Panics
-/// If there is nothing in time; the message says what was waited for.
-pub fn until<T>(limit: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+/// If there is no value in time; the message names the condition.
+pub fn until<T>(limit: Duration, what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + limit;
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = poll() {
             return found;
         }
-        assert!(Instant::now() < deadline, "waited {limit:?} in vain: {what}");
-        // Nobody unparks this thread on purpose: the conditions are those of other processes.
-        std::thread::park_timeout(LOOK);
+        assert!(Instant::now() < deadline, "timed out after {limit:?}: {what}");
+        // No thread unparks this one on purpose: the conditions depend on other processes.
+        std::thread::park_timeout(POLL_INTERVAL);
     }
 }
 
@@ -26,18 +26,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_hands_out_what_it_waited_for() {
-        let mut looks = 0;
-        let found = until(Duration::from_secs(10), "three looks", || {
-            looks += 1;
-            (looks == 3).then_some(looks)
+    fn returns_the_value() {
+        let mut polls = 0;
+        let found = until(Duration::from_secs(10), "three polls", || {
+            polls += 1;
+            (polls == 3).then_some(polls)
         });
         assert_eq!(found, 3);
     }
 
     #[test]
-    #[should_panic(expected = "in vain: nothing")]
-    fn it_says_what_did_not_come() {
+    #[should_panic(expected = ": nothing")]
+    fn timeout_names_the_condition() {
         until(Duration::from_millis(5), "nothing", || None::<()>);
     }
 }

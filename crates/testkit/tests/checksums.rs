@@ -1,4 +1,4 @@
-//! Copies that are damaged: what a reader with checksums does about them.
+//! Damaged copies: how a reader with checksums handles them.
 
 use mooncake_base::{Clock, ErrorCode, SystemClock};
 use mooncake_store_client::{BufferScope, ClientConfig, Parts, Place, PutOptions};
@@ -13,12 +13,12 @@ fn cluster(nodes: usize) -> Cluster {
         .expect("a cluster of one process starts")
 }
 
-/// Where the copies of the object lie.
+/// Returns the places of the object's copies.
 fn places(node: &Node, name: &str) -> Vec<Place> {
     node.client.describe(&[key(name)]).remove(0).expect("it is there").places().to_vec()
 }
 
-/// Changes one byte of a copy behind everybody's back.
+/// Changes one byte of a copy without the master's knowledge.
 fn damage(node: &Node, place: &Place) {
     let memory = node.engine().allocate(4096).expect("memory");
     memory.write(0, b"!").expect("it is ours");
@@ -31,7 +31,7 @@ fn damage(node: &Node, place: &Place) {
 }
 
 #[test]
-fn a_damaged_copy_is_passed_over_and_counted() {
+fn damaged_copy_is_skipped_and_counted() {
     let cluster = cluster(2);
     let value = vec![7; 200_000];
     let options = PutOptions { replicas: 2, ..PutOptions::default() };
@@ -42,13 +42,13 @@ fn a_damaged_copy_is_passed_over_and_counted() {
     for node in &cluster.nodes {
         assert_eq!(node.get("k").unwrap().unwrap(), value);
     }
-    // Each reads its own copy first, so one of them met the damage.
+    // Each node reads its own copy first, so one of them read the damaged copy.
     let met: u64 = cluster.nodes.iter().map(|node| node.client.metrics().checksum_mismatches).sum();
     assert_eq!(met, 1);
 }
 
 #[test]
-fn without_a_sound_copy_the_read_fails_with_the_code_for_it() {
+fn read_fails_if_all_copies_are_damaged() {
     let cluster = cluster(2);
     let options = PutOptions { replicas: 2, ..PutOptions::default() };
     cluster.nodes[0].client.put_bytes(&key("k"), &[7; 10_000], &options).unwrap();
@@ -62,7 +62,7 @@ fn without_a_sound_copy_the_read_fails_with_the_code_for_it() {
 }
 
 #[test]
-fn parts_are_read_without_looking_at_the_checksum() {
+fn partial_reads_ignore_the_checksum() {
     let cluster = cluster(1);
     let node = &cluster.nodes[0];
     node.put("k", &[7; 1000]).unwrap();
@@ -74,10 +74,10 @@ fn parts_are_read_without_looking_at_the_checksum() {
 }
 
 #[test]
-fn an_object_that_is_put_without_a_checksum_has_none() {
+fn reserved_object_has_no_checksum() {
     let cluster = cluster(1);
-    assert!(cluster.nodes[0].client.config().has_checksums, "the tests of the house have them on");
-    assert!(!ClientConfig::default().has_checksums, "users ask for them");
+    assert!(cluster.nodes[0].client.config().has_checksums, "test nodes turn checksums on");
+    assert!(!ClientConfig::default().has_checksums, "checksums are off by default");
     cluster.nodes[0].put("k", b"value").unwrap();
     let summed = cluster.nodes[0].client.describe(&[key("k")]).remove(0).unwrap().checksum();
     assert!(summed.is_some());

@@ -1,4 +1,4 @@
-//! Memory that readers are done with, and starts of puts whose answers are lost.
+//! Released read fences, and put starts whose responses are lost.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use mooncake_testkit::{Cluster, ClusterSettings, Fault, cluster::key};
 
 const MIB: usize = 1 << 20;
 
-/// A cluster with one node, which lends 16 MiB and waits for no fence.
+/// Starts a cluster with one node, which lends 16 MiB and does not wait for fences.
 fn small() -> Cluster {
     let settings = ClusterSettings { nodes: 0, ..ClusterSettings::default() };
     let mut cluster = Cluster::start(settings).expect("a cluster of one process starts");
@@ -24,7 +24,7 @@ fn small() -> Cluster {
 }
 
 #[test]
-fn memory_that_was_read_is_there_again_at_once_for_whoever_read_it() {
+fn own_reads_do_not_delay_reuse_of_memory() {
     let cluster = small();
     let node = &cluster.nodes[0];
     let value = vec![1; 10 * MIB];
@@ -36,7 +36,7 @@ fn memory_that_was_read_is_there_again_at_once_for_whoever_read_it() {
 }
 
 #[test]
-fn memory_rests_while_its_reader_has_the_object_in_hand() {
+fn memory_is_quarantined_while_a_reader_holds_the_object() {
     let cluster = small();
     let node = &cluster.nodes[0];
     let value = vec![1; 10 * MIB];
@@ -52,7 +52,7 @@ fn memory_rests_while_its_reader_has_the_object_in_hand() {
 }
 
 #[test]
-fn a_put_whose_start_is_answered_the_second_time_is_stored() {
+fn put_start_is_idempotent_on_retry() {
     let cluster = small();
     let node = &cluster.nodes[0];
     node.link.inject(1, Fault::Repeat, |call| matches!(call, Call::PutStart(_)));

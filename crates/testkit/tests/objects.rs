@@ -1,5 +1,5 @@
-//! Clients, engines and a master in one process: what puts and reads promise, and what is left of
-//! it when calls, copies and masters are lost.
+//! Clients, engines and a master in one process: the guarantees of puts and reads, also when calls,
+//! copies and masters are lost.
 
 use std::{
     sync::{
@@ -39,7 +39,7 @@ fn code<T: std::fmt::Debug>(outcome: Result<T>) -> ErrorCode {
     outcome.expect_err("it must fail").code()
 }
 
-/// A node whose fences are over before they begin, while the switch is on.
+/// Starts a node whose fences have already expired when granted, while the switch is on.
 fn late_node(cluster: &Cluster) -> (Node, Arc<AtomicBool>) {
     let switch = Arc::new(AtomicBool::new(true));
     let is_on = Arc::clone(&switch);
@@ -54,7 +54,7 @@ fn late_node(cluster: &Cluster) -> (Node, Arc<AtomicBool>) {
 }
 
 #[test]
-fn what_is_put_is_got_until_it_is_removed() {
+fn object_is_readable_until_removed() {
     let cluster = cluster(2);
     let [a, b] = &cluster.nodes[..] else { panic!() };
     let mut random = Random::new();
@@ -77,7 +77,7 @@ fn what_is_put_is_got_until_it_is_removed() {
 }
 
 #[test]
-fn a_batch_larger_than_a_message_is_cut_unseen() {
+fn splits_a_batch_larger_than_a_message() {
     let cluster = cluster(1);
     let client = &cluster.nodes[0].client;
     let keys: Vec<_> = (0..9000).map(|i| key(&format!("key {i}"))).collect();
@@ -103,7 +103,7 @@ fn a_batch_larger_than_a_message_is_cut_unseen() {
 }
 
 #[test]
-fn of_many_small_objects_each_has_its_own_bytes_and_its_own_outcome() {
+fn batch_items_have_their_own_bytes_and_outcomes() {
     const COUNT: usize = 5000;
     let cluster = cluster(2);
     let [writer, reader] = &cluster.nodes[..] else { panic!() };
@@ -144,13 +144,13 @@ fn of_many_small_objects_each_has_its_own_bytes_and_its_own_outcome() {
 }
 
 #[test]
-fn the_same_key_twice_in_a_batch_is_put_in_order() {
+fn repeated_key_in_a_batch_is_put_in_order() {
     let cluster = cluster(1);
     let node = &cluster.nodes[0];
     node.put("source", b"one").unwrap();
     let memory = node.engine().allocate(4096).unwrap();
     memory.write(0, b"onetwo").unwrap();
-    // Twice the same memory, at two lengths: their lengths tell the two puts apart.
+    // The same memory twice, with two lengths, which distinguish the two puts.
     let key = key("k");
     let item = |parts| PutItem { key: (&key).into(), parts };
     let (one, two) = ([range(&memory, 0, 3)], [range(&memory, 0, 6)]);
@@ -166,7 +166,7 @@ fn the_same_key_twice_in_a_batch_is_put_in_order() {
 }
 
 #[test]
-fn a_late_read_counts_if_the_object_stood_all_the_time() {
+fn late_read_of_an_unchanged_object_is_valid() {
     let cluster = cluster(0);
     let (node, _) = late_node(&cluster);
     node.put("k", b"value").unwrap();
@@ -175,7 +175,7 @@ fn a_late_read_counts_if_the_object_stood_all_the_time() {
 }
 
 #[test]
-fn a_late_read_of_an_object_that_went_is_thrown_away() {
+fn late_read_of_a_removed_object_is_discarded() {
     let cluster = cluster(0);
     let (node, _) = late_node(&cluster);
     node.put("k", b"value").unwrap();
@@ -199,7 +199,7 @@ fn a_late_read_of_an_object_that_went_is_thrown_away() {
 }
 
 #[test]
-fn a_destination_that_is_too_small_is_named_with_both_sizes() {
+fn small_destination_error_names_both_sizes() {
     let cluster = cluster(1);
     let node = &cluster.nodes[0];
     node.put("k", &[7; 1000]).unwrap();
@@ -219,7 +219,7 @@ fn a_destination_that_is_too_small_is_named_with_both_sizes() {
 }
 
 #[test]
-fn a_put_after_its_window_leaves_nothing_behind() {
+fn put_after_its_window_leaves_nothing_behind() {
     let cluster = cluster(1);
     let link = cluster.tampering_link(|response| {
         if let Some(Answer::PutStart(started)) = &mut response.call {
@@ -234,7 +234,7 @@ fn a_put_after_its_window_leaves_nothing_behind() {
 }
 
 #[test]
-fn an_answer_whose_columns_do_not_fit_is_a_failure_of_the_call() {
+fn inconsistent_response_columns_fail_the_call() {
     let cluster = cluster(1);
     cluster.nodes[0].put("k", b"here").unwrap();
     let spoils: [fn(&mut Answer); 3] = [
@@ -266,7 +266,7 @@ fn an_answer_whose_columns_do_not_fit_is_a_failure_of_the_call() {
 }
 
 #[test]
-fn a_copy_that_is_lost_is_read_from_another() {
+fn read_falls_back_to_another_copy() {
     let cluster = cluster(3);
     let options = PutOptions { replicas: 2, ..PutOptions::default() };
     let value = Random::new().bytes(3_000_000);
@@ -276,7 +276,7 @@ fn a_copy_that_is_lost_is_read_from_another() {
     let located = reader.client.locate(&[key("k")]).remove(0).unwrap();
     let lost = &located.places()[0].segment.endpoint;
     let holder = cluster.nodes.iter().find(|node| node.engine().segment_name() == lost).unwrap();
-    // Its process lives on for the master, but no byte can be had from it any more.
+    // The master still considers the process alive, but its memory cannot be read any more.
     holder.engine().close(mooncake_base::Moment::default());
     for _ in 0..2 {
         assert_eq!(reader.get("k").unwrap().unwrap(), value);
@@ -284,7 +284,7 @@ fn a_copy_that_is_lost_is_read_from_another() {
 }
 
 #[test]
-fn a_master_that_forgot_us_is_told_again_by_the_next_put() {
+fn next_put_registers_again_with_a_restarted_master() {
     let mut cluster = cluster(1);
     cluster.nodes[0].put("before", b"1").unwrap();
     let mounted = cluster.nodes[0].client.mounted();
@@ -298,7 +298,7 @@ fn a_master_that_forgot_us_is_told_again_by_the_next_put() {
 }
 
 #[test]
-fn a_lost_answer_is_an_error_and_no_half_object() {
+fn lost_response_leaves_no_partial_object() {
     let cluster = cluster(1);
     let node = &cluster.nodes[0];
     node.link.inject(1, Fault::LoseAnswer, |call| matches!(call, Call::PutEnd(_)));
@@ -312,7 +312,7 @@ fn a_lost_answer_is_an_error_and_no_half_object() {
 }
 
 #[test]
-fn closing_does_not_wait_for_a_master_that_hangs() {
+fn close_does_not_wait_for_a_hanging_master() {
     let cluster = cluster(1);
     let node = &cluster.nodes[0];
     let gate = Gate::new();
@@ -329,7 +329,7 @@ fn closing_does_not_wait_for_a_master_that_hangs() {
 }
 
 #[test]
-fn memory_can_be_lent_and_taken_back() {
+fn segments_can_be_mounted_and_unmounted() {
     let cluster = cluster(1);
     let node = cluster
         .join_with(ClientConfig { segment_bytes_max: 8 << 20, ..ClientConfig::default() })
@@ -346,7 +346,7 @@ fn memory_can_be_lent_and_taken_back() {
 }
 
 #[test]
-fn objects_are_listed_and_removed_by_what_their_keys_are() {
+fn lists_and_removes_objects_by_key_selector() {
     let cluster = cluster(1);
     let node = &cluster.nodes[0];
     for name in ["a/1", "a/2", "b/1"] {
@@ -365,7 +365,7 @@ fn objects_are_listed_and_removed_by_what_their_keys_are() {
 }
 
 #[test]
-fn a_put_waits_for_memory_that_only_a_reader_still_holds() {
+fn put_waits_for_fenced_memory() {
     let cluster = cluster(0);
     let node = cluster.join(16 << 20).unwrap();
     let value = vec![1; 10 << 20];
@@ -373,14 +373,14 @@ fn a_put_waits_for_memory_that_only_a_reader_still_holds() {
     assert_eq!(code(node.put("new", &vec![2; 17 << 20])), ErrorCode::NO_AVAILABLE_HANDLE);
     let located = node.client.locate(&[key("old")]).remove(0).unwrap();
     node.client.remove(&[key("old")], true).remove(0).unwrap();
-    // Until the fence of that read is over the memory is given to nobody; then the put goes on.
+    // The memory is not reused until the fence of that read expires; then the put continues.
     assert_eq!(node.put("new", &value).unwrap(), PutOutcome::Stored { replicas: 1 });
     assert_eq!(node.get("new").unwrap().unwrap(), value);
     drop(located);
 }
 
 #[test]
-fn an_upsert_that_finds_no_room_keeps_the_old_value() {
+fn upsert_without_free_memory_keeps_the_old_value() {
     let cluster = cluster(0);
     let node = cluster.join(16 << 20).unwrap();
     node.put("k", b"old").unwrap();
@@ -391,7 +391,7 @@ fn an_upsert_that_finds_no_room_keeps_the_old_value() {
 }
 
 #[test]
-fn reads_of_one_object_take_turns_among_its_copies_and_none_is_read_where_one_is_own() {
+fn reads_rotate_over_copies_and_prefer_the_own_copy() {
     let settings = ClusterSettings { nodes: 2, ..ClusterSettings::default() };
     let cluster = Cluster::start(settings).unwrap();
     let guest = ClientConfig { segment_bytes: 0, ..ClientConfig::default() };
@@ -411,7 +411,7 @@ fn reads_of_one_object_take_turns_among_its_copies_and_none_is_read_where_one_is
     };
     let [a, b] = [0, 1].map(|at| reads_from(&guest, &cluster.nodes[at]));
     assert_eq!(a + b, 20);
-    // A reader that was interrupted may find one of them slow, but not from the first reads on.
+    // A preempted reader may measure one copy as slow, but not from the first reads on.
     assert!(a >= 4 && b >= 4, "{a} and {b}");
     assert_eq!(reads_from(&cluster.nodes[0], &cluster.nodes[0]), 20);
     assert_eq!(reads_from(&cluster.nodes[0], &cluster.nodes[1]), 0);

@@ -1,4 +1,4 @@
-//! Parts of objects, read and written in one call or in steps.
+//! Partial reads and writes of objects, in one call or in a session.
 
 use std::slice::from_ref;
 
@@ -19,7 +19,7 @@ fn code<T: std::fmt::Debug>(outcome: &Result<T>) -> ErrorCode {
 }
 
 #[test]
-fn parts_of_many_objects_come_in_one_call_and_a_bad_part_fails_alone() {
+fn reads_parts_of_many_objects_in_one_call() {
     for is_tcp_forced in [false, true] {
         let cluster = cluster(2, is_tcp_forced);
         let [a, b] = &cluster.nodes[..] else { panic!() };
@@ -68,7 +68,7 @@ fn parts_of_many_objects_come_in_one_call_and_a_bad_part_fails_alone() {
 }
 
 #[test]
-fn memory_that_was_not_registered_is_refused_where_it_must_be() {
+fn rejects_unregistered_memory_where_required() {
     let cluster = cluster(2, false);
     let [node, other] = &cluster.nodes[..] else { panic!() };
     node.put("k", &[7; 4096]).unwrap();
@@ -91,7 +91,7 @@ fn memory_that_was_not_registered_is_refused_where_it_must_be() {
 }
 
 #[test]
-fn an_object_is_written_and_read_in_steps() {
+fn object_is_written_and_read_in_sessions() {
     let cluster = cluster(2, false);
     let [a, b] = &cluster.nodes[..] else { panic!() };
     let memory = a.engine().allocate(1 << 16).unwrap();

@@ -1,5 +1,4 @@
-//! Copies, moves, drains and quotas with real clients: what is asked for comes about, and nothing is
-//! lost on the way.
+//! Copies, moves, drains and quotas with real clients: tasks complete, and no object is lost.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -18,7 +17,7 @@ fn cluster(nodes: usize) -> Cluster {
         .expect("a cluster of one process starts")
 }
 
-/// Puts a value where the node lends memory.
+/// Puts a value into a segment of the node.
 fn put_on(node: &Node, name: &str, value: &[u8]) {
     let options = PutOptions {
         preferred_segments: vec![node.client.name().to_owned()],
@@ -49,7 +48,7 @@ fn over(by: &Node, id: TaskId) -> TaskInfo {
     })
 }
 
-/// The names of the segments that hold a copy.
+/// Returns the names of the segments that hold a copy.
 fn holders(by: &Node, name: &str) -> Vec<String> {
     let found = by.client.describe(&[key(name)]).remove(0).expect("the object is there");
     let mut names: Vec<_> = found.places().iter().map(|place| place.segment.name.clone()).collect();
@@ -58,12 +57,12 @@ fn holders(by: &Node, name: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_copied_object_outlives_the_first_that_held_it() {
+fn copied_object_survives_its_first_holder() {
     let mut cluster = cluster(3);
     let value = Random::new().bytes(20_000_000);
     put_on(&cluster.nodes[0], "k", &value);
     let [a, b, c] = &cluster.nodes[..] else { panic!() };
-    // CliCommand for by one who neither has a copy nor gets one.
+    // The creator of the task neither holds a copy nor receives one.
     let done = over(c, copy(c, "k", &[b]).unwrap());
     assert_eq!((done.status, done.client), (TaskStatus::Success, a.client.id()));
     assert_eq!(done.message, "Task completed successfully");
@@ -77,7 +76,7 @@ fn a_copied_object_outlives_the_first_that_held_it() {
 }
 
 #[test]
-fn a_moved_object_is_whole_where_it_went_and_nowhere_else() {
+fn moved_object_is_complete_at_its_target_only() {
     let cluster = cluster(2);
     let [a, b] = &cluster.nodes[..] else { panic!() };
     let value = Random::new().bytes(3_000_000);
@@ -89,7 +88,7 @@ fn a_moved_object_is_whole_where_it_went_and_nowhere_else() {
 }
 
 #[test]
-fn tasks_are_carried_out_over_tcp_too() {
+fn tasks_are_executed_over_tcp() {
     let settings = ClusterSettings { nodes: 3, is_tcp_forced: true, ..Default::default() };
     let cluster = Cluster::start(settings).unwrap();
     let [a, b, c] = &cluster.nodes[..] else { panic!() };
@@ -104,7 +103,7 @@ fn tasks_are_carried_out_over_tcp_too() {
 }
 
 #[test]
-fn what_cannot_be_copied_is_refused_with_its_code() {
+fn rejects_impossible_copies_with_their_codes() {
     let cluster = cluster(2);
     let [a, b] = &cluster.nodes[..] else { panic!() };
     put_on(a, "k", b"value");
@@ -118,7 +117,7 @@ fn what_cannot_be_copied_is_refused_with_its_code() {
 }
 
 #[test]
-fn a_task_whose_target_went_fails_and_says_why() {
+fn task_fails_with_a_reason_if_its_target_is_gone() {
     let mut cluster = cluster(2);
     put_on(&cluster.nodes[0], "k", &[7; 1000]);
     let b = &cluster.nodes[1];
@@ -126,7 +125,7 @@ fn a_task_whose_target_went_fails_and_says_why() {
     cluster.nodes.truncate(1);
     let a = &cluster.nodes[0];
     let done = over(a, id);
-    // It may have been quicker than the end of its target.
+    // The task may have completed before its target was gone.
     if done.status == TaskStatus::Failed {
         assert!(!done.message.is_empty());
     }
@@ -134,7 +133,7 @@ fn a_task_whose_target_went_fails_and_says_why() {
 }
 
 #[test]
-fn a_segment_is_drained_while_others_read_and_write_and_no_read_fails() {
+fn drain_under_load_fails_no_read() {
     let cluster = cluster(3);
     let [a, b, c] = &cluster.nodes[..] else { panic!() };
     let value = |index: usize| Random::from_seed(index as u64).bytes(30_000 + index);
@@ -185,7 +184,7 @@ fn a_segment_is_drained_while_others_read_and_write_and_no_read_fails() {
 }
 
 #[test]
-fn copies_are_cleared_by_segment() {
+fn clears_copies_by_segment() {
     let cluster = Cluster::start(ClusterSettings {
         nodes: 2,
         master: MasterConfig { lease_ttl: Duration::ZERO, ..MasterConfig::embedded() },
@@ -205,7 +204,7 @@ fn copies_are_cleared_by_segment() {
 }
 
 #[test]
-fn tenants_have_keys_and_quotas_of_their_own() {
+fn tenants_have_separate_keys_and_quotas() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("quotas.yaml");
     let policy =
@@ -236,7 +235,7 @@ fn tenants_have_keys_and_quotas_of_their_own() {
     let refused = two.put("large", &[0; 2_000_000]).unwrap_err();
     assert_eq!(refused.code(), ErrorCode::TENANT_QUOTA_EXCEEDED);
     assert_eq!(refused.kind(), ErrorKind::QuotaExceeded);
-    // Full, and read a moment ago: there is room again only once something is removed.
+    // The quota is used up and the objects have leases: only a removal frees memory.
     one.put("a", &[0; 2_000_000]).unwrap();
     one.get("a").unwrap();
     one.get("k").unwrap();
