@@ -1,7 +1,7 @@
-//! The shape of the tree, as tests: what the tests of this crate share.
+//! Tests of the shape of the tree: the functions that they share.
 //!
-//! Each file in `tests/` holds the rules of one kind. A rule collects everything that breaks it and
-//! reports it at once, as `path:line: what is wrong`.
+//! Each file in `tests/` holds the rules of one kind. A rule collects all violations and reports
+//! them at once, as `path:line: what is wrong`.
 
 use std::{
     path::{Path, PathBuf},
@@ -15,26 +15,26 @@ use serde_json::Value;
 /// A text file of the tree.
 #[derive(Debug)]
 pub struct File {
-    /// Its path from the root, with `/` between the parts.
+    /// The path from the root, with `/` between the parts.
     pub path: String,
-    /// What it holds.
+    /// The content.
     pub text: String,
 }
 
 impl File {
-    /// Whether the name ends so.
+    /// Returns whether the file has this extension.
     pub fn is(&self, extension: &str) -> bool {
         Path::new(&self.path).extension().is_some_and(|own| own == extension)
     }
 
-    /// Whether a program wrote it.
+    /// Returns whether the file is generated.
     pub fn is_generated(&self) -> bool {
         self.path.starts_with("crates/proto/src/generated/")
             || self.path.starts_with("docs/reference/")
             || self.path == "Cargo.lock"
     }
 
-    /// Whether people write code into it.
+    /// Returns whether the file is hand-written code.
     pub fn is_code(&self) -> bool {
         !self.is_generated()
             && (["rs", "py", "pyi", "sh"].iter().any(|own| self.is(own))
@@ -42,7 +42,7 @@ impl File {
                 || self.path == ".ci/run")
     }
 
-    /// Its lines with their numbers; in Rust without comments.
+    /// Returns the lines with their numbers, for Rust without comments.
     pub fn code_lines(&self) -> impl Iterator<Item = (usize, &str)> {
         let is_rust = self.is("rs");
         self.text.lines().enumerate().map(move |(index, line)| {
@@ -55,7 +55,7 @@ impl File {
         })
     }
 
-    /// Every line of code that matches, as `path:line: text`.
+    /// Returns every line of code that matches, as `path:line: text`.
     pub fn matches(&self, pattern: &Regex) -> Vec<String> {
         self.code_lines()
             .filter(|(_, line)| pattern.is_match(line))
@@ -64,18 +64,18 @@ impl File {
     }
 }
 
-/// A comment to the end of the line. One inside a string would count too; none has mattered.
+/// A comment to the end of the line. A `//` inside a string after a blank would match, too.
 static COMMENT: LazyLock<Regex> = LazyLock::new(|| regex(r"(^|\s)//.*$"));
 
-/// The root of the tree.
+/// Returns the root of the tree.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Every text file that git has or would add. One that vanishes meanwhile is left out.
+/// Returns every text file that git tracks or would add, except files that vanish meanwhile.
 ///
 /// # Panics
-/// The tree is not a git checkout, or git is not installed.
+/// If the tree is not a git checkout, or git is not installed.
 pub fn files() -> Vec<File> {
     let output = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
@@ -93,19 +93,19 @@ pub fn files() -> Vec<File> {
         .collect()
 }
 
-/// Our packages, as cargo sees their manifests: one object each with name, path and dependencies.
+/// Returns our packages from `cargo metadata`: name, path and dependencies of each.
 ///
 /// # Panics
-/// Cargo cannot read the workspace.
+/// If cargo cannot read the workspace.
 pub fn packages() -> Vec<Value> {
     let metadata = cargo_metadata(&["--no-deps"]);
     metadata["packages"].as_array().expect("cargo lists packages").clone()
 }
 
-/// What `cargo metadata` says, without asking the network.
+/// Returns the output of `cargo metadata`, without network access.
 ///
 /// # Panics
-/// Cargo cannot read the workspace, or a dependency was never fetched.
+/// If cargo cannot read the workspace, or a dependency was never fetched.
 pub fn cargo_metadata(arguments: &[&str]) -> Value {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--offline", "--locked"])
@@ -117,18 +117,18 @@ pub fn cargo_metadata(arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).expect("cargo writes JSON")
 }
 
-/// A pattern of this crate.
+/// Compiles a pattern of this crate.
 ///
 /// # Panics
-/// The pattern has a mistake.
+/// If the pattern is malformed.
 pub fn regex(pattern: &str) -> Regex {
     Regex::new(pattern).expect("a pattern of this crate is well formed")
 }
 
-/// Fails with everything that was found.
+/// Fails with the list of violations, if there are any.
 ///
 /// # Panics
-/// Something was found.
+/// If the list is not empty.
 pub fn report(rule: &str, found: &[String]) {
     assert!(found.is_empty(), "{rule}:\n  {}", found.join("\n  "));
 }
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comments_of_rust_do_not_count_as_code() {
+    fn rust_comments_are_not_code() {
         let file =
             File { path: "a.rs".into(), text: "//! x\nlet a = 1; // x\nx(\"http://x\")".into() };
         assert_eq!(file.matches(&regex(r"\bx\b")), ["a.rs:3: x(\"http://x\")"]);
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tree_is_read_whole() {
+    fn all_files_are_found() {
         let files = files();
         for path in ["Cargo.toml", "tests/tidy/src/lib.rs", "crates/base/src/lib.rs"] {
             assert!(files.iter().any(|file| file.path == path), "{path}");

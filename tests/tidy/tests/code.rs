@@ -1,4 +1,4 @@
-//! What code may do where: unsafe, the environment, the purity of the rules, Python's `__all__`.
+//! Restrictions on code: unsafe, environment reads, the purity of `state/`, Python's `__all__`.
 
 use mooncake_tidy::{File, files, regex, report};
 
@@ -53,7 +53,7 @@ const UNSAFE: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn unsafe_stands_only_in_the_files_that_are_listed() {
+fn unsafe_is_used_only_in_listed_files() {
     let pattern = regex(r"\bunsafe\b");
     let lines: Vec<_> =
         rust().iter().map(|file| (file.path.clone(), file.matches(&pattern))).collect();
@@ -84,7 +84,7 @@ fn the_environment_is_read_in_one_place() {
 }
 
 #[test]
-fn every_variable_of_the_environment_is_read_by_somebody() {
+fn every_environment_variable_is_read() {
     let declarations = "crates/base/src/env.rs";
     let of_python = "python/mooncake/";
     let (declared, users): (Vec<_>, Vec<_>) = files()
@@ -103,11 +103,11 @@ fn every_variable_of_the_environment_is_read_by_somebody() {
         })
     };
     let unread: Vec<_> = names.into_iter().filter(|name| !is_read(name)).collect();
-    report("nobody reads these variables", &unread);
+    report("environment variables that no code reads", &unread);
 }
 
 #[test]
-fn the_rules_of_the_master_know_no_clock_no_chance_and_no_io() {
+fn master_state_has_no_clock_randomness_or_io() {
     let pattern = regex(concat!(
         r"\b(Instant|SystemTime|SystemClock|tokio|getrandom|thread_rng|async|Condvar|Mutex|RwLock)\b",
         r"|\.await\b|\bstd::(fs|io|thread|process|env)\b|\b(Tcp|Udp|Unix)(Stream|Listener|Socket)|\brand::|\btracing::|\bmpsc\b",
@@ -120,11 +120,11 @@ fn the_rules_of_the_master_know_no_clock_no_chance_and_no_io() {
     assert!(rules.iter().filter(is_rule).count() >= 2, "the rules lie in crates/master/src/state");
     let found: Vec<_> =
         rules.iter().filter(is_rule).flat_map(|file| file.matches(&pattern)).collect();
-    report("clocks, chance or I/O in the rules", &found);
+    report("clocks, randomness or I/O in the master's state", &found);
 }
 
 #[test]
-fn nothing_is_left_unfinished_or_switched_off() {
+fn no_unfinished_code_or_ignored_tests() {
     let pattern = regex(r"\b(todo|unimplemented)!|#\[ignore");
     // What another test starts in a process of its own must look like a test to be found.
     let is_entry = |line: &String| line.contains("#[ignore = \"not a test: ");
@@ -135,7 +135,7 @@ fn nothing_is_left_unfinished_or_switched_off() {
 }
 
 #[test]
-fn every_list_of_public_python_names_is_sorted() {
+fn python_all_lists_are_sorted() {
     let list = regex(r"(?ms)^__all__(?:: [^=]+)? = [\[(](.*?)[\])]");
     let mut found = Vec::new();
     for file in files().iter().filter(|file| file.is("py") || file.is("pyi")) {
@@ -150,7 +150,7 @@ fn every_list_of_public_python_names_is_sorted() {
 }
 
 #[test]
-fn every_public_python_module_says_what_is_public() {
+fn public_python_modules_declare_all() {
     let found: Vec<_> = files()
         .into_iter()
         .filter(|file| file.path.starts_with("python/mooncake/") && file.is("py"))

@@ -1,23 +1,23 @@
-//! What files look like: first lines, lengths, names, decision records.
+//! The shape of files: first lines, lengths, names, links, decision records.
 
 use mooncake_tidy::{File, files, regex, report};
 
-/// The wall, tests counted.
+/// The maximum length of a file, tests included.
 const LINES_MAX: usize = 800;
 
 #[test]
-fn the_first_line_of_every_file_says_what_it_is_for() {
+fn first_line_states_the_purpose_of_a_file() {
     let mut found = Vec::new();
     for file in files().iter().filter(|file| file.is_code()) {
-        if !says_what_it_is_for(file) {
+        if !states_purpose(file) {
             found.push(file.path.clone());
         }
     }
-    report("files whose first line does not say what they are for", &found);
+    report("files whose first line does not state their purpose", &found);
 }
 
 #[test]
-fn no_file_is_longer_than_the_wall() {
+fn files_are_at_most_800_lines_long() {
     let found: Vec<_> = files()
         .iter()
         .filter(|file| file.is_code())
@@ -29,17 +29,17 @@ fn no_file_is_longer_than_the_wall() {
 }
 
 #[test]
-fn nothing_is_called_utils() {
+fn no_file_or_module_is_called_utils() {
     let by_name = regex(r"(^|/)(utils?|common|misc|helpers?)(\.\w+)?(/|$)");
     let found: Vec<_> = files()
         .into_iter()
         .filter(|file| file.is_code() && by_name.is_match(&file.path))
         .map(|file| file.path)
         .collect();
-    report("names that say nothing; call it what it holds", &found);
+    report("file names without meaning; name the content", &found);
     let by_module = regex(r"^\s*(pub(\(\w+\))? )?mod (utils?|common|misc|helpers?)\b");
     let found: Vec<_> = rust().iter().flat_map(|file| file.matches(&by_module)).collect();
-    report("modules whose name says nothing; call them what they hold", &found);
+    report("module names without meaning; name the content", &found);
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn decision_records_are_numbered_without_a_gap() {
 }
 
 #[test]
-fn links_between_our_pages_lead_somewhere() {
+fn links_between_pages_resolve() {
     let link = regex(r"\]\(([^)#\s]+)");
     let mut found = Vec::new();
     for file in files().iter().filter(|file| file.is("md")) {
@@ -83,11 +83,11 @@ fn links_between_our_pages_lead_somewhere() {
             }
         }
     }
-    report("links to nothing", &found);
+    report("broken links", &found);
 }
 
 #[test]
-fn nothing_names_a_registry_or_a_path_of_one_machine() {
+fn no_registry_or_machine_path_is_named() {
     let host = r"pypi\.org|pythonhosted\.org|index\.crates\.io|static\.crates\.io|registry\.npmjs";
     let path = r#"(^|[\s"'`=(:])/(work|root)/|/tmp/target-|/home/[a-z]"#;
     let pattern = regex(&format!("{host}|{path}"));
@@ -102,10 +102,10 @@ fn nothing_names_a_registry_or_a_path_of_one_machine() {
             }
         }
     }
-    report("names of registries or of this machine's folders", &found);
+    report("names of package registries or machine paths", &found);
 }
 
-fn says_what_it_is_for(file: &File) -> bool {
+fn states_purpose(file: &File) -> bool {
     let mut lines = file.text.lines();
     let first = lines.next().unwrap_or_default();
     if file.is("rs") {
@@ -120,7 +120,7 @@ fn says_what_it_is_for(file: &File) -> bool {
     text.is_some_and(is_sentence)
 }
 
-/// More than a word: that a file is called what it is called is not what it is for.
+/// Returns whether the text has at least three words: the name of the file is not enough.
 fn is_sentence(text: &str) -> bool {
     text.trim().split(' ').count() >= 3
 }
@@ -130,16 +130,13 @@ fn rust() -> Vec<File> {
 }
 
 #[test]
-fn a_file_says_what_it_is_for_in_a_sentence() {
+fn purpose_is_a_sentence() {
     let file = |path: &str, text: &str| File { path: path.into(), text: text.into() };
-    assert!(says_what_it_is_for(&file("a.rs", "//! Moves the bytes.\n")));
-    assert!(!says_what_it_is_for(&file("a.rs", "//! a\n")));
-    assert!(!says_what_it_is_for(&file("a.rs", "use a;\n//! Moves the bytes.\n")));
-    assert!(says_what_it_is_for(&file(
-        "a.py",
-        "#!/usr/bin/env python3\n\"\"\"Moves the bytes.\"\"\""
-    )));
-    assert!(!says_what_it_is_for(&file("a.py", "import os\n")));
-    assert!(says_what_it_is_for(&file("a.sh", "#!/bin/sh\n# Moves the bytes.\n")));
-    assert!(!says_what_it_is_for(&file("a.sh", "#!/bin/sh\nset -e\n")));
+    assert!(states_purpose(&file("a.rs", "//! Moves the bytes.\n")));
+    assert!(!states_purpose(&file("a.rs", "//! a\n")));
+    assert!(!states_purpose(&file("a.rs", "use a;\n//! Moves the bytes.\n")));
+    assert!(states_purpose(&file("a.py", "#!/usr/bin/env python3\n\"\"\"Moves the bytes.\"\"\"")));
+    assert!(!states_purpose(&file("a.py", "import os\n")));
+    assert!(states_purpose(&file("a.sh", "#!/bin/sh\n# Moves the bytes.\n")));
+    assert!(!states_purpose(&file("a.sh", "#!/bin/sh\nset -e\n")));
 }

@@ -1,13 +1,13 @@
-//! Who may use whom, and on what terms.
+//! The dependencies between crates, features, and the licences of libraries.
 
 use std::collections::BTreeSet;
 
 use mooncake_tidy::{cargo_metadata, files, packages, regex, report};
 use serde_json::Value;
 
-/// Each room and the rooms it may use, for its code and for its tests alike. `docs/architecture.md`
-/// shows the same table to people.
-const ARROWS: &[(&str, &[&str])] = &[
+/// Each crate and the crates it may depend on, in its code and in its tests. `docs/architecture.md`
+/// has the same table for readers.
+const ALLOWED: &[(&str, &[&str])] = &[
     ("base", &[]),
     ("proto", &["base"]),
     ("http", &[]),
@@ -55,7 +55,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("benches", &["base", "proto", "transfer-engine", "master", "store-client", "testkit"]),
 ];
 
-/// Libraries that must stay out of a room, with the reason.
+/// Libraries that a crate must not depend on, with the reason.
 const BARRED: &[(&str, &str, &str)] = &[
     ("base", "tokio", "base knows no runtime"),
     ("transfer-engine", "prost", "the engine knows no messages of the master"),
@@ -66,12 +66,13 @@ const BARRED: &[(&str, &str, &str)] = &[
 ];
 
 #[test]
-fn arrows_between_rooms_point_only_where_the_table_says() {
+fn crates_depend_only_on_what_the_table_allows() {
     let mut found = Vec::new();
     for package in packages() {
-        let room = room_of(&package["name"]).expect("our packages begin with mooncake-").to_owned();
-        let Some((_, allowed)) = ARROWS.iter().find(|(name, _)| *name == room) else {
-            found.push(format!("{room}: a new room needs a row in this table"));
+        let name =
+            crate_of(&package["name"]).expect("our packages begin with mooncake-").to_owned();
+        let Some((_, allowed)) = ALLOWED.iter().find(|(known, _)| *known == name) else {
+            found.push(format!("{name}: a new crate needs a row in this table"));
             continue;
         };
         for dependency in dependencies(&package) {
@@ -79,48 +80,48 @@ fn arrows_between_rooms_point_only_where_the_table_says() {
             let is_test_util = dependency["kind"] == "dev"
                 && (dependency["name"] == package["name"] || dependency["name"] == "mooncake-base");
             if !is_test_util
-                && let Some(used) = room_of(&dependency["name"])
+                && let Some(used) = crate_of(&dependency["name"])
                 && !allowed.contains(&used)
             {
-                found.push(format!("{room} uses {used}"));
+                found.push(format!("{name} depends on {used}"));
             }
         }
     }
-    report("arrows that the table does not have", &found);
+    report("dependencies that the table does not allow", &found);
 }
 
 #[test]
-fn the_room_of_a_crate_is_the_folder_of_its_name() {
+fn folders_are_named_after_their_crates() {
     let mut found = Vec::new();
     for package in packages() {
         let manifest = package["manifest_path"].as_str().expect("a package has a manifest");
-        let room = room_of(&package["name"]).expect("our packages begin with mooncake-");
+        let name = crate_of(&package["name"]).expect("our packages begin with mooncake-");
         let folder = manifest.rsplit('/').nth(1).expect("a manifest lies in a folder");
-        if manifest.contains("/crates/") && folder != room {
-            found.push(format!("{manifest} holds mooncake-{room}"));
+        if manifest.contains("/crates/") && folder != name {
+            found.push(format!("{manifest} holds mooncake-{name}"));
         }
     }
     report("crates in a folder of another name", &found);
 }
 
 #[test]
-fn barred_libraries_stay_out() {
+fn barred_libraries_are_not_used() {
     let mut found = Vec::new();
     for package in packages() {
-        let room = room_of(&package["name"]).unwrap_or_default().to_owned();
+        let name = crate_of(&package["name"]).unwrap_or_default().to_owned();
         for dependency in dependencies(&package) {
-            for (_, library, reason) in BARRED.iter().filter(|(name, _, _)| *name == room) {
+            for (_, library, reason) in BARRED.iter().filter(|(known, _, _)| *known == name) {
                 if dependency["name"] == *library {
-                    found.push(format!("{room} uses {library}: {reason}"));
+                    found.push(format!("{name} depends on {library}: {reason}"));
                 }
             }
         }
     }
-    report("libraries in rooms that must do without them", &found);
+    report("barred libraries", &found);
 }
 
 #[test]
-fn verbs_come_with_the_feature_rdma_only() {
+fn verbs_need_the_feature_rdma() {
     for package in packages().iter().filter(|package| package["name"] == "mooncake-verbs") {
         let bindings = dependencies(package).find(|dependency| dependency["name"] == "rdma-sys");
         assert_eq!(bindings.expect("verbs uses rdma-sys")["optional"], true);
@@ -129,7 +130,7 @@ fn verbs_come_with_the_feature_rdma_only() {
 }
 
 #[test]
-fn features_are_rdma_and_test_util_and_what_a_decision_allows() {
+fn features_need_a_decision() {
     // `grpc` keeps the service out of clients: docs/decisions/0005-native-protocol-and-grpc.md.
     let allowed = BTreeSet::from(["default", "grpc", "rdma", "test-util"]);
     let mut found = Vec::new();
@@ -146,7 +147,7 @@ fn features_are_rdma_and_test_util_and_what_a_decision_allows() {
 }
 
 #[test]
-fn every_crate_inherits_lints_version_and_dependencies() {
+fn manifests_inherit_from_the_workspace() {
     let mut found = Vec::new();
     let own_version = regex(r#"^[\w-]+\s*=\s*("[\d^~=]|\{.*version\s*=)"#);
     for file in files() {
@@ -160,11 +161,11 @@ fn every_crate_inherits_lints_version_and_dependencies() {
         }
         found.extend(file.matches(&own_version));
     }
-    report("manifests that do not inherit from the root", &found);
+    report("manifests that do not inherit from the workspace", &found);
 }
 
 #[test]
-fn every_dependency_has_a_licence_that_deny_toml_allows() {
+fn licences_are_allowed_by_deny_toml() {
     let deny = std::fs::read_to_string(mooncake_tidy::root().join("deny.toml"));
     let deny = deny.expect("the root has a deny.toml");
     let (_, list) = deny.split_once("\nallow = [").expect("deny.toml has a list of licences");
@@ -175,7 +176,7 @@ fn every_dependency_has_a_licence_that_deny_toml_allows() {
     let metadata = cargo_metadata(&["--filter-platform", "x86_64-unknown-linux-gnu"]);
     for package in metadata["packages"].as_array().expect("cargo lists packages") {
         let licence = licence_of(package).replace('/', " OR ");
-        // Enough of the grammar for what is there: alternatives of conjunctions.
+        // The part of the SPDX grammar that occurs: alternatives of conjunctions.
         let is_allowed = licence.split(" OR ").any(|one| {
             one.split(" AND ").all(|name| allowed.contains(name.trim_matches(['(', ')', ' '])))
         });
@@ -186,7 +187,7 @@ fn every_dependency_has_a_licence_that_deny_toml_allows() {
     report("dependencies whose licence is not in deny.toml", &found);
 }
 
-/// What the manifest names; else what the title of its licence file says.
+/// Returns the licence in the manifest, or the title of the licence file.
 fn licence_of(package: &Value) -> String {
     if let Some(name) = package["license"].as_str() {
         return name.to_owned();
@@ -201,8 +202,8 @@ fn licence_of(package: &Value) -> String {
     }
 }
 
-/// The room, if it is one of ours.
-fn room_of(name: &Value) -> Option<&str> {
+/// Returns the short name of a crate, if it is one of ours.
+fn crate_of(name: &Value) -> Option<&str> {
     name.as_str()?.strip_prefix("mooncake-")
 }
 
