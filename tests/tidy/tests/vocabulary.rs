@@ -1,0 +1,103 @@
+//! Retired words: identifiers, file names and phrases that were replaced by the terms of the field.
+
+use std::sync::LazyLock;
+
+use mooncake_tidy::{File, files, regex, report};
+use regex::Regex;
+
+/// Identifiers and module names that were renamed, with the current name.
+const RETIRED_NAMES: &[(&str, &str)] = &[
+    ("Few", "smallvec::SmallVec"),
+    ("[Vv]igil|Engaged", "SpinWait, ActiveThread"),
+    ("Rationed|Uneven", "LimitedBuf, ColumnMismatch"),
+    ("FenceReturn|returned_fences", "FenceRelease, released_fences"),
+    ("BoundedCodec|BoundedDecoder|BoundedStream", "LimitedCodec, LimitedDecoder, LimitedStream"),
+    (r"lean(_\w+|::\w+)?|Lean[A-Z]\w*", "native"),
+    ("LaneLease", "PooledConnection"),
+    ("CallLink", "InProcessLink"),
+    ("NotAnEffect", "DecodeError"),
+    ("Attic", "DropQueue"),
+    ("Seat|seat|seated", "dedicated_thread"),
+    ("abreast", "overlapped_put"),
+    ("Duel", "set dueling"),
+    ("Footing", "RemoteMemory"),
+    ("Preparer", "Prefaulter"),
+    ("Summer", "Checksummer"),
+];
+
+/// Words and phrases that no text needs, in lower case.
+const RETIRED_WORDS: &str = r"\b(vigil|abreast|attic|lean doors?|established engine)\b";
+
+/// A string literal that ends on its line.
+static STRING: LazyLock<Regex> = LazyLock::new(|| regex(r#""(\\.|[^"\\])*""#));
+
+#[test]
+fn retired_identifiers_are_not_used() {
+    let patterns: Vec<_> = RETIRED_NAMES
+        .iter()
+        .map(|(names, current)| (regex(&format!(r"\b({names})\b")), *current))
+        .collect();
+    let mut found = Vec::new();
+    for file in own_files().iter().filter(|file| file.is_code()) {
+        let lines = code_without_strings(file);
+        for (pattern, current) in &patterns {
+            let used = lines.iter().filter(|(_, line)| pattern.is_match(line));
+            found.extend(used.map(|(number, line)| {
+                format!("{}:{number}: {} (now: {current})", file.path, line.trim())
+            }));
+        }
+    }
+    report("identifiers that were renamed", &found);
+}
+
+#[test]
+fn retired_words_are_not_in_file_names() {
+    let pattern = regex(r"(^|[/_-])(vigil|abreast|attic|lean|seat|few)([/_.-]|$)");
+    let found: Vec<_> = own_files()
+        .into_iter()
+        .filter(|file| pattern.is_match(&file.path))
+        .map(|file| file.path)
+        .collect();
+    report("file names with retired words", &found);
+}
+
+#[test]
+fn retired_words_are_not_in_texts() {
+    let pattern = regex(RETIRED_WORDS);
+    let mut found = Vec::new();
+    for file in own_files() {
+        for (index, line) in file.text.lines().enumerate() {
+            if pattern.is_match(&line.to_lowercase()) {
+                found.push(format!("{}:{}: {}", file.path, index + 1, line.trim()));
+            }
+        }
+    }
+    report("retired words", &found);
+}
+
+#[test]
+fn strings_are_not_identifiers() {
+    let file = File { path: "a.rs".into(), text: "let x = \"Few\"; Few::new() // Few".into() };
+    let lines = code_without_strings(&file);
+    assert_eq!(lines, [(1, "let x = ; Few::new()".to_owned())]);
+}
+
+/// Returns the lines of code with their numbers, without string literals that end on their line.
+fn code_without_strings(file: &File) -> Vec<(usize, String)> {
+    let is_python = file.is("py") || file.is("pyi");
+    file.code_lines()
+        .map(|(number, line)| {
+            let line = STRING.replace_all(line, "").into_owned();
+            let code = if is_python { line.split('#').next().unwrap_or_default() } else { &line };
+            (number, code.to_owned())
+        })
+        .collect()
+}
+
+/// Returns the text files of the tree, except generated ones and this list itself.
+fn own_files() -> Vec<File> {
+    files()
+        .into_iter()
+        .filter(|file| !file.is_generated() && file.path != "tests/tidy/tests/vocabulary.rs")
+        .collect()
+}
