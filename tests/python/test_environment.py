@@ -81,7 +81,7 @@ def test_settings_are_printed_all_or_only_set(monkeypatch):
     whole = run("mooncake.command", "env", "--json").stdout
     shown_json = json.loads(whole)
     assert {row["name"] for row in shown_json["settings"]} == {each.name for each in env.settings()}
-    assert [row["name"] for row in shown_json["vain"]] == ["MC_LOG_DIR"]
+    assert [row["name"] for row in shown_json["without_effect"]] == ["MC_LOG_DIR"]
 
 
 def test_config_variables_are_in_the_table(monkeypatch):

@@ -1,4 +1,5 @@
 //! Tests on a real RDMA device, reported as ignored where there is none.
+#![allow(clippy::unwrap_used, reason = "tests, also in the functions that they share")]
 
 use std::{process::ExitCode, ptr::NonNull, sync::Arc};
 

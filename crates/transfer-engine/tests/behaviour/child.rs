@@ -107,6 +107,7 @@ fn serve_until_the_input_ends() {
 }
 
 /// Registers memory and executes the commands on standard input until its end.
+#[allow(clippy::print_stdout, reason = "the parent process reads the standard output")]
 pub(crate) fn serve() {
     let runtime = runtime();
     let engine = start(None, &runtime);
