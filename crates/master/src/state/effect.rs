@@ -53,7 +53,7 @@ pub enum Effect<'a> {
         client: ClientId,
         /// Value to be published.
         value: Value<'a>,
-        /// Whether it replaces a value that is published meanwhile.
+        /// True if it replaces a value that is published meanwhile.
         is_replacing: bool,
     },
     /// A put ended: its value replaces the earlier one of the key.

@@ -123,7 +123,7 @@ impl Listing {
 pub struct Page {
     /// Objects in byte order of the keys.
     pub objects: Vec<ObjectSummary>,
-    /// Whether no object comes after these.
+    /// True if no object comes after these.
     pub is_last: bool,
 }
 

@@ -25,7 +25,7 @@ pub struct Rules {
     pub soft_pin_ttl: Duration,
     /// Longest soft pin of a put.
     pub soft_pin_ttl_max: Duration,
-    /// Whether soft-pinned objects are evicted after all others.
+    /// Allow evicting soft-pinned objects, after all others.
     pub is_soft_pin_evictable: bool,
     /// Time from the start of a put within which its bytes must be written. Below `put_discard`.
     pub write_window: Duration,

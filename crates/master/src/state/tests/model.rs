@@ -455,7 +455,7 @@ impl Model {
             held.sort_unstable();
             assert!(held.windows(2).all(|pair| pair[0].1 <= pair[1].0), "nothing overlaps");
             let used: u64 = held.iter().map(|(start, end)| end - start).sum();
-            assert_eq!(used, segment.allocator.used(), "used bytes are those in the books");
+            assert_eq!(used, segment.allocator.used(), "used bytes are the sum of the blocks");
             let block_bytes =
                 |blocks: &mut dyn Iterator<Item = (SegmentSlot, allocator::BlockId)>| {
                     blocks

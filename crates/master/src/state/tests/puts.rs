@@ -231,7 +231,7 @@ fn out_of_space_error_counts_held_bytes() {
         assert!(error.contains(part), "{part} in {error}");
     }
     assert!(error.contains("writing=3145728"), "{error}");
-    assert!(pool.exists("read") && pool.exists("pinned"), "nothing was evicted in vain");
+    assert!(pool.exists("read") && pool.exists("pinned"), "nothing was evicted without need");
 }
 
 #[test]
@@ -373,6 +373,6 @@ fn oversized_object_error_names_both_sizes() {
     for part in ["larger than any segment", "bytes=4194305", "largest_segment=4 MiB", "key=\"k\""] {
         assert!(error.contains(part), "{error}");
     }
-    assert_eq!(pool.probe("small"), ObjectState::Complete, "nothing is evicted in vain");
+    assert_eq!(pool.probe("small"), ObjectState::Complete, "nothing is evicted without need");
     pool.start(A, "k", 4 * MIB).unwrap();
 }

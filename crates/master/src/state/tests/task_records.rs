@@ -184,7 +184,7 @@ fn drain_resumes_and_segment_stays_drained() {
     for work in pool.fetch(A) {
         pool.done(A, &work).unwrap();
     }
-    assert_eq!(pool.fetch(A).len(), 2, "some are under way");
+    assert_eq!(pool.fetch(A).len(), 2, "two moves are running");
     let before = pool.state.job(job).unwrap();
     assert_eq!((before.succeeded, before.moved_bytes), (2, 200_000));
     let mut pool = restarted(&mut pool);
