@@ -139,7 +139,11 @@ def run(options: argparse.Namespace) -> int:
     if options.is_json:
         print(
             json.dumps(
-                {"settings": [*map(asdict, rows)], "without_effect": [*map(asdict, without_effect)]}, indent=2
+                {
+                    "settings": [*map(asdict, rows)],
+                    "without_effect": [*map(asdict, without_effect)],
+                },
+                indent=2,
             )
         )
         return 0
