@@ -138,18 +138,4 @@ mod tests {
         let six = SocketAddr::from((Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9));
         assert_eq!(own_address(true).is_ipv6(), address_facing(six).is_ok());
     }
-
-    #[test]
-    fn listens_on_ipv6_with_any_backlog() {
-        for handshake_backlog in [0, 1, u16::MAX] {
-            let config = EngineConfig {
-                name: "::1".to_owned(),
-                handshake_backlog,
-                ..EngineConfig::default()
-            };
-            let Ok(listeners) = Listeners::bind(&config) else { return };
-            assert_eq!(listeners.host, "::1");
-            std::net::TcpStream::connect(listeners.rpc.local_addr().unwrap()).unwrap();
-        }
-    }
 }

@@ -225,8 +225,6 @@ fn is_alive(entry: &[u8], deadline: Moment) -> bool {
 }
 
 #[cfg(test)]
-mod servers;
-#[cfg(test)]
 mod tests;
 
 /// Fuzz target: the entry of a handshake socket.

@@ -7,6 +7,7 @@
 mod child;
 mod gibibyte;
 mod huge_pages;
+mod ipv6;
 mod other_user;
 #[path = "../behaviour/pair.rs"]
 #[allow(dead_code, reason = "shared with the behaviour suite, which uses all of it")]
@@ -31,6 +32,11 @@ fn main() -> ExitCode {
                 huge_pages::missing(),
                 "huge_pages_are_lent_over_every_transport_and_given_back",
                 huge_pages::are_lent_over_every_transport_and_given_back,
+            ),
+            trial(
+                ipv6::missing(),
+                "listens_on_ipv6_with_any_backlog",
+                ipv6::listens_with_any_backlog,
             ),
             trial(
                 other_user::missing(),

@@ -1,7 +1,6 @@
-//! Runs real metadata servers for the tests, where they are installed, each in its own process.
+//! Real metadata servers, each in its own process.
 
 use std::{
-    io::Read,
     net::{TcpListener, TcpStream},
     process::{Child, Command, Stdio},
     thread,
@@ -12,17 +11,17 @@ use tempfile::TempDir;
 
 /// A server process that is killed on drop.
 #[derive(Debug)]
-pub(super) struct RealServer {
+pub(crate) struct RealServer {
     process: Child,
-    pub(super) port: u16,
+    pub(crate) port: u16,
     _folder: TempDir,
 }
 
 /// Returns the arguments of a server for a data folder and two ports.
-pub(super) type Recipe = fn(&str, u16, u16) -> Vec<String>;
+pub(crate) type Recipe = fn(&str, u16, u16) -> Vec<String>;
 
 /// Arguments of etcd.
-pub(super) fn etcd(folder: &str, port: u16, peer_port: u16) -> Vec<String> {
+pub(crate) fn etcd(folder: &str, port: u16, peer_port: u16) -> Vec<String> {
     let (own, peer) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{peer_port}"));
     [
         ("--data-dir", folder),
@@ -39,7 +38,7 @@ pub(super) fn etcd(folder: &str, port: u16, peer_port: u16) -> Vec<String> {
 }
 
 /// Arguments of Redis.
-pub(super) fn redis(folder: &str, port: u16, _: u16) -> Vec<String> {
+pub(crate) fn redis(folder: &str, port: u16, _: u16) -> Vec<String> {
     let port = port.to_string();
     [("--port", &port[..]), ("--bind", "127.0.0.1"), ("--dir", folder), ("--save", "")]
         .iter()
@@ -47,36 +46,40 @@ pub(super) fn redis(folder: &str, port: u16, _: u16) -> Vec<String> {
         .collect()
 }
 
+/// Returns why a server cannot be started.
+pub(crate) fn missing(program: &str, package: &str) -> Option<String> {
+    let run = Command::new(program).arg("--version").stdout(Stdio::null()).status();
+    run.is_err().then(|| format!("needs {program}: apt-get install {package}"))
+}
+
 impl RealServer {
-    /// Starts a server and waits until it listens; `None` if it is not installed.
-    pub(super) fn start(program: &str, recipe: Recipe, more: &[&str]) -> Option<Self> {
+    /// Starts a server and waits until it listens.
+    pub(crate) fn start(program: &str, recipe: Recipe, more: &[&str]) -> Self {
         // Another process may take a port before the server binds it.
-        (0..5).find_map(|_| Self::try_start(program, recipe, more).transpose())?.ok()
+        let started = (0..5).find_map(|_| Self::try_start(program, recipe, more));
+        started.unwrap_or_else(|| panic!("{program} ended at each of five starts"))
     }
 
-    fn try_start(program: &str, recipe: Recipe, more: &[&str]) -> Result<Option<Self>, ()> {
+    fn try_start(program: &str, recipe: Recipe, more: &[&str]) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let [port, peer_port] = listeners.map(|listener| listener.local_addr().unwrap().port());
-        let started = Command::new(program)
+        let process = Command::new(program)
             .args(recipe(folder.path().to_str().unwrap(), port, peer_port))
             .args(more)
             .current_dir(folder.path())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            .spawn();
-        let Ok(process) = started else {
-            eprintln!("skipped: {program} is not installed");
-            return Err(());
-        };
+            .spawn()
+            .unwrap();
         let mut server = Self { process, port, _folder: folder };
         let begin = Instant::now();
         while begin.elapsed() < Duration::from_secs(60) {
             if server.process.try_wait().unwrap().is_some() {
-                return Ok(None);
+                return None;
             }
             if TcpStream::connect(("127.0.0.1", port)).is_ok() {
-                return Ok(Some(server));
+                return Some(server);
             }
             thread::yield_now();
         }
@@ -84,13 +87,13 @@ impl RealServer {
     }
 
     /// Kills the server.
-    pub(super) fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
     }
 
     /// Stops the server by a signal: it still accepts connections but does not answer.
-    pub(super) fn freeze(&self) {
+    pub(crate) fn freeze(&self) {
         let process = self.process.id().to_string();
         assert!(Command::new("kill").args(["-STOP", &process]).status().unwrap().success());
         // All of its threads, which stop some time after the signal was sent.
@@ -112,20 +115,4 @@ impl Drop for RealServer {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
-}
-
-/// A server that answers every connection with these bytes, and then hangs; returns its port.
-pub(super) fn garbled_server(answer: &'static [u8]) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    thread::spawn(move || {
-        let mut held = Vec::new();
-        for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
-            let _ = stream.read(&mut [0; 4096]);
-            let _ = std::io::Write::write_all(&mut stream, answer);
-            held.push(stream);
-        }
-    });
-    port
 }
