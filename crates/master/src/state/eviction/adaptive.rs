@@ -32,7 +32,7 @@ const INSERT_SHARE: usize = 4;
 /// object for the ghosts (evicted keys).
 #[derive(Debug)]
 pub struct Adaptive {
-    tiers: Tiers,
+    tiers: Tiers<ObjectSlot>,
     ghosts: Ghosts,
     shadows: ShadowCaches<{ CHOICES.len() }>,
     /// Elapsed time in parts of ticks.
@@ -98,57 +98,57 @@ impl EvictionPolicy for Adaptive {
     }
 
     fn insert(&mut self, object: ObjectSlot, hash: KeyHash) {
-        if self.tiers.contains(object.number()) {
+        if self.tiers.contains(object) {
             return;
         }
         if self.uses * INSERT_SHARE > self.tiers.count() {
             self.next_batch();
         }
         // A key known under the same slot was replaced or removed; otherwise it was evicted.
-        let known = self.tiers.known(object.number(), hash).map(|(tier, _)| tier);
+        let known = self.tiers.known(object, hash).map(|(tier, _)| tier);
         let known = self.ghosts.recall(hash).or(known);
         let tier = known.map_or(0, |tier| (tier + 1).min(TIERS - 1));
         self.count_use();
         self.has_inserted = true;
-        self.tiers.push(object.number(), hash, tier, self.tick);
+        self.tiers.push(object, hash, tier, self.tick);
         self.train_shadows(hash, tier);
     }
 
     fn touch(&mut self, object: ObjectSlot) {
-        if !self.tiers.contains(object.number()) {
+        if !self.tiers.contains(object) {
             return;
         }
         self.count_use();
-        let hash = self.tiers.hash(object.number());
-        let Some((tier, tick)) = self.tiers.known(object.number(), hash) else { return };
+        let hash = self.tiers.hash(object);
+        let Some((tier, tick)) = self.tiers.known(object, hash) else { return };
         // A probe and the read that follows it count as one use.
         if tick != self.tick {
             let tier = (tier + 1).min(TIERS - 1);
-            self.tiers.remove(object.number());
-            self.tiers.push(object.number(), hash, tier, self.tick);
+            self.tiers.remove(object);
+            self.tiers.push(object, hash, tier, self.tick);
             self.train_shadows(hash, tier);
         }
     }
 
     fn remove(&mut self, object: ObjectSlot) {
-        if self.tiers.contains(object.number()) {
-            self.tiers.remove(object.number());
+        if self.tiers.contains(object) {
+            self.tiers.remove(object);
         }
     }
 
     fn pop(&mut self) -> Option<ObjectSlot> {
-        self.tiers.pop(self.tick, self.shadows.bonus()).map(ObjectSlot::new)
+        self.tiers.pop(self.tick, self.shadows.bonus())
     }
 
     fn put_back(&mut self, object: ObjectSlot) {
-        self.tiers.put_back(object.number());
+        self.tiers.put_back(object);
     }
 
     fn on_evicted(&mut self, object: ObjectSlot, hash: KeyHash) {
-        if let Some((tier, _)) = self.tiers.known(object.number(), hash) {
+        if let Some((tier, _)) = self.tiers.known(object, hash) {
             self.has_evicted = true;
             self.ghosts.remember(hash, tier, self.tiers.count() + 1);
-            self.tiers.forget(object.number());
+            self.tiers.forget(object);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::state::ids::KeyHash;
+use crate::state::ids::{KeyHash, Slot};
 
 use super::tiers::{LIFETIME_TICKS, TIERS, Tiers};
 
@@ -41,11 +41,25 @@ pub(super) struct ShadowCaches<const N: usize> {
 #[derive(Debug, Default)]
 struct ShadowCache {
     bonus: [u32; TIERS],
-    tiers: Tiers,
+    tiers: Tiers<ShadowKey>,
     hits: f32,
     /// Duels against the default setting, long-term and short-term.
     long: DuelCounter,
     short: DuelCounter,
+}
+
+/// Number of a key that shadow caches hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct ShadowKey(u32);
+
+impl Slot for ShadowKey {
+    fn from_number(number: u32) -> Self {
+        Self(number)
+    }
+
+    fn to_number(self) -> u32 {
+        self.0
+    }
 }
 
 /// Keys held by any shadow cache, with one number shared by all of them: they hold mostly the same
@@ -53,26 +67,26 @@ struct ShadowCache {
 #[derive(Debug, Default)]
 struct SharedKeys {
     /// Numbers by key hash.
-    numbers: FxHashMap<KeyHash, u32>,
+    numbers: FxHashMap<KeyHash, ShadowKey>,
     /// By number: one bit for each shadow cache that holds the key.
     holders: Vec<u8>,
-    vacant: Vec<u32>,
+    vacant: Vec<ShadowKey>,
 }
 
 impl SharedKeys {
     /// Returns the number of a key, and assigns one if no shadow cache holds the key.
-    fn number(&mut self, hash: KeyHash) -> u32 {
+    fn number(&mut self, hash: KeyHash) -> ShadowKey {
         *self.numbers.entry(hash).or_insert_with(|| {
             self.vacant.pop().unwrap_or_else(|| {
                 self.holders.push(0);
-                (self.holders.len() - 1) as u32
+                ShadowKey::from_index(self.holders.len() - 1)
             })
         })
     }
 
     /// Records that a shadow cache no longer holds the key.
-    fn release(&mut self, number: u32, hash: KeyHash, shadow: usize) {
-        let holders = &mut self.holders[number as usize];
+    fn release(&mut self, number: ShadowKey, hash: KeyHash, shadow: usize) {
+        let holders = &mut self.holders[number.index()];
         *holders &= !(1 << shadow);
         if *holders == 0 {
             self.numbers.remove(&hash);
@@ -136,7 +150,7 @@ impl<const N: usize> ShadowCaches<N> {
         }
         self.uses += 1.0;
         let number = self.keys.number(hash);
-        let holders = self.keys.holders[number as usize];
+        let holders = self.keys.holders[number.index()];
         let mut is_first_hit = None;
         for (index, shadow) in self.shadows.iter_mut().enumerate() {
             let is_hit = holders & (1 << index) != 0;
@@ -154,7 +168,7 @@ impl<const N: usize> ShadowCaches<N> {
                 shadow.short.count(is_hit);
             }
         }
-        self.keys.holders[number as usize] = u8::MAX >> (u8::BITS as usize - N);
+        self.keys.holders[number.index()] = u8::MAX >> (u8::BITS as usize - N);
         if tick.wrapping_sub(self.last_choice) >= CHOICE_TICKS {
             self.last_choice = tick;
             self.choose();
@@ -201,7 +215,12 @@ impl<const N: usize> ShadowCaches<N> {
 
 impl ShadowCache {
     /// Evicts keys until there is space for one more among `objects_max`.
-    fn make_room(&mut self, objects_max: usize, tick: u32, mut release: impl FnMut(u32, KeyHash)) {
+    fn make_room(
+        &mut self,
+        objects_max: usize,
+        tick: u32,
+        mut release: impl FnMut(ShadowKey, KeyHash),
+    ) {
         while self.tiers.count() >= objects_max {
             let Some(victim) = self.tiers.pop(tick, &self.bonus) else {
                 break;

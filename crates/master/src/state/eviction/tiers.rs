@@ -1,6 +1,8 @@
 //! Objects in tiers by use count, each tier in the order of last use.
 
-use crate::state::ids::KeyHash;
+use std::marker::PhantomData;
+
+use crate::state::ids::{KeyHash, Slot};
 
 /// No object.
 const NONE: u32 = u32::MAX;
@@ -18,12 +20,13 @@ pub(super) const TICK_MASK: u32 = u32::MAX >> TIER_BITS;
 const AGE_MAX: u32 = 1 << 28;
 
 /// Objects by tier, each with its last use. Takes 16 bytes per object.
-#[derive(Debug, Default)]
-pub(super) struct Tiers {
+#[derive(Debug)]
+pub(super) struct Tiers<S> {
     entries: Vec<Entry>,
     tiers: [Tier; TIERS],
     /// The tick of the last bounding of ages.
     bounded: u32,
+    slot: PhantomData<S>,
 }
 
 /// The record of an object. The record outlives the object's stay in a tier.
@@ -45,6 +48,13 @@ struct Tier {
     count: usize,
 }
 
+impl<S> Default for Tiers<S> {
+    fn default() -> Self {
+        let tiers = <[Tier; TIERS]>::default();
+        Self { entries: Vec::new(), tiers, bounded: 0, slot: PhantomData }
+    }
+}
+
 impl Default for Tier {
     fn default() -> Self {
         Self { first: NONE, last: NONE, newest: NONE, count: 0 }
@@ -63,12 +73,12 @@ impl Entry {
     }
 }
 
-impl Tiers {
+impl<S: Slot> Tiers<S> {
     /// Adds an object that is in no tier, behind all objects except those of a later tick. Of the
     /// objects of one tick the later is evicted first, because a batch names the beginning of a
     /// text before its continuation, which is useless without it.
-    pub(super) fn push(&mut self, object: u32, hash: KeyHash, tier: usize, tick: u32) {
-        let index = object as usize;
+    pub(super) fn push(&mut self, object: S, hash: KeyHash, tier: usize, tick: u32) {
+        let (object, index) = (object.to_number(), object.index());
         if index >= self.entries.len() {
             self.entries.resize(index + 1, Entry::UNKNOWN);
         }
@@ -81,13 +91,17 @@ impl Tiers {
     }
 
     /// Adds an object that was popped, as the first of its tier.
-    pub(super) fn put_back(&mut self, object: u32) {
-        let tier = self.tiers[self.entries[object as usize].tier()];
-        self.link(object, tier.first);
+    pub(super) fn put_back(&mut self, object: S) {
+        let tier = self.tiers[self.entries[object.index()].tier()];
+        self.link(object.to_number(), tier.first);
     }
 
     /// Removes an object from its tier.
-    pub(super) fn remove(&mut self, object: u32) {
+    pub(super) fn remove(&mut self, object: S) {
+        self.unlink(object.to_number());
+    }
+
+    fn unlink(&mut self, object: u32) {
         let entry = self.entries[object as usize];
         let Entry { earlier, later, .. } = entry;
         let tier = &mut self.tiers[entry.tier()];
@@ -108,20 +122,20 @@ impl Tiers {
 
     /// Removes and returns the object that has exceeded its tier's lifetime by most; `bonus` is the
     /// extra lifetime of each tier.
-    pub(super) fn pop(&mut self, tick: u32, bonus: &[u32; TIERS]) -> Option<u32> {
+    pub(super) fn pop(&mut self, tick: u32, bonus: &[u32; TIERS]) -> Option<S> {
         let first = |tier: usize| {
             let object = self.tiers[tier].first;
             let overdue = || i64::from(self.age(object, tick)) - i64::from(bonus[tier]);
             (object != NONE).then(|| (overdue(), object))
         };
         let (_, object) = (0..TIERS).filter_map(first).max_by_key(|(overdue, _)| *overdue)?;
-        self.remove(object);
-        Some(object)
+        self.unlink(object);
+        Some(S::from_number(object))
     }
 
     /// Clears the record of an object that is in no tier.
-    pub(super) fn forget(&mut self, object: u32) {
-        if let Some(entry) = self.entries.get_mut(object as usize) {
+    pub(super) fn forget(&mut self, object: S) {
+        if let Some(entry) = self.entries.get_mut(object.index()) {
             *entry = Entry::UNKNOWN;
         }
     }
@@ -141,20 +155,20 @@ impl Tiers {
         }
     }
 
-    pub(super) fn contains(&self, object: u32) -> bool {
-        self.entries.get(object as usize).is_some_and(|entry| entry.earlier != OUT)
+    pub(super) fn contains(&self, object: S) -> bool {
+        self.entries.get(object.index()).is_some_and(|entry| entry.earlier != OUT)
     }
 
     /// Returns the tier of an object and the tick of its last use, also after its removal, until
     /// its slot is reused.
-    pub(super) fn known(&self, object: u32, hash: KeyHash) -> Option<(usize, u32)> {
-        let entry = self.entries.get(object as usize).filter(|entry| entry.hash == hash)?;
+    pub(super) fn known(&self, object: S, hash: KeyHash) -> Option<(usize, u32)> {
+        let entry = self.entries.get(object.index()).filter(|entry| entry.hash == hash)?;
         (entry.stamp != 0).then(|| (entry.tier(), entry.tick()))
     }
 
     /// Returns the key hash of an object.
-    pub(super) fn hash(&self, object: u32) -> KeyHash {
-        self.entries.get(object as usize).map_or(KeyHash::new(0), |entry| entry.hash)
+    pub(super) fn hash(&self, object: S) -> KeyHash {
+        self.entries.get(object.index()).map_or(KeyHash::new(0), |entry| entry.hash)
     }
 
     /// Returns the number of objects in tiers.
@@ -190,18 +204,23 @@ fn age(entry: Entry, tick: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::ids::ObjectSlot;
 
-    fn drain(tiers: &mut Tiers, tick: u32, bonus: [u32; TIERS]) -> Vec<u32> {
-        std::iter::from_fn(|| tiers.pop(tick, &bonus)).collect()
+    fn drain(tiers: &mut Tiers<ObjectSlot>, tick: u32, bonus: [u32; TIERS]) -> Vec<u32> {
+        std::iter::from_fn(|| tiers.pop(tick, &bonus)).map(ObjectSlot::number).collect()
+    }
+
+    fn push(tiers: &mut Tiers<ObjectSlot>, object: u32, tier: usize, tick: u32) {
+        tiers.push(ObjectSlot::new(object), KeyHash::new(object), tier, tick);
     }
 
     #[test]
     fn later_object_of_one_tick_is_evicted_first() {
         let mut tiers = Tiers::default();
         for (object, tick) in [(0, 1), (1, 1), (2, 1), (3, 2), (4, 2)] {
-            tiers.push(object, KeyHash::new(object), 0, tick);
+            push(&mut tiers, object, 0, tick);
         }
-        tiers.remove(2);
+        tiers.remove(ObjectSlot::new(2));
         assert_eq!(drain(&mut tiers, 3, [0; TIERS]), [1, 0, 4, 3]);
         assert_eq!(tiers.count(), 0);
     }
@@ -209,9 +228,9 @@ mod tests {
     #[test]
     fn tier_bonus_extends_lifetime() {
         let mut tiers = Tiers::default();
-        tiers.push(0, KeyHash::new(0), 1, 10);
-        tiers.push(1, KeyHash::new(1), 0, 15);
-        tiers.push(2, KeyHash::new(2), 0, 25);
+        push(&mut tiers, 0, 1, 10);
+        push(&mut tiers, 1, 0, 15);
+        push(&mut tiers, 2, 0, 25);
         assert_eq!(drain(&mut tiers, 30, [0, 10, 10, 10]), [1, 0, 2]);
     }
 
@@ -219,7 +238,7 @@ mod tests {
     fn put_back_restores_position() {
         let mut tiers = Tiers::default();
         for object in 0..4 {
-            tiers.push(object, KeyHash::new(object), 0, object);
+            push(&mut tiers, object, 0, object);
         }
         let [first, second] = [(); 2].map(|()| tiers.pop(4, &[0; TIERS]).unwrap());
         tiers.put_back(second);
@@ -230,11 +249,11 @@ mod tests {
     #[test]
     fn ages_stay_ordered_when_ticks_wrap() {
         let mut tiers = Tiers::default();
-        tiers.push(0, KeyHash::new(0), 0, 1);
+        push(&mut tiers, 0, 0, 1);
         for step in 1..40_u32 {
             let tick = step.wrapping_mul(1 << 27) & TICK_MASK;
             tiers.bound_ages(tick);
-            tiers.push(step, KeyHash::new(step), 0, tick);
+            push(&mut tiers, step, 0, tick);
         }
         let tick = 39_u32.wrapping_mul(1 << 27) & TICK_MASK;
         assert_eq!(drain(&mut tiers, tick, [0; TIERS]), (0..40).collect::<Vec<_>>());
