@@ -1,4 +1,4 @@
-//! Real processes on loopback: a master and nodes that are told what to do over their stdin.
+//! Real processes on loopback: a master, and nodes that take commands on stdin.
 
 pub mod load;
 pub mod pattern;
@@ -13,13 +13,13 @@ use std::{
     time::Duration,
 };
 
-/// How long a process may take to come up.
-const START: Duration = Duration::from_secs(30);
+/// The longest start-up of a process.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Lines that a process may have printed and nobody has read.
+/// The most unread output lines of a process.
 const LINES_MAX: usize = 64;
 
-/// A process that is killed when this is dropped.
+/// A child process, killed on drop.
 #[derive(Debug)]
 struct Process {
     child: Child,
@@ -30,7 +30,7 @@ struct Process {
 #[derive(Debug)]
 pub struct MasterProcess {
     process: Process,
-    /// Where it answers.
+    /// The RPC address.
     pub address: String,
 }
 
@@ -42,11 +42,11 @@ pub struct NodeProcess {
 }
 
 impl MasterProcess {
-    /// Starts one at that address (port 0: any), without a log, with more flags that may say
-    /// otherwise.
+    /// Starts a master at an address (port 0: any free port). It keeps no log, unless `flags` name a
+    /// `--state_dir`.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If the master does not start.
     pub fn start(address: &str, flags: &[&str]) -> Self {
         let (host, port) = address.rsplit_once(':').expect("an address has a port");
         let mut command = Command::new(master_binary());
@@ -56,7 +56,7 @@ impl MasterProcess {
             .args(["--enable_metric_reporting=false", "--metrics_port=0", "--state_dir=none"])
             .args(flags);
         let (process, _) = Process::start(command);
-        let ready = process.line(START).expect("the master says that it is ready");
+        let ready = process.line(START_TIMEOUT).expect("the master prints its ready line");
         let address = ready
             .split_whitespace()
             .find_map(|word| word.strip_prefix("rpc="))
@@ -70,39 +70,39 @@ impl MasterProcess {
         self.process.kill();
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.process.child.id()
     }
 }
 
 impl NodeProcess {
-    /// Starts one that lends 64 MiB. `flags` are `node`'s own.
+    /// Starts a node, which by default mounts a segment of 64 MiB. For `flags` see `bin/node.rs`.
     ///
     /// # Panics
-    /// If it does not join the master.
+    /// If the node does not join the master.
     pub fn start(master: &str, flags: &[&str]) -> Self {
-        let mut command = Command::new(beside_tests("cluster_node"));
+        let mut command = Command::new(target_path("cluster_node"));
         command.arg(master).args(flags);
         let (process, stdin) = Process::start(command);
-        let ready = process.line(START).expect("the node says that it is ready");
+        let ready = process.line(START_TIMEOUT).expect("the node prints its ready line");
         assert_eq!(ready, "ready");
         Self { process, stdin }
     }
 
-    /// Has it do something and hands out its one line of answer; `None` if none came in time.
-    pub fn ask(&mut self, order: &str, limit: Duration) -> Option<String> {
-        self.tell(order);
-        self.answer(limit)
+    /// Sends a command and returns the reply line, or `None` after `limit`.
+    pub fn request(&mut self, command: &str, limit: Duration) -> Option<String> {
+        self.send(command);
+        self.reply(limit)
     }
 
-    /// Has it begin something.
-    pub fn tell(&mut self, order: &str) {
-        writeln!(self.stdin, "{order}").expect("the node lives");
+    /// Sends a command without waiting for the reply.
+    pub fn send(&mut self, command: &str) {
+        writeln!(self.stdin, "{command}").expect("the node is running");
     }
 
-    /// The answer to what it was told.
-    pub fn answer(&self, limit: Duration) -> Option<String> {
+    /// Waits for the next reply line.
+    pub fn reply(&self, limit: Duration) -> Option<String> {
         self.process.line(limit)
     }
 
@@ -111,21 +111,21 @@ impl NodeProcess {
         self.process.kill();
     }
 
-    /// Stops it where it is, as a machine that is too busy does, until [`thaw`](Self::thaw).
-    pub fn freeze(&self) {
+    /// Suspends the process (SIGSTOP), as an overloaded machine does, until [`resume`](Self::resume).
+    pub fn suspend(&self) {
         self.process.signal("-STOP");
     }
 
-    /// Lets it go on.
-    pub fn thaw(&self) {
+    /// Resumes the process (SIGCONT).
+    pub fn resume(&self) {
         self.process.signal("-CONT");
     }
 
-    /// Whether it ends by itself, with code 0, once its orders have ended.
-    pub fn ends(mut self, limit: Duration) -> bool {
-        self.tell("quit");
+    /// Asks the node to quit. Returns true if it exits with code 0.
+    pub fn exits(mut self, limit: Duration) -> bool {
+        self.send("quit");
         let child = &mut self.process.child;
-        mooncake_testkit::until(limit, "the node ends", || child.try_wait().ok().flatten())
+        mooncake_testkit::until(limit, "the node exits", || child.try_wait().ok().flatten())
             .success()
     }
 }
@@ -137,10 +137,10 @@ impl Process {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap_or_else(|error| panic!("{command:?} does not start: {error}"));
-        let stdin = child.stdin.take().expect("it was asked for");
-        let stdout = child.stdout.take().expect("it was asked for");
+        let stdin = child.stdin.take().expect("stdin is piped");
+        let stdout = child.stdout.take().expect("stdout is piped");
         let (sender, lines) = mpsc::sync_channel(LINES_MAX);
-        // Ends with the process: its stdout ends then.
+        // The thread ends at end of file, when the process exits.
         std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                 if sender.send(line).is_err() {
@@ -161,7 +161,7 @@ impl Process {
     }
 
     fn kill(&mut self) {
-        // It may have ended by itself.
+        // The process may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -173,25 +173,25 @@ impl Drop for Process {
     }
 }
 
-/// The master's program, built if it is not there or not up to date.
+/// Returns the path of the master's binary, built if missing or stale.
 fn master_binary() -> PathBuf {
     static BUILT: Once = Once::new();
-    let binary = beside_tests("mooncake_master");
+    let binary = target_path("mooncake_master");
     BUILT.call_once(|| build(&["--package", "mooncake-master"]));
     binary
 }
 
-/// The program of the README, built.
+/// Builds the example of the README and returns its path.
 pub fn hello_example() -> PathBuf {
     static BUILT: Once = Once::new();
     BUILT.call_once(|| build(&["--package", "mooncake-store-client", "--example", "hello"]));
-    beside_tests("examples").join("hello")
+    target_path("examples").join("hello")
 }
 
-/// Builds where the tests were built.
+/// Builds with the profile and target folder of the tests.
 fn build(what: &[&str]) {
-    let profile = beside_tests("");
-    let target = profile.parent().expect("the profile's folder lies in the target folder");
+    let profile = target_path("");
+    let target = profile.parent().expect("the profile's folder is in the target folder");
     let mut build = Command::new(env!("CARGO"));
     build.args(["build", "--quiet"]).args(what).arg("--target-dir").arg(target);
     if profile.ends_with("release") {
@@ -201,10 +201,11 @@ fn build(what: &[&str]) {
     assert!(status.is_ok_and(|status| status.success()), "{what:?} does not build");
 }
 
-/// A program of this workspace: tests lie in `deps`, one folder below.
-fn beside_tests(name: &str) -> PathBuf {
-    let test = current_exe().expect("a test knows where it lies");
-    let deps = test.parent().expect("in a folder");
-    let folder = if deps.ends_with("deps") { deps.parent().expect("below another") } else { deps };
+/// Returns the path of a program of this workspace, one folder above the tests in `deps`.
+fn target_path(name: &str) -> PathBuf {
+    let test = current_exe().expect("a test has a path");
+    let deps = test.parent().expect("the test is in a folder");
+    let folder =
+        if deps.ends_with("deps") { deps.parent().expect("deps has a parent") } else { deps };
     folder.join(name)
 }

@@ -1,4 +1,4 @@
-//! Loops of calls that a node makes on threads of its own until it is told to stop.
+//! Load loops: threads of a node that read or write until the node is told to stop.
 
 use std::{
     sync::{
@@ -15,13 +15,13 @@ use mooncake_store_client::{Client, PutOptions, PutOutcome};
 
 use crate::{pattern, tally::Tally};
 
-/// After a failure, so that a dead master is not asked a million times.
+/// The pause after a failed call, so that a dead master does not cause a busy loop.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Every so many puts of a key it is removed again.
+/// A key is removed after this many puts.
 const PUTS_PER_REMOVAL: u64 = 5;
 
-/// The loops of one node.
+/// The load loops of one node.
 #[derive(Debug, Default)]
 pub struct Loads {
     running: Vec<JoinHandle<()>>,
@@ -29,7 +29,7 @@ pub struct Loads {
     stop: Arc<AtomicBool>,
 }
 
-/// What a loop works with.
+/// The state of one loop.
 struct Worker {
     client: Arc<Client>,
     tally: Arc<Mutex<Tally>>,
@@ -37,17 +37,17 @@ struct Worker {
     keys: Vec<String>,
 }
 
-/// What its only writer knows of a key.
+/// The versions of a key that a read may return.
 #[derive(Debug, Default, Clone, Copy)]
-struct Known {
-    /// No older version may be read any more.
+struct VersionRange {
+    /// The oldest allowed version.
     oldest: u64,
-    /// The last one that was tried.
+    /// The last version whose put was attempted.
     newest: u64,
 }
 
 impl Loads {
-    /// Reads `<name>0` and so on in turn, each time checking every byte.
+    /// Starts a loop that reads `<name>0`, `<name>1` … in turn and checks every byte.
     ///
     /// # Errors
     /// The system has no more threads.
@@ -55,8 +55,8 @@ impl Loads {
         self.start(client, name, keys, |worker| worker.read_all())
     }
 
-    /// Puts `<name>0` and so on in turn, always a newer version, reads what it put, and now and
-    /// then removes it. Nobody else may write these keys.
+    /// Starts a loop that puts `<name>0`, `<name>1` … in turn, each time a newer version, reads the
+    /// value back, and sometimes removes it. These keys must have no other writer.
     ///
     /// # Errors
     /// The system has no more threads.
@@ -71,7 +71,7 @@ impl Loads {
         self.start(client, name, keys, move |worker| worker.write_all(length, &options))
     }
 
-    /// What all of them came to so far.
+    /// Returns the sum of all loops so far.
     pub fn tally(&self) -> Tally {
         let mut sum = Tally::default();
         for tally in &self.tallies {
@@ -80,7 +80,7 @@ impl Loads {
         sum
     }
 
-    /// Waits for the calls under way and says what all of them came to.
+    /// Ends the loops after their current calls and returns the sum.
     ///
     /// # Errors
     /// A loop panicked.
@@ -88,7 +88,7 @@ impl Loads {
         self.stop.store(true, Ordering::Relaxed);
         let joined: Vec<_> = self.running.drain(..).map(JoinHandle::join).collect();
         if joined.iter().any(std::result::Result::is_err) {
-            return Err(Error::internal("a loop panicked"));
+            return Err(Error::internal("a load loop panicked"));
         }
         let tally = self.tally();
         *self = Self::default();
@@ -109,9 +109,10 @@ impl Loads {
             keys: (0..keys).map(|at| format!("{name}{at}")).collect(),
         };
         self.tallies.push(Arc::clone(&worker.tally));
-        let thread = std::thread::Builder::new()
-            .spawn(move || work(&worker))
-            .map_err(|source| Error::internal("no thread for a loop").caused_by(source))?;
+        let thread =
+            std::thread::Builder::new().spawn(move || work(&worker)).map_err(|source| {
+                Error::internal("cannot start the thread of a load loop").caused_by(source)
+            })?;
         self.running.push(thread);
         Ok(())
     }
@@ -119,15 +120,15 @@ impl Loads {
 
 impl Worker {
     fn read_all(&self) {
-        let mut known = vec![Known { oldest: 0, newest: u64::MAX }; self.keys.len()];
+        let mut versions = vec![VersionRange { oldest: 0, newest: u64::MAX }; self.keys.len()];
         while !self.is_stopped() {
-            for (key, known) in self.keys.iter().zip(&mut known) {
+            for (key, versions) in self.keys.iter().zip(&mut versions) {
                 if self.is_stopped() {
                     return;
                 }
-                // Versions only rise: what was seen once must not give way to something older.
-                if let Some(version) = self.read(key, *known) {
-                    known.oldest = version;
+                // Versions only rise: a later read must not return an older version.
+                if let Some(version) = self.read(key, *versions) {
+                    versions.oldest = version;
                 }
             }
         }
@@ -135,49 +136,55 @@ impl Worker {
 
     fn write_all(&self, length: usize, options: &PutOptions) {
         let options = PutOptions { is_upsert: true, ..options.clone() };
-        let mut known = vec![Known::default(); self.keys.len()];
+        let mut versions = vec![VersionRange::default(); self.keys.len()];
         while !self.is_stopped() {
-            for (key, known) in self.keys.iter().zip(&mut known) {
+            for (key, versions) in self.keys.iter().zip(&mut versions) {
                 if self.is_stopped() {
                     return;
                 }
-                let is_stored = self.put(key, known, length, &options);
-                if self.read(key, *known).is_none() && is_stored {
+                let is_stored = self.put(key, versions, length, &options);
+                if self.read(key, *versions).is_none() && is_stored {
                     self.tally.lock().lost += 1;
                 }
-                if known.newest.is_multiple_of(PUTS_PER_REMOVAL) {
-                    self.remove(key, known);
-                    self.read(key, *known);
+                if versions.newest.is_multiple_of(PUTS_PER_REMOVAL) {
+                    self.remove(key, versions);
+                    self.read(key, *versions);
                 }
             }
         }
     }
 
-    fn put(&self, key: &str, known: &mut Known, length: usize, options: &PutOptions) -> bool {
-        known.newest += 1;
-        let value = pattern::value(key, known.newest, length);
+    fn put(
+        &self,
+        key: &str,
+        versions: &mut VersionRange,
+        length: usize,
+        options: &PutOptions,
+    ) -> bool {
+        versions.newest += 1;
+        let value = pattern::value(key, versions.newest, length);
         let outcome = self.call(|| self.client.put_bytes(&self::key(key)?, &value, options));
         let is_stored = matches!(outcome, Some(PutOutcome::Stored { .. }));
         if is_stored {
-            known.oldest = known.newest;
+            versions.oldest = versions.newest;
             self.tally.lock().good += 1;
         }
         is_stored
     }
 
-    fn remove(&self, key: &str, known: &mut Known) {
+    fn remove(&self, key: &str, versions: &mut VersionRange) {
         let removed = self.call(|| {
             let outcome = self.client.remove(&[self::key(key)?], true).pop();
             outcome.unwrap_or_else(|| Err(Error::internal("a batch of one gave no outcome")))
         });
         if removed.is_some() {
-            known.oldest = known.newest + 1;
+            versions.oldest = versions.newest + 1;
             self.tally.lock().good += 1;
         }
     }
 
-    /// The version that was read, if one that may be.
-    fn read(&self, key: &str, known: Known) -> Option<u64> {
+    /// Reads a key and returns its version, if the value is correct and not stale.
+    fn read(&self, key: &str, versions: VersionRange) -> Option<u64> {
         let value = self.call(|| self.client.get_bytes(&self::key(key)?))?;
         let Some(value) = value else {
             self.tally.lock().missing += 1;
@@ -186,28 +193,28 @@ impl Worker {
         let version = pattern::version_of(key, &value);
         let mut tally = self.tally.lock();
         match version {
-            Ok(version) if (known.oldest..=known.newest).contains(&version) => {
+            Ok(version) if (versions.oldest..=versions.newest).contains(&version) => {
                 tally.good += 1;
                 return Some(version);
             }
-            Ok(version) => tally.mark_wrong(format!("key={key} version={version} {known:?}")),
-            Err(what) => tally.mark_wrong(what),
+            Ok(version) => tally.record_wrong(format!("key={key} version={version} {versions:?}")),
+            Err(what) => tally.record_wrong(what),
         }
         None
     }
 
-    /// Makes one call and notes how long it took, and why it failed if it did.
+    /// Makes one call and records its latency and its error, if any.
     fn call<T>(&self, call: impl FnOnce() -> Result<T>) -> Option<T> {
         let start = Instant::now();
         let outcome = call();
         let mut tally = self.tally.lock();
-        tally.time(start.elapsed());
+        tally.record_latency(start.elapsed());
         match outcome {
             Ok(value) => Some(value),
             Err(error) => {
-                tally.fail(error.code().name());
+                tally.record_error(error.code().name());
                 drop(tally);
-                // Nobody unparks it: this only bounds how often a dead peer is asked.
+                // Never unparked: a sleep that limits the rate of calls to a dead peer.
                 std::thread::park_timeout(PAUSE);
                 None
             }

@@ -1,57 +1,57 @@
-//! What loops of calls came to, as one line that another process reads.
+//! Counts of the load loops, written as one line for another process.
 
 use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
 
-/// How the calls of one or more loops ended.
+/// Counts of the calls of one or more loops.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Calls that did what they were asked for; reads: the whole right bytes.
+    /// Successful calls. A read counts if all bytes are correct.
     pub good: u64,
-    /// Reads that found no such object.
+    /// Reads that found no object.
     pub missing: u64,
-    /// Reads whose bytes are not, or not any more, those of the key.
+    /// Reads with bytes of another key or of a stale version.
     pub wrong: u64,
-    /// Puts that were acknowledged and could not be read at once by their writer.
+    /// Acknowledged puts that their writer could not read right afterwards.
     pub lost: u64,
-    /// The slowest call.
-    pub worst: Duration,
-    /// Calls that failed, by the name of their code.
+    /// The longest latency.
+    pub latency_max: Duration,
+    /// Failed calls by the name of their error code.
     pub errors: BTreeMap<String, u64>,
-    /// What the first wrong read was.
+    /// A description of the first wrong read.
     pub first_wrong: String,
 }
 
 impl Tally {
-    /// Counts a call that took so long.
-    pub fn time(&mut self, taken: Duration) {
-        self.worst = self.worst.max(taken);
+    /// Records the latency of a call.
+    pub fn record_latency(&mut self, taken: Duration) {
+        self.latency_max = self.latency_max.max(taken);
     }
 
     /// Counts a failed call.
-    pub fn fail(&mut self, code: &str) {
+    pub fn record_error(&mut self, code: &str) {
         *self.errors.entry(code.to_owned()).or_default() += 1;
     }
 
-    /// Counts a read that brought wrong bytes.
-    pub fn mark_wrong(&mut self, what: String) {
+    /// Counts a read with wrong bytes.
+    pub fn record_wrong(&mut self, what: String) {
         self.wrong += 1;
         if self.first_wrong.is_empty() {
             self.first_wrong = what;
         }
     }
 
-    /// How many calls failed.
+    /// Returns the number of failed calls.
     pub fn failed(&self) -> u64 {
         self.errors.values().sum()
     }
 
-    /// Adds what another loop came to.
+    /// Adds the counts of another loop.
     pub fn add(&mut self, other: &Self) {
         self.good += other.good;
         self.missing += other.missing;
         self.wrong += other.wrong;
         self.lost += other.lost;
-        self.worst = self.worst.max(other.worst);
+        self.latency_max = self.latency_max.max(other.latency_max);
         for (code, count) in &other.errors {
             *self.errors.entry(code.clone()).or_default() += count;
         }
@@ -63,8 +63,8 @@ impl Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let worst = self.worst.as_millis();
-        write!(f, "{} {} {} {} {worst} ", self.good, self.missing, self.wrong, self.lost)?;
+        let latency_max = self.latency_max.as_millis();
+        write!(f, "{} {} {} {} {latency_max} ", self.good, self.missing, self.wrong, self.lost)?;
         let errors: Vec<_> = self.errors.iter().map(|(code, n)| format!("{code}={n}")).collect();
         write!(f, "{};{}", errors.join(","), self.first_wrong)
     }
@@ -79,14 +79,14 @@ impl FromStr for Tally {
         let mut words = counts.splitn(6, ' ');
         let mut number = || words.next().and_then(|word| word.parse().ok()).ok_or_else(bad);
         let (good, missing, wrong) = (number()?, number()?, number()?);
-        let (lost, worst) = (number()?, Duration::from_millis(number()?));
+        let (lost, latency_max) = (number()?, Duration::from_millis(number()?));
         let mut errors = BTreeMap::new();
         for entry in words.next().ok_or_else(bad)?.split(',').filter(|entry| !entry.is_empty()) {
             let (code, count) = entry.split_once('=').ok_or_else(bad)?;
             errors.insert(code.to_owned(), count.parse().map_err(|_| bad())?);
         }
         let first_wrong = first_wrong.to_owned();
-        Ok(Self { good, missing, wrong, lost, worst, errors, first_wrong })
+        Ok(Self { good, missing, wrong, lost, latency_max, errors, first_wrong })
     }
 }
 
@@ -95,14 +95,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tally_is_read_as_it_was_written() {
+    fn tally_round_trips_through_text() {
         let mut tally = Tally { good: 3, missing: 2, lost: 1, ..Tally::default() };
         assert_eq!(tally.to_string().parse(), Ok(tally.clone()));
-        tally.time(Duration::from_millis(12));
-        tally.fail("RPC_FAIL");
-        tally.fail("TRANSFER_FAIL");
-        tally.mark_wrong("key=a version=7".to_owned());
+        tally.record_latency(Duration::from_millis(12));
+        tally.record_error("RPC_FAIL");
+        tally.record_error("TRANSFER_FAIL");
+        tally.record_wrong("key=a version=7".to_owned());
         assert_eq!(tally.to_string().parse(), Ok(tally));
-        assert!("error no such order".parse::<Tally>().is_err());
+        assert!("error unknown command".parse::<Tally>().is_err());
     }
 }

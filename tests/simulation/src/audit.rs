@@ -1,5 +1,5 @@
-//! The audit of a world in which nothing breaks any more: what stands can be read, what was promised
-//! is done, and nothing is held for nothing.
+//! Invariants at the end of a run, without faults: every object can be read, every accepted task has
+//! ended, and no memory leaks.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -7,45 +7,47 @@ use mooncake_master::state::{JobStatus, TaskStatus};
 
 use crate::{
     call::{Call, Reply, key_name},
-    world::World,
+    simulator::Simulator,
 };
 
-/// How long what was promised may take when nothing breaks any more.
-const LAST_TASKS: Duration = Duration::from_secs(90);
-/// How long after everything was removed no memory may be held any more.
-const DREGS: Duration = Duration::from_secs(75);
+/// The time in which accepted tasks must end once there are no faults.
+const TASKS_PERIOD: Duration = Duration::from_secs(90);
+/// The time after which no memory may be held once everything is removed.
+const DRAIN_PERIOD: Duration = Duration::from_secs(75);
 
-impl World {
-    /// Everything that stands can be read, and everything that is removed leaves nothing behind.
+impl Simulator {
+    /// Checks that every object can be read, and that removing everything frees all memory.
     pub(crate) fn audit(&mut self) -> Result<(), String> {
-        self.audit_promises()?;
+        self.audit_tasks()?;
         for key in 0..self.plan.keys {
             self.audit_key(key)?;
         }
         let Some(state) = self.host.state() else { return Err("the master is down".to_owned()) };
         let known: BTreeSet<_> = state.list_segments().iter().map(|view| view.spec.id).collect();
-        let lent = self.processes.values().flat_map(|process| &process.segments);
-        let lent: BTreeSet<_> = lent.map(|segment| segment.id).collect();
-        if known != lent {
-            return Err(format!("the master knows segments {known:?}, lent are {lent:?}"));
+        let mounted = self.processes.values().flat_map(|process| &process.segments);
+        let mounted: BTreeSet<_> = mounted.map(|segment| segment.id).collect();
+        if known != mounted {
+            return Err(format!(
+                "the master knows segments {known:?}, but mounted are {mounted:?}"
+            ));
         }
         let client = self.processes.values().next().map(|process| process.client);
         let Some(client) = client else { return Ok(()) };
         self.host.serve(self.now, client, 0, &Call::RemoveAll { is_forced: true });
-        self.log()?;
-        self.run_until(self.now + DREGS)?;
+        self.flush_log()?;
+        self.run_until(self.now + DRAIN_PERIOD)?;
         let Some(state) = self.host.state() else { return Err("the master is down".to_owned()) };
         let totals = state.totals();
         if (totals.keys, totals.used, totals.writing, totals.fenced) != (0, 0, 0, 0) {
-            return Err(format!("memory is held for nothing: {totals:?}"));
+            return Err(format!("memory leaked: {totals:?}"));
         }
         Ok(())
     }
 
-    /// Everything that the master promised to do is done, or it says why not.
-    fn audit_promises(&mut self) -> Result<(), String> {
-        let end = self.now + LAST_TASKS;
-        let (tasks, jobs) = (self.promises.tasks.clone(), self.promises.jobs.clone());
+    /// Checks that every accepted task and drain has succeeded, or failed with a message.
+    fn audit_tasks(&mut self) -> Result<(), String> {
+        let end = self.now + TASKS_PERIOD;
+        let (tasks, jobs) = (self.accepted.tasks.clone(), self.accepted.jobs.clone());
         for id in tasks {
             loop {
                 let Some(state) = self.host.state() else { return Err("it is down".to_owned()) };
@@ -82,9 +84,9 @@ impl World {
     }
 
     fn audit_key(&mut self, key: u64) -> Result<(), String> {
-        let Some(version) = self.truth.standing(key) else { return Ok(()) };
-        let holders = self.ledger.holders(&key_name(key));
-        if !holders.iter().any(|&holder| self.memories.is_lent(holder)) {
+        let Some(version) = self.history.current_version(key) else { return Ok(()) };
+        let holders = self.model.holders(&key_name(key));
+        if !holders.iter().any(|&holder| self.memories.exists(holder)) {
             return Ok(());
         }
         let Some(client) = self.processes.values().next().map(|process| process.client) else {
@@ -94,11 +96,11 @@ impl World {
         let Reply::Located { version: found, length, places, .. } = reply else {
             return Err(format!("key {key}, version {version}, is lost: {reply:?}"));
         };
-        let copies = places.iter().filter(|place| self.memories.is_lent(place.segment));
+        let copies = places.iter().filter(|place| self.memories.exists(place.segment));
         for place in copies {
             let at = |index| self.memories.read(place.segment, place.offset + index);
             let words: Option<Vec<u64>> = (0..length).map(at).collect();
-            self.truth.judge(self.now, key, found, &words.unwrap_or_default())?;
+            self.history.check_read(self.now, key, found, &words.unwrap_or_default())?;
             self.outcome.audited += 1;
         }
         Ok(())

@@ -1,20 +1,19 @@
-//! What clients ask the master, and what it answers.
+//! Calls of clients to the master, and its replies.
 
 use std::time::Duration;
 
 use mooncake_base::{ErrorCode, JobId, ReplicaId, SegmentId, TaskId, Version};
 use mooncake_master::state::SegmentSpec;
 
-/// A call.
 #[derive(Debug, Clone)]
 pub(crate) enum Call {
     Register,
-    /// Known by that registration, as the caller thinks.
+    /// Carries the registration that the caller knows.
     Heartbeat(u64),
     Resume(SegmentSpec),
     Mount(SegmentSpec),
-    /// These and no others are lent.
-    All(Vec<SegmentId>),
+    /// Names the complete list of the caller's segments.
+    RetainSegments(Vec<SegmentId>),
     Unmount(SegmentId),
     PutStart {
         key: u64,
@@ -46,7 +45,7 @@ pub(crate) enum Call {
     RemoveAll {
         is_forced: bool,
     },
-    /// One more copy, in a segment of that name.
+    /// Requests another copy in the segment named `target`.
     Copy {
         key: u64,
         target: String,
@@ -62,7 +61,7 @@ pub(crate) enum Call {
     CancelDrain {
         job: JobId,
     },
-    Fetch,
+    FetchTasks,
     EndTask {
         id: TaskId,
         attempt: u64,
@@ -70,12 +69,12 @@ pub(crate) enum Call {
     },
 }
 
-/// What came of it.
+/// A reply of the master.
 #[derive(Debug, Clone)]
 pub(crate) enum Reply {
     Done,
     Failed(ErrorCode),
-    /// Which master answers, whether it knows the caller, and by which registration.
+    /// The start number of the master, and the registration of the caller if it is known.
     Session {
         master: u64,
         is_known: bool,
@@ -91,15 +90,15 @@ pub(crate) enum Reply {
         places: Vec<Place>,
         fence: Duration,
     },
-    StillStands(bool),
+    IsCurrent(bool),
     Task(TaskId),
     Job(JobId),
-    Work(Vec<Work>),
+    FetchedTask(Vec<FetchedTask>),
 }
 
-/// A copy to be made.
+/// A fetched task: one source, and targets to copy to.
 #[derive(Debug, Clone)]
-pub(crate) struct Work {
+pub(crate) struct FetchedTask {
     pub(crate) id: TaskId,
     pub(crate) attempt: u64,
     pub(crate) length: u64,
@@ -107,7 +106,7 @@ pub(crate) struct Work {
     pub(crate) targets: Vec<Place>,
 }
 
-/// Where a copy lies, by names that last.
+/// The place of a copy, valid across restarts of the master.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) segment: SegmentId,
@@ -116,30 +115,38 @@ pub(crate) struct Place {
 }
 
 impl Call {
-    /// Whether nothing may vanish by it but what must make room.
+    /// True for calls that remove no object except by eviction.
     pub(crate) fn is_about_tasks(&self) -> bool {
-        use Call::{CancelDrain, Copy, Drain, EndTask, Fetch, Move};
+        use Call::{CancelDrain, Copy, Drain, EndTask, FetchTasks, Move};
         matches!(
             self,
-            Copy { .. } | Move { .. } | Drain { .. } | CancelDrain { .. } | Fetch | EndTask { .. }
+            Copy { .. }
+                | Move { .. }
+                | Drain { .. }
+                | CancelDrain { .. }
+                | FetchTasks
+                | EndTask { .. }
         )
     }
 
-    /// Whether it says something of the caller's memory.
-    pub(crate) fn is_announcement(&self) -> bool {
-        matches!(self, Self::Resume(_) | Self::Mount(_) | Self::All(_) | Self::Unmount(_))
+    /// True for calls about the caller's segments, which carry a sequence number.
+    pub(crate) fn is_about_segments(&self) -> bool {
+        matches!(
+            self,
+            Self::Resume(_) | Self::Mount(_) | Self::RetainSegments(_) | Self::Unmount(_)
+        )
     }
 }
 
-/// A reply on its way.
+/// A reply in flight.
 #[derive(Debug, Clone)]
-pub(crate) struct Answer {
+pub(crate) struct ReplyMessage {
     pub(crate) reply: Reply,
-    /// What of the truth the caller learns by it.
-    pub(crate) facts: std::ops::Range<usize>,
+    /// The history entries that the caller learns of.
+    pub(crate) entries: std::ops::Range<usize>,
 }
 
-/// The name of the key with that number.
+/// Returns the name of a key.
 pub(crate) fn key_name(key: u64) -> Vec<u8> {
     format!("key-{key}").into_bytes()
 }

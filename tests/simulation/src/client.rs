@@ -1,4 +1,4 @@
-//! A process with a client: what it lends, what it is doing, and how it keeps known to the master.
+//! A process with a client: its segments, its operations, and its registration with the master.
 
 use std::collections::BTreeMap;
 
@@ -6,50 +6,50 @@ use mooncake_base::{ClientId, ErrorCode, Incarnation, Moment, SegmentId};
 use mooncake_master::state::SegmentSpec;
 
 use crate::{
-    call::{Answer, Call, Reply},
+    call::{Call, Reply, ReplyMessage},
     get::Get,
     plan::{Bug, WORD_BYTES},
     put::Put,
-    task::Carry,
-    world::World,
+    simulator::Simulator,
+    task::TaskRunner,
 };
 
-/// A process.
+/// A simulated client process.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) client: ClientId,
-    /// What it lends, or means to.
+    /// Segments that are mounted or about to be.
     pub(crate) segments: Vec<SegmentSpec>,
-    /// Does nothing before then.
-    pub(crate) stalled: Moment,
-    /// Reaches no master before then.
-    pub(crate) cut_off: Moment,
-    /// What it is doing, by a number that is never used again.
+    /// The process does nothing before this time.
+    pub(crate) stalled_until: Moment,
+    /// The process cannot reach the master until this time.
+    pub(crate) partitioned_until: Moment,
+    /// Running operations by their unique number.
     pub(crate) running: BTreeMap<u64, Running>,
-    /// The master that knows it and its segments; 0: none.
+    /// The start number of the master that knows this client and its segments; 0 if none does.
     master: u64,
-    /// The one it is making itself known to.
-    greeted: u64,
-    /// Which time that one came to know of it.
+    /// The start number of the master with which the client is registering.
+    registering_with: u64,
+    /// The registration that the master returned.
     registration: u64,
-    /// How often it has announced its memory.
-    pub(crate) turn: u64,
-    /// The one thing that may speak for its session.
-    session: Option<u64>,
+    /// The sequence number of the last call about its segments.
+    pub(crate) sequence: u64,
+    /// The only operation that may make calls about the segments.
+    exclusive: Option<u64>,
 }
 
-/// Something a client is doing.
+/// A running operation.
 #[derive(Debug)]
 pub(crate) struct Running {
-    /// None while it is being looked at.
+    /// `None` while a step of the operation runs.
     pub(crate) op: Option<Op>,
-    /// The call whose answer it waits for.
+    /// The call whose reply the operation waits for.
     pub(crate) attempt: u64,
-    /// Whether its end is the beginning of something else.
+    /// True if a worker starts the next operation when this one ends.
     pub(crate) is_work: bool,
 }
 
-/// What a client may be doing.
+/// An operation of a client.
 #[derive(Debug)]
 pub(crate) enum Op {
     Put(Put),
@@ -57,37 +57,37 @@ pub(crate) enum Op {
     Remove(Call),
     Session(Session),
     Remount(Remount),
-    Wish(Call),
-    Carry(Carry),
+    RequestTask(Call),
+    RunTasks(TaskRunner),
 }
 
-/// What something waited for.
+/// An input of an operation.
 #[derive(Debug)]
 pub(crate) enum Input {
     Begin,
-    Answer(Answer),
+    Reply(ReplyMessage),
     TimedOut,
     Wrote(bool),
     Read(Option<Vec<u64>>),
 }
 
-/// What remains to be done; an error is something that must not be.
+/// The operation if it continues. An error is a violated invariant.
 pub(crate) type Step = Result<Option<Op>, String>;
 
-/// Keeping known: a heartbeat, and what follows if the master is another one or has forgotten.
+/// A heartbeat, and the registration that follows if the master restarted or forgot the client.
 #[derive(Debug)]
 pub(crate) enum Session {
     Beating,
     Registering,
-    /// Announcing the memory with that index as what it was.
+    /// Resumes the segment with this index.
     Resuming(usize),
-    /// Lending the memory with that index.
+    /// Mounts the segment with this index.
     Mounting(usize),
-    /// Saying that this is all.
+    /// Names the complete list of segments.
     Ending,
 }
 
-/// Taking one segment back and lending another.
+/// Unmounts one segment and mounts another.
 #[derive(Debug)]
 pub(crate) enum Remount {
     Begin,
@@ -101,26 +101,26 @@ impl Process {
             client: ClientId::from_bytes(&u128::from(number).to_be_bytes())
                 .expect("sixteen bytes are an id"),
             segments: Vec::new(),
-            stalled: Moment::default(),
-            cut_off: Moment::default(),
+            stalled_until: Moment::default(),
+            partitioned_until: Moment::default(),
             running: BTreeMap::new(),
             master: 0,
-            greeted: 0,
+            registering_with: 0,
             registration: 0,
-            turn: 0,
-            session: None,
+            sequence: 0,
+            exclusive: None,
         }
     }
 }
 
-impl World {
-    /// A segment of new memory of that process.
-    pub(crate) fn lend(&mut self, process: u64) -> SegmentSpec {
+impl Simulator {
+    /// Allocates a new segment in a process.
+    pub(crate) fn new_segment(&mut self, process: u64) -> SegmentSpec {
         self.segments += 1;
         let words = self.plan.segment_words;
         let id = SegmentId::from_bytes(&u128::from(self.segments).to_be_bytes())
             .expect("sixteen bytes are an id");
-        self.memories.lend(process, id, words);
+        self.memories.add(process, id, words);
         SegmentSpec {
             id,
             incarnation: Incarnation(1),
@@ -132,181 +132,181 @@ impl World {
         }
     }
 
-    /// One step of what a process is doing.
-    pub(crate) fn step(&mut self, me: (u64, u64), op: Op, input: Input) -> Step {
+    /// Runs one step of an operation.
+    pub(crate) fn step_op(&mut self, caller: (u64, u64), op: Op, input: Input) -> Step {
         match op {
-            Op::Put(put) => put.step(self, me, input),
-            Op::Get(get) => get.step(self, me, input),
-            Op::Remove(call) => Ok(self.step_remove(me, call, input)),
-            Op::Wish(call) => Ok(self.step_wish(me, call, input)),
-            Op::Carry(carry) => carry.step(self, me, input),
+            Op::Put(put) => put.step(self, caller, input),
+            Op::Get(get) => get.step(self, caller, input),
+            Op::Remove(call) => Ok(self.step_remove(caller, call, input)),
+            Op::RequestTask(call) => Ok(self.step_request(caller, call, input)),
+            Op::RunTasks(runner) => runner.step(self, caller, input),
             Op::Session(session) => {
-                let next = self.next_of_session(me, session, input).map(Op::Session);
-                Ok(self.keep_turn(me.0, next))
+                let next = self.step_session(caller, session, input).map(Op::Session);
+                Ok(self.release_if_ended(caller.0, next))
             }
             Op::Remount(remount) => {
-                let next = self.next_of_remount(me, remount, input).map(Op::Remount);
-                Ok(self.keep_turn(me.0, next))
+                let next = self.step_remount(caller, remount, input).map(Op::Remount);
+                Ok(self.release_if_ended(caller.0, next))
             }
         }
     }
 
-    fn keep_turn(&mut self, process: u64, next: Option<Op>) -> Option<Op> {
+    fn release_if_ended(&mut self, process: u64, next: Option<Op>) -> Option<Op> {
         if next.is_none()
             && let Some(process) = self.processes.get_mut(&process)
         {
-            process.session = None;
+            process.exclusive = None;
         }
         next
     }
 
-    /// Begins a heartbeat unless the process is at it.
-    pub(crate) fn beat(&mut self, process: u64) -> Result<(), String> {
-        self.take_turn(process, Op::Session(Session::Beating))
+    /// Starts a heartbeat, unless another call about the segments is in progress.
+    pub(crate) fn start_heartbeat(&mut self, process: u64) -> Result<(), String> {
+        self.start_exclusive(process, Op::Session(Session::Beating))
     }
 
-    /// Begins to take one segment back and to lend another, unless the process announces already.
-    pub(crate) fn remount(&mut self, process: u64) -> Result<(), String> {
-        self.take_turn(process, Op::Remount(Remount::Begin))
+    /// Starts a remount, unless another call about the segments is in progress.
+    pub(crate) fn start_remount(&mut self, process: u64) -> Result<(), String> {
+        self.start_exclusive(process, Op::Remount(Remount::Begin))
     }
 
-    /// One thing at a time announces the memory of a process.
-    fn take_turn(&mut self, process: u64, op: Op) -> Result<(), String> {
-        let number = self.number();
+    /// Starts an operation that makes calls about the segments; one at a time per process.
+    fn start_exclusive(&mut self, process: u64, op: Op) -> Result<(), String> {
+        let number = self.next_number();
         let Some(found) = self.processes.get_mut(&process) else { return Ok(()) };
-        if found.session.is_some() {
+        if found.exclusive.is_some() {
             return Ok(());
         }
-        found.session = Some(number);
-        self.begin((process, number), op, false)
+        found.exclusive = Some(number);
+        self.start_op((process, number), op, false)
     }
 
-    /// A call was refused: if the master does not know the process, it says hello at once.
-    pub(crate) fn refused(&mut self, process: u64, code: ErrorCode) {
+    /// Handles a refused call: if the master does not know the client, schedules a heartbeat.
+    pub(crate) fn handle_refusal(&mut self, process: u64, code: ErrorCode) {
         if code == ErrorCode::CLIENT_NOT_FOUND {
-            self.beat_soon(process);
+            self.heartbeat_soon(process);
         }
     }
 
-    fn step_remove(&mut self, me: (u64, u64), call: Call, input: Input) -> Option<Op> {
+    fn step_remove(&mut self, caller: (u64, u64), call: Call, input: Input) -> Option<Op> {
         match input {
             Input::Begin => {
-                self.call(me, call.clone());
+                self.call(caller, call.clone());
                 Some(Op::Remove(call))
             }
-            Input::Answer(Answer { reply: Reply::Done, facts }) => {
+            Input::Reply(ReplyMessage { reply: Reply::Done, entries }) => {
                 self.outcome.removals += 1;
-                self.truth.tell(self.now, facts);
+                self.history.acknowledge(self.now, entries);
                 None
             }
             _ => None,
         }
     }
 
-    fn next_of_session(
+    fn step_session(
         &mut self,
-        me: (u64, u64),
+        caller: (u64, u64),
         session: Session,
         input: Input,
     ) -> Option<Session> {
         let reply = match input {
             Input::Begin => {
-                let registration = self.processes.get(&me.0)?.registration;
-                self.call(me, Call::Heartbeat(registration));
+                let registration = self.processes.get(&caller.0)?.registration;
+                self.call(caller, Call::Heartbeat(registration));
                 return Some(Session::Beating);
             }
-            Input::Answer(answer) => answer.reply,
+            Input::Reply(message) => message.reply,
             _ => return None,
         };
-        let process = self.processes.get_mut(&me.0)?;
+        let process = self.processes.get_mut(&caller.0)?;
         match (session, reply) {
             (Session::Beating, Reply::Session { master, is_known, .. }) => {
                 if is_known && process.master == master {
-                    self.fetch_soon(me.0);
+                    self.fetch_soon(caller.0);
                     return None;
                 }
                 process.master = 0;
-                self.call(me, Call::Register);
+                self.call(caller, Call::Register);
                 Some(Session::Registering)
             }
             (Session::Registering, Reply::Session { master, registration, .. }) => {
-                (process.greeted, process.registration) = (master, registration);
-                self.announce(me, 0)
+                (process.registering_with, process.registration) = (master, registration);
+                self.resume_segment(caller, 0)
             }
-            (Session::Resuming(index), Reply::Done) => self.announce(me, index + 1),
+            (Session::Resuming(index), Reply::Done) => self.resume_segment(caller, index + 1),
             (Session::Resuming(index), Reply::Failed(ErrorCode::SEGMENT_NOT_FOUND)) => {
                 let old = process.segments.get(index)?.clone();
-                if !self.plan.has(Bug::LendsUsedMemory) {
-                    self.memories.withdraw(old.id);
-                    let fresh = self.lend(me.0);
-                    *self.processes.get_mut(&me.0)?.segments.get_mut(index)? = fresh;
+                if !self.plan.has(Bug::RemountsUsedMemory) {
+                    self.memories.remove(old.id);
+                    let fresh = self.new_segment(caller.0);
+                    *self.processes.get_mut(&caller.0)?.segments.get_mut(index)? = fresh;
                     self.outcome.renewals += 1;
                 }
-                let segment = self.processes.get(&me.0)?.segments.get(index)?.clone();
-                self.call(me, Call::Mount(segment));
+                let segment = self.processes.get(&caller.0)?.segments.get(index)?.clone();
+                self.call(caller, Call::Mount(segment));
                 Some(Session::Mounting(index))
             }
             (Session::Ending, Reply::Done) => {
-                process.master = process.greeted;
+                process.master = process.registering_with;
                 None
             }
-            (Session::Mounting(index), Reply::Done) => self.announce(me, index + 1),
+            (Session::Mounting(index), Reply::Done) => self.resume_segment(caller, index + 1),
             _ => None,
         }
     }
 
-    /// Announces the segment with that index, or is done.
-    fn announce(&mut self, me: (u64, u64), index: usize) -> Option<Session> {
-        let process = self.processes.get_mut(&me.0)?;
+    /// Resumes the segment with this index, or ends the registration after the last one.
+    fn resume_segment(&mut self, caller: (u64, u64), index: usize) -> Option<Session> {
+        let process = self.processes.get_mut(&caller.0)?;
         let Some(segment) = process.segments.get(index) else {
             let ids = process.segments.iter().map(|segment| segment.id).collect();
-            self.call(me, Call::All(ids));
+            self.call(caller, Call::RetainSegments(ids));
             return Some(Session::Ending);
         };
         let call = Call::Resume(segment.clone());
-        self.call(me, call);
+        self.call(caller, call);
         Some(Session::Resuming(index))
     }
 
-    fn next_of_remount(
+    fn step_remount(
         &mut self,
-        me: (u64, u64),
+        caller: (u64, u64),
         remount: Remount,
         input: Input,
     ) -> Option<Remount> {
-        let process = self.processes.get_mut(&me.0)?;
+        let process = self.processes.get_mut(&caller.0)?;
         let next = match (remount, input) {
             (Remount::Begin, Input::Begin) => {
                 let segment = process.segments.first()?.id;
-                self.call(me, Call::Unmount(segment));
+                self.call(caller, Call::Unmount(segment));
                 Remount::Unmounting(segment)
             }
-            (Remount::Unmounting(id), Input::Answer(answer)) => {
+            (Remount::Unmounting(id), Input::Reply(message)) => {
                 if !matches!(
-                    answer.reply,
+                    message.reply,
                     Reply::Done | Reply::Failed(ErrorCode::SEGMENT_NOT_FOUND)
                 ) {
                     return None;
                 }
                 process.segments.retain(|segment| segment.id != id);
-                self.memories.withdraw(id);
-                let segment = self.lend(me.0);
-                self.call(me, Call::Mount(segment.clone()));
+                self.memories.remove(id);
+                let segment = self.new_segment(caller.0);
+                self.call(caller, Call::Mount(segment.clone()));
                 Remount::Mounting(segment)
             }
-            (Remount::Mounting(segment), Input::Answer(answer)) => {
-                match answer.reply {
+            (Remount::Mounting(segment), Input::Reply(message)) => {
+                match message.reply {
                     Reply::Done => process.segments.push(segment),
-                    _ => self.give_up(me.0, &segment),
+                    _ => self.abandon_segment(caller.0, &segment),
                 }
                 return None;
             }
             (Remount::Unmounting(id), Input::TimedOut) => {
-                self.call(me, Call::Unmount(id));
+                self.call(caller, Call::Unmount(id));
                 Remount::Unmounting(id)
             }
             (Remount::Mounting(segment), Input::TimedOut) => {
-                self.give_up(me.0, &segment);
+                self.abandon_segment(caller.0, &segment);
                 return None;
             }
             _ => return None,
@@ -314,9 +314,10 @@ impl World {
         Some(next)
     }
 
-    /// Nobody knows whether the master has the segment; what it is told next sets it right.
-    fn give_up(&mut self, process: u64, segment: &SegmentSpec) {
-        self.memories.withdraw(segment.id);
+    /// Abandons a segment of which it is unknown whether the master has mounted it. The next
+    /// registration names the complete list, which resolves the doubt.
+    fn abandon_segment(&mut self, process: u64, segment: &SegmentSpec) {
+        self.memories.remove(segment.id);
         if let Some(process) = self.processes.get_mut(&process) {
             process.master = 0;
         }

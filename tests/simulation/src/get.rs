@@ -1,4 +1,4 @@
-//! A get: locate, read one copy piece by piece, and ask again if it took too long.
+//! The get operation: locate, read one copy piece by piece, and verify if the fence expired.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use crate::{
     call::{Call, Place, Reply},
     client::{Input, Op, Step},
     plan::Bug,
-    world::World,
+    simulator::Simulator,
 };
 
-/// A reader stops to believe its fence so much before its end.
+/// A reader treats its fence as expired this long before the end of the fence.
 const MARGIN: Duration = Duration::from_millis(1);
-/// The most words of a piece.
+/// The most words in a piece.
 const PIECE_WORDS: u64 = 16;
 
-/// A get on its way.
+/// A get in progress.
 #[derive(Debug)]
 pub(crate) struct Get {
     key: u64,
@@ -38,50 +38,57 @@ struct Reading {
     places: Vec<Place>,
     place: Place,
     words: Vec<u64>,
-    until: Moment,
+    fence_end: Moment,
 }
 
 impl Get {
-    /// A get of some key, as chance has it.
-    pub(crate) fn any(world: &mut World) -> Self {
-        let keys = world.plan.keys;
-        Self { key: world.random.below(keys), asked: world.now, stage: Stage::Locating }
+    /// Creates a get of a random key.
+    pub(crate) fn random(simulator: &mut Simulator) -> Self {
+        let keys = simulator.plan.keys;
+        Self { key: simulator.random.below(keys), asked: simulator.now, stage: Stage::Locating }
     }
 
-    pub(crate) fn step(mut self, world: &mut World, me: (u64, u64), input: Input) -> Step {
+    pub(crate) fn step(
+        mut self,
+        simulator: &mut Simulator,
+        caller: (u64, u64),
+        input: Input,
+    ) -> Step {
         let stage = std::mem::replace(&mut self.stage, Stage::Locating);
         match (stage, input) {
             (Stage::Locating, Input::Begin) => {
-                self.asked = world.now;
-                world.call(me, Call::Locate { key: self.key });
+                self.asked = simulator.now;
+                simulator.call(caller, Call::Locate { key: self.key });
             }
-            (Stage::Locating, Input::Answer(answer)) => match answer.reply {
+            (Stage::Locating, Input::Reply(message)) => match message.reply {
                 Reply::Located { version, length, mut places, fence } => {
-                    let pick = world.random.below(places.len() as u64) as usize;
+                    let pick = simulator.random.below(places.len() as u64) as usize;
                     let place = places.swap_remove(pick);
-                    let until = self.asked + fence.saturating_sub(MARGIN);
+                    let fence_end = self.asked + fence.saturating_sub(MARGIN);
                     let words = Vec::new();
-                    let reading = Reading { version, length, places, place, words, until };
-                    reading.go_on(world, me);
+                    let reading = Reading { version, length, places, place, words, fence_end };
+                    reading.advance(simulator, caller);
                     self.stage = Stage::Reading(reading);
                 }
                 Reply::Failed(code) => {
-                    world.refused(me.0, code);
+                    simulator.handle_refusal(caller.0, code);
                     return Ok(None);
                 }
-                _ => return Err("a get was answered with something else".to_owned()),
+                _ => return Err("unexpected reply to a get".to_owned()),
             },
             (Stage::Reading(mut reading), Input::Read(Some(words))) => {
                 reading.words.extend(words);
                 if (reading.words.len() as u64) < reading.length {
-                    reading.go_on(world, me);
+                    reading.advance(simulator, caller);
                     self.stage = Stage::Reading(reading);
-                } else if world.now < reading.until || world.plan.has(Bug::BelievesLateReads) {
-                    return self.believe(world, &reading);
+                } else if simulator.now < reading.fence_end
+                    || simulator.plan.has(Bug::TrustsLateReads)
+                {
+                    return self.accept(simulator, &reading);
                 } else {
                     let (key, version, replica) =
                         (self.key, reading.version, reading.place.replica);
-                    world.call(me, Call::Verify { key, version, replica });
+                    simulator.call(caller, Call::Verify { key, version, replica });
                     self.stage = Stage::Verifying(reading);
                 }
             }
@@ -89,13 +96,13 @@ impl Get {
                 let Some(place) = reading.places.pop() else { return Ok(None) };
                 reading.place = place;
                 reading.words.clear();
-                reading.go_on(world, me);
+                reading.advance(simulator, caller);
                 self.stage = Stage::Reading(reading);
             }
-            (Stage::Verifying(reading), Input::Answer(answer)) => {
-                world.outcome.late_reads += 1;
-                return match answer.reply {
-                    Reply::StillStands(true) => self.believe(world, &reading),
+            (Stage::Verifying(reading), Input::Reply(message)) => {
+                simulator.outcome.late_reads += 1;
+                return match message.reply {
+                    Reply::IsCurrent(true) => self.accept(simulator, &reading),
                     _ => Ok(None),
                 };
             }
@@ -104,17 +111,17 @@ impl Get {
         Ok(Some(Op::Get(self)))
     }
 
-    fn believe(&self, world: &mut World, reading: &Reading) -> Step {
-        world.outcome.gets += 1;
-        world.truth.judge(self.asked, self.key, reading.version, &reading.words)?;
+    fn accept(&self, simulator: &mut Simulator, reading: &Reading) -> Step {
+        simulator.outcome.gets += 1;
+        simulator.history.check_read(self.asked, self.key, reading.version, &reading.words)?;
         Ok(None)
     }
 }
 
 impl Reading {
-    fn go_on(&self, world: &mut World, me: (u64, u64)) {
+    fn advance(&self, simulator: &mut Simulator, caller: (u64, u64)) {
         let first = self.words.len() as u64;
-        let words = world.random.between(1, PIECE_WORDS).min(self.length - first);
-        world.read_piece(me, self.place, first..first + words);
+        let words = simulator.random.between(1, PIECE_WORDS).min(self.length - first);
+        simulator.read_piece(caller, self.place, first..first + words);
     }
 }

@@ -1,4 +1,4 @@
-//! The host of the master: the running state, and the log that outlives it.
+//! The machine of the master: the running state machine, and the log that survives a crash.
 
 use mooncake_base::{ClientId, Error, KeyRef, Moment, Result, TenantId};
 use mooncake_master::state::{
@@ -7,36 +7,36 @@ use mooncake_master::state::{
 };
 
 use crate::{
-    call::{Call, Place, Reply, Work, key_name},
+    call::{Call, FetchedTask, Place, Reply, key_name},
     plan::WORD_BYTES,
 };
 
-/// How many objects a slice of a snapshot describes.
+/// The number of objects in a slice of a snapshot.
 const SLICE: u32 = 3;
-/// How many tasks are fetched at once.
+/// The most tasks that one fetch returns.
 const FETCHED_MAX: usize = 2;
 
-/// A master, and what it leaves behind.
+/// A master and its durable log.
 #[derive(Debug)]
 pub(crate) struct Host {
     rules: Rules,
     tenant: TenantId,
-    /// None while it is down.
+    /// `None` while the master is down.
     running: Option<State>,
-    /// Which start of the master this is.
-    pub(crate) start: u64,
-    /// The newest whole snapshot, and what was logged since it was begun.
+    /// Counts the starts of the master, from 1.
+    pub(crate) starts: u64,
+    /// The newest complete snapshot; `log` holds the effects since that snapshot began.
     base: Vec<u8>,
     log: Vec<Vec<u8>>,
     snapshot: Option<Snapshot>,
 }
 
-/// A snapshot on its way.
+/// A snapshot in progress.
 #[derive(Debug)]
 struct Snapshot {
     cursor: SnapshotCursor,
     bytes: Vec<u8>,
-    /// Where the log began when it was begun.
+    /// The length of the log when the snapshot began.
     log_from: usize,
 }
 
@@ -48,7 +48,7 @@ impl Host {
             rules,
             tenant: TenantId::default(),
             running: Some(state),
-            start: 1,
+            starts: 1,
             base: Vec::new(),
             log: Vec::new(),
             snapshot: None,
@@ -63,21 +63,21 @@ impl Host {
         self.running.is_some()
     }
 
-    /// The process is killed; what is not in the log is lost.
+    /// Kills the process. Effects that are not in the log are lost.
     pub(crate) fn kill(&mut self) {
         (self.running, self.snapshot) = (None, None);
     }
 
-    /// The log is lost with the disk.
-    pub(crate) fn wipe(&mut self) {
+    /// Loses the log, as with the disk.
+    pub(crate) fn lose_log(&mut self) {
         self.base.clear();
         self.log.clear();
     }
 
-    /// Starts again with what the log knows. `filter` says which effects are believed.
+    /// Starts the master again from its log. Effects that `filter` rejects are ignored.
     ///
     /// # Errors
-    /// The log cannot be read, or contradicts itself.
+    /// The log cannot be decoded, or contradicts itself.
     pub(crate) fn restart(
         &mut self,
         now: Moment,
@@ -86,16 +86,16 @@ impl Host {
     ) -> Result<(), String> {
         let mut image = Image::default();
         for bytes in std::iter::once(&self.base).chain(&self.log) {
-            let mut believed = Vec::new();
+            let mut kept = Vec::new();
             let decoded = Effect::decode_all(bytes, |effect| {
                 if filter(&effect) {
-                    effect.encode(&mut believed);
+                    effect.encode(&mut kept);
                 }
             });
-            decoded.map_err(|error| format!("the log cannot be read: {error:?}"))?;
-            image.replay(&believed).map_err(|error| format!("not replayed: {error:?}"))?;
+            decoded.map_err(|error| format!("cannot decode the log: {error:?}"))?;
+            image.replay(&kept).map_err(|error| format!("cannot replay the log: {error:?}"))?;
         }
-        self.start += 1;
+        self.starts += 1;
         if self.base.is_empty() && self.log.is_empty() {
             let mut state = State::new(self.rules.clone(), seed);
             state.record_effects();
@@ -107,11 +107,11 @@ impl Host {
         self.running = Some(state);
         match restored.conflicts {
             0 => Ok(()),
-            _ => Err(format!("the log gives memory to two: {restored:?}")),
+            _ => Err(format!("the log allocates memory twice: {restored:?}")),
         }
     }
 
-    /// What changed since the last time.
+    /// Takes the effects recorded since the previous call.
     pub(crate) fn take_effects(&mut self) -> Vec<u8> {
         let mut effects = Vec::new();
         if let Some(state) = &mut self.running {
@@ -120,14 +120,14 @@ impl Host {
         effects
     }
 
-    /// The change is in the log from now on.
-    pub(crate) fn write(&mut self, effects: Vec<u8>) {
+    /// Appends effects to the log.
+    pub(crate) fn append_log(&mut self, effects: Vec<u8>) {
         if !effects.is_empty() {
             self.log.push(effects);
         }
     }
 
-    /// Begins a snapshot, goes on with it, or puts it in the place of the log.
+    /// Starts a snapshot or continues it. A complete snapshot replaces the log before it.
     pub(crate) fn snapshot(&mut self, now: Moment) {
         let Some(state) = &mut self.running else { return };
         let log_from = self.log.len();
@@ -148,8 +148,8 @@ impl Host {
         self.snapshot.is_some()
     }
 
-    /// Until when the call should wait for owners to come back.
-    pub(crate) fn awaits(&self, now: Moment, call: &Call) -> Option<Moment> {
+    /// Returns the time until which the call waits for owners to resume their segments, if it must.
+    pub(crate) fn recovery_deadline(&self, now: Moment, call: &Call) -> Option<Moment> {
         let key = match call {
             Call::PutStart { key, .. } | Call::Locate { key } | Call::Remove { key, .. } => *key,
             Call::RemoveAll { .. } => {
@@ -161,9 +161,15 @@ impl Host {
         self.running.as_ref()?.recovery_wait(now, &RecoveryScope::Keys(&self.tenant, &[&name]))
     }
 
-    /// Answers a call.
-    pub(crate) fn serve(&mut self, now: Moment, client: ClientId, turn: u64, call: &Call) -> Reply {
-        match self.try_serve(now, client, turn, call) {
+    /// Handles a call.
+    pub(crate) fn serve(
+        &mut self,
+        now: Moment,
+        client: ClientId,
+        sequence: u64,
+        call: &Call,
+    ) -> Reply {
+        match self.try_serve(now, client, sequence, call) {
             Ok(reply) => reply,
             Err(error) => Reply::Failed(error.code()),
         }
@@ -173,15 +179,15 @@ impl Host {
         &mut self,
         now: Moment,
         client: ClientId,
-        turn: u64,
+        sequence: u64,
         call: &Call,
     ) -> Result<Reply> {
-        let (master, tenant) = (self.start, &self.tenant);
+        let (master, tenant) = (self.starts, &self.tenant);
         let Some(state) = &mut self.running else {
             return Err(Error::internal("the master is down"));
         };
-        if call.is_announcement() {
-            state.check_sequence(client, turn)?;
+        if call.is_about_segments() {
+            state.check_sequence(client, sequence)?;
         }
         match call {
             Call::Register => {
@@ -196,7 +202,7 @@ impl Host {
             }
             Call::Resume(spec) => state.resume(client, spec).map(|()| Reply::Done),
             Call::Mount(spec) => state.mount(now, client, spec.clone()).map(|()| Reply::Done),
-            Call::All(ids) => {
+            Call::RetainSegments(ids) => {
                 state.retain_segments(client, ids);
                 Ok(Reply::Done)
             }
@@ -233,8 +239,8 @@ impl Host {
                 Ok(Reply::Located { version: object.version, length, places, fence })
             }
             Call::Verify { key, version, replica } => {
-                let stands = state.verify(tenant, &key_name(*key), *version, *replica);
-                Ok(Reply::StillStands(stands))
+                let is_current = state.verify(tenant, &key_name(*key), *version, *replica);
+                Ok(Reply::IsCurrent(is_current))
             }
             Call::Remove { key, is_forced } => {
                 state.remove(now, tenant, &key_name(*key), *is_forced).map(|()| Reply::Done)
@@ -270,23 +276,23 @@ fn serve_tasks(
             state.create_job(now, new).map(Reply::Job)
         }
         Call::CancelDrain { job } => state.cancel_job(now, *job).map(|()| Reply::Done),
-        Call::Fetch => {
+        Call::FetchTasks => {
             let work = state.fetch_tasks(now, client, FETCHED_MAX, u64::MAX)?;
-            let work = work.into_iter().map(|work| Work {
+            let work = work.into_iter().map(|work| FetchedTask {
                 id: work.id,
                 attempt: work.attempt,
                 length: work.length / WORD_BYTES,
                 source: places(state, &[work.source])[0],
                 targets: places(state, &work.targets),
             });
-            Ok(Reply::Work(work.collect()))
+            Ok(Reply::FetchedTask(work.collect()))
         }
         Call::EndTask { id, attempt, failed } => {
-            let (id, attempt, why) = (*id, *attempt, "a place cannot be reached");
+            let (id, attempt, why) = (*id, *attempt, "a replica is unreachable");
             let end = TaskEnd { id, attempt, failed_replicas: failed, why };
             state.end_task(now, client, end).map(|()| Reply::Done)
         }
-        _ => Err(Error::internal("no call about tasks")),
+        _ => Err(Error::internal("not a call about tasks")),
     }
 }
 

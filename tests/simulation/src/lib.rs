@@ -1,28 +1,29 @@
-//! A whole cluster in one thread: a master, its log, many clients and their memory, on a clock that
-//! is moved by hand and a network that loses, doubles and delays.
+//! Deterministic simulation with fault injection: a master, its log, many clients and their memory in
+//! one thread, on a manual clock and a network that loses, duplicates and delays messages.
 //!
-//! One seed decides everything: how many clients there are, what they do, and when something
-//! breaks. The master is the real one, its rules and its log; the clients keep the protocol of the
-//! store's client, and their memory is a list of words, so that a byte in the wrong place is seen.
-//! In reading order: [`plan`] (what a seed means), [`world`] (time and events), `host` (the master
-//! and its log), `client` with `put`, `get` and `task` (what clients do), `memory`, `network`, and those
-//! that judge: `ledger` (no memory is given away twice), `truth` (readers get what was put) and
-//! `audit` (what is left when all is calm).
+//! One seed decides everything: the number of clients, their operations, and the faults. The state
+//! machine of the master and the encoding of its log are the real ones. The clients follow the
+//! protocol of the store client; their memory is an array of words, so a misplaced write is noticed.
+//!
+//! In reading order: [`plan`] (derives a run from a seed), [`simulator`] (clock and event queue),
+//! `host` (the master and its log), `client` with `put`, `get` and `task` (client operations),
+//! `memory`, `network`, and the checkers: `allocation_model` (no range is allocated twice), `history`
+//! (readers get the bytes that were put) and `audit` (invariants at the end of a run).
 
+mod allocation_model;
 mod audit;
 mod call;
 mod client;
 mod get;
+mod history;
 mod host;
-mod ledger;
 mod memory;
 mod network;
 pub mod plan;
 mod put;
 mod random;
+pub mod simulator;
 mod task;
-mod truth;
-pub mod world;
 
 pub use plan::{Bug, Plan};
-pub use world::{Outcome, Violation, run};
+pub use simulator::{Outcome, Violation, run};

@@ -1,46 +1,46 @@
-//! The memory that clients lend, word by word, and who still has it.
+//! The memory of all segments, word by word.
 
 use std::collections::HashMap;
 
 use mooncake_base::SegmentId;
 
-/// All memory of all processes.
+/// The segments of all processes.
 #[derive(Debug, Default)]
-pub(crate) struct Memories(HashMap<SegmentId, Lent>);
+pub(crate) struct Memories(HashMap<SegmentId, Segment>);
 
 #[derive(Debug)]
-struct Lent {
+struct Segment {
     owner: u64,
     words: Vec<u64>,
 }
 
 impl Memories {
-    /// The process lends new memory.
-    pub(crate) fn lend(&mut self, owner: u64, id: SegmentId, words: u64) {
-        self.0.insert(id, Lent { owner, words: vec![0; words as usize] });
+    /// Adds a zeroed segment of a process.
+    pub(crate) fn add(&mut self, owner: u64, id: SegmentId, words: u64) {
+        self.0.insert(id, Segment { owner, words: vec![0; words as usize] });
     }
 
-    /// The owner takes it back: whoever touches it from now on is refused.
-    pub(crate) fn withdraw(&mut self, id: SegmentId) {
+    /// Removes a segment. Later accesses fail.
+    pub(crate) fn remove(&mut self, id: SegmentId) {
         self.0.remove(&id);
     }
 
-    /// The process is dead, and its memory with it.
-    pub(crate) fn withdraw_all(&mut self, owner: u64) {
-        self.0.retain(|_, lent| lent.owner != owner);
+    /// Removes all segments of a dead process.
+    pub(crate) fn remove_all(&mut self, owner: u64) {
+        self.0.retain(|_, segment| segment.owner != owner);
     }
 
-    pub(crate) fn is_lent(&self, id: SegmentId) -> bool {
+    pub(crate) fn exists(&self, id: SegmentId) -> bool {
         self.0.contains_key(&id)
     }
 
-    /// Writes one word; whether it is there.
+    /// Writes one word. Returns false if the memory is gone.
     pub(crate) fn write(&mut self, id: SegmentId, word: u64, content: u64) -> bool {
-        let found = self.0.get_mut(&id).and_then(|lent| lent.words.get_mut(word as usize));
+        let found = self.0.get_mut(&id).and_then(|segment| segment.words.get_mut(word as usize));
         found.map(|word| *word = content).is_some()
     }
 
-    /// Reads one word, if it is there.
+    /// Reads one word. Returns `None` if the memory is gone.
     pub(crate) fn read(&self, id: SegmentId, word: u64) -> Option<u64> {
         self.0.get(&id)?.words.get(word as usize).copied()
     }

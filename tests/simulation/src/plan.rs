@@ -1,4 +1,4 @@
-//! What a seed means: the size of the world, its rules, and how often what breaks.
+//! The plan of a run, derived from a seed: sizes, rules of the master, and fault rates.
 
 use std::time::Duration;
 
@@ -6,80 +6,79 @@ use mooncake_master::state::{EvictionKind, Rules, TaskRules};
 
 use crate::random::Random;
 
-/// Bytes of a word of memory, which is the least that is told apart.
+/// Bytes of a word, the smallest unit of simulated memory.
 pub(crate) const WORD_BYTES: u64 = 8;
 
-/// A fault of the program itself, planted to see that it is found.
+/// A planted bug: a defect of the program that the checkers must find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bug {
-    /// The master answers before the change is in the log.
-    AnswersBeforeTheLog,
-    /// A restarted master does not know how long its predecessor's fences last.
+    /// The master replies before the change is in the log.
+    RepliesBeforeLog,
+    /// A restarted master forgets how long its predecessor's fences last.
     ForgetsFences,
-    /// Space of a writer that vanished goes to others while it may still write.
-    ReleasesTooEarly,
-    /// A reader whose fence ran out does not ask whether its copy still stands.
-    BelievesLateReads,
-    /// A client whose memory the master does not know lends it again as it is.
-    LendsUsedMemory,
-    /// A writer goes on after its window.
+    /// The memory of a vanished writer is reused while the writer may still write.
+    FreesTooEarly,
+    /// A reader whose fence expired does not verify its copy.
+    TrustsLateReads,
+    /// A client whose segment the master does not know mounts the same memory again.
+    RemountsUsedMemory,
+    /// A writer continues after its write window.
     WritesTooLate,
-    /// Whoever carries out a task goes on after its window.
+    /// A task runner continues after its write window.
     CopiesTooLate,
-    /// A restarted master does not know of the tasks and drains of its predecessor.
+    /// A restarted master forgets the tasks and drains of its predecessor.
     ForgetsTasks,
 }
 
 impl Bug {
-    /// All of them, with the names that the command line takes.
+    /// All planted bugs, with their names on the command line.
     pub const ALL: [(&str, Self); 8] = [
-        ("answers-before-the-log", Self::AnswersBeforeTheLog),
+        ("replies-before-log", Self::RepliesBeforeLog),
         ("forgets-fences", Self::ForgetsFences),
-        ("releases-too-early", Self::ReleasesTooEarly),
-        ("believes-late-reads", Self::BelievesLateReads),
-        ("lends-used-memory", Self::LendsUsedMemory),
+        ("frees-too-early", Self::FreesTooEarly),
+        ("trusts-late-reads", Self::TrustsLateReads),
+        ("remounts-used-memory", Self::RemountsUsedMemory),
         ("writes-too-late", Self::WritesTooLate),
         ("copies-too-late", Self::CopiesTooLate),
         ("forgets-tasks", Self::ForgetsTasks),
     ];
 }
 
-/// One world.
+/// The parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Decides everything else.
+    /// The seed of all randomness.
     pub seed: u64,
-    /// What is broken on purpose.
+    /// The planted bug, if any.
     pub bug: Option<Bug>,
-    /// Whether every event is printed.
+    /// True if every event is printed.
     pub is_traced: bool,
     pub(crate) clients: u64,
     pub(crate) workers: u64,
     pub(crate) keys: u64,
     pub(crate) segment_words: u64,
     pub(crate) object_words: u64,
-    /// How much of what clients do is a wish for a copy, a move or a drain, in a thousand.
-    pub(crate) wishes: u64,
-    /// How long things break and clients work, before the audit.
+    /// The share of operations that request a copy, a move or a drain, per mille.
+    pub(crate) task_requests: u64,
+    /// The time with operations and faults, before the audit.
     pub(crate) active: Duration,
     pub(crate) faults: Faults,
     pub(crate) rules: Rules,
 }
 
-/// How often what breaks, in a thousand.
+/// Fault rates, per mille. Rates of messages are per message, the others per second.
 #[derive(Debug, Clone)]
 pub(crate) struct Faults {
     pub(crate) lost: u64,
-    pub(crate) doubled: u64,
+    pub(crate) duplicated: u64,
     pub(crate) slow: u64,
-    /// How long a slow message takes at the most.
+    /// The longest delay of a slow message.
     pub(crate) slow_max: Duration,
-    /// By the second of the active time.
     pub(crate) master_crash: u64,
-    /// How long it is down at the most.
+    /// The longest downtime of the master.
     pub(crate) down_max: Duration,
     pub(crate) master_stall: u64,
-    /// The master comes back without its log.
+    /// The share of crashes that lose the log.
     pub(crate) wipe: u64,
     pub(crate) client_crash: u64,
     pub(crate) client_stall: u64,
@@ -89,24 +88,24 @@ pub(crate) struct Faults {
 }
 
 impl Plan {
-    /// The world of that seed.
+    /// Derives the plan of a seed.
     pub fn new(seed: u64) -> Self {
         let mut random = Random::new(seed ^ 0x51ed_270b);
-        let mut often = |max: u64| if random.happens(400) { 0 } else { random.below(max + 1) };
+        let mut rate = |max: u64| if random.happens(400) { 0 } else { random.below(max + 1) };
         let faults = Faults {
-            lost: often(60),
-            doubled: often(40),
-            slow: often(60),
-            slow_max: Duration::from_millis(10 + often(8000)),
-            master_crash: often(150),
-            down_max: Duration::from_millis(1 + often(4000)),
-            master_stall: often(60),
-            wipe: often(30),
-            client_crash: often(80),
-            client_stall: often(120),
-            partition: often(60),
-            remount: often(60),
-            snapshot: often(400),
+            lost: rate(60),
+            duplicated: rate(40),
+            slow: rate(60),
+            slow_max: Duration::from_millis(10 + rate(8000)),
+            master_crash: rate(150),
+            down_max: Duration::from_millis(1 + rate(4000)),
+            master_stall: rate(60),
+            wipe: rate(30),
+            client_crash: rate(80),
+            client_stall: rate(120),
+            partition: rate(60),
+            remount: rate(60),
+            snapshot: rate(400),
         };
         let object_words = random.between(1, 64);
         Self {
@@ -118,21 +117,20 @@ impl Plan {
             keys: random.between(1, 24),
             segment_words: object_words * random.between(3, 24),
             object_words,
-            wishes: 60,
+            task_requests: 60,
             active: Duration::from_secs(random.between(5, 30)),
             faults,
             rules: rules(&mut random),
         }
     }
 
-    /// The same world with something broken in it.
+    /// Plants a bug, and makes the conditions that reveal it more likely.
     pub fn with_bug(mut self, bug: Bug) -> Self {
         match bug {
-            Bug::ReleasesTooEarly => {
+            Bug::FreesTooEarly => {
                 self.rules.put_discard = Duration::from_millis(20);
                 self.rules.put_release = Duration::from_millis(30);
             }
-            // Rare coincidences are made less so.
             Bug::ForgetsFences => {
                 let faults = &mut self.faults;
                 (faults.master_crash, faults.down_max) = (400, Duration::from_millis(1));
@@ -142,7 +140,7 @@ impl Plan {
                 self.rules.client_ttl = Duration::from_millis(300);
                 (self.keys, self.workers) = (2, 4);
             }
-            Bug::LendsUsedMemory => {
+            Bug::RemountsUsedMemory => {
                 let faults = &mut self.faults;
                 (faults.master_crash, faults.wipe) = (400, 1000);
                 (faults.down_max, faults.lost) = (Duration::from_millis(1), 0);
@@ -156,7 +154,7 @@ impl Plan {
                 (self.faults.wipe, self.faults.lost) = (0, 0);
                 (self.faults.slow, self.faults.slow_max) = (300, Duration::from_millis(200));
                 self.rules.write_window = Duration::from_millis(300);
-                (self.keys, self.workers, self.wishes) = (12, 4, 200);
+                (self.keys, self.workers, self.task_requests) = (12, 4, 200);
                 (self.object_words, self.segment_words) = (64, 256);
                 self.active = Duration::from_secs(30);
             }
@@ -171,7 +169,8 @@ impl Plan {
     }
 }
 
-/// Short times, so that much happens in few seconds; in the order in which they must stand.
+/// Returns rules with short times, so that a short run covers much. `put_discard` and `put_release`
+/// must be longer than the write window.
 fn rules(random: &mut Random) -> Rules {
     let window = Duration::from_millis(random.between(500, 4000));
     Rules {

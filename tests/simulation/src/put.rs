@@ -1,21 +1,21 @@
-//! A put: start, write each copy piece by piece, end; or give it up.
+//! The put operation: start, write each copy piece by piece, then end or revoke.
 
 use mooncake_base::{Moment, ReplicaId, Version};
 
 use crate::{
     call::{Call, Place, Reply},
     client::{Input, Op, Step},
+    history,
     plan::Bug,
-    truth,
-    world::World,
+    simulator::Simulator,
 };
 
-/// How often a call is sent when no answer comes.
+/// The most attempts of a call that times out.
 const TRIES: u32 = 3;
-/// The most words of a piece.
+/// The most words in a piece.
 const PIECE_WORDS: u64 = 16;
 
-/// A put on its way.
+/// A put in progress.
 #[derive(Debug)]
 pub(crate) struct Put {
     key: u64,
@@ -31,7 +31,7 @@ pub(crate) struct Put {
 enum Stage {
     Starting,
     Writing(Writing),
-    /// Waiting for the answer to that call.
+    /// Waits for the reply to `call`.
     Closing {
         call: Call,
         tries: u32,
@@ -42,49 +42,54 @@ enum Stage {
 struct Writing {
     version: Version,
     places: Vec<Place>,
-    /// The copy and the word of it that come next.
+    /// The next copy, and the next word in that copy.
     next: (usize, u64),
     failed: Vec<ReplicaId>,
 }
 
 impl Put {
-    /// A put of some key, as chance has it.
-    pub(crate) fn any(world: &mut World) -> Self {
-        let (keys, words) = (world.plan.keys, world.plan.object_words);
+    /// Creates a put with a random key, length and options.
+    pub(crate) fn random(simulator: &mut Simulator) -> Self {
+        let (keys, words) = (simulator.plan.keys, simulator.plan.object_words);
         Self {
-            key: world.random.below(keys),
-            length: world.random.between(1, words),
-            is_replacing: world.random.happens(600),
-            replicas: if world.random.happens(300) { 2 } else { 1 },
-            asked: world.now,
+            key: simulator.random.below(keys),
+            length: simulator.random.between(1, words),
+            is_replacing: simulator.random.happens(600),
+            replicas: if simulator.random.happens(300) { 2 } else { 1 },
+            asked: simulator.now,
             tries: 1,
             stage: Stage::Starting,
         }
     }
 
-    pub(crate) fn step(mut self, world: &mut World, me: (u64, u64), input: Input) -> Step {
+    pub(crate) fn step(
+        mut self,
+        simulator: &mut Simulator,
+        caller: (u64, u64),
+        input: Input,
+    ) -> Step {
         match (&mut self.stage, input) {
             (Stage::Starting, Input::Begin) => {
-                self.asked = world.now;
-                self.ask(world, me);
+                self.asked = simulator.now;
+                self.send_start(simulator, caller);
             }
-            // The window is counted from the first time it was asked for.
+            // A retry keeps the start of the write window: the first attempt may have reserved memory.
             (Stage::Starting, Input::TimedOut) if self.tries < TRIES => {
                 self.tries += 1;
-                self.ask(world, me);
+                self.send_start(simulator, caller);
             }
-            (Stage::Starting, Input::Answer(answer)) => match answer.reply {
+            (Stage::Starting, Input::Reply(message)) => match message.reply {
                 Reply::Started { version, places } => {
                     let next = (0, 0);
                     let failed = Vec::new();
                     self.stage = Stage::Writing(Writing { version, places, next, failed });
-                    self.go_on(world, me);
+                    self.advance(simulator, caller);
                 }
                 Reply::Failed(code) => {
-                    world.refused(me.0, code);
+                    simulator.handle_refusal(caller.0, code);
                     return Ok(None);
                 }
-                _ => return Err("a put was answered with something else".to_owned()),
+                _ => return Err("unexpected reply to a put".to_owned()),
             },
             (Stage::Writing(writing), Input::Wrote(is_written)) => {
                 if !is_written {
@@ -92,59 +97,60 @@ impl Put {
                     writing.failed.push(place.replica);
                     writing.next = (writing.next.0 + 1, 0);
                 }
-                self.go_on(world, me);
+                self.advance(simulator, caller);
             }
-            (Stage::Closing { call, .. }, Input::Answer(answer)) => {
+            (Stage::Closing { call, .. }, Input::Reply(message)) => {
                 let is_end = matches!(call, Call::PutEnd { .. });
-                if let Reply::Done = answer.reply {
-                    world.truth.tell(world.now, answer.facts);
-                    world.outcome.puts += u64::from(is_end);
+                if let Reply::Done = message.reply {
+                    simulator.history.acknowledge(simulator.now, message.entries);
+                    simulator.outcome.puts += u64::from(is_end);
                 }
                 return Ok(None);
             }
             (Stage::Closing { call, tries }, Input::TimedOut) if *tries < TRIES => {
                 *tries += 1;
                 let call = call.clone();
-                world.call(me, call);
+                simulator.call(caller, call);
             }
             _ => return Ok(None),
         }
         Ok(Some(Op::Put(self)))
     }
 
-    fn ask(&self, world: &mut World, me: (u64, u64)) {
-        let (key, length, request) = (self.key, self.length, me.1);
+    fn send_start(&self, simulator: &mut Simulator, caller: (u64, u64)) {
+        let (key, length, request) = (self.key, self.length, caller.1);
         let (replicas, is_replacing) = (self.replicas, self.is_replacing);
-        world.call(me, Call::PutStart { key, length, replicas, is_replacing, request });
+        simulator.call(caller, Call::PutStart { key, length, replicas, is_replacing, request });
     }
 
-    /// Sends the next piece, or closes the put.
-    fn go_on(&mut self, world: &mut World, me: (u64, u64)) {
+    /// Sends the next piece, or ends or revokes the put.
+    fn advance(&mut self, simulator: &mut Simulator, caller: (u64, u64)) {
         let Stage::Writing(writing) = &mut self.stage else { return };
-        let late = world.now > self.asked + world.plan.rules.write_window;
-        let gives_up = late && !world.plan.has(Bug::WritesTooLate) || world.random.happens(5);
+        let late = simulator.now > self.asked + simulator.plan.rules.write_window;
+        let is_revoking =
+            late && !simulator.plan.has(Bug::WritesTooLate) || simulator.random.happens(5);
         if writing.next.1 >= self.length {
             writing.next = (writing.next.0 + 1, 0);
         }
         let version = writing.version;
-        if gives_up {
-            self.close(world, me, Call::PutRevoke { version, failed: Vec::new() });
+        if is_revoking {
+            self.close(simulator, caller, Call::PutRevoke { version, failed: Vec::new() });
         } else if let Some(place) = writing.places.get(writing.next.0) {
             let first = writing.next.1;
-            let words = world.random.between(1, PIECE_WORDS).min(self.length - first);
+            let words = simulator.random.between(1, PIECE_WORDS).min(self.length - first);
             writing.next.1 += words;
-            let content = (first..first + words).map(|index| truth::word(version, index));
-            world.write_piece(me, *place, first, content.collect());
+            let content = (first..first + words).map(|index| history::word(version, index));
+            simulator.write_piece(caller, *place, first, content.collect());
         } else if writing.failed.len() == writing.places.len() {
-            self.close(world, me, Call::PutRevoke { version, failed: Vec::new() });
+            self.close(simulator, caller, Call::PutRevoke { version, failed: Vec::new() });
         } else {
             let failed = std::mem::take(&mut writing.failed);
-            self.close(world, me, Call::PutEnd { version, failed });
+            self.close(simulator, caller, Call::PutEnd { version, failed });
         }
     }
 
-    fn close(&mut self, world: &mut World, me: (u64, u64), call: Call) {
+    fn close(&mut self, simulator: &mut Simulator, caller: (u64, u64), call: Call) {
         self.stage = Stage::Closing { call: call.clone(), tries: 1 };
-        world.call(me, call);
+        simulator.call(caller, call);
     }
 }

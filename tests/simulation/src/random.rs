@@ -1,6 +1,6 @@
-//! The one source of chance (SplitMix64): the same seed, the same world.
+//! The only source of randomness (SplitMix64): the same seed gives the same run.
 
-/// A generator.
+/// A SplitMix64 generator.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(u64);
 
@@ -17,17 +17,17 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// From 0 up to, not including, `end`.
+    /// Returns a number in `0..end`.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next() % end.max(1)
     }
 
-    /// From `low` up to and including `high`.
+    /// Returns a number in `low..=high`.
     pub(crate) fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 
-    /// True so many times in a thousand.
+    /// Returns true with a probability of `per_mille` / 1000.
     pub(crate) fn happens(&mut self, per_mille: u64) -> bool {
         self.below(1000) < per_mille
     }

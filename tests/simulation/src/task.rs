@@ -1,62 +1,67 @@
-//! Copies, moves and drains: asked for by anybody, fetched and carried out by the holders of copies.
+//! Copies, moves and drains: requested by any client, run by the clients that hold the sources.
 
 use std::collections::VecDeque;
 
 use mooncake_base::{JobId, Moment, ReplicaId, TaskId};
 
 use crate::{
-    call::{Call, Place, Reply, Work},
+    call::{Call, FetchedTask, Place, Reply},
     client::{Input, Op, Step},
     plan::Bug,
-    world::World,
+    simulator::Simulator,
 };
 
-/// How often a word for what came of a task is sent when no answer comes.
+/// The most attempts to report the end of a task.
 const TRIES: u32 = 3;
-/// The most words of a piece.
+/// The most words in a piece.
 const PIECE_WORDS: u64 = 16;
-/// Drains at a time; more would leave no segment to put anything into.
+/// The most drains at a time. More would leave no segment to put into.
 const DRAINS_MAX: usize = 2;
 
-/// What the master has promised to bring to an end.
+/// Tasks and jobs that the master accepted, and so must bring to an end.
 #[derive(Debug, Default)]
-pub(crate) struct Promises {
+pub(crate) struct AcceptedTasks {
     pub(crate) tasks: Vec<TaskId>,
     pub(crate) jobs: Vec<JobId>,
 }
 
-/// A wish for a copy, a move or a drain, or the end of one.
-pub(crate) fn any_wish(world: &mut World) -> Option<Call> {
-    let key = world.random.below(world.plan.keys);
-    let names: Vec<String> = world
+/// Returns a random request for a copy, a move or a drain, or the cancellation of a drain.
+pub(crate) fn random_request(simulator: &mut Simulator) -> Option<Call> {
+    let key = simulator.random.below(simulator.plan.keys);
+    let names: Vec<String> = simulator
         .processes
         .values()
         .flat_map(|process| &process.segments)
         .map(|s| s.name.clone())
         .collect();
-    let drains = world.host.state().map_or(0, |state| state.running_jobs());
-    let target = world.random.pick(&names)?.clone();
-    let source = world.random.pick(&names)?.clone();
-    match world.random.below(1000) {
+    let drains = simulator.host.state().map_or(0, |state| state.running_jobs());
+    let target = simulator.random.pick(&names)?.clone();
+    let source = simulator.random.pick(&names)?.clone();
+    match simulator.random.below(1000) {
         0..500 => Some(Call::Copy { key, target }),
         500..900 => Some(Call::Move { key, source, target }),
         900..970 if drains < DRAINS_MAX => Some(Call::Drain { segment: source }),
-        970.. => Some(Call::CancelDrain { job: *world.random.pick(&world.promises.jobs)? }),
+        970.. => Some(Call::CancelDrain { job: *simulator.random.pick(&simulator.accepted.jobs)? }),
         _ => None,
     }
 }
 
-impl World {
-    pub(crate) fn step_wish(&mut self, me: (u64, u64), call: Call, input: Input) -> Option<Op> {
+impl Simulator {
+    pub(crate) fn step_request(
+        &mut self,
+        caller: (u64, u64),
+        call: Call,
+        input: Input,
+    ) -> Option<Op> {
         match input {
             Input::Begin => {
-                self.call(me, call.clone());
-                return Some(Op::Wish(call));
+                self.call(caller, call.clone());
+                return Some(Op::RequestTask(call));
             }
-            Input::Answer(answer) => match answer.reply {
+            Input::Reply(message) => match message.reply {
                 Reply::Task(_) => self.outcome.tasks += 1,
                 Reply::Job(_) => self.outcome.drains += 1,
-                Reply::Failed(code) => self.refused(me.0, code),
+                Reply::Failed(code) => self.handle_refusal(caller.0, code),
                 _ => {}
             },
             _ => {}
@@ -65,11 +70,11 @@ impl World {
     }
 }
 
-/// What a process is to carry out, one after the other.
+/// Runs the fetched tasks of a process, one after the other.
 #[derive(Debug)]
-pub(crate) struct Carry {
+pub(crate) struct TaskRunner {
     asked: Moment,
-    waiting: VecDeque<Work>,
+    waiting: VecDeque<FetchedTask>,
     stage: Stage,
 }
 
@@ -77,7 +82,7 @@ pub(crate) struct Carry {
 enum Stage {
     Fetching,
     Copying(Copying),
-    /// Waiting for the answer to that call.
+    /// Waits for the reply to `call`.
     Closing {
         call: Call,
         tries: u32,
@@ -86,35 +91,40 @@ enum Stage {
 
 #[derive(Debug)]
 struct Copying {
-    work: Work,
+    work: FetchedTask,
     words: Vec<u64>,
-    /// The target and the word of it that come next, once all was read.
+    /// The next target, and the next word in that target, once the source is read.
     next: (usize, u64),
     failed: Vec<ReplicaId>,
 }
 
-impl Carry {
-    pub(crate) fn new(world: &World) -> Self {
-        Self { asked: world.now, waiting: VecDeque::new(), stage: Stage::Fetching }
+impl TaskRunner {
+    pub(crate) fn new(simulator: &Simulator) -> Self {
+        Self { asked: simulator.now, waiting: VecDeque::new(), stage: Stage::Fetching }
     }
 
-    pub(crate) fn step(mut self, world: &mut World, me: (u64, u64), input: Input) -> Step {
+    pub(crate) fn step(
+        mut self,
+        simulator: &mut Simulator,
+        caller: (u64, u64),
+        input: Input,
+    ) -> Step {
         match (&mut self.stage, input) {
             (Stage::Fetching, Input::Begin) => {
-                self.asked = world.now;
-                world.call(me, Call::Fetch);
+                self.asked = simulator.now;
+                simulator.call(caller, Call::FetchTasks);
             }
-            (Stage::Fetching, Input::Answer(answer)) => {
-                let Reply::Work(work) = answer.reply else { return Ok(None) };
+            (Stage::Fetching, Input::Reply(message)) => {
+                let Reply::FetchedTask(work) = message.reply else { return Ok(None) };
                 self.waiting = work.into();
-                return Ok(self.next(world, me));
+                return Ok(self.start_next(simulator, caller));
             }
             (Stage::Copying(copying), Input::Read(words)) => {
                 match words {
                     Some(words) => copying.words.extend(words),
-                    None => copying.give_up(),
+                    None => copying.fail_remaining(),
                 }
-                self.go_on(world, me);
+                self.advance(simulator, caller);
             }
             (Stage::Copying(copying), Input::Wrote(is_written)) => {
                 if !is_written {
@@ -122,68 +132,70 @@ impl Carry {
                     copying.failed.push(place.replica);
                     copying.next = (copying.next.0 + 1, 0);
                 }
-                self.go_on(world, me);
+                self.advance(simulator, caller);
             }
-            (Stage::Closing { .. }, Input::Answer(answer)) => {
-                world.outcome.carried += u64::from(matches!(answer.reply, Reply::Done));
-                return Ok(self.next(world, me));
+            (Stage::Closing { .. }, Input::Reply(message)) => {
+                simulator.outcome.task_attempts += u64::from(matches!(message.reply, Reply::Done));
+                return Ok(self.start_next(simulator, caller));
             }
             (Stage::Closing { call, tries }, Input::TimedOut) if *tries < TRIES => {
                 *tries += 1;
                 let call = call.clone();
-                world.call(me, call);
+                simulator.call(caller, call);
             }
-            (Stage::Closing { .. }, Input::TimedOut) => return Ok(self.next(world, me)),
+            (Stage::Closing { .. }, Input::TimedOut) => {
+                return Ok(self.start_next(simulator, caller));
+            }
             _ => return Ok(None),
         }
-        Ok(Some(Op::Carry(self)))
+        Ok(Some(Op::RunTasks(self)))
     }
 
-    /// Begins the next task, if there is one.
-    fn next(mut self, world: &mut World, me: (u64, u64)) -> Option<Op> {
+    /// Starts the next task, if any.
+    fn start_next(mut self, simulator: &mut Simulator, caller: (u64, u64)) -> Option<Op> {
         let work = self.waiting.pop_front()?;
         self.stage =
             Stage::Copying(Copying { work, words: Vec::new(), next: (0, 0), failed: Vec::new() });
-        self.go_on(world, me);
-        Some(Op::Carry(self))
+        self.advance(simulator, caller);
+        Some(Op::RunTasks(self))
     }
 
-    /// Reads or writes the next piece, or says how it went.
-    fn go_on(&mut self, world: &mut World, me: (u64, u64)) {
+    /// Reads or writes the next piece, or reports the end of the task.
+    fn advance(&mut self, simulator: &mut Simulator, caller: (u64, u64)) {
         let Stage::Copying(copying) = &mut self.stage else { return };
-        let late = world.now > self.asked + world.plan.rules.write_window;
-        if late && !world.plan.has(Bug::CopiesTooLate) || world.random.happens(5) {
-            copying.give_up();
+        let late = simulator.now > self.asked + simulator.plan.rules.write_window;
+        if late && !simulator.plan.has(Bug::CopiesTooLate) || simulator.random.happens(5) {
+            copying.fail_remaining();
         }
         let work_length = copying.work.length;
         if copying.next.1 >= work_length {
             copying.next = (copying.next.0 + 1, 0);
         }
-        let piece = world.random.between(1, PIECE_WORDS);
+        let piece = simulator.random.between(1, PIECE_WORDS);
         let read = copying.words.len() as u64;
         let Some(&target) = copying.work.targets.get(copying.next.0) else {
             let (id, attempt) = (copying.work.id, copying.work.attempt);
             let call = Call::EndTask { id, attempt, failed: std::mem::take(&mut copying.failed) };
-            world.call(me, call.clone());
+            simulator.call(caller, call.clone());
             self.stage = Stage::Closing { call, tries: 1 };
             return;
         };
         if read < work_length {
             let source: Place = copying.work.source;
-            world.read_piece(me, source, read..(read + piece).min(work_length));
+            simulator.read_piece(caller, source, read..(read + piece).min(work_length));
         } else {
             let first = copying.next.1;
             let end = (first + piece).min(work_length);
             copying.next.1 = end;
             let words = copying.words[first as usize..end as usize].to_vec();
-            world.write_piece(me, target, first, words);
+            simulator.write_piece(caller, target, first, words);
         }
     }
 }
 
 impl Copying {
-    /// Nothing more is written, and what was not written whole has failed.
-    fn give_up(&mut self) {
+    /// Stops writing. Targets that are not complete count as failed.
+    fn fail_remaining(&mut self) {
         let rest = self.work.targets.iter().skip(self.next.0);
         self.failed.extend(rest.map(|place| place.replica));
         self.next = (self.work.targets.len(), 0);

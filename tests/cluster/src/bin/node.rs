@@ -1,6 +1,6 @@
-//! A node that does what its stdin says, a line an order, and answers each with a line: for tests
-//! that need a process to kill.
-#![allow(clippy::print_stdout, reason = "its stdout is how it answers")]
+//! A client and its engine in a process that tests can kill. It takes commands on stdin, one a line,
+//! and replies to each with one line on stdout.
+#![allow(clippy::print_stdout, reason = "replies go to stdout")]
 
 use std::{
     io::BufRead,
@@ -18,12 +18,12 @@ use mooncake_store_client::{
 use mooncake_testkit::{Random, cluster::range};
 use mooncake_transfer_engine::{Engine, EngineConfig, SharedMemory};
 
-/// What the orders of a node work with.
+/// The state of a node.
 struct Node {
     client: Arc<Client>,
     loads: Loads,
-    /// Puts that were begun and are neither ended nor revoked, and what their bytes lie in.
-    begun: Vec<(SharedMemory, Reservation)>,
+    /// Puts that were started and are neither ended nor revoked, and the memory of their values.
+    started: Vec<(SharedMemory, Reservation)>,
 }
 
 fn main() -> Result<()> {
@@ -39,8 +39,8 @@ fn main() -> Result<()> {
     for flag in arguments {
         match flag.as_str() {
             "--tcp" => engine.is_tcp_forced = true,
-            "--lend-nothing" => config.segment_bytes = 0,
-            "--lend-little" => config.segment_bytes = 16 << 20,
+            "--no-segment" => config.segment_bytes = 0,
+            "--small-segment" => config.segment_bytes = 16 << 20,
             "--checksums" => config.has_checksums = true,
             _ => bail!("unknown flag {flag}"),
         }
@@ -50,16 +50,16 @@ fn main() -> Result<()> {
     let engine = Engine::start(engine, runtime.handle().clone())?;
     let link = SocketLink::new(&master, LinkConfig::default())?;
     let client = Client::connect(config, engine, Arc::new(link))?;
-    let mut node = Node { client: Arc::new(client), loads: Loads::default(), begun: Vec::new() };
+    let mut node = Node { client: Arc::new(client), loads: Loads::default(), started: Vec::new() };
     println!("ready");
-    for order in std::io::stdin().lock().lines() {
-        let order = order?;
-        let words: Vec<&str> = order.split_whitespace().collect();
+    for command in std::io::stdin().lock().lines() {
+        let command = command?;
+        let words: Vec<&str> = command.split_whitespace().collect();
         if words == ["quit"] {
             break;
         }
-        match follow(&mut node, &words) {
-            Ok(answer) => println!("{answer}"),
+        match run_command(&mut node, &words) {
+            Ok(reply) => println!("{reply}"),
             Err(error) => println!("error {error:#}"),
         }
     }
@@ -67,19 +67,19 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn follow(node: &mut Node, words: &[&str]) -> Result<String> {
+fn run_command(node: &mut Node, words: &[&str]) -> Result<String> {
     match *words {
         ["read-loop", name, keys] => {
             node.loads.read(&node.client, name, keys.parse()?)?;
             Ok("started".to_owned())
         }
         ["write-loop", name, keys, length, ref segment @ ..] => {
-            let options = preferring(segment);
+            let options = pinned_on(segment);
             let (keys, length) = (keys.parse()?, length.parse()?);
             node.loads.write(&node.client, name, keys, length, options)?;
             Ok("started".to_owned())
         }
-        // As above, but what is put may be evicted, and has several copies.
+        // As `write-loop`, but values can be evicted and have several copies.
         ["churn-loop", name, keys, length, copies] => {
             let options = PutOptions { replicas: copies.parse()?, ..PutOptions::default() };
             let (keys, length) = (keys.parse()?, length.parse()?);
@@ -88,24 +88,24 @@ fn follow(node: &mut Node, words: &[&str]) -> Result<String> {
         }
         ["tally"] => Ok(node.loads.tally().to_string()),
         ["stop"] => Ok(node.loads.stop()?.to_string()),
-        ["begin", key, length, version] => {
-            node.begun.push(begin(&node.client, key, length.parse()?, version.parse()?)?);
-            Ok("begun".to_owned())
+        ["start-put", key, length, version] => {
+            node.started.push(start_put(&node.client, key, length.parse()?, version.parse()?)?);
+            Ok("started".to_owned())
         }
-        _ => follow_once(&node.client, words),
+        _ => run_client_command(&node.client, words),
     }
 }
 
-fn follow_once(client: &Client, words: &[&str]) -> Result<String> {
+fn run_client_command(client: &Client, words: &[&str]) -> Result<String> {
     match *words {
-        // Bytes that tell what they are: see `pattern`.
+        // Stores a self-describing value: see `pattern`.
         ["fill", key, length, version, ref segment @ ..] => {
             let value = pattern::value(key, version.parse()?, length.parse()?);
-            put_value(client, key, &value, &preferring(segment))
+            put_value(client, key, &value, &pinned_on(segment))
         }
         ["fill-twice", key, length, version] => {
             let value = pattern::value(key, version.parse()?, length.parse()?);
-            let options = PutOptions { replicas: 2, ..preferring(&[]) };
+            let options = PutOptions { replicas: 2, ..pinned_on(&[]) };
             put_value(client, key, &value, &options)
         }
         ["version", key] => match client.get_bytes(&self::key(key)?)? {
@@ -124,8 +124,10 @@ fn follow_once(client: &Client, words: &[&str]) -> Result<String> {
             None => bail!("a batch of one gave no outcome"),
         },
         ["name"] => Ok(client.name().to_owned()),
-        ["copy" | "move" | "task" | "drain" | "drained" | "copies", ..] => tasks(client, words),
-        // Bytes made from a seed, so that another process can tell whether they are the same.
+        ["copy" | "move" | "task" | "drain" | "drained" | "copies", ..] => {
+            run_task_command(client, words)
+        }
+        // Stores bytes generated from a seed, so that another process can compare them.
         ["put", key, length, seed] => put(client, key, length, seed, &PutOptions::default()),
         ["put", key, length, seed, copies] => {
             let options = PutOptions { replicas: copies.parse()?, ..PutOptions::default() };
@@ -142,24 +144,24 @@ fn follow_once(client: &Client, words: &[&str]) -> Result<String> {
         }
         ["segments"] => Ok(client.segments()?.len().to_string()),
         ["count"] => Ok(client.list(&Selector::All, None, 0)?.objects.len().to_string()),
-        // What a peer sent, what went wrong with it, and what was read elsewhere because of that.
-        ["brought", peer] => Ok(brought(client, peer).to_string()),
+        // Bytes read from a peer, errors of a peer, and copies skipped because of errors.
+        ["bytes-from", peer] => Ok(bytes_from(client, peer).to_string()),
         ["errors", peer] => {
             Ok(client.metrics().peer_errors.get(peer).copied().unwrap_or(0).to_string())
         }
         ["skipped"] => Ok(client.metrics().skipped_copies.to_string()),
-        ["served"] => Ok(served(&client.metrics())),
+        ["transports"] => Ok(used_transports(&client.metrics())),
         ["close"] => {
             let start = Instant::now();
             client.close();
             Ok(start.elapsed().as_millis().to_string())
         }
-        _ => bail!("unknown order {words:?}"),
+        _ => bail!("unknown command {words:?}"),
     }
 }
 
-/// Copies and moves, how they stand, and drains.
-fn tasks(client: &Client, words: &[&str]) -> Result<String> {
+/// Runs the commands about copies, moves and drains.
+fn run_task_command(client: &Client, words: &[&str]) -> Result<String> {
     let create = |task: NewTask| -> Result<String> {
         Ok(client.create_tasks(&[task]).pop().context("one outcome")??.to_string())
     };
@@ -173,20 +175,20 @@ fn tasks(client: &Client, words: &[&str]) -> Result<String> {
             target: target.to_owned(),
         }),
         ["task", id] => {
-            let id = TaskId::parse(id).context("an id has two numbers")?;
+            let id = TaskId::parse(id).context("invalid task id")?;
             let info = client.tasks(&[id]).pop().context("one outcome")??;
             Ok(format!("{:?} {}", info.status, info.message))
         }
         ["drain", segment] => Ok(client.drain(&[segment.to_owned()], &[], 2)?.id.to_string()),
         ["drained", id] => {
-            let info = client.drain_info(JobId::parse(id).context("an id has two numbers")?)?;
+            let info = client.drain_info(JobId::parse(id).context("invalid job id")?)?;
             Ok(format!("{:?} {} {}", info.status, info.succeeded, info.moved_bytes))
         }
         ["copies", key] => {
             let located = client.locate(&[self::key(key)?]).pop().context("one outcome")??;
             Ok(located.places().len().to_string())
         }
-        _ => bail!("unknown order {words:?}"),
+        _ => bail!("unknown command {words:?}"),
     }
 }
 
@@ -207,14 +209,14 @@ fn put_value(client: &Client, key: &str, value: &[u8], options: &PutOptions) -> 
     })
 }
 
-/// Begins a put and writes the first half of it.
-fn begin(
+/// Starts a put and writes the first half of the value.
+fn start_put(
     client: &Client,
     key: &str,
     length: usize,
     version: u64,
 ) -> Result<(SharedMemory, Reservation)> {
-    // The bytes come from another object, because they are written from memory of the engine's.
+    // The value is read from another object, since writes need memory of the engine.
     let source = format!("{key}-source");
     put_value(client, &source, &pattern::value(key, version, length), &PutOptions::default())?;
     let source = client.locate(&[self::key(&source)?]).pop().context("one outcome")??;
@@ -232,21 +234,23 @@ fn begin(
     Ok((memory, reservation))
 }
 
-/// Pinned, so that only a death takes it away, and on that segment if one is named.
-fn preferring(segment: &[&str]) -> PutOptions {
+/// Returns options that pin the object, so that only the death of its holder removes it, and prefer
+/// a segment if one is given.
+fn pinned_on(segment: &[&str]) -> PutOptions {
     let preferred_segments = segment.iter().map(|&name| name.to_owned()).collect();
     PutOptions { preferred_segments, is_hard_pinned: true, ..PutOptions::default() }
 }
 
-/// How many bytes a peer sent.
-fn brought(client: &Client, peer: &str) -> u64 {
+/// Returns the number of bytes read from a peer.
+fn bytes_from(client: &Client, peer: &str) -> u64 {
     let peers = client.engine().snapshot().peers;
-    let ways = peers.iter().filter(|known| known.name == peer).flat_map(|peer| &peer.transports);
-    ways.map(|way| way.bytes_read).sum()
+    let transports =
+        peers.iter().filter(|known| known.name == peer).flat_map(|peer| &peer.transports);
+    transports.map(|transport| transport.bytes_read).sum()
 }
 
-/// Over which transports bytes went.
-fn served(metrics: &MetricsSnapshot) -> String {
+/// Returns the names of the transports that carried bytes.
+fn used_transports(metrics: &MetricsSnapshot) -> String {
     metrics.by_transport.keys().copied().collect::<Vec<_>>().join(" ")
 }
 

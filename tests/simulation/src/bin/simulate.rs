@@ -1,4 +1,4 @@
-//! Runs worlds, many seeds after each other, or one with a trace.
+//! Runs the simulator over a range of seeds, or over one seed with a trace.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints")]
 
 use std::{process::ExitCode, time::Instant};
@@ -6,12 +6,12 @@ use std::{process::ExitCode, time::Instant};
 use mooncake_simulation::{Bug, Plan, run};
 
 const HELP: &str = "\
-simulate: a cluster in one thread, with a hand-moved clock and seeded faults
+simulate: runs a simulated cluster in one thread, with a manual clock and injected faults
 
-  --first N    the first seed (0)
-  --seeds N    how many (1000)
-  --bug NAME   break something on purpose and stop when it is found
-  --trace      print every event (with --seeds 1)";
+  --first N    first seed (default 0)
+  --seeds N    number of seeds (default 1000)
+  --bug NAME   plant a bug and stop at the first violation; an unknown NAME lists all
+  --trace      print every event (use with --seeds 1)";
 
 fn main() -> ExitCode {
     let (mut first, mut seeds, mut bug, mut is_traced) = (0_u64, 1000_u64, None, false);
@@ -27,7 +27,10 @@ fn main() -> ExitCode {
                 bug = Bug::ALL.iter().find(|(known, _)| *known == name).map(|(_, bug)| *bug);
                 if bug.is_none() {
                     let names: Vec<_> = Bug::ALL.iter().map(|(name, _)| *name).collect();
-                    eprintln!("simulate: no such bug; there are {}", names.join(", "));
+                    eprintln!(
+                        "simulate: unknown bug {name:?}, expected one of {}",
+                        names.join(", ")
+                    );
                     return ExitCode::from(2);
                 }
             }
@@ -53,6 +56,6 @@ fn main() -> ExitCode {
             }
         }
     }
-    println!("{seeds} worlds were found right in {:.1?}: {sums:#?}", begun.elapsed());
+    println!("{seeds} runs without a violation in {:.1?}: {sums:#?}", begun.elapsed());
     ExitCode::SUCCESS
 }

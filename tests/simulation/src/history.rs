@@ -1,0 +1,115 @@
+//! The history of all changes in the order of the master's log, and the check of reads against it.
+
+use std::{collections::HashMap, ops::Range};
+
+use mooncake_base::{Moment, Version};
+
+use crate::{allocation_model::Change, call::key_name};
+
+/// All changes of all keys, and when each was acknowledged.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    entries: Vec<Entry>,
+    by_key: HashMap<Vec<u8>, Vec<usize>>,
+    started: HashMap<u64, StartedPut>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    change: Change,
+    /// When the caller that made the change learned of it.
+    acknowledged: Option<Moment>,
+}
+
+/// A started put.
+#[derive(Debug, Clone, Copy)]
+struct StartedPut {
+    key: u64,
+    length: u64,
+}
+
+/// Returns the word that the writer of a version writes at an index. Words differ in all places.
+pub(crate) fn word(version: Version, index: u64) -> u64 {
+    let mixed = version.0.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31);
+    (mixed ^ (index + 1)).wrapping_mul(0x94d0_49bb_1331_11eb)
+}
+
+impl History {
+    /// Records the start of a put.
+    pub(crate) fn record_start(&mut self, version: Version, key: u64, length: u64) {
+        self.started.insert(version.0, StartedPut { key, length });
+    }
+
+    /// Appends changes and returns the indexes of their entries.
+    pub(crate) fn append(&mut self, changes: Vec<(Vec<u8>, Change)>) -> Range<usize> {
+        let first = self.entries.len();
+        for (key, change) in changes {
+            self.by_key.entry(key).or_default().push(self.entries.len());
+            self.entries.push(Entry { change, acknowledged: None });
+        }
+        first..self.entries.len()
+    }
+
+    /// Records that a client knows of these entries from `now` on.
+    pub(crate) fn acknowledge(&mut self, now: Moment, entries: Range<usize>) {
+        for entry in &mut self.entries[entries] {
+            entry.acknowledged.get_or_insert(now);
+        }
+    }
+
+    /// Checks that a reader whose call began at `asked` may get this version and these words.
+    ///
+    /// # Errors
+    /// The version is unknown, unpublished or stale, or a word is wrong.
+    pub(crate) fn check_read(
+        &self,
+        asked: Moment,
+        key: u64,
+        version: Version,
+        words: &[u64],
+    ) -> Result<(), String> {
+        let Some(started) = self.started.get(&version.0) else {
+            return Err(format!(
+                "read version {version} of key {key}, whose put was never started"
+            ));
+        };
+        if started.key != key || started.length != words.len() as u64 {
+            return Err(format!(
+                "read {} words of key {key}, but the put is {started:?}",
+                words.len()
+            ));
+        }
+        let wrong = (0..).zip(words).find(|&(index, &read)| read != word(version, index));
+        if let Some((index, _)) = wrong {
+            return Err(format!(
+                "read a wrong word of key {key}, version {version}, at index {index} of {}",
+                words.len()
+            ));
+        }
+        let entries = self.by_key.get(&key_name(key)).map_or(&[][..], Vec::as_slice);
+        let is_match =
+            |&number: &usize| self.entries[number].change == Change::Published(version.0);
+        let Some(published) = entries.iter().rposition(is_match) else {
+            return Err(format!("read version {version} of key {key}, which is not published"));
+        };
+        let newer = entries[published + 1..].iter().find(|&&number| {
+            self.entries[number].acknowledged.is_some_and(|acknowledged| acknowledged <= asked)
+        });
+        match newer {
+            Some(&number) => Err(format!(
+                "read version {version} of key {key} after {:?} was acknowledged",
+                self.entries[number].change
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the current version of the key.
+    pub(crate) fn current_version(&self, key: u64) -> Option<Version> {
+        let last = *self.by_key.get(&key_name(key))?.last()?;
+        match self.entries[last].change {
+            Change::Published(version) => Some(Version(version)),
+            Change::Gone(_) => None,
+        }
+    }
+}
