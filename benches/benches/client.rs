@@ -1,5 +1,5 @@
-//! What a client adds to the moving of bytes: small gets and puts with the master in the same
-//! process, and puts of two copies.
+//! The overhead of a client: small gets and puts with the master in the same process, and puts with
+//! two copies.
 //!
 //! `cargo bench -p mooncake-benches --bench client`
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop")]
@@ -14,10 +14,10 @@ use mooncake_transfer_engine::{Engine, EngineConfig, TransportKind};
 use tokio::runtime::{Builder, Runtime};
 
 const SMALL: usize = 4 << 10;
-const LENT: u64 = 64 << 20;
-const COPIED: [usize; 5] = [4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
+const SEGMENT_BYTES: u64 = 64 << 20;
+const VALUE_BYTES: [usize; 5] = [4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
 
-/// A pool in one process.
+/// A master in this process.
 struct Pool {
     runtime: Runtime,
     master: Option<Master>,
@@ -30,8 +30,8 @@ impl Pool {
         Self { runtime, master: Some(master) }
     }
 
-    /// A member that lends so much and goes no disabled way.
-    fn join(&self, segment_bytes: u64, disabled: &[TransportKind]) -> Client {
+    /// Connects a client with a segment of this size, without the disabled transports.
+    fn connect(&self, segment_bytes: u64, disabled: &[TransportKind]) -> Client {
         let engine = EngineConfig {
             name: "127.0.0.1".to_owned(),
             disabled: disabled.to_vec(),
@@ -56,33 +56,33 @@ impl Drop for Pool {
 
 fn small(criterion: &mut Criterion) {
     let pool = Pool::start();
-    let client = pool.join(LENT, &[]);
+    let client = pool.connect(SEGMENT_BYTES, &[]);
     let key = ObjectKey::new(b"key".to_vec()).unwrap();
     let value = vec![7; SMALL];
     client.put_bytes(&key, &value, &PutOptions::default()).unwrap();
     let mut group = criterion.benchmark_group("client");
     group.throughput(Throughput::Bytes(SMALL as u64));
-    group.bench_function("get 4 KiB of its own", |bencher| {
+    group.bench_function("get 4 KiB from own memory", |bencher| {
         bencher.iter(|| client.get_bytes(&key).unwrap().unwrap());
     });
     let upsert = PutOptions { is_upsert: true, ..PutOptions::default() };
-    group.bench_function("replace 4 KiB of its own", |bencher| {
+    group.bench_function("replace 4 KiB in own memory", |bencher| {
         bencher.iter(|| client.put_bytes(&key, &value, &upsert).unwrap());
     });
     group.finish();
 }
 
 fn copies(criterion: &mut Criterion) {
-    for (way, disabled) in
+    for (transport, disabled) in
         [("memory", &[][..]), ("tcp", &[TransportKind::Memory, TransportKind::Shm])]
     {
         let pool = Pool::start();
-        let _holders = [pool.join(LENT, &[]), pool.join(LENT, &[])];
-        let writer = pool.join(0, disabled);
+        let _holders = [pool.connect(SEGMENT_BYTES, &[]), pool.connect(SEGMENT_BYTES, &[])];
+        let writer = pool.connect(0, disabled);
         let options = PutOptions { is_upsert: true, replicas: 2, ..PutOptions::default() };
         let key = ObjectKey::new(b"key".to_vec()).unwrap();
-        let mut group = criterion.benchmark_group(format!("two copies over {way}"));
-        for length in COPIED {
+        let mut group = criterion.benchmark_group(format!("two copies over {transport}"));
+        for length in VALUE_BYTES {
             let value = vec![7; length];
             group.throughput(Throughput::Bytes(2 * length as u64));
             group.bench_function(BenchmarkId::from_parameter(length), |bencher| {

@@ -1,4 +1,4 @@
-//! What a call costs before and after the wire: frames of the native protocol, made and read.
+//! Encoding and decoding of frames of the native protocol.
 //!
 //! `cargo bench -p mooncake-benches --bench frames`
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop")]

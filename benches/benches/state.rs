@@ -1,4 +1,4 @@
-//! What the master's rules cost: the allocator, a put from start to end, a locate.
+//! The state machine of the master: the allocator, puts from start to end, evictions and locates.
 //!
 //! `cargo bench -p mooncake-benches --bench state`
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop")]
@@ -13,10 +13,10 @@ use mooncake_master::state::{
 
 const CLIENT: ClientId = ClientId::from_bits(1);
 const NOW: Moment = Moment::from_boot(Duration::from_secs(1000));
-/// Two sizes of KV blocks that pools hold side by side.
+/// Two sizes of KV blocks that a pool may hold together.
 const SIZES: [u64; 2] = [3_274_752, 658_432];
 
-/// A pool with segments of so many bytes each.
+/// Creates a state with segments of `length` bytes each.
 fn pool(segments: u64, length: u64) -> State {
     let mut state = State::new(Rules::default(), 1);
     state.register(NOW, CLIENT, "host-a:1").unwrap();
@@ -55,9 +55,9 @@ fn put(state: &mut State, index: u64, length: u64) {
     state.put_end(NOW, CLIENT, &tenant, put).unwrap();
 }
 
-/// Beside what pools do, small blocks freed in no order at all: the records of a million of them are
-/// 23 MiB, and a `free` waits for memory twice, for the block's record and for those of its
-/// neighbours. An eviction goes by age, where both are at hand.
+/// Measures the allocator in a full pool. The case in random order is a worst case: the records of a
+/// million blocks take 23 MiB, and each `free` has two cache misses, one for the record of the block
+/// and one for its neighbours. Evictions free by age, where both records are usually cached.
 fn allocator(c: &mut Criterion) {
     let mut group = c.benchmark_group("allocator");
     let large = 64 << 30;
@@ -67,7 +67,7 @@ fn allocator(c: &mut Criterion) {
         ("a million of 4 KiB", &[4096][..], 4_096_000_000, false),
         ("a million of 4 KiB in random order", &[4096][..], 4_096_000_000, true),
     ] {
-        // Full, as a pool is that evicts: the oldest block goes, then a new one comes.
+        // Full, as a pool under eviction: the oldest block is freed before a new one is allocated.
         let mut allocator = Allocator::new(length);
         let mut held = std::collections::VecDeque::new();
         let mut sizes = sizes.iter().copied().cycle();
@@ -88,7 +88,7 @@ fn allocator(c: &mut Criterion) {
                 next = sizes.next().unwrap();
             }
         };
-        // Until neighbours in memory are none in the table of records.
+        // Warms up until neighbours in memory are no longer neighbours in the table of records.
         for _ in 0..2_000_000 {
             step();
         }
@@ -117,7 +117,7 @@ fn puts(c: &mut Criterion) {
     group.finish();
 }
 
-/// A full pool: each put takes the place of the oldest object.
+/// Measures puts into a full pool, where each put evicts the oldest object.
 fn evictions(c: &mut Criterion) {
     let mut group = c.benchmark_group("state");
     for objects in [10_000, 1_000_000, 10_000_000] {

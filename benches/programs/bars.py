@@ -1,4 +1,4 @@
-"""Draws ratios as an SVG of bars, on a scale of doublings from 1."""
+"""Draws ratios as a bar chart in SVG, on a logarithmic scale around 1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Groups = Mapping[str, Sequence[tuple[str, float]]]
 
 
 def draw(title: str, groups: Groups) -> str:
-    """A bar for each name and ratio, group by group; to the left of 1 means slower."""
+    """Returns an SVG with one bar per name and ratio, by group; bars left of 1 mean slower."""
     ratios = [ratio for rows in groups.values() for _, ratio in rows]
     low = min(0, math.floor(min(map(math.log2, ratios), default=0)))
     high = max(1, math.ceil(max(map(math.log2, ratios), default=1)))

@@ -1,11 +1,12 @@
-//! What a batch of many small objects costs, end to end: a master and two clients in this process,
-//! over the native protocol, as two processes of one host would be.
+//! Measures batches of many small objects end to end: a master and two clients in this process, over
+//! the native protocol, as between processes of one host.
 //!
 //! `cargo run --release -p mooncake-benches --bin batches -- [ITEMS [ROUNDS]]`
 //!
-//! Instructions do not care how busy a machine is: `valgrind --tool=callgrind` over two runs with
-//! different rounds, and the difference is what the rounds between cost, client and master together.
-#![allow(clippy::print_stdout, reason = "a program that prints, for its author")]
+//! For results that do not depend on the load of the machine, count instructions: run it twice under
+//! `valgrind --tool=callgrind` with different ROUNDS. The difference is the cost of the additional
+//! rounds, client and master together.
+#![allow(clippy::print_stdout, reason = "the program prints its results")]
 
 use std::{sync::Arc, time::Instant};
 
@@ -28,37 +29,40 @@ fn main() -> Result<()> {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let master = runtime.block_on(mooncake_master::start(MasterConfig::embedded()))?;
     let address = master.addresses().rpc.to_string();
-    let lender = join(&address, 4 * (items * OBJECT_BYTES) as u64, runtime.handle())?;
-    let reader = join(&address, 0, runtime.handle())?;
+    let holder = connect(&address, 4 * (items * OBJECT_BYTES) as u64, runtime.handle())?;
+    let reader = connect(&address, 0, runtime.handle())?;
     let mut memory = vec![7_u8; items * OBJECT_BYTES];
     let first = memory.as_mut_ptr();
     let range = |at: usize| {
-        // SAFETY: the memory outlives both clients, and nobody looks at it in between.
+        // SAFETY: the memory outlives both clients, and no reference to it is used meanwhile.
         [unsafe { LocalRange::held(first.wrapping_add(at * OBJECT_BYTES), OBJECT_BYTES) }]
     };
     let ranges: Vec<[LocalRange; 1]> = (0..items).map(range).collect();
-    let (mut put, mut got) = (Vec::new(), Vec::new());
+    let (mut put, mut get) = (Vec::new(), Vec::new());
     for round in 0..rounds {
         let keys = keys(round, items)?;
         let begin = Instant::now();
-        put_all(&lender, &keys, &ranges)?;
+        put_all(&holder, &keys, &ranges)?;
         put.push(begin.elapsed());
         let begin = Instant::now();
         read_all(&reader, &keys, &ranges)?;
-        got.push(begin.elapsed());
-        lender.remove(&keys, true).into_iter().collect::<Result<Vec<_>, _>>()?;
+        get.push(begin.elapsed());
+        holder.remove(&keys, true).into_iter().collect::<Result<Vec<_>, _>>()?;
     }
-    for (what, mut times) in [("put", put), ("get", got)] {
+    for (what, mut times) in [("put", put), ("get", get)] {
         times.sort_unstable();
         let median = times.get(times.len() / 2).context("no rounds")?;
-        println!("{what} {items} items: {:.3} us each", median.as_secs_f64() * 1e6 / items as f64);
+        println!(
+            "{what} {items} items: {:.3} us per item",
+            median.as_secs_f64() * 1e6 / items as f64
+        );
     }
-    drop((lender, reader));
+    drop((holder, reader));
     runtime.block_on(master.stop());
     Ok(())
 }
 
-fn join(address: &str, segment_bytes: u64, runtime: &Handle) -> Result<Client> {
+fn connect(address: &str, segment_bytes: u64, runtime: &Handle) -> Result<Client> {
     let engine = EngineConfig { name: "127.0.0.1".to_owned(), ..EngineConfig::default() };
     let engine = Engine::start(engine, runtime.clone())?;
     let link = SocketLink::new(address, LinkConfig::default())?;
@@ -78,7 +82,7 @@ fn put_all(client: &Client, keys: &[ObjectKey], ranges: &[[LocalRange; 1]]) -> R
         .map(|(key, parts)| PutItem { key: key.into(), parts: parts.as_slice() })
         .collect();
     for outcome in client.put(&items, &PutOptions::default()) {
-        ensure!(matches!(outcome?, PutOutcome::Stored { replicas: 1 }), "a key is new");
+        ensure!(matches!(outcome?, PutOutcome::Stored { replicas: 1 }), "the key existed already");
     }
     Ok(())
 }
@@ -88,7 +92,7 @@ fn read_all(client: &Client, keys: &[ObjectKey], ranges: &[[LocalRange; 1]]) -> 
     let reads: Vec<_> =
         located.iter().zip(ranges).map(|(located, into)| Read::whole(located, into)).collect();
     for outcome in client.read(&reads) {
-        ensure!(outcome? == OBJECT_BYTES as u64, "an object comes whole");
+        ensure!(outcome? == OBJECT_BYTES as u64, "an object was read in part");
     }
     Ok(())
 }

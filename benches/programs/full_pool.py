@@ -1,11 +1,11 @@
-"""How fast objects are put into a pool that is full, beside one that is empty.
+"""Compares the speed of puts into a full pool with puts into an empty pool.
 
     .venv/bin/python benches/programs/full_pool.py [--segment-mib 256]
 
-Runs a master and two clients: one lends the memory, the other puts into it; then one that does
-both. By turns the pool is emptied and filled, and overwritten ten times, so that what else the
-machine does meets both alike. Says the rate of either, their ratio and how many puts failed; ends
-with 1 if any did, or if the ratio is below 0.7.
+Runs a master and two clients, of which one mounts the memory and the other puts into it; then one
+client that does both. Each round empties the pool, fills it, and overwrites it ten times; the
+alternation makes other load on the machine affect both equally. Prints the rates, their ratio and
+the number of failed puts. Exits with 1 if a put failed or if the ratio is below 0.7.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from mooncake.store import MooncakeDistributedStore
 MIB = 1 << 20
 SIZES = (64 * 1024, MIB, 4 * MIB)
 ROUNDS = 3
-OVERWRITTEN = 10
-"""How often the full pool is written anew in a round."""
+OVERWRITES = 10
+"""Number of times that a round overwrites the full pool."""
 RATIO_MIN = 0.7
 
 Times = list[float]
 
 
-def joined(master: str, segment: int) -> MooncakeDistributedStore:
+def connected(master: str, segment: int) -> MooncakeDistributedStore:
     store = MooncakeDistributedStore()
     code = store.setup("127.0.0.1", "P2PHANDSHAKE", segment, 64 * MIB, "tcp", "", master)
     if code != 0:
@@ -42,16 +42,16 @@ def joined(master: str, segment: int) -> MooncakeDistributedStore:
     return store
 
 
-def lend(master: str, segment: int, told: Connection) -> None:
-    """Lends memory until it is told to leave."""
-    store = joined(master, segment)
-    told.send(None)
-    told.recv()
+def hold_segment(master: str, segment: int, pipe: Connection) -> None:
+    """Mounts memory until a message arrives."""
+    store = connected(master, segment)
+    pipe.send(None)
+    pipe.recv()
     store.close()
 
 
 def put(store: MooncakeDistributedStore, at: int, size: int, names: range) -> tuple[Times, int]:
-    """Puts objects of these numbers; how long each took, and how many failed."""
+    """Puts objects with these numbers. Returns the time of each put and the number of failures."""
     failed = 0
     times = []
     begun = time.perf_counter()
@@ -63,12 +63,12 @@ def put(store: MooncakeDistributedStore, at: int, size: int, names: range) -> tu
     return times, failed
 
 
-def compare(store: MooncakeDistributedStore, what: str, segment: int) -> bool:
-    """Fills and overwrites with objects of each size; whether all was well."""
+def compare(store: MooncakeDistributedStore, label: str, segment: int) -> bool:
+    """Fills and overwrites with objects of each size. Returns whether all checks passed."""
     data = np.ones(max(SIZES), np.uint8)
     at = data.ctypes.data
     store.register_buffer(at, data.nbytes)
-    well = True
+    is_good = True
     for size in SIZES:
         count = segment // size
         put(store, at, size, range(count))
@@ -78,7 +78,7 @@ def compare(store: MooncakeDistributedStore, what: str, segment: int) -> bool:
             store.remove_all(True)
             empty, failed = put(store, at, size, range(count))
             failures += failed
-            full, failed = put(store, at, size, range(count, (1 + OVERWRITTEN) * count))
+            full, failed = put(store, at, size, range(count, (1 + OVERWRITES) * count))
             failures += failed
             rounds.append((empty, full))
         rates = [
@@ -88,16 +88,16 @@ def compare(store: MooncakeDistributedStore, what: str, segment: int) -> bool:
         ratios = [statistics.fmean(empty) / statistics.fmean(full) for empty, full in rounds]
         ratio = statistics.median(ratios)
         print(
-            f"{what} {size // 1024:>5} KiB: {rates[0] / 1e9:5.2f} GB/s empty, "
+            f"{label} {size // 1024:>5} KiB: {rates[0] / 1e9:5.2f} GB/s empty, "
             f"{rates[1] / 1e9:5.2f} GB/s full, ratio {ratio:.2f} "
             f"({min(ratios):.2f} to {max(ratios):.2f}); median put {typical[0] * 1e6:.0f} and "
             f"{typical[1] * 1e6:.0f} us, ratio {typical[0] / typical[1]:.2f}; failed {failures}",
             flush=True,
         )
-        well &= failures == 0 and ratio >= RATIO_MIN
+        is_good &= failures == 0 and ratio >= RATIO_MIN
     store.remove_all(True)
     store.unregister_buffer(at)
-    return well
+    return is_good
 
 
 def main() -> int:
@@ -112,24 +112,24 @@ def main() -> int:
         try:
             assert process.stdout is not None
             ready = dict(word.split("=", 1) for word in process.stdout.readline().split()[2:])
-            told, lender_told = multiprocessing.Pipe()
-            lender = multiprocessing.get_context("spawn").Process(
-                target=lend, args=(ready["rpc"], segment, lender_told)
+            pipe, holder_pipe = multiprocessing.Pipe()
+            holder = multiprocessing.get_context("spawn").Process(
+                target=hold_segment, args=(ready["rpc"], segment, holder_pipe)
             )
-            lender.start()
-            told.recv()
-            store = joined(ready["rpc"], 0)
-            well = compare(store, "to another process", segment)
+            holder.start()
+            pipe.recv()
+            store = connected(ready["rpc"], 0)
+            is_good = compare(store, "to another process", segment)
             store.close()
-            told.send(None)
-            lender.join()
-            store = joined(ready["rpc"], segment)
-            well &= compare(store, "in one process    ", segment)
+            pipe.send(None)
+            holder.join()
+            store = connected(ready["rpc"], segment)
+            is_good &= compare(store, "in one process    ", segment)
             store.close()
         finally:
             process.terminate()
             process.wait()
-    return 0 if well else 1
+    return 0 if is_good else 1
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
-"""Measures put and get between two processes, ours beside the established package, as ratios.
+"""Measures put and get between two processes, and compares the speed with upstream Mooncake.
 
-    python benches/programs/put_get.py --theirs THEIR_VENV/bin/python --ours OUR_VENV/bin/python
+    python benches/programs/put_get.py --upstream UPSTREAM_VENV/bin/python --ours VENV/bin/python
 
-Each side gets a master of its own on free ports, a process that lends memory, and a process that
-lends none, which puts into the other's memory and gets from there. Puts of the process that lends
-the memory itself are rows of their own. The sides take turns, round by round, so that whatever else
-the machine does meets both. Every value read is compared with what was put before it is timed. The
-last column is our share of a plain copy of the same size, measured in the same run. Then come
-batches of many small objects in one call, by the item that succeeded, with those that failed; where
-most of them fail there is no time, and it is not tried again. With one side only, there are no
-ratios. `--plot FILE` draws them as an SVG. Ratios count; absolute figures are those of this machine
-at this hour.
+Each side has its own master on free ports, a process that mounts memory, and a process without
+memory that puts into the memory of the other and gets from there. The rows "own memory" are puts of
+the process that mounts the memory. The sides alternate round by round, so that other load on the
+machine affects both. Values are compared with what was put before the timed calls. The last column
+is the speed relative to `memmove` of the same size, measured in the same run.
+
+The second table is for batches of many small objects in one call: time per object that succeeded,
+and the number of failures. A batch in which most objects fail has no time and is not repeated.
+
+Without `--upstream` there are no ratios. `--plot FILE` draws the ratios as an SVG. Only the ratios
+are comparable between machines.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from typing import Any
 
 import bars
 
-Answer = dict[str, Any]
+Reply = dict[str, Any]
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB)
@@ -41,12 +43,12 @@ SEGMENT_BYTES = 768 * MIB
 LOCAL_BUFFER_BYTES = 128 * MIB
 ROUND_BYTES_MAX = 128 * MIB
 START_SECONDS = 30.0
-# Said of a put by the process that lends the memory it goes to.
+# Suffix of calls made by the process that mounts the memory.
 OWN = ", own memory"
 
 
 def worker(master: str, segment_bytes: int) -> None:
-    """Serves commands from standard input: one JSON object a line, one JSON answer a line."""
+    """Serves commands on stdin: one JSON object per line, with one JSON reply per line."""
     from mooncake.store import MooncakeDistributedStore
 
     store = MooncakeDistributedStore()
@@ -60,8 +62,8 @@ def worker(master: str, segment_bytes: int) -> None:
     store.close()
 
 
-def run_round(store: Any, op: str, prefix: str, size: int, count: int) -> Answer:
-    """Runs one round and gives the seconds of each call, or how many calls failed."""
+def run_round(store: Any, op: str, prefix: str, size: int, count: int) -> Reply:
+    """Runs one round and returns the seconds of each call and the number of failed calls."""
     import ctypes
 
     if op == "clear":
@@ -97,8 +99,8 @@ def run_round(store: Any, op: str, prefix: str, size: int, count: int) -> Answer
     return {"failed": failed, "seconds": seconds}
 
 
-def run_batch(store: Any, op: str, prefix: str, size: int, count: int) -> Answer:
-    """Puts or gets so many objects with one call, and gives its seconds and how many failed."""
+def run_batch(store: Any, op: str, prefix: str, size: int, count: int) -> Reply:
+    """Puts or gets `count` objects in one call. Returns its seconds and the number of failures."""
     import ctypes
 
     memory = ctypes.create_string_buffer(size * count)
@@ -107,7 +109,7 @@ def run_batch(store: Any, op: str, prefix: str, size: int, count: int) -> Answer
     numbers = range(count)
     keys = [f"{prefix}{i}" for i in numbers]
     addresses, sizes = [address + i * size for i in numbers], [size] * count
-    # Every object tells its number.
+    # The value of each object is its number, repeated.
     values = [i.to_bytes(8, "little") * (size // 8) for i in numbers]
     if op == "batch_put_from":
         memory.raw = b"".join(values)
@@ -141,7 +143,7 @@ class Side:
     failed: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def start(self) -> None:
-        """Starts the master and both workers, and waits until they are set up."""
+        """Starts the master and both workers, and waits for their setup."""
         rpc, admin = free_port(), free_port()
         program = Path(self.python).parent / "mooncake_master"
         flags = (f"--rpc_port={rpc}", "--rpc_address=127.0.0.1", f"--metrics_port={admin}")
@@ -160,11 +162,11 @@ class Side:
                 env={**os.environ, **self.env},
             )
             self.processes.append(process)
-            if (answer := self.read(process))["setup"] != 0:
-                raise SystemExit(f"{self.name}: setup gave {answer['setup']}")
+            if (reply := self.read(process))["setup"] != 0:
+                raise SystemExit(f"{self.name}: setup gave {reply['setup']}")
 
-    def ask(self, call: str, **command: object) -> Answer:
-        """Runs a round: in the process that lends memory if its name says so, else in the other."""
+    def ask(self, call: str, **command: object) -> Reply:
+        """Runs a round: calls that end with OWN in the process that mounts memory."""
         process = self.processes[1 if call.endswith(OWN) else 2]
         command["op"] = call.removesuffix(OWN)
         assert process.stdin
@@ -173,25 +175,25 @@ class Side:
         return self.read(process)
 
     def move_batch(self, call: str, prefix: str, count: int) -> None:
-        """Puts or gets so many small objects, unless most of them failed when that was tried."""
+        """Puts or gets `count` small objects in one call, unless most failed before."""
         times = self.batches.setdefault((call, count), [])
         if times and min(times) == math.inf:
             times.append(math.inf)
             return
-        answer = self.ask(call, prefix=prefix, size=BATCH_VALUE_BYTES, count=count)
-        # What failed was no use to anybody: time counts for what was moved, if that was most of it.
-        good = count - answer["failed"]
-        is_of_use = 2 * good > count
-        times.extend(seconds / good if is_of_use else math.inf for seconds in answer["seconds"])
-        self.failed[call, count] = self.failed.get((call, count), 0) + answer["failed"]
+        reply = self.ask(call, prefix=prefix, size=BATCH_VALUE_BYTES, count=count)
+        # Time per object that succeeded, if most did.
+        good = count - reply["failed"]
+        is_usable = 2 * good > count
+        times.extend(seconds / good if is_usable else math.inf for seconds in reply["seconds"])
+        self.failed[call, count] = self.failed.get((call, count), 0) + reply["failed"]
 
-    def read(self, process: subprocess.Popen[str]) -> Answer:
-        """Reads one line of JSON; other lines are the implementation's own talk."""
+    def read(self, process: subprocess.Popen[str]) -> Reply:
+        """Reads one line of JSON and skips log lines of the implementation."""
         assert process.stdout
         for line in process.stdout:
             if line.startswith("{"):
-                answer: Answer = json.loads(line)
-                return answer
+                reply: Reply = json.loads(line)
+                return reply
         raise SystemExit(f"{self.name}: the worker ended with {process.wait()}")
 
     def stop(self) -> None:
@@ -208,14 +210,14 @@ class Side:
 
 
 def free_port() -> int:
-    """A port that nobody listens on at this moment."""
+    """Returns a port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def wait_for_port(port: int, process: subprocess.Popen[str]) -> None:
-    """Waits until somebody listens there."""
+    """Waits until a process listens on the port."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         try:
@@ -227,7 +229,7 @@ def wait_for_port(port: int, process: subprocess.Popen[str]) -> None:
 
 
 def copy_seconds(size: int) -> float:
-    """The median time of a plain copy of that size."""
+    """Returns the median time of `memmove` of this size."""
     import ctypes
 
     source = ctypes.create_string_buffer(os.urandom(min(size, MIB)) * max(1, size // MIB), size)
@@ -241,7 +243,7 @@ def copy_seconds(size: int) -> float:
 
 
 def measure(sides: list[Side], rounds: int) -> dict[int, float]:
-    """Goes through all rounds, taking turns; gives the copy times by size."""
+    """Runs all rounds, alternating between the sides. Returns the copy times by size."""
     copies: dict[int, float] = {}
     for size in SIZES:
         count = max(4, min(400, ROUND_BYTES_MAX // size))
@@ -252,19 +254,17 @@ def measure(sides: list[Side], rounds: int) -> dict[int, float]:
                     for plan in (calls, (calls[0] + OWN,)):
                         prefix = f"{calls[0]}-{size}-{turn}-"
                         for call in plan:
-                            answer = side.ask(call, prefix=prefix, size=size, count=count)
-                            if answer["failed"]:
-                                raise SystemExit(
-                                    f"{side.name}: {answer['failed']} of {call} failed"
-                                )
-                            median = statistics.median(answer["seconds"])
+                            reply = side.ask(call, prefix=prefix, size=size, count=count)
+                            if reply["failed"]:
+                                raise SystemExit(f"{side.name}: {reply['failed']} of {call} failed")
+                            median = statistics.median(reply["seconds"])
                             side.medians.setdefault((call, size), []).append(median)
                         side.ask("clear", prefix="", size=256, count=0)
     return copies
 
 
 def measure_batches(sides: list[Side], rounds: int) -> None:
-    """Puts and gets many small objects in one call, taking turns."""
+    """Runs the rounds of many small objects in one call, alternating between the sides."""
     for count in BATCHES:
         for turn in range(rounds):
             for side in sides if turn % 2 == 0 else reversed(sides):
@@ -275,36 +275,38 @@ def measure_batches(sides: list[Side], rounds: int) -> None:
                     side.ask("clear", prefix="", size=256, count=0)
 
 
-def ratio(theirs: list[float], ours: list[float]) -> float:
-    """How many times as fast we were: the median over the rounds in which both moved something.
-    Infinite if one of them moved nothing in most of them.
+def ratio(upstream: list[float], ours: list[float]) -> float:
+    """Returns the speed relative to upstream: the median over the rounds in which both succeeded.
+    Infinite if one side failed in most rounds.
     """
-    if math.inf in (statistics.median(theirs), statistics.median(ours)):
+    if math.inf in (statistics.median(upstream), statistics.median(ours)):
         return math.inf
-    pairs = [pair for pair in zip(theirs, ours, strict=True) if math.inf not in pair]
-    return statistics.median(their / our for their, our in pairs) if pairs else math.inf
+    pairs = [pair for pair in zip(upstream, ours, strict=True) if math.inf not in pair]
+    return (
+        statistics.median(upstream_s / our_s for upstream_s, our_s in pairs) if pairs else math.inf
+    )
 
 
-def plot(theirs: Side, ours: Side) -> str:
-    """All ratios as an SVG."""
+def plot(upstream: Side, ours: Side) -> str:
+    """Draws all ratios as an SVG."""
     groups: dict[str, list[tuple[str, float]]] = {}
     for (op, size), times in ours.medians.items():
         rows = groups.setdefault(op, [])
-        rows.append((f"{size // KIB} KiB", ratio(theirs.medians[op, size], times)))
+        rows.append((f"{size // KIB} KiB", ratio(upstream.medians[op, size], times)))
     for (op, count), times in ours.batches.items():
         rows = groups.setdefault(f"{op}, {BATCH_VALUE_BYTES // KIB} KiB each", [])
-        if (times_as_fast := ratio(theirs.batches[op, count], times)) < math.inf:
-            rows.append((f"{count} in one call", times_as_fast))
+        if (speed_ratio := ratio(upstream.batches[op, count], times)) < math.inf:
+            rows.append((f"{count} in one call", speed_ratio))
     groups = {op: rows for op, rows in groups.items() if rows}
-    return bars.draw("Times as fast as the established implementation, two processes", groups)
+    return bars.draw("Speed relative to upstream, two processes", groups)
 
 
 def batch_table(sides: list[Side]) -> str:
-    """The result of the batches as Markdown."""
+    """Returns the results of the batches as a Markdown table."""
     head = ["call", "items"]
     for side in sides:
-        head += [f"{side.name} µs a good item", "failed"]
-    head += ["times as fast"] * (len(sides) == 2)
+        head += [f"{side.name} µs per good item", "failed"]
+    head += ["speed ratio"] * (len(sides) == 2)
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for op, count in sides[-1].batches:
         row = [op, str(count)]
@@ -312,16 +314,16 @@ def batch_table(sides: list[Side]) -> str:
             median = statistics.median(side.batches[op, count])
             row += [f"{median * 1e6:.2f}" if median < math.inf else "", str(side.failed[op, count])]
         if len(sides) == 2:
-            times_as_fast = ratio(sides[0].batches[op, count], sides[1].batches[op, count])
-            row.append(f"{times_as_fast:.2f}" if times_as_fast < math.inf else "")
+            speed_ratio = ratio(sides[0].batches[op, count], sides[1].batches[op, count])
+            row.append(f"{speed_ratio:.2f}" if speed_ratio < math.inf else "")
         lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
 
 
 def table(sides: list[Side], copies: dict[int, float]) -> str:
-    """The result as Markdown."""
+    """Returns the results as a Markdown table."""
     head = ["call", "size"] + [f"{side.name} µs" for side in sides]
-    head += ["times as fast"] * (len(sides) == 2) + ["share of a copy"]
+    head += ["speed ratio"] * (len(sides) == 2) + ["share of a copy"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for op, size in sides[-1].medians:
         times = [statistics.median(side.medians[op, size]) for side in sides]
@@ -340,17 +342,25 @@ def main() -> None:
         return
     summary = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(description=summary)
-    parser.add_argument("--ours", default=sys.executable, help="interpreter that has our package")
-    parser.add_argument("--theirs", help="interpreter that has the established package")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds a row (default 5)")
-    parser.add_argument("--tcp", action="store_true", help="force both sides to TCP")
-    parser.add_argument("--batches-only", action="store_true", help="only the batches")
-    parser.add_argument("--plot", type=Path, help="draw the ratios into this SVG file")
+    parser.add_argument(
+        "--ours",
+        default=sys.executable,
+        help="Python interpreter with this package (default: the running one)",
+    )
+    parser.add_argument(
+        "--upstream", metavar="PYTHON", help="interpreter with the upstream package"
+    )
+    # The former name of --upstream.
+    parser.add_argument("--theirs", dest="upstream", help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=5, help="rounds per row (default 5)")
+    parser.add_argument("--tcp", action="store_true", help="force both sides to use TCP")
+    parser.add_argument("--batches-only", action="store_true", help="measure only the batches")
+    parser.add_argument("--plot", type=Path, help="draw the ratios to this SVG file")
     options = parser.parse_args()
-    if options.plot and not options.theirs:
-        parser.error("--plot draws ratios: name the other side with --theirs")
+    if options.plot and not options.upstream:
+        parser.error("--plot needs ratios: add --upstream")
     env = {"MC_FORCE_TCP": "1", "MC_STORE_MEMCPY": "0"} if options.tcp else {}
-    sides = [Side("theirs", options.theirs, env)] if options.theirs else []
+    sides = [Side("upstream", options.upstream, env)] if options.upstream else []
     sides.append(Side("ours", options.ours, env))
     try:
         for side in sides:

@@ -1,12 +1,12 @@
-//! What a million objects cost the master: resident bytes each, and how calls slow down.
+//! Measures the master with millions of objects: resident bytes per object, and latency of calls.
 //!
 //! `cargo run --profile bench -p mooncake-benches --bin size -- [OBJECTS]`
 //!
-//! Objects have keys of 64 bytes and one copy of 4 KiB. For each power of ten up to the number
-//! asked for (5,000,000) a line says the resident memory an object, and the 50th and 99th
-//! percentile and the longest of single calls: puts (start and end) since the line before, and
-//! probes of random objects. At the end everything is removed in slices, as the service does.
-#![allow(clippy::print_stdout, reason = "the table is what the program is for")]
+//! Objects have keys of 64 bytes and one copy of 4 KiB. For each power of ten up to OBJECTS (default
+//! 5,000,000) it prints the resident memory per object, and p50, p99 and maximum of single calls:
+//! puts (start and end) since the previous line, and probes of random objects. At the end it removes
+//! everything in slices, as the service does.
+#![allow(clippy::print_stdout, reason = "the program prints a table")]
 
 use std::{
     fs,
@@ -21,12 +21,12 @@ use mooncake_master::state::{
 const CLIENT: ClientId = ClientId::from_bits(1);
 const NOW: Moment = Moment::from_boot(Duration::from_secs(1000));
 const OBJECT_BYTES: u64 = 4096;
-/// Probes that are timed for each line.
+/// Timed probes per line.
 const PROBES: u64 = 200_000;
 
 fn main() -> Result<()> {
-    let asked = std::env::args().nth(1).and_then(|word| word.parse().ok());
-    let objects: u64 = asked.unwrap_or(5_000_000);
+    let argument = std::env::args().nth(1).and_then(|word| word.parse().ok());
+    let objects: u64 = argument.unwrap_or(5_000_000);
     let mut state = State::new(Rules::default(), 1);
     state.register(NOW, CLIENT, "host:1")?;
     let segment = SegmentSpec {
@@ -46,10 +46,10 @@ fn main() -> Result<()> {
         times.measure(|| put(&mut state, index))?;
         if index + 1 == line || index + 1 == objects {
             line *= 10;
-            // The times are gone before the memory is looked at.
+            // Printing frees the times before the memory is measured.
             std::mem::take(&mut times).print("put");
             let bytes = resident_bytes().saturating_sub(empty) as f64 / (index + 1) as f64;
-            println!("{:>9} objects  {bytes:6.0} resident bytes an object", index + 1);
+            println!("{:>9} objects  {bytes:6.0} resident bytes per object", index + 1);
             probe(&mut state, index + 1)?;
         }
     }
@@ -108,7 +108,7 @@ fn probe(state: &mut State, objects: u64) -> Result<()> {
     Ok(())
 }
 
-/// How long calls took, in nanoseconds; beyond 4.2 seconds as that.
+/// Latencies in nanoseconds, capped at 4.2 seconds.
 #[derive(Debug, Default)]
 struct Times(Vec<u32>);
 
@@ -135,7 +135,7 @@ impl Times {
     }
 }
 
-/// The memory of this process that is there.
+/// Returns the resident memory of this process.
 fn resident_bytes() -> u64 {
     let text = fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = text.split(' ').nth(1).and_then(|word| word.parse::<u64>().ok());

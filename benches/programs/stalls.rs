@@ -1,16 +1,16 @@
-//! How long a client of a real master waits, over its socket: with few objects and with many, and
-//! while another removes or searches a million keys, or the log is written anew.
+//! Measures the latency that a client of a master sees over its socket: with few and with many
+//! objects, and while another client removes, lists or puts a million keys.
 //!
 //! `cargo run --release -p mooncake-benches --bin stalls -- [OBJECTS]`
 //!
-//! On few processors `taskset -c 0` before it makes the first part a comparison of numbers of objects
-//! alone: else it weighs more on which processor the system wakes each master's thread.
+//! On a machine with few processors run it under `taskset -c 0`: otherwise the choice of processor for
+//! the threads of each master affects the first part more than the number of objects.
 //!
-//! Objects have keys of 64 bytes and one copy of 4 KiB, and masters keep their log. A line says the
-//! 50th and 99th percentile and the longest of single calls. The first part takes turns between a
-//! master of few objects and one of many. The second has one client that goes on with single calls
-//! while another does what the line says; its first line is how the one does by itself.
-#![allow(clippy::print_stdout, reason = "the table is what the program is for")]
+//! Objects have keys of 64 bytes and one copy of 4 KiB, and masters keep their log. A line has p50, p99
+//! and maximum of single calls. The first part alternates between a master with few objects and one
+//! with many. In the second part one client makes single calls while another client does the work
+//! named in the line; the first line, without other work, is the baseline.
+#![allow(clippy::print_stdout, reason = "the program prints a table")]
 
 use std::{
     hint::black_box,
@@ -27,20 +27,20 @@ use mooncake_store_client::{LinkConfig, MasterLink, SocketLink};
 use tokio::runtime::Runtime;
 
 const OBJECT_BYTES: u64 = 4096;
-/// Keys of one call while the pool is filled.
+/// Keys per call while filling a pool.
 const BATCH: u64 = 1000;
-/// Keys that a sweep meets.
-const SWEPT: u64 = 1_000_000;
-/// The smaller pool has so many objects.
+/// Keys that a bulk operation affects.
+const BULK_KEYS: u64 = 1_000_000;
+/// Objects in the smaller pool.
 const FEW: u64 = 10_000;
-/// Calls of each kind that are timed for a line of the first part.
+/// Timed calls per line of the first part.
 const CALLS: u64 = 50_000;
-/// No call takes longer than this.
+/// The deadline of each call.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 fn main() -> Result<()> {
-    let asked = std::env::args().nth(1).map(|word| word.parse()).transpose()?;
-    let objects: u64 = asked.unwrap_or(5_000_000).max(FEW);
+    let argument = std::env::args().nth(1).map(|word| word.parse()).transpose()?;
+    let objects: u64 = argument.unwrap_or(5_000_000).max(FEW);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let small = Pool::start(&runtime, FEW)?;
     let large = Pool::start(&runtime, objects)?;
@@ -48,25 +48,30 @@ fn main() -> Result<()> {
     runtime.block_on(small.master.stop());
 
     let client = &large.client;
-    client.fill("swept", 0..SWEPT)?;
-    println!("\none client's single calls while another …");
-    let beside = |what: &str, work: &(dyn Fn() -> Result<u64> + Sync)| beside(&large, what, work);
-    beside("… waits", &|| {
+    client.fill("swept", 0..BULK_KEYS)?;
+    println!("\nlatency of one client's single calls while another client …");
+    let measure_during =
+        |what: &str, work: &(dyn Fn() -> Result<u64> + Sync)| measure_during(&large, what, work);
+    measure_during("… waits", &|| {
         std::thread::park_timeout(Duration::from_secs(2));
         Ok(0)
     })?;
-    beside("… lists by a pattern", &|| client.list("swept.*f{3}"))?;
-    beside("… puts in batches", &|| client.fill("more", 0..SWEPT).map(|()| SWEPT))?;
-    beside("… removes by a pattern", &|| client.remove(By::Regex("^ *swept".to_owned())))?;
-    beside("… removes by a prefix", &|| {
+    measure_during("… lists by a pattern", &|| client.list("swept.*f{3}"))?;
+    measure_during("… puts in batches", &|| {
+        client.fill("more", 0..BULK_KEYS).map(|()| BULK_KEYS)
+    })?;
+    measure_during("… removes by a pattern", &|| {
+        client.remove(By::Regex("^ *swept".to_owned()))
+    })?;
+    measure_during("… removes by a prefix", &|| {
         client.remove(By::Prefix(Bytes::from(format!("{:>32}", "more"))))
     })?;
-    beside("… removes everything", &|| client.remove(By::All(true)))?;
+    measure_during("… removes everything", &|| client.remove(By::All(true)))?;
     runtime.block_on(large.master.stop());
     Ok(())
 }
 
-/// A master with its log, and somebody who put objects into it.
+/// A master with a log, and a client that filled it with objects.
 struct Pool {
     master: Master,
     client: Client,
@@ -80,19 +85,19 @@ impl Pool {
         let folder = tempfile::tempdir()?;
         let config = MasterConfig {
             state_dir: StateDir::At(folder.path().to_owned()),
-            // Nobody sends heartbeats here.
+            // The clients here send no heartbeats.
             client_ttl: Duration::from_secs(3600),
             ..MasterConfig::embedded()
         };
         let master = runtime.block_on(start(config))?;
         let address = master.addresses().rpc.to_string();
-        let client = Client::connect(&address, objects + 2 * SWEPT + FEW)?;
+        let client = Client::connect(&address, objects + 2 * BULK_KEYS + FEW)?;
         client.fill("kept", 0..objects)?;
         Ok(Self { master, client, address, objects, _folder: folder })
     }
 }
 
-/// Times single calls of both pools in turns, so that what else the machine does meets all alike.
+/// Times single calls, alternating between the pools so that other load affects both equally.
 fn compare(small: &Pool, large: &Pool) -> Result<()> {
     let mut times = [(); 2].map(|()| ["probe", "locate", "put, end and remove"].map(Times::new));
     for at in 0..CALLS {
@@ -107,21 +112,21 @@ fn compare(small: &Pool, large: &Pool) -> Result<()> {
     print("few objects", small.objects, &few);
     print("many objects", large.objects, &many);
     for (few, many) in few.iter().zip(&many) {
-        println!("  {:<20} p99 grew {:.2} times", few.name, many.at(0.99) / few.at(0.99));
+        println!("  {:<20} p99 ratio {:.2}", few.name, many.at(0.99) / few.at(0.99));
     }
     Ok(())
 }
 
-/// One who speaks with the master.
+/// A client that makes raw calls to a master.
 struct Client {
     link: SocketLink,
     id: ClientId,
 }
 
 impl Client {
-    /// Registers, and lends room for so many objects.
+    /// Registers and mounts a segment with space for this many objects.
     fn connect(address: &str, objects: u64) -> Result<Self> {
-        let client = Self::observe(address, ClientId::from_bits(1))?;
+        let client = Self::register(address, ClientId::from_bits(1))?;
         let segment = v1::Segment {
             id: Bytes::copy_from_slice(&SegmentId::random().to_bytes()),
             incarnation: 1,
@@ -133,15 +138,15 @@ impl Client {
         };
         let segments = vec![segment];
         let caller = client.caller();
-        client.ask(Call::Mount(v1::MountRequest { caller, segments, ..Default::default() }))?;
+        client.call(Call::Mount(v1::MountRequest { caller, segments, ..Default::default() }))?;
         Ok(client)
     }
 
-    /// Registers, and lends nothing.
-    fn observe(address: &str, id: ClientId) -> Result<Self> {
+    /// Registers without a segment.
+    fn register(address: &str, id: ClientId) -> Result<Self> {
         let client = Self { link: SocketLink::new(address, LinkConfig::default())?, id };
         let (caller, name) = (client.caller(), format!("{id}"));
-        client.ask(Call::Register(v1::RegisterRequest { caller, name, ..Default::default() }))?;
+        client.call(Call::Register(v1::RegisterRequest { caller, name, ..Default::default() }))?;
         Ok(client)
     }
 
@@ -150,10 +155,10 @@ impl Client {
         Some(v1::Caller { client, tenant: String::new() })
     }
 
-    fn ask(&self, call: Call) -> Result<response::Call> {
+    fn call(&self, call: Call) -> Result<response::Call> {
         let request = v1::Request { call: Some(call), ..Default::default() };
         let answer = self.link.call(request, SystemClock.now() + DEADLINE)?;
-        match answer.call.context("an answer of a later master")? {
+        match answer.call.context("unknown reply, from a newer master?")? {
             response::Call::Failure(failure) => bail!("the master refused: {}", failure.message),
             answer => Ok(answer),
         }
@@ -176,47 +181,47 @@ impl Client {
         let items = keys.iter().map(item).collect();
         let caller = self.caller();
         let start = v1::PutStartRequest { caller, items, ..Default::default() };
-        let response::Call::PutStart(started) = self.ask(Call::PutStart(start))? else {
-            bail!("another answer than asked for");
+        let response::Call::PutStart(started) = self.call(Call::PutStart(start))? else {
+            bail!("unexpected reply");
         };
         let put = |(key, result): (Bytes, &v1::PutStartResult)| match &result.failure {
             Some(failure) => bail!("a put failed: {}", failure.message),
             None => Ok(v1::PutRef { key, version: result.version, ..Default::default() }),
         };
         let puts = keys.into_iter().zip(&started.results).map(put).collect::<Result<_>>()?;
-        self.ask(Call::PutEnd(v1::PutEndRequest { caller: self.caller(), puts, columns: None }))?;
+        self.call(Call::PutEnd(v1::PutEndRequest { caller: self.caller(), puts, columns: None }))?;
         Ok(())
     }
 
     fn probe(&self, key: Bytes) -> Result<()> {
         let (caller, keys) = (self.caller(), vec![key]);
-        self.ask(Call::Probe(v1::ProbeRequest { caller, keys, lease: true }))?;
+        self.call(Call::Probe(v1::ProbeRequest { caller, keys, lease: true }))?;
         Ok(())
     }
 
     fn locate(&self, key: Bytes) -> Result<()> {
         let (caller, keys) = (self.caller(), vec![key]);
         let locate = v1::LocateRequest { caller, keys, lease: true, fence: false, columns: None };
-        black_box(self.ask(Call::Locate(locate))?);
+        black_box(self.call(Call::Locate(locate))?);
         Ok(())
     }
 
     fn put_and_remove(&self, key: Bytes) -> Result<()> {
         self.put(vec![key.clone()])?;
         let (caller, keys) = (self.caller(), vec![key]);
-        self.ask(Call::Remove(v1::RemoveRequest { caller, keys, force: true }))?;
+        self.call(Call::Remove(v1::RemoveRequest { caller, keys, force: true }))?;
         Ok(())
     }
 
-    /// How many keys a pattern finds, page by page.
+    /// Lists the keys that match a pattern page by page, and returns their number.
     fn list(&self, pattern: &str) -> Result<u64> {
         let (mut after, mut count) = (Bytes::new(), 0);
         loop {
             let selector = Some(v1::KeySelector { by: Some(By::Regex(pattern.to_owned())) });
             let caller = self.caller();
             let list = v1::ListObjectsRequest { caller, selector, after, limit: 0 };
-            let response::Call::ListObjects(page) = self.ask(Call::ListObjects(list))? else {
-                bail!("another answer than asked for");
+            let response::Call::ListObjects(page) = self.call(Call::ListObjects(list))? else {
+                bail!("unexpected reply");
             };
             count += page.objects.len() as u64;
             match page.objects.last().filter(|_| !page.is_last) {
@@ -229,19 +234,19 @@ impl Client {
     fn remove(&self, by: By) -> Result<u64> {
         let (caller, selector) = (self.caller(), Some(v1::KeySelector { by: Some(by) }));
         let remove = v1::RemoveMatchingRequest { caller, selector, force: true };
-        match self.ask(Call::RemoveMatching(remove))? {
+        match self.call(Call::RemoveMatching(remove))? {
             response::Call::RemoveMatching(answer) => Ok(answer.removed),
-            _ => bail!("another answer than asked for"),
+            _ => bail!("unexpected reply"),
         }
     }
 }
 
-/// Says how one client does while another works.
-fn beside(pool: &Pool, what: &str, work: &(dyn Fn() -> Result<u64> + Sync)) -> Result<()> {
-    let client = Client::observe(&pool.address, ClientId::from_bits(2))?;
+/// Prints the latency of one client's calls while `work` runs.
+fn measure_during(pool: &Pool, what: &str, work: &(dyn Fn() -> Result<u64> + Sync)) -> Result<()> {
+    let client = Client::register(&pool.address, ClientId::from_bits(2))?;
     let is_over = AtomicBool::new(false);
     let (count, took, times) = std::thread::scope(|scope| {
-        let quick = scope.spawn(|| {
+        let single = scope.spawn(|| {
             let mut probes = Times::new("probe");
             let mut puts = Times::new("put, end and remove");
             let mut at = 0;
@@ -256,7 +261,7 @@ fn beside(pool: &Pool, what: &str, work: &(dyn Fn() -> Result<u64> + Sync)) -> R
         let count = work();
         let took = begun.elapsed();
         is_over.store(true, Ordering::Release);
-        let times = quick.join().ok().context("the quick client panicked")??;
+        let times = single.join().ok().context("the client with single calls panicked")??;
         anyhow::Ok((count?, took, times))
     })?;
     print(&format!("{what}, {} ms", took.as_millis()), count, &times);
@@ -273,7 +278,7 @@ fn print(what: &str, count: u64, times: &[Times]) {
 }
 
 fn key(prefix: &str, at: u64) -> Bytes {
-    // 64 bytes, as hashes of blocks have them.
+    // 64 bytes, like the hash of a block.
     Bytes::from(format!("{prefix:>32}{at:032x}"))
 }
 
@@ -281,7 +286,7 @@ fn scattered(at: u64) -> u64 {
     at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16
 }
 
-/// How long calls of one kind took.
+/// Latencies of one kind of call.
 struct Times {
     name: &'static str,
     micros: Vec<f32>,

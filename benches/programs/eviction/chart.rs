@@ -1,15 +1,15 @@
-//! Hit rate against size as an SVG: one panel a trace.
+//! Draws hit rate by pool size as an SVG, one panel per trace.
 
 use std::fmt::Write;
 
-use super::{ORDERS, Row};
+use super::{POLICIES, Row};
 
 const PANEL: (f64, f64) = (420.0, 300.0);
 const MARGIN: f64 = 50.0;
-/// One for each order, then the optimum.
-const COLOURS: [&str; 4] = ["#888888", "#c08020", "#1060c0", "#208040"];
+/// One color per policy, then the optimum.
+const COLORS: [&str; 4] = ["#888888", "#c08020", "#1060c0", "#208040"];
 
-/// The picture of all traces.
+/// Draws the charts of all traces.
 pub(super) fn draw(traces: &[(String, Vec<Row>)]) -> String {
     let (width, height) = PANEL;
     let mut svg = format!(
@@ -51,8 +51,8 @@ fn panel(svg: &mut String, name: &str, rows: &[Row]) {
     for row in rows {
         text(x(row.blocks), MARGIN + height + 16.0, "middle", "black", &row.blocks.to_string());
     }
-    let names = ORDERS.iter().map(|(name, _)| *name).chain(["optimum"]);
-    for (index, (name, colour)) in names.zip(COLOURS).enumerate() {
+    let names = POLICIES.iter().map(|(name, _)| *name).chain(["optimum"]);
+    for (index, (name, colour)) in names.zip(COLORS).enumerate() {
         text(MARGIN + 80.0 * index as f64, 36.0, "start", colour, name);
         let rate = |row: &Row| row.rates.get(index).copied().unwrap_or(row.optimum);
         let points: Vec<String> =

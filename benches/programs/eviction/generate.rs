@@ -1,56 +1,56 @@
-//! Traces that nobody recorded: patterns that are kind to one order of eviction or another.
+//! Synthetic traces: access patterns that favor one eviction policy or another.
 
 use super::{Request, Trace};
 
-/// Uses of each trace of single blocks.
-const USES: u32 = 300_000;
-/// Requests of each trace of prompts.
+/// Accesses in a trace of single blocks.
+const ACCESSES: u32 = 300_000;
+/// Requests in a trace of prompts.
 const REQUESTS: usize = 12_000;
 
-/// Every pattern.
+/// Generates all traces.
 pub(super) fn all() -> Vec<Trace> {
     let mut random = Random(1);
     let mut traces = Vec::new();
     for skew in [0.6, 0.8, 1.1] {
-        let requests = (0..USES).map(|_| vec![random.zipf(100_000, skew)]).collect();
+        let requests = (0..ACCESSES).map(|_| vec![random.zipf(100_000, skew)]).collect();
         traces.push((format!("zipf {skew}"), requests));
     }
     let scan = |index: u32| (index / 20_000 % 4 == 3).then_some((1 << 24) + index);
     let mut pick = |index| scan(index).unwrap_or_else(|| random.zipf(50_000, 0.9));
-    traces.push(("zipf and scans".to_owned(), (0..USES).map(|i| vec![pick(i)]).collect()));
+    traces.push(("zipf and scans".to_owned(), (0..ACCESSES).map(|i| vec![pick(i)]).collect()));
     for length in [4_000, 11_000] {
-        let requests = (0..USES).map(|index| vec![index % length]).collect();
+        let requests = (0..ACCESSES).map(|index| vec![index % length]).collect();
         traces.push((format!("loop of {length}"), requests));
     }
-    let shifting = (0..USES).map(|i| vec![i / 40_000 * 100_000 + random.below(9_000)]);
-    traces.push(("working sets in turn".to_owned(), shifting.collect()));
-    let drifting = (0..USES).map(|i| vec![i / 8 + random.below(9_000)]);
+    let shifting = (0..ACCESSES).map(|i| vec![i / 40_000 * 100_000 + random.below(9_000)]);
+    traces.push(("alternating working sets".to_owned(), shifting.collect()));
+    let drifting = (0..ACCESSES).map(|i| vec![i / 8 + random.below(9_000)]);
     traces.push(("drifting set".to_owned(), drifting.collect()));
-    traces.push(("recency alone".to_owned(), by_recency(&mut random)));
+    traces.push(("uniform reuse distance".to_owned(), uniform_reuse(&mut random)));
     for (open, shared) in [(200, 0), (400, 20)] {
         traces.push((format!("{open} chats, {shared} shared"), chats(&mut random, open, shared)));
     }
     traces
 }
 
-/// Blocks are wanted again after so many others, all distances alike: best served by recency.
-fn by_recency(random: &mut Random) -> Vec<Request> {
+/// Accesses blocks with uniformly distributed reuse distances, which favors LRU.
+fn uniform_reuse(random: &mut Random) -> Vec<Request> {
     let mut stack: Vec<u32> = Vec::new();
-    let mut uses = Vec::new();
-    for _ in 0..USES / 3 {
+    let mut accesses = Vec::new();
+    for _ in 0..ACCESSES / 3 {
         let depth = random.below(14_000) as usize;
         let block = match stack.len().checked_sub(depth + 1) {
             Some(place) => stack.remove(place),
-            None => uses.len() as u32,
+            None => accesses.len() as u32,
         };
         stack.push(block);
-        uses.push(vec![block]);
+        accesses.push(vec![block]);
     }
-    uses
+    accesses
 }
 
-/// Conversations, so many at a time, that grow by some blocks each turn and end at some time.
-/// Each begins with one of some shared texts of so many blocks.
+/// Simulates `open_max` concurrent conversations, which grow by some blocks each turn and end at a
+/// random time. Each begins with one of 50 shared texts of `shared` blocks.
 fn chats(random: &mut Random, open_max: usize, shared: u32) -> Vec<Request> {
     let mut open: Vec<Request> = Vec::new();
     let mut next = 1 << 20;
@@ -75,7 +75,7 @@ fn chats(random: &mut Random, open_max: usize, shared: u32) -> Vec<Request> {
     requests
 }
 
-/// SplitMix64.
+/// A SplitMix64 generator.
 struct Random(u64);
 
 impl Random {
@@ -91,7 +91,7 @@ impl Random {
         (((self.next() >> 32) * u64::from(limit)) >> 32) as u32
     }
 
-    /// A rank below `limit`, by Zipf's law with that exponent, which is not 1.
+    /// Returns a rank below `limit` by Zipf's law with exponent `skew`, which must not be 1.
     fn zipf(&mut self, limit: u32, skew: f64) -> u32 {
         let share = (self.next() >> 11) as f64 / (1_u64 << 53) as f64;
         let last = f64::from(limit).powf(1.0 - skew) - 1.0;

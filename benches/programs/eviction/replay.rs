@@ -1,4 +1,4 @@
-//! One trace against one order of eviction, through the calls that a client makes.
+//! Replays one trace against one eviction policy, through the calls that a client makes.
 
 use std::{
     collections::{BinaryHeap, HashMap},
@@ -13,15 +13,15 @@ use mooncake_master::state::{
 use super::Request;
 
 const CLIENT: ClientId = ClientId::from_bits(1);
-/// What a block of a trace takes in the pool.
+/// The size of a block in the pool.
 const BLOCK_BYTES: u64 = 4096;
-/// Between two calls. Longer than a lease, so that none decides.
+/// The time between two calls: longer than a lease, so that leases do not affect eviction.
 const STEP: Duration = Duration::from_millis(2);
-/// Blocks that a client puts before another has its turn.
-const PUTS_PER_TURN: usize = 8;
+/// The most blocks that a client puts before another client continues.
+const PUTS_PER_STEP: usize = 8;
 
-/// The share of blocks that were served. Several clients take their requests from the same list
-/// and get in each other's way: while one puts what it missed, others look and put.
+/// Returns the hit rate. Several clients take requests from the same list and interleave: while one
+/// client puts the blocks that it missed, others probe and put.
 pub(super) fn replay(
     requests: &[Request],
     blocks: usize,
@@ -34,7 +34,7 @@ pub(super) fn replay(
     let mut turn = 0_usize;
     let mut requests = requests.iter();
     loop {
-        // No order that a trace could fall in step with.
+        // Pseudo-random, so that the interleaving does not correlate with a pattern of the trace.
         turn = turn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let at = (turn >> 33) % clients;
         if missing[at].is_empty() {
@@ -48,7 +48,7 @@ pub(super) fn replay(
             let missed = request.iter().zip(&held).filter(|(_, is_held)| !**is_held);
             missing[at] = missed.map(|(block, _)| *block).rev().collect();
         } else {
-            let first = missing[at].len().saturating_sub(PUTS_PER_TURN);
+            let first = missing[at].len().saturating_sub(PUTS_PER_STEP);
             for block in missing[at].split_off(first).into_iter().rev() {
                 pool.put(block);
             }
@@ -57,7 +57,7 @@ pub(super) fn replay(
     hits as f64 / total.max(1) as f64
 }
 
-/// The share of blocks that were served if the one were evicted that is wanted last (Belady).
+/// Returns the hit rate of Belady's optimum, which evicts the block with the latest next use.
 pub(super) fn optimum(requests: &[Request], blocks: usize) -> f64 {
     let uses: Vec<u32> = requests.iter().flatten().copied().collect();
     let mut next = vec![usize::MAX; uses.len()];
@@ -84,7 +84,7 @@ pub(super) fn optimum(requests: &[Request], blocks: usize) -> f64 {
     f64::from(hits) / uses.len().max(1) as f64
 }
 
-/// A pool of one segment that holds so many blocks, and what time it is there.
+/// A state machine with one segment, and its clock.
 struct Pool {
     state: State,
     now: Moment,
@@ -114,11 +114,11 @@ impl Pool {
         state
             .register(now, CLIENT, "host:1")
             .and_then(|()| state.mount(now, CLIENT, segment))
-            .expect("an empty pool takes a client and its segment");
+            .expect("an empty pool accepts a client and its segment");
         Self { state, now, tenant: TenantId::default(), options: PutOptions::default() }
     }
 
-    /// Which of the blocks are held.
+    /// Returns for each block whether it is in the pool.
     fn probe(&mut self, request: &[u32]) -> Vec<bool> {
         self.now = self.now + STEP;
         let mut is_held = |block: &u32| {
@@ -134,7 +134,8 @@ impl Pool {
         self.state.locate(self.now, &self.tenant, &[block.to_le_bytes()], grant);
     }
 
-    /// Puts a block. That another client was faster is fine; that there is no room is not.
+    /// Puts a block. The block may exist already if another client was faster; any other failure is a
+    /// bug.
     fn put(&mut self, block: u32) {
         self.now = self.now + STEP;
         let named = block.to_le_bytes();
@@ -151,12 +152,12 @@ impl Pool {
             Ok(started) => started,
             Err(error) => {
                 let is_there = error.code() == mooncake_base::ErrorCode::OBJECT_ALREADY_EXISTS;
-                assert!(is_there, "no put fails: {error}");
+                assert!(is_there, "a put failed: {error}");
                 return;
             }
         };
         let put =
             PutRef { key: &named, version: started.version, failed_replicas: &[], checksum: None };
-        self.state.put_end(self.now, CLIENT, &self.tenant, put).expect("the put is under way");
+        self.state.put_end(self.now, CLIENT, &self.tenant, put).expect("the put was started");
     }
 }
