@@ -93,7 +93,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def port(self) -> int:
-        """Port that the server listens at."""
+        """Port on which the server listens."""
         return int(self.server_address[1])
 
     def start(self, name: str) -> threading.Thread:

@@ -1,7 +1,7 @@
 """The native module: batches in, batches out.
 
 A failed item is an exception instance at its place in the result; a failed call raises. Keys are
-``str`` or ``bytes``; text stands for its UTF-8 bytes.
+``str`` or ``bytes``; text is encoded as UTF-8.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-//! Time as the rules see it: moments of a monotonic clock that keeps running during suspend.
+//! Moments and clocks: time is monotonic and continues during suspend.
 
 use std::{fmt, ops, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! The register of environment variables: every variable we read, once, with its meaning.
+//! The register of environment variables: every variable that is read, once, with its effect.
 //!
 //! Only the entry points (the binaries and the Python binding) call [`EnvVar::read`]; libraries
 //! take values. The table in `docs/reference/environment.md` is generated from [`ALL`].
@@ -7,7 +7,7 @@ mod unsupported;
 
 pub use unsupported::{UNSUPPORTED, Unsupported};
 
-/// An environment variable that we read.
+/// An environment variable that is read.
 #[derive(Debug, Clone, Copy)]
 pub struct EnvVar {
     /// The preferred name.
@@ -81,8 +81,8 @@ macro_rules! variables {
 
 // A macro because each variable must be a name in Rust and a row of the table, once.
 variables! {
-    MC_LOG_LEVEL = "warn", "Level of our log: trace, debug, info, warn, error (or TRACE INFO WARNING ERROR, or 0 info, 1 warning, 2 error).";
-    MOONCAKE_LOG = "", "Level of our log, with per-module filters in the form of tracing's EnvFilter; takes precedence over MC_LOG_LEVEL.";
+    MC_LOG_LEVEL = "warn", "Log level: trace, debug, info, warn or error. Upstream's values are accepted, too: TRACE, INFO, WARNING and ERROR, or 0 (info), 1 (warning) and 2 (error).";
+    MOONCAKE_LOG = "", "Log filter with a level per module, in the syntax of tracing's EnvFilter; takes precedence over MC_LOG_LEVEL.";
     MC_FORCE_TCP = "off", "Move bytes over TCP only, even within one process or host; see also MC_STORE_MEMCPY.";
     MC_TRANSFER_TIMEOUT = "30", "Seconds that a transfer may take before it fails (at least 5).";
     MC_TCP_BIND_ADDRESS = "", "Address that the transfer engine binds and publishes instead of the detected one.";
@@ -94,50 +94,50 @@ variables! {
     MC_REDIS_PASSWORD = "", "Password for a Redis metadata server.";
     MC_REDIS_DB_INDEX = "0", "Database index of a Redis metadata server.";
     MC_TCP_LANES_PER_PEER ("MC_TCP_MAX_CONNECTIONS_PER_PEER") = "4", "Maximum number of connections that the transfer engine opens to one peer (1 to 16).";
-    MC_BUSY_POLL ("MC_STAY_AWAKE") = "on", "Busy-poll sockets for 0.1 ms (replies) or 0.2 ms (next calls) before a thread sleeps, while messages arrive that soon and the polling threads and their peers fit on the CPUs. Off: every thread sleeps at once.";
-    MC_TE_METRIC = "off", "Log a line periodically about the transfers of the engine, if there were any: throughput and batch latency in upstream's format, then each transport by itself. The line is logged at any level.";
-    MC_TE_METRIC_INTERVAL_SECONDS = "5", "Seconds between two lines of MC_TE_METRIC.";
+    MC_BUSY_POLL ("MC_STAY_AWAKE") = "on", "Busy-poll a socket before the thread sleeps: 0.1 ms for a reply, 0.2 ms for the next call. Threads poll only while messages arrive within that time and there are enough CPUs for the polling threads and their peers. Off: threads sleep at once.";
+    MC_TE_METRIC = "off", "Log a line of transfer statistics periodically, if there were transfers: throughput and batch latency in upstream's format, then the counters of each transport. The line is logged at any log level.";
+    MC_TE_METRIC_INTERVAL_SECONDS = "5", "Interval in seconds between two log lines of MC_TE_METRIC.";
     MC_PREFAULT_SIZE ("MC_PREPARED_MEMORY_SIZE") = "1GB", "Bytes of each segment that are prefaulted in the background, at most an eighth of the available memory; 0 for none.";
-    MC_COLLAPSE_REGISTERED_MEMORY = "off", "Ask the kernel in the background to back registered memory with huge pages, where all of its small pages are present.";
+    MC_COLLAPSE_REGISTERED_MEMORY = "off", "Ask the kernel in the background to replace the small pages of registered memory by huge pages, where all of the small pages are resident.";
     MC_STORE_NUMA_SOCKET_ID = "", "NUMA node that segments are allocated on while it has free memory.";
     MC_CUDA_DRIVER = "libcuda.so.1", "Name or path of the CUDA driver library. It is loaded by the first transfer on a stream; a library that the process has already loaded is used as is.";
-    MC_TRANSFER_TOKEN = "", "Secret of at least 8 bytes that transfer engines prove to each other before they access memory, send their segment descriptor or accept a notification; engines without it, including upstream's, are refused.";
-    MC_HANDSHAKE_PORT = "12001", "Port of the handshake socket with P2PHANDSHAKE if MC_LEGACY_RPC_PORT_BINDING is on and the local host name has no port.";
+    MC_TRANSFER_TOKEN = "", "Shared secret of at least 8 bytes. Transfer engines prove to each other that they know the secret before they access memory, send their segment descriptor or accept a notification. Engines without the secret, including upstream's, are refused.";
+    MC_HANDSHAKE_PORT = "12001", "Port of the handshake socket if the metadata server is P2PHANDSHAKE, MC_LEGACY_RPC_PORT_BINDING is on, and the local host name has no port.";
     MC_HANDSHAKE_LISTEN_BACKLOG = "128", "Listen backlog of the handshake socket.";
     MC_HANDSHAKE_MAX_LENGTH = "1048576", "Maximum length in bytes of a handshake message (1 MiB to 128 MiB).";
     MC_USE_IPV6 = "off", "Prefer this host's IPv6 address where no address is given.";
     MC_HANDSHAKE_CONNECT_TIMEOUT = "5", "Timeout in seconds for a connection to a peer's handshake socket.";
-    MC_CUSTOM_TOPO_JSON = "", "JSON file that maps memory to the nearest network devices, instead of the topology that the kernel reports.";
+    MC_CUSTOM_TOPO_JSON = "", "Path of a JSON file with the network devices near each memory location; replaces the topology that the kernel reports.";
     MC_STORE_CLIENT_MIN_PORT = "12300", "First port of the range from which a store client picks the port in its name, if none is given.";
     MC_STORE_CLIENT_MAX_PORT = "14300", "Last port of the range from which a store client picks the port in its name, if none is given.";
-    MC_STORE_CLIENT_METRIC = "on", "Export the metrics of a store client over its HTTP server and in its log; they are counted in any case.";
-    MC_STORE_CLIENT_METRIC_INTERVAL = "0", "Seconds between two summaries of a store client's metrics in the log; 0 for none.";
-    MC_STORE_CLIENT_METRIC_BANDWIDTH = "on", "Include bytes per second in that summary.";
-    MC_STORE_CLUSTER_ID = "", "A label, `cluster_id`, on every sample of a store client's metrics.";
-    MC_STORE_MEMCPY = "on", "Copy objects in a store's own memory within the process, even if MC_FORCE_TCP is on. Off: such reads go over TCP, too.";
+    MC_STORE_CLIENT_METRIC = "on", "Export the metrics of a store client over its HTTP server and in its log. Off: metrics are counted but not exported.";
+    MC_STORE_CLIENT_METRIC_INTERVAL = "0", "Interval in seconds between two summaries of a store client's metrics in the log; 0 for no summaries.";
+    MC_STORE_CLIENT_METRIC_BANDWIDTH = "on", "Include bytes per second in the summaries of MC_STORE_CLIENT_METRIC_INTERVAL.";
+    MC_STORE_CLUSTER_ID = "", "Value of the label `cluster_id` on every sample of a store client's metrics.";
+    MC_STORE_MEMCPY = "on", "Copy objects that lie in a store's own memory within the process, even if MC_FORCE_TCP is on. Off: with MC_FORCE_TCP, reads of these objects go over TCP, too.";
     MC_STORE_USE_HUGEPAGE = "off", "Allocate segments from huge pages of hugetlbfs.";
-    MC_STORE_HUGEPAGE_SIZE = "2MB", "Size of those huge pages: 2MB or 1GB.";
+    MC_STORE_HUGEPAGE_SIZE = "2MB", "Size of the huge pages of MC_STORE_USE_HUGEPAGE: 2MB or 1GB.";
     MC_RPC_TIMEOUT_MS = "30000", "Timeout in milliseconds for a call to the master.";
     MC_RPC_CONNECT_TIMEOUT_MS = "5000", "Timeout in milliseconds for a connection to the master.";
     MOONCAKE_STORE_CHECKSUM = "off", "Store a checksum with every object and verify it at every read.";
-    MOONCAKE_ADMIN_TOKEN = "", "Token that allows requests from other hosts to change state through the master's admin port.";
-    MOONCAKE_TEST_CHAOS_SECONDS = "15", "Duration in seconds of each chaos test (kills of clients and masters under load); 600 with `MOONCAKE_LONG_TESTS`. For our own tests.";
-    MOONCAKE_CONFIG_PATH = "", "JSON file with the settings of a store, for Python's MooncakeConfig.load_from_env and its users.";
-    MOONCAKE_MASTER = "127.0.0.1:50051", "Address of the master, for the command `mooncake` and, if MOONCAKE_CONFIG_PATH is not set, for MooncakeConfig.load_from_env, like the variables that follow.";
+    MOONCAKE_ADMIN_TOKEN = "", "Token that requests from other hosts must carry to change state through the master's admin port.";
+    MOONCAKE_TEST_CHAOS_SECONDS = "15", "For the tests of this project: duration in seconds of each chaos test, which kills clients and masters under load; 600 with `MOONCAKE_LONG_TESTS`.";
+    MOONCAKE_CONFIG_PATH = "", "Path of a JSON file with the settings of a store, read by MooncakeConfig.load_from_env in Python.";
+    MOONCAKE_MASTER = "127.0.0.1:50051", "Address of the master for the command `mooncake`. MooncakeConfig.load_from_env reads this variable and the following ones if MOONCAKE_CONFIG_PATH is not set.";
     MOONCAKE_LOCAL_HOSTNAME = "localhost", "Name or address by which peers reach a store.";
     MOONCAKE_TE_META_DATA_SERVER = "P2PHANDSHAKE", "Metadata server of a store.";
-    MOONCAKE_GLOBAL_SEGMENT_SIZE = "3355443200", "Bytes that a store contributes to the pool; accepts units, such as 4gb.";
-    MOONCAKE_LOCAL_BUFFER_SIZE = "1073741824", "Bytes of a store's buffer for calls that copy; accepts units, such as 4gb.";
+    MOONCAKE_GLOBAL_SEGMENT_SIZE = "3355443200", "Bytes of memory that a store lends to the pool; units are accepted, such as 4gb.";
+    MOONCAKE_LOCAL_BUFFER_SIZE = "1073741824", "Bytes of a store's buffer for calls that copy; units are accepted, such as 4gb.";
     MOONCAKE_PROTOCOL = "tcp", "Transport protocol of a store.";
     MOONCAKE_DEVICE = "", "Network devices of a store, for RDMA.";
     MOONCAKE_OFFLOAD_ENABLED = "off", "Let a store use a local disk.";
-    MOONCAKE_OFFLOAD_FILE_STORAGE_PATH = "", "Directory of that local disk storage.";
-    MOONCAKE_TENANT_ID = "default", "Tenant in whose namespace a store's keys live.";
+    MOONCAKE_OFFLOAD_FILE_STORAGE_PATH = "", "Directory of the local disk storage of MOONCAKE_OFFLOAD_ENABLED.";
+    MOONCAKE_TENANT_ID = "default", "Tenant whose namespace holds a store's keys.";
     MOONCAKE_ENABLE_CLIENT_HTTP_SERVER = "off", "Let a store serve its health and metrics over HTTP.";
-    MOONCAKE_CLIENT_HTTP_PORT = "9300", "Port of that HTTP server.";
+    MOONCAKE_CLIENT_HTTP_PORT = "9300", "Port of the HTTP server of MOONCAKE_ENABLE_CLIENT_HTTP_SERVER.";
     MOONCAKE_STATE_DIR = "", "Directory for the master's log and snapshots.";
     XDG_STATE_HOME = "", "Directory of the user's state, under which the master keeps its log by default.";
-    HOME = "", "Home directory of the user; `.local/state` in it replaces XDG_STATE_HOME if that is not set.";
+    HOME = "", "Home directory of the user; if XDG_STATE_HOME is not set, `.local/state` in this directory is used instead.";
 }
 
 #[cfg(test)]

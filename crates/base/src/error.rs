@@ -6,8 +6,8 @@ use std::{fmt, sync::Arc};
 /// The result type of every fallible call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The reaction that a failure asks of the caller. A kind exists only if a caller would act
-/// differently on it.
+/// The kind of a failure, by the reaction that it requires of the caller. A kind exists only if a
+/// caller would act differently on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     /// The call itself is wrong: fix the arguments.

@@ -73,7 +73,7 @@ impl<'a> KeyRef<'a> {
     /// Borrows the bytes as a key.
     ///
     /// # Errors
-    /// As [`ObjectKey::new`].
+    /// The same as for [`ObjectKey::new`].
     pub fn new(bytes: &'a [u8]) -> Result<Self> {
         match bytes.len() {
             0 => Err(Error::invalid("the key is empty")),

@@ -1,7 +1,9 @@
 //! The types that every other crate uses: ids, keys, sizes, endpoints, errors, the clock, and the
 //! declarations of options and environment variables.
 //!
-//! No I/O except reading the clock and the random source, no async, no other crate of ours below it.
+//! The crate does no I/O except reading the clock and the random source, has no async code, and
+//! depends on no other crate of this workspace.
+//!
 //! In reading order: [`error`] (one error type and the table of codes), [`id`], [`key`],
 //! [`size`], [`endpoint`], [`clock`], [`options`]
 //! (flags, files and environment from one declaration), [`env`](mod@env) (the register of

@@ -36,7 +36,7 @@ pub struct OptionSpec<S: 'static> {
     pub aliases: &'static [&'static str],
     /// The environment variable that sets the option, if any.
     pub env: Option<&'static EnvVar>,
-    /// Whether the flag may be given without a value (`--name`, `--noname`).
+    /// True if the flag may be given without a value (`--name`, `--noname`).
     pub is_switch: bool,
     /// The effect, in one sentence.
     pub help: &'static str,

@@ -1,4 +1,4 @@
-//! Tests that need something which not every machine has: reported as ignored where it is missing.
+//! Tests that need a resource that not every machine has, ignored where the resource is missing.
 //!
 //! The built-in test harness cannot ignore a test at run time, and a test that returns early counts
 //! as passed. Such tests are trials of `libtest-mimic`, in a test target with `harness = false`.
@@ -14,17 +14,19 @@ static MOONCAKE_LONG_TESTS: EnvVar = EnvVar {
     help: "Set to anything, tests also do what takes minutes or gibibytes.",
 };
 
-/// Returns true where the tests that take minutes or gibibytes are wanted.
+/// Returns whether the tests that take minutes or gibibytes are enabled.
 pub fn is_long_run() -> bool {
     MOONCAKE_LONG_TESTS.read().is_some()
 }
 
-/// Returns why a test that takes minutes or gibibytes is not run, if it is not.
+/// Returns the reason why tests that take minutes or gibibytes are disabled; `None` if they are
+/// enabled.
 pub fn long_tests() -> Option<String> {
     (!is_long_run()).then(|| "needs MOONCAKE_LONG_TESTS=1, since it takes long".to_owned())
 }
 
-/// A test that is ignored where something is `missing`; the reason stands before its name.
+/// Creates a test that is ignored if `missing` holds a reason; the reason is printed before the
+/// name.
 pub fn trial(missing: Option<String>, name: &str, test: fn()) -> Trial {
     let is_missing = missing.is_some();
     let run = move || {

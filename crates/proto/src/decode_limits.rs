@@ -178,11 +178,11 @@ mod tests {
             let items = [0x12, 0].repeat(FRAME / 2 - 8);
             assert_eq!(code(&field(call, &items)), ErrorCode::INVALID_PARAMS, "call {call}");
         }
-        // The same field many times, of which the last counts; and fields beside the call.
+        // The same field repeated, where the last one counts, and fields beside the call.
         let parts = field(6, &[0x12, 0].repeat(1000)).repeat(FIELDS_MAX / 1000 + 1);
         assert_eq!(code(&parts), ErrorCode::INVALID_PARAMS);
         assert_eq!(code(&field(101, &[]).repeat(FIELDS_MAX + 1)), ErrorCode::INVALID_PARAMS);
-        // After a group, which none of our messages has.
+        // Fields after a group; no message of this protocol has groups.
         let hidden = [&[0x0b, 0x0c][..], &[0x12, 0].repeat(FIELDS_MAX + 1)].concat();
         assert_eq!(code(&field(6, &hidden)), ErrorCode::INVALID_PARAMS);
     }

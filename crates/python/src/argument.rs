@@ -227,7 +227,7 @@ pub(crate) fn check_same_length(name: &'static str, length: usize, keys: usize) 
     Err(Error::invalid("the lists differ in length").with("keys", keys).with(name, length))
 }
 
-/// Returns the selector for the arguments `regex` and `prefix`, at most one of which may be given.
+/// Returns the selector for the arguments `regex` and `prefix`; at most one may be given.
 pub(crate) fn selector(regex: Option<String>, prefix: Option<Vec<u8>>) -> Result<Selector> {
     match (regex, prefix) {
         (None, None) => Ok(Selector::All),

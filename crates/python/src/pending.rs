@@ -98,7 +98,7 @@ impl Pending {
         Ok(done.into_iter().map(to_object_pair).collect())
     }
 
-    /// Begins to put values. The outcome of each item says whether the value was stored.
+    /// Begins to put values. The outcome of each item is true if the value was stored.
     #[pyo3(signature = (keys, values, *, options = None, is_upsert = false))]
     fn put<'py>(
         &self,

@@ -766,7 +766,7 @@ pub(crate) fn length_of(found: Result<ObjectStatus>) -> Result<u64> {
     }
 }
 
-/// Converts a page of a listing; the boolean says whether it is the last page.
+/// Converts a page of a listing; the boolean is true for the last page.
 pub(crate) fn listing(py: Python<'_>, page: ObjectPage) -> (Vec<Entry<'_>>, bool) {
     let entry = |object: ObjectSummary| {
         let key = PyBytes::new(py, object.key.as_bytes());

@@ -26,8 +26,8 @@ const INLINE_BYTES_MAX: usize = 256 << 10;
 /// Maximum number of entries of such a batch.
 const INLINE_ENTRIES_MAX: usize = 64;
 
-/// How long a waiter waits beyond the deadline of a batch. A transfer ends by its deadline, give or
-/// take the delays of a busy machine.
+/// Extra time that a waiter allows after the deadline of a batch, for the delays of a busy machine:
+/// a transfer ends by its deadline.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Identifies a submitted batch. An engine never reuses an id.
@@ -86,7 +86,7 @@ impl BatchStatus {
 }
 
 impl Engine {
-    /// Queues entries to be moved while the caller goes on. Their memory belongs to the transfer
+    /// Queues entries for the worker threads and returns. Their memory belongs to the transfer
     /// until the batch has ended. The caller itself moves a small batch that stays on this host.
     ///
     /// Waits while the queue is full. Keeps at most 65536 results that were not taken.

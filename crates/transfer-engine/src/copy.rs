@@ -123,7 +123,7 @@ impl CheckedRange {
     /// the kernel has to copy it.
     fn check(&mut self, address: usize, length: usize, access: Access) -> PageState {
         let Some(end) = address.checked_add(length) else { return PageState::Bad };
-        // A check costs as much as copying some bytes, whatever the length.
+        // A check costs as much as copying some bytes, at any length.
         let cost = length.max(KERNEL_COPY_MAX);
         if self.range.start <= address && end <= self.range.end && self.budget >= cost {
             self.budget -= cost;
@@ -207,7 +207,7 @@ unsafe fn copy_cached(source: usize, target: usize, length: usize) {
 enum PageState {
     Mapped,
     Bad,
-    /// The kernel cannot tell: an old kernel, protected memory, or device memory.
+    /// No verdict from the kernel: an old kernel, protected memory, or device memory.
     Unknown,
 }
 

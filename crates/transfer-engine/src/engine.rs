@@ -174,7 +174,7 @@ impl Engine {
     }
 
     /// Closes the engine: peers release its memory, paths and listeners are closed, threads are
-    /// joined. Takes less than 0.2 s whatever the peers do. If a metadata server does not answer,
+    /// joined. Takes less than 0.2 s even if peers hang. If a metadata server does not answer,
     /// it takes until the deadline, at most one second more. Idempotent.
     pub fn close(&self, deadline: Moment) {
         self.inner.close(deadline);

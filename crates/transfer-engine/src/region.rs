@@ -48,7 +48,7 @@ pub struct Region {
     pub backing: Backing,
     /// Number of regions registered before this one.
     pub(crate) order: u64,
-    /// Accesses the memory, with [`Backing::Device`].
+    /// The device that accesses the memory, for [`Backing::Device`].
     device: Option<DeviceMemory>,
     uses: Uses,
 }
@@ -144,7 +144,7 @@ impl Regions {
 
     /// Removes a region by its first address, and waits until its last pin is dropped.
     ///
-    /// After the deadline the region is removed all the same; the error says that it was still in
+    /// At the deadline the region is removed even if it is still in use; the error reports the
     /// use.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The program in `examples/` moves bytes between two processes, as it says.
+//! The program in `examples/` works as documented: it moves bytes between two processes.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::process::Command;

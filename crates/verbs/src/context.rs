@@ -12,8 +12,8 @@ pub struct Context {
     device: Device,
 }
 
-// SAFETY: ibverbs allows every call on one context from several threads at once; closing it needs
-// the last owner, which `Drop` is.
+// SAFETY: ibverbs allows every call on one context from several threads at once; only `Drop` of
+// the last owner closes it.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -38,7 +38,7 @@ pub struct DeviceLimits {
 /// Attributes of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Port {
-    /// Whether it carries traffic.
+    /// State of the link.
     pub state: PortState,
     /// Link layer of the port.
     pub link_layer: LinkLayer,

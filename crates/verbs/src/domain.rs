@@ -12,8 +12,8 @@ pub struct ProtectionDomain {
     context: Arc<Context>,
 }
 
-// SAFETY: ibverbs allows every call on one domain from several threads at once; freeing it needs
-// the last owner, which `Drop` is.
+// SAFETY: ibverbs allows every call on one domain from several threads at once; only `Drop` of the
+// last owner frees it.
 unsafe impl Send for ProtectionDomain {}
 // SAFETY: as above.
 unsafe impl Sync for ProtectionDomain {}

@@ -17,7 +17,7 @@ pub struct MemoryRegion {
 }
 
 // SAFETY: the region is only a handle; the caller of `MemoryRegion::register` vouches for the
-// memory under it. Deregistering needs the last owner, which `Drop` is.
+// memory under it. Only `Drop` of the last owner deregisters it.
 unsafe impl Send for MemoryRegion {}
 // SAFETY: as above.
 unsafe impl Sync for MemoryRegion {}

@@ -17,7 +17,7 @@ pub struct CompletionQueue {
 }
 
 // SAFETY: ibverbs allows polling one queue from several threads at once (the driver locks it);
-// destroying it needs the last owner, which `Drop` is.
+// only `Drop` of the last owner destroys it.
 unsafe impl Send for CompletionQueue {}
 // SAFETY: as above.
 unsafe impl Sync for CompletionQueue {}

@@ -376,7 +376,7 @@ def _serve(server: _native.RpcServer, callbacks: dict[str, Callable[[Any], objec
             continue
         try:
             refusal = _dispatch(delivery, callbacks)
-        except Exception:  # noqa: BLE001 - the bytes have arrived; the sender is not told
+        except Exception:  # noqa: BLE001 - the bytes have arrived; the sender gets no error
             _log.exception("a callback failed")
             refusal = None
         delivery.answer(refusal)

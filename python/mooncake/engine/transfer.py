@@ -258,7 +258,7 @@ class TransferEngine(DeviceTransfers):
 
         Args:
             dest_address: Destination.
-            src_ptr: The bytes, or text, which stands for its UTF-8 bytes.
+            src_ptr: The bytes, or text, which is encoded as UTF-8.
             length: Number of bytes to copy.
 
         Returns:

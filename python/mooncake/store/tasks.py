@@ -63,7 +63,7 @@ class TaskCalls(StoreBase):
             segment_name: Drop only copies in segments of that name; "" drops all copies.
 
         Returns:
-            Keys of the objects of which a copy was dropped.
+            Keys of the objects that lost a copy.
         """
         cleared = self._call_batch(
             len(keys), lambda native: native.clear_replicas(keys, segment=segment_name)

@@ -126,7 +126,7 @@ fn master_state_has_no_clock_randomness_or_io() {
 #[test]
 fn no_unfinished_code_or_ignored_tests() {
     let pattern = regex(r"\b(todo|unimplemented)!|#\[ignore");
-    // What another test starts in a process of its own must look like a test to be found.
+    // A function that a test runs in another process must be a test for the harness to find it.
     let is_entry = |line: &String| line.contains("#[ignore = \"not a test: ");
     let files = rust();
     let lines = files.iter().flat_map(|file| file.matches(&pattern));

@@ -202,7 +202,7 @@ fn licence_of(package: &Value) -> String {
     }
 }
 
-/// Returns the short name of a crate, if it is one of ours.
+/// Returns the short name of a crate, if it belongs to the workspace.
 fn crate_of(name: &Value) -> Option<&str> {
     name.as_str()?.strip_prefix("mooncake-")
 }

@@ -94,7 +94,7 @@ fn no_registry_or_machine_path_is_named() {
     let mut found = Vec::new();
     for file in files() {
         if file.path == "Cargo.lock" || file.path == "tests/tidy/tests/files.rs" {
-            continue; // the one names its registry by design, the other these patterns
+            continue; // the lock file names its registry by design; this file has the patterns
         }
         for (index, line) in file.text.lines().enumerate() {
             if pattern.is_match(line) {

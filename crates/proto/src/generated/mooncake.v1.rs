@@ -73,7 +73,7 @@ pub mod request {
 /// that was released already.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FenceRelease {
-    /// As granted by the master: the fence, and the version and number of each object.
+    /// Granted by the master: the fence, and the version and number of each object.
     #[prost(uint64, tag = "1")]
     pub fence: u64,
     #[prost(uint64, repeated, tag = "2")]
@@ -243,8 +243,8 @@ pub struct RegisterResponse {
 pub struct HeartbeatRequest {
     #[prost(message, optional, tag = "1")]
     pub caller: ::core::option::Option<Caller>,
-    /// As in RegisterResponse. A master that knows the client by a later registration, perhaps from a
-    /// delayed duplicate of a message, does not know the client's memory. 0: unknown.
+    /// The same as in RegisterResponse. A master that knows the client by a later registration,
+    /// perhaps from a delayed duplicate of a message, does not know the client's memory. 0: unknown.
     #[prost(uint64, tag = "2")]
     pub registration: u64,
 }
@@ -259,7 +259,7 @@ pub struct HeartbeatResponse {
     /// Tasks are pending for the client, which should fetch them.
     #[prost(bool, tag = "10")]
     pub has_tasks: bool,
-    /// As in RegisterResponse; may change while a master runs.
+    /// The same as in RegisterResponse; may change while a master runs.
     #[prost(bytes = "bytes", tag = "3")]
     pub timeline_id: ::prost::bytes::Bytes,
 }
@@ -322,7 +322,7 @@ pub struct UnmountRequest {
     pub segments: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
     #[prost(uint64, tag = "3")]
     pub grace_period_ms: u64,
-    /// As in MountRequest.
+    /// The same as in MountRequest.
     #[prost(uint64, tag = "4")]
     pub sequence: u64,
 }
@@ -500,7 +500,7 @@ pub struct PutRefColumns {
     pub versions: ::prost::alloc::vec::Vec<u64>,
     #[prost(message, optional, tag = "3")]
     pub checksums: ::core::option::Option<ChecksumColumn>,
-    /// As in PutRef, for all items: the copies, and their item numbers in non-descending order.
+    /// The fields of PutRef for all items: the copies, and their item numbers in non-descending order.
     #[prost(fixed32, repeated, tag = "4")]
     pub failed_items: ::prost::alloc::vec::Vec<u32>,
     #[prost(fixed64, repeated, tag = "5")]
@@ -543,7 +543,7 @@ pub struct LocateResponse {
     #[prost(message, optional, tag = "4")]
     pub columns: ::core::option::Option<LocatedColumns>,
 }
-/// As LocateResult, for all items; 0 for failed items.
+/// The fields of LocateResult for all items; 0 for failed items.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct LocatedColumns {
     #[prost(fixed64, repeated, tag = "1")]

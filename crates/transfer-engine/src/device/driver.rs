@@ -215,7 +215,7 @@ impl Driver {
             },
             Stream(handle) => {
                 let mut context = 0;
-                // SAFETY: `Stream` says that the stream exists.
+                // SAFETY: `Stream` requires that the stream exists.
                 let status = unsafe { (self.functions.stream_context)(handle, &raw mut context) };
                 self.check(status, "cuStreamGetCtx")?;
                 context
@@ -325,7 +325,7 @@ impl ContextGuard<'_> {
 
     /// Waits until all work queued on a stream is done.
     pub(super) fn synchronize(&self, stream: Stream) -> Result<()> {
-        // SAFETY: `Stream` says that the stream exists, and its context is current.
+        // SAFETY: `Stream` requires that the stream exists, and its context is current.
         let status = unsafe { (self.driver.functions.synchronize)(stream.0) };
         self.driver.check(status, "cuStreamSynchronize")
     }

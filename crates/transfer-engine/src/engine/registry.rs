@@ -23,9 +23,9 @@ impl Registry<'_> {
     /// before.
     ///
     /// The range must be mapped when peers access it, or their transfers fail. No Rust reference
-    /// into the range may exist while it is registered. Registration checks two pages, whatever the
-    /// length: a range whose first and last pages are both unmapped is refused, since such an
-    /// address is a mistake of the caller. Memory that is only reserved (`PROT_NONE`, never
+    /// into the range may exist while it is registered. Registration checks only two pages: a
+    /// range whose first and last pages are both unmapped is refused, since such an address is a
+    /// mistake of the caller. Memory that is only reserved (`PROT_NONE`, never
     /// touched) or has holes is accepted, since it may be filled in before the first access.
     ///
     /// # Errors
@@ -102,8 +102,8 @@ impl Registry<'_> {
     }
 }
 
-/// Refuses memory of which neither end is mapped. An invalid range passes here and is refused
-/// later.
+/// Refuses memory whose first and last pages are both unmapped. An invalid range passes here and is
+/// refused later.
 fn check_mapped(address: u64, length: u64) -> Result<()> {
     let Some(last) = length.checked_sub(1).and_then(|more| address.checked_add(more)) else {
         return Ok(());

@@ -56,7 +56,7 @@ impl OnStream<'_> {
 }
 
 impl Inner {
-    /// Moves a batch of which some entries may have device memory.
+    /// Moves a batch in which some entries may have device memory.
     pub(super) fn transfer_any(
         &self,
         params: TransferParams<'_>,

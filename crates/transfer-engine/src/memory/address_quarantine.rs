@@ -2,7 +2,7 @@
 //! while.
 //!
 //! Peers address bytes by their address. A peer that learned an address shortly before the memory
-//! was freed must be refused, and must not reach whatever the system maps there next. So the
+//! was freed must be refused, and must not reach new memory at the same address. Therefore the
 //! addresses stay reserved, without memory behind them, for longer than any peer may rely on a
 //! replica location.
 

@@ -73,7 +73,7 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// Creates zeroed shared memory of which no page is allocated yet.
+    /// Creates zeroed shared memory without allocating its pages.
     ///
     /// With `huge` the memory comes from reserved huge pages, and its length is rounded up to them.
     pub(crate) fn create(length: u64, huge: Option<HugePages>) -> Result<Self> {

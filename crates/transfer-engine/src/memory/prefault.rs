@@ -8,7 +8,7 @@
 //! of the available memory and stops when the engine closes.
 //!
 //! The thread backs off where other threads need the processors. A preempted step holds a kernel
-//! lock that every thread waits for which writes to the memory or creates a mapping, and the low
+//! lock. Threads that write to the memory or create a mapping wait for this lock, and the low
 //! priority makes that wait long.
 //!
 //! On request the thread also asks for huge pages under user memory, where all of the small pages

@@ -19,7 +19,7 @@ const PORT: u16 = 2379;
 /// Maximum number of members in an address.
 const MEMBERS_MAX: usize = 16;
 
-/// The members of a cluster, each of which can answer every request.
+/// The members of a cluster. Each member can answer every request.
 #[derive(Debug)]
 pub(super) struct EtcdServer {
     address: String,

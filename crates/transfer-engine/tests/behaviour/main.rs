@@ -1,6 +1,6 @@
-//! The behaviour suite that every transport passes, and tests of what only an engine as a whole, or
-//! a peer in another process, can show. Tests that need something which not every machine has are
-//! in `tests/environment`.
+//! The behaviour suite that every transport passes, and tests that need a whole engine or a peer in
+//! another process. Tests that need a resource that not every machine has are in
+//! `tests/environment`.
 #![allow(clippy::unwrap_used, reason = "tests, also in the functions that they share")]
 
 mod child;

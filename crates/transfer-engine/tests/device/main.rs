@@ -84,7 +84,7 @@ fn start_with(kinds: &[TransportKind], device_driver: PathBuf, runtime: &Runtime
 
 fn entries(ranges: &[(usize, usize, u64)]) -> Vec<TransferEntry> {
     let entry = |(address, length, remote): &(usize, usize, u64)| {
-        // SAFETY: tests hold no reference to what such a range names.
+        // SAFETY: tests hold no reference to the memory of such a range.
         TransferEntry::new(unsafe { LocalRange::foreign(*address, *length) }, *remote)
     };
     ranges.iter().map(entry).collect()

@@ -57,7 +57,7 @@ fn are_mapped_by_another_process() {
     assert_eq!(engine.snapshot().incoming.open, 0, "the transfer used shared memory");
     child.begin_flood(&engine, lent.base(), WANTED * PAGE);
     let last = (lent.base() as usize + WANTED * PAGE - 1) as *const u8;
-    // SAFETY: the address is in the memory, which lives; the peer writes bytes of which any will do.
+    // SAFETY: the address is in mapped memory, and any byte that the peer writes is a valid value.
     while unsafe { last.read_volatile() } < 2 {
         std::thread::yield_now();
     }

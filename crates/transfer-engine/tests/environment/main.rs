@@ -1,5 +1,5 @@
-//! Tests that need something which not every machine has, or much time. Where it is missing they
-//! count as ignored, and the name that is printed says why.
+//! Tests that need a resource that not every machine has, or much time. Where the resource is
+//! missing, a test is reported as ignored, with the reason before its name.
 #![allow(clippy::unwrap_used, reason = "tests, also in the functions that they share")]
 
 #[path = "../behaviour/child.rs"]
@@ -25,7 +25,7 @@ fn main() -> ExitCode {
         Ok(())
     };
     let mut trials = vec![Trial::test(child::CHILD, serve).with_ignored_flag(true)];
-    // The peer is this program: it needs no look at the machine.
+    // A process started as the peer does not check the requirements of the tests.
     if arguments.filter.as_deref() != Some(child::CHILD) {
         trials.extend([
             trial(

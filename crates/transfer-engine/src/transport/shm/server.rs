@@ -179,7 +179,7 @@ impl ServerShared {
         }
     }
 
-    /// Withdraws one region, or with `None` every region that any peer was told of.
+    /// Withdraws one region, or with `None` every region announced to a peer.
     fn withdraw(&self, base: Option<u64>, timeout: Duration) -> Result<()> {
         let deadline = Instant::now() + timeout;
         let mut state = self.state.lock();

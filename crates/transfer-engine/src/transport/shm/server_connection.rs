@@ -1,5 +1,5 @@
-//! The owner's side of one connection: its handshake, the regions it was told of, and their
-//! withdrawal.
+//! The owner's side of one connection: its handshake, the regions announced to the peer, and
+//! their withdrawal.
 
 use std::{
     collections::HashSet,
@@ -34,7 +34,7 @@ pub(super) struct ServerConnection {
     link: Link,
     stage: Stage,
     since: Instant,
-    /// The bases of the regions that the peer was told of and that were not withdrawn.
+    /// The bases of the regions that were announced to the peer and not withdrawn.
     announced: HashSet<u64>,
 }
 

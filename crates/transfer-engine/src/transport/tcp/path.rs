@@ -224,7 +224,7 @@ impl TcpPath {
         Ok(())
     }
 
-    /// The message names no cause: this side cannot tell which side was slow.
+    /// The message names no cause: this side cannot determine which side was slow.
     fn deadline_passed(&self) -> Error {
         let text = "the deadline passed before the bytes were moved";
         Error::new(ErrorCode::RPC_TIMEOUT, text).with("peer", self.endpoint())
@@ -339,7 +339,7 @@ impl FrameExchange<'_> {
         if let Err(failure @ SendFailure::BadSpan(_)) = sent {
             return Err(failure.into());
         }
-        // A refusal may have arrived before everything was sent; it says more than the failure.
+        // A refusal may have arrived before everything was sent; it is the cause of the failure.
         if has_status {
             let mut status = [0; compat_frame::STATUS_BYTES];
             let read = self.connection.read(&mut status, self.deadline);

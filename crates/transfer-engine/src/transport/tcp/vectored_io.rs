@@ -42,7 +42,7 @@ pub(super) struct Cursor {
 #[derive(Debug, Default)]
 pub(super) struct DiscardBuffer(Vec<u8>);
 
-/// Whether a receiving system call blocks while no bytes are available.
+/// The behaviour of a receiving system call while no bytes are available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BlockMode {
     /// The call does not block.
