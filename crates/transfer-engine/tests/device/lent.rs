@@ -83,11 +83,11 @@ fn peers_write_and_read_lent_device_memory() {
         // The owner returns a buffer to its pool shortly after its answer.
         let give_up = std::time::Instant::now() + std::time::Duration::from_secs(20);
         loop {
-            let told = pair.far.snapshot().pinned;
-            if told.open >= 1 && told.open == told.idle {
+            let pinned = pair.far.snapshot().pinned;
+            if pinned.open >= 1 && pinned.open == pinned.idle {
                 break;
             }
-            assert!(std::time::Instant::now() < give_up, "{told:?}");
+            assert!(std::time::Instant::now() < give_up, "{pinned:?}");
             std::thread::yield_now();
         }
     }
@@ -132,9 +132,9 @@ fn batch_fails_only_its_bad_entries() {
             .collect();
         ranges.push((from, 11, first as u64 + 2990));
         ranges.push((16, 10, second as u64));
-        let told = pair.transfer(Opcode::Write, &ranges);
-        assert!(told[..900].iter().all(|one| one.is_ok()), "{kind:?}");
-        assert!(told[900].is_err() && told[901].is_err(), "{kind:?} {told:?}");
+        let outcomes = pair.transfer(Opcode::Write, &ranges);
+        assert!(outcomes[..900].iter().all(|one| one.is_ok()), "{kind:?}");
+        assert!(outcomes[900].is_err() && outcomes[901].is_err(), "{kind:?} {outcomes:?}");
         for device in [first, second] {
             assert!(fake.bytes(device, 3000) == bytes, "{kind:?}");
         }
@@ -258,8 +258,8 @@ fn refuses_to_lend_memory_partly_of_a_device() {
     fake.enter(1);
     let there = fake.memory(&[0; 100]);
     pair.lend(there, 100);
-    let told = pair.descriptor().buffers.remove(0);
-    assert_eq!((told.name.as_str(), told.addr, told.length), ("cuda:1", there as u64, 100));
+    let buffer = pair.descriptor().buffers.remove(0);
+    assert_eq!((buffer.name.as_str(), buffer.addr, buffer.length), ("cuda:1", there as u64, 100));
     let other = fake.memory(&[0; 100]) as u64;
     let error: Error = pair.far.regions().register(other, 101, "*").unwrap_err();
     assert!(error.to_string().contains("partly"), "{error}");

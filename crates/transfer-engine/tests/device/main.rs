@@ -234,14 +234,17 @@ fn failed_entries_leave_the_others_alone() {
     let fake = Fake::load();
     let pair = Pair::new(TransportKind::Tcp, fake.file(), 300);
     let (good, base) = (fake.memory(&[5; 100]), pair.base());
-    let told = pair.transfer(Opcode::Write, &[(good, 100, base), (good, 100, base + 250)]);
-    assert!(told[0].is_ok() && told[1].is_err(), "past the end of the lent memory: {told:?}");
+    let outcomes = pair.transfer(Opcode::Write, &[(good, 100, base), (good, 100, base + 250)]);
+    assert!(
+        outcomes[0].is_ok() && outcomes[1].is_err(),
+        "past the end of the lent memory: {outcomes:?}"
+    );
     assert_eq!(pair.lent()[..100], [5; 100]);
-    let told = pair.transfer(Opcode::Write, &[(good, 101, base)]);
-    assert!(told[0].is_err(), "past the end of device memory");
+    let outcomes = pair.transfer(Opcode::Write, &[(good, 101, base)]);
+    assert!(outcomes[0].is_err(), "past the end of device memory");
     fake.refuse_copies(true);
-    let told = pair.transfer(Opcode::Read, &[(good, 100, base)]).remove(0).unwrap_err();
-    assert!(told.to_string().contains("CUDA_ERROR_INVALID_VALUE"), "{told}");
+    let error = pair.transfer(Opcode::Read, &[(good, 100, base)]).remove(0).unwrap_err();
+    assert!(error.to_string().contains("CUDA_ERROR_INVALID_VALUE"), "{error}");
     assert!(pair.on_stream(0, Opcode::Write, (good, 100, base)).is_err());
     fake.refuse_copies(false);
     pair.on_stream(0, Opcode::Write, (good, 100, base)).unwrap();
@@ -266,8 +269,8 @@ fn pinned_memory_is_bounded_and_freed_with_the_engine() {
     assert!(pair.lent() == pattern(20 * 2 * MIB, 1));
     let (now, most) = fake.pinned();
     assert!(now > 0 && most <= 64 * MIB, "{now} {most}");
-    let told = pair.near.snapshot().pinned;
-    assert_eq!((told.open * 8 * MIB, told.idle, told.limit), (now, told.open, 8));
+    let pinned = pair.near.snapshot().pinned;
+    assert_eq!((pinned.open * 8 * MIB, pinned.idle, pinned.limit), (now, pinned.open, 8));
     assert_eq!(pair.far.snapshot().pinned.open, 0, "it never saw device memory");
     drop(pair);
     assert_eq!(fake.pinned().0, 0);
